@@ -1,0 +1,123 @@
+"""What happens between two optimizer steps: log, validate, checkpoint, stop when asked. And the progress bar."""
+
+import math
+import signal
+import time
+from types import FrameType
+from typing import Any
+
+from lightning import Callback, LightningModule, Trainer
+from tqdm import tqdm
+
+from lm.config import BadInput
+from lm.evaluate import evaluate
+from lm.optim import lr_factor
+from lm.task import LMTask
+
+
+class Interrupted(BaseException):
+    """The run stopped at a signal, after saving. Not an Exception: a sweep stops too."""
+
+    def __init__(self, signum: int, step: int) -> None:
+        super().__init__(f"stopped by {signal.Signals(signum).name} after step {step}")
+        self.signum, self.step = signum, step
+
+
+class Journal(Callback):
+    """Everything due after an optimizer step, in the one order that a resume repeats: log, validate, save, stop."""
+
+    def __init__(self, tokens_per_step: int, log_every: int, data_hash: str) -> None:
+        self.tokens_per_step, self.log_every, self.data_hash = tokens_per_step, log_every, data_hash
+        self.started = time.perf_counter()
+        self.seconds_before = 0.0  # of the processes that this run is resumed from
+        self.resumed_from: list[int] = []
+        self.step = 0
+        self.signum: int | None = None
+
+    @property
+    def seconds(self) -> float:
+        return self.seconds_before + time.perf_counter() - self.started
+
+    def on_train_start(self, trainer: Trainer, task: LightningModule) -> None:
+        self.started = time.perf_counter()
+        for signum in (signal.SIGINT, signal.SIGTERM):  # Lightning puts the old handlers back when it ends
+            signal.signal(signum, self.notice)
+
+    def notice(self, signum: int, frame: FrameType | None) -> None:
+        self.signum = signum
+        signal.signal(signum, signal.SIG_DFL)  # the second time it means now
+
+    def on_train_batch_end(
+        self, trainer: Trainer, task: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        assert isinstance(task, LMTask)
+        if (batch_idx + 1) % trainer.accumulate_grad_batches:
+            return
+        self.step = step = trainer.global_step
+        run, last, metrics = task.run, step == task.total_steps, {}
+        logs = step % self.log_every == 0 or last
+        validates = (run.validation.every and step % run.validation.every == 0) or last
+        saves = step % run.checkpoint.every == 0 or last or self.signum is not None
+        if logs or validates or saves:
+            metrics |= self.train_metrics(task, step)
+        task.micro_losses.clear()
+        if validates:
+            metrics |= self.validation_metrics(task)
+        if logs or validates:
+            for logger in trainer.loggers:
+                logger.log_metrics(metrics, step)
+        if saves:
+            trainer.save_checkpoint("")  # Checkpoints names the file
+        if self.signum is not None:
+            raise Interrupted(self.signum, step)
+
+    def train_metrics(self, task: LMTask, step: int) -> dict[str, float]:
+        loss = task.take_loss()
+        if not math.isfinite(loss):
+            raise BadInput(f"the loss is {loss} at step {step}: lower optim.lr={task.run.optim.lr} or clip gradients")
+        return {
+            "tokens": step * self.tokens_per_step,
+            "lr": task.run.optim.lr * lr_factor(step - 1, task.total_steps, task.run.optim),
+            "train/loss": loss,
+            "train/grad_norm": task.grad_norm.item(),
+        }
+
+    def validation_metrics(self, task: LMTask) -> dict[str, float]:
+        run, data = task.run, task.data
+        scores = evaluate(task.net, data.val, run.data.seq_len, run.data.batch_size, run.validation.batches)
+        bits = scores.loss * (len(data.val) - 1) / (math.log(2) * data.val_bytes)
+        return {"val/loss": scores.loss, "val/bpb": bits, "val/top1": scores.top1}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "step": self.step,
+            "seconds": self.seconds,
+            "resumed_from": self.resumed_from,
+            "data_hash": self.data_hash,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state["data_hash"] != self.data_hash:
+            raise BadInput("data: the text has changed since this run began; train in another run_dir")
+        self.step, self.seconds_before = state["step"], state["seconds"]
+        self.resumed_from = [*state["resumed_from"], self.step]
+
+
+class Bar(Callback):
+    """One bar over the whole run: loss, tokens per second, time left."""
+
+    def __init__(self, tokens_per_step: int) -> None:
+        self.tokens_per_step = tokens_per_step
+
+    def on_train_start(self, trainer: Trainer, task: LightningModule) -> None:
+        assert isinstance(task, LMTask)
+        done, total = (steps * self.tokens_per_step for steps in (trainer.global_step, task.total_steps))
+        self.bar = tqdm(total=total, initial=done, desc="training", unit="tok", unit_scale=True, leave=False)
+
+    def on_train_batch_end(self, trainer: Trainer, task: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        moved = trainer.global_step * self.tokens_per_step - self.bar.n
+        if moved and self.bar.update(moved):  # true when tqdm has redrawn, about ten times a second
+            self.bar.set_postfix(loss=f"{outputs['loss'].item():.3f}", refresh=False)
+
+    def teardown(self, trainer: Trainer, task: LightningModule, stage: str) -> None:
+        self.bar.close()

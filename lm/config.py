@@ -1,0 +1,256 @@
+"""Schemas of a run: typed dataclasses, the names of choices, and what a mistake in them is called.
+
+Hydra composes the YAML files of `configs/` into these classes, so a misspelt key or a wrong type is an
+error before anything is built. This file imports neither torch nor hydra.
+"""
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+NORMS = ("rmsnorm", "layernorm")
+FFNS = ("relu", "gelu", "relu2", "swiglu")
+POSITIONS = ("rope", "learned", "none")
+HEADS = ("tied", "untied")
+SOURCES = ("stdlib", "text", "json", "csv", "parquet", "hub")
+TOKENIZERS = ("bpe", "char", "byte", "file")
+OPTIMIZERS = ("adamw",)
+DECAYS = ("cosine", "linear", "constant")
+
+
+class BadInput(ValueError):
+    """A mistake that the user can mend: one line that names the key or file, what was found, what is expected."""
+
+
+def choose(key: str, name: str, names: tuple[str, ...]) -> None:
+    if name not in names:
+        raise BadInput(f"{key}={name}: choose one of {', '.join(names)}")
+
+
+def at_least(minimum: float, prefix: str, config: Any, *keys: str) -> None:
+    for key in keys:
+        value = getattr(config, key)
+        if value is not None and not value >= minimum:  # `not >=` refuses nan too
+            raise BadInput(f"{prefix}{key}={value}: expected {minimum} or more")
+
+
+@dataclass(slots=True, kw_only=True)
+class ModelConfig:
+    """The body of the transformer. Widths and counts are final values: nothing is rounded or derived later."""
+
+    n_layers: int = 4
+    d_model: int = 256
+    n_heads: int = 4
+    n_kv_heads: int | None = None  # fewer than n_heads: grouped queries; 1: multi-query; null: n_heads
+    d_ff: int = 1024
+    norm: str = "rmsnorm"
+    ffn: str = "relu2"
+    position: str = "rope"
+    qk_norm: bool = False  # normalise each head's queries and keys, with the kind of `norm`
+    bias: bool = False  # in every projection and LayerNorm of the body; the logits head never has one
+    dropout: float = 0.0
+    linear: str = "linear"  # a name in LINEARS, or the dotted path of a class with nn.Linear's signature
+    rope_theta: float = 10000.0
+    residual_init: float | None = None  # scale of o_proj and down_proj at the start; null: 1/sqrt(2 n_layers)
+
+    def __post_init__(self) -> None:
+        choose("model.norm", self.norm, NORMS)
+        choose("model.ffn", self.ffn, FFNS)
+        choose("model.position", self.position, POSITIONS)
+        at_least(1, "model.", self, "n_layers", "d_model", "n_heads", "n_kv_heads", "d_ff")
+        at_least(0, "model.", self, "dropout", "residual_init")
+        if self.d_model % self.n_heads:
+            raise BadInput(f"model.d_model={self.d_model} is not divisible by model.n_heads={self.n_heads}")
+        if self.n_heads % self.kv_heads:
+            raise BadInput(f"model.n_heads={self.n_heads} is not divisible by model.n_kv_heads={self.kv_heads}")
+        if self.position == "rope" and self.head_dim % 2:
+            raise BadInput(f"model.position=rope needs an even head width, not d_model/n_heads={self.head_dim}")
+        if self.dropout >= 1:
+            raise BadInput(f"model.dropout={self.dropout}: expected less than 1")
+        if not self.rope_theta > 0:
+            raise BadInput(f"model.rope_theta={self.rope_theta}: expected more than 0")
+
+    @property
+    def head_dim(self) -> int:
+        return self.d_model // self.n_heads
+
+    @property
+    def kv_heads(self) -> int:
+        return self.n_heads if self.n_kv_heads is None else self.n_kv_heads
+
+
+@dataclass(slots=True, kw_only=True)
+class HeadConfig:
+    """How logits are made, with the init and learning rates that make this regime a good one.
+
+    `name` is the config's file name, `kind` the class. Multipliers scale `optim.lr`.
+    """
+
+    name: str = "tied"
+    kind: str = "tied"
+    table_std: float = 0.02  # standard deviation of the embedding table at the start
+    table_lr: float = 1.0
+    head_std: float | None = None  # of the head's own matrix, where it has one
+    head_lr: float | None = None
+
+    def __post_init__(self) -> None:
+        choose("head.kind", self.kind, HEADS)
+        at_least(0, "head.", self, "table_std", "table_lr", "head_std", "head_lr")
+        own = (self.head_std, self.head_lr)
+        if self.kind == "tied" and own != (None, None):
+            raise BadInput("head.head_std, head.head_lr: a tied head has no matrix of its own; leave them null")
+        if self.kind == "untied" and None in own:
+            raise BadInput("head.head_std, head.head_lr: an untied head needs both; see configs/head/untied.yaml")
+
+
+@dataclass(slots=True, kw_only=True)
+class DataConfig:
+    """Where text comes from and how it is cut."""
+
+    source: str = "stdlib"
+    path: str | None = None  # a file, folder, glob, http(s) URL, or the Hub's owner/name
+    column: str = "text"  # json, csv, parquet, hub: the column that holds the text
+    split: str = "train"  # hub: which split to read
+    seq_len: int = 256  # tokens a training window holds, and the longest context of the model
+    batch_size: int = 16  # sequences per optimizer step on one device
+    val_fraction: float = 0.1
+    overfit_batches: int = 0  # above 0: train on these first batches again and again
+    cache_dir: str = ".cache"
+
+    def __post_init__(self) -> None:
+        choose("data.source", self.source, SOURCES)
+        at_least(1, "data.", self, "seq_len", "batch_size")
+        at_least(0, "data.", self, "overfit_batches")
+        if not 0 < self.val_fraction < 1:
+            raise BadInput(f"data.val_fraction={self.val_fraction}: expected between 0 and 1")
+        if self.source != "stdlib" and not self.path:
+            raise BadInput(f"data.path: data.source={self.source} needs one (data.path=FILE)")
+
+
+@dataclass(slots=True, kw_only=True)
+class TokenizerConfig:
+    kind: str = "bpe"
+    vocab_size: int | None = 4096  # bpe: exact, the end-of-text token included
+    path: str | None = None  # file: a tokenizer.json
+
+    def __post_init__(self) -> None:
+        choose("tokenizer.kind", self.kind, TOKENIZERS)
+        if self.kind == "bpe" and (self.vocab_size or 0) < 257:
+            raise BadInput(f"tokenizer.vocab_size={self.vocab_size}: bpe needs 257 or more (256 bytes, end of text)")
+        if self.kind != "bpe" and self.vocab_size is not None:
+            raise BadInput(f"tokenizer.vocab_size={self.vocab_size}: tokenizer.kind={self.kind} decides its own size")
+        if (self.kind == "file") != (self.path is not None):
+            raise BadInput("tokenizer.path: give it with tokenizer=file, and only there")
+
+
+@dataclass(slots=True, kw_only=True)
+class OptimConfig:
+    """The optimizer and its schedule: a linear warm-up times a decay, both pure functions of the step."""
+
+    name: str = "adamw"
+    lr: float = 3e-3
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
+    eps: float = 1e-8
+    weight_decay: float = 0.1  # of matrices in the body; the table, the head, norms and biases never decay
+    warmup_steps: int = 50
+    decay: str = "cosine"
+    decay_fraction: float = 1.0  # the last part of the run, over which the rate decays
+    final_lr: float = 0.1  # of the peak, at the last step
+
+    def __post_init__(self) -> None:
+        choose("optim.name", self.name, OPTIMIZERS)
+        choose("optim.decay", self.decay, DECAYS)
+        at_least(0, "optim.", self, "lr", "eps", "weight_decay", "warmup_steps", "decay_fraction", "final_lr")
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise BadInput(f"optim.betas={self.betas}: expected two numbers from 0 to below 1")
+        if self.decay_fraction > 1:
+            raise BadInput(f"optim.decay_fraction={self.decay_fraction}: expected 0 to 1")
+
+
+@dataclass(slots=True, kw_only=True)
+class CheckpointConfig:
+    every: int = 100  # optimizer steps
+    keep: int = 2
+    resume: bool = True  # false: start again from step 0, whatever the directory holds
+
+    def __post_init__(self) -> None:
+        at_least(1, "checkpoint.", self, "every", "keep")
+
+
+@dataclass(slots=True, kw_only=True)
+class ValidationConfig:
+    """Validation while training; the final one always covers the whole split."""
+
+    every: int = 100  # optimizer steps; 0: only at the end
+    batches: int | None = 16  # of data.batch_size sequences; null: all
+
+    def __post_init__(self) -> None:
+        at_least(0, "validation.", self, "every")
+        at_least(1, "validation.", self, "batches")
+
+
+@dataclass(slots=True, kw_only=True)
+class RunConfig:
+    """Everything that decides a training run, and where it goes."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    head: HeadConfig = field(default_factory=HeadConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    trainer: dict[str, Any] = field(default_factory=dict)  # arguments of lightning.Trainer
+    logger: dict[str, Any] = field(default_factory=dict)  # name -> _target_ of a Lightning logger
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    validation: ValidationConfig = field(default_factory=ValidationConfig)
+    prompts: list[str] = field(default_factory=list)  # continued greedily when training has ended
+    max_tokens: int | None = None  # the run's length in tokens; overrules trainer.max_steps
+    seed: int = 0
+    threads: int | None = None  # null: OMP_NUM_THREADS, else the cores
+    compile: bool = False
+    run_dir: str | None = None  # null: runs/, under a name that ends in the hash of this configuration
+
+    def __post_init__(self) -> None:
+        at_least(1, "", self, "max_tokens", "threads")
+        at_least(0, "", self, "seed")
+
+
+# Where a run's settings lie that do not change what is computed: left out of its hash, free to differ on resume.
+RUNTIME = ("run_dir", "logger", "checkpoint", "prompts", "threads", "data.cache_dir", "trainer.enable_progress_bar")
+
+
+@dataclass(slots=True, kw_only=True)
+class GenerateConfig:
+    run_dir: str
+    prompt: str | None = None  # taken verbatim, whatever it contains
+    prompt_file: str | None = None  # a file to read the prompt from; - is standard input
+    max_new_tokens: int = 128
+    temperature: float = 0.0  # 0: greedy
+    seed: int = 0
+    threads: int | None = None
+    trust: bool = False  # import the linear class that the run names, if it is not ours
+
+    def __post_init__(self) -> None:
+        at_least(0, "", self, "max_new_tokens", "temperature", "seed")
+        at_least(1, "", self, "threads")
+
+
+@dataclass(slots=True, kw_only=True)
+class EvaluateConfig:
+    run_dir: str
+    data: DataConfig | None = None  # null: the validation split that the run was trained beside
+    batch_size: int = 16
+    threads: int | None = None
+    trust: bool = False
+
+    def __post_init__(self) -> None:
+        at_least(1, "", self, "batch_size", "threads")
+
+
+@dataclass(slots=True, kw_only=True)
+class ExportConfig:
+    run_dir: str
+    output_dir: str
+    trust: bool = False
+
+
+def field_names(schema: Any) -> list[str]:
+    return [one.name for one in fields(schema)]

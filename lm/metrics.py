@@ -1,0 +1,48 @@
+"""metrics.csv: one row per logged step, in order, also after a resume. It holds nothing that depends on the clock."""
+
+import csv
+import io
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.loggers.logger import Logger
+
+from lm.files import write_text
+
+COLUMNS = ("step", "tokens", "lr", "train/loss", "train/grad_norm", "val/loss", "val/bpb", "val/top1")
+
+
+class MetricsFile(Logger):
+    """A Lightning logger that appends, and never deletes what an interrupted run has written."""
+
+    def __init__(self, path: Path, resumed_step: int) -> None:
+        """Keep the rows up to `resumed_step`; later ones will be computed again."""
+        super().__init__()
+        self.path = path
+        rows = []
+        if resumed_step and path.exists():
+            with open(path, newline="") as file:
+                rows = [row for row in csv.DictReader(file) if (row["step"] or "").isdigit()]
+        kept = [row for row in rows if int(row["step"]) <= resumed_step]
+        write_text(path, self.lines([dict(zip(COLUMNS, COLUMNS, strict=True)), *kept]))
+
+    @staticmethod
+    def lines(rows: list[dict[str, Any]]) -> str:
+        buffer = io.StringIO()
+        csv.DictWriter(buffer, COLUMNS, lineterminator="\n", extrasaction="ignore").writerows(rows)
+        return buffer.getvalue()
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        with open(self.path, "a", newline="") as file:
+            file.write(self.lines([{"step": step, **metrics}]))
+
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+        """config.yaml has them."""
+
+    @property
+    def name(self) -> str:
+        return "metrics"
+
+    @property
+    def version(self) -> str:
+        return ""

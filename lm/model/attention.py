@@ -1,0 +1,48 @@
+"""Causal self-attention; multi-head, grouped-query and multi-query are one number, n_kv_heads."""
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lm.config import ModelConfig
+from lm.model.cache import NoCache
+from lm.model.linear import linear_class
+from lm.model.norm import NORMS
+from lm.model.position import Rotation
+
+
+class Attention(nn.Module):
+    """(B, T, D) to (B, T, D); a token sees itself and its past (Vaswani et al., 2017; grouped: Ainslie et al., 2023)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.head_dim, self.dropout = config.head_dim, config.dropout
+        self.grouped = config.kv_heads != config.n_heads
+        make, kv_width = linear_class(config.linear), config.kv_heads * config.head_dim
+        self.q_proj = make(config.d_model, config.d_model, bias=config.bias)
+        self.k_proj = make(config.d_model, kv_width, bias=config.bias)
+        self.v_proj = make(config.d_model, kv_width, bias=config.bias)
+        self.o_proj = make(config.d_model, config.d_model, bias=config.bias)
+        self.q_norm = NORMS[config.norm](config.head_dim, config) if config.qk_norm else nn.Identity()
+        self.k_norm = NORMS[config.norm](config.head_dim, config) if config.qk_norm else nn.Identity()
+
+    def heads(self, x: Tensor) -> Tensor:
+        """(B, T, H*K) to (B, H, T, K)."""
+        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+
+    def forward(
+        self, x: Tensor, rotate: Rotation, mask: Tensor | None, cache: NoCache, layer: int, positions: Tensor
+    ) -> Tensor:
+        q = rotate(self.q_norm(self.heads(self.q_proj(x))))
+        k = rotate(self.k_norm(self.heads(self.k_proj(x))))
+        v = self.heads(self.v_proj(x))
+        k, v = cache.append(layer, positions, k, v)
+        y = F.scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            attn_mask=mask,
+            is_causal=mask is None,
+            dropout_p=self.dropout if self.training else 0.0,
+            enable_gqa=self.grouped,
+        )
+        return self.o_proj(y.transpose(1, 2).flatten(2))

@@ -1,0 +1,56 @@
+"""Feed-forward networks: (B, T, D) to (B, T, D), each position by itself."""
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lm.config import ModelConfig
+from lm.model.linear import linear_class
+
+
+class FFN(nn.Module):
+    """Widen, bend, narrow. A variant says how it bends."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        make = linear_class(config.linear)
+        self.up_proj = make(config.d_model, config.d_ff, bias=config.bias)
+        self.down_proj = make(config.d_ff, config.d_model, bias=config.bias)
+
+    def hidden(self, x: Tensor) -> Tensor:
+        raise NotImplementedError("a variant of FFN says how it bends")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(self.hidden(x))
+
+
+class ReLU(FFN):
+    def hidden(self, x: Tensor) -> Tensor:
+        return F.relu(self.up_proj(x))
+
+
+class GELU(FFN):
+    """The exact form, with erf (Hendrycks and Gimpel, 2016)."""
+
+    def hidden(self, x: Tensor) -> Tensor:
+        return F.gelu(self.up_proj(x))
+
+
+class ReLU2(FFN):
+    """The square of ReLU (So et al., Primer, 2021)."""
+
+    def hidden(self, x: Tensor) -> Tensor:
+        return F.relu(self.up_proj(x)).square()
+
+
+class SwiGLU(FFN):
+    """A SiLU gate on the widened input (Shazeer, 2020): three matrices, so d_ff is usually 2/3 of the others'."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.gate_proj = linear_class(config.linear)(config.d_model, config.d_ff, bias=config.bias)
+
+    def hidden(self, x: Tensor) -> Tensor:
+        return F.silu(self.gate_proj(x)) * self.up_proj(x)
+
+
+FFNS: dict[str, type[FFN]] = {"relu": ReLU, "gelu": GELU, "relu2": ReLU2, "swiglu": SwiGLU}

@@ -1,0 +1,87 @@
+"""The one matrix product of the project: every projection, every FFN matrix and the logits head come here."""
+
+import importlib
+import math
+import sys
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lm.config import BadInput
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`x @ weight.T + bias` on the last dimension.
+
+    x: (..., in_features); weight: (out_features, in_features); bias: (out_features,); returns (..., out_features).
+    Raises ValueError if the last dimension of `x` is not in_features.
+    """
+    if x.shape[-1] != weight.shape[-1]:
+        raise ValueError(f"linear: the last dimension of x is {x.shape[-1]}, the weight expects {weight.shape[-1]}")
+    return F.linear(x, weight, bias)
+
+
+class Linear(nn.Module):
+    """An affine map of the last dimension; the same numbers as `torch.nn.Linear` from the same random state.
+
+    The weight is stored as (out_features, in_features). It starts uniform within 1/sqrt(in_features), and so does
+    the bias: Kaiming's formula with a = sqrt(5), which is not He's initialisation for ReLU (that bound is wider by
+    sqrt(6)).
+
+    >>> Linear(2, 3)(torch.zeros(4, 5, 2)).shape
+    torch.Size([4, 5, 3])
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.in_features = in_features
+        self.out_features = out_features
+        self.weight = nn.Parameter(torch.empty(out_features, in_features, device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(out_features, device=device, dtype=dtype)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        bound = 1 / math.sqrt(self.in_features) if self.in_features else 0.0
+        nn.init.uniform_(self.weight, -bound, bound)
+        if self.bias is not None:
+            nn.init.uniform_(self.bias, -bound, bound)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias)
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+
+
+LINEARS: dict[str, Callable[..., nn.Module]] = {"linear": Linear}
+
+
+def linear_class(name: str, trust: bool = True) -> Callable[..., nn.Module]:
+    """The class that `model.linear` names: a key of LINEARS or a dotted path such as `torch.nn.Linear`.
+
+    It is called as `cls(in_features, out_features, bias=...)` and needs `reset_parameters()`. Without `trust`
+    (a name read from a file) no module is imported: its module has to be loaded already.
+    """
+    if name in LINEARS:
+        return LINEARS[name]
+    module, _, attribute = name.rpartition(".")
+    if module and trust:
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise BadInput(f"model.linear={name}: {error}") from error
+    elif module and module not in sys.modules:
+        raise BadInput(f"model.linear={name} is the run's own class: trust=true imports it, if you trust the run")
+    found = getattr(sys.modules.get(module), attribute, None)
+    if not (isinstance(found, type) and issubclass(found, nn.Module)):
+        raise BadInput(f"model.linear={name}: expected one of {', '.join(LINEARS)} or the dotted path of an nn.Module")
+    return found

@@ -1,0 +1,46 @@
+"""What a model costs: parameters by role, and FLOPs per token."""
+
+from collections import Counter
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from lm.model.transformer import Transformer
+
+ROLES = {"embed": "table", "position": "position", "head": "head", "norm": "norm"}  # the rest lies in blocks
+
+
+def role(name: str) -> str:
+    """The role of a parameter by its name: table, position, attention, ffn, norm or head."""
+    first, *rest = name.split(".")
+    if first in ROLES:
+        return ROLES[first]
+    part = rest[1]
+    return "norm" if "norm" in part else "attention" if part == "attn" else part
+
+
+def n_params_by_role(net: nn.Module) -> dict[str, int]:
+    """Parameters by role; each tensor counts once."""
+    counts: Counter[str] = Counter()
+    for name, parameter in net.named_parameters():
+        counts[role(name)] += parameter.numel()
+    return dict(counts)
+
+
+def n_params(net: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in net.parameters())
+
+
+def flops_per_token(net: Transformer) -> int:
+    """Floating-point operations of a training step, forward and backward, per token of a full window.
+
+    Counted by torch on a model of the same shape without memory, so any variant and any linear class counts.
+    Attention counts in full, as if nothing were masked.
+    """
+    with torch.device("meta"):
+        twin = Transformer(net.config, net.head_config, vocab_size=net.vocab_size, seq_len=net.seq_len)
+        tokens = torch.zeros(1, net.seq_len, dtype=torch.long)
+        with FlopCounterMode(display=False) as counter:
+            twin(tokens).sum().backward()
+    return counter.get_total_flops() // net.seq_len

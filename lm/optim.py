@@ -1,0 +1,47 @@
+"""Optimizers, their parameter groups, and the learning rate as a pure function of the step."""
+
+import math
+from typing import Any
+
+from torch import nn
+from torch.optim import AdamW, Optimizer
+
+from lm.config import HeadConfig, OptimConfig
+from lm.model.size import role
+
+
+def lr_factor(step: int, total: int, config: OptimConfig) -> float:
+    """The fraction of the peak rate at `step` of `total`: a linear warm-up times a decay, continuous at the joins."""
+    warm_up = min(1.0, (step + 1) / (config.warmup_steps + 1))
+    length = config.decay_fraction * total
+    done = min(1.0, max(0.0, (step - (total - length)) / length)) if length else 0.0
+    shape = {"constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}[config.decay]
+    return warm_up * (config.final_lr + (1 - config.final_lr) * shape)
+
+
+def parameter_groups(net: nn.Module, config: OptimConfig, head: HeadConfig) -> list[dict[str, Any]]:
+    """Matrices of the body decay; the table and the head have rates of their own and, tied or not, never decay."""
+    groups: dict[str, dict[str, Any]] = {
+        "body": {"params": [], "lr": config.lr, "weight_decay": config.weight_decay},
+        "vectors": {"params": [], "lr": config.lr, "weight_decay": 0.0},
+        "table": {"params": [], "lr": config.lr * head.table_lr, "weight_decay": 0.0},
+        "head": {"params": [], "lr": config.lr * (head.head_lr or 0.0), "weight_decay": 0.0},
+    }
+    for name, parameter in net.named_parameters():
+        part = role(name)
+        matrix = part in ("attention", "ffn") and parameter.ndim >= 2
+        groups[part if part in groups else "body" if matrix else "vectors"]["params"].append(parameter)
+    return [{"name": name, **group} for name, group in groups.items() if group["params"]]
+
+
+def build_optimizer(net: nn.Module, config: OptimConfig, head: HeadConfig) -> Optimizer:
+    return OPTIMIZERS[config.name](net, config, head)
+
+
+def adamw(net: nn.Module, config: OptimConfig, head: HeadConfig) -> Optimizer:
+    """AdamW (Loshchilov and Hutter, 2017), torch's fused form."""
+    groups = parameter_groups(net, config, head)
+    return AdamW(groups, lr=config.lr, betas=(config.betas[0], config.betas[1]), eps=config.eps, fused=True)
+
+
+OPTIMIZERS = {"adamw": adamw}

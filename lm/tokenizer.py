@@ -1,0 +1,143 @@
+"""Text to token ids and back: byte-level BPE, characters, bytes, or a tokenizer.json of the user's.
+
+Every tokenizer ends documents with one end-of-text token, which no text can forge: a text that spells its name is
+encoded as ordinary characters.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from lm.config import BadInput, TokenizerConfig
+
+EOT = "<|endoftext|>"
+
+
+class Tokenizer:
+    """A thin cover of `tokenizers.Tokenizer`: what the project asks of it, and no more."""
+
+    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+        eot = backend.token_to_id(EOT)
+        if eot is None:
+            raise BadInput(f"the tokenizer has no {EOT} token")
+        backend.encode_special_tokens = True  # the text's own "<|endoftext|>" is plain text
+        self.backend, self.eot = backend, eot
+        self.vocab_size: int = backend.get_vocab_size()
+
+    def encode(self, text: str) -> list[int]:
+        return self.encode_all([text])[0]
+
+    def encode_all(self, texts: list[str]) -> list[list[int]]:
+        """Ids of each text. Raises BadInput for a character that the vocabulary lacks (character level only)."""
+        try:
+            return [encoding.ids for encoding in self.backend.encode_batch(texts, add_special_tokens=False)]
+        except Exception as error:  # tokenizers raises bare Exception
+            known = self.backend.get_vocab()
+            missing = next((c for text in texts for c in text if c not in known), None)
+            if missing is None:
+                raise
+            raise BadInput(f"the tokenizer does not know the character {missing!r}") from error
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return self.backend.decode(list(ids), skip_special_tokens=True)
+
+    def stream(self, ids: Iterable[int]) -> Iterator[str]:
+        """Pieces of text as ids arrive, each of whole characters; joined, they equal `decode` of all ids.
+
+        Ids are decoded together with the last few that are already out, since a decoder may treat the first of a
+        text in its own way (as `tokenizers.decoders.DecodeStream` does, which loses what is unfinished at the end).
+        """
+        window: list[int] = []
+        shown = 0  # how many ids of the window are out
+        for one in ids:
+            window.append(one)
+            before, now = self.decode(window[:shown]), self.decode(window)
+            if len(now) > len(before) and not now.endswith("\ufffd"):
+                yield now[len(before) :]
+                window = window[shown:]
+                shown = len(window)
+        rest = self.decode(window)[len(self.decode(window[:shown])) :]
+        if rest:
+            yield rest
+
+    def to_json(self) -> str:
+        return self.backend.to_str(pretty=False)
+
+    @property
+    def hash(self) -> str:
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """Read a tokenizer.json. Raises BadInput naming the file if it is missing or damaged."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        json.loads(text)
+        backend = tokenizers.Tokenizer.from_str(text)
+    except OSError as error:
+        raise BadInput(f"{path}: {error.strerror}; expected a tokenizer.json") from error
+    except BaseException as error:  # a malformed file can panic in Rust, which is no Exception
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise
+        raise BadInput(f"{path}: not a tokenizer.json ({str(error).splitlines()[0]})") from error
+    if backend.token_to_id(EOT) is None:
+        backend.add_special_tokens([EOT])
+    return Tokenizer(backend)
+
+
+def byte_level(vocab: dict[str, int] | None = None) -> tokenizers.Tokenizer:
+    backend = tokenizers.Tokenizer(models.BPE(vocab, [] if vocab else None))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def train_bpe(texts: Iterable[str], vocab_size: int, progress: bool = False) -> Tokenizer:
+    """Byte-level BPE (Sennrich et al., 2016; Radford et al., 2019) with exactly `vocab_size` entries."""
+    backend = byte_level()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[EOT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=progress,
+    )
+    backend.train_from_iterator(texts, trainer)
+    if backend.get_vocab_size() != vocab_size:
+        raise BadInput(
+            f"tokenizer.vocab_size={vocab_size}: this text yields no more than {backend.get_vocab_size()} tokens"
+        )
+    return Tokenizer(backend)
+
+
+def char_tokenizer(texts: Iterable[str]) -> Tokenizer:
+    """One token for each distinct character of the text, in code point order, and end of text."""
+    alphabet = sorted(set().union(*map(set, texts)))
+    vocab = {EOT: 0} | {char: i for i, char in enumerate(alphabet, start=1)}
+    backend = tokenizers.Tokenizer(models.WordLevel(vocab, unk_token=""))
+    backend.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
+    backend.decoder = decoders.Fuse()
+    backend.add_special_tokens([EOT])
+    return Tokenizer(backend)
+
+
+def byte_tokenizer() -> Tokenizer:
+    """The 256 bytes and end of text."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = byte_level({EOT: 0} | {symbol: i for i, symbol in enumerate(alphabet, start=1)})
+    backend.add_special_tokens([EOT])
+    return Tokenizer(backend)
+
+
+def build_tokenizer(config: TokenizerConfig, train: Iterable[str], everything: Iterable[str], progress: bool) -> Tokenizer:
+    """The tokenizer that a run asks for. BPE learns from the training text alone; characters come from all text."""
+    if config.kind == "bpe":
+        assert config.vocab_size is not None
+        return train_bpe(train, config.vocab_size, progress)
+    if config.kind == "file":
+        assert config.path is not None
+        return load_tokenizer(Path(config.path))
+    return char_tokenizer(everything) if config.kind == "char" else byte_tokenizer()

@@ -1,0 +1,194 @@
+"""train(run) is the composition root: from a configuration to a finished run directory."""
+
+import logging
+import math
+import os
+import platform
+import sys
+import warnings
+from contextlib import nullcontext
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from hydra.utils import instantiate
+from lightning import Callback, Trainer
+
+from lm.callbacks import Bar, Journal
+from lm.checkpoint import Checkpoints
+from lm.config import BadInput, RunConfig
+from lm.data import TextData, prepare
+from lm.evaluate import evaluate
+from lm.metrics import MetricsFile
+from lm.model.size import flops_per_token, n_params, n_params_by_role
+from lm.model.transformer import Transformer
+from lm.portable import save_model
+from lm.run import RunDirectory, config_hash, default_dir
+from lm.task import LMTask
+
+PACKAGES = ("torch", "lightning", "hydra-core", "tokenizers", "datasets", "numpy", "safetensors")
+log = logging.getLogger(__name__)
+
+
+def set_threads(threads: int | None) -> int:
+    """Use this many threads in matrix products; results are equal bit for bit only at an equal count."""
+    count = threads or int(os.environ.get("OMP_NUM_THREADS", 0)) or len(os.sched_getaffinity(0))
+    torch.set_num_threads(count)
+    return count
+
+
+def train(run: RunConfig) -> dict[str, Any]:
+    """Train one run, or finish it, or read the result it already has. Returns the content of result.json.
+
+    Raises BadInput for what the user can mend (nothing is left behind, nothing of an earlier run is touched) and
+    Interrupted after a signal; the same call then goes on where it stopped.
+    """
+    place = RunDirectory(Path(run.run_dir).expanduser() if run.run_dir else default_dir(run))
+    settings = asdict(run) | {"run_dir": str(place.path), "threads": set_threads(run.threads)}
+    finished = place.read_result()
+    if finished is not None:
+        place.refuse_changes(settings)
+        log.info("%s is finished: nothing to train", place.path)
+        return finished
+    with place.claim() if leads() else nullcontext():
+        return fit(run, place, settings)
+
+
+def leads() -> bool:
+    """Whether this process is the first of its job: the one that writes."""
+    return int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", 0))) == 0
+
+
+def fit(run: RunConfig, place: RunDirectory, settings: dict[str, Any]) -> dict[str, Any]:
+    checkpoints = Checkpoints(place.checkpoints, run.checkpoint.keep)
+    resume = checkpoints.newest() if run.checkpoint.resume else None
+    if resume:
+        place.refuse_changes(settings)
+        log.info("resuming %s from %s", place.path, resume.name)
+    quiet = not sys.stderr.isatty() or not run.trainer.get("enable_progress_bar", True)
+    data = prepare(run.data, run.tokenizer, quiet)
+    net = Transformer(
+        run.model, run.head, vocab_size=data.tokenizer.vocab_size, seq_len=run.data.seq_len, seed=run.seed
+    )
+    trainer, journal = build_trainer(run, place, checkpoints, data, quiet)
+    if run.compile:
+        net.compile()
+    place.write_config(settings)
+    if not run.checkpoint.resume:
+        for old in checkpoints.found():
+            checkpoints.remove_checkpoint(old)
+    if trainer.is_global_zero:
+        trainer.loggers = [MetricsFile(place.metrics, step_of(resume)), *loggers(run, place)]
+    task = LMTask(net, run, data, trainer.max_steps)
+    log.info("%s: %s parameters, %s steps", place.path, f"{n_params(net):,}", f"{trainer.max_steps:,}")
+    try:
+        trainer.fit(task, ckpt_path=resume, weights_only=True)
+    except BaseException:
+        if journal.signum is not None and trainer.is_global_zero:
+            save_model(net, data.tokenizer, place.model)  # so that an interrupted run can be tried
+        raise
+    if not trainer.is_global_zero:
+        return {}
+    save_model(net, data.tokenizer, place.model)
+    result = summarise(run, settings, net, data, trainer, journal, quiet)
+    place.write_result(result)
+    return result
+
+
+def step_of(checkpoint: Path | None) -> int:
+    return int(checkpoint.name.split("-")[1]) if checkpoint else 0
+
+
+def build_trainer(
+    run: RunConfig, place: RunDirectory, checkpoints: Checkpoints, data: TextData, quiet: bool
+) -> tuple[Trainer, Journal]:
+    """Lightning's Trainer from its own arguments, with what is ours: whole checkpoints, the journal, one bar."""
+    options = {"_target_": "lightning.Trainer", **run.trainer, "enable_progress_bar": False}
+    accumulate, devices = options.get("accumulate_grad_batches", 1), options.get("devices", 1)
+    if not isinstance(accumulate, int) or accumulate < 1 or run.data.batch_size % accumulate:
+        raise BadInput(f"trainer.accumulate_grad_batches={accumulate}: does not divide data.batch_size={run.data.batch_size}")
+    if options.get("precision") == "auto":
+        options["precision"] = "32-true" if accelerator(options) == "cpu" else "bf16-mixed"
+    tokens_per_step = run.data.batch_size * run.data.seq_len
+    if isinstance(devices, int) and devices > 1:
+        tokens_per_step *= devices * options.get("num_nodes", 1)
+    if run.max_tokens is not None:
+        options["max_steps"] = math.ceil(run.max_tokens / tokens_per_step)
+    if not isinstance(options.get("max_steps"), int) or options["max_steps"] < 1:
+        raise BadInput(f"trainer.max_steps={options.get('max_steps')}: expected a number of steps, 1 or more")
+    journal = Journal(tokens_per_step, options.get("log_every_n_steps") or 1, data.hash)
+    callbacks: list[Callback] = [journal] if quiet else [journal, Bar(tokens_per_step)]
+    fixed = {
+        "max_epochs": -1,
+        "limit_val_batches": 0,  # the journal validates, in the order that a resume repeats
+        "enable_checkpointing": False,
+        "enable_model_summary": False,
+        "use_distributed_sampler": False,
+        "logger": False,
+        "default_root_dir": str(place.path),
+    }
+    for key in fixed.keys() & run.trainer.keys():
+        raise BadInput(f"trainer.{key}: is decided by this project; see validation, checkpoint and logger")
+    warnings.filterwarnings("ignore", module="lightning", message=".*(num_workers|train_dataloader|LeafSpec).*")
+    try:
+        return instantiate(options | fixed, callbacks=callbacks, plugins=[checkpoints]), journal
+    except Exception as error:
+        reason = error.__cause__ or error
+        raise BadInput(f"trainer: {str(reason).splitlines()[0]}") from error
+
+
+def accelerator(options: dict[str, Any]) -> str:
+    if (named := options.get("accelerator", "auto")) != "auto":
+        return str(named)
+    return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+def loggers(run: RunConfig, place: RunDirectory) -> list[Any]:
+    """The configured Lightning loggers, writing into the run directory."""
+    try:
+        return [instantiate(one, save_dir=str(place.path)) for one in run.logger.values()]
+    except Exception as error:
+        raise BadInput(f"logger: {str(error.__cause__ or error).splitlines()[0]}") from error
+
+
+def summarise(
+    run: RunConfig,
+    settings: dict[str, Any],
+    net: Transformer,
+    data: TextData,
+    trainer: Trainer,
+    journal: Journal,
+    quiet: bool,
+) -> dict[str, Any]:
+    """The content of result.json: what was reached, what it cost, and what is needed to do it again."""
+    seconds, device = journal.seconds, trainer.strategy.root_device
+    net.to(device)  # Lightning takes it off when it ends
+    scores = evaluate(net, data.val, run.data.seq_len, run.data.batch_size, bar=not quiet)
+    tokens = trainer.global_step * journal.tokens_per_step
+    return {
+        "val_loss": scores.loss,
+        "val_bpb": scores.bits_per_byte(data.val_bytes),
+        "val_top1": scores.top1,
+        "val_tokens": scores.n_tokens,
+        "baselines_bpb": data.baselines,
+        "n_params": n_params(net),
+        "n_params_by_role": n_params_by_role(net),
+        "flops_per_token": flops_per_token(net),
+        "steps": trainer.global_step,
+        "tokens": tokens,
+        "seconds": seconds,
+        "tokens_per_second": tokens / seconds,
+        "seed": run.seed,
+        "head": run.head.name,
+        "resumed_from": journal.resumed_from,
+        "config_hash": config_hash(run),
+        "data_hash": data.hash,
+        "tokenizer_hash": data.tokenizer.hash,
+        "threads": settings["threads"],
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
+        "precision": str(trainer.precision),
+        "python": platform.python_version(),
+        "versions": {package: version(package) for package in PACKAGES},
+    }
