@@ -20,7 +20,7 @@ import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.errors import MissingConfigException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from lm.config import BadInput
 
@@ -30,12 +30,16 @@ Config = TypeVar("Config")
 
 
 def launch(
-    task: Callable[[Config], object], schema: type[Config], name: str, verbatim: tuple[str, ...] = ()
+    task: Callable[[Config], object],
+    schema: type[Config],
+    name: str,
+    verbatim: tuple[str, ...] = (),
+    at_end: Callable[[], object] = lambda: None,
 ) -> None:
     """Compose configs/NAME.yaml with the command line, convert it to `schema`, call `task`, leave with an exit code.
 
     0 done; 1 our own fault; 2 bad input; 130 and 143 interrupted. The value of a key in `verbatim` is taken as it
-    stands, past Hydra's grammar. With -m the task is called once for each job of the sweep.
+    stands, past Hydra's grammar. With -m the task is called once for each job of the sweep, then `at_end`.
     """
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us as they are
     speak()
@@ -58,6 +62,7 @@ def launch(
 
     try:
         job()
+        at_end()
         sys.stdout.flush()
     except KeyboardInterrupt:
         sys.exit(complain("interrupted", 130))
@@ -156,6 +161,10 @@ def in_one_line(error: BaseException) -> str:
     if "Could not override" in text and parent == "trainer":
         known = word in trainer_arguments()
         return f"{full_key}: {f'write +{full_key}=...' if known else no_such_key(word, trainer_arguments())}"
+    if "Unexpected type for root" in text:
+        return "a key lies below a group that is not chosen: choose it first, as in data=text data.path=FILE"
+    if isinstance(error, MissingMandatoryValue):
+        return f"{text.rpartition(' ')[2]}: is missing; give it as {text.rpartition(' ')[2]}=VALUE"
     if cause is not error:
         text = f"{text}: {str(cause).splitlines()[0]}"
     return f"{full_key}: {text}" if full_key and full_key not in text else text
@@ -175,13 +184,12 @@ def take(keys: tuple[str, ...]) -> dict[str, str]:
 
 
 def speak() -> None:
-    """Our own messages go to standard error; Lightning's only when they warn."""
+    """Our own messages go to standard error."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(message)s"))
     ours = logging.getLogger("lm")
     ours.addHandler(handler)
     ours.setLevel(logging.INFO)
-    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
 
 
 def repair_argparse() -> None:

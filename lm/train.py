@@ -20,6 +20,7 @@ from lm.callbacks import Bar, Journal
 from lm.checkpoint import Checkpoints
 from lm.config import BadInput, RunConfig
 from lm.data import TextData, prepare
+from lm.device import best_device, set_threads
 from lm.evaluate import evaluate
 from lm.metrics import MetricsFile
 from lm.model.size import flops_per_token, n_params, n_params_by_role
@@ -32,11 +33,8 @@ PACKAGES = ("torch", "lightning", "hydra-core", "tokenizers", "datasets", "numpy
 log = logging.getLogger(__name__)
 
 
-def set_threads(threads: int | None) -> int:
-    """Use this many threads in matrix products; results are equal bit for bit only at an equal count."""
-    count = threads or int(os.environ.get("OMP_NUM_THREADS", 0)) or len(os.sched_getaffinity(0))
-    torch.set_num_threads(count)
-    return count
+def run_directory(run: RunConfig) -> Path:
+    return Path(run.run_dir).expanduser() if run.run_dir else default_dir(run)
 
 
 def train(run: RunConfig) -> dict[str, Any]:
@@ -45,7 +43,7 @@ def train(run: RunConfig) -> dict[str, Any]:
     Raises BadInput for what the user can mend (nothing is left behind, nothing of an earlier run is touched) and
     Interrupted after a signal; the same call then goes on where it stopped.
     """
-    place = RunDirectory(Path(run.run_dir).expanduser() if run.run_dir else default_dir(run))
+    place = RunDirectory(run_directory(run))
     settings = asdict(run) | {"run_dir": str(place.path), "threads": set_threads(run.threads)}
     finished = place.read_result()
     if finished is not None:
@@ -110,7 +108,8 @@ def build_trainer(
     if not isinstance(accumulate, int) or accumulate < 1 or run.data.batch_size % accumulate:
         raise BadInput(f"trainer.accumulate_grad_batches={accumulate}: does not divide data.batch_size={run.data.batch_size}")
     if options.get("precision") == "auto":
-        options["precision"] = "32-true" if accelerator(options) == "cpu" else "bf16-mixed"
+        device = options.get("accelerator", "auto")
+        options["precision"] = "32-true" if "cpu" in (device, device == "auto" and best_device()) else "bf16-mixed"
     tokens_per_step = run.data.batch_size * run.data.seq_len
     if isinstance(devices, int) and devices > 1:
         tokens_per_step *= devices * options.get("num_nodes", 1)
@@ -131,18 +130,13 @@ def build_trainer(
     }
     for key in fixed.keys() & run.trainer.keys():
         raise BadInput(f"trainer.{key}: is decided by this project; see validation, checkpoint and logger")
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)  # its tips and its list of absent accelerators
     warnings.filterwarnings("ignore", module="lightning", message=".*(num_workers|train_dataloader|LeafSpec).*")
     try:
         return instantiate(options | fixed, callbacks=callbacks, plugins=[checkpoints]), journal
     except Exception as error:
         reason = error.__cause__ or error
         raise BadInput(f"trainer: {str(reason).splitlines()[0]}") from error
-
-
-def accelerator(options: dict[str, Any]) -> str:
-    if (named := options.get("accelerator", "auto")) != "auto":
-        return str(named)
-    return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
 
 
 def loggers(run: RunConfig, place: RunDirectory) -> list[Any]:

@@ -1,15 +1,52 @@
-"""Train one run: python scripts/train.py [group=choice] [key=value ...]"""
+"""Train one run: python scripts/train.py [group=choice] [key=value ...]
+
+The same command again resumes a run that was interrupted and shows the table of one that is finished. With -m,
+comma-separated values make a run each: python scripts/train.py -m head=tied,untied seed=0,1,2
+"""
+
+from typing import Any
 
 from lm.cli import launch
 from lm.config import RunConfig
+from lm.table import table
+
+finished: list[tuple[str, dict[str, Any]]] = []
 
 
 def main(run: RunConfig) -> None:
-    from lm.train import train
+    from lm.generate import generate
+    from lm.portable import load_model
+    from lm.train import leads, run_directory, train
 
     result = train(run)
-    print(result)
+    if not leads():
+        return
+    place = run_directory(run)
+    finished.append((place.name, result))
+    print(table(summary(result)), f"\n{place}\n", sep="\n")
+    if run.prompts:
+        net, tokenizer = load_model(place)
+        for prompt, text in zip(run.prompts, generate(net, tokenizer, run.prompts, 48), strict=True):
+            print(f"--- {prompt}{text}")
+
+
+def summary(result: dict[str, Any]) -> list[tuple[str, str]]:
+    roles = ", ".join(f"{role} {count:,}" for role, count in result["n_params_by_role"].items())
+    baselines = ", ".join(f"{name} {bits:.3f}" for name, bits in result["baselines_bpb"].items())
+    return [
+        ("validation loss", f"{result['val_loss']:.4f} nats per token"),
+        ("bits per byte", f"{result['val_bpb']:.3f} ({baselines})"),
+        ("top-1 accuracy", f"{result['val_top1']:.1%}"),
+        ("parameters", f"{result['n_params']:,} ({roles})"),
+        ("training", f"{result['steps']:,} steps, {result['tokens']:,} tokens"),
+        ("time", f"{result['seconds']:.0f} s, {result['tokens_per_second']:,.0f} tokens per second"),
+    ]
+
+
+def comparison() -> list[tuple[str, ...]]:
+    rows = [(name, f"{r['val_loss']:.4f}", f"{r['val_bpb']:.4f}", f"{r['n_params']:,}") for name, r in finished]
+    return [("run", "val_loss", "val_bpb", "parameters"), *rows]
 
 
 if __name__ == "__main__":
-    launch(main, RunConfig, "train")
+    launch(main, RunConfig, "train", at_end=lambda: len(finished) > 1 and print(table(comparison())))

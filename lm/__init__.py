@@ -1,0 +1,49 @@
+"""A laboratory for small decoder-only language models.
+
+>>> from lm import HeadConfig, ModelConfig, Transformer
+>>> net = Transformer(ModelConfig(d_model=32, n_heads=2, d_ff=64), HeadConfig(), vocab_size=97, seq_len=16)
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lm.config import BadInput, HeadConfig, ModelConfig
+    from lm.generate import generate, stream
+    from lm.model.linear import Linear, linear
+    from lm.model.transformer import Transformer
+    from lm.portable import load_model
+    from lm.tokenizer import Tokenizer, load_tokenizer
+
+HOMES = {
+    "BadInput": "lm.config",
+    "HeadConfig": "lm.config",
+    "ModelConfig": "lm.config",
+    "generate": "lm.generate",
+    "stream": "lm.generate",
+    "Linear": "lm.model.linear",
+    "linear": "lm.model.linear",
+    "Transformer": "lm.model.transformer",
+    "load_model": "lm.portable",
+    "Tokenizer": "lm.tokenizer",
+    "load_tokenizer": "lm.tokenizer",
+}
+__all__ = [  # noqa: F822  # resolved on first use, so that a mistake in a config is reported before torch is imported
+    "BadInput",
+    "HeadConfig",
+    "Linear",
+    "ModelConfig",
+    "Tokenizer",
+    "Transformer",
+    "generate",
+    "linear",
+    "load_model",
+    "load_tokenizer",
+    "stream",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in HOMES:
+        raise AttributeError(f"module 'lm' has no attribute {name!r}")
+    return getattr(import_module(HOMES[name]), name)

@@ -1,0 +1,145 @@
+"""Decoding: greedy argmax on raw logits, with a key-value cache. There is no softmax, not even for sampling.
+
+What the model sees of a long text is a pure function of its length (`window_start`), so decoding with or without
+the cache, alone or in a batch, gives the same tokens.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import overload
+
+import torch
+from torch import Tensor
+
+from lm.config import BadInput
+from lm.model.cache import KVCache
+from lm.model.transformer import Transformer
+from lm.tokenizer import Tokenizer
+
+
+def window_start(length: int, seq_len: int) -> int:
+    """Where the context begins when `length` tokens lie before the next one.
+
+    The whole text while it fits; after that the text is cut half a context at a time, so the cache has to be
+    rebuilt only once in seq_len/2 tokens.
+    """
+    half = max(1, seq_len // 2)
+    return half * max(0, -(-(length - seq_len) // half))
+
+
+def pick(logits: Tensor, temperature: float, generator: torch.Generator | None) -> Tensor:
+    """(B, V) raw logits to (B,) ids: argmax, or at a temperature an exact draw by the Gumbel-max trick.
+
+    argmax(logits / temperature + Gumbel noise) is distributed as softmax(logits / temperature) (Gumbel, 1954).
+    """
+    if temperature == 0:
+        return logits.argmax(-1)
+    uniform = torch.rand(logits.shape, generator=generator, device=logits.device).clamp_(min=1e-20)
+    return (logits.float() / temperature - uniform.log().neg().log()).argmax(-1)
+
+
+@torch.inference_mode()
+def decode(
+    net: Transformer,
+    prompts: Sequence[Sequence[int]],
+    *,
+    temperature: float = 0.0,
+    seed: int = 0,
+    use_cache: bool = True,
+) -> Iterator[list[int]]:
+    """Yield, without end, the next id of each prompt. Prompts may differ in length; none may be empty."""
+    texts = [list(prompt) for prompt in prompts]
+    if not all(texts):
+        raise ValueError("decode: a prompt is empty; begin it with the end-of-text token")
+    device = net.embed.weight.device
+    generator = torch.Generator(device).manual_seed(seed) if temperature else None
+    starts: list[int] = []
+    cache = KVCache(net.seq_len)
+    while True:
+        now = [window_start(len(text), net.seq_len) for text in texts]
+        if now != starts or not use_cache:
+            starts, cache = now, KVCache(net.seq_len)
+            fresh = [text[start:] for text, start in zip(texts, starts, strict=True)]
+        else:
+            fresh = [text[-1:] for text in texts]
+        longest = max(map(len, fresh))
+        tokens = torch.tensor([one + [0] * (longest - len(one)) for one in fresh], device=device)
+        ends = torch.tensor([len(text) - start for text, start in zip(texts, starts, strict=True)], device=device)
+        begins = ends - torch.tensor([len(one) for one in fresh], device=device)
+        positions = begins[:, None] + torch.arange(longest, device=device)
+        logits = net(tokens, positions, cache)[torch.arange(len(texts), device=device), ends - begins - 1]
+        ids = pick(logits, temperature, generator).tolist()
+        yield ids
+        for text, one in zip(texts, ids, strict=True):
+            text.append(one)
+
+
+def stream(
+    net: Transformer,
+    tokenizer: Tokenizer,
+    prompt: str,
+    max_new_tokens: int = 128,
+    *,
+    temperature: float = 0.0,
+    seed: int = 0,
+) -> Iterator[str]:
+    """The continuation of one prompt as it comes, in pieces of whole characters, up to end of text."""
+    check(max_new_tokens, temperature)
+    ids = (one for (one,) in decode(net, [[tokenizer.eot, *tokenizer.encode(prompt)]], temperature=temperature, seed=seed))
+    yield from tokenizer.stream(islice(iter(ids.__next__, tokenizer.eot), max_new_tokens))
+
+
+@overload
+def generate(
+    net: Transformer, tokenizer: Tokenizer, prompt: str, max_new_tokens: int = ..., *, temperature: float = ..., seed: int = ...
+) -> str: ...
+
+
+@overload
+def generate(
+    net: Transformer,
+    tokenizer: Tokenizer,
+    prompt: Sequence[str],
+    max_new_tokens: int = ...,
+    *,
+    temperature: float = ...,
+    seed: int = ...,
+) -> list[str]: ...
+
+
+def generate(
+    net: Transformer,
+    tokenizer: Tokenizer,
+    prompt: str | Sequence[str],
+    max_new_tokens: int = 128,
+    *,
+    temperature: float = 0.0,
+    seed: int = 0,
+) -> str | list[str]:
+    """Continue a prompt, or each of several at once, and return the continuation without the prompt.
+
+    Greedy at temperature 0, the default; above it, a sample. It stops at end of text or after `max_new_tokens`.
+    A text longer than the model's context is seen from `window_start` on.
+    """
+    check(max_new_tokens, temperature)
+    prompts = [prompt] if isinstance(prompt, str) else list(prompt)
+    columns: list[list[int]] = [[] for _ in prompts]
+    open_rows = set(range(len(prompts)))
+    texts = [[tokenizer.eot, *tokenizer.encode(one)] for one in prompts]
+    for ids in islice(decode(net, texts, temperature=temperature, seed=seed), max_new_tokens) if prompts else ():
+        for row in tuple(open_rows):
+            if ids[row] == tokenizer.eot:
+                open_rows.discard(row)
+            else:
+                columns[row].append(ids[row])
+        if not open_rows:
+            break
+    answers = [tokenizer.decode(column) for column in columns]
+    return answers[0] if isinstance(prompt, str) else answers
+
+
+def check(max_new_tokens: int, temperature: float) -> None:
+    if max_new_tokens < 0:
+        raise BadInput(f"max_new_tokens={max_new_tokens}: expected 0 or more")
+    if not temperature >= 0:
+        raise BadInput(f"temperature={temperature}: expected 0 (greedy) or more")

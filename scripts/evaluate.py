@@ -1,0 +1,24 @@
+"""Score a model: python scripts/evaluate.py run_dir=RUN [data=text data.path=FILE]
+
+Without data, on the validation text of the run; with it, on all of the given text. The table goes to standard
+error, the same numbers as JSON to standard output.
+"""
+
+import json
+import sys
+
+from lm.cli import launch
+from lm.config import EvaluateConfig
+from lm.table import table
+
+
+def main(config: EvaluateConfig) -> None:
+    from lm.evaluate import evaluate_run
+
+    scores = evaluate_run(config, bar=sys.stderr.isatty())
+    print(table([(name, f"{value:,.4f}" if isinstance(value, float) else str(value)) for name, value in scores.items()]), file=sys.stderr)
+    print(json.dumps(scores))
+
+
+if __name__ == "__main__":
+    launch(main, EvaluateConfig, "evaluate")

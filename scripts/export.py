@@ -1,0 +1,17 @@
+"""Write a Hugging Face folder: python scripts/export.py run_dir=RUN output_dir=DIR"""
+
+from lm.cli import launch
+from lm.config import ExportConfig
+
+
+def main(config: ExportConfig) -> None:
+    from lm.export import export
+    from lm.portable import load_model
+
+    net, tokenizer = load_model(config.run_dir, config.trust)
+    architecture = export(net, tokenizer, config.output_dir)
+    print(f"{config.output_dir}: {architecture}; AutoModelForCausalLM.from_pretrained loads it")
+
+
+if __name__ == "__main__":
+    launch(main, ExportConfig, "export")

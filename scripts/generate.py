@@ -1,0 +1,42 @@
+"""Continue a prompt: python scripts/generate.py run_dir=RUN "prompt=def f(x, y):" [max_new_tokens=N] [temperature=T]
+
+The prompt is taken verbatim, whatever it contains; prompt_file=FILE reads it (- is standard input). Standard output
+is the prompt and its continuation, as it comes.
+"""
+
+import sys
+from pathlib import Path
+
+from lm.cli import launch
+from lm.config import BadInput, GenerateConfig
+
+
+def read_prompt(config: GenerateConfig) -> str:
+    if (config.prompt is None) == (config.prompt_file is None):
+        raise BadInput("prompt: give prompt=TEXT or prompt_file=FILE, one of the two")
+    if config.prompt is not None:
+        return config.prompt
+    if config.prompt_file == "-":
+        return sys.stdin.read()
+    from lm.corpus import read_text
+
+    return read_text(Path(str(config.prompt_file))).text
+
+
+def main(config: GenerateConfig) -> None:
+    prompt = read_prompt(config)
+    from lm.device import best_device, set_threads
+    from lm.generate import stream
+    from lm.portable import load_model
+
+    set_threads(config.threads)
+    net, tokenizer = load_model(config.run_dir, config.trust)
+    pieces = stream(net.to(best_device()), tokenizer, prompt, config.max_new_tokens, temperature=config.temperature, seed=config.seed)
+    print(prompt, end="", flush=True)
+    for piece in pieces:
+        print(piece, end="", flush=True)
+    print()
+
+
+if __name__ == "__main__":
+    launch(main, GenerateConfig, "generate", verbatim=("prompt",))

@@ -1,0 +1,69 @@
+"""What every test shares: a tiny model, a small text, and training by a real process where that is the point."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lm.config import HeadConfig, ModelConfig
+
+ROOT = Path(__file__).resolve().parent.parent
+os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
+
+TINY = ModelConfig(n_layers=2, d_model=32, n_heads=4, d_ff=64)
+TIED = HeadConfig()
+UNTIED = HeadConfig(name="untied", kind="untied", table_std=1.0, head_std=0.01, head_lr=1.0)
+HEADS = {"tied": TIED, "untied": UNTIED}
+VOCAB, SEQ = 97, 16
+
+# a run of seconds; tests add to it
+TINY_RUN = (
+    "data=text tokenizer=byte trainer=cpu model.n_layers=2 model.d_model=32 model.n_heads=2 model.d_ff=64"
+    " data.seq_len=32 data.batch_size=4 trainer.max_steps=20 trainer.log_every_n_steps=1"
+    " checkpoint.every=5 validation.every=10 validation.batches=2 threads=1 prompts=[]"
+).split()
+
+
+def tiny(**changes: Any) -> ModelConfig:
+    return replace(TINY, **changes)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    import torch
+
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """A text of about nine kilobytes, every line different."""
+    path = tmp_path / "corpus.txt"
+    path.write_text("".join(f"def f{i}(x, y):\n    return x * {i * 7 % 31} + y  # {i:x}\n" for i in range(200)))
+    return path
+
+
+Script = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Script:
+    """Run scripts/NAME.py as a user would, in an empty directory."""
+
+    def run(name: str, *words: str, env: dict[str, str] | None = None, **options: Any) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, ROOT / "scripts" / f"{name}.py", *words],
+            cwd=tmp_path,
+            env={**os.environ, **(env or {})},
+            text=True,
+            capture_output=True,
+            timeout=300,
+            **options,
+        )
+
+    return run
