@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from lm.portable import load_model
     from lm.tokenizer import Tokenizer, load_tokenizer
 
+# Resolved on first use, so that a mistake in a configuration is reported before torch is imported.
 HOMES = {
     "BadInput": "lm.config",
     "HeadConfig": "lm.config",
@@ -28,7 +29,7 @@ HOMES = {
     "Tokenizer": "lm.tokenizer",
     "load_tokenizer": "lm.tokenizer",
 }
-__all__ = [  # noqa: F822  # resolved on first use, so that a mistake in a config is reported before torch is imported
+__all__ = [
     "BadInput",
     "HeadConfig",
     "Linear",

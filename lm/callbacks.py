@@ -26,8 +26,8 @@ class Interrupted(BaseException):
 class Journal(Callback):
     """Everything due after an optimizer step, in the one order that a resume repeats: log, validate, save, stop."""
 
-    def __init__(self, tokens_per_step: int, log_every: int, data_hash: str) -> None:
-        self.tokens_per_step, self.log_every, self.data_hash = tokens_per_step, log_every, data_hash
+    def __init__(self, tokens_per_step: int, log_every: int) -> None:
+        self.tokens_per_step, self.log_every = tokens_per_step, log_every
         self.started = time.perf_counter()
         self.seconds_before = 0.0  # of the processes that this run is resumed from
         self.resumed_from: list[int] = []
@@ -54,10 +54,12 @@ class Journal(Callback):
         if (batch_idx + 1) % trainer.accumulate_grad_batches:
             return
         self.step = step = trainer.global_step
-        run, last, metrics = task.run, step == task.total_steps, {}
+        run, last = task.run, step == task.total_steps
+        metrics: dict[str, float] = {}
         logs = step % self.log_every == 0 or last
         validates = (run.validation.every and step % run.validation.every == 0) or last
-        saves = step % run.checkpoint.every == 0 or last or self.signum is not None
+        stops = trainer.strategy.reduce_boolean_decision(self.signum is not None, all=False)  # of any rank
+        saves = step % run.checkpoint.every == 0 or last or stops
         if logs or validates or saves:
             metrics |= self.train_metrics(task, step)
         task.micro_losses.clear()
@@ -68,11 +70,11 @@ class Journal(Callback):
                 logger.log_metrics(metrics, step)
         if saves:
             trainer.save_checkpoint("")  # Checkpoints names the file
-        if self.signum is not None:
-            raise Interrupted(self.signum, step)
+        if stops:
+            raise Interrupted(self.signum or signal.SIGTERM, step)
 
     def train_metrics(self, task: LMTask, step: int) -> dict[str, float]:
-        loss = task.take_loss()
+        loss = task.step_loss()
         if not math.isfinite(loss):
             raise BadInput(f"the loss is {loss} at step {step}: lower optim.lr={task.run.optim.lr} or clip gradients")
         return {
@@ -89,16 +91,9 @@ class Journal(Callback):
         return {"val/loss": scores.loss, "val/bpb": bits, "val/top1": scores.top1}
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "step": self.step,
-            "seconds": self.seconds,
-            "resumed_from": self.resumed_from,
-            "data_hash": self.data_hash,
-        }
+        return {"step": self.step, "seconds": self.seconds, "resumed_from": self.resumed_from}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state["data_hash"] != self.data_hash:
-            raise BadInput("data: the text has changed since this run began; train in another run_dir")
         self.step, self.seconds_before = state["step"], state["seconds"]
         self.resumed_from = [*state["resumed_from"], self.step]
 

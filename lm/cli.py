@@ -101,8 +101,7 @@ def convert(composed: DictConfig, schema: type[Config], words: dict[str, str]) -
     """The composed configuration as the dataclass itself. Raises BadInput for a key that the schema lacks."""
     check_keys(composed, schema)
     OmegaConf.resolve(composed)
-    for key, word in words.items():
-        composed[key] = None
+    composed.update(dict.fromkeys(words))
     config = OmegaConf.to_object(composed)
     for key, word in words.items():
         setattr(config, key, word)

@@ -214,7 +214,7 @@ class RunConfig:
 
 
 # Where a run's settings lie that do not change what is computed: left out of its hash, free to differ on resume.
-RUNTIME = ("run_dir", "logger", "checkpoint", "prompts", "threads", "data.cache_dir", "trainer.enable_progress_bar")
+RUNTIME = ("run_dir", "logger", "checkpoint", "prompts", "data.cache_dir", "trainer.enable_progress_bar")
 
 
 @dataclass(slots=True, kw_only=True)

@@ -63,7 +63,9 @@ def local_files(path: str, suffixes: tuple[str, ...] = ()) -> tuple[Path, list[P
     files = sorted(root / one for one in glob.glob(pattern, root_dir=root, recursive=True))
     files = [file for file in files if file.is_file() and (not suffixes or file.suffix in suffixes)]
     if not files:
-        found = f"a folder without {' or '.join(suffixes) or 'files'}" if here.is_dir() else "no such file, folder or glob"
+        found = (
+            f"a folder without {' or '.join(suffixes) or 'files'}" if here.is_dir() else "no such file, folder or glob"
+        )
         raise BadInput(f"data.path={path}: {found}")
     return root, files
 

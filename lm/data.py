@@ -102,7 +102,12 @@ def prepare(config: DataConfig, tokenizer: TokenizerConfig, quiet: bool = True) 
 
 
 def build(
-    folder: Path, documents: list[corpus.Document], config: DataConfig, kind: TokenizerConfig, text_hash: str, quiet: bool
+    folder: Path,
+    documents: list[corpus.Document],
+    config: DataConfig,
+    kind: TokenizerConfig,
+    text_hash: str,
+    quiet: bool,
 ) -> None:
     train, val = corpus.split(documents, config.val_fraction)
     everything = (document.text for document in documents)

@@ -1,6 +1,5 @@
 """How good a model is on a text: one pass, every token counted once."""
 
-import json
 import math
 from dataclasses import dataclass
 from itertools import islice
@@ -56,7 +55,7 @@ def evaluate(
     was_training = net.training
     net.eval()
     n_tokens, nats, hits = 0, 0.0, 0
-    total = -(-(-(-(len(tokens) - 1) // seq_len)) // batch_size)
+    total = math.ceil(math.ceil((len(tokens) - 1) / seq_len) / batch_size)
     batches = islice(validation_batches(tokens, seq_len, batch_size), max_batches)
     for inputs, targets in tqdm(batches, "validation", min(total, max_batches or total), leave=False, disable=not bar):
         logits, targets = net(inputs.to(device)).float(), targets.to(device)
@@ -90,14 +89,17 @@ def own_validation(run_dir: Path) -> tuple[np.ndarray, int]:
     """The validation tokens that a run was trained beside, and the bytes of their text."""
     try:
         settings = yaml.safe_load((run_dir / "config.yaml").read_text())
-        result = json.loads((run_dir / "result.json").read_text())
         data = prepare(DataConfig(**settings["data"]), TokenizerConfig(**settings["tokenizer"]))
     except OSError as error:
-        raise BadInput(f"{error.filename}: {error.strerror}; name a finished run, or a text: data=text data.path=FILE") from error
-    except (yaml.YAMLError, TypeError, KeyError, json.JSONDecodeError) as error:
+        raise BadInput(
+            f"{error.filename}: {error.strerror}; name a finished run, or a text: data=text data.path=FILE"
+        ) from error
+    except (yaml.YAMLError, TypeError, KeyError) as error:
         raise BadInput(f"{run_dir}: not what train.py wrote ({error})") from error
-    if data.hash != result["data_hash"]:
-        raise BadInput(f"run_dir={run_dir}: its text has changed since; name the text to score: data=text data.path=FILE")
+    if data.hash != settings["data_hash"]:
+        raise BadInput(
+            f"run_dir={run_dir}: its text has changed since; name the text to score: data=text data.path=FILE"
+        )
     return data.val, data.val_bytes
 
 

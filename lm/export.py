@@ -1,35 +1,19 @@
 """A model as a Hugging Face folder that AutoModelForCausalLM loads with no code of ours.
 
-The weights are the same tensors under other names, so the logits are the same too. Written with safetensors and
-json alone; transformers is needed only by whoever loads it.
+Written with safetensors and json alone; transformers is needed only by whoever loads it.
 """
 
 import json
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import save
-from torch import Tensor
 
-from lm.config import BadInput, ModelConfig
+from lm.architectures import translate
+from lm.config import BadInput
 from lm.files import whole_file, write_text
-from lm.model.linear import Linear
-from lm.model.norm import EPS
 from lm.model.transformer import Transformer
 from lm.tokenizer import EOT, Tokenizer
-
-Weights = dict[str, Tensor]
-LLAMA_NAMES = (
-    ("embed.", "model.embed_tokens."),
-    ("blocks.", "model.layers."),
-    ("norm.", "model.norm."),
-    (".attn.", ".self_attn."),
-    (".ffn.", ".mlp."),
-    (".attn_norm.", ".input_layernorm."),
-    (".ffn_norm.", ".post_attention_layernorm."),
-)
 
 
 def export(net: Transformer, tokenizer: Tokenizer, output_dir: str | Path) -> str:
@@ -54,7 +38,7 @@ def export(net: Transformer, tokenizer: Tokenizer, output_dir: str | Path) -> st
         "dtype": "float32",
         **settings,
     }
-    special = {one: EOT for one in ("bos_token", "eos_token", "pad_token")}
+    special = dict.fromkeys(("bos_token", "eos_token", "pad_token"), EOT)
     files: dict[str, Any] = {
         "config.json": config,
         "generation_config.json": {key: value for key, value in config.items() if key.endswith("_token_id")},
@@ -73,130 +57,3 @@ def export(net: Transformer, tokenizer: Tokenizer, output_dir: str | Path) -> st
     for filename, content in files.items():
         write_text(folder / filename, json.dumps(content, indent=2) + "\n")
     return name
-
-
-def translate(net: Transformer) -> tuple[str, dict[str, Any], Weights]:
-    """The architecture, its settings, and the body's weights under its names."""
-    config = net.config
-    if not all(isinstance(module, Linear) for name, module in net.named_modules() if name.endswith("_proj")):
-        raise BadInput(f"model.linear={config.linear}: only models of the project's own linear class are exported")
-    for fits, name, settings, rename in ARCHITECTURES:
-        if not list(fits(config)):
-            return name, settings(net), rename(net)
-    reasons = {name: next(fits(config)) for fits, name, _, _ in ARCHITECTURES}
-    nearest = "GPT2LMHeadModel" if config.position == "learned" else "Qwen3ForCausalLM" if config.qk_norm else "LlamaForCausalLM"
-    raise BadInput(f"{reasons[nearest]}: {nearest} has no such switch; see the README for what can be exported")
-
-
-def misfits_llama(config: ModelConfig) -> Iterator[str]:
-    yield from misfits(config, norm="rmsnorm", position="rope", ffn="swiglu", qk_norm=False)
-
-
-def misfits_qwen3(config: ModelConfig) -> Iterator[str]:
-    yield from misfits(config, norm="rmsnorm", position="rope", ffn="swiglu", qk_norm=True, bias=False)
-
-
-def misfits_gpt2(config: ModelConfig) -> Iterator[str]:
-    yield from misfits(config, norm="layernorm", position="learned", qk_norm=False)
-    if config.ffn == "swiglu":
-        yield "model.ffn=swiglu"
-
-
-def misfits(config: ModelConfig, **wanted: object) -> Iterator[str]:
-    for key, value in wanted.items():
-        if getattr(config, key) != value:
-            yield f"model.{key}={str(getattr(config, key)).lower()}"
-
-
-def llama_settings(net: Transformer) -> dict[str, Any]:
-    config = net.config
-    return {
-        "model_type": "llama",
-        "hidden_size": config.d_model,
-        "intermediate_size": config.d_ff,
-        "num_hidden_layers": config.n_layers,
-        "num_attention_heads": config.n_heads,
-        "num_key_value_heads": config.kv_heads,
-        "head_dim": config.head_dim,
-        "hidden_act": "silu",
-        "max_position_embeddings": net.seq_len,
-        "rms_norm_eps": EPS,
-        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
-        "attention_bias": config.bias,
-        "mlp_bias": config.bias,
-        "attention_dropout": 0.0,
-    }
-
-
-def qwen3_settings(net: Transformer) -> dict[str, Any]:
-    return llama_settings(net) | {"model_type": "qwen3", "use_sliding_window": False}
-
-
-def gpt2_settings(net: Transformer) -> dict[str, Any]:
-    config = net.config
-    return {
-        "model_type": "gpt2",
-        "n_embd": config.d_model,
-        "n_layer": config.n_layers,
-        "n_head": config.n_heads,
-        "n_inner": config.d_ff,
-        "n_positions": net.seq_len,
-        "activation_function": config.ffn,
-        "layer_norm_epsilon": EPS,
-        "attn_pdrop": 0.0,
-        "embd_pdrop": 0.0,
-        "resid_pdrop": 0.0,
-    }
-
-
-def llama_weights(net: Transformer) -> Weights:
-    weights = {}
-    for name, tensor in net.state_dict().items():
-        if not name.startswith("head."):
-            name = f"^{name}"
-            for ours, theirs in LLAMA_NAMES:
-                name = name.replace(ours if ours.startswith(".") else f"^{ours}", theirs)
-            weights[name] = tensor
-    return weights
-
-
-def gpt2_weights(net: Transformer) -> Weights:
-    """GPT-2 keeps matrices as (in, out), q, k and v in one, a key for each query head, and biases everywhere."""
-    config, ours = net.config, net.state_dict()
-
-    def bias(name: str, width: int) -> Tensor:
-        return ours.get(f"{name}.bias", torch.zeros(width))
-
-    def every_head(tensor: Tensor) -> Tensor:
-        """(kv_heads * K, ...) to (n_heads * K, ...)."""
-        by_head = tensor.unflatten(0, (config.kv_heads, config.head_dim))
-        return by_head.repeat_interleave(config.n_heads // config.kv_heads, 0).flatten(0, 1)
-
-    weights = {"transformer.wte.weight": ours["embed.weight"], "transformer.wpe.weight": ours["position.weight"]}
-    norms = [("norm", "transformer.ln_f")]
-    for i in range(config.n_layers):
-        here, there = f"blocks.{i}", f"transformer.h.{i}"
-        norms += [(f"{here}.attn_norm", f"{there}.ln_1"), (f"{here}.ffn_norm", f"{there}.ln_2")]
-        names = [f"{here}.attn.{one}_proj" for one in "qkv"]
-        kv_width = config.kv_heads * config.head_dim
-        parts = [(ours[f"{one}.weight"], bias(one, config.d_model if one == names[0] else kv_width)) for one in names]
-        parts[1:] = [(every_head(weight), every_head(offset)) for weight, offset in parts[1:]]
-        weights[f"{there}.attn.c_attn.weight"] = torch.cat([weight for weight, _ in parts]).T
-        weights[f"{there}.attn.c_attn.bias"] = torch.cat([offset for _, offset in parts])
-        for name, theirs in (("attn.o_proj", "attn.c_proj"), ("ffn.up_proj", "mlp.c_fc"), ("ffn.down_proj", "mlp.c_proj")):
-            matrix = ours[f"{here}.{name}.weight"]
-            weights[f"{there}.{theirs}.weight"] = matrix.T
-            weights[f"{there}.{theirs}.bias"] = bias(f"{here}.{name}", matrix.shape[0])
-    for name, theirs in norms:
-        weights[f"{theirs}.weight"] = ours[f"{name}.weight"]
-        weights[f"{theirs}.bias"] = bias(name, config.d_model)
-    return weights
-
-
-Misfits = Callable[[ModelConfig], Iterator[str]]
-Settings = Callable[[Transformer], dict[str, Any]]
-ARCHITECTURES: tuple[tuple[Misfits, str, Settings, Callable[[Transformer], Weights]], ...] = (
-    (misfits_llama, "LlamaForCausalLM", llama_settings, llama_weights),
-    (misfits_qwen3, "Qwen3ForCausalLM", qwen3_settings, llama_weights),
-    (misfits_gpt2, "GPT2LMHeadModel", gpt2_settings, gpt2_weights),
-)

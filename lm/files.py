@@ -11,7 +11,7 @@ from typing import IO
 
 @contextmanager
 def whole_file(folder: Path, name: str | Callable[[Path], str]) -> Iterator[IO[bytes]]:
-    """Write into this, and the file appears complete under its name in `folder` at the end, or, on any error, not at all.
+    """Write into this, and the file appears whole under its name in `folder` at the end, or, on an error, not at all.
 
     A name may depend on what was written: a function then gets the finished temporary file.
     """

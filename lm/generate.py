@@ -85,13 +85,21 @@ def stream(
 ) -> Iterator[str]:
     """The continuation of one prompt as it comes, in pieces of whole characters, up to end of text."""
     check(max_new_tokens, temperature)
-    ids = (one for (one,) in decode(net, [[tokenizer.eot, *tokenizer.encode(prompt)]], temperature=temperature, seed=seed))
+    ids = (
+        one for (one,) in decode(net, [[tokenizer.eot, *tokenizer.encode(prompt)]], temperature=temperature, seed=seed)
+    )
     yield from tokenizer.stream(islice(iter(ids.__next__, tokenizer.eot), max_new_tokens))
 
 
 @overload
 def generate(
-    net: Transformer, tokenizer: Tokenizer, prompt: str, max_new_tokens: int = ..., *, temperature: float = ..., seed: int = ...
+    net: Transformer,
+    tokenizer: Tokenizer,
+    prompt: str,
+    max_new_tokens: int = ...,
+    *,
+    temperature: float = ...,
+    seed: int = ...,
 ) -> str: ...
 
 
@@ -99,7 +107,7 @@ def generate(
 def generate(
     net: Transformer,
     tokenizer: Tokenizer,
-    prompt: Sequence[str],
+    prompt: list[str],
     max_new_tokens: int = ...,
     *,
     temperature: float = ...,
@@ -110,7 +118,7 @@ def generate(
 def generate(
     net: Transformer,
     tokenizer: Tokenizer,
-    prompt: str | Sequence[str],
+    prompt: str | list[str],
     max_new_tokens: int = 128,
     *,
     temperature: float = 0.0,
@@ -122,7 +130,7 @@ def generate(
     A text longer than the model's context is seen from `window_start` on.
     """
     check(max_new_tokens, temperature)
-    prompts = [prompt] if isinstance(prompt, str) else list(prompt)
+    prompts = [prompt] if isinstance(prompt, str) else prompt
     columns: list[list[int]] = [[] for _ in prompts]
     open_rows = set(range(len(prompts)))
     texts = [[tokenizer.eot, *tokenizer.encode(one)] for one in prompts]

@@ -35,7 +35,9 @@ def frozen(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def config_hash(run: RunConfig) -> str:
-    return hashlib.sha256(json.dumps(frozen(asdict(run)), sort_keys=True, default=str).encode()).hexdigest()
+    """The same for the same configuration on any machine; the thread count is compared on resume instead."""
+    settings = frozen(asdict(run) | {"threads": None})
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
 
 def default_dir(run: RunConfig) -> Path:

@@ -15,7 +15,7 @@ from lm.optim import build_optimizer, lr_factor
 
 
 class LMTask(LightningModule):
-    """Cross-entropy on raw logits. All that is random in a step is keyed by (seed, step), so nothing needs restoring."""
+    """Cross-entropy on raw logits. What is random in a step is keyed by (seed, step), so nothing needs restoring."""
 
     def __init__(self, net: Transformer, run: RunConfig, data: TextData, total_steps: int) -> None:
         super().__init__()
@@ -31,11 +31,9 @@ class LMTask(LightningModule):
         self.micro_losses.append(loss.detach())
         return loss
 
-    def take_loss(self) -> float:
-        """The loss of the optimizer step that has just been made: the mean over its micro-batches."""
-        mean = torch.stack(self.micro_losses).mean().item()
-        self.micro_losses.clear()
-        return mean
+    def step_loss(self) -> float:
+        """The loss of the optimizer step that has just been made: the mean over its micro-batches and ranks."""
+        return float(self.trainer.strategy.reduce(torch.stack(self.micro_losses).mean(), reduce_op="mean"))
 
     def configure_gradient_clipping(
         self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None

@@ -132,7 +132,9 @@ def byte_tokenizer() -> Tokenizer:
     return Tokenizer(backend)
 
 
-def build_tokenizer(config: TokenizerConfig, train: Iterable[str], everything: Iterable[str], progress: bool) -> Tokenizer:
+def build_tokenizer(
+    config: TokenizerConfig, train: Iterable[str], everything: Iterable[str], progress: bool
+) -> Tokenizer:
     """The tokenizer that a run asks for. BPE learns from the training text alone; characters come from all text."""
     if config.kind == "bpe":
         assert config.vocab_size is not None

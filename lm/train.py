@@ -43,15 +43,17 @@ def train(run: RunConfig) -> dict[str, Any]:
     Raises BadInput for what the user can mend (nothing is left behind, nothing of an earlier run is touched) and
     Interrupted after a signal; the same call then goes on where it stopped.
     """
-    place = RunDirectory(run_directory(run))
-    settings = asdict(run) | {"run_dir": str(place.path), "threads": set_threads(run.threads)}
+    quiet = not sys.stderr.isatty() or not run.trainer.get("enable_progress_bar", True)
+    place, threads = RunDirectory(run_directory(run)), set_threads(run.threads)
+    data = prepare(run.data, run.tokenizer, quiet)
+    settings = asdict(run) | {"run_dir": str(place.path), "threads": threads, "data_hash": data.hash}
     finished = place.read_result()
     if finished is not None:
         place.refuse_changes(settings)
         log.info("%s is finished: nothing to train", place.path)
         return finished
     with place.claim() if leads() else nullcontext():
-        return fit(run, place, settings)
+        return fit(run, place, settings, data, quiet)
 
 
 def leads() -> bool:
@@ -59,28 +61,26 @@ def leads() -> bool:
     return int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", 0))) == 0
 
 
-def fit(run: RunConfig, place: RunDirectory, settings: dict[str, Any]) -> dict[str, Any]:
+def fit(run: RunConfig, place: RunDirectory, settings: dict[str, Any], data: TextData, quiet: bool) -> dict[str, Any]:
     checkpoints = Checkpoints(place.checkpoints, run.checkpoint.keep)
     resume = checkpoints.newest() if run.checkpoint.resume else None
     if resume:
         place.refuse_changes(settings)
         log.info("resuming %s from %s", place.path, resume.name)
-    quiet = not sys.stderr.isatty() or not run.trainer.get("enable_progress_bar", True)
-    data = prepare(run.data, run.tokenizer, quiet)
     net = Transformer(
         run.model, run.head, vocab_size=data.tokenizer.vocab_size, seq_len=run.data.seq_len, seed=run.seed
     )
-    trainer, journal = build_trainer(run, place, checkpoints, data, quiet)
+    trainer, journal = build_trainer(run, place, checkpoints, quiet)
     if run.compile:
         net.compile()
-    place.write_config(settings)
-    if not run.checkpoint.resume:
-        for old in checkpoints.found():
+    if leads():
+        place.write_config(settings)
+        for old in checkpoints.found() if not run.checkpoint.resume else ():
             checkpoints.remove_checkpoint(old)
     if trainer.is_global_zero:
         trainer.loggers = [MetricsFile(place.metrics, step_of(resume)), *loggers(run, place)]
+        log.info("%s: %s parameters, %s steps", place.path, f"{n_params(net):,}", f"{trainer.max_steps:,}")
     task = LMTask(net, run, data, trainer.max_steps)
-    log.info("%s: %s parameters, %s steps", place.path, f"{n_params(net):,}", f"{trainer.max_steps:,}")
     try:
         trainer.fit(task, ckpt_path=resume, weights_only=True)
     except BaseException:
@@ -100,13 +100,15 @@ def step_of(checkpoint: Path | None) -> int:
 
 
 def build_trainer(
-    run: RunConfig, place: RunDirectory, checkpoints: Checkpoints, data: TextData, quiet: bool
+    run: RunConfig, place: RunDirectory, checkpoints: Checkpoints, quiet: bool
 ) -> tuple[Trainer, Journal]:
     """Lightning's Trainer from its own arguments, with what is ours: whole checkpoints, the journal, one bar."""
     options = {"_target_": "lightning.Trainer", **run.trainer, "enable_progress_bar": False}
     accumulate, devices = options.get("accumulate_grad_batches", 1), options.get("devices", 1)
     if not isinstance(accumulate, int) or accumulate < 1 or run.data.batch_size % accumulate:
-        raise BadInput(f"trainer.accumulate_grad_batches={accumulate}: does not divide data.batch_size={run.data.batch_size}")
+        raise BadInput(
+            f"trainer.accumulate_grad_batches={accumulate}: does not divide data.batch_size={run.data.batch_size}"
+        )
     if options.get("precision") == "auto":
         device = options.get("accelerator", "auto")
         options["precision"] = "32-true" if "cpu" in (device, device == "auto" and best_device()) else "bf16-mixed"
@@ -117,7 +119,7 @@ def build_trainer(
         options["max_steps"] = math.ceil(run.max_tokens / tokens_per_step)
     if not isinstance(options.get("max_steps"), int) or options["max_steps"] < 1:
         raise BadInput(f"trainer.max_steps={options.get('max_steps')}: expected a number of steps, 1 or more")
-    journal = Journal(tokens_per_step, options.get("log_every_n_steps") or 1, data.hash)
+    journal = Journal(tokens_per_step, options.get("log_every_n_steps") or 1)
     callbacks: list[Callback] = [journal] if quiet else [journal, Bar(tokens_per_step)]
     fixed = {
         "max_epochs": -1,

@@ -16,7 +16,10 @@ def main(config: EvaluateConfig) -> None:
     from lm.evaluate import evaluate_run
 
     scores = evaluate_run(config, bar=sys.stderr.isatty())
-    print(table([(name, f"{value:,.4f}" if isinstance(value, float) else str(value)) for name, value in scores.items()]), file=sys.stderr)
+    print(
+        table([(name, f"{value:,.4f}" if isinstance(value, float) else str(value)) for name, value in scores.items()]),
+        file=sys.stderr,
+    )
     print(json.dumps(scores))
 
 

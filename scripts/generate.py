@@ -31,7 +31,14 @@ def main(config: GenerateConfig) -> None:
 
     set_threads(config.threads)
     net, tokenizer = load_model(config.run_dir, config.trust)
-    pieces = stream(net.to(best_device()), tokenizer, prompt, config.max_new_tokens, temperature=config.temperature, seed=config.seed)
+    pieces = stream(
+        net.to(best_device()),
+        tokenizer,
+        prompt,
+        config.max_new_tokens,
+        temperature=config.temperature,
+        seed=config.seed,
+    )
     print(prompt, end="", flush=True)
     for piece in pieces:
         print(piece, end="", flush=True)

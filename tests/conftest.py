@@ -29,6 +29,10 @@ TINY_RUN = (
 ).split()
 
 
+# about nine kilobytes, every line different
+TEXT = "".join(f"def f{i}(x, y):\n    return x * {i * 7 % 31} + y  # {i:x}\n" for i in range(200))
+
+
 def tiny(**changes: Any) -> ModelConfig:
     return replace(TINY, **changes)
 
@@ -42,9 +46,8 @@ def one_thread() -> None:
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
-    """A text of about nine kilobytes, every line different."""
     path = tmp_path / "corpus.txt"
-    path.write_text("".join(f"def f{i}(x, y):\n    return x * {i * 7 % 31} + y  # {i:x}\n" for i in range(200)))
+    path.write_text(TEXT)
     return path
 
 
@@ -55,7 +58,9 @@ Script = Callable[..., subprocess.CompletedProcess[str]]
 def script(tmp_path: Path) -> Script:
     """Run scripts/NAME.py as a user would, in an empty directory."""
 
-    def run(name: str, *words: str, env: dict[str, str] | None = None, **options: Any) -> subprocess.CompletedProcess[str]:
+    def run(
+        name: str, *words: str, env: dict[str, str] | None = None, **options: Any
+    ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, ROOT / "scripts" / f"{name}.py", *words],
             cwd=tmp_path,

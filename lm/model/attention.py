@@ -11,7 +11,7 @@ from lm.model.position import Rotation
 
 
 class Attention(nn.Module):
-    """(B, T, D) to (B, T, D); a token sees itself and its past (Vaswani et al., 2017; grouped: Ainslie et al., 2023)."""
+    """(B, T, D) to (B, T, D); a token sees itself and its past (Vaswani et al., 2017; Ainslie et al., 2023)."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class Attention(nn.Module):
 
     def heads(self, x: Tensor) -> Tensor:
         """(B, T, H*K) to (B, H, T, K)."""
-        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        return x.view(*x.shape[:2], -1, self.head_dim).transpose(1, 2)
 
     def forward(
         self, x: Tensor, rotate: Rotation, mask: Tensor | None, cache: NoCache, layer: int, positions: Tensor

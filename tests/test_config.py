@@ -1,0 +1,146 @@
+"""Every schema refuses what it says it refuses, by a line that begins with the key and what was found."""
+
+import math
+import re
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from lm.config import (
+    BadInput,
+    CheckpointConfig,
+    DataConfig,
+    EvaluateConfig,
+    GenerateConfig,
+    HeadConfig,
+    ModelConfig,
+    OptimConfig,
+    RunConfig,
+    TokenizerConfig,
+    ValidationConfig,
+)
+
+NAN = math.nan
+UNTIED = {"kind": "untied", "head_std": 0.02, "head_lr": 1.0}
+
+# schema, settings that are refused, key of the message, what the message expects
+REFUSED: list[tuple[type, dict[str, Any], str, str]] = [
+    *((ModelConfig, {key: 0}, f"model.{key}", "1 or more") for key in ("n_layers", "d_model", "n_heads", "d_ff")),
+    *((ModelConfig, {key: -1}, f"model.{key}", "1 or more") for key in ("n_layers", "d_model", "n_kv_heads", "d_ff")),
+    *((ModelConfig, {key: "none such"}, f"model.{key}", "choose one of") for key in ("norm", "ffn", "position")),
+    *((ModelConfig, {"dropout": value}, "model.dropout", "0 or more") for value in (-0.1, NAN)),
+    *((ModelConfig, {"dropout": value}, "model.dropout", "less than 1") for value in (1.0, 2.0)),
+    *((ModelConfig, {"residual_init": value}, "model.residual_init", "0 or more") for value in (-0.1, NAN)),
+    *((ModelConfig, {"rope_theta": value}, "model.rope_theta", "more than 0") for value in (0, -1, NAN)),
+    (ModelConfig, {"d_model": 30}, "model.d_model=30", "not divisible by model.n_heads=4"),
+    (ModelConfig, {"n_kv_heads": 3}, "model.n_heads=4", "not divisible by model.n_kv_heads=3"),
+    (ModelConfig, {"n_kv_heads": 8}, "model.n_heads=4", "not divisible by model.n_kv_heads=8"),
+    (ModelConfig, {"d_model": 12, "n_heads": 4}, "model.position=rope", "even head width"),
+    (HeadConfig, {"kind": "twisted"}, "head.kind=twisted", "choose one of tied, untied"),
+    *((HeadConfig, {key: -0.1}, f"head.{key}", "0 or more") for key in ("table_std", "table_lr")),
+    *((HeadConfig, UNTIED | {key: -0.1}, f"head.{key}", "0 or more") for key in ("head_std", "head_lr")),
+    *((HeadConfig, {key: 1.0}, "head.head_std, head.head_lr", "leave them null") for key in ("head_std", "head_lr")),
+    *(
+        (HeadConfig, UNTIED | {key: None}, "head.head_std, head.head_lr", "needs both")
+        for key in ("head_std", "head_lr")
+    ),
+    (DataConfig, {"source": "cloud"}, "data.source=cloud", "choose one of stdlib, text"),
+    *((DataConfig, {key: 0}, f"data.{key}=0", "1 or more") for key in ("seq_len", "batch_size")),
+    (DataConfig, {"overfit_batches": -1}, "data.overfit_batches=-1", "0 or more"),
+    *(
+        (DataConfig, {"val_fraction": value}, "data.val_fraction", "between 0 and 1")
+        for value in (0, 1, -0.1, 1.1, NAN)
+    ),
+    *(
+        (DataConfig, {"source": source, "path": path}, "data.path", f"data.source={source} needs one")
+        for source in ("text", "json", "csv", "parquet", "hub")
+        for path in (None, "")
+    ),
+    (TokenizerConfig, {"kind": "words"}, "tokenizer.kind=words", "choose one of bpe, char"),
+    *((TokenizerConfig, {"vocab_size": size}, "tokenizer.vocab_size", "257 or more") for size in (256, 0, -1, None)),
+    *(
+        (TokenizerConfig, {"kind": kind}, "tokenizer.vocab_size=4096", "decides its own size")
+        for kind in ("char", "byte", "file")
+    ),
+    (TokenizerConfig, {"kind": "file", "vocab_size": None}, "tokenizer.path", "tokenizer=file"),
+    (TokenizerConfig, {"path": "tokenizer.json"}, "tokenizer.path", "tokenizer=file"),
+    (OptimConfig, {"name": "sgd"}, "optim.name=sgd", "choose one of adamw"),
+    (OptimConfig, {"decay": "step"}, "optim.decay=step", "choose one of cosine, linear, constant"),
+    *(
+        (OptimConfig, {key: value}, f"optim.{key}", "0 or more")
+        for key in ("lr", "eps", "weight_decay", "warmup_steps", "decay_fraction", "final_lr")
+        for value in (-1, NAN)
+    ),
+    *(
+        (OptimConfig, {"betas": betas}, "optim.betas", "two numbers from 0 to below 1")
+        for betas in ([], [0.9], [0.9, 0.95, 0.99], [0.9, 1.0], [-0.1, 0.9], [NAN, 0.9])
+    ),
+    (OptimConfig, {"decay_fraction": 1.1}, "optim.decay_fraction=1.1", "0 to 1"),
+    *((CheckpointConfig, {key: 0}, f"checkpoint.{key}=0", "1 or more") for key in ("every", "keep")),
+    (ValidationConfig, {"every": -1}, "validation.every=-1", "0 or more"),
+    (ValidationConfig, {"batches": 0}, "validation.batches=0", "1 or more"),
+    *((RunConfig, {key: 0}, f"{key}=0", "1 or more") for key in ("max_tokens", "threads")),
+    (RunConfig, {"seed": -1}, "seed=-1", "0 or more"),
+    *((GenerateConfig, {"run_dir": "r", key: -1}, f"{key}=-1", "0 or more") for key in ("max_new_tokens", "seed")),
+    *((GenerateConfig, {"run_dir": "r", "temperature": value}, "temperature", "0 or more") for value in (-0.5, NAN)),
+    (GenerateConfig, {"run_dir": "r", "threads": 0}, "threads=0", "1 or more"),
+    *((EvaluateConfig, {"run_dir": "r", key: 0}, f"{key}=0", "1 or more") for key in ("batch_size", "threads")),
+]
+
+
+@pytest.mark.parametrize(
+    ("schema", "settings", "key", "expected"), REFUSED, ids=[f"{row[0].__name__}-{row[1]}" for row in REFUSED]
+)
+def test_what_cannot_be_is_refused_by_name(schema: type, settings: dict[str, Any], key: str, expected: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        schema(**settings)
+    assert re.match(rf"{re.escape(key)}\b", str(caught.value))
+    assert expected in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+ALLOWED: list[tuple[type, dict[str, Any]]] = [
+    (ModelConfig, {"n_kv_heads": 1, "dropout": 0.0, "residual_init": 0.0}),
+    (ModelConfig, {"d_model": 12, "n_heads": 4, "position": "learned"}),
+    (ModelConfig, {"d_model": 12, "n_heads": 4, "position": "none"}),
+    (HeadConfig, UNTIED | {"head_std": 0.0}),
+    (TokenizerConfig, {"vocab_size": 257}),
+    (TokenizerConfig, {"kind": "file", "vocab_size": None, "path": "tokenizer.json"}),
+    (OptimConfig, {"betas": [0.0, 0.0], "warmup_steps": 0, "decay_fraction": 0.0, "final_lr": 0.0}),
+    (ValidationConfig, {"every": 0, "batches": None}),
+    (DataConfig, {"seq_len": 1, "batch_size": 1, "source": "text", "path": "x"}),
+]
+
+
+@pytest.mark.parametrize(("schema", "settings"), ALLOWED)
+def test_the_edge_of_what_can_be_is_allowed(schema: type, settings: dict[str, Any]) -> None:
+    config = schema(**settings)
+    assert {key: getattr(config, key) for key in settings} == settings
+
+
+def test_heads_widths_follow_from_the_counts() -> None:
+    assert ModelConfig(d_model=96, n_heads=6).head_dim == 16
+    assert ModelConfig(n_heads=6, d_model=96).kv_heads == 6
+    assert ModelConfig(n_heads=6, d_model=96, n_kv_heads=2).kv_heads == 2
+
+
+@pytest.mark.parametrize("schema", [ModelConfig, HeadConfig, DataConfig, TokenizerConfig, OptimConfig, RunConfig])
+def test_no_schema_takes_a_key_it_does_not_name(schema: type) -> None:
+    config = schema()
+    with pytest.raises(AttributeError):
+        config.no_such_key = 1
+    assert {one.name for one in fields(config)} == set(schema.__slots__)
+
+
+@pytest.mark.xfail(strict=True, reason="a path beside data.source=stdlib is ignored in silence")
+def test_a_path_that_would_not_be_read_is_refused() -> None:
+    with pytest.raises(BadInput):
+        DataConfig(path="my.txt")
+
+
+@pytest.mark.xfail(strict=True, reason="at_least lets infinity pass")
+@pytest.mark.parametrize("key", ["lr", "eps", "weight_decay", "final_lr"])
+def test_an_infinite_rate_is_refused(key: str) -> None:
+    with pytest.raises(BadInput):
+        OptimConfig(**{key: math.inf})

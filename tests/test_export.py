@@ -1,0 +1,188 @@
+"""What transformers loads computes what we compute: the same logits, the same greedy tokens."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import HEADS, SEQ, tiny
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from lm.config import BadInput, ModelConfig
+from lm.export import export
+from lm.generate import generate
+from lm.model.transformer import Transformer
+from lm.portable import load_model, save_model
+from lm.tokenizer import Tokenizer, byte_tokenizer, char_tokenizer, train_bpe
+
+LLAMA = {"norm": "rmsnorm", "position": "rope", "ffn": "swiglu"}
+CELLS: dict[str, dict[str, Any]] = {
+    "LlamaForCausalLM": LLAMA,
+    "LlamaForCausalLM with biases": {**LLAMA, "bias": True, "rope_theta": 500.0},
+    "Qwen3ForCausalLM": {**LLAMA, "qk_norm": True},
+    "GPT2LMHeadModel relu": {"norm": "layernorm", "position": "learned", "ffn": "relu", "bias": True},
+    "GPT2LMHeadModel gelu": {"norm": "layernorm", "position": "learned", "ffn": "gelu"},
+    "GPT2LMHeadModel relu2": {"norm": "layernorm", "position": "learned", "ffn": "relu2"},
+}
+TOKENIZERS = {
+    "byte": byte_tokenizer(),
+    "char": char_tokenizer(["the quick brown fox\n"]),
+    "bpe": train_bpe(["the quick brown fox jumps over the lazy dog " * 9], 270),
+}
+
+
+def net_for(config: ModelConfig, head: str, tokenizer: Tokenizer) -> Transformer:
+    net = Transformer(config, HEADS[head], vocab_size=tokenizer.vocab_size, seq_len=SEQ).eval()
+    with torch.no_grad():  # zeros and ones at the start would hide a swapped norm or bias
+        for parameter in net.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) * 0.1)
+    return net
+
+
+@pytest.mark.parametrize("n_kv_heads", [None, 2])
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("cell", CELLS)
+def test_logits_and_greedy_tokens_are_equal(cell: str, head: str, n_kv_heads: int | None, tmp_path: Path) -> None:
+    tokenizer = TOKENIZERS["byte"]
+    net = net_for(tiny(n_kv_heads=n_kv_heads, **CELLS[cell]), head, tokenizer)
+    assert export(net, tokenizer, tmp_path / "out") == cell.split()[0]
+    theirs, report = AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    tokens = torch.randint(tokenizer.vocab_size, (2, SEQ), generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(theirs(tokens).logits, net(tokens), rtol=0, atol=2e-5)
+    assert sum(p.numel() for p in theirs.parameters()) >= sum(p.numel() for p in net.parameters())
+    assert theirs.config.tie_word_embeddings == (head == "tied")
+    prompt = tokens[:1, :4]
+    answer = theirs.generate(
+        prompt, max_new_tokens=8, do_sample=False, eos_token_id=None, attention_mask=prompt * 0 + 1
+    )
+    ours = prompt
+    for _ in range(8):
+        ours = torch.cat((ours, net(ours)[:, -1:].argmax(-1)), dim=1)
+    assert answer.tolist() == ours.tolist()
+
+
+def test_the_comparison_sees_a_changed_matrix(tmp_path: Path) -> None:
+    tokenizer = TOKENIZERS["byte"]
+    net = net_for(tiny(**LLAMA), "tied", tokenizer)
+    export(net, tokenizer, tmp_path / "out")
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    with torch.no_grad():
+        net.blocks[0].attn.k_proj.weight.mul_(1.01)
+    tokens = torch.arange(SEQ)[None]
+    assert (theirs(tokens).logits - net(tokens)).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_the_tokenizer_goes_along(kind: str, tmp_path: Path) -> None:
+    tokenizer = TOKENIZERS[kind]
+    export(net_for(tiny(**LLAMA), "tied", tokenizer), tokenizer, tmp_path / "out")
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "out")
+    text = "the quick brown fox\n"
+    assert theirs(text)["input_ids"] == tokenizer.encode(text)
+    assert theirs.decode(tokenizer.encode(text)) == text
+    assert theirs.eos_token_id == tokenizer.eot
+    assert theirs.model_max_length == SEQ
+
+
+@pytest.mark.parametrize(
+    ("changes", "switch"),
+    [
+        ({**LLAMA, "position": "none"}, r"model\.position=none"),
+        ({**LLAMA, "ffn": "relu2"}, r"model\.ffn=relu2"),
+        ({**LLAMA, "norm": "layernorm"}, r"model\.norm=layernorm"),
+        ({**LLAMA, "qk_norm": True, "bias": True}, r"model\.bias=true"),
+        ({"norm": "layernorm", "position": "learned", "ffn": "swiglu"}, r"model\.ffn=swiglu"),
+        ({"norm": "layernorm", "position": "learned", "ffn": "gelu", "qk_norm": True}, r"model\.qk_norm=true"),
+        ({**LLAMA, "linear": "torch.nn.Linear"}, r"model\.linear=torch\.nn\.Linear"),
+    ],
+)
+def test_what_no_architecture_expresses_is_refused_by_its_switch(
+    changes: dict[str, Any], switch: str, tmp_path: Path
+) -> None:
+    tokenizer = TOKENIZERS["byte"]
+    with pytest.raises(BadInput, match=switch):
+        export(net_for(tiny(**changes), "tied", tokenizer), tokenizer, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_full_folder_is_never_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("keep me")
+    with pytest.raises(BadInput, match="output_dir"):
+        export(net_for(tiny(**LLAMA), "tied", TOKENIZERS["byte"]), TOKENIZERS["byte"], tmp_path)
+    assert (tmp_path / "precious").read_text() == "keep me"
+
+
+class TestModelFolder:
+    """lm.portable: what load_model takes, and what it refuses."""
+
+    @pytest.fixture
+    def folder(self, tmp_path: Path) -> Path:
+        net = net_for(tiny(), "untied", TOKENIZERS["byte"])
+        save_model(net, TOKENIZERS["byte"], tmp_path / "model")
+        return tmp_path
+
+    @pytest.mark.parametrize("head", HEADS)
+    def test_round_trip(self, head: str, tmp_path: Path) -> None:
+        net = net_for(tiny(n_kv_heads=1, qk_norm=True), head, TOKENIZERS["bpe"])
+        save_model(net, TOKENIZERS["bpe"], tmp_path / "model")
+        again, tokenizer = load_model(tmp_path)
+        assert again.config == net.config
+        assert again.head_config == net.head_config
+        assert all(torch.equal(a, b) for a, b in zip(again.parameters(), net.parameters(), strict=True))
+        assert generate(again, tokenizer, "the", 5) == generate(net, TOKENIZERS["bpe"], "the", 5)
+
+    @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+    def test_one_flipped_bit_is_seen(self, folder: Path, name: str) -> None:
+        content = bytearray((folder / "model" / name).read_bytes())
+        content[-2] ^= 1
+        (folder / "model" / name).write_bytes(content)
+        with pytest.raises(BadInput, match=f"{name}: damaged"):
+            load_model(folder)
+
+    @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
+    def test_a_missing_file_is_named(self, folder: Path, name: str) -> None:
+        (folder / "model" / name).unlink()
+        with pytest.raises(BadInput):
+            load_model(folder)
+
+    def test_damaged_settings_are_refused(self, folder: Path) -> None:
+        path = folder / "model/config.json"
+        whole = json.loads(path.read_text())
+        for wrong in ({**whole, "format": 99}, {**whole, "model": {"n_layer": 1}}, {"format": 1}, [], "x"):
+            path.write_text(json.dumps(wrong))
+            with pytest.raises(BadInput, match=r"config\.json"):
+                load_model(folder)
+        path.write_text(path.read_text()[:-3])
+        with pytest.raises(BadInput, match=r"config\.json"):
+            load_model(folder)
+
+    def test_a_class_named_by_a_file_is_imported_only_on_trust(self, folder: Path) -> None:
+        path = folder / "model/config.json"
+        settings = json.loads(path.read_text())
+        settings["model"]["linear"] = "antigravity.Linear"
+        path.write_text(json.dumps(settings))
+        with pytest.raises(BadInput, match="trust=true"):
+            load_model(folder)
+
+    def test_what_is_no_run_is_said_so(self, tmp_path: Path) -> None:
+        with pytest.raises(BadInput, match="no such folder"):
+            load_model(tmp_path / "absent")
+        with pytest.raises(BadInput, match="holds no model yet"):
+            load_model(tmp_path)
+
+
+def test_the_default_model_can_be_exported(tmp_path: Path) -> None:
+    from hydra import compose, initialize_config_dir
+    from hydra.core.config_store import ConfigStore
+
+    from lm.cli import CONFIGS, convert
+    from lm.config import RunConfig
+
+    ConfigStore.instance().store(name="train_schema", node=RunConfig)
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        run: RunConfig = convert(compose("train"), RunConfig, {})
+    small = replace(run.model, n_layers=1, d_model=run.model.n_heads * 8, d_ff=32)
+    assert export(net_for(small, "tied", TOKENIZERS["byte"]), TOKENIZERS["byte"], tmp_path / "out")

@@ -1,0 +1,87 @@
+"""Facts about softmax, cross-entropy and argmax that are often stated wrongly."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lm.generate import pick
+
+
+def draw(*shape: int, scale: float = 1.0) -> Tensor:
+    return scale * torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+def test_gradient_of_softmax() -> None:
+    """dL/dz_i = p_i (g_i - sum_j p_j g_j) with g = dL/dp; a further factor (1 - p_i) is wrong."""
+    z, g = draw(5, 7).requires_grad_(), draw(7)
+    p = z.softmax(-1)
+    p.backward(g.expand_as(p))
+    p = p.detach()
+    right = p * (g - (p * g).sum(-1, keepdim=True))
+    assert torch.allclose(z.grad, right)
+    assert torch.allclose(z.grad.sum(-1), torch.zeros(5, dtype=torch.float64))
+    assert not torch.allclose(z.grad, right * (1 - p), atol=1e-3)
+    assert not torch.allclose(z.grad, p * (1 - p) * g, atol=1e-3)  # the term i = j alone
+
+
+def test_gradient_of_cross_entropy_is_p_minus_y() -> None:
+    z, targets = draw(5, 7).requires_grad_(), torch.tensor([0, 6, 3, 3, 1])
+    nn.CrossEntropyLoss(reduction="sum")(z, targets).backward()
+    assert torch.allclose(z.grad, z.detach().softmax(-1) - F.one_hot(targets, 7))
+    assert torch.allclose(z.grad.sum(-1), torch.zeros(5, dtype=torch.float64))
+    assert z.grad.abs().max() > 0.1
+
+
+@pytest.mark.parametrize("shift", [-1000.0, 0.5, 1000.0])
+def test_softmax_is_shift_invariant_but_not_scale_invariant(shift: float) -> None:
+    z = draw(5, 7)
+    assert torch.allclose((z + shift).softmax(-1), z.softmax(-1))
+    assert not torch.allclose((z * 2).softmax(-1), z.softmax(-1), atol=1e-2)
+
+
+@pytest.mark.parametrize("size", [1e4, -1e4])
+def test_log_sum_exp_is_finite_where_naive_exponentials_are_not(size: float) -> None:
+    z, targets = size + draw(5, 7), torch.arange(5)
+    naive = z.exp() / z.exp().sum(-1, keepdim=True)
+    assert naive.isnan().all()
+    assert torch.allclose(z.logsumexp(-1), size + draw(5, 7).logsumexp(-1))
+    assert F.cross_entropy(z, targets).item() == pytest.approx(F.cross_entropy(draw(5, 7), targets).item())
+
+
+def test_cross_entropy_takes_logits() -> None:
+    """With a softmax before it the loss is another, and cannot fall below ln(1 + (V-1)/e) however sure the model."""
+    z, targets = draw(5, 7), torch.arange(5)
+    by_hand = -z.softmax(-1)[torch.arange(5), targets].log().mean()
+    loss = nn.CrossEntropyLoss()
+    assert loss(z, targets).item() == pytest.approx(by_hand.item())
+    assert abs(loss(z.softmax(-1), targets) - by_hand) > 0.1
+    sure = 100.0 * F.one_hot(targets, 7).double()
+    assert loss(sure, targets) < 1e-9
+    assert loss(sure.softmax(-1), targets).item() == pytest.approx(math.log(1 + 6 / math.e))
+
+
+@pytest.mark.parametrize("scale", [0.01, 1.0, 20.0])
+def test_argmax_of_logits_is_argmax_of_softmax(scale: float) -> None:
+    z = draw(500, 50, scale=scale)
+    assert torch.equal(z.argmax(-1), z.softmax(-1).argmax(-1))
+    assert torch.equal(pick(z, 0.0, None), z.softmax(-1).argmax(-1))
+
+
+def chi_square(ids: Tensor, probabilities: Tensor) -> float:
+    expected = probabilities * len(ids)
+    return ((torch.bincount(ids, minlength=len(expected)) - expected).square() / expected).sum().item()
+
+
+Z = torch.tensor([2.0, 1.0, 0.0, -1.0, 0.5, -3.0])
+LIMIT = 20.5  # the chi-square statistic with five degrees of freedom exceeds it once in a thousand
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_gumbel_max_draws_from_the_softmax(temperature: float) -> None:
+    ids = pick(Z.expand(50_000, -1), temperature, torch.Generator().manual_seed(0))
+    assert chi_square(ids, (Z / temperature).softmax(-1)) < LIMIT
+    for wrong in (temperature * 1.1, temperature / 1.1):  # the test has the power to see ten per cent
+        assert chi_square(ids, (Z / wrong).softmax(-1)) > 3 * LIMIT

@@ -1,0 +1,195 @@
+"""Decoding: the same tokens with and without a cache, alone and in a batch, and no softmax anywhere."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from itertools import islice, takewhile
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import SEQ, UNTIED, VOCAB, tiny
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.overrides import TorchFunctionMode
+
+from lm.config import BadInput
+from lm.generate import decode, generate, stream, window_start
+from lm.model.position import POSITIONS
+from lm.model.transformer import Transformer
+from lm.tokenizer import byte_tokenizer, char_tokenizer
+
+BYTE, CHAR = byte_tokenizer(), char_tokenizer(["abcde"])
+LOUD = replace(UNTIED, table_std=0.3, head_std=1.0)  # a head and a body that make an untrained model talk
+PROMPTS = [[1], [5, 6, 7, 8, 9], [*range(SEQ)], [*range(20, 21 + SEQ)], [*range(40, VOCAB)]]
+
+
+@cache
+def talker(vocab_size: int = VOCAB, seq_len: int = SEQ, **body) -> Transformer:
+    """An untrained model whose next token hangs on its whole context: loud branches and sharp attention."""
+    net = Transformer(tiny(residual_init=1.5, **body), LOUD, vocab_size=vocab_size, seq_len=seq_len).eval()
+    for block in net.blocks:
+        block.attn.q_proj.weight.data.mul_(8)
+    return net
+
+
+def tokens(net: Transformer, prompts: Sequence[Sequence[int]], n: int, **options) -> list[list[int]]:
+    """n new tokens for each prompt."""
+    return [list(row) for row in zip(*islice(decode(net, prompts, **options), n), strict=True)]
+
+
+@torch.no_grad()
+def by_definition(net: Transformer, prompt: Sequence[int], n: int) -> list[int]:
+    """Greedy decoding as one would first write it: the window, the whole model, the last row, its argmax."""
+    text = list(prompt)
+    for _ in range(n):
+        window = text[window_start(len(text), net.seq_len) :]
+        text.append(net(torch.tensor([window]))[0, -1].argmax().item())
+    return text[len(prompt) :]
+
+
+@settings(deadline=None)
+@given(length=st.integers(1, 5000), seq_len=st.integers(1, 300))
+def test_the_window_is_never_empty_and_fits_the_context(length: int, seq_len: int) -> None:
+    start = window_start(length, seq_len)
+    assert 0 < length - start <= seq_len
+    assert length - start > seq_len // 2 or start == 0
+    assert (start == 0) == (length <= seq_len)
+
+
+@settings(deadline=None)
+@given(seq_len=st.integers(2, 100))
+def test_the_window_stands_still_for_half_a_context(seq_len: int) -> None:
+    """So the cache is rebuilt once in so many tokens; and it only ever moves forward."""
+    starts = [window_start(length, seq_len) for length in range(1, 6 * seq_len)]
+    assert starts == sorted(starts)
+    assert {starts.count(start) for start in set(starts) - {0, starts[-1]}} == {seq_len // 2}
+
+
+@pytest.mark.parametrize("seq_len", [SEQ, 7, 1])
+@pytest.mark.parametrize("n_kv_heads", [None, 1])
+@pytest.mark.parametrize("position", POSITIONS)
+def test_cached_equals_uncached_equals_batched_far_past_the_context(
+    position: str, n_kv_heads: int | None, seq_len: int
+) -> None:
+    net = talker(position=position, n_kv_heads=n_kv_heads, seq_len=seq_len)
+    n = 4 * seq_len
+    expected = [by_definition(net, prompt, n) for prompt in PROMPTS]
+    assert tokens(net, PROMPTS, n) == expected
+    assert tokens(net, PROMPTS, n, use_cache=False) == expected
+    assert [tokens(net, [prompt], n)[0] for prompt in PROMPTS] == expected
+
+
+def test_the_talker_hears_its_whole_context() -> None:
+    """Or the test above would show little: the next token changes with far tokens and with their order."""
+    net, text = talker(), torch.randint(VOCAB, (200, SEQ), generator=torch.Generator().manual_seed(0))
+    moved = text.clone()
+    moved[:, :2] = text[:, :2].flip(1)
+    with torch.no_grad():
+        changed = net(text)[:, -1].argmax(-1) != net(moved)[:, -1].argmax(-1)
+    assert changed.float().mean() > 0.1
+
+
+def test_an_empty_list_of_ids_is_refused() -> None:
+    with pytest.raises(ValueError, match="empty"):
+        next(decode(talker(), [[1], []]))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_it_stops_at_end_of_text(temperature: float) -> None:
+    """Rows of one batch stop each for itself; what the model says after its end of text is not heard."""
+    net, prompts = talker(CHAR.vocab_size), ["", "a", "bcd", "edcba" * 5, "cc", "dab"]
+    answers = generate(net, CHAR, prompts, 30, temperature=temperature)
+    rows = tokens(net, [[CHAR.eot, *CHAR.encode(prompt)] for prompt in prompts], 30, temperature=temperature)
+    assert answers == [CHAR.decode(takewhile(lambda one: one != CHAR.eot, row)) for row in rows]
+    assert len({len(answer) for answer in answers}) > 2  # they do stop, at different lengths
+
+
+def test_batched_answers_equal_single_ones() -> None:
+    net, prompts = talker(BYTE.vocab_size), ["", "x", "def f(x):", "naïve 漢字 " * 4]
+    answers = generate(net, BYTE, prompts, 40)
+    assert answers == [generate(net, BYTE, prompt, 40) for prompt in prompts]
+    assert len(set(answers)) == len(prompts)
+    assert generate(net, BYTE, [], 40) == []
+
+
+def test_no_new_tokens_is_an_empty_answer() -> None:
+    assert generate(talker(BYTE.vocab_size), BYTE, "x", 0) == ""
+    assert generate(talker(BYTE.vocab_size), BYTE, ["x", ""], 0) == ["", ""]
+    assert list(stream(talker(BYTE.vocab_size), BYTE, "x", 0)) == []
+
+
+@pytest.mark.parametrize("wrong", [{"max_new_tokens": -1}, {"temperature": -0.1}, {"temperature": math.nan}])
+def test_senseless_numbers_are_refused_by_name(wrong: dict) -> None:
+    for say in (generate, lambda *args, **options: list(stream(*args, **options))):
+        with pytest.raises(BadInput, match=next(iter(wrong))):
+            say(talker(BYTE.vocab_size), BYTE, "x", **wrong)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("tokenizer", [BYTE, CHAR], ids=["byte", "char"])
+def test_a_stream_joined_is_the_answer(tokenizer, temperature: float) -> None:
+    for seed in range(4):
+        options = {"max_new_tokens": 40, "temperature": temperature, "seed": seed}
+        answer = generate(talker(tokenizer.vocab_size), tokenizer, "abc", **options)
+        assert "".join(stream(talker(tokenizer.vocab_size), tokenizer, "abc", **options)) == answer
+
+
+@settings(deadline=None)
+@given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\ufffd")))
+def test_a_stream_of_bytes_comes_out_one_whole_character_at_a_time(text: str) -> None:
+    assert list(BYTE.stream(BYTE.encode(text))) == list(text)
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, BYTE.vocab_size - 1)))
+def test_a_stream_of_any_bytes_joined_is_their_decoding(ids: list[int]) -> None:
+    assert "".join(BYTE.stream(ids)) == BYTE.decode(ids)
+
+
+def test_a_stream_does_not_wait() -> None:
+    ids = iter(BYTE.encode("é漢b"))
+    pieces = BYTE.stream(ids)
+    assert next(pieces) == "é"
+    assert len(list(ids)) == 4  # the bytes of the other two characters had not been asked for
+
+
+def test_a_sample_is_decided_by_its_seed_and_temperature() -> None:
+    net = talker(BYTE.vocab_size)
+    samples = [generate(net, BYTE, "x", 40, temperature=1.0, seed=seed) for seed in (0, 1, 2)]
+    torch.manual_seed(5)  # the global state has no say
+    assert generate(net, BYTE, "x", 40, temperature=1.0, seed=0) == samples[0]
+    assert len({*samples, generate(net, BYTE, "x", 40)}) == 4
+    assert generate(net, BYTE, "x", 40, temperature=1e-6) == generate(net, BYTE, "x", 40)
+
+
+class NoSoftmax(TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        assert "softmax" not in getattr(func, "__name__", "")
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_decoding_calls_no_softmax(temperature: float) -> None:
+    with NoSoftmax():
+        assert generate(talker(BYTE.vocab_size), BYTE, ["x", "yz"], 20, temperature=temperature)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: torch.softmax(x, -1),
+        lambda x: torch.log_softmax(x, -1),
+        lambda x: torch.special.softmax(x, -1),
+        lambda x: F.softmax(x, -1),
+        lambda x: F.log_softmax(x, -1),
+        lambda x: F.gumbel_softmax(x),
+        lambda x: x.softmax(-1),
+        lambda x: x.log_softmax(-1),
+        torch.nn.Softmax(-1),
+    ],
+)
+def test_the_guard_sees_every_softmax(call) -> None:
+    with NoSoftmax(), torch.inference_mode(), pytest.raises(AssertionError):
+        call(torch.ones(2, 3))

@@ -1,0 +1,178 @@
+"""The one matrix product: what `Linear` computes, how it starts, and that another class can take its place."""
+
+import math
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import HEADS, SEQ, TIED, VOCAB, tiny
+from torch import nn
+
+from lm.config import BadInput, HeadConfig, OptimConfig
+from lm.model.linear import Linear, linear, linear_class
+from lm.model.transformer import Transformer
+from lm.optim import build_optimizer
+
+
+class LowRank(nn.Module):
+    """x A^T B^T: a linear map of rank two at most."""
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
+        super().__init__()
+        self.a = nn.Parameter(torch.empty(2, in_features))
+        self.b = nn.Parameter(torch.empty(out_features, 2))
+        self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.a, std=0.1)
+        nn.init.normal_(self.b, std=0.1)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(F.linear(x, self.a), self.b, self.bias)
+
+
+def twins(*shape: int, **options) -> tuple[Linear, nn.Linear]:
+    """Ours and torch's from the same random state."""
+    torch.manual_seed(0)
+    ours = Linear(*shape, **options)
+    torch.manual_seed(0)
+    return ours, nn.Linear(*shape, **options)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(2, 3), (1, 1), (7, 5), (96, 256), (1000, 3)])
+def test_equals_torch_bit_for_bit(shape: tuple[int, int], dtype: torch.dtype, bias: bool) -> None:
+    ours, torchs = twins(*shape, bias=bias, dtype=dtype)
+    x = torch.randn(4, shape[0], dtype=dtype)
+    assert ours.state_dict().keys() == torchs.state_dict().keys()
+    assert all(torch.equal(ours.state_dict()[name], torchs.state_dict()[name]) for name in ours.state_dict())
+    assert torch.equal(ours(x), torchs(x))
+
+
+def test_known_numbers_of_seed_zero() -> None:
+    ours, _ = twins(2, 3)
+    y = ours(torch.tensor([[0.0, 1.0], [2.0, 3.0]]))
+    close = {"atol": 5.1e-5, "rtol": 0}
+    assert torch.allclose(
+        ours.weight, torch.tensor([[-0.0053, 0.3793], [-0.5820, -0.5204], [-0.2723, 0.1896]]), **close
+    )
+    assert torch.allclose(ours.bias, torch.tensor([-0.0140, 0.5607, -0.0628]), **close)
+    assert torch.allclose(y, torch.tensor([[0.3653, 0.0403, 0.1269], [1.1134, -2.1645, -0.0386]]), **close)
+
+
+def test_rows_times_a_column_by_hand() -> None:
+    weight = torch.tensor([[1.0, 2, 3, 4], [2, 3, 4, 5], [3, 4, 5, 6]])
+    assert linear(torch.tensor([1.0, 2, 3, 4]), weight).tolist() == [30, 40, 50]
+
+
+def test_weight_is_out_by_in_and_every_way_to_multiply_agrees() -> None:
+    layer, x = Linear(4, 3), torch.randn(5, 4)
+    assert layer.weight.shape == (3, 4)
+    assert layer.bias.shape == (3,)
+    for y in (
+        F.linear(x, layer.weight, layer.bias),
+        torch.matmul(x, layer.weight.T) + layer.bias,
+        x @ layer.weight.T + layer.bias,
+    ):
+        assert torch.allclose(layer(x), y, atol=1e-6)
+
+
+@pytest.mark.parametrize("leading", [(), (2,), (2, 3), (2, 3, 5), (0,), (2, 0)])
+def test_acts_on_the_last_dimension_whatever_leads(leading: tuple[int, ...]) -> None:
+    layer, x = Linear(4, 3), torch.randn(*leading, 4)
+    assert layer(x).shape == (*leading, 3)
+    assert torch.allclose(layer(x).reshape(-1, 3), layer(x.reshape(-1, 4)), atol=1e-6)
+
+
+def test_starts_within_one_over_root_fan_in_which_is_not_hes() -> None:
+    """Kaiming uniform with a = sqrt(5): variance 1/(3 fan_in), six times below He's 2/fan_in for ReLU."""
+    torch.manual_seed(0)
+    layer, bound = Linear(64, 4096), 1 / math.sqrt(64)
+    for parameter in (layer.weight, layer.bias):
+        assert 0.99 * bound < parameter.abs().max() <= bound
+    assert layer.weight.var().item() == pytest.approx(1 / (3 * 64), rel=0.02)
+    he = nn.init.kaiming_uniform_(torch.empty(4096, 64), nonlinearity="relu")
+    assert he.var().item() == pytest.approx(6 * layer.weight.var().item(), rel=0.02)
+
+
+@pytest.mark.parametrize("shape", [(5,), (2, 3), (4, 5)])
+def test_a_wrong_last_dimension_names_both_sizes(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=rf"\b{shape[-1]}\b.*\b4\b"):
+        Linear(4, 3)(torch.zeros(shape))
+
+
+def test_hooks_fire_because_modules_are_called() -> None:
+    """Every Linear of a body is reached by its call, in the order of the modules."""
+    net = Transformer(tiny(), TIED, vocab_size=VOCAB, seq_len=SEQ)
+    linears = [module for module in net.modules() if isinstance(module, Linear)]
+    fired: list[nn.Module] = []
+    for module in linears:
+        module.register_forward_hook(lambda module, *_: fired.append(module))
+    net(torch.zeros(1, SEQ, dtype=torch.long))
+    assert len(linears) == 2 * 6
+    assert fired == linears
+    linears[0].forward(torch.zeros(1, 32))  # this way no hook fires
+    assert fired == linears
+
+
+def test_gradients_by_formula() -> None:
+    """dL/dW = G^T X, dL/db = sum of G over the batch, dL/dX = G W."""
+    layer, x, g = Linear(4, 3), torch.randn(5, 4, requires_grad=True), torch.randn(5, 3)
+    layer(x).backward(g)
+    assert torch.allclose(layer.weight.grad, g.T @ x, atol=1e-6)
+    assert torch.allclose(layer.bias.grad, g.sum(0), atol=1e-6)
+    assert torch.allclose(x.grad, g @ layer.weight, atol=1e-6)
+
+
+@pytest.mark.parametrize("options", [{}, {"bias": False}, {"dtype": torch.float64}, {"device": "meta"}])
+def test_options_and_repr_are_torchs(options: dict) -> None:
+    ours, torchs = Linear(4, 3, **options), nn.Linear(4, 3, **options)
+    assert repr(ours) == repr(torchs)
+    assert (ours.bias is None) == (torchs.bias is None)
+    assert ours.weight.dtype == torchs.weight.dtype
+    assert ours.weight.device == torchs.weight.device
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("head", HEADS.values(), ids=HEADS)
+def test_torchs_own_class_gives_the_same_logits(head: HeadConfig, bias: bool) -> None:
+    tokens = torch.arange(SEQ)[None]
+    ours, torchs = (
+        Transformer(tiny(linear=name, bias=bias), head, vocab_size=VOCAB, seq_len=SEQ)
+        for name in ("linear", "torch.nn.Linear")
+    )
+    assert type(torchs.blocks[0].ffn.up_proj) is nn.Linear
+    assert torch.equal(ours(tokens), torchs(tokens))
+
+
+def test_a_class_of_the_users_trains() -> None:
+    net = Transformer(tiny(linear=f"{__name__}.LowRank", bias=True), TIED, vocab_size=VOCAB, seq_len=SEQ)
+    optimizer = build_optimizer(net, OptimConfig(weight_decay=0.0, warmup_steps=0), TIED)
+    before = {name: parameter.detach().clone() for name, parameter in net.named_parameters()}
+    tokens, targets = torch.randint(VOCAB, (2, 4, SEQ), generator=torch.Generator().manual_seed(0))
+    for _ in range(3):
+        optimizer.zero_grad()
+        F.cross_entropy(net(tokens).flatten(0, 1), targets.flatten()).backward()
+        optimizer.step()
+    assert isinstance(net.blocks[1].attn.k_proj, LowRank)
+    assert [name for name, parameter in net.named_parameters() if torch.equal(parameter, before[name])] == []
+
+
+@pytest.mark.parametrize("name", ["Linear", "linaer", "", "nosuch.Linear", "os.path", "torch.nn.functional.relu"])
+def test_what_is_no_module_class_is_refused_by_name(name: str) -> None:
+    with pytest.raises(BadInput, match=f"model.linear={name}"):
+        linear_class(name)
+
+
+def test_without_trust_nothing_is_imported() -> None:
+    """`this` prints a poem when it is imported, so nobody has."""
+    with pytest.raises(BadInput, match="trust=true"):
+        linear_class("this.Linear", trust=False)
+    assert "this" not in sys.modules
+    assert linear_class("torch.nn.Linear", trust=False) is nn.Linear
+    assert linear_class("linear", trust=False) is Linear

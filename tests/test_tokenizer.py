@@ -1,0 +1,166 @@
+"""Every tokenizer gives back the text it was given, and no text can forge the end of a document."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lm.config import BadInput, TokenizerConfig
+from lm.tokenizer import EOT, Tokenizer, build_tokenizer, byte_tokenizer, char_tokenizer, load_tokenizer, train_bpe
+
+TEXT = "".join(f"def f{i}(x, y):\n    return x * {i * 7 % 31} + y  # naïve {i:x}\n" for i in range(200))
+BPE, BYTE, CHAR = train_bpe([TEXT], 400), byte_tokenizer(), char_tokenizer([TEXT])
+FORGED = f"{EOT} begin{EOT}{EOT}\nend {EOT[:-1]}{EOT[1:]}"
+
+
+@pytest.mark.parametrize("size", [257, 258, 300, 517])
+def test_bpe_has_exactly_the_size_asked_for(size: int) -> None:
+    tokenizer = train_bpe([TEXT], size)
+    assert tokenizer.vocab_size == size == len(tokenizer.backend.get_vocab())
+    assert sorted(tokenizer.backend.get_vocab().values()) == list(range(size))
+    assert 0 <= tokenizer.eot < size
+
+
+def test_byte_has_257_tokens_and_char_one_for_each_character() -> None:
+    assert BYTE.vocab_size == 257
+    assert CHAR.vocab_size == len(set(TEXT)) + 1
+
+
+@pytest.mark.parametrize("tokenizer", [BPE, BYTE], ids=["bpe", "byte"])
+@settings(deadline=None)
+@given(text=st.text())
+def test_byte_level_gives_back_any_text(tokenizer: Tokenizer, text: str) -> None:
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text
+    assert tokenizer.eot not in ids
+
+
+@settings(deadline=None)
+@given(text=st.text())
+def test_byte_uses_one_token_for_each_byte(text: str) -> None:
+    assert len(BYTE.encode(text)) == len(text.encode())
+
+
+@settings(deadline=None)
+@given(text=st.text(st.sampled_from(sorted(set(TEXT)))))
+def test_char_gives_back_any_text_over_its_alphabet_with_a_token_for_each_character(text: str) -> None:
+    ids = CHAR.encode(text)
+    assert CHAR.decode(ids) == text
+    assert len(ids) == len(text)
+
+
+@settings(deadline=None)
+@given(text=st.text())
+def test_char_knows_any_text_that_it_was_made_of(text: str) -> None:
+    tokenizer = char_tokenizer([text])
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.vocab_size == len(set(text)) + 1
+
+
+@pytest.mark.parametrize("tokenizer", [BPE, BYTE, char_tokenizer([FORGED])], ids=["bpe", "byte", "char"])
+def test_text_that_spells_end_of_text_is_plain_text(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode(FORGED)
+    assert tokenizer.eot not in ids
+    assert tokenizer.decode(ids) == FORGED
+
+
+def test_forged_end_of_text_in_the_training_text_of_bpe_is_plain_text_too() -> None:
+    tokenizer = train_bpe([TEXT, FORGED * 50], 300)
+    assert tokenizer.eot not in tokenizer.encode(FORGED)
+    assert tokenizer.decode(tokenizer.encode(FORGED)) == FORGED
+
+
+@settings(deadline=None)
+@given(text=st.text())
+def test_stream_joined_equals_decode(text: str) -> None:
+    assert "".join(BPE.stream(BPE.encode(text))) == text
+
+
+@settings(deadline=None)
+@given(ids=st.lists(st.integers(0, BYTE.vocab_size - 1)))
+def test_stream_of_any_ids_joined_equals_decode(ids: list[int]) -> None:
+    assert "".join(BYTE.stream(ids)) == BYTE.decode(ids)
+
+
+def test_bpe_training_is_deterministic() -> None:
+    again = train_bpe([TEXT], 400)
+    assert again.to_json() == BPE.to_json()
+    assert again.hash == BPE.hash == hashlib.sha256(BPE.to_json().encode()).hexdigest()
+
+
+@pytest.mark.parametrize("tokenizer", [BPE, BYTE, CHAR], ids=["bpe", "byte", "char"])
+def test_a_saved_tokenizer_is_the_same_tokenizer(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_text(tokenizer.to_json(), encoding="utf-8")
+    loaded = build_tokenizer(TokenizerConfig(kind="file", vocab_size=None, path=str(path)), [], [], progress=False)
+    assert (loaded.vocab_size, loaded.eot, loaded.hash) == (tokenizer.vocab_size, tokenizer.eot, tokenizer.hash)
+    assert loaded.encode(TEXT) == tokenizer.encode(TEXT)
+    assert loaded.decode([loaded.eot]) == ""
+
+
+def test_a_file_without_end_of_text_gets_it_as_one_more_token(tmp_path: Path) -> None:
+    content = json.loads(BYTE.to_json())
+    content["added_tokens"] = []
+    content["model"]["vocab"] = {token: i - 1 for token, i in content["model"]["vocab"].items() if token != EOT}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    tokenizer = load_tokenizer(tmp_path / "tokenizer.json")
+    assert (tokenizer.vocab_size, tokenizer.eot) == (257, 256)
+    assert tokenizer.eot not in tokenizer.encode(FORGED)
+
+
+def test_bpe_learns_from_the_training_text_and_char_from_all_text() -> None:
+    bpe = build_tokenizer(TokenizerConfig(vocab_size=300), [TEXT], ["not read"], progress=False)
+    assert bpe.to_json() == train_bpe([TEXT], 300).to_json()
+    char = build_tokenizer(TokenizerConfig(kind="char", vocab_size=None), ["ab"], ["ab", "c"], progress=False)
+    assert char.vocab_size == 4
+
+
+def test_a_vocabulary_that_the_text_cannot_fill_is_refused_with_what_it_yields() -> None:
+    with pytest.raises(BadInput, match=r"tokenizer\.vocab_size=5000: this text yields no more than \d+ tokens"):
+        train_bpe(["abc abc"], 5000)
+
+
+@pytest.mark.parametrize("text", ["~", "def ~", "a\nb\u20ac"])
+def test_an_unknown_character_is_named(text: str) -> None:
+    with pytest.raises(BadInput, match=f"does not know the character '{text[-1]}'"):
+        CHAR.encode(text)
+
+
+WHOLE = BPE.to_json().encode()
+DAMAGED = {
+    "empty": b"",
+    "space": b" \n",
+    "list": b"[]",
+    "number": b"1",
+    "null": b"null",
+    "string": b'"BPE"',
+    "object": b"{}",
+    "other_json": b'{"model_type": "gpt2"}',
+    "merges_of_unknown_tokens": b'{"model": {"type": "BPE", "vocab": {}, "merges": [["a", "b"]]}}',
+    "ids_as_strings": b'{"model": {"type": "WordLevel", "vocab": {"a": "1"}, "unk_token": "a"}}',
+    "binary": bytes(range(256)),
+    "nul": bytes(1000),
+    "deep": b"[" * 100_000,
+} | {f"cut_at_{cut}": WHOLE[:cut] for cut in (1, 2, 50, len(WHOLE) // 3, len(WHOLE) // 2, len(WHOLE) - 1)}
+
+
+@pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED.keys())
+def test_a_damaged_file_is_named(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_bytes(content)
+    with pytest.raises(BadInput) as caught:
+        load_tokenizer(path)
+    assert str(caught.value).startswith(f"{path}: not a tokenizer.json (")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["absent.json", "folder", "absent/tokenizer.json"])
+def test_an_absent_file_is_named(name: str, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(BadInput) as caught:
+        load_tokenizer(tmp_path / name)
+    assert str(caught.value).startswith(f"{tmp_path / name}: ")
+    assert str(caught.value).endswith("expected a tokenizer.json")
