@@ -7,7 +7,10 @@ Plain text is read here, because an error must name the file and the byte; every
 import glob
 import hashlib
 import itertools
+import os
 import sysconfig
+import urllib.error
+import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlparse
@@ -15,6 +18,7 @@ from urllib.parse import urlparse
 from lm.config import BadInput, DataConfig
 
 LEFT_OUT = ("test", "tests", "idle_test", "site-packages", "dist-packages", "encodings", "pydoc_data", "lib2to3")
+HUB = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
 SUFFIXES = {"json": (".json", ".jsonl"), "csv": (".csv",), "parquet": (".parquet",)}
 
 
@@ -90,22 +94,24 @@ def text(config: DataConfig) -> list[Document]:
 
 def table(config: DataConfig) -> list[Document]:
     """json, csv and parquet files, or a data set of the Hub: a document for each row of the named column."""
-    import datasets
-
     assert config.path is not None
+    hub, url = config.source == "hub", config.path.startswith(("http://", "https://"))
+    files = [] if hub or url else local_files(config.path, SUFFIXES[config.source])[1]
+    hint = ""
+    import datasets
+    import huggingface_hub.constants
+
+    if hub and not reachable(HUB):  # then the cache or nothing, at once, not after five retries
+        datasets.config.HF_HUB_OFFLINE = huggingface_hub.constants.HF_HUB_OFFLINE = True
+        hint = f"; {HUB} cannot be reached: fetch the data once where it can, or name files of your own"
     datasets.disable_progress_bars()
     try:
-        if config.source == "hub":
-            datasets.config.HF_HUB_ETAG_TIMEOUT = 5
+        if hub:
             rows = datasets.load_dataset(config.path, split=config.split)
         else:
-            url = config.path.startswith(("http://", "https://"))
-            found = [config.path] if url else map(str, local_files(config.path, SUFFIXES[config.source])[1])
-            rows = datasets.load_dataset(config.source, data_files=list(found), split="train")
-    except BadInput:
-        raise
+            rows = datasets.load_dataset(config.source, data_files=list(map(str, files)) or config.path, split="train")
     except Exception as error:
-        raise BadInput(f"data.path={config.path}: {first_line(error)}") from error
+        raise BadInput(f"data.path={config.path}: {first_line(error)}{hint}") from error
     if config.column not in rows.column_names:
         raise BadInput(f"data.column={config.column}: the columns are {', '.join(rows.column_names)}")
     column = rows[config.column]
@@ -113,6 +119,16 @@ def table(config: DataConfig) -> list[Document]:
     if wrong is not None:
         raise BadInput(f"data.column={config.column}: row {wrong} holds {column[wrong]!r}, not a string")
     return [Document(f"row {i}", one) for i, one in enumerate(column)]
+
+
+def reachable(address: str) -> bool:
+    try:
+        urllib.request.urlopen(urllib.request.Request(address, method="HEAD"), timeout=5).close()
+    except urllib.error.HTTPError:
+        return True
+    except OSError:
+        return False
+    return True
 
 
 def first_line(error: BaseException) -> str:

@@ -4,6 +4,7 @@ What the model sees of a long text is a pure function of its length (`window_sta
 the cache, alone or in a batch, gives the same tokens.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import overload
@@ -30,12 +31,12 @@ def window_start(length: int, seq_len: int) -> int:
 def pick(logits: Tensor, temperature: float, generator: torch.Generator | None) -> Tensor:
     """(B, V) raw logits to (B,) ids: argmax, or at a temperature an exact draw by the Gumbel-max trick.
 
-    argmax(logits / temperature + Gumbel noise) is distributed as softmax(logits / temperature) (Gumbel, 1954).
+    argmax(logits + temperature * Gumbel noise) is distributed as softmax(logits / temperature) (Gumbel, 1954).
     """
     if temperature == 0:
         return logits.argmax(-1)
     uniform = torch.rand(logits.shape, generator=generator, device=logits.device).clamp_(min=1e-20)
-    return (logits.float() / temperature - uniform.log().neg().log()).argmax(-1)
+    return (logits.float() - temperature * uniform.log().neg().log()).argmax(-1)
 
 
 @torch.inference_mode()
@@ -53,25 +54,29 @@ def decode(
         raise ValueError("decode: a prompt is empty; begin it with the end-of-text token")
     device = net.embed.weight.device
     generator = torch.Generator(device).manual_seed(seed) if temperature else None
-    starts: list[int] = []
-    cache = KVCache(net.seq_len)
-    while True:
-        now = [window_start(len(text), net.seq_len) for text in texts]
-        if now != starts or not use_cache:
-            starts, cache = now, KVCache(net.seq_len)
-            fresh = [text[start:] for text, start in zip(texts, starts, strict=True)]
-        else:
-            fresh = [text[-1:] for text in texts]
-        longest = max(map(len, fresh))
-        tokens = torch.tensor([one + [0] * (longest - len(one)) for one in fresh], device=device)
-        ends = torch.tensor([len(text) - start for text, start in zip(texts, starts, strict=True)], device=device)
-        begins = ends - torch.tensor([len(one) for one in fresh], device=device)
-        positions = begins[:, None] + torch.arange(longest, device=device)
-        logits = net(tokens, positions, cache)[torch.arange(len(texts), device=device), ends - begins - 1]
-        ids = pick(logits, temperature, generator).tolist()
-        yield ids
-        for text, one in zip(texts, ids, strict=True):
-            text.append(one)
+    training = net.training
+    net.eval()
+    try:
+        starts: list[int] = []
+        while True:
+            now = [window_start(len(text), net.seq_len) for text in texts]
+            if now != starts or not use_cache:
+                starts, cache = now, KVCache(net.seq_len)
+                fresh = [text[start:] for text, start in zip(texts, starts, strict=True)]
+            else:
+                fresh = [text[-1:] for text in texts]
+            longest = max(map(len, fresh))
+            tokens = torch.tensor([one + [0] * (longest - len(one)) for one in fresh], device=device)
+            lasts = torch.tensor([len(one) - 1 for one in fresh], device=device)
+            ends = torch.tensor([len(text) - start for text, start in zip(texts, starts, strict=True)], device=device)
+            positions = (ends - 1 - lasts)[:, None] + torch.arange(longest, device=device)
+            logits = net(tokens, positions, cache)[torch.arange(len(texts), device=device), lasts]
+            ids = pick(logits, temperature, generator).tolist()
+            yield ids
+            for text, one in zip(texts, ids, strict=True):
+                text.append(one)
+    finally:
+        net.train(training)
 
 
 def stream(
@@ -149,5 +154,5 @@ def generate(
 def check(max_new_tokens: int, temperature: float) -> None:
     if max_new_tokens < 0:
         raise BadInput(f"max_new_tokens={max_new_tokens}: expected 0 or more")
-    if not temperature >= 0:
-        raise BadInput(f"temperature={temperature}: expected 0 (greedy) or more")
+    if not 0 <= temperature < math.inf:
+        raise BadInput(f"temperature={temperature}: expected 0 (greedy) or a number above")

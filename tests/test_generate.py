@@ -9,13 +9,13 @@ from itertools import islice, takewhile
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import SEQ, UNTIED, VOCAB, tiny
+from conftest import SEQ, TIED, UNTIED, VOCAB, tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.overrides import TorchFunctionMode
 
 from lm.config import BadInput
-from lm.generate import decode, generate, stream, window_start
+from lm.generate import decode, generate, pick, stream, window_start
 from lm.model.position import POSITIONS
 from lm.model.transformer import Transformer
 from lm.tokenizer import byte_tokenizer, char_tokenizer
@@ -193,3 +193,15 @@ def test_decoding_calls_no_softmax(temperature: float) -> None:
 def test_the_guard_sees_every_softmax(call) -> None:
     with NoSoftmax(), torch.inference_mode(), pytest.raises(AssertionError):
         call(torch.ones(2, 3))
+
+
+def test_a_model_in_training_decodes_without_dropout_and_stays_in_training() -> None:
+    net = Transformer(tiny(dropout=0.5), TIED, vocab_size=VOCAB, seq_len=SEQ).train()
+    first, second = (list(islice(decode(net, [[1, 2, 3]]), 8)) for _ in range(2))
+    assert first == second
+    assert net.training
+
+
+def test_a_tiny_temperature_is_nearly_greedy() -> None:
+    logits = torch.tensor([[1.0, 3.0, 2.0]])
+    assert pick(logits, 1e-39, torch.Generator().manual_seed(0)).tolist() == [1]

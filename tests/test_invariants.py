@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lm import config as names
 from lm import optim
-from lm.config import ModelConfig, OptimConfig
+from lm.config import OptimConfig
 from lm.model import ffn, head, norm, position
 from lm.model.attention import Attention
 from lm.model.cache import NO_CACHE, KVCache
@@ -116,6 +116,7 @@ def test_attention_is_its_specification(n_kv_heads: int | None) -> None:
 
 def test_rope_turns_pairs_by_their_own_angle() -> None:
     """Coordinates (i, i + K/2) are one complex number, turned by position * theta^(-2i/K)."""
+    torch.manual_seed(0)
     x, at, width = torch.randn(2, 4, SEQ, 8), torch.arange(SEQ), 8
     angle = at[:, None] * 10000.0 ** (-2 * torch.arange(4) / width)
     turned = torch.complex(x[..., :4], x[..., 4:]) * torch.polar(torch.ones_like(angle), angle)
@@ -124,13 +125,14 @@ def test_rope_turns_pairs_by_their_own_angle() -> None:
 
 
 def test_rope_scores_depend_on_the_distance_alone() -> None:
+    torch.manual_seed(0)
     rope, (q, k) = POSITIONS["rope"](tiny(), SEQ), torch.randn(2, 1, 1, 1, 8)
     here, there = rope.rotation(torch.arange(SEQ)), rope.rotation(torch.arange(SEQ) + 100)
     q, k = q.expand(1, 1, SEQ, 8), k.expand(1, 1, SEQ, 8)
     scores = (here(q) @ here(k).mT)[0, 0]
-    assert torch.allclose(scores, (there(q) @ there(k).mT)[0, 0], atol=1e-4)
-    assert all(scores.diagonal(distance).std() < 1e-5 for distance in range(1 - SEQ + 1, SEQ - 1))
-    assert scores[0].std() > 1e-2  # and they do depend on it
+    assert torch.allclose(scores, (there(q) @ there(k).mT)[0, 0], atol=1e-3)
+    assert all(scores.diagonal(distance).std() < 1e-4 for distance in range(2 - SEQ, SEQ - 1))
+    assert scores[0].std() > 0.1  # and they do depend on it
 
 
 def test_dropout_is_active_in_training_only() -> None:
@@ -141,13 +143,12 @@ def test_dropout_is_active_in_training_only() -> None:
 
 
 def test_dropout_stands_at_the_embedding_the_weights_of_attention_and_both_branches() -> None:
-    net = build(dropout=0.5)
-    sites = [name for name, module in net.named_modules() if isinstance(module, nn.Dropout)]
-    assert sites == ["dropout", "blocks.0.dropout", "blocks.1.dropout"]
-    attn, x = Attention(ModelConfig(d_model=32, n_heads=4, dropout=0.5)), torch.randn(3, SEQ, 32)
+    net, calls = build(dropout=0.5), []
+    for name, module in net.named_modules():
+        if isinstance(module, nn.Dropout):
+            module.register_forward_hook(lambda *_, name=name: calls.append(name))
+    net(TOKENS)
+    assert calls == ["dropout", *["blocks.0.dropout"] * 2, *["blocks.1.dropout"] * 2]
+    attn, x = net.blocks[0].attn, torch.randn(3, SEQ, 32)
     one, two = (attn(x, lambda heads: heads, None, NO_CACHE, 0, torch.arange(SEQ)) for _ in range(2))
     assert not torch.equal(one, two)
-    calls = []
-    net.blocks[0].dropout.register_forward_hook(lambda *_: calls.append(1))
-    net(TOKENS)
-    assert len(calls) == 2

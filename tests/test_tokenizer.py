@@ -164,3 +164,17 @@ def test_an_absent_file_is_named(name: str, tmp_path: Path) -> None:
         load_tokenizer(tmp_path / name)
     assert str(caught.value).startswith(f"{tmp_path / name}: ")
     assert str(caught.value).endswith("expected a tokenizer.json")
+
+
+@pytest.mark.xfail(strict=True, reason="a file's own truncation, and an end of text that is not special, are kept")
+@pytest.mark.parametrize("odd", ["truncation", "not_special"])
+def test_a_file_of_the_user_loses_no_text_and_can_not_be_forged(odd: str, tmp_path: Path) -> None:
+    content = json.loads(BPE.to_json())
+    if odd == "truncation":
+        content["truncation"] = {"direction": "Right", "max_length": 5, "strategy": "LongestFirst", "stride": 0}
+    else:
+        content["added_tokens"][0]["special"] = False
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    tokenizer = load_tokenizer(tmp_path / "tokenizer.json")
+    assert tokenizer.decode(tokenizer.encode(FORGED)) == FORGED
+    assert tokenizer.eot not in tokenizer.encode(FORGED)

@@ -60,6 +60,9 @@ class UntiedHead(Head):
     def matrix(self, table: Tensor) -> Tensor:
         return self.proj.weight
 
+    def forward(self, x: Tensor, table: Tensor) -> Tensor:
+        return self.proj(x)
+
 
 class Projection(Linear):
     """A Linear (D to V) that starts normal with `head_std`: a small head starts the loss near ln V."""

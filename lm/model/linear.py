@@ -50,9 +50,9 @@ class Linear(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        bound = 1 / math.sqrt(self.in_features) if self.in_features else 0.0
-        nn.init.uniform_(self.weight, -bound, bound)
+        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
         if self.bias is not None:
+            bound = 1 / math.sqrt(self.in_features) if self.in_features else 0.0
             nn.init.uniform_(self.bias, -bound, bound)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -74,6 +74,8 @@ def linear_class(name: str, trust: bool = True) -> Callable[..., nn.Module]:
     if name in LINEARS:
         return LINEARS[name]
     module, _, attribute = name.rpartition(".")
+    if not all(part.isidentifier() for part in name.split(".")):
+        module = ""
     if module and trust:
         try:
             importlib.import_module(module)
@@ -82,6 +84,7 @@ def linear_class(name: str, trust: bool = True) -> Callable[..., nn.Module]:
     elif module and module not in sys.modules:
         raise BadInput(f"model.linear={name} is the run's own class: trust=true imports it, if you trust the run")
     found = getattr(sys.modules.get(module), attribute, None)
-    if not (isinstance(found, type) and issubclass(found, nn.Module)):
-        raise BadInput(f"model.linear={name}: expected one of {', '.join(LINEARS)} or the dotted path of an nn.Module")
+    if not (isinstance(found, type) and issubclass(found, nn.Module) and hasattr(found, "reset_parameters")):
+        known = ", ".join(LINEARS)
+        raise BadInput(f"model.linear={name}: expected {known}, or the dotted path of a class like torch.nn.Linear")
     return found

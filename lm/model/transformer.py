@@ -68,14 +68,14 @@ class Transformer(nn.Module):
         with torch.random.fork_rng(devices=[]):
             for name, module in self.named_modules():
                 if next(module.parameters(recurse=False), None) is not None:
-                    torch.manual_seed(named_seed(seed, name))
+                    torch.default_generator.manual_seed(named_seed(seed, name))
                     module.reset_parameters()
         scale = self.config.residual_init
         if scale is None:
             scale = 1 / math.sqrt(2 * self.config.n_layers)  # GPT-2: the stream's variance stays flat over depth
-        for name, parameter in self.blocks.named_parameters():
-            if parameter.ndim == 2 and ("o_proj" in name or "down_proj" in name):
-                parameter.mul_(scale)
+        for name, module in self.blocks.named_modules():
+            if name.endswith(("o_proj", "down_proj")):  # of a factored class, the last factor alone
+                [p for p in module.parameters() if p.ndim == 2][-1].mul_(scale)
 
     def forward(self, tokens: Tensor, positions: Tensor | None = None, cache: NoCache = NO_CACHE) -> Tensor:
         """tokens: (B, T) ids; returns raw logits (B, T, V).

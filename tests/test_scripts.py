@@ -1,0 +1,125 @@
+"""The scripts as a user types them: real processes, their output and their exit codes."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, TINY_RUN, Script
+
+from lm import generate, load_model
+
+PROMPT = """def f(x, y):  # {"a": '1', ${b}}, c=[1,2] \\ """
+
+
+@pytest.fixture
+def run_dir(script: Script, corpus: Path, tmp_path: Path) -> Path:
+    answer = script("train", *TINY_RUN, f"data.path={corpus}", "run_dir=a run")
+    assert answer.returncode == 0, answer.stderr
+    assert "Traceback" not in answer.stderr
+    assert "validation loss" in answer.stdout
+    assert "zlib" in answer.stdout
+    return tmp_path / "a run"
+
+
+def test_train_then_generate_verbatim(script: Script, run_dir: Path) -> None:
+    answer = script("generate", "run_dir=a run", f"prompt={PROMPT}", "max_new_tokens=12", "threads=1")
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stderr == ""
+    net, tokenizer = load_model(run_dir)
+    assert answer.stdout == PROMPT + generate(net, tokenizer, PROMPT, 12) + "\n"
+
+
+@pytest.mark.slow
+def test_every_script_on_one_run(script: Script, run_dir: Path, corpus: Path, tmp_path: Path) -> None:
+    again = script("train", *TINY_RUN, f"data.path={corpus}", "run_dir=a run")
+    assert again.returncode == 0
+    assert "is finished" in again.stderr
+    assert "validation loss" in again.stdout
+
+    from_stdin = script("generate", "run_dir=a run", "prompt_file=-", "max_new_tokens=3", input="def ")
+    assert from_stdin.stdout.startswith("def ")
+    both = script("generate", "run_dir=a run", "prompt_file=-", "prompt=x")
+    assert (both.returncode, both.stderr.count("\n")) == (2, 1)
+    words = ("generate", "run_dir=a run", "prompt=d", "temperature=1.0")
+    first, again, other = (script(*words, f"seed={seed}").stdout for seed in (1, 1, 2))
+    assert first == again != other
+
+    scores = script("evaluate", "run_dir=a run", "batch_size=4", "threads=1")
+    result = json.loads((run_dir / "result.json").read_text())
+    assert json.loads(scores.stdout)["loss"] == result["val_loss"]
+    assert "bits_per_byte" in scores.stderr
+    other = script("evaluate", "run_dir=a run", "data=text", f"data.path={corpus}")
+    assert json.loads(other.stdout)["bytes"] == len(corpus.read_bytes())
+
+    refused = script("export", "run_dir=a run", "output_dir=out", "trust=true")
+    assert refused.returncode == 0, refused.stderr
+    assert {path.name for path in (tmp_path / "out").iterdir()} >= {"config.json", "model.safetensors"}
+    assert script("export", "run_dir=a run", "output_dir=out").returncode == 2
+
+    piped = subprocess.run(
+        f"{sys.executable} {ROOT}/scripts/generate.py 'run_dir=a run' prompt=x max_new_tokens=2000 | head -c 1",
+        shell=True,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert piped.stderr == ""
+
+
+@pytest.mark.slow
+def test_a_sweep_runs_each_job_and_compares_them(script: Script, corpus: Path, tmp_path: Path) -> None:
+    answer = script("train", *TINY_RUN, f"data.path={corpus}", "-m", "head=tied,untied", "seed=0,1")
+    assert answer.returncode == 0, answer.stderr
+    results = [json.loads(path.read_text()) for path in tmp_path.glob("runs/*/result.json")]
+    assert sorted((one["head"], one["seed"]) for one in results) == [
+        ("tied", 0),
+        ("tied", 1),
+        ("untied", 0),
+        ("untied", 1),
+    ]
+    last = answer.stdout.strip().splitlines()[-5:]
+    assert last[0].split() == ["run", "val_loss", "val_bpb", "parameters"]
+    broken = script("train", *TINY_RUN, f"data.path={corpus}", "-m", "model.n_heads=2,3")
+    assert broken.returncode == 2
+    assert "error: model.d_model=32 is not divisible by model.n_heads=3" in broken.stderr
+    assert "Traceback" not in broken.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_command_resumes(
+    corpus: Path, tmp_path: Path, script: Script, signum: signal.Signals, code: int
+) -> None:
+    words = [*TINY_RUN, f"data.path={corpus}", "run_dir=run", "trainer.max_steps=3000"]
+    process = subprocess.Popen(
+        [sys.executable, ROOT / "scripts/train.py", *words], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob("run/checkpoints/step-*")):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signum)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert "the same command resumes" in errors
+    assert "Traceback" not in errors
+    words[-1] = "trainer.max_steps=3000"
+    answer = script("train", *words)
+    assert answer.returncode == 0, answer.stderr
+    assert "resuming run from step-" in answer.stderr
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_one_with_twice_the_batch(script: Script, corpus: Path, tmp_path: Path) -> None:
+    common = [*TINY_RUN, f"data.path={corpus}"]
+    one = script("train", *common, "run_dir=one", "data.batch_size=4")
+    two = script("train", *common, "run_dir=two", "data.batch_size=2", "trainer.devices=2", "trainer.strategy=ddp")
+    assert one.returncode == two.returncode == 0, one.stderr + two.stderr
+    single, double = (json.loads((tmp_path / name / "result.json").read_text()) for name in ("one", "two"))
+    assert single["tokens"] == double["tokens"]
+    assert double["val_loss"] == pytest.approx(single["val_loss"], abs=2e-3)
