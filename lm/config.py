@@ -4,7 +4,8 @@ Hydra composes the YAML files of `configs/` into these classes, so a misspelt ke
 error before anything is built. This file imports neither torch nor hydra.
 """
 
-from dataclasses import dataclass, field, fields
+import math
+from dataclasses import dataclass, field
 from typing import Any
 
 NORMS = ("rmsnorm", "layernorm")
@@ -29,7 +30,7 @@ def choose(key: str, name: str, names: tuple[str, ...]) -> None:
 def at_least(minimum: float, prefix: str, config: Any, *keys: str) -> None:
     for key in keys:
         value = getattr(config, key)
-        if value is not None and not value >= minimum:  # `not >=` refuses nan too
+        if value is not None and not minimum <= value < math.inf:  # refuses nan too
             raise BadInput(f"{prefix}{key}={value}: expected {minimum} or more")
 
 
@@ -124,6 +125,8 @@ class DataConfig:
             raise BadInput(f"data.val_fraction={self.val_fraction}: expected between 0 and 1")
         if self.source != "stdlib" and not self.path:
             raise BadInput(f"data.path: data.source={self.source} needs one (data.path=FILE)")
+        if self.source == "stdlib" and self.path is not None:
+            raise BadInput(f"data.path={self.path}: data=stdlib reads no file; write data=text data.path=FILE")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -211,6 +214,8 @@ class RunConfig:
     def __post_init__(self) -> None:
         at_least(1, "", self, "max_tokens", "threads")
         at_least(0, "", self, "seed")
+        if self.run_dir == "":
+            raise BadInput("run_dir: is empty; expected a directory, or null for a name of its own under runs/")
 
 
 # Where a run's settings lie that do not change what is computed: left out of its hash, free to differ on resume.
@@ -250,7 +255,3 @@ class ExportConfig:
     run_dir: str
     output_dir: str
     trust: bool = False
-
-
-def field_names(schema: Any) -> list[str]:
-    return [one.name for one in fields(schema)]

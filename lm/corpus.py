@@ -13,7 +13,8 @@ import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlparse
+from typing import Any
+from urllib.parse import unquote, urlparse
 
 from lm.config import BadInput, DataConfig
 
@@ -55,7 +56,13 @@ def stdlib() -> list[Document]:
 
 def local_files(path: str, suffixes: tuple[str, ...] = ()) -> tuple[Path, list[Path]]:
     """The folder they are named from, and the files that a file name, folder or glob means, in order of name."""
-    here = Path(path).expanduser()
+    try:
+        return find(Path(path).expanduser(), suffixes)
+    except (OSError, RuntimeError) as error:  # a name too long, a user unknown, a folder closed
+        raise BadInput(f"data.path={path}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def find(here: Path, suffixes: tuple[str, ...]) -> tuple[Path, list[Path]]:
     if here.is_file():
         return here.parent, [here]
     if here.is_dir():
@@ -64,18 +71,18 @@ def local_files(path: str, suffixes: tuple[str, ...] = ()) -> tuple[Path, list[P
         fixed = list(itertools.takewhile(lambda part: not glob.has_magic(part), here.parts[:-1]))
         root = Path(*fixed)
         pattern = str(here.relative_to(root))
-    files = sorted(root / one for one in glob.glob(pattern, root_dir=root, recursive=True))
+    files = sorted({root / one for one in glob.glob(pattern, root_dir=root, recursive=True)})
     files = [file for file in files if file.is_file() and (not suffixes or file.suffix in suffixes)]
     if not files:
         found = (
             f"a folder without {' or '.join(suffixes) or 'files'}" if here.is_dir() else "no such file, folder or glob"
         )
-        raise BadInput(f"data.path={path}: {found}")
+        raise BadInput(f"data.path={here}: {found}")
     return root, files
 
 
 def download(url: str) -> Path:
-    """The local copy of a plain http(s) URL, kept and refreshed by the `datasets` library."""
+    """The local copy of a plain http(s) URL; `datasets` keeps it until the server's ETag changes."""
     from datasets import DownloadConfig, DownloadManager
 
     try:
@@ -87,7 +94,7 @@ def download(url: str) -> Path:
 def text(config: DataConfig) -> list[Document]:
     assert config.path is not None
     if config.path.startswith(("http://", "https://")):
-        return [read_text(download(config.path), Path(urlparse(config.path).path).name)]
+        return [read_text(download(config.path), Path(unquote(urlparse(config.path).path)).name)]
     root, files = local_files(config.path)
     return [read_text(file, file.relative_to(root).as_posix()) for file in files]
 
@@ -97,21 +104,20 @@ def table(config: DataConfig) -> list[Document]:
     assert config.path is not None
     hub, url = config.source == "hub", config.path.startswith(("http://", "https://"))
     files = [] if hub or url else local_files(config.path, SUFFIXES[config.source])[1]
-    hint = ""
     import datasets
-    import huggingface_hub.constants
 
-    if hub and not reachable(HUB):  # then the cache or nothing, at once, not after five retries
-        datasets.config.HF_HUB_OFFLINE = huggingface_hub.constants.HF_HUB_OFFLINE = True
-        hint = f"; {HUB} cannot be reached: fetch the data once where it can, or name files of your own"
     datasets.disable_progress_bars()
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     try:
         if hub:
-            rows = datasets.load_dataset(config.path, split=config.split)
+            rows = from_hub(config)
         else:
-            rows = datasets.load_dataset(config.source, data_files=list(map(str, files)) or config.path, split="train")
+            names = [glob.escape(str(file)) for file in files] or config.path
+            rows = datasets.load_dataset(config.source, data_files=names, split="train")
+    except BadInput as error:
+        raise BadInput(f"data.path={config.path}: {error}") from error
     except Exception as error:
-        raise BadInput(f"data.path={config.path}: {first_line(error)}{hint}") from error
+        raise BadInput(f"data.path={config.path}: {first_line(error.__cause__ or error)}") from error
     if config.column not in rows.column_names:
         raise BadInput(f"data.column={config.column}: the columns are {', '.join(rows.column_names)}")
     column = rows[config.column]
@@ -119,6 +125,23 @@ def table(config: DataConfig) -> list[Document]:
     if wrong is not None:
         raise BadInput(f"data.column={config.column}: row {wrong} holds {column[wrong]!r}, not a string")
     return [Document(f"row {i}", one) for i, one in enumerate(column)]
+
+
+def from_hub(config: DataConfig) -> Any:
+    """A data set of the Hub; without a network from the cache or not at all, at once and not after five retries."""
+    import datasets
+    import huggingface_hub.constants
+
+    if reachable(HUB):
+        return datasets.load_dataset(config.path, split=config.split)
+    before = datasets.config.HF_HUB_OFFLINE, huggingface_hub.constants.HF_HUB_OFFLINE
+    datasets.config.HF_HUB_OFFLINE = huggingface_hub.constants.HF_HUB_OFFLINE = True
+    try:
+        return datasets.load_dataset(config.path, split=config.split)
+    except Exception as error:
+        raise BadInput(f"{HUB} cannot be reached; fetch the data where it can, or name files of your own") from error
+    finally:
+        datasets.config.HF_HUB_OFFLINE, huggingface_hub.constants.HF_HUB_OFFLINE = before
 
 
 def reachable(address: str) -> bool:

@@ -1,4 +1,4 @@
-"""Tokens on disk, and the batches cut from them.
+"""Tokens on disk.
 
 A corpus becomes `train.bin` and `val.bin` (flat token ids, memory-mapped), `tokenizer.json` and `meta.json` in a
 folder named by the hash of the text, the tokenizer and the split. It is built once, under a lock, and appears in
@@ -13,16 +13,13 @@ import os
 import re
 import shutil
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import filelock
 import numpy as np
-import torch
-from torch import Tensor
-from torch.utils.data import IterableDataset
 from tqdm import tqdm
 
 from lm import corpus
@@ -33,9 +30,6 @@ from lm.tokenizer import Tokenizer, build_tokenizer, load_tokenizer
 FORMAT = 1  # of the folder; a change makes old ones be built anew
 PIECE = 1 << 16  # characters encoded at a time
 BASELINE_BYTES = 1 << 24  # zlib and lzma are measured on no more than this
-IGNORED = -100  # the target that CrossEntropyLoss leaves out
-
-Batch = tuple[Tensor, Tensor]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -65,7 +59,7 @@ def encode(tokenizer: Tokenizer, texts: list[str], label: str = "", quiet: bool 
     dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32
     total = sum(map(len, texts))
     with tqdm(total=total, desc=label, unit="char", unit_scale=True, disable=quiet, leave=False) as bar:
-        cut = ((piece, i == 0) for text in texts for i, piece in enumerate(pieces(text)))
+        cut = ((piece, i == 0) for text in texts for i, piece in enumerate(pieces(text) if tokenizer.cuts else [text]))
         while group := list(itertools.islice(cut, 64)):
             for ids, (piece, first) in zip(tokenizer.encode_all([p for p, _ in group]), group, strict=True):
                 yield np.array([tokenizer.eot, *ids] if first else ids, dtype=dtype)
@@ -87,7 +81,10 @@ def prepare(config: DataConfig, tokenizer: TokenizerConfig, quiet: bool = True) 
         spelled["path"] = load_tokenizer(Path(tokenizer.path)).hash
     key = hashlib.sha256(json.dumps(spelled, sort_keys=True).encode()).hexdigest()[:16]
     folder = Path(config.cache_dir).expanduser() / key
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"data.cache_dir={config.cache_dir}: {error.strerror}") from error
     with filelock.FileLock(folder.with_suffix(".lock")):
         if not folder.exists():
             build(folder, documents, config, tokenizer, text_hash, quiet)
@@ -120,7 +117,7 @@ def build(
         for name, texts in (("train", train), ("val", val)):
             with open(partial / f"{name}.bin", "wb") as file:
                 for ids in encode(tokenizer, texts, f"encoding {name}", quiet):
-                    ids.tofile(file)
+                    file.write(ids.tobytes())
                 file.flush()
                 os.fsync(file.fileno())
                 sizes[name] = file.tell()
@@ -147,83 +144,13 @@ def open_tokens(folder: Path) -> TextData:
             if (folder / f"{name}.bin").stat().st_size != size:
                 raise ValueError(f"{name}.bin does not hold {size} bytes")
         train, val = (np.memmap(folder / f"{name}.bin", meta["dtype"], "r") for name in ("train", "val"))
-    except (OSError, ValueError, KeyError) as error:
+        return TextData(
+            tokenizer=load_tokenizer(folder / "tokenizer.json"),
+            train=train,
+            val=val,
+            val_bytes=meta["val_bytes"],
+            baselines=meta["baselines"],
+            hash=meta["text_hash"],
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadInput(f"{folder}: damaged token cache ({error}); delete the folder, it will be built anew") from error
-    return TextData(
-        tokenizer=load_tokenizer(folder / "tokenizer.json"),
-        train=train,
-        val=val,
-        val_bytes=meta["val_bytes"],
-        baselines=meta["baselines"],
-        hash=meta["text_hash"],
-    )
-
-
-def shift(windows: np.ndarray) -> Batch:
-    """Windows (B, T+1) to tokens (B, T) and the targets (B, T) that follow them: the only shift of the project."""
-    whole = torch.from_numpy(windows.astype(np.int64))
-    return whole[:, :-1], whole[:, 1:]
-
-
-class TrainingStream(IterableDataset[Batch]):
-    """An endless stream of batches in which batch k is a pure function of (seed, k): resuming needs no state.
-
-    Each epoch cuts the text into windows at another offset and visits them in another order, so that every token
-    is a target about once an epoch.
-    """
-
-    def __init__(
-        self,
-        tokens: np.ndarray,
-        *,
-        seq_len: int,
-        batch_size: int,
-        seed: int,
-        start: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
-        overfit_batches: int = 0,
-    ) -> None:
-        self.tokens, self.seq_len, self.batch_size, self.seed = tokens, seq_len, batch_size, seed
-        self.start, self.rank, self.world_size, self.overfit_batches = start, rank, world_size, overfit_batches
-        self.slack = min(seq_len - 1, len(tokens) - 1 - seq_len)  # the largest offset that leaves a whole window
-        self.per_epoch = (len(tokens) - 1 - self.slack) // seq_len
-        self.epoch = -1
-
-    def window_starts(self, samples: Iterable[int]) -> np.ndarray:
-        starts = []
-        for sample in samples:
-            epoch, place = divmod(sample, self.per_epoch)
-            if epoch != self.epoch:
-                draw = np.random.default_rng([self.seed, epoch])
-                self.epoch, self.offset = epoch, int(draw.integers(self.slack + 1))
-                self.order = draw.permutation(self.per_epoch)
-            starts.append(self.offset + int(self.order[place]) * self.seq_len)
-        return np.array(starts)
-
-    def batch(self, k: int) -> Batch:
-        """Batch k of this rank: (tokens, targets), each (B, T)."""
-        if self.overfit_batches:
-            k %= self.overfit_batches
-        first = (k * self.world_size + self.rank) * self.batch_size
-        starts = self.window_starts(range(first, first + self.batch_size))
-        return shift(self.tokens[starts[:, None] + np.arange(self.seq_len + 1)])
-
-    def __iter__(self) -> Iterator[Batch]:
-        return map(self.batch, itertools.count(self.start))
-
-
-def validation_batches(tokens: np.ndarray, seq_len: int, batch_size: int) -> Iterator[Batch]:
-    """Windows that follow one another without overlap and make every token but the first a target exactly once.
-
-    The last one is filled up; filled targets are IGNORED.
-    """
-    n_windows = -(-(len(tokens) - 1) // seq_len)
-    for first in range(0, n_windows, batch_size):
-        last = min(first + batch_size, n_windows)
-        flat = np.full((last - first) * seq_len + 1, IGNORED, dtype=np.int64)
-        part = tokens[first * seq_len : last * seq_len + 1]
-        flat[: len(part)] = part
-        starts = np.arange(last - first) * seq_len
-        inputs, targets = shift(flat[starts[:, None] + np.arange(seq_len + 1)])
-        yield inputs.clamp(min=0), targets

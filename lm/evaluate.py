@@ -13,9 +13,10 @@ import yaml
 from torch import nn
 from tqdm import tqdm
 
+from lm.batches import IGNORED, validation_batches
 from lm.config import BadInput, DataConfig, EvaluateConfig, TokenizerConfig
 from lm.corpus import load_documents
-from lm.data import IGNORED, encode, prepare, validation_batches
+from lm.data import encode, prepare
 from lm.device import best_device, set_threads
 from lm.portable import load_model
 from lm.tokenizer import Tokenizer

@@ -45,8 +45,8 @@ def default_dir(run: RunConfig) -> Path:
     corpus = Path(run.data.path.rstrip("/")).stem if run.data.path else run.data.source
     tokens = f"{run.tokenizer.kind}{run.tokenizer.vocab_size or ''}"
     shape = f"{run.model.n_layers}x{run.model.d_model}"
-    what = "".join(c if c.isalnum() else "_" for c in corpus)[:40]
-    return Path("runs") / f"{what}-{tokens}-{shape}-{run.head.name}-seed{run.seed}-{config_hash(run)[:8]}"
+    name = f"{corpus[:40]}-{tokens}-{shape}-{run.head.name}-seed{run.seed}-{config_hash(run)[:8]}"
+    return Path("runs") / "".join(c if c.isalnum() or c == "-" else "_" for c in name)
 
 
 class RunDirectory:

@@ -8,8 +8,9 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 
+from lm.batches import Batch, TrainingStream
 from lm.config import RunConfig
-from lm.data import Batch, TextData, TrainingStream
+from lm.data import TextData
 from lm.model.transformer import Transformer, named_seed
 from lm.optim import build_optimizer, lr_factor
 

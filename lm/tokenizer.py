@@ -21,12 +21,22 @@ class Tokenizer:
     """A thin cover of `tokenizers.Tokenizer`: what the project asks of it, and no more."""
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
-        eot = backend.token_to_id(EOT)
-        if eot is None:
-            raise BadInput(f"the tokenizer has no {EOT} token")
+        backend.add_special_tokens([EOT])  # a plain token of that name, which text could spell, becomes a special one
         backend.encode_special_tokens = True  # the text's own "<|endoftext|>" is plain text
-        self.backend, self.eot = backend, eot
+        backend.no_truncation()
+        backend.no_padding()
+        self.backend = backend
+        self.eot: int = backend.token_to_id(EOT)  # type: ignore[assignment]  # it has just been added
         self.vocab_size: int = backend.get_vocab_size()
+        highest = max(backend.get_vocab().values())
+        if highest >= self.vocab_size:
+            raise BadInput(f"the tokenizer has {self.vocab_size} tokens but an id {highest}: expected ids without gaps")
+        layout = json.loads(backend.to_str())
+        # whether a text may be encoded in pieces that begin at a line break, with the same ids as in one
+        self.cuts = layout["normalizer"] is None and (layout["pre_tokenizer"] or {}).get("type") in (
+            "ByteLevel",
+            "Split",
+        )
 
     def encode(self, text: str) -> list[int]:
         return self.encode_all([text])[0]
@@ -84,9 +94,10 @@ def load_tokenizer(path: Path) -> Tokenizer:
         if isinstance(error, KeyboardInterrupt | SystemExit):
             raise
         raise BadInput(f"{path}: not a tokenizer.json ({str(error).splitlines()[0]})") from error
-    if backend.token_to_id(EOT) is None:
-        backend.add_special_tokens([EOT])
-    return Tokenizer(backend)
+    try:
+        return Tokenizer(backend)
+    except BadInput as error:
+        raise BadInput(f"{path}: {error}") from error
 
 
 def byte_level(vocab: dict[str, int] | None = None) -> tokenizers.Tokenizer:
@@ -120,7 +131,6 @@ def char_tokenizer(texts: Iterable[str]) -> Tokenizer:
     backend = tokenizers.Tokenizer(models.WordLevel(vocab, unk_token=""))
     backend.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
     backend.decoder = decoders.Fuse()
-    backend.add_special_tokens([EOT])
     return Tokenizer(backend)
 
 
@@ -128,7 +138,6 @@ def byte_tokenizer() -> Tokenizer:
     """The 256 bytes and end of text."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = byte_level({EOT: 0} | {symbol: i for i, symbol in enumerate(alphabet, start=1)})
-    backend.add_special_tokens([EOT])
     return Tokenizer(backend)
 
 

@@ -133,13 +133,11 @@ def test_no_schema_takes_a_key_it_does_not_name(schema: type) -> None:
     assert {one.name for one in fields(config)} == set(schema.__slots__)
 
 
-@pytest.mark.xfail(strict=True, reason="a path beside data.source=stdlib is ignored in silence")
 def test_a_path_that_would_not_be_read_is_refused() -> None:
     with pytest.raises(BadInput):
         DataConfig(path="my.txt")
 
 
-@pytest.mark.xfail(strict=True, reason="at_least lets infinity pass")
 @pytest.mark.parametrize("key", ["lr", "eps", "weight_decay", "final_lr"])
 def test_an_infinite_rate_is_refused(key: str) -> None:
     with pytest.raises(BadInput):

@@ -178,8 +178,9 @@ def test_the_default_model_can_be_exported(tmp_path: Path) -> None:
     from hydra import compose, initialize_config_dir
     from hydra.core.config_store import ConfigStore
 
-    from lm.cli import CONFIGS, convert
+    from lm.cli import convert
     from lm.config import RunConfig
+    from lm.errors import CONFIGS
 
     ConfigStore.instance().store(name="train_schema", node=RunConfig)
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):

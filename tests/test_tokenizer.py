@@ -166,7 +166,6 @@ def test_an_absent_file_is_named(name: str, tmp_path: Path) -> None:
     assert str(caught.value).endswith("expected a tokenizer.json")
 
 
-@pytest.mark.xfail(strict=True, reason="a file's own truncation, and an end of text that is not special, are kept")
 @pytest.mark.parametrize("odd", ["truncation", "not_special"])
 def test_a_file_of_the_user_loses_no_text_and_can_not_be_forged(odd: str, tmp_path: Path) -> None:
     content = json.loads(BPE.to_json())

@@ -14,8 +14,9 @@ import yaml
 from conftest import HEADS, TEXT, UNTIED
 from test_resume import a_run
 
+from lm.batches import TrainingStream
 from lm.config import BadInput, CheckpointConfig, DataConfig, EvaluateConfig, ModelConfig, OptimConfig, RunConfig
-from lm.data import TrainingStream, prepare
+from lm.data import prepare
 from lm.evaluate import evaluate_run
 from lm.generate import decode
 from lm.portable import load_model

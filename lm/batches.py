@@ -1,0 +1,82 @@
+"""Batches cut from a stream of tokens: an endless, seekable one for training, a whole pass for validation."""
+
+import itertools
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import IterableDataset
+
+IGNORED = -100  # the target that CrossEntropyLoss leaves out
+Batch = tuple[Tensor, Tensor]
+
+
+def shift(windows: np.ndarray) -> Batch:
+    """Windows (B, T+1) to tokens (B, T) and the targets (B, T) that follow them: the only shift of the project."""
+    whole = torch.from_numpy(windows.astype(np.int64))
+    return whole[:, :-1], whole[:, 1:]
+
+
+class TrainingStream(IterableDataset[Batch]):
+    """An endless stream of batches in which batch k is a pure function of (seed, k): resuming needs no state.
+
+    Each epoch cuts the text into windows at another offset and visits them in another order, so that every token
+    is a target about once an epoch.
+    """
+
+    def __init__(
+        self,
+        tokens: np.ndarray,
+        *,
+        seq_len: int,
+        batch_size: int,
+        seed: int,
+        start: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        overfit_batches: int = 0,
+    ) -> None:
+        self.tokens, self.seq_len, self.batch_size, self.seed = tokens, seq_len, batch_size, seed
+        self.start, self.rank, self.world_size, self.overfit_batches = start, rank, world_size, overfit_batches
+        self.slack = min(seq_len - 1, len(tokens) - 1 - seq_len)  # the largest offset that leaves a whole window
+        self.per_epoch = (len(tokens) - 1 - self.slack) // seq_len
+        self.epoch = -1
+
+    def window_starts(self, samples: Iterable[int]) -> np.ndarray:
+        starts = []
+        for sample in samples:
+            epoch, place = divmod(sample, self.per_epoch)
+            if epoch != self.epoch:
+                draw = np.random.default_rng([self.seed, epoch])
+                self.epoch, self.offset = epoch, int(draw.integers(self.slack + 1))
+                self.order = draw.permutation(self.per_epoch)
+            starts.append(self.offset + int(self.order[place]) * self.seq_len)
+        return np.array(starts)
+
+    def batch(self, k: int) -> Batch:
+        """Batch k of this rank: (tokens, targets), each (B, T)."""
+        if self.overfit_batches:
+            k %= self.overfit_batches
+        first = (k * self.world_size + self.rank) * self.batch_size
+        starts = self.window_starts(range(first, first + self.batch_size))
+        return shift(self.tokens[starts[:, None] + np.arange(self.seq_len + 1)])
+
+    def __iter__(self) -> Iterator[Batch]:
+        return map(self.batch, itertools.count(self.start))
+
+
+def validation_batches(tokens: np.ndarray, seq_len: int, batch_size: int) -> Iterator[Batch]:
+    """Windows that follow one another without overlap and make every token but the first a target exactly once.
+
+    The last one is filled up; filled targets are IGNORED.
+    """
+    n_windows = -(-(len(tokens) - 1) // seq_len)
+    for first in range(0, n_windows, batch_size):
+        last = min(first + batch_size, n_windows)
+        flat = np.full((last - first) * seq_len + 1, IGNORED, dtype=np.int64)
+        part = tokens[first * seq_len : last * seq_len + 1]
+        flat[: len(part)] = part
+        starts = np.arange(last - first) * seq_len
+        inputs, targets = shift(flat[starts[:, None] + np.arange(seq_len + 1)])
+        yield inputs.clamp(min=0), targets
