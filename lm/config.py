@@ -36,7 +36,12 @@ def at_least(minimum: float, prefix: str, config: Any, *keys: str) -> None:
 
 @dataclass(slots=True, kw_only=True)
 class ModelConfig:
-    """The body of the transformer. Widths and counts are final values: nothing is rounded or derived later."""
+    """The body of the transformer. Widths and counts are final values: nothing is rounded or derived later.
+
+    >>> ModelConfig(d_model=100, n_heads=3)
+    Traceback (most recent call last):
+    lm.config.BadInput: model.d_model=100 is not divisible by model.n_heads=3
+    """
 
     n_layers: int = 4
     d_model: int = 256
@@ -84,11 +89,14 @@ class HeadConfig:
     """How logits are made, with the init and learning rates that make this regime a good one.
 
     `name` is the config's file name, `kind` the class. Multipliers scale `optim.lr`.
+
+    >>> HeadConfig(name="untied", kind="untied", table_std=1.0, head_std=0.01, head_lr=1.0).kind
+    'untied'
     """
 
     name: str = "tied"
     kind: str = "tied"
-    table_std: float = 0.02  # standard deviation of the embedding table at the start
+    table_std: float | None = None  # standard deviation of the embedding table at the start; null: 1/sqrt(d_model)
     table_lr: float = 1.0
     head_std: float | None = None  # of the head's own matrix, where it has one
     head_lr: float | None = None

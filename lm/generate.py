@@ -133,6 +133,15 @@ def generate(
 
     Greedy at temperature 0, the default; above it, a sample. It stops at end of text or after `max_new_tokens`.
     A text longer than the model's context is seen from `window_start` on.
+
+    >>> from lm import HeadConfig, ModelConfig
+    >>> from lm.tokenizer import byte_tokenizer
+    >>> tokenizer, config = byte_tokenizer(), ModelConfig(d_model=32, n_heads=2, d_ff=64)
+    >>> net = Transformer(config, HeadConfig(), vocab_size=tokenizer.vocab_size, seq_len=16)
+    >>> generate(net, tokenizer, "def ", 8) == "".join(stream(net, tokenizer, "def ", 8))
+    True
+    >>> generate(net, tokenizer, ["def ", "class"], 8)[0] == generate(net, tokenizer, "def ", 8)
+    True
     """
     check(max_new_tokens, temperature)
     prompts = [prompt] if isinstance(prompt, str) else prompt

@@ -39,6 +39,10 @@ def load_model(run_dir: str | Path, trust: bool = False) -> tuple[Transformer, T
 
     `trust` lets the run name a linear class in a module that is not loaded yet. Raises BadInput naming the file
     that is missing or damaged.
+
+    >>> load_model("runs/absent")
+    Traceback (most recent call last):
+    lm.config.BadInput: run_dir=runs/absent: no such folder; expected a run directory that train.py wrote
     """
     folder = Path(run_dir).expanduser()
     if not folder.is_dir():

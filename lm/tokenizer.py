@@ -18,7 +18,12 @@ EOT = "<|endoftext|>"
 
 
 class Tokenizer:
-    """A thin cover of `tokenizers.Tokenizer`: what the project asks of it, and no more."""
+    """A thin cover of `tokenizers.Tokenizer`: what the project asks of it, and no more.
+
+    >>> tokenizer = byte_tokenizer()
+    >>> tokenizer.decode(tokenizer.encode("héllo <|endoftext|>"))
+    'héllo <|endoftext|>'
+    """
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         backend.add_special_tokens([EOT])  # a plain token of that name, which text could spell, becomes a special one
@@ -83,7 +88,12 @@ class Tokenizer:
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """Read a tokenizer.json. Raises BadInput naming the file if it is missing or damaged."""
+    """Read a tokenizer.json. Raises BadInput naming the file if it is missing or damaged.
+
+    >>> load_tokenizer(Path("absent.json"))
+    Traceback (most recent call last):
+    lm.config.BadInput: absent.json: No such file or directory; expected a tokenizer.json
+    """
     try:
         text = path.read_text(encoding="utf-8")
         json.loads(text)

@@ -1,11 +1,9 @@
 """train(run) is the composition root: from a configuration to a finished run directory."""
 
 import logging
-import math
 import os
 import platform
 import sys
-import warnings
 from contextlib import nullcontext
 from dataclasses import asdict
 from importlib.metadata import version
@@ -13,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from hydra.utils import instantiate
-from lightning import Callback, Trainer
+from lightning import Trainer
 
-from lm.callbacks import Bar, Journal
+from lm.callbacks import Journal
 from lm.checkpoint import Checkpoints
-from lm.config import BadInput, RunConfig
+from lm.config import RunConfig
 from lm.data import TextData, prepare
-from lm.device import best_device, set_threads
+from lm.device import set_threads
 from lm.evaluate import evaluate
 from lm.metrics import MetricsFile
 from lm.model.size import flops_per_token, n_params, n_params_by_role
@@ -28,6 +25,7 @@ from lm.model.transformer import Transformer
 from lm.portable import save_model
 from lm.run import RunDirectory, config_hash, default_dir
 from lm.task import LMTask
+from lm.trainer import build_loggers, build_trainer
 
 PACKAGES = ("torch", "lightning", "hydra-core", "tokenizers", "datasets", "numpy", "safetensors")
 log = logging.getLogger(__name__)
@@ -70,7 +68,8 @@ def fit(run: RunConfig, place: RunDirectory, settings: dict[str, Any], data: Tex
     net = Transformer(
         run.model, run.head, vocab_size=data.tokenizer.vocab_size, seq_len=run.data.seq_len, seed=run.seed
     )
-    trainer, journal = build_trainer(run, place, checkpoints, quiet)
+    trainer, journal = build_trainer(run, place.path, checkpoints, quiet)
+    others = build_loggers(run, place.path)
     if run.compile:
         net.compile()
     if leads():
@@ -78,7 +77,7 @@ def fit(run: RunConfig, place: RunDirectory, settings: dict[str, Any], data: Tex
         for old in checkpoints.found() if not run.checkpoint.resume else ():
             checkpoints.remove_checkpoint(old)
     if trainer.is_global_zero:
-        trainer.loggers = [MetricsFile(place.metrics, step_of(resume)), *loggers(run, place)]
+        trainer.loggers = [MetricsFile(place.metrics, step_of(resume)), *others]
         log.info("%s: %s parameters, %s steps", place.path, f"{n_params(net):,}", f"{trainer.max_steps:,}")
     task = LMTask(net, run, data, trainer.max_steps)
     try:
@@ -97,56 +96,6 @@ def fit(run: RunConfig, place: RunDirectory, settings: dict[str, Any], data: Tex
 
 def step_of(checkpoint: Path | None) -> int:
     return int(checkpoint.name.split("-")[1]) if checkpoint else 0
-
-
-def build_trainer(
-    run: RunConfig, place: RunDirectory, checkpoints: Checkpoints, quiet: bool
-) -> tuple[Trainer, Journal]:
-    """Lightning's Trainer from its own arguments, with what is ours: whole checkpoints, the journal, one bar."""
-    options = {"_target_": "lightning.Trainer", **run.trainer, "enable_progress_bar": False}
-    accumulate, devices = options.get("accumulate_grad_batches", 1), options.get("devices", 1)
-    if not isinstance(accumulate, int) or accumulate < 1 or run.data.batch_size % accumulate:
-        raise BadInput(
-            f"trainer.accumulate_grad_batches={accumulate}: does not divide data.batch_size={run.data.batch_size}"
-        )
-    if options.get("precision") == "auto":
-        device = options.get("accelerator", "auto")
-        options["precision"] = "32-true" if "cpu" in (device, device == "auto" and best_device()) else "bf16-mixed"
-    tokens_per_step = run.data.batch_size * run.data.seq_len
-    if isinstance(devices, int) and devices > 1:
-        tokens_per_step *= devices * options.get("num_nodes", 1)
-    if run.max_tokens is not None:
-        options["max_steps"] = math.ceil(run.max_tokens / tokens_per_step)
-    if not isinstance(options.get("max_steps"), int) or options["max_steps"] < 1:
-        raise BadInput(f"trainer.max_steps={options.get('max_steps')}: expected a number of steps, 1 or more")
-    journal = Journal(tokens_per_step, options.get("log_every_n_steps") or 1)
-    callbacks: list[Callback] = [journal] if quiet else [journal, Bar(tokens_per_step)]
-    fixed = {
-        "max_epochs": -1,
-        "limit_val_batches": 0,  # the journal validates, in the order that a resume repeats
-        "enable_checkpointing": False,
-        "enable_model_summary": False,
-        "use_distributed_sampler": False,
-        "logger": False,
-        "default_root_dir": str(place.path),
-    }
-    for key in fixed.keys() & run.trainer.keys():
-        raise BadInput(f"trainer.{key}: is decided by this project; see validation, checkpoint and logger")
-    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)  # its tips and its list of absent accelerators
-    warnings.filterwarnings("ignore", module="lightning", message=".*(num_workers|train_dataloader|LeafSpec).*")
-    try:
-        return instantiate(options | fixed, callbacks=callbacks, plugins=[checkpoints]), journal
-    except Exception as error:
-        reason = error.__cause__ or error
-        raise BadInput(f"trainer: {str(reason).splitlines()[0]}") from error
-
-
-def loggers(run: RunConfig, place: RunDirectory) -> list[Any]:
-    """The configured Lightning loggers, writing into the run directory."""
-    try:
-        return [instantiate(one, save_dir=str(place.path)) for one in run.logger.values()]
-    except Exception as error:
-        raise BadInput(f"logger: {str(error.__cause__ or error).splitlines()[0]}") from error
 
 
 def summarise(

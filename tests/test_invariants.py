@@ -15,7 +15,7 @@ from lm import config as names
 from lm import optim
 from lm.config import OptimConfig
 from lm.model import ffn, head, norm, position
-from lm.model.attention import Attention
+from lm.model.attention import Attention, Context
 from lm.model.cache import NO_CACHE, KVCache
 from lm.model.position import POSITIONS
 from lm.model.transformer import Transformer
@@ -97,10 +97,13 @@ def test_without_positions_one_layer_sees_the_past_as_a_set(scheme: str) -> None
     assert gap < 1e-6 if scheme == "none" else gap > 1e-4
 
 
+PLAIN = Context(torch.arange(SEQ), lambda heads: heads, None, NO_CACHE)
+
+
 @cache
 def qkv(n_kv_heads: int | None) -> tuple[Attention, Tensor]:
     torch.manual_seed(0)
-    return Attention(tiny(n_kv_heads=n_kv_heads)), torch.randn(3, SEQ, 32)
+    return Attention(tiny(n_kv_heads=n_kv_heads), layer=0), torch.randn(3, SEQ, 32)
 
 
 @pytest.mark.parametrize("n_kv_heads", [None, 2, 1], ids=["multi-head", "grouped", "multi-query"])
@@ -111,7 +114,7 @@ def test_attention_is_its_specification(n_kv_heads: int | None) -> None:
     scores = q @ k.mT / math.sqrt(8)
     scores = scores.masked_fill(torch.ones(SEQ, SEQ).triu(1).bool(), -math.inf)
     expected = attn.o_proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
-    assert torch.allclose(attn(x, lambda heads: heads, None, NO_CACHE, 0, torch.arange(SEQ)), expected, atol=1e-6)
+    assert torch.allclose(attn(x, PLAIN), expected, atol=1e-6)
 
 
 def test_rope_turns_pairs_by_their_own_angle() -> None:
@@ -150,5 +153,5 @@ def test_dropout_stands_at_the_embedding_the_weights_of_attention_and_both_branc
     net(TOKENS)
     assert calls == ["dropout", *["blocks.0.dropout"] * 2, *["blocks.1.dropout"] * 2]
     attn, x = net.blocks[0].attn, torch.randn(3, SEQ, 32)
-    one, two = (attn(x, lambda heads: heads, None, NO_CACHE, 0, torch.arange(SEQ)) for _ in range(2))
+    one, two = (attn(x, PLAIN) for _ in range(2))
     assert not torch.equal(one, two)

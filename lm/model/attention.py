@@ -1,5 +1,7 @@
 """Causal self-attention; multi-head, grouped-query and multi-query are one number, n_kv_heads."""
 
+from typing import NamedTuple
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -10,12 +12,21 @@ from lm.model.norm import NORMS
 from lm.model.position import Rotation
 
 
+class Context(NamedTuple):
+    """What all layers share in one call."""
+
+    positions: Tensor  # (T,) or (B, T): where the tokens stand
+    rotate: Rotation
+    mask: Tensor | None  # (B, 1, T, S), true where a query may look; None: causal
+    cache: NoCache
+
+
 class Attention(nn.Module):
     """(B, T, D) to (B, T, D); a token sees itself and its past (Vaswani et al., 2017; Ainslie et al., 2023)."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
-        self.head_dim, self.dropout = config.head_dim, config.dropout
+        self.layer, self.head_dim, self.dropout = layer, config.head_dim, config.dropout
         self.grouped = config.kv_heads != config.n_heads
         make, kv_width = linear_class(config.linear), config.kv_heads * config.head_dim
         self.q_proj = make(config.d_model, config.d_model, bias=config.bias)
@@ -29,19 +40,17 @@ class Attention(nn.Module):
         """(B, T, H*K) to (B, H, T, K)."""
         return x.view(*x.shape[:2], -1, self.head_dim).transpose(1, 2)
 
-    def forward(
-        self, x: Tensor, rotate: Rotation, mask: Tensor | None, cache: NoCache, layer: int, positions: Tensor
-    ) -> Tensor:
-        q = rotate(self.q_norm(self.heads(self.q_proj(x))))
-        k = rotate(self.k_norm(self.heads(self.k_proj(x))))
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        q = context.rotate(self.q_norm(self.heads(self.q_proj(x))))
+        k = context.rotate(self.k_norm(self.heads(self.k_proj(x))))
         v = self.heads(self.v_proj(x))
-        k, v = cache.append(layer, positions, k, v)
+        k, v = context.cache.append(self.layer, context.positions, k, v)
         y = F.scaled_dot_product_attention(
             q,
             k,
             v,
-            attn_mask=mask,
-            is_causal=mask is None,
+            attn_mask=context.mask,
+            is_causal=context.mask is None,
             dropout_p=self.dropout if self.training else 0.0,
             enable_gqa=self.grouped,
         )

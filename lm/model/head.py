@@ -18,7 +18,7 @@ class Embedding(nn.Module):
 
     def __init__(self, config: HeadConfig, vocab_size: int, d_model: int) -> None:
         super().__init__()
-        self.std = config.table_std
+        self.std = d_model**-0.5 if config.table_std is None else config.table_std
         self.weight = nn.Parameter(torch.empty(vocab_size, d_model))
 
     @torch.no_grad()

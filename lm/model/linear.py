@@ -17,6 +17,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
     x: (..., in_features); weight: (out_features, in_features); bias: (out_features,); returns (..., out_features).
     Raises ValueError if the last dimension of `x` is not in_features.
+
+    >>> linear(torch.tensor([1.0, 2, 3, 4]), torch.tensor([[1.0, 2, 3, 4], [2, 3, 4, 5], [3, 4, 5, 6]]))
+    tensor([30., 40., 50.])
     """
     if x.shape[-1] != weight.shape[-1]:
         raise ValueError(f"linear: the last dimension of x is {x.shape[-1]}, the weight expects {weight.shape[-1]}")

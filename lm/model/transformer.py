@@ -10,29 +10,27 @@ import torch
 from torch import Tensor, nn
 
 from lm.config import HeadConfig, ModelConfig
-from lm.model.attention import Attention
+from lm.model.attention import Attention, Context
 from lm.model.cache import NO_CACHE, NoCache
 from lm.model.ffn import FFNS
 from lm.model.head import HEADS, Embedding
 from lm.model.norm import NORMS
-from lm.model.position import POSITIONS, Rotation
+from lm.model.position import POSITIONS
 
 
 class Block(nn.Module):
     """x + attention(norm(x)), then x + ffn(norm(x)): the pre-norm order (Xiong et al., 2020)."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         self.attn_norm = NORMS[config.norm](config.d_model, config)
-        self.attn = Attention(config)
+        self.attn = Attention(config, layer)
         self.ffn_norm = NORMS[config.norm](config.d_model, config)
         self.ffn = FFNS[config.ffn](config)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(
-        self, x: Tensor, rotate: Rotation, mask: Tensor | None, cache: NoCache, layer: int, positions: Tensor
-    ) -> Tensor:
-        x = x + self.dropout(self.attn(self.attn_norm(x), rotate, mask, cache, layer, positions))
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        x = x + self.dropout(self.attn(self.attn_norm(x), context))
         return x + self.dropout(self.ffn(self.ffn_norm(x)))
 
 
@@ -55,7 +53,7 @@ class Transformer(nn.Module):
             self.embed = Embedding(head, vocab_size, config.d_model)
             self.position = POSITIONS[config.position](config, seq_len)
             self.dropout = nn.Dropout(config.dropout)
-            self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))
+            self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layers))
             self.norm = NORMS[config.norm](config.d_model, config)
             self.head = HEADS[head.kind](head, vocab_size, config.d_model)
         if torch.get_default_device().type != "meta":
@@ -87,10 +85,10 @@ class Transformer(nn.Module):
             raise ValueError(f"{tokens.shape[1]} tokens: this model's context holds {self.seq_len}")
         if positions is None:
             positions = torch.arange(tokens.shape[1], device=tokens.device)
-        rotate, mask = self.position.rotation(positions), cache.mask(positions)
+        context = Context(positions, self.position.rotation(positions), cache.mask(positions), cache)
         x = self.dropout(self.position.embed(self.embed(tokens), positions))
-        for layer, block in enumerate(self.blocks):
-            x = block(x, rotate, mask, cache, layer, positions)
+        for block in self.blocks:
+            x = block(x, context)
         return self.head(self.norm(x), self.embed.weight)
 
 
