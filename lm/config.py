@@ -44,12 +44,12 @@ class ModelConfig:
     """
 
     n_layers: int = 4
-    d_model: int = 256
-    n_heads: int = 4
+    d_model: int = 128
+    n_heads: int = 2
     n_kv_heads: int | None = None  # fewer than n_heads: grouped queries; 1: multi-query; null: n_heads
-    d_ff: int = 1024
+    d_ff: int = 320
     norm: str = "rmsnorm"
-    ffn: str = "relu2"
+    ffn: str = "swiglu"
     position: str = "rope"
     qk_norm: bool = False  # normalise each head's queries and keys, with the kind of `norm`
     bias: bool = False  # in every projection and LayerNorm of the body; the logits head never has one
@@ -119,8 +119,8 @@ class DataConfig:
     path: str | None = None  # a file, folder, glob, http(s) URL, or the Hub's owner/name
     column: str = "text"  # json, csv, parquet, hub: the column that holds the text
     split: str = "train"  # hub: which split to read
-    seq_len: int = 256  # tokens a training window holds, and the longest context of the model
-    batch_size: int = 16  # sequences per optimizer step on one device
+    seq_len: int = 128  # tokens a training window holds, and the longest context of the model
+    batch_size: int = 8  # sequences per optimizer step on one device
     val_fraction: float = 0.1
     overfit_batches: int = 0  # above 0: train on these first batches again and again
     cache_dir: str = ".cache"
@@ -140,7 +140,7 @@ class DataConfig:
 @dataclass(slots=True, kw_only=True)
 class TokenizerConfig:
     kind: str = "bpe"
-    vocab_size: int | None = 4096  # bpe: exact, the end-of-text token included
+    vocab_size: int | None = 2048  # bpe: exact, the end-of-text token included
     path: str | None = None  # file: a tokenizer.json
 
     def __post_init__(self) -> None:

@@ -15,7 +15,7 @@ from lm.config import HeadConfig, ModelConfig
 ROOT = Path(__file__).resolve().parent.parent
 os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
 
-TINY = ModelConfig(n_layers=2, d_model=32, n_heads=4, d_ff=64)
+TINY = ModelConfig(n_layers=2, d_model=32, n_heads=4, d_ff=64, ffn="relu2")
 TIED = HeadConfig(table_std=0.02)
 UNTIED = HeadConfig(name="untied", kind="untied", table_std=1.0, head_std=0.01, head_lr=1.0)
 HEADS = {"tied": TIED, "untied": UNTIED}

@@ -33,9 +33,9 @@ REFUSED: list[tuple[type, dict[str, Any], str, str]] = [
     *((ModelConfig, {"dropout": value}, "model.dropout", "less than 1") for value in (1.0, 2.0)),
     *((ModelConfig, {"residual_init": value}, "model.residual_init", "0 or more") for value in (-0.1, NAN)),
     *((ModelConfig, {"rope_theta": value}, "model.rope_theta", "more than 0") for value in (0, -1, NAN)),
-    (ModelConfig, {"d_model": 30}, "model.d_model=30", "not divisible by model.n_heads=4"),
-    (ModelConfig, {"n_kv_heads": 3}, "model.n_heads=4", "not divisible by model.n_kv_heads=3"),
-    (ModelConfig, {"n_kv_heads": 8}, "model.n_heads=4", "not divisible by model.n_kv_heads=8"),
+    (ModelConfig, {"d_model": 30, "n_heads": 4}, "model.d_model=30", "not divisible by model.n_heads=4"),
+    (ModelConfig, {"n_heads": 4, "n_kv_heads": 3}, "model.n_heads=4", "not divisible by model.n_kv_heads=3"),
+    (ModelConfig, {"n_heads": 4, "n_kv_heads": 8}, "model.n_heads=4", "not divisible by model.n_kv_heads=8"),
     (ModelConfig, {"d_model": 12, "n_heads": 4}, "model.position=rope", "even head width"),
     (HeadConfig, {"kind": "twisted"}, "head.kind=twisted", "choose one of tied, untied"),
     *((HeadConfig, {key: -0.1}, f"head.{key}", "0 or more") for key in ("table_std", "table_lr")),
@@ -60,7 +60,7 @@ REFUSED: list[tuple[type, dict[str, Any], str, str]] = [
     (TokenizerConfig, {"kind": "words"}, "tokenizer.kind=words", "choose one of bpe, char"),
     *((TokenizerConfig, {"vocab_size": size}, "tokenizer.vocab_size", "257 or more") for size in (256, 0, -1, None)),
     *(
-        (TokenizerConfig, {"kind": kind}, "tokenizer.vocab_size=4096", "decides its own size")
+        (TokenizerConfig, {"kind": kind}, "tokenizer.vocab_size=2048", "decides its own size")
         for kind in ("char", "byte", "file")
     ),
     (TokenizerConfig, {"kind": "file", "vocab_size": None}, "tokenizer.path", "tokenizer=file"),

@@ -28,6 +28,9 @@ class TwoFactors(nn.Module):
         super().__init__()
         self.a, self.b = nn.Parameter(torch.empty(1, in_features)), nn.Parameter(torch.empty(out_features, 1))
 
+    def reset_parameters(self) -> None:
+        """Nothing of these tests hangs on the values."""
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x @ self.a.T @ self.b.T
 
@@ -58,12 +61,12 @@ def test_roles_add_up_and_each_tensor_counts_once(config: ModelConfig, head: Hea
 
 @each_head
 def test_parameters_of_the_default_model_in_closed_form(head: HeadConfig) -> None:
-    net = ghost(ModelConfig(), head, vocab_size=4096, seq_len=256)
-    d, f, layers, v = 256, 1024, 4, 4096
+    net = ghost(ModelConfig(), head, vocab_size=2048, seq_len=128)
+    d, f, layers, v = 128, 320, 4, 2048
     expected = {
         "table": v * d,
         "attention": layers * 4 * d * d,
-        "ffn": layers * 2 * d * f,
+        "ffn": layers * 3 * d * f,
         "norm": (2 * layers + 1) * d,
     }
     assert n_params_by_role(net) == expected | ({"head": v * d} if head is UNTIED else {})
