@@ -163,9 +163,9 @@ class OptimConfig:
     eps: float = 1e-8
     weight_decay: float = 0.1  # of matrices in the body; the table, the head, norms and biases never decay
     warmup_steps: int = 50
-    decay: str = "cosine"
+    decay: str = "linear"
     decay_fraction: float = 1.0  # the last part of the run, over which the rate decays
-    final_lr: float = 0.1  # of the peak, at the last step
+    final_lr: float = 0.0  # of the peak, at the last step
 
     def __post_init__(self) -> None:
         choose("optim.name", self.name, OPTIMIZERS)
