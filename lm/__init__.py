@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lm.config import BadInput, HeadConfig, ModelConfig
-    from lm.generate import generate, stream
+    from lm.decode import generate, stream
     from lm.model.linear import Linear, linear
     from lm.model.transformer import Transformer
     from lm.portable import load_model
@@ -20,8 +20,8 @@ HOMES = {
     "BadInput": "lm.config",
     "HeadConfig": "lm.config",
     "ModelConfig": "lm.config",
-    "generate": "lm.generate",
-    "stream": "lm.generate",
+    "generate": "lm.decode",
+    "stream": "lm.decode",
     "Linear": "lm.model.linear",
     "linear": "lm.model.linear",
     "Transformer": "lm.model.transformer",

@@ -72,6 +72,7 @@ def llama_settings(net: Transformer) -> dict[str, Any]:
         "hidden_act": "silu",
         "max_position_embeddings": net.seq_len,
         "rms_norm_eps": EPS,
+        "rope_theta": config.rope_theta,  # for transformers 4
         "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
         "attention_bias": config.bias,
         "mlp_bias": config.bias,

@@ -3,6 +3,8 @@
 import math
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -13,6 +15,8 @@ from lm.config import BadInput
 from lm.evaluate import evaluate
 from lm.optim import lr_factor
 from lm.task import LMTask
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupted(BaseException):
@@ -38,10 +42,22 @@ class Journal(Callback):
     def seconds(self) -> float:
         return self.seconds_before + time.perf_counter() - self.started
 
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """While this lasts, a first SIGINT or SIGTERM waits for the end of the step."""
+        before = {signum: signal.signal(signum, self.notice) for signum in SIGNALS}
+        try:
+            yield
+        finally:
+            for signum, handler in before.items():
+                signal.signal(signum, handler)
+
     def on_train_start(self, trainer: Trainer, task: LightningModule) -> None:
         self.started = time.perf_counter()
-        for signum in (signal.SIGINT, signal.SIGTERM):  # Lightning puts the old handlers back when it ends
+        for signum in SIGNALS if self.signum is None else ():  # Lightning has put its own in their place
             signal.signal(signum, self.notice)
+        if self.signum is not None:
+            raise Interrupted(self.signum, trainer.global_step)
 
     def notice(self, signum: int, frame: FrameType | None) -> None:
         self.signum = signum
@@ -69,19 +85,22 @@ class Journal(Callback):
             for logger in trainer.loggers:
                 logger.log_metrics(metrics, step)
         if saves:
+            for logger in trainer.loggers:
+                logger.save()  # no checkpoint without the rows before it
             trainer.save_checkpoint("")  # Checkpoints names the file
         if stops:
             raise Interrupted(self.signum or signal.SIGTERM, step)
 
     def train_metrics(self, task: LMTask, step: int) -> dict[str, float]:
-        loss = task.step_loss()
-        if not math.isfinite(loss):
-            raise BadInput(f"the loss is {loss} at step {step}: lower optim.lr={task.run.optim.lr} or clip gradients")
+        loss, norm = task.step_loss(), task.grad_norm.item()
+        if not (math.isfinite(loss) and math.isfinite(norm)):  # nothing is saved after such a step
+            found = f"the loss is {loss} and the gradient's norm {norm} at step {step}"
+            raise BadInput(f"{found}: lower optim.lr={task.run.optim.lr} or clip gradients")
         return {
             "tokens": step * self.tokens_per_step,
             "lr": task.run.optim.lr * lr_factor(step - 1, task.total_steps, task.run.optim),
             "train/loss": loss,
-            "train/grad_norm": task.grad_norm.item(),
+            "train/grad_norm": norm,
         }
 
     def validation_metrics(self, task: LMTask) -> dict[str, float]:
@@ -103,6 +122,7 @@ class Bar(Callback):
 
     def __init__(self, tokens_per_step: int) -> None:
         self.tokens_per_step = tokens_per_step
+        self.bar: tqdm[Any] | None = None
 
     def on_train_start(self, trainer: Trainer, task: LightningModule) -> None:
         assert isinstance(task, LMTask)
@@ -110,9 +130,11 @@ class Bar(Callback):
         self.bar = tqdm(total=total, initial=done, desc="training", unit="tok", unit_scale=True, leave=False)
 
     def on_train_batch_end(self, trainer: Trainer, task: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        assert self.bar is not None
         moved = trainer.global_step * self.tokens_per_step - self.bar.n
         if moved and self.bar.update(moved):  # true when tqdm has redrawn, about ten times a second
-            self.bar.set_postfix(loss=f"{outputs['loss'].item():.3f}", refresh=False)
+            self.bar.set_postfix(loss=f"{task.micro_losses[-1].item():.3f}", refresh=False)
 
     def teardown(self, trainer: Trainer, task: LightningModule, stage: str) -> None:
-        self.bar.close()
+        if self.bar is not None:  # no training was left to do
+            self.bar.close()

@@ -46,10 +46,14 @@ class Checkpoints(CheckpointIO):
 
     def newest(self) -> Path | None:
         """The newest whole checkpoint, None if there is none. Raises BadInput if every one is damaged."""
+        damaged: list[Path] = []
         for path in self.found():
             if path.stem.endswith(sha256(path)[:16]):
+                for one in damaged:  # or they would count among those to keep
+                    self.remove_checkpoint(one)
                 return path
             log.warning("%s is damaged: trying the one before it", path)
-        if self.found():
+            damaged.append(path)
+        if damaged:
             raise BadInput(f"{self.folder}: every checkpoint is damaged; delete the folder to train from the start")
         return None

@@ -60,7 +60,9 @@ def launch(
     except Exception as error:
         if started:
             sys.exit(report(error))
-        sys.exit(complain(f"{in_one_line(error)} (in: {' '.join(sys.argv[1:])})", 2))
+        line, typed = in_one_line(error), sys.argv[1:]
+        named = any(word.partition("=")[0].lstrip("+~") in line for word in typed)
+        sys.exit(complain(line if named else f"{line} (in: {' '.join(typed)})", 2))
     except BaseException as error:
         if (signum := getattr(error, "signum", None)) is None:
             raise

@@ -34,6 +34,11 @@ def at_least(minimum: float, prefix: str, config: Any, *keys: str) -> None:
             raise BadInput(f"{prefix}{key}={value}: expected {minimum} or more")
 
 
+def seedable(seed: int) -> None:
+    if not 0 <= seed < 2**63:
+        raise BadInput(f"seed={seed}: expected 0 to 2**63 - 1")
+
+
 @dataclass(slots=True, kw_only=True)
 class ModelConfig:
     """The body of the transformer. Widths and counts are final values: nothing is rounded or derived later.
@@ -165,7 +170,7 @@ class OptimConfig:
     warmup_steps: int = 50
     decay: str = "linear"
     decay_fraction: float = 1.0  # the last part of the run, over which the rate decays
-    final_lr: float = 0.0  # of the peak, at the last step
+    final_lr: float = 0.0  # of the peak: what the decay runs towards
 
     def __post_init__(self) -> None:
         choose("optim.name", self.name, OPTIMIZERS)
@@ -181,7 +186,7 @@ class OptimConfig:
 class CheckpointConfig:
     every: int = 100  # optimizer steps
     keep: int = 2
-    resume: bool = True  # false: start again from step 0, whatever the directory holds
+    resume: bool = True  # false: an unfinished run starts again from step 0
 
     def __post_init__(self) -> None:
         at_least(1, "checkpoint.", self, "every", "keep")
@@ -212,7 +217,7 @@ class RunConfig:
     logger: dict[str, Any] = field(default_factory=dict)  # name -> _target_ of a Lightning logger
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     validation: ValidationConfig = field(default_factory=ValidationConfig)
-    prompts: list[str] = field(default_factory=list)  # continued greedily when training has ended
+    prompts: list[str] | None = None  # continued greedily at the end; null: three places of the validation text
     max_tokens: int | None = None  # the run's length in tokens; overrules trainer.max_steps
     seed: int = 0
     threads: int | None = None  # null: OMP_NUM_THREADS, else the cores
@@ -221,7 +226,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         at_least(1, "", self, "max_tokens", "threads")
-        at_least(0, "", self, "seed")
+        seedable(self.seed)
         if self.run_dir == "":
             raise BadInput("run_dir: is empty; expected a directory, or null for a name of its own under runs/")
 
@@ -242,7 +247,8 @@ class GenerateConfig:
     trust: bool = False  # import the linear class that the run names, if it is not ours
 
     def __post_init__(self) -> None:
-        at_least(0, "", self, "max_new_tokens", "temperature", "seed")
+        at_least(0, "", self, "max_new_tokens", "temperature")
+        seedable(self.seed)
         at_least(1, "", self, "threads")
 
 
@@ -250,12 +256,11 @@ class GenerateConfig:
 class EvaluateConfig:
     run_dir: str
     data: DataConfig | None = None  # null: the validation split that the run was trained beside
-    batch_size: int = 16
     threads: int | None = None
     trust: bool = False
 
     def __post_init__(self) -> None:
-        at_least(1, "", self, "batch_size", "threads")
+        at_least(1, "", self, "threads")
 
 
 @dataclass(slots=True, kw_only=True)

@@ -5,6 +5,7 @@ folder named by the hash of the text, the tokenizer and the split. It is built o
 one step. Each document is preceded by the end-of-text token, so every token of the text has something before it.
 """
 
+import errno
 import hashlib
 import itertools
 import json
@@ -83,8 +84,10 @@ def prepare(config: DataConfig, tokenizer: TokenizerConfig, quiet: bool = True) 
     folder = Path(config.cache_dir).expanduser() / key
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
+        if not folder.exists() and not os.access(folder.parent, os.W_OK):
+            raise PermissionError(errno.EACCES, "Permission denied")
     except OSError as error:
-        raise BadInput(f"data.cache_dir={config.cache_dir}: {error.strerror}") from error
+        raise BadInput(f"data.cache_dir={config.cache_dir}: {error.strerror}; expected a folder to write to") from error
     with filelock.FileLock(folder.with_suffix(".lock")):
         if not folder.exists():
             build(folder, documents, config, tokenizer, text_hash, quiet)

@@ -11,7 +11,7 @@ def set_threads(threads: int | None) -> int:
     On a CPU, results are equal bit for bit only at an equal count.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    count = threads or int(os.environ.get("OMP_NUM_THREADS") or cores)
+    count = threads or int((os.environ.get("OMP_NUM_THREADS") or str(cores)).split(",")[0])
     torch.set_num_threads(count)
     return count
 

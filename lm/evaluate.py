@@ -1,7 +1,7 @@
 """How good a model is on a text: one pass, every token counted once."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -72,10 +72,10 @@ def evaluate_run(config: EvaluateConfig, bar: bool = False) -> dict[str, Any]:
     set_threads(config.threads)
     net, tokenizer = load_model(config.run_dir, config.trust)
     if config.data is None:
-        tokens, n_bytes = own_validation(Path(config.run_dir))
+        tokens, n_bytes, batch_size = own_validation(Path(config.run_dir), config.trust)
     else:
-        tokens, n_bytes = whole_text(config.data, tokenizer, bar)
-    scores = evaluate(net.to(best_device()), tokens, net.seq_len, config.batch_size, bar=bar)
+        tokens, n_bytes, batch_size = *whole_text(config.data, tokenizer, bar), config.data.batch_size
+    scores = evaluate(net.to(best_device()), tokens, net.seq_len, batch_size, bar=bar)
     return {
         "loss": scores.loss,
         "perplexity": scores.perplexity,
@@ -86,22 +86,27 @@ def evaluate_run(config: EvaluateConfig, bar: bool = False) -> dict[str, Any]:
     }
 
 
-def own_validation(run_dir: Path) -> tuple[np.ndarray, int]:
-    """The validation tokens that a run was trained beside, and the bytes of their text."""
+def own_validation(run_dir: Path, trust: bool) -> tuple[np.ndarray, int, int]:
+    """The validation tokens that a run was trained beside, the bytes of their text, and the run's batch size.
+
+    Without `trust` nothing is fetched from an address that the run's files name.
+    """
     try:
         settings = yaml.safe_load((run_dir / "config.yaml").read_text())
-        data = prepare(DataConfig(**settings["data"]), TokenizerConfig(**settings["tokenizer"]))
+        data_hash = settings["data_hash"]
+        config = replace(DataConfig(**settings["data"]), cache_dir=DataConfig().cache_dir)
+        tokenizer = TokenizerConfig(**settings["tokenizer"])
     except OSError as error:
-        raise BadInput(
-            f"{error.filename}: {error.strerror}; name a finished run, or a text: data=text data.path=FILE"
-        ) from error
-    except (yaml.YAMLError, TypeError, KeyError) as error:
-        raise BadInput(f"{run_dir}: not what train.py wrote ({error})") from error
-    if data.hash != settings["data_hash"]:
-        raise BadInput(
-            f"run_dir={run_dir}: its text has changed since; name the text to score: data=text data.path=FILE"
-        )
-    return data.val, data.val_bytes
+        hint = "name a finished run, or a text: data=text data.path=FILE"
+        raise BadInput(f"{error.filename}: {error.strerror}; {hint}") from error
+    except (yaml.YAMLError, TypeError, KeyError, ValueError) as error:
+        raise BadInput(f"{run_dir}/config.yaml: not what train.py wrote ({error})") from error
+    if not trust and (config.source == "hub" or "://" in (config.path or "")):
+        raise BadInput(f"run_dir={run_dir}: its text comes from {config.path}; trust=true fetches it")
+    data = prepare(config, tokenizer)
+    if data.hash != data_hash:
+        raise BadInput(f"run_dir={run_dir}: its text has changed since; name a text: data=text data.path=FILE")
+    return data.val, data.val_bytes, config.batch_size
 
 
 def whole_text(config: DataConfig, tokenizer: Tokenizer, bar: bool) -> tuple[np.ndarray, int]:

@@ -50,10 +50,27 @@ def export(net: Transformer, tokenizer: Tokenizer, output_dir: str | Path) -> st
         },
         "special_tokens_map.json": special,
     }
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"output_dir={output_dir}: {error.strerror}; expected a folder to write to") from error
     with whole_file(folder, "model.safetensors") as file:
         file.write(save({key: value.detach().cpu().contiguous() for key, value in weights.items()}, {"format": "pt"}))
-    write_text(folder / "tokenizer.json", tokenizer.to_json())
+    layout = json.loads(tokenizer.to_json())
+    layout["post_processor"] = begin_with(tokenizer.eot)
+    write_text(folder / "tokenizer.json", json.dumps(layout, ensure_ascii=False))
     for filename, content in files.items():
         write_text(folder / filename, json.dumps(content, indent=2) + "\n")
     return name
+
+
+def begin_with(eot: int) -> dict[str, Any]:
+    """A post-processor of `tokenizers` that puts end of text before a text, as our own generate does."""
+    special = {"SpecialToken": {"id": EOT, "type_id": 0}}
+    first, second = ({"Sequence": {"id": name, "type_id": i}} for i, name in enumerate("AB"))
+    return {
+        "type": "TemplateProcessing",
+        "single": [special, first],
+        "pair": [special, first, second],
+        "special_tokens": {EOT: {"id": EOT, "ids": [eot], "tokens": [EOT]}},
+    }

@@ -51,7 +51,7 @@ def sync_folder(path: Path) -> None:
 
 def remove_partial(folder: Path) -> None:
     """Delete what a killed process left unfinished. The caller holds the folder's lock."""
-    for path in folder.glob(".partial-*"):
+    for path in folder.rglob(".partial-*"):
         path.unlink(missing_ok=True)
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import os
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,8 @@ class MetricsFile(Logger):
         self.path = path
         rows = []
         if resumed_step and path.exists():
-            with open(path, newline="") as file:
-                rows = [row for row in csv.DictReader(file) if (row["step"] or "").isdigit()]
+            with open(path, newline="") as file:  # a row may be torn: the disk was full, the power went
+                rows = [row for row in csv.DictReader(file) if None not in row.values() and row["step"].isdigit()]
         kept = [row for row in rows if int(row["step"]) <= resumed_step]
         write_text(path, self.lines([dict(zip(COLUMNS, COLUMNS, strict=True)), *kept]))
 
@@ -35,6 +36,10 @@ class MetricsFile(Logger):
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         with open(self.path, "a", newline="") as file:
             file.write(self.lines([{"step": step, **metrics}]))
+
+    def save(self) -> None:
+        with open(self.path, "rb") as file:
+            os.fsync(file.fileno())
 
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
         """config.yaml has them."""

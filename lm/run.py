@@ -66,16 +66,20 @@ class RunDirectory:
         if self.path.exists() and not self.path.is_dir():
             raise BadInput(f"run_dir={self.path}: is a file; expected a directory")
         missing = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
-        self.path.mkdir(parents=True, exist_ok=True)
         lock, holder = filelock.FileLock(self.path / ".lock"), self.path / ".holder"
         try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            if any(self.path.iterdir()) and not Path(lock.lock_file).exists():
+                raise BadInput(f"run_dir={self.path}: holds files that are no run's; name a new or an empty directory")
             lock.acquire(blocking=False)
         except filelock.Timeout:
             with suppress(OSError):
                 raise BadInput(f"run_dir={self.path}: is being written by {holder.read_text()}") from None
             raise BadInput(f"run_dir={self.path}: is being written by another process") from None
+        except OSError as error:
+            raise BadInput(f"run_dir={self.path}: {error.strerror}; expected a directory to write to") from error
         try:
-            holder.write_text(f"process {os.getpid()} on {socket.gethostname()}")
+            write_text(holder, f"process {os.getpid()} on {socket.gethostname()}")
             remove_partial(self.path)
             yield
         finally:
@@ -90,8 +94,11 @@ class RunDirectory:
     def write_config(self, settings: dict[str, Any]) -> None:
         write_text(self.config, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
 
-    def refuse_changes(self, settings: dict[str, Any]) -> None:
-        """Raise BadInput if `settings` would make another run than the one that lies here, naming what differs."""
+    def refuse_changes(self, settings: dict[str, Any], but: tuple[str, ...] = ()) -> None:
+        """Raise BadInput if `settings` would make another run than the one that lies here, naming what differs.
+
+        Keys in `but` are not compared.
+        """
         try:
             there = frozen(yaml.safe_load(self.config.read_text()))
         except (OSError, yaml.YAMLError, AttributeError) as error:
@@ -100,7 +107,7 @@ class RunDirectory:
         differing = [
             f"{key} is {there.get(key, absent)} there, {here.get(key, absent)} now"
             for key in sorted(here.keys() | there.keys())
-            if here.get(key, absent) != there.get(key, absent)
+            if key not in but and here.get(key, absent) != there.get(key, absent)
         ]
         if differing:
             raise BadInput(f"run_dir={self.path} holds another run ({'; '.join(differing)}): choose another run_dir")
@@ -113,6 +120,8 @@ class RunDirectory:
             return None
         except ValueError as error:
             raise BadInput(f"{self.result}: not JSON ({error})") from error
+        except OSError as error:
+            raise BadInput(f"run_dir={self.path}: {error.strerror}; expected a directory") from error
 
     def write_result(self, result: dict[str, Any]) -> None:
-        write_text(self.result, json.dumps(result, indent=2) + "\n")
+        write_text(self.result, json.dumps(result, indent=2, allow_nan=False) + "\n")

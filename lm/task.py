@@ -1,5 +1,6 @@
 """The training of a network as Lightning sees it: loss, optimizer, batches. No architecture."""
 
+import math
 from typing import Any
 
 import torch
@@ -39,7 +40,7 @@ class LMTask(LightningModule):
     def configure_gradient_clipping(
         self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
     ) -> None:
-        limit = float("inf") if gradient_clip_val is None else gradient_clip_val
+        limit = gradient_clip_val or math.inf  # 0, too, means no limit
         self.grad_norm = nn.utils.clip_grad_norm_(self.net.parameters(), limit)
 
     def configure_optimizers(self) -> Any:

@@ -15,6 +15,9 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from lm.config import BadInput, TokenizerConfig
 
 EOT = "<|endoftext|>"
+CHARACTERS = pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
+BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False)
+CUTTING = [json.loads(one.__getstate__()) for one in (CHARACTERS, BYTES)]
 
 
 class Tokenizer:
@@ -36,12 +39,17 @@ class Tokenizer:
         highest = max(backend.get_vocab().values())
         if highest >= self.vocab_size:
             raise BadInput(f"the tokenizer has {self.vocab_size} tokens but an id {highest}: expected ids without gaps")
+        if self.forged():
+            raise BadInput(f"the tokenizer gives its end-of-text token to a text that spells {EOT}")
         layout = json.loads(backend.to_str())
         # whether a text may be encoded in pieces that begin at a line break, with the same ids as in one
-        self.cuts = layout["normalizer"] is None and (layout["pre_tokenizer"] or {}).get("type") in (
-            "ByteLevel",
-            "Split",
-        )
+        self.cuts: bool = layout["normalizer"] is None and layout["pre_tokenizer"] in CUTTING
+
+    def forged(self) -> bool:
+        try:
+            return self.eot in self.encode(EOT)
+        except BadInput:  # it refuses the text, so it is not fooled by it
+            return False
 
     def encode(self, text: str) -> list[int]:
         return self.encode_all([text])[0]
@@ -112,7 +120,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
 def byte_level(vocab: dict[str, int] | None = None) -> tokenizers.Tokenizer:
     backend = tokenizers.Tokenizer(models.BPE(vocab, [] if vocab else None))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.pre_tokenizer = BYTES
     backend.decoder = decoders.ByteLevel()
     return backend
 
@@ -139,7 +147,7 @@ def char_tokenizer(texts: Iterable[str]) -> Tokenizer:
     alphabet = sorted(set().union(*map(set, texts)))
     vocab = {EOT: 0} | {char: i for i, char in enumerate(alphabet, start=1)}
     backend = tokenizers.Tokenizer(models.WordLevel(vocab, unk_token=""))
-    backend.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
+    backend.pre_tokenizer = CHARACTERS
     backend.decoder = decoders.Fuse()
     return Tokenizer(backend)
 
@@ -160,5 +168,8 @@ def build_tokenizer(
         return train_bpe(train, config.vocab_size, progress)
     if config.kind == "file":
         assert config.path is not None
-        return load_tokenizer(Path(config.path))
+        tokenizer, sample = load_tokenizer(Path(config.path)), next(iter(train), "")[:10_000]
+        if tokenizer.decode(tokenizer.encode(sample)) != sample:
+            raise BadInput(f"tokenizer.path={config.path}: loses part of the text, so bits per byte would be false")
+        return tokenizer
     return char_tokenizer(everything) if config.kind == "char" else byte_tokenizer()

@@ -1,10 +1,9 @@
 """train(run) is the composition root: from a configuration to a finished run directory."""
 
 import logging
-import os
+import math
 import platform
 import sys
-from contextlib import nullcontext
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -12,11 +11,13 @@ from typing import Any
 
 import torch
 from lightning import Trainer
+from lightning.pytorch.utilities import rank_zero_only
 
 from lm.callbacks import Journal
 from lm.checkpoint import Checkpoints
-from lm.config import RunConfig
+from lm.config import BadInput, RunConfig
 from lm.data import TextData, prepare
+from lm.decode import generate
 from lm.device import set_threads
 from lm.evaluate import evaluate
 from lm.metrics import MetricsFile
@@ -25,7 +26,7 @@ from lm.model.transformer import Transformer
 from lm.portable import save_model
 from lm.run import RunDirectory, config_hash, default_dir
 from lm.task import LMTask
-from lm.trainer import build_loggers, build_trainer
+from lm.trainer import build_loggers, build_trainer, resolve
 
 PACKAGES = ("torch", "lightning", "hydra-core", "tokenizers", "datasets", "numpy", "safetensors")
 log = logging.getLogger(__name__)
@@ -41,25 +42,36 @@ def train(run: RunConfig) -> dict[str, Any]:
     Raises BadInput for what the user can mend (nothing is left behind, nothing of an earlier run is touched) and
     Interrupted after a signal; the same call then goes on where it stopped.
     """
-    quiet = not sys.stderr.isatty() or not run.trainer.get("enable_progress_bar", True)
-    place, threads = RunDirectory(run_directory(run)), set_threads(run.threads)
-    data = prepare(run.data, run.tokenizer, quiet)
-    settings = asdict(run) | {"run_dir": str(place.path), "threads": threads, "data_hash": data.hash}
-    finished = place.read_result()
-    if finished is not None:
-        place.refuse_changes(settings)
-        log.info("%s is finished: nothing to train", place.path)
-        return finished
-    with place.claim() if leads() else nullcontext():
-        return fit(run, place, settings, data, quiet)
+    bar = sys.stderr.isatty() and bool(run.trainer.get("enable_progress_bar", True))
+    options, place, threads = resolve(run), RunDirectory(run_directory(run)), set_threads(run.threads)
+    data = prepare(run.data, run.tokenizer, quiet=not bar)
+    settings = asdict(run) | {
+        "run_dir": str(place.path),
+        "threads": threads,
+        "device": options["accelerator"],
+        "precision": options["precision"],
+        "data_hash": data.hash,
+        "tokenizer_hash": data.tokenizer.hash,
+    }
+    if place.read_result() is None and leads():
+        with place.claim():
+            if place.read_result() is None:  # nobody has finished it in the meantime
+                return fit(run, options, place, settings, data, bar)
+    elif not leads():
+        return fit(run, options, place, settings, data, bar=False)
+    place.refuse_changes(settings, but=("threads", "device", "precision"))
+    log.info("%s is finished: nothing to train", place.path)
+    return place.read_result() or {}
 
 
 def leads() -> bool:
     """Whether this process is the first of its job: the one that writes."""
-    return int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", 0))) == 0
+    return int(getattr(rank_zero_only, "rank", 0)) == 0
 
 
-def fit(run: RunConfig, place: RunDirectory, settings: dict[str, Any], data: TextData, quiet: bool) -> dict[str, Any]:
+def fit(
+    run: RunConfig, options: dict[str, Any], place: RunDirectory, settings: dict[str, Any], data: TextData, bar: bool
+) -> dict[str, Any]:
     checkpoints = Checkpoints(place.checkpoints, run.checkpoint.keep)
     resume = checkpoints.newest() if run.checkpoint.resume else None
     if resume:
@@ -68,34 +80,50 @@ def fit(run: RunConfig, place: RunDirectory, settings: dict[str, Any], data: Tex
     net = Transformer(
         run.model, run.head, vocab_size=data.tokenizer.vocab_size, seq_len=run.data.seq_len, seed=run.seed
     )
-    trainer, journal = build_trainer(run, place.path, checkpoints, quiet)
+    trainer, journal = build_trainer(run, options, checkpoints, bar)
     others = build_loggers(run, place.path)
     if run.compile:
         net.compile()
     if leads():
-        place.write_config(settings)
         for old in checkpoints.found() if not run.checkpoint.resume else ():
             checkpoints.remove_checkpoint(old)
-    if trainer.is_global_zero:
+        place.write_config(settings)
         trainer.loggers = [MetricsFile(place.metrics, step_of(resume)), *others]
         log.info("%s: %s parameters, %s steps", place.path, f"{n_params(net):,}", f"{trainer.max_steps:,}")
     task = LMTask(net, run, data, trainer.max_steps)
     try:
-        trainer.fit(task, ckpt_path=resume, weights_only=True)
+        with journal.listening():
+            trainer.fit(task, ckpt_path=resume, weights_only=True)
     except BaseException:
-        if journal.signum is not None and trainer.is_global_zero:
+        if journal.signum is not None and leads():
             save_model(net, data.tokenizer, place.model)  # so that an interrupted run can be tried
         raise
-    if not trainer.is_global_zero:
+    if not leads():
         return {}
+    result = summarise(run, settings, net, data, trainer, journal, bar)
+    if not math.isfinite(result["val_loss"]):
+        raise BadInput(f"the validation loss is {result['val_loss']}: lower optim.lr={run.optim.lr} or clip gradients")
     save_model(net, data.tokenizer, place.model)
-    result = summarise(run, settings, net, data, trainer, journal, quiet)
     place.write_result(result)
     return result
 
 
 def step_of(checkpoint: Path | None) -> int:
     return int(checkpoint.name.split("-")[1]) if checkpoint else 0
+
+
+def samples(net: Transformer, data: TextData, prompts: list[str] | None) -> list[dict[str, str]]:
+    """Greedy continuations of the prompts; without any, of three places in the validation text."""
+    if prompts is None:
+        places = (len(data.val) * quarter // 4 for quarter in (1, 2, 3))
+        prompts = [data.tokenizer.decode(data.val[place : place + 16].tolist()) for place in places]
+    found = []
+    for prompt in prompts:
+        try:
+            found.append({"prompt": prompt, "continuation": generate(net, data.tokenizer, prompt, 48)})
+        except BadInput as error:
+            log.warning("no continuation of %r: %s", prompt, error)
+    return found
 
 
 def summarise(
@@ -105,12 +133,12 @@ def summarise(
     data: TextData,
     trainer: Trainer,
     journal: Journal,
-    quiet: bool,
+    bar: bool,
 ) -> dict[str, Any]:
     """The content of result.json: what was reached, what it cost, and what is needed to do it again."""
     seconds, device = journal.seconds, trainer.strategy.root_device
     net.to(device)  # Lightning takes it off when it ends
-    scores = evaluate(net, data.val, run.data.seq_len, run.data.batch_size, bar=not quiet)
+    scores = evaluate(net, data.val, run.data.seq_len, run.data.batch_size, bar=bar)
     tokens = trainer.global_step * journal.tokens_per_step
     return {
         "val_loss": scores.loss,
@@ -136,4 +164,5 @@ def summarise(
         "precision": str(trainer.precision),
         "python": platform.python_version(),
         "versions": {package: version(package) for package in PACKAGES},
+        "samples": samples(net, data, run.prompts),
     }

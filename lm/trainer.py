@@ -14,45 +14,78 @@ from lm.checkpoint import Checkpoints
 from lm.config import BadInput, RunConfig
 from lm.device import best_device
 
+# Arguments of lightning.Trainer that are decided here: batches without end, our validation, checkpoints, logs, clip.
+OURS = (
+    *("max_epochs", "min_epochs", "min_steps", "max_time", "fast_dev_run", "overfit_batches", "barebones"),
+    *("limit_train_batches", "limit_val_batches", "val_check_interval", "check_val_every_n_epoch"),
+    *("enable_checkpointing", "enable_model_summary", "use_distributed_sampler", "default_root_dir"),
+    *("callbacks", "plugins", "logger", "gradient_clip_algorithm", "reload_dataloaders_every_n_epochs"),
+)
 
-def build_trainer(run: RunConfig, folder: Path, checkpoints: Checkpoints, quiet: bool) -> tuple[Trainer, Journal]:
-    """Lightning's Trainer from its own arguments, with what is ours: whole checkpoints, the journal, one bar."""
-    options = {"_target_": "lightning.Trainer", **run.trainer, "enable_progress_bar": False}
-    accumulate, devices = options.get("accumulate_grad_batches", 1), options.get("devices", 1)
-    if not isinstance(accumulate, int) or accumulate < 1 or run.data.batch_size % accumulate:
+
+def resolve(run: RunConfig) -> dict[str, Any]:
+    """The trainer's arguments with nothing left open: the device, the precision, the number of steps."""
+    options = {
+        "_target_": "lightning.Trainer",
+        "devices": 1,
+        "num_nodes": 1,
+        "accumulate_grad_batches": 1,
+        **run.trainer,
+    }
+    for key in options.keys() & set(OURS):
+        raise BadInput(f"trainer.{key}: is decided by this project; see max_tokens, validation, checkpoint and logger")
+    for key in ("devices", "num_nodes", "accumulate_grad_batches"):
+        if type(options[key]) is not int or options[key] < 1:
+            raise BadInput(f"trainer.{key}={options[key]}: expected a number, 1 or more")
+    accumulate = options["accumulate_grad_batches"]
+    if run.data.batch_size % accumulate:
         raise BadInput(
             f"trainer.accumulate_grad_batches={accumulate}: does not divide data.batch_size={run.data.batch_size}"
         )
-    if options.get("precision") == "auto":
-        device = options.get("accelerator", "auto")
-        options["precision"] = "32-true" if "cpu" in (device, device == "auto" and best_device()) else "bf16-mixed"
-    tokens_per_step = run.data.batch_size * run.data.seq_len
-    if isinstance(devices, int) and devices > 1:
-        tokens_per_step *= devices * options.get("num_nodes", 1)
+    if options.get("accelerator", "auto") == "auto":
+        options["accelerator"] = best_device()
+    if options.get("precision", "auto") == "auto":
+        options["precision"] = "32-true" if options["accelerator"] == "cpu" else "bf16-mixed"
+    if str(options["precision"]).startswith("16"):
+        raise BadInput(f"trainer.precision={options['precision']}: half precision is not supported; use bf16-mixed")
     if run.max_tokens is not None:
-        options["max_steps"] = math.ceil(run.max_tokens / tokens_per_step)
-    if not isinstance(options.get("max_steps"), int) or options["max_steps"] < 1:
+        options["max_steps"] = math.ceil(run.max_tokens / tokens_per_step(run, options))
+    if type(options.get("max_steps")) is not int or options["max_steps"] < 1:
         raise BadInput(f"trainer.max_steps={options.get('max_steps')}: expected a number of steps, 1 or more")
-    journal = Journal(tokens_per_step, options.get("log_every_n_steps") or 1)
-    callbacks: list[Callback] = [journal] if quiet else [journal, Bar(tokens_per_step)]
-    fixed = {
-        "max_epochs": -1,
-        "limit_val_batches": 0,  # the journal validates, in the order that a resume repeats
-        "enable_checkpointing": False,
-        "enable_model_summary": False,
-        "use_distributed_sampler": False,
-        "logger": False,
-        "default_root_dir": str(folder),
-    }
-    for key in fixed.keys() & run.trainer.keys():
-        raise BadInput(f"trainer.{key}: is decided by this project; see validation, checkpoint and logger")
+    return options
+
+
+def tokens_per_step(run: RunConfig, options: dict[str, Any]) -> int:
+    """Target positions of one optimizer step, on all devices together."""
+    return int(run.data.batch_size * run.data.seq_len * options["devices"] * options["num_nodes"])
+
+
+def build_trainer(
+    run: RunConfig, options: dict[str, Any], checkpoints: Checkpoints, bar: bool
+) -> tuple[Trainer, Journal]:
+    """Lightning's Trainer, with what is ours: whole checkpoints, the journal, one bar."""
+    n_tokens = tokens_per_step(run, options)
+    journal = Journal(n_tokens, options.get("log_every_n_steps") or 1)
+    callbacks: list[Callback] = [Bar(n_tokens), journal] if bar else [journal]
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)  # its tips and its list of absent accelerators
     warnings.filterwarnings("ignore", module="lightning", message=".*(num_workers|train_dataloader|LeafSpec).*")
     try:
-        return instantiate(options | fixed, callbacks=callbacks, plugins=[checkpoints]), journal
+        trainer: Trainer = instantiate(
+            options,
+            max_epochs=-1,
+            limit_val_batches=0,  # the journal validates, in the order that a resume repeats
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            use_distributed_sampler=False,
+            logger=False,
+            callbacks=callbacks,
+            plugins=[checkpoints],
+        )
     except Exception as error:
         reason = error.__cause__ or error
         raise BadInput(f"trainer: {str(reason).splitlines()[0]}") from error
+    return trainer, journal
 
 
 def build_loggers(run: RunConfig, folder: Path) -> list[Any]:

@@ -15,6 +15,10 @@ def read_prompt(config: GenerateConfig) -> str:
     if (config.prompt is None) == (config.prompt_file is None):
         raise BadInput("prompt: give prompt=TEXT or prompt_file=FILE, one of the two")
     if config.prompt is not None:
+        try:
+            config.prompt.encode()
+        except UnicodeEncodeError as error:
+            raise BadInput(f"prompt: not UTF-8 at character {error.start}") from error
         return config.prompt
     if config.prompt_file == "-":
         return sys.stdin.read()
@@ -25,8 +29,8 @@ def read_prompt(config: GenerateConfig) -> str:
 
 def main(config: GenerateConfig) -> None:
     prompt = read_prompt(config)
+    from lm.decode import stream
     from lm.device import best_device, set_threads
-    from lm.generate import stream
     from lm.portable import load_model
 
     set_threads(config.threads)

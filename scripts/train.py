@@ -14,8 +14,6 @@ finished: list[tuple[str, dict[str, Any]]] = []
 
 
 def main(run: RunConfig) -> None:
-    from lm.generate import generate
-    from lm.portable import load_model
     from lm.train import leads, run_directory, train
 
     result = train(run)
@@ -24,10 +22,8 @@ def main(run: RunConfig) -> None:
     place = run_directory(run)
     finished.append((place.name, result))
     print(table(summary(result)), f"\n{place}\n", sep="\n")
-    if run.prompts:
-        net, tokenizer = load_model(place)
-        for prompt, text in zip(run.prompts, generate(net, tokenizer, run.prompts, 48), strict=True):
-            print(f"--- {prompt}{text}")
+    for sample in result["samples"]:
+        print(f"--- {sample['prompt']} >>> {sample['continuation']}\n")
 
 
 def summary(result: dict[str, Any]) -> list[tuple[str, str]]:

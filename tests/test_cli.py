@@ -83,17 +83,17 @@ MISTAKES = {  # command line of train.py: what its error must say
     "optim.betas=0.9": "optim.betas=0.9",
     "compile=perhaps": "compile=perhaps",
     "prompts=one": "prompts=one",
-    "model=large": "model=large: no such config; choose one of small",
+    "model=large": "model=large: no such config; choose one of gpt2, medium, small",
     "head=twisted": "head=twisted: no such config; choose one of tied, untied",
     "modle=small": "modle",
     "head=tied,untied": "head=tied,untied",
     "seed=0,1": "seed=0,1",
-    "model.d_model=30": "model.d_model=30 is not divisible by model.n_heads=4",
+    "model.d_model=31": "model.d_model=31 is not divisible by model.n_heads=2",
     "model.n_layers=0": "model.n_layers=0: expected 1 or more",
     "data.seq_len=0": "data.seq_len=0: expected 1 or more",
     "tokenizer.vocab_size=256": "tokenizer.vocab_size=256: bpe needs 257 or more",
     "optim.lr=nan": "optim.lr=nan: expected 0 or more",
-    "seed=-1": "seed=-1: expected 0 or more",
+    "seed=-1": "seed=-1: expected 0 to 2**63 - 1",
     "seed=${nothing}": "nothing",
     "data=text": "data.path",
     "data=hub": "data.path",
@@ -129,7 +129,7 @@ def test_evaluate_needs_nothing_but_a_run(command: Callable[..., Outcome]) -> No
         ("generate", "prompt=x", "run_dir: is missing; give it as run_dir=VALUE"),
         ("generate", "run_dir=x prompt=x temprature=1", "temprature: no such key; did you mean temperature?"),
         ("generate", "run_dir=x prompt=x temperature=-1", "temperature=-1.0: expected 0 or more"),
-        ("evaluate", "batch_size=2", "run_dir: is missing"),
+        ("evaluate", "threads=2", "run_dir: is missing"),
         ("evaluate", "run_dir=x data.path=y", "choose it first, as in data=text data.path=FILE"),
         ("evaluate", "run_dir=x data=text data.path=y data.seqlen=3", "data.seqlen: no such key"),
         ("export", "run_dir=x", "output_dir: is missing"),
@@ -231,7 +231,7 @@ def test_a_sweep_calls_the_task_for_each_job_and_goes_on_after_a_bad_one(command
     code, error, seen = command("-m head=tied,untied seed=0,-1,2")
     assert code == 2
     assert [(run.head.name, run.seed) for run in seen] == [("tied", 0), ("tied", 2), ("untied", 0), ("untied", 2)]
-    assert error == "error: seed=-1: expected 0 or more\n" * 2
+    assert error == "error: seed=-1: expected 0 to 2**63 - 1\n" * 2
 
 
 # --- the Python 3.14 guard
@@ -308,7 +308,7 @@ def test_unusable_text_is_one_line_for_each_and_leaves_no_run(script: Script, tm
         "error: data.path=absent.txt: no such file, folder or glob",
         "error: data.path=empty.txt: the text is empty",
         "error: latin.txt: not UTF-8 at byte 3 (unexpected end of data)",
-        "error: data: the training text has 5 tokens, data.seq_len=256 needs 257",
+        "error: data: the training text has 5 tokens, data.seq_len=128 needs 129",
     ]
     assert not (tmp_path / "here").exists()
     assert [path.name for path in (tmp_path / "runs").rglob("*")] == ["multirun.yaml"]

@@ -81,11 +81,15 @@ REFUSED: list[tuple[type, dict[str, Any], str, str]] = [
     (ValidationConfig, {"every": -1}, "validation.every=-1", "0 or more"),
     (ValidationConfig, {"batches": 0}, "validation.batches=0", "1 or more"),
     *((RunConfig, {key: 0}, f"{key}=0", "1 or more") for key in ("max_tokens", "threads")),
-    (RunConfig, {"seed": -1}, "seed=-1", "0 or more"),
-    *((GenerateConfig, {"run_dir": "r", key: -1}, f"{key}=-1", "0 or more") for key in ("max_new_tokens", "seed")),
+    (RunConfig, {"seed": -1}, "seed=-1", "expected 0 to"),
+    *(
+        (GenerateConfig, {"run_dir": "r", key: -1}, f"{key}=-1", "0 or more")
+        for key in ("max_new_tokens", "temperature")
+    ),
+    (GenerateConfig, {"run_dir": "r", "seed": 2**63}, "seed=", "expected 0 to"),
     *((GenerateConfig, {"run_dir": "r", "temperature": value}, "temperature", "0 or more") for value in (-0.5, NAN)),
     (GenerateConfig, {"run_dir": "r", "threads": 0}, "threads=0", "1 or more"),
-    *((EvaluateConfig, {"run_dir": "r", key: 0}, f"{key}=0", "1 or more") for key in ("batch_size", "threads")),
+    *((EvaluateConfig, {"run_dir": "r", key: 0}, f"{key}=0", "1 or more") for key in ("threads",)),
 ]
 
 

@@ -96,6 +96,6 @@ def test_a_global_choice_changes_the_trainer_and_no_more_than_it_says() -> None:
     plain, debug, overfit = composed("train"), composed("train", "trainer=debug"), composed("train", "trainer=overfit")
     assert set(plain.trainer) <= set(debug.trainer)
     assert debug.trainer["gradient_clip_val"] == plain.trainer["gradient_clip_val"]
-    assert (debug.trainer["max_steps"], debug.model.d_model, debug.tokenizer.kind) == (20, 64, "byte")
+    assert (debug.trainer["max_steps"], debug.model, debug.tokenizer) == (20, plain.model, plain.tokenizer)
     assert (overfit.data.overfit_batches, overfit.model) == (1, plain.model)
     assert composed("train", "trainer=debug", "model.d_model=32").model.d_model == 32  # the command line wins

@@ -11,8 +11,8 @@ from conftest import HEADS, SEQ, tiny
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lm.config import BadInput, ModelConfig
+from lm.decode import generate
 from lm.export import export
-from lm.generate import generate
 from lm.model.transformer import Transformer
 from lm.portable import load_model, save_model
 from lm.tokenizer import Tokenizer, byte_tokenizer, char_tokenizer, train_bpe
@@ -81,10 +81,20 @@ def test_the_tokenizer_goes_along(kind: str, tmp_path: Path) -> None:
     export(net_for(tiny(**LLAMA), "tied", tokenizer), tokenizer, tmp_path / "out")
     theirs = AutoTokenizer.from_pretrained(tmp_path / "out")
     text = "the quick brown fox\n"
-    assert theirs(text)["input_ids"] == tokenizer.encode(text)
+    assert theirs(text)["input_ids"] == [tokenizer.eot, *tokenizer.encode(text)], "as our own generate begins"
     assert theirs.decode(tokenizer.encode(text)) == text
     assert theirs.eos_token_id == tokenizer.eot
     assert theirs.model_max_length == SEQ
+
+
+def test_from_text_to_text_both_say_the_same(tmp_path: Path) -> None:
+    tokenizer = TOKENIZERS["bpe"]
+    net = net_for(tiny(**LLAMA), "untied", tokenizer)
+    export(net, tokenizer, tmp_path / "out")
+    theirs, words = (one.from_pretrained(tmp_path / "out") for one in (AutoModelForCausalLM, AutoTokenizer))
+    prompt = words("the quick", return_tensors="pt")
+    answer = theirs.generate(**prompt, max_new_tokens=6, do_sample=False)[0, prompt["input_ids"].shape[1] :]
+    assert words.decode(answer, skip_special_tokens=True) == generate(net, tokenizer, "the quick", 6)
 
 
 @pytest.mark.parametrize(

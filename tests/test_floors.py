@@ -13,7 +13,7 @@ ROOT = Path(lm.__file__).parent.parent
 FLOORS = [  # lowest first
     {"lm", "lm.config"},
     {"lm.model"},
-    {"lm.batches", "lm.corpus", "lm.data", "lm.device", "lm.files", "lm.generate", "lm.optim", "lm.portable", "lm.run"}
+    {"lm.batches", "lm.corpus", "lm.data", "lm.device", "lm.files", "lm.decode", "lm.optim", "lm.portable", "lm.run"}
     | {"lm.table", "lm.tokenizer"},
     {
         "lm.architectures",
@@ -113,6 +113,13 @@ def test_the_command_line_is_read_before_anything_heavy_is_loaded() -> None:
 
 
 def test_a_model_runs_without_lightning_hydra_or_datasets() -> None:
-    found = loaded("import lm.generate, lm.portable, lm.data, lm.optim")
+    found = loaded("import lm.decode, lm.portable, lm.data, lm.optim")
     assert {"hydra", "omegaconf", "lightning", "datasets"} & found == set()
     assert "torch" in found
+
+
+def test_public_names_are_what_they_say() -> None:
+    """Whatever else has been imported: a file of the same name as a function would hide it."""
+    code = "import lm; [getattr(lm, name) for name in lm.__all__]; import inspect\n"
+    code += "assert not [name for name in lm.__all__ if inspect.ismodule(getattr(lm, name))]"
+    subprocess.run([sys.executable, "-c", code], check=True)

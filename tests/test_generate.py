@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch.overrides import TorchFunctionMode
 
 from lm.config import BadInput
-from lm.generate import decode, generate, pick, stream, window_start
+from lm.decode import decode, generate, pick, stream, window_start
 from lm.model.position import POSITIONS
 from lm.model.transformer import Transformer
 from lm.tokenizer import byte_tokenizer, char_tokenizer

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import HEADS, SEQ, TIED, UNTIED, VOCAB, tiny
+import yaml
+from conftest import HEADS, ROOT, SEQ, TIED, UNTIED, VOCAB, tiny
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -159,3 +160,15 @@ def test_a_tied_head_refuses_settings_of_a_matrix_it_has_not(own: dict) -> None:
 def test_an_untied_head_needs_settings_of_its_own(own: dict) -> None:
     with pytest.raises(BadInput, match=r"head\.head_lr"):
         HeadConfig(kind="untied", **own)
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_the_shipped_regimes_start_where_the_formulas_say(name: str) -> None:
+    """configs/head at the size of the default run."""
+    settings = yaml.safe_load((ROOT / "configs/head" / f"{name}.yaml").read_text())
+    loss, c = first_loss(head := HeadConfig(**settings), 128, 2048)
+    if name == "untied":
+        assert loss == pytest.approx(math.log(2048) + 128 * head.head_std**2 / 2, rel=0.02)
+    else:
+        formula = torch.logaddexp(torch.tensor(math.log(2048) + 0.5), 128**0.5 * c).mean().item()
+        assert loss == pytest.approx(formula, rel=0.02)

@@ -48,7 +48,7 @@ def test_every_script_on_one_run(script: Script, run_dir: Path, corpus: Path, tm
     first, again, other = (script(*words, f"seed={seed}").stdout for seed in (1, 1, 2))
     assert first == again != other
 
-    scores = script("evaluate", "run_dir=a run", "batch_size=4", "threads=1")
+    scores = script("evaluate", "run_dir=a run", "threads=1")
     result = json.loads((run_dir / "result.json").read_text())
     assert json.loads(scores.stdout)["loss"] == result["val_loss"]
     assert "bits_per_byte" in scores.stderr

@@ -82,8 +82,8 @@ def linear_class(name: str, trust: bool = True) -> Callable[..., nn.Module]:
     if module and trust:
         try:
             importlib.import_module(module)
-        except ImportError as error:
-            raise BadInput(f"model.linear={name}: {error}") from error
+        except Exception as error:  # whatever the module does when it is imported
+            raise BadInput(f"model.linear={name}: {type(error).__name__}: {error}") from error
     elif module and module not in sys.modules:
         raise BadInput(f"model.linear={name} is the run's own class: trust=true imports it, if you trust the run")
     found = getattr(sys.modules.get(module), attribute, None)

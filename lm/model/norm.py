@@ -2,16 +2,24 @@
 
 from collections.abc import Callable
 
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from lm.config import ModelConfig
 
 EPS = 1e-5
 
 
-def rms_norm(width: int, config: ModelConfig) -> nn.Module:
+class RMSNorm(nn.RMSNorm):
     """Scale to unit root mean square (Zhang and Sennrich, 2019); no mean is taken off, no bias."""
-    return nn.RMSNorm(width, eps=EPS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight.to(x.dtype)  # one dtype, or torch's fused kernel steps aside under autocast
+        return F.rms_norm(x, (x.shape[-1],), weight, self.eps)
+
+
+def rms_norm(width: int, config: ModelConfig) -> nn.Module:
+    return RMSNorm(width, eps=EPS)
 
 
 def layer_norm(width: int, config: ModelConfig) -> nn.Module:

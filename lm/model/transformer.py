@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from lm.config import HeadConfig, ModelConfig
+from lm.config import BadInput, HeadConfig, ModelConfig
 from lm.model.attention import Attention, Context
 from lm.model.cache import NO_CACHE, NoCache
 from lm.model.ffn import FFNS
@@ -56,6 +56,8 @@ class Transformer(nn.Module):
             self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layers))
             self.norm = NORMS[config.norm](config.d_model, config)
             self.head = HEADS[head.kind](head, vocab_size, config.d_model)
+        if buffer := next((name for name, _ in self.named_buffers()), None):
+            raise BadInput(f"model.linear={config.linear}: has a buffer ({buffer}), which is not initialised by name")
         if torch.get_default_device().type != "meta":
             self.to_empty(device="cpu")
             self.initialise(seed)

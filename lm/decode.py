@@ -1,7 +1,7 @@
 """Decoding: greedy argmax on raw logits, with a key-value cache. There is no softmax, not even for sampling.
 
-What the model sees of a long text is a pure function of its length (`window_start`), so decoding with or without
-the cache, alone or in a batch, gives the same tokens.
+What the model sees of a long text is a pure function of its length (`window_start`), so greedy decoding with or
+without the cache, alone or in a batch, gives the same tokens.
 """
 
 import math
