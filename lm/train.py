@@ -116,7 +116,10 @@ def samples(net: Transformer, data: TextData, prompts: list[str] | None) -> list
     """Greedy continuations of the prompts; without any, of three places in the validation text."""
     if prompts is None:
         places = (len(data.val) * quarter // 4 for quarter in (1, 2, 3))
-        prompts = [data.tokenizer.decode(data.val[place : place + 16].tolist()) for place in places]
+        texts = (data.tokenizer.decode(data.val[place : place + 64].tolist()) for place in places)
+        prompts = [
+            (text.partition("\n")[2] or text)[:60] for text in texts
+        ]  # from the start of a line, if there is one
     found = []
     for prompt in prompts:
         try:
