@@ -85,6 +85,8 @@ def convert(composed: DictConfig, schema: type[Config], words: dict[str, str]) -
 def take(keys: tuple[str, ...]) -> dict[str, str]:
     """Remove `key=value` for these keys from the command line, and quote paths so that Hydra takes any characters."""
     found, sweep = {}, bool({"-m", "--multirun"} & set(sys.argv))
+    flags = [word for word in sys.argv[1:] if word in ("-m", "--multirun")]  # argparse wants them first
+    sys.argv[1:] = flags + [word for word in sys.argv[1:] if word not in flags]
     for i, word in reversed(list(enumerate(sys.argv))):
         key, equals, value = word.partition("=")
         if i and equals and key in keys:

@@ -206,6 +206,7 @@ def test_tensorboard_can_stand_beside(corpus: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's own, inside its compiler
 def test_compile_changes_no_name_and_hardly_a_number(corpus: Path, tmp_path: Path) -> None:
     plain = train(short(corpus, tmp_path / "plain"))
     compiled = train(short(corpus, tmp_path / "compiled", compile=True))
