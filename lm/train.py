@@ -4,6 +4,7 @@ import logging
 import math
 import platform
 import sys
+from contextlib import nullcontext
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -53,15 +54,15 @@ def train(run: RunConfig) -> dict[str, Any]:
         "data_hash": data.hash,
         "tokenizer_hash": data.tokenizer.hash,
     }
-    if place.read_result() is None and leads():
-        with place.claim():
-            if place.read_result() is None:  # nobody has finished it in the meantime
-                return fit(run, options, place, settings, data, bar)
-    elif not leads():
-        return fit(run, options, place, settings, data, bar=False)
+    finished = place.read_result()
+    if finished is None:
+        with place.claim() if leads() else nullcontext():
+            finished = place.read_result()  # by another process, while this one waited
+            if finished is None:
+                return fit(run, options, place, settings, data, bar and leads())
     place.refuse_changes(settings, but=("threads", "device", "precision"))
     log.info("%s is finished: nothing to train", place.path)
-    return place.read_result() or {}
+    return finished
 
 
 def leads() -> bool:
@@ -117,9 +118,7 @@ def samples(net: Transformer, data: TextData, prompts: list[str] | None) -> list
     if prompts is None:
         places = (len(data.val) * quarter // 4 for quarter in (1, 2, 3))
         texts = (data.tokenizer.decode(data.val[place : place + 64].tolist()) for place in places)
-        prompts = [
-            (text.partition("\n")[2] or text)[:60] for text in texts
-        ]  # from the start of a line, if there is one
+        prompts = [(text.partition("\n")[2] or text)[:60] for text in texts]  # from where a line begins
     found = []
     for prompt in prompts:
         try:
