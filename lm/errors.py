@@ -31,7 +31,8 @@ def report(error: Exception) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
-        return complain(f"{error}: free some space and run the same command again", 1)
+        place = f"{error.filename}: " if error.filename else ""
+        return complain(f"{place}{error.strerror}; free some space and run the same command again", 1)
     traceback.print_exception(error)
     return 1
 

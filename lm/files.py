@@ -25,6 +25,9 @@ def whole_file(folder: Path, name: str | Callable[[Path], str]) -> Iterator[IO[b
         temporary.chmod(0o666 & ~UMASK)
         temporary.replace(folder / (name if isinstance(name, str) else name(temporary)))
         sync_folder(folder)
+    except OSError as error:  # a full disk, say: name the place
+        temporary.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(folder / name if isinstance(name, str) else folder)) from error
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise

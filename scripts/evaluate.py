@@ -1,7 +1,7 @@
 """Score a model: python scripts/evaluate.py run_dir=RUN [data=text data.path=FILE]
 
-Without data, on the validation text of the run; with it, on all of the given text. The table goes to standard
-error, the same numbers as JSON to standard output.
+Without data, on the validation text of the run; with it, on all of the given text, in windows as long as the model's
+context. The table goes to standard error, the same numbers as JSON to standard output.
 """
 
 import json
