@@ -234,6 +234,15 @@ class RunConfig:
 # Where a run's settings lie that do not change what is computed: left out of its hash, free to differ on resume.
 RUNTIME = ("run_dir", "logger", "checkpoint", "prompts", "data.cache_dir", "trainer.enable_progress_bar")
 
+# Arguments of lightning.Trainer that are decided here: batches without end, our validation, checkpoints, logs, clip.
+OURS = (
+    *("max_epochs", "min_epochs", "min_steps", "max_time", "fast_dev_run", "overfit_batches", "barebones"),
+    *("limit_train_batches", "limit_val_batches", "val_check_interval", "check_val_every_n_epoch"),
+    *("enable_checkpointing", "enable_model_summary", "use_distributed_sampler", "default_root_dir"),
+    *("callbacks", "plugins", "logger", "gradient_clip_algorithm", "reload_dataloaders_every_n_epochs"),
+)
+DECIDED = "is decided by this project; see max_tokens, validation, checkpoint and logger"
+
 
 @dataclass(slots=True, kw_only=True)
 class GenerateConfig:

@@ -117,7 +117,8 @@ def table(config: DataConfig) -> list[Document]:
     except BadInput as error:
         raise BadInput(f"data.path={config.path}: {error}") from error
     except Exception as error:
-        raise BadInput(f"data.path={config.path}: {first_line(error.__cause__ or error)}") from error
+        reason = first_line(error.__cause__ or error)
+        raise BadInput(f"data.path={config.path}: cannot be read as {config.source} ({reason})") from error
     if config.column not in rows.column_names:
         raise BadInput(f"data.column={config.column}: the columns are {', '.join(rows.column_names)}")
     column = rows[config.column]

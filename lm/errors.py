@@ -12,11 +12,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
-from hydra.errors import MissingConfigException
+from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lm.config import BadInput
+from lm.config import DECIDED, OURS, BadInput
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 
@@ -81,10 +81,16 @@ def no_such_key(word: str, known: list[str]) -> str:
 def in_one_line(error: BaseException) -> str:
     """What Hydra or OmegaConf says in several lines, without the advice to add a plus."""
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
-        group, _, name = error.missing_cfg_file.rpartition("/")
+        group, slash, name = error.missing_cfg_file.partition("/")
+        if not slash:
+            return f"{group}: no such config in {CONFIGS}"
         found = sorted(path.stem for path in (CONFIGS / group).glob("*.yaml"))
         return f"{group}={name}: no such config; choose one of {', '.join(found) or 'none yet'}"
     text = str(error).splitlines()[0]
+    if isinstance(error, OverrideParseException):
+        return f"{error.override}: cannot be read as key=value ({text})"
+    if text.startswith("Ambiguous value"):
+        return f"{text}: several values, a run for each, need -m"
     cause = error.__cause__ or error
     full_key = str(getattr(cause, "full_key", None) or "")
     parent, _, word = full_key.rpartition(".")
@@ -92,6 +98,8 @@ def in_one_line(error: BaseException) -> str:
     if "Could not override" in text and is_dataclass(schema):
         return f"{full_key}: {no_such_key(word, [one.name for one in fields(schema)])}"
     if "Could not override" in text and parent == "trainer":
+        if word in OURS:
+            return f"{full_key}: {DECIDED}"
         known = word in trainer_arguments()
         return f"{full_key}: {f'write +{full_key}=...' if known else no_such_key(word, trainer_arguments())}"
     if "Unexpected type for root" in text:

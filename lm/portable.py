@@ -51,7 +51,7 @@ def load_model(run_dir: str | Path, trust: bool = False) -> tuple[Transformer, T
         folder = folder / "model"
     path = folder / "config.json"
     if not path.is_file():
-        raise BadInput(f"run_dir={run_dir}: holds no model yet; run its train.py command again to finish it")
+        raise BadInput(f"run_dir={run_dir}: holds no model; expected a run directory that train.py has finished")
     try:
         config = json.loads(path.read_text())
         if config["format"] != FORMAT:

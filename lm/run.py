@@ -105,12 +105,13 @@ class RunDirectory:
             raise BadInput(f"{self.config}: cannot be read ({str(error).splitlines()[0]})") from error
         here, absent = frozen(settings), "absent"
         differing = [
-            f"{key} is {there.get(key, absent)} there, {here.get(key, absent)} now"
+            f"{key} is {str(there.get(key, absent))[:40]} there, {str(here.get(key, absent))[:40]} now"
             for key in sorted(here.keys() | there.keys())
             if key not in but and here.get(key, absent) != there.get(key, absent)
         ]
         if differing:
-            raise BadInput(f"run_dir={self.path} holds another run ({'; '.join(differing)}): choose another run_dir")
+            found = "; ".join(differing)
+            raise BadInput(f"run_dir={self.path} holds another run ({found}): choose another run_dir, or none")
 
     def read_result(self) -> dict[str, Any] | None:
         """The result of a finished run, None if it is not finished."""

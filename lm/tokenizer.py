@@ -63,7 +63,7 @@ class Tokenizer:
             missing = next((c for text in texts for c in text if c not in known), None)
             if missing is None:
                 raise
-            raise BadInput(f"the tokenizer does not know the character {missing!r}") from error
+            raise BadInput(f"the tokenizer does not know the character {missing!r}, which its text lacked") from error
 
     def decode(self, ids: Iterable[int]) -> str:
         return self.backend.decode(list(ids), skip_special_tokens=True)
@@ -137,7 +137,8 @@ def train_bpe(texts: Iterable[str], vocab_size: int, progress: bool = False) -> 
     backend.train_from_iterator(texts, trainer)
     if backend.get_vocab_size() != vocab_size:
         raise BadInput(
-            f"tokenizer.vocab_size={vocab_size}: this text yields no more than {backend.get_vocab_size()} tokens"
+            f"tokenizer.vocab_size={vocab_size}: this text yields no more than {backend.get_vocab_size()} tokens;"
+            " lower it, or take tokenizer=byte"
         )
     return Tokenizer(backend)
 

@@ -24,6 +24,7 @@ from lm.evaluate import evaluate
 from lm.metrics import MetricsFile
 from lm.model.size import flops_per_token, n_params, n_params_by_role
 from lm.model.transformer import Transformer
+from lm.optim import lr_factor
 from lm.portable import save_model
 from lm.run import RunDirectory, config_hash, default_dir
 from lm.task import LMTask
@@ -62,6 +63,8 @@ def train(run: RunConfig) -> dict[str, Any]:
                 return fit(run, options, place, settings, data, bar and leads())
     place.refuse_changes(settings, but=("threads", "device", "precision"))
     log.info("%s is finished: nothing to train", place.path)
+    if run.prompts is not None:
+        log.info("prompts are continued when a run ends; for this one: scripts/generate.py run_dir=%s", place.path)
     return finished
 
 
@@ -91,6 +94,9 @@ def fit(
         place.write_config(settings)
         trainer.loggers = [MetricsFile(place.metrics, step_of(resume)), *others]
         log.info("%s: %s parameters, %s steps", place.path, f"{n_params(net):,}", f"{trainer.max_steps:,}")
+        peak = lr_factor(min(run.optim.warmup_steps, trainer.max_steps - 1), trainer.max_steps, run.optim)
+        if peak < 0.8:
+            log.warning("optim.warmup_steps is long for so short a run: it reaches about %.0f %% of lr", 100 * peak)
     task = LMTask(net, run, data, trainer.max_steps)
     try:
         with journal.listening():

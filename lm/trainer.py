@@ -11,16 +11,8 @@ from lightning import Callback, Trainer
 
 from lm.callbacks import Bar, Journal
 from lm.checkpoint import Checkpoints
-from lm.config import BadInput, RunConfig
+from lm.config import DECIDED, OURS, BadInput, RunConfig
 from lm.device import best_device
-
-# Arguments of lightning.Trainer that are decided here: batches without end, our validation, checkpoints, logs, clip.
-OURS = (
-    *("max_epochs", "min_epochs", "min_steps", "max_time", "fast_dev_run", "overfit_batches", "barebones"),
-    *("limit_train_batches", "limit_val_batches", "val_check_interval", "check_val_every_n_epoch"),
-    *("enable_checkpointing", "enable_model_summary", "use_distributed_sampler", "default_root_dir"),
-    *("callbacks", "plugins", "logger", "gradient_clip_algorithm", "reload_dataloaders_every_n_epochs"),
-)
 
 
 def resolve(run: RunConfig) -> dict[str, Any]:
@@ -33,7 +25,7 @@ def resolve(run: RunConfig) -> dict[str, Any]:
         **run.trainer,
     }
     for key in options.keys() & set(OURS):
-        raise BadInput(f"trainer.{key}: is decided by this project; see max_tokens, validation, checkpoint and logger")
+        raise BadInput(f"trainer.{key}: {DECIDED}")
     for key in ("devices", "num_nodes", "accumulate_grad_batches"):
         if type(options[key]) is not int or options[key] < 1:
             raise BadInput(f"trainer.{key}={options[key]}: expected a number, 1 or more")

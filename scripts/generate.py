@@ -43,6 +43,7 @@ def main(config: GenerateConfig) -> None:
         temperature=config.temperature,
         seed=config.seed,
     )
+    tokenizer.encode(prompt)  # or fail before anything is printed
     print(prompt, end="", flush=True)
     for piece in pieces:
         print(piece, end="", flush=True)

@@ -4,6 +4,7 @@ The same command again resumes a run that was interrupted and shows the table of
 comma-separated values make a run each: python scripts/train.py -m head=tied,untied seed=0,1,2
 """
 
+import sys
 from typing import Any
 
 from lm.cli import launch
@@ -22,7 +23,7 @@ def main(run: RunConfig) -> None:
     place = run_directory(run)
     finished.append((place.name, result))
     print(table(summary(result)), f"\n{place}\n", sep="\n")
-    for sample in result["samples"]:
+    for sample in result["samples"] if not {"-m", "--multirun"} & set(sys.argv) else ():
         print(f"--- {sample['prompt']} >>> {sample['continuation']}\n")
 
 
@@ -40,8 +41,14 @@ def summary(result: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def comparison() -> list[tuple[str, ...]]:
-    rows = [(name, f"{r['val_loss']:.4f}", f"{r['val_bpb']:.4f}", f"{r['n_params']:,}") for name, r in finished]
-    return [("run", "val_loss", "val_bpb", "parameters"), *rows]
+    """The runs of a sweep side by side."""
+
+    def row(name: str, result: dict[str, Any]) -> tuple[str, ...]:
+        scores = (f"{result[key]:.4f}" for key in ("val_loss", "val_bpb", "val_top1"))
+        return (name, *scores, f"{result['n_params']:,}", f"{result['seconds']:.0f}")
+
+    head = ("run", "val_loss", "val_bpb", "val_top1", "parameters", "seconds")
+    return [head, *(row(name, result) for name, result in finished)]
 
 
 if __name__ == "__main__":

@@ -73,7 +73,8 @@ MISTAKES = {  # command line of train.py: what its error must say
     "checkpoint.evry=3": "checkpoint.evry: no such key; did you mean every?",
     "trainer.max_step=3": "trainer.max_step: no such key; did you mean max_steps?",
     "+trainer.max_step=3": "trainer.max_step: no such key; did you mean max_steps?",
-    "trainer.fast_dev_run=true": "trainer.fast_dev_run: write +trainer.fast_dev_run=...",
+    "trainer.fast_dev_run=true": "trainer.fast_dev_run: is decided by this project",
+    "trainer.benchmark=true": "trainer.benchmark: write +trainer.benchmark=...",
     "models.n_layers=3": "models",
     "model.n_layers=two": "model.n_layers=two",
     "model.n_layers=2.5": "model.n_layers=2.5",
@@ -308,7 +309,7 @@ def test_unusable_text_is_one_line_for_each_and_leaves_no_run(script: Script, tm
         "error: data.path=absent.txt: no such file, folder or glob",
         "error: data.path=empty.txt: the text is empty",
         "error: latin.txt: not UTF-8 at byte 3 (unexpected end of data)",
-        "error: data: the training text has 5 tokens, data.seq_len=128 needs 129",
+        "error: data: the training text has 5 tokens, data.seq_len=128 needs 129: give more text or shorter windows",
     ]
     assert not (tmp_path / "here").exists()
     assert [path.name for path in (tmp_path / "runs").rglob("*")] == ["multirun.yaml"]

@@ -180,7 +180,7 @@ class TestModelFolder:
     def test_what_is_no_run_is_said_so(self, tmp_path: Path) -> None:
         with pytest.raises(BadInput, match="no such folder"):
             load_model(tmp_path / "absent")
-        with pytest.raises(BadInput, match="holds no model yet"):
+        with pytest.raises(BadInput, match="holds no model"):
             load_model(tmp_path)
 
 

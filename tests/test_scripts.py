@@ -83,7 +83,7 @@ def test_a_sweep_runs_each_job_and_compares_them(script: Script, corpus: Path, t
         ("untied", 1),
     ]
     last = answer.stdout.strip().splitlines()[-5:]
-    assert last[0].split() == ["run", "val_loss", "val_bpb", "parameters"]
+    assert last[0].split() == ["run", "val_loss", "val_bpb", "val_top1", "parameters", "seconds"]
     broken = script("train", *TINY_RUN, f"data.path={corpus}", "-m", "model.n_heads=2,3")
     assert broken.returncode == 2
     assert "error: model.d_model=32 is not divisible by model.n_heads=3" in broken.stderr

@@ -17,8 +17,8 @@ class NoCache:
 class KVCache(NoCache):
     """Room for `length` positions in each layer; the key of position p lies at index p.
 
-    So rows of unequal length share a batch without padding on the left: what lies behind a row's own position is
-    masked, and is overwritten before the row gets there.
+    So rows of unequal length share a batch without padding on the left: a row never looks past its own position,
+    and whatever padding left there is overwritten before the row arrives.
     """
 
     def __init__(self, length: int) -> None:

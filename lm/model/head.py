@@ -69,7 +69,7 @@ class Projection(Linear):
 
     def __init__(self, config: HeadConfig, vocab_size: int, d_model: int) -> None:
         assert config.head_std is not None
-        self.std = config.head_std
+        self.std = config.head_std  # before Linear's own start, which calls reset_parameters
         super().__init__(d_model, vocab_size, bias=False)
 
     @torch.no_grad()

@@ -16,8 +16,9 @@ def role(name: str) -> str:
     first, *rest = name.split(".")
     if first in ROLES:
         return ROLES[first]
-    part = rest[1]
-    return "norm" if "norm" in part else "attention" if part == "attn" else part
+    if any("norm" in part for part in rest):
+        return "norm"
+    return {"attn": "attention"}.get(rest[1], rest[1])
 
 
 def n_params_by_role(net: nn.Module) -> dict[str, int]:

@@ -37,8 +37,8 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """The whole model. `vocab_size` and `seq_len` (the longest context) come from the data.
 
-    The seed decides every parameter through the name of its module, so models that differ in one part (a head,
-    say) start equal, bit for bit, in all others.
+    The seed decides every draw through the name of its module, so two models that differ in one part start equal
+    in all others: with a tied and with an untied head, say, the blocks are the same bit for bit.
 
     >>> net = Transformer(ModelConfig(d_model=32, n_heads=2, d_ff=64), HeadConfig(), vocab_size=97, seq_len=16)
     >>> net(torch.zeros(1, 5, dtype=torch.long)).shape
@@ -74,7 +74,7 @@ class Transformer(nn.Module):
         if scale is None:
             scale = 1 / math.sqrt(2 * self.config.n_layers)  # GPT-2: the stream's variance stays flat over depth
         for name, module in self.blocks.named_modules():
-            if name.endswith(("o_proj", "down_proj")):  # of a factored class, the last factor alone
+            if name.endswith(("o_proj", "down_proj")):  # a user's class may hold two factors: scale the last alone
                 [p for p in module.parameters() if p.ndim == 2][-1].mul_(scale)
 
     def forward(self, tokens: Tensor, positions: Tensor | None = None, cache: NoCache = NO_CACHE) -> Tensor:
