@@ -72,7 +72,7 @@ def evaluate_run(config: EvaluateConfig, bar: bool = False) -> dict[str, Any]:
     set_threads(config.threads)
     net, tokenizer = load_model(config.run_dir, config.trust)
     if config.data is None:
-        tokens, n_bytes, batch_size = own_validation(Path(config.run_dir), config.trust)
+        tokens, n_bytes, batch_size = own_validation(Path(config.run_dir).expanduser(), config.trust)
     else:
         tokens, n_bytes, batch_size = *whole_text(config.data, tokenizer, bar), config.data.batch_size
     scores = evaluate(net.to(best_device()), tokens, net.seq_len, batch_size, bar=bar)
