@@ -101,20 +101,25 @@ def gpt2_settings(net: Transformer) -> dict[str, Any]:
     }
 
 
+def body_weights(net: Transformer) -> Weights:
+    """All but the head, the table as it is looked up."""
+    weights = {name: tensor for name, tensor in net.state_dict().items() if not name.startswith("head.")}
+    return weights | {"embed.weight": net.embed.matrix()}
+
+
 def llama_weights(net: Transformer) -> Weights:
     weights = {}
-    for name, tensor in net.state_dict().items():
-        if not name.startswith("head."):
-            name = f"^{name}"
-            for ours, theirs in LLAMA_NAMES:
-                name = name.replace(ours if ours.startswith(".") else f"^{ours}", theirs)
-            weights[name] = tensor
+    for name, tensor in body_weights(net).items():
+        name = f"^{name}"
+        for ours, theirs in LLAMA_NAMES:
+            name = name.replace(ours if ours.startswith(".") else f"^{ours}", theirs)
+        weights[name] = tensor
     return weights
 
 
 def gpt2_weights(net: Transformer) -> Weights:
     """GPT-2 keeps matrices as (in, out), q, k and v in one, a key for each query head, and biases everywhere."""
-    config, ours = net.config, net.state_dict()
+    config, ours = net.config, body_weights(net)
 
     def bias(name: str, width: int) -> Tensor:
         return ours.get(f"{name}.bias", torch.zeros(width))

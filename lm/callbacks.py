@@ -11,7 +11,7 @@ from typing import Any
 from lightning import Callback, LightningModule, Trainer
 from tqdm import tqdm
 
-from lm.config import BadInput
+from lm.config import Diverged
 from lm.evaluate import evaluate
 from lm.optim import lr_factor
 from lm.task import LMTask
@@ -95,7 +95,7 @@ class Journal(Callback):
         loss, norm = task.step_loss(), task.grad_norm.item()
         if not (math.isfinite(loss) and math.isfinite(norm)):  # nothing is saved after such a step
             found = f"the loss is {loss} and the gradient's norm {norm} at step {step}"
-            raise BadInput(f"{found}: lower optim.lr={task.run.optim.lr} or clip gradients")
+            raise Diverged(f"{found}: lower optim.lr={task.run.optim.lr} or clip gradients")
         return {
             "tokens": step * self.tokens_per_step,
             "lr": task.run.optim.lr * lr_factor(step - 1, task.total_steps, task.run.optim),

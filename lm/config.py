@@ -11,7 +11,7 @@ from typing import Any
 NORMS = ("rmsnorm", "layernorm")
 FFNS = ("relu", "gelu", "relu2", "swiglu")
 POSITIONS = ("rope", "learned", "none")
-HEADS = ("tied", "untied")
+HEADS = ("tied", "untied", "tied_projected", "untied_copied", "split")
 SOURCES = ("stdlib", "text", "json", "csv", "parquet", "hub")
 TOKENIZERS = ("bpe", "char", "byte", "file")
 OPTIMIZERS = ("adamw",)
@@ -20,6 +20,10 @@ DECAYS = ("cosine", "linear", "constant")
 
 class BadInput(ValueError):
     """A mistake that the user can mend: one line that names the key or file, what was found, what is expected."""
+
+
+class Diverged(BadInput):
+    """Training left the numbers: an outcome of these settings, the same whenever it is tried."""
 
 
 def choose(key: str, name: str, names: tuple[str, ...]) -> None:
@@ -89,6 +93,16 @@ class ModelConfig:
         return self.n_heads if self.n_kv_heads is None else self.n_kv_heads
 
 
+# Which settings of its own each kind of head needs; it takes no others.
+OWN_SETTINGS: dict[str, tuple[str, ...]] = {
+    "tied": (),
+    "untied": ("head_std", "head_lr"),
+    "tied_projected": ("head_lr",),
+    "untied_copied": ("head_lr",),
+    "split": ("head_lr", "split_at"),
+}
+
+
 @dataclass(slots=True, kw_only=True)
 class HeadConfig:
     """How logits are made, with the init and learning rates that make this regime a good one.
@@ -102,18 +116,23 @@ class HeadConfig:
     name: str = "tied"
     kind: str = "tied"
     table_std: float | None = None  # standard deviation of the embedding table at the start; null: 1/sqrt(d_model)
+    lookup_scale: float | None = 1.0  # multiplies what is looked up, not what scores; null: sqrt(d_model)
     table_lr: float = 1.0
-    head_std: float | None = None  # of the head's own matrix, where it has one
-    head_lr: float | None = None
+    head_std: float | None = None  # of the head's own matrix, where it draws one
+    head_lr: float | None = None  # of the head's own matrix, where it has one
+    split_at: float | None = None  # the fraction of training after which a split head has its own matrix
 
     def __post_init__(self) -> None:
         choose("head.kind", self.kind, HEADS)
-        at_least(0, "head.", self, "table_std", "table_lr", "head_std", "head_lr")
-        own = (self.head_std, self.head_lr)
-        if self.kind == "tied" and own != (None, None):
-            raise BadInput("head.head_std, head.head_lr: a tied head has no matrix of its own; leave them null")
-        if self.kind == "untied" and None in own:
-            raise BadInput("head.head_std, head.head_lr: an untied head needs both; see configs/head/untied.yaml")
+        at_least(0, "head.", self, "table_std", "lookup_scale", "table_lr", "head_std", "head_lr", "split_at")
+        for key in ("head_lr", "head_std", "split_at"):
+            needed, given = key in OWN_SETTINGS[self.kind], getattr(self, key) is not None
+            if needed and not given:
+                raise BadInput(f"head.{key}: head.kind={self.kind} needs one; see configs/head/")
+            if given and not needed:
+                raise BadInput(f"head.{key}={getattr(self, key)}: head.kind={self.kind} has none; leave it null")
+        if (self.split_at or 0) > 1:
+            raise BadInput(f"head.split_at={self.split_at}: expected 0 to 1, a fraction of training")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -205,6 +224,16 @@ class ValidationConfig:
 
 
 @dataclass(slots=True, kw_only=True)
+class DiagnosticsConfig:
+    """What goes on at the table: gradients by side, row norms, loss by frequency; see lm/diagnostics.py."""
+
+    every: int = 0  # optimizer steps; 0: never
+
+    def __post_init__(self) -> None:
+        at_least(0, "diagnostics.", self, "every")
+
+
+@dataclass(slots=True, kw_only=True)
 class RunConfig:
     """Everything that decides a training run, and where it goes."""
 
@@ -217,6 +246,7 @@ class RunConfig:
     logger: dict[str, Any] = field(default_factory=dict)  # name -> _target_ of a Lightning logger
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     validation: ValidationConfig = field(default_factory=ValidationConfig)
+    diagnostics: DiagnosticsConfig = field(default_factory=DiagnosticsConfig)
     prompts: list[str] | None = None  # continued greedily at the end; null: three places of the validation text
     max_tokens: int | None = None  # the run's length in tokens; overrules trainer.max_steps
     seed: int = 0

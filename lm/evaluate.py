@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 import yaml
-from torch import nn
+from torch import Tensor, nn
 from tqdm import tqdm
 
 from lm.batches import IGNORED, validation_batches
@@ -44,13 +44,35 @@ class Scores:
         return self.nats / (math.log(2) * n_bytes)
 
 
+class ByTarget:
+    """Nats (V,) and counts (V,) of the places where each token of the vocabulary was the target."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self.nats, self.counts = np.zeros(vocab_size), np.zeros(vocab_size, dtype=np.int64)
+
+    def add(self, logits: Tensor, targets: Tensor) -> None:
+        """logits: (N, V); targets: (N,), IGNORED where there is none."""
+        nats = F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="none")
+        scored = targets != IGNORED
+        ids = targets[scored].cpu().numpy()
+        self.nats += np.bincount(ids, nats[scored].cpu().numpy(), len(self.nats))
+        self.counts += np.bincount(ids, minlength=len(self.counts))
+
+
 @torch.no_grad()
 def evaluate(
-    net: nn.Module, tokens: np.ndarray, seq_len: int, batch_size: int, max_batches: int | None = None, bar: bool = False
+    net: nn.Module,
+    tokens: np.ndarray,
+    seq_len: int,
+    batch_size: int,
+    max_batches: int | None = None,
+    bar: bool = False,
+    by_target: ByTarget | None = None,
 ) -> Scores:
     """Score every token of the stream but the first, in windows that do not overlap, in full precision.
 
-    tokens: (n,) ids, the first of them end of text. With `max_batches` only the first windows are read.
+    tokens: (n,) ids, the first of them end of text. With `max_batches` only the first windows are read; `by_target`
+    gets the same scores token by token.
     """
     device = next(net.parameters()).device
     was_training = net.training
@@ -63,6 +85,8 @@ def evaluate(
         nats += F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum").item()
         hits += int((logits.argmax(-1) == targets).sum())
         n_tokens += int((targets != IGNORED).sum())
+        if by_target is not None:
+            by_target.add(logits.flatten(0, 1), targets.flatten())
     net.train(was_training)
     return Scores(n_tokens, nats, hits)
 

@@ -25,9 +25,10 @@ def export(net: Transformer, tokenizer: Tokenizer, output_dir: str | Path) -> st
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise BadInput(f"output_dir={output_dir}: is there already; name a new or an empty folder")
     name, settings, weights = translate(net)
-    tied = net.head.matrix(net.embed.weight) is net.embed.weight
+    looked_up, scoring = net.embed.matrix(), net.head.matrix(net.embed.weight)
+    tied = looked_up is scoring
     if not tied:
-        weights["lm_head.weight"] = net.head.matrix(net.embed.weight)
+        weights["lm_head.weight"] = scoring
     config = {
         "architectures": [name],
         "vocab_size": net.vocab_size,

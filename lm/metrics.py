@@ -16,21 +16,20 @@ COLUMNS = ("step", "tokens", "lr", "train/loss", "train/grad_norm", "val/loss", 
 class MetricsFile(Logger):
     """A Lightning logger that appends, and never deletes what an interrupted run has written."""
 
-    def __init__(self, path: Path, resumed_step: int) -> None:
+    def __init__(self, path: Path, resumed_step: int, columns: tuple[str, ...] = COLUMNS) -> None:
         """Keep the rows up to `resumed_step`; later ones will be computed again."""
         super().__init__()
-        self.path = path
+        self.path, self.columns = path, columns
         rows = []
         if resumed_step and path.exists():
             with open(path, newline="") as file:  # a row may be torn: the disk was full, the power went
                 rows = [row for row in csv.DictReader(file) if None not in row.values() and row["step"].isdigit()]
         kept = [row for row in rows if int(row["step"]) <= resumed_step]
-        write_text(path, self.lines([dict(zip(COLUMNS, COLUMNS, strict=True)), *kept]))
+        write_text(path, self.lines([dict(zip(columns, columns, strict=True)), *kept]))
 
-    @staticmethod
-    def lines(rows: list[dict[str, Any]]) -> str:
+    def lines(self, rows: list[dict[str, Any]]) -> str:
         buffer = io.StringIO()
-        csv.DictWriter(buffer, COLUMNS, lineterminator="\n", extrasaction="ignore").writerows(rows)
+        csv.DictWriter(buffer, self.columns, lineterminator="\n", extrasaction="ignore").writerows(rows)
         return buffer.getvalue()
 
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:

@@ -19,6 +19,7 @@ FORMAT = 1
 def save_model(net: Transformer, tokenizer: Tokenizer, folder: Path) -> None:
     """Write model.safetensors, tokenizer.json and, last, config.json, which names the hashes of the two."""
     folder.mkdir(exist_ok=True)
+    net.head.settle(net.embed.weight)
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in net.state_dict().items()}
     with whole_file(folder, "model.safetensors") as file:
         file.write(save(weights, {"format": "pt"}))

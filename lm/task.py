@@ -26,6 +26,14 @@ class LMTask(LightningModule):
         self.micro_losses: list[Tensor] = []
         self.grad_norm = torch.zeros(())
 
+    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+        done, state = self.trainer.global_step / self.total_steps, self.trainer.optimizers[0].state
+        self.net.head.advance(done, self.net.embed.weight, state)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """A checkpoint, too, says in its parameters all that the head does: a run may have no step left to make."""
+        self.net.head.settle(self.net.embed.weight)  # in place: the checkpoint holds these tensors
+
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         torch.manual_seed(named_seed(self.run.seed, "step", batch_idx, self.global_rank))  # dropout draws from here
         tokens, targets = batch

@@ -16,7 +16,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from lm.callbacks import Journal
 from lm.checkpoint import Checkpoints
-from lm.config import BadInput, RunConfig
+from lm.config import BadInput, Diverged, RunConfig
 from lm.data import TextData, prepare
 from lm.decode import generate
 from lm.device import set_threads
@@ -84,7 +84,7 @@ def fit(
     net = Transformer(
         run.model, run.head, vocab_size=data.tokenizer.vocab_size, seq_len=run.data.seq_len, seed=run.seed
     )
-    trainer, journal = build_trainer(run, options, checkpoints, bar)
+    trainer, journal = build_trainer(run, options, checkpoints, place.path, bar)
     others = build_loggers(run, place.path)
     if run.compile:
         net.compile()
@@ -109,7 +109,7 @@ def fit(
         return {}
     result = summarise(run, settings, net, data, trainer, journal, bar)
     if not math.isfinite(result["val_loss"]):
-        raise BadInput(f"the validation loss is {result['val_loss']}: lower optim.lr={run.optim.lr} or clip gradients")
+        raise Diverged(f"the validation loss is {result['val_loss']}: lower optim.lr={run.optim.lr} or clip gradients")
     save_model(net, data.tokenizer, place.model)
     place.write_result(result)
     return result

@@ -13,6 +13,7 @@ from lm.callbacks import Bar, Journal
 from lm.checkpoint import Checkpoints
 from lm.config import DECIDED, OURS, BadInput, RunConfig
 from lm.device import best_device
+from lm.diagnostics import Diagnostics
 
 
 def resolve(run: RunConfig) -> dict[str, Any]:
@@ -34,6 +35,10 @@ def resolve(run: RunConfig) -> dict[str, Any]:
         raise BadInput(
             f"trainer.accumulate_grad_batches={accumulate}: does not divide data.batch_size={run.data.batch_size}"
         )
+    if run.head.split_at is not None and options["devices"] * options["num_nodes"] > 1:
+        raise BadInput("head.kind=split: trains on one device; choose trainer.devices=1 or another head")
+    if run.diagnostics.every and options["devices"] * options["num_nodes"] > 1:
+        raise BadInput(f"diagnostics.every={run.diagnostics.every}: measures on one device; choose trainer.devices=1")
     if options.get("accelerator", "auto") == "auto":
         options["accelerator"] = best_device()
     if options.get("precision", "auto") == "auto":
@@ -53,12 +58,15 @@ def tokens_per_step(run: RunConfig, options: dict[str, Any]) -> int:
 
 
 def build_trainer(
-    run: RunConfig, options: dict[str, Any], checkpoints: Checkpoints, bar: bool
+    run: RunConfig, options: dict[str, Any], checkpoints: Checkpoints, folder: Path, bar: bool
 ) -> tuple[Trainer, Journal]:
-    """Lightning's Trainer, with what is ours: whole checkpoints, the journal, one bar."""
+    """Lightning's Trainer, with what is ours: whole checkpoints, the journal, one bar, diagnostics if asked for."""
     n_tokens = tokens_per_step(run, options)
     journal = Journal(n_tokens, options.get("log_every_n_steps") or 1)
-    callbacks: list[Callback] = [Bar(n_tokens), journal] if bar else [journal]
+    callbacks: list[Callback] = [Bar(n_tokens)] if bar else []
+    if run.diagnostics.every:
+        callbacks.append(Diagnostics(folder / "diagnostics.csv", run.diagnostics.every, n_tokens))
+    callbacks.append(journal)  # the last, because it saves: a checkpoint follows all rows up to its step
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)  # its tips and its list of absent accelerators
     warnings.filterwarnings("ignore", module="lightning", message=".*(num_workers|train_dataloader|LeafSpec).*")
     try:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from lm.config import (
+    HEADS,
     BadInput,
     CheckpointConfig,
     DataConfig,
@@ -23,6 +24,14 @@ from lm.config import (
 
 NAN = math.nan
 UNTIED = {"kind": "untied", "head_std": 0.02, "head_lr": 1.0}
+SPLIT = {"kind": "split", "head_lr": 1.0, "split_at": 0.5}
+OWN = {  # what each kind of head needs, and all that it takes
+    "tied": set(),
+    "untied": {"head_std", "head_lr"},
+    "tied_projected": {"head_lr"},
+    "untied_copied": {"head_lr"},
+    "split": {"head_lr", "split_at"},
+}
 
 # schema, settings that are refused, key of the message, what the message expects
 REFUSED: list[tuple[type, dict[str, Any], str, str]] = [
@@ -38,13 +47,24 @@ REFUSED: list[tuple[type, dict[str, Any], str, str]] = [
     (ModelConfig, {"n_heads": 4, "n_kv_heads": 8}, "model.n_heads=4", "not divisible by model.n_kv_heads=8"),
     (ModelConfig, {"d_model": 12, "n_heads": 4}, "model.position=rope", "even head width"),
     (HeadConfig, {"kind": "twisted"}, "head.kind=twisted", "choose one of tied, untied"),
-    *((HeadConfig, {key: -0.1}, f"head.{key}", "0 or more") for key in ("table_std", "table_lr")),
-    *((HeadConfig, UNTIED | {key: -0.1}, f"head.{key}", "0 or more") for key in ("head_std", "head_lr")),
-    *((HeadConfig, {key: 1.0}, "head.head_std, head.head_lr", "leave them null") for key in ("head_std", "head_lr")),
     *(
-        (HeadConfig, UNTIED | {key: None}, "head.head_std, head.head_lr", "needs both")
-        for key in ("head_std", "head_lr")
+        (HeadConfig, {key: value}, f"head.{key}", "0 or more")
+        for key in ("table_std", "lookup_scale", "table_lr")
+        for value in (-0.1, NAN, math.inf)
     ),
+    *((HeadConfig, UNTIED | {key: -0.1}, f"head.{key}", "0 or more") for key in ("head_std", "head_lr")),
+    *(
+        (HeadConfig, {"kind": kind, **dict.fromkeys(own | {key}, 1.0)}, f"head.{key}=1.0", f"head.kind={kind} has none")
+        for kind, own in OWN.items()
+        for key in sorted({"head_std", "head_lr", "split_at"} - own)
+    ),
+    *(
+        (HeadConfig, {"kind": kind, **dict.fromkeys(own - {key}, 1.0)}, f"head.{key}", f"head.kind={kind} needs one")
+        for kind, own in OWN.items()
+        for key in sorted(own)
+    ),
+    *((HeadConfig, SPLIT | {"split_at": value}, "head.split_at", "0 or more") for value in (-0.1, NAN)),
+    *((HeadConfig, SPLIT | {"split_at": value}, "head.split_at", "0 to 1, a fraction") for value in (1.01, 800)),
     (DataConfig, {"source": "cloud"}, "data.source=cloud", "choose one of stdlib, text"),
     *((DataConfig, {key: 0}, f"data.{key}=0", "1 or more") for key in ("seq_len", "batch_size")),
     (DataConfig, {"overfit_batches": -1}, "data.overfit_batches=-1", "0 or more"),
@@ -109,6 +129,8 @@ ALLOWED: list[tuple[type, dict[str, Any]]] = [
     (ModelConfig, {"d_model": 12, "n_heads": 4, "position": "learned"}),
     (ModelConfig, {"d_model": 12, "n_heads": 4, "position": "none"}),
     (HeadConfig, UNTIED | {"head_std": 0.0}),
+    *((HeadConfig, SPLIT | {"split_at": value}) for value in (0, 1)),
+    *((HeadConfig, {"lookup_scale": value}) for value in (None, 0.0, 7.5)),
     (TokenizerConfig, {"vocab_size": 257}),
     (TokenizerConfig, {"kind": "file", "vocab_size": None, "path": "tokenizer.json"}),
     (OptimConfig, {"betas": [0.0, 0.0], "warmup_steps": 0, "decay_fraction": 0.0, "final_lr": 0.0}),
@@ -121,6 +143,10 @@ ALLOWED: list[tuple[type, dict[str, Any]]] = [
 def test_the_edge_of_what_can_be_is_allowed(schema: type, settings: dict[str, Any]) -> None:
     config = schema(**settings)
     assert {key: getattr(config, key) for key in settings} == settings
+
+
+def test_every_kind_of_head_is_known_here() -> None:
+    assert set(OWN) == set(HEADS)
 
 
 def test_heads_widths_follow_from_the_counts() -> None:

@@ -1,6 +1,7 @@
 """What transformers loads computes what we compute: the same logits, the same greedy tokens."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,11 +9,13 @@ from typing import Any
 import pytest
 import torch
 from conftest import HEADS, SEQ, tiny
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lm.config import BadInput, ModelConfig
 from lm.decode import generate
 from lm.export import export
+from lm.model.head import Embedding, SplitHead, TiedProjectedHead
 from lm.model.transformer import Transformer
 from lm.portable import load_model, save_model
 from lm.tokenizer import Tokenizer, byte_tokenizer, char_tokenizer, train_bpe
@@ -26,6 +29,11 @@ CELLS: dict[str, dict[str, Any]] = {
     "GPT2LMHeadModel gelu": {"norm": "layernorm", "position": "learned", "ffn": "gelu"},
     "GPT2LMHeadModel relu2": {"norm": "layernorm", "position": "learned", "ffn": "relu2"},
 }
+MAIN = ("tied", "untied")  # with every cell; the other regimes with one of each architecture
+MODELS = [
+    *((cell, head, n_kv_heads) for cell in CELLS for head in MAIN for n_kv_heads in (None, 2)),
+    *((cell, head, None) for cell in list(CELLS)[::2] for head in HEADS if head not in MAIN),
+]
 TOKENIZERS = {
     "byte": byte_tokenizer(),
     "char": char_tokenizer(["the quick brown fox\n"]),
@@ -35,15 +43,14 @@ TOKENIZERS = {
 
 def net_for(config: ModelConfig, head: str, tokenizer: Tokenizer) -> Transformer:
     net = Transformer(config, HEADS[head], vocab_size=tokenizer.vocab_size, seq_len=SEQ).eval()
-    with torch.no_grad():  # zeros and ones at the start would hide a swapped norm or bias
+    noise = torch.Generator().manual_seed(1)
+    with torch.no_grad():  # zeros, ones and copies at the start would hide a swapped norm, bias or matrix
         for parameter in net.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) * 0.1)
+            parameter.add_(torch.randn(parameter.shape, generator=noise) * 0.1)
     return net
 
 
-@pytest.mark.parametrize("n_kv_heads", [None, 2])
-@pytest.mark.parametrize("head", HEADS)
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize(("cell", "head", "n_kv_heads"), MODELS)
 def test_logits_and_greedy_tokens_are_equal(cell: str, head: str, n_kv_heads: int | None, tmp_path: Path) -> None:
     tokenizer = TOKENIZERS["byte"]
     net = net_for(tiny(n_kv_heads=n_kv_heads, **CELLS[cell]), head, tokenizer)
@@ -72,6 +79,37 @@ def test_the_comparison_sees_a_changed_matrix(tmp_path: Path) -> None:
     with torch.no_grad():
         net.blocks[0].attn.k_proj.weight.mul_(1.01)
     tokens = torch.arange(SEQ)[None]
+    assert (theirs(tokens).logits - net(tokens)).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_the_file_holds_the_two_matrices_that_count(head: str, tmp_path: Path) -> None:
+    """What is looked up and what scores, whatever they are made of; one where they are one."""
+    tokenizer = TOKENIZERS["byte"]
+    net = net_for(tiny(**LLAMA), head, tokenizer)
+    export(net, tokenizer, tmp_path / "out")
+    weights = load_file(tmp_path / "out/model.safetensors")
+    table, own = net.embed.weight, next(net.head.parameters(), None)
+    looked_up, scoring = {
+        "tied": lambda: (table, None),
+        "tied_scaled": lambda: (math.sqrt(32) * table, table),
+        "tied_projected": lambda: (table, table @ own),
+    }.get(head, lambda: (table, own))()
+    assert torch.equal(weights["model.embed_tokens.weight"], looked_up)
+    assert ("lm_head.weight" in weights) == (scoring is not None)
+    assert scoring is None or torch.equal(weights["lm_head.weight"], scoring)
+
+
+@pytest.mark.parametrize(("head", "part"), [("tied_scaled", Embedding), ("tied_projected", TiedProjectedHead)])
+def test_the_comparison_sees_a_forgotten_factor(
+    head: str, part: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exported with the bare table, neither regime gives its logits."""
+    tokenizer, tokens = TOKENIZERS["byte"], torch.arange(SEQ)[None]
+    net = net_for(tiny(**LLAMA), head, tokenizer)
+    monkeypatch.setattr(part, "matrix", lambda self, table=None: self.weight if table is None else table)
+    export(net, tokenizer, tmp_path / "out")
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert (theirs(tokens).logits - net(tokens)).abs().max() > 1e-3
 
 
@@ -142,7 +180,24 @@ class TestModelFolder:
         assert again.config == net.config
         assert again.head_config == net.head_config
         assert all(torch.equal(a, b) for a, b in zip(again.parameters(), net.parameters(), strict=True))
+        assert torch.equal(again(tokens := torch.arange(SEQ)[None]), net(tokens))
         assert generate(again, tokenizer, "the", 5) == generate(net, TOKENIZERS["bpe"], "the", 5)
+
+    def test_a_head_saved_before_its_split_is_what_was_trained(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Tied, with a second matrix that has stayed behind: the folder has the table twice."""
+        net, tokens = net_for(tiny(), "split", TOKENIZERS["byte"]), torch.arange(SEQ)[None]
+        net.head.advance(0.0, net.embed.weight, {})
+        trained = net(tokens)
+        with monkeypatch.context() as patch:
+            patch.setattr(SplitHead, "settle", lambda *_: None)
+            save_model(net, TOKENIZERS["byte"], tmp_path / "unsettled")
+        save_model(net, TOKENIZERS["byte"], tmp_path / "settled")
+        assert torch.equal(load_model(tmp_path / "settled")[0](tokens), trained)
+        assert not torch.allclose(load_model(tmp_path / "unsettled")[0](tokens), trained, atol=0.01)
+        weights = load_file(tmp_path / "settled/model.safetensors")
+        assert torch.equal(weights["head.proj.weight"], weights["embed.weight"])
 
     @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
     def test_one_flipped_bit_is_seen(self, folder: Path, name: str) -> None:

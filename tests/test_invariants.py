@@ -29,7 +29,10 @@ AXES = {
     "bias": (False, True),
     "n_kv_heads": (None, 1),
 }
-MODELS = [dict(zip((*AXES, "kind"), values, strict=True)) for values in product(*AXES.values(), HEADS)]
+BODIES = list(product(*AXES.values()))
+MAIN = ("tied", "untied")  # with every body; the other regimes with a few bodies, in which every choice occurs
+CELLS = [(*body, kind) for kind in HEADS for body in (BODIES if kind in MAIN else BODIES[::63])]
+MODELS = [dict(zip((*AXES, "kind"), cell, strict=True)) for cell in CELLS]
 TOKENS, OTHERS = torch.randint(VOCAB, (2, 4, SEQ), generator=torch.Generator().manual_seed(0))
 
 
@@ -47,6 +50,12 @@ def net(request: pytest.FixtureRequest) -> Transformer:
 def test_tables_hold_what_the_schema_names(name: str) -> None:
     [table] = [getattr(module, name) for module in (norm, ffn, position, head, optim) if name in vars(module)][-1:]
     assert set(table) == set(getattr(names, name))
+
+
+def test_every_regime_meets_every_choice_of_a_part() -> None:
+    for kind in HEADS:
+        met = [{model[axis] for model in MODELS if model["kind"] == kind} for axis in AXES]
+        assert met == [set(choices) for choices in AXES.values()]
 
 
 def test_the_future_is_invisible_and_the_present_is_not(net: Transformer) -> None:

@@ -201,6 +201,109 @@ def test_the_comparison_sees_each_mechanism_switched_off(
         assert (outcome(run) == outcome(quiet_run)) == same
 
 
+def a_split_run(corpus: Path, run_dir: Path) -> RunConfig:
+    """Forty steps; the head splits after twenty, and there lies a checkpoint."""
+    head = HeadConfig(name="split", kind="split", table_std=0.02, head_lr=0.5, split_at=0.5)
+    run = a_run(corpus, run_dir, steps=40, head=head)
+    run.trainer["log_every_n_steps"] = 1
+    return run
+
+
+@pytest.fixture(scope="module")
+def quiet_split(corpus: Path) -> RunConfig:
+    """The same run, never disturbed."""
+    run = a_split_run(corpus, corpus.parent / "quiet_split")
+    assert finish(run) == 0
+    return run
+
+
+def work_until(run: RunConfig, step: int, signum: int) -> None:
+    """Raise a signal in step `step`, or, as kill -9 waits for nothing, right after it."""
+    from lm.callbacks import Journal
+
+    end = Journal.on_train_batch_end
+
+    def on_train_batch_end(self: Journal, trainer: Any, *args: Any) -> None:
+        here = trainer.global_step == step and (args[-1] + 1) % trainer.accumulate_grad_batches == 0
+        if here and signum != signal.SIGKILL:
+            os.kill(os.getpid(), signum)
+        end(self, trainer, *args)
+        if here:
+            os.kill(os.getpid(), signum)
+
+    Journal.on_train_batch_end = on_train_batch_end  # type: ignore[method-assign]
+    work(run)
+
+
+def stop(run: RunConfig, step: int, signum: signal.Signals) -> None:
+    process = PROCESSES.Process(target=work_until, args=(run, step, signum))
+    process.start()
+    process.join(120)
+    assert process.exitcode == (-signum if signum == signal.SIGKILL else 128 + signum)
+
+
+@pytest.mark.parametrize(
+    ("signum", "stops", "resumed_from"),
+    [(signal.SIGKILL, [19, 20, 35], [10, 20, 30]), (signal.SIGTERM, [19, 20, 21], [19, 20, 21])],
+)
+def test_a_split_run_stopped_before_at_and_after_its_split_ends_as_one_left_alone(
+    quiet_split: RunConfig,
+    corpus: Path,
+    tmp_path: Path,
+    signum: signal.Signals,
+    stops: list[int],
+    resumed_from: list[int],
+) -> None:
+    run = a_split_run(corpus, tmp_path / "stopped")
+    for step in stops:
+        stop(run, step, signum)
+    assert finish(run) == 0
+    assert outcome(run) == outcome(quiet_split)
+    assert json.loads((tmp_path / "stopped/result.json").read_text())["resumed_from"] == resumed_from
+
+
+def split_without_moments(checkpoint: dict[str, Any]) -> None:
+    from lm.model.head import SplitHead
+
+    advance = SplitHead.advance
+
+    def forgetful(head: Any, done: float, table: Any, state: Any) -> None:
+        advance(head, done, table, {key: value for key, value in state.items() if key is not table})
+
+    SplitHead.advance = forgetful  # type: ignore[method-assign]
+
+
+def split_again(checkpoint: dict[str, Any]) -> None:
+    moments = checkpoint["optimizer_states"][0]["state"]
+    del moments[max(moments)]  # the head is the last of the groups
+
+
+@pytest.mark.parametrize(
+    ("step", "breakage", "same"),
+    [
+        (20, break_nothing, True),
+        (20, split_without_moments, False),
+        (30, break_nothing, True),
+        (30, split_again, False),
+    ],
+)
+def test_the_comparison_sees_a_split_that_is_forgotten(
+    quiet_split: RunConfig,
+    corpus: Path,
+    tmp_path: Path,
+    step: int,
+    breakage: Callable[[dict[str, Any]], None],
+    same: bool,
+) -> None:
+    run = a_split_run(corpus, tmp_path / "run")
+    stop(run, step, signal.SIGKILL)
+    process = PROCESSES.Process(target=resume_broken, args=(run, breakage))
+    process.start()
+    process.join(120)
+    assert process.exitcode == 0
+    assert (outcome(run) == outcome(quiet_split)) == same
+
+
 def test_resume_switched_off_starts_again(corpus: Path, tmp_path: Path) -> None:
     run = a_run(corpus, tmp_path / "run")
     kill_at_random(run, kills=1, seed=0)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from conftest import HEADS, SEQ, TIED, UNTIED, VOCAB, tiny
+from conftest import HEADS, SEQ, TIED, VOCAB, tiny
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -47,6 +47,11 @@ each_variant = pytest.mark.parametrize("config", VARIANTS, ids=range(len(VARIANT
 each_head = pytest.mark.parametrize("head", HEADS.values(), ids=HEADS)
 
 
+def own_matrix(head: HeadConfig, v: int, d: int) -> int:
+    """Parameters that a regime has beside the table."""
+    return {"tied": 0, "tied_scaled": 0, "tied_projected": d * d}.get(head.name, v * d)
+
+
 @each_head
 @each_variant
 def test_roles_add_up_and_each_tensor_counts_once(config: ModelConfig, head: HeadConfig) -> None:
@@ -54,7 +59,7 @@ def test_roles_add_up_and_each_tensor_counts_once(config: ModelConfig, head: Hea
     by_role = n_params_by_role(net)
     assert sum(by_role.values()) == n_params(net) == sum(math.prod(t.shape) for t in net.state_dict().values())
     assert by_role["table"] == VOCAB * 32
-    assert by_role.get("head", 0) == (VOCAB * 32 if head is UNTIED else 0)
+    assert by_role.get("head", 0) == own_matrix(head, VOCAB, 32)
     assert by_role.get("position", 0) == (SEQ * 32 if config.position == "learned" else 0)
     assert set(by_role) <= {"table", "position", "attention", "ffn", "norm", "head"}
 
@@ -69,7 +74,8 @@ def test_parameters_of_the_default_model_in_closed_form(head: HeadConfig) -> Non
         "ffn": layers * 3 * d * f,
         "norm": (2 * layers + 1) * d,
     }
-    assert n_params_by_role(net) == expected | ({"head": v * d} if head is UNTIED else {})
+    own = own_matrix(head, v, d)
+    assert n_params_by_role(net) == expected | ({"head": own} if own else {})
 
 
 @pytest.mark.parametrize("position", POSITIONS)
@@ -83,8 +89,10 @@ def test_flops_in_closed_form(ffn: str, n_ffn: int, position: str) -> None:
 
 
 @each_variant
-def test_tied_and_untied_do_the_same_work(config: ModelConfig) -> None:
-    assert flops_per_token(ghost(config, TIED)) == flops_per_token(ghost(config, UNTIED))
+def test_all_regimes_do_the_same_work_but_for_a_projection(config: ModelConfig) -> None:
+    flops = {name: flops_per_token(ghost(config, head)) for name, head in HEADS.items()}
+    assert flops.pop("tied_projected") == flops["tied"] + 6 * 32 * 32
+    assert set(flops.values()) == {flops["tied"]}
 
 
 class Products(TorchDispatchMode):

@@ -3,6 +3,9 @@
 import csv
 import json
 import math
+import os
+import signal
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -12,15 +15,18 @@ import pytest
 import tokenizers
 import torch
 import yaml
-from conftest import HEADS, TEXT, UNTIED
+from conftest import HEADS, TEXT, TIED, UNTIED
+from safetensors.torch import load_file
 from test_resume import a_run
 
 from lm.batches import TrainingStream
+from lm.callbacks import Interrupted
 from lm.config import (
     BadInput,
     CheckpointConfig,
     DataConfig,
     EvaluateConfig,
+    HeadConfig,
     ModelConfig,
     OptimConfig,
     RunConfig,
@@ -30,10 +36,14 @@ from lm.data import prepare
 from lm.decode import decode
 from lm.evaluate import evaluate_run
 from lm.metrics import MetricsFile
+from lm.model.head import SplitHead
+from lm.model.transformer import Transformer
 from lm.portable import load_model
 from lm.run import config_hash, default_dir
+from lm.task import LMTask
 from lm.tokenizer import EOT, byte_tokenizer
 from lm.train import train
+from lm.trainer import resolve
 
 GOLDEN = Path(__file__).parent / "golden.json"
 PROMISED = (
@@ -98,11 +108,11 @@ def test_a_finished_run_is_read_and_never_touched(corpus: Path, tmp_path: Path) 
 def test_twenty_steps_are_golden(corpus: Path, tmp_path: Path) -> None:
     """A refactor leaves these losses alone; a change of numerics updates tests/golden.json and says why."""
     found = {}
-    for name, head in HEADS.items():
-        train(short(corpus, tmp_path / name, head=head))
+    for name in ("tied", "untied"):
+        train(short(corpus, tmp_path / name, head=HEADS[name]))
         found[name] = losses(tmp_path / name)
     golden = json.loads(GOLDEN.read_text())
-    for name in HEADS:
+    for name in found:
         assert found[name] == pytest.approx(golden[name], abs=2e-4), f"{name}: now {found[name]}"
     train(short(corpus, tmp_path / "again", head=UNTIED))
     assert losses(tmp_path / "again") == found["untied"], "bit for bit within a process"
@@ -279,3 +289,208 @@ def test_no_limit_is_no_limit(corpus: Path, tmp_path: Path) -> None:
         run.trainer["gradient_clip_val"] = limit
         train(run)
     assert losses(tmp_path / "zero") == losses(tmp_path / "none")
+
+
+SPLIT, COPIED = HEADS["split"], HEADS["untied_copied"]  # a split in the middle: before step 11 of 20
+
+
+def uneasy(corpus: Path, run_dir: Path, head: HeadConfig = SPLIT) -> RunConfig:
+    """Twenty logged steps with dropout and accumulation."""
+    run = a_run(corpus, run_dir, steps=20, head=head)
+    run.trainer["log_every_n_steps"] = 1
+    return run
+
+
+def weights(run_dir: Path) -> dict[str, torch.Tensor]:
+    return load_file(run_dir / "model/model.safetensors")
+
+
+def stop_in_step(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SIGTERM while this step is being made."""
+    make = LMTask.training_step
+
+    def training_step(task: LMTask, batch: Any, batch_idx: int) -> torch.Tensor:
+        if task.trainer.global_step + 1 == step and batch_idx % 2 == 0:  # a second signal would kill
+            os.kill(os.getpid(), signal.SIGTERM)
+        return make(task, batch, batch_idx)
+
+    monkeypatch.setattr(LMTask, "training_step", training_step)
+
+
+def test_every_regime_is_shown_the_same_batches_under_the_same_dropout(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: dict[str, list[Any]] = {}
+    make = LMTask.training_step
+
+    def training_step(task: LMTask, batch: Any, batch_idx: int) -> torch.Tensor:
+        loss = make(task, batch, batch_idx)
+        shown.setdefault(task.run.head.name, []).append((batch[0].tolist(), torch.initial_seed()))
+        return loss
+
+    monkeypatch.setattr(LMTask, "training_step", training_step)
+    first = {}
+    for name, head in HEADS.items():
+        run = uneasy(corpus, tmp_path / name, head=head)
+        run.trainer["max_steps"] = 3
+        train(run)
+        first[name] = losses(tmp_path / name)[0]
+    assert len(shown["tied"]) == 6
+    assert all(shown[name] == shown["tied"] for name in HEADS)
+    as_tied = [name for name in HEADS if first[name] == first["tied"]]
+    assert as_tied == ["tied", "tied_projected", "untied_copied", "split"], "and start at one loss, bit for bit"
+
+
+def test_a_split_run_is_the_tied_one_until_it_splits(corpus: Path, tmp_path: Path) -> None:
+    """Under dropout and accumulation. The first step after the split has the same loss, but two gradients for one."""
+    for name, head in (("tied", TIED), ("split", SPLIT)):
+        train(uneasy(corpus, tmp_path / name, head=head))
+    tied, split = rows(tmp_path / "tied"), rows(tmp_path / "split")
+    assert split[:10] == tied[:10]
+    assert split[10]["train/loss"] == tied[10]["train/loss"]
+    assert split[10]["train/grad_norm"] != tied[10]["train/grad_norm"]
+    assert all(one["train/loss"] != other["train/loss"] for one, other in zip(split[11:], tied[11:], strict=True))
+    ended = weights(tmp_path / "split")
+    assert not torch.equal(ended["head.proj.weight"], ended["embed.weight"])
+
+
+def test_in_training_the_split_changes_no_loss_and_copies_the_moments(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, seen = LMTask.on_train_batch_start, []
+
+    def on_train_batch_start(task: LMTask, batch: Any, batch_idx: int) -> None:
+        table, own, state = task.net.embed.weight, task.net.head.proj.weight, task.trainer.optimizers[0].state
+        known = own in state
+        with torch.no_grad():
+            before = task.net(batch[0])
+            start(task, batch, batch_idx)
+            after = task.net(batch[0])
+        if own in state and not known:
+            seen.append(task.trainer.global_step)
+            assert torch.equal(after, before)
+            assert torch.equal(own, table)
+            assert own.data_ptr() != table.data_ptr()
+            assert state[own].keys() == {"step", "exp_avg", "exp_avg_sq"}
+            for name, moment in state[own].items():
+                assert torch.equal(moment, state[table][name])
+                assert moment.data_ptr() != state[table][name].data_ptr()
+                assert moment.norm() > 0
+            assert state[own]["step"] == 10
+
+    monkeypatch.setattr(LMTask, "on_train_batch_start", on_train_batch_start)
+    train(short(corpus, tmp_path / "run", head=SPLIT, checkpoint=CheckpointConfig(every=7)))
+    assert seen == [10]
+
+
+def without_moments(state: dict[Any, Any], own: Any, table: Any) -> dict[Any, Any]:
+    return {key: value for key, value in state.items() if key is not table}
+
+
+def without_memory(state: dict[Any, Any], own: Any, table: Any) -> dict[Any, Any]:
+    return {key: value for key, value in state.items() if key is not own}
+
+
+def whole(state: dict[Any, Any], own: Any, table: Any) -> dict[Any, Any]:
+    return state
+
+
+@pytest.mark.parametrize(("seen", "same"), [(whole, True), (without_moments, False), (without_memory, False)])
+def test_the_losses_tell_a_split_that_forgets(
+    seen: Callable[..., Any], same: bool, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A split that copies no moments, or that copies the table again in every step, is another run from there on."""
+    train(short(corpus, tmp_path / "run", head=SPLIT))
+    advance = SplitHead.advance
+    monkeypatch.setattr(
+        SplitHead,
+        "advance",
+        lambda head, done, table, state: advance(head, done, table, seen(state, head.proj.weight, table)),
+    )
+    train(short(corpus, tmp_path / "other", head=SPLIT))
+    one, other = rows(tmp_path / "run"), rows(tmp_path / "other")
+    assert one[:11] == other[:11]
+    assert (one[11:] == other[11:]) == same
+
+
+def test_split_at_zero_is_untied_copied_bit_for_bit(corpus: Path, tmp_path: Path) -> None:
+    for name, head in (("zero", replace(SPLIT, split_at=0.0)), ("copied", COPIED)):
+        train(uneasy(corpus, tmp_path / name, head=head))
+    assert (tmp_path / "zero/metrics.csv").read_text() == (tmp_path / "copied/metrics.csv").read_text()
+    zero, copied = weights(tmp_path / "zero"), weights(tmp_path / "copied")
+    assert zero.keys() == copied.keys()
+    assert all(torch.equal(zero[name], copied[name]) for name in zero)
+
+
+def test_split_at_one_is_tied_bit_for_bit(corpus: Path, tmp_path: Path) -> None:
+    """And the model it leaves, which has two matrices, gives the logits of the one that has one."""
+    results = [
+        train(uneasy(corpus, tmp_path / name, head=head))
+        for name, head in (("one", replace(SPLIT, split_at=1.0)), ("tied", TIED))
+    ]
+    assert results[0]["val_loss"] == results[1]["val_loss"]
+    assert (tmp_path / "one/metrics.csv").read_text() == (tmp_path / "tied/metrics.csv").read_text()
+    one, tied = (load_model(tmp_path / name)[0] for name in ("one", "tied"))
+    tokens = torch.arange(64).view(2, 32)
+    assert torch.equal(one(tokens), tied(tokens))
+    assert torch.equal(one.head.proj.weight, tied.embed.weight)
+    assert evaluate_run(EvaluateConfig(run_dir=str(tmp_path / "one"), threads=1))["loss"] == results[1]["val_loss"]
+
+
+@pytest.mark.parametrize("at", [0.5, 1.0])
+def test_a_split_run_killed_before_its_result_has_the_same_result(at: float, corpus: Path, tmp_path: Path) -> None:
+    """No step is left to make, so nothing but the checkpoint says whether the head has split."""
+    run = short(corpus, tmp_path / "run", head=replace(SPLIT, split_at=at))
+    result, model = train(run), weights(tmp_path / "run")
+    (tmp_path / "run/result.json").unlink()
+    again = train(run)
+    assert again["resumed_from"] == [20]
+    assert again["val_loss"] == result["val_loss"]
+    assert all(torch.equal(tensor, model[name]) for name, tensor in weights(tmp_path / "run").items())
+
+
+@pytest.mark.parametrize("step", [5, 10])
+def test_a_run_stopped_before_its_split_leaves_the_model_that_was_trained(
+    step: int, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of a tied run stopped in the same step."""
+    stop_in_step(step, monkeypatch)
+    for name, head in (("tied", TIED), ("split", SPLIT)):
+        with pytest.raises(Interrupted):
+            train(uneasy(corpus, tmp_path / name, head=head))
+    tokens = torch.arange(64).view(2, 32)
+    split, tied = (load_model(tmp_path / name)[0] for name in ("split", "tied"))
+    assert torch.equal(split(tokens), tied(tokens))
+    fresh = Transformer(split.config, SPLIT, vocab_size=257, seq_len=32)
+    assert not torch.equal(split.embed.weight, fresh.embed.weight)
+
+
+def test_a_run_stopped_again_before_it_moves_leaves_the_same_model(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second signal comes when the checkpoint is read and no step is made yet."""
+    stop_in_step(5, monkeypatch)
+    with pytest.raises(Interrupted):
+        train(uneasy(corpus, tmp_path / "run"))
+    model, configure = weights(tmp_path / "run"), LMTask.configure_optimizers
+    monkeypatch.setattr(
+        LMTask, "configure_optimizers", lambda task: os.kill(os.getpid(), signal.SIGTERM) or configure(task)
+    )
+    with pytest.raises(Interrupted, match="after step 5"):
+        train(uneasy(corpus, tmp_path / "run"))
+    assert all(torch.equal(tensor, model[name]) for name, tensor in weights(tmp_path / "run").items())
+
+
+@pytest.mark.parametrize("key", ["devices", "num_nodes"])
+@pytest.mark.parametrize("head", HEADS.values(), ids=HEADS)
+def test_a_split_head_alone_is_refused_on_more_than_one_device(
+    head: HeadConfig, key: str, corpus: Path, tmp_path: Path
+) -> None:
+    run = short(corpus, tmp_path / "run", head=head)
+    assert resolve(run)[key] == 1
+    run.trainer[key] = 2
+    if head is SPLIT:
+        with pytest.raises(BadInput, match=r"^head\.kind=split: trains on one device; choose trainer\.devices=1"):
+            resolve(run)
+    else:
+        assert resolve(run)[key] == 2

@@ -70,6 +70,7 @@ class Transformer(nn.Module):
                 if next(module.parameters(recurse=False), None) is not None:
                     torch.default_generator.manual_seed(named_seed(seed, name))
                     module.reset_parameters()
+        self.head.start(self.embed.weight)
         scale = self.config.residual_init
         if scale is None:
             scale = 1 / math.sqrt(2 * self.config.n_layers)  # GPT-2: the stream's variance stays flat over depth
