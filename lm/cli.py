@@ -7,7 +7,8 @@ import re
 import signal
 import sys
 from collections.abc import Callable
-from typing import TypeVar
+from dataclasses import fields
+from typing import Any, TypeVar
 
 import hydra
 from hydra.core.config_store import ConfigStore
@@ -21,33 +22,40 @@ Config = TypeVar("Config")
 
 
 def launch(
-    task: Callable[[Config], object],
+    task: Callable[[Config], int | None],
     schema: type[Config],
     name: str,
     verbatim: tuple[str, ...] = (),
     at_end: Callable[[], object] = lambda: None,
+    rest: str | None = None,
 ) -> None:
     """Compose configs/NAME.yaml with the command line, convert it to `schema`, call `task`, leave with an exit code.
 
-    0 done; 1 our own fault; 2 bad input; 130 and 143 interrupted. The value of a key in `verbatim` is taken as it
-    stands, past Hydra's grammar. With -m the task is called once for each job of the sweep, then `at_end`.
+    0 done, or what the task returns; 1 our own fault; 2 bad input; 130 and 143 interrupted. The value of a key in
+    `verbatim` is taken as it stands, past Hydra's grammar. Words that set no key of the schema go, as they are, to the
+    list named by `rest`. With -m the task is called once for each job of the sweep, then `at_end`.
     """
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us as they are
     speak()
     signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(128 + signum))
     repair_argparse()
-    words = take(verbatim)
+    words: dict[str, Any] = dict(take(verbatim))
+    if rest:
+        if {"-m", "--multirun"} & set(sys.argv):
+            sys.exit(complain("-m: an ablation is a sweep already; list its values as arms and seeds", 2))
+        words[rest] = take_others([one.name for one in fields(schema)])  # type: ignore[arg-type]
     ConfigStore.instance().store(name=f"{name}_schema", node=schema)
 
     failed: list[Exception] = []
     started = False
+    code = 0
 
     @hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=name)
     def job(composed: DictConfig) -> None:
-        nonlocal started
+        nonlocal started, code
         started = True
         try:
-            task(convert(composed, schema, words))
+            code = max(code, task(convert(composed, schema, words)) or 0)
         except Exception as error:  # a sweep goes on with its next job
             failed.append(error)
 
@@ -67,12 +75,12 @@ def launch(
         if (signum := getattr(error, "signum", None)) is None:
             raise
         sys.exit(complain(f"{error}; the same command resumes", 128 + signum))
-    sys.exit(min(map(report, failed), default=0))
+    sys.exit(min(map(report, failed), default=code))
 
 
-def convert(composed: DictConfig, schema: type[Config], words: dict[str, str]) -> Config:
+def convert(composed: DictConfig, schema: type[Config], words: dict[str, Any]) -> Config:
     """The composed configuration as the dataclass. Raises BadInput for a key that is unknown or lacks a value."""
-    composed.update(dict.fromkeys(words))
+    composed.update({key: None for key, word in words.items() if isinstance(word, str)})
     check_keys(composed, schema)
     for key in sorted(OmegaConf.missing_keys(composed)):
         raise BadInput(f"{key}: is missing; give it as {key}=VALUE")
@@ -80,6 +88,26 @@ def convert(composed: DictConfig, schema: type[Config], words: dict[str, str]) -
     for key, word in words.items():
         setattr(config, key, word)
     return config  # type: ignore[return-value]  # to_object gives the class that the schema names
+
+
+def compose(name: str, words: list[str], schema: type[Config]) -> Config:
+    """configs/NAME.yaml with overrides as the dataclass, while another configuration is at work. Raises BadInput."""
+    ConfigStore.instance().store(name=f"{name}_schema", node=schema)
+    try:
+        return convert(hydra.compose(name, words), schema, {})
+    except BadInput:
+        raise
+    except Exception as error:
+        raise BadInput(in_one_line(error)) from error
+
+
+def take_others(known: list[str]) -> list[str]:
+    """Remove from the command line what sets no key in `known` and none of Hydra's."""
+    keys = [word.partition("=")[0].lstrip("+~").partition(".")[0] if "=" in word else "" for word in sys.argv[1:]]
+    others = [key not in ("", "hydra", *known) for key in keys]
+    found = [word for word, other in zip(sys.argv[1:], others, strict=True) if other]
+    sys.argv[1:] = [word for word, other in zip(sys.argv[1:], others, strict=True) if not other]
+    return found
 
 
 def take(keys: tuple[str, ...]) -> dict[str, str]:

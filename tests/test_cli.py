@@ -16,12 +16,20 @@ import pytest
 from conftest import ROOT, Script
 from hydra._internal.utils import get_args_parser
 
+from lm.ablation.config import AblateConfig, ReportConfig
 from lm.cli import launch, repair_argparse, take
 from lm.config import EvaluateConfig, ExportConfig, GenerateConfig, RunConfig
 from lm.errors import trainer_arguments
 from lm.run import flat
 
-SCHEMAS = {"train": RunConfig, "generate": GenerateConfig, "evaluate": EvaluateConfig, "export": ExportConfig}
+SCHEMAS = {
+    "train": RunConfig,
+    "generate": GenerateConfig,
+    "evaluate": EvaluateConfig,
+    "export": ExportConfig,
+    "ablate": AblateConfig,
+    "report": ReportConfig,
+}
 Outcome = tuple[int, str, list[Any]]
 
 
@@ -45,8 +53,9 @@ def command(enter: Callable[[str, list[str]], None], capsys: pytest.CaptureFixtu
     def run(line: str | list[str], name: str = "train") -> Outcome:
         seen: list[Any] = []
         enter(name, line.split() if isinstance(line, str) else line)
+        verbatim = ("prompt",) if name == "generate" else ()
         with pytest.raises(SystemExit) as left:
-            launch(seen.append, SCHEMAS[name], name, verbatim=("prompt",) if name == "generate" else ())
+            launch(seen.append, SCHEMAS[name], name, verbatim, rest="overrides" if name == "ablate" else None)
         return int(left.value.code or 0), capsys.readouterr().err, seen
 
     return run
@@ -85,7 +94,7 @@ MISTAKES = {  # command line of train.py: what its error must say
     "compile=perhaps": "compile=perhaps",
     "prompts=one": "prompts=one",
     "model=large": "model=large: no such config; choose one of gpt2, medium, small",
-    "head=twisted": "head=twisted: no such config; choose one of tied, untied",
+    "head=twisted": "head=twisted: no such config; choose one of split, tied,",
     "modle=small": "modle",
     "head=tied,untied": "head=tied,untied",
     "seed=0,1": "seed=0,1",
@@ -236,6 +245,32 @@ def test_a_sweep_calls_the_task_for_each_job_and_goes_on_after_a_bad_one(command
 
 
 # --- the Python 3.14 guard
+
+
+def test_an_ablation_passes_on_what_train_is_to_understand(command: Callable[..., Outcome]) -> None:
+    words = ["ablation=smoke", "head=untied", "ablation.seeds=[7]", "+trainer.x=${y}", "data.path=a b", "workers=1"]
+    code, _, (config,) = command(words, "ablate")
+    assert code == 0
+    assert config.overrides == ["head=untied", "+trainer.x=${y}", "data.path='a b'"]
+    assert (config.ablation.seeds, config.workers) == ([7], 1)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("", "ablation"),
+        ("ablation=absent", "choose one of aa,"),
+        ("ablation=smoke ablation.seeds=[1,1]", "ablation.seeds: 1 stands twice"),
+        ("ablation=smoke ablation.baseline=x", "ablation.baseline=x: no such arm; choose one of tied, untied"),
+        ("ablation=smoke ablation.sedes=[1]", "did you mean seeds?"),
+        ("ablation=smoke workers=0", "workers=0: expected 1 or more"),
+        ("ablation=smoke -m seed=1,2", "an ablation is a sweep already"),
+    ],
+)
+def test_a_mistake_about_an_ablation_is_one_line(command: Callable[..., Outcome], line: str, said: str) -> None:
+    outcome = command(line, "ablate")
+    refused(outcome)
+    assert said in outcome[1]
 
 
 def test_hydra_starts_where_argparse_checks_help_texts(monkeypatch: pytest.MonkeyPatch) -> None:

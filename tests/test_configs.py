@@ -8,14 +8,31 @@ import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 
+from lm.ablation.config import AblateConfig, ReportConfig
+from lm.cli import compose as compose_words
 from lm.cli import convert
 from lm.config import HEADS, OPTIMIZERS, SOURCES, TOKENIZERS, EvaluateConfig, ExportConfig, GenerateConfig, RunConfig
 from lm.errors import CONFIGS, trainer_arguments
 
-SCHEMAS = {"train": RunConfig, "generate": GenerateConfig, "evaluate": EvaluateConfig, "export": ExportConfig}
-NEEDED = {"train": [], "generate": ["run_dir=r"], "evaluate": ["run_dir=r"], "export": ["run_dir=r", "output_dir=o"]}
+SCHEMAS = {
+    "train": RunConfig,
+    "generate": GenerateConfig,
+    "evaluate": EvaluateConfig,
+    "export": ExportConfig,
+    "ablate": AblateConfig,
+    "report": ReportConfig,
+}
+NEEDED = {
+    "train": [],
+    "generate": ["run_dir=r"],
+    "evaluate": ["run_dir=r"],
+    "export": ["run_dir=r", "output_dir=o"],
+    "ablate": ["ablation=smoke"],
+    "report": ["output_dir=o"],
+}
 FILES = sorted(CONFIGS.rglob("*.yaml"))
-CHOICES = [path for path in FILES if path.parent != CONFIGS]
+CHOICES = [path for path in FILES if path.parent.name not in (CONFIGS.name, "ablation")]
+ABLATIONS = [path for path in FILES if path.parent.name == "ablation"]
 
 
 def label(path: Path) -> str:
@@ -42,6 +59,17 @@ def test_every_choice_composes_and_converts(path: Path) -> None:
     assert set(run.trainer) <= set(trainer_arguments())
 
 
+@pytest.mark.parametrize("path", ABLATIONS, ids=label)
+def test_every_arm_of_every_ablation_composes(path: Path) -> None:
+    ablation = composed("ablate", f"ablation={path.stem}").ablation
+    assert ablation.name == path.stem
+    assert f"ablation={path.stem}" in opening(path)
+    assert ablation.question.endswith("?")
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        for words in ablation.arms.values():
+            compose_words("train", [*ablation.overrides, *words], RunConfig)
+
+
 @pytest.mark.parametrize("path", [path for path in FILES if path.parent == CONFIGS and path.stem != "quiet"], ids=label)
 def test_every_script_has_a_config_that_converts(path: Path) -> None:
     assert type(composed(path.stem)) is SCHEMAS[path.stem]
@@ -64,7 +92,7 @@ def test_every_file_opens_with_the_command_that_uses_it(path: Path) -> None:
     assert "python scripts/" in command
     script = CONFIGS.parent / "scripts" / f"{command.partition('scripts/')[2].split('.py')[0]}.py"
     assert script.is_file()
-    if path in CHOICES:
+    if path not in ABLATIONS and path.parent != CONFIGS:
         group, default = path.parent.name, composed_default(path.parent.name)
         assert f"{group}={path.stem}" in command or path.stem == default
 

@@ -19,6 +19,7 @@ FLOORS = [  # lowest first
         "lm.architectures",
         "lm.callbacks",
         "lm.checkpoint",
+        "lm.diagnostics",
         "lm.evaluate",
         "lm.export",
         "lm.metrics",
@@ -26,6 +27,7 @@ FLOORS = [  # lowest first
         "lm.train",
         "lm.trainer",
     },
+    {"lm.ablation"},
     {"lm.cli", "lm.errors"},
     {"scripts"},
 ]
@@ -101,6 +103,7 @@ def loaded(statement: str) -> set[str]:
         "import lm",
         "import lm.config; lm.config.RunConfig()",
         "import lm.files, lm.table, lm.run",
+        "import lm.ablation.config",
         "from lm import BadInput",
     ],
 )

@@ -1,0 +1,66 @@
+"""What a training step of each arm costs on this machine."""
+
+import statistics
+import time
+from contextlib import nullcontext
+
+import torch
+import torch.nn.functional as F
+
+from lm.ablation.plan import Arm
+from lm.model.transformer import Transformer
+from lm.optim import build_optimizer
+from lm.trainer import resolve
+
+LONG_ENOUGH = 10.0  # seconds
+MOST_ROUNDS = 40
+
+
+def calibrate(arms: list[Arm]) -> list[float]:
+    """Seconds of a training step of each arm, from rounds in which the arms take turns.
+
+    Taking turns, they share whatever else the machine is doing: each is the median, over the rounds, of its ratio to
+    the first arm, times the median of the first.
+    """
+    steps = [Step(arm) for arm in arms]
+    for step in steps:
+        step()  # warms up
+    started = time.perf_counter()
+    rounds: list[list[float]] = []
+    while len(rounds) < 5 or (len(rounds) < MOST_ROUNDS and time.perf_counter() - started < LONG_ENOUGH):
+        rounds.append([step() for step in steps])
+    first = statistics.median(times[0] for times in rounds)
+    ratios = ([times[i] / times[0] for times in rounds] for i in range(len(arms)))
+    return [first * statistics.median(one) for one in ratios]
+
+
+class Step:
+    """A training step on random tokens: forward, backward, clip, update."""
+
+    def __init__(self, arm: Arm) -> None:
+        run, options = arm.run, resolve(arm.run)
+        self.device = {"gpu": "cuda"}.get(options["accelerator"], options["accelerator"])
+        self.net = Transformer(run.model, run.head, vocab_size=arm.vocab_size, seq_len=run.data.seq_len)
+        self.net.to(self.device)
+        if run.compile:
+            self.net.compile()
+        self.net.head.advance(0.0, self.net.embed.weight, {})
+        self.optimizer = build_optimizer(self.net, run.optim, run.head)
+        mixed = "bf16" in str(options["precision"])
+        self.cast = torch.autocast(self.device, torch.bfloat16) if mixed else nullcontext()
+        shape = (run.data.batch_size // options["accumulate_grad_batches"], run.data.seq_len)
+        self.tokens = torch.randint(arm.vocab_size, shape, device=self.device)
+        self.micro = options["accumulate_grad_batches"]
+
+    def __call__(self) -> float:
+        started = time.perf_counter()
+        for _ in range(self.micro):
+            with self.cast:
+                loss = F.cross_entropy(self.net(self.tokens).flatten(0, 1), self.tokens.flatten())
+            loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(self.net.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - started

@@ -1,0 +1,74 @@
+"""The end of a report: what has no result and why, and how to do all of it again."""
+
+from lm.ablation.report.answer import BUDGETS
+from lm.ablation.report.arms import spent
+from lm.ablation.report.page import code, fence, plain, table
+from lm.ablation.study import Row, Study
+from lm.ablation.workers import Place
+
+
+def losses_section(study: Study) -> list[str]:
+    parts = []
+    if broken := [row for row in [*study.rows, *study.trials] if row.status in ("failed", "diverged")]:
+        rows = [[*who(row), row.status, plain(row.error), code(f"{row.run_dir}.log")] for row in broken]
+        parts.append(table(["arm", "seed", "for", "what", "reason", "log"], rows))
+        parts.append("A run that failed is tried again by the same command; one that diverged would diverge again.")
+    if missing := [row for row in study.rows if row.status == "missing"]:
+        rows = [[*who(row), state(study, row)] for row in missing]
+        parts.append(table(["arm", "seed", "for", "still missing"], rows))
+    return ["## What has no result", *parts] if parts else []
+
+
+def who(row: Row) -> list[str]:
+    return [
+        plain(row.arm),
+        str(row.seed),
+        f"equal {' and '.join(BUDGETS[one] for one in row.budgets)}" if row.budgets else "tuning",
+    ]
+
+
+def state(study: Study, row: Row) -> str:
+    made = Place(study.path / row.run_dir).steps()
+    return f"step {made:,} of {row.steps:,}, running or interrupted" if made else "not begun"
+
+
+def again_section(study: Study) -> list[str]:
+    record, done = study.record, [row for row in study.rows if row.result]
+    versions = "".join(f", {name} {version}" for name, version in record["versions"].items())
+    devices = sorted({str(row.result["device"]) for row in done})
+    seeds = ", ".join(map(str, record["seeds"]))
+    tuned = f"; for tuning {', '.join(map(str, record['tune']['seeds']))}" if record["tune"]["trials"] else ""
+    facts = [
+        ["machine", plain(f"{record['machine']}; {record['workers']} runs at a time, {record['threads']} thread each")],
+        ["devices of the runs", plain(", ".join(devices) or "none yet")],
+        ["Python", plain(f"{record['python']}{versions}")],
+        ["seeds", f"{seeds}{tuned}"],
+        *hashes(study),
+        [
+            "resumed after an interruption",
+            f"{sum(bool(row.result.get('resumed_from')) for row in done)} of {len(done)}",
+        ],
+        ["computing time", f"reported runs {spent(study.rows)}; tuning {spent(study.trials)}"],
+    ]
+    return [
+        "## How to do it again",
+        fence(record["command"]),
+        table(["what", "value"], facts),
+        "In this folder: `cells/` has a directory (settings, metrics, model, result) and a log for each run, `trials/` "
+        "the same for tuning, `ablation.json` the plan with every setting of every arm, `results.csv` a row for each "
+        "run, `report.json` the numbers of this report. It is written anew, also while runs go on, by",
+        fence("python scripts/report.py output_dir=DIR"),
+    ]
+
+
+def hashes(study: Study) -> list[list[str]]:
+    """A line each for text, tokenizer and source if all arms share them, else one for each that there is."""
+    rows = []
+    for key in ("data_hash", "tokenizer_hash", "source_hash"):
+        users: dict[str, list[str]] = {}
+        for name, arm in study.record["arms"].items():
+            users.setdefault(arm["identity"][key], []).append(name)
+        for value, names in users.items():
+            whose = f" ({plain(', '.join(names))})" if len(users) > 1 else ""
+            rows.append([f"{key.removesuffix('_hash')} hash{whose}", code(value[:16])])
+    return rows

@@ -1,0 +1,93 @@
+"""The head of a report: the question, its answer in words that need no training, and what the answer rests on."""
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
+
+from lm.ablation.report.page import plain
+from lm.ablation.statistics import sentence
+from lm.ablation.study import Contrast, Study
+
+BUDGETS = {"tokens": "tokens", "flops": "FLOPs", "time": "time"}
+METRICS = {"val_loss": "validation loss", "val_bpb": "size of the text, compressed", "val_top1": "next-token accuracy"}
+HELD_EQUAL = {
+    "tokens": "training tokens",
+    "flops": "training FLOPs",
+    "time": "training time, planned from the measured cost of a step",
+}
+MOST = 6  # sentences in the answer; the table has all
+
+
+def answer(study: Study, contrasts: Sequence[Contrast]) -> list[str]:
+    """The title, and the answer as a quotation."""
+    asked = primary(contrasts)
+    short = dict.fromkeys(short_answer(asked, one.arm) for one in asked)
+    said = sentences(study, [one for one in asked if one.seeds])
+    if said and study.counts()["missing"]:
+        short = {"So far:": None} | short
+    lines = "  \n".join(f"**{plain(line)}**" for line in short).splitlines()
+    if 0 < len(said) <= MOST:
+        lines += ["", *(f"{'- ' * (len(said) > 1)}{plain(line)}" for line in said)]
+    return [f"# {plain(study.record['question'])}", "\n".join(f"> {line}".rstrip(" " * (not line)) for line in lines)]
+
+
+def primary(contrasts: Sequence[Contrast]) -> list[Contrast]:
+    """Those that answer the question; all of them where none was named."""
+    return [one for one in contrasts if one.primary] or list(contrasts)
+
+
+def sentences(study: Study, asked: Sequence[Contrast]) -> list[str]:
+    unit, matters = study.unit, study.record["matters"]
+    found = [(one.budget, sentence(one.arm, one.baseline, one.comparison, unit, matters)) for one in asked]
+    many = len(study.record["budgets"]) > 1
+    return [f"At equal {BUDGETS[budget]}: {words}" if many else words for budget, words in found]
+
+
+def short_answer(asked: Sequence[Contrast], arm: str) -> str:
+    """One line for an arm: who wins, and where there are several budgets, under which."""
+    found = [(who_wins(one), BUDGETS[one.budget]) for one in asked if one.arm == arm]
+    if len(found) == 1 or not any(one.seeds for one in asked):
+        return f"{found[0][0]}."
+    groups = groupby(found, key=lambda pair: pair[0])
+    line = "; ".join(f"at equal {' and '.join(budget for _, budget in group)}, {words}" for words, group in groups)
+    return f"{line[0].upper()}{line[1:]}."
+
+
+def who_wins(one: Contrast) -> str:
+    if not one.seeds:
+        return f"{one.arm} or {one.baseline}: no answer yet"
+    return {
+        "better": f"{one.arm} beats {one.baseline}",
+        "worse": f"{one.baseline} beats {one.arm}",
+        "equivalent": f"{one.arm} and {one.baseline} do equally well",
+        "undecided": f"{one.arm} or {one.baseline}: not decided",
+    }[one.comparison.verdict]
+
+
+def basis(study: Study) -> list[str]:
+    """What the answer rests on, in one paragraph."""
+    record = study.record
+    n, budgets = len(record["seeds"]), record["budgets"]
+    seeds = f"{n} seeds for each arm (repetitions with another start and order of the data)" if n > 1 else "one seed"
+    seeds = f"up to {seeds}" if n > 1 and study.counts()["done"] < len(study.rows) else seeds
+    equal = "; ".join(HELD_EQUAL[budget] for budget in budgets) + ", each in runs of its own" * (len(budgets) > 1)
+    matched = ", ".join(f"{arm} by {key}" for arm, key in record["match"].items())
+    return [
+        f"Based on {seeds}. Measured: {metric_name(study)}; {'less' if study.lower_is_better else 'more'} is better, "
+        f"and {record['matters']:g} or more matters. Held equal: {equal}"
+        + (f"; parameters ({plain(matched)})" if matched else "")
+        + f". {tuned(record)}"
+    ]
+
+
+def metric_name(study: Study) -> str:
+    return f"{METRICS[study.metric]} ({study.unit})"
+
+
+def tuned(record: dict[str, Any]) -> str:
+    if not record["tune"]["trials"]:
+        return "Nothing was tuned: each arm runs as its configuration stands."
+    made = {len(search["trials"]) for search in record.get("searches", {}).values()} or {record["tune"]["trials"]}
+    number = " to ".join(dict.fromkeys(map(str, (min(made), max(made)))))
+    seeds = ", ".join(map(str, record["tune"]["seeds"]))
+    return f"Each arm was tuned on its own, in {number} trials, on a seed ({seeds}) that is not among those reported."

@@ -1,0 +1,76 @@
+"""The arms: what is changed in each, what it costs, what it reaches."""
+
+from collections.abc import Iterable
+from statistics import median
+
+from lm.ablation.progress import spell
+from lm.ablation.report.answer import BUDGETS
+from lm.ablation.report.page import code, plain, table
+from lm.ablation.study import Row, Study, spread
+
+
+def arms_section(study: Study) -> list[str]:
+    record, tuned = study.record, bool(study.trials)
+    rows = []
+    for name, arm in record["arms"].items():
+        row = [plain(name), changes(study, name), f"{arm['n_params']:,}", f"{arm['flops_per_token']:,}"]
+        row.append(spent(row for row in study.rows if row.arm == name))
+        rows.append(row + [spent(row for row in study.trials if row.arm == name)] * tuned)
+    head = ["arm", "what is changed", "parameters", "FLOPs per token", "its runs", *["its trials"] * tuned]
+    common = " ".join(map(code, [*record["common"], *record["overrides"]]))
+    return [
+        "## The arms",
+        table(head, rows),
+        f"Its runs{', its trials' * tuned}: computing time in all." + f" Set for all arms: {common}." * bool(common),
+        *reached(study),
+    ]
+
+
+def changes(study: Study, name: str) -> str:
+    """An arm's overrides, and what the program has chosen for it."""
+    record, arm = study.record, study.record["arms"][name]
+    found = [" ".join(map(code, arm["words"])) or "nothing"]
+    for key, value in arm["matched"].items():
+        found.append(f"{code(f'{key}={value}')} (to match {plain(record['contrasts'][name])})")
+    found += [f"{code(f'{key}={value:g}')} (tuned)" for key, value in arm["tuned"].items()]
+    if name in record["reseed"]:
+        found.append(f"seeds + {record['reseed'][name]}, so that its pairs share no draw")
+    return "; ".join(found)
+
+
+def spent(rows: Iterable[Row]) -> str:
+    return spell(sum(row.result["seconds"] for row in rows if row.result))
+
+
+def reached(study: Study) -> list[str]:
+    """A row for each arm and budget."""
+    if not any(row.result for row in study.rows):
+        return []
+    many = len(study.record["budgets"]) > 1
+    head = ["arm", *["at equal"] * many, "steps", "tokens", "seeds", "validation loss", "bits per byte", "top-1 %"]
+    names = study.record["arms"]
+    rows = [reached_row(study, name, budget, many) for budget in study.record["budgets"] for name in names]
+    return [
+        "### What they reached",
+        table([*head, "seconds", "tokens per second"], rows),
+        "Mean ± standard deviation over seeds; medians of seconds and of tokens per second.",
+    ]
+
+
+def reached_row(study: Study, name: str, budget: str, many: bool) -> list[str]:
+    done, arm = study.finished(name, budget).values(), study.record["arms"][name]
+    steps = arm["steps"][budget]
+    row = [plain(name), *[BUDGETS[budget]] * many, f"{steps:,}", f"{steps * arm['tokens_per_step']:,}"]
+    row.append(f"{len(done)} of {len(study.record['seeds'])}")
+    for key, scale, digits in (("val_loss", 1, 4), ("val_bpb", 1, 4), ("val_top1", 100, 2)):
+        row.append(mean_sd([scale * one.result[key] for one in done], digits))
+    for key in ("seconds", "tokens_per_second"):
+        row.append(f"{median(one.result[key] for one in done):,.0f}" if done else "-")
+    return row
+
+
+def mean_sd(values: list[float], digits: int) -> str:
+    if not values:
+        return "-"
+    mean, sd = spread(values)
+    return f"{mean:.{digits}f}" + (f" ± {sd:.{digits}f}" if len(values) > 1 else "")

@@ -1,0 +1,103 @@
+"""Curves over training, mean and range over seeds; and the learning curves."""
+
+import math
+from statistics import fmean
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from lm.ablation.report.answer import BUDGETS, metric_name
+from lm.ablation.report.plots import Look, drawing, legend, looks, panels, tokens_axis, window
+from lm.ablation.study import Study
+
+FILE = "metrics.csv"
+Points = dict[int, float]  # tokens -> value
+Curve = dict[int, tuple[float, float, float]]  # tokens -> mean, least and most over the seeds
+
+
+def curves_section(study: Study, pictures: dict[str, str]) -> list[str]:
+    found = mean_curves(study, FILE, column(study))
+    if not any(len(curve) > 1 for curve in found.values()):
+        return []
+    pictures["learning"] = learning(study, found)
+    budget = study.record["budgets"][0]
+    at = f" (runs at equal {BUDGETS[budget]})" if len(study.record["budgets"]) > 1 else ""
+    return [
+        "## Learning curves",
+        f"The {metric_name(study)}, during training{at}: mean over seeds, shaded from the least to the most of them. "
+        f"Below, each arm minus {study.record['baseline']}, paired by seed. An arm far from the others may lie "
+        "outside of a picture. Validation during training may cover a part of the text only.",
+        "![Learning curves of all arms](figures/learning.svg)",
+    ]
+
+
+def column(study: Study) -> str:
+    return f"val/{study.metric.removeprefix('val_')}"
+
+
+def mean_curves(study: Study, file: str, name: str) -> dict[str, Curve]:
+    """Of each arm, over its finished runs under the first budget."""
+    found = {arm: over_seeds(list(by_seed(study, arm, file, name).values())) for arm in study.record["arms"]}
+    return {arm: curve for arm, curve in found.items() if curve}
+
+
+def by_seed(study: Study, arm: str, file: str, name: str) -> dict[int, Points]:
+    """A column of each run's CSV file, without what is no number."""
+    found = {}
+    for seed, row in study.finished(arm, study.record["budgets"][0]).items():
+        lines = [line for line in study.lines(row, file) if line.get(name)]
+        points = {int(line["tokens"]): float(line[name]) for line in lines}
+        found[seed] = {tokens: value for tokens, value in points.items() if math.isfinite(value)}
+    return found
+
+
+def over_seeds(curves: list[Points]) -> Curve:
+    """Where all of them have a value."""
+    shared = sorted(set.intersection(*map(set, curves))) if curves else []
+    columns = {tokens: [curve[tokens] for curve in curves] for tokens in shared}
+    return {tokens: (fmean(values), min(values), max(values)) for tokens, values in columns.items()}
+
+
+def draw_curve(axes: Axes, curve: Curve, look: Look, name: str) -> None:
+    mean, least, most = zip(*curve.values(), strict=True)
+    axes.plot(list(curve), mean, color=look.color, linestyle=look.linestyle, label=name)
+    axes.fill_between(list(curve), least, most, color=look.color, alpha=0.15, lw=0)
+
+
+@drawing
+def learning(study: Study, curves: dict[str, Curve]) -> Figure:
+    baseline, style = study.record["baseline"], looks(list(study.record["arms"]))
+    gaps = differences(study)
+    figure, axes = panels(1 + bool(gaps), 2.6, 0.5, sharex=True)
+    for arm, curve in curves.items():
+        draw_curve(axes[0], curve, style[arm], arm)
+    axes[0].set(ylabel=study.unit, ylim=window(late(study, curves), late(study, curves, every=True)))
+    if gaps:
+        for arm, curve in gaps.items():
+            draw_curve(axes[1], curve, style[arm], arm)
+        axes[1].axhline(0, color="black", lw=1)
+        limits = window([0, *late(study, gaps)], late(study, gaps, every=True), study.record["matters"])
+        axes[1].set(ylabel=f"minus {baseline}", ylim=limits)
+    tokens_axis(axes[-1])
+    legend(figure, axes[0])
+    return figure
+
+
+def differences(study: Study) -> dict[str, Curve]:
+    """Each arm minus the baseline, where both have validated after as many tokens."""
+    theirs = by_seed(study, study.record["baseline"], FILE, column(study))
+    found = {}
+    for arm in study.record["arms"]:
+        ours = by_seed(study, arm, FILE, column(study)) if arm != study.record["baseline"] else {}
+        pairs = [(ours[seed], theirs[seed]) for seed in ours if seed in theirs]
+        curve = over_seeds([{x: one[x] - other[x] for x in one if x in other} for one, other in pairs])
+        if len(curve) > 1:
+            found[arm] = curve
+    return found
+
+
+def late(study: Study, curves: dict[str, Curve], every: bool = False) -> list[float]:
+    """Values after the first third, when curves have come down; of the arms asked about, or of every arm."""
+    main = {study.record["baseline"], *study.record["primary"]}
+    chosen = [curve for arm, curve in curves.items() if arm in main and not every] or list(curves.values())
+    return [value for curve in chosen for x, triple in curve.items() if 3 * x >= max(curve) for value in triple]

@@ -1,0 +1,149 @@
+"""How figures look, and how they become SVG. Without pyplot, which keeps global state and looks for a screen."""
+
+import functools
+import io
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, ParamSpec
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
+
+WIDTH = 5.6  # inches: on a telephone the letters are scaled to about 60 % of their size, which can just be read
+NAME = 24  # letters of an arm's name that fit
+STYLE: Any = {
+    "svg.hashsalt": "lm",  # names inside the file come from its content, not from chance
+    # Text stays text: it can be selected, searched and read aloud, and the file is a fifth of the size. Positions are
+    # planned for DejaVu Sans, which is wider than what browsers put in its place, so nothing overlaps elsewhere.
+    "svg.fonttype": "none",
+    "text.parse_math": False,
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],
+    "figure.constrained_layout.use": True,
+    "font.size": 10.5,
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.labelsize": 10.5,
+    "xtick.labelsize": 10,
+    "ytick.labelsize": 10,
+    "legend.fontsize": 10,
+    "legend.frameon": False,
+    "legend.handlelength": 2.4,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#666666",
+    "axes.grid": True,
+    "grid.color": "#e4e4e4",
+    "axes.axisbelow": True,
+    "lines.markersize": 5,
+}
+# Okabe and Ito's colours, told apart by every kind of colour vision, without their yellow, too pale for lines.
+COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F")
+DASHES = ("-", "--", "-.", ":")
+MARKERS = "osD^vP*X"
+
+P = ParamSpec("P")
+
+
+def drawing(draw: Callable[P, Figure]) -> Callable[P, str]:
+    """Make of a function that draws a figure one that returns it as SVG, its ids opening with the function's name."""
+
+    @functools.wraps(draw)
+    def drawn(*args: P.args, **kwargs: P.kwargs) -> str:
+        with matplotlib.rc_context(STYLE):
+            return svg(draw(*args, **kwargs), draw.__name__)
+
+    return drawn
+
+
+def svg(figure: Figure, prefix: str) -> str:
+    """An <svg> element that can stand in one page with others: no prolog, ids of its own, no address of anything."""
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    text = buffer.getvalue()
+    return re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{prefix}-", text[text.index("<svg") :])
+
+
+@dataclass(slots=True, frozen=True)
+class Look:
+    """Colour, dashes and marker of an arm: each alone tells it from its neighbours."""
+
+    color: str
+    linestyle: str
+    marker: str
+
+
+def looks(names: Sequence[str]) -> dict[str, Look]:
+    """The same in all figures of a report."""
+    n = len(COLOURS)
+    return {
+        name: Look(COLOURS[i % n], DASHES[(i + i // n) % len(DASHES)], MARKERS[i % len(MARKERS)])
+        for i, name in enumerate(names)
+    }
+
+
+def panels(rows: int, height: float, extra: float = 0.0, **options: Any) -> tuple[Figure, list[Axes]]:
+    """Axes below each other, each so many inches high, and room for a legend above them."""
+    figure = Figure(figsize=(WIDTH, rows * height + extra))
+    return figure, list(figure.subplots(rows, squeeze=False, **options)[:, 0])
+
+
+def legend(figure: Figure, axes: Axes) -> None:
+    """Above the panels: in one line if it fits, else in as many columns as do."""
+    handles, labels = axes.get_legend_handles_labels()
+    widths = [0.082 * len(label) + 0.6 for label in labels]  # inches, with the sample of a line
+    columns = len(labels) if sum(widths) < WIDTH else max(1, int(WIDTH / max(widths)))
+    figure.legend(handles, map(short, labels), loc="outside upper left", ncols=columns, columnspacing=1.2)
+
+
+def tokens_axis(axes: Axes) -> None:
+    """Training tokens as 200k and 1.5M."""
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.set(xlabel="training tokens")
+    axes.set_xlim(left=0)
+
+
+def log_axis(axis: Axis) -> None:
+    """A logarithmic axis with plain numbers."""
+    axis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(lambda value, _: f"{value:g}")
+
+
+def beyond(axes: Axes, x: float, values: Sequence[float], **options: Any) -> None:
+    """An arrow and the values for what lies above or below the picture."""
+    low, high = axes.get_ylim()
+    for arrow, far, y, side in (
+        ("↑", [value for value in values if value > high], 0.98, "top"),
+        ("↓", [value for value in values if value < low], 0.02, "bottom"),
+    ):
+        if far:
+            text = f"{arrow} {' to '.join(dict.fromkeys(f'{end:.2f}' for end in (min(far), max(far))))}"
+            axes.text(x, y, text, transform=axes.get_xaxis_transform(), ha="center", va=side, **options)
+
+
+def short(name: str, most: int = NAME) -> str:
+    """
+    >>> short("a_name_too_long_for_its_place", 12)
+    'a_name…place'
+    """
+    return name if len(name) <= most else f"{name[: most // 2]}…{name[len(name) - most + most // 2 + 1 :]}"
+
+
+def window(core: Iterable[float], others: Iterable[float] = (), least: float = 0.0) -> tuple[float, float]:
+    """The range of an axis: all of `core`, and of `others` what lies near, so that one arm far off crushes no other.
+
+    >>> window([0.0, 1.0], [1.5, 40.0])
+    (-0.09, 1.59)
+    """
+    values = list(core)
+    low, high = min(values), max(values)
+    reach = 2 * max(high - low, least) or abs(high) or 1.0
+    values += [value for value in others if low - reach <= value <= high + reach]
+    margin = 0.06 * max(max(values) - min(values), least) or 0.06 * reach
+    return round(min(values) - margin, 12), round(max(values) + margin, 12)

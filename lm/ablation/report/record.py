@@ -1,0 +1,121 @@
+"""The files for programs: results.csv, a row for each run, and report.json, what the report says in numbers."""
+
+import csv
+import io
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from lm.ablation.statistics import interval, sentence
+from lm.ablation.study import Contrast, Row, Study, spread
+
+SCORES = ("val_loss", "val_bpb", "val_top1", "n_params", "flops_per_token", "steps", "tokens", "seconds")
+HASHES = ("config_hash", "data_hash", "tokenizer_hash")
+PLACE = ("threads", "device", "precision", "python")
+WHO = ("arm", "seed", "budgets", "purpose", "status", "error")
+COLUMNS = (*WHO, *SCORES, "tokens_per_second", *HASHES, "source_hash", *PLACE, "torch", "resumed_from", "run_dir")
+RECORDED = ("command", "machine", "threads", "workers", "python", "versions", "seeds", "metric", "matters", "baseline")
+
+
+def results_csv(study: Study) -> str:
+    """Every run, reported or trial, finished or not; what it does not have is empty."""
+    tuned = tuned_values(study)
+    knobs = list(dict.fromkeys(knob for values in tuned.values() for knob in values))
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, [*COLUMNS, *knobs], restval="", lineterminator="\n")
+    writer.writeheader()
+    for rows, purpose in ((study.rows, "reported"), (study.trials, "trial")):
+        writer.writerows(line(study, row, purpose) | tuned[row.run_dir] for row in rows)
+    return buffer.getvalue()
+
+
+def line(study: Study, row: Row, purpose: str) -> dict[str, Any]:
+    result, arm = row.result, study.record["arms"].get(row.arm)
+    found = {"arm": row.arm, "seed": row.seed, "budgets": " ".join(row.budgets), "purpose": purpose}
+    found |= {"status": row.status, "error": row.error, "run_dir": row.run_dir}
+    found |= {"source_hash": arm["identity"]["source_hash"]} if arm else {}
+    if result:
+        found |= {key: result.get(key) for key in (*SCORES, "tokens_per_second", *HASHES, *PLACE)}
+        found |= {"torch": result["versions"]["torch"], "resumed_from": " ".join(map(str, result["resumed_from"]))}
+    return found
+
+
+def tuned_values(study: Study) -> dict[str, dict[str, float]]:
+    """The values that tuning has set, by run directory."""
+    found = {row.run_dir: study.record["arms"][row.arm]["tuned"] for row in study.rows}
+    for search in study.record.get("searches", {}).values():
+        found |= {run_dir: trial["values"] for trial in search["trials"] for run_dir in trial["run_dirs"]}
+    return found
+
+
+def report_json(study: Study, contrasts: Sequence[Contrast], verdict: list[str]) -> str:
+    record = study.record
+    found = {
+        "question": record["question"],
+        "verdict": verdict,
+        "contrasts": [contrast(study, one) for one in contrasts],
+        "arms": [arm_mean(study, name, budget) for budget in record["budgets"] for name in record["arms"]],
+        "cost": {name: cost(study, name) for name in record["arms"]},
+        "cells": study.counts() | {"reasons": [reason(row) for row in study.rows if row.error]},
+        "tuning": record.get("searches", {}) if record["tune"]["trials"] else {},
+        "hashes": {name: arm["identity"] for name, arm in record["arms"].items()},
+    }
+    found |= {key: record[key] for key in RECORDED}
+    return json.dumps(without_nan(found), indent=1, allow_nan=False) + "\n"
+
+
+def contrast(study: Study, one: Contrast) -> dict[str, Any]:
+    found = one.comparison
+    return {
+        "arm": one.arm,
+        "baseline": one.baseline,
+        "budget": one.budget,
+        "primary": one.primary,
+        "n_seeds": found.n,
+        "seeds": one.seeds,
+        "lost_seeds": one.lost,
+        "differences": one.differences,
+        "mean_difference": found.mean,
+        "sd": found.sd,
+        "ci_low": found.ci_low,
+        "ci_high": found.ci_high,
+        "p": found.p_different,
+        "p_adjusted": found.p_different_adjusted,
+        "p_equivalent": found.p_equivalent,
+        "p_equivalent_adjusted": found.p_equivalent_adjusted,
+        "minimum_detectable": found.minimum_detectable,
+        "wins": found.wins,
+        "verdict": found.verdict,
+        "seeds_needed": found.seeds_needed,
+        "sentence": sentence(one.arm, one.baseline, found, study.unit, study.record["matters"]),
+    }
+
+
+def arm_mean(study: Study, name: str, budget: str) -> dict[str, Any]:
+    values = list(study.scores(name, budget).values())
+    mean, sd = spread(values) if values else (None, None)
+    low, high = interval(values) or (None, None)
+    return {"arm": name, "budget": budget, "n": len(values), "mean": mean, "sd": sd, "ci_low": low, "ci_high": high}
+
+
+def cost(study: Study, name: str) -> dict[str, float]:
+    """Seconds of computing, in finished runs."""
+    kinds = {"reported": study.rows, "trials": study.trials}
+    spent = {
+        kind: [row.result["seconds"] for row in rows if row.arm == name and row.result] for kind, rows in kinds.items()
+    }
+    return {kind: sum(seconds) for kind, seconds in spent.items()}
+
+
+def reason(row: Row) -> dict[str, Any]:
+    return {"arm": row.arm, "seed": row.seed, "status": row.status, "error": row.error, "run_dir": row.run_dir}
+
+
+def without_nan(value: Any) -> Any:
+    """JSON has no word for what is no number."""
+    if isinstance(value, dict):
+        return {key: without_nan(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [without_nan(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

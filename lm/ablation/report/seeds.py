@@ -1,0 +1,52 @@
+"""Every run as a dot: a line for each seed across the arms."""
+
+import math
+
+from matplotlib.figure import Figure
+
+from lm.ablation.report.answer import BUDGETS, metric_name
+from lm.ablation.report.plots import MARKERS, beyond, drawing, legend, panels, short, window
+from lm.ablation.study import Study
+
+
+def seeds_section(study: Study, pictures: dict[str, str]) -> list[str]:
+    if not any(row.result for row in study.rows):
+        return []
+    pictures["seeds"] = seeds(study)
+    return [
+        "## Seed by seed",
+        f"Final {metric_name(study)}, of every run. Lines that run in parallel agree about the arms, wherever they "
+        "start. An arrow and numbers stand for runs outside of the picture.",
+        "![A line for each seed across the arms](figures/seeds.svg)",
+    ]
+
+
+@drawing
+def seeds(study: Study) -> Figure:
+    """Arms in the order of the question; a panel for each budget."""
+    arms, budgets, numbers = list(study.record["arms"]), study.record["budgets"], study.record["seeds"]
+    scores = {(arm, budget): study.scores(arm, budget) for arm in arms for budget in budgets}
+    everything = [value for one in scores.values() for value in one.values()]
+    main = {study.record["baseline"], *(study.record["primary"] or arms)}
+    core = [value for (arm, _), one in scores.items() if arm in main for value in one.values()]
+    limits = window(core or everything, everything, study.record["matters"])
+    crowded = sum(map(len, arms)) > 45
+    figure, axes = panels(len(budgets), 2.4, 0.5 + 0.5 * crowded, sharex=True)
+    for one, budget in zip(axes, budgets, strict=True):
+        one.set(ylabel=study.unit, ylim=limits, xlim=(-0.5, len(arms) - 0.5))
+        for i, seed in enumerate(numbers):
+            values = [scores[arm, budget].get(seed, math.nan) for arm in arms]
+            shown = [value if limits[0] <= value <= limits[1] else math.nan for value in values]
+            color = f"{0.65 * i / max(1, len(numbers) - 1):.2f}"  # from black to grey
+            one.plot(range(len(arms)), shown, marker=MARKERS[i % len(MARKERS)], color=color, lw=1, label=f"seed {seed}")
+        for x, arm in enumerate(arms):
+            beyond(one, x, list(scores[arm, budget].values()))
+        if len(budgets) > 1:
+            one.set_title(f"At equal {BUDGETS[budget]}")
+        one.set_xticks(range(len(arms)), map(short, arms))
+        one.tick_params(axis="x", rotation=35 * crowded)
+        for text in one.get_xticklabels() if crowded else ():
+            text.set(ha="right", rotation_mode="anchor")
+        one.grid(visible=False, axis="x")
+    legend(figure, axes[0])
+    return figure

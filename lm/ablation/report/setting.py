@@ -1,0 +1,79 @@
+"""The contrasts over the value of one setting, for a question that asks when, how much or how many."""
+
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
+
+from lm.ablation.report.answer import BUDGETS
+from lm.ablation.report.page import code, plain
+from lm.ablation.report.plots import drawing, panels
+from lm.ablation.study import Contrast, Study
+
+Series = dict[str, list[tuple[float, Contrast]]]  # what is compared with -> contrasts by their arm's value
+
+
+def setting_section(study: Study, contrasts: Sequence[Contrast], pictures: dict[str, str]) -> list[str]:
+    key = study.record["curve"]
+    if key is None or not any(series(study, contrasts, budget) for budget in study.record["budgets"]):
+        return []
+    pictures["setting"] = setting(study, contrasts)
+    return [
+        f"## Over {plain(key)}",
+        f"The contrasts over {code(key)} of their arm: mean and 95 % interval; "
+        f"{'below' if study.lower_is_better else 'above'} zero is better. Hollow: the arm compared with. "
+        f"Shaded: differences smaller than the {study.record['matters']:g} that matters.",
+        f"![Contrasts over {plain(key)}](figures/setting.svg)",
+    ]
+
+
+def series(study: Study, contrasts: Sequence[Contrast], budget: str) -> Series:
+    """A series for each arm that others are compared with; contrasts of arms with one value are a series of theirs."""
+    key, found = study.record["curve"], dict[str, list[tuple[float, Contrast]]]()
+    for one in contrasts:
+        value, other = (study.record["arms"][arm]["settings"].get(key) for arm in (one.arm, one.baseline))
+        if one.budget == budget and one.seeds and isinstance(value, int | float):
+            name = f"minus the arm of the same {key}" if value == other else f"minus {one.baseline}"
+            found.setdefault(name, []).append((float(value), one))
+    return {name: sorted(points, key=lambda point: point[0]) for name, points in found.items()}
+
+
+@drawing
+def setting(study: Study, contrasts: Sequence[Contrast]) -> Figure:
+    """A panel for each series under each budget: what is compared with an equal may differ far less than the rest."""
+    many = len(study.record["budgets"]) > 1
+    drawn = [
+        (f"{name}, at equal {BUDGETS[budget]}" if many else name, points)
+        for budget in study.record["budgets"]
+        for name, points in series(study, contrasts, budget).items()
+    ]
+    values = sorted({value for _, points in drawn for value, _ in points})
+    figure, axes = panels(len(drawn), 2.2, 0.2, sharex=True)
+    for one, (title, points) in zip(axes, drawn, strict=True):
+        one.set(ylabel=study.unit, title=title)
+        draw_series(one, study, points)
+        if 0 < 8 * values[0] < values[-1]:
+            one.set_xscale("log")
+            one.xaxis.set_minor_locator(NullLocator())
+            one.set_xticks(values, [f"{value:g}" for value in values])
+    axes[-1].set_xlabel(study.record["curve"])
+    return figure
+
+
+def draw_series(axes: Axes, study: Study, points: list[tuple[float, Contrast]]) -> None:
+    matters, key, color = study.record["matters"], study.record["curve"], "#0072B2"
+    axes.axhspan(-matters, matters, color="#ececec", lw=0)
+    axes.axhline(0, color="black", lw=1)
+    known = [(value, one.comparison) for value, one in points]
+    owns = [
+        study.record["arms"][other]["settings"].get(key) for other in dict.fromkeys(one.baseline for _, one in points)
+    ]
+    zeros = [(own, 0.0) for own in owns if isinstance(own, int | float) and own not in dict(known)]
+    means = [(value, one.mean) for value, one in known if one.mean is not None]
+    axes.plot(*zip(*sorted(means + zeros), strict=True), "o-", color=color)
+    for own, zero in zeros:
+        axes.plot([own], [zero], "o", color=color, mfc="white")
+    for value, one in known:
+        if one.ci_low is not None and one.ci_high is not None:
+            axes.vlines(value, one.ci_low, one.ci_high, color=color)

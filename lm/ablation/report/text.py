@@ -1,0 +1,64 @@
+"""What the models write: the same prompts, each arm's greedy continuation, and where it leaves its baseline's."""
+
+import re
+from itertools import takewhile
+
+from lm.ablation.report.page import HERE, fence, plain
+from lm.ablation.study import Row, Study
+
+Samples = dict[str, dict[str, str]]  # arm -> prompt -> continuation
+
+
+def text_section(study: Study) -> list[str]:
+    rows = first_finished(study)
+    samples = {arm: {one["prompt"]: one["continuation"] for one in row.result["samples"]} for arm, row in rows.items()}
+    prompts = list(dict.fromkeys(prompt for one in samples.values() for prompt in one))
+    if not prompts:
+        return []
+    seed = next(iter(rows.values())).seed
+    parts = [
+        "## What they write",
+        f"Greedy continuations at the end of training, seed {seed}. {HERE} marks where an arm leaves the text of the "
+        "arm it is compared with; ⏎ 9 stands for nine line breaks. This shows what the models are like; it decides "
+        "nothing.",
+    ]
+    for i, prompt in enumerate(prompts, 1):
+        parts += [f"### Prompt {i}", fence(few_lines(prompt))]
+        for arm in samples:
+            if prompt in samples[arm]:
+                parts += continuation(study, samples, arm, prompt)
+    return parts
+
+
+def first_finished(study: Study) -> dict[str, Row]:
+    """The runs of the first seed that all arms have finished."""
+    finished = {arm: study.finished(arm, study.record["budgets"][0]) for arm in study.record["arms"]}
+    for seed in study.record["seeds"]:
+        if all(seed in runs for runs in finished.values()):
+            return {arm: runs[seed] for arm, runs in finished.items()}
+    return {}
+
+
+def continuation(study: Study, samples: Samples, arm: str, prompt: str) -> list[str]:
+    ours, other = samples[arm][prompt], study.record["contrasts"].get(arm)
+    theirs = samples[other].get(prompt) if other else None
+    if other is None or theirs is None:
+        return [f"**{plain(arm)}**:", fence(few_lines(ours))]
+    if ours == theirs:
+        return [f"**{plain(arm)}**: the same as {plain(other)}."]
+    n = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(ours, theirs, strict=False))))
+    said = (
+        f"the same as {plain(other)} for {n} character{'s' * (n > 1)}, then:"
+        if n
+        else "another from its first character:"
+    )
+    return [f"**{plain(arm)}**: {said}", fence(few_lines(ours[:n] + HERE + ours[n:]))]
+
+
+def few_lines(text: str) -> str:
+    """Models that have learnt little write empty lines by the dozen.
+
+    >>> few_lines("a" + 40 * "\\n")
+    'a\\n⏎ 40\\n'
+    """
+    return re.sub(r"\n{5,}", lambda run: f"\n⏎ {len(run[0])}\n", text)

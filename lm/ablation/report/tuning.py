@@ -1,0 +1,96 @@
+"""The search of each arm's own best settings: what was tried, what was best, and whether it was wide enough."""
+
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from lm.ablation.report.answer import metric_name
+from lm.ablation.report.page import plain, table
+from lm.ablation.report.plots import Look, drawing, legend, log_axis, looks, panels, window
+from lm.ablation.study import Study
+
+Searches = dict[str, Any]  # arm -> its search, as ablation.json has it
+
+
+def tuning_section(study: Study, pictures: dict[str, str]) -> list[str]:
+    known: Searches = study.record.get("searches", {}) if study.record["tune"]["trials"] else {}
+    searches = {arm: known[arm] for arm in study.record["arms"] if arm in known and known[arm]["knobs"]}
+    if not searches:
+        return []
+    pictures["tuning"] = tuning(study, searches)
+    seeds = study.record["tune"]["seeds"]
+    return [
+        "## Tuning",
+        f"The {metric_name(study)}, of every trial, over each setting that was tuned; seed{'s' * (len(seeds) > 1)} "
+        f"{', '.join(map(str, seeds))}. Trials that differ in another setting share a value here: the lines join the "
+        "best at each value. A ring marks the best trial of an arm, a cross at the edge one without result (diverged), "
+        "a hollow triangle at the edge one that is worse than the picture reaches.",
+        "![Every trial over each tuned setting](figures/tuning.svg)",
+        tuning_table(study, searches),
+    ]
+
+
+def tuning_table(study: Study, searches: Searches) -> str:
+    rows = []
+    for arm, search in searches.items():
+        trials, best = search["trials"], best_trial(study, search)
+        failed = str(len(trials) - len(known_losses(study, search)))
+        for knob in search["knobs"]:
+            values = [trial["values"][knob] for trial in trials]
+            where = "inside" if search["inside"][knob] else "**at the edge**"
+            found = f"{best['values'][knob]:g}" if best else "-"
+            tried = f"{min(values):g} to {max(values):g}"
+            rows.append([plain(arm), plain(knob), found, where, tried, f"{values[0]:g}", str(len(trials)), failed])
+    return table(["arm", "setting", "best", "lies", "tried", "start", "trials", "without result"], rows)
+
+
+def known_losses(study: Study, search: dict[str, Any]) -> list[float]:
+    return [trial[study.metric] for trial in search["trials"] if trial[study.metric] is not None]
+
+
+def best_trial(study: Study, search: dict[str, Any]) -> dict[str, Any] | None:
+    known = [trial for trial in search["trials"] if trial[study.metric] is not None]
+    sign = 1 if study.lower_is_better else -1
+    return min(known, key=lambda trial: sign * float(trial[study.metric]), default=None)
+
+
+@drawing
+def tuning(study: Study, searches: Searches) -> Figure:
+    """A panel for each setting. The picture reaches as far up as is of use for seeing where the best lies."""
+    knobs = list(dict.fromkeys(knob for search in searches.values() for knob in search["knobs"]))
+    main = {study.record["baseline"], *study.record["primary"]} & searches.keys() or searches.keys()
+    losses = {arm: known_losses(study, search) for arm, search in searches.items()}
+    asked = sorted((loss for arm in main for loss in losses[arm]), reverse=not study.lower_is_better)
+    everything = [loss for one in losses.values() for loss in one] or [0.0]
+    limits = window(asked[: -(-3 * len(asked) // 4)] or everything, everything, 5 * study.record["matters"])
+    figure, axes = panels(len(knobs), 2.3, 0.6)
+    style = looks(list(study.record["arms"]))
+    for one, knob in zip(axes, knobs, strict=True):
+        one.set(title=knob, ylabel=study.unit, ylim=limits, xscale="log")
+        log_axis(one.xaxis)
+        for arm, search in searches.items():
+            if knob in search["knobs"]:
+                draw_search(one, study, search, knob, style[arm], arm)
+    legend(figure, max(axes, key=lambda one: len(one.get_legend_handles_labels()[1])))
+    return figure
+
+
+def draw_search(axes: Axes, study: Study, search: dict[str, Any], knob: str, look: Look, arm: str) -> None:
+    (low, high), color = axes.get_ylim(), look.color
+    edge, triangle, better = (high, "^", min) if study.lower_is_better else (low, "v", max)
+    envelope: dict[float, float] = {}
+    for trial in sorted(search["trials"], key=lambda trial: float(trial["values"][knob])):
+        value, loss = trial["values"][knob], trial[study.metric]
+        if loss is None:
+            axes.plot(value, edge, "x", color=color, ms=7, mew=2, clip_on=False)
+            continue
+        envelope[value] = better(loss, envelope.get(value, loss))
+        if low <= loss <= high:
+            axes.plot(value, loss, look.marker, color=color, ms=4)
+        else:
+            axes.plot(value, edge, triangle, color=color, mfc="white", clip_on=False)
+    axes.plot(list(envelope), list(envelope.values()), color=color, linestyle=look.linestyle)
+    axes.plot([], [], color=color, linestyle=look.linestyle, marker=look.marker, label=arm)
+    if (best := best_trial(study, search)) and low <= best[study.metric] <= high:
+        axes.plot(best["values"][knob], best[study.metric], "o", ms=12, mfc="none", color=color, mew=1.5)

@@ -1,0 +1,77 @@
+"""What a reader must know before believing the answer: a few bold words to stop at, and what they mean."""
+
+from collections.abc import Iterator, Sequence
+from statistics import median
+
+from lm.ablation.report.answer import BUDGETS, primary
+from lm.ablation.report.page import plain
+from lm.ablation.study import Contrast, Study
+
+SAME_TIME = 0.15  # runs at equal time whose measured times differ by more did not have equal time
+PLACE = ("device", "threads", "precision", "python")
+
+
+def warnings_list(study: Study, contrasts: Sequence[Contrast]) -> list[str]:
+    asked = primary(contrasts)
+    found = [*progress(study), *losses(study), *edges(study), *small(study, asked), *unequal(study, asked)]
+    return ["\n".join(f"- **{plain(head)}** {plain(meaning)}" for head, meaning in found)]
+
+
+def progress(study: Study) -> Iterator[tuple[str, str]]:
+    counts = study.counts()
+    if counts["missing"]:
+        yield f"{counts['done']} of {len(study.rows)} runs are done: provisional.", "Verdicts can still change."
+    if len(study.record["seeds"]) == 1:
+        yield "One seed decides nothing:", "there is no interval without a second one."
+    if study.record["tune"]["trials"] and not study.record["tuning_done"]:
+        yield "Tuning is not finished.", "The runs that are missing wait for it."
+
+
+def losses(study: Study) -> Iterator[tuple[str, str]]:
+    for kind, meaning in (
+        ("diverged", "Its seed is left out of the contrasts: they flatter an arm that does not always come to an end."),
+        ("failed", "Its seed is left out of the contrasts until the same command has run it again."),
+    ):
+        rows = [row for row in study.rows if row.status == kind]
+        arms = ", ".join(dict.fromkeys(row.arm for row in rows))
+        if rows:
+            yield f"{len(rows)} run{'s' * (len(rows) > 1)} {kind} ({arms}).", meaning
+
+
+def edges(study: Study) -> Iterator[tuple[str, str]]:
+    searches = study.record.get("searches", {}) if study.record["tune"]["trials"] else {}
+    outer = {arm: [knob for knob, inside in one["inside"].items() if not inside] for arm, one in searches.items()}
+    if named := "; ".join(f"{arm} ({', '.join(knobs)})" for arm, knobs in outer.items() if knobs):
+        yield f"The best value lies at the edge of what was tried: {named}.", "There may be better ones beyond."
+
+
+def small(study: Study, asked: Sequence[Contrast]) -> Iterator[tuple[str, str]]:
+    """A difference that is there need not be one that matters."""
+    matters = study.record["matters"]
+    for one in asked:
+        low, high = one.comparison.ci_low, one.comparison.ci_high
+        if one.comparison.verdict not in ("better", "worse") or low is None or high is None:
+            continue
+        if min(abs(low), abs(high)) < matters:
+            names = f"{one.arm} and {one.baseline}"
+            yield "Perhaps too small to matter:", f"{names} may differ by less than {matters:g}{at(study, one)}."
+
+
+def unequal(study: Study, asked: Sequence[Contrast]) -> Iterator[tuple[str, str]]:
+    tokenizers = {arm["identity"]["tokenizer_hash"] for arm in study.record["arms"].values()}
+    if len(tokenizers) > 1 and study.metric != "val_bpb":
+        yield "Tokenizers differ between arms:", "of the scores, only bits per byte can be compared."
+    for one in asked:
+        if one.budget == "time" and one.seeds:
+            ours, theirs = (study.scores(arm, "time", "seconds").values() for arm in (one.arm, one.baseline))
+            ratio = median(ours) / median(theirs)
+            if abs(ratio - 1) > SAME_TIME:
+                yield "Equal time was missed:", f"{one.arm} took {ratio:.2f} times as long as {one.baseline}."
+    done = [row.result for row in study.rows if row.result]
+    places = {(*(str(one[key]) for key in PLACE), one["versions"]["torch"]) for one in done}
+    if len(places) > 1:
+        yield "Runs differ in device, threads, precision or versions:", "results.csv says which."
+
+
+def at(study: Study, one: Contrast) -> str:
+    return f" at equal {BUDGETS[one.budget]}" if len(study.record["budgets"]) > 1 else ""

@@ -1,0 +1,137 @@
+"""What an ablation's folder says: its runs, its contrasts, its failures. A pure reading: also while runs go on."""
+
+import csv
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from lm.ablation.config import METRICS
+from lm.ablation.statistics import Comparison, judge
+from lm.ablation.workers import Place
+from lm.config import BadInput
+
+
+@dataclass(slots=True)
+class Row:
+    """One run of the ablation."""
+
+    arm: str
+    seed: int  # of the pair; an arm with seeds of its own adds to it
+    budgets: list[str]  # that it serves; none for a trial
+    run_dir: str  # relative to the ablation's folder
+    steps: int  # to be made
+    status: str  # done, failed, diverged, or missing: not run yet, or at it
+    error: str
+    result: dict[str, Any]  # result.json, or empty
+
+
+@dataclass(slots=True)
+class Contrast:
+    arm: str
+    baseline: str
+    budget: str
+    primary: bool
+    seeds: list[int]  # that both arms have finished
+    differences: list[float]  # arm minus baseline, in the order of the seeds
+    lost: list[int]  # seeds that lack one of the two
+    comparison: Comparison
+
+
+@dataclass(slots=True)
+class Study:
+    path: Path
+    record: dict[str, Any]  # ablation.json
+    rows: list[Row]  # reported
+    trials: list[Row]
+
+    @property
+    def metric(self) -> str:
+        return str(self.record["metric"])
+
+    @property
+    def lower_is_better(self) -> bool:
+        return METRICS[self.metric][0]
+
+    @property
+    def unit(self) -> str:
+        return METRICS[self.metric][1]
+
+    def finished(self, arm: str, budget: str) -> dict[int, Row]:
+        """The finished runs of an arm under a budget, by seed."""
+        chosen = (row for row in self.rows if row.arm == arm and budget in row.budgets and row.result)
+        return {row.seed: row for row in chosen}
+
+    def scores(self, arm: str, budget: str, key: str | None = None) -> dict[int, float]:
+        return {seed: float(row.result[key or self.metric]) for seed, row in self.finished(arm, budget).items()}
+
+    def contrasts(self) -> list[Contrast]:
+        """Every arm against its baseline under every budget. The primary ones and the others are corrected apart."""
+        drafts = []
+        for budget in self.record["budgets"]:
+            for arm, other in self.record["contrasts"].items():
+                ours, theirs = self.scores(arm, budget), self.scores(other, budget)
+                seeds = [seed for seed in self.record["seeds"] if seed in ours and seed in theirs]
+                lost = [seed for seed in self.record["seeds"] if seed not in seeds]
+                differences = [ours[seed] - theirs[seed] for seed in seeds]
+                drafts.append((arm, other, budget, arm in self.record["primary"], seeds, differences, lost))
+        found: dict[str, Comparison] = {}
+        for primary in (True, False):
+            family = {f"{one[0]} {one[2]}": one[5] for one in drafts if one[3] is primary}
+            found |= judge(family, self.record["matters"], self.lower_is_better)
+        return [Contrast(*draft, found[f"{draft[0]} {draft[2]}"]) for draft in drafts]
+
+    def curve(self, row: Row, column: str) -> list[tuple[int, float]]:
+        """(tokens, value) of a column of metrics.csv, where the run has logged it."""
+        return [(int(line["tokens"]), float(line[column])) for line in self.lines(row, "metrics.csv") if line[column]]
+
+    def lines(self, row: Row, name: str) -> list[dict[str, str]]:
+        """The whole rows of a CSV file of a run; none if it has no such file."""
+        try:
+            with open(self.path / row.run_dir / name, newline="") as file:
+                return [line for line in csv.DictReader(file) if None not in line.values()]
+        except OSError:
+            return []
+
+    def counts(self) -> dict[str, int]:
+        return {
+            kind: sum(row.status == kind for row in self.rows) for kind in ("done", "failed", "diverged", "missing")
+        }
+
+
+def read_study(path: Path) -> Study:
+    """Raises BadInput if the folder holds no ablation."""
+    try:
+        record = json.loads((path / "ablation.json").read_text())
+    except (OSError, ValueError) as error:
+        raise BadInput(f"output_dir={path}: holds no ablation.json ({error}); expected what ablate.py wrote") from error
+    rows: dict[str, Row] = {}
+    for cell in record["cells"]:
+        if cell["run_dir"] in rows:
+            rows[cell["run_dir"]].budgets.append(cell["budget"])
+        else:
+            rows[cell["run_dir"]] = read_row(
+                path, cell["arm"], cell["seed"], [cell["budget"]], cell["run_dir"], cell["steps"]
+            )
+    trials = [
+        read_row(path, arm, seed, [], run_dir, 0)
+        for arm, search in record.get("searches", {}).items()
+        for trial in search["trials"]
+        for seed, run_dir in zip(search["seeds"], trial["run_dirs"], strict=True)
+    ]
+    return Study(path, record, list(rows.values()), trials)
+
+
+def read_row(path: Path, arm: str, seed: int, budgets: list[str], run_dir: str, steps: int) -> Row:
+    status = Place(path / run_dir).status()
+    result: dict[str, Any] = {}
+    if status["status"] == "done":
+        result = json.loads((path / run_dir / "result.json").read_text())
+    return Row(arm, seed, budgets, run_dir, steps, status["status"], status.get("error", ""), result)
+
+
+def spread(values: list[float]) -> tuple[float, float]:
+    """Mean and standard deviation; the latter nan for one value."""
+    return fmean(values), stdev(values) if len(values) > 1 else math.nan

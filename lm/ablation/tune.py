@@ -1,0 +1,54 @@
+"""The search of an arm's own best settings: a pure function from the trials made to the trials to make next.
+
+A pattern search on a logarithmic grid (Hooke and Jeeves, 1961). It starts from the settings that the arm's config
+brings and looks to both sides of the best point along one setting after another, a whole factor away, then half.
+Points are integer offsets, in half factors, so they are exact keys.
+"""
+
+from collections.abc import Iterator
+
+Point = tuple[int, ...]
+Trials = dict[Point, float]  # point -> loss; infinity where training diverged
+
+
+def propose(done: Trials, n_knobs: int, budget: int) -> list[Point]:
+    """The next points to try, none if the budget is spent. They are independent: run them side by side."""
+    if not done:
+        return [(0,) * n_knobs][:budget]
+    room = budget - len(done)
+    for group in wishes(done, best(done)):
+        if missing := [point for point in group if point not in done]:
+            return missing[:room]
+    return []
+
+
+def wishes(done: Trials, centre: Point) -> Iterator[list[Point]]:
+    """What is worth knowing about the surroundings of the best point, the most important first."""
+    knobs = range(len(centre))
+    for knob in knobs:  # a setting whose best value lies at the edge of what was tried
+        values = [point[knob] for point in done]
+        yield [shift(centre, knob, by) for by, edge in ((-2, min(values)), (2, max(values))) if centre[knob] == edge]
+    for reach in (2, 1):
+        for knob in knobs:
+            yield [shift(centre, knob, -reach), shift(centre, knob, reach)]
+
+
+def shift(point: Point, knob: int, by: int) -> Point:
+    return (*point[:knob], point[knob] + by, *point[knob + 1 :])
+
+
+def best(done: Trials) -> Point:
+    """The point of the lowest loss; of equals, the one nearest to where the search began."""
+    return min(done, key=lambda point: (done[point], sum(map(abs, point)), point))
+
+
+def inside(done: Trials) -> list[bool]:
+    """For each setting, whether values on both sides of the best one were tried."""
+    centre = best(done)
+    columns = zip(*done, strict=True)
+    return [min(values) < at < max(values) for values, at in zip(columns, centre, strict=True)]
+
+
+def values(point: Point, start: list[float], factor: float) -> list[float]:
+    """The settings at a point, rounded to four digits."""
+    return [float(f"{value * factor ** (offset / 2):.4g}") for value, offset in zip(start, point, strict=True)]

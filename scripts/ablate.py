@@ -1,0 +1,26 @@
+"""Answer a question: python scripts/ablate.py ablation=NAME [output_dir=DIR] [plan_only=true] [any train override]
+
+Plans, tunes every arm, runs each arm at each seed, and writes a report. The same command again does what is missing.
+"""
+
+import shlex
+import sys
+
+from lm.ablation.config import AblateConfig
+from lm.cli import compose, launch
+from lm.config import RunConfig
+
+COMMAND = shlex.join(["python", "scripts/ablate.py", *sys.argv[1:]])  # as typed: launch takes words away
+
+
+def main(config: AblateConfig) -> int:
+    from lm.ablation.run import ablate
+    from lm.ablation.summary import plan_table, result_table
+
+    laboratory = ablate(config, lambda words: compose("train", words, RunConfig), COMMAND)
+    print(plan_table(laboratory) if config.plan_only else result_table(laboratory.path))
+    return int(laboratory.n_failed() > 0)
+
+
+if __name__ == "__main__":
+    launch(main, AblateConfig, "ablate", rest="overrides")

@@ -1,0 +1,19 @@
+"""Write the report of an ablation, also while it is running: python scripts/report.py output_dir=DIR"""
+
+from pathlib import Path
+
+from lm.ablation.config import ReportConfig
+from lm.cli import launch
+
+
+def main(config: ReportConfig) -> None:
+    from lm.ablation.report import write_report
+    from lm.ablation.summary import result_table
+
+    path = Path(config.output_dir).expanduser()
+    write_report(path)
+    print(result_table(path))
+
+
+if __name__ == "__main__":
+    launch(main, ReportConfig, "report")

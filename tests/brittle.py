@@ -1,0 +1,12 @@
+"""A linear layer that breaks when a worker of an ablation uses it."""
+
+import multiprocessing
+
+import torch
+
+
+class Brittle(torch.nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if multiprocessing.parent_process() is not None:
+            raise RuntimeError("a crack | in the glass")
+        return super().forward(x)

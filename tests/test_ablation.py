@@ -1,0 +1,287 @@
+"""An ablation at work, with real processes: isolated, resumable, fair, and finished whatever happens to a cell."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT, Script
+from hydra import initialize_config_dir
+from test_plan import SMALL, question
+
+from lm.ablation import plan
+from lm.ablation.config import AblateConfig, TuneConfig
+from lm.ablation.run import Laboratory, ablate
+from lm.ablation.study import Study, read_study
+from lm.ablation.workers import Place
+from lm.cli import compose
+from lm.config import BadInput, RunConfig
+from lm.errors import CONFIGS
+from lm.train import train
+
+Ablate = Callable[..., Laboratory]
+
+
+@pytest.fixture
+def words(corpus: Path, tmp_path: Path) -> list[str]:
+    cache = f"data.cache_dir={tmp_path / 'cache'}"
+    return [*SMALL, f"data.path={corpus}", cache, "checkpoint.every=5", "validation.every=10", "validation.batches=2"]
+
+
+@pytest.fixture
+def lab(words: list[str], tmp_path: Path) -> Ablate:
+    def at_work(*more: str, folder: str = "out", plan_only: bool = False, **changes: Any) -> Laboratory:
+        ablation = question(**changes)
+        ablation = replace(ablation, overrides=[*words, *ablation.overrides])
+        config = AblateConfig(
+            ablation=ablation,
+            output_dir=str(tmp_path / folder),
+            plan_only=plan_only,
+            workers=2,
+            overrides=list(more),
+        )
+        with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+            return ablate(config, lambda said: compose("train", said, RunConfig), "the command")
+
+    return at_work
+
+
+def stamps(path: Path) -> dict[str, int]:
+    return {one.parent.name: one.stat().st_mtime_ns for one in path.glob("cells/*/result.json")}
+
+
+def status(study: Study) -> dict[tuple[str, int], str]:
+    return {(row.arm, row.seed): row.status for row in study.rows}
+
+
+def test_what_is_missing_is_done_and_nothing_else(lab: Ablate, tmp_path: Path) -> None:
+    first = stamps(lab().path)
+    assert len(first) == 4
+    assert stamps(lab().path) == first  # nothing to do
+    more = {"tied": ["head=tied"], "untied": ["head=untied"], "copied": ["head=untied_copied"]}
+    grown = stamps(lab(arms=more, seeds=[0, 1, 2]).path)
+    assert len(grown) == 9
+    assert first.items() <= grown.items()
+    assert set(status(read_study(tmp_path / "out")).values()) == {"done"}
+
+
+def test_a_cell_gives_what_the_run_alone_gives(lab: Ablate, tmp_path: Path) -> None:
+    laboratory = lab(seeds=[3])
+    (row,) = read_study(laboratory.path).finished("untied", "tokens").values()
+    (_, cell), *_ = plan.cells(laboratory.ablation, laboratory.arms["untied"])
+    alone = train(replace(cell.run, run_dir=str(tmp_path / "alone")))
+    for key in ("val_loss", "val_top1", "n_params", "config_hash", "threads", "samples"):
+        assert alone[key] == row.result[key]
+    assert alone["seed"] == 3
+
+
+def test_changed_sources_or_text_are_not_silently_reused(
+    lab: Ablate, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = stamps(lab(seeds=[0]).path)
+    monkeypatch.setattr(plan, "source_hash", lambda: "another")
+    other_code = stamps(lab(seeds=[0]).path)
+    assert len(other_code) == 4
+    assert first.items() <= other_code.items()
+    corpus.write_text(corpus.read_text() + "another line\n" * 9)
+    assert len(stamps(lab(seeds=[0]).path)) == 6
+
+
+def test_a_cell_that_diverges_or_breaks_is_recorded_and_the_rest_go_on(lab: Ablate) -> None:
+    arms = {
+        "good": ["head=tied"],
+        "wild": ["head=tied", "optim.lr=1e30", "trainer.gradient_clip_val=0"],
+        "broken": ["head=tied", "model.linear=brittle.Brittle"],
+    }
+    laboratory = lab(arms=arms, baseline="good", primary=[])
+    study = read_study(laboratory.path)
+    found = status(study)
+    assert [found[arm, seed] for arm in arms for seed in (0, 1)] == ["done"] * 2 + ["diverged"] * 2 + ["failed"] * 2
+    (broken,) = (row for row in study.rows if (row.arm, row.seed) == ("broken", 0))
+    assert "a crack | in the glass" in broken.error
+    logs = {path.name: path.read_text() for path in laboratory.path.glob("cells/*.log")}
+    assert any("Traceback" in text for name, text in logs.items() if name.startswith("broken"))
+    assert laboratory.n_failed() == 4
+
+    again = lab(arms=arms, baseline="good", primary=[])
+    assert {path.name: path.read_text() for path in again.path.glob("cells/wild*.log")} == {
+        name: text for name, text in logs.items() if name.startswith("wild")
+    }  # it would diverge again
+    assert all(
+        path.read_text().count("Traceback") > logs[path.name].count("Traceback")
+        for path in again.path.glob("cells/broken*.log")
+    )  # what broke may have been mended
+
+
+def test_a_folder_of_something_else_is_refused(lab: Ablate, tmp_path: Path) -> None:
+    lab(seeds=[0])
+    with pytest.raises(BadInput, match=r"another ablation \(name is test there, other now\)"):
+        lab(name="other")
+    with pytest.raises(BadInput, match=r"another ablation \(overrides"):
+        lab("optim.lr=0.5")
+    stranger = tmp_path / "stranger"
+    stranger.mkdir()
+    (stranger / "thesis.txt").write_text("")
+    with pytest.raises(BadInput, match="holds no ablation"):
+        lab(folder="stranger")
+    assert [path.name for path in stranger.iterdir()] == ["thesis.txt"]
+
+
+def test_a_plan_leaves_nothing_behind(lab: Ablate, tmp_path: Path) -> None:
+    laboratory = lab(plan_only=True)
+    assert not (tmp_path / "out").exists()
+    assert len(laboratory.all_cells()) == 4
+
+
+def test_two_drivers_do_not_share_a_folder(lab: Ablate) -> None:
+    laboratory = lab(seeds=[0])
+    with laboratory.claim(), pytest.raises(BadInput, match="another process"):
+        lab(seeds=[0])
+
+
+TUNE = TuneConfig(trials=5, widening=2, seeds=[77], knobs=["optim.lr", "head.table_lr", "head.head_lr"])
+
+
+def test_every_arm_is_tuned_with_as_many_trials_on_seeds_that_are_not_reported(lab: Ablate) -> None:
+    laboratory = lab(seeds=[0], tune=TUNE)
+    study = read_study(laboratory.path)
+    searches = study.record["searches"]
+    assert searches["tied"]["knobs"] == ["optim.lr", "head.table_lr"]
+    assert searches["untied"]["knobs"] == ["optim.lr", "head.table_lr", "head.head_lr"]
+    assert len({len(search["trials"]) for search in searches.values()}) == 1
+    assert {row.seed for row in study.trials} == {77}
+    for name, search in searches.items():
+        best = min(search["trials"], key=lambda trial: trial["val_loss"])
+        assert laboratory.arms[name].tuned == best["values"]
+        (row,) = study.finished(name, "tokens").values()
+        config = plan.change(laboratory.arms[name].run, best["values"])
+        assert plan.config_hash(replace(config, seed=0)) == row.result["config_hash"]
+    assert len({trial["values"]["optim.lr"] for trial in searches["tied"]["trials"]}) > 1
+    before = {path: path.stat().st_mtime_ns for path in laboratory.path.glob("trials/*/result.json")}
+    lab(seeds=[0, 1], tune=TUNE)
+    assert {path: path.stat().st_mtime_ns for path in laboratory.path.glob("trials/*/result.json")} == before
+
+
+# The driver as a process of its own, to be killed.
+
+DRIVER = f"""
+import sys; sys.path[:0] = [{str(ROOT / "tests")!r}]
+from test_ablation import drive
+drive(sys.argv[1], sys.argv[2:])
+"""
+
+
+def drive(folder: str, words: list[str]) -> None:
+    config = AblateConfig(ablation=question(overrides=words), output_dir=folder, workers=2)
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        ablate(config, lambda said: compose("train", said, RunConfig), "the command")
+
+
+def start(folder: Path, words: list[str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", DRIVER, str(folder), *words], stderr=subprocess.DEVNULL)
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def workers_of(folder: Path) -> list[int]:
+    """Processes that hold a cell of this folder, by the files they have open."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            links = [os.readlink(link) for link in (process / "fd").iterdir()]
+        except OSError:
+            continue
+        if any(link.startswith(str(folder / "cells")) and link.endswith(".log") for link in links):
+            found.append(int(process.name))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
+def test_a_driver_killed_at_any_moment_loses_nothing(words: list[str], tmp_path: Path) -> None:
+    folder, longer = tmp_path / "out", [*words, "trainer.max_steps=400"]
+    for checkpoints in (1, 30):
+        driver = start(folder, longer)
+        wait_for(lambda n=checkpoints: len(list(folder.glob("cells/*/checkpoints/step-*"))) >= 1 and n)
+        wait_for(lambda n=checkpoints: any(Place(one).steps() >= 5 * n for one in folder.glob("cells/*-*[0-9a-f]")))
+        assert workers_of(folder)
+        driver.kill()
+        driver.wait()
+        wait_for(lambda: not workers_of(folder), 10)  # they end with it
+    before = stamps(folder)
+    driver = start(folder, longer)
+    assert driver.wait(300) == 0
+    study = read_study(folder)
+    assert set(status(study).values()) == {"done"}
+    assert before.items() <= stamps(folder).items()
+    assert any(row.result["resumed_from"] for row in study.rows)  # they went on, not anew
+    quiet = start(tmp_path / "quiet", longer)
+    assert quiet.wait(300) == 0
+    losses = [
+        {(row.arm, row.seed): row.result["val_loss"] for row in read_study(p).rows}
+        for p in (folder, tmp_path / "quiet")
+    ]
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
+def test_a_killed_worker_is_recorded_and_done_again_by_the_same_command(words: list[str], tmp_path: Path) -> None:
+    folder, longer = tmp_path / "out", [*words, "trainer.max_steps=400"]
+    driver = start(folder, longer)
+    wait_for(lambda: workers_of(folder))
+    os.kill(workers_of(folder)[0], signal.SIGKILL)
+    assert driver.wait(300) == 0
+    found = [row for row in read_study(folder).rows if row.status == "failed"]
+    assert [row.error for row in found] == ["killed by signal 9"]
+    assert start(folder, longer).wait(300) == 0
+    assert set(status(read_study(folder)).values()) == {"done"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupt_saves_every_cell(words: list[str], tmp_path: Path, signum: int, code: int) -> None:
+    folder = tmp_path / "out"
+    words = [*words, "tokenizer.vocab_size=null"]  # smoke sets one, for BPE
+    command = [sys.executable, str(ROOT / "scripts/ablate.py"), "ablation=smoke", f"output_dir={folder}", *words]
+    driver = subprocess.Popen([*command, "trainer.max_steps=4000"], stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: any(Place(one).steps() > 5 for one in folder.glob("cells/*-*[0-9a-f]")))
+    driver.send_signal(signum)
+    _, said = driver.communicate(timeout=60)
+    assert driver.returncode == code
+    assert "Traceback" not in said
+    assert not workers_of(folder)
+    newest = [max(one.name for one in path.iterdir()) for path in folder.glob("cells/*/checkpoints")]
+    steps = [Place(one.parent.parent).steps() for one in folder.glob("cells/*/checkpoints/step-*")]
+    assert newest
+    assert any(int(name.split("-")[1]) % 5 or n for name, n in zip(newest, steps, strict=False))
+
+
+@pytest.mark.slow
+def test_the_script_answers_with_a_table_and_an_exit_code(script: Script, words: list[str]) -> None:
+    words = [*words, "tokenizer.vocab_size=null"]
+    answer = script("ablate", "ablation=smoke", "output_dir=out", *words)
+    assert answer.returncode == 0, answer.stderr
+    assert "untied" in answer.stdout
+    assert "report.html" in answer.stdout
+    again = script("report", "output_dir=out")
+    assert again.returncode == 0, again.stderr
+    assert again.stdout == answer.stdout
+    failing = script(
+        "ablate", "ablation=smoke", "output_dir=wild", *words, "optim.lr=1e30", "trainer.gradient_clip_val=0"
+    )
+    assert failing.returncode == 1
+    assert "diverged" in failing.stdout
+    assert json.loads(Path(script.cwd, "wild/report.json").read_text())["cells"]["diverged"]

@@ -1,0 +1,227 @@
+"""From a question to runs: arms composed and checked, parameters matched by the program, budgets made equal."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import initialize_config_dir
+
+from lm.ablation import plan
+from lm.ablation.calibrate import calibrate
+from lm.ablation.config import AblationConfig, TuneConfig
+from lm.ablation.plan import Arm, Cell, build_arms, cell, cells, change, set_steps, source_hash
+from lm.cli import compose
+from lm.config import BadInput, RunConfig
+from lm.errors import CONFIGS
+
+SMALL = [
+    *("data=text", "data.seq_len=32", "data.batch_size=4", "tokenizer=byte", "trainer=cpu", "trainer.max_steps=30"),
+    *("model.n_layers=2", "model.d_model=32", "model.n_heads=2", "model.d_ff=64"),
+]
+
+
+def question(**changes: Any) -> AblationConfig:
+    settings: dict[str, Any] = {
+        "name": "test",
+        "question": "?",
+        "arms": {"tied": ["head=tied"], "untied": ["head=untied"]},
+        "baseline": "tied",
+        "seeds": [0, 1],
+        "matters": 0.01,
+        "primary": ["untied"],
+    }
+    return AblationConfig(**(settings | changes))
+
+
+Build = Callable[..., dict[str, Arm]]
+
+
+@pytest.fixture
+def build(corpus: Path, tmp_path: Path) -> Build:
+    words = [*SMALL, f"data.path={corpus}", f"data.cache_dir={tmp_path / 'cache'}"]
+
+    def arms(config: AblationConfig, *more: str) -> dict[str, Arm]:
+        with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+            config = replace(config, overrides=[*words, *config.overrides])
+            return build_arms(config, list(more), lambda said: compose("train", said, RunConfig), 1)
+
+    return arms
+
+
+def test_arms_are_composed_with_what_is_common_and_their_own(build: Build) -> None:
+    arms = build(question(overrides=["model.d_ff=48"]), "optim.lr=0.001")
+    assert list(arms) == ["tied", "untied"]
+    for arm in arms.values():
+        assert (arm.run.model.d_ff, arm.run.optim.lr, arm.run.threads) == (48, 0.001, 1)
+    assert arms["untied"].n_params - arms["tied"].n_params == 257 * 32
+    assert arms["untied"].flops_per_token == arms["tied"].flops_per_token
+
+
+def test_the_command_line_overrules_what_is_common(build: Build) -> None:
+    assert build(question(overrides=["model.d_ff=48"]), "model.d_ff=40")["tied"].run.model.d_ff == 40
+
+
+@pytest.mark.parametrize(
+    ("changes", "words", "said"),
+    [
+        ({"arms": {"a": [], "b": ["model.n_layer=3"]}, "baseline": "a", "primary": []}, [], "arms.b: model.n_layer"),
+        ({"arms": {"a": [], "b": ["head=tide"]}, "baseline": "a", "primary": []}, [], "arms.b: head=tide: no such"),
+        ({"arms": {"a": [], "b": []}, "baseline": "a", "primary": []}, [], "a and b are the same"),
+        ({"arms": {"a": ["head=tied"], "b": []}, "baseline": "a", "primary": []}, [], "a and b are the same"),
+        ({}, ["head=untied"], "arms.tied: head=tied"),
+        ({}, ["seed=3"], "seed=3: the seeds"),
+        ({"arms": {"a": [], "b": ["seed=3"]}, "baseline": "a", "primary": []}, [], "arms.b: seed=3"),
+        ({"arms": {"a": [], "b": ["trainer.max_steps=9"]}, "baseline": "a", "primary": []}, [], "arms.b: trainer.max"),
+        ({}, ["run_dir=x"], "run_dir=x"),
+        ({}, ["trainer.devices=2"], "trainer.devices"),
+        ({}, ["data.path=/absent"], "/absent"),
+        ({"match": {"untied": "model.n_layers"}}, [], "arms.untied: ablation.match: model.n_layers=1"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_by_name(build: Build, changes: dict, words: list[str], said: str) -> None:
+    with pytest.raises(BadInput) as error:
+        build(question(**changes), *words)
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"baseline": "tid"}, "ablation.baseline=tid: no such arm; choose one of tied, untied"),
+        ({"arms": {"tied": []}}, "expected two or more"),
+        ({"arms": {"tied": [], "un/tied": []}}, "ablation.arms.un/tied"),
+        ({"seeds": [0, 1, 0]}, "ablation.seeds: 0 stands twice"),
+        ({"seeds": []}, "ablation.seeds"),
+        ({"seeds": [-1]}, "seed=-1"),
+        ({"primary": ["tied"]}, "ablation.primary: tied"),
+        ({"primary": ["x"]}, "ablation.primary: x: no such arm"),
+        ({"against": {"untied": "untied"}}, "untied is compared with no other arm"),
+        ({"against": {"untied": "tied", "tied": "untied"}}, "never ends"),
+        ({"match": {"untied": "model.dropout"}}, "ablation.match.untied=model.dropout"),
+        ({"match": {"tied": "model.d_ff"}}, "ablation.match: tied"),
+        ({"reseed": {"untied": 0}}, "ablation.reseed.untied"),
+        ({"reseed": {"untied": 1}}, "seeds of its own"),
+        ({"matters": 0.0}, "ablation.matters"),
+        ({"metric": "loss"}, "ablation.metric=loss"),
+        ({"budgets": ["tokens", "tokens"]}, "ablation.budgets"),
+        ({"budgets": ["steps"]}, "ablation.budgets=steps"),
+        ({"tune": TuneConfig(trials=4, seeds=[1])}, "1 is also reported"),
+    ],
+)
+def test_a_question_that_cannot_be_answered_is_refused(changes: dict, said: str) -> None:
+    with pytest.raises(BadInput) as error:
+        question(**changes)
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize("changes", [{"trials": 9}, {"trials": 2, "seeds": []}, {"factor": 1.0}, {"widening": -1}])
+def test_an_unfair_search_is_refused(changes: dict) -> None:
+    with pytest.raises(BadInput, match=r"ablation\.tune"):
+        TuneConfig(**changes)
+
+
+@pytest.mark.parametrize("key", ["model.d_ff", "model.d_model"])
+def test_the_program_finds_the_parameter_match(build: Build, key: str) -> None:
+    arms = build(question(match={"untied": key}, overrides=["model.d_model=128", "model.d_ff=256"]))
+    tied, untied = arms["tied"], arms["untied"]
+    assert untied.n_params == pytest.approx(tied.n_params, rel=plan.SAME_SIZE)
+    (value,) = untied.matched.values()
+    assert getattr(untied.run.model, key.split(".")[1]) == value < getattr(tied.run.model, key.split(".")[1])
+    step = 4 if key == "model.d_model" else 1
+    for neighbour in (value - step, value + step):  # no other value is nearer
+        net = plan.ghost(change(untied.run, {key: neighbour}), untied.vocab_size)
+        assert abs(plan.n_params(net) - tied.n_params) >= abs(untied.n_params - tied.n_params)
+    assert untied.flops_per_token < tied.flops_per_token
+
+
+def test_each_budget_holds_what_it_names_equal(build: Build) -> None:
+    config = question(
+        arms={"tied": ["head=tied"], "untied": ["head=untied", "data.batch_size=8"]},
+        match={"untied": "model.d_ff"},
+        budgets=["tokens", "flops", "time"],
+    )
+    arms = build(config)
+    tied, untied = arms["tied"], arms["untied"]
+    tied.seconds_per_step, untied.seconds_per_step = 0.010, 0.015
+    set_steps(config, arms)
+    assert [tied.steps[budget] for budget in config.budgets] == [30, 30, 30]
+    assert untied.steps["tokens"] * untied.tokens_per_step == 30 * tied.tokens_per_step
+    flops = [arm.steps["flops"] * arm.tokens_per_step * arm.flops_per_token for arm in (tied, untied)]
+    assert flops[1] == pytest.approx(flops[0], rel=0.5 / untied.steps["flops"])
+    assert untied.steps["time"] * 0.015 == pytest.approx(30 * 0.010)
+
+
+def test_a_cost_that_is_nearly_equal_needs_no_runs_of_its_own(build: Build) -> None:
+    config = question(budgets=["tokens", "flops", "time"])
+    arms = build(config)
+    arms["tied"].seconds_per_step, arms["untied"].seconds_per_step = 0.0100, 0.0102
+    set_steps(config, arms)
+    assert len({one.name for _, one in cells(config, arms["untied"])}) == len(config.seeds)
+
+
+def test_a_comparison_of_comparisons_spends_the_same_throughout(build: Build) -> None:
+    config = question(
+        arms={"a": [], "b": ["model.d_ff=32"], "c": ["model.d_ff=16"]},
+        baseline="a",
+        primary=[],
+        against={"c": "b"},
+        budgets=["flops"],
+    )
+    arms = build(config)
+    for arm in arms.values():
+        arm.seconds_per_step = 0.01
+    set_steps(config, arms)
+    spent = [arm.steps["flops"] * arm.flops_per_token for arm in arms.values()]
+    assert max(spent) / min(spent) < 1 + 1 / 30
+
+
+@pytest.fixture
+def arm(build: Build) -> Arm:
+    return build(question())["untied"]
+
+
+def test_a_cell_is_named_by_all_that_decides_it(arm: Arm) -> None:
+    first = cell(arm, 0, 30, {})
+    assert first.name == cell(arm, 0, 30, {}).name
+    others = [
+        cell(arm, 1, 30, {}),
+        cell(arm, 0, 31, {}),
+        cell(arm, 0, 30, {"optim.lr": 0.1}),
+        *(cell(replace(arm, identity=arm.identity | {key: "?"}), 0, 30, {}) for key in arm.identity),
+    ]
+    assert len({first.name, *(one.name for one in others)}) == 1 + len(others)
+    assert others[2].run.optim.lr == 0.1
+    assert arm.run.optim.lr != 0.1
+
+
+def test_arms_may_have_seeds_of_their_own(build: Build) -> None:
+    config = question(arms={"a": [], "b": []}, baseline="a", primary=[], reseed={"b": 100})
+    arms = build(config)
+    for one in arms.values():
+        one.steps["tokens"] = 30
+    found: list[Cell] = [one for _, one in cells(config, arms["b"])]
+    assert [one.run.seed for one in found] == [100, 101]
+
+
+def test_the_sources_are_hashed_without_their_comments(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for path in [*plan.HOME.glob("*.py"), *plan.HOME.glob("model/*.py")]:
+        copy = tmp_path / path.relative_to(plan.HOME)
+        copy.parent.mkdir(exist_ok=True)
+        copy.write_text(path.read_text())
+    before = source_hash()
+    monkeypatch.setattr(plan, "HOME", tmp_path)
+    assert source_hash() == before
+    optim = tmp_path / "optim.py"
+    text = optim.read_text()
+    optim.write_text("# a comment\n" + text.replace('"""Optimizers,', '"""Of optimizers,'))
+    assert source_hash() == before
+    optim.write_text(text.replace("min(1.0, (step + 1)", "min(1.0, (step + 2)"))
+    assert source_hash() != before
+
+
+def test_a_step_of_a_larger_arm_takes_longer(build: Build) -> None:
+    arms = build(question(arms={"small": [], "large": ["model.d_ff=4096"]}, baseline="small", primary=[]))
+    small, large = calibrate(list(arms.values()))
+    assert 0 < small < large

@@ -1,0 +1,522 @@
+"""The report, from folders made by hand: whole, broken, just begun, on the way; what it says and what it shows."""
+
+import csv
+import html
+import json
+import math
+import random
+import re
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+from scipy import stats
+
+from lm.ablation.report import write_report
+from lm.ablation.report.page import code, fence, page, plain, table
+from lm.config import BadInput
+
+ARMS = {"tied": 3.50, "untied": 3.53, "untied_matched": 3.502, "tied_naive": 4.4}  # and what they come to
+KNOBS = {arm: ["optim.lr", "head.head_lr"] if "untied" in arm else ["optim.lr"] for arm in ARMS}
+EVIL = "</code><script>alert(1)</script>\n```\n| a | b |\n|---|---|\n<img src=http://evil.example/x>"
+PROMPTS = ["def f(x, y):\n    return", f"# {EVIL}"]
+METRICS = ("step", "tokens", "lr", "train/loss", "train/grad_norm", "val/loss", "val/bpb", "val/top1")
+BANDS = [f"{name}/band{i}" for name in ("loss", "table_norm", "head_norm") for i in range(1, 6)]
+DIAGNOSTICS = ("step", "tokens", "clip_rate", "lookup_grad", "head_grad", "cosine", *BANDS)
+
+
+def write(path: Path, content: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+
+
+def lines(*rows: Any) -> str:
+    return "".join(",".join(map(str, row)) + "\n" for row in rows)
+
+
+def write_run(path: Path, arm: str, seed: int, loss: float, steps: int, diagnostics: bool = False) -> None:
+    chance = random.Random(f"{arm} {seed} {steps}")
+    continuations = [" x + y\n" + arm[:3] * 4, arm + EVIL]
+    result = {
+        "val_loss": loss,
+        "val_bpb": loss / 2.23,
+        "val_top1": 0.42 - loss / 30,
+        "n_params": 1_017_472,
+        "flops_per_token": 6_000_000,
+        "steps": steps,
+        "tokens": steps * 1024,
+        "seconds": 0.09 * steps * chance.uniform(0.95, 1.05),
+        "tokens_per_second": 11_000.0,
+        "seed": seed,
+        "resumed_from": [40] if seed == 1 else [],
+        "config_hash": "c" * 64,
+        "data_hash": "d" * 64,
+        "tokenizer_hash": "t" * 64,
+        "threads": 1,
+        "device": "cpu",
+        "precision": "32-true",
+        "python": "3.11.7",
+        "versions": {"torch": "2.13.0"},
+        "samples": [{"prompt": p, "continuation": c} for p, c in zip(PROMPTS, continuations, strict=True)],
+    }
+    write(path / "result.json", result)
+    metrics, inside = [], []
+    for step in range(100, steps + 1, 100):
+        now = loss + 4 * math.exp(-5 * step / steps) + chance.gauss(0, 0.01)
+        metrics.append([step, step * 1024, 0.001, now - 0.1, 1.2, now, now / 2.23, 0.42 - now / 30])
+        sides = [0.4 + chance.random() / 9, 1.5 + chance.random(), "nan" if step == 100 else chance.uniform(-0.1, 0.1)]
+        bands = [now + i - 2 + 0.02 * i * ("untied" in arm) + chance.gauss(0, 0.01) for i in range(5)]
+        inside.append([step, step * 1024, 0.3, *sides, *bands, *(1.0 + i for i in range(10))])
+    write(path / "metrics.csv", lines(METRICS, *metrics))
+    if diagnostics:
+        write(path / "diagnostics.csv", lines(DIAGNOSTICS, *inside))
+
+
+def write_search(path: Path, arm: str, diverged: bool) -> dict[str, Any]:
+    points = [(1.0, 1.0), (0.5, 1.0), (2.0, 1.0)] + [(1.0, 0.5), (1.0, 2.0)] * (len(KNOBS[arm]) == 2)
+    trials = []
+    for lr, head in points:
+        values = dict(zip(KNOBS[arm], (0.003 * lr, 0.004 * head), strict=False))
+        loss, name = ARMS[arm] + 0.1 * math.log2(lr) ** 2 + 0.05 * math.log2(head), f"trials/{arm}-{lr}-{head}"
+        lost = diverged and lr == 2.0
+        if lost:
+            write(path / f"{name}.json", {"status": "diverged", "error": "the loss is nan"})
+        else:
+            write_run(path / name, arm, 1000, loss, 400)
+        trials.append({"values": values, "val_loss": None if lost else loss, "run_dirs": [name]})
+    return {
+        "knobs": KNOBS[arm],
+        "seeds": [1000],
+        "inside": {knob: knob == "optim.lr" for knob in KNOBS[arm]},
+        "trials": trials,
+    }
+
+
+def write_cell(path: Path, arm: str, seed: int, steps: int, broken: bool, diagnostics: bool) -> None:
+    chance = random.Random(f"{arm} {seed} {steps}")
+    loss = ARMS[arm] + 0.01 * seed + chance.gauss(0, 0.002) + (1000 - steps) / 4000
+    outcome = path.with_name(path.name + ".json")
+    if broken and (arm, seed) == ("tied_naive", 2):
+        write(outcome, {"status": "diverged", "error": "the loss is nan at step 7"})
+    elif broken and (arm, seed) == ("tied_naive", 1):
+        write(outcome, {"status": "failed", "error": "RuntimeError: a | <b>crack</b>"})
+    elif broken and (arm, seed) == ("untied_matched", 2):
+        write(path / "metrics.csv", lines(("step", "tokens"), (70, 71680)))
+    else:
+        write_run(path, arm, seed, loss, steps, diagnostics)
+
+
+def make(
+    path: Path,
+    done: Callable[[str, int], bool] = lambda arm, seed: True,
+    seeds: tuple[int, ...] = (0, 1, 2),
+    budgets: tuple[str, ...] = ("tokens", "flops"),
+    tuned: bool = False,
+    broken: bool = False,
+    diagnostics: bool = False,
+    report: bool = True,
+    **record: Any,
+) -> Path:
+    """An ablation's folder: four arms, of which untied trains for fewer steps at equal FLOPs."""
+    steps = {arm: {"own": 1000, "tokens": 1000, "flops": 900 if arm == "untied" else 1000} for arm in ARMS}
+    cells = [
+        {"arm": arm, "seed": seed, "budget": budget, "steps": steps[arm][budget]}
+        | {"run_dir": f"cells/{arm}-seed{seed}-{steps[arm][budget]}"}
+        for arm in ARMS
+        for budget in budgets
+        for seed in seeds
+    ]
+    for cell in cells:
+        if done(cell["arm"], cell["seed"]):
+            write_cell(path / cell["run_dir"], cell["arm"], cell["seed"], cell["steps"], broken, diagnostics)
+    arms = {
+        arm: {
+            "words": [f"head={arm.partition('_')[0]}", *["model.n_layers=3"] * (arm == "untied_matched")],
+            "matched": {"model.d_ff": 200} if arm == "untied_matched" else {},
+            "tuned": dict(zip(KNOBS[arm], (0.003, 0.002), strict=False)) if tuned else {},
+            "n_params": 1_017_472,
+            "flops_per_token": 6_000_000,
+            "tokens_per_step": 1024,
+            "seconds_per_step": 0.09,
+            "steps": steps[arm],
+            "vocab_size": 2048,
+            "identity": {"data_hash": "d" * 64, "tokenizer_hash": "t" * 64, "source_hash": "s" * 64},
+            "settings": {"head.split_at": i / 4},
+        }
+        for i, arm in enumerate(ARMS)
+    }
+    content: dict[str, Any] = {
+        "name": "tying",
+        "question": "Should a small model tie its logits head to the table?",
+        "baseline": "tied",
+        "seeds": list(seeds),
+        "matters": 0.01,
+        "metric": "val_loss",
+        "primary": ["untied", "untied_matched"],
+        "match": {"untied_matched": "model.d_ff"},
+        "reseed": {},
+        "budgets": list(budgets),
+        "tune": {"trials": 5 if tuned else 0, "seeds": [1000]},
+        "curve": None,
+        "overrides": [],
+        "common": ["trainer.max_steps=1000"],
+        "contrasts": {arm: "tied" for arm in ARMS if arm != "tied"},
+        "command": "python scripts/ablate.py ablation=tying 'a=``x``'",
+        "threads": 1,
+        "workers": 2,
+        "machine": "Linux x86_64, 2 cores, 0 GPUs",
+        "python": "3.11.7",
+        "versions": {"torch": "2.13.0"},
+        "arms": arms,
+        "cells": cells,
+        "tuning_done": True,
+    }
+    if tuned:
+        content["searches"] = {arm: write_search(path, arm, broken and arm == "untied") for arm in ARMS}
+    write(path / "ablation.json", content | record)
+    if report:
+        write_report(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(tmp_path_factory.mktemp("full"), tuned=True, broken=True, diagnostics=True, curve="head.split_at")
+
+
+def markdown(path: Path) -> str:
+    return (path / "report.md").read_text()
+
+
+def headings(path: Path) -> list[str]:
+    return re.findall(r"^## (.*)$", re.sub(r"^(`{3,})\n.*?\n\1$", "", markdown(path), flags=re.M | re.S), flags=re.M)
+
+
+def numbers(path: Path) -> dict[str, Any]:
+    """report.json, which must be JSON in the strict sense."""
+
+    def refuse(word: str) -> None:
+        raise AssertionError(word)
+
+    return json.loads((path / "report.json").read_text(), parse_constant=refuse)
+
+
+def results(path: Path) -> list[dict[str, str]]:
+    with open(path / "results.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_all_sections_in_order_and_every_figure_where_it_is_shown(full: Path) -> None:
+    assert headings(full) == [
+        "The contrasts",
+        "Seed by seed",
+        "The arms",
+        "Learning curves",
+        "Tuning",
+        "Over head.split_at",
+        "Inside the training",
+        "What they write",
+        "What has no result",
+        "How to do it again",
+    ]
+    shown = re.findall(r"!\[.+\]\((figures/\w+\.svg)\)", markdown(full))
+    assert shown == [f"figures/{name}.svg" for name in FIGURES]
+    for name in shown:
+        assert ET.parse(full / name).getroot().tag.endswith("svg")
+    assert (full / "report.html").read_text().count("<svg ") == len(FIGURES)
+
+
+FIGURES = ("forest", "seeds", "learning", "tuning", "setting", "bands", "gradients")
+
+
+def test_the_answer_comes_first_and_what_weakens_it_at_once(full: Path) -> None:
+    head = markdown(full).partition("## The contrasts")[0]
+    title, quote = head.splitlines()[0], [line[2:] for line in head.splitlines() if line.startswith("> ")]
+    assert title == "# Should a small model tie its logits head to the table?"
+    assert quote[1:3] == [
+        "**At equal tokens and FLOPs, tied beats untied.**  ",
+        "**At equal tokens and FLOPs, untied_matched and tied do equally well.**",
+    ]
+    said = numbers(full)["verdict"]
+    assert len(said) == 4
+    assert [line.removeprefix("- ") for line in quote[3:]] == [plain(line) for line in said]
+    for note in ("12 of 15 runs are done: provisional.", "1 run diverged (tied_naive).", "1 run failed (tied_naive)."):
+        assert f"**{note}**" in head
+    assert "edge of what was tried: untied (head.head_lr); untied_matched (head.head_lr)" in head
+    assert "3 seeds" in head
+    assert "0.01 or more matters" in head
+    assert "on a seed (1000) that is not among those reported" in head
+
+
+def test_contrasts_are_those_that_results_csv_gives(full: Path) -> None:
+    scores = {
+        (row["arm"], budget, int(row["seed"])): float(row["val_loss"])
+        for row in results(full)
+        if row["purpose"] == "reported" and row["status"] == "done"
+        for budget in row["budgets"].split()
+    }
+    found = numbers(full)["contrasts"]
+    assert [(one["arm"], one["budget"]) for one in found] == [
+        (arm, budget) for budget in ("tokens", "flops") for arm in ("untied", "untied_matched", "tied_naive")
+    ]
+    for one in found:
+        seeds = [s for s in (0, 1, 2) if (one["arm"], one["budget"], s) in scores]
+        ours = np.array([scores[one["arm"], one["budget"], seed] for seed in seeds])
+        theirs = np.array([scores["tied", one["budget"], seed] for seed in seeds])
+        assert (one["n_seeds"], one["seeds"]) == (len(seeds), seeds)
+        assert sorted(seeds + one["lost_seeds"]) == [0, 1, 2]
+        assert one["mean_difference"] == pytest.approx((ours - theirs).mean())
+        assert one["wins"] == (ours < theirs).sum()
+        if len(seeds) == 1:
+            assert one["sd"] is one["ci_low"] is one["p"] is one["p_adjusted"] is None
+            continue
+        test = stats.ttest_rel(ours, theirs)
+        low, high = test.confidence_interval(0.95)
+        above = stats.ttest_1samp(ours - theirs, -0.01, alternative="greater").pvalue
+        below = stats.ttest_1samp(ours - theirs, 0.01, alternative="less").pvalue
+        assert (one["ci_low"], one["ci_high"], one["p"]) == pytest.approx((low, high, test.pvalue))
+        assert one["p_equivalent"] == pytest.approx(max(above, below))
+    ps = sorted(one["p"] for one in found if one["primary"])
+    smallest = next(one for one in found if one["p"] == ps[0])
+    assert smallest["p_adjusted"] == pytest.approx(len(ps) * ps[0])
+    assert [one["primary"] for one in found] == [True, True, False] * 2
+
+
+def test_means_and_costs_are_those_of_results_csv(full: Path) -> None:
+    rows, found = results(full), numbers(full)
+    for one in found["arms"]:
+        values = [
+            float(row["val_loss"])
+            for row in rows
+            if (row["arm"], row["status"]) == (one["arm"], "done") and one["budget"] in row["budgets"].split()
+        ]
+        assert one["n"] == len(values)
+        assert one["mean"] == pytest.approx(np.mean(values))
+        assert one["sd"] == (pytest.approx(np.std(values, ddof=1)) if len(values) > 1 else None)
+    for arm, cost in found["cost"].items():
+        for kind, purpose in (("reported", "reported"), ("trials", "trial")):
+            mine = [float(row["seconds"] or 0) for row in rows if (row["arm"], row["purpose"]) == (arm, purpose)]
+            assert cost[kind] == pytest.approx(sum(mine))
+
+
+def test_results_csv_has_a_row_for_each_run(full: Path) -> None:
+    rows = results(full)
+    assert len(rows) == 15 + 3 + 5 + 5 + 3  # of the trials, tied heads have one setting to tune
+    assert [row["status"] for row in rows].count("missing") == 1
+    shared = next(row for row in rows if row["run_dir"] == "cells/tied-seed0-1000")
+    assert (shared["budgets"], shared["optim.lr"], shared["head.head_lr"]) == ("tokens flops", "0.003", "")
+    assert (shared["source_hash"], shared["torch"], shared["threads"]) == ("s" * 64, "2.13.0", "1")
+    trial = next(row for row in rows if row["run_dir"] == "trials/untied-1.0-0.5")
+    assert (trial["purpose"], trial["seed"], trial["head.head_lr"]) == ("trial", "1000", "0.002")
+
+
+def test_what_has_no_result_is_listed_with_its_reason(full: Path) -> None:
+    section = markdown(full).partition("## What has no result")[2]
+    assert r"| tied_naive | 1 | equal tokens and FLOPs | failed | RuntimeError: a \| \<b\>crack\</b\> |" in section
+    assert "| tied_naive | 2 | equal tokens and FLOPs | diverged | the loss is nan at step 7 |" in section
+    assert "| untied | 1000 | tuning | diverged | the loss is nan |" in section
+    assert "| untied_matched | 2 | equal tokens and FLOPs | step 70 of 1,000, running or interrupted |" in section
+    cells = numbers(full)["cells"]
+    assert (cells["done"], cells["failed"], cells["diverged"], cells["missing"]) == (12, 1, 1, 1)
+    assert {one["error"] for one in cells["reasons"]} == {"RuntimeError: a | <b>crack</b>", "the loss is nan at step 7"}
+
+
+class Page(HTMLParser):
+    """The tags of a page, its ids, its addresses, the texts of its blocks of code; refuses tags that do not nest."""
+
+    VOID = ("meta", "br", "hr", "img", "link")
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.ids: list[str] = []
+        self.addresses: list[str] = []
+        self.blocks: list[str] = []
+        self.cells: list[str] = []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.open += [tag] * (tag not in self.VOID)
+        self.ids += [value or "" for name, value in attrs if name == "id"]
+        self.addresses += [value or "" for name, value in attrs if name.endswith(("src", "href"))]
+        self.addresses += re.findall(r"url\((.*?)\)", " ".join(value or "" for _, value in attrs))
+        self.blocks += [""] * (tag == "pre")
+        self.cells += [""] * (tag == "td")
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in self.VOID:
+            self.handle_endtag(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "pre" in self.open:
+            self.blocks[-1] += data
+        if "td" in self.open:
+            self.cells[-1] += data
+
+
+def test_the_page_stands_alone(full: Path) -> None:
+    text = (full / "report.html").read_text()
+    found = Page(text)
+    assert not {"script", "link", "img", "iframe", "object"} & set(found.tags)
+    assert found.addresses
+    assert all(one.startswith("#") and one[1:] in found.ids for one in found.addresses)
+    assert len(found.ids) == len(set(found.ids))
+    assert {"the-contrasts", "tuning"} <= set(found.ids)
+    assert text.startswith("<!DOCTYPE html>")
+    assert '<html lang="en">' in text
+    assert "@import" not in text
+    assert text.count('role="img" aria-label="') == len(FIGURES)
+
+
+def test_texts_of_models_stay_in_their_blocks(full: Path) -> None:
+    found = Page((full / "report.html").read_text())
+    assert f"# {EVIL}" in found.blocks
+    assert f"tied▶_naive{EVIL}" in found.blocks
+    assert not {"a", " a ", "RuntimeError: a "} & set(found.cells)
+    assert "RuntimeError: a | <b>crack</b>" in found.cells
+    assert "python scripts/ablate.py ablation=tying 'a=``x``'" in found.blocks
+
+
+def test_continuations_say_where_they_leave_the_baseline(full: Path) -> None:
+    section = markdown(full).partition("## What they write")[2]
+    assert "**untied**: the same as tied for 7 characters, then:\n\n```\n x + y\n▶untuntuntunt\n```" in section
+    assert "**tied_naive**: the same as tied." in section
+    assert "**untied**: another from its first character:" in section
+
+
+def cell(text: str) -> list[str]:
+    return Page(page("", table(["a", "b"], [[text, "x"]]), {})).cells
+
+
+@given(st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=30))
+def test_any_text_is_shown_as_it_is(text: str) -> None:
+    said = " ".join(text.split())
+    assert cell(plain(text)) == [said, "x"]
+    heading = MarkdownIt("commonmark").render(f"# q {plain(text)}")
+    assert html.unescape(heading) == f"<h1>{f'q {said}'.strip()}</h1>\n"
+    if said:
+        assert cell(code(text))[0] == said
+    lines = text.replace("\r\n", "\n").replace("\r", "\n")
+    assert Page(page("", f"before\n\n{fence(text)}\n\nafter", {})).blocks == [lines]
+
+
+def test_the_same_folder_gives_the_same_bytes(full: Path) -> None:
+    def content() -> dict[Path, bytes]:
+        return {
+            path: path.read_bytes() for path in [*full.glob("report.*"), *full.glob("figures/*"), full / "results.csv"]
+        }
+
+    first = content()
+    assert len(first) == 4 + len(FIGURES)
+    write_report(full)
+    assert content() == first
+
+
+def test_figures_say_what_the_table_says(full: Path) -> None:
+    forest = (full / "figures/forest.svg").read_text()
+    for one in numbers(full)["contrasts"]:
+        assert f">{one['arm']}</text>" in forest
+        if one["ci_low"] is not None:
+            label = f"{one['mean_difference']:+.4f} [{one['ci_low']:+.4f}, {one['ci_high']:+.4f}] {one['verdict']}"
+            assert f">{label}</text>" in forest
+    assert "left is better" in forest
+    assert "↑ 4.4" in (full / "figures/seeds.svg").read_text()  # far off, so that it does not crush the others
+    for arm in ARMS:
+        assert f">{arm}</text>" in (full / "figures/learning.svg").read_text()
+
+
+def test_loss_by_frequency_is_paired_by_seed(full: Path) -> None:
+    def last(arm: str, seed: int) -> float:
+        path = full / f"cells/{arm}-seed{seed}-1000/diagnostics.csv"
+        with open(path, newline="") as file:
+            return float(list(csv.DictReader(file))[-1]["loss/band5"])
+
+    differences = [last("untied", seed) - last("tied", seed) for seed in (0, 1, 2)]
+    half = stats.t.ppf(0.975, 2) * np.std(differences, ddof=1) / math.sqrt(3)
+    mean = fmean(differences)
+    assert f"| {mean:+.4f} [{mean - half:+.4f}, {mean + half:+.4f}] |" in markdown(full)
+
+
+def test_tuning_shows_every_trial_and_warns_of_an_edge(full: Path) -> None:
+    section = markdown(full).partition("## Tuning")[2]
+    assert "| untied | head.head_lr | 0.002 | **at the edge** | 0.002 to 0.008 | 0.004 | 5 | 1 |" in section
+    assert "| tied | optim.lr | 0.003 | inside | 0.0015 to 0.006 | 0.003 | 3 | 0 |" in section
+
+
+def test_nothing_finished(tmp_path: Path) -> None:
+    path = make(tmp_path, done=lambda arm, seed: False, tune={"trials": 5, "seeds": [1000]})
+    assert headings(path) == ["The arms", "What has no result", "How to do it again"]
+    assert "**0 of 15 runs are done: provisional.**" in markdown(path)
+    assert "**Tuning is not finished.**" in markdown(path)
+    assert "> **untied or tied: no answer yet.**" in markdown(path)
+    found = numbers(path)
+    assert found["cells"]["missing"] == 15
+    assert {one["mean_difference"] for one in found["contrasts"]} == {None}
+    assert Page((path / "report.html").read_text()).tags.count("svg") == 0
+
+
+def test_one_seed_decides_nothing(tmp_path: Path) -> None:
+    path = make(tmp_path, seeds=(7,), budgets=("tokens",))
+    assert "**One seed decides nothing:**" in markdown(path)
+    assert "> **untied or tied: not decided.**" in markdown(path)
+    assert "(one seed) undecided" in (path / "figures/forest.svg").read_text()
+    assert "provisional" not in markdown(path)
+    assert {one["sd"] for one in numbers(path)["arms"]} == {None}
+    assert "at equal" not in markdown(path).partition("## The arms")[2]  # one budget needs no column
+
+
+def test_while_runs_go_on(tmp_path: Path) -> None:
+    path = make(tmp_path, done=lambda arm, seed: seed == 0 or (seed == 1 and arm in ("tied", "untied")))
+    assert "**8 of 15 runs are done: provisional.**" in markdown(path)
+    assert "> **So far:**" in markdown(path)
+    assert [one["seeds"] for one in numbers(path)["contrasts"]][:3] == [[0, 1], [0], [0]]
+    assert "| untied_matched | 1 | equal tokens and FLOPs | not begun |" in markdown(path)
+    assert not {"Tuning", "Inside the training", "Over head.split_at"} & set(headings(path))
+
+
+def test_where_more_is_better_the_right_side_is(tmp_path: Path) -> None:
+    path = make(tmp_path, budgets=("tokens",), metric="val_top1", matters=0.0003)
+    found = {one["arm"]: one for one in numbers(path)["contrasts"]}
+    assert found["untied"]["mean_difference"] < 0
+    assert found["untied"]["verdict"] == "worse"
+    assert "**tied beats untied.**" in markdown(path)
+    assert "right is better" in (path / "figures/forest.svg").read_text()
+
+
+def test_what_cannot_be_compared_is_said(tmp_path: Path) -> None:
+    def identity(arm: str) -> dict[str, str]:
+        return {"data_hash": "d" * 64, "tokenizer_hash": arm, "source_hash": "s" * 64}
+
+    path = make(tmp_path, budgets=("tokens",), diagnostics=True, report=False)
+    record = json.loads((path / "ablation.json").read_text())
+    for arm, one in record["arms"].items():
+        one["identity"] = identity(arm)
+    write(path / "ablation.json", record)
+    result = json.loads((path / "cells/tied-seed0-1000/result.json").read_text())
+    write(path / "cells/tied-seed0-1000/result.json", result | {"threads": 8})
+    write_report(path)
+    assert "**Tokenizers differ between arms:**" in markdown(path)
+    assert "**Runs differ in device, threads, precision or versions:**" in markdown(path)
+    assert "### Loss by frequency" not in markdown(path)  # a band holds other tokens in each arm
+    assert "tokenizer hash (untied)" in markdown(path)
+
+
+def test_a_folder_without_an_ablation_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="holds no ablation"):
+        write_report(tmp_path)
+    assert list(tmp_path.iterdir()) == []
