@@ -459,7 +459,7 @@ def test_tuning_shows_every_trial_and_warns_of_an_edge(full: Path) -> None:
 
 
 def test_nothing_finished(tmp_path: Path) -> None:
-    path = make(tmp_path, done=lambda arm, seed: False, tune={"trials": 5, "seeds": [1000]})
+    path = make(tmp_path, done=lambda arm, seed: False, tune={"trials": 5, "seeds": [1000]}, tuning_done=False)
     assert headings(path) == ["The arms", "What has no result", "How to do it again"]
     assert "**0 of 15 runs are done: provisional.**" in markdown(path)
     assert "**Tuning is not finished.**" in markdown(path)
