@@ -53,8 +53,8 @@ def lab(words: list[str], tmp_path: Path) -> Ablate:
     return at_work
 
 
-def stamps(path: Path) -> dict[str, int]:
-    return {one.parent.name: one.stat().st_mtime_ns for one in path.glob("cells/*/result.json")}
+def stamps(path: Path, folder: str = "cells") -> dict[str, int]:
+    return {one.parent.name: one.stat().st_mtime_ns for one in path.glob(f"{folder}/*/result.json")}
 
 
 def status(study: Study) -> dict[tuple[str, int], str]:
@@ -164,9 +164,17 @@ def test_every_arm_is_tuned_with_as_many_trials_on_seeds_that_are_not_reported(l
         config = plan.change(laboratory.arms[name].run, best["values"])
         assert plan.config_hash(replace(config, seed=0)) == row.result["config_hash"]
     assert len({trial["values"]["optim.lr"] for trial in searches["tied"]["trials"]}) > 1
-    before = {path: path.stat().st_mtime_ns for path in laboratory.path.glob("trials/*/result.json")}
+    trials = stamps(laboratory.path, "trials")
     lab(seeds=[0, 1], tune=TUNE)
-    assert {path: path.stat().st_mtime_ns for path in laboratory.path.glob("trials/*/result.json")} == before
+    assert stamps(laboratory.path, "trials") == trials
+    cells, more = (
+        stamps(laboratory.path),
+        {"tied": ["head=tied"], "untied": ["head=untied"], "naive": ["head=tied_naive"]},
+    )
+    grown = lab(seeds=[0, 1], tune=TUNE, arms=more)  # the newcomer is far from tuned, which moves nobody else
+    assert cells.items() <= stamps(grown.path).items()
+    assert len(stamps(grown.path)) == 6
+    assert len({len(search["trials"]) for search in grown.record["searches"].values()}) == 1
 
 
 # The driver as a process of its own, to be killed.

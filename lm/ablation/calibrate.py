@@ -12,7 +12,7 @@ from lm.model.transformer import Transformer
 from lm.optim import build_optimizer
 from lm.trainer import resolve
 
-LONG_ENOUGH = 10.0  # seconds
+LONG_ENOUGH = 20.0  # seconds
 MOST_ROUNDS = 40
 
 

@@ -63,6 +63,9 @@ class Laboratory:
         self.workers = config.workers or self.gpus or max(1, cores // widest)
         self.measure()
         set_steps(self.ablation, self.arms)
+        settings, made = self.ablation.tune, self.record.get("trials_made")
+        known = made is not None and self.record["tune"] == asdict(settings)
+        self.n_trials = [made] if known else [settings.trials, settings.trials + settings.widening]
         self.searches = {name: Search(self.ablation, arm, self.path / "trials") for name, arm in self.arms.items()}
 
     def refuse_another(self) -> dict[str, Any]:
@@ -158,16 +161,20 @@ class Laboratory:
         run_cells(missing(wanted, place), place, self.workers, self.gpus, self.progress.tick)
 
     def search(self) -> None:
-        """Tune every arm with the same number of trials, and all of them once more if one ended at an edge."""
+        """Tune every arm with the same number of trials, and all of them once more if one ended at an edge.
+
+        Arms that are added later get as many as the first ones had, so that what is decided stays.
+        """
         settings = self.ablation.tune
         if not settings.trials:
             return
-        for budget in (settings.trials, settings.trials + settings.widening):
-            while batch := [one for search in self.searches.values() for one in search.next_cells(budget)]:
+        for number in self.n_trials:
+            while batch := [one for search in self.searches.values() for one in search.next_cells(number)]:
                 self.carry_out(batch, "trials")
                 self.write_record()
             if all(search.settled() for search in self.searches.values()):
                 break
+        self.record["trials_made"] = number
         for search in self.searches.values():
             search.apply()
         self.record["tuning_done"] = True
