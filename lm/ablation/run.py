@@ -55,17 +55,15 @@ class Laboratory:
         prepare_workers()
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self.gpus = torch.cuda.device_count()
-        self.threads: int = self.record.get("threads", 1)  # the same for all cells, whenever they are run
-        set_threads(self.threads)
-        quiet = not sys.stderr.isatty()
-        self.arms = build_arms(self.ablation, config.overrides, compose, self.threads, quiet)
-        widest = max(arm.run.threads or 1 for arm in self.arms.values())
-        self.workers = config.workers or self.gpus or max(1, cores // widest)
+        threads = self.record.get("threads", 1)  # the same for all cells, whenever they are run
+        self.arms = build_arms(self.ablation, config.overrides, compose, threads, quiet=not sys.stderr.isatty())
+        self.threads = set_threads(max(arm.run.threads or threads for arm in self.arms.values()))
+        self.workers = config.workers or self.gpus or max(1, cores // self.threads)
         self.measure()
         set_steps(self.ablation, self.arms)
-        settings, made = self.ablation.tune, self.record.get("trials_made")
-        known = made is not None and self.record["tune"] == asdict(settings)
-        self.n_trials = [made] if known else [settings.trials, settings.trials + settings.widening]
+        self.n_trials = [self.ablation.tune.trials, self.ablation.tune.trials + self.ablation.tune.widening]
+        if "trials_made" in self.record and self.record["tune"] == asdict(self.ablation.tune):
+            self.n_trials = [self.record["trials_made"]]
         self.searches = {name: Search(self.ablation, arm, self.path / "trials") for name, arm in self.arms.items()}
 
     def refuse_another(self) -> dict[str, Any]:
@@ -93,7 +91,7 @@ class Laboratory:
         fresh = [name for name in self.arms if keys[name] not in known]
         if (
             fresh
-        ):  # all together, since only times taken in turns compare; those known stay, or their arms' steps change
+        ):  # together with the others: only times taken in turns compare; the others keep theirs, and their steps
             log.info("measuring a training step of each arm")
             found = dict(zip(self.arms, calibrate(list(self.arms.values())), strict=True))
             then = [known[keys[name]] / found[name] for name in self.arms if keys[name] in known]
