@@ -19,7 +19,7 @@ class Progress:
     def __init__(self, name: str, workers: int, cost: Callable[[Cell], float]) -> None:
         self.name, self.workers, self.cost = name, workers, cost
         self.total = self.done = self.spare = 0.0  # spare: trials that are expected but not yet known
-        self.n_total = self.n_done = 0
+        self.n_total = self.n_done = self.n_spare = 0
         self.started = time.perf_counter()
         self.bar: tqdm[Any] | None = None
 
@@ -39,6 +39,7 @@ class Progress:
         """Work that is to come: reported cells, and as many trials as there will at least be."""
         self.spare = sum(map(self.cost, trials))
         self.total = sum(map(self.cost, cells)) + self.spare
+        self.n_spare = len(trials)
         self.n_total = len(cells) + len(trials)
 
     def begin(self, cells: list[Cell], folder: Path, trials: bool) -> None:
@@ -48,6 +49,8 @@ class Progress:
             cost = sum(map(self.cost, cells))
             self.total += max(0.0, cost - self.spare)
             self.spare = max(0.0, self.spare - cost)
+            self.n_total += max(0, len(cells) - self.n_spare)
+            self.n_spare = max(0, self.n_spare - len(cells))
 
     def tick(self, steps: dict[str, int], ended: list[str]) -> None:
         """Called with the steps that the running cells have made, and the cells that have ended since."""

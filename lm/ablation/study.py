@@ -69,19 +69,22 @@ class Study:
 
     def contrasts(self) -> list[Contrast]:
         """Every arm against its baseline under every budget. The primary ones and the others are corrected apart."""
-        drafts = []
+        drafts, samples = [], {}
         for budget in self.record["budgets"]:
             for arm, other in self.record["contrasts"].items():
-                ours, theirs = self.scores(arm, budget), self.scores(other, budget)
+                ours, theirs = self.finished(arm, budget), self.finished(other, budget)
                 seeds = [seed for seed in self.record["seeds"] if seed in ours and seed in theirs]
                 lost = [seed for seed in self.record["seeds"] if seed not in seeds]
-                differences = [ours[seed] - theirs[seed] for seed in seeds]
-                drafts.append((arm, other, budget, arm in self.record["primary"], seeds, differences, lost))
+                pairs = [(ours[seed], theirs[seed]) for seed in seeds]
+                differences = [float(one.result[self.metric]) - float(two.result[self.metric]) for one, two in pairs]
+                same = "|".join(f"{one.run_dir} {two.run_dir}" for one, two in pairs) or f"{arm} {budget}"
+                samples[same] = differences  # the same runs under several budgets are one comparison
+                drafts.append((same, (arm, other, budget, arm in self.record["primary"], seeds, differences, lost)))
         found: dict[str, Comparison] = {}
         for primary in (True, False):
-            family = {f"{one[0]} {one[2]}": one[5] for one in drafts if one[3] is primary}
+            family = {same: samples[same] for same, draft in drafts if draft[3] is primary}
             found |= judge(family, self.record["matters"], self.lower_is_better)
-        return [Contrast(*draft, found[f"{draft[0]} {draft[2]}"]) for draft in drafts]
+        return [Contrast(*draft, found[same]) for same, draft in drafts]
 
     def curve(self, row: Row, column: str) -> list[tuple[int, float]]:
         """(tokens, value) of a column of metrics.csv, where the run has logged it."""
