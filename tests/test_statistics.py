@@ -450,7 +450,7 @@ def test_a_verdict_in_words() -> None:
     assert say(only([-v for v in FIVE], 0.01)) == say(only(FIVE, 0.01)).replace("better", "worse")
     assert say(only(FIVE, 0.01, lower_is_better=False)) == say(only([-v for v in FIVE], 0.01))
     assert say(only([0.001, 0.003, -0.001, 0.002], 0.01)) == (
-        "untied and tied are equivalent: the difference of +0.0013 nats per token (95 % interval -0.0015 to +0.0040, "
+        "untied and tied are equivalent: the difference of +0.0013 nats per token (90 % interval -0.0008 to +0.0033, "
         "4 seeds) is smaller than 0.01, the smallest that matters here."
     )
     assert say(only([-0.01, -0.04, 0.005, -0.025], 0.01)) == (

@@ -179,7 +179,7 @@ def judge(family: Mapping[str, Sequence[float]], matters: float, lower_is_better
 def sentence(name: str, baseline: str, comparison: Comparison, unit: str, matters: float) -> str:
     """A verdict in words, with two digits more than `matters` has. Intervals stand as if there were one comparison.
 
-    Equivalence leaves 5 % for each side, so a 95 % interval may reach a little beyond +-matters.
+    Equivalence leaves 5 % for each side, so it is the 90 % interval that lies within +-matters.
     """
     one, digits = comparison, max(0, 2 - math.floor(math.log10(matters)))
     if one.mean is None:
@@ -191,10 +191,12 @@ def sentence(name: str, baseline: str, comparison: Comparison, unit: str, matter
         low, high = sorted((abs(one.ci_low), abs(one.ci_high)))
         ends = f"95 % interval {low:.{digits}f} to {high:.{digits}f}, {one.n} seeds"
         return f"{name} is {one.verdict} than {baseline} by {size} ({ends})."
-    signed += f" (95 % interval {one.ci_low:+z.{digits}f} to {one.ci_high:+z.{digits}f}, {one.n} seeds)"
     if one.verdict == "equivalent":
+        half = critical(1 - ALPHA, one.n) * (one.sd or 0.0) / math.sqrt(one.n)
+        ends = f"90 % interval {one.mean - half:+z.{digits}f} to {one.mean + half:+z.{digits}f}, {one.n} seeds"
         small = f"smaller than {matters:g}, the smallest that matters here"
-        return f"{name} and {baseline} are equivalent: the difference of {signed} is {small}."
+        return f"{name} and {baseline} are equivalent: the difference of {signed} ({ends}) is {small}."
+    signed += f" (95 % interval {one.ci_low:+z.{digits}f} to {one.ci_high:+z.{digits}f}, {one.n} seeds)"
     if one.ci_low * one.ci_high > 0:
         signed += ", an interval without zero, but not after correction for the number of comparisons"
     more = f"about {one.seeds_needed} seeds in all would decide"
