@@ -54,12 +54,22 @@ REFUSED: list[tuple[type, dict[str, Any], str, str]] = [
     ),
     *((HeadConfig, UNTIED | {key: -0.1}, f"head.{key}", "0 or more") for key in ("head_std", "head_lr")),
     *(
-        (HeadConfig, {"kind": kind, **dict.fromkeys(own | {key}, 1.0)}, f"head.{key}=1.0", f"head.kind={kind} has none")
+        (
+            HeadConfig,
+            {"kind": kind, **dict.fromkeys(sorted(own | {key}), 1.0)},
+            f"head.{key}=1.0",
+            f"head.kind={kind} has none",
+        )
         for kind, own in OWN.items()
         for key in sorted({"head_std", "head_lr", "split_at"} - own)
     ),
     *(
-        (HeadConfig, {"kind": kind, **dict.fromkeys(own - {key}, 1.0)}, f"head.{key}", f"head.kind={kind} needs one")
+        (
+            HeadConfig,
+            {"kind": kind, **dict.fromkeys(sorted(own - {key}), 1.0)},
+            f"head.{key}",
+            f"head.kind={kind} needs one",
+        )
         for kind, own in OWN.items()
         for key in sorted(own)
     ),
