@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
+import yaml
 from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -86,7 +87,11 @@ def in_one_line(error: BaseException) -> str:
             return f"{group}: no such config in {CONFIGS}"
         found = sorted(path.stem for path in (CONFIGS / group).glob("*.yaml"))
         return f"{group}={name}: no such config; choose one of {', '.join(found) or 'none yet'}"
-    text = str(error).splitlines()[0]
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
+        return f"{error.problem_mark.name}, line {error.problem_mark.line + 1}: {error.problem}"
+    text, *more = str(error).splitlines()
+    if more and text.endswith("raised while composing config:"):  # of a user's own YAML: what is wrong stands below
+        return f"{text.split(': ')[0]}: {' '.join(one.strip() for one in more[:2])}"
     if isinstance(error, OverrideParseException):
         return f"{error.override}: cannot be read as key=value ({text})"
     if text.startswith("Ambiguous value"):

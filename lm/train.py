@@ -94,7 +94,8 @@ def fit(
         place.write_config(settings)
         trainer.loggers = [MetricsFile(place.metrics, step_of(resume)), *others]
         log.info("%s: %s parameters, %s steps", place.path, f"{n_params(net):,}", f"{trainer.max_steps:,}")
-        peak = lr_factor(min(run.optim.warmup_steps, trainer.max_steps - 1), trainer.max_steps, run.optim)
+        total = trainer.max_steps
+        peak = max(lr_factor(step, total, run.optim) for step in range(0, total, max(1, total // 1000)))
         if peak < 0.8:
             log.warning("optim.warmup_steps is long for so short a run: it reaches about %.0f %% of lr", 100 * peak)
     task = LMTask(net, run, data, trainer.max_steps)

@@ -17,8 +17,15 @@ def main(config: AblateConfig) -> int:
     from lm.ablation.run import ablate
     from lm.ablation.summary import plan_table, result_table
 
-    laboratory = ablate(config, lambda words: compose("train", words, RunConfig), COMMAND)
-    print(plan_table(laboratory) if config.plan_only else result_table(laboratory.path))
+    say = sys.stdout if config.plan_only else sys.stderr
+    laboratory = ablate(
+        config,
+        lambda words: compose("train", words, RunConfig),
+        COMMAND,
+        lambda laboratory: print(plan_table(laboratory), file=say, flush=True),
+    )
+    if not config.plan_only:
+        print(result_table(laboratory.path))
     return int(laboratory.n_failed() > 0)
 
 

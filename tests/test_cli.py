@@ -258,7 +258,6 @@ def test_an_ablation_passes_on_what_train_is_to_understand(command: Callable[...
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("", "ablation"),
         ("ablation=absent", "choose one of aa,"),
         ("ablation=smoke ablation.seeds=[1,1]", "ablation.seeds: 1 stands twice"),
         ("ablation=smoke ablation.baseline=x", "ablation.baseline=x: no such arm; choose one of tied, untied"),

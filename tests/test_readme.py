@@ -17,6 +17,7 @@ COMMANDS = [
     for line in block.splitlines()
     if line.startswith("python scripts/")
 ]
+QUICK = ["data=text", "tokenizer=byte", "tokenizer.vocab_size=null", "trainer.max_steps=4", "threads=1"]
 SMALL = [word for word in TINY_RUN if word.split("=")[0] not in ("data", "trainer")]
 
 
@@ -39,9 +40,13 @@ def test_the_command_runs(command: str, script: Script, corpus: Path, tmp_path: 
     if name != "train":
         small = script("train", "data=text", "trainer=cpu", *SMALL, f"data.path={corpus}", "run_dir=run")
         assert small.returncode == 0, small.stderr
+    if name == "report":
+        small = script("ablate", "ablation=smoke", "output_dir=out", *QUICK, f"data.path={corpus}")
+        assert small.returncode == 0, small.stderr
     places = {"FILE": str(corpus), "RUN": "run", "DIR": "out"}
     words = [re.sub(r"\b(FILE|RUN|DIR)\b", lambda found: places[found[0]], word) for word in words]
-    answer = script(name, *words, *(SMALL if name == "train" else ()))
+    less = {"train": SMALL, "ablate": [*QUICK, f"data.path={corpus}"]}
+    answer = script(name, *words, *less.get(name, ()))
     assert answer.returncode == 0, answer.stderr
     assert answer.stdout
 

@@ -30,8 +30,11 @@ def calibrate(arms: list[Arm]) -> list[float]:
     while len(rounds) < 5 or (len(rounds) < MOST_ROUNDS and time.perf_counter() - started < LONG_ENOUGH):
         rounds.append([step() for step in steps])
     first = statistics.median(times[0] for times in rounds)
-    ratios = ([times[i] / times[0] for times in rounds] for i in range(len(arms)))
-    return [first * statistics.median(one) for one in ratios]
+    ratios: dict[str, list[float]] = {}
+    kinds = [repr((arm.run.model, arm.run.data, arm.run.head.kind, arm.vocab_size)) for arm in arms]
+    for i, kind in enumerate(kinds):  # arms that compute the same take the same time
+        ratios.setdefault(kind, []).extend(times[i] / times[0] for times in rounds)
+    return [first * statistics.median(ratios[kind]) for kind in kinds]
 
 
 class Step:

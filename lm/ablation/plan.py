@@ -19,7 +19,7 @@ from lm.run import config_hash
 from lm.trainer import resolve, tokens_per_step
 
 Compose = Callable[[list[str]], RunConfig]  # overrides of train.py to a configuration
-SAME_COST = {"tokens": 0.0, "flops": 0.02, "time": 0.05}  # costs of a step that differ by less count as equal
+SAME_COST = {"tokens": 0.0, "flops": 0.02, "time": 0.1}  # costs of a step that differ by less count as equal
 SAME_SIZE = 0.01  # how near a matched arm comes to its baseline's parameters
 OURS = {
     "seed": "the seeds of an ablation are ablation.seeds=[...]",

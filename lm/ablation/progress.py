@@ -81,7 +81,8 @@ class Progress:
         what = Place(self.folder / cell.name).status()
         said = what["status"] + (f" ({what['error']})" if "error" in what else "")
         place = f"{self.n_done} of {max(self.n_total, self.n_done)}"
-        return f"{place}  {cell.arm} seed {cell.seed}: {said}; {self.left({})}"
+        kind = "trial of " if self.folder.name == "trials" else ""
+        return f"{place}  {kind}{cell.arm} seed {cell.seed}: {said}; {self.left({})}"
 
 
 def spell(seconds: float) -> str:

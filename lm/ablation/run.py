@@ -7,7 +7,7 @@ import logging
 import os
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -33,12 +33,17 @@ PACKAGES = ("torch", "lightning", "scipy", "numpy", "tokenizers", "datasets")
 log = logging.getLogger(__name__)
 
 
-def ablate(config: AblateConfig, compose: Compose, command: str) -> "Laboratory":
+def ablate(
+    config: AblateConfig, compose: Compose, command: str, planned: Callable[["Laboratory"], None] = lambda _: None
+) -> "Laboratory":
     """Plan an ablation and, unless only the plan is wanted, run what is missing of it and write its report.
+
+    `planned` is called in between.
 
     Raises BadInput before anything is run for what the user can mend.
     """
     laboratory = Laboratory(config, compose, command)
+    planned(laboratory)
     if not config.plan_only:
         with laboratory.claim():
             laboratory.run()

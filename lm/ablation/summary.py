@@ -23,7 +23,10 @@ def plan_table(laboratory: Laboratory) -> str:
     cells, trials = laboratory.all_cells(), laboratory.expected_trials()
     open_cells = missing(cells, laboratory.path / "cells")
     seconds = sum(map(laboratory.cost, [*open_cells, *trials])) / laboratory.workers
-    found = f"{len(cells)} runs, {len(cells) - len(open_cells)} of them done" + f", {len(trials)} trials" * bool(trials)
+    found = f"{len(cells)} runs, {len(cells) - len(open_cells)} of them done"
+    if trials:
+        most = len(trials) // ablation.tune.trials * laboratory.n_trials[-1]
+        found += f"; {len(trials)} trials, up to {most} if a best value lies at the edge of what was tried"
     return "\n".join(
         [
             ablation.question,
@@ -31,7 +34,7 @@ def plan_table(laboratory: Laboratory) -> str:
             table(rows),
             "",
             f"{found}; {laboratory.workers} at a time, {laboratory.threads} thread each",
-            f"about {spell(seconds)} to go, by steps measured on this machine",
+            f"about {spell(seconds)} to go, by steps measured on this machine; all goes to {laboratory.path}",
         ]
     )
 

@@ -8,6 +8,7 @@ from lm.ablation.report.page import plain
 from lm.ablation.study import Contrast, Study
 
 SAME_TIME = 0.15  # runs at equal time whose measured times differ by more did not have equal time
+FEW = 4  # seeds; with fewer, one more often turns a verdict
 PLACE = ("device", "threads", "precision", "python")
 
 
@@ -23,6 +24,9 @@ def progress(study: Study) -> Iterator[tuple[str, str]]:
         yield f"{counts['done']} of {len(study.rows)} runs are done: provisional.", "Verdicts can still change."
     if len(study.record["seeds"]) == 1:
         yield "One seed decides nothing:", "there is no interval without a second one."
+    if 1 < len(study.record["seeds"]) < FEW:
+        n = len(study.record["seeds"])
+        yield f"Only {n} seeds:", "take a verdict as a hint; the spread, and so the interval, is a guess itself."
     if study.record["tune"]["trials"] and not study.record["tuning_done"]:
         yield "Tuning is not finished.", "The runs that are missing wait for it."
 
