@@ -9,6 +9,8 @@ from torch.optim import AdamW, Optimizer
 from lm.config import HeadConfig, OptimConfig
 from lm.model.size import role
 
+LOW = 0.8  # a run whose rate never rises higher than this part of its peak has too long a warm-up
+
 
 def lr_factor(step: int, total: int, config: OptimConfig) -> float:
     """The fraction of the peak rate at `step` of `total`: a linear warm-up times a decay, continuous at the joins."""
@@ -17,6 +19,11 @@ def lr_factor(step: int, total: int, config: OptimConfig) -> float:
     done = min(1.0, max(0.0, (step - (total - length)) / length)) if length else 0.0
     shape = {"constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}[config.decay]
     return warm_up * (config.final_lr + (1 - config.final_lr) * shape)
+
+
+def peak_factor(total: int, config: OptimConfig) -> float:
+    """The highest fraction of the rate that a run of `total` steps reaches: below 1 if its warm-up is long."""
+    return max(lr_factor(step, total, config) for step in range(0, total, max(1, total // 1000)))
 
 
 def parameter_groups(net: nn.Module, config: OptimConfig, head: HeadConfig) -> list[dict[str, Any]]:

@@ -24,7 +24,7 @@ from lm.evaluate import evaluate
 from lm.metrics import MetricsFile
 from lm.model.size import flops_per_token, n_params, n_params_by_role
 from lm.model.transformer import Transformer
-from lm.optim import lr_factor
+from lm.optim import LOW, peak_factor
 from lm.portable import save_model
 from lm.run import RunDirectory, config_hash, default_dir
 from lm.task import LMTask
@@ -94,9 +94,7 @@ def fit(
         place.write_config(settings)
         trainer.loggers = [MetricsFile(place.metrics, step_of(resume)), *others]
         log.info("%s: %s parameters, %s steps", place.path, f"{n_params(net):,}", f"{trainer.max_steps:,}")
-        total = trainer.max_steps
-        peak = max(lr_factor(step, total, run.optim) for step in range(0, total, max(1, total // 1000)))
-        if peak < 0.8:
+        if (peak := peak_factor(trainer.max_steps, run.optim)) < LOW:
             log.warning("optim.warmup_steps is long for so short a run: it reaches about %.0f %% of lr", 100 * peak)
     task = LMTask(net, run, data, trainer.max_steps)
     try:

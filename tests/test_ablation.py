@@ -16,14 +16,17 @@ from conftest import ROOT, Script
 from hydra import initialize_config_dir
 from test_plan import SMALL, question
 
-from lm.ablation import plan
+from lm.ablation.arms import change
 from lm.ablation.config import AblateConfig, TuneConfig
+from lm.ablation.folder import claim
+from lm.ablation.plan import cells
 from lm.ablation.run import Laboratory, ablate
 from lm.ablation.study import Study, read_study
 from lm.ablation.workers import Place
 from lm.cli import compose
 from lm.config import BadInput, RunConfig
 from lm.errors import CONFIGS
+from lm.run import config_hash
 from lm.train import train
 
 Ablate = Callable[..., Laboratory]
@@ -75,7 +78,7 @@ def test_what_is_missing_is_done_and_nothing_else(lab: Ablate, tmp_path: Path) -
 def test_a_cell_gives_what_the_run_alone_gives(lab: Ablate, tmp_path: Path) -> None:
     laboratory = lab(seeds=[3])
     (row,) = read_study(laboratory.path).finished("untied", "tokens").values()
-    (_, cell), *_ = plan.cells(laboratory.ablation, laboratory.arms["untied"])
+    (_, cell), *_ = cells(laboratory.ablation, laboratory.arms["untied"])
     alone = train(replace(cell.run, run_dir=str(tmp_path / "alone")))
     for key in ("val_loss", "val_top1", "n_params", "config_hash", "threads", "samples"):
         assert alone[key] == row.result[key]
@@ -86,7 +89,7 @@ def test_changed_sources_or_text_are_not_silently_reused(
     lab: Ablate, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = stamps(lab(seeds=[0]).path)
-    monkeypatch.setattr(plan, "source_hash", lambda: "another")
+    monkeypatch.setattr("lm.ablation.arms.source_hash", lambda: "another")
     other_code = stamps(lab(seeds=[0]).path)
     assert len(other_code) == 4
     assert first.items() <= other_code.items()
@@ -142,7 +145,7 @@ def test_a_plan_leaves_nothing_behind(lab: Ablate, tmp_path: Path) -> None:
 
 def test_two_drivers_do_not_share_a_folder(lab: Ablate) -> None:
     laboratory = lab(seeds=[0])
-    with laboratory.claim(), pytest.raises(BadInput, match="another process"):
+    with claim(laboratory.path), pytest.raises(BadInput, match="another process"):
         lab(seeds=[0])
 
 
@@ -161,8 +164,8 @@ def test_every_arm_is_tuned_with_as_many_trials_on_seeds_that_are_not_reported(l
         best = min(search["trials"], key=lambda trial: trial["val_loss"])
         assert laboratory.arms[name].tuned == best["values"]
         (row,) = study.finished(name, "tokens").values()
-        config = plan.change(laboratory.arms[name].run, best["values"])
-        assert plan.config_hash(replace(config, seed=0)) == row.result["config_hash"]
+        config = change(laboratory.arms[name].run, best["values"])
+        assert config_hash(replace(config, seed=0)) == row.result["config_hash"]
     assert len({trial["values"]["optim.lr"] for trial in searches["tied"]["trials"]}) > 1
     trials = stamps(laboratory.path, "trials")
     lab(seeds=[0, 1], tune=TUNE)

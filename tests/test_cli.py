@@ -252,7 +252,7 @@ def test_an_ablation_passes_on_what_train_is_to_understand(command: Callable[...
     code, _, (config,) = command(words, "ablate")
     assert code == 0
     assert config.overrides == ["head=untied", "+trainer.x=${y}", "data.path='a b'"]
-    assert (config.ablation.seeds, config.workers) == ([7], 1)
+    assert (config.ablation.name, config.ablation.seeds, config.workers) == ("smoke", [7], 1)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ NEEDED = {
     "generate": ["run_dir=r"],
     "evaluate": ["run_dir=r"],
     "export": ["run_dir=r", "output_dir=o"],
-    "ablate": ["ablation=smoke"],
+    "ablate": ["ablation=smoke", "ablation.name=as-hydra-says"],
     "report": ["output_dir=o"],
 }
 FILES = sorted(CONFIGS.rglob("*.yaml"))
@@ -62,7 +62,6 @@ def test_every_choice_composes_and_converts(path: Path) -> None:
 @pytest.mark.parametrize("path", ABLATIONS, ids=label)
 def test_every_arm_of_every_ablation_composes(path: Path) -> None:
     ablation = composed("ablate", f"ablation={path.stem}").ablation
-    assert ablation.name == path.stem
     assert f"ablation={path.stem}" in opening(path)
     assert ablation.question.endswith("?")
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):

@@ -8,13 +8,16 @@ from typing import Any
 import pytest
 from hydra import initialize_config_dir
 
-from lm.ablation import plan
+from lm.ablation import source
+from lm.ablation.arms import SAME_SIZE, Arm, build_arms, change, ghost
 from lm.ablation.calibrate import calibrate
 from lm.ablation.config import AblationConfig, TuneConfig
-from lm.ablation.plan import Arm, Cell, build_arms, cell, cells, change, set_steps, source_hash
+from lm.ablation.plan import Cell, cell, cells, set_steps
+from lm.ablation.source import source_hash
 from lm.cli import compose
 from lm.config import BadInput, RunConfig
 from lm.errors import CONFIGS
+from lm.model.size import n_params
 
 SMALL = [
     *("data=text", "data.seq_len=32", "data.batch_size=4", "tokenizer=byte", "trainer=cpu", "trainer.max_steps=30"),
@@ -126,13 +129,13 @@ def test_an_unfair_search_is_refused(changes: dict) -> None:
 def test_the_program_finds_the_parameter_match(build: Build, key: str) -> None:
     arms = build(question(match={"untied": key}, overrides=["model.d_model=128", "model.d_ff=256"]))
     tied, untied = arms["tied"], arms["untied"]
-    assert untied.n_params == pytest.approx(tied.n_params, rel=plan.SAME_SIZE)
+    assert untied.n_params == pytest.approx(tied.n_params, rel=SAME_SIZE)
     (value,) = untied.matched.values()
     assert getattr(untied.run.model, key.split(".")[1]) == value < getattr(tied.run.model, key.split(".")[1])
     step = 4 if key == "model.d_model" else 1
     for neighbour in (value - step, value + step):  # no other value is nearer
-        net = plan.ghost(change(untied.run, {key: neighbour}), untied.vocab_size)
-        assert abs(plan.n_params(net) - tied.n_params) >= abs(untied.n_params - tied.n_params)
+        net = ghost(change(untied.run, {key: neighbour}), untied.vocab_size)
+        assert abs(n_params(net) - tied.n_params) >= abs(untied.n_params - tied.n_params)
     assert untied.flops_per_token < tied.flops_per_token
 
 
@@ -206,12 +209,12 @@ def test_arms_may_have_seeds_of_their_own(build: Build) -> None:
 
 
 def test_the_sources_are_hashed_without_their_comments(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for path in [*plan.HOME.glob("*.py"), *plan.HOME.glob("model/*.py")]:
-        copy = tmp_path / path.relative_to(plan.HOME)
+    for path in [*source.HOME.glob("*.py"), *source.HOME.glob("model/*.py")]:
+        copy = tmp_path / path.relative_to(source.HOME)
         copy.parent.mkdir(exist_ok=True)
         copy.write_text(path.read_text())
     before = source_hash()
-    monkeypatch.setattr(plan, "HOME", tmp_path)
+    monkeypatch.setattr(source, "HOME", tmp_path)
     assert source_hash() == before
     optim = tmp_path / "optim.py"
     text = optim.read_text()

@@ -95,7 +95,7 @@ def write_search(path: Path, arm: str, diverged: bool) -> dict[str, Any]:
     return {
         "knobs": KNOBS[arm],
         "seeds": [1000],
-        "inside": {knob: knob == "optim.lr" for knob in KNOBS[arm]},
+        "inside": {knob: knob == "optim.lr" or (None if arm == "untied" else False) for knob in KNOBS[arm]},
         "trials": trials,
     }
 
@@ -148,6 +148,8 @@ def make(
             "seconds_per_step": 0.09,
             "steps": steps[arm],
             "vocab_size": 2048,
+            "train_tokens": 4_000_000,
+            "val_tokens": 90_000,
             "identity": {"data_hash": "d" * 64, "tokenizer_hash": "t" * 64, "source_hash": "s" * 64},
             "settings": {"head.split_at": i / 4},
         }
@@ -178,6 +180,8 @@ def make(
         "arms": arms,
         "cells": cells,
         "tuning_done": True,
+        "begun": "2026-01-31 12:00+00:00",
+        "cautions": [["The warm-up of tied is long:", "its rate never rises above 55% of optim.lr."]],
     }
     if tuned:
         content["searches"] = {arm: write_search(path, arm, broken and arm == "untied") for arm in ARMS}
@@ -250,7 +254,9 @@ def test_the_answer_comes_first_and_what_weakens_it_at_once(full: Path) -> None:
     assert [line.removeprefix("- ") for line in quote[3:]] == [plain(line) for line in said]
     for note in ("12 of 15 runs are done: provisional.", "1 run diverged (tied_naive).", "1 run failed (tied_naive)."):
         assert f"**{note}**" in head
-    assert "edge of what was tried: untied (head.head_lr); untied_matched (head.head_lr)" in head
+    assert "edge of what was tried: untied_matched (head.head_lr).**" in head
+    assert "**Not varied: untied (head.head_lr).**" in head
+    assert "**The warm-up of tied is long:**" in head
     assert "3 seeds" in head
     assert "0.01 or more matters" in head
     assert "on a seed (1000) that is not among those reported" in head
@@ -454,7 +460,7 @@ def test_loss_by_frequency_is_paired_by_seed(full: Path) -> None:
 
 def test_tuning_shows_every_trial_and_warns_of_an_edge(full: Path) -> None:
     section = markdown(full).partition("## Tuning")[2]
-    assert "| untied | head.head_lr | 0.002 | **at the edge** | 0.002 to 0.008 | 0.004 | 5 | 1 |" in section
+    assert "| untied | head.head_lr | 0.002 | **not varied** | 0.002 to 0.008 | 0.004 | 5 | 1 |" in section
     assert "| tied | optim.lr | 0.003 | inside | 0.0015 to 0.006 | 0.003 | 3 | 0 |" in section
 
 
@@ -468,6 +474,22 @@ def test_nothing_finished(tmp_path: Path) -> None:
     assert found["cells"]["missing"] == 15
     assert {one["mean_difference"] for one in found["contrasts"]} == {None}
     assert Page((path / "report.html").read_text()).tags.count("svg") == 0
+
+
+def test_runs_that_were_left_out_are_named(tmp_path: Path) -> None:
+    path = make(tmp_path, report=False)
+    write_run(path / "cells/untied-seed7-0123456789", "untied", 7, 3.0, 1000)
+    write_run(path / "cells/tied-seed1-0123456789", "tied", 1, 3.0, 900)
+    write_report(path)
+    assert "**Finished but left out: untied seed 7.**" in markdown(path)
+    assert "**1 finished run here is not used:** its settings," in markdown(path)
+
+
+def test_the_other_arms_stand_beside_the_answer(tmp_path: Path) -> None:
+    path = make(tmp_path, primary=["untied_matched"])
+    assert re.search(r"^> Beside the question \(at equal tokens\): untied worse than tied by 0", markdown(path), re.M)
+    none_named = make(tmp_path / "all", primary=[])
+    assert "Beside the question" not in markdown(none_named)
 
 
 def test_one_seed_decides_nothing(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """What a training step of each arm costs on this machine."""
 
+import logging
+import platform
 import statistics
 import time
 from contextlib import nullcontext
@@ -7,13 +9,33 @@ from contextlib import nullcontext
 import torch
 import torch.nn.functional as F
 
-from lm.ablation.plan import Arm
+from lm.ablation.arms import Arm
 from lm.model.transformer import Transformer
 from lm.optim import build_optimizer
+from lm.run import config_hash
 from lm.trainer import resolve
 
 LONG_ENOUGH = 20.0  # seconds
 MOST_ROUNDS = 40
+log = logging.getLogger(__name__)
+
+
+def measure(arms: dict[str, Arm], known: dict[str, float]) -> dict[str, float]:
+    """Give each arm its seconds per step; returns all that were ever measured, by configuration and machine.
+
+    What is known is kept, for the number of steps follows from it. New arms are measured together with the others,
+    since only times taken in turns compare, and put in proportion to what is known of those.
+    """
+    keys = {name: f"{config_hash(arm.run)[:16]} {platform.node()}" for name, arm in arms.items()}
+    if set(keys.values()) - known.keys():
+        log.info("measuring a training step of each arm")
+        found = dict(zip(arms, calibrate(list(arms.values())), strict=True))
+        then = [known[key] / found[name] for name, key in keys.items() if key in known]
+        scale = statistics.median(then) if then else 1
+        known = {key: found[name] * scale for name, key in keys.items()} | known
+    for name, arm in arms.items():
+        arm.seconds_per_step = known[keys[name]]
+    return known
 
 
 def calibrate(arms: list[Arm]) -> list[float]:

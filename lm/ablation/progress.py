@@ -34,6 +34,9 @@ class Progress:
     ) -> None:
         if self.bar is not None:
             self.bar.close()
+        if error is not None:
+            place = f"{self.n_done} of {max(self.n_total, self.n_done)} runs ended"
+            print(f"{self.name}: {place}; the same command goes on from here", file=sys.stderr)
 
     def expect(self, cells: list[Cell], trials: list[Cell]) -> None:
         """Work that is to come: reported cells, and as many trials as there will at least be."""
@@ -81,8 +84,9 @@ class Progress:
         what = Place(self.folder / cell.name).status()
         said = what["status"] + (f" ({what['error']})" if "error" in what else "")
         place = f"{self.n_done} of {max(self.n_total, self.n_done)}"
-        kind = "trial of " if self.folder.name == "trials" else ""
-        return f"{place}  {kind}{cell.arm} seed {cell.seed}: {said}; {self.left({})}"
+        values = " ".join(f"{knob}={value:g}" for knob, value in cell.tuned.items())
+        who = f"trial of {cell.arm} at {values}," if self.folder.name == "trials" else cell.arm
+        return f"{place}  {who} seed {cell.seed}: {said}; {self.left({})}"
 
 
 def spell(seconds: float) -> str:

@@ -1,36 +1,37 @@
 """ablate(config) is the composition root of an ablation: plan, tune, run, report."""
 
-import contextlib
-import hashlib
 import json
-import logging
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
+from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-import filelock
 import torch
 
-from lm.ablation.calibrate import calibrate
+from lm.ablation.arms import Arm, Compose, build_arms
+from lm.ablation.calibrate import measure
 from lm.ablation.config import AblateConfig
-from lm.ablation.plan import Arm, Cell, Compose, build_arms, cell, cells, set_steps
+from lm.ablation.folder import claim, default_dir, read_record
+from lm.ablation.plan import Cell, cell, cells, set_steps
 from lm.ablation.progress import Progress
 from lm.ablation.report import write_report
 from lm.ablation.search import Search
 from lm.ablation.workers import Place, missing, prepare_workers, run_cells
-from lm.config import BadInput
 from lm.device import set_threads
-from lm.files import remove_partial, write_text
-from lm.run import config_hash, flat
+from lm.files import write_text
+from lm.optim import LOW, peak_factor
+from lm.run import flat
 
+DESCRIBED = (
+    *("words", "matched", "tuned", "n_params", "flops_per_token", "tokens_per_step", "seconds_per_step", "steps"),
+    *("vocab_size", "train_tokens", "val_tokens", "identity"),
+)
 PACKAGES = ("torch", "lightning", "scipy", "numpy", "tokenizers", "datasets")
-log = logging.getLogger(__name__)
 
 
 def ablate(
@@ -45,7 +46,7 @@ def ablate(
     laboratory = Laboratory(config, compose, command)
     planned(laboratory)
     if not config.plan_only:
-        with laboratory.claim():
+        with claim(laboratory.path):
             laboratory.run()
     return laboratory
 
@@ -56,68 +57,21 @@ class Laboratory:
     def __init__(self, config: AblateConfig, compose: Compose, command: str) -> None:
         self.config, self.ablation, self.command = config, config.ablation, command
         self.path = Path(config.output_dir).expanduser() if config.output_dir else default_dir(config)
-        self.record: dict[str, Any] = self.refuse_another()
-        prepare_workers()
+        self.record = read_record(self.path, self.ablation, config.overrides)
+        if not config.plan_only:
+            prepare_workers()
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self.gpus = torch.cuda.device_count()
         threads = self.record.get("threads", 1)  # the same for all cells, whenever they are run
         self.arms = build_arms(self.ablation, config.overrides, compose, threads, quiet=not sys.stderr.isatty())
         self.threads = set_threads(max(arm.run.threads or threads for arm in self.arms.values()))
         self.workers = config.workers or self.gpus or max(1, cores // self.threads)
-        self.measure()
+        self.record["seconds_per_step"] = measure(self.arms, self.record.get("seconds_per_step", {}))
         set_steps(self.ablation, self.arms)
         self.n_trials = [self.ablation.tune.trials, self.ablation.tune.trials + self.ablation.tune.widening]
         if "trials_made" in self.record and self.record["tune"] == asdict(self.ablation.tune):
             self.n_trials = [self.record["trials_made"]]
         self.searches = {name: Search(self.ablation, arm, self.path / "trials") for name, arm in self.arms.items()}
-
-    def refuse_another(self) -> dict[str, Any]:
-        """What an earlier call has left in the folder. Raises BadInput if that was not this ablation."""
-        path = self.path / "ablation.json"
-        try:
-            there = json.loads(path.read_text())
-        except FileNotFoundError:
-            if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
-                raise BadInput(f"output_dir={self.path}: holds no ablation; name a new or an empty folder") from None
-            return {}
-        except (OSError, ValueError) as error:
-            raise BadInput(f"{path}: cannot be read ({error})") from error
-        here = {"name": self.ablation.name, "overrides": self.config.overrides, "metric": self.ablation.metric}
-        for key, value in here.items():
-            if there.get(key) != value:
-                found = f"{key} is {there.get(key)} there, {value} now"
-                raise BadInput(f"output_dir={self.path}: holds another ablation ({found}); name another output_dir")
-        return there
-
-    def measure(self) -> None:
-        """Seconds per step, measured once on each machine: later calls keep the number of steps that follows."""
-        known = self.record.get("seconds_per_step", {})
-        keys = {name: f"{config_hash(arm.run)[:16]} {platform.node()}" for name, arm in self.arms.items()}
-        fresh = [name for name in self.arms if keys[name] not in known]
-        if (
-            fresh
-        ):  # together with the others: only times taken in turns compare; the others keep theirs, and their steps
-            log.info("measuring a training step of each arm")
-            found = dict(zip(self.arms, calibrate(list(self.arms.values())), strict=True))
-            then = [known[keys[name]] / found[name] for name in self.arms if keys[name] in known]
-            known |= {keys[name]: found[name] * (median(then) if then else 1) for name in fresh}
-        self.record["seconds_per_step"] = known
-        for name, arm in self.arms.items():
-            arm.seconds_per_step = known[keys[name]]
-
-    @contextlib.contextmanager
-    def claim(self) -> Iterator[None]:
-        self.path.mkdir(parents=True, exist_ok=True)
-        lock = filelock.FileLock(self.path / ".lock")
-        try:
-            lock.acquire(blocking=False)
-        except filelock.Timeout:
-            raise BadInput(f"output_dir={self.path}: another process is at work there") from None
-        try:
-            remove_partial(self.path)
-            yield
-        finally:
-            lock.release()
 
     def run(self) -> None:
         self.record["tuning_done"] = not self.ablation.tune.trials
@@ -126,17 +80,24 @@ class Laboratory:
             self.progress.expect(missing(self.all_cells(), self.path / "cells"), self.expected_trials())
             self.search()
             self.write_record()
-            self.mention_others()
             self.carry_out(self.all_cells(), "cells")
+        self.record["ended"] = now()
         self.write_record()
         write_report(self.path)
 
-    def mention_others(self) -> None:
-        """Say so where finished runs lie that are not used: they were made of something else."""
-        names = {one.name for one in self.all_cells()}
-        others = [path.parent for path in self.path.glob("cells/*/result.json") if path.parent.name not in names]
-        if others:
-            log.info("%d finished runs of other settings, text or code lie there too and are not used", len(others))
+    def cautions(self) -> list[tuple[str, str]]:
+        """What a plan says about itself that weakens its answer: a few words, and what they mean."""
+        found = []
+        for name, arm in self.arms.items():
+            steps = min(arm.steps[budget] for budget in self.ablation.budgets)
+            if (peak := peak_factor(steps, arm.run.optim)) < LOW:
+                found.append((f"The warm-up of {name} is long:", f"its rate never rises above {peak:.0%} of optim.lr."))
+        trials = self.ablation.tune.trials
+        for name, search in self.searches.items():
+            if 0 < trials < (least := 1 + 2 * len(search.knobs)):
+                knobs = f"{len(search.knobs)} settings need {least} to look to both sides of each."
+                found.append((f"{name} is tuned in {trials} trials:", knobs))
+        return found
 
     def cost(self, cell: Cell) -> float:
         return self.arms[cell.arm].seconds(cell.run.trainer["max_steps"])
@@ -184,10 +145,12 @@ class Laboratory:
 
     def write_record(self) -> None:
         """ablation.json: all that the report needs beside the runs themselves."""
+        self.record.setdefault("begun", now())
         self.record |= asdict(self.ablation) | {
             "overrides": self.config.overrides,
             "common": self.ablation.overrides,
             "contrasts": self.ablation.contrasts(),
+            "cautions": self.cautions(),
             "command": self.command,
             "threads": self.threads,
             "workers": self.workers,
@@ -206,13 +169,9 @@ class Laboratory:
         write_text(self.path / "ablation.json", json.dumps(self.record, indent=1) + "\n")
 
     def describe(self, arm: Arm) -> dict[str, Any]:
-        keys = ("words", "matched", "tuned", "n_params", "flops_per_token", "tokens_per_step", "seconds_per_step")
         settings = flat(asdict(arm.run) | {"logger": {}})
-        return {key: getattr(arm, key) for key in (*keys, "steps", "vocab_size", "identity")} | {"settings": settings}
+        return {key: getattr(arm, key) for key in DESCRIBED} | {"settings": settings}
 
 
-def default_dir(config: AblateConfig) -> Path:
-    """ablations/ and the name; other overrides make another folder."""
-    words = json.dumps(config.overrides)
-    suffix = f"-{hashlib.sha256(words.encode()).hexdigest()[:8]}" if config.overrides else ""
-    return Path("ablations") / f"{config.ablation.name}{suffix}"
+def now() -> str:
+    return datetime.now().astimezone().isoformat(sep=" ", timespec="minutes")

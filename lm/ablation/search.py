@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from lm.ablation import tune
+from lm.ablation.arms import Arm
 from lm.ablation.config import METRICS, AblationConfig
-from lm.ablation.plan import Arm, Cell, cell
+from lm.ablation.plan import Cell, cell
 from lm.config import BadInput
 from lm.run import flat
 

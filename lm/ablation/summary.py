@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from lm.ablation.progress import spell
+from lm.ablation.report.warnings import cautions
 from lm.ablation.run import Laboratory
 from lm.ablation.statistics import sentence
 from lm.ablation.study import Contrast, Study, read_study
@@ -34,6 +35,7 @@ def plan_table(laboratory: Laboratory) -> str:
             table(rows),
             "",
             f"{found}; {laboratory.workers} at a time, {laboratory.threads} thread each",
+            *(f"{head} {meaning}" for head, meaning in laboratory.cautions()),
             f"about {spell(seconds)} to go, by steps measured on this machine; all goes to {laboratory.path}",
         ]
     )
@@ -45,6 +47,7 @@ def result_table(path: Path) -> str:
     contrasts = study.contrasts()
     lines = [table([HEAD, *(row(one) for one in contrasts)]), ""]
     lines += [say(study, one) for one in contrasts if one.primary]
+    lines += [f"{head} {meaning}" for head, meaning in cautions(study, contrasts)]
     lines += [f"failed: {one.run_dir} ({one.error})" for one in study.rows if one.status in ("failed", "diverged")]
     counts = ", ".join(f"{n} {kind}" for kind, n in study.counts().items() if n)
     return "\n".join([*lines, "", f"{counts}; {path / 'report.html'}"])

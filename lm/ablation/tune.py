@@ -42,11 +42,10 @@ def best(done: Trials) -> Point:
     return min(done, key=lambda point: (done[point], sum(map(abs, point)), point))
 
 
-def inside(done: Trials) -> list[bool]:
-    """For each setting, whether values on both sides of the best one were tried."""
-    centre = best(done)
-    columns = zip(*done, strict=True)
-    return [min(values) < at < max(values) for values, at in zip(columns, centre, strict=True)]
+def inside(done: Trials) -> list[bool | None]:
+    """For each setting, whether values on both sides of the best one were tried; None where only one value was."""
+    columns = [(at, set(values)) for at, values in zip(best(done), zip(*done, strict=True), strict=True)]
+    return [min(values) < at < max(values) if len(values) > 1 else None for at, values in columns]
 
 
 def values(point: Point, start: list[float], factor: float) -> list[float]:

@@ -38,11 +38,15 @@ def again_section(study: Study) -> list[str]:
     devices = sorted({str(row.result["device"]) for row in done})
     seeds = ", ".join(map(str, record["seeds"]))
     tuned = f"; for tuning {', '.join(map(str, record['tune']['seeds']))}" if record["tune"]["trials"] else ""
+    sizes = {arm["identity"]["data_hash"]: (arm["train_tokens"], arm["val_tokens"]) for arm in record["arms"].values()}
+    text = "; ".join(f"{train:,} tokens to train on, {val:,} to validate on" for train, val in sizes.values())
     facts = [
+        ["begun, ended", f"{record['begun']}, {record.get('ended', 'not yet')}"],
         ["machine", plain(f"{record['machine']}; {record['workers']} runs at a time, {record['threads']} thread each")],
         ["devices of the runs", plain(", ".join(devices) or "none yet")],
         ["Python", plain(f"{record['python']}{versions}")],
         ["seeds", f"{seeds}{tuned}"],
+        ["text", text],
         *hashes(study),
         [
             "resumed after an interruption",

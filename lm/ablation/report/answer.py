@@ -1,5 +1,6 @@
 """The head of a report: the question, its answer in words that need no training, and what the answer rests on."""
 
+import math
 from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
@@ -28,6 +29,8 @@ def answer(study: Study, contrasts: Sequence[Contrast]) -> list[str]:
     lines = "  \n".join(f"**{plain(line)}**" for line in short).splitlines()
     if 0 < len(said) <= MOST:
         lines += ["", *(f"{'- ' * (len(said) > 1)}{plain(line)}" for line in said)]
+    if others := beside(study, contrasts):
+        lines += ["", plain(others)]
     return [f"# {plain(study.record['question'])}", "\n".join(f"> {line}".rstrip(" " * (not line)) for line in lines)]
 
 
@@ -51,6 +54,21 @@ def short_answer(asked: Sequence[Contrast], arm: str) -> str:
     groups = groupby(found, key=lambda pair: pair[0])
     line = "; ".join(f"at equal {' and '.join(budget for _, budget in group)}, {words}" for words, group in groups)
     return f"{line[0].upper()}{line[1:]}."
+
+
+def beside(study: Study, contrasts: Sequence[Contrast]) -> str:
+    """The other arms in a line: what is decided about them, under the first budget."""
+    budget = study.record["budgets"][0]
+    others = [one for one in contrasts if one not in primary(contrasts) and one.budget == budget]
+    digits = max(0, 2 - math.floor(math.log10(study.record["matters"])))
+    found = [
+        f"{one.arm} {one.comparison.verdict} than {one.baseline} by {abs(one.comparison.mean or 0):.{digits}f}"
+        for one in others
+        if one.comparison.verdict in ("better", "worse")
+    ]
+    found += [f"{one.arm} equivalent to {one.baseline}" for one in others if one.comparison.verdict == "equivalent"]
+    where = f" (at equal {BUDGETS[budget]})" * (len(study.record["budgets"]) > 1)
+    return f"Beside the question{where}: {'; '.join(found)}." if found else ""
 
 
 def who_wins(one: Contrast) -> str:

@@ -38,7 +38,7 @@ def tuning_table(study: Study, searches: Searches) -> str:
         failed = str(len(trials) - len(known_losses(study, search)))
         for knob in search["knobs"]:
             values = [trial["values"][knob] for trial in trials]
-            where = "inside" if search["inside"][knob] else "**at the edge**"
+            where = {True: "inside", False: "**at the edge**", None: "**not varied**"}[search["inside"][knob]]
             found = f"{best['values'][knob]:g}" if best else "-"
             tried = f"{min(values):g} to {max(values):g}"
             rows.append([plain(arm), plain(knob), found, where, tried, f"{values[0]:g}", str(len(trials)), failed])

@@ -13,9 +13,14 @@ PLACE = ("device", "threads", "precision", "python")
 
 
 def warnings_list(study: Study, contrasts: Sequence[Contrast]) -> list[str]:
-    asked = primary(contrasts)
-    found = [*progress(study), *losses(study), *edges(study), *small(study, asked), *unequal(study, asked)]
-    return ["\n".join(f"- **{plain(head)}** {plain(meaning)}" for head, meaning in found)]
+    lines = (f"- **{plain(head)}** {plain(meaning)}" for head, meaning in cautions(study, contrasts))
+    return ["\n".join(lines)]
+
+
+def cautions(study: Study, contrasts: Sequence[Contrast]) -> list[tuple[str, str]]:
+    asked, planned = primary(contrasts), map(tuple, study.record["cautions"])
+    about_runs = [*progress(study), *unused(study), *losses(study)]
+    return [*about_runs, *planned, *edges(study), *small(study, asked), *unequal(study, asked)]
 
 
 def progress(study: Study) -> Iterator[tuple[str, str]]:
@@ -31,6 +36,19 @@ def progress(study: Study) -> Iterator[tuple[str, str]]:
         yield "Tuning is not finished.", "The runs that are missing wait for it."
 
 
+def unused(study: Study) -> Iterator[tuple[str, str]]:
+    """Finished runs of other seeds: whoever takes seeds away after seeing them can have any verdict."""
+    found = study.unused()
+    known = {(row.arm, row.seed) for row in study.rows}
+    if seeds := sorted({(arm, seed) for arm, seed in found if (arm, seed) not in known}):
+        names = ", ".join(f"{arm} seed {seed}" for arm, seed in seeds)
+        yield f"Finished but left out: {names}.", "A verdict that was reached by leaving runs out is none."
+    if (n := sum(one in known for one in found)) == 1:
+        yield "1 finished run here is not used:", "its settings, text or training code were others."
+    elif n:
+        yield f"{n} finished runs here are not used:", "their settings, text or training code were others."
+
+
 def losses(study: Study) -> Iterator[tuple[str, str]]:
     for kind, meaning in (
         ("diverged", "Its seed is left out of the contrasts: they flatter an arm that does not always come to an end."),
@@ -44,9 +62,13 @@ def losses(study: Study) -> Iterator[tuple[str, str]]:
 
 def edges(study: Study) -> Iterator[tuple[str, str]]:
     searches = study.record.get("searches", {}) if study.record["tune"]["trials"] else {}
-    outer = {arm: [knob for knob, inside in one["inside"].items() if not inside] for arm, one in searches.items()}
-    if named := "; ".join(f"{arm} ({', '.join(knobs)})" for arm, knobs in outer.items() if knobs):
-        yield f"The best value lies at the edge of what was tried: {named}.", "There may be better ones beyond."
+    for lies, head, meaning in (
+        (False, "The best value lies at the edge of what was tried", "There may be better ones beyond."),
+        (None, "Not varied", "Too few trials for so many settings; whatever suits these arms there is luck."),
+    ):
+        outer = {arm: [knob for knob, where in one["inside"].items() if where is lies] for arm, one in searches.items()}
+        if named := "; ".join(f"{arm} ({', '.join(knobs)})" for arm, knobs in outer.items() if knobs):
+            yield f"{head}: {named}.", meaning
 
 
 def small(study: Study, asked: Sequence[Contrast]) -> Iterator[tuple[str, str]]:

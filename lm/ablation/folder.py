@@ -1,0 +1,55 @@
+"""The folder of an ablation: whose it is, and who is at work in it."""
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import filelock
+
+from lm.ablation.config import AblateConfig, AblationConfig
+from lm.config import BadInput
+from lm.files import remove_partial
+
+
+def default_dir(config: AblateConfig) -> Path:
+    """ablations/ and the name; other overrides make another folder."""
+    words = json.dumps(config.overrides)
+    suffix = f"-{hashlib.sha256(words.encode()).hexdigest()[:8]}" if config.overrides else ""
+    return Path("ablations") / f"{config.ablation.name}{suffix}"
+
+
+def read_record(path: Path, ablation: AblationConfig, overrides: list[str]) -> dict[str, Any]:
+    """What an earlier call has left in the folder, if any. Raises BadInput if that was not this ablation."""
+    try:
+        there: dict[str, Any] = json.loads((path / "ablation.json").read_text())
+    except FileNotFoundError:
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise BadInput(f"output_dir={path}: holds no ablation; name a new or an empty folder") from None
+        return {}
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path / 'ablation.json'}: cannot be read ({error})") from error
+    here = {"name": ablation.name, "overrides": overrides, "metric": ablation.metric}
+    for key, value in here.items():
+        if there.get(key) != value:
+            found = f"{key} is {there.get(key)} there, {value} now"
+            raise BadInput(f"output_dir={path}: holds another ablation ({found}); name another output_dir")
+    return there
+
+
+@contextlib.contextmanager
+def claim(path: Path) -> Iterator[None]:
+    """Hold the folder while working in it. Raises BadInput if another process does."""
+    path.mkdir(parents=True, exist_ok=True)
+    lock = filelock.FileLock(path / ".lock")
+    try:
+        lock.acquire(blocking=False)
+    except filelock.Timeout:
+        raise BadInput(f"output_dir={path}: another process is at work there") from None
+    try:
+        remove_partial(path)
+        yield
+    finally:
+        lock.release()
