@@ -152,6 +152,7 @@ def test_two_drivers_do_not_share_a_folder(lab: Ablate) -> None:
 TUNE = TuneConfig(trials=5, widening=2, seeds=[77], knobs=["optim.lr", "head.table_lr", "head.head_lr"])
 
 
+@pytest.mark.slow
 def test_every_arm_is_tuned_with_as_many_trials_on_seeds_that_are_not_reported(lab: Ablate) -> None:
     laboratory = lab(seeds=[0], tune=TUNE)
     study = read_study(laboratory.path)

@@ -359,7 +359,8 @@ def test_a_run_killed_before_its_result_keeps_its_rows(left_alone: Path) -> None
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's own, inside its compiler
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # which torch hides from users
-def test_a_compiled_model_is_measured_too(corpus: Path, tmp_path: Path) -> None:
+def test_a_compiled_model_is_measured_too(corpus: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    request.addfinalizer(torch.compiler.reset)  # what it has learned of a model with hooks is for no other test
     rows = {}
     for compiled in (False, True):
         run = short(corpus, tmp_path / str(compiled), head=HEADS["tied_scaled"], diagnostics=DiagnosticsConfig(every=3))

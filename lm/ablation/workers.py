@@ -9,6 +9,7 @@ import logging
 import multiprocessing
 import multiprocessing.forkserver
 import os
+import signal
 import sys
 import threading
 import traceback
@@ -121,6 +122,8 @@ def note_death(place: Place, exitcode: int) -> None:
 def work(run: RunConfig, place: Place, line: Connection, gpu: int | None) -> None:
     """The life of a worker: one run. Whatever it says goes to the cell's log."""
     threading.Thread(target=end_with_driver, args=(line,), daemon=True).start()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal, for all its processes; the driver says when to stop
+    signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(128 + signum))
     log = os.open(place.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream in (1, 2):
         os.dup2(log, stream)
