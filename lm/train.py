@@ -38,15 +38,17 @@ def run_directory(run: RunConfig) -> Path:
     return Path(run.run_dir).expanduser() if run.run_dir else default_dir(run)
 
 
-def train(run: RunConfig) -> dict[str, Any]:
+def train(run: RunConfig, data: TextData | None = None) -> dict[str, Any]:
     """Train one run, or finish it, or read the result it already has. Returns the content of result.json.
+
+    `data` is what `prepare` gives for this run, if the caller has called it.
 
     Raises BadInput for what the user can mend (nothing is left behind, nothing of an earlier run is touched) and
     Interrupted after a signal; the same call then goes on where it stopped.
     """
     bar = sys.stderr.isatty() and bool(run.trainer.get("enable_progress_bar", True))
     options, place, threads = resolve(run), RunDirectory(run_directory(run)), set_threads(run.threads)
-    data = prepare(run.data, run.tokenizer, quiet=not bar)
+    data = data or prepare(run.data, run.tokenizer, quiet=not bar)
     settings = asdict(run) | {
         "run_dir": str(place.path),
         "threads": threads,

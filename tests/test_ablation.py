@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,9 +17,9 @@ from conftest import ROOT, Script
 from hydra import initialize_config_dir
 from test_plan import SMALL, question
 
-from lm.ablation.arms import change
 from lm.ablation.config import AblateConfig, TuneConfig
 from lm.ablation.folder import claim
+from lm.ablation.match import change
 from lm.ablation.plan import cells
 from lm.ablation.run import Laboratory, ablate
 from lm.ablation.study import Study, read_study
@@ -89,12 +90,31 @@ def test_changed_sources_or_text_are_not_silently_reused(
     lab: Ablate, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = stamps(lab(seeds=[0]).path)
-    monkeypatch.setattr("lm.ablation.arms.source_hash", lambda: "another")
+    monkeypatch.setattr("lm.ablation.arms.source_hash", lambda linear: "another")
     other_code = stamps(lab(seeds=[0]).path)
     assert len(other_code) == 4
     assert first.items() <= other_code.items()
     corpus.write_text(corpus.read_text() + "another line\n" * 9)
     assert len(stamps(lab(seeds=[0]).path)) == 6
+
+
+def during(condition: Callable[[], object], act: Callable[[], object]) -> None:
+    """Do something as soon as a condition holds, while the ablation runs."""
+    threading.Thread(target=lambda: (wait_for(condition), act()), daemon=True).start()
+
+
+def test_a_text_edited_while_runs_go_on_gives_no_verdict_of_two_texts(
+    lab: Ablate, corpus: Path, tmp_path: Path
+) -> None:
+    text = corpus.read_text()
+    during(lambda: list(tmp_path.glob("out/cells/*/*.csv")), lambda: corpus.write_text(text + "another line\n" * 9))
+    laboratory = lab(seeds=[0, 1, 2, 3])
+    planned, rows = laboratory.arms["tied"].identity["data_hash"], read_study(laboratory.path).rows
+    assert {row.result["data_hash"] for row in rows if row.result} == {planned}
+    failed = [row.error for row in rows if row.status == "failed"]
+    assert failed
+    assert all("has changed since" in error for error in failed)
+    assert set(status(read_study(lab(seeds=[0, 1, 2, 3]).path)).values()) == {"done"}
 
 
 def test_a_cell_that_diverges_or_breaks_is_recorded_and_the_rest_go_on(lab: Ablate) -> None:
@@ -181,41 +201,74 @@ def test_every_arm_is_tuned_with_as_many_trials_on_seeds_that_are_not_reported(l
     assert len({len(search["trials"]) for search in grown.record["searches"].values()}) == 1
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
+def test_a_killed_trial_is_tried_again_and_never_a_bad_value(lab: Ablate, tmp_path: Path) -> None:
+    few = TuneConfig(trials=3, widening=0, seeds=[77], knobs=["optim.lr"])
+    quiet = [arm.tuned for arm in lab(seeds=[0], tune=few, folder="quiet").arms.values()]
+
+    victims = tmp_path / "once/trials/untied"
+    during(lambda: workers_of(victims), lambda: os.kill(workers_of(victims)[0], signal.SIGKILL))
+    once = lab(seeds=[0], tune=few, folder="once")
+    assert [arm.tuned for arm in once.arms.values()] == quiet
+    assert once.n_failed() == 0
+
+    stop, folder = threading.Event(), tmp_path / "always"
+    threading.Thread(target=lambda: kill_until(stop, folder / "trials/untied"), daemon=True).start()
+    broken = lab(seeds=[0], tune=few, folder="always")
+    stop.set()
+    assert broken.n_failed() == 1
+    assert {row.arm: row.status for row in read_study(folder).rows} == {"tied": "done", "untied": "missing"}
+    assert "untied could not be tuned" in (folder / "report.md").read_text()
+    mended = lab(seeds=[0], tune=few, folder="always")
+    assert [arm.tuned for arm in mended.arms.values()] == quiet
+    assert mended.n_failed() == 0
+
+
+def kill_until(stop: threading.Event, place: Path) -> None:
+    while not stop.wait(0.02):
+        for worker in workers_of(place):
+            os.kill(worker, signal.SIGKILL)
+
+
 # The driver as a process of its own, to be killed.
 
 DRIVER = f"""
 import sys; sys.path[:0] = [{str(ROOT / "tests")!r}]
 from test_ablation import drive
-drive(sys.argv[1], sys.argv[2:])
+drive(sys.argv[1], int(sys.argv[2]), sys.argv[3:])
 """
 
 
-def drive(folder: str, words: list[str]) -> None:
-    config = AblateConfig(ablation=question(overrides=words), output_dir=folder, workers=2)
+def drive(folder: str, trials: int, words: list[str]) -> None:
+    tune = TuneConfig(trials=trials, widening=0, seeds=[77], knobs=["optim.lr"])
+    config = AblateConfig(ablation=question(overrides=words, tune=tune), output_dir=folder, workers=2)
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        ablate(config, lambda said: compose("train", said, RunConfig), "the command")
+        laboratory = ablate(config, lambda said: compose("train", said, RunConfig), "the command")
+    sys.exit(int(laboratory.n_failed() > 0))
 
 
-def start(folder: Path, words: list[str]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-c", DRIVER, str(folder), *words], stderr=subprocess.DEVNULL)
+def start(folder: Path, words: list[str], trials: int = 0) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-c", DRIVER, str(folder), str(trials), *words]
+    return subprocess.Popen(command, stderr=subprocess.DEVNULL)
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 120) -> None:
+def wait_for(condition: Callable[[], object], seconds: float = 300) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.02)
 
 
-def workers_of(folder: Path) -> list[int]:
-    """Processes that hold a cell of this folder, by the files they have open."""
+def workers_of(place: Path) -> list[int]:
+    """Processes that run a cell whose files' names begin so, by the log they have open."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
             links = [os.readlink(link) for link in (process / "fd").iterdir()]
         except OSError:
             continue
-        if any(link.startswith(str(folder / "cells")) and link.endswith(".log") for link in links):
+        if any(link.startswith(str(place)) and link.endswith(".log") for link in links):
             found.append(int(process.name))
     return found
 
@@ -224,22 +277,21 @@ def workers_of(folder: Path) -> list[int]:
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
 def test_a_driver_killed_at_any_moment_loses_nothing(words: list[str], tmp_path: Path) -> None:
     folder, longer = tmp_path / "out", [*words, "trainer.max_steps=400"]
-    for checkpoints in (1, 30):
-        driver = start(folder, longer)
-        wait_for(lambda n=checkpoints: len(list(folder.glob("cells/*/checkpoints/step-*"))) >= 1 and n)
-        wait_for(lambda n=checkpoints: any(Place(one).steps() >= 5 * n for one in folder.glob("cells/*-*[0-9a-f]")))
+    for place, steps in (("trials", 5), ("cells", 5), ("cells", 150)):
+        driver = start(folder, longer, trials=2)
+        wait_for(lambda: any(Place(one).steps() >= steps for one in folder.glob(f"{place}/*-*[0-9a-f]")))  # noqa: B023
         assert workers_of(folder)
         driver.kill()
         driver.wait()
         wait_for(lambda: not workers_of(folder), 10)  # they end with it
     before = stamps(folder)
-    driver = start(folder, longer)
+    driver = start(folder, longer, trials=2)
     assert driver.wait(300) == 0
     study = read_study(folder)
     assert set(status(study).values()) == {"done"}
     assert before.items() <= stamps(folder).items()
     assert any(row.result["resumed_from"] for row in study.rows)  # they went on, not anew
-    quiet = start(tmp_path / "quiet", longer)
+    quiet = start(tmp_path / "quiet", longer, trials=2)
     assert quiet.wait(300) == 0
     losses = [
         {(row.arm, row.seed): row.result["val_loss"] for row in read_study(p).rows}
@@ -255,7 +307,7 @@ def test_a_killed_worker_is_recorded_and_done_again_by_the_same_command(words: l
     driver = start(folder, longer)
     wait_for(lambda: workers_of(folder))
     os.kill(workers_of(folder)[0], signal.SIGKILL)
-    assert driver.wait(300) == 0
+    assert driver.wait(300) == 1
     found = [row for row in read_study(folder).rows if row.status == "failed"]
     assert [row.error for row in found] == ["killed by signal 9"]
     assert start(folder, longer).wait(300) == 0

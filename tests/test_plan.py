@@ -9,9 +9,10 @@ import pytest
 from hydra import initialize_config_dir
 
 from lm.ablation import source
-from lm.ablation.arms import SAME_SIZE, Arm, build_arms, change, ghost
-from lm.ablation.calibrate import calibrate
+from lm.ablation.arms import Arm, build_arms
+from lm.ablation.calibrate import calibrate, computation
 from lm.ablation.config import AblationConfig, TuneConfig
+from lm.ablation.match import SAME_SIZE, change, ghost
 from lm.ablation.plan import Cell, cell, cells, set_steps
 from lm.ablation.source import source_hash
 from lm.cli import compose
@@ -80,6 +81,12 @@ def test_the_command_line_overrules_what_is_common(build: Build) -> None:
         ({}, ["run_dir=x"], "run_dir=x"),
         ({}, ["trainer.devices=2"], "trainer.devices"),
         ({}, ["data.path=/absent"], "/absent"),
+        (
+            {"arms": {"a": [], "b": ["data.val_fraction=0.4"]}, "baseline": "a", "primary": []},
+            [],
+            "a would be scored on",
+        ),
+        ({"arms": {"a": [], "b": ["tokenizer=char"]}, "baseline": "a", "primary": []}, [], "choose val_bpb"),
         ({"match": {"untied": "model.n_layers"}}, [], "arms.untied: ablation.match: model.n_layers=1"),
     ],
 )
@@ -106,6 +113,12 @@ def test_what_cannot_be_compared_is_refused_by_name(build: Build, changes: dict,
         ({"match": {"tied": "model.d_ff"}}, "ablation.match: tied"),
         ({"reseed": {"untied": 0}}, "ablation.reseed.untied"),
         ({"reseed": {"untied": 1}}, "seeds of its own"),
+        (
+            {"reseed": {"untied": 76}, "tune": TuneConfig(trials=4, seeds=[77])},
+            "leads to 77, one of ablation.tune.seeds",
+        ),
+        ({"name": "../x"}, "ablation.name=../x"),
+        ({"name": ".."}, "ablation.name=.."),
         ({"matters": 0.0}, "ablation.matters"),
         ({"metric": "loss"}, "ablation.metric=loss"),
         ({"budgets": ["tokens", "tokens"]}, "ablation.budgets"),
@@ -222,6 +235,24 @@ def test_the_sources_are_hashed_without_their_comments(monkeypatch: pytest.Monke
     assert source_hash() == before
     optim.write_text(text.replace("min(1.0, (step + 1)", "min(1.0, (step + 2)"))
     assert source_hash() != before
+
+
+def test_a_layer_of_the_users_counts_as_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    own = tmp_path / "layers_of_mine.py"
+    own.write_text("import torch\nclass Own(torch.nn.Linear):\n    pass\n")
+    before = source_hash("layers_of_mine.Own")
+    assert before != source_hash()
+    own.write_text(own.read_text() + "SCALE = 2\n")
+    assert source_hash("layers_of_mine.Own") != before
+
+
+def test_what_changes_the_cost_of_a_step_is_measured_apart(build: Build) -> None:
+    arms = {"plain": [], "mixed": ["trainer.precision=bf16-mixed"], "often": ["trainer.accumulate_grad_batches=4"]}
+    arms |= {"tuned": ["optim.lr=0.1"], "compiled": ["compile=true"], "untied": ["head=untied"]}
+    found = {name: computation(arm) for name, arm in build(question(arms=arms, baseline="plain", primary=[])).items()}
+    assert found.pop("tuned") == found["plain"]
+    assert len(set(found.values())) == len(found)
 
 
 def test_a_step_of_a_larger_arm_takes_longer(build: Build) -> None:

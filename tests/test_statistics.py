@@ -455,7 +455,7 @@ def test_a_verdict_in_words() -> None:
     )
     assert say(only([-0.01, -0.04, 0.005, -0.025], 0.01)) == (
         "undecided between untied and tied: -0.0175 nats per token (95 % interval -0.0483 to +0.0133, 4 seeds); "
-        "about 12 seeds in all would decide."
+        "about 12 seeds, all of them fresh, would decide."
     )
     assert say(only([-1.0, 1.1, 0.9, -0.9], 0.01)).endswith("; even 100 seeds would probably not decide.")
     assert say(only([-0.031], 0.01)) == (

@@ -1,10 +1,13 @@
 """What a folder's runs say: pairs by seed, each comparison counted once."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from lm.ablation.study import Row, Study
+from lm.ablation.study import Row, Study, read_row
 
 LOSSES = {"a": [1.0, 1.1, 1.2], "b": [0.9, 1.02, 1.09], "c": [1.01, 1.12, 1.19]}
 
@@ -59,3 +62,32 @@ def test_a_seed_that_lacks_a_run_is_named_and_left_out() -> None:
 
 def test_without_runs_nothing_is_said() -> None:
     assert [one.comparison.mean for one in study([]).contrasts()] == [None] * 4
+
+
+def diverged(arm: str, seed: int) -> Row:
+    return Row(arm, seed, ["tokens"], f"cells/{arm}-{seed}", 10, "diverged", "the loss is nan", {})
+
+
+def test_an_arm_is_not_praised_by_the_seeds_that_it_survived() -> None:
+    whole = [row(arm, seed, ["tokens"]) for arm in "ab" for seed in range(3)]
+    whole += [replace(one, seed=one.seed + 3) for one in whole]  # enough for a verdict without one of them
+    for arms, expected in ((("b",), "undecided"), (("a",), "better"), (("a", "b"), "undecided"), ((), "better")):
+        rows = [diverged(one.arm, 2) if one.arm in arms and one.seed == 2 else one for one in whole]
+        found = study(rows, ("tokens",), contrasts={"b": "a"}, primary=["b"], seeds=list(range(6)))
+        (one,) = found.contrasts()
+        assert one.comparison.verdict == expected
+        for arm in arms:
+            assert f"{arm} diverged on seed 2" in found.say(one)
+
+
+def test_a_result_made_of_something_else_is_no_result(tmp_path: Path) -> None:
+    place = tmp_path / "cells/a-seed0-x"
+    place.mkdir(parents=True)
+    (place / "result.json").write_text(json.dumps({"data_hash": "1", "tokenizer_hash": "t", "val_loss": 3.0}))
+    asked: Any = ("a", 0, ["tokens"], "cells/a-seed0-x", 10)
+    assert read_row(tmp_path, *asked, {"data_hash": "1", "tokenizer_hash": "t"}).status == "done"
+    other = read_row(tmp_path, *asked, {"data_hash": "2", "tokenizer_hash": "t"})
+    assert (other.status, other.result) == ("failed", {})
+    assert "data_hash" in other.error
+    (place / "result.json").write_text("")
+    assert "cannot be read" in read_row(tmp_path, *asked, {}).error

@@ -49,9 +49,28 @@ def test_a_far_optimum_is_approached_and_reported_as_not_inside() -> None:
     assert best(wider)[0] > best(done)[0]  # a widening goes on where the search stood
 
 
-def test_a_ridge_is_climbed_in_both_settings() -> None:
-    done = search(bowl(4, 2), 2, 12)
-    assert math.dist(best(done), (4, 2)) <= 1.5
+def test_a_ridge_is_followed() -> None:
+    """Neither setting alone leads far: what is best for one depends on the other."""
+
+    def ridge(point: Point) -> float:
+        along, across = point[0] + point[1], point[0] - point[1]
+        return (along - 6) ** 2 + 3 * across**2
+
+    done = search(ridge, 2, 12)
+    assert done[best(done)] < done[0, 0] / 3
+
+
+def test_what_is_not_allowed_is_never_proposed() -> None:
+    done: Trials = {}
+    while batch := propose(done, 2, 8, lambda point: point[0] <= 1):
+        done |= {point: bowl(5, 0)(point) for point in batch}
+    assert max(point[0] for point in done) == 1
+    assert len(done) == 8
+    assert inside(done)[0] is False
+
+
+def test_a_setting_that_was_never_varied_is_no_edge() -> None:
+    assert inside(search(bowl(0, 0), 2, 3)) == [True, None]
 
 
 def test_where_all_diverges_but_one_side_the_search_goes_there() -> None:

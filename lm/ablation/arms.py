@@ -1,22 +1,19 @@
 """The arms of an ablation: composed, checked, matched and counted. Nothing is trained here."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from lm.ablation.config import AblationConfig
+from lm.ablation.match import change, ghost, match_parameters
 from lm.ablation.source import source_hash
 from lm.config import BadInput, RunConfig
 from lm.data import TextData, prepare
 from lm.model.size import flops_per_token, n_params
-from lm.model.transformer import Transformer
 from lm.run import config_hash
 from lm.trainer import resolve, tokens_per_step
 
 Compose = Callable[[list[str]], RunConfig]  # overrides of train.py to a configuration
-SAME_SIZE = 0.01  # how near a matched arm comes to its baseline's parameters
 OURS = {
     "seed": "the seeds of an ablation are ablation.seeds=[...]",
     "run_dir": "each run of an ablation has a directory of its own below output_dir",
@@ -75,7 +72,9 @@ def build_arms(
                 texts[source] = prepare(run.data, run.tokenizer, quiet)
             arm = build_arm(name, config.arms[name], run, texts[source])
             if name in config.match:
-                value = match_parameters(arm, config.match[name], arms[config.contrasts()[name]].n_params)
+                value = match_parameters(
+                    run, arm.vocab_size, config.match[name], arms[config.contrasts()[name]].n_params
+                )
                 arm = build_arm(name, config.arms[name], change(run, value), texts[source])
                 arm.matched = value
         except BadInput as error:
@@ -83,6 +82,7 @@ def build_arms(
         arms[name] = arm
     arms = {name: arms[name] for name in config.arms}
     refuse_twins(config, arms)
+    refuse_other_texts(config, arms)
     return arms
 
 
@@ -102,7 +102,7 @@ def build_arm(name: str, words: list[str], run: RunConfig, data: TextData) -> Ar
         vocab_size=data.tokenizer.vocab_size,
         train_tokens=len(data.train),
         val_tokens=len(data.val),
-        identity={"data_hash": data.hash, "tokenizer_hash": data.tokenizer.hash, "source_hash": source_hash()},
+        identity=identity(run, data, options),
         tokens_per_step=tokens_per_step(run, options),
         n_params=n_params(net),
         flops_per_token=flops_per_token(net),
@@ -110,41 +110,15 @@ def build_arm(name: str, words: list[str], run: RunConfig, data: TextData) -> Ar
     )
 
 
-def ghost(run: RunConfig, vocab_size: int) -> Transformer:
-    """The model without memory."""
-    with torch.device("meta"):
-        return Transformer(run.model, run.head, vocab_size=vocab_size, seq_len=run.data.seq_len)
-
-
-def match_parameters(arm: Arm, key: str, target: int) -> dict[str, int]:
-    """The value of the integer setting `key` with which the arm's parameters come nearest to `target`.
-
-    Raises BadInput if that is not within SAME_SIZE.
-    """
-    unit = 2 * arm.run.model.n_heads if key == "model.d_model" else 1  # whole heads of even width
-
-    def count(value: int) -> int:
-        return n_params(ghost(change(arm.run, {key: value * unit}), arm.vocab_size))
-
-    low, high = 1, 2
-    while count(high) < target:
-        low, high = high, high * 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if count(middle) < target else (low, middle)
-    best = min((low, high), key=lambda value: abs(count(value) - target))
-    if abs(count(best) / target - 1) > SAME_SIZE:
-        near = f"{key}={best * unit} gives {count(best):,} parameters"
-        raise BadInput(f"ablation.match: {near}, the nearest to {target:,}; match by a finer setting (model.d_ff)")
-    return {key: best * unit}
-
-
-def change(run: RunConfig, values: dict[str, Any]) -> RunConfig:
-    """The run with dotted keys set; checked as if they had been typed."""
-    for key, value in values.items():
-        group, _, name = key.rpartition(".")
-        run = replace(run, **({group: replace(getattr(run, group), **{name: value})} if group else {name: value}))
-    return run
+def identity(run: RunConfig, data: TextData, options: dict[str, Any]) -> dict[str, str]:
+    """What decides a run's numbers beside its configuration."""
+    return {
+        "data_hash": data.hash,
+        "tokenizer_hash": data.tokenizer.hash,
+        "source_hash": source_hash(run.model.linear),
+        "device": options["accelerator"],
+        "precision": str(options["precision"]),
+    }
 
 
 def refuse_twins(config: AblationConfig, arms: dict[str, Arm]) -> None:
@@ -154,6 +128,23 @@ def refuse_twins(config: AblationConfig, arms: dict[str, Arm]) -> None:
         if key in seen:
             raise BadInput(
                 f"ablation.arms: {seen[key]} and {name} are the same configuration;"
-                f" for an A/A give one of them seeds of its own (ablation.reseed.{name}=1000)"
+                f" for an A/A give one of them seeds of its own (ablation.reseed.{name}=500)"
             )
         seen[key] = name
+
+
+def refuse_other_texts(config: AblationConfig, arms: dict[str, Arm]) -> None:
+    """Losses on different texts, or per token of different tokenizers, are no two measurements of one thing."""
+    for name, other in config.contrasts().items():
+        one, two = arms[name], arms[other]
+        if scored(one) != scored(two):
+            raise BadInput(f"ablation.arms: {name} and {other} would be scored on different validation texts")
+        if one.identity["tokenizer_hash"] != two.identity["tokenizer_hash"] and config.metric != "val_bpb":
+            raise BadInput(
+                f"ablation.metric={config.metric}: {name} and {other} have different tokenizers; choose val_bpb"
+            )
+
+
+def scored(arm: Arm) -> tuple[str, float]:
+    """What decides the validation text: all of the text, and how it is split."""
+    return arm.identity["data_hash"], arm.run.data.val_fraction

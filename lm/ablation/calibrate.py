@@ -1,6 +1,7 @@
 """What a training step of each arm costs on this machine."""
 
 import logging
+import os
 import platform
 import statistics
 import time
@@ -21,12 +22,16 @@ log = logging.getLogger(__name__)
 
 
 def measure(arms: dict[str, Arm], known: dict[str, float]) -> dict[str, float]:
-    """Give each arm its seconds per step; returns all that were ever measured, by configuration and machine.
+    """Give each arm its seconds per step; returns all that were ever measured, by configuration, code and machine.
 
     What is known is kept, for the number of steps follows from it. New arms are measured together with the others,
     since only times taken in turns compare, and put in proportion to what is known of those.
     """
-    keys = {name: f"{config_hash(arm.run)[:16]} {platform.node()}" for name, arm in arms.items()}
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+    where = f"torch {torch.__version__}, {platform.machine()}, {os.cpu_count()} cores, {gpu}"
+    keys = {
+        name: f"{config_hash(arm.run)[:16]} {arm.identity['source_hash'][:16]} {where}" for name, arm in arms.items()
+    }
     if set(keys.values()) - known.keys():
         log.info("measuring a training step of each arm")
         found = dict(zip(arms, calibrate(list(arms.values())), strict=True))
@@ -53,10 +58,17 @@ def calibrate(arms: list[Arm]) -> list[float]:
         rounds.append([step() for step in steps])
     first = statistics.median(times[0] for times in rounds)
     ratios: dict[str, list[float]] = {}
-    kinds = [repr((arm.run.model, arm.run.data, arm.run.head.kind, arm.vocab_size)) for arm in arms]
+    kinds = [computation(arm) for arm in arms]
     for i, kind in enumerate(kinds):  # arms that compute the same take the same time
         ratios.setdefault(kind, []).extend(times[i] / times[0] for times in rounds)
     return [first * statistics.median(ratios[kind]) for kind in kinds]
+
+
+def computation(arm: Arm) -> str:
+    """All that the cost of a step depends on; a split head is measured before its split."""
+    run, options = arm.run, resolve(arm.run)
+    trainer = sorted((key, value) for key, value in options.items() if key not in ("max_steps", "enable_progress_bar"))
+    return repr((run.model, run.data, run.head.kind, arm.vocab_size, run.optim.name, run.compile, trainer))
 
 
 class Step:

@@ -12,6 +12,7 @@ METRICS = {  # name in result.json -> (whether less is better, its unit)
     "val_top1": (False, "of tokens guessed"),
 }
 BUDGETS = ("tokens", "flops", "time")
+NAME = r"[\w.-]{1,40}"
 MATCHED_BY = ("model.d_ff", "model.d_model", "model.n_layers")
 
 
@@ -65,11 +66,13 @@ class AblationConfig:
     curve: str | None = None  # a setting to draw the contrasts over
 
     def __post_init__(self) -> None:
+        if not re.fullmatch(NAME, self.name) or set(self.name) == {"."}:
+            raise BadInput(f"ablation.name={self.name}: expected letters, digits, dots, - and _")
         choose("ablation.metric", self.metric, tuple(METRICS))
         if len(self.arms) < 2:
             raise BadInput(f"ablation.arms: has {len(self.arms)}, expected two or more")
         for name in self.arms:
-            if not re.fullmatch(r"[\w.-]{1,40}", name):
+            if not re.fullmatch(NAME, name):
                 raise BadInput(f"ablation.arms.{name}: expected a name of letters, digits, dots, - and _")
         places = [("baseline", [self.baseline]), ("primary", self.primary), ("against", self.against.values())]
         places += [(key, getattr(self, key)) for key in ("against", "match", "reseed")]
@@ -96,6 +99,8 @@ class AblationConfig:
         for name, offset in self.reseed.items():
             if offset < 1 or any(seed + offset in self.seeds for seed in self.seeds):
                 raise BadInput(f"ablation.reseed.{name}={offset}: expected a number that leads to seeds of its own")
+            if self.tune.trials and (both := {seed + offset for seed in self.seeds} & set(self.tune.seeds)):
+                raise BadInput(f"ablation.reseed.{name}={offset}: leads to {min(both)}, one of ablation.tune.seeds")
         if not self.seeds:
             raise BadInput("ablation.seeds: is empty; expected one or more")
         if not 0 < self.matters < math.inf:

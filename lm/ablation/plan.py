@@ -5,12 +5,13 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from lm.ablation.arms import Arm, change
+from lm.ablation.arms import Arm
 from lm.ablation.config import AblationConfig
+from lm.ablation.match import change
 from lm.config import RunConfig
 from lm.run import config_hash
 
-SAME_COST = {"tokens": 0.0, "flops": 0.02, "time": 0.1}  # costs of a step that differ by less count as equal
+SAME_COST = {"tokens": 0.0, "flops": 0.02, "time": 0.02}  # costs of a step that differ by less count as equal
 
 
 @dataclass(slots=True, frozen=True)
@@ -22,6 +23,7 @@ class Cell:
     name: str
     run: RunConfig
     tuned: dict[str, float]
+    identity: dict[str, str]
 
 
 def set_steps(config: AblationConfig, arms: dict[str, Arm]) -> None:
@@ -54,4 +56,4 @@ def cell(arm: Arm, seed: int, steps: int, tuned: dict[str, float]) -> Cell:
     run = replace(run, trainer={**run.trainer, "max_steps": steps})
     identity = json.dumps({"config": config_hash(run), **arm.identity}, sort_keys=True)
     digest = hashlib.sha256(identity.encode()).hexdigest()
-    return Cell(arm.name, seed, f"{arm.name}-seed{seed}-{digest[:10]}", run, tuned)
+    return Cell(arm.name, seed, f"{arm.name}-seed{seed}-{digest[:10]}", run, tuned, arm.identity)

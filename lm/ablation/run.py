@@ -15,16 +15,16 @@ import torch
 
 from lm.ablation.arms import Arm, Compose, build_arms
 from lm.ablation.calibrate import measure
+from lm.ablation.cautions import Caution, cautions, looked
 from lm.ablation.config import AblateConfig
 from lm.ablation.folder import claim, default_dir, read_record
 from lm.ablation.plan import Cell, cell, cells, set_steps
 from lm.ablation.progress import Progress
 from lm.ablation.report import write_report
-from lm.ablation.search import Search
+from lm.ablation.search import Tuning
 from lm.ablation.workers import Place, missing, prepare_workers, run_cells
 from lm.device import set_threads
 from lm.files import write_text
-from lm.optim import LOW, peak_factor
 from lm.run import flat
 
 DESCRIBED = (
@@ -68,45 +68,33 @@ class Laboratory:
         self.workers = config.workers or self.gpus or max(1, cores // self.threads)
         self.record["seconds_per_step"] = measure(self.arms, self.record.get("seconds_per_step", {}))
         set_steps(self.ablation, self.arms)
-        self.n_trials = [self.ablation.tune.trials, self.ablation.tune.trials + self.ablation.tune.widening]
-        if "trials_made" in self.record and self.record["tune"] == asdict(self.ablation.tune):
-            self.n_trials = [self.record["trials_made"]]
-        self.searches = {name: Search(self.ablation, arm, self.path / "trials") for name, arm in self.arms.items()}
+        self.tuning = Tuning(self.ablation, self.arms, self.path / "trials", self.record)
 
     def run(self) -> None:
-        self.record["tuning_done"] = not self.ablation.tune.trials
+        self.record["tuning_done"] = not self.tuning.open()
         self.write_record()
         with Progress(self.ablation.name, self.workers, self.cost) as self.progress:
             self.progress.expect(missing(self.all_cells(), self.path / "cells"), self.expected_trials())
-            self.search()
-            self.write_record()
-            self.carry_out(self.all_cells(), "cells")
-        self.record["ended"] = now()
+            if self.ablation.tune.trials:
+                self.tune()
+                self.write_record()
+            untuned = self.tuning.broken()
+            self.carry_out([one for one in self.all_cells() if one.arm not in untuned], "cells")
+        self.record |= {"ended": now(), "looks": looked(self.ablation, self.record)}
         self.write_record()
         write_report(self.path)
 
-    def cautions(self) -> list[tuple[str, str]]:
-        """What a plan says about itself that weakens its answer: a few words, and what they mean."""
-        found = []
-        for name, arm in self.arms.items():
-            steps = min(arm.steps[budget] for budget in self.ablation.budgets)
-            if (peak := peak_factor(steps, arm.run.optim)) < LOW:
-                found.append((f"The warm-up of {name} is long:", f"its rate never rises above {peak:.0%} of optim.lr."))
-        trials = self.ablation.tune.trials
-        for name, search in self.searches.items():
-            if 0 < trials < (least := 1 + 2 * len(search.knobs)):
-                knobs = f"{len(search.knobs)} settings need {least} to look to both sides of each."
-                found.append((f"{name} is tuned in {trials} trials:", knobs))
-        return found
+    def cautions(self) -> list[Caution]:
+        return cautions(self.ablation, self.arms, self.tuning.searches, self.record)
 
     def cost(self, cell: Cell) -> float:
         return self.arms[cell.arm].seconds(cell.run.trainer["max_steps"])
 
     def expected_trials(self) -> list[Cell]:
-        """As many cells as the search of each arm will make at least."""
-        settings, first = self.ablation.tune, self.ablation.budgets[0]
-        times = settings.trials * len(settings.seeds)
-        return [cell(arm, 0, arm.steps[first], {}) for arm in self.arms.values() for _ in range(times)]
+        """As many cells as the searches will make at least."""
+        first, seeds = self.ablation.budgets[0], self.ablation.tune.seeds
+        left = [(self.arms[name], n * len(seeds)) for name, n in self.tuning.to_make().items()]
+        return [cell(arm, 0, arm.steps[first], {}) for arm, n in left for _ in range(n)]
 
     def all_cells(self) -> list[Cell]:
         """Every reported cell once, seed by seed, so that whatever is interrupted has whole pairs."""
@@ -115,33 +103,21 @@ class Laboratory:
         return sorted(found.values(), key=lambda one: order[one.seed - self.ablation.reseed.get(one.arm, 0)])
 
     def n_failed(self) -> int:
-        """Reported cells that failed or diverged."""
+        """Reported cells that failed or diverged, and trials that came to no end."""
         found = (Place(self.path / "cells" / one.name).status()["status"] for one in self.all_cells())
-        return sum(status in ("failed", "diverged") for status in found)
+        return sum(status in ("failed", "diverged") for status in found) + sum(map(len, self.tuning.broken().values()))
 
     def carry_out(self, wanted: list[Cell], folder: str) -> None:
         place = self.path / folder
         self.progress.begin(missing(wanted, place), place, folder == "trials")
         run_cells(missing(wanted, place), place, self.workers, self.gpus, self.progress.tick)
 
-    def search(self) -> None:
-        """Tune every arm with the same number of trials, and all of them once more if one ended at an edge.
-
-        Arms that are added later get as many as the first ones had, so that what is decided stays.
-        """
-        settings = self.ablation.tune
-        if not settings.trials:
-            return
-        for number in self.n_trials:
-            while batch := [one for search in self.searches.values() for one in search.next_cells(number)]:
+    def tune(self) -> None:
+        for batch in self.tuning.rounds():
+            for _ in range(2):  # what was killed gets another try: an arm must not lose a value by an accident
                 self.carry_out(batch, "trials")
-                self.write_record()
-            if all(search.settled() for search in self.searches.values()):
-                break
-        self.record["trials_made"] = number
-        for search in self.searches.values():
-            search.apply()
-        self.record["tuning_done"] = True
+            self.write_record()
+        self.record |= {"trials_made": self.tuning.decided, "tuning_done": not self.tuning.broken()}
 
     def write_record(self) -> None:
         """ablation.json: all that the report needs beside the runs themselves."""
@@ -151,6 +127,7 @@ class Laboratory:
             "common": self.ablation.overrides,
             "contrasts": self.ablation.contrasts(),
             "cautions": self.cautions(),
+            "untuned": {name: [f"trials/{one.name}" for one in lost] for name, lost in self.tuning.broken().items()},
             "command": self.command,
             "threads": self.threads,
             "workers": self.workers,
@@ -158,7 +135,7 @@ class Laboratory:
             "python": platform.python_version(),
             "versions": {package: version(package) for package in PACKAGES},
             "arms": {name: self.describe(arm) for name, arm in self.arms.items()},
-            "searches": {name: search.summary() for name, search in self.searches.items() if search.done},
+            "searches": {name: search.summary() for name, search in self.tuning.searches.items() if search.done},
             "cells": [
                 {"arm": arm.name, "seed": one.seed - self.ablation.reseed.get(arm.name, 0), "budget": budget}
                 | {"run_dir": f"cells/{one.name}", "steps": one.run.trainer["max_steps"]}

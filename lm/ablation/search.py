@@ -1,6 +1,6 @@
-"""The tuning of one arm with real runs."""
+"""The tuning of the arms with real runs: as many trials for each, on seeds that are not reported."""
 
-import json
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -9,8 +9,11 @@ from lm.ablation import tune
 from lm.ablation.arms import Arm
 from lm.ablation.config import METRICS, AblationConfig
 from lm.ablation.plan import Cell, cell
+from lm.ablation.workers import Place
 from lm.config import BadInput
 from lm.run import flat
+
+TUNABLE = ("optim.", "head.", "model.")
 
 
 class Search:
@@ -22,9 +25,12 @@ class Search:
         self.sign = 1 if METRICS[self.metric][0] else -1
         known = flat(asdict(arm.run))
         for knob in self.settings.knobs:
-            if knob not in known or not isinstance(known[knob], float | None):
+            if not knob.startswith(TUNABLE) or not isinstance(known.get(knob, ""), float | None):
                 raise BadInput(f"ablation.tune.knobs: {knob} is none of a run's settings that take any number")
         self.knobs = [knob for knob in self.settings.knobs if known[knob]]  # not null, not zero
+        if self.settings.trials and not self.knobs:
+            named = ", ".join(self.settings.knobs)
+            raise BadInput(f"ablation.tune.knobs: {arm.name} has none of {named}, or it is 0; name one that it has")
         self.start = [float(known[knob]) for knob in self.knobs]
         self.done: tune.Trials = {}
         self.asked: list[tune.Point] = []
@@ -35,25 +41,31 @@ class Search:
     def cells(self, point: tune.Point) -> list[Cell]:
         return [cell(self.arm, seed, self.steps, self.values(point)) for seed in self.settings.seeds]
 
+    def allowed(self, point: tune.Point) -> bool:
+        try:
+            return bool(self.cells(point))
+        except BadInput:  # a fraction above one
+            return False
+
     def next_cells(self, budget: int) -> list[Cell]:
-        """The cells of the next trials, after taking in those that were asked for before."""
+        """The cells of the next trials, after taking in those that were asked for before; none after a broken one."""
+        if self.broken():
+            return []
         self.done |= {point: self.loss(point) for point in self.asked}
-        self.asked = tune.propose(self.done, len(self.knobs), budget)
+        self.asked = tune.propose(self.done, len(self.knobs), budget, self.allowed)
         return [one for point in self.asked for one in self.cells(point)]
 
+    def broken(self) -> list[Cell]:
+        """Trials that were asked for and have no outcome, as when they were killed: they say nothing about a value."""
+        asked = [one for point in self.asked for one in self.cells(point)]
+        return [one for one in asked if Place(self.folder / one.name).status()["status"] not in ("done", "diverged")]
+
     def loss(self, point: tune.Point) -> float:
-        """The mean over the tuning seeds; infinity where one of them has no result."""
-        results = [self.folder / one.name / "result.json" for one in self.cells(point)]
-        if not all(path.exists() for path in results):
+        """The mean over the tuning seeds; infinity where training diverged with one of them."""
+        found = [Place(self.folder / one.name).status() for one in self.cells(point)]
+        if not all("result" in one for one in found):
             return float("inf")
-        return sum(self.sign * json.loads(path.read_text())[self.metric] for path in results) / len(results)
-
-    def settled(self) -> bool:
-        return all(tune.inside(self.done))
-
-    def apply(self) -> None:
-        """Give the arm the best settings found; its own, where no trial came to an end."""
-        self.arm.tuned = self.values(tune.best(self.done))
+        return sum(self.sign * float(one["result"][self.metric]) for one in found) / len(found)
 
     def summary(self) -> dict[str, Any]:
         return {
@@ -66,3 +78,54 @@ class Search:
                 for point, loss in self.done.items()
             ],
         }
+
+
+class Tuning:
+    """The searches of all arms. What an earlier call has decided (`record`) holds until it is decided anew."""
+
+    def __init__(self, ablation: AblationConfig, arms: dict[str, Arm], folder: Path, record: dict[str, Any]) -> None:
+        self.ablation, self.settings, self.arms, self.folder = ablation, ablation.tune, arms, folder
+        same = record.get("tune") == asdict(ablation.tune)
+        self.decided = record.get("trials_made") if same else None
+        self.known = record.get("arms", {}) if self.decided else {}
+        for name in self.known.keys() & arms.keys():
+            arms[name].tuned = self.known[name]["tuned"]
+        self.searches = {name: Search(ablation, arm, folder) for name, arm in arms.items()}
+
+    def open(self) -> list[Arm]:
+        """Arms that have no settings of their own yet."""
+        return [arm for arm in self.arms.values() if self.settings.trials and not arm.tuned]
+
+    def to_make(self) -> dict[str, int]:
+        """By arm, how many trials there are at least to make."""
+        left = {}
+        for arm in self.open():
+            search = Search(self.ablation, arm, self.folder)  # another one, to go as far as trials have ended
+            while search.next_cells(self.settings.trials) and not search.broken():
+                pass
+            left[arm.name] = self.settings.trials - len(search.done)
+        return left
+
+    def rounds(self) -> Iterator[list[Cell]]:
+        """Batch after batch of trials, to be run before the next is asked for.
+
+        All arms get `trials`, and if one of them ended at an edge all get `widening` more: also those that are added
+        later, so that what is decided stays. An arm whose trial came to no end is left as it is.
+        """
+        for number in (self.settings.trials, self.settings.trials + self.settings.widening):
+            while batch := [one for search in self.searches.values() for one in search.next_cells(number)]:
+                yield batch
+            if self.decided == number or (self.decided is None and self.settled()):
+                break
+        if not self.broken():
+            self.decided = number
+        for name, search in self.searches.items():
+            self.arms[name].tuned = {} if search.broken() else search.values(tune.best(search.done))
+
+    def settled(self) -> bool:
+        return all(all(tune.inside(search.done)) for search in self.searches.values() if search.done)
+
+    def broken(self) -> dict[str, list[Cell]]:
+        """By arm, the trials that have come to no end."""
+        found = {name: search.broken() for name, search in self.searches.items()}
+        return {name: cells for name, cells in found.items() if cells}

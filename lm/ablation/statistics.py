@@ -36,7 +36,7 @@ class Comparison:
     p_equivalent_adjusted: float | None = None
     minimum_detectable: float | None = None
     verdict: str = "undecided"  # better, worse, equivalent, undecided
-    seeds_needed: int | None = None  # in all, where undecided: about so many would decide; None also above 100
+    seeds_needed: int | None = None  # where undecided: about so many, if looked at once; None also above 100
 
 
 def interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float] | None:
@@ -141,7 +141,8 @@ def judge(family: Mapping[str, Sequence[float]], matters: float, lower_is_better
     `matters`, in the metric's unit, is the smallest difference that would change a decision. equivalent: the true
     difference is shown to be smaller than that, be it zero or not. better, worse: there is shown to be one. Else
     undecided, as with fewer than two seeds; such contrasts do not count. At most 5 % of families without any true
-    difference hold a better or a worse, and as few hold an equivalent where all differences matter.
+    difference hold a better or a worse, and as few hold an equivalent where all differences matter: for who looks
+    once. Who adds seeds until something is decided finds a difference where there is none in 8 to 14 % of cases.
 
     Raises ValueError for a difference that is no number, or for matters of zero or less.
     """
@@ -176,12 +177,17 @@ def judge(family: Mapping[str, Sequence[float]], matters: float, lower_is_better
     return found
 
 
+def decimals(matters: float) -> int:
+    """Digits after the point in which a difference is said: two more than `matters` has."""
+    return max(0, 2 - math.floor(math.log10(matters)))
+
+
 def sentence(name: str, baseline: str, comparison: Comparison, unit: str, matters: float) -> str:
-    """A verdict in words, with two digits more than `matters` has. Intervals stand as if there were one comparison.
+    """A verdict in words. Intervals stand as if there were one comparison.
 
     Equivalence leaves 5 % for each side, so it is the 90 % interval that lies within +-matters.
     """
-    one, digits = comparison, max(0, 2 - math.floor(math.log10(matters)))
+    one, digits = comparison, decimals(matters)
     if one.mean is None:
         return f"undecided between {name} and {baseline}: no seed has finished in both."
     signed, size = f"{one.mean:+z.{digits}f} {unit}", f"{abs(one.mean):.{digits}f} {unit}"
@@ -199,6 +205,6 @@ def sentence(name: str, baseline: str, comparison: Comparison, unit: str, matter
     signed += f" (95 % interval {one.ci_low:+z.{digits}f} to {one.ci_high:+z.{digits}f}, {one.n} seeds)"
     if one.ci_low * one.ci_high > 0:
         signed += ", an interval without zero, but not after correction for the number of comparisons"
-    more = f"about {one.seeds_needed} seeds in all would decide"
+    more = f"about {one.seeds_needed} seeds, all of them fresh, would decide"
     more = more if one.seeds_needed else f"even {MOST_SEEDS} seeds would probably not decide"
     return f"undecided between {name} and {baseline}: {signed}; {more}."

@@ -4,13 +4,13 @@ import csv
 import json
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 from lm.ablation.config import METRICS
-from lm.ablation.statistics import Comparison, judge
+from lm.ablation.statistics import Comparison, decimals, judge, sentence
 from lm.ablation.workers import Place
 from lm.config import BadInput
 
@@ -39,6 +39,7 @@ class Contrast:
     differences: list[float]  # arm minus baseline, in the order of the seeds
     lost: list[int]  # seeds that lack one of the two
     comparison: Comparison
+    diverged: dict[str, list[int]]  # arm -> the seeds on which it did
 
 
 @dataclass(slots=True)
@@ -92,7 +93,28 @@ class Study:
         for primary in (True, False):
             family = {same: samples[same] for same, draft in drafts if draft[3] is primary}
             found |= judge(family, self.record["matters"], self.lower_is_better)
-        return [Contrast(*draft, found[same]) for same, draft in drafts]
+        return [self.sober(Contrast(*draft, found[same], self.diverged(*draft[:3]))) for same, draft in drafts]
+
+    def diverged(self, *where: str) -> dict[str, list[int]]:
+        *arms, budget = where
+        rows = [row for row in self.rows if row.status == "diverged" and budget in row.budgets and row.arm in arms]
+        return {arm: seeds for arm in arms if (seeds := [row.seed for row in rows if row.arm == arm])}
+
+    def sober(self, one: Contrast) -> Contrast:
+        """Nothing good is said of an arm by the seeds that it survived: only that it is worse."""
+        praised = {"better": {one.arm}, "worse": {one.baseline}, "equivalent": {one.arm, one.baseline}}
+        if praised.get(one.comparison.verdict, set()) & one.diverged.keys():
+            one.comparison = replace(one.comparison, verdict="undecided", seeds_needed=None)
+        return one
+
+    def say(self, one: Contrast) -> str:
+        """A contrast's verdict in a sentence."""
+        lost = " and ".join(f"{arm} diverged on seed {', '.join(map(str, of))}" for arm, of in one.diverged.items())
+        if lost and one.comparison.verdict == "undecided" and one.comparison.mean is not None:
+            size = f"{one.comparison.mean:+.{decimals(self.record['matters'])}f} {self.unit}"
+            return f"undecided, for {lost}; on the others {one.arm} minus {one.baseline} is {size}."
+        said = sentence(one.arm, one.baseline, one.comparison, self.unit, self.record["matters"])
+        return f"{said} And {lost}." if lost else said
 
     def curve(self, row: Row, column: str) -> list[tuple[int, float]]:
         """(tokens, value) of a column of metrics.csv, where the run has logged it."""
@@ -123,11 +145,10 @@ def read_study(path: Path) -> Study:
         if cell["run_dir"] in rows:
             rows[cell["run_dir"]].budgets.append(cell["budget"])
         else:
-            rows[cell["run_dir"]] = read_row(
-                path, cell["arm"], cell["seed"], [cell["budget"]], cell["run_dir"], cell["steps"]
-            )
+            identity, place = record["arms"][cell["arm"]]["identity"], (cell["run_dir"], cell["steps"])
+            rows[cell["run_dir"]] = read_row(path, cell["arm"], cell["seed"], [cell["budget"]], *place, identity)
     trials = [
-        read_row(path, arm, seed, [], run_dir, 0)
+        read_row(path, arm, seed, [], run_dir, 0, {})
         for arm, search in record.get("searches", {}).items()
         for trial in search["trials"]
         for seed, run_dir in zip(search["seeds"], trial["run_dirs"], strict=True)
@@ -135,12 +156,15 @@ def read_study(path: Path) -> Study:
     return Study(path, record, list(rows.values()), trials)
 
 
-def read_row(path: Path, arm: str, seed: int, budgets: list[str], run_dir: str, steps: int) -> Row:
-    status = Place(path / run_dir).status()
-    result: dict[str, Any] = {}
-    if status["status"] == "done":
-        result = json.loads((path / run_dir / "result.json").read_text())
-    return Row(arm, seed, budgets, run_dir, steps, status["status"], status.get("error", ""), result)
+def read_row(
+    path: Path, arm: str, seed: int, budgets: list[str], run_dir: str, steps: int, identity: dict[str, str]
+) -> Row:
+    """`identity`: what the result, if there is one, must have been made of."""
+    found = Place(path / run_dir).status()
+    result = found.get("result", {})
+    if other := [key for key in identity if key in result and result[key] != identity[key]]:
+        found, result = {"status": "failed", "error": f"its {other[0]} is not the one planned: remove {run_dir}"}, {}
+    return Row(arm, seed, budgets, run_dir, steps, found["status"], found.get("error", ""), result)
 
 
 def spread(values: list[float]) -> tuple[float, float]:

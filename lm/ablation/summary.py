@@ -5,7 +5,6 @@ from pathlib import Path
 from lm.ablation.progress import spell
 from lm.ablation.report.warnings import cautions
 from lm.ablation.run import Laboratory
-from lm.ablation.statistics import sentence
 from lm.ablation.study import Contrast, Study, read_study
 from lm.ablation.workers import missing
 from lm.table import table
@@ -26,8 +25,8 @@ def plan_table(laboratory: Laboratory) -> str:
     seconds = sum(map(laboratory.cost, [*open_cells, *trials])) / laboratory.workers
     found = f"{len(cells)} runs, {len(cells) - len(open_cells)} of them done"
     if trials:
-        most = len(trials) // ablation.tune.trials * laboratory.n_trials[-1]
-        found += f"; {len(trials)} trials, up to {most} if a best value lies at the edge of what was tried"
+        more = ablation.tune.widening * len(ablation.tune.seeds) * len(laboratory.arms)
+        found += f"; {len(trials)} trials, and {more} more if a best value lies at the edge of what was tried"
     return "\n".join(
         [
             ablation.question,
@@ -65,4 +64,4 @@ def row(one: Contrast) -> tuple[str, ...]:
 
 def say(study: Study, one: Contrast) -> str:
     budget = f"At equal {one.budget}: " if len(study.record["budgets"]) > 1 else ""
-    return budget + sentence(one.arm, one.baseline, one.comparison, study.unit, study.record["matters"])
+    return budget + study.say(one)

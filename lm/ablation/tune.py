@@ -5,19 +5,19 @@ brings and looks to both sides of the best point along one setting after another
 Points are integer offsets, in half factors, so they are exact keys.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 Point = tuple[int, ...]
 Trials = dict[Point, float]  # point -> loss; infinity where training diverged
 
 
-def propose(done: Trials, n_knobs: int, budget: int) -> list[Point]:
+def propose(done: Trials, n_knobs: int, budget: int, allowed: Callable[[Point], bool] = lambda _: True) -> list[Point]:
     """The next points to try, none if the budget is spent. They are independent: run them side by side."""
     if not done:
         return [(0,) * n_knobs][:budget]
     room = budget - len(done)
     for group in wishes(done, best(done)):
-        if missing := [point for point in group if point not in done]:
+        if missing := [point for point in group if point not in done and allowed(point)]:
             return missing[:room]
     return []
 

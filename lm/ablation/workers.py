@@ -49,11 +49,16 @@ class Place:
         return self.run_dir.with_name(self.run_dir.name + ".log")
 
     def status(self) -> dict[str, Any]:
-        """done, diverged or failed with its reason, else missing (or not finished yet)."""
-        if (self.run_dir / "result.json").exists():
-            return {"status": "done"}
+        """done with its result, diverged or failed with its reason, else missing (or not finished yet)."""
+        path = self.run_dir / "result.json"
         try:
-            return json.loads(self.outcome.read_text())
+            return {"status": "done", "result": json.loads(path.read_text())}
+        except ValueError:
+            return {"status": "failed", "error": f"{path} cannot be read; remove its folder, and it is run again"}
+        except OSError:
+            pass
+        try:
+            return dict(json.loads(self.outcome.read_text()))
         except (OSError, ValueError):
             return {"status": "missing"}
 
@@ -107,7 +112,7 @@ def begin(cell: Cell, folder: Path, gpu: int | None) -> tuple[Any, Connection]:
     place.outcome.unlink(missing_ok=True)
     run = replace(cell.run, run_dir=str(place.run_dir))
     theirs, ours = PROCESSES.Pipe(duplex=False)
-    process = PROCESSES.Process(target=work, args=(run, place, theirs, gpu), name=cell.name)
+    process = PROCESSES.Process(target=work, args=(run, cell.identity, place, theirs, gpu), name=cell.name)
     process.start()
     theirs.close()
     return process, ours
@@ -119,7 +124,7 @@ def note_death(place: Place, exitcode: int) -> None:
         write_text(place.outcome, json.dumps({"status": "failed", "error": cause}) + "\n")
 
 
-def work(run: RunConfig, place: Place, line: Connection, gpu: int | None) -> None:
+def work(run: RunConfig, identity: dict[str, str], place: Place, line: Connection, gpu: int | None) -> None:
     """The life of a worker: one run. Whatever it says goes to the cell's log."""
     threading.Thread(target=end_with_driver, args=(line,), daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal, for all its processes; the driver says when to stop
@@ -132,10 +137,14 @@ def work(run: RunConfig, place: Place, line: Connection, gpu: int | None) -> Non
         os.environ["CUDA_VISIBLE_DEVICES"] = given.split(",")[gpu] if given else str(gpu)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     from lm.callbacks import Interrupted
+    from lm.data import prepare
     from lm.train import train
 
     try:
-        train(run)
+        data = prepare(run.data, run.tokenizer)
+        if (data.hash, data.tokenizer.hash) != (identity["data_hash"], identity["tokenizer_hash"]):
+            raise BadInput("the text has changed since these runs were planned; the same command plans anew")
+        train(run, data)
     except Interrupted as error:
         sys.exit(128 + error.signum)
     except Exception as error:

@@ -1,12 +1,11 @@
 """The head of a report: the question, its answer in words that need no training, and what the answer rests on."""
 
-import math
 from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
 from lm.ablation.report.page import plain
-from lm.ablation.statistics import sentence
+from lm.ablation.statistics import decimals
 from lm.ablation.study import Contrast, Study
 
 BUDGETS = {"tokens": "tokens", "flops": "FLOPs", "time": "time"}
@@ -14,7 +13,7 @@ METRICS = {"val_loss": "validation loss", "val_bpb": "size of the text, compress
 HELD_EQUAL = {
     "tokens": "training tokens",
     "flops": "training FLOPs",
-    "time": "training time, planned from the measured cost of a step",
+    "time": "training time, planned from the measured cost of a step; costs within 2 % count as equal",
 }
 MOST = 6  # sentences in the answer; the table has all
 
@@ -40,8 +39,7 @@ def primary(contrasts: Sequence[Contrast]) -> list[Contrast]:
 
 
 def sentences(study: Study, asked: Sequence[Contrast]) -> list[str]:
-    unit, matters = study.unit, study.record["matters"]
-    found = [(one.budget, sentence(one.arm, one.baseline, one.comparison, unit, matters)) for one in asked]
+    found = [(one.budget, study.say(one)) for one in asked]
     many = len(study.record["budgets"]) > 1
     return [f"At equal {BUDGETS[budget]}: {words}" if many else words for budget, words in found]
 
@@ -60,7 +58,7 @@ def beside(study: Study, contrasts: Sequence[Contrast]) -> str:
     """The other arms in a line: what is decided about them, under the first budget."""
     budget = study.record["budgets"][0]
     others = [one for one in contrasts if one not in primary(contrasts) and one.budget == budget]
-    digits = max(0, 2 - math.floor(math.log10(study.record["matters"])))
+    digits = decimals(study.record["matters"])
     found = [
         f"{one.arm} {one.comparison.verdict} than {one.baseline} by {abs(one.comparison.mean or 0):.{digits}f}"
         for one in others

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from lm.ablation.statistics import interval, sentence
+from lm.ablation.statistics import interval
 from lm.ablation.study import Contrast, Row, Study, spread
 
 SCORES = ("val_loss", "val_bpb", "val_top1", "n_params", "flops_per_token", "steps", "tokens", "seconds")
@@ -88,7 +88,8 @@ def contrast(study: Study, one: Contrast) -> dict[str, Any]:
         "wins": found.wins,
         "verdict": found.verdict,
         "seeds_needed": found.seeds_needed,
-        "sentence": sentence(one.arm, one.baseline, found, study.unit, study.record["matters"]),
+        "diverged": one.diverged,
+        "sentence": study.say(one),
     }
 
 

@@ -7,7 +7,7 @@ from lm.ablation.report.answer import BUDGETS, primary
 from lm.ablation.report.page import plain
 from lm.ablation.study import Contrast, Study
 
-SAME_TIME = 0.15  # runs at equal time whose measured times differ by more did not have equal time
+SAME_TIME = 0.1  # runs at equal time whose measured times differ by more did not have equal time
 FEW = 4  # seeds; with fewer, one more often turns a verdict
 PLACE = ("device", "threads", "precision", "python")
 
@@ -19,7 +19,7 @@ def warnings_list(study: Study, contrasts: Sequence[Contrast]) -> list[str]:
 
 def cautions(study: Study, contrasts: Sequence[Contrast]) -> list[tuple[str, str]]:
     asked, planned = primary(contrasts), map(tuple, study.record["cautions"])
-    about_runs = [*progress(study), *unused(study), *losses(study)]
+    about_runs = [*progress(study), *unused(study), *losses(study), *untuned(study)]
     return [*about_runs, *planned, *edges(study), *small(study, asked), *unequal(study, asked)]
 
 
@@ -51,13 +51,22 @@ def unused(study: Study) -> Iterator[tuple[str, str]]:
 
 def losses(study: Study) -> Iterator[tuple[str, str]]:
     for kind, meaning in (
-        ("diverged", "Its seed is left out of the contrasts: they flatter an arm that does not always come to an end."),
+        (
+            "diverged",
+            "Its seed is left out of the contrasts, and nothing good is concluded from the rest.",
+        ),
         ("failed", "Its seed is left out of the contrasts until the same command has run it again."),
     ):
         rows = [row for row in study.rows if row.status == kind]
         arms = ", ".join(dict.fromkeys(row.arm for row in rows))
         if rows:
             yield f"{len(rows)} run{'s' * (len(rows) > 1)} {kind} ({arms}).", meaning
+
+
+def untuned(study: Study) -> Iterator[tuple[str, str]]:
+    for arm, trials in study.record["untuned"].items():
+        named = ", ".join(f"{trial}.log" for trial in trials)
+        yield f"{arm} could not be tuned:", f"a trial came to no end ({named}). The same command tries it again."
 
 
 def edges(study: Study) -> Iterator[tuple[str, str]]:
@@ -84,9 +93,6 @@ def small(study: Study, asked: Sequence[Contrast]) -> Iterator[tuple[str, str]]:
 
 
 def unequal(study: Study, asked: Sequence[Contrast]) -> Iterator[tuple[str, str]]:
-    tokenizers = {arm["identity"]["tokenizer_hash"] for arm in study.record["arms"].values()}
-    if len(tokenizers) > 1 and study.metric != "val_bpb":
-        yield "Tokenizers differ between arms:", "of the scores, only bits per byte can be compared."
     for one in asked:
         if one.budget == "time" and one.seeds:
             ours, theirs = (study.scores(arm, "time", "seconds").values() for arm in (one.arm, one.baseline))

@@ -1,0 +1,57 @@
+"""What a plan says about itself that weakens its answer: a few words, and what they mean."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from lm.ablation.arms import Arm
+from lm.ablation.config import AblationConfig
+from lm.ablation.search import Search
+from lm.optim import LOW, peak_factor
+
+FIXED = ("baseline", "primary", "against", "matters", "budgets")  # that decide the verdict, not the runs
+Caution = tuple[str, str]
+
+
+def cautions(
+    ablation: AblationConfig, arms: dict[str, Arm], searches: dict[str, Search], record: dict[str, Any]
+) -> list[Caution]:
+    return [*history(ablation, record), *warm_up(ablation, arms), *short_search(ablation, searches)]
+
+
+def looked(ablation: AblationConfig, record: dict[str, Any]) -> list[dict[str, Any]]:
+    """What an ablation asked whenever a verdict was seen, this one included; each look that asked otherwise once."""
+    looks = list(record.get("looks", []))
+    if (now := {"seeds": ablation.seeds} | {key: getattr(ablation, key) for key in FIXED}) not in looks:
+        looks.append(now)
+    return looks
+
+
+def history(ablation: AblationConfig, record: dict[str, Any]) -> Iterator[Caution]:
+    """5 % is the chance of a false verdict for who looks once; to go on until there is one makes it 8 to 14 %."""
+    looks = record.get("looks", [])
+    before = [look["seeds"] for look in looks if len(look["seeds"]) > 1 and set(look["seeds"]) < set(ablation.seeds)]
+    if before:
+        seen = ", ".join(str(len(seeds)) for seeds in before)
+        yield (
+            f"Seeds were added after a verdict was seen (at {seen}, now {len(ablation.seeds)}):",
+            "so one is found where there is none more often than in 5 of 100 cases; only fresh seeds keep to that.",
+        )
+    for key in FIXED:
+        values = [str(look[key]) for look in looks if look[key] != getattr(ablation, key)]
+        if values:
+            yield f"Changed after a verdict was seen: {key}", f"(before: {', '.join(dict.fromkeys(values))})."
+
+
+def warm_up(ablation: AblationConfig, arms: dict[str, Arm]) -> Iterator[Caution]:
+    for name, arm in arms.items():
+        steps = min(arm.steps[budget] for budget in ablation.budgets)
+        if (peak := peak_factor(steps, arm.run.optim)) < LOW:
+            yield f"The warm-up of {name} is long:", f"its rate never rises above {peak:.0%} of optim.lr."
+
+
+def short_search(ablation: AblationConfig, searches: dict[str, Search]) -> Iterator[Caution]:
+    trials = ablation.tune.trials
+    for name, search in searches.items():
+        if 0 < trials < (least := 1 + 2 * len(search.knobs)):
+            knobs = f"{len(search.knobs)} settings need {least} to look to both sides of each."
+            yield f"{name} is tuned in {trials} trials:", knobs

@@ -1,0 +1,142 @@
+"""The tuning of arms, from outcomes laid where runs would leave them."""
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_plan import Build, build, question
+
+from lm.ablation.arms import Arm
+from lm.ablation.config import AblationConfig, TuneConfig
+from lm.ablation.plan import Cell
+from lm.ablation.search import Tuning
+from lm.config import BadInput
+
+__all__ = ["build"]  # the fixture
+TUNE = TuneConfig(trials=5, widening=4, seeds=[77], knobs=["optim.lr", "head.table_lr"])
+Loss = Callable[[Cell], float | None]  # None: killed
+
+
+@pytest.fixture
+def arms(build: Build) -> dict[str, Arm]:
+    return ready(build(question()))
+
+
+def ready(arms: dict[str, Arm]) -> dict[str, Arm]:
+    for arm in arms.values():
+        arm.steps["tokens"] = 30
+    return arms
+
+
+def near(lr: float) -> Loss:
+    """A trough over the rate; the table's own is best where it begins."""
+    begin = {"tied": 6.0, "untied": 3.0}
+    return lambda one: (
+        (one.tuned["optim.lr"] / lr - 1) ** 2 + math.log(one.tuned["head.table_lr"] / begin[one.arm]) ** 2
+    )
+
+
+def make(tuning: Tuning, folder: Path, loss: Loss) -> list[str]:
+    """Make the trials that the tuning asks for and that have no result yet; returns their names."""
+    made = []
+    for batch in tuning.rounds():
+        for one in batch:
+            place = folder / one.name / "result.json"
+            if not place.exists() and (value := loss(one)) is not None:
+                place.parent.mkdir(parents=True, exist_ok=True)
+                place.write_text(json.dumps({"val_loss": value}))
+                made.append(one.name)
+    return made
+
+
+def record(tuning: Tuning, config: AblationConfig, arms: dict[str, Arm]) -> dict[str, Any]:
+    tuned = {name: {"tuned": arm.tuned} for name, arm in arms.items()}
+    return {"tune": asdict(config.tune), "trials_made": tuning.decided, "arms": tuned}
+
+
+@pytest.mark.parametrize(("lr", "trials"), [(3e-3, 5), (1.0, 9)])
+def test_the_same_again_asks_for_nothing_more(arms: dict[str, Arm], tmp_path: Path, lr: float, trials: int) -> None:
+    config = question(tune=TUNE)
+    first = Tuning(config, arms, tmp_path, {})
+    assert len(make(first, tmp_path, near(lr))) == 2 * trials  # widened where the best lies far away
+    tuned, before = {name: arm.tuned for name, arm in arms.items()}, record(first, config, arms)
+    again = Tuning(config, arms, tmp_path, before)
+    assert again.open() == []
+    assert make(again, tmp_path, near(lr)) == []
+    assert {name: arm.tuned for name, arm in arms.items()} == tuned
+
+
+def test_an_arm_that_comes_later_gets_as_many_and_moves_nobody(arms: dict[str, Arm], tmp_path: Path) -> None:
+    config, one = question(tune=TUNE), {"tied": arms["tied"]}
+    first = Tuning(config, one, tmp_path, {})
+    make(first, tmp_path, near(3e-3))
+    before, tuned = record(first, config, one), arms["tied"].tuned
+    both = Tuning(config, arms, tmp_path, before)
+    assert both.to_make() == {"untied": 5}
+    made = make(both, tmp_path, near(1.0))  # far from its best, which widens nothing for those that were done
+    assert {name.partition("-")[0] for name in made} == {"untied"}
+    assert len(made) == 5
+    assert arms["tied"].tuned == tuned
+
+
+def test_what_was_killed_says_nothing_about_a_value(arms: dict[str, Arm], tmp_path: Path) -> None:
+    config = question(tune=TUNE)
+
+    def loss(one: Cell) -> float | None:
+        return None if one.arm == "untied" and one.tuned["optim.lr"] > 3e-3 else near(3e-3)(one)
+
+    tuning = Tuning(config, arms, tmp_path, {})
+    make(tuning, tmp_path, loss)
+    (lost,) = tuning.broken()["untied"]
+    assert lost.tuned["optim.lr"] == 6e-3
+    assert arms["untied"].tuned == {}  # it is not run, rather than run with a wrong value
+    assert arms["tied"].tuned
+    assert tuning.decided is None
+    again = Tuning(config, arms, tmp_path, record(tuning, config, arms))
+    make(again, tmp_path, near(3e-3))
+    assert not again.broken()
+    assert arms["untied"].tuned["optim.lr"] == arms["tied"].tuned["optim.lr"]
+
+
+def test_what_diverged_is_the_worst(arms: dict[str, Arm], tmp_path: Path) -> None:
+    def loss(one: Cell) -> float | None:
+        if one.tuned["optim.lr"] < 5e-3:
+            return near(3e-3)(one)
+        (tmp_path / f"{one.name}.json").write_text(json.dumps({"status": "diverged", "error": "nan"}))
+        return None
+
+    tuning = Tuning(question(tune=TUNE), arms, tmp_path, {})
+    make(tuning, tmp_path, loss)
+    assert not tuning.broken()
+    assert arms["tied"].tuned["optim.lr"] == 3e-3
+
+
+@pytest.mark.parametrize(
+    ("knobs", "said"),
+    [
+        (["trainer.gradient_clip_val"], "trainer.gradient_clip_val is none"),
+        (["data.val_fraction"], "data.val_fraction is none"),
+        (["model.n_layers"], "model.n_layers is none"),
+        (["model.droput"], "model.droput is none"),
+        (["model.dropout"], "tied has none of model.dropout"),
+        (["head.head_lr"], "tied has none of head.head_lr"),
+    ],
+)
+def test_what_cannot_be_tuned_is_refused_at_the_start(
+    arms: dict[str, Arm], tmp_path: Path, knobs: list[str], said: str
+) -> None:
+    with pytest.raises(BadInput, match=said):
+        Tuning(question(tune=TuneConfig(trials=3, seeds=[77], knobs=knobs)), arms, tmp_path, {})
+
+
+def test_a_setting_stays_where_it_may_be(build: Build, tmp_path: Path) -> None:
+    both = {"a": ["head=split", "head.split_at=0.9"], "b": ["head=split", "head.split_at=0.8"]}
+    tune = TuneConfig(trials=5, seeds=[77], knobs=["head.split_at"])
+    config = question(arms=both, baseline="a", primary=[], tune=tune)
+    arms = ready(build(config))
+    make(Tuning(config, arms, tmp_path, {}), tmp_path, lambda one: -one.tuned["head.split_at"])
+    assert 0.8 <= arms["b"].tuned["head.split_at"] <= 1
