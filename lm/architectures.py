@@ -34,8 +34,12 @@ def translate(net: Transformer) -> tuple[str, dict[str, Any], Weights]:
     for fits, name, settings, rename in ARCHITECTURES:
         if not list(fits(config)):
             return name, settings(net), rename(net)
-    nearest = 2 if config.position == "learned" else 1 if config.qk_norm else 0
-    fits, name, _, _ = ARCHITECTURES[nearest]
+
+    def distance(architecture: Architecture) -> list[bool]:
+        wrong = {said.partition("=")[0] for said in architecture[0](config)}
+        return [f"model.{key}" in wrong for key in ("position", "qk_norm", "ffn", "norm", "bias")]
+
+    fits, name, _, _ = min(ARCHITECTURES, key=distance)
     raise BadInput(f"{next(fits(config))}: {name}, the nearest, has no such switch; the README says what is exported")
 
 
@@ -45,6 +49,18 @@ def misfits_llama(config: ModelConfig) -> Iterator[str]:
 
 def misfits_qwen3(config: ModelConfig) -> Iterator[str]:
     yield from misfits(config, norm="rmsnorm", position="rope", ffn="swiglu", qk_norm=True, bias=False)
+
+
+def misfits_arcee(config: ModelConfig) -> Iterator[str]:
+    yield from misfits(config, norm="rmsnorm", position="rope", qk_norm=False)
+    if config.ffn == "swiglu":
+        yield "model.ffn=swiglu"
+
+
+def misfits_apertus(config: ModelConfig) -> Iterator[str]:
+    yield from misfits(config, norm="rmsnorm", position="rope", qk_norm=True, bias=False)
+    if config.ffn == "swiglu":
+        yield "model.ffn=swiglu"
 
 
 def misfits_gpt2(config: ModelConfig) -> Iterator[str]:
@@ -84,6 +100,14 @@ def qwen3_settings(net: Transformer) -> dict[str, Any]:
     return llama_settings(net) | {"model_type": "qwen3", "use_sliding_window": False}
 
 
+def arcee_settings(net: Transformer) -> dict[str, Any]:
+    return llama_settings(net) | {"model_type": "arcee", "hidden_act": net.config.ffn}
+
+
+def apertus_settings(net: Transformer) -> dict[str, Any]:
+    return llama_settings(net) | {"model_type": "apertus", "hidden_act": net.config.ffn}
+
+
 def gpt2_settings(net: Transformer) -> dict[str, Any]:
     config = net.config
     return {
@@ -114,6 +138,14 @@ def llama_weights(net: Transformer) -> Weights:
         for ours, theirs in LLAMA_NAMES:
             name = name.replace(ours if ours.startswith(".") else f"^{ours}", theirs)
         weights[name] = tensor
+    return weights
+
+
+def apertus_weights(net: Transformer) -> Weights:
+    names = (("input_layernorm", "attention_layernorm"), ("post_attention_layernorm", "feedforward_layernorm"))
+    weights = llama_weights(net)
+    for llama, apertus in names:
+        weights = {name.replace(llama, apertus): tensor for name, tensor in weights.items()}
     return weights
 
 
@@ -156,8 +188,11 @@ def gpt2_weights(net: Transformer) -> Weights:
 
 Misfits = Callable[[ModelConfig], Iterator[str]]
 Settings = Callable[[Transformer], dict[str, Any]]
-ARCHITECTURES: tuple[tuple[Misfits, str, Settings, Callable[[Transformer], Weights]], ...] = (
+Architecture = tuple[Misfits, str, Settings, Callable[[Transformer], Weights]]
+ARCHITECTURES: tuple[Architecture, ...] = (
     (misfits_llama, "LlamaForCausalLM", llama_settings, llama_weights),
     (misfits_qwen3, "Qwen3ForCausalLM", qwen3_settings, llama_weights),
+    (misfits_arcee, "ArceeForCausalLM", arcee_settings, llama_weights),
+    (misfits_apertus, "ApertusForCausalLM", apertus_settings, apertus_weights),
     (misfits_gpt2, "GPT2LMHeadModel", gpt2_settings, gpt2_weights),
 )

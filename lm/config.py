@@ -14,7 +14,7 @@ POSITIONS = ("rope", "learned", "none")
 HEADS = ("tied", "untied", "tied_projected", "untied_copied", "split")
 SOURCES = ("stdlib", "text", "json", "csv", "parquet", "hub")
 TOKENIZERS = ("bpe", "char", "byte", "file")
-OPTIMIZERS = ("adamw",)
+OPTIMIZERS = ("adamw", "muon")
 DECAYS = ("cosine", "linear", "constant")
 
 
@@ -65,6 +65,7 @@ class ModelConfig:
     dropout: float = 0.0
     linear: str = "linear"  # a name in LINEARS, or the dotted path of a class with nn.Linear's signature
     rope_theta: float = 10000.0
+    lookback: int = 0  # layers, from the first, whose heads start by looking 1, 2, ... tokens back
     residual_init: float | None = None  # scale of o_proj and down_proj at the start; null: 1/sqrt(2 n_layers)
 
     def __post_init__(self) -> None:
@@ -72,7 +73,11 @@ class ModelConfig:
         choose("model.ffn", self.ffn, FFNS)
         choose("model.position", self.position, POSITIONS)
         at_least(1, "model.", self, "n_layers", "d_model", "n_heads", "n_kv_heads", "d_ff")
-        at_least(0, "model.", self, "dropout", "residual_init")
+        at_least(0, "model.", self, "dropout", "residual_init", "lookback")
+        if self.lookback and (self.position != "rope" or self.linear != "linear"):
+            raise BadInput(f"model.lookback={self.lookback}: needs model.position=rope and model.linear=linear")
+        if self.lookback > self.n_layers:
+            raise BadInput(f"model.lookback={self.lookback}: is more than model.n_layers={self.n_layers}")
         if self.d_model % self.n_heads:
             raise BadInput(f"model.d_model={self.d_model} is not divisible by model.n_heads={self.n_heads}")
         if self.n_heads % self.kv_heads:
@@ -182,7 +187,10 @@ class OptimConfig:
     """The optimizer and its schedule: a linear warm-up times a decay, both pure functions of the step."""
 
     name: str = "adamw"
-    lr: float = 3e-3
+    lr: float = 3e-3  # the head's config scales it for table and head
+    muon_lr: float | None = None  # muon: of the body's matrices, which take nothing from lr
+    muon_momentum: float | None = None
+    muon_rounds: int | None = None  # muon: of the iteration that makes a step orthogonal
     betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
     eps: float = 1e-8
     weight_decay: float = 0.1  # of matrices in the body; the table, the head, norms and biases never decay
@@ -195,6 +203,13 @@ class OptimConfig:
         choose("optim.name", self.name, OPTIMIZERS)
         choose("optim.decay", self.decay, DECAYS)
         at_least(0, "optim.", self, "lr", "eps", "weight_decay", "warmup_steps", "decay_fraction", "final_lr")
+        at_least(0, "optim.", self, "muon_lr")
+        at_least(1, "optim.", self, "muon_rounds")
+        for key in ("muon_lr", "muon_momentum", "muon_rounds"):
+            if (self.name == "muon") != (getattr(self, key) is not None):
+                raise BadInput(f"optim.{key}={getattr(self, key)}: give it with optim=muon, and only there")
+        if not 0 <= (self.muon_momentum or 0) < 1:
+            raise BadInput(f"optim.muon_momentum={self.muon_momentum}: expected from 0 to below 1")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise BadInput(f"optim.betas={self.betas}: expected two numbers from 0 to below 1")
         if self.decay_fraction > 1:

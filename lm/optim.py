@@ -8,6 +8,7 @@ from torch.optim import AdamW, Optimizer
 
 from lm.config import HeadConfig, OptimConfig
 from lm.model.size import role
+from lm.muon import Muon
 
 LOW = 0.8  # a run whose rate never rises higher than this part of its peak has too long a warm-up
 
@@ -51,4 +52,12 @@ def adamw(net: nn.Module, config: OptimConfig, head: HeadConfig) -> Optimizer:
     return AdamW(groups, lr=config.lr, betas=(config.betas[0], config.betas[1]), eps=config.eps, fused=True)
 
 
-OPTIMIZERS = {"adamw": adamw}
+def muon(net: nn.Module, config: OptimConfig, head: HeadConfig) -> Optimizer:
+    """Muon for the matrices of the body, AdamW for the rest."""
+    groups = parameter_groups(net, config, head)
+    own = {"lr": config.muon_lr, "momentum": config.muon_momentum, "rounds": config.muon_rounds}
+    groups = [group | own if group["name"] == "body" else group for group in groups]
+    return Muon(groups, lr=config.lr, betas=(config.betas[0], config.betas[1]), eps=config.eps, fused=True)
+
+
+OPTIMIZERS = {"adamw": adamw, "muon": muon}

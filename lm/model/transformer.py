@@ -7,6 +7,7 @@ import hashlib
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lm.config import BadInput, HeadConfig, ModelConfig
@@ -14,6 +15,7 @@ from lm.model.attention import Attention, Context
 from lm.model.cache import NO_CACHE, NoCache
 from lm.model.ffn import FFNS
 from lm.model.head import HEADS, Embedding
+from lm.model.lookback import look_back
 from lm.model.norm import NORMS
 from lm.model.position import POSITIONS
 
@@ -70,6 +72,10 @@ class Transformer(nn.Module):
                 if next(module.parameters(recurse=False), None) is not None:
                     torch.default_generator.manual_seed(named_seed(seed, name))
                     module.reset_parameters()
+        if self.config.lookback:
+            torch.default_generator.manual_seed(named_seed(seed, "lookback"))
+            direction = F.normalize(torch.randn(self.config.d_model), dim=0)
+            look_back(self.embed, self.blocks[: self.config.lookback], self.position, direction)
         self.head.start(self.embed.weight)
         scale = self.config.residual_init
         if scale is None:
