@@ -146,6 +146,7 @@ class DataConfig:
 
     source: str = "stdlib"
     path: str | None = None  # a file, folder, glob, http(s) URL, or the Hub's owner/name
+    sha256: str | None = None  # text: of the one file that it must be; null: any
     column: str = "text"  # json, csv, parquet, hub: the column that holds the text
     split: str = "train"  # hub: which split to read
     seq_len: int = 128  # tokens a training window holds, and the longest context of the model
@@ -160,6 +161,8 @@ class DataConfig:
         at_least(0, "data.", self, "overfit_batches")
         if not 0 < self.val_fraction < 1:
             raise BadInput(f"data.val_fraction={self.val_fraction}: expected between 0 and 1")
+        if self.sha256 is not None and self.source != "text":
+            raise BadInput(f"data.sha256={self.sha256}: is for data=text; data.source={self.source} has none")
         if self.source != "stdlib" and not self.path:
             raise BadInput(f"data.path: data.source={self.source} needs one (data.path=FILE)")
         if self.source == "stdlib" and self.path is not None:

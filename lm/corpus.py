@@ -94,9 +94,16 @@ def download(url: str) -> Path:
 def text(config: DataConfig) -> list[Document]:
     assert config.path is not None
     if config.path.startswith(("http://", "https://")):
-        return [read_text(download(config.path), Path(unquote(urlparse(config.path).path)).name)]
-    root, files = local_files(config.path)
-    return [read_text(file, file.relative_to(root).as_posix()) for file in files]
+        found = [read_text(download(config.path), Path(unquote(urlparse(config.path).path)).name)]
+    else:
+        root, files = local_files(config.path)
+        found = [read_text(file, file.relative_to(root).as_posix()) for file in files]
+    if config.sha256 is not None:
+        hashes = [hashlib.sha256(document.text.encode()).hexdigest() for document in found]
+        if hashes != [config.sha256.lower()]:
+            what = f"has {hashes[0]}" if len(hashes) == 1 else f"is {len(hashes)} files"
+            raise BadInput(f"data.path={config.path}: {what}, expected one file of data.sha256={config.sha256}")
+    return found
 
 
 def table(config: DataConfig) -> list[Document]:

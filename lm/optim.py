@@ -42,6 +42,13 @@ def parameter_groups(net: nn.Module, config: OptimConfig, head: HeadConfig) -> l
     return [{"name": name, **group} for name, group in groups.items() if group["params"]]
 
 
+def step_flops(net: nn.Module, config: OptimConfig, head: HeadConfig) -> int:
+    """Floating-point operations of the matrix products in one optimizer step: Muon's; AdamW has none."""
+    (body,) = (group for group in parameter_groups(net, config, head) if group["name"] == "body")
+    shapes = (sorted(matrix.shape) for matrix in body["params"])
+    return (config.muon_rounds or 0) * sum(4 * rows * rows * columns + 2 * rows**3 for rows, columns in shapes)
+
+
 def build_optimizer(net: nn.Module, config: OptimConfig, head: HeadConfig) -> Optimizer:
     return OPTIMIZERS[config.name](net, config, head)
 

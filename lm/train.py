@@ -24,7 +24,7 @@ from lm.evaluate import evaluate
 from lm.metrics import MetricsFile
 from lm.model.size import flops_per_token, n_params, n_params_by_role
 from lm.model.transformer import Transformer
-from lm.optim import LOW, peak_factor
+from lm.optim import LOW, peak_factor, step_flops
 from lm.portable import save_model
 from lm.run import RunDirectory, config_hash, default_dir
 from lm.task import LMTask
@@ -157,7 +157,7 @@ def summarise(
         "baselines_bpb": data.baselines,
         "n_params": n_params(net),
         "n_params_by_role": n_params_by_role(net),
-        "flops_per_token": flops_per_token(net),
+        "flops_per_token": flops_per_token(net) + step_flops(net, run.optim, run.head) // journal.tokens_per_step,
         "steps": trainer.global_step,
         "tokens": tokens,
         "seconds": seconds,

@@ -17,6 +17,7 @@ from conftest import ROOT, Script
 from hydra._internal.utils import get_args_parser
 
 from lm.ablation.config import AblateConfig, ReportConfig
+from lm.benchmark.config import BenchmarkConfig
 from lm.cli import launch, repair_argparse, take
 from lm.config import EvaluateConfig, ExportConfig, GenerateConfig, RunConfig
 from lm.errors import trainer_arguments
@@ -29,6 +30,7 @@ SCHEMAS = {
     "export": ExportConfig,
     "ablate": AblateConfig,
     "report": ReportConfig,
+    "benchmark": BenchmarkConfig,
 }
 Outcome = tuple[int, str, list[Any]]
 

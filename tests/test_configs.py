@@ -9,6 +9,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 
 from lm.ablation.config import AblateConfig, ReportConfig
+from lm.benchmark.config import BenchmarkConfig
 from lm.cli import compose as compose_words
 from lm.cli import convert
 from lm.config import HEADS, OPTIMIZERS, SOURCES, TOKENIZERS, EvaluateConfig, ExportConfig, GenerateConfig, RunConfig
@@ -21,6 +22,7 @@ SCHEMAS = {
     "export": ExportConfig,
     "ablate": AblateConfig,
     "report": ReportConfig,
+    "benchmark": BenchmarkConfig,
 }
 NEEDED = {
     "train": [],
@@ -29,6 +31,7 @@ NEEDED = {
     "export": ["run_dir=r", "output_dir=o"],
     "ablate": ["ablation=smoke", "ablation.name=as-hydra-says"],
     "report": ["output_dir=o"],
+    "benchmark": [],
 }
 FILES = sorted(CONFIGS.rglob("*.yaml"))
 CHOICES = [path for path in FILES if path.parent.name not in (CONFIGS.name, "ablation")]

@@ -1,9 +1,11 @@
 """Text from every source becomes the same documents wherever it lies, and what cannot be read is named."""
 
+import hashlib
 import os
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -230,3 +232,19 @@ def test_an_impossible_path_is_named(path: str) -> None:
 def test_a_glob_gives_each_file_once(tmp_path: Path) -> None:
     root = write_folder(tmp_path / "texts")
     assert [name for name, _ in load("text", root / "**" / "**" / "z.txt")] == ["deep/z.txt"]
+
+
+def test_a_text_is_held_to_its_hash(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("ähm\r\n")
+    right = hashlib.sha256(path.read_bytes()).hexdigest()
+    config = DataConfig(source="text", path=str(path), sha256=right.upper())
+    assert [document.text for document in load_documents(config)] == ["ähm\r\n"]
+    path.write_text("ahm\r\n")
+    with pytest.raises(BadInput, match=f"expected one file of data.sha256={right.upper()}"):
+        load_documents(config)
+    (tmp_path / "b.txt").write_text("another")
+    with pytest.raises(BadInput, match="is 2 files, expected one"):
+        load_documents(replace(config, path=str(tmp_path)))
+    with pytest.raises(BadInput, match=r"data\.sha256=x: is for data=text"):
+        DataConfig(sha256="x")

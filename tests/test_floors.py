@@ -13,6 +13,7 @@ ROOT = Path(lm.__file__).parent.parent
 FLOORS = [  # lowest first
     {"lm", "lm.config"},
     {"lm.model"},
+    {"lm.muon"},
     {"lm.batches", "lm.corpus", "lm.data", "lm.device", "lm.files", "lm.decode", "lm.optim", "lm.portable", "lm.run"}
     | {"lm.table", "lm.tokenizer"},
     {
@@ -27,7 +28,7 @@ FLOORS = [  # lowest first
         "lm.train",
         "lm.trainer",
     },
-    {"lm.ablation"},
+    {"lm.ablation", "lm.benchmark"},
     {"lm.cli", "lm.errors"},
     {"scripts"},
 ]

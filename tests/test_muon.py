@@ -6,11 +6,12 @@ import pytest
 import torch
 from conftest import SEQ, TIED, VOCAB, tiny
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from lm.config import OptimConfig
 from lm.model.transformer import Transformer
 from lm.muon import ROUNDS, Muon, orthogonalise
-from lm.optim import build_optimizer
+from lm.optim import build_optimizer, step_flops
 
 MUON = OptimConfig(name="muon", lr=0.01, muon_lr=0.02, muon_momentum=0.9, muon_rounds=5, weight_decay=0.1)
 
@@ -117,3 +118,14 @@ def test_weights_decay_by_the_rate_of_their_own_group() -> None:
     still.grad = torch.zeros(4, 4)
     Muon([{"params": [still], "momentum": 0.9, "rounds": 5, "weight_decay": 0.5}], lr=0.1).step()
     torch.testing.assert_close(still.detach(), torch.full((4, 4), 0.95))
+
+
+def test_its_products_are_counted() -> None:
+    net = Transformer(tiny(d_ff=80, ffn="swiglu"), TIED, vocab_size=VOCAB, seq_len=SEQ, seed=0)
+    for config in (MUON, OptimConfig()):
+        optimizer = build_optimizer(net, config, TIED)
+        net(torch.arange(SEQ)[None]).logsumexp(-1).sum().backward()
+        with FlopCounterMode(display=False) as counter:
+            optimizer.step()
+        assert step_flops(net, config, TIED) == counter.get_total_flops()
+    assert step_flops(net, MUON, TIED) > 0

@@ -10,6 +10,7 @@ from lm.ablation.source import source_hash
 from lm.config import BadInput, RunConfig
 from lm.data import TextData, prepare
 from lm.model.size import flops_per_token, n_params
+from lm.optim import step_flops
 from lm.run import config_hash
 from lm.trainer import resolve, tokens_per_step
 
@@ -94,7 +95,7 @@ def build_arm(name: str, words: list[str], run: RunConfig, data: TextData) -> Ar
     options = resolve(run)
     if options["devices"] * options["num_nodes"] > 1:
         raise BadInput("trainer.devices: a cell of an ablation trains on one device; several cells run at a time")
-    net = ghost(run, data.tokenizer.vocab_size)
+    net, tokens = ghost(run, data.tokenizer.vocab_size), tokens_per_step(run, options)
     return Arm(
         name=name,
         words=words,
@@ -103,9 +104,9 @@ def build_arm(name: str, words: list[str], run: RunConfig, data: TextData) -> Ar
         train_tokens=len(data.train),
         val_tokens=len(data.val),
         identity=identity(run, data, options),
-        tokens_per_step=tokens_per_step(run, options),
+        tokens_per_step=tokens,
         n_params=n_params(net),
-        flops_per_token=flops_per_token(net),
+        flops_per_token=flops_per_token(net) + step_flops(net, run.optim, run.head) // tokens,
         steps={"own": options["max_steps"]},
     )
 

@@ -1,0 +1,23 @@
+"""Schema of benchmark.py."""
+
+from dataclasses import dataclass
+
+from lm.config import BadInput, at_least, choose
+
+SECTIONS = ("limits", "training", "trainer", "decoding", "starts")
+
+
+@dataclass(slots=True, kw_only=True)
+class BenchmarkConfig:
+    only: list[str] | None = None  # sections; null: all
+    seconds: float = 10.0  # for each comparison, at least; more is less noise
+    output: str | None = None  # a file for the figures as JSON
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in self.only or ():
+            choose("only", name, SECTIONS)
+        if self.only == []:
+            raise BadInput(f"only: is empty; choose among {', '.join(SECTIONS)}, or leave it out")
+        at_least(0, "", self, "seconds")
+        at_least(1, "", self, "threads")

@@ -1,0 +1,50 @@
+"""benchmark(config): every section, as lines while they come and as JSON at the end."""
+
+import json
+import logging
+import platform
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from lm.benchmark.config import BenchmarkConfig
+from lm.benchmark.decoding import decoding
+from lm.benchmark.limits import limits
+from lm.benchmark.measure import Figure
+from lm.benchmark.starts import starts
+from lm.benchmark.trainer import trainer
+from lm.benchmark.training import steps
+from lm.device import best_device, set_threads
+from lm.files import write_text
+from lm.table import table
+
+Section = Callable[[str, float], Iterator[Figure]]
+SECTIONS: dict[str, Section] = {
+    "limits": lambda device, seconds: limits(device),
+    "training": steps,
+    "trainer": trainer,
+    "decoding": decoding,
+    "starts": starts,
+}
+
+
+def benchmark(config: BenchmarkConfig) -> str:
+    """The table of figures; `output` gets them as JSON."""
+    logging.disable(logging.WARNING)
+    threads, device = set_threads(config.threads), {"gpu": "cuda"}.get(best_device(), best_device())
+    figures = [figure for name in config.only or SECTIONS for figure in SECTIONS[name](device, config.seconds)]
+    where = f"torch {torch.__version__}, {platform.machine()}, {device}, {threads} threads"
+    if config.output:
+        found = {"where": where, "figures": [asdict(figure) | {"ratio": figure.ratio} for figure in figures]}
+        write_text(Path(config.output), json.dumps(found, indent=1) + "\n")
+    return f"{table([HEAD, *map(row, figures)])}\n\n{where}"
+
+
+HEAD = ("section", "what", "measured", "unit", "beside", "its value", "ratio")
+
+
+def row(one: Figure) -> tuple[str, ...]:
+    other, ratio = ("" if value is None else f"{value:,.4g}" for value in (one.other, one.ratio))
+    return (one.section, one.what, f"{one.value:,.4g}", one.unit, one.beside, other, ratio)

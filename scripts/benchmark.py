@@ -1,0 +1,18 @@
+"""How fast it is here: python scripts/benchmark.py [only=[training,decoding]] [seconds=30] [output=FILE]
+
+Every figure stands beside a peer (transformers, from the dev extra) or a limit of the machine, measured in the same
+process by taking turns: read the ratios, for the times are those of this moment.
+"""
+
+from lm.benchmark.config import BenchmarkConfig
+from lm.cli import launch
+
+
+def main(config: BenchmarkConfig) -> None:
+    from lm.benchmark.run import benchmark
+
+    print(benchmark(config))
+
+
+if __name__ == "__main__":
+    launch(main, BenchmarkConfig, "benchmark")
