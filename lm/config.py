@@ -74,10 +74,8 @@ class ModelConfig:
         choose("model.position", self.position, POSITIONS)
         at_least(1, "model.", self, "n_layers", "d_model", "n_heads", "n_kv_heads", "d_ff")
         at_least(0, "model.", self, "dropout", "residual_init", "lookback")
-        if self.lookback and (self.position != "rope" or self.linear != "linear"):
-            raise BadInput(f"model.lookback={self.lookback}: needs model.position=rope and model.linear=linear")
-        if self.lookback > self.n_layers:
-            raise BadInput(f"model.lookback={self.lookback}: is more than model.n_layers={self.n_layers}")
+        if self.lookback and self.position != "rope":
+            raise BadInput(f"model.position={self.position}: only rope can look back; add model.lookback=0")
         if self.d_model % self.n_heads:
             raise BadInput(f"model.d_model={self.d_model} is not divisible by model.n_heads={self.n_heads}")
         if self.n_heads % self.kv_heads:
@@ -190,10 +188,10 @@ class OptimConfig:
     """The optimizer and its schedule: a linear warm-up times a decay, both pure functions of the step."""
 
     name: str = "adamw"
-    lr: float = 3e-3  # the head's config scales it for table and head
-    muon_lr: float | None = None  # muon: of the body's matrices, which take nothing from lr
-    muon_momentum: float | None = None
-    muon_rounds: int | None = None  # muon: of the iteration that makes a step orthogonal
+    lr: float = 3e-3  # of the body's matrices, and of all else where adam_lr is null
+    adam_lr: float | None = None  # muon: of table, head and vectors; the head's config scales it for the first two
+    momentum: float | None = None  # muon
+    rounds: int | None = None  # muon: of the iteration that makes a step orthogonal
     betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
     eps: float = 1e-8
     weight_decay: float = 0.1  # of matrices in the body; the table, the head, norms and biases never decay
@@ -206,13 +204,13 @@ class OptimConfig:
         choose("optim.name", self.name, OPTIMIZERS)
         choose("optim.decay", self.decay, DECAYS)
         at_least(0, "optim.", self, "lr", "eps", "weight_decay", "warmup_steps", "decay_fraction", "final_lr")
-        at_least(0, "optim.", self, "muon_lr")
-        at_least(1, "optim.", self, "muon_rounds")
-        for key in ("muon_lr", "muon_momentum", "muon_rounds"):
+        at_least(0, "optim.", self, "adam_lr")
+        at_least(1, "optim.", self, "rounds")
+        for key in ("adam_lr", "momentum", "rounds"):
             if (self.name == "muon") != (getattr(self, key) is not None):
                 raise BadInput(f"optim.{key}={getattr(self, key)}: give it with optim=muon, and only there")
-        if not 0 <= (self.muon_momentum or 0) < 1:
-            raise BadInput(f"optim.muon_momentum={self.muon_momentum}: expected from 0 to below 1")
+        if not 0 <= (self.momentum or 0) < 1:
+            raise BadInput(f"optim.momentum={self.momentum}: expected from 0 to below 1")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise BadInput(f"optim.betas={self.betas}: expected two numbers from 0 to below 1")
         if self.decay_fraction > 1:

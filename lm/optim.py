@@ -29,11 +29,12 @@ def peak_factor(total: int, config: OptimConfig) -> float:
 
 def parameter_groups(net: nn.Module, config: OptimConfig, head: HeadConfig) -> list[dict[str, Any]]:
     """Matrices of the body decay; the table and the head have rates of their own and, tied or not, never decay."""
+    rest = config.lr if config.adam_lr is None else config.adam_lr
     groups: dict[str, dict[str, Any]] = {
         "body": {"params": [], "lr": config.lr, "weight_decay": config.weight_decay},
-        "vectors": {"params": [], "lr": config.lr, "weight_decay": 0.0},
-        "table": {"params": [], "lr": config.lr * head.table_lr, "weight_decay": 0.0},
-        "head": {"params": [], "lr": config.lr * (head.head_lr or 0.0), "weight_decay": 0.0},
+        "vectors": {"params": [], "lr": rest, "weight_decay": 0.0},
+        "table": {"params": [], "lr": rest * head.table_lr, "weight_decay": 0.0},
+        "head": {"params": [], "lr": rest * (head.head_lr or 0.0), "weight_decay": 0.0},
     }
     for name, parameter in net.named_parameters():
         part = role(name)
@@ -46,7 +47,7 @@ def step_flops(net: nn.Module, config: OptimConfig, head: HeadConfig) -> int:
     """Floating-point operations of the matrix products in one optimizer step: Muon's; AdamW has none."""
     (body,) = (group for group in parameter_groups(net, config, head) if group["name"] == "body")
     shapes = (sorted(matrix.shape) for matrix in body["params"])
-    return (config.muon_rounds or 0) * sum(4 * rows * rows * columns + 2 * rows**3 for rows, columns in shapes)
+    return (config.rounds or 0) * sum(4 * rows * rows * columns + 2 * rows**3 for rows, columns in shapes)
 
 
 def build_optimizer(net: nn.Module, config: OptimConfig, head: HeadConfig) -> Optimizer:
@@ -62,7 +63,7 @@ def adamw(net: nn.Module, config: OptimConfig, head: HeadConfig) -> Optimizer:
 def muon(net: nn.Module, config: OptimConfig, head: HeadConfig) -> Optimizer:
     """Muon for the matrices of the body, AdamW for the rest."""
     groups = parameter_groups(net, config, head)
-    own = {"lr": config.muon_lr, "momentum": config.muon_momentum, "rounds": config.muon_rounds}
+    own = {"momentum": config.momentum, "rounds": config.rounds}
     groups = [group | own if group["name"] == "body" else group for group in groups]
     return Muon(groups, lr=config.lr, betas=(config.betas[0], config.betas[1]), eps=config.eps, fused=True)
 

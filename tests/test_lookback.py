@@ -66,15 +66,27 @@ def test_another_seed_has_another_direction() -> None:
     assert one.norm().item() == pytest.approx(two.norm().item())
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"lookback": 1, "position": "learned"}, "needs model.position=rope"),
-        ({"lookback": 1, "linear": "torch.nn.Linear"}, "needs model.position=rope"),
-        ({"lookback": 9}, "is more than model.n_layers"),
-        ({"lookback": -1}, "model.lookback=-1"),
-    ],
-)
-def test_where_it_has_no_meaning_it_is_refused(changes: dict, said: str) -> None:
-    with pytest.raises(BadInput, match=said):
-        ModelConfig(**changes)
+def test_where_it_has_no_meaning_it_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"model\.position=learned: only rope can look back; add model\.lookback=0"):
+        ModelConfig(lookback=1, position="learned")
+    with pytest.raises(BadInput, match=r"model\.lookback=-1"):
+        ModelConfig(lookback=-1)
+
+
+def test_another_linear_layer_looks_back_if_it_has_a_weight() -> None:
+    def build(linear: str) -> Transformer:
+        return Transformer(tiny(**BODY, lookback=1, linear=linear), HEADS["tied"], vocab_size=VOCAB, seq_len=SEQ)
+
+    assert torch.equal(*(build(name).blocks[0].attn.q_proj.weight for name in ("linear", "torch.nn.Linear")))
+    with pytest.raises(BadInput, match=r"a class without `weight` cannot look back"):
+        build("test_lookback.Factored")
+
+
+class Factored(torch.nn.Module):
+    def __init__(self, in_features: int, out_features: int, bias: bool) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(in_features, 4), torch.nn.Linear(4, out_features)
+
+    def reset_parameters(self) -> None:
+        self.first.reset_parameters()
+        self.second.reset_parameters()

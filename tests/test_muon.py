@@ -13,7 +13,7 @@ from lm.model.transformer import Transformer
 from lm.muon import ROUNDS, Muon, orthogonalise
 from lm.optim import build_optimizer, step_flops
 
-MUON = OptimConfig(name="muon", lr=0.01, muon_lr=0.02, muon_momentum=0.9, muon_rounds=5, weight_decay=0.1)
+MUON = OptimConfig(name="muon", lr=0.02, adam_lr=0.01, momentum=0.9, rounds=5, weight_decay=0.1)
 
 
 def matrices(rows: int, columns: int, conditioning: float) -> Tensor:

@@ -122,7 +122,7 @@ def test_a_tied_head_has_no_group() -> None:
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_each_named_optimizer_moves_every_parameter(name: str) -> None:
     net = Transformer(tiny(), UNTIED, vocab_size=VOCAB, seq_len=SEQ, seed=0)
-    own: dict[str, float] = {"muon_lr": 0.02, "muon_momentum": 0.95, "muon_rounds": 5} if name == "muon" else {}
+    own: dict[str, float] = {"adam_lr": 0.02, "momentum": 0.95, "rounds": 5} if name == "muon" else {}
     optimizer = build_optimizer(net, OptimConfig(name=name, **own), UNTIED)  # type: ignore[arg-type]
     before = {key: tensor.clone() for key, tensor in net.state_dict().items()}
     net(torch.arange(SEQ)[None]).logsumexp(-1).sum().backward()

@@ -45,7 +45,7 @@ def test_the_command_runs(command: str, script: Script, corpus: Path, tmp_path: 
         assert small.returncode == 0, small.stderr
     places = {"FILE": str(corpus), "RUN": "run", "DIR": "out"}
     words = [re.sub(r"\b(FILE|RUN|DIR)\b", lambda found: places[found[0]], word) for word in words]
-    less = {"train": SMALL, "ablate": [*QUICK, f"data.path={corpus}"]}
+    less = {"train": SMALL, "ablate": [*QUICK, f"data.path={corpus}"], "benchmark": ["only=[limits]", "seconds=0"]}
     answer = script(name, *words, *less.get(name, ()))
     assert answer.returncode == 0, answer.stderr
     assert answer.stdout

@@ -23,7 +23,7 @@ Loss = Callable[[Cell], float | None]  # None: killed
 
 @pytest.fixture
 def arms(build: Build) -> dict[str, Arm]:
-    return ready(build(question()))
+    return ready(build(question(), "optim=adamw"))
 
 
 def ready(arms: dict[str, Arm]) -> dict[str, Arm]:

@@ -11,8 +11,7 @@ def matrix_rate(device: str) -> float:
     """FLOPs per second of a large product, in the precision that training uses."""
     n, dtype = (8192, torch.bfloat16) if device == "cuda" else (1536, torch.float32)
     a, b = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))
-    seconds, _ = paired(times := alternate({"product": lambda: a @ b}, 2.0), "product", "product")
-    del times
+    seconds, _ = paired(alternate({"product": lambda: a @ b}, 2.0), "product", "product")
     return 2 * n**3 / seconds
 
 

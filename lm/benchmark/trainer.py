@@ -18,7 +18,7 @@ from lm.model.transformer import Transformer
 from lm.optim import build_optimizer
 from lm.train import train
 
-STEPS = 60
+STEPS = 30
 
 
 def trainer(device: str, seconds: float) -> Iterator[Figure]:

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from lm.config import BadInput
 from lm.model.attention import Attention
 from lm.model.head import Embedding
 from lm.model.position import NoPosition
@@ -25,7 +26,7 @@ def look_back(embed: Embedding, blocks: Iterable[nn.Module], position: NoPositio
     embed.weight.add_(SHARED * embed.std * math.sqrt(len(direction)) * direction)
     for attn in (block.attn for block in blocks):
         assert isinstance(attn, Attention)
-        queries, keys = (proj.get_parameter("weight") for proj in (attn.q_proj, attn.k_proj))
+        queries, keys = weight_of(attn.q_proj), weight_of(attn.k_proj)
         key = torch.full((1, 1, 1, attn.head_dim), attn.head_dim**-0.5)
         key[..., ::2] *= -1  # no mean that a LayerNorm of queries and keys could take away
         for lag, rows in enumerate(queries.chunk(len(queries) // attn.head_dim), 1):
@@ -37,3 +38,10 @@ def look_back(embed: Embedding, blocks: Iterable[nn.Module], position: NoPositio
 def aim(rows: Tensor, out: Tensor, direction: Tensor) -> None:
     """Make the rows (K, D) of a head answer the direction (D,) with the vector `out` (K,), as strong as they were."""
     rows.copy_(RANDOM * rows + rows.norm() * torch.outer(out, direction))
+
+
+def weight_of(projection: nn.Module) -> Tensor:
+    try:
+        return projection.get_parameter("weight")
+    except AttributeError:
+        raise BadInput("model.linear: a class without `weight` cannot look back; add model.lookback=0") from None
