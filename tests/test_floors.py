@@ -13,8 +13,18 @@ ROOT = Path(lm.__file__).parent.parent
 FLOORS = [  # lowest first
     {"lm", "lm.config"},
     {"lm.model"},
-    {"lm.muon"},
-    {"lm.batches", "lm.corpus", "lm.data", "lm.device", "lm.files", "lm.decode", "lm.optim", "lm.portable", "lm.run"}
+    {
+        "lm.batches",
+        "lm.corpus",
+        "lm.data",
+        "lm.device",
+        "lm.files",
+        "lm.decode",
+        "lm.muon",
+        "lm.optim",
+        "lm.portable",
+        "lm.run",
+    }
     | {"lm.table", "lm.tokenizer"},
     {
         "lm.architectures",

@@ -1,5 +1,6 @@
 """From a question to runs: arms composed and checked, parameters matched by the program, budgets made equal."""
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -221,20 +222,37 @@ def test_arms_may_have_seeds_of_their_own(build: Build) -> None:
     assert [one.run.seed for one in found] == [100, 101]
 
 
-def test_the_sources_are_hashed_without_their_comments(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for path in [*source.HOME.glob("*.py"), *source.HOME.glob("model/*.py")]:
-        copy = tmp_path / path.relative_to(source.HOME)
-        copy.parent.mkdir(exist_ok=True)
-        copy.write_text(path.read_text())
+@pytest.fixture
+def sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A copy of lm/ that is hashed in its place."""
+    shutil.copytree(source.HOME / "lm", tmp_path / "lm", ignore=shutil.ignore_patterns("__pycache__"))
     before = source_hash()
     monkeypatch.setattr(source, "HOME", tmp_path)
     assert source_hash() == before
-    optim = tmp_path / "optim.py"
+    return tmp_path / "lm"
+
+
+def test_the_sources_are_hashed_without_their_comments(sources: Path) -> None:
+    before, optim = source_hash(), sources / "optim.py"
     text = optim.read_text()
     optim.write_text("# a comment\n" + text.replace('"""Optimizers,', '"""Of optimizers,'))
     assert source_hash() == before
     optim.write_text(text.replace("min(1.0, (step + 1)", "min(1.0, (step + 2)"))
     assert source_hash() != before
+
+
+@pytest.mark.parametrize("name", ["muon", "corpus", "batches", "tokenizer", "evaluate", "model/lookback", "model/head"])
+def test_what_a_run_computes_with_counts(sources: Path, name: str) -> None:
+    before, path = source_hash(), sources / f"{name}.py"
+    path.write_text(path.read_text() + "MORE = 1\n")
+    assert source_hash() != before
+
+
+@pytest.mark.parametrize("name", ["metrics", "checkpoint", "export", "ablation/run", "cli"])
+def test_what_only_records_does_not(sources: Path, name: str) -> None:
+    before, path = source_hash(), sources / f"{name}.py"
+    path.write_text(path.read_text() + "MORE = 1\n")
+    assert source_hash() == before
 
 
 def test_a_layer_of_the_users_counts_as_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

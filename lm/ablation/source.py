@@ -3,12 +3,15 @@
 import ast
 import hashlib
 import inspect
+from collections.abc import Iterator
 from pathlib import Path
 
 from lm.model.linear import LINEARS, linear_class
 
-HOME = Path(__file__).parent.parent
-TRAINING = ("batches", "callbacks", "corpus", "data", "evaluate", "optim", "task", "tokenizer", "train", "trainer")
+HOME = Path(__file__).parents[2]
+BESIDE = {  # of what lm.train imports, the files that record, restore or show; settings are in a run's own hash
+    *("checkpoint", "config", "decode", "device", "diagnostics", "files", "metrics", "portable", "run"),
+}
 
 
 def source_hash(linear: str = "linear") -> str:
@@ -16,7 +19,7 @@ def source_hash(linear: str = "linear") -> str:
 
     `linear` is the config's model.linear: a class of the user's own counts with all of its file.
     """
-    paths = [*(HOME / f"{name}.py" for name in TRAINING), *sorted((HOME / "model").glob("*.py"))]
+    paths = training_files()
     if linear not in LINEARS:
         paths.append(Path(inspect.getfile(linear_class(linear))))
     digest = hashlib.sha256()
@@ -27,3 +30,21 @@ def source_hash(linear: str = "linear") -> str:
                 node.body = node.body[1:] or [ast.Pass()]
         digest.update(f"{path.name}\n{ast.unparse(tree)}".encode())
     return digest.hexdigest()
+
+
+def training_files() -> list[Path]:
+    """lm/train.py and all of ours that it imports, however indirectly, but for what stands BESIDE."""
+    found, ahead = set(), [HOME / "lm/train.py"]
+    while ahead:
+        path = ahead.pop()
+        if path not in found and path.exists() and path.stem not in BESIDE:
+            found.add(path)
+            ahead += (HOME / f"{name.replace('.', '/')}.py" for name in imported(path))
+    return sorted(found)
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Names of modules, and of what is taken from them, which may be modules too."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            yield from (str(node.module), *(f"{node.module}.{one.name}" for one in node.names))
