@@ -25,8 +25,7 @@ def test_candidates_take_turns() -> None:
 
 def test_a_ratio_is_taken_within_a_round() -> None:
     """A machine that is ten times as slow for a while changes both, not their ratio."""
-    times = {"fast": [1.0, 10.0, 1.0, 10.0, 1.0], "slow": [2.0, 20.0, 2.0, 20.0, 2.0]}
-    assert paired(times, "fast", "slow") == (1.0, 2.0)
+    assert paired([1.0, 10.0, 1.0, 10.0, 1.0], [2.0, 20.0, 2.0, 20.0, 2.0]) == (1.0, 2.0)
     assert Figure("s", "w", 1.0, "ms", "peer", 2.0).ratio == 0.5
     assert Figure("s", "w", 1.0, "ms").ratio is None
 

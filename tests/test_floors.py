@@ -14,6 +14,7 @@ FLOORS = [  # lowest first
     {"lm", "lm.config"},
     {"lm.model"},
     {
+        "lm.bare",
         "lm.batches",
         "lm.corpus",
         "lm.data",

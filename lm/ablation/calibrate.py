@@ -5,12 +5,11 @@ import os
 import platform
 import statistics
 import time
-from contextlib import nullcontext
 
 import torch
-import torch.nn.functional as F
 
 from lm.ablation.arms import Arm
+from lm.bare import bare_step
 from lm.model.transformer import Transformer
 from lm.optim import build_optimizer
 from lm.run import config_hash
@@ -72,7 +71,7 @@ def computation(arm: Arm) -> str:
 
 
 class Step:
-    """A training step on random tokens: forward, backward, clip, update."""
+    """A training step on random tokens; called, it returns its seconds."""
 
     def __init__(self, arm: Arm) -> None:
         run, options = arm.run, resolve(arm.run)
@@ -83,21 +82,13 @@ class Step:
             self.net.compile()
         self.net.head.advance(0.0, self.net.embed.weight, {})
         self.optimizer = build_optimizer(self.net, run.optim, run.head)
-        mixed = "bf16" in str(options["precision"])
-        self.cast = torch.autocast(self.device, torch.bfloat16) if mixed else nullcontext()
-        shape = (run.data.batch_size // options["accumulate_grad_batches"], run.data.seq_len)
-        self.tokens = torch.randint(arm.vocab_size, shape, device=self.device)
-        self.micro = options["accumulate_grad_batches"]
+        self.mixed, micro = "bf16" in str(options["precision"]), options["accumulate_grad_batches"]
+        tokens = torch.randint(arm.vocab_size, (run.data.batch_size // micro, run.data.seq_len), device=self.device)
+        self.batches = [(tokens, tokens)] * micro
 
     def __call__(self) -> float:
         started = time.perf_counter()
-        for _ in range(self.micro):
-            with self.cast:
-                loss = F.cross_entropy(self.net(self.tokens).flatten(0, 1), self.tokens.flatten())
-            loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(self.net.parameters(), 1.0)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        bare_step(self.net, self.optimizer, self.batches, self.mixed)
         if self.device == "cuda":
             torch.cuda.synchronize()
         return time.perf_counter() - started

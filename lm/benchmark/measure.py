@@ -7,8 +7,6 @@ from statistics import median
 
 import torch
 
-Candidates = Mapping[str, Callable[[], object]]
-
 
 @dataclass(slots=True, frozen=True)
 class Figure:
@@ -26,7 +24,9 @@ class Figure:
         return self.value / self.other if self.other else None
 
 
-def alternate(candidates: Candidates, seconds: float, at_least: int = 5) -> dict[str, list[float]]:
+def alternate(
+    candidates: Mapping[str, Callable[[], object]], seconds: float, at_least: int = 5
+) -> dict[str, list[float]]:
     """Seconds of each call, round after round, after two that warm up."""
     for call in candidates.values():
         call(), call()
@@ -42,13 +42,12 @@ def alternate(candidates: Candidates, seconds: float, at_least: int = 5) -> dict
     return times
 
 
-def paired(times: Mapping[str, list[float]], name: str, base: str) -> tuple[float, float]:
-    """(seconds of `name`, of `base`): the median of the base, and that times the median ratio within a round."""
-    ratios = [one / two for one, two in zip(times[name], times[base], strict=True)]
-    middle = median(times[base])
-    return middle * median(ratios), middle
-
-
 def wait() -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
+
+
+def paired(ours: list[float], theirs: list[float]) -> tuple[float, float]:
+    """Seconds of both: the median of theirs, and that times the median ratio within a round."""
+    middle = median(theirs)
+    return middle * median(one / two for one, two in zip(ours, theirs, strict=True)), middle

@@ -1,14 +1,21 @@
 """The same weights in transformers, by way of the project's own export."""
 
-import contextlib
 import tempfile
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
+from lm.config import ModelConfig
 from lm.export import export
 from lm.model.transformer import Transformer
 from lm.tokenizer import byte_tokenizer
+
+GPT2 = ModelConfig(
+    n_layers=12, d_model=768, n_heads=12, d_ff=3072, ffn="gelu", norm="layernorm", position="learned", bias=True
+)
 
 
 def in_transformers(net: Transformer) -> Any | None:
@@ -19,7 +26,12 @@ def in_transformers(net: Transformer) -> Any | None:
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(ImportError):
+    with tempfile.TemporaryDirectory() as folder:
         export(net, byte_tokenizer(), Path(folder) / "out")
-        return AutoModelForCausalLM.from_pretrained(Path(folder) / "out").to(net.embed.weight.device)  # type: ignore[arg-type]
-    return None
+        theirs: Any = AutoModelForCausalLM.from_pretrained(Path(folder) / "out")
+    return theirs.to(net.embed.weight.device)
+
+
+def logits_of(theirs: Any) -> Callable[[Tensor], Tensor]:
+    """Token ids (B, T) to raw logits (B, T, V), as our own models give them."""
+    return lambda tokens: theirs(tokens).logits

@@ -15,15 +15,15 @@ from lm.benchmark.limits import limits
 from lm.benchmark.measure import Figure
 from lm.benchmark.starts import starts
 from lm.benchmark.trainer import trainer
-from lm.benchmark.training import steps
+from lm.benchmark.training import training
 from lm.device import best_device, set_threads
 from lm.files import write_text
 from lm.table import table
 
 Section = Callable[[str, float], Iterator[Figure]]
 SECTIONS: dict[str, Section] = {
-    "limits": lambda device, seconds: limits(device),
-    "training": steps,
+    "limits": limits,
+    "training": training,
     "trainer": trainer,
     "decoding": decoding,
     "starts": starts,
@@ -33,7 +33,7 @@ SECTIONS: dict[str, Section] = {
 def benchmark(config: BenchmarkConfig) -> str:
     """The table of figures; `output` gets them as JSON."""
     logging.disable(logging.WARNING)
-    threads, device = set_threads(config.threads), {"gpu": "cuda"}.get(best_device(), best_device())
+    threads, device = set_threads(config.threads), best_device()
     figures = [figure for name in config.only or SECTIONS for figure in SECTIONS[name](device, config.seconds)]
     where = f"torch {torch.__version__}, {platform.machine()}, {device}, {threads} threads"
     if config.output:

@@ -1,6 +1,5 @@
 """How long a command takes before it does anything: CPU seconds of fresh processes."""
 
-import os
 import resource
 import subprocess
 import sys
@@ -25,6 +24,6 @@ def starts(device: str, seconds: float) -> Iterator[Figure]:
 
 def cpu_seconds(words: list[str]) -> float:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([sys.executable, SCRIPTS / words[0], *words[1:]], capture_output=True, env={**os.environ})
+    subprocess.run([sys.executable, SCRIPTS / words[0], *words[1:]], capture_output=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

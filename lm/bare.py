@@ -1,0 +1,23 @@
+"""A training step without a Trainer: what is timed where costs are measured."""
+
+from collections.abc import Callable, Iterable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from lm.batches import Batch
+
+
+def bare_step(
+    forward: Callable[[Tensor], Tensor], optimizer: Optimizer, micro_batches: Iterable[Batch], mixed: bool = False
+) -> None:
+    """Forward, backward, clip, update. `forward`: token ids (B, T) to raw logits (B, T, V)."""
+    for tokens, targets in micro_batches:
+        with torch.autocast(tokens.device.type, torch.bfloat16, enabled=mixed):
+            loss = F.cross_entropy(forward(tokens).flatten(0, 1), targets.flatten())
+        loss.backward()  # type: ignore[no-untyped-call]
+    nn.utils.clip_grad_norm_([parameter for group in optimizer.param_groups for parameter in group["params"]], 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
