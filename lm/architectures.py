@@ -3,8 +3,8 @@
 The weights are the same tensors under other names, so the logits are the same too.
 """
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,48 +31,18 @@ def translate(net: Transformer) -> tuple[str, dict[str, Any], Weights]:
     config = net.config
     if not all(isinstance(module, Linear) for name, module in net.named_modules() if name.endswith("_proj")):
         raise BadInput(f"model.linear={config.linear}: only models of the project's own linear class are exported")
-    for fits, name, settings, rename in ARCHITECTURES:
-        if not list(fits(config)):
-            return name, settings(net), rename(net)
-
-    def distance(architecture: Architecture) -> list[bool]:
-        wrong = {said.partition("=")[0] for said in architecture[0](config)}
-        return [f"model.{key}" in wrong for key in ("position", "qk_norm", "ffn", "norm", "bias")]
-
-    fits, name, _, _ = min(ARCHITECTURES, key=distance)
-    raise BadInput(f"{next(fits(config))}: {name}, the nearest, has no such switch; the README says what is exported")
+    for one in ARCHITECTURES:
+        if not misfits(config, one):
+            return one.name, one.settings(net), one.weights(net)
+    nearest = min(ARCHITECTURES, key=lambda one: [key in misfits(config, one) for key in SWITCHES])
+    key = misfits(config, nearest)[0]
+    switch = f"model.{key}={str(getattr(config, key)).lower()}"
+    raise BadInput(f"{switch}: {nearest.name}, the nearest, has no such switch; the README says what is exported")
 
 
-def misfits_llama(config: ModelConfig) -> Iterator[str]:
-    yield from misfits(config, norm="rmsnorm", position="rope", ffn="swiglu", qk_norm=False)
-
-
-def misfits_qwen3(config: ModelConfig) -> Iterator[str]:
-    yield from misfits(config, norm="rmsnorm", position="rope", ffn="swiglu", qk_norm=True, bias=False)
-
-
-def misfits_arcee(config: ModelConfig) -> Iterator[str]:
-    yield from misfits(config, norm="rmsnorm", position="rope", qk_norm=False)
-    if config.ffn == "swiglu":
-        yield "model.ffn=swiglu"
-
-
-def misfits_apertus(config: ModelConfig) -> Iterator[str]:
-    yield from misfits(config, norm="rmsnorm", position="rope", qk_norm=True, bias=False)
-    if config.ffn == "swiglu":
-        yield "model.ffn=swiglu"
-
-
-def misfits_gpt2(config: ModelConfig) -> Iterator[str]:
-    yield from misfits(config, norm="layernorm", position="learned", qk_norm=False)
-    if config.ffn == "swiglu":
-        yield "model.ffn=swiglu"
-
-
-def misfits(config: ModelConfig, **wanted: object) -> Iterator[str]:
-    for key, value in wanted.items():
-        if getattr(config, key) != value:
-            yield f"model.{key}={str(getattr(config, key)).lower()}"
+def misfits(config: ModelConfig, architecture: "Architecture") -> list[str]:
+    """The settings that an architecture cannot have as they are."""
+    return [key for key, values in architecture.takes.items() if getattr(config, key) not in values]
 
 
 def llama_settings(net: Transformer) -> dict[str, Any]:
@@ -85,7 +55,7 @@ def llama_settings(net: Transformer) -> dict[str, Any]:
         "num_attention_heads": config.n_heads,
         "num_key_value_heads": config.kv_heads,
         "head_dim": config.head_dim,
-        "hidden_act": "silu",
+        "hidden_act": "silu" if config.ffn == "swiglu" else config.ffn,
         "max_position_embeddings": net.seq_len,
         "rms_norm_eps": EPS,
         "rope_theta": config.rope_theta,  # for transformers 4
@@ -96,16 +66,8 @@ def llama_settings(net: Transformer) -> dict[str, Any]:
     }
 
 
-def qwen3_settings(net: Transformer) -> dict[str, Any]:
-    return llama_settings(net) | {"model_type": "qwen3", "use_sliding_window": False}
-
-
-def arcee_settings(net: Transformer) -> dict[str, Any]:
-    return llama_settings(net) | {"model_type": "arcee", "hidden_act": net.config.ffn}
-
-
-def apertus_settings(net: Transformer) -> dict[str, Any]:
-    return llama_settings(net) | {"model_type": "apertus", "hidden_act": net.config.ffn}
+def like_llama(model_type: str, **more: object) -> "Settings":
+    return lambda net: llama_settings(net) | {"model_type": model_type, **more}
 
 
 def gpt2_settings(net: Transformer) -> dict[str, Any]:
@@ -186,13 +148,30 @@ def gpt2_weights(net: Transformer) -> Weights:
     return weights
 
 
-Misfits = Callable[[ModelConfig], Iterator[str]]
 Settings = Callable[[Transformer], dict[str, Any]]
-Architecture = tuple[Misfits, str, Settings, Callable[[Transformer], Weights]]
-ARCHITECTURES: tuple[Architecture, ...] = (
-    (misfits_llama, "LlamaForCausalLM", llama_settings, llama_weights),
-    (misfits_qwen3, "Qwen3ForCausalLM", qwen3_settings, llama_weights),
-    (misfits_arcee, "ArceeForCausalLM", arcee_settings, llama_weights),
-    (misfits_apertus, "ApertusForCausalLM", apertus_settings, apertus_weights),
-    (misfits_gpt2, "GPT2LMHeadModel", gpt2_settings, gpt2_weights),
+Takes = dict[str, tuple[object, ...]]
+SWITCHES = ("position", "qk_norm", "ffn", "norm", "bias")  # the ones that tell architectures apart come first
+
+
+class Architecture(NamedTuple):
+    name: str
+    takes: Takes  # switch -> the values that it can have; any other switch, any value
+    settings: Settings
+    weights: Callable[[Transformer], Weights]
+
+
+MODERN: Takes = {"norm": ("rmsnorm",), "position": ("rope",)}
+GATED: Takes = {"ffn": ("swiglu",)}
+PLAIN: Takes = {"ffn": ("relu", "gelu", "relu2")}
+FREE: Takes = {"qk_norm": (False,)}
+NORMED: Takes = {"qk_norm": (True,), "bias": (False,)}
+CLASSIC: Takes = {"norm": ("layernorm",), "position": ("learned",)}
+ARCHITECTURES = (
+    Architecture("LlamaForCausalLM", MODERN | GATED | FREE, llama_settings, llama_weights),
+    Architecture(
+        "Qwen3ForCausalLM", MODERN | GATED | NORMED, like_llama("qwen3", use_sliding_window=False), llama_weights
+    ),
+    Architecture("ArceeForCausalLM", MODERN | PLAIN | FREE, like_llama("arcee"), llama_weights),
+    Architecture("ApertusForCausalLM", MODERN | PLAIN | NORMED, like_llama("apertus"), apertus_weights),
+    Architecture("GPT2LMHeadModel", CLASSIC | FREE | PLAIN, gpt2_settings, gpt2_weights),
 )

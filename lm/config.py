@@ -110,7 +110,7 @@ OWN_SETTINGS: dict[str, tuple[str, ...]] = {
 class HeadConfig:
     """How logits are made, with the init and learning rates that make this regime a good one.
 
-    `name` is the config's file name, `kind` the class. Multipliers scale `optim.lr`.
+    `name` is the config's file name, `kind` the class. Multipliers scale `optim.adam_lr`, or `optim.lr` without one.
 
     >>> HeadConfig(name="untied", kind="untied", table_std=1.0, head_std=0.01, head_lr=1.0).kind
     'untied'
@@ -205,7 +205,8 @@ class OptimConfig:
         choose("optim.decay", self.decay, DECAYS)
         at_least(0, "optim.", self, "lr", "eps", "weight_decay", "warmup_steps", "decay_fraction", "final_lr")
         at_least(0, "optim.", self, "adam_lr")
-        at_least(1, "optim.", self, "rounds")
+        if self.rounds is not None and not 1 <= self.rounds <= 7:
+            raise BadInput(f"optim.rounds={self.rounds}: expected 1 to 7")
         for key in ("adam_lr", "momentum", "rounds"):
             if (self.name == "muon") != (getattr(self, key) is not None):
                 raise BadInput(f"optim.{key}={getattr(self, key)}: give it with optim=muon, and only there")

@@ -45,8 +45,8 @@ def parameter_groups(net: nn.Module, config: OptimConfig, head: HeadConfig) -> l
 
 def step_flops(net: nn.Module, config: OptimConfig, head: HeadConfig) -> int:
     """Floating-point operations of the matrix products in one optimizer step: Muon's; AdamW has none."""
-    (body,) = (group for group in parameter_groups(net, config, head) if group["name"] == "body")
-    shapes = (sorted(matrix.shape) for matrix in body["params"])
+    body = (group["params"] for group in parameter_groups(net, config, head) if group["name"] == "body")
+    shapes = [sorted(matrix.shape) for matrices in body for matrix in matrices]
     return (config.rounds or 0) * sum(4 * rows * rows * columns + 2 * rows**3 for rows, columns in shapes)
 
 
@@ -60,11 +60,14 @@ def adamw(net: nn.Module, config: OptimConfig, head: HeadConfig) -> Optimizer:
     return AdamW(groups, lr=config.lr, betas=(config.betas[0], config.betas[1]), eps=config.eps, fused=True)
 
 
+def muon_groups(net: nn.Module, config: OptimConfig, head: HeadConfig) -> list[dict[str, Any]]:
+    own = {"momentum": config.momentum, "rounds": config.rounds}
+    return [group | own if group["name"] == "body" else group for group in parameter_groups(net, config, head)]
+
+
 def muon(net: nn.Module, config: OptimConfig, head: HeadConfig) -> Optimizer:
     """Muon for the matrices of the body, AdamW for the rest."""
-    groups = parameter_groups(net, config, head)
-    own = {"momentum": config.momentum, "rounds": config.rounds}
-    groups = [group | own if group["name"] == "body" else group for group in groups]
+    groups = muon_groups(net, config, head)
     return Muon(groups, lr=config.lr, betas=(config.betas[0], config.betas[1]), eps=config.eps, fused=True)
 
 

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -260,6 +261,10 @@ def wait_for(condition: Callable[[], object], seconds: float = 300) -> None:
         time.sleep(0.02)
 
 
+def far_enough(place: Path, steps: int) -> bool:
+    return any(Place(one).steps() >= steps for one in place.glob("*-*[0-9a-f]"))
+
+
 def workers_of(place: Path) -> list[int]:
     """Processes that run a cell whose files' names begin so, by the log they have open."""
     found = []
@@ -279,7 +284,7 @@ def test_a_driver_killed_at_any_moment_loses_nothing(words: list[str], tmp_path:
     folder, longer = tmp_path / "out", [*words, "trainer.max_steps=400"]
     for place, steps in (("trials", 5), ("cells", 5), ("cells", 150)):
         driver = start(folder, longer, trials=2)
-        wait_for(lambda: any(Place(one).steps() >= steps for one in folder.glob(f"{place}/*-*[0-9a-f]")))  # noqa: B023
+        wait_for(partial(far_enough, folder / place, steps))
         assert workers_of(folder)
         driver.kill()
         driver.wait()

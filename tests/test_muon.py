@@ -1,6 +1,7 @@
 """Muon: steps are orthogonal as an SVD would make them, batched or not, and the state is one optimizer's."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from conftest import SEQ, TIED, VOCAB, tiny
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from lm.config import OptimConfig
+from lm.config import BadInput, OptimConfig
 from lm.model.transformer import Transformer
 from lm.muon import ROUNDS, Muon, orthogonalise
 from lm.optim import build_optimizer, step_flops
@@ -129,3 +130,9 @@ def test_its_products_are_counted() -> None:
             optimizer.step()
         assert step_flops(net, config, TIED) == counter.get_total_flops()
     assert step_flops(net, MUON, TIED) > 0
+
+
+def test_the_configuration_knows_how_many_rounds_there_are() -> None:
+    replace(MUON, rounds=len(ROUNDS))
+    with pytest.raises(BadInput, match=r"optim\.rounds=8: expected 1 to 7"):
+        replace(MUON, rounds=len(ROUNDS) + 1)

@@ -85,11 +85,10 @@ class Tuning:
 
     def __init__(self, ablation: AblationConfig, arms: dict[str, Arm], folder: Path, record: dict[str, Any]) -> None:
         self.ablation, self.settings, self.arms, self.folder = ablation, ablation.tune, arms, folder
-        same = record.get("tune") == asdict(ablation.tune)
-        self.decided = record.get("trials_made") if same else None
-        self.known = record.get("arms", {}) if self.decided else {}
-        for name in self.known.keys() & arms.keys():
-            arms[name].tuned = self.known[name]["tuned"]
+        self.decided = record.get("trials_made") if record.get("tune") == asdict(ablation.tune) else None
+        if self.decided:
+            for name in record["arms"].keys() & arms.keys():
+                arms[name].tuned = record["arms"][name]["tuned"]
         self.searches = {name: Search(ablation, arm, folder) for name, arm in arms.items()}
 
     def open(self) -> list[Arm]:

@@ -93,10 +93,10 @@ class Study:
         for primary in (True, False):
             family = {same: samples[same] for same, draft in drafts if draft[3] is primary}
             found |= judge(family, self.record["matters"], self.lower_is_better)
-        return [self.sober(Contrast(*draft, found[same], self.diverged(*draft[:3]))) for same, draft in drafts]
+        return [self.sober(Contrast(*draft, found[same], self.diverged(draft[:2], draft[2]))) for same, draft in drafts]
 
-    def diverged(self, *where: str) -> dict[str, list[int]]:
-        *arms, budget = where
+    def diverged(self, arms: tuple[str, str], budget: str) -> dict[str, list[int]]:
+        """By arm, the seeds on which it diverged, if any."""
         rows = [row for row in self.rows if row.status == "diverged" and budget in row.budgets and row.arm in arms]
         return {arm: seeds for arm in arms if (seeds := [row.seed for row in rows if row.arm == arm])}
 

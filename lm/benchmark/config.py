@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from lm.config import BadInput, at_least, choose
 
-SECTIONS = ("limits", "training", "trainer", "decoding", "starts")
+SECTIONS = ("limits", "training", "trainer", "optimizer", "decoding", "starts")
 
 
 @dataclass(slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from lm.benchmark.config import BenchmarkConfig
 from lm.benchmark.decoding import decoding
 from lm.benchmark.limits import limits
 from lm.benchmark.measure import Figure
+from lm.benchmark.optimizer import optimizer
 from lm.benchmark.starts import starts
 from lm.benchmark.trainer import trainer
 from lm.benchmark.training import training
@@ -25,6 +26,7 @@ SECTIONS: dict[str, Section] = {
     "limits": limits,
     "training": training,
     "trainer": trainer,
+    "optimizer": optimizer,
     "decoding": decoding,
     "starts": starts,
 }

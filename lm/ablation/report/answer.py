@@ -28,7 +28,7 @@ def answer(study: Study, contrasts: Sequence[Contrast]) -> list[str]:
     lines = "  \n".join(f"**{plain(line)}**" for line in short).splitlines()
     if 0 < len(said) <= MOST:
         lines += ["", *(f"{'- ' * (len(said) > 1)}{plain(line)}" for line in said)]
-    if others := beside(study, contrasts):
+    if others := beside(study, [one for one in contrasts if one not in asked]):
         lines += ["", plain(others)]
     return [f"# {plain(study.record['question'])}", "\n".join(f"> {line}".rstrip(" " * (not line)) for line in lines)]
 
@@ -54,10 +54,10 @@ def short_answer(asked: Sequence[Contrast], arm: str) -> str:
     return f"{line[0].upper()}{line[1:]}."
 
 
-def beside(study: Study, contrasts: Sequence[Contrast]) -> str:
+def beside(study: Study, others: Sequence[Contrast]) -> str:
     """The other arms in a line: what is decided about them, under the first budget."""
     budget = study.record["budgets"][0]
-    others = [one for one in contrasts if one not in primary(contrasts) and one.budget == budget]
+    others = [one for one in others if one.budget == budget]
     digits = decimals(study.record["matters"])
     found = [
         f"{one.arm} {one.comparison.verdict} than {one.baseline} by {abs(one.comparison.mean or 0):.{digits}f}"

@@ -1,0 +1,25 @@
+"""A step of our Muon beside torch's, on the matrices of the default body."""
+
+from collections.abc import Iterator
+
+import torch
+
+from lm.benchmark.measure import Figure, alternate, paired
+from lm.benchmark.training import SHAPES
+from lm.config import HeadConfig, OptimConfig
+from lm.model.transformer import Transformer
+from lm.muon import Muon
+from lm.optim import muon_groups
+
+
+def optimizer(device: str, seconds: float) -> Iterator[Figure]:
+    config, vocab_size, _, time = SHAPES["default"]
+    net = Transformer(config, HeadConfig(), vocab_size=vocab_size, seq_len=time).to(device)
+    for parameter in net.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optim = OptimConfig(name="muon", lr=0.03, adam_lr=3e-3, momentum=0.9, rounds=4)
+    (body,) = (group for group in muon_groups(net, optim, HeadConfig()) if "rounds" in group)
+    theirs = torch.optim.Muon(body["params"], lr=optim.lr, momentum=0.9, ns_steps=4)
+    times = alternate({"ours": Muon([body]).step, "theirs": theirs.step}, seconds)
+    ours, other = paired(times["ours"], times["theirs"])
+    yield Figure("optimizer", "Muon, default shape", 1000 * ours, "ms", "torch.optim.Muon", 1000 * other)
