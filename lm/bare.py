@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -11,13 +10,13 @@ from lm.batches import Batch
 
 
 def bare_step(
-    forward: Callable[[Tensor], Tensor], optimizer: Optimizer, micro_batches: Iterable[Batch], mixed: bool = False
+    loss: Callable[[Tensor, Tensor], Tensor], optimizer: Optimizer, micro_batches: Iterable[Batch], mixed: bool = False
 ) -> None:
-    """Forward, backward, clip, update. `forward`: token ids (B, T) to raw logits (B, T, V)."""
+    """Forward, backward, clip, update. `loss`: token ids (B, T) and targets (B, T) to a scalar."""
     for tokens, targets in micro_batches:
         with torch.autocast(tokens.device.type, torch.bfloat16, enabled=mixed):
-            loss = F.cross_entropy(forward(tokens).flatten(0, 1), targets.flatten())
-        loss.backward()  # type: ignore[no-untyped-call]
+            found = loss(tokens, targets)
+        found.backward()  # type: ignore[no-untyped-call]
     nn.utils.clip_grad_norm_([parameter for group in optimizer.param_groups for parameter in group["params"]], 1.0)
     optimizer.step()
     optimizer.zero_grad()

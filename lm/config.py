@@ -15,6 +15,7 @@ HEADS = ("tied", "untied", "tied_projected", "untied_copied", "split")
 SOURCES = ("stdlib", "text", "json", "csv", "parquet", "hub")
 TOKENIZERS = ("bpe", "char", "byte", "file")
 OPTIMIZERS = ("adamw", "muon")
+LOSSES = ("auto", "plain", "chunked")
 DECAYS = ("cosine", "linear", "constant")
 
 
@@ -268,10 +269,13 @@ class RunConfig:
     max_tokens: int | None = None  # the run's length in tokens; overrules trainer.max_steps
     seed: int = 0
     threads: int | None = None  # null: OMP_NUM_THREADS, else the cores
+    loss: str = "auto"  # plain or chunked: one function; auto takes the one that is faster where it runs
+    recompute: bool = False  # blocks keep nothing for the backward pass: less memory, a third more computing
     compile: bool = False
     run_dir: str | None = None  # null: runs/, under a name that ends in the hash of this configuration
 
     def __post_init__(self) -> None:
+        choose("loss", self.loss, LOSSES)
         at_least(1, "", self, "max_tokens", "threads")
         seedable(self.seed)
         if self.run_dir == "":
@@ -300,6 +304,7 @@ class GenerateConfig:
     temperature: float = 0.0  # 0: greedy
     seed: int = 0
     threads: int | None = None
+    compile: bool = False  # torch.compile: some ten seconds at first, then about three times as fast
     trust: bool = False  # import the linear class that the run names, if it is not ours
 
     def __post_init__(self) -> None:

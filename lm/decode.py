@@ -5,9 +5,9 @@ without the cache, alone or in a batch, gives the same tokens.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import overload
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -16,6 +16,8 @@ from lm.config import BadInput
 from lm.model.cache import KVCache
 from lm.model.transformer import Transformer
 from lm.tokenizer import Tokenizer
+
+LEAST_ROOM = 32  # positions of a new cache
 
 
 def window_start(length: int, seq_len: int) -> int:
@@ -47,36 +49,58 @@ def decode(
     temperature: float = 0.0,
     seed: int = 0,
     use_cache: bool = True,
+    compile: bool = False,
 ) -> Iterator[list[int]]:
     """Yield, without end, the next id of each prompt. Prompts may differ in length; none may be empty."""
     texts = [list(prompt) for prompt in prompts]
     if not all(texts):
         raise ValueError("decode: a prompt is empty; begin it with the end-of-text token")
-    device = net.embed.weight.device
-    generator = torch.Generator(device).manual_seed(seed) if temperature else None
-    training = net.training
+    generator = torch.Generator(net.embed.weight.device).manual_seed(seed) if temperature else None
+    training, step = net.training, compiled(net) if compile else net
     net.eval()
     try:
         starts: list[int] = []
+        ids = ends = torch.empty(0)
         while True:
             now = [window_start(len(text), net.seq_len) for text in texts]
+            longest = max(len(text) - start for text, start in zip(texts, now, strict=True))
             if now != starts or not use_cache:
-                starts, cache = now, KVCache(net.seq_len)
-                fresh = [text[start:] for text, start in zip(texts, starts, strict=True)]
+                starts, cache = now, KVCache(net.seq_len if compile else room(longest, net.seq_len))
+                logits, ends = read(net, [text[start:] for text, start in zip(texts, starts, strict=True)], cache)
             else:
-                fresh = [text[-1:] for text in texts]
-            longest = max(map(len, fresh))
-            tokens = torch.tensor([one + [0] * (longest - len(one)) for one in fresh], device=device)
-            lasts = torch.tensor([len(one) - 1 for one in fresh], device=device)
-            ends = torch.tensor([len(text) - start for text, start in zip(texts, starts, strict=True)], device=device)
-            positions = (ends - 1 - lasts)[:, None] + torch.arange(longest, device=device)
-            logits = net(tokens, positions, cache)[torch.arange(len(texts), device=device), lasts]
-            ids = pick(logits, temperature, generator).tolist()
-            yield ids
-            for text, one in zip(texts, ids, strict=True):
+                if longest > cache.length:
+                    cache.grow(room(longest, net.seq_len))
+                logits, ends = step(ids[:, None], ends[:, None], cache)[:, 0], ends + 1
+            ids = pick(logits, temperature, generator)
+            answer = ids.tolist()
+            yield answer
+            for text, one in zip(texts, answer, strict=True):
                 text.append(one)
     finally:
         net.train(training)
+
+
+def read(net: Transformer, texts: list[list[int]], cache: KVCache) -> tuple[Tensor, Tensor]:
+    """Fill a cache with texts of any lengths; return the logits (B, V) of what follows each, and their lengths (B)."""
+    device = net.embed.weight.device
+    longest = max(map(len, texts))
+    tokens = torch.tensor([text + [0] * (longest - len(text)) for text in texts], device=device)
+    ends = torch.tensor([len(text) for text in texts], device=device)
+    positions = torch.arange(longest, device=device).expand_as(tokens)
+    x = net.features(tokens, positions, cache)[torch.arange(len(texts), device=device), ends - 1]
+    return net.head(x, net.embed.weight), ends
+
+
+def room(length: int, seq_len: int) -> int:
+    """Positions that a cache is made for when `length` are needed: few, for each token looks through all of them."""
+    return min(seq_len, max(LEAST_ROOM, 2 ** math.ceil(math.log2(length))))
+
+
+def compiled(net: Transformer) -> Callable[..., Tensor]:
+    """The network for one token a row, with what torch has against the cost of calling many small operations."""
+    gpu = net.embed.weight.device.type == "cuda"
+    how: dict[str, Any] = {"mode": "reduce-overhead"} if gpu else {"options": {"cpp_wrapper": True}}
+    return torch.compile(net, dynamic=False, **how)
 
 
 def stream(
@@ -87,12 +111,12 @@ def stream(
     *,
     temperature: float = 0.0,
     seed: int = 0,
+    compile: bool = False,
 ) -> Iterator[str]:
     """The continuation of one prompt as it comes, in pieces of whole characters, up to end of text."""
     check(max_new_tokens, temperature)
-    ids = (
-        one for (one,) in decode(net, [[tokenizer.eot, *tokenizer.encode(prompt)]], temperature=temperature, seed=seed)
-    )
+    texts = [[tokenizer.eot, *tokenizer.encode(prompt)]]
+    ids = (one for (one,) in decode(net, texts, temperature=temperature, seed=seed, compile=compile))
     yield from tokenizer.stream(islice(iter(ids.__next__, tokenizer.eot), max_new_tokens))
 
 
@@ -105,6 +129,7 @@ def generate(
     *,
     temperature: float = ...,
     seed: int = ...,
+    compile: bool = ...,
 ) -> str: ...
 
 
@@ -117,6 +142,7 @@ def generate(
     *,
     temperature: float = ...,
     seed: int = ...,
+    compile: bool = ...,
 ) -> list[str]: ...
 
 
@@ -128,11 +154,12 @@ def generate(
     *,
     temperature: float = 0.0,
     seed: int = 0,
+    compile: bool = False,
 ) -> str | list[str]:
     """Continue a prompt, or each of several at once, and return the continuation without the prompt.
 
     Greedy at temperature 0, the default; above it, a sample. It stops at end of text or after `max_new_tokens`.
-    A text longer than the model's context is seen from `window_start` on.
+    A text longer than the model's context is seen from `window_start` on. `compile` pays for very many tokens.
 
     >>> from lm import HeadConfig, ModelConfig
     >>> from lm.tokenizer import byte_tokenizer
@@ -148,7 +175,8 @@ def generate(
     columns: list[list[int]] = [[] for _ in prompts]
     open_rows = set(range(len(prompts)))
     texts = [[tokenizer.eot, *tokenizer.encode(one)] for one in prompts]
-    for ids in islice(decode(net, texts, temperature=temperature, seed=seed), max_new_tokens) if prompts else ():
+    steps = decode(net, texts, temperature=temperature, seed=seed, compile=compile)
+    for ids in islice(steps, max_new_tokens) if prompts else ():
         for row in tuple(open_rows):
             if ids[row] == tokenizer.eot:
                 open_rows.discard(row)

@@ -34,6 +34,9 @@ def report(error: Exception) -> int:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
         place = f"{error.filename}: " if error.filename else ""
         return complain(f"{place}{error.strerror}; free some space and run the same command again", 1)
+    if type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error):
+        less = "a smaller data.batch_size, trainer.accumulate_grad_batches, loss=chunked and recompute=true need less"
+        return complain(f"out of memory; {less}", 1)
     traceback.print_exception(error)
     return 1
 

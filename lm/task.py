@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 from lm.batches import Batch, TrainingStream
 from lm.config import RunConfig
 from lm.data import TextData
+from lm.loss import Loss
 from lm.model.transformer import Transformer, named_seed
 from lm.optim import build_optimizer, lr_factor
 
@@ -19,10 +20,10 @@ from lm.optim import build_optimizer, lr_factor
 class LMTask(LightningModule):
     """Cross-entropy on raw logits. What is random in a step is keyed by (seed, step), so nothing needs restoring."""
 
-    def __init__(self, net: Transformer, run: RunConfig, data: TextData, total_steps: int) -> None:
+    def __init__(self, net: Transformer, run: RunConfig, data: TextData, total_steps: int, loss: Loss) -> None:
         super().__init__()
         self.net, self.run, self.data, self.total_steps = net, run, data, total_steps
-        self.loss = nn.CrossEntropyLoss()  # takes logits; a softmax before it would be a second one
+        self.loss = loss
         self.micro_losses: list[Tensor] = []
         self.grad_norm = torch.zeros(())
 
@@ -37,7 +38,7 @@ class LMTask(LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         torch.manual_seed(named_seed(self.run.seed, "step", batch_idx, self.global_rank))  # dropout draws from here
         tokens, targets = batch
-        loss = self.loss(self.net(tokens).flatten(0, 1), targets.flatten())
+        loss = self.loss(self.net, tokens, targets)
         self.micro_losses.append(loss.detach())
         return loss
 

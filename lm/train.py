@@ -21,7 +21,9 @@ from lm.data import TextData, prepare
 from lm.decode import generate
 from lm.device import set_threads
 from lm.evaluate import evaluate
+from lm.loss import build_loss
 from lm.metrics import MetricsFile
+from lm.model.recompute import recompute
 from lm.model.size import flops_per_token, n_params, n_params_by_role
 from lm.model.transformer import Transformer
 from lm.optim import LOW, peak_factor, step_flops
@@ -88,8 +90,9 @@ def fit(
     )
     trainer, journal = build_trainer(run, options, checkpoints, place.path, bar)
     others = build_loggers(run, place.path)
-    if run.compile:
-        net.compile()
+    if run.recompute:
+        recompute(net)
+    loss = build_loss(run.loss, net.vocab_size, options["accelerator"], run.compile)
     if leads():
         for old in checkpoints.found() if not run.checkpoint.resume else ():
             checkpoints.remove_checkpoint(old)
@@ -98,7 +101,7 @@ def fit(
         log.info("%s: %s parameters, %s steps", place.path, f"{n_params(net):,}", f"{trainer.max_steps:,}")
         if (peak := peak_factor(trainer.max_steps, run.optim)) < LOW:
             log.warning("optim.warmup_steps is long for so short a run: it reaches about %.0f %% of lr", 100 * peak)
-    task = LMTask(net, run, data, trainer.max_steps)
+    task = LMTask(net, run, data, trainer.max_steps, loss)
     try:
         with journal.listening():
             trainer.fit(task, ckpt_path=resume, weights_only=True)

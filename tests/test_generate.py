@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch.overrides import TorchFunctionMode
 
 from lm.config import BadInput
-from lm.decode import decode, generate, pick, stream, window_start
+from lm.decode import decode, generate, pick, room, stream, window_start
 from lm.model.position import POSITIONS
 from lm.model.transformer import Transformer
 from lm.tokenizer import byte_tokenizer, char_tokenizer
@@ -79,6 +79,28 @@ def test_cached_equals_uncached_equals_batched_far_past_the_context(
     assert tokens(net, PROMPTS, n) == expected
     assert tokens(net, PROMPTS, n, use_cache=False) == expected
     assert [tokens(net, [prompt], n)[0] for prompt in PROMPTS] == expected
+
+
+def test_a_cache_grows_with_the_text() -> None:
+    """Through every size that its room takes, for rows of different lengths, and over the end of the context."""
+    net, n = talker(seq_len=100), 2 * 100
+    prompts = [[1], [*range(VOCAB)][:45]]
+    expected = [by_definition(net, prompt, n) for prompt in prompts]
+    assert tokens(net, prompts, n) == expected
+    assert [tokens(net, [prompt], n)[0] for prompt in prompts] == expected
+    assert [room(length, 100) for length in (1, 32, 33, 64, 65, 100)] == [32, 32, 64, 64, 100, 100]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's own, inside its compiler
+def test_compiled_it_says_the_same_also_after_more_training(request: pytest.FixtureRequest) -> None:
+    request.addfinalizer(torch.compiler.reset)
+    net = Transformer(tiny(residual_init=1.5), LOUD, vocab_size=VOCAB, seq_len=SEQ)
+    for _ in range(2):
+        expected = [by_definition(net, prompt, 40) for prompt in PROMPTS]
+        assert tokens(net, PROMPTS, 40, compile=True) == expected
+        for parameter in net.parameters():
+            parameter.data.mul_(1.5)
 
 
 def test_the_talker_hears_its_whole_context() -> None:

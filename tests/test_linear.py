@@ -2,15 +2,17 @@
 
 import math
 import sys
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from conftest import HEADS, SEQ, TIED, UNTIED, VOCAB, tiny
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lm.config import BadInput, HeadConfig, OptimConfig
-from lm.model.linear import Linear, linear, linear_class
+from lm.model.linear import LARGE, ONEDNN, Linear, linear, linear_class
 from lm.model.transformer import Transformer
 from lm.optim import build_optimizer
 
@@ -52,6 +54,41 @@ def test_equals_torch_bit_for_bit(shape: tuple[int, int], dtype: torch.dtype, bi
     assert ours.state_dict().keys() == torchs.state_dict().keys()
     assert all(torch.equal(ours.state_dict()[name], torchs.state_dict()[name]) for name in ours.state_dict())
     assert torch.equal(ours(x), torchs(x))
+
+
+class Called(TorchDispatchMode):
+    """The names of torch's operations, as they are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.skipif(not ONEDNN, reason="torch comes without oneDNN here")
+@pytest.mark.parametrize("shape", [(3, 1, 1024), (1, 1024), (1024,), (2, 5, 1024)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_large_matrix_goes_through_onednn_outside_of_training(shape: tuple[int, ...], bias: bool) -> None:
+    weight, x = torch.randn(LARGE // 1024, 1024), torch.randn(shape)
+    x = x.transpose(0, -2) if len(shape) > 2 else x
+    b = torch.randn(len(weight)) if bias else None
+    with torch.no_grad(), Called() as fast:
+        y = linear(x, weight, b)
+    with Called() as slow:
+        linear(x, weight, b)
+    torch.testing.assert_close(y, F.linear(x, weight, b), rtol=1e-5, atol=1e-4)
+    assert fast.names == ["mkldnn::_linear_pointwise"]
+    assert not any("mkldnn" in name for name in slow.names)
+    with torch.no_grad(), Called() as small:
+        linear(x, weight[:-1])
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16), Called() as mixed:
+        linear(x, weight)
+    with torch.no_grad(), Called() as double:
+        linear(x.double(), weight.double())
+    assert not any("mkldnn::_linear" in name for one in (small, mixed, double) for name in one.names)
 
 
 def test_known_numbers_of_seed_zero() -> None:

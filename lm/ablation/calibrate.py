@@ -5,11 +5,14 @@ import os
 import platform
 import statistics
 import time
+from functools import partial
 
 import torch
 
 from lm.ablation.arms import Arm
 from lm.bare import bare_step
+from lm.loss import build_loss
+from lm.model.recompute import recompute
 from lm.model.transformer import Transformer
 from lm.optim import build_optimizer
 from lm.run import config_hash
@@ -67,7 +70,8 @@ def computation(arm: Arm) -> str:
     """All that the cost of a step depends on; a split head is measured before its split."""
     run, options = arm.run, resolve(arm.run)
     trainer = sorted((key, value) for key, value in options.items() if key not in ("max_steps", "enable_progress_bar"))
-    return repr((run.model, run.data, run.head.kind, arm.vocab_size, run.optim.name, run.compile, trainer))
+    how = (run.loss, run.recompute, run.compile, trainer)
+    return repr((run.model, run.data, run.head.kind, arm.vocab_size, run.optim.name, *how))
 
 
 class Step:
@@ -78,8 +82,9 @@ class Step:
         self.device = {"gpu": "cuda"}.get(options["accelerator"], options["accelerator"])
         self.net = Transformer(run.model, run.head, vocab_size=arm.vocab_size, seq_len=run.data.seq_len)
         self.net.to(self.device)
-        if run.compile:
-            self.net.compile()
+        if run.recompute:
+            recompute(self.net)
+        self.loss = partial(build_loss(run.loss, arm.vocab_size, options["accelerator"], run.compile), self.net)
         self.net.head.advance(0.0, self.net.embed.weight, {})
         self.optimizer = build_optimizer(self.net, run.optim, run.head)
         self.mixed, micro = "bf16" in str(options["precision"]), options["accumulate_grad_batches"]
@@ -88,7 +93,7 @@ class Step:
 
     def __call__(self) -> float:
         started = time.perf_counter()
-        bare_step(self.net, self.optimizer, self.batches, self.mixed)
+        bare_step(self.loss, self.optimizer, self.batches, self.mixed)
         if self.device == "cuda":
             torch.cuda.synchronize()
         return time.perf_counter() - started

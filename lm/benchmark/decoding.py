@@ -1,40 +1,48 @@
-"""Greedy decoding of one prompt beside transformers.generate on the same weights, and beside the memory."""
+"""Greedy decoding beside transformers.generate on the same weights, and beside the memory's bandwidth."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
-from statistics import median
 
 import torch
 
-from lm.benchmark.limits import bandwidth
+from lm.benchmark.limits import Reading
 from lm.benchmark.measure import Figure, alternate, paired
 from lm.benchmark.peers import GPT2, in_transformers
 from lm.config import HeadConfig, ModelConfig
 from lm.decode import decode
 from lm.model.transformer import Transformer
 
-SHAPES = {"default": (ModelConfig(), 2048, 128, 96), "GPT-2 124M": (GPT2, 50257, 1024, 24)}
-# name -> (body, vocabulary, context, tokens to write)
+DEFAULT, LARGE = (ModelConfig(), 2048, 128), (GPT2, 50257, 1024)
+CASES = {  # what -> (body, vocabulary, context), prompts, tokens to write, whether compiled
+    "default": (DEFAULT, 1, 96, False),
+    "default, compiled": (DEFAULT, 1, 96, True),
+    "default, 32 prompts": (DEFAULT, 32, 96, False),
+    "GPT-2 124M": (LARGE, 1, 24, False),
+    "GPT-2 124M, 8 prompts": (LARGE, 8, 24, False),
+}
 
 
-def write(net: Transformer, prompts: list[list[int]], n: int) -> None:
-    for _ in islice(decode(net, prompts), n):
+def write(net: Transformer, prompts: list[list[int]], n: int, compile: bool) -> None:
+    for _ in islice(decode(net, prompts, compile=compile), n):
         pass
 
 
 def decoding(device: str, seconds: float) -> Iterator[Figure]:
-    for name, (config, vocab_size, seq_len, n) in SHAPES.items():
+    for name, ((config, vocab_size, seq_len), rows, n, compile) in CASES.items():
         net = Transformer(config, HeadConfig(), vocab_size=vocab_size, seq_len=seq_len).to(device).eval()
         theirs = in_transformers(net)
-        prompt = torch.randint(vocab_size, (1, 8), device=device)
-        calls: dict[str, Callable[[], object]] = {"ours": partial(write, net, prompt.tolist(), n)}
+        prompts = torch.randint(vocab_size, (rows, 8), device=device)
+        calls: dict[str, Callable[[], object]] = {"ours": partial(write, net, prompts.tolist(), n, compile)}
         if theirs is not None:
             greedy = {"min_new_tokens": n, "max_new_tokens": n, "do_sample": False}
-            calls["transformers"] = partial(theirs.generate, prompt, attention_mask=prompt * 0 + 1, **greedy)
-        times = alternate(calls, seconds)
+            calls["transformers"] = partial(theirs.generate, prompts, attention_mask=prompts * 0 + 1, **greedy)
+        read = Reading(device)
+        times = alternate(calls | {"memory": read}, seconds)
         if theirs is not None:
             ours, other = paired(times["ours"], times["transformers"])
-            yield Figure("decoding", name, n / ours, "tokens/s", "transformers", n / other)
-        bound = bandwidth(device) / sum(parameter.nbytes for parameter in net.parameters())
-        yield Figure("decoding", name, n / median(times["ours"]), "tokens/s", "memory bandwidth", bound)
+            yield Figure("decoding", name, rows * n / ours, "tokens/s", "transformers", rows * n / other)
+        if name == "GPT-2 124M":
+            ours, reading = paired(times["ours"], times["memory"])
+            least = reading * sum(parameter.nbytes for parameter in net.parameters()) / read.weights.nbytes
+            yield Figure("decoding", name, n / ours, "tokens/s", "memory bandwidth", 1 / least)

@@ -5,9 +5,9 @@ from functools import cache
 from statistics import median
 
 import torch
-from torch.nn.functional import linear
 
 from lm.benchmark.measure import Figure, alternate
+from lm.model.linear import linear
 
 
 @cache
@@ -18,13 +18,20 @@ def matrix_rate(device: str) -> float:
     return 2 * n**3 / median(alternate({"product": lambda: a @ b}, 2.0)["product"])
 
 
-@cache
-def bandwidth(device: str) -> float:
-    """Bytes per second of reading matrices that no cache holds, as decoding does: a vector times 256 MB of them."""
-    weights, x = torch.randn(16, 2048, 2048, device=device), torch.randn(1, 2048, device=device)
-    return weights.nbytes / median(alternate({"read": lambda: [linear(x, one) for one in weights]}, 2.0)["read"])
+class Reading:
+    """Called, it reads 256 MB of matrices that no cache holds, as decoding does: a vector times each of them."""
+
+    def __init__(self, device: str) -> None:
+        self.weights, self.x = torch.randn(16, 2048, 2048, device=device), torch.randn(1, 2048, device=device)
+
+    @torch.inference_mode()
+    def __call__(self) -> None:
+        for weight in self.weights:
+            linear(self.x, weight)
 
 
 def limits(device: str, seconds: float) -> Iterator[Figure]:
     yield Figure("limits", "matrix rate", matrix_rate(device) / 1e9, "GFLOP/s")
-    yield Figure("limits", "memory bandwidth", bandwidth(device) / 1e9, "GB/s")
+    read = Reading(device)
+    rate = read.weights.nbytes / median(alternate({"read": read}, 2.0)["read"])
+    yield Figure("limits", "memory bandwidth", rate / 1e9, "GB/s")

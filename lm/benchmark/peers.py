@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import torch.nn.functional as F
 from torch import Tensor
 
 from lm.config import ModelConfig
@@ -32,6 +33,6 @@ def in_transformers(net: Transformer) -> Any | None:
     return theirs.to(net.embed.weight.device)
 
 
-def logits_of(theirs: Any) -> Callable[[Tensor], Tensor]:
-    """Token ids (B, T) to raw logits (B, T, V), as our own models give them."""
-    return lambda tokens: theirs(tokens).logits
+def loss_of(theirs: Any) -> Callable[[Tensor, Tensor], Tensor]:
+    """Token ids (B, T) and targets (B, T) to the mean cross-entropy, as ours give it."""
+    return lambda tokens, targets: F.cross_entropy(theirs(tokens).logits.flatten(0, 1), targets.flatten())

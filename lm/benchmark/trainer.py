@@ -3,6 +3,7 @@
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import count, islice
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from lm.batches import TrainingStream
 from lm.benchmark.measure import Figure, alternate, paired
 from lm.config import CheckpointConfig, DataConfig, RunConfig, TokenizerConfig, ValidationConfig
 from lm.data import prepare
+from lm.loss import plain
 from lm.model.transformer import Transformer
 from lm.optim import build_optimizer
 from lm.train import train
@@ -42,7 +44,7 @@ def trainer(device: str, seconds: float) -> Iterator[Figure]:
 
         def by_hand() -> None:
             for tokens, targets in islice(stream, LONG - SHORT):
-                bare_step(net, optimizer, [(tokens.to(device), targets.to(device))])
+                bare_step(partial(plain, net), optimizer, [(tokens.to(device), targets.to(device))])
 
         calls = {"long": lambda: in_trainer(LONG), "short": lambda: in_trainer(SHORT), "bare": by_hand}
         times = alternate(calls, seconds)

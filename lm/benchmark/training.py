@@ -10,8 +10,9 @@ from torch.optim import AdamW
 from lm.bare import bare_step
 from lm.benchmark.limits import matrix_rate
 from lm.benchmark.measure import Figure, alternate, paired
-from lm.benchmark.peers import GPT2, in_transformers, logits_of
+from lm.benchmark.peers import GPT2, in_transformers, loss_of
 from lm.config import HeadConfig, ModelConfig, OptimConfig
+from lm.loss import build_loss
 from lm.model.size import flops_per_token
 from lm.model.transformer import Transformer
 from lm.optim import build_optimizer
@@ -31,13 +32,12 @@ def training(device: str, seconds: float) -> Iterator[Figure]:
         tokens = torch.randint(vocab_size, (batch, time + 1), device=device)
         batches = [(tokens[:, :-1], tokens[:, 1:])]
         flops = flops_per_token(net) * batch * time
-        if gpu:
-            net.compile()
+        loss = partial(build_loss("auto", vocab_size, device, gpu), net)
         optimizer = build_optimizer(net, optim, head)
-        calls = {"ours": partial(bare_step, net, optimizer, batches, gpu)}
+        calls = {"ours": partial(bare_step, loss, optimizer, batches, gpu)}
         if theirs is not None:
             adamw = AdamW(theirs.train().parameters(), lr=optim.lr, betas=(0.9, 0.95), fused=True)
-            calls["transformers"] = partial(bare_step, logits_of(theirs), adamw, batches, gpu)
+            calls["transformers"] = partial(bare_step, loss_of(theirs), adamw, batches, gpu)
         times = alternate(calls, seconds)
         if theirs is not None:
             ours, other = paired(times["ours"], times["transformers"])

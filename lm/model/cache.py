@@ -1,6 +1,7 @@
 """Keys and values that generation has seen. The cache is an argument, so the model itself has no state."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -24,6 +25,12 @@ class KVCache(NoCache):
     def __init__(self, length: int) -> None:
         self.length = length
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def grow(self, length: int) -> None:
+        """Make room for `length` positions; what is there stays."""
+        more = length - self.length
+        self.layers = {i: (F.pad(k, (0, 0, 0, more)), F.pad(v, (0, 0, 0, more))) for i, (k, v) in self.layers.items()}
+        self.length = length
 
     def mask(self, positions: Tensor) -> Tensor:
         """positions: (B, T). True where a query may look: (B, 1, T, length)."""

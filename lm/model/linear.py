@@ -11,6 +11,9 @@ from torch import Tensor, nn
 
 from lm.config import BadInput
 
+LARGE = 2**19  # elements of a weight: 2 MiB
+ONEDNN = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`x @ weight.T + bias` on the last dimension.
@@ -23,7 +26,24 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """
     if x.shape[-1] != weight.shape[-1]:
         raise ValueError(f"linear: the last dimension of x is {x.shape[-1]}, the weight expects {weight.shape[-1]}")
+    if weight.numel() >= LARGE and suits_onednn(x):
+        product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+        return product
     return F.linear(x, weight, bias)
+
+
+def suits_onednn(x: Tensor) -> bool:
+    """In full precision on a CPU, and outside of training, for this product has no gradient.
+
+    It reads a large matrix up to twice as fast as the one behind F.linear, and that is what decoding waits for:
+    `scripts/benchmark.py only=[product]`.
+    """
+    return (
+        x.device.type == "cpu"
+        and x.dtype == torch.float32
+        and not (torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling())
+        and ONEDNN
+    )
 
 
 class Linear(nn.Module):

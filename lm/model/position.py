@@ -53,12 +53,12 @@ class RoPE(NoPosition):
     def rotation(self, positions: Tensor) -> Rotation:
         steps = torch.arange(0, self.head_dim, 2, dtype=torch.float32, device=positions.device)
         angles = positions[..., None].float() * (1.0 / self.theta ** (steps / self.head_dim))  # (..., T, K/2)
-        angles = torch.cat((angles, angles), dim=-1)
-        cos, sin = angles.cos().unsqueeze(-3), angles.sin().unsqueeze(-3)  # (..., 1, T, K): the same for all heads
+        cos = torch.cat((angles.cos(), angles.cos()), dim=-1).unsqueeze(-3)  # (..., 1, T, K): the same for all heads
+        sin = torch.cat((-angles.sin(), angles.sin()), dim=-1).unsqueeze(-3)
 
         def rotate(heads: Tensor) -> Tensor:
-            left, right = heads.chunk(2, dim=-1)
-            return (heads * cos + torch.cat((-right, left), dim=-1) * sin).to(heads.dtype)
+            other = heads.roll(self.head_dim // 2, dims=-1)  # of each coordinate, the one it is turned with
+            return torch.addcmul(heads * cos, other, sin).to(heads.dtype)
 
         return rotate
 

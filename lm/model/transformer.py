@@ -84,8 +84,8 @@ class Transformer(nn.Module):
             if name.endswith(("o_proj", "down_proj")):  # a user's class may hold two factors: scale the last alone
                 [p for p in module.parameters() if p.ndim == 2][-1].mul_(scale)
 
-    def forward(self, tokens: Tensor, positions: Tensor | None = None, cache: NoCache = NO_CACHE) -> Tensor:
-        """tokens: (B, T) ids; returns raw logits (B, T, V).
+    def features(self, tokens: Tensor, positions: Tensor | None = None, cache: NoCache = NO_CACHE) -> Tensor:
+        """tokens: (B, T) ids; returns what the head scores, (B, T, D).
 
         With a cache, `positions` (B, T) says where the tokens stand, and they also see what the cache holds.
         Raises ValueError if T is more than the model's seq_len.
@@ -98,7 +98,11 @@ class Transformer(nn.Module):
         x = self.dropout(self.position.embed(self.embed(tokens), positions))
         for block in self.blocks:
             x = block(x, context)
-        return self.head(self.norm(x), self.embed.weight)
+        return self.norm(x)
+
+    def forward(self, tokens: Tensor, positions: Tensor | None = None, cache: NoCache = NO_CACHE) -> Tensor:
+        """tokens: (B, T) ids; returns raw logits (B, T, V). See `features` for the rest."""
+        return self.head(self.features(tokens, positions, cache), self.embed.weight)
 
 
 def named_seed(seed: int, *names: object) -> int:

@@ -1,0 +1,127 @@
+"""The loss: chunked and plain are one function, in value and gradients; chunked never holds all logits."""
+
+import copy
+import subprocess
+import sys
+
+import pytest
+import torch
+from conftest import HEADS, SEQ, VOCAB, tiny
+from torch import Tensor, nn
+
+from lm import loss as module
+from lm.config import BadInput, HeadConfig
+from lm.loss import LOSSES, MANY, build_loss, chunked, plain
+from lm.model.recompute import recompute
+from lm.model.transformer import Transformer
+
+needs_chunks = pytest.mark.skipif(not hasattr(nn, "LinearCrossEntropyOptions"), reason="needs torch 2.13")
+
+
+def setting(head: HeadConfig, **body: object) -> tuple[Transformer, Tensor, Tensor]:
+    net = Transformer(tiny(**body), head, vocab_size=VOCAB, seq_len=SEQ)
+    net.head.advance(0.0, net.embed.weight, {})
+    tokens, targets = torch.randint(VOCAB, (2, 3, SEQ), generator=torch.Generator().manual_seed(0))
+    targets[0, :5] = -100
+    return net, tokens, targets
+
+
+def gradients(net: Transformer) -> dict[str, Tensor]:
+    return {name: one.grad.clone() for name, one in net.named_parameters() if one.grad is not None}
+
+
+@needs_chunks
+@pytest.mark.parametrize("head", HEADS.values(), ids=HEADS)
+def test_chunked_is_the_plain_loss_with_its_gradients(head: HeadConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ROWS", 7)  # so that there are chunks, and a last one that is not full
+    net, tokens, targets = setting(head)
+    found = {}
+    for name, one in LOSSES.items():
+        net.zero_grad()
+        value = one(net, tokens, targets)
+        value.backward()
+        found[name] = value.detach(), gradients(net)
+    torch.testing.assert_close(found["chunked"][0], found["plain"][0], rtol=1e-6, atol=1e-6)
+    assert found["chunked"][1].keys() == found["plain"][1].keys()
+    for name, grad in found["plain"][1].items():
+        torch.testing.assert_close(found["chunked"][1][name], grad, rtol=1e-4, atol=1e-7, msg=name)
+
+
+@needs_chunks
+def test_chunked_under_mixed_precision_is_near() -> None:
+    net, tokens, targets = setting(HEADS["untied"])
+    with torch.autocast("cpu", torch.bfloat16):
+        near = chunked(net, tokens, targets)
+    near.backward()
+    assert near.item() == pytest.approx(plain(net, tokens, targets).item(), rel=1e-2)
+
+
+PEAK = """
+import resource, sys
+import torch
+from lm.config import HeadConfig, ModelConfig
+from lm.loss import LOSSES
+from lm.model.transformer import Transformer
+
+torch.set_num_threads(1)
+net = Transformer(ModelConfig(n_layers=1, d_model=32, n_heads=1, d_ff=32), HeadConfig(), vocab_size=20000, seq_len=512)
+tokens = torch.zeros(8, 512, dtype=torch.long)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+LOSSES[sys.argv[1]](net, tokens, tokens).backward()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@needs_chunks
+@pytest.mark.slow
+def test_chunked_never_holds_all_logits() -> None:
+    logits = 8 * 512 * 20000 * 4
+    peaks = {}
+    for name in LOSSES:
+        ran = subprocess.run([sys.executable, "-c", PEAK, name], capture_output=True, text=True, check=True)
+        peaks[name] = int(ran.stdout) * (1 if sys.platform == "darwin" else 1024)
+    assert peaks["chunked"] < logits < peaks["plain"], peaks
+
+
+def test_auto_takes_the_faster_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = hasattr(nn, "LinearCrossEntropyOptions")
+    assert build_loss("auto", MANY, "cpu", False) is (chunked if there else plain)
+    assert build_loss("auto", MANY - 1, "cpu", False) is plain
+    assert build_loss("auto", MANY, "cuda", False) is plain
+    assert build_loss("plain", MANY, "cpu", False) is plain
+    monkeypatch.delattr(nn, "LinearCrossEntropyOptions", raising=False)  # as torch 2.12 is
+    assert build_loss("auto", MANY, "cpu", False) is plain
+    with pytest.raises(BadInput, match=r"loss=chunked: needs torch 2\.13 or later, not .*; loss=plain is the same"):
+        build_loss("chunked", MANY, "cpu", False)
+
+
+def kept(net: Transformer, tokens: Tensor) -> int:
+    """Bytes that autograd keeps for the backward pass."""
+    sizes: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        sizes[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        y = net(tokens)  # what is kept stays alive until here, so no address counts for two
+    assert y.requires_grad
+    return sum(sizes.values())
+
+
+def test_recompute_keeps_less_and_changes_no_number() -> None:
+    """With dropout, whose draws must come again as they were."""
+    net, tokens, targets = setting(HEADS["tied"], n_layers=4, dropout=0.3)
+    again = copy.deepcopy(net)
+    recompute(again)
+    assert again.state_dict().keys() == net.state_dict().keys()
+    found = []
+    for one in (net, again):
+        torch.manual_seed(1)
+        value = plain(one, tokens, targets)
+        value.backward()
+        found.append((value, gradients(one)))
+    assert torch.equal(found[0][0], found[1][0])
+    assert all(torch.equal(found[1][1][name], grad) for name, grad in found[0][1].items())
+    assert kept(again, tokens) < 0.3 * kept(net, tokens)
