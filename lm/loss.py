@@ -14,8 +14,9 @@ from lm.model.transformer import Transformer
 
 Loss = Callable[[Transformer, Tensor, Tensor], Tensor]  # the model, token ids (B, T), targets (B, T): a scalar
 
+CHUNKS = hasattr(nn, "LinearCrossEntropyOptions")  # from torch 2.13 on
 ROWS = 512  # of logits at a time, in the chunked loss
-MANY = 1024  # tokens of a vocabulary from which on it is the faster one on a CPU: scripts/benchmark.py only=[loss]
+MANY = 2048  # tokens of a vocabulary from which on it is the faster one on a CPU: scripts/benchmark.py only=[loss]
 cross_entropy = nn.CrossEntropyLoss()  # takes logits; a softmax before it would be a second one
 
 
@@ -37,9 +38,13 @@ LOSSES: dict[str, Loss] = {"plain": plain, "chunked": chunked}
 
 def build_loss(name: str, vocab_size: int, device: str, compiled: bool) -> Loss:
     """The loss that `loss` and `compile` ask for. Raises BadInput for `chunked` before torch 2.13."""
-    there = hasattr(nn, "LinearCrossEntropyOptions")
-    if name == "chunked" and not there:
+    if name == "chunked" and not CHUNKS:
         raise BadInput(f"loss=chunked: needs torch 2.13 or later, not {torch.__version__}; loss=plain is the same")
     if name == "auto":
-        name = "chunked" if there and device == "cpu" and vocab_size >= MANY and not compiled else "plain"
+        name = "plain" if compiled else best_loss(vocab_size, device)
     return torch.compile(LOSSES[name]) if compiled else LOSSES[name]
+
+
+def best_loss(vocab_size: int, device: str) -> str:
+    """The faster one, uncompiled."""
+    return "chunked" if CHUNKS and device == "cpu" and vocab_size >= MANY else "plain"

@@ -7,6 +7,7 @@ import shlex
 import sys
 
 from lm.ablation.config import AblateConfig
+from lm.ablation.words import compose_arms
 from lm.cli import compose, launch
 from lm.config import RunConfig
 
@@ -14,13 +15,14 @@ COMMAND = shlex.join(["python", "scripts/ablate.py", *sys.argv[1:]])  # as typed
 
 
 def main(config: AblateConfig) -> int:
+    runs = compose_arms(config.ablation, config.overrides, lambda words: compose("train", words, RunConfig))
     from lm.ablation.run import ablate
     from lm.ablation.summary import plan_table, result_table
 
     say = sys.stdout if config.plan_only else sys.stderr
     laboratory = ablate(
         config,
-        lambda words: compose("train", words, RunConfig),
+        runs,
         COMMAND,
         lambda laboratory: print(plan_table(laboratory), file=say, flush=True),
     )

@@ -24,6 +24,7 @@ from lm.ablation.match import change
 from lm.ablation.plan import cells
 from lm.ablation.run import Laboratory, ablate
 from lm.ablation.study import Study, read_study
+from lm.ablation.words import compose_arms
 from lm.ablation.workers import Place
 from lm.cli import compose
 from lm.config import BadInput, RunConfig
@@ -40,6 +41,10 @@ def words(corpus: Path, tmp_path: Path) -> list[str]:
     return [*SMALL, f"data.path={corpus}", cache, "checkpoint.every=5", "validation.every=10", "validation.batches=2"]
 
 
+def composed(config: AblateConfig) -> dict[str, RunConfig]:
+    return compose_arms(config.ablation, config.overrides, lambda said: compose("train", said, RunConfig))
+
+
 @pytest.fixture
 def lab(words: list[str], tmp_path: Path) -> Ablate:
     def at_work(*more: str, folder: str = "out", plan_only: bool = False, **changes: Any) -> Laboratory:
@@ -53,7 +58,7 @@ def lab(words: list[str], tmp_path: Path) -> Ablate:
             overrides=list(more),
         )
         with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-            return ablate(config, lambda said: compose("train", said, RunConfig), "the command")
+            return ablate(config, composed(config), "the command")
 
     return at_work
 
@@ -245,7 +250,7 @@ def drive(folder: str, trials: int, words: list[str]) -> None:
     tune = TuneConfig(trials=trials, widening=0, seeds=[77], knobs=["optim.lr"])
     config = AblateConfig(ablation=question(overrides=words, tune=tune), output_dir=folder, workers=2)
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        laboratory = ablate(config, lambda said: compose("train", said, RunConfig), "the command")
+        laboratory = ablate(config, composed(config), "the command")
     sys.exit(int(laboratory.n_failed() > 0))
 
 

@@ -12,6 +12,8 @@ from lm.benchmark.config import BenchmarkConfig
 from lm.benchmark.measure import Figure, alternate, paired
 from lm.benchmark.peers import in_transformers
 from lm.benchmark.run import SECTIONS
+from lm.benchmark.scale import corpus
+from lm.benchmark.shapes import DEFAULT
 from lm.config import BadInput
 from lm.model.transformer import Transformer
 
@@ -42,6 +44,10 @@ def test_sections_are_named_and_an_unknown_one_is_refused() -> None:
     assert tuple(SECTIONS) == NAMES
     with pytest.raises(BadInput, match="only=speed: choose one of"):
         BenchmarkConfig(only=["speed"])
+
+
+def test_a_large_corpus_costs_four_bytes_a_window() -> None:
+    assert corpus(10**8) - corpus(10**6) == pytest.approx(4 * 10**8 / DEFAULT.time, rel=0.05)
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ FLOORS = [  # lowest first
         "lm.device",
         "lm.files",
         "lm.decode",
+        "lm.loss",
         "lm.muon",
         "lm.optim",
         "lm.portable",

@@ -1,21 +1,21 @@
 """The loss: chunked and plain are one function, in value and gradients; chunked never holds all logits."""
 
 import copy
-import subprocess
-import sys
 
 import pytest
 import torch
 from conftest import HEADS, SEQ, VOCAB, tiny
-from torch import Tensor, nn
+from torch import Tensor
 
 from lm import loss as module
+from lm.benchmark.memory import of_a_step
+from lm.benchmark.shapes import Shape
 from lm.config import BadInput, HeadConfig
-from lm.loss import LOSSES, MANY, build_loss, chunked, plain
+from lm.loss import CHUNKS, LOSSES, MANY, build_loss, chunked, plain
 from lm.model.recompute import recompute
 from lm.model.transformer import Transformer
 
-needs_chunks = pytest.mark.skipif(not hasattr(nn, "LinearCrossEntropyOptions"), reason="needs torch 2.13")
+needs_chunks = pytest.mark.skipif(not CHUNKS, reason="needs torch 2.13")
 
 
 def setting(head: HeadConfig, **body: object) -> tuple[Transformer, Tensor, Tensor]:
@@ -56,40 +56,21 @@ def test_chunked_under_mixed_precision_is_near() -> None:
     assert near.item() == pytest.approx(plain(net, tokens, targets).item(), rel=1e-2)
 
 
-PEAK = """
-import resource, sys
-import torch
-from lm.config import HeadConfig, ModelConfig
-from lm.loss import LOSSES
-from lm.model.transformer import Transformer
-
-torch.set_num_threads(1)
-net = Transformer(ModelConfig(n_layers=1, d_model=32, n_heads=1, d_ff=32), HeadConfig(), vocab_size=20000, seq_len=512)
-tokens = torch.zeros(8, 512, dtype=torch.long)
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-LOSSES[sys.argv[1]](net, tokens, tokens).backward()
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
-"""
-
-
 @needs_chunks
 @pytest.mark.slow
 def test_chunked_never_holds_all_logits() -> None:
+    shape = Shape(tiny(n_layers=1), vocab_size=20000, batch=8, time=512)
     logits = 8 * 512 * 20000 * 4
-    peaks = {}
-    for name in LOSSES:
-        ran = subprocess.run([sys.executable, "-c", PEAK, name], capture_output=True, text=True, check=True)
-        peaks[name] = int(ran.stdout) * (1 if sys.platform == "darwin" else 1024)
-    assert peaks["chunked"] < logits < peaks["plain"], peaks
+    peaks = {name: of_a_step(shape, "cpu", name) for name in LOSSES}
+    assert peaks["chunked"] < logits < 2 * logits < peaks["plain"], peaks
 
 
 def test_auto_takes_the_faster_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    there = hasattr(nn, "LinearCrossEntropyOptions")
-    assert build_loss("auto", MANY, "cpu", False) is (chunked if there else plain)
+    assert build_loss("auto", MANY, "cpu", False) is (chunked if CHUNKS else plain)
     assert build_loss("auto", MANY - 1, "cpu", False) is plain
     assert build_loss("auto", MANY, "cuda", False) is plain
     assert build_loss("plain", MANY, "cpu", False) is plain
-    monkeypatch.delattr(nn, "LinearCrossEntropyOptions", raising=False)  # as torch 2.12 is
+    monkeypatch.setattr(module, "CHUNKS", False)  # as torch 2.12 is
     assert build_loss("auto", MANY, "cpu", False) is plain
     with pytest.raises(BadInput, match=r"loss=chunked: needs torch 2\.13 or later, not .*; loss=plain is the same"):
         build_loss("chunked", MANY, "cpu", False)

@@ -16,6 +16,7 @@ from lm.ablation.config import AblationConfig, TuneConfig
 from lm.ablation.match import SAME_SIZE, change, ghost
 from lm.ablation.plan import Cell, cell, cells, set_steps
 from lm.ablation.source import source_hash
+from lm.ablation.words import compose_arms
 from lm.cli import compose
 from lm.config import BadInput, RunConfig
 from lm.errors import CONFIGS
@@ -50,7 +51,8 @@ def build(corpus: Path, tmp_path: Path) -> Build:
     def arms(config: AblationConfig, *more: str) -> dict[str, Arm]:
         with initialize_config_dir(str(CONFIGS), version_base="1.3"):
             config = replace(config, overrides=[*words, *config.overrides])
-            return build_arms(config, list(more), lambda said: compose("train", said, RunConfig), 1)
+            runs = compose_arms(config, list(more), lambda said: compose("train", said, RunConfig))
+            return build_arms(config, runs, 1)
 
     return arms
 

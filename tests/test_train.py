@@ -35,6 +35,7 @@ from lm.config import (
 from lm.data import prepare
 from lm.decode import decode
 from lm.evaluate import evaluate_run
+from lm.loss import CHUNKS
 from lm.metrics import MetricsFile
 from lm.model.head import SplitHead
 from lm.model.transformer import Transformer
@@ -216,6 +217,15 @@ def test_tensorboard_can_stand_beside(corpus: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not CHUNKS, reason="needs torch 2.13")
+def test_less_memory_changes_hardly_a_number(corpus: Path, tmp_path: Path) -> None:
+    plain = train(short(corpus, tmp_path / "plain", loss="plain"))
+    lean = train(short(corpus, tmp_path / "lean", loss="chunked", recompute=True))
+    assert lean["val_loss"] == pytest.approx(plain["val_loss"], abs=1e-4)
+    assert losses(tmp_path / "lean") == pytest.approx(losses(tmp_path / "plain"), abs=1e-4)
+    load_model(tmp_path / "lean")
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's own, inside its compiler
 def test_compile_changes_no_name_and_hardly_a_number(corpus: Path, tmp_path: Path) -> None:
     plain = train(short(corpus, tmp_path / "plain"))

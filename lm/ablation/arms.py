@@ -1,7 +1,6 @@
-"""The arms of an ablation: composed, checked, matched and counted. Nothing is trained here."""
+"""The arms of an ablation: checked, matched and counted. Nothing is trained here."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lm.ablation.config import AblationConfig
@@ -13,14 +12,6 @@ from lm.model.size import flops_per_token, n_params
 from lm.optim import step_flops
 from lm.run import config_hash
 from lm.trainer import resolve, tokens_per_step
-
-Compose = Callable[[list[str]], RunConfig]  # overrides of train.py to a configuration
-OURS = {
-    "seed": "the seeds of an ablation are ablation.seeds=[...]",
-    "run_dir": "each run of an ablation has a directory of its own below output_dir",
-}
-BUDGETED = "an arm trains as long as its budget allows; it may stand among the overrides of all arms"
-NOT_AN_ARM = OURS | {"trainer.max_steps": BUDGETED, "max_tokens": BUDGETED}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -49,25 +40,14 @@ class Arm:
         return (steps + (passes + batches) / 3) * self.seconds_per_step
 
 
-def build_arms(
-    config: AblationConfig, words: list[str], compose: Compose, threads: int, quiet: bool = True
-) -> dict[str, Arm]:
-    """Every arm composed, checked, matched and counted. Raises BadInput naming the culprit."""
-    common = {key_of(word): word for word in [*config.overrides, *words]}
-    for key in common.keys() & set(OURS):
-        raise BadInput(f"{common[key]}: {OURS[key]}")
+def build_arms(config: AblationConfig, runs: dict[str, RunConfig], threads: int, quiet: bool = True) -> dict[str, Arm]:
+    """Every arm checked, matched and counted. Raises BadInput naming the culprit."""
     texts: dict[str, TextData] = {}
     arms: dict[str, Arm] = {}
     for name in sorted(config.arms, key=lambda name: name in config.match):  # what is matched comes after its baseline
-        own = {key_of(word): word for word in config.arms[name]}
+        run = replace(runs[name], threads=runs[name].threads or threads, run_dir=None)
+        run.trainer = {**run.trainer, "enable_progress_bar": False}
         try:
-            for key in own.keys() & set(NOT_AN_ARM):
-                raise BadInput(f"{own[key]}: {NOT_AN_ARM[key]}")
-            for key in own.keys() & set(map(key_of, words)):
-                raise BadInput(f"{own[key]}: is what this arm is about; leave {common[key]} out")
-            run = compose(list((common | own).values()))
-            run.threads, run.run_dir = run.threads or threads, None
-            run.trainer["enable_progress_bar"] = False
             source = repr((run.data, run.tokenizer))
             if source not in texts:
                 texts[source] = prepare(run.data, run.tokenizer, quiet)
@@ -85,10 +65,6 @@ def build_arms(
     refuse_twins(config, arms)
     refuse_other_texts(config, arms)
     return arms
-
-
-def key_of(word: str) -> str:
-    return word.partition("=")[0].lstrip("+~")
 
 
 def build_arm(name: str, words: list[str], run: RunConfig, data: TextData) -> Arm:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from lm.ablation.arms import Arm, Compose, build_arms
+from lm.ablation.arms import Arm, build_arms
 from lm.ablation.calibrate import measure
 from lm.ablation.cautions import Caution, cautions, looked
 from lm.ablation.config import AblateConfig
@@ -23,6 +23,7 @@ from lm.ablation.progress import Progress
 from lm.ablation.report import write_report
 from lm.ablation.search import Tuning
 from lm.ablation.workers import Place, missing, prepare_workers, run_cells
+from lm.config import RunConfig
 from lm.device import set_threads
 from lm.files import write_text
 from lm.run import flat
@@ -35,15 +36,18 @@ PACKAGES = ("torch", "lightning", "scipy", "numpy", "tokenizers", "datasets")
 
 
 def ablate(
-    config: AblateConfig, compose: Compose, command: str, planned: Callable[["Laboratory"], None] = lambda _: None
+    config: AblateConfig,
+    runs: dict[str, RunConfig],
+    command: str,
+    planned: Callable[["Laboratory"], None] = lambda _: None,
 ) -> "Laboratory":
     """Plan an ablation and, unless only the plan is wanted, run what is missing of it and write its report.
 
-    `planned` is called in between.
+    `runs` has the configuration of each arm; `planned` is called in between.
 
     Raises BadInput before anything is run for what the user can mend.
     """
-    laboratory = Laboratory(config, compose, command)
+    laboratory = Laboratory(config, runs, command)
     planned(laboratory)
     if not config.plan_only:
         with claim(laboratory.path):
@@ -54,7 +58,7 @@ def ablate(
 class Laboratory:
     """An ablation at work in its folder: cells/ and trials/ with a run each, ablation.json, the report."""
 
-    def __init__(self, config: AblateConfig, compose: Compose, command: str) -> None:
+    def __init__(self, config: AblateConfig, runs: dict[str, RunConfig], command: str) -> None:
         self.config, self.ablation, self.command = config, config.ablation, command
         self.path = Path(config.output_dir).expanduser() if config.output_dir else default_dir(config)
         self.record = read_record(self.path, self.ablation, config.overrides)
@@ -63,7 +67,7 @@ class Laboratory:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self.gpus = torch.cuda.device_count()
         threads = self.record.get("threads", 1)  # the same for all cells, whenever they are run
-        self.arms = build_arms(self.ablation, config.overrides, compose, threads, quiet=not sys.stderr.isatty())
+        self.arms = build_arms(self.ablation, runs, threads, quiet=not sys.stderr.isatty())
         self.threads = set_threads(max(arm.run.threads or threads for arm in self.arms.values()))
         self.workers = config.workers or self.gpus or max(1, cores // self.threads)
         self.record["seconds_per_step"] = measure(self.arms, self.record.get("seconds_per_step", {}))

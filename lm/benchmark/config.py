@@ -4,7 +4,10 @@ from dataclasses import dataclass
 
 from lm.config import BadInput, at_least, choose
 
-SECTIONS = ("limits", "training", "trainer", "optimizer", "decoding", "starts")
+SECTIONS = (
+    *("limits", "training", "loss", "trainer", "optimizer"),
+    *("product", "decoding", "workers", "scale", "starts"),
+)
 
 
 @dataclass(slots=True, kw_only=True)

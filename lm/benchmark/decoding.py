@@ -8,18 +8,17 @@ import torch
 
 from lm.benchmark.limits import Reading
 from lm.benchmark.measure import Figure, alternate, paired
-from lm.benchmark.peers import GPT2, in_transformers
-from lm.config import HeadConfig, ModelConfig
+from lm.benchmark.peers import in_transformers
+from lm.benchmark.shapes import DEFAULT, GPT2
 from lm.decode import decode
 from lm.model.transformer import Transformer
 
-DEFAULT, LARGE = (ModelConfig(), 2048, 128), (GPT2, 50257, 1024)
-CASES = {  # what -> (body, vocabulary, context), prompts, tokens to write, whether compiled
+CASES = {  # what -> shape, prompts, tokens to write, whether compiled
     "default": (DEFAULT, 1, 96, False),
     "default, compiled": (DEFAULT, 1, 96, True),
     "default, 32 prompts": (DEFAULT, 32, 96, False),
-    "GPT-2 124M": (LARGE, 1, 24, False),
-    "GPT-2 124M, 8 prompts": (LARGE, 8, 24, False),
+    "GPT-2 124M": (GPT2, 1, 24, False),
+    "GPT-2 124M, 8 prompts": (GPT2, 8, 24, False),
 }
 
 
@@ -29,10 +28,10 @@ def write(net: Transformer, prompts: list[list[int]], n: int, compile: bool) -> 
 
 
 def decoding(device: str, seconds: float) -> Iterator[Figure]:
-    for name, ((config, vocab_size, seq_len), rows, n, compile) in CASES.items():
-        net = Transformer(config, HeadConfig(), vocab_size=vocab_size, seq_len=seq_len).to(device).eval()
+    for name, (shape, rows, n, compile) in CASES.items():
+        net = shape.model(device).eval()
         theirs = in_transformers(net)
-        prompts = torch.randint(vocab_size, (rows, 8), device=device)
+        prompts = torch.randint(shape.vocab_size, (rows, 8), device=device)
         calls: dict[str, Callable[[], object]] = {"ours": partial(write, net, prompts.tolist(), n, compile)}
         if theirs is not None:
             greedy = {"min_new_tokens": n, "max_new_tokens": n, "do_sample": False}

@@ -5,16 +5,14 @@ from collections.abc import Iterator
 import torch
 
 from lm.benchmark.measure import Figure, alternate, paired
-from lm.benchmark.training import SHAPES
+from lm.benchmark.shapes import DEFAULT
 from lm.config import HeadConfig, OptimConfig
-from lm.model.transformer import Transformer
 from lm.muon import Muon
 from lm.optim import muon_groups
 
 
 def optimizer(device: str, seconds: float) -> Iterator[Figure]:
-    config, vocab_size, _, time = SHAPES["default"]
-    net = Transformer(config, HeadConfig(), vocab_size=vocab_size, seq_len=time).to(device)
+    net = DEFAULT.model(device)
     for parameter in net.parameters():
         parameter.grad = torch.randn_like(parameter)
     optim = OptimConfig(name="muon", lr=0.03, adam_lr=3e-3, momentum=0.9, rounds=4)

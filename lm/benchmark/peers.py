@@ -9,14 +9,9 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from lm.config import ModelConfig
 from lm.export import export
 from lm.model.transformer import Transformer
 from lm.tokenizer import byte_tokenizer
-
-GPT2 = ModelConfig(
-    n_layers=12, d_model=768, n_heads=12, d_ff=3072, ffn="gelu", norm="layernorm", position="learned", bias=True
-)
 
 
 def in_transformers(net: Transformer) -> Any | None:

@@ -12,11 +12,15 @@ import torch
 from lm.benchmark.config import BenchmarkConfig
 from lm.benchmark.decoding import decoding
 from lm.benchmark.limits import limits
+from lm.benchmark.loss import loss
 from lm.benchmark.measure import Figure
 from lm.benchmark.optimizer import optimizer
+from lm.benchmark.product import product
+from lm.benchmark.scale import scale
 from lm.benchmark.starts import starts
 from lm.benchmark.trainer import trainer
 from lm.benchmark.training import training
+from lm.benchmark.workers import workers
 from lm.device import best_device, set_threads
 from lm.files import write_text
 from lm.table import table
@@ -25,9 +29,13 @@ Section = Callable[[str, float], Iterator[Figure]]
 SECTIONS: dict[str, Section] = {
     "limits": limits,
     "training": training,
+    "loss": loss,
     "trainer": trainer,
     "optimizer": optimizer,
+    "product": product,
     "decoding": decoding,
+    "workers": workers,
+    "scale": scale,
     "starts": starts,
 }
 

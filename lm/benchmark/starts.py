@@ -3,23 +3,34 @@
 import resource
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
 from lm.benchmark.measure import Figure
+from lm.benchmark.shapes import DEFAULT
+from lm.portable import save_model
+from lm.tokenizer import byte_tokenizer
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 COMMANDS = {  # what -> (words, CPU seconds that it may take)
     "train.py --help": (["train.py", "--help"], 2.5),
     "a misspelt key": (["train.py", "model.d_modle=3"], 1.5),
     "an impossible value": (["train.py", "model.n_heads=3"], 1.5),
+    "a mistake in an ablation": (["ablate.py", "ablation=smoke", "model.d_modle=3"], 1.5),
+    "the first token": (["generate.py", "prompt=def", "max_new_tokens=1"], 4.0),
 }
 
 
 def starts(device: str, seconds: float) -> Iterator[Figure]:
-    for what, (words, allowed) in COMMANDS.items():
-        yield Figure("starts", what, median(cpu_seconds(words) for _ in range(3)), "CPU s", "allowed", allowed)
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer = byte_tokenizer()
+        save_model(DEFAULT._replace(vocab_size=tokenizer.vocab_size).model(), tokenizer, Path(folder) / "model")
+        for what, (words, allowed) in COMMANDS.items():
+            more = [f"run_dir={folder}"] if words[0] == "generate.py" else []
+            found = median(cpu_seconds([*words, *more]) for _ in range(3))
+            yield Figure("starts", what, found, "CPU s", "allowed", allowed)
 
 
 def cpu_seconds(words: list[str]) -> float:

@@ -1,0 +1,40 @@
+"""What is said on the command line and in the file of an ablation, as a configuration for each arm."""
+
+from collections.abc import Callable
+
+from lm.ablation.config import AblationConfig
+from lm.config import BadInput, RunConfig
+
+Compose = Callable[[list[str]], RunConfig]  # overrides of train.py to a configuration
+OURS = {
+    "seed": "the seeds of an ablation are ablation.seeds=[...]",
+    "run_dir": "each run of an ablation has a directory of its own below output_dir",
+}
+BUDGETED = "an arm trains as long as its budget allows; it may stand among the overrides of all arms"
+NOT_AN_ARM = OURS | {"trainer.max_steps": BUDGETED, "max_tokens": BUDGETED}
+
+
+def compose_arms(config: AblationConfig, words: list[str], compose: Compose) -> dict[str, RunConfig]:
+    """The configuration of every arm; `words` change them all. Raises BadInput naming the culprit.
+
+    It comes before anything heavy is imported.
+    """
+    common = {key_of(word): word for word in [*config.overrides, *words]}
+    for key in common.keys() & set(OURS):
+        raise BadInput(f"{common[key]}: {OURS[key]}")
+    runs: dict[str, RunConfig] = {}
+    for name, words_of_arm in config.arms.items():
+        own = {key_of(word): word for word in words_of_arm}
+        try:
+            for key in own.keys() & set(NOT_AN_ARM):
+                raise BadInput(f"{own[key]}: {NOT_AN_ARM[key]}")
+            for key in own.keys() & set(map(key_of, words)):
+                raise BadInput(f"{own[key]}: is what this arm is about; leave {common[key]} out")
+            runs[name] = compose(list((common | own).values()))
+        except BadInput as error:
+            raise BadInput(f"ablation.arms.{name}: {error}") from error
+    return runs
+
+
+def key_of(word: str) -> str:
+    return word.partition("=")[0].lstrip("+~")
