@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from lm.ablation.config import AblateConfig, TuneConfig
 from lm.ablation.folder import claim
 from lm.ablation.match import change
 from lm.ablation.plan import cells
+from lm.ablation.restore import restore
 from lm.ablation.run import Laboratory, ablate
 from lm.ablation.study import Study, read_study
 from lm.ablation.words import compose_arms
@@ -102,6 +104,35 @@ def test_changed_sources_or_text_are_not_silently_reused(
     assert first.items() <= other_code.items()
     corpus.write_text(corpus.read_text() + "another line\n" * 9)
     assert len(stamps(lab(seeds=[0]).path)) == 6
+
+
+def test_rows_of_results_csv_stand_for_runs_that_are_gone(
+    lab: Ablate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tune = TuneConfig(trials=2, widening=0, seeds=[77], knobs=["optim.lr"])
+    path = lab(tune=tune).path
+    rows, contrasts = (path / "results.csv").read_text(), read_study(path).contrasts()
+    shutil.rmtree(path / "cells")
+    shutil.rmtree(path / "trials")
+    lab(tune=tune)
+    assert not list(path.glob("*/*/model")), "nothing was trained"
+    assert (path / "results.csv").read_text() == rows
+    assert read_study(path).contrasts() == contrasts
+    shutil.rmtree(path / "cells")
+    monkeypatch.setattr("lm.ablation.arms.source_hash", lambda linear: "another")
+    lab(tune=tune)
+    assert len(list(path.glob("cells/*/model"))) == 4, "other code makes other runs"
+
+
+def test_a_spoilt_results_csv_is_named_and_writes_nowhere(tmp_path: Path) -> None:
+    row = "status,run_dir\ndone,cells/a-seed0-0123456789\n"
+    for text in (row, "status\ndone\n", "a\nb\n", "status,run_dir\ndone\n"):
+        (tmp_path / "results.csv").write_text(text)
+        with pytest.raises(BadInput, match=r"results\.csv: not what a report has written"):
+            restore(tmp_path)
+    (tmp_path / "results.csv").write_text("status,run_dir\ndone,cells/../../x\ndone,/x/y\n")
+    restore(tmp_path)
+    assert [one.name for one in tmp_path.iterdir()] == ["results.csv"]
 
 
 def during(condition: Callable[[], object], act: Callable[[], object]) -> None:

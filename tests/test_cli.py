@@ -20,7 +20,7 @@ from lm.ablation.config import AblateConfig, ReportConfig
 from lm.benchmark.config import BenchmarkConfig
 from lm.cli import launch, repair_argparse, take
 from lm.config import EvaluateConfig, ExportConfig, GenerateConfig, RunConfig
-from lm.errors import trainer_arguments
+from lm.errors import report, trainer_arguments
 from lm.run import flat
 
 SCHEMAS = {
@@ -355,3 +355,13 @@ def test_unusable_text_is_one_line_for_each_and_leaves_no_run(script: Script, tm
 def test_an_unusable_text_of_a_single_run_leaves_nothing_at_all(script: Script, tmp_path: Path) -> None:
     one_line(script("train", "data=text", "data.path=a, (b) = 'c'.txt"), "data.path=a, (b) = 'c'.txt: no such file")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_too_little_memory_is_said_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    import torch
+
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**60)
+    for error in (caught.value, torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")):
+        assert report(error) == 1
+        assert capsys.readouterr().err.startswith("error: out of memory; a smaller data.batch_size, ")

@@ -21,6 +21,7 @@ from lm.ablation.folder import claim, default_dir, read_record
 from lm.ablation.plan import Cell, cell, cells, set_steps
 from lm.ablation.progress import Progress
 from lm.ablation.report import write_report
+from lm.ablation.restore import restore
 from lm.ablation.search import Tuning
 from lm.ablation.workers import Place, missing, prepare_workers, run_cells
 from lm.config import RunConfig
@@ -62,6 +63,7 @@ class Laboratory:
         self.config, self.ablation, self.command = config, config.ablation, command
         self.path = Path(config.output_dir).expanduser() if config.output_dir else default_dir(config)
         self.record = read_record(self.path, self.ablation, config.overrides)
+        restore(self.path)
         if not config.plan_only:
             prepare_workers()
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -18,6 +18,7 @@ from lm.ablation.report.setting import setting_section
 from lm.ablation.report.text import text_section
 from lm.ablation.report.tuning import tuning_section
 from lm.ablation.report.warnings import warnings_list
+from lm.ablation.restore import restore
 from lm.ablation.study import Contrast, Study, read_study
 from lm.files import write_text
 
@@ -27,6 +28,7 @@ def write_report(path: Path) -> None:
 
     Raises BadInput if it holds no ablation.
     """
+    restore(path)
     study = read_study(path)
     contrasts = study.contrasts()
     markdown, pictures = compose(study, contrasts)
