@@ -25,6 +25,7 @@ from tqdm import tqdm
 
 from lm import corpus
 from lm.config import BadInput, DataConfig, TokenizerConfig
+from lm.documents import Document
 from lm.files import sync_folder, write_text
 from lm.tokenizer import Tokenizer, build_tokenizer, load_tokenizer
 
@@ -104,7 +105,7 @@ def prepare(config: DataConfig, tokenizer: TokenizerConfig, quiet: bool = True) 
 
 def build(
     folder: Path,
-    documents: list[corpus.Document],
+    documents: list[Document],
     config: DataConfig,
     kind: TokenizerConfig,
     text_hash: str,

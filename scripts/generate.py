@@ -22,7 +22,7 @@ def read_prompt(config: GenerateConfig) -> str:
         return config.prompt
     if config.prompt_file == "-":
         return sys.stdin.read()
-    from lm.corpus import read_text
+    from lm.documents import read_text
 
     return read_text(Path(str(config.prompt_file))).text
 

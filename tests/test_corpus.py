@@ -18,7 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lm.config import BadInput, DataConfig
-from lm.corpus import Document, content_hash, load_documents, split
+from lm.corpus import content_hash, load_documents, split
+from lm.documents import Document
 
 
 @pytest.fixture

@@ -21,13 +21,14 @@ FLOORS = [  # lowest first
         "lm.device",
         "lm.files",
         "lm.decode",
+        "lm.documents",
         "lm.loss",
         "lm.muon",
         "lm.optim",
         "lm.portable",
         "lm.run",
     }
-    | {"lm.table", "lm.tokenizer"},
+    | {"lm.rows", "lm.table", "lm.tokenizer"},
     {
         "lm.architectures",
         "lm.callbacks",

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from scipy import integrate, stats
 
 from lm.ablation import statistics
+from lm.ablation.sentence import sentence
 from lm.ablation.statistics import (
     ALPHA,
     POWER,
@@ -27,7 +28,6 @@ from lm.ablation.statistics import (
     judge,
     minimum_detectable_effect,
     seeds_to_decide,
-    sentence,
 )
 
 Array = NDArray[np.float64]

@@ -10,7 +10,8 @@ from statistics import fmean, stdev
 from typing import Any
 
 from lm.ablation.config import METRICS
-from lm.ablation.statistics import Comparison, decimals, judge, sentence
+from lm.ablation.sentence import decimals, sentence
+from lm.ablation.statistics import Comparison, judge
 from lm.ablation.workers import Place
 from lm.config import BadInput
 

@@ -5,7 +5,7 @@ from itertools import groupby
 from typing import Any
 
 from lm.ablation.report.page import plain
-from lm.ablation.statistics import decimals
+from lm.ablation.sentence import decimals
 from lm.ablation.study import Contrast, Study
 
 BUDGETS = {"tokens": "tokens", "flops": "FLOPs", "time": "time"}
