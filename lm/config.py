@@ -283,7 +283,9 @@ class RunConfig:
 
 
 # Where a run's settings lie that do not change what is computed: left out of its hash, free to differ on resume.
-RUNTIME = ("run_dir", "logger", "checkpoint", "prompts", "data.cache_dir", "trainer.enable_progress_bar")
+RUNTIME = (
+    *("run_dir", "logger", "checkpoint", "prompts", "data.cache_dir", "trainer.enable_progress_bar", "recompute"),
+)
 
 # Arguments of lightning.Trainer that are decided here: batches without end, our validation, checkpoints, logs, clip.
 OURS = (
@@ -304,7 +306,6 @@ class GenerateConfig:
     temperature: float = 0.0  # 0: greedy
     seed: int = 0
     threads: int | None = None
-    compile: bool = False  # torch.compile: some ten seconds at first, then about three times as fast
     trust: bool = False  # import the linear class that the run names, if it is not ours
 
     def __post_init__(self) -> None:

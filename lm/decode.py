@@ -5,9 +5,9 @@ without the cache, alone or in a batch, gives the same tokens.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Any, overload
+from typing import overload
 
 import torch
 from torch import Tensor
@@ -49,14 +49,13 @@ def decode(
     temperature: float = 0.0,
     seed: int = 0,
     use_cache: bool = True,
-    compile: bool = False,
 ) -> Iterator[list[int]]:
     """Yield, without end, the next id of each prompt. Prompts may differ in length; none may be empty."""
     texts = [list(prompt) for prompt in prompts]
     if not all(texts):
         raise ValueError("decode: a prompt is empty; begin it with the end-of-text token")
     generator = torch.Generator(net.embed.weight.device).manual_seed(seed) if temperature else None
-    training, step = net.training, compiled(net) if compile else net
+    training = net.training
     net.eval()
     try:
         starts: list[int] = []
@@ -65,12 +64,12 @@ def decode(
             now = [window_start(len(text), net.seq_len) for text in texts]
             longest = max(len(text) - start for text, start in zip(texts, now, strict=True))
             if now != starts or not use_cache:
-                starts, cache = now, KVCache(net.seq_len if compile else room(longest, net.seq_len))
+                starts, cache = now, KVCache(room(longest, net.seq_len))
                 logits, ends = read(net, [text[start:] for text, start in zip(texts, starts, strict=True)], cache)
             else:
                 if longest > cache.length:
                     cache.grow(room(longest, net.seq_len))
-                logits, ends = step(ids[:, None], ends[:, None], cache)[:, 0], ends + 1
+                logits, ends = net(ids[:, None], ends[:, None], cache)[:, 0], ends + 1
             ids = pick(logits, temperature, generator)
             answer = ids.tolist()
             yield answer
@@ -96,13 +95,6 @@ def room(length: int, seq_len: int) -> int:
     return min(seq_len, max(LEAST_ROOM, 2 ** math.ceil(math.log2(length))))
 
 
-def compiled(net: Transformer) -> Callable[..., Tensor]:
-    """The network for one token a row, with what torch has against the cost of calling many small operations."""
-    gpu = net.embed.weight.device.type == "cuda"
-    how: dict[str, Any] = {"mode": "reduce-overhead"} if gpu else {"options": {"cpp_wrapper": True}}
-    return torch.compile(net, dynamic=False, **how)
-
-
 def stream(
     net: Transformer,
     tokenizer: Tokenizer,
@@ -111,12 +103,11 @@ def stream(
     *,
     temperature: float = 0.0,
     seed: int = 0,
-    compile: bool = False,
 ) -> Iterator[str]:
     """The continuation of one prompt as it comes, in pieces of whole characters, up to end of text."""
     check(max_new_tokens, temperature)
     texts = [[tokenizer.eot, *tokenizer.encode(prompt)]]
-    ids = (one for (one,) in decode(net, texts, temperature=temperature, seed=seed, compile=compile))
+    ids = (one for (one,) in decode(net, texts, temperature=temperature, seed=seed))
     yield from tokenizer.stream(islice(iter(ids.__next__, tokenizer.eot), max_new_tokens))
 
 
@@ -129,7 +120,6 @@ def generate(
     *,
     temperature: float = ...,
     seed: int = ...,
-    compile: bool = ...,
 ) -> str: ...
 
 
@@ -142,7 +132,6 @@ def generate(
     *,
     temperature: float = ...,
     seed: int = ...,
-    compile: bool = ...,
 ) -> list[str]: ...
 
 
@@ -154,12 +143,11 @@ def generate(
     *,
     temperature: float = 0.0,
     seed: int = 0,
-    compile: bool = False,
 ) -> str | list[str]:
     """Continue a prompt, or each of several at once, and return the continuation without the prompt.
 
     Greedy at temperature 0, the default; above it, a sample. It stops at end of text or after `max_new_tokens`.
-    A text longer than the model's context is seen from `window_start` on. `compile` pays for very many tokens.
+    A text longer than the model's context is seen from `window_start` on.
 
     >>> from lm import HeadConfig, ModelConfig
     >>> from lm.tokenizer import byte_tokenizer
@@ -175,7 +163,7 @@ def generate(
     columns: list[list[int]] = [[] for _ in prompts]
     open_rows = set(range(len(prompts)))
     texts = [[tokenizer.eot, *tokenizer.encode(one)] for one in prompts]
-    steps = decode(net, texts, temperature=temperature, seed=seed, compile=compile)
+    steps = decode(net, texts, temperature=temperature, seed=seed)
     for ids in islice(steps, max_new_tokens) if prompts else ():
         for row in tuple(open_rows):
             if ids[row] == tokenizer.eot:

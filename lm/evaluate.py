@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 import yaml
-from torch import Tensor, nn
+from torch import Tensor
 from tqdm import tqdm
 
 from lm.batches import IGNORED, validation_batches
@@ -18,6 +18,8 @@ from lm.config import BadInput, DataConfig, EvaluateConfig, TokenizerConfig
 from lm.corpus import load_documents
 from lm.data import encode, prepare
 from lm.device import best_device, set_threads
+from lm.loss import ROWS
+from lm.model.transformer import Transformer
 from lm.portable import load_model
 from lm.tokenizer import Tokenizer
 
@@ -61,7 +63,7 @@ class ByTarget:
 
 @torch.no_grad()
 def evaluate(
-    net: nn.Module,
+    net: Transformer,
     tokens: np.ndarray,
     seq_len: int,
     batch_size: int,
@@ -74,19 +76,21 @@ def evaluate(
     tokens: (n,) ids, the first of them end of text. With `max_batches` only the first windows are read; `by_target`
     gets the same scores token by token.
     """
-    device = next(net.parameters()).device
+    device = net.embed.weight.device
     was_training = net.training
     net.eval()
     n_tokens, nats, hits = 0, 0.0, 0
     total = math.ceil(math.ceil((len(tokens) - 1) / seq_len) / batch_size)
     batches = islice(validation_batches(tokens, seq_len, batch_size), max_batches)
     for inputs, targets in tqdm(batches, "validation", min(total, max_batches or total), leave=False, disable=not bar):
-        logits, targets = net(inputs.to(device)).float(), targets.to(device)
-        nats += F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum").item()
-        hits += int((logits.argmax(-1) == targets).sum())
-        n_tokens += int((targets != IGNORED).sum())
-        if by_target is not None:
-            by_target.add(logits.flatten(0, 1), targets.flatten())
+        features = net.features(inputs.to(device)).flatten(0, 1)
+        for x, y in zip(torch.split(features, ROWS), torch.split(targets.to(device).flatten(), ROWS), strict=True):
+            logits = net.head(x, net.embed.weight).float()  # (ROWS, V): all of them may be more than memory holds
+            nats += F.cross_entropy(logits, y, ignore_index=IGNORED, reduction="sum").item()
+            hits += int((logits.argmax(-1) == y).sum())
+            n_tokens += int((y != IGNORED).sum())
+            if by_target is not None:
+                by_target.add(logits, y)
     net.train(was_training)
     return Scores(n_tokens, nats, hits)
 

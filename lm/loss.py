@@ -10,13 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lm.config import BadInput
+from lm.model.linear import linear
 from lm.model.transformer import Transformer
 
 Loss = Callable[[Transformer, Tensor, Tensor], Tensor]  # the model, token ids (B, T), targets (B, T): a scalar
 
 CHUNKS = hasattr(nn, "LinearCrossEntropyOptions")  # from torch 2.13 on
-ROWS = 512  # of logits at a time, in the chunked loss
-MANY = 2048  # tokens of a vocabulary from which on it is the faster one on a CPU: scripts/benchmark.py only=[loss]
+ROWS = 512  # of logits at a time
+MANY = 2048  # tokens of a vocabulary from which on chunks are faster on a CPU: scripts/benchmark.py only=[loss]
 cross_entropy = nn.CrossEntropyLoss()  # takes logits; a softmax before it would be a second one
 
 
@@ -27,24 +28,38 @@ def plain(net: Transformer, tokens: Tensor, targets: Tensor) -> Tensor:
 
 
 def chunked(net: Transformer, tokens: Tensor, targets: Tensor) -> Tensor:
-    """The logits of a few rows at a time, each chunk's gradient made with it: never (B, T, V) in memory."""
-    x, matrix = net.features(tokens).flatten(0, 1), net.head.matrix(net.embed.weight)
-    options = nn.LinearCrossEntropyOptions(batch_chunk_size=min(ROWS, len(x)))
-    return F.linear_cross_entropy(x, matrix, targets.flatten(), options=options)
+    """The logits of a few rows at a time, each chunk's gradient made with it: never (B, T, V) in memory.
+
+    Under autocast, too, this product is made in the precision of the weights.
+    """
+    x, matrix = net.head.factors(net.features(tokens), net.embed.weight)
+    options = nn.LinearCrossEntropyOptions(batch_chunk_size=ROWS)
+    return F.linear_cross_entropy(x.flatten(0, 1).to(matrix.dtype), matrix, targets.flatten(), options=options)
 
 
 LOSSES: dict[str, Loss] = {"plain": plain, "chunked": chunked}
 
 
-def build_loss(name: str, vocab_size: int, device: str, compiled: bool) -> Loss:
-    """The loss that `loss` and `compile` ask for. Raises BadInput for `chunked` before torch 2.13."""
+def which_loss(name: str, net: Transformer, device: str, compiled: bool) -> str:
+    """The loss that `loss` means: for auto, the faster one. Raises BadInput where chunks cannot be had."""
     if name == "chunked" and not CHUNKS:
         raise BadInput(f"loss=chunked: needs torch 2.13 or later, not {torch.__version__}; loss=plain is the same")
+    if name == "chunked" and not gives_product(net):
+        raise BadInput(f"loss=chunked: {type(net.head).__name__} gives logits that are no product; choose loss=plain")
     if name == "auto":
-        name = "plain" if compiled else best_loss(vocab_size, device)
+        pays = CHUNKS and device == "cpu" and net.vocab_size >= MANY and not compiled
+        return "chunked" if pays and gives_product(net) else "plain"
+    return name
+
+
+@torch.no_grad()
+def gives_product(net: Transformer) -> bool:
+    """Whether the head's logits are its factors multiplied: a head of your own may bend them."""
+    table = net.embed.weight
+    x = torch.linspace(-100, 100, 2 * table.shape[1], device=table.device).view(2, -1)
+    return torch.allclose(net.head(x, table), linear(*net.head.factors(x, table)), rtol=1e-3)
+
+
+def build_loss(name: str, compiled: bool) -> Loss:
+    """A key of LOSSES as a function, through torch's compiler if asked for."""
     return torch.compile(LOSSES[name]) if compiled else LOSSES[name]
-
-
-def best_loss(vocab_size: int, device: str) -> str:
-    """The faster one, uncompiled."""
-    return "chunked" if CHUNKS and device == "cpu" and vocab_size >= MANY else "plain"

@@ -21,7 +21,7 @@ from lm.data import TextData, prepare
 from lm.decode import generate
 from lm.device import set_threads
 from lm.evaluate import evaluate
-from lm.loss import build_loss
+from lm.loss import build_loss, which_loss
 from lm.metrics import MetricsFile
 from lm.model.recompute import recompute
 from lm.model.size import flops_per_token, n_params, n_params_by_role
@@ -65,7 +65,7 @@ def train(run: RunConfig, data: TextData | None = None) -> dict[str, Any]:
             finished = place.read_result()  # by another process, while this one waited
             if finished is None:
                 return fit(run, options, place, settings, data, bar and leads())
-    place.refuse_changes(settings, but=("threads", "device", "precision"))
+    place.refuse_changes(settings, but=("threads", "device", "precision", "loss"))
     log.info("%s is finished: nothing to train", place.path)
     if run.prompts is not None:
         log.info("prompts are continued when a run ends; for this one: scripts/generate.py run_dir=%s", place.path)
@@ -82,17 +82,17 @@ def fit(
 ) -> dict[str, Any]:
     checkpoints = Checkpoints(place.checkpoints, run.checkpoint.keep)
     resume = checkpoints.newest() if run.checkpoint.resume else None
-    if resume:
-        place.refuse_changes(settings)
-        log.info("resuming %s from %s", place.path, resume.name)
     net = Transformer(
         run.model, run.head, vocab_size=data.tokenizer.vocab_size, seq_len=run.data.seq_len, seed=run.seed
     )
+    settings |= {"loss": which_loss(run.loss, net, options["accelerator"], run.compile)}
+    if resume:
+        place.refuse_changes(settings)
+        log.info("resuming %s from %s", place.path, resume.name)
     trainer, journal = build_trainer(run, options, checkpoints, place.path, bar)
     others = build_loggers(run, place.path)
     if run.recompute:
         recompute(net)
-    loss = build_loss(run.loss, net.vocab_size, options["accelerator"], run.compile)
     if leads():
         for old in checkpoints.found() if not run.checkpoint.resume else ():
             checkpoints.remove_checkpoint(old)
@@ -101,7 +101,7 @@ def fit(
         log.info("%s: %s parameters, %s steps", place.path, f"{n_params(net):,}", f"{trainer.max_steps:,}")
         if (peak := peak_factor(trainer.max_steps, run.optim)) < LOW:
             log.warning("optim.warmup_steps is long for so short a run: it reaches about %.0f %% of lr", 100 * peak)
-    task = LMTask(net, run, data, trainer.max_steps, loss)
+    task = LMTask(net, run, data, trainer.max_steps, build_loss(settings["loss"], run.compile))
     try:
         with journal.listening():
             trainer.fit(task, ckpt_path=resume, weights_only=True)

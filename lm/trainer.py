@@ -41,6 +41,10 @@ def resolve(run: RunConfig) -> dict[str, Any]:
         raise BadInput(f"diagnostics.every={run.diagnostics.every}: measures on one device; choose trainer.devices=1")
     if options.get("accelerator", "auto") == "auto":
         options["accelerator"] = best_device()
+    if run.recompute and run.model.dropout and options["accelerator"] == "mps":
+        raise BadInput(
+            "recompute=true: torch cannot repeat a draw of dropout on MPS; choose model.dropout=0 or leave it"
+        )
     if options.get("precision", "auto") == "auto":
         options["precision"] = "32-true" if options["accelerator"] == "cpu" else "bf16-mixed"
     if str(options["precision"]).startswith("16"):

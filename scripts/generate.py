@@ -42,7 +42,6 @@ def main(config: GenerateConfig) -> None:
         config.max_new_tokens,
         temperature=config.temperature,
         seed=config.seed,
-        compile=config.compile,
     )
     tokenizer.encode(prompt)  # or fail before anything is printed
     print(prompt, end="", flush=True)

@@ -118,7 +118,12 @@ def test_rows_of_results_csv_stand_for_runs_that_are_gone(
     assert not list(path.glob("*/*/model")), "nothing was trained"
     assert (path / "results.csv").read_text() == rows
     assert read_study(path).contrasts() == contrasts
+    removed = next(path.glob("cells/*-seed0-*/result.json")).parent
+    shutil.rmtree(removed)
+    lab(tune=tune)
+    assert (removed / "model").exists(), "a run whose folder alone is removed is made again"
     shutil.rmtree(path / "cells")
+    shutil.rmtree(path / "trials")
     monkeypatch.setattr("lm.ablation.arms.source_hash", lambda linear: "another")
     lab(tune=tune)
     assert len(list(path.glob("cells/*/model"))) == 4, "other code makes other runs"

@@ -91,18 +91,6 @@ def test_a_cache_grows_with_the_text() -> None:
     assert [room(length, 100) for length in (1, 32, 33, 64, 65, 100)] == [32, 32, 64, 64, 100, 100]
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's own, inside its compiler
-def test_compiled_it_says_the_same_also_after_more_training(request: pytest.FixtureRequest) -> None:
-    request.addfinalizer(torch.compiler.reset)
-    net = Transformer(tiny(residual_init=1.5), LOUD, vocab_size=VOCAB, seq_len=SEQ)
-    for _ in range(2):
-        expected = [by_definition(net, prompt, 40) for prompt in PROMPTS]
-        assert tokens(net, PROMPTS, 40, compile=True) == expected
-        for parameter in net.parameters():
-            parameter.data.mul_(1.5)
-
-
 def test_the_talker_hears_its_whole_context() -> None:
     """Or the test above would show little: the next token changes with far tokens and with their order."""
     net, text = talker(), torch.randint(VOCAB, (200, SEQ), generator=torch.Generator().manual_seed(0))

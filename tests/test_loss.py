@@ -8,10 +8,11 @@ from conftest import HEADS, SEQ, VOCAB, tiny
 from torch import Tensor
 
 from lm import loss as module
-from lm.benchmark.memory import of_a_step
+from lm.benchmark.memory import kept, of_a_step
 from lm.benchmark.shapes import Shape
 from lm.config import BadInput, HeadConfig
-from lm.loss import CHUNKS, LOSSES, MANY, build_loss, chunked, plain
+from lm.loss import CHUNKS, LOSSES, MANY, chunked, plain, which_loss
+from lm.model.head import TiedHead
 from lm.model.recompute import recompute
 from lm.model.transformer import Transformer
 
@@ -48,8 +49,9 @@ def test_chunked_is_the_plain_loss_with_its_gradients(head: HeadConfig, monkeypa
 
 
 @needs_chunks
-def test_chunked_under_mixed_precision_is_near() -> None:
-    net, tokens, targets = setting(HEADS["untied"])
+@pytest.mark.parametrize("head", HEADS.values(), ids=HEADS)
+def test_chunked_under_mixed_precision_is_near(head: HeadConfig) -> None:
+    net, tokens, targets = setting(head)
     with torch.autocast("cpu", torch.bfloat16):
         near = chunked(net, tokens, targets)
     near.backward()
@@ -65,30 +67,28 @@ def test_chunked_never_holds_all_logits() -> None:
     assert peaks["chunked"] < logits < 2 * logits < peaks["plain"], peaks
 
 
-def test_auto_takes_the_faster_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert build_loss("auto", MANY, "cpu", False) is (chunked if CHUNKS else plain)
-    assert build_loss("auto", MANY - 1, "cpu", False) is plain
-    assert build_loss("auto", MANY, "cuda", False) is plain
-    assert build_loss("plain", MANY, "cpu", False) is plain
+class Capped(TiedHead):
+    """No product: bent at the end."""
+
+    def forward(self, x: Tensor, table: Tensor) -> Tensor:
+        return super().forward(x, table).tanh()
+
+
+def test_auto_takes_the_faster_one_that_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    many, few = (Transformer(tiny(), HEADS["tied"], vocab_size=n, seq_len=SEQ) for n in (MANY, MANY - 1))
+    assert which_loss("auto", many, "cpu", False) == ("chunked" if CHUNKS else "plain")
+    assert which_loss("auto", few, "cpu", False) == "plain"
+    assert which_loss("auto", many, "cuda", False) == "plain"
+    assert which_loss("auto", many, "cpu", True) == "plain"
+    assert which_loss("plain", many, "cpu", False) == "plain"
+    monkeypatch.setattr(many.head, "__class__", Capped)
+    assert which_loss("auto", many, "cpu", False) == "plain"
+    with pytest.raises(BadInput, match="loss=chunked: Capped gives logits that are no product"):
+        which_loss("chunked", many, "cpu", False)
     monkeypatch.setattr(module, "CHUNKS", False)  # as torch 2.12 is
-    assert build_loss("auto", MANY, "cpu", False) is plain
+    assert which_loss("auto", many, "cpu", False) == "plain"
     with pytest.raises(BadInput, match=r"loss=chunked: needs torch 2\.13 or later, not .*; loss=plain is the same"):
-        build_loss("chunked", MANY, "cpu", False)
-
-
-def kept(net: Transformer, tokens: Tensor) -> int:
-    """Bytes that autograd keeps for the backward pass."""
-    sizes: dict[int, int] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        sizes[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        y = net(tokens)  # what is kept stays alive until here, so no address counts for two
-    assert y.requires_grad
-    return sum(sizes.values())
+        which_loss("chunked", few, "cpu", False)
 
 
 def test_recompute_keeps_less_and_changes_no_number() -> None:
@@ -105,4 +105,4 @@ def test_recompute_keeps_less_and_changes_no_number() -> None:
         found.append((value, gradients(one)))
     assert torch.equal(found[0][0], found[1][0])
     assert all(torch.equal(found[1][1][name], grad) for name, grad in found[0][1].items())
-    assert kept(again, tokens) < 0.3 * kept(net, tokens)
+    assert kept(again, lambda: again(tokens)) < 0.3 * kept(net, lambda: net(tokens))

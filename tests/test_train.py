@@ -216,7 +216,6 @@ def test_tensorboard_can_stand_beside(corpus: Path, tmp_path: Path) -> None:
     assert len(rows(tmp_path / "run")) == 20
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not CHUNKS, reason="needs torch 2.13")
 def test_less_memory_changes_hardly_a_number(corpus: Path, tmp_path: Path) -> None:
     plain = train(short(corpus, tmp_path / "plain", loss="plain"))
@@ -226,6 +225,7 @@ def test_less_memory_changes_hardly_a_number(corpus: Path, tmp_path: Path) -> No
     load_model(tmp_path / "lean")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's own, inside its compiler
 def test_compile_changes_no_name_and_hardly_a_number(corpus: Path, tmp_path: Path) -> None:
     plain = train(short(corpus, tmp_path / "plain"))

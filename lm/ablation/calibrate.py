@@ -11,7 +11,7 @@ import torch
 
 from lm.ablation.arms import Arm
 from lm.bare import bare_step
-from lm.loss import build_loss
+from lm.loss import build_loss, which_loss
 from lm.model.recompute import recompute
 from lm.model.transformer import Transformer
 from lm.optim import build_optimizer
@@ -84,7 +84,8 @@ class Step:
         self.net.to(self.device)
         if run.recompute:
             recompute(self.net)
-        self.loss = partial(build_loss(run.loss, arm.vocab_size, options["accelerator"], run.compile), self.net)
+        loss = which_loss(run.loss, self.net, options["accelerator"], run.compile)
+        self.loss = partial(build_loss(loss, run.compile), self.net)
         self.net.head.advance(0.0, self.net.embed.weight, {})
         self.optimizer = build_optimizer(self.net, run.optim, run.head)
         self.mixed, micro = "bf16" in str(options["precision"]), options["accumulate_grad_batches"]

@@ -18,11 +18,13 @@ log = logging.getLogger(__name__)
 
 
 def restore(path: Path) -> None:
-    """Give the finished runs of an ablation's results.csv whose directories are gone their result.json back.
+    """Where no run has a directory, give the finished ones of results.csv a result.json.
 
     A directory's name ends in the hash of all that decides its run, so a row serves the same run and no other.
     Raises BadInput if the file is not what a report has written.
     """
+    if any((path / folder).exists() for folder in ("cells", "trials")):
+        return
     try:
         with open(path / "results.csv", newline="") as file:
             rows = [row for row in csv.DictReader(file) if row["status"] == "done"]
@@ -31,12 +33,11 @@ def restore(path: Path) -> None:
         return
     except (OSError, ValueError, KeyError, TypeError, AttributeError, csv.Error) as error:
         raise BadInput(f"{path / 'results.csv'}: not what a report has written ({error!r}); remove it") from error
-    lost = [run_dir for run_dir in known if not (path / run_dir).exists()]
-    for run_dir in lost:
-        (path / run_dir).mkdir(parents=True)
-        write_text(path / run_dir / "result.json", json.dumps(known[run_dir], indent=1) + "\n")
-    if lost:
-        log.info("%s: %s runs are taken from results.csv", path, len(lost))
+    for run_dir, found in known.items():
+        (path / run_dir).mkdir(parents=True, exist_ok=True)
+        write_text(path / run_dir / "result.json", json.dumps(found, indent=1) + "\n")
+    if known:
+        log.info("%s: %s runs are taken from results.csv", path, len(known))
 
 
 def result(row: dict[str, str]) -> dict[str, Any]:

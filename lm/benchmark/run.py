@@ -3,6 +3,7 @@
 import json
 import logging
 import platform
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -44,11 +45,15 @@ def benchmark(config: BenchmarkConfig) -> str:
     """The table of figures; `output` gets them as JSON."""
     logging.disable(logging.WARNING)
     threads, device = set_threads(config.threads), best_device()
-    figures = [figure for name in config.only or SECTIONS for figure in SECTIONS[name](device, config.seconds)]
     where = f"torch {torch.__version__}, {platform.machine()}, {device}, {threads} threads"
-    if config.output:
-        found = {"where": where, "figures": [asdict(figure) | {"ratio": figure.ratio} for figure in figures]}
-        write_text(Path(config.output), json.dumps(found, indent=1) + "\n")
+    figures: list[Figure] = []
+    for name in config.only or SECTIONS:
+        for figure in SECTIONS[name](device, config.seconds):
+            print(*(word for word in row(figure) if word), sep="  ", file=sys.stderr, flush=True)
+            figures.append(figure)
+        if config.output:
+            found = {"where": where, "figures": [asdict(figure) | {"ratio": figure.ratio} for figure in figures]}
+            write_text(Path(config.output), json.dumps(found, indent=1) + "\n")
     return f"{table([HEAD, *map(row, figures)])}\n\n{where}"
 
 

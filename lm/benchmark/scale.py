@@ -8,20 +8,15 @@ import tempfile
 import tracemalloc
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from lm.bare import bare_step
 from lm.batches import TrainingStream
 from lm.benchmark.measure import Figure, alternate, paired
 from lm.benchmark.memory import expected, of_a_step
 from lm.benchmark.shapes import DEFAULT, Shape
-from lm.config import HeadConfig, OptimConfig
-from lm.loss import LOSSES, best_loss
 from lm.model.size import flops_per_token
-from lm.optim import build_optimizer
 
 BODY = DEFAULT.body
 AXES: dict[str, dict[int, Shape]] = {
@@ -37,12 +32,11 @@ CORPORA = (10**6, 10**9)  # tokens
 def scale(device: str, seconds: float) -> Iterator[Figure]:
     for axis, shapes in AXES.items():
         for value, shape in shapes.items():
-            times = alternate({"this": step(shape, device), "default": step(DEFAULT, device)}, seconds / 5, at_least=3)
+            times = alternate({"this": shape.step(device), "default": DEFAULT.step(device)}, seconds / 5, at_least=3)
             ours, unit = paired(times["this"], times["default"])
             by_flops = unit * flops(shape) / flops(DEFAULT)
             yield Figure("scale", f"{axis} {value:,}", 1000 * ours, "ms", "by FLOPs", 1000 * by_flops)
-            name = best_loss(shape.vocab_size, device)
-            held, counted = of_a_step(shape, device, name) / 1e6, expected(shape, name) / 1e6
+            held, counted = of_a_step(shape, device) / 1e6, expected(shape, device) / 1e6
             yield Figure("scale", f"{axis} {value:,}", held, "MB", "by bytes", counted)
     small, large = (corpus(n) / 1e6 for n in CORPORA)
     yield Figure("scale", f"corpus {CORPORA[1]:,}", large, "MB", f"{CORPORA[0]:,}", small)
@@ -50,13 +44,6 @@ def scale(device: str, seconds: float) -> Iterator[Figure]:
 
 def flops(shape: Shape) -> int:
     return flops_per_token(shape.model()) * shape.batch * shape.time
-
-
-def step(shape: Shape, device: str) -> partial[None]:
-    net = shape.model(device)
-    optimizer = build_optimizer(net, OptimConfig(), HeadConfig())
-    loss = partial(LOSSES[best_loss(shape.vocab_size, device)], net)
-    return partial(bare_step, loss, optimizer, [shape.tokens(device)])
 
 
 def corpus(n_tokens: int) -> int:

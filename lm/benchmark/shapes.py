@@ -1,12 +1,17 @@
-"""The models that are measured."""
+"""The models that are measured, and their training step."""
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
 
+from lm.bare import bare_step
 from lm.batches import Batch
-from lm.config import HeadConfig, ModelConfig
+from lm.config import HeadConfig, ModelConfig, OptimConfig
+from lm.loss import build_loss, which_loss
+from lm.model.recompute import recompute
 from lm.model.transformer import Transformer
+from lm.optim import build_optimizer
 
 
 class Shape(NamedTuple):
@@ -21,6 +26,15 @@ class Shape(NamedTuple):
     def tokens(self, device: str = "cpu") -> Batch:
         whole = torch.randint(self.vocab_size, (self.batch, self.time + 1), device=device)
         return whole[:, :-1], whole[:, 1:]
+
+    def step(self, device: str, loss: str = "auto", lean: bool = False, compiled: bool = False) -> partial[None]:
+        """To be called: a training step with AdamW, in bf16 if compiled; `lean`: with recompute."""
+        net = self.model(device)
+        if lean:
+            recompute(net)
+        score = partial(build_loss(which_loss(loss, net, device, compiled), compiled), net)
+        optimizer = build_optimizer(net, OptimConfig(), HeadConfig())
+        return partial(bare_step, score, optimizer, [self.tokens(device)], compiled)
 
 
 DEFAULT = Shape(ModelConfig(), 2048, 8, 128)

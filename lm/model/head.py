@@ -50,8 +50,12 @@ class Head(nn.Module):
         """The matrix (V, D) whose rows score the tokens."""
         raise NotImplementedError("a head regime says which matrix scores the tokens")
 
+    def factors(self, x: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
+        """What is multiplied to give the logits: features like `x`, and a matrix (V, D)."""
+        return x, self.matrix(table)
+
     def forward(self, x: Tensor, table: Tensor) -> Tensor:
-        return linear(x, self.matrix(table))
+        return linear(*self.factors(x, table))
 
     def start(self, table: Tensor) -> None:
         """Called once when the table has been drawn."""
@@ -86,8 +90,8 @@ class TiedProjectedHead(Head):
     def matrix(self, table: Tensor) -> Tensor:
         return table @ self.proj.weight
 
-    def forward(self, x: Tensor, table: Tensor) -> Tensor:
-        return linear(self.proj(x), table)
+    def factors(self, x: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
+        return self.proj(x), table
 
 
 class UntiedHead(Head):
