@@ -19,3 +19,14 @@ def set_threads(threads: int | None) -> int:
 def best_device() -> str:
     """cuda, mps or cpu: the first that is there."""
     return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+def seed_draws(seed: int, device: torch.device) -> None:
+    """Set what draws on `device` and on the CPU begin from.
+
+    torch.manual_seed does this for every kind of device there might be, and for each that is absent it formats a stack
+    trace: about three milliseconds a step.
+    """
+    torch.default_generator.manual_seed(seed)
+    if device.type != "cpu":
+        torch.get_device_module(device).manual_seed(seed)

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 from lm.batches import Batch, TrainingStream
 from lm.config import RunConfig
 from lm.data import TextData
+from lm.device import seed_draws
 from lm.loss import Loss
 from lm.model.transformer import Transformer, named_seed
 from lm.optim import build_optimizer, lr_factor
@@ -36,7 +37,7 @@ class LMTask(LightningModule):
         self.net.head.settle(self.net.embed.weight)  # in place: the checkpoint holds these tensors
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        torch.manual_seed(named_seed(self.run.seed, "step", batch_idx, self.global_rank))  # dropout draws from here
+        seed_draws(named_seed(self.run.seed, "step", batch_idx, self.global_rank), self.device)  # for dropout
         tokens, targets = batch
         loss = self.loss(self.net, tokens, targets)
         self.micro_losses.append(loss.detach())
