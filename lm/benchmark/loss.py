@@ -9,8 +9,7 @@ from lm.benchmark.shapes import DEFAULT, Shape
 from lm.config import ModelConfig
 from lm.loss import CHUNKS, LOSSES
 
-BODY = ModelConfig(n_layers=1)
-SHAPES = {f"vocabulary {size:,}": Shape(BODY, size, 8, 128) for size in (256, 512, 1024, 2048, 8192, 32768)}
+SHAPES = {f"vocabulary {size:,}": DEFAULT._replace(vocab_size=size) for size in (512, 1024, 2048, 8192)}
 WIDE = Shape(ModelConfig(n_layers=1, d_model=512, n_heads=4, d_ff=1376), 50304, 8, 512)
 DEEP = Shape(replace(DEFAULT.body, n_layers=16), 2048, 8, 256)
 

@@ -17,7 +17,7 @@ from lm.model.transformer import Transformer
 from lm.optim import build_optimizer
 from lm.train import train
 
-SHORT, LONG = 5, 65  # steps
+SHORT, LONG = 5, 125  # steps
 
 
 def trainer(device: str, seconds: float) -> Iterator[Figure]:
