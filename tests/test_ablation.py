@@ -366,7 +366,8 @@ def test_an_interrupt_saves_every_cell(words: list[str], tmp_path: Path, signum:
     folder = tmp_path / "out"
     words = [*words, "tokenizer.vocab_size=null", "trainer.max_steps=4000", "checkpoint.every=100000"]
     command = [sys.executable, str(ROOT / "scripts/ablate.py"), "ablation=smoke", f"output_dir={folder}", *words]
-    driver = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    heeding = partial(signal.signal, signal.SIGINT, signal.default_int_handler)  # a background job's is ignored
+    driver = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=heeding)
     wait_for(lambda: sum(Place(one).steps() > 5 for one in folder.glob("cells/*-*[0-9a-f]")) == 2)
     driver.send_signal(signum)
     _, said = driver.communicate(timeout=60)
