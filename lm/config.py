@@ -284,7 +284,8 @@ class RunConfig:
 
 # Where a run's settings lie that do not change what is computed: left out of its hash, free to differ on resume.
 RUNTIME = (
-    *("run_dir", "logger", "checkpoint", "prompts", "data.cache_dir", "trainer.enable_progress_bar", "recompute"),
+    *("run_dir", "logger", "checkpoint", "prompts", "recompute"),
+    *("data.cache_dir", "trainer.enable_progress_bar"),
 )
 
 # Arguments of lightning.Trainer that are decided here: batches without end, our validation, checkpoints, logs, clip.

@@ -42,9 +42,7 @@ def resolve(run: RunConfig) -> dict[str, Any]:
     if options.get("accelerator", "auto") == "auto":
         options["accelerator"] = best_device()
     if run.recompute and run.model.dropout and options["accelerator"] == "mps":
-        raise BadInput(
-            "recompute=true: torch cannot repeat a draw of dropout on MPS; choose model.dropout=0 or leave it"
-        )
+        raise BadInput("recompute=true: torch cannot repeat the draws of dropout on MPS; choose model.dropout=0")
     if options.get("precision", "auto") == "auto":
         options["precision"] = "32-true" if options["accelerator"] == "cpu" else "bf16-mixed"
     if str(options["precision"]).startswith("16"):

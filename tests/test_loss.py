@@ -10,6 +10,7 @@ from torch import Tensor
 from lm import loss as module
 from lm.benchmark.memory import kept, of_a_step
 from lm.benchmark.shapes import Shape
+from lm.config import LOSSES as NAMES
 from lm.config import BadInput, HeadConfig
 from lm.loss import CHUNKS, LOSSES, MANY, chunked, plain, which_loss
 from lm.model.head import TiedHead
@@ -72,6 +73,10 @@ class Capped(TiedHead):
 
     def forward(self, x: Tensor, table: Tensor) -> Tensor:
         return super().forward(x, table).tanh()
+
+
+def test_the_configuration_knows_each_loss() -> None:
+    assert ("auto", *LOSSES) == NAMES
 
 
 def test_auto_takes_the_faster_one_that_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -243,7 +243,13 @@ def test_the_sources_are_hashed_without_their_comments(sources: Path) -> None:
     assert source_hash() != before
 
 
-@pytest.mark.parametrize("name", ["muon", "corpus", "batches", "tokenizer", "evaluate", "model/lookback", "model/head"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("muon", "corpus", "documents", "rows", "batches", "tokenizer", "evaluate", "loss", "device"),
+        *("model/lookback", "model/head"),
+    ],
+)
 def test_what_a_run_computes_with_counts(sources: Path, name: str) -> None:
     before, path = source_hash(), sources / f"{name}.py"
     path.write_text(path.read_text() + "MORE = 1\n")
@@ -270,6 +276,7 @@ def test_a_layer_of_the_users_counts_as_source(tmp_path: Path, monkeypatch: pyte
 def test_what_changes_the_cost_of_a_step_is_measured_apart(build: Build) -> None:
     arms = {"plain": [], "mixed": ["trainer.precision=bf16-mixed"], "often": ["trainer.accumulate_grad_batches=4"]}
     arms |= {"tuned": ["optim.lr=0.1"], "compiled": ["compile=true"], "untied": ["head=untied"]}
+    arms |= {"adamw": ["optim=adamw"], "rounds": ["optim.rounds=3"]}
     found = {name: computation(arm) for name, arm in build(question(arms=arms, baseline="plain", primary=[])).items()}
     assert found.pop("tuned") == found["plain"]
     assert len(set(found.values())) == len(found)

@@ -1,5 +1,6 @@
 """What a training step of each arm costs on this machine."""
 
+import hashlib
 import logging
 import os
 import platform
@@ -15,7 +16,6 @@ from lm.loss import build_loss, which_loss
 from lm.model.recompute import recompute
 from lm.model.transformer import Transformer
 from lm.optim import build_optimizer
-from lm.run import config_hash
 from lm.trainer import resolve
 
 LONG_ENOUGH = 20.0  # seconds
@@ -24,16 +24,14 @@ log = logging.getLogger(__name__)
 
 
 def measure(arms: dict[str, Arm], known: dict[str, float]) -> dict[str, float]:
-    """Give each arm its seconds per step; returns all that were ever measured, by configuration, code and machine.
+    """Give each arm its seconds per step; returns all that were ever measured, by computation, code and machine.
 
     What is known is kept, for the number of steps follows from it. New arms are measured together with the others,
     since only times taken in turns compare, and put in proportion to what is known of those.
     """
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     where = f"torch {torch.__version__}, {platform.machine()}, {os.cpu_count()} cores, {gpu}"
-    keys = {
-        name: f"{config_hash(arm.run)[:16]} {arm.identity['source_hash'][:16]} {where}" for name, arm in arms.items()
-    }
+    keys = {name: f"{computation(arm)} {arm.identity['source_hash'][:16]} {where}" for name, arm in arms.items()}
     if set(keys.values()) - known.keys():
         log.info("measuring a training step of each arm")
         found = dict(zip(arms, calibrate(list(arms.values())), strict=True))
@@ -67,11 +65,13 @@ def calibrate(arms: list[Arm]) -> list[float]:
 
 
 def computation(arm: Arm) -> str:
-    """All that the cost of a step depends on; a split head is measured before its split."""
+    """A hash of all that the cost of a step depends on; a split head is measured before its split."""
     run, options = arm.run, resolve(arm.run)
     trainer = sorted((key, value) for key, value in options.items() if key not in ("max_steps", "enable_progress_bar"))
-    how = (run.loss, run.recompute, run.compile, trainer)
-    return repr((run.model, run.data, run.head.kind, arm.vocab_size, run.optim.name, *how))
+    shape = (run.model, arm.vocab_size, run.data.batch_size, run.data.seq_len, run.head.kind)
+    how = (run.optim.name, run.optim.rounds, run.loss, run.recompute, run.compile, trainer)
+    what = repr((shape, how))
+    return hashlib.sha256(what.encode()).hexdigest()[:16]
 
 
 class Step:

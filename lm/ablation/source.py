@@ -10,7 +10,7 @@ from lm.model.linear import LINEARS, linear_class
 
 HOME = Path(__file__).parents[2]
 BESIDE = {  # of what lm.train imports, the files that record, restore or show; settings are in a run's own hash
-    *("checkpoint", "config", "decode", "device", "diagnostics", "files", "metrics", "portable", "run"),
+    *("checkpoint", "config", "decode", "diagnostics", "files", "metrics", "portable", "run"),
 }
 
 
