@@ -1,4 +1,7 @@
-"""Write the report of an ablation, also while it is running: python scripts/report.py output_dir=DIR"""
+"""Write the report of an ablation, also while it is running: python scripts/report.py output_dir=DIR
+
+For a folder of ablations, what they say side by side.
+"""
 
 from pathlib import Path
 
@@ -8,11 +11,16 @@ from lm.cli import launch
 
 def main(config: ReportConfig) -> None:
     from lm.ablation.report import write_report
+    from lm.ablation.report.overview import folders, write_overview
     from lm.ablation.summary import result_table
 
     path = Path(config.output_dir).expanduser()
-    write_report(path)
-    print(result_table(path))
+    if folders(path):
+        write_overview(path)
+        print((path / "overview.md").read_text(), end="")
+    else:
+        write_report(path)
+        print(result_table(path))
 
 
 if __name__ == "__main__":

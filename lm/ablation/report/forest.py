@@ -1,0 +1,94 @@
+"""A forest plot: a row for each comparison, its interval on one scale with the others, grouped under headings."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from lm.ablation.report.plots import legend, panels, short, window
+from lm.ablation.statistics import Comparison
+
+VERDICTS = {  # colour and marker: the figure is to be read in black and white too
+    "better": ("#0072B2", "^"),
+    "worse": ("#D55E00", "v"),
+    "equivalent": ("#000000", "s"),
+    "undecided": ("#666666", "o"),
+}
+
+
+@dataclass(slots=True, frozen=True)
+class Line:
+    name: str
+    comparison: Comparison  # with a mean
+    bold: bool = False
+
+
+def label(found: Comparison) -> str:
+    if found.mean is None:
+        return "no pair of runs yet"
+    if found.ci_low is None:
+        return f"{found.mean:+.4f} (one seed) {found.verdict}"
+    return f"{found.mean:+.4f} [{found.ci_low:+.4f}, {found.ci_high:+.4f}] {found.verdict}"
+
+
+def draw_forest(groups: Mapping[str, Sequence[Line]], matters: float, xlabel: str) -> Figure:
+    """Name and numbers of a row stand above its interval, so that both have the whole width. Bold rows set the scale.
+
+    `matters`: what is shaded around zero; 0 for nothing. A group whose heading is empty has none.
+    """
+    lines = [line for group in groups.values() for line in group]
+    main = [line for line in lines if line.bold] or lines
+    limits = window([*ends(main), 0, -matters, matters], ends(lines), matters)
+    figure, (axes,) = panels(1, 1.1 + 0.46 * len(lines) + 0.4 * sum(map(bool, groups)))
+    axes.axvspan(-matters, matters, color="#ececec", lw=0)
+    axes.axvline(0, color="black", lw=1)
+    y = 0.0
+    for heading, group in groups.items():
+        if heading:
+            write(axes, 0, y, heading, style="italic")
+            y += 0.8
+        for line in group:
+            write(axes, 0, y - 0.05, short(line.name), weight="bold" if line.bold else "normal")
+            write(axes, 1, y - 0.05, label(line.comparison), ha="right", fontsize=10)
+            draw(axes, line.comparison, y + 0.37, limits)
+            y += 1
+    axes.set(xlim=limits, ylim=(y - 0.3, -0.6), yticks=[], xlabel=xlabel)
+    axes.spines["left"].set_visible(False)
+    axes.grid(visible=False)
+    for verdict in dict.fromkeys(line.comparison.verdict for line in lines):
+        axes.plot([], [], label=verdict, **mark(verdict))
+    legend(figure, axes)
+    return figure
+
+
+def ends(lines: Sequence[Line]) -> list[float]:
+    found = [(line.comparison.mean, line.comparison.ci_low, line.comparison.ci_high) for line in lines]
+    return [value for triple in found for value in triple if value is not None]
+
+
+def mark(verdict: str) -> dict[str, Any]:
+    color, marker = VERDICTS[verdict]
+    face = "white" if verdict == "undecided" else color
+    return {"marker": marker, "color": color, "markerfacecolor": face, "markersize": 8, "linestyle": "none"}
+
+
+def write(axes: Axes, x: float, y: float, text: str, **options: Any) -> None:
+    """On a light ground: the line at zero would strike it through."""
+    ground = {"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 1}
+    axes.text(x, y, text, transform=axes.get_yaxis_transform(), va="center", bbox=ground, **options)
+
+
+def draw(axes: Axes, found: Comparison, y: float, limits: tuple[float, float]) -> None:
+    color, _ = VERDICTS[found.verdict]
+    assert found.mean is not None
+    left = found.mean if found.ci_low is None else found.ci_low
+    right = found.mean if found.ci_high is None else found.ci_high
+    if left <= limits[1] and right >= limits[0]:
+        axes.plot([max(left, limits[0]), min(right, limits[1])], [y, y], color=color, lw=2)
+    for outside, edge, arrow in ((left < limits[0], limits[0], "<"), (right > limits[1], limits[1], ">")):
+        if outside:  # it goes on there; the numbers tell how far
+            axes.plot([edge], [y], arrow, color=color, clip_on=False)
+    if limits[0] <= found.mean <= limits[1]:
+        axes.plot([found.mean], [y], **mark(found.verdict))
