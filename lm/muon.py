@@ -2,7 +2,7 @@
 
 A step then moves a matrix equally far in all its directions, not mostly along the few that dominate its gradient.
 torch.optim.Muon does this one matrix after the other and in bfloat16. Here all matrices of a shape go through one
-batched product in full precision: as fast on a CPU with units for bfloat16 (0.9 to 1.2 times, the default model), twice
+batched product in full precision: as fast on a CPU with units for bfloat16 (0.9 to 1.3 times, the default model), twice
 as fast on one with AVX-512 alone, twenty times with AVX2 (`benchmark.py only=[optimizer]`, under ONEDNN_MAX_CPU_ISA).
 """
 
