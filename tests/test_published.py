@@ -1,0 +1,40 @@
+"""The studies under docs/: every contrast that a report prints follows from the rows of its results.csv."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from scipy import stats
+
+import lm
+
+STUDIES = sorted((Path(lm.__file__).parents[1] / "docs/studies").rglob("report.md"))
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.parent.name)
+def test_a_report_prints_what_its_rows_give(path: Path) -> None:
+    record, report = json.loads(path.with_name("ablation.json").read_text()), path.read_text()
+    with open(path.with_name("results.csv"), newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["purpose"] == "reported" and row["status"] == "done"]
+    printed = [line.strip("| ").replace("*", "").split(" | ") for line in report.splitlines() if line[:1] == "|"]
+    several = len(record["budgets"]) > 1
+    for budget in record["budgets"]:
+        for arm, other in record["contrasts"].items():
+            ours, theirs = (
+                {
+                    row["seed"]: float(row[record["metric"]])
+                    for row in rows
+                    if row["arm"] == name and budget in row["budgets"]
+                }
+                for name in (arm, other)
+            )
+            seeds = sorted(ours.keys() & theirs.keys())
+            if len(seeds) < 2:
+                continue
+            test = stats.ttest_rel([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds])
+            low, high = test.confidence_interval(0.95)
+            mean = sum(ours[seed] - theirs[seed] for seed in seeds) / len(seeds)
+            where = [{"flops": "FLOPs"}.get(budget, budget)] if several else []
+            line = [arm, other, *where, str(len(seeds)), f"{mean:+.4f}", f"{low:+.4f} to {high:+.4f}"]
+            assert line in [cells[: len(line)] for cells in printed]
