@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lm.batches import Batch
+from lm.device import quick_attention
 
 
 def bare_step(
@@ -14,7 +15,8 @@ def bare_step(
 ) -> None:
     """Forward, backward, clip, update. `loss`: token ids (B, T) and targets (B, T) to a scalar."""
     for tokens, targets in micro_batches:
-        with torch.autocast(tokens.device.type, torch.bfloat16, enabled=mixed):
+        device = tokens.device.type
+        with torch.autocast(device, torch.bfloat16, enabled=mixed), quick_attention(device, mixed, tokens.shape[1]):
             found = loss(tokens, targets)
         found.backward()  # type: ignore[no-untyped-call]
     nn.utils.clip_grad_norm_([parameter for group in optimizer.param_groups for parameter in group["params"]], 1.0)

@@ -17,7 +17,7 @@ Loss = Callable[[Transformer, Tensor, Tensor], Tensor]  # the model, token ids (
 
 CHUNKS = hasattr(nn, "LinearCrossEntropyOptions")  # from torch 2.13 on
 ROWS = 512  # of logits at a time
-MANY = 2048  # tokens of a vocabulary from which on chunks are faster on a CPU: scripts/benchmark.py only=[loss]
+MANY = {False: 2048, True: 8192}  # mixed: tokens of a vocabulary from which on chunks are faster on a CPU
 cross_entropy = nn.CrossEntropyLoss()  # takes logits; a softmax before it would be a second one
 
 
@@ -40,14 +40,17 @@ def chunked(net: Transformer, tokens: Tensor, targets: Tensor) -> Tensor:
 LOSSES: dict[str, Loss] = {"plain": plain, "chunked": chunked}
 
 
-def which_loss(name: str, net: Transformer, device: str, compiled: bool) -> str:
-    """The loss that `loss` means: for auto, the faster one. Raises BadInput where chunks cannot be had."""
+def which_loss(name: str, net: Transformer, device: str, compiled: bool, mixed: bool = False) -> str:
+    """The loss that `loss` means: for auto, the faster one. Raises BadInput where chunks cannot be had.
+
+    `mixed`: in bf16, where all logits at once are made faster but chunks are not (scripts/benchmark.py only=[loss]).
+    """
     if name == "chunked" and not CHUNKS:
         raise BadInput(f"loss=chunked: needs torch 2.13 or later, not {torch.__version__}; loss=plain is the same")
     if name == "chunked" and not gives_product(net):
         raise BadInput(f"loss=chunked: {type(net.head).__name__} gives logits that are no product; choose loss=plain")
     if name == "auto":
-        pays = CHUNKS and device == "cpu" and net.vocab_size >= MANY and not compiled
+        pays = CHUNKS and device == "cpu" and net.vocab_size >= MANY[mixed] and not compiled
         return "chunked" if pays and gives_product(net) else "plain"
     return name
 

@@ -1,9 +1,8 @@
 """Muon: momentum that is made orthogonal before it is added (Jordan et al., 2024).
 
 A step then moves a matrix equally far in all its directions, not mostly along the few that dominate its gradient.
-torch.optim.Muon does this one matrix after the other and in bfloat16. Here all matrices of a shape go through one
-batched product in full precision: as fast on a CPU with units for bfloat16 (0.9 to 1.3 times, the default model), twice
-as fast on one with AVX-512 alone, twenty times with AVX2 (`benchmark.py only=[optimizer]`, under ONEDNN_MAX_CPU_ISA).
+torch.optim.Muon does this one matrix after the other. Here all matrices of a shape go through one batched product, in
+bfloat16 where there are units for it, else in full precision: XXX
 """
 
 from collections import defaultdict
@@ -13,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import AdamW
+
+from lm.device import has_bf16_units
 
 # The iteration x -> a x + b (x x^T) x + c (x x^T)^2 x drives all singular values towards 1, fastest with
 # coefficients of its own in each round: those of Polar Express (Amsel et al., 2025), for values above 0.001.
@@ -67,7 +68,8 @@ class Muon(AdamW):
             torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
             ahead = torch._foreach_lerp(gradients, momenta, group["momentum"])  # Nesterov's look ahead
             stack = torch.stack([one.mT if one.shape != shape else one for one in ahead])
-            steps = orthogonalise(stack.bfloat16() if stack.is_cuda else stack, group["rounds"]).to(stack.dtype)
+            quick = stack.bfloat16() if has_bf16_units(stack.device.type) else stack
+            steps = orthogonalise(quick, group["rounds"]).to(stack.dtype)
             for parameter, step in zip(parameters, steps, strict=True):
                 rows, columns = parameter.shape
                 step = step if parameter.shape == shape else step.mT

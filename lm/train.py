@@ -19,7 +19,7 @@ from lm.checkpoint import Checkpoints
 from lm.config import BadInput, Diverged, RunConfig
 from lm.data import TextData, prepare
 from lm.decode import generate
-from lm.device import set_threads
+from lm.device import is_mixed, quick_attention, set_threads
 from lm.evaluate import evaluate
 from lm.loss import build_loss, which_loss
 from lm.metrics import MetricsFile
@@ -85,7 +85,8 @@ def fit(
     net = Transformer(
         run.model, run.head, vocab_size=data.tokenizer.vocab_size, seq_len=run.data.seq_len, seed=run.seed
     )
-    settings |= {"loss": which_loss(run.loss, net, options["accelerator"], run.compile)}
+    device, mixed = options["accelerator"], is_mixed(options["precision"])
+    settings |= {"loss": which_loss(run.loss, net, device, run.compile, mixed)}
     if resume:
         place.refuse_changes(settings)
         log.info("resuming %s from %s", place.path, resume.name)
@@ -103,7 +104,7 @@ def fit(
             log.warning("optim.warmup_steps is long for so short a run: it reaches about %.0f %% of lr", 100 * peak)
     task = LMTask(net, run, data, trainer.max_steps, build_loss(settings["loss"], run.compile))
     try:
-        with journal.listening():
+        with journal.listening(), quick_attention(device, mixed, run.data.seq_len):
             trainer.fit(task, ckpt_path=resume, weights_only=True)
     except BaseException:
         if journal.signum is not None and leads():

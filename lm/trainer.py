@@ -12,7 +12,7 @@ from lightning import Callback, Trainer
 from lm.callbacks import Bar, Journal
 from lm.checkpoint import Checkpoints
 from lm.config import DECIDED, OURS, BadInput, RunConfig
-from lm.device import best_device
+from lm.device import best_device, has_bf16_units
 from lm.diagnostics import Diagnostics
 
 
@@ -44,7 +44,7 @@ def resolve(run: RunConfig) -> dict[str, Any]:
     if run.recompute and run.model.dropout and options["accelerator"] == "mps":
         raise BadInput("recompute=true: torch cannot repeat the draws of dropout on MPS; choose model.dropout=0")
     if options.get("precision", "auto") == "auto":
-        options["precision"] = "32-true" if options["accelerator"] == "cpu" else "bf16-mixed"
+        options["precision"] = "bf16-mixed" if has_bf16_units(options["accelerator"]) else "32-true"
     if str(options["precision"]).startswith("16"):
         raise BadInput(f"trainer.precision={options['precision']}: half precision is not supported; use bf16-mixed")
     if run.max_tokens is not None:

@@ -80,11 +80,12 @@ def test_the_configuration_knows_each_loss() -> None:
 
 
 def test_auto_takes_the_faster_one_that_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    many, few = (Transformer(tiny(), HEADS["tied"], vocab_size=n, seq_len=SEQ) for n in (MANY, MANY - 1))
+    many, few = (Transformer(tiny(), HEADS["tied"], vocab_size=n, seq_len=SEQ) for n in (MANY[False], MANY[False] - 1))
     assert which_loss("auto", many, "cpu", False) == ("chunked" if CHUNKS else "plain")
     assert which_loss("auto", few, "cpu", False) == "plain"
     assert which_loss("auto", many, "cuda", False) == "plain"
     assert which_loss("auto", many, "cpu", True) == "plain"
+    assert which_loss("auto", many, "cpu", False, mixed=True) == "plain"
     assert which_loss("plain", many, "cpu", False) == "plain"
     monkeypatch.setattr(many.head, "__class__", Capped)
     assert which_loss("auto", many, "cpu", False) == "plain"

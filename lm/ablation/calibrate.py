@@ -12,6 +12,7 @@ import torch
 
 from lm.ablation.arms import Arm
 from lm.bare import bare_step
+from lm.device import is_mixed
 from lm.loss import build_loss, which_loss
 from lm.model.recompute import recompute
 from lm.model.transformer import Transformer
@@ -84,11 +85,11 @@ class Step:
         self.net.to(self.device)
         if run.recompute:
             recompute(self.net)
-        loss = which_loss(run.loss, self.net, options["accelerator"], run.compile)
+        self.mixed, micro = is_mixed(options["precision"]), options["accumulate_grad_batches"]
+        loss = which_loss(run.loss, self.net, options["accelerator"], run.compile, self.mixed)
         self.loss = partial(build_loss(loss, run.compile), self.net)
         self.net.head.advance(0.0, self.net.embed.weight, {})
         self.optimizer = build_optimizer(self.net, run.optim, run.head)
-        self.mixed, micro = "bf16" in str(options["precision"]), options["accumulate_grad_batches"]
         tokens = torch.randint(arm.vocab_size, (run.data.batch_size // micro, run.data.seq_len), device=self.device)
         self.batches = [(tokens, tokens)] * micro
 

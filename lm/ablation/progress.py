@@ -16,8 +16,8 @@ from lm.ablation.workers import Place
 class Progress:
     """How much is done, in seconds of expected work, and how long the rest will take at the speed so far."""
 
-    def __init__(self, name: str, workers: int, cost: Callable[[Cell], float]) -> None:
-        self.name, self.workers, self.cost = name, workers, cost
+    def __init__(self, name: str, metric: str, workers: int, cost: Callable[[Cell], float]) -> None:
+        self.name, self.metric, self.workers, self.cost = name, metric, workers, cost
         self.total = self.done = self.spare = 0.0  # spare: trials that are expected but not yet known
         self.n_total = self.n_done = self.n_spare = 0
         self.started = time.perf_counter()
@@ -83,6 +83,8 @@ class Progress:
     def line(self, cell: Cell) -> str:
         what = Place(self.folder / cell.name).status()
         said = what["status"] + (f" ({what['error']})" if "error" in what else "")
+        if "result" in what:
+            said = f"{self.metric} {what['result'][self.metric]:.4f}"
         place = f"{self.n_done} of {max(self.n_total, self.n_done)}"
         values = " ".join(f"{knob}={value:g}" for knob, value in cell.tuned.items())
         who = f"trial of {cell.arm} at {values}," if self.folder.name == "trials" else cell.arm

@@ -79,7 +79,7 @@ class Laboratory:
     def run(self) -> None:
         self.record["tuning_done"] = not self.tuning.open()
         self.write_record()
-        with Progress(self.ablation.name, self.workers, self.cost) as self.progress:
+        with Progress(self.ablation.name, self.ablation.metric, self.workers, self.cost) as self.progress:
             self.progress.expect(missing(self.all_cells(), self.path / "cells"), self.expected_trials())
             if self.ablation.tune.trials:
                 self.tune()
