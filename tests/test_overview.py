@@ -1,20 +1,32 @@
 """Several ablations side by side: the figure, the table and the one results.csv."""
 
 import csv
+import json
+import re
 import shutil
 from pathlib import Path
 
 import pytest
+from markdown_it import MarkdownIt
 from scipy import stats
 from test_report import make
 
+from lm.ablation.report import write_report
 from lm.ablation.report.overview import folders, write_overview
+from lm.config import BadInput
+
+FIRST, SECOND = "large vocabulary", "small"
 
 
 @pytest.fixture
 def several(tmp_path: Path) -> Path:
-    make(tmp_path / "small", begun="2026-02-01 12:00+00:00")
-    make(tmp_path / "large_vocabulary", begun="2026-01-31 12:00+00:00", seeds=(0, 1, 2, 3), budgets=("tokens",))
+    """One begun later than the other, with runs that serve two budgets; the other with bytes of another length."""
+    make(tmp_path / SECOND, begun="2026-02-01 12:00+00:00", tuned=True)
+    make(tmp_path / FIRST, begun="2026-01-31 12:00+00:00", seeds=(0, 1, 2, 3), budgets=("tokens",), matters=0.02, report=False)
+    for path in (tmp_path / FIRST).glob("cells/*/result.json"):
+        result = json.loads(path.read_text())
+        path.write_text(json.dumps(result | {"val_bpb": result["val_loss"] / 3 + result["seed"] % 2 / 1000}))
+    write_report(tmp_path / FIRST)
     return tmp_path
 
 
@@ -25,57 +37,106 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 def contrasts(path: Path) -> dict[tuple[str, str], list[str]]:
     lines = [line.strip("| ").split(" | ") for line in (path / "overview.md").read_text().splitlines()]
-    return {(line[0], line[1].partition("]")[0][1:]): line[2:] for line in lines if len(line) > 2 and "](" in line[1]}
+    named = [(line, re.sub(r"\[(.+)\]\(.+\)", r"\1", line[1])) for line in lines if len(line) > 2]
+    return {(line[0], name): line[2:] for line, name in named if name in (FIRST, SECOND)}
 
 
 def test_every_primary_contrast_of_every_ablation_as_results_csv_gives_it(several: Path) -> None:
     write_overview(several)
-    found = contrasts(several)
+    figure, found = (several / "figures/overview.svg").read_text(), contrasts(several)
     assert list(found) == [
-        ("untied - tied, at equal tokens", "large_vocabulary"),  # begun first
-        ("untied - tied, at equal tokens", "small"),
-        ("untied_matched - tied, at equal tokens", "large_vocabulary"),
-        ("untied_matched - tied, at equal tokens", "small"),  # at equal FLOPs the same runs, so not again
-        ("untied - tied, at equal FLOPs", "small"),
+        ("untied - tied, at equal tokens", FIRST),  # begun first
+        ("untied - tied, at equal tokens", SECOND),
+        ("untied_matched - tied, at equal tokens", FIRST),
+        ("untied_matched - tied, at equal tokens and FLOPs", SECOND),  # the same runs
+        ("untied - tied, at equal FLOPs", SECOND),
     ]
-    for (heading, where), (n, difference, span, unit, bits, _) in found.items():
+    for (heading, where), (n, difference, span, unit, matters, bits, verdict) in found.items():
         arm, budget = heading.partition(" ")[0], heading.rpartition(" ")[2].lower()
         chosen = [row for row in rows(several) if row["ablation"] == where and budget in row["budgets"].split()]
+        report = json.loads((several / where / "report.json").read_text())["contrasts"]
+        (own,) = (one for one in report if (one["arm"], one["budget"]) == (arm, budget))
+        assert (verdict, matters) == (own["verdict"], "0.01" if where == SECOND else "0.02")
         for column, shown in (("val_loss", difference), ("val_bpb", bits)):
             ours, theirs = ([float(row[column]) for row in chosen if row["arm"] == name] for name in (arm, "tied"))
-            test = stats.ttest_rel(ours, theirs)
-            low, high = test.confidence_interval(0.95)
+            low, high = stats.ttest_rel(ours, theirs).confidence_interval(0.95)
             mean = sum(ours) / len(ours) - sum(theirs) / len(theirs)
             assert shown == f"{mean:+.4f}"
             if column == "val_loss":
                 assert (int(n), span, unit) == (len(ours), f"{low:+.4f} to {high:+.4f}", "nats per token")
             else:
-                assert f"{mean:+.4f} [{low:+.4f}, {high:+.4f}]" in (several / "figures/overview.svg").read_text()
+                assert f">{mean:+.4f} [{low:+.4f}, {high:+.4f}] {verdict}<" in figure
+    assert all(f">{text}<" in figure for pair in found for text in pair)
+    assert "bits per byte (left is better)" in figure
 
 
-def test_one_results_csv_has_every_row_of_all(several: Path) -> None:
+def test_links_lead_to_the_reports_that_there_are(several: Path) -> None:
     write_overview(several)
-    for name in ("small", "large_vocabulary"):
+    assert {path.name for path in several.iterdir()} >= {"overview.md", "results.csv", "figures"}
+    html = MarkdownIt("commonmark").enable("table").render((several / "overview.md").read_text())
+    assert set(re.findall('href="([^"]+)"', html)) == {"large%20vocabulary/report.md", "small/report.md"}
+    (several / SECOND / "report.md").unlink()
+    write_overview(several)
+    assert "small/report.md" not in (several / "overview.md").read_text()
+
+
+def test_one_results_csv_has_every_row_and_column_of_all(several: Path) -> None:
+    write_overview(several)
+    assert "optim.lr" in rows(several)[0]  # which only the tuned one has
+    for name in (FIRST, SECOND):
         theirs = [row | {"ablation": name} for row in rows(several / name)]
-        assert [row for row in rows(several) if row["ablation"] == name] == theirs
+        ours = [row for row in rows(several) if row["ablation"] == name]
+        assert [{key: row[key] for key in theirs[0]} for row in ours] == theirs
 
 
 def test_under_version_control_only_plans_and_rows_are_left(several: Path) -> None:
     write_overview(several)
     before = (several / "overview.md").read_text(), rows(several)
-    for name in ("small", "large_vocabulary"):
+    for name in (FIRST, SECOND):
         shutil.rmtree(several / name / "cells")
+        shutil.rmtree(several / name / "trials", ignore_errors=True)
     write_overview(several)
     assert ((several / "overview.md").read_text(), rows(several)) == before
 
 
-def test_an_ablation_without_a_pair_is_left_out(several: Path) -> None:
+def test_a_divergence_is_remembered_where_only_rows_are_left(tmp_path: Path) -> None:
+    make(tmp_path / "broken", broken=True)
+    write_overview(tmp_path)
+    before = (tmp_path / "overview.md").read_text(), rows(tmp_path)
+    assert {row["status"] for row in rows(tmp_path)} == {"done", "diverged", "failed", "missing"}
+    shutil.rmtree(tmp_path / "broken/cells")
+    write_overview(tmp_path)
+    assert ((tmp_path / "overview.md").read_text(), rows(tmp_path)) == before
+
+
+def test_what_weakens_an_answer_and_what_is_left_out_is_said(several: Path) -> None:
     make(several / "begun", done=lambda arm, seed: arm == "tied")
-    assert [path.name for path in folders(several)] == ["begun", "large_vocabulary", "small"]
+    make(several / "top1", metric="val_top1")
+    make(several / "all", primary=[], done=lambda arm, seed: seed < 2)
     write_overview(several)
-    assert {name for _, name in contrasts(several)} == {"large_vocabulary", "small"}
+    text = (several / "overview.md").read_text()
+    assert "- **begun** is not shown: no pair of runs yet." in text
+    assert "- **top1** is not shown: its metric is val_top1." in text
+    assert "- **all:** " in text
+    assert "runs are done: provisional." in text
+    assert "tied_naive - tied" in text  # where none is primary, all are shown
+
+
+def test_nothing_to_show(tmp_path: Path) -> None:
+    make(tmp_path / "begun", done=lambda arm, seed: False)
+    write_overview(tmp_path)
+    assert "overview.svg" not in (tmp_path / "overview.md").read_text()
 
 
 def test_an_ablation_is_no_folder_of_ablations(several: Path) -> None:
-    assert folders(several / "small") == []
+    shutil.copytree(several / SECOND, several / SECOND / "copy")
+    assert folders(several / SECOND) == []
     assert folders(several / "none") == []
+    assert [path.name for path in folders(several)] == [FIRST, SECOND]
+
+
+@pytest.mark.parametrize("record", ["{}", "[]", '{"cells": [], "arms": {}}'])
+def test_a_damaged_record_is_named(several: Path, record: str) -> None:
+    (several / SECOND / "ablation.json").write_text(record)
+    with pytest.raises(BadInput, match=r"small/ablation\.json: not what ablate\.py wrote"):
+        write_overview(several)

@@ -141,6 +141,15 @@ def read_study(path: Path) -> Study:
         record = json.loads((path / "ablation.json").read_text())
     except (OSError, ValueError) as error:
         raise BadInput(f"output_dir={path}: holds no ablation.json ({error}); expected what ablate.py wrote") from error
+    try:
+        record["begun"]
+        return Study(path, record, *read_rows(path, record))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise BadInput(f"{path / 'ablation.json'}: not what ablate.py wrote ({error!r})") from error
+
+
+def read_rows(path: Path, record: dict[str, Any]) -> tuple[list[Row], list[Row]]:
+    """The reported runs and the trials that a record names."""
     rows: dict[str, Row] = {}
     for cell in record["cells"]:
         if cell["run_dir"] in rows:
@@ -154,7 +163,7 @@ def read_study(path: Path) -> Study:
         for trial in search["trials"]
         for seed, run_dir in zip(search["seeds"], trial["run_dirs"], strict=True)
     ]
-    return Study(path, record, list(rows.values()), trials)
+    return list(rows.values()), trials
 
 
 def read_row(

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -16,6 +17,9 @@ VERDICTS = {  # colour and marker: the figure is to be read in black and white t
     "equivalent": ("#000000", "s"),
     "undecided": ("#666666", "o"),
 }
+
+
+FAR = 5  # times the middle difference
 
 
 @dataclass(slots=True, frozen=True)
@@ -34,12 +38,13 @@ def label(found: Comparison) -> str:
 
 
 def draw_forest(groups: Mapping[str, Sequence[Line]], matters: float, xlabel: str) -> Figure:
-    """Name and numbers of a row stand above its interval, so that both have the whole width. Bold rows set the scale.
+    """Name and numbers of a row stand above its interval, so that both have the whole width.
 
+    Bold rows set the scale, where there are none those that are not far off.
     `matters`: what is shaded around zero; 0 for nothing. A group whose heading is empty has none.
     """
     lines = [line for group in groups.values() for line in group]
-    main = [line for line in lines if line.bold] or lines
+    main = [line for line in lines if line.bold] or near(lines)
     limits = window([*ends(main), 0, -matters, matters], ends(lines), matters)
     figure, (axes,) = panels(1, 1.1 + 0.46 * len(lines) + 0.4 * sum(map(bool, groups)))
     axes.axvspan(-matters, matters, color="#ececec", lw=0)
@@ -61,6 +66,12 @@ def draw_forest(groups: Mapping[str, Sequence[Line]], matters: float, xlabel: st
         axes.plot([], [], label=verdict, **mark(verdict))
     legend(figure, axes)
     return figure
+
+
+def near(lines: Sequence[Line]) -> list[Line]:
+    """Those whose differences are not many times as large as the middle one's."""
+    sizes = [abs(line.comparison.mean or 0) for line in lines]
+    return [line for line, size in zip(lines, sizes, strict=True) if size <= FAR * median(sizes)]
 
 
 def ends(lines: Sequence[Line]) -> list[float]:

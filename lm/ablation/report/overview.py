@@ -2,23 +2,47 @@
 
 import csv
 import io
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from urllib.parse import quote
 
 from matplotlib.figure import Figure
 
-from lm.ablation.report.answer import BUDGETS
+from lm.ablation.report.answer import BUDGETS, primary
 from lm.ablation.report.contrasts import number
 from lm.ablation.report.forest import Line, draw_forest, label
 from lm.ablation.report.page import plain, table
-from lm.ablation.report.plots import drawing
+from lm.ablation.report.plots import drawing, short
 from lm.ablation.report.record import results_csv
+from lm.ablation.report.warnings import cautions
 from lm.ablation.restore import restore
 from lm.ablation.statistics import Comparison, interval
 from lm.ablation.study import Contrast, Study, read_study
 from lm.files import write_text
 
-Shown = dict[str, dict[str, tuple[Contrast, Comparison]]]  # heading -> folder -> in its own unit, in bits per byte
+HEAD = ("contrast", "where", "seeds", "difference", "95 % interval", "of", "that matters", "bits per byte", "verdict")
+CAPTION = (
+    "The primary contrasts of each ablation, or all where none is primary. In the figure all are in bits per byte, the "
+    "one unit that different tokenizers share; lines are 95 % intervals. A verdict is that of the ablation's own "
+    "report: in its own unit, against its own smallest difference that matters, corrected within that report only."
+)
+
+
+@dataclass(slots=True)
+class Shown:
+    """A contrast as it stands in its ablation, and in bits per byte."""
+
+    folder: Path
+    study: Study
+    contrast: Contrast
+    budgets: list[str]  # that the same runs serve
+    bits: Comparison
+
+    @property
+    def heading(self) -> str:
+        arms = f"{short(self.contrast.arm)} - {short(self.contrast.baseline)}"
+        return f"{arms}, at equal {' and '.join(BUDGETS[budget] for budget in self.budgets)}"
 
 
 def folders(path: Path) -> list[Path]:
@@ -27,69 +51,85 @@ def folders(path: Path) -> list[Path]:
 
 
 def write_overview(path: Path) -> None:
-    """Write overview.md, figures/overview.svg and a results.csv of all runs. The order is that of their beginning."""
+    """Write overview.md, figures/overview.svg and a results.csv of all runs. The order is that of their beginning.
+
+    Raises BadInput if what one of the folders holds cannot be read.
+    """
+    studies = {}
     for folder in folders(path):
         restore(folder)
-    studies = {folder.name: read_study(folder) for folder in folders(path)}
+        studies[folder] = read_study(folder)
     studies = dict(sorted(studies.items(), key=lambda pair: str(pair[1].record["begun"])))
-    found = shown(studies)
+    groups: dict[str, list[Shown]] = {}
+    for folder, study in studies.items():
+        for one in shown(folder, study):
+            groups.setdefault(one.heading, []).append(one)
+    (path / "figures").mkdir(exist_ok=True)
     write_text(path / "results.csv", all_results(studies))
-    write_text(path / "overview.md", overview(path.name, studies, found))
-    if found:
-        (path / "figures").mkdir(exist_ok=True)
-        write_text(path / "figures" / "overview.svg", forest(found))
+    write_text(path / "overview.md", overview(path.name, studies, groups))
+    if groups:
+        write_text(path / "figures" / "overview.svg", forest(groups))
 
 
-def shown(studies: dict[str, Study]) -> Shown:
-    """The primary contrasts of losses that have a pair; one whose runs serve two budgets once."""
-    found: Shown = {}
-    for name, study in studies.items():
-        seen = set()
-        for one in study.contrasts():
-            pair = (one.arm, one.baseline, *one.differences)
-            if one.primary and one.seeds and study.lower_is_better and pair not in seen:
-                seen.add(pair)
-                heading = f"{one.arm} - {one.baseline}, at equal {BUDGETS[one.budget]}"
-                found.setdefault(heading, {})[name] = (one, in_bits(study, one))
-    return found
-
-
-def in_bits(study: Study, one: Contrast) -> Comparison:
-    """The same pairs in bits per byte, the one unit that different tokenizers share; the verdict stays."""
-    ours, theirs = (study.scores(arm, one.budget, "val_bpb") for arm in (one.arm, one.baseline))
-    differences = [ours[seed] - theirs[seed] for seed in one.seeds]
-    low, high = interval(differences) or (None, None)
-    return replace(one.comparison, mean=sum(differences) / len(differences), ci_low=low, ci_high=high)
+def shown(folder: Path, study: Study) -> list[Shown]:
+    """The contrasts of losses that have a pair; one whose runs serve two budgets once."""
+    found: dict[tuple[str, ...], Shown] = {}
+    for one in primary(study.contrasts()):
+        if not (one.seeds and study.lower_is_better):
+            continue
+        ours, theirs = (study.finished(arm, one.budget) for arm in (one.arm, one.baseline))
+        runs = tuple(row.run_dir for seed in one.seeds for row in (ours[seed], theirs[seed]))
+        if runs in found:
+            found[runs].budgets.append(one.budget)
+            continue
+        bits = [float(ours[s].result["val_bpb"]) - float(theirs[s].result["val_bpb"]) for s in one.seeds]
+        low, high = interval(bits) or (None, None)
+        same = replace(one.comparison, mean=sum(bits) / len(bits), ci_low=low, ci_high=high)
+        found[runs] = Shown(folder, study, one, [one.budget], same)
+    return list(found.values())
 
 
 @drawing
-def forest(found: Shown) -> Figure:
-    groups = {heading: [Line(name, bits) for name, (_, bits) in cells.items()] for heading, cells in found.items()}
-    return draw_forest(groups, 0, "difference, bits per byte (left is better)")
+def forest(groups: dict[str, list[Shown]]) -> Figure:
+    lines = {heading: [Line(one.folder.name, one.bits) for one in group] for heading, group in groups.items()}
+    return draw_forest(lines, 0, "difference, bits per byte (left is better)")
 
 
-def overview(title: str, studies: dict[str, Study], found: Shown) -> str:
-    head = ["contrast", "where", "seeds", "difference", "95 % interval", "unit", "in bits per byte", "verdict"]
-    rows = []
-    for heading, cells in found.items():
-        for name, (one, bits) in cells.items():
-            own = one.comparison
-            span = "-" if own.ci_low is None else f"{own.ci_low:+.4f} to {own.ci_high:+.4f}"
-            place = f"[{plain(name)}]({name}/report.md)"
-            cell = [plain(heading), place, str(own.n), number(own.mean, "+.4f"), span, studies[name].unit]
-            rows.append([*cell, number(bits.mean, "+.4f"), own.verdict])
-    lines = [
-        f"{heading}: {name} {label(bits)}" for heading, cells in found.items() for name, (_, bits) in cells.items()
-    ]
+def overview(title: str, studies: dict[Path, Study], groups: dict[str, list[Shown]]) -> str:
+    everything = [one for group in groups.values() for one in group]
+    lines = [f"{one.heading}: {one.folder.name} {label(one.bits)}" for one in everything]
     alt = plain(f"Differences with their intervals. {'; '.join(lines)}")
-    parts = [f"# {plain(title)}", "The primary contrasts of each ablation. Lines: 95 % intervals."]
-    parts += [f"![{alt}](figures/overview.svg)", table(head, rows)] if rows else ["No pair of runs yet."]
+    parts = [f"# {plain(title)}", CAPTION]
+    if everything:
+        parts += [f"![{alt}](figures/overview.svg)", table(HEAD, list(map(row, everything)))]
+    if weak := list(weaknesses(studies, everything)):
+        parts.append("\n".join(f"- {one}" for one in weak))
     return "\n\n".join(parts) + "\n"
 
 
-def all_results(studies: dict[str, Study]) -> str:
+def row(one: Shown) -> list[str]:
+    found, name = one.contrast.comparison, plain(one.folder.name)
+    place = f"[{name}]({quote(one.folder.name)}/report.md)" if (one.folder / "report.md").exists() else name
+    span = "-" if found.ci_low is None else f"{found.ci_low:+.4f} to {found.ci_high:+.4f}"
+    own = [str(found.n), number(found.mean, "+.4f"), span, one.study.unit, f"{one.study.record['matters']:g}"]
+    return [plain(one.heading), place, *own, number(one.bits.mean, "+.4f"), found.verdict]
+
+
+def weaknesses(studies: dict[Path, Study], everything: Sequence[Shown]) -> list[str]:
+    """What weakens each ablation's answer, and which are not shown at all."""
+    found = []
+    for folder, study in studies.items():
+        if not any(one.folder == folder for one in everything):
+            why = "no pair of runs yet" if study.lower_is_better else f"its metric is {study.metric}"
+            found.append(f"**{plain(folder.name)}** is not shown: {why}.")
+        else:
+            found += [f"**{plain(folder.name)}:** {plain(f'{a} {b}')}" for a, b in cautions(study, study.contrasts())]
+    return found
+
+
+def all_results(studies: dict[Path, Study]) -> str:
     """The results.csv of every ablation below each other, with the folder's name before each row."""
-    tables = {name: list(csv.DictReader(io.StringIO(results_csv(study)))) for name, study in studies.items()}
+    tables = {folder.name: list(csv.DictReader(io.StringIO(results_csv(study)))) for folder, study in studies.items()}
     columns = dict.fromkeys(key for rows in tables.values() for row in rows for key in row)
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, ["ablation", *columns], restval="", lineterminator="\n")
