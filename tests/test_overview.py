@@ -15,14 +15,21 @@ from lm.ablation.report import write_report
 from lm.ablation.report.overview import folders, write_overview
 from lm.config import BadInput
 
-FIRST, SECOND = "large vocabulary", "small"
+FIRST, SECOND = "wide vocabulary", "small"
 
 
 @pytest.fixture
 def several(tmp_path: Path) -> Path:
     """One begun later than the other, with runs that serve two budgets; the other with bytes of another length."""
     make(tmp_path / SECOND, begun="2026-02-01 12:00+00:00", tuned=True)
-    make(tmp_path / FIRST, begun="2026-01-31 12:00+00:00", seeds=(0, 1, 2, 3), budgets=("tokens",), matters=0.02, report=False)
+    make(
+        tmp_path / FIRST,
+        begun="2026-01-31 12:00+00:00",
+        seeds=(0, 1, 2, 3),
+        budgets=("tokens",),
+        matters=0.02,
+        report=False,
+    )
     for path in (tmp_path / FIRST).glob("cells/*/result.json"):
         result = json.loads(path.read_text())
         path.write_text(json.dumps(result | {"val_bpb": result["val_loss"] / 3 + result["seed"] % 2 / 1000}))
@@ -74,7 +81,7 @@ def test_links_lead_to_the_reports_that_there_are(several: Path) -> None:
     write_overview(several)
     assert {path.name for path in several.iterdir()} >= {"overview.md", "results.csv", "figures"}
     html = MarkdownIt("commonmark").enable("table").render((several / "overview.md").read_text())
-    assert set(re.findall('href="([^"]+)"', html)) == {"large%20vocabulary/report.md", "small/report.md"}
+    assert set(re.findall('href="([^"]+)"', html)) == {"wide%20vocabulary/report.md", "small/report.md"}
     (several / SECOND / "report.md").unlink()
     write_overview(several)
     assert "small/report.md" not in (several / "overview.md").read_text()
@@ -132,7 +139,7 @@ def test_an_ablation_is_no_folder_of_ablations(several: Path) -> None:
     shutil.copytree(several / SECOND, several / SECOND / "copy")
     assert folders(several / SECOND) == []
     assert folders(several / "none") == []
-    assert [path.name for path in folders(several)] == [FIRST, SECOND]
+    assert [path.name for path in folders(several)] == [SECOND, FIRST]
 
 
 @pytest.mark.parametrize("record", ["{}", "[]", '{"cells": [], "arms": {}}'])

@@ -43,7 +43,7 @@ def a_run(corpus: Path, run_dir: Path, steps: int = 120, **changes: Any) -> RunC
         ),
         tokenizer=TokenizerConfig(kind="byte", vocab_size=None),
         optim=OptimConfig(warmup_steps=5),
-        trainer=trainer | {"precision": "32-true", "log_every_n_steps": 7, "enable_progress_bar": False},
+        trainer=trainer | {"log_every_n_steps": 7, "enable_progress_bar": False},
         checkpoint=CheckpointConfig(every=10),
         validation=ValidationConfig(every=20, batches=2),
         run_dir=str(run_dir),

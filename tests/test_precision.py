@@ -1,0 +1,123 @@
+"""Products in bf16: chosen where there are units for them, and the same function, nearly, as in fp32."""
+
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import SEQ, TIED, VOCAB, tiny
+from torch import Tensor, nn
+
+import lm.muon as module
+from lm.bare import bare_step
+from lm.config import RunConfig
+from lm.device import SHORT, has_bf16_units, is_mixed, quick_attention
+from lm.loss import plain
+from lm.model.transformer import Transformer
+from lm.muon import Muon
+from lm.trainer import resolve
+
+
+@pytest.fixture(autouse=True)
+def asked_anew() -> Iterator[None]:
+    has_bf16_units.cache_clear()
+    yield
+    has_bf16_units.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("known", "precision"),
+    [
+        ({"avx512_bf16": True}, "bf16-mixed"),
+        ({"amx_bf16": True, "avx512_bf16": False}, "bf16-mixed"),
+        ({"avx512_f": True, "avx512_bf16": False}, "32-true"),
+        ({}, "32-true"),
+    ],
+)
+def test_a_cpu_trains_in_bf16_where_it_has_units(
+    known: dict[str, bool], precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: known, raising=False)
+    assert resolve(RunConfig(trainer={"accelerator": "cpu", "max_steps": 1}))["precision"] == precision
+    has_bf16_units.cache_clear()
+    monkeypatch.delattr(torch.cpu, "get_capabilities")  # an older torch
+    assert resolve(RunConfig(trainer={"accelerator": "cpu", "max_steps": 1}))["precision"] == "32-true"
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_a_precision_that_was_asked_for_stays(precision: str) -> None:
+    assert resolve(RunConfig(trainer={"precision": precision, "max_steps": 1}))["precision"] == precision
+    assert is_mixed(precision) == (precision == "bf16-mixed")
+
+
+@pytest.mark.parametrize(
+    ("device", "mixed", "seq_len", "quick"),
+    [("cpu", True, SHORT, True), ("cpu", True, SHORT + 1, False), ("cpu", False, 8, False), ("cuda", True, 8, False)],
+)
+def test_attention_is_made_of_products_only_where_that_is_faster(
+    device: str, mixed: bool, seq_len: int, quick: bool
+) -> None:
+    def settings() -> tuple[bool, bool]:
+        cuda = torch.backends.cuda
+        return cuda.flash_sdp_enabled(), cuda.fp16_bf16_reduction_math_sdp_allowed()
+
+    before = settings()
+    with quick_attention(device, mixed, seq_len):
+        assert settings() == ((False, True) if quick else before)
+    assert settings() == before
+    with pytest.raises(KeyError), quick_attention(device, mixed, seq_len):
+        raise KeyError
+    assert settings() == before
+
+
+def test_attention_of_products_is_the_same_function() -> None:
+    torch.manual_seed(0)
+    inputs = [torch.randn(2, 2, 16, 8) for _ in range(3)]
+
+    def attend(dtype: torch.dtype, quick: bool) -> list[Tensor]:
+        q, k, v = (one.clone().to(dtype).requires_grad_() for one in inputs)
+        with quick_attention("cpu", quick, 16):
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        y.float().square().sum().backward()
+        return [one.float() for one in (y.detach(), q.grad, k.grad, v.grad) if one is not None]
+
+    exact, rough = attend(torch.float32, False), attend(torch.bfloat16, True)
+    assert len(exact) == len(rough) == 4
+    for one, other in zip(exact, rough, strict=True):
+        assert (one - other).norm() < 0.02 * one.norm()
+
+
+def test_gradients_in_bf16_point_where_those_in_fp32_do() -> None:
+    """And are not theirs: the product was made in bf16."""
+    found = []
+    for mixed in (False, True):
+        torch.manual_seed(0)
+        net = Transformer(tiny(), TIED, vocab_size=VOCAB, seq_len=SEQ)
+        tokens = torch.randint(VOCAB, (4, SEQ))
+        kept = Keep(net.parameters(), lr=0.0)
+        bare_step(partial(plain, net), kept, [(tokens, tokens.roll(-1, 1))], mixed)
+        found.append(kept.gradient)
+    assert F.cosine_similarity(*found, dim=0) > 0.999
+    assert (found[0] - found[1]).norm() > 1e-4 * found[0].norm()
+
+
+class Keep(torch.optim.SGD):
+    gradient: Tensor
+
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        self.gradient = torch.cat([p.grad.flatten() for p in self.param_groups[0]["params"]])
+
+
+def test_muon_steps_as_far_and_almost_there_in_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    gradient, found = torch.randn(64, 32), []
+    for units in (True, False):
+        monkeypatch.setattr(module, "has_bf16_units", lambda device, units=units: units)
+        matrix = nn.Parameter(torch.zeros(64, 32))
+        matrix.grad = gradient.clone()
+        Muon([{"params": [matrix], "momentum": 0.9, "rounds": 5, "weight_decay": 0.0}], lr=0.1).step()
+        found.append(matrix.detach())
+    rough, exact = found
+    assert rough.dtype == exact.dtype == torch.float32
+    assert 1e-4 * exact.norm() < (rough - exact).norm() < 0.1 * exact.norm()
