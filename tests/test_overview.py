@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from statistics import fmean, variance
 
 import pytest
 from markdown_it import MarkdownIt
@@ -42,8 +43,17 @@ def rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def welch(one: list[float], other: list[float]) -> tuple[float, float]:
+    """By the formulas, with the degrees of freedom of Satterthwaite."""
+    a, b = variance(one) / len(one), variance(other) / len(other)
+    freedom = (a + b) ** 2 / (a**2 / (len(one) - 1) + b**2 / (len(other) - 1))
+    half = float(stats.t.ppf(0.975, freedom)) * (a + b) ** 0.5
+    middle = fmean(one) - fmean(other)
+    return middle - half, middle + half
+
+
 def contrasts(path: Path) -> dict[tuple[str, str], list[str]]:
-    lines = [line.strip("| ").split(" | ") for line in (path / "overview.md").read_text().splitlines()]
+    lines = [line[2:-2].split(" | ") for line in (path / "overview.md").read_text().splitlines()]
     named = [(line, re.sub(r"\[(.+)\]\(.+\)", r"\1", line[1])) for line in lines if len(line) > 2]
     return {(line[0], name): line[2:] for line, name in named if name in (FIRST, SECOND)}
 
@@ -58,7 +68,8 @@ def test_every_primary_contrast_of_every_ablation_as_results_csv_gives_it(severa
         ("untied_matched - tied, at equal tokens and FLOPs", SECOND),  # the same runs
         ("untied - tied, at equal FLOPs", SECOND),
     ]
-    for (heading, where), (n, difference, span, unit, matters, bits, verdict) in found.items():
+    bits_of: dict[str, list[float]] = {}
+    for (heading, where), (n, difference, span, unit, matters, verdict, bits, than_first) in found.items():
         arm, budget = heading.partition(" ")[0], heading.rpartition(" ")[2].lower()
         chosen = [row for row in rows(several) if row["ablation"] == where and budget in row["budgets"].split()]
         report = json.loads((several / where / "report.json").read_text())["contrasts"]
@@ -73,6 +84,10 @@ def test_every_primary_contrast_of_every_ablation_as_results_csv_gives_it(severa
                 assert (int(n), span, unit) == (len(ours), f"{low:+.4f} to {high:+.4f}", "nats per token")
             else:
                 assert f">{mean:+.4f} [{low:+.4f}, {high:+.4f}] {verdict}<" in figure
+                here = [one - other for one, other in zip(ours, theirs, strict=True)]
+                first = bits_of.setdefault(heading, here)
+                low, high = welch(here, first)
+                assert than_first == ("" if here is first else f"{mean - fmean(first):+.4f} [{low:+.4f}, {high:+.4f}]")
     assert all(f">{text}<" in figure for pair in found for text in pair)
     assert "bits per byte (left is better)" in figure
 

@@ -7,13 +7,24 @@ from statistics import median
 import torch
 
 from lm.benchmark.measure import Figure, alternate
+from lm.device import has_bf16_units
 from lm.model.linear import linear
 
 
+def precisions(device: str) -> list[torch.dtype]:
+    """In which steps are measured: those that are in use there."""
+    cpu = [torch.float32] if device == "cpu" else []
+    return cpu + [torch.bfloat16] * has_bf16_units(device)
+
+
+def spell(dtype: torch.dtype) -> str:
+    return {torch.float32: "fp32", torch.bfloat16: "bf16"}[dtype]
+
+
 @cache
-def matrix_rate(device: str) -> float:
-    """FLOPs per second of a large product, in the precision that training uses."""
-    n, dtype = (8192, torch.bfloat16) if device == "cuda" else (1536, torch.float32)
+def matrix_rate(device: str, dtype: torch.dtype) -> float:
+    """FLOPs per second of a large product."""
+    n = 8192 if device == "cuda" else 1536
     a, b = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))
     return 2 * n**3 / median(alternate({"product": lambda: a @ b}, 2.0)["product"])
 
@@ -31,7 +42,8 @@ class Reading:
 
 
 def limits(device: str, seconds: float) -> Iterator[Figure]:
-    yield Figure("limits", "matrix rate", matrix_rate(device) / 1e9, "GFLOP/s")
+    for dtype in precisions(device):
+        yield Figure("limits", f"matrix rate, {spell(dtype)}", matrix_rate(device, dtype) / 1e9, "GFLOP/s")
     read = Reading(device)
     rate = read.weights.nbytes / median(alternate({"read": read}, 2.0)["read"])
     yield Figure("limits", "memory bandwidth", rate / 1e9, "GB/s")

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -28,6 +29,11 @@ def in_transformers(net: Transformer) -> Any | None:
     return theirs.to(net.embed.weight.device)
 
 
-def loss_of(theirs: Any) -> Callable[[Tensor, Tensor], Tensor]:
-    """Token ids (B, T) and targets (B, T) to the mean cross-entropy, as ours give it."""
-    return lambda tokens, targets: F.cross_entropy(theirs(tokens).logits.flatten(0, 1), targets.flatten())
+def loss_of(theirs: Any, mixed: bool) -> Callable[[Tensor, Tensor], Tensor]:
+    """Token ids (B, T) and targets (B, T) to the mean cross-entropy, as ours give it; `mixed`: in bf16."""
+
+    def loss(tokens: Tensor, targets: Tensor) -> Tensor:
+        with torch.autocast(tokens.device.type, torch.bfloat16, enabled=mixed):
+            return F.cross_entropy(theirs(tokens).logits.flatten(0, 1), targets.flatten())
+
+    return loss

@@ -27,14 +27,16 @@ class Shape(NamedTuple):
         whole = torch.randint(self.vocab_size, (self.batch, self.time + 1), device=device)
         return whole[:, :-1], whole[:, 1:]
 
-    def step(self, device: str, loss: str = "auto", lean: bool = False, compiled: bool = False) -> partial[None]:
-        """To be called: a training step with AdamW, in bf16 if compiled; `lean`: with recompute."""
+    def step(
+        self, device: str, loss: str = "auto", lean: bool = False, compiled: bool = False, mixed: bool = False
+    ) -> partial[None]:
+        """To be called: a training step with AdamW; `lean`: with recompute; `mixed`: in bf16."""
         net = self.model(device)
         if lean:
             recompute(net)
-        score = partial(build_loss(which_loss(loss, net, device, compiled), compiled), net)
+        score = partial(build_loss(which_loss(loss, net, device, compiled, mixed), compiled), net)
         optimizer = build_optimizer(net, OptimConfig(), HeadConfig())
-        return partial(bare_step, score, optimizer, [self.tokens(device)], compiled)
+        return partial(bare_step, score, optimizer, [self.tokens(device)], mixed)
 
 
 DEFAULT = Shape(ModelConfig(), 2048, 8, 128)

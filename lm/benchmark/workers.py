@@ -10,6 +10,7 @@ import torch
 
 from lm.benchmark.measure import Figure
 from lm.benchmark.shapes import DEFAULT
+from lm.device import has_bf16_units
 
 ROUNDS = 4
 
@@ -32,7 +33,7 @@ def workers(device: str, seconds: float) -> Iterator[Figure]:
 def steps(threads: int, seconds: float, together: Barrier) -> float:
     """Steps per second, counted from when all workers are warm."""
     torch.set_num_threads(threads)
-    step, made = DEFAULT.step("cpu"), 0
+    step, made = DEFAULT.step("cpu", mixed=has_bf16_units("cpu")), 0
     step(), step()
     together.wait()
     started = time.perf_counter()

@@ -5,9 +5,11 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from urllib.parse import quote
 
 from matplotlib.figure import Figure
+from scipy import stats
 
 from lm.ablation.report.answer import BUDGETS, primary
 from lm.ablation.report.contrasts import number
@@ -21,11 +23,16 @@ from lm.ablation.statistics import Comparison, interval
 from lm.ablation.study import Contrast, Study, read_study
 from lm.files import write_text
 
-HEAD = ("contrast", "where", "seeds", "difference", "95 % interval", "of", "that matters", "bits per byte", "verdict")
+HEAD = (
+    *("contrast", "where", "seeds", "difference", "95 % interval", "of", "that matters", "verdict", "bits per byte"),
+    "minus the first row's",
+)
 CAPTION = (
     "The primary contrasts of each ablation, or all where none is primary. In the figure all are in bits per byte, the "
     "one unit that different tokenizers share; lines are 95 % intervals. A verdict is that of the ablation's own "
-    "report: in its own unit, against its own smallest difference that matters, corrected within that report only."
+    "report: in its own unit, against its own smallest difference that matters, corrected within that report only. "
+    "Last: how far the difference in bits per byte is from that of the first row of the same contrast, with Welch's "
+    "95 % interval: whether the answer depends on the conditions."
 )
 
 
@@ -38,6 +45,7 @@ class Shown:
     contrast: Contrast
     budgets: list[str]  # that the same runs serve
     bits: Comparison
+    differences: list[float]  # in bits per byte, seed by seed
 
     @property
     def heading(self) -> str:
@@ -85,7 +93,7 @@ def shown(folder: Path, study: Study) -> list[Shown]:
         bits = [float(ours[s].result["val_bpb"]) - float(theirs[s].result["val_bpb"]) for s in one.seeds]
         low, high = interval(bits) or (None, None)
         same = replace(one.comparison, mean=sum(bits) / len(bits), ci_low=low, ci_high=high)
-        found[runs] = Shown(folder, study, one, [one.budget], same)
+        found[runs] = Shown(folder, study, one, [one.budget], same, bits)
     return list(found.values())
 
 
@@ -101,18 +109,31 @@ def overview(title: str, studies: dict[Path, Study], groups: dict[str, list[Show
     alt = plain(f"Differences with their intervals. {'; '.join(lines)}")
     parts = [f"# {plain(title)}", CAPTION]
     if everything:
-        parts += [f"![{alt}](figures/overview.svg)", table(HEAD, list(map(row, everything)))]
+        parts += [
+            f"![{alt}](figures/overview.svg)",
+            table(HEAD, [row(one, group[0]) for group in groups.values() for one in group]),
+        ]
     if weak := list(weaknesses(studies, everything)):
         parts.append("\n".join(f"- {one}" for one in weak))
     return "\n\n".join(parts) + "\n"
 
 
-def row(one: Shown) -> list[str]:
+def row(one: Shown, first: Shown) -> list[str]:
     found, name = one.contrast.comparison, plain(one.folder.name)
     place = f"[{name}]({quote(one.folder.name)}/report.md)" if (one.folder / "report.md").exists() else name
     span = "-" if found.ci_low is None else f"{found.ci_low:+.4f} to {found.ci_high:+.4f}"
     own = [str(found.n), number(found.mean, "+.4f"), span, one.study.unit, f"{one.study.record['matters']:g}"]
-    return [plain(one.heading), place, *own, number(one.bits.mean, "+.4f"), found.verdict]
+    bits = [number(one.bits.mean, "+.4f"), "" if one is first else apart(one.differences, first.differences)]
+    return [plain(one.heading), place, *own, found.verdict, *bits]
+
+
+def apart(ours: Sequence[float], theirs: Sequence[float]) -> str:
+    """The difference of two means and its interval (Welch, 1947)."""
+    mean = f"{fmean(ours) - fmean(theirs):+.4f}"
+    if min(len(ours), len(theirs)) < 2:
+        return mean
+    low, high = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval(0.95)
+    return f"{mean} [{low:+.4f}, {high:+.4f}]"
 
 
 def weaknesses(studies: dict[Path, Study], everything: Sequence[Shown]) -> list[str]:
