@@ -65,7 +65,7 @@ def test_every_primary_contrast_of_every_ablation_as_results_csv_gives_it(severa
         ("untied - tied, at equal tokens", FIRST),  # begun first
         ("untied - tied, at equal tokens", SECOND),
         ("untied_matched - tied, at equal tokens", FIRST),
-        ("untied_matched - tied, at equal tokens and FLOPs", SECOND),  # the same runs
+        ("untied_matched - tied, at equal tokens", SECOND),  # and the same runs at equal FLOPs
         ("untied - tied, at equal FLOPs", SECOND),
     ]
     bits_of: dict[str, list[float]] = {}

@@ -28,11 +28,11 @@ HEAD = (
     "minus the first row's",
 )
 CAPTION = (
-    "The primary contrasts of each ablation, or all where none is primary. In the figure all are in bits per byte, the "
-    "one unit that different tokenizers share; lines are 95 % intervals. A verdict is that of the ablation's own "
-    "report: in its own unit, against its own smallest difference that matters, corrected within that report only. "
-    "Last: how far the difference in bits per byte is from that of the first row of the same contrast, with Welch's "
-    "95 % interval: whether the answer depends on the conditions."
+    "The primary contrasts of each ablation, or all where none is primary; runs that serve two budgets stand under the "
+    "first. In the figure all are in bits per byte, the one unit that different tokenizers share; lines are 95 % "
+    "intervals. A verdict is that of the ablation's own report: in its own unit, against its own smallest difference "
+    "that matters, corrected within that report only. Last: how far the difference in bits per byte is from that of "
+    "the first row of the same contrast, with Welch's 95 % interval: whether the answer depends on the conditions."
 )
 
 
@@ -43,14 +43,13 @@ class Shown:
     folder: Path
     study: Study
     contrast: Contrast
-    budgets: list[str]  # that the same runs serve
     bits: Comparison
     differences: list[float]  # in bits per byte, seed by seed
 
     @property
     def heading(self) -> str:
         arms = f"{short(self.contrast.arm)} - {short(self.contrast.baseline)}"
-        return f"{arms}, at equal {' and '.join(BUDGETS[budget] for budget in self.budgets)}"
+        return f"{arms}, at equal {BUDGETS[self.contrast.budget]}"
 
 
 def folders(path: Path) -> list[Path]:
@@ -88,12 +87,11 @@ def shown(folder: Path, study: Study) -> list[Shown]:
         ours, theirs = (study.finished(arm, one.budget) for arm in (one.arm, one.baseline))
         runs = tuple(row.run_dir for seed in one.seeds for row in (ours[seed], theirs[seed]))
         if runs in found:
-            found[runs].budgets.append(one.budget)
             continue
         bits = [float(ours[s].result["val_bpb"]) - float(theirs[s].result["val_bpb"]) for s in one.seeds]
         low, high = interval(bits) or (None, None)
         same = replace(one.comparison, mean=sum(bits) / len(bits), ci_low=low, ci_high=high)
-        found[runs] = Shown(folder, study, one, [one.budget], same, bits)
+        found[runs] = Shown(folder, study, one, same, bits)
     return list(found.values())
 
 
