@@ -1,8 +1,10 @@
 """Muon: momentum that is made orthogonal before it is added (Jordan et al., 2024).
 
 A step then moves a matrix equally far in all its directions, not mostly along the few that dominate its gradient.
-torch.optim.Muon does this one matrix after the other. Here all matrices of a shape go through one batched product, in
-bfloat16 where there are units for it, else in full precision: XXX
+torch.optim.Muon does this one matrix after the other, in bfloat16. Here all matrices of a shape go through one batched
+product, in bfloat16 where there are units for it, else in full precision: the default model's step takes half the time
+on a CPU with such units and on one with AVX-512 alone, a twentieth with AVX2 (`benchmark.py only=[optimizer]`, under
+ONEDNN_MAX_CPU_ISA).
 """
 
 from collections import defaultdict
