@@ -43,7 +43,7 @@ def a_run(corpus: Path, run_dir: Path, steps: int = 120, **changes: Any) -> RunC
         ),
         tokenizer=TokenizerConfig(kind="byte", vocab_size=None),
         optim=OptimConfig(warmup_steps=5),
-        trainer=trainer | {"log_every_n_steps": 7, "enable_progress_bar": False},
+        trainer=trainer | {"precision": "32-true", "log_every_n_steps": 7, "enable_progress_bar": False},
         checkpoint=CheckpointConfig(every=10),
         validation=ValidationConfig(every=20, batches=2),
         run_dir=str(run_dir),
@@ -138,6 +138,17 @@ def test_a_run_killed_at_random_moments_ends_as_one_left_alone(
     assert outcome(run) == outcome(quiet_run)
     assert json.loads((tmp_path / "killed/result.json").read_text())["resumed_from"]
     assert not list((tmp_path / "killed").rglob(".partial*"))
+
+
+def test_in_bf16_with_muon_too(corpus: Path, tmp_path: Path) -> None:
+    alone, killed = (a_run(corpus, tmp_path / name) for name in ("alone", "killed"))
+    options = alone.trainer | {"precision": "bf16-mixed"}
+    optim = OptimConfig(name="muon", lr=0.02, adam_lr=0.003, momentum=0.9, rounds=4)
+    alone, killed = (replace(run, trainer=options, optim=optim) for run in (alone, killed))
+    assert finish(alone) == 0
+    kill_at_random(killed, kills=2, seed=0)
+    assert finish(killed) == 0
+    assert outcome(killed) == outcome(alone)
 
 
 def break_optimizer(checkpoint: dict[str, Any]) -> None:
