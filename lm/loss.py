@@ -43,7 +43,7 @@ LOSSES: dict[str, Loss] = {"plain": plain, "chunked": chunked}
 def which_loss(name: str, net: Transformer, device: str, compiled: bool, mixed: bool = False) -> str:
     """The loss that `loss` means: for auto, the faster one. Raises BadInput where chunks cannot be had.
 
-    `mixed`: in bf16, where all logits at once are made faster but chunks are not (scripts/benchmark.py only=[loss]).
+    `mixed`: in bf16, where all logits at once are made faster, but chunks are not (`benchmark.py only=[loss]`).
     """
     if name == "chunked" and not CHUNKS:
         raise BadInput(f"loss=chunked: needs torch 2.13 or later, not {torch.__version__}; loss=plain is the same")

@@ -2,7 +2,11 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 
+import torch
+
+from lm.benchmark.limits import precisions, spell
 from lm.benchmark.measure import Figure, alternate, paired
 from lm.benchmark.memory import of_a_step
 from lm.benchmark.shapes import DEFAULT, Shape
@@ -16,10 +20,11 @@ DEEP = Shape(replace(DEFAULT.body, n_layers=16), 2048, 8, 256)
 
 def loss(device: str, seconds: float) -> Iterator[Figure]:
     if CHUNKS:
-        for name, shape in SHAPES.items():
-            times = alternate({kind: shape.step(device, kind) for kind in LOSSES}, seconds / 2)
+        for dtype, (name, shape) in product(precisions(device), SHAPES.items()):
+            mixed = dtype == torch.bfloat16
+            times = alternate({kind: shape.step(device, kind, mixed=mixed) for kind in LOSSES}, seconds / 2)
             chunked, plain = paired(times["chunked"], times["plain"])
-            yield Figure("loss", f"step, chunked, {name}", 1000 * chunked, "ms", "plain", 1000 * plain)
+            yield Figure("loss", f"step, chunked, {name}, {spell(dtype)}", 1000 * chunked, "ms", "plain", 1000 * plain)
         chunked, plain = (of_a_step(WIDE, device, kind) / 1e6 for kind in ("chunked", "plain"))
         yield Figure("loss", "chunked, 4,096 tokens x 50,304", chunked, "MB", "plain", plain)
     times = alternate({"lean": DEEP.step(device, lean=True), "whole": DEEP.step(device)}, seconds)
