@@ -144,6 +144,7 @@ def test_evaluate_needs_nothing_but_a_run(command: Callable[..., Outcome]) -> No
         ("evaluate", "threads=2", "run_dir: is missing"),
         ("evaluate", "run_dir=x data.path=y", "choose it first, as in data=text data.path=FILE"),
         ("evaluate", "run_dir=x data=text data.path=y data.seqlen=3", "data.seqlen: no such key"),
+        ("ablate", "ablation.overrides=[seed=1]", """needs quotes: 'key=["head=untied"]'"""),
         ("export", "run_dir=x", "output_dir: is missing"),
         ("export", "output_dir=x", "run_dir: is missing"),
     ],
