@@ -297,6 +297,16 @@ def test_contrasts_are_those_that_results_csv_gives(full: Path) -> None:
     assert [one["primary"] for one in found] == [True, True, False] * 2
 
 
+def test_the_forest_draws_a_contrast_anew_only_where_its_runs_are_others(tmp_path: Path) -> None:
+    path = make(tmp_path)  # at equal FLOPs only the runs of untied differ
+    text = re.findall(r"<text[^>]*>([^<]*)</text>", (path / "figures/forest.svg").read_text())
+    later = text[text.index("At equal FLOPs") :]
+    assert any("untied" in word for word in later)
+    others = {one["arm"] for one in numbers(path)["contrasts"]} - {"untied"}
+    assert others and not others & set(later)
+    assert others <= set(text)
+
+
 def test_means_and_costs_are_those_of_results_csv(full: Path) -> None:
     rows, found = results(full), numbers(full)
     for one in found["arms"]:

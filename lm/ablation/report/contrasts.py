@@ -24,7 +24,9 @@ def contrasts_section(study: Study, contrasts: Sequence[Contrast], pictures: dic
     return [
         "## The contrasts",
         f"Each arm minus the arm it is compared with, in {study.unit}; {direction(study)}. Lines: 95 % intervals. "
-        f"Shaded: differences smaller than the {matters} that matters.",
+        f"Shaded: differences smaller than the {matters} that matters."
+        + " What is the same runs at several budgets is drawn at the first."
+        * (len(study.record["budgets"]) > 1),
         f"![{alt}](figures/forest.svg)",
         contrasts_table(study, contrasts),
         "Bold: the primary contrasts. Arms are paired by seed: the same order of the data, the same start where they "
@@ -76,7 +78,8 @@ def number(value: float | None, form: str) -> str:
 @drawing
 def forest(study: Study, contrasts: Sequence[Contrast]) -> Figure:
     many, groups = len(study.record["budgets"]) > 1, dict[str, list[Line]]()
-    for one in (one for one in contrasts if one.seeds):
+    drawn = {(one.arm, one.baseline, *one.differences): one for one in reversed(contrasts)}  # the same runs once
+    for one in (one for one in contrasts if one.seeds and one in drawn.values()):
         name = one.arm if one.baseline == study.record["baseline"] else f"{one.arm} - {one.baseline}"
         heading = f"At equal {BUDGETS[one.budget]}" if many else ""
         groups.setdefault(heading, []).append(Line(name, one.comparison, one.primary))
