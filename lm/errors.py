@@ -96,8 +96,9 @@ def in_one_line(error: BaseException) -> str:
     if more and text.endswith("raised while composing config:"):  # of a user's own YAML: what is wrong stands below
         return f"{text.split(': ')[0]}: {' '.join(one.strip() for one in more[:2])}"
     if isinstance(error, OverrideParseException):
-        text = f"{error.override}: cannot be read as key=value ({text})"
-        return text + (""", a word that holds '=' needs quotes: 'key=["head=untied"]'""" if text.count("=") > 2 else "")
+        quotes = """, a word that holds '=' needs quotes: 'key=["head=untied"]'"""
+        inner = "=" in str(error.override).partition("=")[2]
+        return f"{error.override}: cannot be read as key=value ({text}){quotes if inner else ''}"
     if text.startswith("Ambiguous value"):
         return f"{text}: several values, a run for each, need -m"
     cause = error.__cause__ or error

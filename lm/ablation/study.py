@@ -142,7 +142,7 @@ def read_study(path: Path) -> Study:
     except (OSError, ValueError) as error:
         raise BadInput(f"output_dir={path}: holds no ablation.json ({error}); expected what ablate.py wrote") from error
     try:
-        record["begun"]
+        record["begun"]  # the overview's order; a record without it is another program's
         return Study(path, record, *read_rows(path, record))
     except (KeyError, TypeError, AttributeError) as error:
         raise BadInput(f"{path / 'ablation.json'}: not what ablate.py wrote ({error!r})") from error

@@ -21,12 +21,11 @@ def contrasts_section(study: Study, contrasts: Sequence[Contrast], pictures: dic
     ]
     alt = plain(f"Difference of each contrast with its interval. {'; '.join(lines)}")
     matters = f"{study.record['matters']:g}"
+    once = " Runs that serve several budgets are drawn under the first." if len(study.record["budgets"]) > 1 else ""
     return [
         "## The contrasts",
         f"Each arm minus the arm it is compared with, in {study.unit}; {direction(study)}. Lines: 95 % intervals. "
-        f"Shaded: differences smaller than the {matters} that matters."
-        + " What is the same runs at several budgets is drawn at the first."
-        * (len(study.record["budgets"]) > 1),
+        f"Shaded: differences smaller than the {matters} that matters.{once}",
         f"![{alt}](figures/forest.svg)",
         contrasts_table(study, contrasts),
         "Bold: the primary contrasts. Arms are paired by seed: the same order of the data, the same start where they "
@@ -78,8 +77,12 @@ def number(value: float | None, form: str) -> str:
 @drawing
 def forest(study: Study, contrasts: Sequence[Contrast]) -> Figure:
     many, groups = len(study.record["budgets"]) > 1, dict[str, list[Line]]()
-    drawn = {(one.arm, one.baseline, *one.differences): one for one in reversed(contrasts)}  # the same runs once
-    for one in (one for one in contrasts if one.seeds and one in drawn.values()):
+    drawn = set()
+    for one in contrasts:
+        runs = (one.arm, one.baseline, *one.differences)
+        if not one.seeds or runs in drawn:
+            continue
+        drawn.add(runs)
         name = one.arm if one.baseline == study.record["baseline"] else f"{one.arm} - {one.baseline}"
         heading = f"At equal {BUDGETS[one.budget]}" if many else ""
         groups.setdefault(heading, []).append(Line(name, one.comparison, one.primary))
