@@ -503,6 +503,23 @@ def test_the_other_arms_stand_beside_the_answer(tmp_path: Path) -> None:
     assert "Beside the question" not in markdown(none_named)
 
 
+@pytest.mark.parametrize(("times", "told"), [(1.0, False), (1.5, False), (2.5, True)])
+def test_a_lead_that_shrinks_is_told(tmp_path: Path, times: float, told: bool) -> None:
+    """`times` the final lead at half of the training: from twice on, as much training again leaves none."""
+    path = make(tmp_path, budgets=("tokens",), report=False)
+    for seed in (0, 1, 2):
+        ours, theirs = (path / f"cells/{arm}-seed{seed}-1000/metrics.csv" for arm in ("untied", "tied"))
+        baseline = [line.split(",") for line in theirs.read_text().splitlines()[1:]]
+        lead, rows = ARMS["untied"] - ARMS["tied"], []
+        for step, *fields in baseline:
+            fields[4] = str(float(fields[4]) + lead * (times if int(step) <= 500 else 1) + seed / 1e4)
+            rows.append([step, *fields])
+        write(ours, lines(METRICS, *rows))
+    write_report(path)
+    assert ("**The lead of tied shrinks:**" in markdown(path)) is told
+    assert "The lead of untied" not in markdown(path)
+
+
 def test_one_seed_decides_nothing(tmp_path: Path) -> None:
     path = make(tmp_path, seeds=(7,), budgets=("tokens",))
     assert "**One seed decides nothing:**" in markdown(path)

@@ -67,16 +67,16 @@ def draw_curve(axes: Axes, curve: Curve, look: Look, name: str) -> None:
 @drawing
 def learning(study: Study, curves: dict[str, Curve]) -> Figure:
     baseline, style = study.record["baseline"], looks(list(study.record["arms"]))
-    gaps = differences(study)
-    figure, axes = panels(1 + bool(gaps), 2.6, 0.5, sharex=True)
+    apart = differences(study)
+    figure, axes = panels(1 + bool(apart), 2.6, 0.5, sharex=True)
     for arm, curve in curves.items():
         draw_curve(axes[0], curve, style[arm], arm)
     axes[0].set(ylabel=study.unit, ylim=window(late(study, curves), late(study, curves, every=True)))
-    if gaps:
-        for arm, curve in gaps.items():
+    if apart:
+        for arm, curve in apart.items():
             draw_curve(axes[1], curve, style[arm], arm)
         axes[1].axhline(0, color="black", lw=1)
-        limits = window([0, *late(study, gaps)], late(study, gaps, every=True), study.record["matters"])
+        limits = window([0, *late(study, apart)], late(study, apart, every=True), study.record["matters"])
         axes[1].set(ylabel=f"minus {baseline}", ylim=limits)
     tokens_axis(axes[-1])
     legend(figure, axes[0])
@@ -85,15 +85,16 @@ def learning(study: Study, curves: dict[str, Curve]) -> Figure:
 
 def differences(study: Study) -> dict[str, Curve]:
     """Each arm minus the baseline, where both have validated after as many tokens."""
-    theirs = by_seed(study, study.record["baseline"], FILE, column(study))
-    found = {}
-    for arm in study.record["arms"]:
-        ours = by_seed(study, arm, FILE, column(study)) if arm != study.record["baseline"] else {}
-        pairs = [(ours[seed], theirs[seed]) for seed in ours if seed in theirs]
-        curve = over_seeds([{x: one[x] - other[x] for x in one if x in other} for one, other in pairs])
-        if len(curve) > 1:
-            found[arm] = curve
-    return found
+    baseline = study.record["baseline"]
+    found = {arm: over_seeds(gaps(study, arm, baseline)) for arm in study.record["arms"] if arm != baseline}
+    return {arm: curve for arm, curve in found.items() if len(curve) > 1}
+
+
+def gaps(study: Study, arm: str, other: str) -> list[Points]:
+    """What lies between two arms during training, for each seed that both have finished."""
+    ours, theirs = (by_seed(study, one, FILE, column(study)) for one in (arm, other))
+    pairs = [(ours[seed], theirs[seed]) for seed in ours if seed in theirs]
+    return [{x: one[x] - two[x] for x in one if x in two} for one, two in pairs]
 
 
 def late(study: Study, curves: dict[str, Curve], every: bool = False) -> list[float]:

@@ -1,13 +1,17 @@
 """What a reader must know before believing the answer: a few bold words to stop at, and what they mean."""
 
 from collections.abc import Iterator, Sequence
-from statistics import median
+from statistics import fmean, median
 
 from lm.ablation.report.answer import BUDGETS, primary
+from lm.ablation.report.curves import gaps
 from lm.ablation.report.page import plain
+from lm.ablation.sentence import decimals
+from lm.ablation.statistics import interval
 from lm.ablation.study import Contrast, Study
 
 SAME_TIME = 0.1  # runs at equal time whose measured times differ by more did not have equal time
+NEAR_HALF = 0.1  # of the half of training: as far from it the validation may be that stands for it
 FEW = 4  # seeds; with fewer, one more often turns a verdict
 PLACE = ("device", "threads", "precision", "python")
 
@@ -20,7 +24,7 @@ def warnings_list(study: Study, contrasts: Sequence[Contrast]) -> list[str]:
 def cautions(study: Study, contrasts: Sequence[Contrast]) -> list[tuple[str, str]]:
     asked, planned = primary(contrasts), map(tuple, study.record["cautions"])
     about_runs = [*progress(study), *unused(study), *losses(study), *untuned(study)]
-    return [*about_runs, *planned, *edges(study), *small(study, asked), *unequal(study, asked)]
+    return [*about_runs, *planned, *edges(study), *small(study, asked), *fading(study, asked), *unequal(study, asked)]
 
 
 def progress(study: Study) -> Iterator[tuple[str, str]]:
@@ -90,6 +94,32 @@ def small(study: Study, asked: Sequence[Contrast]) -> Iterator[tuple[str, str]]:
         if min(abs(low), abs(high)) < matters:
             names = f"{one.arm} and {one.baseline}"
             yield "Perhaps too small to matter:", f"{names} may differ by less than {matters:g}{at(study, one)}."
+
+
+def fading(study: Study, asked: Sequence[Contrast]) -> Iterator[tuple[str, str]]:
+    """A lead that shrinks: if it goes on as from half of training to the end, twice the training leaves none.
+
+    Differences often go with the logarithm of the tokens, so a doubling ahead is judged by the doubling behind.
+    """
+    for one in asked:
+        if one.budget != study.record["budgets"][0] or one.comparison.verdict not in ("better", "worse"):
+            continue
+        curves = gaps(study, one.arm, one.baseline)
+        shared = sorted(set.intersection(*map(set, curves)))
+        half = min(shared, key=lambda tokens: abs(2 * tokens - shared[-1]), default=0)
+        if not half or abs(2 * half / shared[-1] - 1) > NEAR_HALF:
+            continue
+        before, now = (fmean(curve[tokens] for curve in curves) for tokens in (half, shared[-1]))
+        low, high = interval([curve[shared[-1]] - curve[half] for curve in curves]) or (0, 0)
+        shrinks = low > 0 if now < 0 else high < 0
+        if shrinks and abs(now) - abs(now - before) < study.record["matters"]:
+            leader = one.arm if one.comparison.verdict == "better" else one.baseline
+            digits = decimals(study.record["matters"])
+            yield (
+                f"The lead of {leader} shrinks:",
+                f"{one.arm} minus {one.baseline} is {before:+.{digits}f} after half of the training, {now:+.{digits}f} "
+                "at its end. If that goes on, twice as much training leaves no lead that matters, or turns it round.",
+            )
 
 
 def unequal(study: Study, asked: Sequence[Contrast]) -> Iterator[tuple[str, str]]:
