@@ -43,7 +43,7 @@ def load_model(run_dir: str | Path, trust: bool = False) -> tuple[Transformer, T
 
     >>> load_model("runs/absent")
     Traceback (most recent call last):
-    lm.config.BadInput: run_dir=runs/absent: no such folder; expected a run directory that train.py wrote
+    lm.config.checks.BadInput: run_dir=runs/absent: no such folder; expected a run directory that train.py wrote
     """
     folder = Path(run_dir).expanduser()
     if not folder.is_dir():

@@ -100,7 +100,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
     >>> load_tokenizer(Path("absent.json"))
     Traceback (most recent call last):
-    lm.config.BadInput: absent.json: No such file or directory; expected a tokenizer.json
+    lm.config.checks.BadInput: absent.json: No such file or directory; expected a tokenizer.json
     """
     try:
         text = path.read_text(encoding="utf-8")

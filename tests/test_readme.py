@@ -62,7 +62,7 @@ def test_the_notebook_example_runs(script: Script, corpus: Path, tmp_path: Path)
 
 
 def test_the_files_that_the_tree_names_exist() -> None:
-    (tree,) = (block for block in README.split("```") if "  config.py  " in block)
+    (tree,) = (block for block in README.split("```") if "  cli.py errors.py  " in block)
     named = set(re.findall(r"[a-z_]+\.py", tree))
     there = {path.name for path in (ROOT / "lm").rglob("*.py")} - {"__init__.py"}
     assert named == there

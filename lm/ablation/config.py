@@ -44,7 +44,7 @@ class AblationConfig:
 
     >>> AblationConfig(name="a", question="?", arms={"tied": [], "untied": []}, baseline="tid", seeds=[0], matters=0.01)
     Traceback (most recent call last):
-    lm.config.BadInput: ablation.baseline=tid: no such arm; choose one of tied, untied
+    lm.config.checks.BadInput: ablation.baseline=tid: no such arm; choose one of tied, untied
     """
 
     name: str

@@ -1,0 +1,53 @@
+"""Schemas of a run: typed dataclasses, the names of choices, and what a mistake in them is called.
+
+Hydra composes the YAML files of `configs/` into these classes, so a misspelt key or a wrong type is an
+error before anything is built. Nothing here imports torch or hydra.
+"""
+
+from lm.config.checks import BadInput, Diverged, at_least, choose, seedable
+from lm.config.commands import EvaluateConfig, ExportConfig, GenerateConfig
+from lm.config.data import SOURCES, TOKENIZERS, DataConfig, TokenizerConfig
+from lm.config.model import FFNS, HEADS, NORMS, POSITIONS, HeadConfig, ModelConfig
+from lm.config.optim import DECAYS, OPTIMIZERS, OptimConfig
+from lm.config.run import (
+    DECIDED,
+    LOSSES,
+    OURS,
+    RUNTIME,
+    CheckpointConfig,
+    DiagnosticsConfig,
+    RunConfig,
+    ValidationConfig,
+)
+
+__all__ = [
+    "DECAYS",
+    "DECIDED",
+    "FFNS",
+    "HEADS",
+    "LOSSES",
+    "NORMS",
+    "OPTIMIZERS",
+    "OURS",
+    "POSITIONS",
+    "RUNTIME",
+    "SOURCES",
+    "TOKENIZERS",
+    "BadInput",
+    "CheckpointConfig",
+    "DataConfig",
+    "DiagnosticsConfig",
+    "Diverged",
+    "EvaluateConfig",
+    "ExportConfig",
+    "GenerateConfig",
+    "HeadConfig",
+    "ModelConfig",
+    "OptimConfig",
+    "RunConfig",
+    "TokenizerConfig",
+    "ValidationConfig",
+    "at_least",
+    "choose",
+    "seedable",
+]

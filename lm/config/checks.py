@@ -1,0 +1,29 @@
+"""What a mistake in a setting is called, and the checks that several schemas share."""
+
+import math
+from typing import Any
+
+
+class BadInput(ValueError):
+    """A mistake that the user can mend: one line that names the key or file, what was found, what is expected."""
+
+
+class Diverged(BadInput):
+    """Training left the numbers: an outcome of these settings, the same whenever it is tried."""
+
+
+def choose(key: str, name: str, names: tuple[str, ...]) -> None:
+    if name not in names:
+        raise BadInput(f"{key}={name}: choose one of {', '.join(names)}")
+
+
+def at_least(minimum: float, prefix: str, config: Any, *keys: str) -> None:
+    for key in keys:
+        value = getattr(config, key)
+        if value is not None and not minimum <= value < math.inf:  # refuses nan too
+            raise BadInput(f"{prefix}{key}={value}: expected {minimum} or more")
+
+
+def seedable(seed: int) -> None:
+    if not 0 <= seed < 2**63:
+        raise BadInput(f"seed={seed}: expected 0 to 2**63 - 1")

@@ -1,0 +1,41 @@
+"""What is done with a run: continue a prompt, score a text, export."""
+
+from dataclasses import dataclass
+
+from lm.config.checks import at_least, seedable
+from lm.config.data import DataConfig
+
+
+@dataclass(slots=True, kw_only=True)
+class GenerateConfig:
+    run_dir: str
+    prompt: str | None = None  # taken verbatim, whatever it contains
+    prompt_file: str | None = None  # a file to read the prompt from; - is standard input
+    max_new_tokens: int = 128
+    temperature: float = 0.0  # 0: greedy
+    seed: int = 0
+    threads: int | None = None
+    trust: bool = False  # import the linear class that the run names, if it is not ours
+
+    def __post_init__(self) -> None:
+        at_least(0, "", self, "max_new_tokens", "temperature")
+        seedable(self.seed)
+        at_least(1, "", self, "threads")
+
+
+@dataclass(slots=True, kw_only=True)
+class EvaluateConfig:
+    run_dir: str
+    data: DataConfig | None = None  # null: the validation split that the run was trained beside
+    threads: int | None = None
+    trust: bool = False
+
+    def __post_init__(self) -> None:
+        at_least(1, "", self, "threads")
+
+
+@dataclass(slots=True, kw_only=True)
+class ExportConfig:
+    run_dir: str
+    output_dir: str
+    trust: bool = False

@@ -1,0 +1,53 @@
+"""The text, and how it becomes tokens."""
+
+from dataclasses import dataclass
+
+from lm.config.checks import BadInput, at_least, choose
+
+SOURCES = ("stdlib", "text", "json", "csv", "parquet", "hub")
+TOKENIZERS = ("bpe", "char", "byte", "file")
+
+
+@dataclass(slots=True, kw_only=True)
+class DataConfig:
+    """Where text comes from and how it is cut."""
+
+    source: str = "stdlib"
+    path: str | None = None  # a file, folder, glob, http(s) URL, or the Hub's owner/name
+    sha256: str | None = None  # text: of the one file that it must be; null: any
+    column: str = "text"  # json, csv, parquet, hub: the column that holds the text
+    split: str = "train"  # hub: which split to read
+    seq_len: int = 128  # tokens a training window holds, and the longest context of the model
+    batch_size: int = 8  # sequences per optimizer step on one device
+    val_fraction: float = 0.1
+    overfit_batches: int = 0  # above 0: train on these first batches again and again
+    cache_dir: str = ".cache"
+
+    def __post_init__(self) -> None:
+        choose("data.source", self.source, SOURCES)
+        at_least(1, "data.", self, "seq_len", "batch_size")
+        at_least(0, "data.", self, "overfit_batches")
+        if not 0 < self.val_fraction < 1:
+            raise BadInput(f"data.val_fraction={self.val_fraction}: expected between 0 and 1")
+        if self.sha256 is not None and self.source != "text":
+            raise BadInput(f"data.sha256={self.sha256}: is for data=text; data.source={self.source} has none")
+        if self.source != "stdlib" and not self.path:
+            raise BadInput(f"data.path: data.source={self.source} needs one (data.path=FILE)")
+        if self.source == "stdlib" and self.path is not None:
+            raise BadInput(f"data.path={self.path}: data=stdlib reads no file; write data=text data.path=FILE")
+
+
+@dataclass(slots=True, kw_only=True)
+class TokenizerConfig:
+    kind: str = "bpe"
+    vocab_size: int | None = 2048  # bpe: exact, the end-of-text token included
+    path: str | None = None  # file: a tokenizer.json
+
+    def __post_init__(self) -> None:
+        choose("tokenizer.kind", self.kind, TOKENIZERS)
+        if self.kind == "bpe" and (self.vocab_size or 0) < 257:
+            raise BadInput(f"tokenizer.vocab_size={self.vocab_size}: bpe needs 257 or more (256 bytes, end of text)")
+        if self.kind != "bpe" and self.vocab_size is not None:
+            raise BadInput(f"tokenizer.vocab_size={self.vocab_size}: tokenizer.kind={self.kind} decides its own size")
+        if (self.kind == "file") != (self.path is not None):
+            raise BadInput("tokenizer.path: give it with tokenizer=file, and only there")

@@ -1,0 +1,43 @@
+"""The optimizer and its schedule."""
+
+from dataclasses import dataclass, field
+
+from lm.config.checks import BadInput, at_least, choose
+
+OPTIMIZERS = ("adamw", "muon")
+DECAYS = ("cosine", "linear", "constant")
+
+
+@dataclass(slots=True, kw_only=True)
+class OptimConfig:
+    """A linear warm-up times a decay, both pure functions of the step."""
+
+    name: str = "adamw"
+    lr: float = 3e-3  # of the body's matrices, and of all else where adam_lr is null
+    adam_lr: float | None = None  # muon: of table, head and vectors; the head's config scales it for the first two
+    momentum: float | None = None  # muon
+    rounds: int | None = None  # muon: of the iteration that makes a step orthogonal
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
+    eps: float = 1e-8
+    weight_decay: float = 0.1  # of matrices in the body; the table, the head, norms and biases never decay
+    warmup_steps: int = 50
+    decay: str = "linear"
+    decay_fraction: float = 1.0  # the last part of the run, over which the rate decays
+    final_lr: float = 0.0  # of the peak: what the decay runs towards
+
+    def __post_init__(self) -> None:
+        choose("optim.name", self.name, OPTIMIZERS)
+        choose("optim.decay", self.decay, DECAYS)
+        at_least(0, "optim.", self, "lr", "eps", "weight_decay", "warmup_steps", "decay_fraction", "final_lr")
+        at_least(0, "optim.", self, "adam_lr")
+        if self.rounds is not None and not 1 <= self.rounds <= 7:
+            raise BadInput(f"optim.rounds={self.rounds}: expected 1 to 7")
+        for key in ("adam_lr", "momentum", "rounds"):
+            if (self.name == "muon") != (getattr(self, key) is not None):
+                raise BadInput(f"optim.{key}={getattr(self, key)}: give it with optim=muon, and only there")
+        if not 0 <= (self.momentum or 0) < 1:
+            raise BadInput(f"optim.momentum={self.momentum}: expected from 0 to below 1")
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise BadInput(f"optim.betas={self.betas}: expected two numbers from 0 to below 1")
+        if self.decay_fraction > 1:
+            raise BadInput(f"optim.decay_fraction={self.decay_fraction}: expected 0 to 1")

@@ -1,0 +1,90 @@
+"""A training run: everything that decides it, and where it goes."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from lm.config.checks import BadInput, at_least, choose, seedable
+from lm.config.data import DataConfig, TokenizerConfig
+from lm.config.model import HeadConfig, ModelConfig
+from lm.config.optim import OptimConfig
+
+LOSSES = ("auto", "plain", "chunked")
+
+
+@dataclass(slots=True, kw_only=True)
+class CheckpointConfig:
+    every: int = 100  # optimizer steps
+    keep: int = 2
+    resume: bool = True  # false: an unfinished run starts again from step 0
+
+    def __post_init__(self) -> None:
+        at_least(1, "checkpoint.", self, "every", "keep")
+
+
+@dataclass(slots=True, kw_only=True)
+class ValidationConfig:
+    """Validation while training; the final one always covers the whole split."""
+
+    every: int = 100  # optimizer steps; 0: only at the end
+    batches: int | None = 16  # of data.batch_size sequences; null: all
+
+    def __post_init__(self) -> None:
+        at_least(0, "validation.", self, "every")
+        at_least(1, "validation.", self, "batches")
+
+
+@dataclass(slots=True, kw_only=True)
+class DiagnosticsConfig:
+    """What goes on at the table: gradients by side, row norms, loss by frequency; see lm/diagnostics.py."""
+
+    every: int = 0  # optimizer steps; 0: never
+
+    def __post_init__(self) -> None:
+        at_least(0, "diagnostics.", self, "every")
+
+
+@dataclass(slots=True, kw_only=True)
+class RunConfig:
+    """Everything that decides a training run, and where it goes."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    head: HeadConfig = field(default_factory=HeadConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    trainer: dict[str, Any] = field(default_factory=dict)  # arguments of lightning.Trainer
+    logger: dict[str, Any] = field(default_factory=dict)  # name -> _target_ of a Lightning logger
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    validation: ValidationConfig = field(default_factory=ValidationConfig)
+    diagnostics: DiagnosticsConfig = field(default_factory=DiagnosticsConfig)
+    prompts: list[str] | None = None  # continued greedily at the end; null: three places of the validation text
+    max_tokens: int | None = None  # the run's length in tokens; overrules trainer.max_steps
+    seed: int = 0
+    threads: int | None = None  # null: OMP_NUM_THREADS, else the cores
+    loss: str = "auto"  # plain or chunked: one function; auto takes the one that is faster where it runs
+    recompute: bool = False  # blocks keep nothing for the backward pass: less memory, a third more computing
+    compile: bool = False
+    run_dir: str | None = None  # null: runs/, under a name that ends in the hash of this configuration
+
+    def __post_init__(self) -> None:
+        choose("loss", self.loss, LOSSES)
+        at_least(1, "", self, "max_tokens", "threads")
+        seedable(self.seed)
+        if self.run_dir == "":
+            raise BadInput("run_dir: is empty; expected a directory, or null for a name of its own under runs/")
+
+
+# Where a run's settings lie that do not change what is computed: left out of its hash, free to differ on resume.
+RUNTIME = (
+    *("run_dir", "logger", "checkpoint", "prompts", "recompute"),
+    *("data.cache_dir", "trainer.enable_progress_bar"),
+)
+
+# Arguments of lightning.Trainer that are decided here: batches without end, our validation, checkpoints, logs, clip.
+OURS = (
+    *("max_epochs", "min_epochs", "min_steps", "max_time", "fast_dev_run", "overfit_batches", "barebones"),
+    *("limit_train_batches", "limit_val_batches", "val_check_interval", "check_val_every_n_epoch"),
+    *("enable_checkpointing", "enable_model_summary", "use_distributed_sampler", "default_root_dir"),
+    *("callbacks", "plugins", "logger", "gradient_clip_algorithm", "reload_dataloaders_every_n_epochs"),
+)
+DECIDED = "is decided by this project; see max_tokens, validation, checkpoint and logger"
