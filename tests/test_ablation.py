@@ -112,11 +112,14 @@ def test_rows_of_results_csv_stand_for_runs_that_are_gone(
     tune = TuneConfig(trials=2, widening=0, seeds=[77], knobs=["optim.lr"])
     path = lab(tune=tune).path
     rows, contrasts = (path / "results.csv").read_text(), read_study(path).contrasts()
+    curves, picture = (path / "curves.csv").read_text(), (path / "figures/learning.svg").read_text()
     shutil.rmtree(path / "cells")
     shutil.rmtree(path / "trials")
     lab(tune=tune)
     assert not list(path.glob("*/*/model")), "nothing was trained"
     assert (path / "results.csv").read_text() == rows
+    assert (path / "curves.csv").read_text() == curves
+    assert (path / "figures/learning.svg").read_text() == picture
     assert read_study(path).contrasts() == contrasts
     removed = next(path.glob("cells/*-seed0-*/result.json")).parent
     shutil.rmtree(removed)
@@ -133,7 +136,7 @@ def test_a_spoilt_results_csv_is_named_and_writes_nowhere(tmp_path: Path) -> Non
     row = "status,run_dir\ndone,cells/a-seed0-0123456789\n"
     for text in (row, "status\ndone\n", "a\nb\n", "status,run_dir\ndone\n"):
         (tmp_path / "results.csv").write_text(text)
-        with pytest.raises(BadInput, match=r"results\.csv: not what a report has written"):
+        with pytest.raises(BadInput, match=r"results\.csv or curves\.csv is not what a report has written"):
             restore(tmp_path)
     (tmp_path / "results.csv").write_text("status,run_dir\ndone,cells/../../x\ndone,/x/y\n")
     restore(tmp_path)

@@ -6,6 +6,7 @@ import json
 import math
 import random
 import re
+import shutil
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from html.parser import HTMLParser
@@ -22,6 +23,7 @@ from scipy import stats
 
 from lm.ablation.report import write_report
 from lm.ablation.report.page import code, fence, page, plain, table
+from lm.ablation.restore import restore
 from lm.config import BadInput
 
 ARMS = {"tied": 3.50, "untied": 3.53, "untied_matched": 3.502, "tied_naive": 4.4}  # and what they come to
@@ -503,21 +505,86 @@ def test_the_other_arms_stand_beside_the_answer(tmp_path: Path) -> None:
     assert "Beside the question" not in markdown(none_named)
 
 
-@pytest.mark.parametrize(("times", "told"), [(1.0, False), (1.5, False), (2.5, True)])
-def test_a_lead_that_shrinks_is_told(tmp_path: Path, times: float, told: bool) -> None:
-    """`times` the final lead at half of the training: from twice on, as much training again leaves none."""
+@pytest.mark.parametrize("method", ["write_text", "replace"])
+@pytest.mark.parametrize("after", [1, 2])
+def test_rows_that_were_being_restored_when_all_was_killed_are_there_later(
+    tmp_path: Path, method: str, after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, calls = make(tmp_path, tuned=True), 0
+    rows, report = (path / "results.csv").read_text(), markdown(path).partition("## What they write")[0]
+    shutil.rmtree(path / "cells")
+    shutil.rmtree(path / "trials")
+    done = getattr(Path, method)
+
+    def killed(self: Path, *rest: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == after:
+            raise KeyboardInterrupt
+        return done(self, *rest)
+
+    monkeypatch.setattr(Path, method, killed)
+    with pytest.raises(KeyboardInterrupt):
+        restore(path)
+    monkeypatch.undo()
+    write_report(path)
+    assert (path / "results.csv").read_text() == rows
+    assert markdown(path).startswith(report), "curves included"
+
+
+def shrink(path: Path, before: float, noise: float = 0.0, last: int = 1000) -> str:
+    """The report where untied minus tied goes from `before`, halfway, to what the runs end with."""
+    for seed in (0, 1, 2):
+        ours, theirs = (path / f"cells/{arm}-seed{seed}-1000" for arm in ("untied", "tied"))
+        end = [json.loads((one / "result.json").read_text())["val_loss"] for one in (ours, theirs)]
+        rows = []
+        for step in range(100, 1001, 100):
+            gap = end[0] - end[1] if step > 500 else before + noise * (seed - 1)
+            rows.append((step, step * 1024, 0.001, 3, 1, 4 + gap, 2, 0.4))
+        write(ours / "metrics.csv", lines(METRICS, *(row for row in rows if row[0] <= last)))
+        write(theirs / "metrics.csv", lines(METRICS, *((*row[:5], 4, 2, 0.4) for row in rows)))
+    write_report(path)
+    return markdown(path)
+
+
+@pytest.mark.parametrize("budgets", [("tokens",), ("tokens", "flops")])
+def test_a_lead_that_shrinks_is_told(tmp_path: Path, budgets: tuple[str, ...]) -> None:
+    path, where = make(tmp_path, budgets=budgets, report=False), " at equal tokens" * (len(budgets) > 1)
+    told = f"**The lead of tied shrinks{where}:** during training untied minus tied went from +0.0800, halfway, to +0.0"
+    assert told in shrink(path, 0.08)
+    lead = "The lead of"
+    assert lead not in shrink(path, 0.04)  # at this pace there is enough left after twice the training
+    assert lead not in shrink(path, 0.08, noise=0.05)  # by chance
+    assert lead not in shrink(path, 0.01)  # it grows
+    assert lead not in shrink(path, -0.08)  # the other one led
+
+
+def test_the_lead_of_an_arm_shrinks_as_a_baseline_s_does(tmp_path: Path) -> None:
     path = make(tmp_path, budgets=("tokens",), report=False)
     for seed in (0, 1, 2):
-        ours, theirs = (path / f"cells/{arm}-seed{seed}-1000/metrics.csv" for arm in ("untied", "tied"))
-        baseline = [line.split(",") for line in theirs.read_text().splitlines()[1:]]
-        lead, rows = ARMS["untied"] - ARMS["tied"], []
-        for step, *fields in baseline:
-            fields[4] = str(float(fields[4]) + lead * (times if int(step) <= 500 else 1) + seed / 1e4)
-            rows.append([step, *fields])
-        write(ours, lines(METRICS, *rows))
+        result = path / f"cells/untied-seed{seed}-1000/result.json"
+        write(result, json.loads(result.read_text()) | {"val_loss": 3.45 + 0.01 * seed})
+    assert "**The lead of untied shrinks:**" in shrink(path, -0.12)
+    assert "The lead of" not in shrink(path, -0.06)
+    assert "The lead of" not in shrink(path, -0.12, last=900)  # not known to its end
+
+
+def test_a_lead_too_small_to_matter_shrinks_in_silence(tmp_path: Path) -> None:
+    path = make(tmp_path / "first", budgets=("tokens",))
+    lead = numbers(path)["contrasts"][0]["mean_difference"]
+    for matters, silent in ((0.99 * lead, False), (1.01 * lead, True)):
+        path = make(tmp_path / f"{silent}", budgets=("tokens",), report=False, matters=matters)
+        assert ("The lead of" not in shrink(path, 0.08)) is silent
+        assert numbers(path)["contrasts"][0]["verdict"] == "worse"
+
+
+def test_curves_that_are_not_here_are_told(tmp_path: Path) -> None:
+    path = make(tmp_path, budgets=("tokens",), report=False)
+    for seed in (0, 1):
+        (path / f"cells/untied-seed{seed}-1000/metrics.csv").unlink()
     write_report(path)
-    assert ("**The lead of tied shrinks:**" in markdown(path)) is told
-    assert "The lead of untied" not in markdown(path)
+    assert "**The curves of 2 runs are not here,**" in markdown(path)
+    assert ">untied</text>" in (path / "figures/learning.svg").read_text()
 
 
 def test_one_seed_decides_nothing(tmp_path: Path) -> None:

@@ -4,12 +4,12 @@ import csv
 import json
 import logging
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 from lm.ablation.workers import Place
 from lm.config import BadInput
-from lm.files import write_text
 
 WHOLE = ("n_params", "flops_per_token", "steps", "tokens", "threads")
 REAL = ("val_loss", "val_bpb", "val_top1", "seconds", "tokens_per_second")
@@ -22,31 +22,58 @@ log = logging.getLogger(__name__)
 def restore(path: Path) -> None:
     """Where no run has a directory, give those of results.csv that came to an end what they had ended with.
 
-    A directory's name ends in the hash of all that decides its run, so a row serves the same run and no other.
-    Raises BadInput if the file is not what a report has written.
+    A directory's name ends in the hash of all that decides its run, so a row serves the same run and no other. All
+    are made aside and then appear: whoever is interrupted finds none of them, or all.
+    Raises BadInput if a file is not what a report has written.
     """
-    if any((path / folder).exists() for folder in ("cells", "trials")):
+    aside, folders = path / ".restored", [path / name for name in ("trials", "cells")]
+    if not (path / "results.csv").exists() or (not aside.exists() and any(map(filled, folders))):
         return
+    if not any(map(filled, folders)):
+        shutil.rmtree(aside, ignore_errors=True)
+        log.info("%s: %s runs are taken from results.csv", path, rebuild(path, aside))
+    for folder in folders:
+        if (aside / folder.name).exists():
+            (aside / folder.name).replace(folder)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def filled(folder: Path) -> bool:
+    return any(folder.glob("*"))
+
+
+def rebuild(path: Path, aside: Path) -> int:
+    """Write into `aside` what results.csv and curves.csv tell of runs; returns how many are done."""
     try:
-        with open(path / "results.csv", newline="") as file:
-            rows = [row for row in csv.DictReader(file) if re.fullmatch(PLACE, row["run_dir"])]
+        rows = [row for row in table(path / "results.csv") if re.fullmatch(PLACE, row["run_dir"])]
         done = {row["run_dir"]: result(row) for row in rows if row["status"] == "done"}
         lost = {
             row["run_dir"]: {key: row[key] for key in LOST} for row in rows if row["status"] in ("failed", "diverged")
         }
-    except FileNotFoundError:
-        return
+        curves: dict[str, list[dict[str, str]]] = {}
+        for point in table(path / "curves.csv") if (path / "curves.csv").exists() else ():
+            if None not in (*point, *point.values()):  # a row that is no whole one
+                curves.setdefault(point.pop("run_dir"), []).append(point)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, csv.Error) as error:
-        raise BadInput(f"{path / 'results.csv'}: not what a report has written ({error!r}); remove it") from error
+        raise BadInput(
+            f"{path}: results.csv or curves.csv is not what a report has written ({error!r}); remove it"
+        ) from error
     for run_dir, found in done.items():
-        (path / run_dir).mkdir(parents=True, exist_ok=True)
-        write_text(path / run_dir / "result.json", json.dumps(found, indent=1) + "\n")
+        (aside / run_dir).mkdir(parents=True)
+        (aside / run_dir / "result.json").write_text(json.dumps(found, indent=1) + "\n")
+        if points := curves.get(run_dir):
+            lines = [list(points[0]), *(point.values() for point in points)]
+            (aside / run_dir / "metrics.csv").write_text("".join(",".join(one) + "\n" for one in lines))
     for run_dir, found in lost.items():
-        outcome = Place(path / run_dir).outcome
+        outcome = Place(aside / run_dir).outcome
         outcome.parent.mkdir(parents=True, exist_ok=True)
-        write_text(outcome, json.dumps(found) + "\n")
-    if done:
-        log.info("%s: %s runs are taken from results.csv", path, len(done))
+        outcome.write_text(json.dumps(found) + "\n")
+    return len(done)
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def result(row: dict[str, str]) -> dict[str, Any]:

@@ -41,6 +41,7 @@ class Contrast:
     lost: list[int]  # seeds that lack one of the two
     comparison: Comparison
     diverged: dict[str, list[int]]  # arm -> the seeds on which it did
+    runs: str  # the same for contrasts of the same runs: under several budgets they are one comparison
 
 
 @dataclass(slots=True)
@@ -88,13 +89,16 @@ class Study:
                 pairs = [(ours[seed], theirs[seed]) for seed in seeds]
                 differences = [float(one.result[self.metric]) - float(two.result[self.metric]) for one, two in pairs]
                 same = "|".join(f"{one.run_dir} {two.run_dir}" for one, two in pairs) or f"{arm} {budget}"
-                samples[same] = differences  # the same runs under several budgets are one comparison
+                samples[same] = differences
                 drafts.append((same, (arm, other, budget, arm in self.record["primary"], seeds, differences, lost)))
         found: dict[str, Comparison] = {}
         for primary in (True, False):
             family = {same: samples[same] for same, draft in drafts if draft[3] is primary}
             found |= judge(family, self.record["matters"], self.lower_is_better)
-        return [self.sober(Contrast(*draft, found[same], self.diverged(draft[:2], draft[2]))) for same, draft in drafts]
+        return [
+            self.sober(Contrast(*draft, found[same], self.diverged(draft[:2], draft[2]), same))
+            for same, draft in drafts
+        ]
 
     def diverged(self, arms: tuple[str, str], budget: str) -> dict[str, list[int]]:
         """By arm, the seeds on which it diverged, if any."""
@@ -116,10 +120,6 @@ class Study:
             return f"undecided, for {lost}; on the others {one.arm} minus {one.baseline} is {size}."
         said = sentence(one.arm, one.baseline, one.comparison, self.unit, self.record["matters"])
         return f"{said} And {lost}." if lost else said
-
-    def curve(self, row: Row, column: str) -> list[tuple[int, float]]:
-        """(tokens, value) of a column of metrics.csv, where the run has logged it."""
-        return [(int(line["tokens"]), float(line[column])) for line in self.lines(row, "metrics.csv") if line[column]]
 
     def lines(self, row: Row, name: str) -> list[dict[str, str]]:
         """The whole rows of a CSV file of a run; none if it has no such file."""
@@ -169,10 +169,11 @@ def read_rows(path: Path, record: dict[str, Any]) -> tuple[list[Row], list[Row]]
 def read_row(
     path: Path, arm: str, seed: int, budgets: list[str], run_dir: str, steps: int, identity: dict[str, str]
 ) -> Row:
-    """`identity`: what the result, if there is one, must have been made of."""
+    """`identity`: what the result, if there is one, must have been made of; its other words are part of run_dir."""
     found = Place(path / run_dir).status()
     result = found.get("result", {})
-    if other := [key for key in identity if key in result and result[key] != identity[key]]:
+    hashes = [key for key in identity if key.endswith("_hash")]
+    if other := [key for key in hashes if key in result and result[key] != identity[key]]:
         found, result = {"status": "failed", "error": f"its {other[0]} is not the one planned: remove {run_dir}"}, {}
     return Row(arm, seed, budgets, run_dir, steps, found["status"], found.get("error", ""), result)
 

@@ -12,7 +12,7 @@ from lm.ablation.report.contrasts import contrasts_section
 from lm.ablation.report.curves import curves_section
 from lm.ablation.report.diagnostics import diagnostics_section
 from lm.ablation.report.page import page
-from lm.ablation.report.record import report_json, results_csv
+from lm.ablation.report.record import curves_csv, report_json, results_csv
 from lm.ablation.report.seeds import seeds_section
 from lm.ablation.report.setting import setting_section
 from lm.ablation.report.text import text_section
@@ -24,7 +24,7 @@ from lm.files import write_text
 
 
 def write_report(path: Path) -> None:
-    """Write report.md, report.html, report.json, results.csv and figures/ into an ablation's folder.
+    """Write report.md, report.html, report.json, results.csv, curves.csv and figures/ into an ablation's folder.
 
     Raises BadInput if it holds no ablation.
     """
@@ -38,6 +38,7 @@ def write_report(path: Path) -> None:
     write_text(path / "report.md", markdown)
     write_text(path / "report.html", page(study.record["question"], markdown, pictures))
     write_text(path / "results.csv", results_csv(study))
+    write_text(path / "curves.csv", curves_csv(study))
     write_text(path / "report.json", report_json(study, contrasts, sentences(study, primary(contrasts))))
 
 

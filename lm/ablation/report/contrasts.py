@@ -77,12 +77,8 @@ def number(value: float | None, form: str) -> str:
 @drawing
 def forest(study: Study, contrasts: Sequence[Contrast]) -> Figure:
     many, groups = len(study.record["budgets"]) > 1, dict[str, list[Line]]()
-    drawn = set()
-    for one in contrasts:
-        runs = (one.arm, one.baseline, *one.differences)
-        if not one.seeds or runs in drawn:
-            continue
-        drawn.add(runs)
+    drawn = {one.runs: one for one in reversed(contrasts)}  # the same runs at the first budget only
+    for one in (one for one in contrasts if one.seeds and drawn[one.runs] is one):
         name = one.arm if one.baseline == study.record["baseline"] else f"{one.arm} - {one.baseline}"
         heading = f"At equal {BUDGETS[one.budget]}" if many else ""
         groups.setdefault(heading, []).append(Line(name, one.comparison, one.primary))

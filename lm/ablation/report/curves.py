@@ -11,6 +11,7 @@ from lm.ablation.report.plots import Look, drawing, legend, looks, panels, token
 from lm.ablation.study import Study
 
 FILE = "metrics.csv"
+NEAR_HALF = 0.1  # of the tokens: as far from half of them the validation may be that stands for it
 Points = dict[int, float]  # tokens -> value
 Curve = dict[int, tuple[float, float, float]]  # tokens -> mean, least and most over the seeds
 
@@ -42,13 +43,13 @@ def mean_curves(study: Study, file: str, name: str) -> dict[str, Curve]:
 
 
 def by_seed(study: Study, arm: str, file: str, name: str) -> dict[int, Points]:
-    """A column of each run's CSV file, without what is no number."""
+    """A column of each run's CSV file, without what is no number; runs that have none are left out."""
     found = {}
     for seed, row in study.finished(arm, study.record["budgets"][0]).items():
         lines = [line for line in study.lines(row, file) if line.get(name)]
         points = {int(line["tokens"]): float(line[name]) for line in lines}
         found[seed] = {tokens: value for tokens, value in points.items() if math.isfinite(value)}
-    return found
+    return {seed: points for seed, points in found.items() if points}
 
 
 def over_seeds(curves: list[Points]) -> Curve:
@@ -95,6 +96,22 @@ def gaps(study: Study, arm: str, other: str) -> list[Points]:
     ours, theirs = (by_seed(study, one, FILE, column(study)) for one in (arm, other))
     pairs = [(ours[seed], theirs[seed]) for seed in ours if seed in theirs]
     return [{x: one[x] - two[x] for x in one if x in two} for one, two in pairs]
+
+
+def halfway(study: Study, arm: str, other: str) -> list[tuple[float, float]]:
+    """What lies between two arms after half of training and at its end, for each seed of which both are known.
+
+    None where arms see unequal numbers of tokens: their curves end at other places.
+    """
+    record, budget = study.record["arms"], study.record["budgets"][0]
+    ends = {record[one]["steps"][budget] * record[one]["tokens_per_step"] for one in (arm, other)}
+    found = []
+    for gap in gaps(study, arm, other):
+        end = max(gap, default=0)
+        half = min(gap, key=lambda tokens: abs(2 * tokens - end), default=0)
+        if ends == {end} and abs(2 * half - end) <= NEAR_HALF * end:
+            found.append((gap[half], gap[end]))
+    return found
 
 
 def late(study: Study, curves: dict[str, Curve], every: bool = False) -> list[float]:

@@ -80,18 +80,15 @@ def write_overview(path: Path) -> None:
 
 def shown(folder: Path, study: Study) -> list[Shown]:
     """The contrasts of losses that have a pair; one whose runs serve two budgets once."""
-    found: dict[tuple[str, ...], Shown] = {}
+    found: dict[str, Shown] = {}
     for one in primary(study.contrasts()):
-        if not (one.seeds and study.lower_is_better):
+        if not (one.seeds and study.lower_is_better) or one.runs in found:
             continue
-        ours, theirs = (study.finished(arm, one.budget) for arm in (one.arm, one.baseline))
-        runs = tuple(row.run_dir for seed in one.seeds for row in (ours[seed], theirs[seed]))
-        if runs in found:
-            continue
-        bits = [float(ours[s].result["val_bpb"]) - float(theirs[s].result["val_bpb"]) for s in one.seeds]
+        ours, theirs = (study.scores(arm, one.budget, "val_bpb") for arm in (one.arm, one.baseline))
+        bits = [ours[seed] - theirs[seed] for seed in one.seeds]
         low, high = interval(bits) or (None, None)
-        same = replace(one.comparison, mean=sum(bits) / len(bits), ci_low=low, ci_high=high)
-        found[runs] = Shown(folder, study, one, same, bits)
+        same = replace(one.comparison, mean=fmean(bits), ci_low=low, ci_high=high)
+        found[one.runs] = Shown(folder, study, one, same, bits)
     return list(found.values())
 
 

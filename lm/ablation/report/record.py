@@ -1,4 +1,4 @@
-"""The files for programs: results.csv, a row for each run, and report.json, what the report says in numbers."""
+"""The files for programs: results.csv, a row for each run, curves.csv and report.json, the report in numbers."""
 
 import csv
 import io
@@ -15,6 +15,7 @@ HASHES = ("config_hash", "data_hash", "tokenizer_hash")
 PLACE = ("threads", "device", "precision", "python")
 WHO = ("arm", "seed", "budgets", "purpose", "status", "error")
 COLUMNS = (*WHO, *SCORES, "tokens_per_second", *HASHES, "source_hash", *PLACE, "torch", "resumed_from", "run_dir")
+POINT = ("step", "tokens", "val/loss", "val/bpb", "val/top1")  # of metrics.csv
 RECORDED = ("command", "machine", "threads", "workers", "python", "versions", "seeds", "metric", "matters", "baseline")
 
 
@@ -27,6 +28,21 @@ def results_csv(study: Study) -> str:
     writer.writeheader()
     for rows, purpose in ((study.rows, "reported"), (study.trials, "trial")):
         writer.writerows(line(study, row, purpose) | tuned[row.run_dir] for row in rows)
+    return buffer.getvalue()
+
+
+def curves_csv(study: Study) -> str:
+    """What each reported run scored during its training."""
+    rows = [
+        {"run_dir": row.run_dir} | {key: point[key] for key in POINT}
+        for row in study.rows
+        for point in study.lines(row, "metrics.csv")
+        if point.get("val/loss")
+    ]
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, ["run_dir", *POINT], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
     return buffer.getvalue()
 
 

@@ -4,14 +4,13 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean, median
 
 from lm.ablation.report.answer import BUDGETS, primary
-from lm.ablation.report.curves import gaps
+from lm.ablation.report.curves import halfway
 from lm.ablation.report.page import plain
 from lm.ablation.sentence import decimals
 from lm.ablation.statistics import interval
 from lm.ablation.study import Contrast, Study
 
 SAME_TIME = 0.1  # runs at equal time whose measured times differ by more did not have equal time
-NEAR_HALF = 0.1  # of the half of training: as far from it the validation may be that stands for it
 FEW = 4  # seeds; with fewer, one more often turns a verdict
 PLACE = ("device", "threads", "precision", "python")
 
@@ -97,29 +96,27 @@ def small(study: Study, asked: Sequence[Contrast]) -> Iterator[tuple[str, str]]:
 
 
 def fading(study: Study, asked: Sequence[Contrast]) -> Iterator[tuple[str, str]]:
-    """A lead that shrinks: if it goes on as from half of training to the end, twice the training leaves none.
+    """A lead that shrinks from half of training to its end so fast that as much again would leave none that matters.
 
-    Differences often go with the logarithm of the tokens, so a doubling ahead is judged by the doubling behind.
+    A hint: halfway a run is not what a run of half the steps ends as, for its rate is still high.
     """
+    matters, digits = study.record["matters"], decimals(study.record["matters"])
     for one in asked:
-        if one.budget != study.record["budgets"][0] or one.comparison.verdict not in ("better", "worse"):
+        lead, pairs = one.comparison.mean or 0, halfway(study, one.arm, one.baseline)
+        if one.budget != study.record["budgets"][0] or one.comparison.verdict not in ("better", "worse") or not pairs:
             continue
-        curves = gaps(study, one.arm, one.baseline)
-        shared = sorted(set.intersection(*map(set, curves)))
-        half = min(shared, key=lambda tokens: abs(2 * tokens - shared[-1]), default=0)
-        if not half or abs(2 * half / shared[-1] - 1) > NEAR_HALF:
-            continue
-        before, now = (fmean(curve[tokens] for curve in curves) for tokens in (half, shared[-1]))
-        low, high = interval([curve[shared[-1]] - curve[half] for curve in curves]) or (0, 0)
-        shrinks = low > 0 if now < 0 else high < 0
-        if shrinks and abs(now) - abs(now - before) < study.record["matters"]:
+        before, now = map(fmean, zip(*pairs, strict=True))
+        low, high = interval([end - half for half, end in pairs]) or (0, 0)
+        shrinks = low > 0 if lead < 0 else high < 0
+        if shrinks and matters <= abs(lead) < matters + abs(now - before):
             leader = one.arm if one.comparison.verdict == "better" else one.baseline
-            digits = decimals(study.record["matters"])
             yield (
-                f"The lead of {leader} shrinks:",
-                f"{one.arm} minus {one.baseline} is {before:+.{digits}f} after half of the training, {now:+.{digits}f} "
-                "at its end. If that goes on, twice as much training leaves no lead that matters, or turns it round.",
+                f"The lead of {leader} shrinks{at(study, one)}:",
+                f"during training {one.arm} minus {one.baseline} went from {before:+.{digits}f}, halfway, to "
+                f"{now:+.{digits}f}. A longer one may answer otherwise: ask with twice the steps.",
             )
+    if n := sum(bool(row.result) and not (study.path / row.run_dir / "metrics.csv").exists() for row in study.rows):
+        yield f"The curves of {n} runs are not here,", "so whether a lead shrinks cannot be told."
 
 
 def unequal(study: Study, asked: Sequence[Contrast]) -> Iterator[tuple[str, str]]:
