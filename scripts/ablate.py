@@ -26,8 +26,9 @@ def main(config: AblateConfig) -> int:
         COMMAND,
         lambda laboratory: print(plan_table(laboratory), file=say, flush=True),
     )
-    if not config.plan_only:
-        print(result_table(laboratory.path))
+    if config.plan_only:
+        return 0
+    print(result_table(laboratory.path))
     return int(laboratory.n_failed() > 0)
 
 

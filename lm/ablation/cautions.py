@@ -27,7 +27,7 @@ def looked(ablation: AblationConfig, record: dict[str, Any]) -> list[dict[str, A
 
 
 def history(ablation: AblationConfig, record: dict[str, Any]) -> Iterator[Caution]:
-    """5 % is the chance of a false verdict for who looks once; to go on until there is one makes it 8 to 14 %."""
+    """5 % is the chance of a false verdict for who looks once, not for who goes on until there is one."""
     looks = record.get("looks", [])
     before = [look["seeds"] for look in looks if len(look["seeds"]) > 1 and set(look["seeds"]) < set(ablation.seeds)]
     if before:

@@ -20,7 +20,7 @@ MATCHED_BY = ("model.d_ff", "model.d_model", "model.n_layers")
 class TuneConfig:
     """The search of each arm's own best settings, on seeds that are not reported."""
 
-    trials: int = 0  # runs for each arm, the same number for all; 0: arms are compared as their configs stand
+    trials: int = 0  # values tried for each arm, less where none is left around the best; 0: arms run as configured
     widening: int = 4  # further runs for every arm, once, if the best value of any lies at the edge of what was tried
     seeds: list[int] = field(default_factory=lambda: [1000])
     factor: float = 2.0  # between neighbouring values
@@ -29,13 +29,15 @@ class TuneConfig:
     def __post_init__(self) -> None:
         at_least(0, "ablation.tune.", self, "trials", "widening")
         if self.trials > 8:
-            raise BadInput(f"ablation.tune.trials={self.trials}: expected 8 or fewer, and as many for each arm")
+            raise BadInput(f"ablation.tune.trials={self.trials}: expected 8 or fewer")
         if not 1 < self.factor <= 10:
             raise BadInput(f"ablation.tune.factor={self.factor}: expected more than 1, up to 10")
         if self.trials and not (self.seeds and self.knobs):
             raise BadInput("ablation.tune.seeds, ablation.tune.knobs: tuning needs at least one of each")
-        for seed in self.seeds:
+        for i, seed in enumerate(self.seeds):
             seedable(seed)
+            if seed in self.seeds[:i]:
+                raise BadInput(f"ablation.tune.seeds: {seed} stands twice")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -85,6 +87,8 @@ class AblationConfig:
             if name not in self.contrasts():
                 raise BadInput(f"ablation.primary: {name} is compared with no other arm")
         for arm in self.arms:
+            if self.against.get(arm) == arm:
+                raise BadInput(f"ablation.against: {arm} against itself")
             self.root(arm)
         for arm, key in self.match.items():
             choose(f"ablation.match.{arm}", key, MATCHED_BY)

@@ -13,6 +13,8 @@ from lm.ablation.config import AblateConfig, AblationConfig
 from lm.config import BadInput
 from lm.files import remove_partial
 
+LOCK = ".lock"
+
 
 def default_dir(config: AblateConfig) -> Path:
     """ablations/ and the name; other overrides make another folder."""
@@ -24,13 +26,15 @@ def default_dir(config: AblateConfig) -> Path:
 def read_record(path: Path, ablation: AblationConfig, overrides: list[str]) -> dict[str, Any]:
     """What an earlier call has left in the folder, if any. Raises BadInput if that was not this ablation."""
     try:
-        there: dict[str, Any] = json.loads((path / "ablation.json").read_text())
+        there = json.loads((path / "ablation.json").read_text())
     except FileNotFoundError:
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        if path.exists() and (not path.is_dir() or any(one.name != LOCK for one in path.iterdir())):
             raise BadInput(f"output_dir={path}: holds no ablation; name a new or an empty folder") from None
         return {}
     except (OSError, ValueError) as error:
         raise BadInput(f"{path / 'ablation.json'}: cannot be read ({error})") from error
+    if not isinstance(there, dict):
+        raise BadInput(f"{path / 'ablation.json'}: not what ablate.py wrote")
     here = {"name": ablation.name, "overrides": overrides, "metric": ablation.metric}
     for key, value in here.items():
         if there.get(key) != value:
@@ -42,12 +46,14 @@ def read_record(path: Path, ablation: AblationConfig, overrides: list[str]) -> d
 @contextlib.contextmanager
 def claim(path: Path) -> Iterator[None]:
     """Hold the folder while working in it. Raises BadInput if another process does."""
-    path.mkdir(parents=True, exist_ok=True)
-    lock = filelock.FileLock(path / ".lock")
+    lock = filelock.FileLock(path / LOCK)
     try:
+        path.mkdir(parents=True, exist_ok=True)
         lock.acquire(blocking=False)
     except filelock.Timeout:
         raise BadInput(f"output_dir={path}: another process is at work there") from None
+    except OSError as error:
+        raise BadInput(f"output_dir={path}: cannot be written to ({error.strerror})") from error
     try:
         remove_partial(path)
         yield

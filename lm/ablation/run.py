@@ -1,5 +1,6 @@
 """ablate(config) is the composition root of an ablation: plan, tune, run, report."""
 
+import contextlib
 import json
 import os
 import platform
@@ -23,7 +24,8 @@ from lm.ablation.progress import Progress
 from lm.ablation.report import write_report
 from lm.ablation.restore import restore
 from lm.ablation.search import Tuning
-from lm.ablation.workers import Place, missing, prepare_workers, run_cells
+from lm.ablation.study import read_study
+from lm.ablation.workers import missing, prepare_workers, run_cells
 from lm.config import RunConfig
 from lm.device import set_threads
 from lm.files import write_text
@@ -48,10 +50,12 @@ def ablate(
 
     Raises BadInput before anything is run for what the user can mend.
     """
-    laboratory = Laboratory(config, runs, command)
-    planned(laboratory)
-    if not config.plan_only:
-        with claim(laboratory.path):
+    path = Path(config.output_dir).expanduser() if config.output_dir else default_dir(config)
+    read_record(path, config.ablation, config.overrides)  # refuses another's folder before it is held
+    with contextlib.nullcontext() if config.plan_only else claim(path):
+        laboratory = Laboratory(config, path, runs, command)
+        planned(laboratory)
+        if not config.plan_only:
             laboratory.run()
     return laboratory
 
@@ -59,9 +63,8 @@ def ablate(
 class Laboratory:
     """An ablation at work in its folder: cells/ and trials/ with a run each, ablation.json, the report."""
 
-    def __init__(self, config: AblateConfig, runs: dict[str, RunConfig], command: str) -> None:
-        self.config, self.ablation, self.command = config, config.ablation, command
-        self.path = Path(config.output_dir).expanduser() if config.output_dir else default_dir(config)
+    def __init__(self, config: AblateConfig, path: Path, runs: dict[str, RunConfig], command: str) -> None:
+        self.config, self.ablation, self.path, self.command = config, config.ablation, path, command
         self.record = read_record(self.path, self.ablation, config.overrides)
         restore(self.path)
         if not config.plan_only:
@@ -109,14 +112,15 @@ class Laboratory:
         return sorted(found.values(), key=lambda one: order[one.seed - self.ablation.reseed.get(one.arm, 0)])
 
     def n_failed(self) -> int:
-        """Reported cells that failed or diverged, and trials that came to no end."""
-        found = (Place(self.path / "cells" / one.name).status()["status"] for one in self.all_cells())
-        return sum(status in ("failed", "diverged") for status in found) + sum(map(len, self.tuning.broken().values()))
+        """Reported runs that failed or diverged, and trials that came to no end."""
+        counts = read_study(self.path).counts()
+        return counts["failed"] + counts["diverged"] + sum(map(len, self.tuning.broken().values()))
 
     def carry_out(self, wanted: list[Cell], folder: str) -> None:
         place = self.path / folder
-        self.progress.begin(missing(wanted, place), place, folder == "trials")
-        run_cells(missing(wanted, place), place, self.workers, self.gpus, self.progress.tick)
+        ahead = missing(wanted, place)
+        self.progress.begin(ahead, place, folder == "trials")
+        run_cells(ahead, place, self.workers, self.gpus, self.progress.tick)
 
     def tune(self) -> None:
         for batch in self.tuning.rounds():

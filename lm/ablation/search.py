@@ -1,4 +1,4 @@
-"""The tuning of the arms with real runs: as many trials for each, on seeds that are not reported."""
+"""The tuning of the arms with real runs: as many trials for each may be made, on seeds that are not reported."""
 
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -40,6 +40,10 @@ class Search:
 
     def cells(self, point: tune.Point) -> list[Cell]:
         return [cell(self.arm, seed, self.steps, self.values(point)) for seed in self.settings.seeds]
+
+    def start_dirs(self) -> list[str]:
+        """Where the first trial runs: other settings, text or code give another place."""
+        return [f"trials/{one.name}" for one in self.cells((0,) * len(self.knobs))]
 
     def allowed(self, point: tune.Point) -> bool:
         try:
@@ -86,10 +90,10 @@ class Tuning:
     def __init__(self, ablation: AblationConfig, arms: dict[str, Arm], folder: Path, record: dict[str, Any]) -> None:
         self.ablation, self.settings, self.arms, self.folder = ablation, ablation.tune, arms, folder
         self.decided = record.get("trials_made") if record.get("tune") == asdict(ablation.tune) else None
-        if self.decided:
-            for name in record["arms"].keys() & arms.keys():
-                arms[name].tuned = record["arms"][name]["tuned"]
         self.searches = {name: Search(ablation, arm, folder) for name, arm in arms.items()}
+        for name, known in record.get("searches", {}).items() if self.decided else ():
+            if name in arms and known["trials"][0]["run_dirs"] == self.searches[name].start_dirs():
+                arms[name].tuned = record["arms"][name]["tuned"]
 
     def open(self) -> list[Arm]:
         """Arms that have no settings of their own yet."""
@@ -108,8 +112,8 @@ class Tuning:
     def rounds(self) -> Iterator[list[Cell]]:
         """Batch after batch of trials, to be run before the next is asked for.
 
-        All arms get `trials`, and if one of them ended at an edge all get `widening` more: also those that are added
-        later, so that what is decided stays. An arm whose trial came to no end is left as it is.
+        All arms may make `trials`, and if one of them ended at an edge all may make `widening` more: also those that
+        are added later, so that what is decided stays. An arm whose trial came to no end is left as it is.
         """
         for number in (self.settings.trials, self.settings.trials + self.settings.widening):
             while batch := [one for search in self.searches.values() for one in search.next_cells(number)]:

@@ -17,7 +17,8 @@ BESIDE = {  # of what lm.train imports, the files that record, restore or show; 
 def source_hash(linear: str = "linear") -> str:
     """Of the code that a run's numbers depend on, without comments, docstrings and layout.
 
-    `linear` is the config's model.linear: a class of the user's own counts with all of its file.
+    `linear` is the config's model.linear: a class of the user's own counts with all of its file. Another Python may
+    give another hash for the same code, as 3.12 does after 3.11: it writes the tree, and the standard library, anew.
     """
     paths = training_files()
     if linear not in LINEARS:

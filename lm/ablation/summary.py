@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from lm.ablation.progress import spell
-from lm.ablation.report.warnings import cautions
+from lm.ablation.report.warnings import warnings_of
 from lm.ablation.run import Laboratory
 from lm.ablation.study import Contrast, Study, read_study
 from lm.ablation.workers import missing
@@ -46,8 +46,9 @@ def result_table(path: Path) -> str:
     contrasts = study.contrasts()
     lines = [table([HEAD, *(row(one) for one in contrasts)]), ""]
     lines += [say(study, one) for one in contrasts if one.primary]
-    lines += [f"{head} {meaning}" for head, meaning in cautions(study, contrasts)]
-    lines += [f"failed: {one.run_dir} ({one.error})" for one in study.rows if one.status in ("failed", "diverged")]
+    lines += [f"{head} {meaning}" for head, meaning in warnings_of(study, contrasts)]
+    lost = [one for one in study.rows if one.status in ("failed", "diverged")]
+    lines += [f"{one.status}: {one.run_dir} ({one.error})" for one in lost]
     counts = ", ".join(f"{n} {kind}" for kind, n in study.counts().items() if n)
     return "\n".join([*lines, "", f"{counts}; {path / 'report.html'}"])
 

@@ -1,9 +1,11 @@
 """What is said on the command line and in the file of an ablation, as a configuration for each arm."""
 
 from collections.abc import Callable
+from dataclasses import asdict
 
 from lm.ablation.config import AblationConfig
 from lm.config import BadInput, RunConfig
+from lm.run import flat
 
 Compose = Callable[[list[str]], RunConfig]  # overrides of train.py to a configuration
 OURS = {
@@ -33,6 +35,8 @@ def compose_arms(config: AblationConfig, words: list[str], compose: Compose) -> 
             runs[name] = compose(list((common | own).values()))
         except BadInput as error:
             raise BadInput(f"ablation.arms.{name}: {error}") from error
+    if config.curve is not None and not any(config.curve in flat(asdict(run)) for run in runs.values()):
+        raise BadInput(f"ablation.curve={config.curve}: no such setting of a run")
     return runs
 
 

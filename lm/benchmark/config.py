@@ -1,6 +1,7 @@
 """Schema of benchmark.py."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from lm.config import BadInput, at_least, choose
 
@@ -22,5 +23,7 @@ class BenchmarkConfig:
             choose("only", name, SECTIONS)
         if self.only == []:
             raise BadInput(f"only: is empty; choose among {', '.join(SECTIONS)}, or leave it out")
+        if self.output is not None and not Path(self.output).expanduser().parent.is_dir():
+            raise BadInput(f"output={self.output}: its folder does not exist")
         at_least(0, "", self, "seconds")
         at_least(1, "", self, "threads")

@@ -53,7 +53,7 @@ def benchmark(config: BenchmarkConfig) -> str:
             figures.append(figure)
         if config.output:
             found = {"where": where, "figures": [asdict(figure) | {"ratio": figure.ratio} for figure in figures]}
-            write_text(Path(config.output), json.dumps(found, indent=1) + "\n")
+            write_text(Path(config.output).expanduser(), json.dumps(found, indent=1) + "\n")
     return f"{table([HEAD, *map(row, figures)])}\n\n{where}"
 
 

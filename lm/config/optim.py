@@ -28,8 +28,8 @@ class OptimConfig:
     def __post_init__(self) -> None:
         choose("optim.name", self.name, OPTIMIZERS)
         choose("optim.decay", self.decay, DECAYS)
-        at_least(0, "optim.", self, "lr", "eps", "weight_decay", "warmup_steps", "decay_fraction", "final_lr")
-        at_least(0, "optim.", self, "adam_lr")
+        rates = ("lr", "adam_lr", "eps", "weight_decay", "final_lr")
+        at_least(0, "optim.", self, *rates, "warmup_steps", "decay_fraction")
         if self.rounds is not None and not 1 <= self.rounds <= 7:
             raise BadInput(f"optim.rounds={self.rounds}: expected 1 to 7")
         for key in ("adam_lr", "momentum", "rounds"):

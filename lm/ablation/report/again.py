@@ -1,6 +1,6 @@
 """The end of a report: what has no result and why, and how to do all of it again."""
 
-from lm.ablation.report.answer import BUDGETS
+from lm.ablation.report.answer import BUDGET_NAMES
 from lm.ablation.report.arms import spent
 from lm.ablation.report.page import code, fence, plain, table
 from lm.ablation.study import Row, Study
@@ -23,7 +23,7 @@ def who(row: Row) -> list[str]:
     return [
         plain(row.arm),
         str(row.seed),
-        f"equal {' and '.join(BUDGETS[one] for one in row.budgets)}" if row.budgets else "tuning",
+        f"equal {' and '.join(BUDGET_NAMES[one] for one in row.budgets)}" if row.budgets else "tuning",
     ]
 
 

@@ -8,8 +8,12 @@ from lm.ablation.report.page import plain
 from lm.ablation.sentence import decimals
 from lm.ablation.study import Contrast, Study
 
-BUDGETS = {"tokens": "tokens", "flops": "FLOPs", "time": "time"}
-METRICS = {"val_loss": "validation loss", "val_bpb": "size of the text, compressed", "val_top1": "next-token accuracy"}
+BUDGET_NAMES = {"tokens": "tokens", "flops": "FLOPs", "time": "time"}
+METRIC_NAMES = {
+    "val_loss": "validation loss",
+    "val_bpb": "size of the text, compressed",
+    "val_top1": "next-token accuracy",
+}
 HELD_EQUAL = {
     "tokens": "training tokens",
     "flops": "training FLOPs",
@@ -30,7 +34,7 @@ def answer(study: Study, contrasts: Sequence[Contrast]) -> list[str]:
         lines += ["", *(f"{'- ' * (len(said) > 1)}{plain(line)}" for line in said)]
     if others := beside(study, [one for one in contrasts if one not in asked]):
         lines += ["", plain(others)]
-    return [f"# {plain(study.record['question'])}", "\n".join(f"> {line}".rstrip(" " * (not line)) for line in lines)]
+    return [f"# {plain(study.record['question'])}", "\n".join(f"> {line}" if line else ">" for line in lines)]
 
 
 def primary(contrasts: Sequence[Contrast]) -> list[Contrast]:
@@ -41,12 +45,12 @@ def primary(contrasts: Sequence[Contrast]) -> list[Contrast]:
 def sentences(study: Study, asked: Sequence[Contrast]) -> list[str]:
     found = [(one.budget, study.say(one)) for one in asked]
     many = len(study.record["budgets"]) > 1
-    return [f"At equal {BUDGETS[budget]}: {words}" if many else words for budget, words in found]
+    return [f"At equal {BUDGET_NAMES[budget]}: {words}" if many else words for budget, words in found]
 
 
 def short_answer(asked: Sequence[Contrast], arm: str) -> str:
     """One line for an arm: who wins, and where there are several budgets, under which."""
-    found = [(who_wins(one), BUDGETS[one.budget]) for one in asked if one.arm == arm]
+    found = [(who_wins(one), BUDGET_NAMES[one.budget]) for one in asked if one.arm == arm]
     if len(found) == 1 or not any(one.seeds for one in asked):
         return f"{found[0][0]}."
     groups = groupby(found, key=lambda pair: pair[0])
@@ -65,7 +69,7 @@ def beside(study: Study, others: Sequence[Contrast]) -> str:
         if one.comparison.verdict in ("better", "worse")
     ]
     found += [f"{one.arm} equivalent to {one.baseline}" for one in others if one.comparison.verdict == "equivalent"]
-    where = f" (at equal {BUDGETS[budget]})" * (len(study.record["budgets"]) > 1)
+    where = f" (at equal {BUDGET_NAMES[budget]})" * (len(study.record["budgets"]) > 1)
     return f"Beside the question{where}: {'; '.join(found)}." if found else ""
 
 
@@ -97,7 +101,7 @@ def basis(study: Study) -> list[str]:
 
 
 def metric_name(study: Study) -> str:
-    return f"{METRICS[study.metric]} ({study.unit})"
+    return f"{METRIC_NAMES[study.metric]} ({study.unit})"
 
 
 def tuned(record: dict[str, Any]) -> str:
@@ -105,5 +109,6 @@ def tuned(record: dict[str, Any]) -> str:
         return "Nothing was tuned: each arm runs as its configuration stands."
     made = {len(search["trials"]) for search in record.get("searches", {}).values()} or {record["tune"]["trials"]}
     number = " to ".join(dict.fromkeys(map(str, (min(made), max(made)))))
-    seeds = ", ".join(map(str, record["tune"]["seeds"]))
-    return f"Each arm was tuned on its own, in {number} trials, on a seed ({seeds}) that is not among those reported."
+    seeds = record["tune"]["seeds"]
+    named = f"{', '.join(map(str, seeds))}, not among those reported"
+    return f"Each arm was tuned on its own, in {number} trials, on {len(seeds)} seed{'s' * (len(seeds) > 1)} ({named})."

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from statistics import median
 
 from lm.ablation.progress import spell
-from lm.ablation.report.answer import BUDGETS
+from lm.ablation.report.answer import BUDGET_NAMES
 from lm.ablation.report.page import code, plain, table
 from lm.ablation.study import Row, Study, spread
 
@@ -60,7 +60,7 @@ def reached(study: Study) -> list[str]:
 def reached_row(study: Study, name: str, budget: str, many: bool) -> list[str]:
     done, arm = study.finished(name, budget).values(), study.record["arms"][name]
     steps = arm["steps"][budget]
-    row = [plain(name), *[BUDGETS[budget]] * many, f"{steps:,}", f"{steps * arm['tokens_per_step']:,}"]
+    row = [plain(name), *[BUDGET_NAMES[budget]] * many, f"{steps:,}", f"{steps * arm['tokens_per_step']:,}"]
     row.append(f"{len(done)} of {len(study.record['seeds'])}")
     for key, scale, digits in (("val_loss", 1, 4), ("val_bpb", 1, 4), ("val_top1", 100, 2)):
         row.append(mean_sd([scale * one.result[key] for one in done], digits))

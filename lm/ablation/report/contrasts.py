@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
-from lm.ablation.report.answer import BUDGETS
+from lm.ablation.report.answer import BUDGET_NAMES
 from lm.ablation.report.forest import Line, draw_forest, label
 from lm.ablation.report.page import plain, table
 from lm.ablation.report.plots import drawing
@@ -16,9 +16,8 @@ def contrasts_section(study: Study, contrasts: Sequence[Contrast], pictures: dic
     if not any(one.seeds for one in contrasts):
         return []
     pictures["forest"] = forest(study, contrasts)
-    lines = [
-        f"{one.arm} against {one.baseline} at equal {BUDGETS[one.budget]}: {label(one.comparison)}" for one in contrasts
-    ]
+    said = [(f"{one.arm} against {one.baseline} at equal {BUDGET_NAMES[one.budget]}", one) for one in contrasts]
+    lines = [f"{words}: {label(one.comparison)}" for words, one in said]
     alt = plain(f"Difference of each contrast with its interval. {'; '.join(lines)}")
     matters = f"{study.record['matters']:g}"
     once = " Runs that serve several budgets are drawn under the first." if len(study.record["budgets"]) > 1 else ""
@@ -53,7 +52,7 @@ def contrasts_table(study: Study, contrasts: Sequence[Contrast]) -> str:
             [
                 f"**{name}**" if one.primary else name,
                 plain(one.baseline),
-                *[BUDGETS[one.budget]] * many,
+                *[BUDGET_NAMES[one.budget]] * many,
                 str(found.n),
                 number(found.mean, "+.4f"),
                 "-" if found.ci_low is None else f"{found.ci_low:+.4f} to {found.ci_high:+.4f}",
@@ -80,6 +79,6 @@ def forest(study: Study, contrasts: Sequence[Contrast]) -> Figure:
     drawn = {one.runs: one for one in reversed(contrasts)}  # the same runs at the first budget only
     for one in (one for one in contrasts if one.seeds and drawn[one.runs] is one):
         name = one.arm if one.baseline == study.record["baseline"] else f"{one.arm} - {one.baseline}"
-        heading = f"At equal {BUDGETS[one.budget]}" if many else ""
+        heading = f"At equal {BUDGET_NAMES[one.budget]}" if many else ""
         groups.setdefault(heading, []).append(Line(name, one.comparison, one.primary))
     return draw_forest(groups, study.record["matters"], f"difference, {study.unit} ({direction(study)})")

@@ -6,7 +6,7 @@ from statistics import fmean
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lm.ablation.report.answer import BUDGETS, metric_name
+from lm.ablation.report.answer import BUDGET_NAMES, metric_name
 from lm.ablation.report.plots import Look, drawing, legend, looks, panels, tokens_axis, window
 from lm.ablation.study import Study
 
@@ -22,7 +22,7 @@ def curves_section(study: Study, pictures: dict[str, str]) -> list[str]:
         return []
     pictures["learning"] = learning(study, found)
     budget = study.record["budgets"][0]
-    at = f" (runs at equal {BUDGETS[budget]})" if len(study.record["budgets"]) > 1 else ""
+    at = f" (runs at equal {BUDGET_NAMES[budget]})" if len(study.record["budgets"]) > 1 else ""
     return [
         "## Learning curves",
         f"The {metric_name(study)}, during training{at}: mean over seeds, shaded from the least to the most of them. "

@@ -11,13 +11,13 @@ from urllib.parse import quote
 from matplotlib.figure import Figure
 from scipy import stats
 
-from lm.ablation.report.answer import BUDGETS, primary
+from lm.ablation.report.answer import BUDGET_NAMES, primary
 from lm.ablation.report.contrasts import number
 from lm.ablation.report.forest import Line, draw_forest, label
 from lm.ablation.report.page import plain, table
 from lm.ablation.report.plots import drawing, short
 from lm.ablation.report.record import results_csv
-from lm.ablation.report.warnings import cautions
+from lm.ablation.report.warnings import warnings_of
 from lm.ablation.restore import restore
 from lm.ablation.statistics import Comparison, interval
 from lm.ablation.study import Contrast, Study, read_study
@@ -49,7 +49,7 @@ class Shown:
     @property
     def heading(self) -> str:
         arms = f"{short(self.contrast.arm)} - {short(self.contrast.baseline)}"
-        return f"{arms}, at equal {BUDGETS[self.contrast.budget]}"
+        return f"{arms}, at equal {BUDGET_NAMES[self.contrast.budget]}"
 
 
 def folders(path: Path) -> list[Path]:
@@ -139,7 +139,8 @@ def weaknesses(studies: dict[Path, Study], everything: Sequence[Shown]) -> list[
             why = "no pair of runs yet" if study.lower_is_better else f"its metric is {study.metric}"
             found.append(f"**{plain(folder.name)}** is not shown: {why}.")
         else:
-            found += [f"**{plain(folder.name)}:** {plain(f'{a} {b}')}" for a, b in cautions(study, study.contrasts())]
+            told = warnings_of(study, study.contrasts())
+            found += [f"**{plain(folder.name)}:** {plain(f'{head} {meaning}')}" for head, meaning in told]
     return found
 
 

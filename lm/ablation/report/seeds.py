@@ -4,7 +4,7 @@ import math
 
 from matplotlib.figure import Figure
 
-from lm.ablation.report.answer import BUDGETS, metric_name
+from lm.ablation.report.answer import BUDGET_NAMES, metric_name
 from lm.ablation.report.plots import MARKERS, beyond, drawing, legend, panels, short, window
 from lm.ablation.study import Study
 
@@ -42,7 +42,7 @@ def seeds(study: Study) -> Figure:
         for x, arm in enumerate(arms):
             beyond(one, x, list(scores[arm, budget].values()))
         if len(budgets) > 1:
-            one.set_title(f"At equal {BUDGETS[budget]}")
+            one.set_title(f"At equal {BUDGET_NAMES[budget]}")
         one.set_xticks(range(len(arms)), map(short, arms))
         one.tick_params(axis="x", rotation=35 * crowded)
         for text in one.get_xticklabels() if crowded else ():

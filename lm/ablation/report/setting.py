@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from lm.ablation.report.answer import BUDGETS
+from lm.ablation.report.answer import BUDGET_NAMES
 from lm.ablation.report.page import code, plain
 from lm.ablation.report.plots import drawing, panels
 from lm.ablation.study import Contrast, Study
@@ -44,7 +44,7 @@ def setting(study: Study, contrasts: Sequence[Contrast]) -> Figure:
     """A panel for each series under each budget: what is compared with an equal may differ far less than the rest."""
     many = len(study.record["budgets"]) > 1
     drawn = [
-        (f"{name}, at equal {BUDGETS[budget]}" if many else name, points)
+        (f"{name}, at equal {BUDGET_NAMES[budget]}" if many else name, points)
         for budget in study.record["budgets"]
         for name, points in series(study, contrasts, budget).items()
     ]

@@ -25,7 +25,7 @@ def tuning_section(study: Study, pictures: dict[str, str]) -> list[str]:
         f"The {metric_name(study)}, of every trial, over each setting that was tuned; seed{'s' * (len(seeds) > 1)} "
         f"{', '.join(map(str, seeds))}. Trials that differ in another setting share a value here: the lines join the "
         "best at each value. A ring marks the best trial of an arm, a cross at the edge one without result (diverged), "
-        "a hollow triangle at the edge one that is worse than the picture reaches.",
+        "a hollow triangle one that lies beyond the picture.",
         "![Every trial over each tuned setting](figures/tuning.svg)",
         tuning_table(study, searches),
     ]
@@ -78,7 +78,7 @@ def tuning(study: Study, searches: Searches) -> Figure:
 
 def draw_search(axes: Axes, study: Study, search: dict[str, Any], knob: str, look: Look, arm: str) -> None:
     (low, high), color = axes.get_ylim(), look.color
-    edge, triangle, better = (high, "^", min) if study.lower_is_better else (low, "v", max)
+    edge, better = (high, min) if study.lower_is_better else (low, max)  # the edge of what is worse
     envelope: dict[float, float] = {}
     for trial in sorted(search["trials"], key=lambda trial: float(trial["values"][knob])):
         value, loss = trial["values"][knob], trial[study.metric]
@@ -89,7 +89,8 @@ def draw_search(axes: Axes, study: Study, search: dict[str, Any], knob: str, loo
         if low <= loss <= high:
             axes.plot(value, loss, look.marker, color=color, ms=4)
         else:
-            axes.plot(value, edge, triangle, color=color, mfc="white", clip_on=False)
+            end, triangle = (high, "^") if loss > high else (low, "v")
+            axes.plot(value, end, triangle, color=color, mfc="white", clip_on=False)
     axes.plot(list(envelope), list(envelope.values()), color=color, linestyle=look.linestyle)
     axes.plot([], [], color=color, linestyle=look.linestyle, marker=look.marker, label=arm)
     if (best := best_trial(study, search)) and low <= best[study.metric] <= high:

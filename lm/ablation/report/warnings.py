@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from statistics import fmean, median
 
-from lm.ablation.report.answer import BUDGETS, primary
+from lm.ablation.report.answer import BUDGET_NAMES, primary
 from lm.ablation.report.curves import halfway
 from lm.ablation.report.page import plain
 from lm.ablation.sentence import decimals
@@ -16,11 +16,11 @@ PLACE = ("device", "threads", "precision", "python")
 
 
 def warnings_list(study: Study, contrasts: Sequence[Contrast]) -> list[str]:
-    lines = (f"- **{plain(head)}** {plain(meaning)}" for head, meaning in cautions(study, contrasts))
+    lines = (f"- **{plain(head)}** {plain(meaning)}" for head, meaning in warnings_of(study, contrasts))
     return ["\n".join(lines)]
 
 
-def cautions(study: Study, contrasts: Sequence[Contrast]) -> list[tuple[str, str]]:
+def warnings_of(study: Study, contrasts: Sequence[Contrast]) -> list[tuple[str, str]]:
     asked, planned = primary(contrasts), map(tuple, study.record["cautions"])
     about_runs = [*progress(study), *unused(study), *losses(study), *untuned(study)]
     return [*about_runs, *planned, *edges(study), *small(study, asked), *fading(study, asked), *unequal(study, asked)]
@@ -133,4 +133,4 @@ def unequal(study: Study, asked: Sequence[Contrast]) -> Iterator[tuple[str, str]
 
 
 def at(study: Study, one: Contrast) -> str:
-    return f" at equal {BUDGETS[one.budget]}" if len(study.record["budgets"]) > 1 else ""
+    return f" at equal {BUDGET_NAMES[one.budget]}" if len(study.record["budgets"]) > 1 else ""
