@@ -200,6 +200,12 @@ def test_a_folder_of_something_else_is_refused(lab: Ablate, tmp_path: Path) -> N
     with pytest.raises(BadInput, match="holds no ablation"):
         lab(folder="stranger")
     assert [path.name for path in stranger.iterdir()] == ["thesis.txt"]
+    (tmp_path / "list").mkdir()
+    (tmp_path / "list/ablation.json").write_text("[]")
+    with pytest.raises(BadInput, match="not what ablate"):
+        lab(folder="list")
+    with pytest.raises(BadInput, match=r"output_dir=/proc/nowhere: cannot be written to"):
+        lab(folder="/proc/nowhere")
 
 
 def test_a_plan_leaves_nothing_behind(lab: Ablate, tmp_path: Path) -> None:
@@ -208,8 +214,9 @@ def test_a_plan_leaves_nothing_behind(lab: Ablate, tmp_path: Path) -> None:
     assert len(laboratory.all_cells()) == 4
 
 
-def test_two_drivers_do_not_share_a_folder(lab: Ablate) -> None:
+def test_two_drivers_do_not_share_a_folder(lab: Ablate, monkeypatch: pytest.MonkeyPatch) -> None:
     laboratory = lab(seeds=[0])
+    monkeypatch.setattr("lm.ablation.run.measure", lambda *_: pytest.fail("measured beside another's runs"))
     with claim(laboratory.path), pytest.raises(BadInput, match="another process"):
         lab(seeds=[0])
 
@@ -244,6 +251,9 @@ def test_every_arm_is_tuned_with_as_many_trials_on_seeds_that_are_not_reported(l
     assert cells.items() <= stamps(grown.path).items()
     assert len(stamps(grown.path)) == 6
     assert len({len(search["trials"]) for search in grown.record["searches"].values()}) == 1
+    assert grown.expected_trials() == []
+    moved = lab(seeds=[0, 1], tune=TUNE, arms=more | {"tied": ["head=tied", "optim.lr=0.01"]}, plan_only=True)
+    assert {one.arm for one in moved.expected_trials()} == {"tied"}
 
 
 @pytest.mark.slow

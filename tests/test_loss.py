@@ -1,6 +1,7 @@
 """The loss: chunked and plain are one function, in value and gradients; chunked never holds all logits."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -52,11 +53,22 @@ def test_chunked_is_the_plain_loss_with_its_gradients(head: HeadConfig, monkeypa
 @needs_chunks
 @pytest.mark.parametrize("head", HEADS.values(), ids=HEADS)
 def test_chunked_under_mixed_precision_is_near(head: HeadConfig) -> None:
+    """Of a model with something to say: the losses of an untrained one are all near ln V."""
     net, tokens, targets = setting(head)
+    with torch.no_grad():
+        net.norm.weight.mul_(40 / net.head.matrix(net.embed.weight).norm(dim=1).mean())
+    exact = plain(net, tokens, targets)
+    assert exact.item() > 2 * math.log(VOCAB)
+    exact.backward()
+    wanted = gradients(net)
+    net.zero_grad()
     with torch.autocast("cpu", torch.bfloat16):
         near = chunked(net, tokens, targets)
     near.backward()
-    assert near.item() == pytest.approx(plain(net, tokens, targets).item(), rel=1e-2)
+    assert near.item() == pytest.approx(exact.item(), rel=1e-2)
+    found = gradients(net)
+    for name, one in wanted.items():
+        assert torch.cosine_similarity(one.flatten(), found[name].flatten(), dim=0) > 0.98, name
 
 
 @needs_chunks
@@ -86,6 +98,9 @@ def test_auto_takes_the_faster_one_that_is_the_same(monkeypatch: pytest.MonkeyPa
     assert which_loss("auto", many, "cuda", False) == "plain"
     assert which_loss("auto", many, "cpu", True) == "plain"
     assert which_loss("auto", many, "cpu", False, mixed=True) == "plain"
+    more = Transformer(tiny(), HEADS["tied"], vocab_size=MANY[True], seq_len=SEQ)
+    assert MANY[True] == 8192
+    assert which_loss("auto", more, "cpu", False, mixed=True) == ("chunked" if CHUNKS else "plain")
     assert which_loss("plain", many, "cpu", False) == "plain"
     monkeypatch.setattr(many.head, "__class__", Capped)
     assert which_loss("auto", many, "cpu", False) == "plain"

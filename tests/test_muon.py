@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from lm.config import BadInput, OptimConfig
+from lm.device import has_bf16_units
 from lm.model.transformer import Transformer
 from lm.muon import ROUNDS, Muon, orthogonalise
 from lm.optim import build_optimizer, step_flops
@@ -83,6 +84,23 @@ def test_it_agrees_with_the_muon_of_torch() -> None:
     torch.optim.Muon([theirs], lr=0.1, weight_decay=0.0).step()
     assert torch.cosine_similarity(ours.flatten(), theirs.flatten(), dim=0) > 0.97
     assert ours.norm().item() == pytest.approx(theirs.norm().item(), rel=0.2)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.6, 0.95])
+def test_it_steps_along_an_average_of_gradients_that_looks_ahead(momentum: float) -> None:
+    """By hand: m = momentum m + (1 - momentum) g; the step is what is orthogonal in (1 - momentum) g + momentum m."""
+    torch.manual_seed(0)
+    weight, average = nn.Parameter(torch.randn(6, 9)), torch.zeros(6, 9)
+    expected = weight.detach().clone()
+    optimizer = Muon([{"params": [weight], "momentum": momentum, "rounds": 5, "weight_decay": 0.1}], lr=0.1)
+    for _ in range(4):
+        weight.grad = torch.randn(6, 9)
+        average = momentum * average + (1 - momentum) * weight.grad
+        ahead = (1 - momentum) * weight.grad + momentum * average
+        step = orthogonalise((ahead.bfloat16() if has_bf16_units("cpu") else ahead)[None], 5)[0].float()
+        expected = expected * (1 - 0.1 * 0.1) - 0.1 * step
+        optimizer.step()
+    torch.testing.assert_close(weight.detach(), expected, atol=1e-5, rtol=1e-5)
 
 
 def trained(steps: int, net: Transformer, optimizer: torch.optim.Optimizer) -> None:

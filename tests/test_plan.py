@@ -91,6 +91,7 @@ def test_the_command_line_overrules_what_is_common(build: Build) -> None:
         ),
         ({"arms": {"a": [], "b": ["tokenizer=char"]}, "baseline": "a", "primary": []}, [], "choose val_bpb"),
         ({"match": {"untied": "model.n_layers"}}, [], "arms.untied: ablation.match: model.n_layers=1"),
+        ({"curve": "model.d_fff"}, [], "ablation.curve=model.d_fff"),
     ],
 )
 def test_what_cannot_be_compared_is_refused_by_name(build: Build, changes: dict, words: list[str], said: str) -> None:
@@ -111,6 +112,7 @@ def test_what_cannot_be_compared_is_refused_by_name(build: Build, changes: dict,
         ({"primary": ["tied"]}, "ablation.primary: tied"),
         ({"primary": ["x"]}, "ablation.primary: x: no such arm"),
         ({"against": {"untied": "untied"}}, "untied is compared with no other arm"),
+        ({"against": {"untied": "untied"}, "primary": []}, "untied against itself"),
         ({"against": {"untied": "tied", "tied": "untied"}}, "never ends"),
         ({"match": {"untied": "model.dropout"}}, "ablation.match.untied=model.dropout"),
         ({"match": {"tied": "model.d_ff"}}, "ablation.match: tied"),
@@ -135,7 +137,9 @@ def test_a_question_that_cannot_be_answered_is_refused(changes: dict, said: str)
     assert said in str(error.value)
 
 
-@pytest.mark.parametrize("changes", [{"trials": 9}, {"trials": 2, "seeds": []}, {"factor": 1.0}, {"widening": -1}])
+@pytest.mark.parametrize(
+    "changes", [{"trials": 9}, {"trials": 2, "seeds": []}, {"seeds": [7, 7]}, {"factor": 1.0}, {"widening": -1}]
+)
 def test_an_unfair_search_is_refused(changes: dict) -> None:
     with pytest.raises(BadInput, match=r"ablation\.tune"):
         TuneConfig(**changes)

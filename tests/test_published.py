@@ -2,12 +2,17 @@
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 from scipy import stats
 
 import lm
+from lm.ablation.report.answer import answer
+from lm.ablation.report.contrasts import contrasts_table
+from lm.ablation.restore import restore
+from lm.ablation.study import read_study
 
 STUDIES = sorted((Path(lm.__file__).parents[1] / "docs/studies").rglob("report.md"))
 
@@ -38,3 +43,15 @@ def test_a_report_prints_what_its_rows_give(path: Path) -> None:
             where = [{"flops": "FLOPs"}.get(budget, budget)] if several else []
             line = [arm, other, *where, str(len(seeds)), f"{mean:+.4f}", f"{low:+.4f} to {high:+.4f}"]
             assert line in [cells[: len(line)] for cells in printed]
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.parent.name)
+def test_its_answer_and_verdicts_are_those_of_its_rows(path: Path, tmp_path: Path) -> None:
+    for name in ("ablation.json", "results.csv"):
+        shutil.copy(path.with_name(name), tmp_path)
+    restore(tmp_path)
+    study = read_study(tmp_path)
+    contrasts, report = study.contrasts(), path.read_text()
+    assert "\n\n".join(answer(study, contrasts)) in report
+    if any(one.seeds for one in contrasts):
+        assert contrasts_table(study, contrasts) in report

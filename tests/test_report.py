@@ -23,7 +23,10 @@ from scipy import stats
 
 from lm.ablation.report import write_report
 from lm.ablation.report.page import code, fence, page, plain, table
+from lm.ablation.report.plots import looks, panels
+from lm.ablation.report.tuning import draw_search
 from lm.ablation.restore import restore
+from lm.ablation.study import read_study
 from lm.config import BadInput
 
 ARMS = {"tied": 3.50, "untied": 3.53, "untied_matched": 3.502, "tied_naive": 4.4}  # and what they come to
@@ -128,7 +131,9 @@ def make(
     **record: Any,
 ) -> Path:
     """An ablation's folder: four arms, of which untied trains for fewer steps at equal FLOPs."""
-    steps = {arm: {"own": 1000, "tokens": 1000, "flops": 900 if arm == "untied" else 1000} for arm in ARMS}
+    steps = {
+        arm: {"own": 1000, "tokens": 1000, "time": 1000, "flops": 900 if arm == "untied" else 1000} for arm in ARMS
+    }
     cells = [
         {"arm": arm, "seed": seed, "budget": budget, "steps": steps[arm][budget]}
         | {"run_dir": f"cells/{arm}-seed{seed}-{steps[arm][budget]}"}
@@ -613,6 +618,36 @@ def test_where_more_is_better_the_right_side_is(tmp_path: Path) -> None:
     assert found["untied"]["verdict"] == "worse"
     assert "**tied beats untied.**" in markdown(path)
     assert "right is better" in (path / "figures/forest.svg").read_text()
+
+
+def test_a_difference_that_may_be_too_small_is_told(tmp_path: Path) -> None:
+    """untied is worse by about 0.03; the interval reaches down to about 0.02."""
+    for matters, told in ((0.01, False), (0.028, True)):
+        path = make(tmp_path / str(matters), budgets=("tokens",), matters=matters)
+        (one,) = (one for one in numbers(path)["contrasts"] if one["arm"] == "untied")
+        assert (one["verdict"], one["ci_low"] < matters) == ("worse", told)
+        assert ("**Perhaps too small to matter:** untied and tied" in markdown(path)) is told
+
+
+def test_unequal_times_at_equal_time_are_told(tmp_path: Path) -> None:
+    path = make(tmp_path, budgets=("time",))
+    assert "Equal time was missed" not in markdown(path)
+    for result in path.glob("cells/untied-*/result.json"):
+        found = json.loads(result.read_text())
+        write(result, found | {"seconds": 1.5 * found["seconds"]})
+    write_report(path)
+    assert re.search(r"\*\*Equal time was missed:\*\* untied took 1\.[3-6]\d times as long as tied", markdown(path))
+
+
+def test_a_trial_beyond_the_picture_lies_on_its_own_side(tmp_path: Path) -> None:
+    """One far better than those of the primary arms is no cross and no triangle at the worse edge."""
+    _, axes = panels(1, 2.0, 0.5)
+    axes[0].set(ylim=(3.4, 3.6), xscale="log")
+    trials = [{"values": {"optim.lr": lr}, "val_loss": loss} for lr, loss in ((0.1, 1.5), (0.2, 3.5), (0.4, 9.0))]
+    study = read_study(make(tmp_path))
+    draw_search(axes[0], study, {"trials": trials}, "optim.lr", looks(["tied"])["tied"], "tied")
+    ends = {line.get_xdata()[0]: line.get_ydata()[0] for line in axes[0].get_lines() if line.get_marker() in ("^", "v")}
+    assert ends == {0.1: 3.4, 0.4: 3.6}
 
 
 def test_what_cannot_be_compared_is_said(tmp_path: Path) -> None:

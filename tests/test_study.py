@@ -80,6 +80,15 @@ def test_an_arm_is_not_praised_by_the_seeds_that_it_survived() -> None:
             assert f"{arm} diverged on seed 2" in found.say(one)
 
 
+def test_a_run_is_judged_by_hashes_not_by_what_its_device_and_precision_are_called(tmp_path: Path) -> None:
+    place = tmp_path / "cells/a-seed0-x"
+    place.mkdir(parents=True)
+    found = {"data_hash": "1", "device": "NVIDIA H200", "precision": "bf16-mixed", "val_loss": 3.0}
+    (place / "result.json").write_text(json.dumps(found))
+    asked = {"data_hash": "1", "device": "cuda", "precision": "bf16"}
+    assert read_row(tmp_path, "a", 0, ["tokens"], "cells/a-seed0-x", 10, asked).status == "done"
+
+
 def test_a_result_made_of_something_else_is_no_result(tmp_path: Path) -> None:
     place = tmp_path / "cells/a-seed0-x"
     place.mkdir(parents=True)
