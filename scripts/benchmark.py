@@ -1,7 +1,7 @@
 """How fast it is here: python scripts/benchmark.py [only=[training,decoding]] [seconds=30] [output=FILE]
 
-Every figure stands beside a peer (transformers, from the dev extra) or a limit of the machine, measured in the same
-process by taking turns: read the ratios, for the times are those of this moment.
+Every figure stands beside a peer (transformers, from the dev extra), which takes turns with it in one process, or
+beside a limit of the machine, measured in the same call: read the ratios, for the times are those of this moment.
 """
 
 from lm.benchmark.config import BenchmarkConfig

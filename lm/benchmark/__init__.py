@@ -1,1 +1,1 @@
-"""How fast it is: every figure beside a peer or a limit, measured in the same process by taking turns."""
+"""How fast it is: every figure beside a peer that takes turns with it, or beside a limit of the machine."""

@@ -113,7 +113,7 @@ def fading(study: Study, asked: Sequence[Contrast]) -> Iterator[tuple[str, str]]
             yield (
                 f"The lead of {leader} shrinks{at(study, one)}:",
                 f"during training {one.arm} minus {one.baseline} went from {before:+.{digits}f}, halfway, to "
-                f"{now:+.{digits}f}. A longer one may answer otherwise: ask with twice the steps.",
+                f"{now:+.{digits}f}. Longer training may answer otherwise: ask with twice the steps.",
             )
     if n := sum(bool(row.result) and not (study.path / row.run_dir / "metrics.csv").exists() for row in study.rows):
         yield f"The curves of {n} runs are not here,", "so whether a lead shrinks cannot be told."
