@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from lm.config import BadInput, at_least, choose, seedable
@@ -14,6 +15,12 @@ METRICS = {  # name in result.json -> (whether less is better, its unit)
 BUDGETS = ("tokens", "flops", "time")
 NAME = r"[\w.-]{1,40}"
 MATCHED_BY = ("model.d_ff", "model.d_model", "model.n_layers")
+
+
+def once(key: str, values: Sequence[object]) -> None:
+    for i, value in enumerate(values):
+        if value in values[:i]:
+            raise BadInput(f"{key}: {value} stands twice")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,10 +41,9 @@ class TuneConfig:
             raise BadInput(f"ablation.tune.factor={self.factor}: expected more than 1, up to 10")
         if self.trials and not (self.seeds and self.knobs):
             raise BadInput("ablation.tune.seeds, ablation.tune.knobs: tuning needs at least one of each")
-        for i, seed in enumerate(self.seeds):
+        once("ablation.tune.seeds", self.seeds)
+        for seed in self.seeds:
             seedable(seed)
-            if seed in self.seeds[:i]:
-                raise BadInput(f"ablation.tune.seeds: {seed} stands twice")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -94,10 +100,9 @@ class AblationConfig:
             choose(f"ablation.match.{arm}", key, MATCHED_BY)
             if arm not in self.contrasts() or self.contrasts()[arm] in self.match:
                 raise BadInput(f"ablation.match: {arm} needs an arm to match that is itself not matched")
-        for i, seed in enumerate(self.seeds):
+        once("ablation.seeds", self.seeds)
+        for seed in self.seeds:
             seedable(seed)
-            if seed in self.seeds[:i]:
-                raise BadInput(f"ablation.seeds: {seed} stands twice")
             if self.tune.trials and seed in self.tune.seeds:
                 raise BadInput(f"ablation.tune.seeds: {seed} is also reported; tune on other seeds")
         for name, offset in self.reseed.items():
@@ -109,10 +114,9 @@ class AblationConfig:
             raise BadInput("ablation.seeds: is empty; expected one or more")
         if not 0 < self.matters < math.inf:
             raise BadInput(f"ablation.matters={self.matters}: expected more than 0, in {METRICS[self.metric][1]}")
-        for i, budget in enumerate(self.budgets):
+        once("ablation.budgets", self.budgets)
+        for budget in self.budgets:
             choose("ablation.budgets", budget, BUDGETS)
-            if budget in self.budgets[:i]:
-                raise BadInput(f"ablation.budgets: {budget} stands twice")
         if not self.budgets:
             raise BadInput(f"ablation.budgets: is empty; choose among {', '.join(BUDGETS)}")
 

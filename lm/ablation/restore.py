@@ -45,13 +45,13 @@ def filled(folder: Path) -> bool:
 def rebuild(path: Path, aside: Path) -> int:
     """Write into `aside` what results.csv and curves.csv tell of runs; returns how many are done."""
     try:
-        rows = [row for row in table(path / "results.csv") if re.fullmatch(PLACE, row["run_dir"])]
+        rows = [row for row in read_table(path / "results.csv") if re.fullmatch(PLACE, row["run_dir"])]
         done = {row["run_dir"]: result(row) for row in rows if row["status"] == "done"}
         lost = {
             row["run_dir"]: {key: row[key] for key in LOST} for row in rows if row["status"] in ("failed", "diverged")
         }
         curves: dict[str, list[dict[str, str]]] = {}
-        for point in table(path / "curves.csv") if (path / "curves.csv").exists() else ():
+        for point in read_table(path / "curves.csv") if (path / "curves.csv").exists() else ():
             if None not in (*point, *point.values()):  # a row that is no whole one
                 curves.setdefault(point.pop("run_dir"), []).append(point)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, csv.Error) as error:
@@ -71,7 +71,7 @@ def rebuild(path: Path, aside: Path) -> int:
     return len(done)
 
 
-def table(path: Path) -> list[dict[str, str]]:
+def read_table(path: Path) -> list[dict[str, str]]:
     with open(path, newline="") as file:
         return list(csv.DictReader(file))
 

@@ -16,7 +16,7 @@ from lm.ablation.report.contrasts import number
 from lm.ablation.report.forest import Line, draw_forest, label
 from lm.ablation.report.page import plain, table
 from lm.ablation.report.plots import drawing, short
-from lm.ablation.report.record import results_csv
+from lm.ablation.report.record import csv_text, results_csv
 from lm.ablation.report.warnings import warnings_of
 from lm.ablation.restore import restore
 from lm.ablation.statistics import Comparison, interval
@@ -148,9 +148,5 @@ def all_results(studies: dict[Path, Study]) -> str:
     """The results.csv of every ablation below each other, with the folder's name before each row."""
     tables = {folder.name: list(csv.DictReader(io.StringIO(results_csv(study)))) for folder, study in studies.items()}
     columns = dict.fromkeys(key for rows in tables.values() for row in rows for key in row)
-    buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, ["ablation", *columns], restval="", lineterminator="\n")
-    writer.writeheader()
-    for name, rows in tables.items():
-        writer.writerows({"ablation": name} | row for row in rows)
-    return buffer.getvalue()
+    lines = [{"ablation": name} | row for name, rows in tables.items() for row in rows]
+    return csv_text(["ablation", *columns], lines)

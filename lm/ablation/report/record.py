@@ -4,7 +4,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from lm.ablation.statistics import interval
@@ -23,12 +23,9 @@ def results_csv(study: Study) -> str:
     """Every run, reported or trial, finished or not; what it does not have is empty."""
     tuned = tuned_values(study)
     knobs = list(dict.fromkeys(knob for values in tuned.values() for knob in values))
-    buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, [*COLUMNS, *knobs], restval="", lineterminator="\n")
-    writer.writeheader()
-    for rows, purpose in ((study.rows, "reported"), (study.trials, "trial")):
-        writer.writerows(line(study, row, purpose) | tuned[row.run_dir] for row in rows)
-    return buffer.getvalue()
+    kinds = ((study.rows, "reported"), (study.trials, "trial"))
+    lines = [line(study, row, purpose) | tuned[row.run_dir] for rows, purpose in kinds for row in rows]
+    return csv_text([*COLUMNS, *knobs], lines)
 
 
 def curves_csv(study: Study) -> str:
@@ -39,8 +36,13 @@ def curves_csv(study: Study) -> str:
         for point in study.lines(row, "metrics.csv")
         if point.get("val/loss")
     ]
+    return csv_text(["run_dir", *POINT], rows)
+
+
+def csv_text(columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> str:
+    """What a row does not have is empty."""
     buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, ["run_dir", *POINT], lineterminator="\n")
+    writer = csv.DictWriter(buffer, columns, restval="", lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return buffer.getvalue()

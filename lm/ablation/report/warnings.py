@@ -22,7 +22,7 @@ def warnings_list(study: Study, contrasts: Sequence[Contrast]) -> list[str]:
 
 def warnings_of(study: Study, contrasts: Sequence[Contrast]) -> list[tuple[str, str]]:
     asked, planned = primary(contrasts), map(tuple, study.record["cautions"])
-    about_runs = [*progress(study), *unused(study), *losses(study), *untuned(study)]
+    about_runs = [*progress(study), *unused(study), *losses(study), *restored(study), *untuned(study)]
     return [*about_runs, *planned, *edges(study), *small(study, asked), *fading(study, asked), *unequal(study, asked)]
 
 
@@ -66,6 +66,12 @@ def losses(study: Study) -> Iterator[tuple[str, str]]:
             yield f"{len(rows)} run{'s' * (len(rows) > 1)} {kind} ({arms}).", meaning
 
 
+def restored(study: Study) -> Iterator[tuple[str, str]]:
+    """Runs of which results.csv alone was left."""
+    if n := sum(bool(row.result) and not (study.path / row.run_dir / "metrics.csv").exists() for row in study.rows):
+        yield f"The curves of {n} runs are not here,", "so whether a lead shrinks cannot be told."
+
+
 def untuned(study: Study) -> Iterator[tuple[str, str]]:
     for arm, trials in study.record["untuned"].items():
         named = ", ".join(f"{trial}.log" for trial in trials)
@@ -102,10 +108,11 @@ def fading(study: Study, asked: Sequence[Contrast]) -> Iterator[tuple[str, str]]
     """
     matters, digits = study.record["matters"], decimals(study.record["matters"])
     for one in asked:
-        lead, pairs = one.comparison.mean or 0, halfway(study, one.arm, one.baseline)
-        if one.budget != study.record["budgets"][0] or one.comparison.verdict not in ("better", "worse") or not pairs:
+        if one.budget != study.record["budgets"][0] or one.comparison.verdict not in ("better", "worse"):
             continue
-        before, now = map(fmean, zip(*pairs, strict=True))
+        if not (pairs := halfway(study, one.arm, one.baseline)):
+            continue
+        lead, (before, now) = one.comparison.mean or 0, map(fmean, zip(*pairs, strict=True))
         low, high = interval([end - half for half, end in pairs]) or (0, 0)
         shrinks = low > 0 if lead < 0 else high < 0
         if shrinks and matters <= abs(lead) < matters + abs(now - before):
@@ -115,8 +122,6 @@ def fading(study: Study, asked: Sequence[Contrast]) -> Iterator[tuple[str, str]]
                 f"during training {one.arm} minus {one.baseline} went from {before:+.{digits}f}, halfway, to "
                 f"{now:+.{digits}f}. Longer training may answer otherwise: ask with twice the steps.",
             )
-    if n := sum(bool(row.result) and not (study.path / row.run_dir / "metrics.csv").exists() for row in study.rows):
-        yield f"The curves of {n} runs are not here,", "so whether a lead shrinks cannot be told."
 
 
 def unequal(study: Study, asked: Sequence[Contrast]) -> Iterator[tuple[str, str]]:
