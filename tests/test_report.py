@@ -583,6 +583,17 @@ def test_a_lead_too_small_to_matter_shrinks_in_silence(tmp_path: Path) -> None:
         assert numbers(path)["contrasts"][0]["verdict"] == "worse"
 
 
+@pytest.mark.parametrize(("rise", "told"), [(0.02, True), (0.009, False), (-0.5, False)])
+def test_a_loss_that_rises_before_the_end_is_told(tmp_path: Path, rise: float, told: bool) -> None:
+    path = make(tmp_path, budgets=("tokens",), report=False, matters=0.01)
+    for seed in (0, 1, 2):
+        rows = [(step, step * 1024, 0.001, 3, 1, loss, 2, 0.4) for step, loss in ((500, 4 - rise), (1000, 4))]
+        write(path / f"cells/untied-seed{seed}-1000/metrics.csv", lines(METRICS, *rows))
+    write_report(path)
+    assert ("**Better before the end: untied (by 0.02).**" in markdown(path)) is told
+    assert "Better before the end: tied" not in markdown(path)
+
+
 def test_curves_that_are_not_here_are_told(tmp_path: Path) -> None:
     path = make(tmp_path, budgets=("tokens",), report=False)
     for seed in (0, 1):

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean, median
 
 from lm.ablation.report.answer import BUDGET_NAMES, primary
-from lm.ablation.report.curves import halfway
+from lm.ablation.report.curves import FILE, column, halfway, mean_curves
 from lm.ablation.report.page import plain
 from lm.ablation.sentence import decimals
 from lm.ablation.statistics import interval
@@ -23,7 +23,8 @@ def warnings_list(study: Study, contrasts: Sequence[Contrast]) -> list[str]:
 def warnings_of(study: Study, contrasts: Sequence[Contrast]) -> list[tuple[str, str]]:
     asked, planned = primary(contrasts), map(tuple, study.record["cautions"])
     about_runs = [*progress(study), *unused(study), *losses(study), *restored(study), *untuned(study)]
-    return [*about_runs, *planned, *edges(study), *small(study, asked), *fading(study, asked), *unequal(study, asked)]
+    about_curves = [*fading(study, asked), *rising(study)]
+    return [*about_runs, *planned, *edges(study), *small(study, asked), *about_curves, *unequal(study, asked)]
 
 
 def progress(study: Study) -> Iterator[tuple[str, str]]:
@@ -122,6 +123,14 @@ def fading(study: Study, asked: Sequence[Contrast]) -> Iterator[tuple[str, str]]
                 f"during training {one.arm} minus {one.baseline} went from {before:+.{digits}f}, halfway, to "
                 f"{now:+.{digits}f}. Longer training may answer otherwise: ask with twice the steps.",
             )
+
+
+def rising(study: Study) -> Iterator[tuple[str, str]]:
+    """Arms that were better before the end, as models are that see a small text too often."""
+    curves = mean_curves(study, FILE, column(study)) if study.lower_is_better else {}
+    rises = {arm: curve[max(curve)][0] - min(mean for mean, _, _ in curve.values()) for arm, curve in curves.items()}
+    if named := ", ".join(f"{arm} (by {rise:.2g})" for arm, rise in rises.items() if rise > study.record["matters"]):
+        yield f"Better before the end: {named}.", "Who overfits least is told here, not who can learn most."
 
 
 def unequal(study: Study, asked: Sequence[Contrast]) -> Iterator[tuple[str, str]]:
