@@ -2,19 +2,33 @@
 
 import csv
 import json
+import re
+import shlex
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from hydra import initialize_config_dir
 from scipy import stats
 
 import lm
+from lm.ablation.config import AblateConfig
 from lm.ablation.report.answer import answer
 from lm.ablation.report.contrasts import contrasts_table
 from lm.ablation.restore import restore
 from lm.ablation.study import read_study
+from lm.ablation.words import compose_arms
+from lm.cli import compose
+from lm.config import RunConfig
+from lm.errors import CONFIGS
+from lm.run import flat
 
-STUDIES = sorted((Path(lm.__file__).parents[1] / "docs/studies").rglob("report.md"))
+DOCS = Path(lm.__file__).parents[1] / "docs/studies"
+STUDIES = sorted(DOCS.rglob("report.md"))
+CELLS = dict(re.findall(r"^\| `(\w+)` \| `(.+?)`", (DOCS / "tying.md").read_text(), re.MULTILINE))
+COMMANDS = {"main": "ablation=tying"} | {name: f"ablation=tying_core {words}" for name, words in CELLS.items()}
+COMMANDS = {name: words for name, words in COMMANDS.items() if (DOCS / "tying" / name).exists()}
 
 
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.parent.name)
@@ -55,3 +69,22 @@ def test_its_answer_and_verdicts_are_those_of_its_rows(path: Path, tmp_path: Pat
     assert "\n\n".join(answer(study, contrasts)) in report
     if any(one.seeds for one in contrasts):
         assert contrasts_table(study, contrasts) in report
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_command_that_the_page_gives_asks_for_the_runs_that_are_there(name: str) -> None:
+    """Whatever the defaults have become since: otherwise the rows would not count and all would run again."""
+    words = shlex.split(COMMANDS[name])
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        asked = [word for word in words if word.startswith("ablation")]
+        config = compose("ablate", [*asked, "ablation.name=any"], AblateConfig)
+        others = [word for word in words if word not in asked]
+        runs = compose_arms(config.ablation, others, lambda words: compose("train", words, RunConfig))
+    record = json.loads((DOCS / "tying" / name / "ablation.json").read_text())
+    assert runs.keys() == record["arms"].keys()
+    assert config.ablation.seeds == record["seeds"]
+    for arm, run in runs.items():
+        known = record["arms"][arm]
+        settings = flat(asdict(run)) | known["matched"]
+        different = {key: (value, settings[key]) for key, value in known["settings"].items() if settings[key] != value}
+        assert different.keys() <= {"threads", "trainer.enable_progress_bar"}
