@@ -21,7 +21,10 @@ def read_prompt(config: GenerateConfig) -> str:
             raise BadInput(f"prompt: not UTF-8 at character {error.start}") from error
         return config.prompt
     if config.prompt_file == "-":
-        return sys.stdin.read()
+        try:
+            return sys.stdin.buffer.read().decode()
+        except UnicodeDecodeError as error:
+            raise BadInput(f"standard input: not UTF-8 at byte {error.start} ({error.reason})") from error
     from lm.documents import read_text
 
     return read_text(Path(str(config.prompt_file))).text

@@ -214,6 +214,16 @@ def test_a_plan_leaves_nothing_behind(lab: Ablate, tmp_path: Path) -> None:
     assert len(laboratory.all_cells()) == 4
 
 
+def test_bad_input_leaves_nothing_behind(lab: Ablate, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="absent"):
+        lab("data.path=absent.txt", folder="new/out")
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(BadInput, match="absent"):
+        lab("data.path=absent.txt", folder="mine")
+    assert list((tmp_path / "mine").iterdir()) == []
+
+
 def test_two_drivers_do_not_share_a_folder(lab: Ablate, monkeypatch: pytest.MonkeyPatch) -> None:
     laboratory = lab(seeds=[0])
     monkeypatch.setattr("lm.ablation.run.measure", lambda *_: pytest.fail("measured beside another's runs"))

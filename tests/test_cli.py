@@ -1,6 +1,7 @@
 """A mistake on the command line is one line on standard error and exit code 2, before anything is built."""
 
 import argparse
+import io
 import logging
 import random
 import runpy
@@ -331,6 +332,16 @@ def test_generate_names_what_it_cannot_use(
     with pytest.raises(SystemExit) as left:
         runpy.run_path(str(ROOT / "scripts" / "generate.py"), run_name="__main__")
     refused((int(left.value.code or 0), capsys.readouterr().err, []), said)
+
+
+def test_a_prompt_from_standard_input_is_utf8_or_refused(
+    enter: Callable[[str, list[str]], None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enter("generate", ["run_dir=.", "prompt_file=-"])
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9"), "ascii"))
+    with pytest.raises(SystemExit) as left:
+        runpy.run_path(str(ROOT / "scripts" / "generate.py"), run_name="__main__")
+    refused((int(left.value.code or 0), capsys.readouterr().err, []), "standard input: not UTF-8 at byte 3")
 
 
 def test_unusable_text_is_one_line_for_each_and_leaves_no_run(script: Script, tmp_path: Path) -> None:

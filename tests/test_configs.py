@@ -14,6 +14,7 @@ from lm.cli import compose as compose_words
 from lm.cli import convert
 from lm.config import HEADS, OPTIMIZERS, SOURCES, TOKENIZERS, EvaluateConfig, ExportConfig, GenerateConfig, RunConfig
 from lm.errors import CONFIGS, trainer_arguments
+from lm.trainer import resolve
 
 SCHEMAS = {
     "train": RunConfig,
@@ -53,6 +54,12 @@ def choose(path: Path) -> list[str]:
     group = path.parent.relative_to(CONFIGS).as_posix()
     missing = [key for key, value in (yaml.safe_load(path.read_text()) or {}).items() if value == "???"]
     return [f"{group}={path.stem}", *(f"{group}.{key}=some/path" for key in missing)]
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("experiment/*.yaml")), ids=label)
+def test_an_experiment_may_be_made_shorter(path: Path) -> None:
+    run = composed("train", f"experiment={path.stem}", "trainer.max_steps=50")
+    assert resolve(run)["max_steps"] == 50
 
 
 @pytest.mark.parametrize("path", CHOICES, ids=label)

@@ -501,6 +501,12 @@ def test_runs_that_were_left_out_are_named(tmp_path: Path) -> None:
     write_report(path)
     assert "**Finished but left out: untied seed 7.**" in markdown(path)
     assert "**1 finished run here is not used:** its settings," in markdown(path)
+    before = (path / "results.csv").read_text()
+    assert before.count(",unused,") == 2
+    shutil.rmtree(path / "cells")  # as under version control
+    write_report(path)
+    assert (path / "results.csv").read_text() == before
+    assert "**Finished but left out: untied seed 7.**" in markdown(path)
 
 
 def test_the_other_arms_stand_beside_the_answer(tmp_path: Path) -> None:

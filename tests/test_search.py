@@ -53,7 +53,8 @@ def make(tuning: Tuning, folder: Path, loss: Loss) -> list[str]:
 
 def record(tuning: Tuning, config: AblationConfig, arms: dict[str, Arm]) -> dict[str, Any]:
     tuned = {name: {"tuned": arm.tuned} for name, arm in arms.items()}
-    return {"tune": asdict(config.tune), "trials_made": tuning.decided, "arms": tuned}
+    searches = {name: search.summary() for name, search in tuning.searches.items()}
+    return {"tune": asdict(config.tune), "trials_made": tuning.decided, "arms": tuned, "searches": searches}
 
 
 @pytest.mark.parametrize(("lr", "trials"), [(3e-3, 5), (1.0, 9)])
@@ -79,6 +80,16 @@ def test_an_arm_that_comes_later_gets_as_many_and_moves_nobody(arms: dict[str, A
     assert {name.partition("-")[0] for name in made} == {"untied"}
     assert len(made) == 5
     assert arms["tied"].tuned == tuned
+
+
+def test_what_was_decided_for_other_runs_decides_nothing(build: Build, arms: dict[str, Arm], tmp_path: Path) -> None:
+    config = question(tune=TUNE)
+    first = Tuning(config, arms, tmp_path, {})
+    assert len(make(first, tmp_path, near(3e-3))) == 2 * 5
+    other = ready(build(config, "optim=adamw", "optim.lr=0.003", f"head.table_lr={TABLE_LR}", "model.d_ff=24"))
+    anew = Tuning(config, other, tmp_path, record(first, config, arms))
+    assert [arm.name for arm in anew.open()] == ["tied", "untied"]
+    assert len(make(anew, tmp_path, near(1.0))) == 2 * 9  # widened, for its own best lies far away
 
 
 def test_what_was_killed_says_nothing_about_a_value(arms: dict[str, Arm], tmp_path: Path) -> None:

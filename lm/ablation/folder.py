@@ -45,8 +45,12 @@ def read_record(path: Path, ablation: AblationConfig, overrides: list[str]) -> d
 
 @contextlib.contextmanager
 def claim(path: Path) -> Iterator[None]:
-    """Hold the folder while working in it. Raises BadInput if another process does."""
+    """Hold the folder while working in it. Raises BadInput if another process does.
+
+    A folder made here in which nothing was begun is taken away.
+    """
     lock = filelock.FileLock(path / LOCK)
+    made = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
         path.mkdir(parents=True, exist_ok=True)
         lock.acquire(blocking=False)
@@ -58,4 +62,9 @@ def claim(path: Path) -> Iterator[None]:
         remove_partial(path)
         yield
     finally:
+        if not (path / "ablation.json").exists():
+            (path / LOCK).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # somebody else's files are in it
+                for folder in made:
+                    folder.rmdir()
         lock.release()

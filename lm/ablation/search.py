@@ -89,11 +89,13 @@ class Tuning:
 
     def __init__(self, ablation: AblationConfig, arms: dict[str, Arm], folder: Path, record: dict[str, Any]) -> None:
         self.ablation, self.settings, self.arms, self.folder = ablation, ablation.tune, arms, folder
-        self.decided = record.get("trials_made") if record.get("tune") == asdict(ablation.tune) else None
         self.searches = {name: Search(ablation, arm, folder) for name, arm in arms.items()}
-        for name, known in record.get("searches", {}).items() if self.decided else ():
-            if name in arms and known["trials"][0]["run_dirs"] == self.searches[name].start_dirs():
-                arms[name].tuned = record["arms"][name]["tuned"]
+        dirs = {name: search["trials"][0]["run_dirs"] for name, search in record.get("searches", {}).items()}
+        known = [name for name, search in self.searches.items() if dirs.get(name) == search.start_dirs()]
+        same = known and record.get("tune") == asdict(ablation.tune)  # something that was decided for still stands
+        self.decided = record.get("trials_made") if same else None
+        for name in known if self.decided else ():
+            arms[name].tuned = record["arms"][name]["tuned"]
 
     def open(self) -> list[Arm]:
         """Arms that have no settings of their own yet."""

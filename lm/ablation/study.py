@@ -71,12 +71,13 @@ class Study:
     def scores(self, arm: str, budget: str, key: str | None = None) -> dict[int, float]:
         return {seed: float(row.result[key or self.metric]) for seed, row in self.finished(arm, budget).items()}
 
-    def unused(self) -> list[tuple[str, int]]:
-        """(arm, seed) of finished runs in the folder that the ablation, as it stands, does not ask for."""
+    def unused(self) -> list[Row]:
+        """Finished runs in the folder that the ablation, as it stands, does not ask for."""
         used = {Path(row.run_dir).name for row in self.rows}
         names = sorted(path.parent.name for path in self.path.glob("cells/*/result.json"))
         found = [re.fullmatch(r"(.+)-seed(\d+)-\w+", name) for name in names if name not in used]
-        return [(one[1], int(one[2]) - self.record["reseed"].get(one[1], 0)) for one in found if one]
+        whose = [(one[0], one[1], int(one[2]) - self.record["reseed"].get(one[1], 0)) for one in found if one]
+        return [read_row(self.path, arm, seed, [], f"cells/{name}", 0, {}) for name, arm, seed in whose]
 
     def contrasts(self) -> list[Contrast]:
         """Every arm against its baseline under every budget. The primary ones and the others are corrected apart."""

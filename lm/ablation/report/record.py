@@ -20,19 +20,19 @@ RECORDED = ("command", "machine", "threads", "workers", "python", "versions", "s
 
 
 def results_csv(study: Study) -> str:
-    """Every run, reported or trial, finished or not; what it does not have is empty."""
+    """Every run, reported or trial, finished or not, and what is asked for no more; what it does not have is empty."""
     tuned = tuned_values(study)
     knobs = list(dict.fromkeys(knob for values in tuned.values() for knob in values))
-    kinds = ((study.rows, "reported"), (study.trials, "trial"))
-    lines = [line(study, row, purpose) | tuned[row.run_dir] for rows, purpose in kinds for row in rows]
+    kinds = ((study.rows, "reported"), (study.trials, "trial"), (study.unused(), "unused"))
+    lines = [line(study, row, purpose) | tuned.get(row.run_dir, {}) for rows, purpose in kinds for row in rows]
     return csv_text([*COLUMNS, *knobs], lines)
 
 
 def curves_csv(study: Study) -> str:
-    """What each reported run scored during its training."""
+    """What each run but the trials scored during its training."""
     rows = [
         {"run_dir": row.run_dir} | {key: point[key] for key in POINT}
-        for row in study.rows
+        for row in (*study.rows, *study.unused())
         for point in study.lines(row, "metrics.csv")
         if point.get("val/loss")
     ]
@@ -49,7 +49,7 @@ def csv_text(columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> str:
 
 
 def line(study: Study, row: Row, purpose: str) -> dict[str, Any]:
-    result, arm = row.result, study.record["arms"].get(row.arm)
+    result, arm = row.result, None if purpose == "unused" else study.record["arms"][row.arm]
     found = {"arm": row.arm, "seed": row.seed, "budgets": " ".join(row.budgets), "purpose": purpose}
     found |= {"status": row.status, "error": row.error, "run_dir": row.run_dir}
     found |= {"source_hash": arm["identity"]["source_hash"]} if arm else {}

@@ -42,7 +42,7 @@ def progress(study: Study) -> Iterator[tuple[str, str]]:
 
 def unused(study: Study) -> Iterator[tuple[str, str]]:
     """Finished runs of other seeds: whoever takes seeds away after seeing them can have any verdict."""
-    found = study.unused()
+    found = [(row.arm, row.seed) for row in study.unused()]
     known = {(row.arm, row.seed) for row in study.rows}
     if seeds := sorted({(arm, seed) for arm, seed in found if (arm, seed) not in known}):
         names = ", ".join(f"{arm} seed {seed}" for arm, seed in seeds)
