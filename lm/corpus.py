@@ -84,7 +84,7 @@ def split(documents: list[Document], val_fraction: float) -> tuple[list[str], li
     """
     if len(documents) == 1:
         whole = documents[0].text
-        cut = int(len(whole) * (1 - val_fraction))
+        cut = min(int(len(whole) * (1 - val_fraction)), len(whole) - 1)
         return [whole[:cut]], [whole[cut:]]
 
     def place(document: Document) -> float:

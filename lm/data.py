@@ -89,9 +89,10 @@ def prepare(config: DataConfig, tokenizer: TokenizerConfig, quiet: bool = True) 
             raise PermissionError(errno.EACCES, "Permission denied")
     except OSError as error:
         raise BadInput(f"data.cache_dir={config.cache_dir}: {error.strerror}; expected a folder to write to") from error
-    with filelock.FileLock(folder.with_suffix(".lock")):
-        if not folder.exists():
-            build(folder, documents, config, tokenizer, text_hash, quiet)
+    if not folder.exists():  # what is there is whole, and may lie where we cannot write
+        with filelock.FileLock(folder.with_suffix(".lock")):
+            if not folder.exists():
+                build(folder, documents, config, tokenizer, text_hash, quiet)
     data = open_tokens(folder)
     for name, tokens in (("training", data.train), ("validation", data.val)):
         needed = config.seq_len + 1 if name == "training" else 2

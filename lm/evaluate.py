@@ -121,7 +121,7 @@ def own_validation(run_dir: Path, trust: bool) -> tuple[np.ndarray, int, int]:
     """
     try:
         settings = yaml.safe_load((run_dir / "config.yaml").read_text())
-        data_hash = settings["data_hash"]
+        made_of = settings["data_hash"], settings["tokenizer_hash"]
         config = replace(DataConfig(**settings["data"]), cache_dir=DataConfig().cache_dir)
         tokenizer = TokenizerConfig(**settings["tokenizer"])
     except OSError as error:
@@ -132,8 +132,9 @@ def own_validation(run_dir: Path, trust: bool) -> tuple[np.ndarray, int, int]:
     if not trust and (config.source == "hub" or "://" in (config.path or "")):
         raise BadInput(f"run_dir={run_dir}: its text comes from {config.path}; trust=true fetches it")
     data = prepare(config, tokenizer)
-    if data.hash != data_hash:
-        raise BadInput(f"run_dir={run_dir}: its text has changed since; name a text: data=text data.path=FILE")
+    if (data.hash, data.tokenizer.hash) != made_of:
+        what = "text" if data.hash != made_of[0] else "tokenizer"
+        raise BadInput(f"run_dir={run_dir}: its {what} has changed since; name a text: data=text data.path=FILE")
     return data.val, data.val_bytes, config.batch_size
 
 

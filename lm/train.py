@@ -87,8 +87,9 @@ def fit(
     )
     device, mixed = options["accelerator"], is_mixed(options["precision"])
     settings |= {"loss": which_loss(run.loss, net, device, run.compile, mixed)}
-    if resume:
+    if checkpoints.found():  # also of those that are to go: they may be another run's
         place.refuse_changes(settings)
+    if resume:
         log.info("resuming %s from %s", place.path, resume.name)
     trainer, journal = build_trainer(run, options, checkpoints, place.path, bar)
     others = build_loggers(run, place.path)

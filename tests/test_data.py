@@ -126,6 +126,16 @@ def test_the_folder_is_built_once_and_another_text_or_split_or_tokenizer_gets_an
     assert all(len(folder.name) == 16 for folder in folders(source))
 
 
+def test_a_folder_that_is_there_is_only_read(source: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare(source, BYTE)
+    monkeypatch.setattr("filelock.FileLock", lambda path: pytest.fail(f"{path}: may lie where nothing can be written"))
+    prepare(source, BYTE)
+
+
+def test_a_tiny_share_of_a_single_text_still_validates(source: DataConfig) -> None:
+    assert len(prepare(replace(source, val_fraction=1e-17), BYTE).val) == 2  # end of text, and a byte
+
+
 def test_ten_processes_at_once_build_the_folder_once(source: DataConfig) -> None:
     text = Path(str(source.path)).read_text() * 60
     Path(str(source.path)).write_text(text)

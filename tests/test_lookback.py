@@ -55,6 +55,12 @@ def test_the_same_parameters_and_the_same_draws_elsewhere() -> None:
     torch.testing.assert_close(shift, shift[:1].expand_as(shift))  # the same for all tokens
 
 
+def test_its_draw_leaves_no_trace() -> None:
+    state = torch.get_rng_state()
+    Transformer(tiny(**BODY, lookback=1), HEADS["tied"], vocab_size=VOCAB, seq_len=SEQ)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
 def test_another_seed_has_another_direction() -> None:
     def direction(seed: int, lookback: int) -> Tensor:
         return Transformer(

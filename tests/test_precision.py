@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 import lm.muon as module
 from lm.bare import bare_step
-from lm.config import RunConfig
-from lm.device import SHORT, has_bf16_units, is_mixed, quick_attention
+from lm.config import BadInput, RunConfig
+from lm.device import SHORT, has_bf16_units, is_mixed, quick_attention, set_threads
 from lm.loss import plain
 from lm.model.transformer import Transformer
 from lm.muon import Muon
@@ -121,3 +121,11 @@ def test_muon_steps_as_far_and_almost_there_in_bf16(monkeypatch: pytest.MonkeyPa
     rough, exact = found
     assert rough.dtype == exact.dtype == torch.float32
     assert 1e-4 * exact.norm() < (rough - exact).norm() < 0.1 * exact.norm()
+
+
+@pytest.mark.parametrize("said", ["abc", "0", "-2"])
+def test_a_count_of_threads_that_is_none_is_named(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", said)
+    with pytest.raises(BadInput, match=f"OMP_NUM_THREADS={said}: expected a number"):
+        set_threads(None)
+    assert set_threads(torch.get_num_threads()) == torch.get_num_threads()  # the config's own count comes first

@@ -322,6 +322,18 @@ def test_resume_switched_off_starts_again(corpus: Path, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "run/result.json").read_text())["resumed_from"] == []
 
 
+def test_switched_off_it_spares_another_run(corpus: Path, tmp_path: Path) -> None:
+    from lm.train import train
+
+    run = a_run(corpus, tmp_path / "run")
+    kill_at_random(run, kills=1, seed=0)
+    there = sorted((tmp_path / "run/checkpoints").iterdir())
+    assert there
+    with pytest.raises(BadInput, match="holds another run"):
+        train(replace(run, seed=5, checkpoint=CheckpointConfig(every=10, resume=False)))
+    assert sorted((tmp_path / "run/checkpoints").iterdir()) == there
+
+
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_saves_and_leaves_with_its_code(
     quiet_run: RunConfig, corpus: Path, tmp_path: Path, signum: signal.Signals

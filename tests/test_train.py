@@ -42,7 +42,7 @@ from lm.model.transformer import Transformer
 from lm.portable import load_model
 from lm.run import config_hash, default_dir
 from lm.task import LMTask
-from lm.tokenizer import EOT, byte_tokenizer
+from lm.tokenizer import EOT, byte_tokenizer, train_bpe
 from lm.train import train
 from lm.trainer import resolve
 
@@ -184,6 +184,17 @@ def test_evaluate_gives_the_number_in_the_result(corpus: Path, tmp_path: Path) -
     config = DataConfig(source="text", path=str(tmp_path / "val.txt"), batch_size=4)
     again = evaluate_run(EvaluateConfig(run_dir=str(tmp_path / "run"), data=config, threads=1))
     assert again == scores
+
+
+def test_a_run_is_not_scored_with_another_tokenizer(corpus: Path, tmp_path: Path) -> None:
+    for size in (300, 290):
+        path = tmp_path / "tokenizer.json"
+        path.write_text(train_bpe([TEXT], size).to_json())
+        if size == 300:
+            tokenizer = TokenizerConfig(kind="file", vocab_size=None, path=str(path))
+            train(short(corpus, tmp_path / "run", tokenizer=tokenizer))
+    with pytest.raises(BadInput, match="its tokenizer has changed since"):
+        evaluate_run(EvaluateConfig(run_dir=str(tmp_path / "run"), threads=1))
 
 
 def test_a_diverging_run_stops_and_keeps_its_last_good_checkpoint(corpus: Path, tmp_path: Path) -> None:

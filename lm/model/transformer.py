@@ -73,8 +73,8 @@ class Transformer(nn.Module):
                     torch.default_generator.manual_seed(named_seed(seed, name))
                     module.reset_parameters()
         if self.config.lookback:
-            torch.default_generator.manual_seed(named_seed(seed, "lookback"))
-            direction = F.normalize(torch.randn(self.config.d_model), dim=0)
+            generator = torch.Generator().manual_seed(named_seed(seed, "lookback"))
+            direction = F.normalize(torch.randn(self.config.d_model, generator=generator), dim=0)
             look_back(self.embed, self.blocks[: self.config.lookback], self.position, direction)
         self.head.start(self.embed.weight)
         scale = self.config.residual_init

@@ -16,8 +16,8 @@ METRIC_NAMES = {
 }
 HELD_EQUAL = {
     "tokens": "training tokens",
-    "flops": "training FLOPs",
-    "time": "training time, planned from the measured cost of a step; costs within 2 % count as equal",
+    "flops": "training FLOPs (what differs by less than 2 % counts as equal)",
+    "time": "training time (planned from the measured cost of a step; what differs by less than 2 % counts as equal)",
 }
 MOST = 6  # sentences in the answer; the table has all
 
@@ -111,4 +111,8 @@ def tuned(record: dict[str, Any]) -> str:
     number = " to ".join(dict.fromkeys(map(str, (min(made), max(made)))))
     seeds = record["tune"]["seeds"]
     named = f"{', '.join(map(str, seeds))}, not among those reported"
-    return f"Each arm was tuned on its own, in {number} trials, on {len(seeds)} seed{'s' * (len(seeds) > 1)} ({named})."
+    under = f" at equal {BUDGET_NAMES[record['budgets'][0]]}" * (len(record["budgets"]) > 1)
+    return (
+        f"Each arm was tuned on its own{under}, in {number} trials, on {len(seeds)} seed{'s' * (len(seeds) > 1)} "
+        f"({named}; the text that scored the trials is the one that scores the arms)."
+    )
