@@ -48,7 +48,6 @@ def decode(
     *,
     temperature: float = 0.0,
     seed: int = 0,
-    use_cache: bool = True,
 ) -> Iterator[list[int]]:
     """Yield, without end, the next id of each prompt. Prompts may differ in length; none may be empty."""
     texts = [list(prompt) for prompt in prompts]
@@ -63,7 +62,7 @@ def decode(
         while True:
             now = [window_start(len(text), net.seq_len) for text in texts]
             longest = max(len(text) - start for text, start in zip(texts, now, strict=True))
-            if now != starts or not use_cache:
+            if now != starts:
                 starts, cache = now, KVCache(room(longest, net.seq_len))
                 logits, ends = read(net, [text[start:] for text, start in zip(texts, starts, strict=True)], cache)
             else:

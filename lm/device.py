@@ -13,13 +13,17 @@ from lm.config import BadInput
 SHORT = 512  # tokens up to which attention in bf16 on a CPU is faster as plain products
 
 
+def cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def set_threads(threads: int | None) -> int:
     """Use this many threads in matrix products (None: OMP_NUM_THREADS, else the cores); returns the count.
 
     On a CPU, results are equal bit for bit only at an equal count. Raises BadInput if OMP_NUM_THREADS is no count.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    wanted = str(threads or os.environ.get("OMP_NUM_THREADS") or cores).split(",")[0]
+    wanted = str(threads or os.environ.get("OMP_NUM_THREADS") or cores()).split(",")[0]
     if not wanted.isdigit() or int(wanted) < 1:
         raise BadInput(f"OMP_NUM_THREADS={wanted}: expected a number of threads, 1 or more")
     torch.set_num_threads(int(wanted))

@@ -267,7 +267,7 @@ def test_the_answer_comes_first_and_what_weakens_it_at_once(full: Path) -> None:
     assert "**The warm-up of tied is long:**" in head
     assert "3 seeds" in head
     assert "0.01 or more matters" in head
-    assert "on 1 seed (1000, not among those reported)" in head
+    assert "on 1 seed (1000, not among those reported; the text that scored the trials" in head
 
 
 def test_contrasts_are_those_that_results_csv_gives(full: Path) -> None:

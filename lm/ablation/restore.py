@@ -11,9 +11,16 @@ from typing import Any
 from lm.ablation.workers import Place
 from lm.config import BadInput
 
-WHOLE = ("n_params", "flops_per_token", "steps", "tokens", "threads")
-REAL = ("val_loss", "val_bpb", "val_top1", "seconds", "tokens_per_second")
-WORDS = ("config_hash", "data_hash", "tokenizer_hash", "device", "precision", "python")
+RESULT: dict[str, type[int] | type[float] | type[str]] = {  # of a run's result.json, as columns of results.csv
+    **dict.fromkeys(("val_loss", "val_bpb", "val_top1"), float),
+    **dict.fromkeys(("n_params", "flops_per_token", "steps", "tokens"), int),
+    **dict.fromkeys(("seconds", "tokens_per_second"), float),
+    **dict.fromkeys(("config_hash", "data_hash", "tokenizer_hash"), str),
+    "threads": int,
+    "device": str,
+    "precision": str,
+    "python": str,
+}
 LOST = ("status", "error")
 PLACE = r"(cells|trials)/[\w-][\w.-]*"
 log = logging.getLogger(__name__)
@@ -78,6 +85,6 @@ def read_table(path: Path) -> list[dict[str, str]]:
 
 def result(row: dict[str, str]) -> dict[str, Any]:
     """What a row says of a run, as result.json says it."""
-    found: dict[str, Any] = {key: int(row[key]) for key in WHOLE} | {key: float(row[key]) for key in REAL}
-    found |= {key: row[key] for key in WORDS} | {"versions": {"torch": row["torch"]}, "samples": []}
+    found: dict[str, Any] = {key: kind(row[key]) for key, kind in RESULT.items()}
+    found |= {"versions": {"torch": row["torch"]}, "samples": []}
     return found | {"resumed_from": [int(step) for step in row["resumed_from"].split()]}

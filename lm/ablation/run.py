@@ -27,7 +27,7 @@ from lm.ablation.search import Tuning
 from lm.ablation.study import read_study
 from lm.ablation.workers import missing, prepare_workers, run_cells
 from lm.config import RunConfig
-from lm.device import set_threads
+from lm.device import cores, set_threads
 from lm.files import write_text
 from lm.run import flat
 
@@ -69,12 +69,11 @@ class Laboratory:
         restore(self.path)
         if not config.plan_only:
             prepare_workers()
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self.gpus = torch.cuda.device_count()
         threads = self.record.get("threads", 1)  # the same for all cells, whenever they are run
         self.arms = build_arms(self.ablation, runs, threads, quiet=not sys.stderr.isatty())
         self.threads = set_threads(max(arm.run.threads or threads for arm in self.arms.values()))
-        self.workers = config.workers or self.gpus or max(1, cores // self.threads)
+        self.workers = config.workers or self.gpus or max(1, cores() // self.threads)
         self.record["seconds_per_step"] = measure(self.arms, self.record.get("seconds_per_step", {}))
         set_steps(self.ablation, self.arms)
         self.tuning = Tuning(self.ablation, self.arms, self.path / "trials", self.record)

@@ -7,14 +7,12 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from lm.ablation.restore import RESULT
 from lm.ablation.statistics import interval
 from lm.ablation.study import Contrast, Row, Study, spread
 
-SCORES = ("val_loss", "val_bpb", "val_top1", "n_params", "flops_per_token", "steps", "tokens", "seconds")
-HASHES = ("config_hash", "data_hash", "tokenizer_hash")
-PLACE = ("threads", "device", "precision", "python")
 WHO = ("arm", "seed", "budgets", "purpose", "status", "error")
-COLUMNS = (*WHO, *SCORES, "tokens_per_second", *HASHES, "source_hash", *PLACE, "torch", "resumed_from", "run_dir")
+COLUMNS = (*WHO, *RESULT, "source_hash", "torch", "resumed_from", "run_dir")
 POINT = ("step", "tokens", "val/loss", "val/bpb", "val/top1")  # of metrics.csv
 RECORDED = ("command", "machine", "threads", "workers", "python", "versions", "seeds", "metric", "matters", "baseline")
 
@@ -54,7 +52,7 @@ def line(study: Study, row: Row, purpose: str) -> dict[str, Any]:
     found |= {"status": row.status, "error": row.error, "run_dir": row.run_dir}
     found |= {"source_hash": arm["identity"]["source_hash"]} if arm else {}
     if result:
-        found |= {key: result.get(key) for key in (*SCORES, "tokens_per_second", *HASHES, *PLACE)}
+        found |= {key: result.get(key) for key in RESULT}
         found |= {"torch": result["versions"]["torch"], "resumed_from": " ".join(map(str, result["resumed_from"]))}
     return found
 
