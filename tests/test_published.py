@@ -28,16 +28,11 @@ DOCS = Path(lm.__file__).parents[1] / "docs/studies"
 STUDIES = sorted(DOCS.rglob("report.md"))
 PAGE = (DOCS / "tying.md").read_text()
 CELLS = re.findall(r"^\| `(\w+)` \| `(.+?)`", PAGE, re.MULTILINE)
-WHOLE = re.findall(
-    r"^python scripts/ablate.py (.+?) output_dir=docs/studies/(\S+)", PAGE.replace("\\\n ", ""), re.MULTILINE
-)
+WHOLE = re.findall(r"^python scripts/ablate.py (.+?)  # (\S+)$", PAGE.replace("\\\n ", ""), re.MULTILINE)
 COMMANDS = {f"tying/{name}": f"ablation=tying_core {words}" for name, words in CELLS}
 COMMANDS |= {folder: words for words, folder in WHOLE}
-APART = {
-    "recipe",
-    "tying_pilot",
-    "tying_trials",
-}  # from a copy of its text; seen before, with settings that are no more
+# `recipe` was run from a copy of its text; the others are what was seen before, with settings that are no more
+APART = {"recipe", "tying_pilot", "tying_trials"}
 RUN = sorted({str(path.parent.relative_to(DOCS)) for path in DOCS.rglob("ablation.json")} - APART)
 
 
