@@ -81,7 +81,7 @@ def test_the_command_that_the_page_gives_asks_for_the_runs_that_are_there(name: 
     """Whatever the defaults have become since: otherwise the rows would not count and all would run again."""
     words = shlex.split(COMMANDS[name])
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        asked = [word for word in words if word.startswith("ablation")]
+        asked = [word for word in words if word.lstrip("+~").startswith("ablation")]
         config = compose("ablate", [*asked, "ablation.name=any"], AblateConfig)
         others = [word for word in words if word not in asked]
         runs = compose_arms(config.ablation, others, lambda words: compose("train", words, RunConfig))
