@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -272,11 +273,11 @@ def test_a_killed_trial_is_tried_again_and_never_a_bad_value(lab: Ablate, tmp_pa
     few = TuneConfig(trials=3, widening=0, seeds=[77], knobs=["optim.lr"])
     quiet = [arm.tuned for arm in lab(seeds=[0], tune=few, folder="quiet").arms.values()]
 
-    victims = tmp_path / "once/trials/untied"
-    during(lambda: workers_of(victims), lambda: os.kill(workers_of(victims)[0], signal.SIGKILL))
+    during(lambda: kill_one(tmp_path / "once/trials/untied"), lambda: (tmp_path / "killed").touch())
     once = lab(seeds=[0], tune=few, folder="once")
     assert [arm.tuned for arm in once.arms.values()] == quiet
     assert once.n_failed() == 0
+    assert (tmp_path / "killed").exists()
 
     stop, folder = threading.Event(), tmp_path / "always"
     threading.Thread(target=lambda: kill_until(stop, folder / "trials/untied"), daemon=True).start()
@@ -292,8 +293,16 @@ def test_a_killed_trial_is_tried_again_and_never_a_bad_value(lab: Ablate, tmp_pa
 
 def kill_until(stop: threading.Event, place: Path) -> None:
     while not stop.wait(0.02):
-        for worker in workers_of(place):
+        kill_one(place)
+
+
+def kill_one(place: Path) -> bool:
+    """Whether there was a worker at all: it may have come to its end since it was looked for."""
+    for worker in workers_of(place):
+        with suppress(ProcessLookupError):
             os.kill(worker, signal.SIGKILL)
+            return True
+    return False
 
 
 # The driver as a process of its own, to be killed.
@@ -374,8 +383,7 @@ def test_a_driver_killed_at_any_moment_loses_nothing(words: list[str], tmp_path:
 def test_a_killed_worker_is_recorded_and_done_again_by_the_same_command(words: list[str], tmp_path: Path) -> None:
     folder, longer = tmp_path / "out", [*words, "trainer.max_steps=400"]
     driver = start(folder, longer)
-    wait_for(lambda: workers_of(folder))
-    os.kill(workers_of(folder)[0], signal.SIGKILL)
+    wait_for(lambda: kill_one(folder))
     assert driver.wait(300) == 1
     found = [row for row in read_study(folder).rows if row.status == "failed"]
     assert [row.error for row in found] == ["killed by signal 9"]
