@@ -21,6 +21,7 @@ FLOORS = [  # lowest first
         "lm.device",
         "lm.files",
         "lm.decode",
+        "lm.lookup",
         "lm.documents",
         "lm.loss",
         "lm.muon",

@@ -3,15 +3,20 @@
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
+from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from lm.benchmark.limits import Reading
 from lm.benchmark.measure import Figure, alternate, paired
 from lm.benchmark.peers import in_transformers
 from lm.benchmark.shapes import DEFAULT, GPT2
 from lm.decode import decode
+from lm.evaluate import own_validation
 from lm.model.transformer import Transformer
+from lm.portable import load_model
 
 CASES = {  # what -> shape, prompts, tokens to write
     "default": (DEFAULT, 1, 96),
@@ -21,20 +26,28 @@ CASES = {  # what -> shape, prompts, tokens to write
 }
 
 
-def write(net: Transformer, prompts: list[list[int]], n: int) -> None:
-    for _ in islice(decode(net, prompts), n):
+PLACES = 8  # in a run's validation text
+
+
+def write(net: Transformer, prompts: list[list[int]], n: int, **options: int) -> None:
+    for _ in islice(decode(net, prompts, **options), n):
         pass
 
 
-def decoding(device: str, seconds: float) -> Iterator[Figure]:
+def writes_alike(theirs: Any, prompts: Tensor, n: int) -> Callable[[], object]:
+    greedy = {"min_new_tokens": n, "max_new_tokens": n, "do_sample": False}
+    return partial(theirs.generate, prompts, attention_mask=torch.ones_like(prompts), **greedy)
+
+
+def decoding(device: str, seconds: float, run_dir: str | None = None) -> Iterator[Figure]:
+    """Weights without training say nothing that could be guessed, or the same for ever: they are read without."""
     for name, (shape, rows, n) in CASES.items():
         net = shape.model(device).eval()
         theirs = in_transformers(net)
         prompts = torch.randint(shape.vocab_size, (rows, 8), device=device)
-        calls: dict[str, Callable[[], object]] = {"ours": partial(write, net, prompts.tolist(), n)}
+        calls: dict[str, Callable[[], object]] = {"ours": partial(write, net, prompts.tolist(), n, guesses=0)}
         if theirs is not None:
-            greedy = {"min_new_tokens": n, "max_new_tokens": n, "do_sample": False}
-            calls["transformers"] = partial(theirs.generate, prompts, attention_mask=prompts * 0 + 1, **greedy)
+            calls["transformers"] = writes_alike(theirs, prompts, n)
         if heavy := name == "GPT-2 124M":
             calls["memory"] = read = Reading(device)
         times = alternate(calls, seconds)
@@ -45,3 +58,29 @@ def decoding(device: str, seconds: float) -> Iterator[Figure]:
             ours, reading = paired(times["ours"], times["memory"])
             least = reading * sum(parameter.nbytes for parameter in net.parameters()) / read.weights.nbytes
             yield Figure("decoding", name, n / ours, "tokens/s", "memory bandwidth", 1 / least)
+    if run_dir is not None:
+        yield from of_a_run(Path(run_dir).expanduser(), device, seconds)
+
+
+def of_a_run(run_dir: Path, device: str, seconds: float) -> Iterator[Figure]:
+    """A quarter of a context from each of some places of the validation text, and the rest of it from the model."""
+    net = load_model(run_dir)[0].to(device)
+    text, *_ = own_validation(run_dir, trust=False)
+    shown = max(1, min(net.seq_len // 4, len(text)))
+    n = max(1, net.seq_len - shown)
+    starts = [(len(text) - shown) * place // PLACES for place in range(PLACES)]
+    prompts = torch.tensor([text[start : start + shown].tolist() for start in starts], device=device)
+
+    def at_each(call: Callable[[Tensor], object]) -> Callable[[], object]:
+        return lambda: [call(prompt) for prompt in prompts[:, None]]
+
+    calls = {
+        "ours": at_each(lambda prompt: write(net, prompt.tolist(), n)),
+        "a token a pass": at_each(lambda prompt: write(net, prompt.tolist(), n, guesses=0)),
+    }
+    if (theirs := in_transformers(net)) is not None:
+        calls["transformers"] = at_each(lambda prompt: writes_alike(theirs, prompt, n)())
+    times = alternate(calls, seconds)
+    for peer in list(calls)[1:]:
+        ours, other = (PLACES * n / found for found in paired(times["ours"], times[peer]))
+        yield Figure("decoding", f"{run_dir.name}, reading ahead", ours, "tokens/s", peer, other)

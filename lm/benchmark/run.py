@@ -6,6 +6,7 @@ import platform
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -46,9 +47,10 @@ def benchmark(config: BenchmarkConfig) -> str:
     logging.disable(logging.WARNING)
     threads, device = set_threads(config.threads), best_device()
     where = f"torch {torch.__version__}, {platform.machine()}, {device}, {threads} threads"
+    sections = SECTIONS | {"decoding": partial(decoding, run_dir=config.run_dir)}
     figures: list[Figure] = []
-    for name in config.only or SECTIONS:
-        for figure in SECTIONS[name](device, config.seconds):
+    for name in config.only or sections:
+        for figure in sections[name](device, config.seconds):
             print(*(word for word in row(figure) if word), sep="  ", file=sys.stderr, flush=True)
             figures.append(figure)
         if config.output:

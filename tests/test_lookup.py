@@ -1,0 +1,94 @@
+"""A guess is what followed the last time, and decoding with guesses is decoding."""
+
+from collections import Counter
+from itertools import islice, product
+
+import pytest
+import torch
+from conftest import SEQ, tiny
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_generate import LOUD, by_definition, talker
+
+from lm.decode import decode
+from lm.lookup import ORDERS, Lookup
+from lm.model.transformer import Transformer
+
+TEXTS = st.lists(st.integers(0, 3), min_size=1, max_size=40)
+
+
+def by_search(text: list[int], n: int) -> list[int]:
+    """Look for the last tokens from the end of the text backwards; if the copy runs out, it goes on with itself."""
+    for order in ORDERS:
+        for at in range(len(text) - 1, order - 1, -1):
+            if text[at - order : at] == text[-order:]:
+                return [(text[at:] * n)[i] for i in range(n)]
+    return []
+
+
+@settings(deadline=None)
+@given(TEXTS, st.integers(0, 20))
+def test_a_guess_is_what_followed_the_last_time(text: list[int], n: int) -> None:
+    assert Lookup(text).guess(n) == by_search(text, n)
+
+
+@settings(deadline=None)
+@given(TEXTS, st.lists(st.integers(1, 4), max_size=10))
+def test_a_text_that_grows_is_as_one_that_was_there(text: list[int], steps: list[int]) -> None:
+    grown = text[:1]
+    lookup = Lookup(grown)
+    for step in steps:
+        assert lookup.guess(5) == by_search(grown, 5)
+        grown.extend(text[len(grown) : len(grown) + step])
+    assert lookup.guess(5) == by_search(grown, 5)
+
+
+def widths(net: Transformer, prompt: list[int], n: int, **options) -> tuple[list[int], list[int]]:
+    """n new tokens, and how many tokens each pass through the model read."""
+    seen: list[int] = []
+    hook = net.blocks[0].register_forward_hook(lambda module, args, y: seen.append(y.shape[1]))
+    answer = [one for (one,) in islice(decode(net, [prompt], **options), n)]
+    hook.remove()
+    return answer, seen
+
+
+@pytest.mark.parametrize("seq_len", [SEQ, 100])
+@pytest.mark.parametrize("guesses", [1, 3, 16])
+def test_the_tokens_are_the_same_in_fewer_passes(guesses: int, seq_len: int) -> None:
+    """Right and wrong guesses, across the end of the context and the growth of the cache."""
+    net, n, accepted, refused = talker(seq_len=seq_len), 3 * seq_len, 0, 0
+    for prompt in ([1], [5, 6, 7, 5, 6], [*range(20)] * 3):
+        expected = by_definition(net, prompt, n)
+        plain, one_each = widths(net, prompt, n, guesses=0)
+        ahead, seen = widths(net, prompt, n, guesses=guesses)
+        assert plain == ahead == expected
+        assert len(one_each) == n
+        assert max(seen[1:]) <= max(seq_len, guesses + 1)
+        accepted += n - len(seen)
+        refused += sum(seen) > n + len(prompt)
+    assert accepted
+    assert refused
+
+
+def test_a_batch_does_not_guess() -> None:
+    net, prompts, n = talker(seq_len=100), [[5, 6, 7, 5, 6], [1, 1, 1]], 90
+    seen: list[int] = []
+    hook = net.blocks[0].register_forward_hook(lambda module, args, y: seen.append(y.shape[1]))
+    rows = list(islice(decode(net, prompts), n))
+    hook.remove()
+    assert seen[1:] == [1] * (n - 1)
+    assert [list(row) for row in zip(*rows, strict=True)] == [by_definition(net, prompt, n) for prompt in prompts]
+
+
+def test_a_sample_with_guesses_is_drawn_from_the_model() -> None:
+    """Three tokens after a text that asks for guesses: as often as the model's own probabilities say."""
+    net = Transformer(tiny(), LOUD, vocab_size=3, seq_len=16).eval()
+    prompt, n = [0, 1, 2, 0, 1, 2, 0, 1], 1500
+    found = Counter(tuple(widths(net, prompt, 3, temperature=1.0, seed=seed)[0]) for seed in range(n))
+    chi2 = 0.0
+    for answer in product(range(3), repeat=3):
+        with torch.no_grad():
+            rows = torch.softmax(net(torch.tensor([[*prompt, *answer]]))[0, len(prompt) - 1 : -1], -1)
+        expected = n * rows[torch.arange(3), torch.tensor(answer)].prod().item()
+        chi2 += (found[answer] - expected) ** 2 / expected
+    assert chi2 < 54  # 26 degrees of freedom: one honest sampler in a thousand is further off
