@@ -54,15 +54,17 @@ def decode(
 ) -> Iterator[list[int]]:
     """Yield, without end, the next id of each prompt. Prompts may differ in length; none may be empty.
 
-    A single prompt is read ahead by up to `guesses` tokens (see lm/lookup.py), twice as many as were right the last
-    time and two; 0 reads one token at a time. In a batch the passes are shared already.
+    Greedy and with a single prompt, a pass reads ahead by up to `guesses` tokens (see lm/lookup.py), twice as many as
+    were right the last time and two; 0 reads one token at a time. A batch shares its passes already, and what is
+    sampled is seldom guessed.
     """
     texts = [list(prompt) for prompt in prompts]
     if not all(texts):
         raise ValueError("decode: a prompt is empty; begin it with the end-of-text token")
     device = net.embed.weight.device
     generator = torch.Generator(device).manual_seed(seed) if temperature else None
-    lookup, most, right = Lookup(texts[0]), guesses if len(texts) == 1 else 0, 0
+    lookup, right = Lookup(texts[0]), 0
+    most = 0 if temperature or len(texts) > 1 else guesses
     training = net.training
     net.eval()
     try:

@@ -1,8 +1,8 @@
 """A guess at what comes next: what followed the last time that the text stood where it stands now.
 
 A model that reads several tokens in one pass costs little more than one that reads one. So decoding lets it read a
-guess too, keeps as much of it as the model would have said itself, and loses nothing: speculative decoding (Leviathan
-et al., 2023) with the text's own past in place of a second model (Yang et al., 2023).
+guess too and keeps as much of it as the model would have said itself, so that no token changes: speculative decoding
+(Leviathan et al., 2023) with the text's own past in place of a second model (Yang et al., 2023).
 """
 
 from itertools import cycle, islice
@@ -24,6 +24,8 @@ class Lookup:
 
     def guess(self, n: int) -> list[int]:
         """The next n ids, or none. A guess that reaches the end of the text goes round."""
+        if n <= 0:
+            return []
         for end in range(self.known, len(self.text)):
             self.after |= {tuple(self.text[end - order : end]): end for order in ORDERS if order <= end}
         self.known = len(self.text)

@@ -2,20 +2,25 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from conftest import SEQ, TIED, VOCAB, Script, tiny
+from conftest import SEQ, TEXT, TIED, VOCAB, Script, tiny
+from test_generate import BYTE
+from test_resume import a_run
 
 from lm.benchmark.config import SECTIONS as NAMES
 from lm.benchmark.config import BenchmarkConfig
+from lm.benchmark.decoding import PLACES, own_text, reading_ahead
 from lm.benchmark.measure import Figure, alternate, paired
 from lm.benchmark.peers import in_transformers
-from lm.benchmark.run import SECTIONS
+from lm.benchmark.run import SECTIONS, benchmark
 from lm.benchmark.scale import corpus
 from lm.benchmark.shapes import DEFAULT
 from lm.config import BadInput
 from lm.model.transformer import Transformer
+from lm.train import train
 
 
 def test_candidates_take_turns() -> None:
@@ -48,6 +53,38 @@ def test_sections_are_named_and_an_unknown_one_is_refused() -> None:
 
 def test_a_large_corpus_costs_four_bytes_a_window() -> None:
     assert corpus(10**8) - corpus(10**6) == pytest.approx(4 * 10**8 / DEFAULT.time, rel=0.05)
+
+
+def trained(corpus: Path, run_dir: Path, **body: Any) -> str:
+    """A run of a moment."""
+    train(a_run(corpus, run_dir, steps=1, model=tiny(ffn="swiglu", **body)))
+    return str(run_dir)
+
+
+def test_a_run_is_continued_from_its_own_text(tmp_path: Path, corpus: Path) -> None:
+    own = own_text(trained(corpus, tmp_path / "run"))
+    assert own.prompts.shape == (PLACES, 32 // 4)
+    assert all(BYTE.decode(prompt.tolist()) in TEXT for prompt in own.prompts[1:])  # the first begins with end of text
+    figures = list(reading_ahead(own, "cpu", 0.0))
+    assert [one.beside for one in figures] == ["a token a pass", "transformers", "transformers, ahead"]
+    assert all(one.what == "run, reading ahead" and one.value > 0 for one in figures)
+
+
+def test_a_run_that_transformers_cannot_carry_has_the_other_row(tmp_path: Path, corpus: Path) -> None:
+    own = own_text(trained(corpus, tmp_path / "run", position="none"))
+    assert [one.beside for one in reading_ahead(own, "cpu", 0.0)] == ["a token a pass"]
+
+
+def test_a_run_that_cannot_be_read_is_refused_before_anything_is_measured(tmp_path: Path, corpus: Path) -> None:
+    run_dir = trained(corpus, tmp_path / "run")
+    corpus.write_text("something else " * 1000)
+    with pytest.raises(BadInput, match="its text has changed"):
+        benchmark(BenchmarkConfig(run_dir=run_dir, only=["limits", "decoding"], output=str(tmp_path / "out.json")))
+    assert not (tmp_path / "out.json").exists()
+    with pytest.raises(BadInput, match="absent: no such folder"):
+        benchmark(BenchmarkConfig(run_dir=str(tmp_path / "absent")))
+    with pytest.raises(BadInput, match="decoding"):
+        BenchmarkConfig(run_dir=run_dir, only=["limits"])
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from lm.benchmark.limits import Reading
 from lm.benchmark.measure import Figure, alternate, paired
 from lm.benchmark.peers import in_transformers
 from lm.benchmark.shapes import DEFAULT, GPT2
+from lm.config import BadInput
 from lm.decode import decode
 from lm.evaluate import own_validation
 from lm.model.transformer import Transformer
@@ -24,8 +25,6 @@ CASES = {  # what -> shape, prompts, tokens to write
     "GPT-2 124M": (GPT2, 1, 24),
     "GPT-2 124M, 8 prompts": (GPT2, 8, 24),
 }
-
-
 PLACES = 8  # in a run's validation text
 
 
@@ -34,12 +33,34 @@ def write(net: Transformer, prompts: list[list[int]], n: int, **options: int) ->
         pass
 
 
-def writes_alike(theirs: Any, prompts: Tensor, n: int) -> Callable[[], object]:
+def writes_alike(theirs: Any, prompts: Tensor, n: int, **options: int) -> Callable[[], object]:
     greedy = {"min_new_tokens": n, "max_new_tokens": n, "do_sample": False}
-    return partial(theirs.generate, prompts, attention_mask=torch.ones_like(prompts), **greedy)
+    return partial(theirs.generate, prompts, attention_mask=torch.ones_like(prompts), **greedy, **options)
 
 
-def decoding(device: str, seconds: float, run_dir: str | None = None) -> Iterator[Figure]:
+class OwnText(NamedTuple):
+    """A run's model, and ids (PLACES, T) from its validation text: a quarter of a context each."""
+
+    name: str
+    net: Transformer
+    prompts: Tensor
+
+
+def own_text(run_dir: str) -> OwnText:
+    """Raises BadInput where the run or its text cannot be read."""
+    path = Path(run_dir).expanduser().resolve()
+    try:
+        (net, _), (text, *_) = load_model(path), own_validation(path, trust=False)
+    except BadInput as error:
+        raise BadInput(
+            f"run_dir={run_dir}: cannot be continued where its text was; evaluate.py says: {error}"
+        ) from error
+    shown = max(1, min(net.seq_len // 4, len(text)))
+    starts = [(len(text) - shown) * place // PLACES for place in range(PLACES)]
+    return OwnText(path.name, net, torch.tensor([text[start : start + shown].tolist() for start in starts]))
+
+
+def decoding(device: str, seconds: float, own: OwnText | None = None) -> Iterator[Figure]:
     """Weights without training say nothing that could be guessed, or the same for ever: they are read without."""
     for name, (shape, rows, n) in CASES.items():
         net = shape.model(device).eval()
@@ -58,18 +79,14 @@ def decoding(device: str, seconds: float, run_dir: str | None = None) -> Iterato
             ours, reading = paired(times["ours"], times["memory"])
             least = reading * sum(parameter.nbytes for parameter in net.parameters()) / read.weights.nbytes
             yield Figure("decoding", name, n / ours, "tokens/s", "memory bandwidth", 1 / least)
-    if run_dir is not None:
-        yield from of_a_run(Path(run_dir).expanduser(), device, seconds)
+    if own is not None:
+        yield from reading_ahead(own, device, seconds)
 
 
-def of_a_run(run_dir: Path, device: str, seconds: float) -> Iterator[Figure]:
-    """A quarter of a context from each of some places of the validation text, and the rest of it from the model."""
-    net = load_model(run_dir)[0].to(device)
-    text, *_ = own_validation(run_dir, trust=False)
-    shown = max(1, min(net.seq_len // 4, len(text)))
-    n = max(1, net.seq_len - shown)
-    starts = [(len(text) - shown) * place // PLACES for place in range(PLACES)]
-    prompts = torch.tensor([text[start : start + shown].tolist() for start in starts], device=device)
+def reading_ahead(own: OwnText, device: str, seconds: float) -> Iterator[Figure]:
+    """The rest of a context after each prompt, beside no guesses, and beside transformers without and with some."""
+    net, prompts = own.net.to(device), own.prompts.to(device)
+    n = max(1, net.seq_len - prompts.shape[1])
 
     def at_each(call: Callable[[Tensor], object]) -> Callable[[], object]:
         return lambda: [call(prompt) for prompt in prompts[:, None]]
@@ -80,7 +97,10 @@ def of_a_run(run_dir: Path, device: str, seconds: float) -> Iterator[Figure]:
     }
     if (theirs := in_transformers(net)) is not None:
         calls["transformers"] = at_each(lambda prompt: writes_alike(theirs, prompt, n)())
+        calls["transformers, ahead"] = at_each(
+            lambda prompt: writes_alike(theirs, prompt, n, prompt_lookup_num_tokens=10)()
+        )
     times = alternate(calls, seconds)
     for peer in list(calls)[1:]:
         ours, other = (PLACES * n / found for found in paired(times["ours"], times[peer]))
-        yield Figure("decoding", f"{run_dir.name}, reading ahead", ours, "tokens/s", peer, other)
+        yield Figure("decoding", f"{own.name}, reading ahead", ours, "tokens/s", peer, other)

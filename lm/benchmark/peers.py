@@ -10,13 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lm.config import BadInput
 from lm.export import export
 from lm.model.transformer import Transformer
 from lm.tokenizer import byte_tokenizer
 
 
 def in_transformers(net: Transformer) -> Any | None:
-    """The model as AutoModelForCausalLM gives it; None where transformers is not installed."""
+    """The model as AutoModelForCausalLM gives it; None where transformers is not installed or has no such model."""
     if find_spec("transformers") is None:
         return None
     from transformers import AutoModelForCausalLM
@@ -24,7 +25,10 @@ def in_transformers(net: Transformer) -> Any | None:
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     with tempfile.TemporaryDirectory() as folder:
-        export(net, byte_tokenizer(), Path(folder) / "out")
+        try:
+            export(net, byte_tokenizer(), Path(folder) / "out")
+        except BadInput:
+            return None
         theirs: Any = AutoModelForCausalLM.from_pretrained(Path(folder) / "out")
     return theirs.to(net.embed.weight.device)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from lm.benchmark.config import BenchmarkConfig
-from lm.benchmark.decoding import decoding
+from lm.benchmark.decoding import decoding, own_text
 from lm.benchmark.limits import limits
 from lm.benchmark.loss import loss
 from lm.benchmark.measure import Figure
@@ -47,7 +47,8 @@ def benchmark(config: BenchmarkConfig) -> str:
     logging.disable(logging.WARNING)
     threads, device = set_threads(config.threads), best_device()
     where = f"torch {torch.__version__}, {platform.machine()}, {device}, {threads} threads"
-    sections = SECTIONS | {"decoding": partial(decoding, run_dir=config.run_dir)}
+    own = own_text(config.run_dir) if config.run_dir is not None else None
+    sections = SECTIONS | {"decoding": partial(decoding, own=own)}
     figures: list[Figure] = []
     for name in config.only or sections:
         for figure in sections[name](device, config.seconds):
