@@ -646,6 +646,28 @@ def test_a_difference_that_may_be_too_small_is_told(tmp_path: Path) -> None:
         assert ("**Perhaps too small to matter:** untied and tied" in markdown(path)) is told
 
 
+@pytest.mark.parametrize(("apart", "told"), [(-0.04, True), (0.009, True), (0.011, False), (0.03, False)])
+@pytest.mark.parametrize("leader", ["tied", "untied"])
+def test_a_lead_that_the_trials_do_not_show_is_told(tmp_path: Path, leader: str, apart: float, told: bool) -> None:
+    """Of the runs the leader leads by 0.03 or more; how far its best trial lies ahead is set here."""
+    path = make(tmp_path, budgets=("tokens",), tuned=True, report=False)
+    if leader == "untied":
+        apart = -apart
+        for seed in (0, 1, 2):
+            result = path / f"cells/untied-seed{seed}-1000/result.json"
+            write(result, json.loads(result.read_text()) | {"val_loss": 3.47 + 0.01 * seed})
+    record = json.loads((path / "ablation.json").read_text())
+    best = {arm: min(trial["val_loss"] for trial in record["searches"][arm]["trials"]) for arm in ("tied", "untied")}
+    for trial in record["searches"]["untied"]["trials"]:
+        trial["val_loss"] += best["tied"] - best["untied"] + apart
+    write(path / "ablation.json", record)
+    write_report(path)
+    assert (f"**Not so among the trials:** untied minus tied is {apart:+.4f} between" in markdown(path)) is told
+    write(path / "ablation.json", record | {"matters": 0.05})  # a lead too small to matter need not be shown
+    write_report(path)
+    assert "Not so among the trials" not in markdown(path)
+
+
 def test_unequal_times_at_equal_time_are_told(tmp_path: Path) -> None:
     path = make(tmp_path, budgets=("time",))
     assert "Equal time was missed" not in markdown(path)

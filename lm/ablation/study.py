@@ -63,6 +63,11 @@ class Study:
     def unit(self) -> str:
         return METRICS[self.metric][1]
 
+    @property
+    def searches(self) -> dict[str, Any]:
+        """By arm, what was tried for its settings, as ablation.json has it; empty where nothing was tuned."""
+        return dict(self.record.get("searches", {})) if self.record["tune"]["trials"] else {}
+
     def finished(self, arm: str, budget: str) -> dict[int, Row]:
         """The finished runs of an arm under a budget, by seed."""
         chosen = (row for row in self.rows if row.arm == arm and budget in row.budgets and row.result)

@@ -1,11 +1,13 @@
 """What a reader must know before believing the answer: a few bold words to stop at, and what they mean."""
 
+import math
 from collections.abc import Iterator, Sequence
 from statistics import fmean, median
 
 from lm.ablation.report.answer import BUDGET_NAMES, primary
 from lm.ablation.report.curves import FILE, column, halfway, mean_curves
 from lm.ablation.report.page import plain
+from lm.ablation.report.tuning import best_trial
 from lm.ablation.sentence import decimals
 from lm.ablation.statistics import interval
 from lm.ablation.study import Contrast, Study
@@ -24,7 +26,8 @@ def warnings_of(study: Study, contrasts: Sequence[Contrast]) -> list[tuple[str, 
     asked, planned = primary(contrasts), map(tuple, study.record["cautions"])
     about_runs = [*progress(study), *unused(study), *losses(study), *restored(study), *untuned(study)]
     about_curves = [*fading(study, asked), *rising(study)]
-    return [*about_runs, *planned, *edges(study), *small(study, asked), *about_curves, *unequal(study, asked)]
+    about_trials = [*edges(study), *unlike_trials(study, asked)]
+    return [*about_runs, *planned, *about_trials, *small(study, asked), *about_curves, *unequal(study, asked)]
 
 
 def progress(study: Study) -> Iterator[tuple[str, str]]:
@@ -80,14 +83,34 @@ def untuned(study: Study) -> Iterator[tuple[str, str]]:
 
 
 def edges(study: Study) -> Iterator[tuple[str, str]]:
-    searches = study.record.get("searches", {}) if study.record["tune"]["trials"] else {}
     for lies, head, meaning in (
         (False, "The best value lies at the edge of what was tried", "There may be better ones beyond."),
         (None, "Not varied", "Too few trials for so many settings; whatever suits these arms there is luck."),
     ):
-        outer = {arm: [knob for knob, where in one["inside"].items() if where is lies] for arm, one in searches.items()}
+        outer = {
+            arm: [knob for knob, where in one["inside"].items() if where is lies] for arm, one in study.searches.items()
+        }
         if named := "; ".join(f"{arm} ({', '.join(knobs)})" for arm, knobs in outer.items() if knobs):
             yield f"{head}: {named}.", meaning
+
+
+def unlike_trials(study: Study, asked: Sequence[Contrast]) -> Iterator[tuple[str, str]]:
+    """A lead that matters, where the best trials of the two show none: the settings of one suit its trials alone."""
+    matters, digits = study.record["matters"], decimals(study.record["matters"])
+    for one in asked:
+        lead, arms = one.comparison.mean, (one.arm, one.baseline)
+        if one.budget != study.record["budgets"][0] or one.comparison.verdict not in ("better", "worse") or not lead:
+            continue
+        best = [best_trial(study, study.searches[arm]) for arm in arms if arm in study.searches]
+        if len(values := [float(trial[study.metric]) for trial in best if trial]) < 2:
+            continue
+        apart = values[0] - values[1]
+        if abs(lead) >= matters > math.copysign(1, lead) * apart:
+            yield (
+                f"Not so among the trials{at(study, one)}:",
+                f"{one.arm} minus {one.baseline} is {apart:+.{digits}f} between their best ones. Settings that suit a "
+                "seed by chance do this: ask with more ablation.tune.seeds.",
+            )
 
 
 def small(study: Study, asked: Sequence[Contrast]) -> Iterator[tuple[str, str]]:
