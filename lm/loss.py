@@ -64,5 +64,21 @@ def gives_product(net: Transformer) -> bool:
 
 
 def build_loss(name: str, compiled: bool) -> Loss:
-    """A key of LOSSES as a function, through torch's compiler if asked for."""
-    return torch.compile(LOSSES[name]) if compiled else LOSSES[name]
+    """A key of LOSSES as a function, through torch's compiler if asked for.
+
+    That raises BadInput at its first call where torch cannot compile: most often there is no C++ compiler.
+    """
+    if not compiled:
+        return LOSSES[name]
+    loss: Loss = torch.compile(LOSSES[name])
+
+    def call(net: Transformer, tokens: Tensor, targets: Tensor) -> Tensor:
+        try:
+            return loss(net, tokens, targets)
+        except Exception as error:
+            if not type(error).__module__.startswith(("torch._inductor.", "torch._dynamo.")):
+                raise
+            reason = str(error).partition("\n")[0]
+            raise BadInput(f"compile=true: {reason}; compile=false is the same, uncompiled") from error
+
+    return call

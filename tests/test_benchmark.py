@@ -89,9 +89,9 @@ def test_a_run_that_cannot_be_read_is_refused_before_anything_is_measured(tmp_pa
 
 @pytest.mark.slow
 def test_the_script_prints_a_table_and_writes_its_figures(script: Script, tmp_path: Path) -> None:
-    answer = script("benchmark", "only=[limits,training,starts]", "seconds=0", "output=out.json", "threads=1")
+    answer = script("benchmark", "only=[limits,training,compile,starts]", "seconds=0", "output=out.json", "threads=1")
     assert answer.returncode == 0, answer.stderr
     assert "transformers" in answer.stdout
     figures = json.loads((tmp_path / "out.json").read_text())["figures"]
-    assert {one["section"] for one in figures} == {"limits", "training", "starts"}
+    assert {one["section"] for one in figures} == {"limits", "training", "compile", "starts"}
     assert all(one["value"] > 0 for one in figures)

@@ -6,7 +6,7 @@ from pathlib import Path
 from lm.config import BadInput, at_least, choose
 
 SECTIONS = (
-    *("limits", "training", "loss", "trainer", "optimizer"),
+    *("limits", "training", "compile", "loss", "trainer", "optimizer"),
     *("product", "decoding", "workers", "scale", "starts"),
 )
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from lm.benchmark.compiled import compiled
 from lm.benchmark.config import BenchmarkConfig
 from lm.benchmark.decoding import decoding, own_text
 from lm.benchmark.limits import limits
@@ -31,6 +32,7 @@ Section = Callable[[str, float], Iterator[Figure]]
 SECTIONS: dict[str, Section] = {
     "limits": limits,
     "training": training,
+    "compile": compiled,
     "loss": loss,
     "trainer": trainer,
     "optimizer": optimizer,
