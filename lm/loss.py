@@ -18,6 +18,7 @@ Loss = Callable[[Transformer, Tensor, Tensor], Tensor]  # the model, token ids (
 CHUNKS = hasattr(nn, "LinearCrossEntropyOptions")  # from torch 2.13 on
 ROWS = 512  # of logits at a time
 MANY = {False: 2048, True: 8192}  # mixed: tokens of a vocabulary from which on chunks are faster on a CPU
+NO_COMPILER = ("InvalidCxxCompiler", "TritonMissing")  # what torch.compile raises without one, on a CPU and on a GPU
 cross_entropy = nn.CrossEntropyLoss()  # takes logits; a softmax before it would be a second one
 
 
@@ -66,7 +67,7 @@ def gives_product(net: Transformer) -> bool:
 def build_loss(name: str, compiled: bool) -> Loss:
     """A key of LOSSES as a function, through torch's compiler if asked for.
 
-    That raises BadInput at its first call where torch cannot compile: most often there is no C++ compiler.
+    That raises BadInput at its first call where torch finds no compiler for its code.
     """
     if not compiled:
         return LOSSES[name]
@@ -76,9 +77,10 @@ def build_loss(name: str, compiled: bool) -> Loss:
         try:
             return loss(net, tokens, targets)
         except Exception as error:
-            if not type(error).__module__.startswith(("torch._inductor.", "torch._dynamo.")):
+            cause = getattr(error, "inner_exception", error)
+            if type(cause).__name__ not in NO_COMPILER:
                 raise
-            reason = str(error).partition("\n")[0]
-            raise BadInput(f"compile=true: {reason}; compile=false is the same, uncompiled") from error
+            reason = str(cause).partition("\n")[0]
+            raise BadInput(f"compile=true: {reason}; compile=false computes the same without it") from error
 
     return call

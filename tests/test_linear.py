@@ -71,7 +71,10 @@ class Called(TorchDispatchMode):
 @pytest.mark.skipif(not ONEDNN, reason="torch comes without oneDNN here")
 @pytest.mark.parametrize("shape", [(3, 1, 1024), (1, 1024), (1024,), (2, 5, 1024)])
 @pytest.mark.parametrize("bias", [True, False])
-def test_a_large_matrix_goes_through_onednn_outside_of_training(shape: tuple[int, ...], bias: bool) -> None:
+def test_a_large_matrix_goes_through_onednn_outside_of_training(
+    shape: tuple[int, ...], bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lm.model.linear.ROWS", 1)
     torch.manual_seed(0)
     weight, x = torch.randn(LARGE // 1024, 1024), torch.randn(shape)
     x = x.transpose(0, -2) if len(shape) > 2 else x
@@ -90,6 +93,17 @@ def test_a_large_matrix_goes_through_onednn_outside_of_training(shape: tuple[int
     with torch.no_grad(), Called() as double:
         linear(x.double(), weight.double())
     assert not any("mkldnn::_linear" in name for one in (small, mixed, double) for name in one.names)
+
+
+@pytest.mark.skipif(not ONEDNN, reason="torch comes without oneDNN here")
+@pytest.mark.parametrize("least", [1, 4])
+@pytest.mark.parametrize("rows", [1, 3, 4])
+def test_onednn_may_ask_for_more_rows(least: int, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lm.model.linear.ROWS", least)
+    x, weight = torch.randn(1, rows, 1024), torch.randn(LARGE // 1024, 1024)
+    with torch.no_grad(), Called() as called:
+        linear(x, weight)
+    assert (called.names == ["mkldnn::_linear_pointwise"]) is (rows >= least)
 
 
 def test_known_numbers_of_seed_zero() -> None:

@@ -63,7 +63,7 @@ class RunConfig:
     threads: int | None = None  # null: OMP_NUM_THREADS, else the cores
     loss: str = "auto"  # plain or chunked: one function; auto takes the one that is faster where it runs
     recompute: bool = False  # blocks keep nothing for the backward pass: less memory, a third more computing
-    compile: bool = False  # takes 20 seconds: for long runs of small models, and on a GPU
+    compile: bool = False  # by torch; pays in long runs: benchmark.py only=[compile]
     run_dir: str | None = None  # null: runs/, under a name that ends in the hash of this configuration
 
     def __post_init__(self) -> None:

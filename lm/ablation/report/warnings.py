@@ -95,7 +95,7 @@ def edges(study: Study) -> Iterator[tuple[str, str]]:
 
 
 def unlike_trials(study: Study, asked: Sequence[Contrast]) -> Iterator[tuple[str, str]]:
-    """A lead that matters, where the best trials of the two show none: the settings of one suit its trials alone."""
+    """A lead that matters, where the best trials of the two show none that does, and less by as much."""
     matters, digits = study.record["matters"], decimals(study.record["matters"])
     for one in asked:
         lead, arms = one.comparison.mean, (one.arm, one.baseline)
@@ -105,9 +105,10 @@ def unlike_trials(study: Study, asked: Sequence[Contrast]) -> Iterator[tuple[str
         if len(values := [float(trial[study.metric]) for trial in best if trial]) < 2:
             continue
         apart = values[0] - values[1]
-        if abs(lead) >= matters > math.copysign(1, lead) * apart:
+        shown = math.copysign(1, lead) * apart
+        if abs(lead) >= matters > shown and abs(lead) - shown >= matters:
             yield (
-                f"Not so among the trials{at(study, one)}:",
+                f"Not so clear among the trials{at(study, one)}:",
                 f"{one.arm} minus {one.baseline} is {apart:+.{digits}f} between their best ones. Settings that suit a "
                 "seed by chance do this: ask with more ablation.tune.seeds.",
             )
