@@ -51,7 +51,7 @@ def check_keys(node: Any, schema: Any, prefix: str = "") -> None:
     known = {one.name: one.type for one in fields(schema)}
     for key in node:
         if key not in known:
-            raise BadInput(f"{prefix}{key}: {no_such_key(str(key), list(known))}")
+            raise BadInput(f"{prefix}{key}: {no_such_key(str(key), list(known), deeper(str(key), schema))}")
         nested = [one for one in (known[key], *get_args(known[key])) if is_dataclass(one)]
         if nested and not OmegaConf.is_missing(node, key) and OmegaConf.is_config(node[key]):
             check_keys(node[key], nested[0], f"{prefix}{key}.")
@@ -77,7 +77,17 @@ def trainer_arguments() -> list[str]:
     return ["_target_", *(argument.arg for argument in init.args.kwonlyargs)]
 
 
-def no_such_key(word: str, known: list[str]) -> str:
+def deeper(word: str, schema: Any) -> list[str]:
+    """Where a key of this very name lies in the groups of a schema."""
+    groups = {one.name: [key.name for key in fields(one.type)] for one in fields(schema) if is_dataclass(one.type)}
+    if "trainer" in {one.name for one in fields(schema)}:
+        groups["trainer"] = trainer_arguments()
+    return [f"{group}.{word}" for group, keys in groups.items() if word in keys]
+
+
+def no_such_key(word: str, known: list[str], elsewhere: list[str] | None = None) -> str:
+    if elsewhere:
+        return f"no such key; did you mean {' or '.join(elsewhere)}?"
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     return "no such key; " + (f"did you mean {close[0]}?" if close else f"choose one of {', '.join(known)}")
 
@@ -106,7 +116,7 @@ def in_one_line(error: BaseException) -> str:
     parent, _, word = full_key.rpartition(".")
     schema = getattr(cause, "object_type", None)
     if "Could not override" in text and is_dataclass(schema):
-        return f"{full_key}: {no_such_key(word, [one.name for one in fields(schema)])}"
+        return f"{full_key}: {no_such_key(word, [one.name for one in fields(schema)], deeper(word, schema))}"
     if "Could not override" in text and parent == "trainer":
         if word in OURS:
             return f"{full_key}: {DECIDED}"

@@ -79,6 +79,9 @@ def refused(outcome: Outcome, *words: str) -> None:
 MISTAKES = {  # command line of train.py: what its error must say
     "sead=1": "sead: no such key; did you mean seed?",
     "+sead=1": "sead: no such key; did you mean seed?",
+    "max_steps=10": "max_steps: no such key; did you mean trainer.max_steps?",
+    "+lr=0.01": "lr: no such key; did you mean optim.lr?",
+    "every=3": "every: no such key; did you mean checkpoint.every or validation.every or diagnostics.every?",
     "++sead=1": "sead: no such key; did you mean seed?",
     "model.n_layer=3": "model.n_layer: no such key; did you mean n_layers?",
     "+model.n_layer=3": "model.n_layer: no such key; did you mean n_layers?",
