@@ -81,7 +81,7 @@ def deeper(word: str, schema: Any) -> list[str]:
     """Where a key of this very name lies in the groups of a schema."""
     groups = {one.name: [key.name for key in fields(one.type)] for one in fields(schema) if is_dataclass(one.type)}
     if "trainer" in {one.name for one in fields(schema)}:
-        groups["trainer"] = trainer_arguments()
+        groups["trainer"] = [one for one in trainer_arguments() if one not in OURS]
     return [f"{group}.{word}" for group, keys in groups.items() if word in keys]
 
 

@@ -5,14 +5,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 
 import torch
-from torch.optim import AdamW
 
-from lm.bare import bare_step
 from lm.benchmark.measure import Figure, alternate, paired, wait
-from lm.benchmark.peers import in_transformers, loss_of
+from lm.benchmark.peers import step_in_transformers
 from lm.benchmark.shapes import DEFAULT, SHAKESPEARE
 from lm.config import BadInput
 
@@ -28,9 +25,8 @@ def compiled(device: str, seconds: float) -> Iterator[Figure]:
         except BadInput as error:
             print(f"compile: left out, {error}", file=sys.stderr)
             return
-        if (theirs := in_transformers(shape.model(device))) is not None:
-            adamw = AdamW(theirs.train().parameters(), lr=3e-3, betas=(0.9, 0.95), fused=True)
-            calls["transformers"] = partial(bare_step, loss_of(theirs, False), adamw, [shape.tokens(device)])
+        if (theirs := step_in_transformers(shape.model(device), shape.tokens(device), mixed=False)) is not None:
+            calls["transformers"] = theirs
         times = alternate(calls, seconds)
         for peer in list(calls)[1:]:
             ours, other = paired(times["ours"], times[peer])

@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.optim import AdamW
 
+from lm.bare import bare_step
+from lm.batches import Batch
 from lm.config import BadInput
 from lm.export import export
 from lm.model.transformer import Transformer
@@ -31,6 +35,14 @@ def in_transformers(net: Transformer) -> Any | None:
             return None
         theirs: Any = AutoModelForCausalLM.from_pretrained(Path(folder) / "out")
     return theirs.to(net.embed.weight.device)
+
+
+def step_in_transformers(net: Transformer, tokens: Batch, mixed: bool) -> partial[None] | None:
+    """To be called: a training step with AdamW of the same model there; None where there is none."""
+    if (theirs := in_transformers(net)) is None:
+        return None
+    adamw = AdamW(theirs.train().parameters(), lr=3e-3, betas=(0.9, 0.95), fused=True)
+    return partial(bare_step, loss_of(theirs, mixed), adamw, [tokens])
 
 
 def loss_of(theirs: Any, mixed: bool) -> Callable[[Tensor, Tensor], Tensor]:

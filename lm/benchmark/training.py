@@ -1,16 +1,13 @@
 """A training step beside the same step of transformers, and beside the machine's matrix rate."""
 
 from collections.abc import Iterator
-from functools import partial
 from statistics import median
 
 import torch
-from torch.optim import AdamW
 
-from lm.bare import bare_step
 from lm.benchmark.limits import matrix_rate, precisions, spell
 from lm.benchmark.measure import Figure, alternate, paired
-from lm.benchmark.peers import in_transformers, loss_of
+from lm.benchmark.peers import step_in_transformers
 from lm.benchmark.shapes import DEFAULT, GPT2, SHAKESPEARE
 from lm.model.size import flops_per_token
 
@@ -23,9 +20,8 @@ def training(device: str, seconds: float) -> Iterator[Figure]:
             mixed, what = dtype == torch.bfloat16, f"{name}, {spell(dtype)}"
             net = shape.model(device)
             calls = {"ours": shape.step(device, compiled=device == "cuda", mixed=mixed)}
-            if (theirs := in_transformers(net)) is not None:
-                adamw = AdamW(theirs.train().parameters(), lr=3e-3, betas=(0.9, 0.95), fused=True)
-                calls["transformers"] = partial(bare_step, loss_of(theirs, mixed), adamw, [shape.tokens(device)])
+            if (theirs := step_in_transformers(net, shape.tokens(device), mixed)) is not None:
+                calls["transformers"] = theirs
             times = alternate(calls, seconds)
             if theirs is not None:
                 ours, other = paired(times["ours"], times["transformers"])

@@ -28,20 +28,24 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """
     if x.shape[-1] != weight.shape[-1]:
         raise ValueError(f"linear: the last dimension of x is {x.shape[-1]}, the weight expects {weight.shape[-1]}")
-    if weight.numel() >= LARGE and x.numel() >= ROWS * x.shape[-1] and suits_onednn(x):
-        product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-        return product
-    return F.linear(x, weight, bias)
+    return (onednn if weight.numel() >= LARGE and suits_onednn(x) else F.linear)(x, weight, bias)
+
+
+def onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """F.linear by another library, in full precision on a CPU and without a gradient."""
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return product
 
 
 def suits_onednn(x: Tensor) -> bool:
-    """In full precision on a CPU, and outside of training, for this product has no gradient.
+    """Rows enough, in full precision on a CPU, and outside of training, for this product has no gradient.
 
     It reads a large matrix up to twice as fast as the one behind F.linear, which is most often MKL's, and that is what
     decoding waits for: `scripts/benchmark.py only=[product]`.
     """
     return (
         x.device.type == "cpu"
+        and x.numel() >= ROWS * x.shape[-1]
         and x.dtype == torch.float32
         and not (torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling())
         and ONEDNN

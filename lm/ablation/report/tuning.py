@@ -14,7 +14,7 @@ Searches = dict[str, Any]  # arm -> its search, as ablation.json has it
 
 
 def tuning_section(study: Study, pictures: dict[str, str]) -> list[str]:
-    known: Searches = study.searches
+    known = study.searches
     searches = {arm: known[arm] for arm in study.record["arms"] if arm in known and known[arm]["knobs"]}
     if not searches:
         return []
