@@ -13,13 +13,12 @@ import torch
 from torch import Tensor
 
 from lm.config import BadInput
-from lm.lookup import Lookup
+from lm.lookup import LONGEST, Lookup
 from lm.model.cache import KVCache
 from lm.model.transformer import Transformer
 from lm.tokenizer import Tokenizer
 
 LEAST_ROOM = 32  # positions of a new cache
-GUESSES = 16  # tokens read ahead, at most
 
 
 def window_start(length: int, seq_len: int) -> int:
@@ -50,20 +49,19 @@ def decode(
     *,
     temperature: float = 0.0,
     seed: int = 0,
-    guesses: int = GUESSES,
+    guesses: int = LONGEST,
 ) -> Iterator[list[int]]:
     """Yield, without end, the next id of each prompt. Prompts may differ in length; none may be empty.
 
-    Greedy and with a single prompt, a pass reads ahead by up to `guesses` tokens (see lm/lookup.py), twice as many as
-    were right the last time and two; 0 reads one token at a time. A batch shares its passes already, and what is
-    sampled is seldom guessed.
+    Greedy and with a single prompt, a pass reads ahead by up to `guesses` tokens (see lm/lookup.py); 0 reads one token
+    at a time. A batch shares its passes already, and what is sampled is seldom guessed.
     """
     texts = [list(prompt) for prompt in prompts]
     if not all(texts):
         raise ValueError("decode: a prompt is empty; begin it with the end-of-text token")
     device = net.embed.weight.device
     generator = torch.Generator(device).manual_seed(seed) if temperature else None
-    lookup, right = Lookup(texts[0]), 0
+    lookup = Lookup(texts[0])
     most = 0 if temperature or len(texts) > 1 else guesses
     training = net.training
     net.eval()
@@ -78,7 +76,7 @@ def decode(
                 starts, cache = now, KVCache(room(longest, net.seq_len))
                 logits = read(net, windows, cache)
             else:
-                guess = lookup.guess(min(most, 2 * right + 2, net.seq_len - longest))
+                guess = lookup.guess(min(most, net.seq_len - longest))
                 if longest + len(guess) > cache.length:
                     cache.grow(room(longest + len(guess), net.seq_len))
                 tokens = torch.tensor([[window[-1], *guess] for window in windows], device=device)

@@ -7,29 +7,34 @@ guess too and keeps as much of it as the model would have said itself, so that n
 
 from itertools import cycle, islice
 
-ORDERS = (3, 2, 1)  # last tokens that have to agree: many rather than few
+ORDERS = (5, 4, 3, 2, 1)  # last tokens that agree: the more they are, the longer the guess
+LONGEST = 2 ** max(ORDERS)
 
 
 class Lookup:
     """Over a text that grows at its end.
 
     >>> text = [5, 6, 7, 8, 5, 6]
-    >>> Lookup(text).guess(3), Lookup(text[:4]).guess(3), Lookup([1, 1]).guess(3)
-    ([7, 8, 5], [], [1, 1, 1])
+    >>> Lookup(text).guess(), Lookup(text[:4]).guess(), Lookup([1, 1]).guess()
+    ([7, 8, 5, 6], [], [1, 1])
     """
 
     def __init__(self, text: list[int]) -> None:
         self.text, self.known = text, 0
         self.after: dict[tuple[int, ...], int] = {}  # where the text went on after these tokens
 
-    def guess(self, n: int) -> list[int]:
-        """The next n ids, or none. A guess that reaches the end of the text goes round."""
-        if n <= 0:
+    def guess(self, most: int = LONGEST) -> list[int]:
+        """The next ids: twice as many for each further token that agrees, at most `most`; none where none agrees.
+
+        A guess that reaches the end of the text goes round.
+        """
+        if most <= 0:
             return []
         for end in range(self.known, len(self.text)):
             self.after |= {tuple(self.text[end - order : end]): end for order in ORDERS if order <= end}
         self.known = len(self.text)
         for order in ORDERS:
             if at := self.after.get(tuple(self.text[-order:])):
+                n = min(most, 2**order)
                 return list(islice(cycle(self.text[at : at + n]), n))
         return []

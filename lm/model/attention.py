@@ -17,7 +17,7 @@ class Context(NamedTuple):
 
     positions: Tensor  # (T,) or (B, T): where the tokens stand
     rotate: Rotation
-    mask: Tensor | None  # (B, 1, T, S), true where a query may look; None: causal
+    mask: Tensor | None  # (B, 1, T, S), added to the scores; None: causal
     cache: NoCache
 
 

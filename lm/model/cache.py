@@ -8,7 +8,7 @@ from torch import Tensor
 class NoCache:
     """Nothing is remembered: each token attends to itself and its past within the call."""
 
-    def mask(self, positions: Tensor) -> Tensor | None:
+    def mask(self, positions: Tensor, dtype: torch.dtype) -> Tensor | None:
         return None
 
     def append(self, layer: int, positions: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -32,9 +32,10 @@ class KVCache(NoCache):
         self.layers = {i: (F.pad(k, (0, 0, 0, more)), F.pad(v, (0, 0, 0, more))) for i, (k, v) in self.layers.items()}
         self.length = length
 
-    def mask(self, positions: Tensor) -> Tensor:
-        """positions: (B, T). True where a query may look: (B, 1, T, length)."""
-        return (torch.arange(self.length, device=positions.device) <= positions[..., None]).unsqueeze(1)
+    def mask(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
+        """positions: (B, T). What is added to scores, (B, 1, T, length): -inf where a query may not look, else 0."""
+        hidden = torch.arange(self.length, device=positions.device) > positions[..., None]
+        return hidden.new_zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, -torch.inf).unsqueeze(1)
 
     def append(self, layer: int, positions: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Store k, v (B, H, T, K) at positions (B, T); return all keys and values, (B, H, length, K)."""

@@ -52,10 +52,9 @@ class RoPE(NoPosition):
 
     def rotation(self, positions: Tensor) -> Rotation:
         steps = torch.arange(0, self.head_dim, 2, dtype=torch.float32, device=positions.device)
-        angles = positions[..., None].float() * (1.0 / self.theta ** (steps / self.head_dim))  # (..., T, K/2)
+        rates = 1.0 / self.theta ** (steps / self.head_dim)
+        angles = positions[..., None, :, None] * torch.cat((-rates, rates))  # (..., 1, T, K): the same for all heads
         cos, sin = angles.cos(), angles.sin()
-        cos = torch.cat((cos, cos), dim=-1).unsqueeze(-3)  # (..., 1, T, K): the same for all heads
-        sin = torch.cat((-sin, sin), dim=-1).unsqueeze(-3)
 
         def rotate(heads: Tensor) -> Tensor:
             other = heads.roll(self.head_dim // 2, dims=-1)  # of each coordinate, the one it is turned with

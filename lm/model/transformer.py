@@ -20,6 +20,11 @@ from lm.model.norm import NORMS
 from lm.model.position import POSITIONS
 
 
+def dropout(config: ModelConfig) -> nn.Module:
+    """At p = 0 not even a call of it: decoding spends more time on calls than on numbers."""
+    return nn.Dropout(config.dropout) if config.dropout else nn.Identity()
+
+
 class Block(nn.Module):
     """x + attention(norm(x)), then x + ffn(norm(x)): the pre-norm order (Xiong et al., 2020)."""
 
@@ -29,7 +34,7 @@ class Block(nn.Module):
         self.attn = Attention(config, layer)
         self.ffn_norm = NORMS[config.norm](config.d_model, config)
         self.ffn = FFNS[config.ffn](config)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = dropout(config)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         x = x + self.dropout(self.attn(self.attn_norm(x), context))
@@ -54,7 +59,7 @@ class Transformer(nn.Module):
         with torch.device("meta"):  # shapes only; the values are drawn once, by name, below
             self.embed = Embedding(head, vocab_size, config.d_model)
             self.position = POSITIONS[config.position](config, seq_len)
-            self.dropout = nn.Dropout(config.dropout)
+            self.dropout = dropout(config)
             self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layers))
             self.norm = NORMS[config.norm](config.d_model, config)
             self.head = HEADS[head.kind](head, vocab_size, config.d_model)
@@ -94,8 +99,8 @@ class Transformer(nn.Module):
             raise ValueError(f"{tokens.shape[1]} tokens: this model's context holds {self.seq_len}")
         if positions is None:
             positions = torch.arange(tokens.shape[1], device=tokens.device)
-        context = Context(positions, self.position.rotation(positions), cache.mask(positions), cache)
         x = self.dropout(self.position.embed(self.embed(tokens), positions))
+        context = Context(positions, self.position.rotation(positions), cache.mask(positions, x.dtype), cache)
         for block in self.blocks:
             x = block(x, context)
         return self.norm(x)
