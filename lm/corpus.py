@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlparse
 
 from lm.config import BadInput, DataConfig
 from lm.documents import Document, first_line, local_files, read_text
-from lm.rows import table
+from lm.rows import SUFFIXES, table
 
 LEFT_OUT = ("test", "tests", "idle_test", "site-packages", "dist-packages", "encodings", "pydoc_data", "lib2to3")
 
@@ -39,7 +39,7 @@ def download(url: str) -> Path:
     try:
         return Path(DownloadManager(download_config=DownloadConfig(disable_tqdm=True, max_retries=1)).download(url))
     except Exception as error:
-        raise BadInput(f"data.path={url}: could not be downloaded ({first_line(error)})") from error
+        raise BadInput(f"data.path={url}: could not be downloaded ({first_line(error)}); a copy will do") from error
 
 
 def text(config: DataConfig) -> list[Document]:
@@ -55,6 +55,12 @@ def text(config: DataConfig) -> list[Document]:
             what = f"has {hashes[0]}" if len(hashes) == 1 else f"is {len(hashes)} files"
             raise BadInput(f"data.path={config.path}: {what}, expected one file of data.sha256={config.sha256}")
     return found
+
+
+def look_for(config: DataConfig) -> None:
+    """Raise BadInput where a local path means no file: to be called before what takes seconds to import."""
+    if config.source in ("text", *SUFFIXES) and not str(config.path).startswith(("http://", "https://")):
+        local_files(str(config.path), SUFFIXES.get(config.source, ()))
 
 
 def load_documents(config: DataConfig) -> list[Document]:

@@ -1,20 +1,50 @@
-"""metrics.csv: one row per logged step, in order, also after a resume. It holds nothing that depends on the clock."""
+"""What a run tells while it trains: a row of metrics.csv for each logged step, a line for each validation."""
 
 import csv
 import io
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.loggers.logger import Logger
+from tqdm import tqdm
 
 from lm.files import write_text
 
 COLUMNS = ("step", "tokens", "lr", "train/loss", "train/grad_norm", "val/loss", "val/bpb", "val/top1")
 
 
-class MetricsFile(Logger):
-    """A Lightning logger that appends, and never deletes what an interrupted run has written."""
+class Plain(Logger):
+    """What Lightning asks of every logger."""
+
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+        """config.yaml has them."""
+
+    @property
+    def name(self) -> str:
+        return type(self).__name__
+
+    @property
+    def version(self) -> str:
+        return ""
+
+
+class Lines(Plain):
+    """To standard error, above the progress bar where there is one."""
+
+    def __init__(self, n_steps: int) -> None:
+        super().__init__()
+        self.n_steps = n_steps
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        if "val/loss" in metrics:
+            losses = f"loss {metrics['train/loss']:.3f}, validation {metrics['val/loss']:.3f}"
+            tqdm.write(f"step {step:,} of {self.n_steps:,}: {losses}", file=sys.stderr)
+
+
+class MetricsFile(Plain):
+    """In order, also after a resume: it never deletes what an interrupted run has written. Nothing of the clock."""
 
     def __init__(self, path: Path, resumed_step: int, columns: tuple[str, ...] = COLUMNS) -> None:
         """Keep the rows up to `resumed_step`; later ones will be computed again."""
@@ -39,14 +69,3 @@ class MetricsFile(Logger):
     def save(self) -> None:
         with open(self.path, "rb") as file:
             os.fsync(file.fileno())
-
-    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
-        """config.yaml has them."""
-
-    @property
-    def name(self) -> str:
-        return "metrics"
-
-    @property
-    def version(self) -> str:
-        return ""

@@ -22,7 +22,7 @@ from lm.decode import generate
 from lm.device import is_mixed, quick_attention, set_threads
 from lm.evaluate import evaluate
 from lm.loss import build_loss, which_loss
-from lm.metrics import MetricsFile
+from lm.metrics import Lines, MetricsFile
 from lm.model.recompute import recompute
 from lm.model.size import flops_per_token, n_params, n_params_by_role
 from lm.model.transformer import Transformer
@@ -99,7 +99,8 @@ def fit(
         for old in checkpoints.found() if not run.checkpoint.resume else ():
             checkpoints.remove_checkpoint(old)
         place.write_config(settings)
-        trainer.loggers = [MetricsFile(place.metrics, step_of(resume)), *others]
+        lines = [Lines(trainer.max_steps)] if run.trainer.get("enable_progress_bar", True) else []
+        trainer.loggers = [MetricsFile(place.metrics, step_of(resume)), *lines, *others]
         log.info("%s: %s parameters, %s steps", place.path, f"{n_params(net):,}", f"{trainer.max_steps:,}")
         if (peak := peak_factor(trainer.max_steps, run.optim)) < LOW:
             log.warning("optim.warmup_steps is long for so short a run: it reaches about %.0f %% of lr", 100 * peak)

@@ -11,13 +11,14 @@ from lightning import Callback, Trainer
 
 from lm.callbacks import Bar, Journal
 from lm.checkpoint import Checkpoints
-from lm.config import DECIDED, OURS, BadInput, RunConfig
+from lm.config import BadInput, RunConfig
 from lm.device import best_device, has_bf16_units
 from lm.diagnostics import Diagnostics
 
 
 def resolve(run: RunConfig) -> dict[str, Any]:
     """The trainer's arguments with nothing left open: the device, the precision, the number of steps."""
+    run.check_trainer()  # again: a dictionary may have changed since the run was made
     options = {
         "_target_": "lightning.Trainer",
         "devices": 1,
@@ -25,32 +26,16 @@ def resolve(run: RunConfig) -> dict[str, Any]:
         "accumulate_grad_batches": 1,
         **run.trainer,
     }
-    for key in options.keys() & set(OURS):
-        raise BadInput(f"trainer.{key}: {DECIDED}")
-    for key in ("devices", "num_nodes", "accumulate_grad_batches"):
-        if type(options[key]) is not int or options[key] < 1:
-            raise BadInput(f"trainer.{key}={options[key]}: expected a number, 1 or more")
-    accumulate = options["accumulate_grad_batches"]
-    if run.data.batch_size % accumulate:
-        raise BadInput(
-            f"trainer.accumulate_grad_batches={accumulate}: does not divide data.batch_size={run.data.batch_size}"
-        )
-    if run.head.split_at is not None and options["devices"] * options["num_nodes"] > 1:
-        raise BadInput("head.kind=split: trains on one device; choose trainer.devices=1 or another head")
-    if run.diagnostics.every and options["devices"] * options["num_nodes"] > 1:
-        raise BadInput(f"diagnostics.every={run.diagnostics.every}: measures on one device; choose trainer.devices=1")
     if options.get("accelerator", "auto") == "auto":
         options["accelerator"] = best_device()
     if run.recompute and run.model.dropout and options["accelerator"] == "mps":
         raise BadInput("recompute=true: torch cannot repeat the draws of dropout on MPS; choose model.dropout=0")
     if options.get("precision", "auto") == "auto":
         options["precision"] = "bf16-mixed" if has_bf16_units(options["accelerator"]) else "32-true"
-    if str(options["precision"]).startswith("16"):
-        raise BadInput(f"trainer.precision={options['precision']}: half precision is not supported; use bf16-mixed")
     if run.max_tokens is not None:
         options["max_steps"] = math.ceil(run.max_tokens / tokens_per_step(run, options))
-    if type(options.get("max_steps")) is not int or options["max_steps"] < 1:
-        raise BadInput(f"trainer.max_steps={options.get('max_steps')}: expected a number of steps, 1 or more")
+    if "max_steps" not in options:
+        raise BadInput("trainer.max_steps: is missing; give it as trainer.max_steps=VALUE")
     return options
 
 

@@ -10,12 +10,19 @@ from lm.ablation.config import AblateConfig
 from lm.ablation.words import compose_arms
 from lm.cli import compose, launch
 from lm.config import RunConfig
+from lm.corpus import look_for
 
 COMMAND = shlex.join(["python", "scripts/ablate.py", *sys.argv[1:]])  # as typed: launch takes words away
 
 
+def arm(words: list[str]) -> RunConfig:
+    run = compose("train", words, RunConfig)
+    look_for(run.data)
+    return run
+
+
 def main(config: AblateConfig) -> int:
-    runs = compose_arms(config.ablation, config.overrides, lambda words: compose("train", words, RunConfig))
+    runs = compose_arms(config.ablation, config.overrides, arm)
     from lm.ablation.run import ablate
     from lm.ablation.summary import plan_table, result_table
 

@@ -9,12 +9,14 @@ from typing import Any
 
 from lm.cli import launch
 from lm.config import RunConfig
+from lm.corpus import look_for
 from lm.table import table
 
 finished: list[tuple[str, dict[str, Any]]] = []
 
 
 def main(run: RunConfig) -> None:
+    look_for(run.data)
     from lm.train import leads, run_directory, train
 
     result = train(run)

@@ -127,7 +127,7 @@ def test_a_low_floor_loads_nothing_heavy(statement: str) -> None:
 
 
 def test_the_command_line_is_read_before_anything_heavy_is_loaded() -> None:
-    assert HEAVY & loaded("import lm.cli") == {"hydra", "omegaconf"}
+    assert HEAVY & loaded("import lm.cli, lm.corpus") == {"hydra", "omegaconf"}
 
 
 def test_a_model_runs_without_lightning_hydra_or_datasets() -> None:

@@ -1,5 +1,6 @@
 """The scripts as a user types them: real processes, their output and their exit codes."""
 
+import csv
 import json
 import signal
 import subprocess
@@ -19,6 +20,12 @@ PROMPT = """def f(x, y):  # {"a": '1', ${b}}, c=[1,2] \\ """
 def run_dir(script: Script, corpus: Path, tmp_path: Path) -> Path:
     answer = script("train", *TINY_RUN, f"data.path={corpus}", "run_dir=a run")
     assert answer.returncode == 0, answer.stderr
+    with open(tmp_path / "a run/metrics.csv", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["val/loss"]]
+    for row in rows:
+        losses = f"loss {float(row['train/loss']):.3f}, validation {float(row['val/loss']):.3f}"
+        assert f"step {row['step']} of 20: {losses}\n" in answer.stderr
+    assert [row["step"] for row in rows] == ["10", "20"]
     assert "Traceback" not in answer.stderr
     assert "validation loss" in answer.stdout
     assert "zlib" in answer.stdout
@@ -31,6 +38,26 @@ def test_train_then_generate_verbatim(script: Script, run_dir: Path) -> None:
     assert answer.stderr == ""
     net, tokenizer = load_model(run_dir)
     assert answer.stdout == PROMPT + generate(net, tokenizer, PROMPT, 12) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["data=text", "data.path=none.txt"], "data.path=none.txt: no such file, folder or glob\n"),
+        (["data=json", "data.path=."], "data.path=.: a folder without .json or .jsonl\n"),
+        (["trainer.max_steps=-3"], "trainer.max_steps=-3: expected a number of steps, 1 or more\n"),
+    ],
+)
+@pytest.mark.parametrize(("name", "where"), [("train", ""), ("ablate", "ablation.arms.tied: ")])
+def test_a_mistake_is_told_before_torch_is_imported(
+    script: Script, name: str, where: str, words: list[str], said: str
+) -> None:
+    answer = script(name, *words, env={"PYTHONPROFILEIMPORTTIME": "1"})
+    assert answer.returncode == 2
+    assert f"error: {where}{said}" in answer.stderr
+    imported = {line.rpartition("|")[2].strip() for line in answer.stderr.splitlines()}
+    assert "lm.config" in imported
+    assert not {"torch", "lightning"} & imported
 
 
 @pytest.mark.slow

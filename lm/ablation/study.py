@@ -146,7 +146,8 @@ def read_study(path: Path) -> Study:
     try:
         record = json.loads((path / "ablation.json").read_text())
     except (OSError, ValueError) as error:
-        raise BadInput(f"output_dir={path}: holds no ablation.json ({error}); expected what ablate.py wrote") from error
+        why = getattr(error, "strerror", None) or error
+        raise BadInput(f"output_dir={path}: holds no ablation.json ({why}); expected what ablate.py wrote") from error
     try:
         record["begun"]  # the overview's order; a record without it is another program's
         return Study(path, record, *read_rows(path, record))

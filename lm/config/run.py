@@ -9,6 +9,7 @@ from lm.config.model import HeadConfig, ModelConfig
 from lm.config.optim import OptimConfig
 
 LOSSES = ("auto", "plain", "chunked")
+PRECISIONS = ("auto", "32-true", "bf16-mixed", "bf16-true", "64-true", "32", "bf16", "64")  # of Lightning's names
 
 
 @dataclass(slots=True, kw_only=True)
@@ -72,6 +73,32 @@ class RunConfig:
         seedable(self.seed)
         if self.run_dir == "":
             raise BadInput("run_dir: is empty; expected a directory, or null for a name of its own under runs/")
+        self.check_trainer()
+
+    def check_trainer(self) -> None:
+        """What can be said of Lightning's arguments without importing it, which takes seconds."""
+        given: dict[str, Any] = {"devices": 1, "num_nodes": 1, "accumulate_grad_batches": 1, "max_steps": 1}
+        given |= self.trainer
+        for key in given.keys() & set(OURS):
+            raise BadInput(f"trainer.{key}: {DECIDED}")
+        for key in ("devices", "num_nodes", "accumulate_grad_batches"):
+            if type(given[key]) is not int or given[key] < 1:
+                raise BadInput(f"trainer.{key}={given[key]}: expected a number, 1 or more")
+        steps, accumulate = given["max_steps"], given["accumulate_grad_batches"]
+        if self.max_tokens is None and (type(steps) is not int or steps < 1):
+            raise BadInput(f"trainer.max_steps={steps}: expected a number of steps, 1 or more")
+        if self.data.batch_size % accumulate:
+            raise BadInput(
+                f"trainer.accumulate_grad_batches={accumulate}: does not divide data.batch_size={self.data.batch_size}"
+            )
+        choose("trainer.precision", str(given.get("precision") or "auto"), PRECISIONS)
+        if given["devices"] * given["num_nodes"] > 1:
+            if self.head.split_at is not None:
+                raise BadInput("head.kind=split: trains on one device; choose trainer.devices=1 or another head")
+            if self.diagnostics.every:
+                raise BadInput(
+                    f"diagnostics.every={self.diagnostics.every}: measures on one device; choose trainer.devices=1"
+                )
 
 
 # Where a run's settings lie that do not change what is computed: left out of its hash, free to differ on resume.
