@@ -18,6 +18,7 @@ COMMANDS = {  # what -> (words, exit code, CPU seconds that it may take)
     "train.py --help": (["train.py", "--help"], 0, 2.5),
     "a misspelt key": (["train.py", "model.d_modle=3"], 2, 1.5),
     "an impossible value": (["train.py", "model.n_heads=3"], 2, 1.5),
+    "a text that is not there": (["train.py", "data=text", "data.path=no/such/text"], 2, 1.5),
     "a mistake in an ablation": (["ablate.py", "ablation=smoke", "model.d_modle=3"], 2, 1.5),
     "the first token": (["generate.py", "prompt=def", "max_new_tokens=1"], 0, 4.0),
 }
