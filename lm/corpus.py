@@ -39,7 +39,9 @@ def download(url: str) -> Path:
     try:
         return Path(DownloadManager(download_config=DownloadConfig(disable_tqdm=True, max_retries=1)).download(url))
     except Exception as error:
-        raise BadInput(f"data.path={url}: could not be downloaded ({first_line(error)}); a copy will do") from error
+        raise BadInput(
+            f"data.path={url}: could not be downloaded ({first_line(error)}); give data.path=FILE, a copy"
+        ) from error
 
 
 def text(config: DataConfig) -> list[Document]:

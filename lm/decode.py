@@ -19,6 +19,7 @@ from lm.model.transformer import Transformer
 from lm.tokenizer import Tokenizer
 
 LEAST_ROOM = 32  # positions of a new cache
+TRIED = 2  # tokens guessed until as many were right
 
 
 def window_start(length: int, seq_len: int) -> int:
@@ -53,15 +54,16 @@ def decode(
 ) -> Iterator[list[int]]:
     """Yield, without end, the next id of each prompt. Prompts may differ in length; none may be empty.
 
-    Greedy and with a single prompt, a pass reads ahead by up to `guesses` tokens (see lm/lookup.py); 0 reads one token
-    at a time. A batch shares its passes already, and what is sampled is seldom guessed.
+    Greedy and with a single prompt, a pass reads ahead (see lm/lookup.py) by two tokens, and by up to `guesses` where
+    two were right the last time; 0 reads one token at a time. A batch shares its passes already, and what is sampled
+    is seldom guessed.
     """
     texts = [list(prompt) for prompt in prompts]
     if not all(texts):
         raise ValueError("decode: a prompt is empty; begin it with the end-of-text token")
     device = net.embed.weight.device
     generator = torch.Generator(device).manual_seed(seed) if temperature else None
-    lookup = Lookup(texts[0])
+    lookup, right = Lookup(texts[0]), 0
     most = 0 if temperature or len(texts) > 1 else guesses
     training = net.training
     net.eval()
@@ -76,7 +78,7 @@ def decode(
                 starts, cache = now, KVCache(room(longest, net.seq_len))
                 logits = read(net, windows, cache)
             else:
-                guess = lookup.guess(min(most, net.seq_len - longest))
+                guess = lookup.guess(min(most, LONGEST if right >= TRIED else TRIED, net.seq_len - longest))
                 if longest + len(guess) > cache.length:
                     cache.grow(room(longest + len(guess), net.seq_len))
                 tokens = torch.tensor([[window[-1], *guess] for window in windows], device=device)

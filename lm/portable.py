@@ -11,6 +11,7 @@ from lm.config import BadInput, HeadConfig, ModelConfig
 from lm.files import sha256, whole_file, write_text
 from lm.model.linear import linear_class
 from lm.model.transformer import Transformer
+from lm.run import model_folder
 from lm.tokenizer import Tokenizer, load_tokenizer
 
 FORMAT = 1
@@ -45,14 +46,8 @@ def load_model(run_dir: str | Path, trust: bool = False) -> tuple[Transformer, T
     Traceback (most recent call last):
     lm.config.checks.BadInput: run_dir=runs/absent: no such folder; expected a run directory that train.py wrote
     """
-    folder = Path(run_dir).expanduser()
-    if not folder.is_dir():
-        raise BadInput(f"run_dir={run_dir}: no such folder; expected a run directory that train.py wrote")
-    if (folder / "model").is_dir():
-        folder = folder / "model"
+    folder = model_folder(run_dir)
     path = folder / "config.json"
-    if not path.is_file():
-        raise BadInput(f"run_dir={run_dir}: holds no model; expected a run directory that train.py has finished")
     try:
         config = json.loads(path.read_text())
         if config["format"] != FORMAT:

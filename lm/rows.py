@@ -2,8 +2,6 @@
 
 import glob
 import os
-import urllib.error
-import urllib.request
 from typing import Any
 
 from lm.config import BadInput, DataConfig
@@ -60,6 +58,9 @@ def from_hub(config: DataConfig) -> Any:
 
 
 def reachable(address: str) -> bool:
+    import urllib.error
+    import urllib.request
+
     try:
         urllib.request.urlopen(urllib.request.Request(address, method="HEAD"), timeout=5).close()
     except urllib.error.HTTPError:

@@ -49,6 +49,18 @@ def default_dir(run: RunConfig) -> Path:
     return Path("runs") / "".join(c if c.isalnum() or c == "-" else "_" for c in name)
 
 
+def model_folder(run_dir: str | Path) -> Path:
+    """Where a run keeps its model; `run_dir` may be that folder itself. Raises BadInput where there is none."""
+    folder = Path(run_dir).expanduser()
+    if not folder.is_dir():
+        raise BadInput(f"run_dir={run_dir}: no such folder; expected a run directory that train.py wrote")
+    if (folder / "model").is_dir():
+        folder = folder / "model"
+    if not (folder / "config.json").is_file():
+        raise BadInput(f"run_dir={run_dir}: holds no model; expected a run directory that train.py has finished")
+    return folder
+
+
 class RunDirectory:
     """The files of one run. See the README for what each of them promises."""
 

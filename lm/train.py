@@ -67,6 +67,8 @@ def train(run: RunConfig, data: TextData | None = None) -> dict[str, Any]:
                 return fit(run, options, place, settings, data, bar and leads())
     place.refuse_changes(settings, but=("threads", "device", "precision", "loss"))
     log.info("%s is finished: nothing to train", place.path)
+    if run.logger:
+        log.info("loggers hear of a run while it trains: of this one they are told nothing")
     if run.prompts is not None:
         log.info("prompts are continued when a run ends; for this one: scripts/generate.py run_dir=%s", place.path)
     return finished

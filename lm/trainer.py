@@ -6,6 +6,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import torch
 from hydra.utils import instantiate
 from lightning import Callback, Trainer
 
@@ -28,9 +29,11 @@ def resolve(run: RunConfig) -> dict[str, Any]:
     }
     if options.get("accelerator", "auto") == "auto":
         options["accelerator"] = best_device()
+    if options["accelerator"] in ("gpu", "cuda") and not torch.cuda.is_available() and best_device() == "cpu":
+        raise BadInput(f"trainer.accelerator={options['accelerator']}: torch finds no GPU here; leave it at auto")
     if run.recompute and run.model.dropout and options["accelerator"] == "mps":
         raise BadInput("recompute=true: torch cannot repeat the draws of dropout on MPS; choose model.dropout=0")
-    if options.get("precision", "auto") == "auto":
+    if options.get("precision") in (None, "auto"):
         options["precision"] = "bf16-mixed" if has_bf16_units(options["accelerator"]) else "32-true"
     if run.max_tokens is not None:
         options["max_steps"] = math.ceil(run.max_tokens / tokens_per_step(run, options))

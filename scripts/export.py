@@ -2,9 +2,11 @@
 
 from lm.cli import launch
 from lm.config import ExportConfig
+from lm.run import model_folder
 
 
 def main(config: ExportConfig) -> None:
+    model_folder(config.run_dir)  # or fail before what takes seconds to import
     from lm.export import export
     from lm.portable import load_model
 

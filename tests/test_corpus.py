@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lm.config import BadInput, DataConfig
-from lm.corpus import content_hash, load_documents, split
+from lm.corpus import content_hash, load_documents, look_for, split
 from lm.documents import Document
 
 
@@ -249,3 +249,21 @@ def test_a_text_is_held_to_its_hash(tmp_path: Path) -> None:
         load_documents(replace(config, path=str(tmp_path)))
     with pytest.raises(BadInput, match=r"data\.sha256=x: is for data=text"):
         DataConfig(sha256="x")
+
+
+@pytest.mark.parametrize(
+    ("source", "path"),
+    [("text", "http://127.0.0.1:9/x.txt"), ("json", "https://127.0.0.1:9/x"), ("hub", "owner/name"), ("stdlib", None)],
+)
+def test_only_what_should_lie_here_is_looked_for(source: str, path: str | None) -> None:
+    look_for(DataConfig(source=source, path=path))
+
+
+@pytest.mark.parametrize("source", ["text", "json", "csv", "parquet"])
+def test_what_does_not_lie_here_is_told(source: str, tmp_path: Path) -> None:
+    config = DataConfig(source=source, path=str(tmp_path / "*.jsonl"))
+    with pytest.raises(BadInput, match=r"^data\.path=.*: no such file, folder or glob"):
+        look_for(config)
+    for suffix in ("jsonl", "csv", "parquet"):
+        (tmp_path / f"a.{suffix}").touch()
+    look_for(replace(config, path=str(tmp_path)))

@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from lm.config import BadInput
 from lm.decode import decode, generate, pick, room, stream, window_start
+from lm.model.cache import KVCache
 from lm.model.position import POSITIONS
 from lm.model.transformer import Transformer
 from lm.tokenizer import byte_tokenizer, char_tokenizer
@@ -214,3 +215,12 @@ def test_a_model_in_training_decodes_without_dropout_and_stays_in_training() -> 
 def test_a_tiny_temperature_is_nearly_greedy() -> None:
     logits = torch.tensor([[1.0, 3.0, 2.0]])
     assert pick(logits, 1e-39, torch.Generator().manual_seed(0)).tolist() == [1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_a_mask_is_of_the_dtype_of_what_it_is_added_to(dtype: torch.dtype) -> None:
+    mask = KVCache(4).mask(torch.tensor([[0, 1], [2, 3]]), dtype)
+    assert mask.dtype == dtype
+    assert mask.isinf().logical_not().sum(-1).tolist() == [[[1, 2]], [[3, 4]]]
+    net = Transformer(tiny(), LOUD, vocab_size=VOCAB, seq_len=SEQ).to(dtype)
+    assert tokens(net, [[1, 2, 1, 2]], 2 * SEQ) == tokens(net, [[1, 2, 1, 2]], 2 * SEQ, guesses=0)

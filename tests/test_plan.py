@@ -66,6 +66,13 @@ def test_arms_are_composed_with_what_is_common_and_their_own(build: Build) -> No
     assert arms["untied"].flops_per_token == arms["tied"].flops_per_token
 
 
+@pytest.mark.parametrize("steps", ["-1", "null"])
+def test_max_tokens_overrules_any_number_of_steps(build: Build, steps: str) -> None:
+    arms = build(question(), "max_tokens=2560", f"trainer.max_steps={steps}")
+    made = cell(arms["tied"], 0, arms["tied"].steps["own"], {})
+    assert (made.run.trainer["max_steps"], made.run.max_tokens) == (20, None)
+
+
 def test_the_command_line_overrules_what_is_common(build: Build) -> None:
     assert build(question(overrides=["model.d_ff=48"]), "model.d_ff=40")["tied"].run.model.d_ff == 40
 

@@ -40,6 +40,9 @@ def test_a_cpu_trains_in_bf16_where_it_has_units(
 ) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: known, raising=False)
     assert resolve(RunConfig(trainer={"accelerator": "cpu", "max_steps": 1}))["precision"] == precision
+    assert (
+        resolve(RunConfig(trainer={"accelerator": "cpu", "precision": None, "max_steps": 1}))["precision"] == precision
+    )
     has_bf16_units.cache_clear()
     monkeypatch.delattr(torch.cpu, "get_capabilities")  # an older torch
     assert resolve(RunConfig(trainer={"accelerator": "cpu", "max_steps": 1}))["precision"] == "32-true"
@@ -49,6 +52,14 @@ def test_a_cpu_trains_in_bf16_where_it_has_units(
 def test_a_precision_that_was_asked_for_stays(precision: str) -> None:
     assert resolve(RunConfig(trainer={"precision": precision, "max_steps": 1}))["precision"] == precision
     assert is_mixed(precision) == (precision == "bf16-mixed")
+
+
+@pytest.mark.parametrize("name", ["gpu", "cuda"])
+def test_a_gpu_that_is_not_there_is_told(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    with pytest.raises(BadInput, match=rf"^trainer\.accelerator={name}: torch finds no GPU here"):
+        resolve(RunConfig(trainer={"accelerator": name, "max_steps": 1}))
 
 
 @pytest.mark.parametrize(

@@ -722,6 +722,6 @@ def test_what_cannot_be_compared_is_said(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_an_ablation_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="holds no ablation"):
+    with pytest.raises(BadInput, match=r"holds no ablation\.json \(No such file or directory\)"):
         write_report(tmp_path)
     assert list(tmp_path.iterdir()) == []

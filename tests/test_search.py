@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 from test_plan import Build, build, question
 
 from lm.ablation.arms import Arm
+from lm.ablation.cautions import short_search
 from lm.ablation.config import AblationConfig, TuneConfig
 from lm.ablation.plan import Cell
 from lm.ablation.search import Tuning
@@ -135,11 +136,9 @@ def test_what_diverged_is_the_worst(arms: dict[str, Arm], tmp_path: Path) -> Non
         (["head.head_lr"], "tied has none of head.head_lr"),
     ],
 )
-def test_what_cannot_be_tuned_is_refused_at_the_start(
-    arms: dict[str, Arm], tmp_path: Path, knobs: list[str], said: str
-) -> None:
+def test_what_cannot_be_tuned_is_refused_at_the_start(build: Build, knobs: list[str], said: str) -> None:
     with pytest.raises(BadInput, match=said):
-        Tuning(question(tune=TuneConfig(trials=3, seeds=[77], knobs=knobs)), arms, tmp_path, {})
+        build(question(tune=TuneConfig(trials=3, seeds=[77], knobs=knobs)))
 
 
 def test_a_setting_stays_where_it_may_be(build: Build, tmp_path: Path) -> None:
@@ -149,3 +148,18 @@ def test_a_setting_stays_where_it_may_be(build: Build, tmp_path: Path) -> None:
     arms = ready(build(config))
     make(Tuning(config, arms, tmp_path, {}), tmp_path, lambda one: -one.tuned["head.split_at"])
     assert 0.8 <= arms["b"].tuned["head.split_at"] <= 1
+
+
+@pytest.mark.parametrize(("widening", "told"), [(0, ["tied", "untied"]), (4, [])])
+def test_few_trials_are_told_until_more_are_made(
+    arms: dict[str, Arm], tmp_path: Path, widening: int, told: list[str]
+) -> None:
+    """Two settings need five trials, one needs three."""
+    one = question(tune=replace(TUNE, trials=4, knobs=["optim.lr"]))
+    assert list(short_search(Tuning(one, arms, tmp_path, {}))) == []
+    config = question(tune=replace(TUNE, trials=4, widening=widening))
+    tuning = Tuning(config, arms, tmp_path, {})
+    assert [head for head, _ in short_search(tuning)] == [f"{name} is tuned in 4 trials:" for name in arms]
+    make(tuning, tmp_path, near(3e-3))
+    for asked in (tuning, Tuning(config, arms, tmp_path, record(tuning, config, arms))):
+        assert [head.split()[0] for head, _ in short_search(asked)] == told

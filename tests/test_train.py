@@ -31,6 +31,7 @@ from lm.config import (
     OptimConfig,
     RunConfig,
     TokenizerConfig,
+    ValidationConfig,
 )
 from lm.data import prepare
 from lm.decode import decode
@@ -228,6 +229,21 @@ def test_a_wrong_trainer_setting_leaves_no_directory(
     with pytest.raises(BadInput, match=message):
         train(run)
     assert not (tmp_path / "new").exists()
+
+
+def test_a_run_needs_a_number_of_steps(corpus: Path, tmp_path: Path) -> None:
+    run = short(corpus, tmp_path / "run")
+    del run.trainer["max_steps"]
+    with pytest.raises(BadInput, match=r"^trainer\.max_steps: is missing"):
+        train(run)
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_lines_go_with_the_bar(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], shown: bool) -> None:
+    run = short(corpus, tmp_path / "run", validation=ValidationConfig(every=5))
+    run.trainer["enable_progress_bar"] = shown
+    train(run)
+    assert capsys.readouterr().err.count(" of 20: loss ") == 4 * shown
 
 
 def test_tensorboard_can_stand_beside(corpus: Path, tmp_path: Path) -> None:

@@ -5,17 +5,15 @@ from typing import Any
 
 from lm.ablation.arms import Arm
 from lm.ablation.config import AblationConfig
-from lm.ablation.search import Search
+from lm.ablation.search import Tuning
 from lm.optim import LOW, peak_factor
 
 FIXED = ("baseline", "primary", "against", "matters", "budgets")  # that decide the verdict, not the runs
 Caution = tuple[str, str]
 
 
-def cautions(
-    ablation: AblationConfig, arms: dict[str, Arm], searches: dict[str, Search], record: dict[str, Any]
-) -> list[Caution]:
-    return [*history(ablation, record), *warm_up(ablation, arms), *short_search(ablation, searches)]
+def cautions(ablation: AblationConfig, arms: dict[str, Arm], tuning: Tuning, record: dict[str, Any]) -> list[Caution]:
+    return [*history(ablation, record), *warm_up(ablation, arms), *short_search(tuning)]
 
 
 def looked(ablation: AblationConfig, record: dict[str, Any]) -> list[dict[str, Any]]:
@@ -49,9 +47,8 @@ def warm_up(ablation: AblationConfig, arms: dict[str, Arm]) -> Iterator[Caution]
             yield f"The warm-up of {name} is long:", f"its rate never rises above {peak:.0%} of optim.lr."
 
 
-def short_search(ablation: AblationConfig, searches: dict[str, Search]) -> Iterator[Caution]:
-    trials = ablation.tune.trials
-    for name, search in searches.items():
+def short_search(tuning: Tuning) -> Iterator[Caution]:
+    trials = tuning.decided or tuning.settings.trials
+    for name, search in tuning.searches.items():
         if 0 < trials < (least := 1 + 2 * len(search.knobs)):
-            knobs = f"{len(search.knobs)} settings need {least} to look to both sides of each."
-            yield f"{name} is tuned in {trials} trials:", knobs
+            yield f"{name} is tuned in {trials} trials:", f"{least} look to both sides of {' and '.join(search.knobs)}."

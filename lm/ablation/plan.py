@@ -52,8 +52,8 @@ def cells(config: AblationConfig, arm: Arm) -> Iterator[tuple[str, Cell]]:
 
 
 def cell(arm: Arm, seed: int, steps: int, tuned: dict[str, float]) -> Cell:
-    run = change(arm.run, {**tuned, "seed": seed, "max_tokens": None})
-    run = replace(run, trainer={**run.trainer, "max_steps": steps})
+    run = replace(arm.run, trainer={**arm.run.trainer, "max_steps": steps})
+    run = change(run, {**tuned, "seed": seed, "max_tokens": None})
     identity = json.dumps({"config": config_hash(run), **arm.identity}, sort_keys=True)
     digest = hashlib.sha256(identity.encode()).hexdigest()
     return Cell(arm.name, seed, f"{arm.name}-seed{seed}-{digest[:10]}", run, tuned, arm.identity)

@@ -13,8 +13,6 @@ from lm.ablation.workers import Place
 from lm.config import BadInput
 from lm.run import flat
 
-TUNABLE = ("optim.", "head.", "model.")
-
 
 class Search:
     """The tuning of one arm: its knobs, the trials made so far, and their losses."""
@@ -24,13 +22,7 @@ class Search:
         self.steps, self.metric = arm.steps[ablation.budgets[0]], ablation.metric
         self.sign = 1 if METRICS[self.metric][0] else -1
         known = flat(asdict(arm.run))
-        for knob in self.settings.knobs:
-            if not knob.startswith(TUNABLE) or not isinstance(known.get(knob, ""), float | None):
-                raise BadInput(f"ablation.tune.knobs: {knob} is none of a run's settings that take any number")
         self.knobs = [knob for knob in self.settings.knobs if known[knob]]  # not null, not zero
-        if self.settings.trials and not self.knobs:
-            named = ", ".join(self.settings.knobs)
-            raise BadInput(f"ablation.tune.knobs: {arm.name} has none of {named}, or it is 0; name one that it has")
         self.start = [float(known[knob]) for knob in self.knobs]
         self.done: tune.Trials = {}
         self.asked: list[tune.Point] = []

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import asdict
+from typing import Any
 
 from lm.ablation.config import AblationConfig
 from lm.config import BadInput, RunConfig
@@ -13,6 +14,7 @@ OURS = {
     "run_dir": "each run of an ablation has a directory of its own below output_dir",
 }
 BUDGETED = "an arm trains as long as its budget allows; it may stand among the overrides of all arms"
+TUNABLE = ("optim.", "head.", "model.")
 NOT_AN_ARM = OURS | {"trainer.max_steps": BUDGETED, "max_tokens": BUDGETED}
 
 
@@ -35,9 +37,21 @@ def compose_arms(config: AblationConfig, words: list[str], compose: Compose) -> 
             runs[name] = compose(list((common | own).values()))
         except BadInput as error:
             raise BadInput(f"ablation.arms.{name}: {error}") from error
-    if config.curve is not None and not any(config.curve in flat(asdict(run)) for run in runs.values()):
+    settings = {name: flat(asdict(run)) for name, run in runs.items()}
+    for name, values in settings.items():
+        check_knobs(config, name, values)
+    if config.curve is not None and not any(config.curve in values for values in settings.values()):
         raise BadInput(f"ablation.curve={config.curve}: no such setting of a run")
     return runs
+
+
+def check_knobs(config: AblationConfig, arm: str, values: dict[str, Any]) -> None:
+    for knob in config.tune.knobs:
+        if not knob.startswith(TUNABLE) or not isinstance(values.get(knob, ""), float | None):
+            raise BadInput(f"ablation.tune.knobs: {knob} is none of a run's settings that take any number")
+    if config.tune.trials and not any(values[knob] for knob in config.tune.knobs):
+        named = ", ".join(config.tune.knobs)
+        raise BadInput(f"ablation.tune.knobs: {arm} has none of {named}, or it is 0; name one that it has")
 
 
 def key_of(word: str) -> str:

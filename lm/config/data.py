@@ -32,7 +32,8 @@ class DataConfig:
         if self.sha256 is not None and self.source != "text":
             raise BadInput(f"data.sha256={self.sha256}: is for data=text; data.source={self.source} has none")
         if self.source != "stdlib" and not self.path:
-            raise BadInput(f"data.path: data.source={self.source} needs one (data.path=FILE)")
+            form = "OWNER/NAME" if self.source == "hub" else "FILE"
+            raise BadInput(f"data.path: data.source={self.source} needs one (data.path={form})")
         if self.source == "stdlib" and self.path is not None:
             raise BadInput(f"data.path={self.path}: data=stdlib reads no file; write data=text data.path=FILE")
 

@@ -1,5 +1,6 @@
 """A training run: everything that decides it, and where it goes."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,7 +10,7 @@ from lm.config.model import HeadConfig, ModelConfig
 from lm.config.optim import OptimConfig
 
 LOSSES = ("auto", "plain", "chunked")
-PRECISIONS = ("auto", "32-true", "bf16-mixed", "bf16-true", "64-true", "32", "bf16", "64")  # of Lightning's names
+PRECISIONS = ("auto", "32-true", "bf16-mixed", "bf16-true", "64-true", "32", "bf16", "64")  # fp16 needs a scaled loss
 
 
 @dataclass(slots=True, kw_only=True)
@@ -76,7 +77,7 @@ class RunConfig:
         self.check_trainer()
 
     def check_trainer(self) -> None:
-        """What can be said of Lightning's arguments without importing it, which takes seconds."""
+        """What can be said of Lightning's arguments without importing it, which takes seconds. Some may be absent."""
         given: dict[str, Any] = {"devices": 1, "num_nodes": 1, "accumulate_grad_batches": 1, "max_steps": 1}
         given |= self.trainer
         for key in given.keys() & set(OURS):
@@ -92,6 +93,9 @@ class RunConfig:
                 f"trainer.accumulate_grad_batches={accumulate}: does not divide data.batch_size={self.data.batch_size}"
             )
         choose("trainer.precision", str(given.get("precision") or "auto"), PRECISIONS)
+        clip = given.get("gradient_clip_val")
+        if clip is not None and not (isinstance(clip, int | float) and 0 <= clip < math.inf):
+            raise BadInput(f"trainer.gradient_clip_val={clip}: expected 0 (no clipping) or more")
         if given["devices"] * given["num_nodes"] > 1:
             if self.head.split_at is not None:
                 raise BadInput("head.kind=split: trains on one device; choose trainer.devices=1 or another head")

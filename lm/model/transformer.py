@@ -21,7 +21,7 @@ from lm.model.position import POSITIONS
 
 
 def dropout(config: ModelConfig) -> nn.Module:
-    """At p = 0 not even a call of it: decoding spends more time on calls than on numbers."""
+    """Nothing at p = 0: decoding spends more time on calls than on numbers."""
     return nn.Dropout(config.dropout) if config.dropout else nn.Identity()
 
 
