@@ -4,6 +4,7 @@ import csv
 import io
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +34,16 @@ class Plain(Logger):
 class Lines(Plain):
     """To standard error, above the progress bar where there is one."""
 
-    def __init__(self, n_steps: int) -> None:
+    def __init__(self, first_step: int, n_steps: int) -> None:
         super().__init__()
-        self.n_steps = n_steps
+        self.first_step, self.n_steps, self.started = first_step, n_steps, time.perf_counter()
 
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        if "val/loss" in metrics:
+        if step and "val/loss" in metrics:
+            seconds = (time.perf_counter() - self.started) / max(1, step - self.first_step)
             losses = f"loss {metrics['train/loss']:.3f}, validation {metrics['val/loss']:.3f}"
-            tqdm.write(f"step {step:,} of {self.n_steps:,}: {losses}", file=sys.stderr)
+            left = tqdm.format_interval((self.n_steps - step) * seconds)
+            tqdm.write(f"step {step:,} of {self.n_steps:,}: {losses}, {left} left", file=sys.stderr)
 
 
 class MetricsFile(Plain):

@@ -101,7 +101,7 @@ def fit(
         for old in checkpoints.found() if not run.checkpoint.resume else ():
             checkpoints.remove_checkpoint(old)
         place.write_config(settings)
-        lines = [Lines(trainer.max_steps)] if run.trainer.get("enable_progress_bar", True) else []
+        lines = [Lines(step_of(resume), trainer.max_steps)] if run.trainer.get("enable_progress_bar", True) else []
         trainer.loggers = [MetricsFile(place.metrics, step_of(resume)), *lines, *others]
         log.info("%s: %s parameters, %s steps", place.path, f"{n_params(net):,}", f"{trainer.max_steps:,}")
         if (peak := peak_factor(trainer.max_steps, run.optim)) < LOW:

@@ -24,7 +24,8 @@ def run_dir(script: Script, corpus: Path, tmp_path: Path) -> Path:
         rows = [row for row in csv.DictReader(file) if row["val/loss"]]
     for row in rows:
         losses = f"loss {float(row['train/loss']):.3f}, validation {float(row['val/loss']):.3f}"
-        assert f"step {row['step']} of 20: {losses}\n" in answer.stderr
+        assert f"step {row['step']} of 20: {losses}, 00:0" in answer.stderr
+    assert ", 00:00 left\n" in answer.stderr
     assert [row["step"] for row in rows] == ["10", "20"]
     assert "Traceback" not in answer.stderr
     assert "validation loss" in answer.stdout
