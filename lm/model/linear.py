@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lm.config import BadInput
 
-LARGE = 2**20  # elements of a weight: 4 MiB
+LARGE = 2**21  # elements of a weight: 8 MiB
 ONEDNN = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
 CPU: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
 ROWS = 4 if "Intel" in str(CPU.get("cpu_name")) else 1  # of x, at least: on Intel's own, MKL is faster for fewer
