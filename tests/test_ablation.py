@@ -107,6 +107,7 @@ def test_changed_sources_or_text_are_not_silently_reused(
     assert len(stamps(lab(seeds=[0]).path)) == 6
 
 
+@pytest.mark.slow
 def test_rows_of_results_csv_stand_for_runs_that_are_gone(
     lab: Ablate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,6 +150,7 @@ def during(condition: Callable[[], object], act: Callable[[], object]) -> None:
     threading.Thread(target=lambda: (wait_for(condition), act()), daemon=True).start()
 
 
+@pytest.mark.slow
 def test_a_text_edited_while_runs_go_on_gives_no_verdict_of_two_texts(
     lab: Ablate, corpus: Path, tmp_path: Path
 ) -> None:
