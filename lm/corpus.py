@@ -10,7 +10,7 @@ import sysconfig
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
-from lm.config import BadInput, DataConfig
+from lm.config import BadInput, DataConfig, TokenizerConfig
 from lm.documents import Document, first_line, local_files, read_text
 from lm.rows import SUFFIXES, table
 
@@ -59,8 +59,10 @@ def text(config: DataConfig) -> list[Document]:
     return found
 
 
-def look_for(config: DataConfig) -> None:
+def look_for(config: DataConfig, tokenizer: TokenizerConfig) -> None:
     """Raise BadInput where a local path means no file: to be called before what takes seconds to import."""
+    if tokenizer.path is not None and not Path(tokenizer.path).is_file():
+        raise BadInput(f"tokenizer.path={tokenizer.path}: no such file; expected a tokenizer.json")
     if config.source in ("text", *SUFFIXES) and not str(config.path).startswith(("http://", "https://")):
         local_files(str(config.path), SUFFIXES.get(config.source, ()))
 

@@ -17,7 +17,7 @@ COMMAND = shlex.join(["python", "scripts/ablate.py", *sys.argv[1:]])  # as typed
 
 def arm(words: list[str]) -> RunConfig:
     run = compose("train", words, RunConfig)
-    look_for(run.data)
+    look_for(run.data, run.tokenizer)
     return run
 
 

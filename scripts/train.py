@@ -16,7 +16,7 @@ finished: list[tuple[str, dict[str, Any]]] = []
 
 
 def main(run: RunConfig) -> None:
-    look_for(run.data)
+    look_for(run.data, run.tokenizer)
     from lm.train import leads, run_directory, train
 
     result = train(run)

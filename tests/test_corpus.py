@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lm.config import BadInput, DataConfig
+from lm.config import BadInput, DataConfig, TokenizerConfig
 from lm.corpus import content_hash, load_documents, look_for, split
 from lm.documents import Document
 
@@ -256,14 +256,22 @@ def test_a_text_is_held_to_its_hash(tmp_path: Path) -> None:
     [("text", "http://127.0.0.1:9/x.txt"), ("json", "https://127.0.0.1:9/x"), ("hub", "owner/name"), ("stdlib", None)],
 )
 def test_only_what_should_lie_here_is_looked_for(source: str, path: str | None) -> None:
-    look_for(DataConfig(source=source, path=path))
+    look_for(DataConfig(source=source, path=path), TokenizerConfig())
 
 
 @pytest.mark.parametrize("source", ["text", "json", "csv", "parquet"])
 def test_what_does_not_lie_here_is_told(source: str, tmp_path: Path) -> None:
     config = DataConfig(source=source, path=str(tmp_path / "*.jsonl"))
     with pytest.raises(BadInput, match=r"^data\.path=.*: no such file, folder or glob"):
-        look_for(config)
+        look_for(config, TokenizerConfig())
     for suffix in ("jsonl", "csv", "parquet"):
         (tmp_path / f"a.{suffix}").touch()
-    look_for(replace(config, path=str(tmp_path)))
+    look_for(replace(config, path=str(tmp_path)), TokenizerConfig())
+
+
+def test_a_tokenizer_that_does_not_lie_here_is_told(tmp_path: Path) -> None:
+    tokenizer = TokenizerConfig(kind="file", vocab_size=None, path=str(tmp_path / "tokenizer.json"))
+    with pytest.raises(BadInput, match=r"^tokenizer\.path=.*json: no such file; expected a tokenizer\.json"):
+        look_for(DataConfig(), tokenizer)
+    (tmp_path / "tokenizer.json").touch()
+    look_for(DataConfig(), tokenizer)

@@ -45,6 +45,7 @@ def test_train_then_generate_verbatim(script: Script, run_dir: Path) -> None:
     ("name", "words", "said"),
     [
         ("train", ["data=text", "data.path=none"], "data.path=none: no such file, folder or glob"),
+        ("train", ["tokenizer=file", "tokenizer.path=none"], "tokenizer.path=none: no such file"),
         ("train", ["trainer.max_steps=-3"], "trainer.max_steps=-3: expected a number of steps, 1 or more"),
         ("ablate", ["data=json", "data.path=."], "ablation.arms.tied: data.path=.: a folder without .json or .jsonl"),
         ("ablate", ["ablation.tune.knobs=[optim.lrr]"], "ablation.tune.knobs: optim.lrr is none of a run's settings"),
