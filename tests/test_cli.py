@@ -356,6 +356,7 @@ def test_a_prompt_from_standard_input_is_utf8_or_refused(
     refused((int(left.value.code or 0), capsys.readouterr().err, []), "standard input: not UTF-8 at byte 3")
 
 
+@pytest.mark.slow
 def test_unusable_text_is_one_line_for_each_and_leaves_no_run(script: Script, tmp_path: Path) -> None:
     (tmp_path / "empty.txt").touch()
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
