@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlparse
 
 from lm.config import BadInput, DataConfig, TokenizerConfig
-from lm.documents import Document, first_line, local_files, read_text
+from lm.documents import Document, first_line, is_url, local_files, read_text
 from lm.rows import SUFFIXES, table
 
 LEFT_OUT = ("test", "tests", "idle_test", "site-packages", "dist-packages", "encodings", "pydoc_data", "lib2to3")
@@ -46,7 +46,7 @@ def download(url: str) -> Path:
 
 def text(config: DataConfig) -> list[Document]:
     assert config.path is not None
-    if config.path.startswith(("http://", "https://")):
+    if is_url(config.path):
         found = [read_text(download(config.path), Path(unquote(urlparse(config.path).path)).name)]
     else:
         root, files = local_files(config.path)
@@ -63,8 +63,8 @@ def look_for(config: DataConfig, tokenizer: TokenizerConfig) -> None:
     """Raise BadInput where a local path means no file: to be called before what takes seconds to import."""
     if tokenizer.path is not None and not Path(tokenizer.path).is_file():
         raise BadInput(f"tokenizer.path={tokenizer.path}: no such file; expected a tokenizer.json")
-    if config.source in ("text", *SUFFIXES) and not str(config.path).startswith(("http://", "https://")):
-        local_files(str(config.path), SUFFIXES.get(config.source, ()))
+    if config.source in ("text", *SUFFIXES) and config.path and not is_url(config.path):
+        local_files(config.path, SUFFIXES.get(config.source, ()))
 
 
 def load_documents(config: DataConfig) -> list[Document]:

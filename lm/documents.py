@@ -24,6 +24,10 @@ def read_text(path: Path, name: str | None = None) -> Document:
         raise BadInput(f"{path}: {error.strerror}") from error
 
 
+def is_url(path: str) -> bool:
+    return path.startswith(("http://", "https://"))
+
+
 def local_files(path: str, suffixes: tuple[str, ...] = ()) -> tuple[Path, list[Path]]:
     """The folder they are named from, and the files that a file name, folder or glob means, in order of name."""
     try:

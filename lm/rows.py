@@ -5,7 +5,7 @@ import os
 from typing import Any
 
 from lm.config import BadInput, DataConfig
-from lm.documents import Document, first_line, local_files
+from lm.documents import Document, first_line, is_url, local_files
 
 HUB = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
 SUFFIXES = {"json": (".json", ".jsonl"), "csv": (".csv",), "parquet": (".parquet",)}
@@ -14,7 +14,7 @@ SUFFIXES = {"json": (".json", ".jsonl"), "csv": (".csv",), "parquet": (".parquet
 def table(config: DataConfig) -> list[Document]:
     """json, csv and parquet files, or a data set of the Hub: a document for each row of the named column."""
     assert config.path is not None
-    hub, url = config.source == "hub", config.path.startswith(("http://", "https://"))
+    hub, url = config.source == "hub", is_url(config.path)
     files = [] if hub or url else local_files(config.path, SUFFIXES[config.source])[1]
     import datasets
 

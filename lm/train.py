@@ -101,8 +101,9 @@ def fit(
         for old in checkpoints.found() if not run.checkpoint.resume else ():
             checkpoints.remove_checkpoint(old)
         place.write_config(settings)
-        lines = [Lines(step_of(resume), trainer.max_steps)] if run.trainer.get("enable_progress_bar", True) else []
-        trainer.loggers = [MetricsFile(place.metrics, step_of(resume)), *lines, *others]
+        first, shown = step_of(resume), run.trainer.get("enable_progress_bar", True)
+        lines = [Lines(first, trainer.max_steps)] if shown else []
+        trainer.loggers = [MetricsFile(place.metrics, first), *lines, *others]
         log.info("%s: %s parameters, %s steps", place.path, f"{n_params(net):,}", f"{trainer.max_steps:,}")
         if (peak := peak_factor(trainer.max_steps, run.optim)) < LOW:
             log.warning("optim.warmup_steps is long for so short a run: it reaches about %.0f %% of lr", 100 * peak)

@@ -12,7 +12,7 @@ from lightning import Callback, Trainer
 
 from lm.callbacks import Bar, Journal
 from lm.checkpoint import Checkpoints
-from lm.config import BadInput, RunConfig
+from lm.config import SINGLE, BadInput, RunConfig
 from lm.device import best_device, has_bf16_units
 from lm.diagnostics import Diagnostics
 
@@ -20,13 +20,7 @@ from lm.diagnostics import Diagnostics
 def resolve(run: RunConfig) -> dict[str, Any]:
     """The trainer's arguments with nothing left open: the device, the precision, the number of steps."""
     run.check_trainer()  # again: a dictionary may have changed since the run was made
-    options = {
-        "_target_": "lightning.Trainer",
-        "devices": 1,
-        "num_nodes": 1,
-        "accumulate_grad_batches": 1,
-        **run.trainer,
-    }
+    options = {"_target_": "lightning.Trainer", **SINGLE, **run.trainer}
     if options.get("accelerator", "auto") == "auto":
         options["accelerator"] = best_device()
     if options["accelerator"] in ("gpu", "cuda") and not torch.cuda.is_available() and best_device() == "cpu":

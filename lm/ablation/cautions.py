@@ -12,8 +12,8 @@ FIXED = ("baseline", "primary", "against", "matters", "budgets")  # that decide 
 Caution = tuple[str, str]
 
 
-def cautions(ablation: AblationConfig, arms: dict[str, Arm], tuning: Tuning, record: dict[str, Any]) -> list[Caution]:
-    return [*history(ablation, record), *warm_up(ablation, arms), *short_search(tuning)]
+def cautions(tuning: Tuning, record: dict[str, Any]) -> list[Caution]:
+    return [*history(tuning.ablation, record), *warm_up(tuning.ablation, tuning.arms), *short_search(tuning)]
 
 
 def looked(ablation: AblationConfig, record: dict[str, Any]) -> list[dict[str, Any]]:

@@ -93,7 +93,7 @@ class Laboratory:
         write_report(self.path)
 
     def cautions(self) -> list[Caution]:
-        return cautions(self.ablation, self.arms, self.tuning, self.record)
+        return cautions(self.tuning, self.record)
 
     def cost(self, cell: Cell) -> float:
         return self.arms[cell.arm].seconds(cell.run.trainer["max_steps"])

@@ -78,11 +78,10 @@ class RunConfig:
 
     def check_trainer(self) -> None:
         """What can be said of Lightning's arguments without importing it, which takes seconds. Some may be absent."""
-        given: dict[str, Any] = {"devices": 1, "num_nodes": 1, "accumulate_grad_batches": 1, "max_steps": 1}
-        given |= self.trainer
+        given = {**SINGLE, "max_steps": 1, **self.trainer}
         for key in given.keys() & set(OURS):
             raise BadInput(f"trainer.{key}: {DECIDED}")
-        for key in ("devices", "num_nodes", "accumulate_grad_batches"):
+        for key in SINGLE:
             if type(given[key]) is not int or given[key] < 1:
                 raise BadInput(f"trainer.{key}={given[key]}: expected a number, 1 or more")
         steps, accumulate = given["max_steps"], given["accumulate_grad_batches"]
@@ -110,6 +109,9 @@ RUNTIME = (
     *("run_dir", "logger", "checkpoint", "prompts", "recompute"),
     *("data.cache_dir", "trainer.enable_progress_bar"),
 )
+
+# Arguments of lightning.Trainer that are counts: one of each, if nothing is said.
+SINGLE = {"devices": 1, "num_nodes": 1, "accumulate_grad_batches": 1}
 
 # Arguments of lightning.Trainer that are decided here: batches without end, our validation, checkpoints, logs, clip.
 OURS = (
