@@ -11,6 +11,7 @@ from lm.ablation.words import compose_arms
 from lm.cli import compose, launch
 from lm.config import RunConfig
 from lm.corpus import look_for
+from lm.imports import heavy_imports
 
 COMMAND = shlex.join(["python", "scripts/ablate.py", *sys.argv[1:]])  # as typed: launch takes words away
 
@@ -23,8 +24,9 @@ def arm(words: list[str]) -> RunConfig:
 
 def main(config: AblateConfig) -> int:
     runs = compose_arms(config.ablation, config.overrides, arm)
-    from lm.ablation.run import ablate
-    from lm.ablation.summary import plan_table, result_table
+    with heavy_imports():
+        from lm.ablation.run import ablate
+        from lm.ablation.summary import plan_table, result_table
 
     say = sys.stdout if config.plan_only else sys.stderr
     laboratory = ablate(

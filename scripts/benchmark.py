@@ -6,10 +6,12 @@ beside a limit of the machine, measured in the same call: read the ratios, for t
 
 from lm.benchmark.config import BenchmarkConfig
 from lm.cli import launch
+from lm.imports import heavy_imports
 
 
 def main(config: BenchmarkConfig) -> None:
-    from lm.benchmark.run import benchmark
+    with heavy_imports():
+        from lm.benchmark.run import benchmark
 
     print(benchmark(config))
 

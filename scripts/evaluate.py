@@ -9,13 +9,15 @@ import sys
 
 from lm.cli import launch
 from lm.config import EvaluateConfig
+from lm.imports import heavy_imports
 from lm.run import model_folder
 from lm.table import table
 
 
 def main(config: EvaluateConfig) -> None:
     model_folder(config.run_dir)  # or fail before what takes seconds to import
-    from lm.evaluate import evaluate_run
+    with heavy_imports():
+        from lm.evaluate import evaluate_run
 
     scores = evaluate_run(config, bar=sys.stderr.isatty())
     print(

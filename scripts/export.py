@@ -2,13 +2,15 @@
 
 from lm.cli import launch
 from lm.config import ExportConfig
+from lm.imports import heavy_imports
 from lm.run import model_folder
 
 
 def main(config: ExportConfig) -> None:
     model_folder(config.run_dir)  # or fail before what takes seconds to import
-    from lm.export import export
-    from lm.portable import load_model
+    with heavy_imports():
+        from lm.export import export
+        from lm.portable import load_model
 
     net, tokenizer = load_model(config.run_dir, config.trust)
     architecture = export(net, tokenizer, config.output_dir)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from lm.cli import launch
 from lm.config import BadInput, GenerateConfig
+from lm.imports import heavy_imports
 from lm.run import model_folder
 
 
@@ -34,9 +35,10 @@ def read_prompt(config: GenerateConfig) -> str:
 def main(config: GenerateConfig) -> None:
     prompt = read_prompt(config)
     model_folder(config.run_dir)  # or fail before what takes seconds to import
-    from lm.decode import stream
-    from lm.device import best_device, set_threads
-    from lm.portable import load_model
+    with heavy_imports():
+        from lm.decode import stream
+        from lm.device import best_device, set_threads
+        from lm.portable import load_model
 
     set_threads(config.threads)
     net, tokenizer = load_model(config.run_dir, config.trust)

@@ -8,15 +8,17 @@ from pathlib import Path
 from lm.ablation.config import ReportConfig
 from lm.cli import launch
 from lm.config import BadInput
+from lm.imports import heavy_imports
 
 
 def main(config: ReportConfig) -> None:
     path = Path(config.output_dir).expanduser()
     if not path.is_dir():  # importing the rest takes seconds
         raise BadInput(f"output_dir={path}: no such folder; expected one that ablate.py wrote")
-    from lm.ablation.report import write_report
-    from lm.ablation.report.overview import folders, write_overview
-    from lm.ablation.summary import result_table
+    with heavy_imports():
+        from lm.ablation.report import write_report
+        from lm.ablation.report.overview import folders, write_overview
+        from lm.ablation.summary import result_table
 
     if folders(path):
         write_overview(path)

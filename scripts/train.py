@@ -10,6 +10,7 @@ from typing import Any
 from lm.cli import launch
 from lm.config import RunConfig
 from lm.corpus import look_for
+from lm.imports import heavy_imports
 from lm.table import table
 
 finished: list[tuple[str, dict[str, Any]]] = []
@@ -17,7 +18,8 @@ finished: list[tuple[str, dict[str, Any]]] = []
 
 def main(run: RunConfig) -> None:
     look_for(run.data, run.tokenizer)
-    from lm.train import leads, run_directory, train
+    with heavy_imports():
+        from lm.train import leads, run_directory, train
 
     result = train(run)
     if not leads():

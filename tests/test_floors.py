@@ -43,7 +43,7 @@ FLOORS = [  # lowest first
         "lm.trainer",
     },
     {"lm.ablation", "lm.benchmark"},
-    {"lm.cli", "lm.errors"},
+    {"lm.cli", "lm.errors", "lm.imports"},
     {"scripts"},
 ]
 SOURCES = sorted([*(ROOT / "lm").rglob("*.py"), *(ROOT / "scripts").glob("*.py")])
