@@ -1,5 +1,6 @@
 """What is said on the command line and in the file of an ablation, as a configuration for each arm."""
 
+import re
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
@@ -36,6 +37,8 @@ def compose_arms(config: AblationConfig, words: list[str], compose: Compose) -> 
                 raise BadInput(f"{own[key]}: is what this arm is about; leave {common[key]} out")
             runs[name] = compose(list((common | own).values()))
         except BadInput as error:
+            if re.split("[:=]", str(error))[0] in common.keys() - own.keys():
+                raise
             raise BadInput(f"ablation.arms.{name}: {error}") from error
     settings = {name: flat(asdict(run)) for name, run in runs.items()}
     for name, values in settings.items():
