@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import hydra
 from hydra.core.config_store import ConfigStore
@@ -141,7 +141,13 @@ def speak() -> None:
 
 
 def repair_argparse() -> None:
-    """Let Hydra 1.3 start on Python 3.14, whose argparse checks help texts that Hydra gives as lazy objects."""
+    """One line for an unknown flag. And let Hydra 1.3 start on Python 3.14, whose argparse checks help texts that Hydra
+    gives as lazy objects."""
+
+    def refuse(self: argparse.ArgumentParser, message: str) -> NoReturn:
+        sys.exit(complain(f"{message}; a setting is given as key=value, and --cfg job shows them all", 2))
+
+    argparse.ArgumentParser.error = refuse  # type: ignore[method-assign]
     check = getattr(argparse.ArgumentParser, "_check_help", None)
     if check is None:
         return

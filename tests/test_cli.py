@@ -42,6 +42,7 @@ def enter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
     """Be in an empty directory, with a script's command line; afterwards nothing of `launch` stays behind."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    monkeypatch.setattr(argparse.ArgumentParser, "error", argparse.ArgumentParser.error)
     ours, before = logging.getLogger("lm"), signal.getsignal(signal.SIGTERM)
     handlers, level = ours.handlers.copy(), ours.level
     yield lambda name, words: monkeypatch.setattr(sys, "argv", [f"{name}.py", *words])
@@ -126,6 +127,9 @@ MISTAKES = {  # command line of train.py: what its error must say
     "seed": "seed",
     "prompts=[a": "[a",
     "--config-name other": "other: no such config",
+    "--lr 3": "unrecognized arguments: --lr; a setting is given as key=value",
+    "-m --max-steps=3": "unrecognized arguments: --max-steps=3; a setting is given as key=value",
+    "--cfg all_of_it": "--cfg/-c: invalid choice: 'all_of_it'",
 }
 
 
