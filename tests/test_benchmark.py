@@ -1,6 +1,7 @@
 """The benchmark measures what it says: turns are taken, ratios are of rounds, peers compute the same."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,21 @@ def test_sections_are_named_and_an_unknown_one_is_refused() -> None:
     assert tuple(SECTIONS) == NAMES
     with pytest.raises(BadInput, match="only=speed: choose one of"):
         BenchmarkConfig(only=["speed"])
+
+
+def test_each_section_has_the_threads_that_were_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def threads(device: str, seconds: float) -> Iterator[Figure]:
+        yield Figure("s", "threads", torch.get_num_threads(), "")
+        torch.set_num_threads(1)
+
+    before = torch.get_num_threads()
+    for name in ("limits", "starts"):
+        monkeypatch.setitem(SECTIONS, name, threads)
+    try:
+        table = benchmark(BenchmarkConfig(threads=2, only=["limits", "starts"]))
+    finally:
+        torch.set_num_threads(before)
+    assert [line.split()[2] for line in table.splitlines() if line.startswith("s ")] == ["2", "2"]
 
 
 def test_a_large_corpus_costs_four_bytes_a_window() -> None:

@@ -53,6 +53,7 @@ def benchmark(config: BenchmarkConfig) -> str:
     sections = SECTIONS | {"decoding": partial(decoding, own=own)}
     figures: list[Figure] = []
     for name in config.only or sections:
+        set_threads(threads)  # the section before may have set them for itself
         for figure in sections[name](device, config.seconds):
             print(*(word for word in row(figure) if word), sep="  ", file=sys.stderr, flush=True)
             figures.append(figure)
