@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from lm.config import BadInput
 from lm.errors import CONFIGS, check_keys, complain, in_one_line, report
 
-PATHS = ("path", "run_dir", "output_dir", "output", "prompt_file", "cache_dir")
+PATHS = ("path", "run_dir", "output_dir", "output", "prompt_file", "cache_dir", "nanogpt")
 Config = TypeVar("Config")
 
 

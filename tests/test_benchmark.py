@@ -15,6 +15,7 @@ from lm.benchmark.config import SECTIONS as NAMES
 from lm.benchmark.config import BenchmarkConfig
 from lm.benchmark.decoding import PLACES, own_text, reading_ahead
 from lm.benchmark.measure import Figure, alternate, paired
+from lm.benchmark.nanogpt import nanogpt
 from lm.benchmark.peers import in_transformers
 from lm.benchmark.run import SECTIONS, benchmark
 from lm.benchmark.scale import corpus
@@ -101,6 +102,57 @@ def test_a_run_that_cannot_be_read_is_refused_before_anything_is_measured(tmp_pa
         benchmark(BenchmarkConfig(run_dir=str(tmp_path / "absent")))
     with pytest.raises(BadInput, match="decoding"):
         BenchmarkConfig(run_dir=run_dir, only=["limits"])
+
+
+STANDS_IN = """
+from dataclasses import dataclass
+import torch
+
+@dataclass
+class GPTConfig:
+    block_size: int
+    vocab_size: int
+    n_layer: int
+    n_head: int
+    n_embd: int
+    bias: bool
+
+class GPT(torch.nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        print("number of parameters: few")
+        assert config.bias and config.n_layer == 4 and config.n_embd == 128
+        self.table = torch.nn.Embedding(config.vocab_size, config.vocab_size)
+
+    def configure_optimizers(self, weight_decay, learning_rate, betas, device_type):
+        return torch.optim.AdamW(self.parameters(), lr=learning_rate, betas=betas)
+
+    def forward(self, x, y):
+        logits = self.table(x)
+        return logits, torch.nn.functional.cross_entropy(logits.view(-1, logits.size(-1)), y.view(-1))
+"""
+
+
+def test_a_clone_of_nanogpt_is_measured_beside_ours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "model.py").write_text(STANDS_IN)
+    figures = list(nanogpt("cpu", 0.0, str(tmp_path)))
+    assert [one.what.rpartition(",")[0] for one in figures][:2] == ["step, its CPU shape", "step, default"]
+    assert all(one.beside == "nanoGPT" and one.other and one.value > one.other for one in figures)
+    assert capsys.readouterr().out == ""
+    assert list(nanogpt("cpu", 0.0)) == []
+
+
+@pytest.mark.parametrize("source", ["1 / 0", "class GPT: pass"])
+def test_what_is_no_clone_of_nanogpt_is_refused(tmp_path: Path, source: str) -> None:
+    (tmp_path / "model.py").write_text(source)
+    with pytest.raises(BadInput, match=r"nanogpt=.*: expected a clone of nanoGPT \((Zero|Attribute)"):
+        list(nanogpt("cpu", 0.0, str(tmp_path)))
+    with pytest.raises(BadInput, match=r"holds no model\.py; expected a clone of nanoGPT"):
+        BenchmarkConfig(nanogpt=str(tmp_path / "absent"))
+    with pytest.raises(BadInput, match="nanogpt: is for only="):
+        BenchmarkConfig(nanogpt=str(tmp_path), only=["limits"])
+    with pytest.raises(BadInput, match="nanogpt: is missing; give it as nanogpt=DIR"):
+        BenchmarkConfig(only=["nanogpt"])
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from pathlib import Path
 from lm.config import BadInput, at_least, choose
 
 SECTIONS = (
-    *("limits", "training", "compile", "loss", "trainer", "optimizer"),
+    *("limits", "training", "nanogpt", "compile", "loss", "trainer", "optimizer"),
     *("product", "decoding", "workers", "scale", "starts"),
 )
 
@@ -18,6 +18,7 @@ class BenchmarkConfig:
     output: str | None = None  # a file for the figures as JSON
     threads: int | None = None
     run_dir: str | None = None  # a run of train.py: how fast it continues its own validation text
+    nanogpt: str | None = None  # a clone of nanoGPT: its training step beside ours
 
     def __post_init__(self) -> None:
         for name in self.only or ():
@@ -28,5 +29,11 @@ class BenchmarkConfig:
             raise BadInput(f"output={self.output}: its folder does not exist")
         if self.run_dir is not None and "decoding" not in (self.only or SECTIONS):
             raise BadInput("run_dir: is for only=[decoding], or for all sections")
+        if self.nanogpt is None and self.only == ["nanogpt"]:
+            raise BadInput("nanogpt: is missing; give it as nanogpt=DIR, a clone of nanoGPT")
+        if self.nanogpt is not None and "nanogpt" not in (self.only or SECTIONS):
+            raise BadInput("nanogpt: is for only=[nanogpt], or for all sections")
+        if self.nanogpt is not None and not (Path(self.nanogpt).expanduser() / "model.py").is_file():
+            raise BadInput(f"nanogpt={self.nanogpt}: holds no model.py; expected a clone of nanoGPT")
         at_least(0, "", self, "seconds")
         at_least(1, "", self, "threads")

@@ -17,6 +17,7 @@ from lm.benchmark.decoding import decoding, own_text
 from lm.benchmark.limits import limits
 from lm.benchmark.loss import loss
 from lm.benchmark.measure import Figure
+from lm.benchmark.nanogpt import nanogpt
 from lm.benchmark.optimizer import optimizer
 from lm.benchmark.product import product
 from lm.benchmark.scale import scale
@@ -32,6 +33,7 @@ Section = Callable[[str, float], Iterator[Figure]]
 SECTIONS: dict[str, Section] = {
     "limits": limits,
     "training": training,
+    "nanogpt": nanogpt,
     "compile": compiled,
     "loss": loss,
     "trainer": trainer,
@@ -50,7 +52,8 @@ def benchmark(config: BenchmarkConfig) -> str:
     threads, device = set_threads(config.threads), best_device()
     where = f"torch {torch.__version__}, {platform.machine()}, {device}, {threads} threads"
     own = own_text(config.run_dir) if config.run_dir is not None else None
-    sections = SECTIONS | {"decoding": partial(decoding, own=own)}
+    beside = {"decoding": partial(decoding, own=own), "nanogpt": partial(nanogpt, clone=config.nanogpt)}
+    sections = SECTIONS | beside
     figures: list[Figure] = []
     for name in config.only or sections:
         set_threads(threads)  # the section before may have set them for itself
