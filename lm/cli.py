@@ -104,7 +104,7 @@ def compose(name: str, words: list[str], schema: type[Config]) -> Config:
 def take_others(known: list[str]) -> list[str]:
     """Remove from the command line what sets no key in `known` and none of Hydra's."""
     keys = [word.partition("=")[0].lstrip("+~").partition(".")[0] if "=" in word else "" for word in sys.argv[1:]]
-    others = [key not in ("", "hydra", *known) for key in keys]
+    others = [key not in ("", "hydra", *known) and not key.startswith(("-", "hydra/")) for key in keys]
     found = [word for word, other in zip(sys.argv[1:], others, strict=True) if other]
     sys.argv[1:] = [word for word, other in zip(sys.argv[1:], others, strict=True) if not other]
     return found
@@ -145,7 +145,8 @@ def repair_argparse() -> None:
     gives as lazy objects."""
 
     def refuse(self: argparse.ArgumentParser, message: str) -> NoReturn:
-        sys.exit(complain(f"{message}; a setting is given as key=value, and --cfg job shows them all", 2))
+        hint = "; a setting is given as key=value, and --cfg job shows them" if "unrecognized" in message else ""
+        sys.exit(complain(f"{message}{hint}", 2))
 
     argparse.ArgumentParser.error = refuse  # type: ignore[method-assign]
     check = getattr(argparse.ArgumentParser, "_check_help", None)

@@ -3,18 +3,24 @@
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 
 
 @contextmanager
 def heavy_imports() -> Iterator[None]:
     """Python's search for garbage takes a sixth of such imports, and a second more when the process ends.
 
-    None of what is imported is garbage, so it is never searched. Once: what the jobs of a sweep leave behind is.
+    Next to nothing of what is imported is garbage, so it is never searched.
     """
     gc.disable()
     try:
         yield
     finally:
-        if not gc.get_freeze_count():
-            gc.freeze()
+        freeze()
         gc.enable()
+
+
+@cache
+def freeze() -> None:
+    """Search nothing of what is there now. Once: what the jobs of a sweep leave behind is garbage."""
+    gc.freeze()

@@ -3,6 +3,7 @@
 Plans, tunes every arm, runs each arm at each seed, and writes a report. The same command again does what is missing.
 """
 
+import difflib
 import shlex
 import sys
 from dataclasses import fields
@@ -12,10 +13,9 @@ from lm.ablation.words import compose_arms, key_of
 from lm.cli import compose, launch
 from lm.config import BadInput, RunConfig
 from lm.corpus import look_for
-from lm.errors import no_such_key
+from lm.errors import deeper, no_such_key
 from lm.imports import heavy_imports
 
-KNOWN = [*(one.name for one in (*fields(AblateConfig), *fields(RunConfig))), "experiment"]
 COMMAND = shlex.join(["python", "scripts/ablate.py", *sys.argv[1:]])  # as typed: launch takes words away
 
 
@@ -26,9 +26,10 @@ def arm(words: list[str]) -> RunConfig:
 
 
 def main(config: AblateConfig) -> int:
-    for key in (key_of(word) for word in config.overrides if "=" in word):
-        if (root := key.partition(".")[0]) not in KNOWN:  # before it is blamed on the first arm
-            raise BadInput(f"{key}: {no_such_key(root, KNOWN)}")
+    ours = [one.name for one in fields(AblateConfig)]
+    for key in map(key_of, config.overrides):  # that train.py would call unknown, for it does not know these
+        if (elsewhere := deeper(key, AblateConfig)) or difflib.get_close_matches(key, ours, cutoff=0.75):
+            raise BadInput(f"{key}: {no_such_key(key, ours, elsewhere)}")
     runs = compose_arms(config.ablation, config.overrides, arm)
     with heavy_imports():
         from lm.ablation.run import ablate

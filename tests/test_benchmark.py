@@ -15,7 +15,7 @@ from lm.benchmark.config import SECTIONS as NAMES
 from lm.benchmark.config import BenchmarkConfig
 from lm.benchmark.decoding import PLACES, own_text, reading_ahead
 from lm.benchmark.measure import Figure, alternate, paired
-from lm.benchmark.nanogpt import nanogpt
+from lm.benchmark.nanogpt import nanogpt, their_model
 from lm.benchmark.peers import in_transformers
 from lm.benchmark.run import SECTIONS, benchmark
 from lm.benchmark.scale import corpus
@@ -135,8 +135,11 @@ class GPT(torch.nn.Module):
 
 def test_a_clone_of_nanogpt_is_measured_beside_ours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "model.py").write_text(STANDS_IN)
-    figures = list(nanogpt("cpu", 0.0, str(tmp_path)))
-    assert [one.what.rpartition(",")[0] for one in figures][:2] == ["step, its CPU shape", "step, default"]
+    figures = list(nanogpt("cpu", 0.0, their_model(str(tmp_path))))
+    assert list(dict.fromkeys(one.what.rpartition(",")[0] for one in figures)) == [
+        "step, its CPU shape",
+        "step, default",
+    ]
     assert all(one.beside == "nanoGPT" and one.other and one.value > one.other for one in figures)
     assert capsys.readouterr().out == ""
     assert list(nanogpt("cpu", 0.0)) == []
@@ -146,13 +149,14 @@ def test_a_clone_of_nanogpt_is_measured_beside_ours(tmp_path: Path, capsys: pyte
 def test_what_is_no_clone_of_nanogpt_is_refused(tmp_path: Path, source: str) -> None:
     (tmp_path / "model.py").write_text(source)
     with pytest.raises(BadInput, match=r"nanogpt=.*: expected a clone of nanoGPT \((Zero|Attribute)"):
-        list(nanogpt("cpu", 0.0, str(tmp_path)))
+        benchmark(BenchmarkConfig(nanogpt=str(tmp_path), only=["limits", "nanogpt"], output=str(tmp_path / "out.json")))
+    assert not (tmp_path / "out.json").exists()
     with pytest.raises(BadInput, match=r"holds no model\.py; expected a clone of nanoGPT"):
         BenchmarkConfig(nanogpt=str(tmp_path / "absent"))
     with pytest.raises(BadInput, match="nanogpt: is for only="):
         BenchmarkConfig(nanogpt=str(tmp_path), only=["limits"])
     with pytest.raises(BadInput, match="nanogpt: is missing; give it as nanogpt=DIR"):
-        BenchmarkConfig(only=["nanogpt"])
+        BenchmarkConfig(only=["nanogpt", "limits"])
 
 
 @pytest.mark.slow

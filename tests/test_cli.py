@@ -269,6 +269,7 @@ def test_a_sweep_calls_the_task_for_each_job_and_goes_on_after_a_bad_one(command
 
 def test_an_ablation_passes_on_what_train_is_to_understand(command: Callable[..., Outcome]) -> None:
     words = ["ablation=smoke", "head=untied", "ablation.seeds=[7]", "+trainer.x=${y}", "data.path=a b", "workers=1"]
+    words += ["hydra/job_logging=disabled", "hydra.verbose=false"]
     code, _, (config,) = command(words, "ablate")
     assert code == 0
     assert config.overrides == ["head=untied", "+trainer.x=${y}", "data.path='a b'"]
@@ -283,6 +284,7 @@ def test_an_ablation_passes_on_what_train_is_to_understand(command: Callable[...
         ("ablation=smoke ablation.baseline=x", "ablation.baseline=x: no such arm; choose one of tied, untied"),
         ("ablation=smoke ablation.sedes=[1]", "did you mean seeds?"),
         ("ablation=smoke workers=0", "workers=0: expected 1 or more"),
+        ("ablation=smoke --optim.lr=3", "unrecognized arguments: --optim.lr=3; a setting is given as key=value"),
         ("ablation=smoke -m seed=1,2", "an ablation is a sweep already"),
     ],
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-from lm.imports import heavy_imports
+from lm.imports import freeze, heavy_imports
 
 
 class Loop:
@@ -21,9 +21,10 @@ class Loop:
 
 @pytest.fixture(autouse=True)
 def thawed() -> Iterator[None]:
-    gc.unfreeze()
+    freeze.cache_clear()
     yield
     gc.unfreeze()
+    freeze.cache_clear()
 
 
 def test_what_is_imported_is_never_searched_and_what_comes_later_is() -> None:

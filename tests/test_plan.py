@@ -108,6 +108,22 @@ def test_what_cannot_be_compared_is_refused_by_name(build: Build, changes: dict,
 
 
 @pytest.mark.parametrize(
+    ("changes", "words", "said"),
+    [
+        ({}, ["optim.lrr=1"], "optim.lrr: no such key"),
+        ({}, ["model.n_heads=5"], "model.d_model=32 is not divisible by model.n_heads=5"),
+        ({"overrides": ["optim.lrr=1"]}, [], "ablation.overrides: optim.lrr: no such key"),
+        ({"arms": {"tied": [], "untied": ["optim.lrr=1"]}}, [], "ablation.arms.untied: optim.lrr: no such key"),
+        ({"arms": {"tied": [], "untied": ["model.n_heads=5"]}}, ["model.d_model=32"], "ablation.arms.untied: model.d_"),
+    ],
+)
+def test_a_mistake_is_looked_for_where_it_was_made(build: Build, changes: dict, words: list[str], said: str) -> None:
+    with pytest.raises(BadInput) as error:
+        build(question(**changes), *words)
+    assert str(error.value).startswith(said)
+
+
+@pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({"baseline": "tid"}, "ablation.baseline=tid: no such arm; choose one of tied, untied"),

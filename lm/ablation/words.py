@@ -1,6 +1,5 @@
 """What is said on the command line and in the file of an ablation, as a configuration for each arm."""
 
-import re
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
@@ -27,6 +26,7 @@ def compose_arms(config: AblationConfig, words: list[str], compose: Compose) -> 
     common = {key_of(word): word for word in [*config.overrides, *words]}
     for key in common.keys() & set(OURS):
         raise BadInput(f"{common[key]}: {OURS[key]}")
+    places = {"ablation.overrides: ": config.overrides, "": list(common.values())}
     runs: dict[str, RunConfig] = {}
     for name, words_of_arm in config.arms.items():
         own = {key_of(word): word for word in words_of_arm}
@@ -37,15 +37,23 @@ def compose_arms(config: AblationConfig, words: list[str], compose: Compose) -> 
                 raise BadInput(f"{own[key]}: is what this arm is about; leave {common[key]} out")
             runs[name] = compose(list((common | own).values()))
         except BadInput as error:
-            if re.split("[:=]", str(error))[0] in common.keys() - own.keys():
-                raise
-            raise BadInput(f"ablation.arms.{name}: {error}") from error
+            found = [place for place, alone in places.items() if str(error) == complaint(alone, compose)]
+            raise BadInput(f"{[*found, f'ablation.arms.{name}: '][0]}{error}") from error
     settings = {name: flat(asdict(run)) for name, run in runs.items()}
     for name, values in settings.items():
         check_knobs(config, name, values)
     if config.curve is not None and not any(config.curve in values for values in settings.values()):
         raise BadInput(f"ablation.curve={config.curve}: no such setting of a run")
     return runs
+
+
+def complaint(words: list[str], compose: Compose) -> str | None:
+    """What is wrong with these words, whatever an arm adds."""
+    try:
+        compose(words)
+    except BadInput as error:
+        return str(error)
+    return None
 
 
 def check_knobs(config: AblationConfig, arm: str, values: dict[str, Any]) -> None:

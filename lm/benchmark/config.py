@@ -29,7 +29,7 @@ class BenchmarkConfig:
             raise BadInput(f"output={self.output}: its folder does not exist")
         if self.run_dir is not None and "decoding" not in (self.only or SECTIONS):
             raise BadInput("run_dir: is for only=[decoding], or for all sections")
-        if self.nanogpt is None and self.only == ["nanogpt"]:
+        if self.nanogpt is None and "nanogpt" in (self.only or ()):
             raise BadInput("nanogpt: is missing; give it as nanogpt=DIR, a clone of nanoGPT")
         if self.nanogpt is not None and "nanogpt" not in (self.only or SECTIONS):
             raise BadInput("nanogpt: is for only=[nanogpt], or for all sections")

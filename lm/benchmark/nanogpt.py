@@ -18,6 +18,8 @@ from lm.benchmark.measure import Figure, alternate, paired
 from lm.benchmark.shapes import GPT2, Shape
 from lm.config import BadInput
 
+Theirs = tuple[Any, Any]  # the classes of its model and of that one's configuration
+
 
 def like_gpt2(n_layers: int, width: int, n_heads: int, vocab_size: int, batch: int, time: int) -> Shape:
     body = replace(GPT2.body, n_layers=n_layers, d_model=width, n_heads=n_heads, d_ff=4 * width)
@@ -30,25 +32,26 @@ SHAPES = {  # device -> what -> shape
 }
 
 
-def nanogpt(device: str, seconds: float, clone: str | None = None) -> Iterator[Figure]:
-    """On a GPU both are compiled, on a CPU neither is. Nothing without a clone. Raises BadInput where it is none."""
-    if clone is None:
+def nanogpt(device: str, seconds: float, theirs: Theirs | None = None) -> Iterator[Figure]:
+    """On a GPU both are compiled, on a CPU neither is. Nothing without a clone."""
+    if theirs is None:
         return
-    source = their_model(clone)
-    for name, shape in SHAPES.get(device, {}).items():
+    for name, shape in SHAPES["cuda" if device == "cuda" else "cpu"].items():
         for dtype in precisions(device):
             mixed, compiled = dtype == torch.bfloat16, device == "cuda"
+            if compiled:
+                torch.compiler.reset()  # or a second shape is taken for a reason to leave shapes open
             calls = {
                 "ours": shape.step(device, compiled=compiled, mixed=mixed),
-                "nanoGPT": their_step(source, shape, device, compiled, mixed),
+                "nanoGPT": their_step(theirs, shape, device, compiled, mixed),
             }
             times = alternate(calls, seconds)
-            ours, theirs = (1000 * one for one in paired(times["ours"], times["nanoGPT"]))
-            yield Figure("nanogpt", f"step, {name}, {spell(dtype)}", ours, "ms", "nanoGPT", theirs)
+            ours, other = (1000 * one for one in paired(times["ours"], times["nanoGPT"]))
+            yield Figure("nanogpt", f"step, {name}, {spell(dtype)}", ours, "ms", "nanoGPT", other)
 
 
-def their_model(clone: str) -> tuple[Any, Any]:
-    """The classes of its model and of that one's configuration."""
+def their_model(clone: str) -> Theirs:
+    """What a clone holds. Raises BadInput where it is none."""
     path = Path(clone).expanduser() / "model.py"
     spec = importlib.util.spec_from_file_location("nanogpt_model", path)
     assert spec is not None
@@ -61,9 +64,9 @@ def their_model(clone: str) -> tuple[Any, Any]:
         raise BadInput(f"nanogpt={clone}: expected a clone of nanoGPT ({type(error).__name__}: {error})") from error
 
 
-def their_step(source: tuple[Any, Any], shape: Shape, device: str, compiled: bool, mixed: bool) -> partial[None]:
+def their_step(theirs: Theirs, shape: Shape, device: str, compiled: bool, mixed: bool) -> partial[None]:
     """To be called: the training step of its train.py, with its optimizer."""
-    (model, config), body, (tokens, targets) = source, shape.body, shape.tokens(device)
+    (model, config), body, (tokens, targets) = theirs, shape.body, shape.tokens(device)
     sizes = {"n_layer": body.n_layers, "n_embd": body.d_model, "n_head": body.n_heads}
     with redirect_stdout(io.StringIO()):  # it tells its size
         net = model(config(block_size=shape.time, vocab_size=shape.vocab_size, bias=body.bias, **sizes)).to(device)

@@ -17,7 +17,7 @@ from lm.benchmark.decoding import decoding, own_text
 from lm.benchmark.limits import limits
 from lm.benchmark.loss import loss
 from lm.benchmark.measure import Figure
-from lm.benchmark.nanogpt import nanogpt
+from lm.benchmark.nanogpt import nanogpt, their_model
 from lm.benchmark.optimizer import optimizer
 from lm.benchmark.product import product
 from lm.benchmark.scale import scale
@@ -52,7 +52,8 @@ def benchmark(config: BenchmarkConfig) -> str:
     threads, device = set_threads(config.threads), best_device()
     where = f"torch {torch.__version__}, {platform.machine()}, {device}, {threads} threads"
     own = own_text(config.run_dir) if config.run_dir is not None else None
-    beside = {"decoding": partial(decoding, own=own), "nanogpt": partial(nanogpt, clone=config.nanogpt)}
+    theirs = their_model(config.nanogpt) if config.nanogpt is not None else None
+    beside = {"decoding": partial(decoding, own=own), "nanogpt": partial(nanogpt, theirs=theirs)}
     sections = SECTIONS | beside
     figures: list[Figure] = []
     for name in config.only or sections:
