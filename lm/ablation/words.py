@@ -37,8 +37,8 @@ def compose_arms(config: AblationConfig, words: list[str], compose: Compose) -> 
                 raise BadInput(f"{own[key]}: is what this arm is about; leave {common[key]} out")
             runs[name] = compose(list((common | own).values()))
         except BadInput as error:
-            found = [place for place, alone in places.items() if str(error) == complaint(alone, compose)]
-            raise BadInput(f"{[*found, f'ablation.arms.{name}: '][0]}{error}") from error
+            found = (place for place, alone in places.items() if str(error) == complaint(alone, compose))
+            raise BadInput(f"{next(found, f'ablation.arms.{name}: ')}{error}") from error
     settings = {name: flat(asdict(run)) for name, run in runs.items()}
     for name, values in settings.items():
         check_knobs(config, name, values)

@@ -6,8 +6,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 
-import torch
-
 from lm.benchmark.measure import Figure, alternate, paired, wait
 from lm.benchmark.peers import step_in_transformers
 from lm.benchmark.shapes import DEFAULT, SHAKESPEARE
@@ -37,8 +35,7 @@ def compiled(device: str, seconds: float) -> Iterator[Figure]:
 
 
 def compiling(step: Callable[[], None]) -> float:
-    """Seconds of the first step, with nothing left of an earlier compiling, on disk or in this process."""
-    torch.compiler.reset()  # or a second shape is taken for a reason to leave shapes open
+    """Seconds of the first step, with nothing left of an earlier compiling on disk."""
     before = os.environ.get(CACHE)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         os.environ[CACHE] = folder

@@ -15,7 +15,7 @@ from torch import Tensor
 from lm.bare import bare_step
 from lm.benchmark.limits import precisions, spell
 from lm.benchmark.measure import Figure, alternate, paired
-from lm.benchmark.shapes import GPT2, Shape
+from lm.benchmark.shapes import DEFAULT, GPT2, Shape
 from lm.config import BadInput
 
 Theirs = tuple[Any, Any]  # the classes of its model and of that one's configuration
@@ -27,7 +27,7 @@ def like_gpt2(n_layers: int, width: int, n_heads: int, vocab_size: int, batch: i
 
 
 SHAPES = {  # device -> what -> shape
-    "cpu": {"its CPU shape": like_gpt2(4, 128, 4, 65, 12, 64), "default": like_gpt2(4, 128, 2, 2048, 8, 128)},
+    "cpu": {"its CPU shape": like_gpt2(4, 128, 4, 65, 12, 64), "default": like_gpt2(4, 128, 2, *DEFAULT[1:])},
     "cuda": {"its baby GPT": like_gpt2(6, 384, 6, 65, 64, 256), "GPT-2 124M": GPT2},
 }
 
@@ -39,8 +39,6 @@ def nanogpt(device: str, seconds: float, theirs: Theirs | None = None) -> Iterat
     for name, shape in SHAPES["cuda" if device == "cuda" else "cpu"].items():
         for dtype in precisions(device):
             mixed, compiled = dtype == torch.bfloat16, device == "cuda"
-            if compiled:
-                torch.compiler.reset()  # or a second shape is taken for a reason to leave shapes open
             calls = {
                 "ours": shape.step(device, compiled=compiled, mixed=mixed),
                 "nanoGPT": their_step(theirs, shape, device, compiled, mixed),

@@ -31,6 +31,8 @@ class Shape(NamedTuple):
         self, device: str, loss: str = "auto", lean: bool = False, compiled: bool = False, mixed: bool = False
     ) -> partial[None]:
         """To be called: a training step with AdamW; `lean`: with recompute; `mixed`: in bf16."""
+        if compiled:
+            torch.compiler.reset()  # or a second shape is taken for a reason to leave shapes open
         net = self.model(device)
         if lean:
             recompute(net)

@@ -18,10 +18,8 @@ def training(device: str, seconds: float) -> Iterator[Figure]:
     for name, shape in shapes.items():
         for dtype in precisions(device):
             mixed, what = dtype == torch.bfloat16, f"{name}, {spell(dtype)}"
-            net, compiled = shape.model(device), device == "cuda"
-            if compiled:
-                torch.compiler.reset()  # or a second shape is taken for a reason to leave shapes open
-            calls = {"ours": shape.step(device, compiled=compiled, mixed=mixed)}
+            net = shape.model(device)
+            calls = {"ours": shape.step(device, compiled=device == "cuda", mixed=mixed)}
             if (theirs := step_in_transformers(net, shape.tokens(device), mixed)) is not None:
                 calls["transformers"] = theirs
             times = alternate(calls, seconds)
