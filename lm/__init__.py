@@ -9,25 +9,25 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lm.config import BadInput, HeadConfig, ModelConfig
-    from lm.decode import generate, stream
+    from lm.data.tokenizer import Tokenizer, load_tokenizer
+    from lm.exchange.portable import load_model
+    from lm.inference.decode import generate, stream
     from lm.model.linear import Linear, linear
     from lm.model.transformer import Transformer
-    from lm.portable import load_model
-    from lm.tokenizer import Tokenizer, load_tokenizer
 
 # Resolved on first use, so that a mistake in a configuration is reported before torch is imported.
 HOMES = {
     "BadInput": "lm.config",
     "HeadConfig": "lm.config",
     "ModelConfig": "lm.config",
-    "generate": "lm.decode",
-    "stream": "lm.decode",
+    "generate": "lm.inference.decode",
+    "stream": "lm.inference.decode",
     "Linear": "lm.model.linear",
     "linear": "lm.model.linear",
     "Transformer": "lm.model.transformer",
-    "load_model": "lm.portable",
-    "Tokenizer": "lm.tokenizer",
-    "load_tokenizer": "lm.tokenizer",
+    "load_model": "lm.exchange.portable",
+    "Tokenizer": "lm.data.tokenizer",
+    "load_tokenizer": "lm.data.tokenizer",
 }
 __all__ = [
     "BadInput",

@@ -8,13 +8,13 @@ import shlex
 import sys
 from dataclasses import fields
 
-from lm.ablation.config import AblateConfig
-from lm.ablation.words import compose_arms, key_of
-from lm.cli import compose, launch
+from lm.ablation.plan.compose import compose_arms, key_of
+from lm.cli.errors import deeper, no_such_key
+from lm.cli.imports import heavy_imports
+from lm.cli.launch import compose, launch
 from lm.config import BadInput, RunConfig
-from lm.corpus import look_for
-from lm.errors import deeper, no_such_key
-from lm.imports import heavy_imports
+from lm.config.ablation import AblateConfig
+from lm.data.corpus import look_for
 
 COMMAND = shlex.join(["python", "scripts/ablate.py", *sys.argv[1:]])  # as typed: launch takes words away
 
@@ -32,7 +32,7 @@ def main(config: AblateConfig) -> int:
             raise BadInput(f"{key}: {no_such_key(key, ours, elsewhere)}")
     runs = compose_arms(config.ablation, config.overrides, arm)
     with heavy_imports():
-        from lm.ablation.run import ablate
+        from lm.ablation.ablate import ablate
         from lm.ablation.summary import plan_table, result_table
 
     say = sys.stdout if config.plan_only else sys.stderr

@@ -4,9 +4,9 @@ Every figure stands beside a peer (transformers, from the dev extra), which take
 beside a limit of the machine, measured in the same call: read the ratios, for the times are those of this moment.
 """
 
-from lm.benchmark.config import BenchmarkConfig
-from lm.cli import launch
-from lm.imports import heavy_imports
+from lm.cli.imports import heavy_imports
+from lm.cli.launch import launch
+from lm.config.benchmark import BenchmarkConfig
 
 
 def main(config: BenchmarkConfig) -> None:

@@ -7,17 +7,17 @@ context. The table goes to standard error, the same numbers as JSON to standard 
 import json
 import sys
 
-from lm.cli import launch
+from lm.cli.imports import heavy_imports
+from lm.cli.launch import launch
 from lm.config import EvaluateConfig
-from lm.imports import heavy_imports
-from lm.run import model_folder
-from lm.table import table
+from lm.exchange.find_model import model_folder
+from lm.system.table import table
 
 
 def main(config: EvaluateConfig) -> None:
     model_folder(config.run_dir)  # or fail before what takes seconds to import
     with heavy_imports():
-        from lm.evaluate import evaluate_run
+        from lm.inference.evaluate import evaluate_run
 
     scores = evaluate_run(config, bar=sys.stderr.isatty())
     print(

@@ -7,10 +7,10 @@ is the prompt and its continuation, as it comes.
 import sys
 from pathlib import Path
 
-from lm.cli import launch
+from lm.cli.imports import heavy_imports
+from lm.cli.launch import launch
 from lm.config import BadInput, GenerateConfig
-from lm.imports import heavy_imports
-from lm.run import model_folder
+from lm.exchange.find_model import model_folder
 
 
 def read_prompt(config: GenerateConfig) -> str:
@@ -27,7 +27,7 @@ def read_prompt(config: GenerateConfig) -> str:
             return sys.stdin.buffer.read().decode()
         except UnicodeDecodeError as error:
             raise BadInput(f"standard input: not UTF-8 at byte {error.start} ({error.reason})") from error
-    from lm.documents import read_text
+    from lm.data.documents import read_text
 
     return read_text(Path(str(config.prompt_file))).text
 
@@ -36,9 +36,9 @@ def main(config: GenerateConfig) -> None:
     prompt = read_prompt(config)
     model_folder(config.run_dir)  # or fail before what takes seconds to import
     with heavy_imports():
-        from lm.decode import stream
-        from lm.device import best_device, set_threads
-        from lm.portable import load_model
+        from lm.exchange.portable import load_model
+        from lm.inference.decode import stream
+        from lm.system.device import best_device, set_threads
 
     set_threads(config.threads)
     net, tokenizer = load_model(config.run_dir, config.trust)

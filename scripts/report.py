@@ -5,10 +5,10 @@ For a folder of ablations, what they say side by side.
 
 from pathlib import Path
 
-from lm.ablation.config import ReportConfig
-from lm.cli import launch
+from lm.cli.imports import heavy_imports
+from lm.cli.launch import launch
 from lm.config import BadInput
-from lm.imports import heavy_imports
+from lm.config.ablation import ReportConfig
 
 
 def main(config: ReportConfig) -> None:

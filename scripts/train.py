@@ -7,11 +7,11 @@ comma-separated values make a run each: python scripts/train.py -m head=tied,unt
 import sys
 from typing import Any
 
-from lm.cli import launch
+from lm.cli.imports import heavy_imports
+from lm.cli.launch import launch
 from lm.config import RunConfig
-from lm.corpus import look_for
-from lm.imports import heavy_imports
-from lm.table import table
+from lm.data.corpus import look_for
+from lm.system.table import table
 
 finished: list[tuple[str, dict[str, Any]]] = []
 
@@ -19,7 +19,7 @@ finished: list[tuple[str, dict[str, Any]]] = []
 def main(run: RunConfig) -> None:
     look_for(run.data, run.tokenizer)
     with heavy_imports():
-        from lm.train import leads, run_directory, train
+        from lm.training.train import leads, run_directory, train
 
     result = train(run)
     if not leads():

@@ -16,15 +16,21 @@ ROOT = Path(__file__).resolve().parent.parent
 os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
 
 TINY = ModelConfig(n_layers=2, d_model=32, n_heads=4, d_ff=64, ffn="relu2")
-TIED = HeadConfig(table_std=0.02)
-UNTIED = HeadConfig(name="untied", kind="untied", table_std=1.0, head_std=0.01, head_lr=1.0)
+TIED = HeadConfig(embedding_std=0.02)
+UNTIED = HeadConfig(name="untied", kind="untied", embedding_std=1.0, head_std=0.01, head_lr_multiplier=1.0)
 HEADS = {
     "tied": TIED,
     "untied": UNTIED,
-    "tied_scaled": HeadConfig(name="tied_scaled", table_std=0.02, lookup_scale=None),
-    "tied_projected": HeadConfig(name="tied_projected", kind="tied_projected", table_std=0.02, head_lr=1.0),
-    "untied_copied": HeadConfig(name="untied_copied", kind="untied_copied", table_std=0.02, head_lr=1.0),
-    "split": HeadConfig(name="split", kind="split", table_std=0.02, head_lr=1.0, split_at=0.5),
+    "tied_scaled": HeadConfig(name="tied_scaled", embedding_std=0.02, embedding_multiplier=None),
+    "tied_projected": HeadConfig(
+        name="tied_projected", kind="tied_projected", embedding_std=0.02, head_lr_multiplier=1.0
+    ),
+    "untied_from_embedding": HeadConfig(
+        name="untied_from_embedding", kind="untied_from_embedding", embedding_std=0.02, head_lr_multiplier=1.0
+    ),
+    "untied_midtraining": HeadConfig(
+        name="untied_midtraining", kind="untied_midtraining", embedding_std=0.02, head_lr_multiplier=1.0, untie_at=0.5
+    ),
 }
 VOCAB, SEQ = 97, 16
 

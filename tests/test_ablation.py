@@ -20,20 +20,20 @@ from conftest import ROOT, Script
 from hydra import initialize_config_dir
 from test_plan import SMALL, question
 
-from lm.ablation.config import AblateConfig, TuneConfig
-from lm.ablation.folder import claim
-from lm.ablation.match import change
-from lm.ablation.plan import cells
+from lm.ablation.ablate import Laboratory, ablate
+from lm.ablation.judge.study import Study, read_study
+from lm.ablation.plan.cells import cells
+from lm.ablation.plan.compose import compose_arms
+from lm.ablation.plan.match import change
 from lm.ablation.restore import restore
-from lm.ablation.run import Laboratory, ablate
-from lm.ablation.study import Study, read_study
-from lm.ablation.words import compose_arms
-from lm.ablation.workers import Place
-from lm.cli import compose
+from lm.ablation.run.folder import claim
+from lm.ablation.run.workers import Place
+from lm.cli.errors import CONFIGS
+from lm.cli.launch import compose
 from lm.config import BadInput, RunConfig
-from lm.errors import CONFIGS
-from lm.run import config_hash
-from lm.train import train
+from lm.config.ablation import AblateConfig, TuneConfig
+from lm.config.identity import config_hash
+from lm.training.train import train
 
 Ablate = Callable[..., Laboratory]
 
@@ -78,7 +78,7 @@ def test_what_is_missing_is_done_and_nothing_else(lab: Ablate, tmp_path: Path) -
     first = stamps(lab().path)
     assert len(first) == 4
     assert stamps(lab().path) == first  # nothing to do
-    more = {"tied": ["head=tied"], "untied": ["head=untied"], "copied": ["head=untied_copied"]}
+    more = {"tied": ["head=tied"], "untied": ["head=untied"], "copied": ["head=untied_from_embedding"]}
     grown = stamps(lab(arms=more, seeds=[0, 1, 2]).path)
     assert len(grown) == 9
     assert first.items() <= grown.items()
@@ -99,7 +99,7 @@ def test_changed_sources_or_text_are_not_silently_reused(
     lab: Ablate, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = stamps(lab(seeds=[0]).path)
-    monkeypatch.setattr("lm.ablation.arms.source_hash", lambda linear: "another")
+    monkeypatch.setattr("lm.ablation.plan.arms.source_hash", lambda linear: "another")
     other_code = stamps(lab(seeds=[0]).path)
     assert len(other_code) == 4
     assert first.items() <= other_code.items()
@@ -111,7 +111,7 @@ def test_changed_sources_or_text_are_not_silently_reused(
 def test_rows_of_results_csv_stand_for_runs_that_are_gone(
     lab: Ablate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tune = TuneConfig(trials=2, widening=0, seeds=[77], knobs=["optim.lr"])
+    tune = TuneConfig(trials=2, extension_trials=0, seeds=[77], hyperparameters=["optim.lr"])
     path = lab(tune=tune).path
     rows, contrasts = (path / "results.csv").read_text(), read_study(path).contrasts()
     curves, picture = (path / "curves.csv").read_text(), (path / "figures/learning.svg").read_text()
@@ -129,7 +129,7 @@ def test_rows_of_results_csv_stand_for_runs_that_are_gone(
     assert (removed / "model").exists(), "a run whose folder alone is removed is made again"
     shutil.rmtree(path / "cells")
     shutil.rmtree(path / "trials")
-    monkeypatch.setattr("lm.ablation.arms.source_hash", lambda linear: "another")
+    monkeypatch.setattr("lm.ablation.plan.arms.source_hash", lambda linear: "another")
     lab(tune=tune)
     assert len(list(path.glob("cells/*/model"))) == 4, "other code makes other runs"
 
@@ -229,12 +229,17 @@ def test_bad_input_leaves_nothing_behind(lab: Ablate, tmp_path: Path) -> None:
 
 def test_two_drivers_do_not_share_a_folder(lab: Ablate, monkeypatch: pytest.MonkeyPatch) -> None:
     laboratory = lab(seeds=[0])
-    monkeypatch.setattr("lm.ablation.run.measure", lambda *_: pytest.fail("measured beside another's runs"))
+    monkeypatch.setattr("lm.ablation.ablate.measure", lambda *_: pytest.fail("measured beside another's runs"))
     with claim(laboratory.path), pytest.raises(BadInput, match="another process"):
         lab(seeds=[0])
 
 
-TUNE = TuneConfig(trials=5, widening=2, seeds=[77], knobs=["optim.lr", "head.table_lr", "head.head_lr"])
+TUNE = TuneConfig(
+    trials=5,
+    extension_trials=2,
+    seeds=[77],
+    hyperparameters=["optim.lr", "head.embedding_lr_multiplier", "head.head_lr_multiplier"],
+)
 
 
 @pytest.mark.slow
@@ -242,8 +247,12 @@ def test_every_arm_is_tuned_with_as_many_trials_on_seeds_that_are_not_reported(l
     laboratory = lab(seeds=[0], tune=TUNE)
     study = read_study(laboratory.path)
     searches = study.record["searches"]
-    assert searches["tied"]["knobs"] == ["optim.lr", "head.table_lr"]
-    assert searches["untied"]["knobs"] == ["optim.lr", "head.table_lr", "head.head_lr"]
+    assert searches["tied"]["hyperparameters"] == ["optim.lr", "head.embedding_lr_multiplier"]
+    assert searches["untied"]["hyperparameters"] == [
+        "optim.lr",
+        "head.embedding_lr_multiplier",
+        "head.head_lr_multiplier",
+    ]
     assert len({len(search["trials"]) for search in searches.values()}) == 1
     assert {row.seed for row in study.trials} == {77}
     for name, search in searches.items():
@@ -272,7 +281,7 @@ def test_every_arm_is_tuned_with_as_many_trials_on_seeds_that_are_not_reported(l
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
 def test_a_killed_trial_is_tried_again_and_never_a_bad_value(lab: Ablate, tmp_path: Path) -> None:
-    few = TuneConfig(trials=3, widening=0, seeds=[77], knobs=["optim.lr"])
+    few = TuneConfig(trials=3, extension_trials=0, seeds=[77], hyperparameters=["optim.lr"])
     quiet = [arm.tuned for arm in lab(seeds=[0], tune=few, folder="quiet").arms.values()]
 
     during(lambda: kill_one(tmp_path / "once/trials/untied"), lambda: (tmp_path / "killed").touch())
@@ -317,7 +326,7 @@ drive(sys.argv[1], int(sys.argv[2]), sys.argv[3:])
 
 
 def drive(folder: str, trials: int, words: list[str]) -> None:
-    tune = TuneConfig(trials=trials, widening=0, seeds=[77], knobs=["optim.lr"])
+    tune = TuneConfig(trials=trials, extension_trials=0, seeds=[77], hyperparameters=["optim.lr"])
     config = AblateConfig(ablation=question(overrides=words, tune=tune), output_dir=folder, workers=2)
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
         laboratory = ablate(config, composed(config), "the command")

@@ -11,8 +11,6 @@ from conftest import SEQ, TEXT, TIED, VOCAB, Script, tiny
 from test_generate import BYTE
 from test_resume import a_run
 
-from lm.benchmark.config import SECTIONS as NAMES
-from lm.benchmark.config import BenchmarkConfig
 from lm.benchmark.decoding import PLACES, own_text, reading_ahead
 from lm.benchmark.measure import Figure, alternate, paired
 from lm.benchmark.nanogpt import nanogpt, their_model
@@ -21,8 +19,10 @@ from lm.benchmark.run import SECTIONS, benchmark
 from lm.benchmark.scale import corpus
 from lm.benchmark.shapes import DEFAULT
 from lm.config import BadInput
+from lm.config.benchmark import SECTIONS as NAMES
+from lm.config.benchmark import BenchmarkConfig
 from lm.model.transformer import Transformer
-from lm.train import train
+from lm.training.train import train
 
 
 def test_candidates_take_turns() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 from test_plan import question
 
-from lm.ablation.cautions import history, looked
+from lm.ablation.run.cautions import history, looked
 
 
 def later(record: dict[str, Any], **changes: Any) -> list[str]:
@@ -32,7 +32,7 @@ def test_one_seed_gave_no_verdict_to_see() -> None:
 
 def test_what_decides_a_verdict_is_not_changed_in_silence() -> None:
     record: dict[str, Any] = {}
-    primary, matters = (f"Changed after a verdict was seen: {key}" for key in ("primary", "matters"))
-    assert later(record, matters=0.01) == []
-    assert later(record, matters=5.0) == [matters]
-    assert later(record, matters=5.0, primary=[]) == [primary, matters]
+    primary, margin = (f"Changed after a verdict was seen: {key}" for key in ("primary", "equivalence_margin"))
+    assert later(record, equivalence_margin=0.01) == []
+    assert later(record, equivalence_margin=5.0) == [margin]
+    assert later(record, equivalence_margin=5.0, primary=[]) == [primary, margin]

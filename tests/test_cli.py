@@ -18,12 +18,12 @@ import pytest
 from conftest import ROOT, Script
 from hydra._internal.utils import get_args_parser
 
-from lm.ablation.config import AblateConfig, ReportConfig
-from lm.benchmark.config import BenchmarkConfig
-from lm.cli import launch, repair_argparse, take
+from lm.cli.errors import report, trainer_arguments
+from lm.cli.launch import launch, repair_argparse, take
 from lm.config import EvaluateConfig, ExportConfig, GenerateConfig, RunConfig
-from lm.errors import report, trainer_arguments
-from lm.run import flat
+from lm.config.ablation import AblateConfig, ReportConfig
+from lm.config.benchmark import BenchmarkConfig
+from lm.config.identity import flat
 
 SCHEMAS = {
     "train": RunConfig,
@@ -99,7 +99,7 @@ MISTAKES = {  # command line of train.py: what its error must say
     "trainer.precision=16-mixed": "trainer.precision=16-mixed: choose one of auto, 32-true, bf16-mixed,",
     "trainer.gradient_clip_val=-1": "trainer.gradient_clip_val=-1: expected 0 (no clipping) or more",
     "trainer.gradient_clip_val=abc": "trainer.gradient_clip_val=abc: expected 0 (no clipping) or more",
-    "head=split trainer.devices=2": "head.kind=split: trains on one device",
+    "head=untied_midtraining trainer.devices=2": "head.kind=untied_midtraining: trains on one device",
     "models.n_layers=3": "models",
     "model.n_layers=two": "model.n_layers=two",
     "model.n_layers=2.5": "model.n_layers=2.5",
@@ -110,7 +110,7 @@ MISTAKES = {  # command line of train.py: what its error must say
     "compile=perhaps": "compile=perhaps",
     "prompts=one": "prompts=one",
     "model=large": "model=large: no such config; choose one of gpt2, medium, small",
-    "head=twisted": "head=twisted: no such config; choose one of split, tied,",
+    "head=twisted": "head=twisted: no such config; choose one of tied, tied_naive,",
     "modle=small": "modle",
     "head=tied,untied": "head=tied,untied",
     "seed=0,1": "seed=0,1",
@@ -407,4 +407,4 @@ def test_too_little_memory_is_said_in_one_line(capsys: pytest.CaptureFixture[str
         torch.empty(2**60)
     for error in (caught.value, torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")):
         assert report(error) == 1
-        assert capsys.readouterr().err.startswith("error: out of memory; a smaller data.batch_size, ")
+        assert capsys.readouterr().err.startswith("error: out of memory; these settings need less: ")

@@ -23,14 +23,14 @@ from lm.config import (
 )
 
 NAN = math.nan
-UNTIED = {"kind": "untied", "head_std": 0.02, "head_lr": 1.0}
-SPLIT = {"kind": "split", "head_lr": 1.0, "split_at": 0.5}
+UNTIED = {"kind": "untied", "head_std": 0.02, "head_lr_multiplier": 1.0}
+SPLIT = {"kind": "untied_midtraining", "head_lr_multiplier": 1.0, "untie_at": 0.5}
 OWN = {  # what each kind of head needs, and all that it takes
     "tied": set(),
-    "untied": {"head_std", "head_lr"},
-    "tied_projected": {"head_lr"},
-    "untied_copied": {"head_lr"},
-    "split": {"head_lr", "split_at"},
+    "untied": {"head_std", "head_lr_multiplier"},
+    "tied_projected": {"head_lr_multiplier"},
+    "untied_from_embedding": {"head_lr_multiplier"},
+    "untied_midtraining": {"head_lr_multiplier", "untie_at"},
 }
 
 # schema, settings that are refused, key of the message, what the message expects
@@ -40,7 +40,7 @@ REFUSED: list[tuple[type, dict[str, Any], str, str]] = [
     *((ModelConfig, {key: "none such"}, f"model.{key}", "choose one of") for key in ("norm", "ffn", "position")),
     *((ModelConfig, {"dropout": value}, "model.dropout", "0 or more") for value in (-0.1, NAN)),
     *((ModelConfig, {"dropout": value}, "model.dropout", "less than 1") for value in (1.0, 2.0)),
-    *((ModelConfig, {"residual_init": value}, "model.residual_init", "0 or more") for value in (-0.1, NAN)),
+    *((ModelConfig, {"residual_scale": value}, "model.residual_scale", "0 or more") for value in (-0.1, NAN)),
     *((ModelConfig, {"rope_theta": value}, "model.rope_theta", "more than 0") for value in (0, -1, NAN)),
     (ModelConfig, {"d_model": 30, "n_heads": 4}, "model.d_model=30", "not divisible by model.n_heads=4"),
     (ModelConfig, {"n_heads": 4, "n_kv_heads": 3}, "model.n_heads=4", "not divisible by model.n_kv_heads=3"),
@@ -49,10 +49,10 @@ REFUSED: list[tuple[type, dict[str, Any], str, str]] = [
     (HeadConfig, {"kind": "twisted"}, "head.kind=twisted", "choose one of tied, untied"),
     *(
         (HeadConfig, {key: value}, f"head.{key}", "0 or more")
-        for key in ("table_std", "lookup_scale", "table_lr")
+        for key in ("embedding_std", "embedding_multiplier", "embedding_lr_multiplier")
         for value in (-0.1, NAN, math.inf)
     ),
-    *((HeadConfig, UNTIED | {key: -0.1}, f"head.{key}", "0 or more") for key in ("head_std", "head_lr")),
+    *((HeadConfig, UNTIED | {key: -0.1}, f"head.{key}", "0 or more") for key in ("head_std", "head_lr_multiplier")),
     *(
         (
             HeadConfig,
@@ -61,7 +61,7 @@ REFUSED: list[tuple[type, dict[str, Any], str, str]] = [
             f"head.kind={kind} has none",
         )
         for kind, own in OWN.items()
-        for key in sorted({"head_std", "head_lr", "split_at"} - own)
+        for key in sorted({"head_std", "head_lr_multiplier", "untie_at"} - own)
     ),
     *(
         (
@@ -73,8 +73,8 @@ REFUSED: list[tuple[type, dict[str, Any], str, str]] = [
         for kind, own in OWN.items()
         for key in sorted(own)
     ),
-    *((HeadConfig, SPLIT | {"split_at": value}, "head.split_at", "0 or more") for value in (-0.1, NAN)),
-    *((HeadConfig, SPLIT | {"split_at": value}, "head.split_at", "0 to 1, a fraction") for value in (1.01, 800)),
+    *((HeadConfig, SPLIT | {"untie_at": value}, "head.untie_at", "0 or more") for value in (-0.1, NAN)),
+    *((HeadConfig, SPLIT | {"untie_at": value}, "head.untie_at", "0 to 1, a fraction") for value in (1.01, 800)),
     (DataConfig, {"source": "cloud"}, "data.source=cloud", "choose one of stdlib, text"),
     *((DataConfig, {key: 0}, f"data.{key}=0", "1 or more") for key in ("seq_len", "batch_size")),
     (DataConfig, {"overfit_batches": -1}, "data.overfit_batches=-1", "0 or more"),
@@ -99,7 +99,7 @@ REFUSED: list[tuple[type, dict[str, Any], str, str]] = [
     (OptimConfig, {"decay": "step"}, "optim.decay=step", "choose one of cosine, linear, constant"),
     *(
         (OptimConfig, {key: value}, f"optim.{key}", "0 or more")
-        for key in ("lr", "eps", "weight_decay", "warmup_steps", "decay_fraction", "final_lr")
+        for key in ("lr", "eps", "weight_decay", "warmup_steps", "decay_fraction", "final_lr_fraction")
         for value in (-1, NAN)
     ),
     *(
@@ -135,15 +135,15 @@ def test_what_cannot_be_is_refused_by_name(schema: type, settings: dict[str, Any
 
 
 ALLOWED: list[tuple[type, dict[str, Any]]] = [
-    (ModelConfig, {"n_kv_heads": 1, "dropout": 0.0, "residual_init": 0.0}),
+    (ModelConfig, {"n_kv_heads": 1, "dropout": 0.0, "residual_scale": 0.0}),
     (ModelConfig, {"d_model": 12, "n_heads": 4, "position": "learned"}),
     (ModelConfig, {"d_model": 12, "n_heads": 4, "position": "none"}),
     (HeadConfig, UNTIED | {"head_std": 0.0}),
-    *((HeadConfig, SPLIT | {"split_at": value}) for value in (0, 1)),
-    *((HeadConfig, {"lookup_scale": value}) for value in (None, 0.0, 7.5)),
+    *((HeadConfig, SPLIT | {"untie_at": value}) for value in (0, 1)),
+    *((HeadConfig, {"embedding_multiplier": value}) for value in (None, 0.0, 7.5)),
     (TokenizerConfig, {"vocab_size": 257}),
     (TokenizerConfig, {"kind": "file", "vocab_size": None, "path": "tokenizer.json"}),
-    (OptimConfig, {"betas": [0.0, 0.0], "warmup_steps": 0, "decay_fraction": 0.0, "final_lr": 0.0}),
+    (OptimConfig, {"betas": [0.0, 0.0], "warmup_steps": 0, "decay_fraction": 0.0, "final_lr_fraction": 0.0}),
     (ValidationConfig, {"every": 0, "batches": None}),
     (DataConfig, {"seq_len": 1, "batch_size": 1, "source": "text", "path": "x"}),
 ]
@@ -178,7 +178,7 @@ def test_a_path_that_would_not_be_read_is_refused() -> None:
         DataConfig(path="my.txt")
 
 
-@pytest.mark.parametrize("key", ["lr", "eps", "weight_decay", "final_lr"])
+@pytest.mark.parametrize("key", ["lr", "eps", "weight_decay", "final_lr_fraction"])
 def test_an_infinite_rate_is_refused(key: str) -> None:
     with pytest.raises(BadInput):
         OptimConfig(**{key: math.inf})

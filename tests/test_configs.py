@@ -8,13 +8,13 @@ import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 
-from lm.ablation.config import AblateConfig, ReportConfig
-from lm.benchmark.config import BenchmarkConfig
-from lm.cli import compose as compose_words
-from lm.cli import convert
+from lm.cli.errors import CONFIGS, trainer_arguments
+from lm.cli.launch import compose as compose_words
+from lm.cli.launch import convert
 from lm.config import HEADS, OPTIMIZERS, SOURCES, TOKENIZERS, EvaluateConfig, ExportConfig, GenerateConfig, RunConfig
-from lm.errors import CONFIGS, trainer_arguments
-from lm.trainer import resolve
+from lm.config.ablation import AblateConfig, ReportConfig
+from lm.config.benchmark import BenchmarkConfig
+from lm.training.trainer import resolve
 
 SCHEMAS = {
     "train": RunConfig,

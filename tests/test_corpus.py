@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lm.config import BadInput, DataConfig, TokenizerConfig
-from lm.corpus import content_hash, load_documents, look_for, split
-from lm.documents import Document
+from lm.data.corpus import content_hash, load_documents, look_for, split
+from lm.data.documents import Document
 
 
 @pytest.fixture

@@ -17,11 +17,11 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from lm import data
-from lm.batches import IGNORED, TrainingStream, validation_batches
 from lm.config import BadInput, DataConfig, TokenizerConfig
-from lm.data import encode, pieces, prepare
-from lm.tokenizer import train_bpe
+from lm.data import tokens as data
+from lm.data.batches import IGNORED, TrainingStream, validation_batches
+from lm.data.tokenizer import train_bpe
+from lm.data.tokens import encode, pieces, prepare
 
 BYTE, BPE = TokenizerConfig(kind="byte", vocab_size=None), TokenizerConfig(vocab_size=300)
 BREAKS = "".join(f"ab {i}\n\n  c\t\r\n d\x1c\n\x85\nf(x);\n" for i in range(30))
@@ -140,7 +140,7 @@ def test_ten_processes_at_once_build_the_folder_once(source: DataConfig) -> None
     text = Path(str(source.path)).read_text() * 60
     Path(str(source.path)).write_text(text)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["lm.data"])
+    context.set_forkserver_preload(["lm.data.tokens"])
     partial, incomplete = set(), []
     with ProcessPoolExecutor(10, mp_context=context) as pool:
         jobs = [pool.submit(prepare, source, BPE) for _ in range(10)]

@@ -16,16 +16,16 @@ from test_resume import PROCESSES, a_run, finish, outcome, work
 from test_train import short
 from torch import Tensor
 
-from lm import diagnostics
-from lm.batches import IGNORED
 from lm.config import BadInput, CheckpointConfig, DiagnosticsConfig, HeadConfig, RunConfig
-from lm.data import prepare
-from lm.diagnostics import BANDS, BY_BAND, COLUMNS, SIDES, TableGradient, frequency_bands
-from lm.evaluate import ByTarget
+from lm.data.batches import IGNORED
+from lm.data.tokens import prepare
+from lm.exchange.portable import load_model
+from lm.inference.evaluate import ByTarget
 from lm.model.transformer import Transformer
-from lm.portable import load_model
-from lm.train import train
-from lm.trainer import resolve
+from lm.training import diagnostics
+from lm.training.diagnostics import BANDS, BY_BAND, COLUMNS, SIDES, TableGradient, frequency_bands
+from lm.training.train import train
+from lm.training.trainer import resolve
 
 TOKENS, TARGETS = torch.randint(VOCAB, (2, 4, SEQ), generator=torch.Generator().manual_seed(0))
 LOSSES = BY_BAND[:BANDS]
@@ -71,7 +71,7 @@ def watched(net: Transformer, parts: int = 1) -> tuple[Tensor, Tensor]:
 
 def apart(net: Transformer, scores: Tensor) -> tuple[Tensor, Tensor]:
     """The gradients of an untied twin: equal in all, with matrices of its own for looking up and scoring."""
-    twin = build(replace(UNTIED, table_std=net.embed.std, lookup_scale=net.embed.scale))
+    twin = build(replace(UNTIED, embedding_std=net.embed.std, embedding_multiplier=net.embed.scale))
     twin.head.proj.load_state_dict({"weight": scores})
     backward(twin)
     return twin.embed.weight.grad, twin.head.proj.weight.grad
@@ -84,7 +84,7 @@ def near(one: Tensor, other: Tensor) -> bool:
 @pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize("scale", [1.0, 2.5, None])
 def test_the_sides_of_a_tied_table_are_what_an_untied_twin_learns(scale: float | None, parts: int) -> None:
-    net = build(replace(TIED, lookup_scale=scale))
+    net = build(replace(TIED, embedding_multiplier=scale))
     lookup, head = watched(net, parts)
     twin_lookup, twin_head = apart(net, net.embed.weight.detach())
     assert near(lookup, twin_lookup)
@@ -107,7 +107,7 @@ def test_behind_a_projection_the_heads_side_is_still_the_tables() -> None:
 @pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize("scale", [1.0, None])
 def test_the_sides_of_two_matrices_are_their_gradients(scale: float | None, parts: int) -> None:
-    net = build(replace(UNTIED, lookup_scale=scale))
+    net = build(replace(UNTIED, embedding_multiplier=scale))
     lookup, head = watched(net, parts)
     assert torch.equal(head, net.head.proj.weight.grad)
     assert near(lookup, net.embed.weight.grad)
@@ -115,7 +115,7 @@ def test_the_sides_of_two_matrices_are_their_gradients(scale: float | None, part
 
 @pytest.mark.parametrize("done", [0.0, 0.9])
 def test_a_split_head_is_asked_in_each_step_what_it_scores_with(done: float) -> None:
-    net = build(HEADS["split"])
+    net = build(HEADS["untied_midtraining"])
     net.head.advance(done, net.embed.weight, {})
     lookup, head = watched(net)
     twin_lookup, twin_head = apart(net, net.embed.weight.detach())
@@ -156,7 +156,7 @@ def test_nothing_is_measured_unless_asked(corpus: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "run/diagnostics.csv").exists()
 
 
-@pytest.mark.parametrize("head", ["tied", "untied", "tied_scaled", "split"])
+@pytest.mark.parametrize("head", ["tied", "untied", "tied_scaled", "untied_midtraining"])
 def test_the_run_is_the_same_bit_for_bit(head: str, corpus: Path, tmp_path: Path) -> None:
     """With dropout and accumulation; and a change that the eye would not see is seen."""
     run = a_run(corpus, tmp_path / "off", steps=20, head=HEADS[head])
@@ -220,9 +220,9 @@ def test_each_target_gets_its_own_nats() -> None:
     by_target = ByTarget(4)
     for part in (slice(0, 4), slice(4, 6)):
         by_target.add(logits[part], torch.tensor([2, 0, 2, IGNORED, 3, 0])[part])
-    nats = -logits.log_softmax(-1)
-    expected = [nats[1, 0] + nats[5, 0], 0, nats[0, 2] + nats[2, 2], nats[4, 3]]
-    assert by_target.nats == pytest.approx(np.array(expected), rel=1e-5)
+    total_nll = -logits.log_softmax(-1)
+    expected = [total_nll[1, 0] + total_nll[5, 0], 0, total_nll[0, 2] + total_nll[2, 2], total_nll[4, 3]]
+    assert by_target.total_nll == pytest.approx(np.array(expected), rel=1e-5)
     assert by_target.counts.tolist() == [2, 0, 2, 1]
 
 
@@ -278,8 +278,8 @@ def a_watched_run(corpus: Path, run_dir: Path) -> RunConfig:
 
 def work_until(run: RunConfig, step: int, where: str) -> None:
     """Train, and die by SIGKILL: `in` the step after `step`, or right after its checkpoint has been `saved`."""
-    from lm.checkpoint import Checkpoints
-    from lm.task import LMTask
+    from lm.training.checkpoint import Checkpoints
+    from lm.training.task import LMTask
 
     train_step, save = LMTask.training_step, Checkpoints.save_checkpoint
 
@@ -298,7 +298,7 @@ def work_until(run: RunConfig, step: int, where: str) -> None:
 
 
 def work_forgetful(run: RunConfig) -> None:
-    from lm.diagnostics import Diagnostics
+    from lm.training.diagnostics import Diagnostics
 
     Diagnostics.load_state_dict = lambda *_: None  # type: ignore[method-assign]
     work(run)

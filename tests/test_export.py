@@ -13,12 +13,12 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lm.config import BadInput, ModelConfig
-from lm.decode import generate
-from lm.export import export
-from lm.model.head import Embedding, SplitHead, TiedProjectedHead
+from lm.data.tokenizer import Tokenizer, byte_tokenizer, char_tokenizer, train_bpe
+from lm.exchange.huggingface import export
+from lm.exchange.portable import load_model, save_model
+from lm.inference.decode import generate
+from lm.model.head import Embedding, TiedProjectedHead, UntiedMidTrainingHead
 from lm.model.transformer import Transformer
-from lm.portable import load_model, save_model
-from lm.tokenizer import Tokenizer, byte_tokenizer, char_tokenizer, train_bpe
 
 LLAMA = {"norm": "rmsnorm", "position": "rope", "ffn": "swiglu"}
 CELLS: dict[str, dict[str, Any]] = {
@@ -168,7 +168,7 @@ def test_a_full_folder_is_never_overwritten(tmp_path: Path) -> None:
 
 
 class TestModelFolder:
-    """lm.portable: what load_model takes, and what it refuses."""
+    """lm.exchange.portable: what load_model takes, and what it refuses."""
 
     @pytest.fixture
     def folder(self, tmp_path: Path) -> Path:
@@ -191,11 +191,11 @@ class TestModelFolder:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Tied, with a second matrix that has stayed behind: the folder has the table twice."""
-        net, tokens = net_for(tiny(), "split", TOKENIZERS["byte"]), torch.arange(SEQ)[None]
+        net, tokens = net_for(tiny(), "untied_midtraining", TOKENIZERS["byte"]), torch.arange(SEQ)[None]
         net.head.advance(0.0, net.embed.weight, {})
         trained = net(tokens)
         with monkeypatch.context() as patch:
-            patch.setattr(SplitHead, "settle", lambda *_: None)
+            patch.setattr(UntiedMidTrainingHead, "settle", lambda *_: None)
             save_model(net, TOKENIZERS["byte"], tmp_path / "unsettled")
         save_model(net, TOKENIZERS["byte"], tmp_path / "settled")
         assert torch.equal(load_model(tmp_path / "settled")[0](tokens), trained)
@@ -247,9 +247,9 @@ def test_the_default_model_can_be_exported(tmp_path: Path) -> None:
     from hydra import compose, initialize_config_dir
     from hydra.core.config_store import ConfigStore
 
-    from lm.cli import convert
+    from lm.cli.errors import CONFIGS
+    from lm.cli.launch import convert
     from lm.config import RunConfig
-    from lm.errors import CONFIGS
 
     ConfigStore.instance().store(name="train_schema", node=RunConfig)
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lm.decode import pick
+from lm.inference.decode import pick
 
 
 def draw(*shape: int, scale: float = 1.0) -> Tensor:

@@ -15,21 +15,21 @@ from hypothesis import strategies as st
 from torch.overrides import TorchFunctionMode
 
 from lm.config import BadInput
-from lm.decode import decode, generate, pick, room, stream, window_start
+from lm.data.tokenizer import byte_tokenizer, char_tokenizer
+from lm.inference.decode import decode, generate, pick, room, stream, window_start
 from lm.model.cache import KVCache
 from lm.model.position import POSITIONS
 from lm.model.transformer import Transformer
-from lm.tokenizer import byte_tokenizer, char_tokenizer
 
 BYTE, CHAR = byte_tokenizer(), char_tokenizer(["abcde"])
-LOUD = replace(UNTIED, table_std=0.3, head_std=1.0)  # a head and a body that make an untrained model talk
+LOUD = replace(UNTIED, embedding_std=0.3, head_std=1.0)  # a head and a body that make an untrained model talk
 PROMPTS = [[1], [5, 6, 7, 8, 9], [*range(SEQ)], [*range(20, 21 + SEQ)], [*range(40, VOCAB)]]
 
 
 @cache
 def talker(vocab_size: int = VOCAB, seq_len: int = SEQ, **body) -> Transformer:
     """An untrained model whose next token hangs on its whole context: loud branches and sharp attention."""
-    net = Transformer(tiny(residual_init=1.5, **body), LOUD, vocab_size=vocab_size, seq_len=seq_len).eval()
+    net = Transformer(tiny(residual_scale=1.5, **body), LOUD, vocab_size=vocab_size, seq_len=seq_len).eval()
     for block in net.blocks:
         block.attn.q_proj.weight.data.mul_(8)
     return net

@@ -17,11 +17,11 @@ from torch.optim import Optimizer
 from lm.config import HeadConfig, ModelConfig, OptimConfig
 from lm.model.size import n_params
 from lm.model.transformer import Transformer
-from lm.optim import build_optimizer
+from lm.training.optim import build_optimizer
 
 TOKENS, TARGETS = torch.randint(VOCAB, (2, 4, SEQ), generator=torch.Generator().manual_seed(0))
 each_head = pytest.mark.parametrize("head", HEADS.values(), ids=HEADS)
-SCALED, PROJECTED, SPLIT = (HEADS[name] for name in ("tied_scaled", "tied_projected", "split"))
+SCALED, PROJECTED, SPLIT = (HEADS[name] for name in ("tied_scaled", "tied_projected", "untied_midtraining"))
 SHIPPED = {
     path.stem: HeadConfig(**yaml.safe_load(path.read_text())) for path in sorted((ROOT / "configs/head").glob("*.yaml"))
 }
@@ -138,8 +138,8 @@ def test_arms_of_one_seed_share_all_that_they_can() -> None:
     tied, untied, other = (build(*one).state_dict() for one in ((TIED,), (UNTIED,), (TIED, 1)))
     trunk = tied.keys() - {"embed.weight"}
     assert all(torch.equal(tied[name], untied[name]) for name in trunk)
-    assert torch.equal(tied["embed.weight"], untied["embed.weight"] * TIED.table_std)
-    assert untied["embed.weight"].std().item() == pytest.approx(UNTIED.table_std, rel=0.05)
+    assert torch.equal(tied["embed.weight"], untied["embed.weight"] * TIED.embedding_std)
+    assert untied["embed.weight"].std().item() == pytest.approx(UNTIED.embedding_std, rel=0.05)
     assert untied["head.proj.weight"].std().item() == pytest.approx(UNTIED.head_std, rel=0.05)
     assert not torch.equal(untied["embed.weight"] * UNTIED.head_std, untied["head.proj.weight"])  # a draw of its own
     assert not any(torch.equal(tied[name], other[name]) for name in tied if "norm" not in name)
@@ -152,17 +152,17 @@ def test_every_regime_starts_from_the_draws_of_tied(head: HeadConfig) -> None:
         trunk = {name for name in tied if not name.startswith("embed.")}
         assert {name for name in here if not name.startswith(("embed.", "head."))} == trunk
         assert all(torch.equal(tied[name], here[name]) for name in trunk)
-        assert torch.equal(tied["embed.weight"], here["embed.weight"] * (TIED.table_std / head.table_std))
+        assert torch.equal(tied["embed.weight"], here["embed.weight"] * (TIED.embedding_std / head.embedding_std))
 
 
 def test_a_copy_starts_as_a_copy_and_a_projection_as_the_identity() -> None:
-    for name in ("untied_copied", "split"):
+    for name in ("untied_from_embedding", "untied_midtraining"):
         net = build(HEADS[name])
         assert torch.equal(net.head.proj.weight, net.embed.weight)
     assert torch.equal(build(PROJECTED).head.proj.weight, torch.eye(32))
 
 
-@pytest.mark.parametrize("name", ["tied_projected", "untied_copied", "split"])
+@pytest.mark.parametrize("name", ["tied_projected", "untied_from_embedding", "untied_midtraining"])
 def test_these_start_as_tied_does_bit_for_bit(name: str) -> None:
     for seed in (0, 1):
         assert torch.equal(build(HEADS[name], seed)(TOKENS), build(TIED, seed)(TOKENS))
@@ -193,16 +193,16 @@ def echo(s: float, c: Tensor, d: int, v: int) -> float:
     return torch.logaddexp(torch.tensor(math.log(v) + d * s**2 / 2), d * s * c).mean().item()
 
 
-@pytest.mark.parametrize("lookup_scale", [1.0, None])
+@pytest.mark.parametrize("embedding_multiplier", [1.0, None])
 @pytest.mark.parametrize("s", [0.005, 0.02, 1 / math.sqrt(D), 1.0])
-def test_a_tied_model_starts_where_its_echo_says(s: float, lookup_scale: float | None) -> None:
-    loss, c = first_loss(replace(TIED, table_std=s, lookup_scale=lookup_scale), D, V)
+def test_a_tied_model_starts_where_its_echo_says(s: float, embedding_multiplier: float | None) -> None:
+    loss, c = first_loss(replace(TIED, embedding_std=s, embedding_multiplier=embedding_multiplier), D, V)
     assert loss == pytest.approx(echo(s, c, D, V), rel=0.02)
 
 
 def test_a_scaled_lookup_starts_at_unit_scale_and_its_echo_is_louder() -> None:
     """The branches add as much as before to a stream that starts larger: more of the input is left in the end."""
-    plain, scaled = (replace(head, table_std=None) for head in (TIED, SCALED))
+    plain, scaled = (replace(head, embedding_std=None) for head in (TIED, SCALED))
     assert build(scaled).embed(TOKENS).std().item() == pytest.approx(1, rel=0.1)
     assert build(scaled).embed.weight.std().item() == pytest.approx(32**-0.5, rel=0.1)
     (quiet, far), (loud, near) = (first_loss(head, D, V) for head in (plain, scaled))
@@ -212,7 +212,7 @@ def test_a_scaled_lookup_starts_at_unit_scale_and_its_echo_is_louder() -> None:
 
 def test_a_tied_table_left_at_n_0_1_starts_far_above_ln_v() -> None:
     """The commonest mistake about tying; small tables, tied or not, start at ln V."""
-    assert first_loss(replace(TIED, table_std=1.0), D, V)[0] > 10 * math.log(V)
+    assert first_loss(replace(TIED, embedding_std=1.0), D, V)[0] > 10 * math.log(V)
     assert first_loss(TIED, D, V)[0] == pytest.approx(math.log(V), abs=0.1)
     assert first_loss(UNTIED, D, V)[0] == pytest.approx(math.log(V), abs=0.1)
 
@@ -230,7 +230,9 @@ LEARNS = {
     "tied": lambda lookup, scores, table, own: (lookup + scores, None),
     "tied_scaled": lambda lookup, scores, table, own: (math.sqrt(32) * lookup + scores, None),
     "tied_projected": lambda lookup, scores, table, own: (lookup + scores @ own.T, table.T @ scores),
-    **dict.fromkeys(("untied", "untied_copied", "split"), lambda lookup, scores, table, own: (lookup, scores)),
+    **dict.fromkeys(
+        ("untied", "untied_from_embedding", "untied_midtraining"), lambda lookup, scores, table, own: (lookup, scores)
+    ),
 }
 
 
@@ -289,7 +291,7 @@ def test_only_a_projection_lets_the_map_from_token_to_token_be_asymmetric() -> N
 
 def test_a_tied_table_learns_from_both_its_uses() -> None:
     """Its gradient is the lookup's plus the head's, as an untied model with an equal head has them apart."""
-    tied, untied = build(TIED), build(replace(UNTIED, table_std=TIED.table_std))
+    tied, untied = build(TIED), build(replace(UNTIED, embedding_std=TIED.embedding_std))
     untied.head.proj.load_state_dict({"weight": tied.embed.weight})
     for net in (tied, untied):
         loss_of(net).backward()
@@ -309,8 +311,8 @@ def test_the_shipped_regimes_start_where_the_formulas_say(name: str) -> None:
     if head.kind == "untied":
         assert loss == pytest.approx(math.log(2048) + 128 * head.head_std**2 / 2, rel=0.02)
     else:
-        assert loss == pytest.approx(echo(head.table_std or 128**-0.5, c, 128, 2048), rel=0.02)
-    if name in ("tied_projected", "untied_copied", "split"):
+        assert loss == pytest.approx(echo(head.embedding_std or 128**-0.5, c, 128, 2048), rel=0.02)
+    if name in ("tied_projected", "untied_from_embedding", "untied_midtraining"):
         assert loss == first_loss(SHIPPED["tied"], 128, 2048)[0], "bit for bit"
     assert (loss > 10 * math.log(2048)) == (name == "tied_naive")
 
@@ -384,7 +386,7 @@ class TestSplit:
 
     @pytest.mark.parametrize(("at", "tied"), [(0.0, []), (0.3, [0, 1, 2]), (0.66, range(7)), (1.0, range(10))])
     def test_it_is_tied_in_the_steps_before_its_fraction(self, at: float, tied: list[int]) -> None:
-        net = build(replace(SPLIT, split_at=at))
+        net = build(replace(SPLIT, untie_at=at))
         table, found, state = net.embed.weight, [], {}
         for i in range(10):
             net.head.advance(i / 10, table, state)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-from lm.imports import freeze, heavy_imports
+from lm.cli.imports import freeze, heavy_imports
 
 
 class Loop:

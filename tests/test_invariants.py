@@ -12,14 +12,14 @@ from conftest import HEADS, SEQ, VOCAB, tiny
 from torch import Tensor, nn
 
 from lm import config as names
-from lm import optim
 from lm.config import OptimConfig
 from lm.model import ffn, head, norm, position
 from lm.model.attention import Attention, Context
 from lm.model.cache import NO_CACHE, KVCache
 from lm.model.position import POSITIONS
 from lm.model.transformer import Transformer
-from lm.optim import build_optimizer
+from lm.training import optim
+from lm.training.optim import build_optimizer
 
 AXES = {
     "norm": norm.NORMS,

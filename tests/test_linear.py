@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lm.config import BadInput, HeadConfig, OptimConfig
 from lm.model.linear import LARGE, ONEDNN, Linear, linear, linear_class
 from lm.model.transformer import Transformer
-from lm.optim import build_optimizer
+from lm.training.optim import build_optimizer
 
 
 class LowRank(nn.Module):
@@ -202,9 +202,9 @@ def test_torchs_own_class_gives_the_same_logits(head: HeadConfig, bias: bool) ->
     assert torch.equal(ours(tokens), torchs(tokens))
 
 
-@pytest.mark.parametrize("residual_init", [None, 0.0])
-def test_a_class_of_the_users_trains(residual_init: float | None) -> None:
-    config = tiny(linear=f"{__name__}.LowRank", bias=True, residual_init=residual_init)
+@pytest.mark.parametrize("residual_scale", [None, 0.0])
+def test_a_class_of_the_users_trains(residual_scale: float | None) -> None:
+    config = tiny(linear=f"{__name__}.LowRank", bias=True, residual_scale=residual_scale)
     net = Transformer(config, TIED, vocab_size=VOCAB, seq_len=SEQ)
     optimizer = build_optimizer(net, OptimConfig(weight_decay=0.0, warmup_steps=0), TIED)
     before = {name: parameter.detach().clone() for name, parameter in net.named_parameters()}

@@ -8,15 +8,15 @@ import torch
 from conftest import HEADS, SEQ, VOCAB, tiny
 from torch import Tensor
 
-from lm import loss as module
 from lm.benchmark.memory import kept, of_a_step
 from lm.benchmark.shapes import Shape
 from lm.config import LOSSES as NAMES
 from lm.config import BadInput, HeadConfig
-from lm.loss import CHUNKS, LOSSES, MANY, chunked, plain, which_loss
+from lm.model.activation_checkpointing import enable_activation_checkpointing
 from lm.model.head import TiedHead
-from lm.model.recompute import recompute
 from lm.model.transformer import Transformer
+from lm.training import loss as module
+from lm.training.loss import CHUNKS, LOSSES, MANY, chunked, plain, which_loss
 
 needs_chunks = pytest.mark.skipif(not CHUNKS, reason="needs torch 2.13")
 
@@ -116,7 +116,7 @@ def test_recompute_keeps_less_and_changes_no_number() -> None:
     """With dropout, whose draws must come again as they were."""
     net, tokens, targets = setting(HEADS["tied"], n_layers=4, dropout=0.3)
     again = copy.deepcopy(net)
-    recompute(again)
+    enable_activation_checkpointing(again)
     assert again.state_dict().keys() == net.state_dict().keys()
     found = []
     for one in (net, again):

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from lm.config import BadInput, OptimConfig
-from lm.device import has_bf16_units
 from lm.model.transformer import Transformer
-from lm.muon import ROUNDS, Muon, orthogonalise
-from lm.optim import build_optimizer, step_flops
+from lm.system.device import has_native_bf16
+from lm.training.muon import ROUNDS, Muon, orthogonalise
+from lm.training.optim import build_optimizer, step_flops
 
-MUON = OptimConfig(name="muon", lr=0.02, adam_lr=0.01, momentum=0.9, rounds=5, weight_decay=0.1)
+MUON = OptimConfig(name="muon", lr=0.02, adam_lr=0.01, momentum=0.9, ns_steps=5, weight_decay=0.1)
 
 
 def matrices(rows: int, columns: int, conditioning: float) -> Tensor:
@@ -26,11 +26,11 @@ def matrices(rows: int, columns: int, conditioning: float) -> Tensor:
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(8, 8), (16, 40), (128, 512), (1, 9)])
-@pytest.mark.parametrize(("rounds", "conditioning", "near"), [(5, 30.0, 0.15), (7, 100.0, 0.01)])
-def test_the_result_is_that_of_an_svd(rows: int, columns: int, rounds: int, conditioning: float, near: float) -> None:
+@pytest.mark.parametrize(("ns_steps", "conditioning", "near"), [(5, 30.0, 0.15), (7, 100.0, 0.01)])
+def test_the_result_is_that_of_an_svd(rows: int, columns: int, ns_steps: int, conditioning: float, near: float) -> None:
     x = matrices(rows, columns, conditioning)
     left, _, right = torch.linalg.svd(x, full_matrices=False)
-    found = orthogonalise(x, rounds)
+    found = orthogonalise(x, ns_steps)
     torch.testing.assert_close(torch.linalg.svdvals(found), torch.ones(3, rows), atol=near, rtol=0)
     torch.testing.assert_close(found, left @ right, atol=near, rtol=0)
 
@@ -50,7 +50,7 @@ def test_a_matrix_that_stands_is_treated_as_one_that_lies() -> None:
     lying.grad = torch.randn(4, 12)
     standing.grad = lying.grad.T.clone()
     square.grad = torch.randn(4, 4)
-    group = {"params": [lying, square, standing], "momentum": 0.9, "rounds": 5, "weight_decay": 0.0}
+    group = {"params": [lying, square, standing], "momentum": 0.9, "ns_steps": 5, "weight_decay": 0.0}
     Muon([group], lr=0.1).step()
     torch.testing.assert_close(standing, lying.T * 3**0.5)  # max(1, rows/columns)**0.5
     torch.testing.assert_close(torch.linalg.svdvals(square.detach()), torch.full((4,), 0.1), atol=0.02, rtol=0)
@@ -59,7 +59,7 @@ def test_a_matrix_that_stands_is_treated_as_one_that_lies() -> None:
 def test_batched_steps_are_those_of_each_matrix_alone() -> None:
     def step(parameters: list[nn.Parameter], together: bool) -> None:
         for group in [parameters] if together else [[one] for one in parameters]:
-            optimizer = Muon([{"params": group, "momentum": 0.9, "rounds": 5, "weight_decay": 0.1}], lr=0.1)
+            optimizer = Muon([{"params": group, "momentum": 0.9, "ns_steps": 5, "weight_decay": 0.1}], lr=0.1)
             for i in range(3):
                 torch.manual_seed(i)
                 for one in parameters:
@@ -80,7 +80,7 @@ def test_it_agrees_with_the_muon_of_torch() -> None:
     ours, theirs = (nn.Parameter(torch.zeros(64, 64)) for _ in range(2))
     ours.grad = torch.randn(64, 64)
     theirs.grad = ours.grad.clone()
-    Muon([{"params": [ours], "momentum": 0.95, "rounds": 5, "weight_decay": 0.0}], lr=0.1).step()
+    Muon([{"params": [ours], "momentum": 0.95, "ns_steps": 5, "weight_decay": 0.0}], lr=0.1).step()
     torch.optim.Muon([theirs], lr=0.1, weight_decay=0.0).step()
     assert torch.cosine_similarity(ours.flatten(), theirs.flatten(), dim=0) > 0.97
     assert ours.norm().item() == pytest.approx(theirs.norm().item(), rel=0.2)
@@ -92,12 +92,12 @@ def test_it_steps_along_an_average_of_gradients_that_looks_ahead(momentum: float
     torch.manual_seed(0)
     weight, average = nn.Parameter(torch.randn(6, 9)), torch.zeros(6, 9)
     expected = weight.detach().clone()
-    optimizer = Muon([{"params": [weight], "momentum": momentum, "rounds": 5, "weight_decay": 0.1}], lr=0.1)
+    optimizer = Muon([{"params": [weight], "momentum": momentum, "ns_steps": 5, "weight_decay": 0.1}], lr=0.1)
     for _ in range(4):
         weight.grad = torch.randn(6, 9)
         average = momentum * average + (1 - momentum) * weight.grad
         ahead = (1 - momentum) * weight.grad + momentum * average
-        step = orthogonalise((ahead.bfloat16() if has_bf16_units("cpu") else ahead)[None], 5)[0].float()
+        step = orthogonalise((ahead.bfloat16() if has_native_bf16("cpu") else ahead)[None], 5)[0].float()
         expected = expected * (1 - 0.1 * 0.1) - 0.1 * step
         optimizer.step()
     torch.testing.assert_close(weight.detach(), expected, atol=1e-5, rtol=1e-5)
@@ -135,7 +135,7 @@ def test_the_rest_is_updated_by_adamw_and_all_of_it_resumes() -> None:
 def test_weights_decay_by_the_rate_of_their_own_group() -> None:
     still = nn.Parameter(torch.ones(4, 4))
     still.grad = torch.zeros(4, 4)
-    Muon([{"params": [still], "momentum": 0.9, "rounds": 5, "weight_decay": 0.5}], lr=0.1).step()
+    Muon([{"params": [still], "momentum": 0.9, "ns_steps": 5, "weight_decay": 0.5}], lr=0.1).step()
     torch.testing.assert_close(still.detach(), torch.full((4, 4), 0.95))
 
 
@@ -151,6 +151,6 @@ def test_its_products_are_counted() -> None:
 
 
 def test_the_configuration_knows_how_many_rounds_there_are() -> None:
-    replace(MUON, rounds=len(ROUNDS))
-    with pytest.raises(BadInput, match=r"optim\.rounds=8: expected 1 to 7"):
-        replace(MUON, rounds=len(ROUNDS) + 1)
+    replace(MUON, ns_steps=len(ROUNDS))
+    with pytest.raises(BadInput, match=r"optim\.ns_steps=8: expected 1 to 7"):
+        replace(MUON, ns_steps=len(ROUNDS) + 1)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from lm.config import DECAYS, OPTIMIZERS, HeadConfig, OptimConfig
 from lm.model.transformer import Transformer
-from lm.optim import OPTIMIZERS as BUILDERS
-from lm.optim import build_optimizer, lr_factor, parameter_groups
+from lm.training.optim import OPTIMIZERS as BUILDERS
+from lm.training.optim import build_optimizer, lr_factor, parameter_groups
 
 fractions = st.floats(0, 1)
 schedules = st.builds(
@@ -20,7 +20,7 @@ schedules = st.builds(
     warmup_steps=st.integers(0, 300),
     decay=st.sampled_from(DECAYS),
     decay_fraction=fractions,
-    final_lr=fractions,
+    final_lr_fraction=fractions,
 )
 
 
@@ -45,7 +45,7 @@ def test_the_rate_stays_between_nothing_and_the_peak_and_depends_on_the_step_alo
 def test_the_rate_never_jumps(config: OptimConfig, total: int) -> None:
     steepest = 1 / (config.warmup_steps + 1)
     if config.decay != "constant" and config.decay_fraction:
-        steepest += math.pi / 2 * (1 - config.final_lr) / (config.decay_fraction * total)
+        steepest += math.pi / 2 * (1 - config.final_lr_fraction) / (config.decay_fraction * total)
     for step in range(total):
         change = lr_factor(step + 1, total, config) - lr_factor(step, total, config)
         assert abs(change) <= steepest + 1e-9
@@ -63,7 +63,7 @@ def test_the_warm_up_rises_in_equal_steps_and_reaches_the_peak(warmup_steps: int
 def test_a_decay_falls_over_its_part_of_the_run_and_ends_at_final_lr(
     decay: str, decay_fraction: float, start: int
 ) -> None:
-    found = factors(100, warmup_steps=0, decay=decay, decay_fraction=decay_fraction, final_lr=0.1)
+    found = factors(100, warmup_steps=0, decay=decay, decay_fraction=decay_fraction, final_lr_fraction=0.1)
     assert found[: start + 1] == [1.0] * (start + 1)
     assert all(earlier > later for earlier, later in pairwise(found[start:]))
     assert found[-1] == pytest.approx(0.1)
@@ -71,7 +71,7 @@ def test_a_decay_falls_over_its_part_of_the_run_and_ends_at_final_lr(
 
 
 def test_constant_stays_at_the_peak_and_so_does_a_decay_over_nothing() -> None:
-    assert factors(10, warmup_steps=0, decay="constant", final_lr=0.0) == [1.0] * 11
+    assert factors(10, warmup_steps=0, decay="constant", final_lr_fraction=0.0) == [1.0] * 11
     assert factors(10, warmup_steps=0, decay="linear", decay_fraction=0.0) == [1.0] * 11
 
 
@@ -102,7 +102,7 @@ def test_every_parameter_is_in_one_group_and_only_matrices_of_the_body_decay(bod
 
 
 def test_table_and_head_carry_their_own_rates() -> None:
-    head = HeadConfig(name="untied", kind="untied", table_lr=0.25, head_std=0.02, head_lr=4.0)
+    head = HeadConfig(name="untied", kind="untied", embedding_lr_multiplier=0.25, head_std=0.02, head_lr_multiplier=4.0)
     net = Transformer(tiny(), head, vocab_size=VOCAB, seq_len=SEQ)
     groups = {group["name"]: group for group in parameter_groups(net, OptimConfig(lr=0.01), head)}
     assert {name: group["lr"] for name, group in groups.items()} == pytest.approx(
@@ -114,7 +114,10 @@ def test_table_and_head_carry_their_own_rates() -> None:
 
 def test_a_tied_head_has_no_group() -> None:
     net = Transformer(tiny(), TIED, vocab_size=VOCAB, seq_len=SEQ)
-    groups = {group["name"]: group for group in parameter_groups(net, OptimConfig(lr=0.01), HeadConfig(table_lr=2.0))}
+    groups = {
+        group["name"]: group
+        for group in parameter_groups(net, OptimConfig(lr=0.01), HeadConfig(embedding_lr_multiplier=2.0))
+    }
     assert set(groups) == {"body", "vectors", "table"}
     assert groups["table"]["lr"] == pytest.approx(0.02)
 
@@ -122,7 +125,7 @@ def test_a_tied_head_has_no_group() -> None:
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_each_named_optimizer_moves_every_parameter(name: str) -> None:
     net = Transformer(tiny(), UNTIED, vocab_size=VOCAB, seq_len=SEQ, seed=0)
-    own: dict[str, float] = {"adam_lr": 0.02, "momentum": 0.95, "rounds": 5} if name == "muon" else {}
+    own: dict[str, float] = {"adam_lr": 0.02, "momentum": 0.95, "ns_steps": 5} if name == "muon" else {}
     optimizer = build_optimizer(net, OptimConfig(name=name, **own), UNTIED)  # type: ignore[arg-type]
     before = {key: tensor.clone() for key, tensor in net.state_dict().items()}
     net(torch.arange(SEQ)[None]).logsumexp(-1).sum().backward()

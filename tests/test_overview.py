@@ -28,7 +28,7 @@ def several(tmp_path: Path) -> Path:
         begun="2026-01-31 12:00+00:00",
         seeds=(0, 1, 2, 3),
         budgets=("tokens",),
-        matters=0.02,
+        equivalence_margin=0.02,
         report=False,
     )
     for path in (tmp_path / FIRST).glob("cells/*/result.json"):
@@ -69,12 +69,12 @@ def test_every_primary_contrast_of_every_ablation_as_results_csv_gives_it(severa
         ("untied - tied, at equal FLOPs", SECOND),
     ]
     bits_of: dict[str, list[float]] = {}
-    for (heading, where), (n, difference, span, unit, matters, verdict, bits, than_first) in found.items():
+    for (heading, where), (n, difference, span, unit, margin, verdict, bits, than_first) in found.items():
         arm, budget = heading.partition(" ")[0], heading.rpartition(" ")[2].lower()
         chosen = [row for row in rows(several) if row["ablation"] == where and budget in row["budgets"].split()]
         report = json.loads((several / where / "report.json").read_text())["contrasts"]
         (own,) = (one for one in report if (one["arm"], one["budget"]) == (arm, budget))
-        assert (verdict, matters) == (own["verdict"], "0.01" if where == SECOND else "0.02")
+        assert (verdict, margin) == (own["verdict"], "0.01" if where == SECOND else "0.02")
         for column, shown in (("val_loss", difference), ("val_bpb", bits)):
             ours, theirs = ([float(row[column]) for row in chosen if row["arm"] == name] for name in (arm, "tied"))
             low, high = stats.ttest_rel(ours, theirs).confidence_interval(0.95)

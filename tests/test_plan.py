@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 from hydra import initialize_config_dir
 
-from lm.ablation import source
-from lm.ablation.arms import Arm, build_arms
-from lm.ablation.calibrate import calibrate, computation
-from lm.ablation.config import AblationConfig, TuneConfig
-from lm.ablation.match import SAME_SIZE, change, ghost
-from lm.ablation.plan import Cell, cell, cells, set_steps
-from lm.ablation.source import source_hash
-from lm.ablation.words import compose_arms
-from lm.cli import compose
+from lm.ablation.plan import source
+from lm.ablation.plan.arms import Arm, build_arms
+from lm.ablation.plan.calibrate import calibrate, computation
+from lm.ablation.plan.cells import Cell, cell, cells, set_steps
+from lm.ablation.plan.compose import compose_arms
+from lm.ablation.plan.match import SAME_SIZE, change, ghost
+from lm.ablation.plan.source import source_hash
+from lm.cli.errors import CONFIGS
+from lm.cli.launch import compose
 from lm.config import BadInput, RunConfig
-from lm.errors import CONFIGS
+from lm.config.ablation import AblationConfig, TuneConfig
 from lm.model.size import n_params
 
 SMALL = [
@@ -35,7 +35,7 @@ def question(**changes: Any) -> AblationConfig:
         "arms": {"tied": ["head=tied"], "untied": ["head=untied"]},
         "baseline": "tied",
         "seeds": [0, 1],
-        "matters": 0.01,
+        "equivalence_margin": 0.01,
         "primary": ["untied"],
     }
     return AblationConfig(**(settings | changes))
@@ -97,8 +97,12 @@ def test_the_command_line_overrules_what_is_common(build: Build) -> None:
             "a would be scored on",
         ),
         ({"arms": {"a": [], "b": ["tokenizer=char"]}, "baseline": "a", "primary": []}, [], "choose val_bpb"),
-        ({"match": {"untied": "model.n_layers"}}, [], "arms.untied: ablation.match: model.n_layers=1"),
-        ({"curve": "model.d_fff"}, [], "ablation.curve=model.d_fff"),
+        (
+            {"match_parameters": {"untied": "model.n_layers"}},
+            [],
+            "arms.untied: ablation.match_parameters: model.n_layers=1",
+        ),
+        ({"plot_over": "model.d_fff"}, [], "ablation.plot_over=model.d_fff"),
     ],
 )
 def test_what_cannot_be_compared_is_refused_by_name(build: Build, changes: dict, words: list[str], said: str) -> None:
@@ -134,20 +138,20 @@ def test_a_mistake_is_looked_for_where_it_was_made(build: Build, changes: dict, 
         ({"seeds": [-1]}, "seed=-1"),
         ({"primary": ["tied"]}, "ablation.primary: tied"),
         ({"primary": ["x"]}, "ablation.primary: x: no such arm"),
-        ({"against": {"untied": "untied"}}, "untied is compared with no other arm"),
-        ({"against": {"untied": "untied"}, "primary": []}, "untied against itself"),
-        ({"against": {"untied": "tied", "tied": "untied"}}, "never ends"),
-        ({"match": {"untied": "model.dropout"}}, "ablation.match.untied=model.dropout"),
-        ({"match": {"tied": "model.d_ff"}}, "ablation.match: tied"),
-        ({"reseed": {"untied": 0}}, "ablation.reseed.untied"),
-        ({"reseed": {"untied": 1}}, "seeds of its own"),
+        ({"baselines": {"untied": "untied"}}, "untied is compared with no other arm"),
+        ({"baselines": {"untied": "untied"}, "primary": []}, "untied against itself"),
+        ({"baselines": {"untied": "tied", "tied": "untied"}}, "never ends"),
+        ({"match_parameters": {"untied": "model.dropout"}}, "ablation.match_parameters.untied=model.dropout"),
+        ({"match_parameters": {"tied": "model.d_ff"}}, "ablation.match_parameters: tied"),
+        ({"seed_offsets": {"untied": 0}}, "ablation.seed_offsets.untied"),
+        ({"seed_offsets": {"untied": 1}}, "seeds of its own"),
         (
-            {"reseed": {"untied": 76}, "tune": TuneConfig(trials=4, seeds=[77])},
+            {"seed_offsets": {"untied": 76}, "tune": TuneConfig(trials=4, seeds=[77])},
             "leads to 77, one of ablation.tune.seeds",
         ),
         ({"name": "../x"}, "ablation.name=../x"),
         ({"name": ".."}, "ablation.name=.."),
-        ({"matters": 0.0}, "ablation.matters"),
+        ({"equivalence_margin": 0.0}, "ablation.equivalence_margin"),
         ({"metric": "loss"}, "ablation.metric=loss"),
         ({"budgets": ["tokens", "tokens"]}, "ablation.budgets"),
         ({"budgets": ["steps"]}, "ablation.budgets=steps"),
@@ -161,7 +165,7 @@ def test_a_question_that_cannot_be_answered_is_refused(changes: dict, said: str)
 
 
 @pytest.mark.parametrize(
-    "changes", [{"trials": 9}, {"trials": 2, "seeds": []}, {"seeds": [7, 7]}, {"factor": 1.0}, {"widening": -1}]
+    "changes", [{"trials": 9}, {"trials": 2, "seeds": []}, {"seeds": [7, 7]}, {"factor": 1.0}, {"extension_trials": -1}]
 )
 def test_an_unfair_search_is_refused(changes: dict) -> None:
     with pytest.raises(BadInput, match=r"ablation\.tune"):
@@ -170,7 +174,7 @@ def test_an_unfair_search_is_refused(changes: dict) -> None:
 
 @pytest.mark.parametrize("key", ["model.d_ff", "model.d_model"])
 def test_the_program_finds_the_parameter_match(build: Build, key: str) -> None:
-    arms = build(question(match={"untied": key}, overrides=["model.d_model=128", "model.d_ff=256"]))
+    arms = build(question(match_parameters={"untied": key}, overrides=["model.d_model=128", "model.d_ff=256"]))
     tied, untied = arms["tied"], arms["untied"]
     assert untied.n_params == pytest.approx(tied.n_params, rel=SAME_SIZE)
     (value,) = untied.matched.values()
@@ -185,7 +189,7 @@ def test_the_program_finds_the_parameter_match(build: Build, key: str) -> None:
 def test_each_budget_holds_what_it_names_equal(build: Build) -> None:
     config = question(
         arms={"tied": ["head=tied"], "untied": ["head=untied", "data.batch_size=8"]},
-        match={"untied": "model.d_ff"},
+        match_parameters={"untied": "model.d_ff"},
         budgets=["tokens", "flops", "time"],
     )
     arms = build(config)
@@ -212,7 +216,7 @@ def test_a_comparison_of_comparisons_spends_the_same_throughout(build: Build) ->
         arms={"a": [], "b": ["model.d_ff=32"], "c": ["model.d_ff=16"]},
         baseline="a",
         primary=[],
-        against={"c": "b"},
+        baselines={"c": "b"},
         budgets=["flops"],
     )
     arms = build(config)
@@ -243,7 +247,7 @@ def test_a_cell_is_named_by_all_that_decides_it(arm: Arm) -> None:
 
 
 def test_arms_may_have_seeds_of_their_own(build: Build) -> None:
-    config = question(arms={"a": [], "b": []}, baseline="a", primary=[], reseed={"b": 100})
+    config = question(arms={"a": [], "b": []}, baseline="a", primary=[], seed_offsets={"b": 100})
     arms = build(config)
     for one in arms.values():
         one.steps["tokens"] = 30
@@ -262,7 +266,7 @@ def sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def test_the_sources_are_hashed_without_their_comments(sources: Path) -> None:
-    before, optim = source_hash(), sources / "optim.py"
+    before, optim = source_hash(), sources / "training/optim.py"
     text = optim.read_text()
     optim.write_text("# a comment\n" + text.replace('"""Optimizers,', '"""Of optimizers,'))
     assert source_hash() == before
@@ -273,8 +277,8 @@ def test_the_sources_are_hashed_without_their_comments(sources: Path) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("muon", "corpus", "documents", "rows", "batches", "tokenizer", "evaluate", "loss", "device"),
-        *("model/lookback", "model/head"),
+        *("training/muon", "training/loss", "data/corpus", "data/documents", "data/rows", "data/batches"),
+        *("data/tokenizer", "inference/evaluate", "system/device", "model/previous_token", "model/head"),
     ],
 )
 def test_what_a_run_computes_with_counts(sources: Path, name: str) -> None:
@@ -283,7 +287,9 @@ def test_what_a_run_computes_with_counts(sources: Path, name: str) -> None:
     assert source_hash() != before
 
 
-@pytest.mark.parametrize("name", ["metrics", "checkpoint", "export", "ablation/run", "cli"])
+@pytest.mark.parametrize(
+    "name", ["training/metrics", "training/checkpoint", "exchange/huggingface", "ablation/ablate", "cli/launch"]
+)
 def test_what_only_records_does_not(sources: Path, name: str) -> None:
     before, path = source_hash(), sources / f"{name}.py"
     path.write_text(path.read_text() + "MORE = 1\n")
@@ -303,7 +309,7 @@ def test_a_layer_of_the_users_counts_as_source(tmp_path: Path, monkeypatch: pyte
 def test_what_changes_the_cost_of_a_step_is_measured_apart(build: Build) -> None:
     arms = {"plain": [], "mixed": ["trainer.precision=bf16-mixed"], "often": ["trainer.accumulate_grad_batches=4"]}
     arms |= {"tuned": ["optim.lr=0.1"], "compiled": ["compile=true"], "untied": ["head=untied"]}
-    arms |= {"adamw": ["optim=adamw"], "rounds": ["optim.rounds=3"]}
+    arms |= {"adamw": ["optim=adamw"], "ns_steps": ["optim.ns_steps=3"]}
     found = {name: computation(arm) for name, arm in build(question(arms=arms, baseline="plain", primary=[])).items()}
     assert found.pop("tuned") == found["plain"]
     assert len(set(found.values())) == len(found)

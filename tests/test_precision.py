@@ -9,21 +9,21 @@ import torch.nn.functional as F
 from conftest import SEQ, TIED, VOCAB, tiny
 from torch import Tensor, nn
 
-import lm.muon as module
-from lm.bare import bare_step
+import lm.training.muon as module
 from lm.config import BadInput, RunConfig
-from lm.device import SHORT, has_bf16_units, is_mixed, quick_attention, set_threads
-from lm.loss import plain
 from lm.model.transformer import Transformer
-from lm.muon import Muon
-from lm.trainer import resolve
+from lm.system.device import SHORT, has_native_bf16, is_mixed, quick_attention, set_threads
+from lm.training.loss import plain
+from lm.training.muon import Muon
+from lm.training.step import train_step
+from lm.training.trainer import resolve
 
 
 @pytest.fixture(autouse=True)
 def asked_anew() -> Iterator[None]:
-    has_bf16_units.cache_clear()
+    has_native_bf16.cache_clear()
     yield
-    has_bf16_units.cache_clear()
+    has_native_bf16.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_a_cpu_trains_in_bf16_where_it_has_units(
     assert (
         resolve(RunConfig(trainer={"accelerator": "cpu", "precision": None, "max_steps": 1}))["precision"] == precision
     )
-    has_bf16_units.cache_clear()
+    has_native_bf16.cache_clear()
     monkeypatch.delattr(torch.cpu, "get_capabilities")  # an older torch
     assert resolve(RunConfig(trainer={"accelerator": "cpu", "max_steps": 1}))["precision"] == "32-true"
 
@@ -107,7 +107,7 @@ def test_gradients_in_bf16_point_where_those_in_fp32_do() -> None:
         net = Transformer(tiny(), TIED, vocab_size=VOCAB, seq_len=SEQ)
         tokens = torch.randint(VOCAB, (4, SEQ))
         kept = Keep(net.parameters(), lr=0.0)
-        bare_step(partial(plain, net), kept, [(tokens, tokens.roll(-1, 1))], mixed)
+        train_step(partial(plain, net), kept, [(tokens, tokens.roll(-1, 1))], mixed)
         found.append(kept.gradient)
     assert F.cosine_similarity(*found, dim=0) > 0.999
     assert (found[0] - found[1]).norm() > 1e-4 * found[0].norm()
@@ -124,10 +124,10 @@ def test_muon_steps_as_far_and_almost_there_in_bf16(monkeypatch: pytest.MonkeyPa
     torch.manual_seed(0)
     gradient, found = torch.randn(64, 32), []
     for units in (True, False):
-        monkeypatch.setattr(module, "has_bf16_units", lambda device, units=units: units)
+        monkeypatch.setattr(module, "has_native_bf16", lambda device, units=units: units)
         matrix = nn.Parameter(torch.zeros(64, 32))
         matrix.grad = gradient.clone()
-        Muon([{"params": [matrix], "momentum": 0.9, "rounds": 5, "weight_decay": 0.0}], lr=0.1).step()
+        Muon([{"params": [matrix], "momentum": 0.9, "ns_steps": 5, "weight_decay": 0.0}], lr=0.1).step()
         found.append(matrix.detach())
     rough, exact = found
     assert rough.dtype == exact.dtype == torch.float32

@@ -13,16 +13,16 @@ from hydra import initialize_config_dir
 from scipy import stats
 
 import lm
-from lm.ablation.config import AblateConfig
+from lm.ablation.judge.study import read_study
+from lm.ablation.plan.compose import compose_arms
 from lm.ablation.report.answer import answer
 from lm.ablation.report.contrasts import contrasts_table
 from lm.ablation.restore import restore
-from lm.ablation.study import read_study
-from lm.ablation.words import compose_arms
-from lm.cli import compose
+from lm.cli.errors import CONFIGS
+from lm.cli.launch import compose
 from lm.config import RunConfig
-from lm.errors import CONFIGS
-from lm.run import flat
+from lm.config.ablation import AblateConfig
+from lm.config.identity import flat
 
 DOCS = Path(lm.__file__).parents[1] / "docs/studies"
 STUDIES = sorted(DOCS.rglob("report.md"))

@@ -21,16 +21,16 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from scipy import stats
 
+from lm.ablation.judge.study import read_study
 from lm.ablation.report import write_report
 from lm.ablation.report.page import code, fence, page, plain, table
 from lm.ablation.report.plots import looks, panels
 from lm.ablation.report.tuning import draw_search
 from lm.ablation.restore import restore
-from lm.ablation.study import read_study
 from lm.config import BadInput
 
 ARMS = {"tied": 3.50, "untied": 3.53, "untied_matched": 3.502, "tied_naive": 4.4}  # and what they come to
-KNOBS = {arm: ["optim.lr", "head.head_lr"] if "untied" in arm else ["optim.lr"] for arm in ARMS}
+KNOBS = {arm: ["optim.lr", "head.head_lr_multiplier"] if "untied" in arm else ["optim.lr"] for arm in ARMS}
 EVIL = "</code><script>alert(1)</script>\n```\n| a | b |\n|---|---|\n<img src=http://evil.example/x>"
 PROMPTS = ["def f(x, y):\n    return", f"# {EVIL}"]
 METRICS = ("step", "tokens", "lr", "train/loss", "train/grad_norm", "val/loss", "val/bpb", "val/top1")
@@ -98,9 +98,9 @@ def write_search(path: Path, arm: str, diverged: bool) -> dict[str, Any]:
             write_run(path / name, arm, 1000, loss, 400)
         trials.append({"values": values, "val_loss": None if lost else loss, "run_dirs": [name]})
     return {
-        "knobs": KNOBS[arm],
+        "hyperparameters": KNOBS[arm],
         "seeds": [1000],
-        "inside": {knob: knob == "optim.lr" or (None if arm == "untied" else False) for knob in KNOBS[arm]},
+        "inside": {setting: setting == "optim.lr" or (None if arm == "untied" else False) for setting in KNOBS[arm]},
         "trials": trials,
     }
 
@@ -158,7 +158,7 @@ def make(
             "train_tokens": 4_000_000,
             "val_tokens": 90_000,
             "identity": {"data_hash": "d" * 64, "tokenizer_hash": "t" * 64, "source_hash": "s" * 64},
-            "settings": {"head.split_at": i / 4},
+            "settings": {"head.untie_at": i / 4},
         }
         for i, arm in enumerate(ARMS)
     }
@@ -167,14 +167,14 @@ def make(
         "question": "Should a small model tie its logits head to the table?",
         "baseline": "tied",
         "seeds": list(seeds),
-        "matters": 0.01,
+        "equivalence_margin": 0.01,
         "metric": "val_loss",
         "primary": ["untied", "untied_matched"],
-        "match": {"untied_matched": "model.d_ff"},
-        "reseed": {},
+        "match_parameters": {"untied_matched": "model.d_ff"},
+        "seed_offsets": {},
         "budgets": list(budgets),
         "tune": {"trials": 5 if tuned else 0, "seeds": [1000]},
-        "curve": None,
+        "plot_over": None,
         "overrides": [],
         "common": ["trainer.max_steps=1000"],
         "contrasts": {arm: "tied" for arm in ARMS if arm != "tied"},
@@ -201,7 +201,7 @@ def make(
 
 @pytest.fixture(scope="module")
 def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make(tmp_path_factory.mktemp("full"), tuned=True, broken=True, diagnostics=True, curve="head.split_at")
+    return make(tmp_path_factory.mktemp("full"), tuned=True, broken=True, diagnostics=True, plot_over="head.untie_at")
 
 
 def markdown(path: Path) -> str:
@@ -233,7 +233,7 @@ def test_all_sections_in_order_and_every_figure_where_it_is_shown(full: Path) ->
         "The arms",
         "Learning curves",
         "Tuning",
-        "Over head.split_at",
+        "Over head.untie_at",
         "Inside the training",
         "What they write",
         "What has no result",
@@ -262,8 +262,8 @@ def test_the_answer_comes_first_and_what_weakens_it_at_once(full: Path) -> None:
     assert [line.removeprefix("- ") for line in quote[3:]] == [plain(line) for line in said]
     for note in ("12 of 15 runs are done: provisional.", "1 run diverged (tied_naive).", "1 run failed (tied_naive)."):
         assert f"**{note}**" in head
-    assert "edge of what was tried: untied_matched (head.head_lr).**" in head
-    assert "**Not varied: untied (head.head_lr).**" in head
+    assert "edge of what was tried: untied_matched (head.head_lr_multiplier).**" in head
+    assert "**Not varied: untied (head.head_lr_multiplier).**" in head
     assert "**The warm-up of tied is long:**" in head
     assert "3 seeds" in head
     assert "0.01 or more matters" in head
@@ -336,10 +336,10 @@ def test_results_csv_has_a_row_for_each_run(full: Path) -> None:
     assert len(rows) == 15 + 3 + 5 + 5 + 3  # of the trials, tied heads have one setting to tune
     assert [row["status"] for row in rows].count("missing") == 1
     shared = next(row for row in rows if row["run_dir"] == "cells/tied-seed0-1000")
-    assert (shared["budgets"], shared["optim.lr"], shared["head.head_lr"]) == ("tokens flops", "0.003", "")
+    assert (shared["budgets"], shared["optim.lr"], shared["head.head_lr_multiplier"]) == ("tokens flops", "0.003", "")
     assert (shared["source_hash"], shared["torch"], shared["threads"]) == ("s" * 64, "2.13.0", "1")
     trial = next(row for row in rows if row["run_dir"] == "trials/untied-1.0-0.5")
-    assert (trial["purpose"], trial["seed"], trial["head.head_lr"]) == ("trial", "1000", "0.002")
+    assert (trial["purpose"], trial["seed"], trial["head.head_lr_multiplier"]) == ("trial", "1000", "0.002")
 
 
 def test_what_has_no_result_is_listed_with_its_reason(full: Path) -> None:
@@ -478,7 +478,7 @@ def test_loss_by_frequency_is_paired_by_seed(full: Path) -> None:
 
 def test_tuning_shows_every_trial_and_warns_of_an_edge(full: Path) -> None:
     section = markdown(full).partition("## Tuning")[2]
-    assert "| untied | head.head_lr | 0.002 | **not varied** | 0.002 to 0.008 | 0.004 | 5 | 1 |" in section
+    assert "| untied | head.head_lr_multiplier | 0.002 | **not varied** | 0.002 to 0.008 | 0.004 | 5 | 1 |" in section
     assert "| tied | optim.lr | 0.003 | inside | 0.0015 to 0.006 | 0.003 | 3 | 0 |" in section
 
 
@@ -583,15 +583,15 @@ def test_the_lead_of_an_arm_shrinks_as_a_baseline_s_does(tmp_path: Path) -> None
 def test_a_lead_too_small_to_matter_shrinks_in_silence(tmp_path: Path) -> None:
     path = make(tmp_path / "first", budgets=("tokens",))
     lead = numbers(path)["contrasts"][0]["mean_difference"]
-    for matters, silent in ((0.99 * lead, False), (1.01 * lead, True)):
-        path = make(tmp_path / f"{silent}", budgets=("tokens",), report=False, matters=matters)
+    for equivalence_margin, silent in ((0.99 * lead, False), (1.01 * lead, True)):
+        path = make(tmp_path / f"{silent}", budgets=("tokens",), report=False, equivalence_margin=equivalence_margin)
         assert ("The lead of" not in shrink(path, 0.08)) is silent
         assert numbers(path)["contrasts"][0]["verdict"] == "worse"
 
 
 @pytest.mark.parametrize(("rise", "told"), [(0.02, True), (0.009, False), (-0.5, False)])
 def test_a_loss_that_rises_before_the_end_is_told(tmp_path: Path, rise: float, told: bool) -> None:
-    path = make(tmp_path, budgets=("tokens",), report=False, matters=0.01)
+    path = make(tmp_path, budgets=("tokens",), report=False, equivalence_margin=0.01)
     for seed in (0, 1, 2):
         rows = [(step, step * 1024, 0.001, 3, 1, loss, 2, 0.4) for step, loss in ((500, 4 - rise), (1000, 4))]
         write(path / f"cells/untied-seed{seed}-1000/metrics.csv", lines(METRICS, *rows))
@@ -625,11 +625,11 @@ def test_while_runs_go_on(tmp_path: Path) -> None:
     assert "> **So far:**" in markdown(path)
     assert [one["seeds"] for one in numbers(path)["contrasts"]][:3] == [[0, 1], [0], [0]]
     assert "| untied_matched | 1 | equal tokens and FLOPs | not begun |" in markdown(path)
-    assert not {"Tuning", "Inside the training", "Over head.split_at"} & set(headings(path))
+    assert not {"Tuning", "Inside the training", "Over head.untie_at"} & set(headings(path))
 
 
 def test_where_more_is_better_the_right_side_is(tmp_path: Path) -> None:
-    path = make(tmp_path, budgets=("tokens",), metric="val_top1", matters=0.0003)
+    path = make(tmp_path, budgets=("tokens",), metric="val_top1", equivalence_margin=0.0003)
     found = {one["arm"]: one for one in numbers(path)["contrasts"]}
     assert found["untied"]["mean_difference"] < 0
     assert found["untied"]["verdict"] == "worse"
@@ -639,16 +639,16 @@ def test_where_more_is_better_the_right_side_is(tmp_path: Path) -> None:
 
 def test_a_difference_that_may_be_too_small_is_told(tmp_path: Path) -> None:
     """untied is worse by about 0.03; the interval reaches down to about 0.02."""
-    for matters, told in ((0.01, False), (0.028, True)):
-        path = make(tmp_path / str(matters), budgets=("tokens",), matters=matters)
+    for equivalence_margin, told in ((0.01, False), (0.028, True)):
+        path = make(tmp_path / str(equivalence_margin), budgets=("tokens",), equivalence_margin=equivalence_margin)
         (one,) = (one for one in numbers(path)["contrasts"] if one["arm"] == "untied")
-        assert (one["verdict"], one["ci_low"] < matters) == ("worse", told)
+        assert (one["verdict"], one["ci_low"] < equivalence_margin) == ("worse", told)
         assert ("**Perhaps too small to matter:** untied and tied" in markdown(path)) is told
 
 
 @pytest.mark.parametrize("leader", ["tied", "untied"])
 @pytest.mark.parametrize(
-    ("apart", "matters", "told"),
+    ("apart", "equivalence_margin", "told"),
     [
         (-0.04, 0.01, True),
         (0.009, 0.01, True),
@@ -659,10 +659,10 @@ def test_a_difference_that_may_be_too_small_is_told(tmp_path: Path) -> None:
     ],
 )
 def test_a_lead_that_the_trials_do_not_show_is_told(
-    tmp_path: Path, leader: str, apart: float, matters: float, told: bool
+    tmp_path: Path, leader: str, apart: float, equivalence_margin: float, told: bool
 ) -> None:
     """Of the runs the leader leads by about 0.03; how far its best trial lies ahead is set here."""
-    path = make(tmp_path, budgets=("tokens",), tuned=True, report=False, matters=matters)
+    path = make(tmp_path, budgets=("tokens",), tuned=True, report=False, equivalence_margin=equivalence_margin)
     if leader == "untied":
         apart = -apart
         for seed in (0, 1, 2):

@@ -28,7 +28,7 @@ from lm.config import (
 )
 
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["lm.train"])  # the seconds of imports are paid once, not in each process
+PROCESSES.set_forkserver_preload(["lm.training.train"])  # the seconds of imports are paid once, not in each process
 CLOCK = ("seconds", "tokens_per_second", "resumed_from")
 
 
@@ -37,7 +37,7 @@ def a_run(corpus: Path, run_dir: Path, steps: int = 120, **changes: Any) -> RunC
     trainer = {"accelerator": "cpu", "devices": 1, "max_steps": steps, "accumulate_grad_batches": 2}
     run = RunConfig(
         model=ModelConfig(n_layers=2, d_model=32, n_heads=2, d_ff=64, dropout=0.1),
-        head=HeadConfig(name="untied", kind="untied", head_std=0.01, head_lr=0.5),
+        head=HeadConfig(name="untied", kind="untied", head_std=0.01, head_lr_multiplier=0.5),
         data=DataConfig(
             source="text", path=str(corpus), seq_len=32, batch_size=4, cache_dir=str(corpus.parent / "cache")
         ),
@@ -53,8 +53,8 @@ def a_run(corpus: Path, run_dir: Path, steps: int = 120, **changes: Any) -> RunC
 
 
 def work(run: RunConfig, file_size: int | None = None) -> None:
-    from lm.callbacks import Interrupted
-    from lm.train import train
+    from lm.training.callbacks import Interrupted
+    from lm.training.train import train
 
     if file_size is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))
@@ -143,7 +143,7 @@ def test_a_run_killed_at_random_moments_ends_as_one_left_alone(
 def test_in_bf16_with_muon_too(corpus: Path, tmp_path: Path) -> None:
     alone, killed = (a_run(corpus, tmp_path / name) for name in ("alone", "killed"))
     options = alone.trainer | {"precision": "bf16-mixed"}
-    optim = OptimConfig(name="muon", lr=0.02, adam_lr=0.003, momentum=0.9, rounds=4)
+    optim = OptimConfig(name="muon", lr=0.02, adam_lr=0.003, momentum=0.9, ns_steps=4)
     alone, killed = (replace(run, trainer=options, optim=optim) for run in (alone, killed))
     assert finish(alone) == 0
     kill_at_random(killed, kills=2, seed=0)
@@ -157,7 +157,7 @@ def break_optimizer(checkpoint: dict[str, Any]) -> None:
 
 
 def break_position(checkpoint: dict[str, Any]) -> None:
-    from lm.task import TrainingStream
+    from lm.training.task import TrainingStream
 
     init = TrainingStream.__init__
 
@@ -176,9 +176,9 @@ def break_weights(checkpoint: dict[str, Any]) -> None:
 
 
 def break_dropout(checkpoint: dict[str, Any]) -> None:
-    import lm.task
+    import lm.training.task
 
-    lm.task.named_seed = lambda *_: 1
+    lm.training.task.named_seed = lambda *_: 1
 
 
 def break_nothing(checkpoint: dict[str, Any]) -> None:
@@ -186,7 +186,7 @@ def break_nothing(checkpoint: dict[str, Any]) -> None:
 
 
 def resume_broken(run: RunConfig, breakage: Callable[[dict[str, Any]], None]) -> None:
-    from lm.checkpoint import Checkpoints
+    from lm.training.checkpoint import Checkpoints
 
     load = Checkpoints.load_checkpoint
 
@@ -214,7 +214,9 @@ def test_the_comparison_sees_each_mechanism_switched_off(
 
 def a_split_run(corpus: Path, run_dir: Path) -> RunConfig:
     """Forty steps; the head splits after twenty, and there lies a checkpoint."""
-    head = HeadConfig(name="split", kind="split", table_std=0.02, head_lr=0.5, split_at=0.5)
+    head = HeadConfig(
+        name="untied_midtraining", kind="untied_midtraining", embedding_std=0.02, head_lr_multiplier=0.5, untie_at=0.5
+    )
     run = a_run(corpus, run_dir, steps=40, head=head)
     run.trainer["log_every_n_steps"] = 1
     return run
@@ -230,11 +232,11 @@ def quiet_split(corpus: Path) -> RunConfig:
 
 def work_until(run: RunConfig, step: int, signum: int) -> None:
     """Raise a signal in step `step`, or, as kill -9 waits for nothing, right after it."""
-    from lm.callbacks import Journal
+    from lm.training.callbacks import TrainingCallback
 
-    end = Journal.on_train_batch_end
+    end = TrainingCallback.on_train_batch_end
 
-    def on_train_batch_end(self: Journal, trainer: Any, *args: Any) -> None:
+    def on_train_batch_end(self: TrainingCallback, trainer: Any, *args: Any) -> None:
         here = trainer.global_step == step and (args[-1] + 1) % trainer.accumulate_grad_batches == 0
         if here and signum != signal.SIGKILL:
             os.kill(os.getpid(), signum)
@@ -242,7 +244,7 @@ def work_until(run: RunConfig, step: int, signum: int) -> None:
         if here:
             os.kill(os.getpid(), signum)
 
-    Journal.on_train_batch_end = on_train_batch_end  # type: ignore[method-assign]
+    TrainingCallback.on_train_batch_end = on_train_batch_end  # type: ignore[method-assign]
     work(run)
 
 
@@ -274,14 +276,14 @@ def test_a_split_run_stopped_before_at_and_after_its_split_ends_as_one_left_alon
 
 
 def split_without_moments(checkpoint: dict[str, Any]) -> None:
-    from lm.model.head import SplitHead
+    from lm.model.head import UntiedMidTrainingHead
 
-    advance = SplitHead.advance
+    advance = UntiedMidTrainingHead.advance
 
     def forgetful(head: Any, done: float, table: Any, state: Any) -> None:
         advance(head, done, table, {key: value for key, value in state.items() if key is not table})
 
-    SplitHead.advance = forgetful  # type: ignore[method-assign]
+    UntiedMidTrainingHead.advance = forgetful  # type: ignore[method-assign]
 
 
 def split_again(checkpoint: dict[str, Any]) -> None:
@@ -323,7 +325,7 @@ def test_resume_switched_off_starts_again(corpus: Path, tmp_path: Path) -> None:
 
 
 def test_switched_off_it_spares_another_run(corpus: Path, tmp_path: Path) -> None:
-    from lm.train import train
+    from lm.training.train import train
 
     run = a_run(corpus, tmp_path / "run")
     kill_at_random(run, kills=1, seed=0)
@@ -392,7 +394,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_all_damaged_is_an_error(
 
 
 def test_a_setting_that_makes_another_run_is_refused_by_name(tmp_path: Path) -> None:
-    from lm.train import train
+    from lm.training.train import train
 
     corpus = tmp_path / "corpus.txt"
     corpus.write_text(TEXT)
@@ -411,7 +413,7 @@ def test_a_setting_that_makes_another_run_is_refused_by_name(tmp_path: Path) -> 
 
 
 def test_a_second_process_is_told_who_holds_the_run(corpus: Path, tmp_path: Path) -> None:
-    from lm.train import train
+    from lm.training.train import train
 
     run = a_run(corpus, tmp_path / "held", steps=100_000)
     process = spawn(run)

@@ -51,7 +51,11 @@ def test_train_then_generate_verbatim(script: Script, run_dir: Path) -> None:
         ("ablate", ["plan_onyl=true"], "plan_onyl: no such key; did you mean plan_only?"),
         ("ablate", ["max_steps=3"], "max_steps: no such key; did you mean trainer.max_steps?"),
         ("ablate", ["seeds=[0,1]"], "seeds: no such key; did you mean ablation.seeds?"),
-        ("ablate", ["ablation.tune.knobs=[optim.lrr]"], "ablation.tune.knobs: optim.lrr is none of a run's settings"),
+        (
+            "ablate",
+            ["ablation.tune.hyperparameters=[optim.lrr]"],
+            "ablation.tune.hyperparameters: optim.lrr is none of a run's settings",
+        ),
         ("generate", ["run_dir=none", "prompt=x"], "run_dir=none: no such folder"),
         ("evaluate", ["run_dir=."], "run_dir=.: holds no model"),
         ("export", ["run_dir=none", "output_dir=out"], "run_dir=none: no such folder"),

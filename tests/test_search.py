@@ -10,22 +10,24 @@ from typing import Any
 import pytest
 from test_plan import Build, build, question
 
-from lm.ablation.arms import Arm
-from lm.ablation.cautions import short_search
-from lm.ablation.config import AblationConfig, TuneConfig
-from lm.ablation.plan import Cell
-from lm.ablation.search import Tuning
+from lm.ablation.plan.arms import Arm
+from lm.ablation.plan.cells import Cell
+from lm.ablation.run.cautions import short_search
+from lm.ablation.run.tuning import Tuning
 from lm.config import BadInput
+from lm.config.ablation import AblationConfig, TuneConfig
 
 __all__ = ["build"]  # the fixture
-TUNE = TuneConfig(trials=5, widening=4, seeds=[77], knobs=["optim.lr", "head.table_lr"])
+TUNE = TuneConfig(
+    trials=5, extension_trials=4, seeds=[77], hyperparameters=["optim.lr", "head.embedding_lr_multiplier"]
+)
 TABLE_LR = 6.0
 Loss = Callable[[Cell], float | None]  # None: killed
 
 
 @pytest.fixture
 def arms(build: Build) -> dict[str, Arm]:
-    return ready(build(question(), "optim=adamw", "optim.lr=0.003", f"head.table_lr={TABLE_LR}"))
+    return ready(build(question(), "optim=adamw", "optim.lr=0.003", f"head.embedding_lr_multiplier={TABLE_LR}"))
 
 
 def ready(arms: dict[str, Arm]) -> dict[str, Arm]:
@@ -36,7 +38,9 @@ def ready(arms: dict[str, Arm]) -> dict[str, Arm]:
 
 def near(lr: float) -> Loss:
     """A trough over the rate; the table's own is best where it begins."""
-    return lambda one: (one.tuned["optim.lr"] / lr - 1) ** 2 + math.log(one.tuned["head.table_lr"] / TABLE_LR) ** 2
+    return lambda one: (
+        (one.tuned["optim.lr"] / lr - 1) ** 2 + math.log(one.tuned["head.embedding_lr_multiplier"] / TABLE_LR) ** 2
+    )
 
 
 def make(tuning: Tuning, folder: Path, loss: Loss) -> list[str]:
@@ -87,7 +91,9 @@ def test_what_was_decided_for_other_runs_decides_nothing(build: Build, arms: dic
     config = question(tune=TUNE)
     first = Tuning(config, arms, tmp_path, {})
     assert len(make(first, tmp_path, near(3e-3))) == 2 * 5
-    other = ready(build(config, "optim=adamw", "optim.lr=0.003", f"head.table_lr={TABLE_LR}", "model.d_ff=24"))
+    other = ready(
+        build(config, "optim=adamw", "optim.lr=0.003", f"head.embedding_lr_multiplier={TABLE_LR}", "model.d_ff=24")
+    )
     anew = Tuning(config, other, tmp_path, record(first, config, arms))
     assert [arm.name for arm in anew.open()] == ["tied", "untied"]
     assert len(make(anew, tmp_path, near(1.0))) == 2 * 9  # widened, for its own best lies far away
@@ -126,38 +132,41 @@ def test_what_diverged_is_the_worst(arms: dict[str, Arm], tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("knobs", "said"),
+    ("hyperparameters", "said"),
     [
         (["trainer.gradient_clip_val"], "trainer.gradient_clip_val is none"),
         (["data.val_fraction"], "data.val_fraction is none"),
         (["model.n_layers"], "model.n_layers is none"),
         (["model.droput"], "model.droput is none"),
         (["model.dropout"], "tied has none of model.dropout"),
-        (["head.head_lr"], "tied has none of head.head_lr"),
+        (["head.head_lr_multiplier"], "tied has none of head.head_lr_multiplier"),
     ],
 )
-def test_what_cannot_be_tuned_is_refused_at_the_start(build: Build, knobs: list[str], said: str) -> None:
+def test_what_cannot_be_tuned_is_refused_at_the_start(build: Build, hyperparameters: list[str], said: str) -> None:
     with pytest.raises(BadInput, match=said):
-        build(question(tune=TuneConfig(trials=3, seeds=[77], knobs=knobs)))
+        build(question(tune=TuneConfig(trials=3, seeds=[77], hyperparameters=hyperparameters)))
 
 
 def test_a_setting_stays_where_it_may_be(build: Build, tmp_path: Path) -> None:
-    both = {"a": ["head=split", "head.split_at=0.9"], "b": ["head=split", "head.split_at=0.8"]}
-    tune = TuneConfig(trials=5, seeds=[77], knobs=["head.split_at"])
+    both = {
+        "a": ["head=untied_midtraining", "head.untie_at=0.9"],
+        "b": ["head=untied_midtraining", "head.untie_at=0.8"],
+    }
+    tune = TuneConfig(trials=5, seeds=[77], hyperparameters=["head.untie_at"])
     config = question(arms=both, baseline="a", primary=[], tune=tune)
     arms = ready(build(config))
-    make(Tuning(config, arms, tmp_path, {}), tmp_path, lambda one: -one.tuned["head.split_at"])
-    assert 0.8 <= arms["b"].tuned["head.split_at"] <= 1
+    make(Tuning(config, arms, tmp_path, {}), tmp_path, lambda one: -one.tuned["head.untie_at"])
+    assert 0.8 <= arms["b"].tuned["head.untie_at"] <= 1
 
 
-@pytest.mark.parametrize(("widening", "told"), [(0, ["tied", "untied"]), (4, [])])
+@pytest.mark.parametrize(("extension_trials", "told"), [(0, ["tied", "untied"]), (4, [])])
 def test_few_trials_are_told_until_more_are_made(
-    arms: dict[str, Arm], tmp_path: Path, widening: int, told: list[str]
+    arms: dict[str, Arm], tmp_path: Path, extension_trials: int, told: list[str]
 ) -> None:
     """Two settings need five trials, one needs three."""
-    one = question(tune=replace(TUNE, trials=4, knobs=["optim.lr"]))
+    one = question(tune=replace(TUNE, trials=4, hyperparameters=["optim.lr"]))
     assert list(short_search(Tuning(one, arms, tmp_path, {}))) == []
-    config = question(tune=replace(TUNE, trials=4, widening=widening))
+    config = question(tune=replace(TUNE, trials=4, extension_trials=extension_trials))
     tuning = Tuning(config, arms, tmp_path, {})
     assert [head for head, _ in short_search(tuning)] == [f"{name} is tuned in 4 trials:" for name in arms]
     make(tuning, tmp_path, near(3e-3))

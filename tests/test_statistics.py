@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import integrate, stats
 
-from lm.ablation import statistics
-from lm.ablation.sentence import sentence
-from lm.ablation.statistics import (
+from lm.ablation.judge import statistics
+from lm.ablation.judge.sentence import sentence
+from lm.ablation.judge.statistics import (
     ALPHA,
     POWER,
     Comparison,
@@ -48,8 +48,8 @@ def at_most(rate: float, nominal: float, repeats: int = REPEATS) -> bool:
     return rate <= nominal or near(rate, nominal, repeats)
 
 
-def only(values: Sequence[float], matters: float, lower_is_better: bool = True) -> Comparison:
-    return judge({"one": values}, matters, lower_is_better)["one"]
+def only(values: Sequence[float], margin: float, lower_is_better: bool = True) -> Comparison:
+    return judge({"one": values}, margin, lower_is_better)["one"]
 
 
 def rate(found: Iterable[bool] | NDArray[np.bool_]) -> float:
@@ -150,9 +150,19 @@ def test_holm_never_helps_and_does_not_look_at_the_order(case: tuple[list[float]
 @pytest.mark.parametrize("comparisons", [1, 6])
 def test_the_fewest_seeds_are_the_first_of_all_that_are_enough(comparisons: int) -> None:
     sizes = range(2, 101)
-    for mean, matters in [(0, 0.1), (0, 1), (0.2, 0.5), (0.5, 0.5), (0.5, 0.01), (0.9, 1), (1.6, 0.1), (3, 2), (9, 20)]:
-        enough = (n for n in sizes if chance(mean, n, ALPHA / comparisons, matters) >= POWER)
-        assert seeds_to_decide(mean, 1, matters, comparisons) == next(enough, None)
+    for mean, margin in [
+        (0, 0.1),
+        (0, 1),
+        (0.2, 0.5),
+        (0.5, 0.5),
+        (0.5, 0.01),
+        (0.9, 1),
+        (1.6, 0.1),
+        (3, 2),
+        (9, 20),
+    ]:
+        enough = (n for n in sizes if chance(mean, n, ALPHA / comparisons, margin) >= POWER)
+        assert seeds_to_decide(mean, 1, margin, comparisons) == next(enough, None)
 
 
 # By simulation: intervals
@@ -211,21 +221,21 @@ def noise(n: int, contrasts: int = 1, correlated: bool = False, repeats: int = R
     return (draw[:, 1:] - draw[:, :1]) / math.sqrt(2) if correlated else draw[:, 1:]
 
 
-def verdicts(differences: Array, matters: float, corrected: bool = True) -> Array:
+def verdicts(differences: Array, margin: float, corrected: bool = True) -> Array:
     """One row per family. Uncorrected: each contrast judged as if it were alone."""
 
     def family(rows: Array) -> list[str]:
         named = {str(i): row.tolist() for i, row in enumerate(rows)}
         if corrected:
-            return [found.verdict for found in judge(named, matters).values()]
-        return [only(values, matters).verdict for values in named.values()]
+            return [found.verdict for found in judge(named, margin).values()]
+        return [only(values, margin).verdict for values in named.values()]
 
     return np.array([family(rows) for rows in differences])
 
 
-def found_any(differences: Array, matters: float, *kinds: str, corrected: bool = True) -> float:
+def found_any(differences: Array, margin: float, *kinds: str, corrected: bool = True) -> float:
     """The rate of families with at least one such verdict."""
-    return rate(np.isin(verdicts(differences, matters, corrected), kinds).any(axis=1))
+    return rate(np.isin(verdicts(differences, margin, corrected), kinds).any(axis=1))
 
 
 @pytest.mark.usefixtures("hurried")
@@ -245,10 +255,10 @@ def test_among_six_arms_that_do_not_differ_any_is_told_apart_at_most_5_times_in_
     assert not at_most(found_any(families, TINY, "better", "worse", corrected=False), ALPHA, 600)  # without Holm
 
 
-def sure_of_nothing(values: list[float], matters: float) -> str:
+def sure_of_nothing(values: list[float], margin: float) -> str:
     """The usual mistake: what is not significant is called equal."""
-    found = only(values, matters)
-    return "equivalent" if (found.p_different or 0) > ALPHA and abs(found.mean or 0) < matters else "undecided"
+    found = only(values, margin)
+    return "equivalent" if (found.p_different or 0) > ALPHA and abs(found.mean or 0) < margin else "undecided"
 
 
 @pytest.mark.usefixtures("hurried")
@@ -289,18 +299,18 @@ CASES = [(1.6, 0.1), (0.0, 1.0), (0.3, 1.2), (0.8, 1.0), (2.5, 3.0)]  # truth an
 
 
 @cache
-def decided(mean: float, matters: float, n: int, contrasts: int = 1, repeats: int = REPEATS) -> float:
-    return rate((verdicts(noise(n, contrasts, repeats=repeats) + mean, matters) != "undecided").ravel())
+def decided(mean: float, margin: float, n: int, contrasts: int = 1, repeats: int = REPEATS) -> float:
+    return rate((verdicts(noise(n, contrasts, repeats=repeats) + mean, margin) != "undecided").ravel())
 
 
 @pytest.mark.usefixtures("hurried")
-@pytest.mark.parametrize(("mean", "matters"), CASES)
-def test_so_many_seeds_decide_80_times_in_100_and_one_fewer_do_not(mean: float, matters: float) -> None:
-    n = seeds_to_decide(mean, 1, matters)
+@pytest.mark.parametrize(("mean", "margin"), CASES)
+def test_so_many_seeds_decide_80_times_in_100_and_one_fewer_do_not(mean: float, margin: float) -> None:
+    n = seeds_to_decide(mean, 1, margin)
     assert n is not None
-    assert at_most(1 - decided(mean, matters, n), 1 - POWER)
-    assert n == 2 or at_most(decided(mean, matters, n - 1), POWER)
-    assert near(decided(mean, matters, n), chance(mean, n, ALPHA, matters))
+    assert at_most(1 - decided(mean, margin, n), 1 - POWER)
+    assert n == 2 or at_most(decided(mean, margin, n - 1), POWER)
+    assert near(decided(mean, margin, n), chance(mean, n, ALPHA, margin))
 
 
 @pytest.mark.usefixtures("hurried")
@@ -310,12 +320,12 @@ def test_the_check_of_seeds_sees_a_number_taken_from_the_normal_distribution() -
 
 
 @pytest.mark.usefixtures("hurried")
-@pytest.mark.parametrize(("mean", "matters"), CASES[:2])
-def test_for_a_family_it_takes_more_seeds(mean: float, matters: float) -> None:
-    n = seeds_to_decide(mean, 1, matters, comparisons=4)
+@pytest.mark.parametrize(("mean", "margin"), CASES[:2])
+def test_for_a_family_it_takes_more_seeds(mean: float, margin: float) -> None:
+    n = seeds_to_decide(mean, 1, margin, comparisons=4)
     assert n is not None
-    assert n > (seeds_to_decide(mean, 1, matters) or 0)
-    assert at_most(1 - decided(mean, matters, n, 4, 750), 1 - POWER, 750)  # 750 rows, correlated by Holm: as if alone
+    assert n > (seeds_to_decide(mean, 1, margin) or 0)
+    assert at_most(1 - decided(mean, margin, n, 4, 750), 1 - POWER, 750)  # 750 rows, correlated by Holm: as if alone
 
 
 # What changes nothing, and what changes sides
@@ -426,9 +436,9 @@ def test_what_is_no_number_is_named() -> None:
             judge({"narrow": [0.1, 0.2], "wide": [0.1, value]}, 0.01)
         with pytest.raises(ValueError, match="wide"):
             judge({"wide": [value]}, 0.01)
-    for matters in (0.0, -1.0, math.nan, math.inf):
-        with pytest.raises(ValueError, match=f"matters={matters}"):
-            judge({"a": [0.1, 0.2]}, matters)
+    for margin in (0.0, -1.0, math.nan, math.inf):
+        with pytest.raises(ValueError, match=f"matters={margin}"):
+            judge({"a": [0.1, 0.2]}, margin)
 
 
 def test_a_comparison_stays_as_it_is() -> None:
@@ -438,7 +448,7 @@ def test_a_comparison_stays_as_it_is() -> None:
 
 # In words
 
-say = partial(sentence, "untied", "tied", unit="nats per token", matters=0.01)
+say = partial(sentence, "untied", "tied", unit="nats per token", margin=0.01)
 FIVE = [-0.032, -0.029, -0.036, -0.027, -0.031]
 
 
@@ -475,6 +485,6 @@ def test_a_verdict_that_many_comparisons_took_away_says_so() -> None:
     assert "correction" not in say(only([-0.01, -0.04, 0.005, -0.025], 0.01))
 
 
-@pytest.mark.parametrize(("matters", "shown"), [(0.0005, "-0.250000"), (0.05, "-0.2500"), (2.0, "-0.25"), (300, "+0")])
-def test_digits_follow_from_what_matters(matters: float, shown: str) -> None:
-    assert f"is {shown} nats" in sentence("a", "b", Comparison(1, -0.25, 1), "nats", matters)
+@pytest.mark.parametrize(("margin", "shown"), [(0.0005, "-0.250000"), (0.05, "-0.2500"), (2.0, "-0.25"), (300, "+0")])
+def test_digits_follow_from_what_matters(margin: float, shown: str) -> None:
+    assert f"is {shown} nats" in sentence("a", "b", Comparison(1, -0.25, 1), "nats", margin)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lm.ablation.study import Row, Study, read_row
+from lm.ablation.judge.study import Row, Study, read_row
 
 LOSSES = {"a": [1.0, 1.1, 1.2], "b": [0.9, 1.02, 1.09], "c": [1.01, 1.12, 1.19]}
 
@@ -15,7 +15,7 @@ LOSSES = {"a": [1.0, 1.1, 1.2], "b": [0.9, 1.02, 1.09], "c": [1.01, 1.12, 1.19]}
 def study(rows: list[Row], budgets: tuple[str, ...] = ("tokens", "flops"), **record: object) -> Study:
     content = {
         "metric": "val_loss",
-        "matters": 0.001,
+        "equivalence_margin": 0.001,
         "budgets": list(budgets),
         "contrasts": {"b": "a", "c": "a"},
         "primary": ["b", "c"],

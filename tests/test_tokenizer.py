@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lm.config import BadInput, TokenizerConfig
-from lm.tokenizer import EOT, Tokenizer, build_tokenizer, byte_tokenizer, char_tokenizer, load_tokenizer, train_bpe
+from lm.data.tokenizer import EOT, Tokenizer, build_tokenizer, byte_tokenizer, char_tokenizer, load_tokenizer, train_bpe
 
 TEXT = "".join(f"def f{i}(x, y):\n    return x * {i * 7 % 31} + y  # naïve {i:x}\n" for i in range(200))
 BPE, BYTE, CHAR = train_bpe([TEXT], 400), byte_tokenizer(), char_tokenizer([TEXT])

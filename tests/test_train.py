@@ -19,8 +19,6 @@ from conftest import HEADS, TEXT, TIED, UNTIED
 from safetensors.torch import load_file
 from test_resume import a_run
 
-from lm.batches import TrainingStream
-from lm.callbacks import Interrupted
 from lm.config import (
     BadInput,
     CheckpointConfig,
@@ -33,19 +31,22 @@ from lm.config import (
     TokenizerConfig,
     ValidationConfig,
 )
-from lm.data import prepare
-from lm.decode import decode
-from lm.evaluate import evaluate_run
-from lm.loss import CHUNKS
-from lm.metrics import MetricsFile
-from lm.model.head import SplitHead
+from lm.config.identity import config_hash
+from lm.data.batches import TrainingStream
+from lm.data.tokenizer import EOT, byte_tokenizer, train_bpe
+from lm.data.tokens import prepare
+from lm.exchange.portable import load_model
+from lm.inference.decode import decode
+from lm.inference.evaluate import evaluate_run
+from lm.model.head import UntiedMidTrainingHead
 from lm.model.transformer import Transformer
-from lm.portable import load_model
-from lm.run import config_hash, default_dir
-from lm.task import LMTask
-from lm.tokenizer import EOT, byte_tokenizer, train_bpe
-from lm.train import train
-from lm.trainer import resolve
+from lm.training.callbacks import Interrupted
+from lm.training.loss import CHUNKS
+from lm.training.metrics import MetricsFile
+from lm.training.run_directory import default_dir
+from lm.training.task import LMTask
+from lm.training.train import train
+from lm.training.trainer import resolve
 
 GOLDEN = Path(__file__).parent / "golden.json"
 PROMISED = (
@@ -256,7 +257,7 @@ def test_tensorboard_can_stand_beside(corpus: Path, tmp_path: Path) -> None:
 @pytest.mark.skipif(not CHUNKS, reason="needs torch 2.13")
 def test_less_memory_changes_hardly_a_number(corpus: Path, tmp_path: Path) -> None:
     plain = train(short(corpus, tmp_path / "plain", loss="plain"))
-    lean = train(short(corpus, tmp_path / "lean", loss="chunked", recompute=True))
+    lean = train(short(corpus, tmp_path / "lean", loss="chunked", activation_checkpointing=True))
     assert lean["val_loss"] == pytest.approx(plain["val_loss"], abs=1e-4)
     assert losses(tmp_path / "lean") == pytest.approx(losses(tmp_path / "plain"), abs=1e-4)
     load_model(tmp_path / "lean")
@@ -338,7 +339,10 @@ def test_no_limit_is_no_limit(corpus: Path, tmp_path: Path) -> None:
     assert losses(tmp_path / "zero") == losses(tmp_path / "none")
 
 
-SPLIT, COPIED = HEADS["split"], HEADS["untied_copied"]  # a split in the middle: before step 11 of 20
+SPLIT, COPIED = (
+    HEADS["untied_midtraining"],
+    HEADS["untied_from_embedding"],
+)  # a split in the middle: before step 11 of 20
 
 
 def uneasy(corpus: Path, run_dir: Path, head: HeadConfig = SPLIT) -> RunConfig:
@@ -385,7 +389,9 @@ def test_every_regime_is_shown_the_same_batches_under_the_same_dropout(
     assert len(shown["tied"]) == 6
     assert all(shown[name] == shown["tied"] for name in HEADS)
     as_tied = [name for name in HEADS if first[name] == first["tied"]]
-    assert as_tied == ["tied", "tied_projected", "untied_copied", "split"], "and start at one loss, bit for bit"
+    assert as_tied == ["tied", "tied_projected", "untied_from_embedding", "untied_midtraining"], (
+        "and start at one loss, bit for bit"
+    )
 
 
 def test_a_split_run_is_the_tied_one_until_it_splits(corpus: Path, tmp_path: Path) -> None:
@@ -448,9 +454,9 @@ def test_the_losses_tell_a_split_that_forgets(
 ) -> None:
     """A split that copies no moments, or that copies the table again in every step, is another run from there on."""
     train(short(corpus, tmp_path / "run", head=SPLIT))
-    advance = SplitHead.advance
+    advance = UntiedMidTrainingHead.advance
     monkeypatch.setattr(
-        SplitHead,
+        UntiedMidTrainingHead,
         "advance",
         lambda head, done, table, state: advance(head, done, table, seen(state, head.proj.weight, table)),
     )
@@ -461,7 +467,7 @@ def test_the_losses_tell_a_split_that_forgets(
 
 
 def test_split_at_zero_is_untied_copied_bit_for_bit(corpus: Path, tmp_path: Path) -> None:
-    for name, head in (("zero", replace(SPLIT, split_at=0.0)), ("copied", COPIED)):
+    for name, head in (("zero", replace(SPLIT, untie_at=0.0)), ("copied", COPIED)):
         train(uneasy(corpus, tmp_path / name, head=head))
     assert (tmp_path / "zero/metrics.csv").read_text() == (tmp_path / "copied/metrics.csv").read_text()
     zero, copied = weights(tmp_path / "zero"), weights(tmp_path / "copied")
@@ -473,7 +479,7 @@ def test_split_at_one_is_tied_bit_for_bit(corpus: Path, tmp_path: Path) -> None:
     """And the model it leaves, which has two matrices, gives the logits of the one that has one."""
     results = [
         train(uneasy(corpus, tmp_path / name, head=head))
-        for name, head in (("one", replace(SPLIT, split_at=1.0)), ("tied", TIED))
+        for name, head in (("one", replace(SPLIT, untie_at=1.0)), ("tied", TIED))
     ]
     assert results[0]["val_loss"] == results[1]["val_loss"]
     assert (tmp_path / "one/metrics.csv").read_text() == (tmp_path / "tied/metrics.csv").read_text()
@@ -487,7 +493,7 @@ def test_split_at_one_is_tied_bit_for_bit(corpus: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("at", [0.5, 1.0])
 def test_a_split_run_killed_before_its_result_has_the_same_result(at: float, corpus: Path, tmp_path: Path) -> None:
     """No step is left to make, so nothing but the checkpoint says whether the head has split."""
-    run = short(corpus, tmp_path / "run", head=replace(SPLIT, split_at=at))
+    run = short(corpus, tmp_path / "run", head=replace(SPLIT, untie_at=at))
     result, model = train(run), weights(tmp_path / "run")
     (tmp_path / "run/result.json").unlink()
     again = train(run)
@@ -537,7 +543,9 @@ def test_a_split_head_alone_is_refused_on_more_than_one_device(
     assert resolve(run)[key] == 1
     run.trainer[key] = 2
     if head is SPLIT:
-        with pytest.raises(BadInput, match=r"^head\.kind=split: trains on one device; choose trainer\.devices=1"):
+        with pytest.raises(
+            BadInput, match=r"^head\.kind=untied_midtraining: trains on one device; choose trainer\.devices=1"
+        ):
             resolve(run)
     else:
         assert resolve(run)[key] == 2

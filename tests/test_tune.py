@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lm.ablation.tune import Point, Trials, best, inside, propose, values
+from lm.ablation.run.search import Point, Trials, best, inside, propose, values
 
 
-def search(loss: Callable[[Point], float], n_knobs: int, budget: int, done: Trials | None = None) -> Trials:
+def search(loss: Callable[[Point], float], n_hyperparameters: int, budget: int, done: Trials | None = None) -> Trials:
     done = dict(done or {})
-    while batch := propose(done, n_knobs, budget):
+    while batch := propose(done, n_hyperparameters, budget):
         assert not set(batch) & set(done)
         done |= {point: loss(point) for point in batch}
     return done
@@ -22,10 +22,10 @@ def bowl(*centre: float) -> Callable[[Point], float]:
     return lambda point: sum((x - c) ** 2 for x, c in zip(point, centre, strict=True))
 
 
-@pytest.mark.parametrize("n_knobs", [2, 3])
-def test_every_arm_gets_as_many_trials(n_knobs: int) -> None:
-    assert len(search(bowl(*[0.3] * n_knobs), n_knobs, 8)) == 8
-    assert len(search(bowl(*[9.0] * n_knobs), n_knobs, 8)) == 8
+@pytest.mark.parametrize("n_hyperparameters", [2, 3])
+def test_every_arm_gets_as_many_trials(n_hyperparameters: int) -> None:
+    assert len(search(bowl(*[0.3] * n_hyperparameters), n_hyperparameters, 8)) == 8
+    assert len(search(bowl(*[9.0] * n_hyperparameters), n_hyperparameters, 8)) == 8
 
 
 def test_a_near_optimum_is_found_and_lies_inside() -> None:

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from lm.ablation.workers import Place
+from lm.ablation.run.workers import Place
 from lm.config import BadInput
 
 RESULT: dict[str, type[int] | type[float] | type[str]] = {  # of a run's result.json, as columns of results.csv

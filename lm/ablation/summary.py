@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from lm.ablation.progress import spell
+from lm.ablation.ablate import Laboratory
+from lm.ablation.judge.study import Contrast, Study, read_study
 from lm.ablation.report.warnings import warnings_of
-from lm.ablation.run import Laboratory
-from lm.ablation.study import Contrast, Study, read_study
-from lm.ablation.workers import missing
-from lm.table import table
+from lm.ablation.run.progress import spell
+from lm.ablation.run.workers import missing
+from lm.system.table import table
 
 
 def plan_table(laboratory: Laboratory) -> str:
@@ -25,7 +25,7 @@ def plan_table(laboratory: Laboratory) -> str:
     seconds = sum(map(laboratory.cost, [*open_cells, *trials])) / laboratory.workers
     found = f"{len(cells)} runs, {len(cells) - len(open_cells)} of them done"
     if trials:
-        more = ablation.tune.widening * len(ablation.tune.seeds) * len(laboratory.arms)
+        more = ablation.tune.extension_trials * len(ablation.tune.seeds) * len(laboratory.arms)
         found += f"; {len(trials)} trials, and {more} more if a best value lies at the edge of what was tried"
     return "\n".join(
         [

@@ -14,10 +14,10 @@ from lm.benchmark.measure import Figure, alternate, paired
 from lm.benchmark.peers import in_transformers
 from lm.benchmark.shapes import DEFAULT, GPT2
 from lm.config import BadInput
-from lm.decode import decode
-from lm.evaluate import own_validation
+from lm.exchange.portable import load_model
+from lm.inference.decode import decode
+from lm.inference.evaluate import own_validation
 from lm.model.transformer import Transformer
-from lm.portable import load_model
 
 CASES = {  # what -> shape, prompts, tokens to write
     "default": (DEFAULT, 1, 96),

@@ -7,14 +7,14 @@ from statistics import median
 import torch
 
 from lm.benchmark.measure import Figure, alternate
-from lm.device import has_bf16_units
 from lm.model.linear import linear
+from lm.system.device import has_native_bf16
 
 
 def precisions(device: str) -> list[torch.dtype]:
     """In which steps are measured: those that are in use there."""
     cpu = [torch.float32] if device == "cpu" else []
-    return cpu + [torch.bfloat16] * has_bf16_units(device)
+    return cpu + [torch.bfloat16] * has_native_bf16(device)
 
 
 def spell(dtype: torch.dtype) -> str:

@@ -11,7 +11,7 @@ from lm.benchmark.measure import Figure, alternate, paired
 from lm.benchmark.memory import of_a_step
 from lm.benchmark.shapes import DEFAULT, Shape
 from lm.config import ModelConfig
-from lm.loss import CHUNKS, LOSSES
+from lm.training.loss import CHUNKS, LOSSES
 
 SHAPES = {f"vocabulary {size:,}": DEFAULT._replace(vocab_size=size) for size in (512, 1024, 2048, 8192)}
 WIDE = Shape(ModelConfig(n_layers=1, d_model=512, n_heads=4, d_ff=1376), 50304, 8, 512)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lm.benchmark.shapes import Shape
 from lm.config import ModelConfig
-from lm.loss import LOSSES, ROWS, which_loss
+from lm.training.loss import LOSSES, ROWS, which_loss
 
 STATUS = Path("/proc/self/status")
 TINY = Shape(ModelConfig(), 300, 1, 8)

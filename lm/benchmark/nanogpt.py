@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lm.bare import bare_step
 from lm.benchmark.limits import precisions, spell
 from lm.benchmark.measure import Figure, alternate, paired
 from lm.benchmark.shapes import DEFAULT, GPT2, Shape
 from lm.config import BadInput
+from lm.training.step import train_step
 
 Theirs = tuple[Any, Any]  # the classes of its model and of that one's configuration
 
@@ -75,4 +75,4 @@ def their_step(theirs: Theirs, shape: Shape, device: str, compiled: bool, mixed:
         found: Tensor = call(tokens, targets)[1]
         return found
 
-    return partial(bare_step, loss, optimizer, [(tokens.contiguous(), targets.contiguous())], mixed)
+    return partial(train_step, loss, optimizer, [(tokens.contiguous(), targets.contiguous())], mixed)

@@ -7,16 +7,16 @@ import torch
 from lm.benchmark.measure import Figure, alternate, paired
 from lm.benchmark.shapes import DEFAULT
 from lm.config import HeadConfig, OptimConfig
-from lm.muon import Muon
-from lm.optim import muon_groups
+from lm.training.muon import Muon
+from lm.training.optim import muon_groups
 
 
 def optimizer(device: str, seconds: float) -> Iterator[Figure]:
     net = DEFAULT.model(device)
     for parameter in net.parameters():
         parameter.grad = torch.randn_like(parameter)
-    optim = OptimConfig(name="muon", lr=0.03, adam_lr=3e-3, momentum=0.9, rounds=4)
-    (body,) = (group for group in muon_groups(net, optim, HeadConfig()) if "rounds" in group)
+    optim = OptimConfig(name="muon", lr=0.03, adam_lr=3e-3, momentum=0.9, ns_steps=4)
+    (body,) = (group for group in muon_groups(net, optim, HeadConfig()) if "ns_steps" in group)
     theirs = torch.optim.Muon(body["params"], lr=optim.lr, momentum=0.9, ns_steps=4)
     times = alternate({"ours": Muon([body]).step, "theirs": theirs.step}, seconds)
     ours, other = paired(times["ours"], times["theirs"])

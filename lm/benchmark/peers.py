@@ -12,12 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.optim import AdamW
 
-from lm.bare import bare_step
-from lm.batches import Batch
 from lm.config import BadInput
-from lm.export import export
+from lm.data.batches import Batch
+from lm.data.tokenizer import byte_tokenizer
+from lm.exchange.huggingface import export
 from lm.model.transformer import Transformer
-from lm.tokenizer import byte_tokenizer
+from lm.training.step import train_step
 
 
 def in_transformers(net: Transformer) -> Any | None:
@@ -42,7 +42,7 @@ def step_in_transformers(net: Transformer, tokens: Batch, mixed: bool) -> partia
     if (theirs := in_transformers(net)) is None:
         return None
     adamw = AdamW(theirs.train().parameters(), lr=3e-3, betas=(0.9, 0.95), fused=True)
-    return partial(bare_step, loss_of(theirs, mixed), adamw, [tokens])
+    return partial(train_step, loss_of(theirs, mixed), adamw, [tokens])
 
 
 def loss_of(theirs: Any, mixed: bool) -> Callable[[Tensor, Tensor], Tensor]:

@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 
 from lm.benchmark.compiled import compiled
-from lm.benchmark.config import BenchmarkConfig
 from lm.benchmark.decoding import decoding, own_text
 from lm.benchmark.limits import limits
 from lm.benchmark.loss import loss
@@ -25,9 +24,10 @@ from lm.benchmark.starts import starts
 from lm.benchmark.trainer import trainer
 from lm.benchmark.training import training
 from lm.benchmark.workers import workers
-from lm.device import best_device, set_threads
-from lm.files import write_text
-from lm.table import table
+from lm.config.benchmark import BenchmarkConfig
+from lm.system.device import best_device, set_threads
+from lm.system.files import write_text
+from lm.system.table import table
 
 Section = Callable[[str, float], Iterator[Figure]]
 SECTIONS: dict[str, Section] = {

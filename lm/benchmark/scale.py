@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from lm.batches import TrainingStream
 from lm.benchmark.measure import Figure, alternate, paired
 from lm.benchmark.memory import expected, of_a_step
 from lm.benchmark.shapes import DEFAULT, Shape
+from lm.data.batches import TrainingStream
 from lm.model.size import flops_per_token
 
 BODY = DEFAULT.body

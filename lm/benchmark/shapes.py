@@ -5,13 +5,13 @@ from typing import NamedTuple
 
 import torch
 
-from lm.bare import bare_step
-from lm.batches import Batch
 from lm.config import HeadConfig, ModelConfig, OptimConfig
-from lm.loss import build_loss, which_loss
-from lm.model.recompute import recompute
+from lm.data.batches import Batch
+from lm.model.activation_checkpointing import enable_activation_checkpointing
 from lm.model.transformer import Transformer
-from lm.optim import build_optimizer
+from lm.training.loss import build_loss, which_loss
+from lm.training.optim import build_optimizer
+from lm.training.step import train_step
 
 
 class Shape(NamedTuple):
@@ -35,10 +35,10 @@ class Shape(NamedTuple):
             torch.compiler.reset()  # or a second shape is taken for a reason to leave shapes open
         net = self.model(device)
         if lean:
-            recompute(net)
+            enable_activation_checkpointing(net)
         score = partial(build_loss(which_loss(loss, net, device, compiled, mixed), compiled), net)
         optimizer = build_optimizer(net, OptimConfig(), HeadConfig())
-        return partial(bare_step, score, optimizer, [self.tokens(device)], mixed)
+        return partial(train_step, score, optimizer, [self.tokens(device)], mixed)
 
 
 DEFAULT = Shape(ModelConfig(), 2048, 8, 128)

@@ -10,8 +10,8 @@ from statistics import median
 
 from lm.benchmark.measure import Figure
 from lm.benchmark.shapes import DEFAULT
-from lm.portable import save_model
-from lm.tokenizer import byte_tokenizer
+from lm.data.tokenizer import byte_tokenizer
+from lm.exchange.portable import save_model
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 COMMANDS = {  # what -> (words, exit code, CPU seconds that it may take)

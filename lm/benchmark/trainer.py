@@ -7,15 +7,15 @@ from functools import partial
 from itertools import count, islice
 from pathlib import Path
 
-from lm.bare import bare_step
-from lm.batches import TrainingStream
 from lm.benchmark.measure import Figure, alternate
 from lm.config import CheckpointConfig, DataConfig, ModelConfig, RunConfig, TokenizerConfig, ValidationConfig
-from lm.data import prepare
-from lm.loss import plain
+from lm.data.batches import TrainingStream
+from lm.data.tokens import prepare
 from lm.model.transformer import Transformer
-from lm.optim import build_optimizer
-from lm.train import train
+from lm.training.loss import plain
+from lm.training.optim import build_optimizer
+from lm.training.step import train_step
+from lm.training.train import train
 
 SHORT, LONG = 5, 505  # steps
 ALLOWED = 0.03 * 40  # ms: three hundredths of a step of 40 ms
@@ -48,7 +48,7 @@ def trainer(device: str, seconds: float) -> Iterator[Figure]:
 
         def by_hand() -> None:
             for tokens, targets in islice(stream, LONG - SHORT):
-                bare_step(partial(plain, net), optimizer, [(tokens.to(device), targets.to(device))])
+                train_step(partial(plain, net), optimizer, [(tokens.to(device), targets.to(device))])
 
         calls = {"long": lambda: in_trainer(LONG), "short": lambda: in_trainer(SHORT), "bare": by_hand}
         times = alternate(calls, seconds)

@@ -10,7 +10,7 @@ import torch
 
 from lm.benchmark.measure import Figure
 from lm.benchmark.shapes import DEFAULT
-from lm.device import has_bf16_units
+from lm.system.device import has_native_bf16
 
 ROUNDS = 4
 
@@ -33,7 +33,7 @@ def workers(device: str, seconds: float) -> Iterator[Figure]:
 def steps(threads: int, seconds: float, together: Barrier) -> float:
     """Steps per second, counted from when all workers are warm."""
     torch.set_num_threads(threads)
-    step, made = DEFAULT.step("cpu", mixed=has_bf16_units("cpu")), 0
+    step, made = DEFAULT.step("cpu", mixed=has_native_bf16("cpu")), 0
     step(), step()
     together.wait()
     started = time.perf_counter()

@@ -7,7 +7,7 @@ from lm.config.checks import BadInput, at_least, choose
 NORMS = ("rmsnorm", "layernorm")
 FFNS = ("relu", "gelu", "relu2", "swiglu")
 POSITIONS = ("rope", "learned", "none")
-HEADS = ("tied", "untied", "tied_projected", "untied_copied", "split")
+HEADS = ("tied", "untied", "tied_projected", "untied_from_embedding", "untied_midtraining")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -32,17 +32,17 @@ class ModelConfig:
     dropout: float = 0.0
     linear: str = "linear"  # a name in LINEARS, or the dotted path of a class with nn.Linear's signature
     rope_theta: float = 10000.0
-    lookback: int = 0  # layers, from the first, whose heads start by looking 1, 2, ... tokens back
-    residual_init: float | None = None  # scale of o_proj and down_proj at the start; null: 1/sqrt(2 n_layers)
+    previous_token_init: int = 0  # layers, from the first, whose heads start by looking 1, 2, ... tokens back
+    residual_scale: float | None = None  # scale of o_proj and down_proj at the start; null: 1/sqrt(2 n_layers)
 
     def __post_init__(self) -> None:
         choose("model.norm", self.norm, NORMS)
         choose("model.ffn", self.ffn, FFNS)
         choose("model.position", self.position, POSITIONS)
         at_least(1, "model.", self, "n_layers", "d_model", "n_heads", "n_kv_heads", "d_ff")
-        at_least(0, "model.", self, "dropout", "residual_init", "lookback")
-        if self.lookback and self.position != "rope":
-            raise BadInput(f"model.position={self.position}: only rope can look back; add model.lookback=0")
+        at_least(0, "model.", self, "dropout", "residual_scale", "previous_token_init")
+        if self.previous_token_init and self.position != "rope":
+            raise BadInput(f"model.position={self.position}: only rope can look back; add model.previous_token_init=0")
         if self.d_model % self.n_heads:
             raise BadInput(f"model.d_model={self.d_model} is not divisible by model.n_heads={self.n_heads}")
         if self.n_heads % self.kv_heads:
@@ -66,10 +66,10 @@ class ModelConfig:
 # Which settings of its own each kind of head needs; it takes no others.
 OWN_SETTINGS: dict[str, tuple[str, ...]] = {
     "tied": (),
-    "untied": ("head_std", "head_lr"),
-    "tied_projected": ("head_lr",),
-    "untied_copied": ("head_lr",),
-    "split": ("head_lr", "split_at"),
+    "untied": ("head_std", "head_lr_multiplier"),
+    "tied_projected": ("head_lr_multiplier",),
+    "untied_from_embedding": ("head_lr_multiplier",),
+    "untied_midtraining": ("head_lr_multiplier", "untie_at"),
 }
 
 
@@ -79,27 +79,37 @@ class HeadConfig:
 
     `name` is the config's file name, `kind` the class. Multipliers scale `optim.adam_lr`, or `optim.lr` without one.
 
-    >>> HeadConfig(name="untied", kind="untied", table_std=1.0, head_std=0.01, head_lr=1.0).kind
+    >>> HeadConfig(name="untied", kind="untied", embedding_std=1.0, head_std=0.01, head_lr_multiplier=1.0).kind
     'untied'
     """
 
     name: str = "tied"
     kind: str = "tied"
-    table_std: float | None = None  # standard deviation of the embedding table at the start; null: 1/sqrt(d_model)
-    lookup_scale: float | None = 1.0  # multiplies what is looked up, not what scores; null: sqrt(d_model)
-    table_lr: float = 1.0
+    embedding_std: float | None = None  # standard deviation of the embedding table at the start; null: 1/sqrt(d_model)
+    embedding_multiplier: float | None = 1.0  # multiplies what is looked up, not what scores; null: sqrt(d_model)
+    embedding_lr_multiplier: float = 1.0
     head_std: float | None = None  # of the head's own matrix, where it draws one
-    head_lr: float | None = None  # of the head's own matrix, where it has one
-    split_at: float | None = None  # the fraction of training after which a split head has its own matrix
+    head_lr_multiplier: float | None = None  # of the head's own matrix, where it has one
+    untie_at: float | None = None  # the fraction of training after which a split head has its own matrix
 
     def __post_init__(self) -> None:
         choose("head.kind", self.kind, HEADS)
-        at_least(0, "head.", self, "table_std", "lookup_scale", "table_lr", "head_std", "head_lr", "split_at")
-        for key in ("head_lr", "head_std", "split_at"):
+        at_least(
+            0,
+            "head.",
+            self,
+            "embedding_std",
+            "embedding_multiplier",
+            "embedding_lr_multiplier",
+            "head_std",
+            "head_lr_multiplier",
+            "untie_at",
+        )
+        for key in ("head_lr_multiplier", "head_std", "untie_at"):
             needed, given = key in OWN_SETTINGS[self.kind], getattr(self, key) is not None
             if needed and not given:
                 raise BadInput(f"head.{key}: head.kind={self.kind} needs one; see configs/head/")
             if given and not needed:
                 raise BadInput(f"head.{key}={getattr(self, key)}: head.kind={self.kind} has none; leave it null")
-        if (self.split_at or 0) > 1:
-            raise BadInput(f"head.split_at={self.split_at}: expected 0 to 1, a fraction of training")
+        if (self.untie_at or 0) > 1:
+            raise BadInput(f"head.untie_at={self.untie_at}: expected 0 to 1, a fraction of training")

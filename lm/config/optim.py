@@ -16,23 +16,23 @@ class OptimConfig:
     lr: float = 3e-3  # of the body's matrices, and of all else where adam_lr is null
     adam_lr: float | None = None  # muon: of table, head and vectors; the head's config scales it for the first two
     momentum: float | None = None  # muon
-    rounds: int | None = None  # muon: of the iteration that makes a step orthogonal
+    ns_steps: int | None = None  # muon: of the iteration that makes a step orthogonal
     betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
     eps: float = 1e-8
     weight_decay: float = 0.1  # of matrices in the body; the table, the head, norms and biases never decay
     warmup_steps: int = 50
     decay: str = "linear"
     decay_fraction: float = 1.0  # the last part of the run, over which the rate decays
-    final_lr: float = 0.0  # of the peak: what the decay runs towards
+    final_lr_fraction: float = 0.0  # of the peak: what the decay runs towards
 
     def __post_init__(self) -> None:
         choose("optim.name", self.name, OPTIMIZERS)
         choose("optim.decay", self.decay, DECAYS)
-        rates = ("lr", "adam_lr", "eps", "weight_decay", "final_lr")
+        rates = ("lr", "adam_lr", "eps", "weight_decay", "final_lr_fraction")
         at_least(0, "optim.", self, *rates, "warmup_steps", "decay_fraction")
-        if self.rounds is not None and not 1 <= self.rounds <= 7:
-            raise BadInput(f"optim.rounds={self.rounds}: expected 1 to 7")
-        for key in ("adam_lr", "momentum", "rounds"):
+        if self.ns_steps is not None and not 1 <= self.ns_steps <= 7:
+            raise BadInput(f"optim.ns_steps={self.ns_steps}: expected 1 to 7")
+        for key in ("adam_lr", "momentum", "ns_steps"):
             if (self.name == "muon") != (getattr(self, key) is not None):
                 raise BadInput(f"optim.{key}={getattr(self, key)}: give it with optim=muon, and only there")
         if not 0 <= (self.momentum or 0) < 1:

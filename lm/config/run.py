@@ -64,7 +64,9 @@ class RunConfig:
     seed: int = 0
     threads: int | None = None  # null: OMP_NUM_THREADS, else the cores
     loss: str = "auto"  # plain or chunked: one function; auto takes the one that is faster where it runs
-    recompute: bool = False  # blocks keep nothing for the backward pass: less memory, a third more computing
+    activation_checkpointing: bool = (
+        False  # blocks keep nothing for the backward pass: less memory, a third more computing
+    )
     compile: bool = False  # by torch; pays in long runs: benchmark.py only=[compile]
     run_dir: str | None = None  # null: runs/, under a name that ends in the hash of this configuration
 
@@ -96,8 +98,10 @@ class RunConfig:
         if clip is not None and not (isinstance(clip, int | float) and 0 <= clip < math.inf):
             raise BadInput(f"trainer.gradient_clip_val={clip}: expected 0 (no clipping) or more")
         if given["devices"] * given["num_nodes"] > 1:
-            if self.head.split_at is not None:
-                raise BadInput("head.kind=split: trains on one device; choose trainer.devices=1 or another head")
+            if self.head.untie_at is not None:
+                raise BadInput(
+                    "head.kind=untied_midtraining: trains on one device; choose trainer.devices=1 or another head"
+                )
             if self.diagnostics.every:
                 raise BadInput(
                     f"diagnostics.every={self.diagnostics.every}: measures on one device; choose trainer.devices=1"
@@ -106,7 +110,7 @@ class RunConfig:
 
 # Where a run's settings lie that do not change what is computed: left out of its hash, free to differ on resume.
 RUNTIME = (
-    *("run_dir", "logger", "checkpoint", "prompts", "recompute"),
+    *("format", "run_dir", "logger", "checkpoint", "prompts", "activation_checkpointing"),
     *("data.cache_dir", "trainer.enable_progress_bar"),
 )
 

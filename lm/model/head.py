@@ -24,8 +24,8 @@ class Embedding(nn.Module):
 
     def __init__(self, config: HeadConfig, vocab_size: int, d_model: int) -> None:
         super().__init__()
-        self.std = d_model**-0.5 if config.table_std is None else config.table_std
-        self.scale = math.sqrt(d_model) if config.lookup_scale is None else config.lookup_scale
+        self.std = d_model**-0.5 if config.embedding_std is None else config.embedding_std
+        self.scale = math.sqrt(d_model) if config.embedding_multiplier is None else config.embedding_multiplier
         self.weight = nn.Parameter(torch.empty(vocab_size, d_model))
 
     @torch.no_grad()
@@ -108,7 +108,7 @@ class UntiedHead(Head):
         return self.proj(x)
 
 
-class UntiedCopiedHead(UntiedHead):
+class UntiedFromEmbeddingHead(UntiedHead):
     """Untied, but equal to the table at the start: it tells what a better start gives from what freedom gives."""
 
     @torch.no_grad()
@@ -116,7 +116,7 @@ class UntiedCopiedHead(UntiedHead):
         self.proj.weight.copy_(table)
 
 
-class SplitHead(UntiedCopiedHead):
+class UntiedMidTrainingHead(UntiedFromEmbeddingHead):
     """Tied until the fraction `split_at` of training, then a matrix of its own that goes on from the table's values.
 
     The second matrix is there from the start, without a gradient, so that an optimizer's state finds its place.
@@ -124,8 +124,8 @@ class SplitHead(UntiedCopiedHead):
 
     def __init__(self, config: HeadConfig, vocab_size: int, d_model: int) -> None:
         super().__init__(config, vocab_size, d_model)
-        assert config.split_at is not None
-        self.split_at, self.tied = config.split_at, False
+        assert config.untie_at is not None
+        self.untie_at, self.tied = config.untie_at, False
 
     def matrix(self, table: Tensor) -> Tensor:
         return table if self.tied else self.proj.weight
@@ -136,7 +136,7 @@ class SplitHead(UntiedCopiedHead):
     @torch.no_grad()
     def advance(self, done: float, table: Tensor, state: State) -> None:
         own = self.proj.weight
-        self.tied = done < self.split_at
+        self.tied = done < self.untie_at
         own.requires_grad_(not self.tied)
         if not self.tied and own not in state:  # the moment of the split; a resumed run has been through it
             own.copy_(table)
@@ -172,6 +172,6 @@ HEADS: dict[str, type[Head]] = {
     "tied": TiedHead,
     "untied": UntiedHead,
     "tied_projected": TiedProjectedHead,
-    "untied_copied": UntiedCopiedHead,
-    "split": SplitHead,
+    "untied_from_embedding": UntiedFromEmbeddingHead,
+    "untied_midtraining": UntiedMidTrainingHead,
 }

@@ -15,9 +15,9 @@ from lm.model.attention import Attention, Context
 from lm.model.cache import NO_CACHE, NoCache
 from lm.model.ffn import FFNS
 from lm.model.head import HEADS, Embedding
-from lm.model.lookback import look_back
 from lm.model.norm import NORMS
 from lm.model.position import POSITIONS
+from lm.model.previous_token import aim_at_previous_tokens
 
 
 def dropout(config: ModelConfig) -> nn.Module:
@@ -77,19 +77,19 @@ class Transformer(nn.Module):
                 if next(module.parameters(recurse=False), None) is not None:
                     torch.default_generator.manual_seed(named_seed(seed, name))
                     module.reset_parameters()
-        if self.config.lookback:
+        if self.config.previous_token_init:
             generator = torch.Generator().manual_seed(named_seed(seed, "lookback"))
             direction = F.normalize(torch.randn(self.config.d_model, generator=generator), dim=0)
-            look_back(self.embed, self.blocks[: self.config.lookback], self.position, direction)
+            aim_at_previous_tokens(self.embed, self.blocks[: self.config.previous_token_init], self.position, direction)
         self.head.start(self.embed.weight)
-        scale = self.config.residual_init
+        scale = self.config.residual_scale
         if scale is None:
             scale = 1 / math.sqrt(2 * self.config.n_layers)  # GPT-2: the stream's variance stays flat over depth
         for name, module in self.blocks.named_modules():
             if name.endswith(("o_proj", "down_proj")):  # a user's class may hold two factors: scale the last alone
                 [p for p in module.parameters() if p.ndim == 2][-1].mul_(scale)
 
-    def features(self, tokens: Tensor, positions: Tensor | None = None, cache: NoCache = NO_CACHE) -> Tensor:
+    def hidden_states(self, tokens: Tensor, positions: Tensor | None = None, cache: NoCache = NO_CACHE) -> Tensor:
         """tokens: (B, T) ids; returns what the head scores, (B, T, D).
 
         With a cache, `positions` (B, T) says where the tokens stand, and they also see what the cache holds.
@@ -107,7 +107,7 @@ class Transformer(nn.Module):
 
     def forward(self, tokens: Tensor, positions: Tensor | None = None, cache: NoCache = NO_CACHE) -> Tensor:
         """tokens: (B, T) ids; returns raw logits (B, T, V). See `features` for the rest."""
-        return self.head(self.features(tokens, positions, cache), self.embed.weight)
+        return self.head(self.hidden_states(tokens, positions, cache), self.embed.weight)
 
 
 def named_seed(seed: int, *names: object) -> int:

@@ -5,6 +5,7 @@ It can be written at any moment. What has no content is left out, and what can s
 
 from pathlib import Path
 
+from lm.ablation.judge.study import Contrast, Study, read_study
 from lm.ablation.report.again import again_section, losses_section
 from lm.ablation.report.answer import answer, basis, primary, sentences
 from lm.ablation.report.arms import arms_section
@@ -19,8 +20,7 @@ from lm.ablation.report.text import text_section
 from lm.ablation.report.tuning import tuning_section
 from lm.ablation.report.warnings import warnings_list
 from lm.ablation.restore import restore
-from lm.ablation.study import Contrast, Study, read_study
-from lm.files import write_text
+from lm.system.files import write_text
 
 
 def write_report(path: Path) -> None:

@@ -1,10 +1,10 @@
 """The end of a report: what has no result and why, and how to do all of it again."""
 
+from lm.ablation.judge.study import Row, Study
 from lm.ablation.report.answer import BUDGET_NAMES
 from lm.ablation.report.arms import spent
 from lm.ablation.report.page import code, fence, plain, table
-from lm.ablation.study import Row, Study
-from lm.ablation.workers import Place
+from lm.ablation.run.workers import Place
 
 
 def losses_section(study: Study) -> list[str]:

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
+from lm.ablation.judge.sentence import decimals
+from lm.ablation.judge.study import Contrast, Study
 from lm.ablation.report.page import plain
-from lm.ablation.sentence import decimals
-from lm.ablation.study import Contrast, Study
 
 BUDGET_NAMES = {"tokens": "tokens", "flops": "FLOPs", "time": "time"}
 METRIC_NAMES = {
@@ -62,7 +62,7 @@ def beside(study: Study, others: Sequence[Contrast]) -> str:
     """The other arms in a line: what is decided about them, under the first budget."""
     budget = study.record["budgets"][0]
     others = [one for one in others if one.budget == budget]
-    digits = decimals(study.record["matters"])
+    digits = decimals(study.record["equivalence_margin"])
     found = [
         f"{one.arm} {one.comparison.verdict} than {one.baseline} by {abs(one.comparison.mean or 0):.{digits}f}"
         for one in others
@@ -91,10 +91,10 @@ def basis(study: Study) -> list[str]:
     seeds = f"{n} seeds for each arm (repetitions with another start and order of the data)" if n > 1 else "one seed"
     seeds = f"up to {seeds}" if n > 1 and study.counts()["done"] < len(study.rows) else seeds
     equal = "; ".join(HELD_EQUAL[budget] for budget in budgets) + ", each in runs of its own" * (len(budgets) > 1)
-    matched = ", ".join(f"{arm} by {key}" for arm, key in record["match"].items())
+    matched = ", ".join(f"{arm} by {key}" for arm, key in record["match_parameters"].items())
     return [
         f"Based on {seeds}. Measured: {metric_name(study)}; {'less' if study.lower_is_better else 'more'} is better, "
-        f"and {record['matters']:g} or more matters. Held equal: {equal}"
+        f"and {record['equivalence_margin']:g} or more matters. Held equal: {equal}"
         + (f"; parameters ({plain(matched)})" if matched else "")
         + f". {tuned(record)}"
     ]

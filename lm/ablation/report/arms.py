@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 from statistics import median
 
-from lm.ablation.progress import spell
+from lm.ablation.judge.study import Row, Study, spread
 from lm.ablation.report.answer import BUDGET_NAMES
 from lm.ablation.report.page import code, plain, table
-from lm.ablation.study import Row, Study, spread
+from lm.ablation.run.progress import spell
 
 
 def arms_section(study: Study) -> list[str]:
@@ -33,8 +33,8 @@ def changes(study: Study, name: str) -> str:
     for key, value in arm["matched"].items():
         found.append(f"{code(f'{key}={value}')} (to match {plain(record['contrasts'][name])})")
     found += [f"{code(f'{key}={value:g}')} (tuned)" for key, value in arm["tuned"].items()]
-    if name in record["reseed"]:
-        found.append(f"seeds + {record['reseed'][name]}, so that its pairs share no draw")
+    if name in record["seed_offsets"]:
+        found.append(f"seeds + {record['seed_offsets'][name]}, so that its pairs share no draw")
     return "; ".join(found)
 
 

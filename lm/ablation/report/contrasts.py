@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
+from lm.ablation.judge.statistics import ALPHA, POWER
+from lm.ablation.judge.study import Contrast, Study
 from lm.ablation.report.answer import BUDGET_NAMES
 from lm.ablation.report.forest import Line, draw_forest, label
 from lm.ablation.report.page import plain, table
 from lm.ablation.report.plots import drawing
-from lm.ablation.statistics import ALPHA, POWER
-from lm.ablation.study import Contrast, Study
 
 
 def contrasts_section(study: Study, contrasts: Sequence[Contrast], pictures: dict[str, str]) -> list[str]:
@@ -19,19 +19,19 @@ def contrasts_section(study: Study, contrasts: Sequence[Contrast], pictures: dic
     said = [(f"{one.arm} against {one.baseline} at equal {BUDGET_NAMES[one.budget]}", one) for one in contrasts]
     lines = [f"{words}: {label(one.comparison)}" for words, one in said]
     alt = plain(f"Difference of each contrast with its interval. {'; '.join(lines)}")
-    matters = f"{study.record['matters']:g}"
+    margin = f"{study.record['equivalence_margin']:g}"
     once = " Runs that serve several budgets are drawn under the first." if len(study.record["budgets"]) > 1 else ""
     return [
         "## The contrasts",
         f"Each arm minus the arm it is compared with, in {study.unit}; {direction(study)}. Lines: 95 % intervals. "
-        f"Shaded: differences smaller than the {matters} that matters.{once}",
+        f"Shaded: differences smaller than the {margin} that matters.{once}",
         f"![{alt}](figures/forest.svg)",
         contrasts_table(study, contrasts),
         "Bold: the primary contrasts. Arms are paired by seed: the same order of the data, the same start where they "
         "share parameters. Intervals are t intervals of the mean paired difference, each by itself: they are not "
         "widened for the number of contrasts. p: paired t test, two-sided. p (Holm): corrected for the number of "
         "primary contrasts; secondary ones are corrected among themselves. p equivalent (Holm): two one-sided t tests "
-        f"against ±{matters}, corrected likewise. A verdict needs a corrected p of {ALPHA:g} or less. Detectable: the "
+        f"against ±{margin}, corrected likewise. A verdict needs a corrected p of {ALPHA:g} or less. Detectable: the "
         f"true difference that as many seeds with this spread find with a probability of {100 * POWER:.0f} %, "
         "uncorrected. Seeds won: those on which the arm is better.",
     ]
@@ -81,4 +81,4 @@ def forest(study: Study, contrasts: Sequence[Contrast]) -> Figure:
         name = one.arm if one.baseline == study.record["baseline"] else f"{one.arm} - {one.baseline}"
         heading = f"At equal {BUDGET_NAMES[one.budget]}" if many else ""
         groups.setdefault(heading, []).append(Line(name, one.comparison, one.primary))
-    return draw_forest(groups, study.record["matters"], f"difference, {study.unit} ({direction(study)})")
+    return draw_forest(groups, study.record["equivalence_margin"], f"difference, {study.unit} ({direction(study)})")

@@ -6,9 +6,9 @@ from statistics import fmean
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from lm.ablation.judge.study import Study
 from lm.ablation.report.answer import BUDGET_NAMES, metric_name
 from lm.ablation.report.plots import Look, drawing, legend, looks, panels, tokens_axis, window
-from lm.ablation.study import Study
 
 FILE = "metrics.csv"
 NEAR_HALF = 0.1  # of the tokens: as far from half of them the validation may be that stands for it
@@ -77,7 +77,7 @@ def learning(study: Study, curves: dict[str, Curve]) -> Figure:
         for arm, curve in apart.items():
             draw_curve(axes[1], curve, style[arm], arm)
         axes[1].axhline(0, color="black", lw=1)
-        limits = window([0, *late(study, apart)], late(study, apart, every=True), study.record["matters"])
+        limits = window([0, *late(study, apart)], late(study, apart, every=True), study.record["equivalence_margin"])
         axes[1].set(ylabel=f"minus {baseline}", ylim=limits)
     tokens_axis(axes[-1])
     legend(figure, axes[0])

@@ -5,11 +5,11 @@ from statistics import fmean
 
 from matplotlib.figure import Figure
 
+from lm.ablation.judge.statistics import interval
+from lm.ablation.judge.study import Study
 from lm.ablation.report.curves import by_seed, draw_curve, mean_curves
 from lm.ablation.report.page import plain, table
 from lm.ablation.report.plots import beyond, drawing, legend, log_axis, looks, panels, tokens_axis, window
-from lm.ablation.statistics import interval
-from lm.ablation.study import Study
 
 FILE = "diagnostics.csv"
 BANDS = tuple(f"band{i}" for i in range(1, 6))
@@ -99,7 +99,9 @@ def bands(study: Study, found: dict[str, Intervals]) -> Figure:
     main = [one for arm, one in found.items() if arm in study.record["primary"]] or list(found.values())
     figure, (axes,) = panels(1, 2.8, 0.3)
     axes.axhline(0, color="black", lw=1)
-    axes.set(ylabel="nats per token", ylim=window([0, *ends(main)], ends(found.values()), study.record["matters"]))
+    axes.set(
+        ylabel="nats per token", ylim=window([0, *ends(main)], ends(found.values()), study.record["equivalence_margin"])
+    )
     for i, (arm, intervals) in enumerate(found.items()):
         x = [band + 0.6 * ((i + 0.5) / len(found) - 0.5) for band in range(len(BANDS))]
         mean, low, high = zip(*intervals, strict=True)

@@ -8,8 +8,8 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from lm.ablation.judge.statistics import Comparison
 from lm.ablation.report.plots import legend, panels, short, window
-from lm.ablation.statistics import Comparison
 
 VERDICTS = {  # colour and marker: the figure is to be read in black and white too
     "better": ("#0072B2", "^"),
@@ -37,7 +37,7 @@ def label(found: Comparison) -> str:
     return f"{found.mean:+.4f} [{found.ci_low:+.4f}, {found.ci_high:+.4f}] {found.verdict}"
 
 
-def draw_forest(groups: Mapping[str, Sequence[Line]], matters: float, xlabel: str) -> Figure:
+def draw_forest(groups: Mapping[str, Sequence[Line]], margin: float, xlabel: str) -> Figure:
     """Name and numbers of a row stand above its interval, so that both have the whole width.
 
     Bold rows set the scale, where there are none those that are not far off.
@@ -45,9 +45,9 @@ def draw_forest(groups: Mapping[str, Sequence[Line]], matters: float, xlabel: st
     """
     lines = [line for group in groups.values() for line in group]
     main = [line for line in lines if line.bold] or near(lines)
-    limits = window([*ends(main), 0, -matters, matters], ends(lines), matters)
+    limits = window([*ends(main), 0, -margin, margin], ends(lines), margin)
     figure, (axes,) = panels(1, 1.1 + 0.46 * len(lines) + 0.4 * sum(map(bool, groups)))
-    axes.axvspan(-matters, matters, color="#ececec", lw=0)
+    axes.axvspan(-margin, margin, color="#ececec", lw=0)
     axes.axvline(0, color="black", lw=1)
     y = 0.0
     for heading, group in groups.items():

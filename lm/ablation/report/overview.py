@@ -11,6 +11,8 @@ from urllib.parse import quote
 from matplotlib.figure import Figure
 from scipy import stats
 
+from lm.ablation.judge.statistics import Comparison, interval
+from lm.ablation.judge.study import Contrast, Study, read_study
 from lm.ablation.report.answer import BUDGET_NAMES, primary
 from lm.ablation.report.contrasts import number
 from lm.ablation.report.forest import Line, draw_forest, label
@@ -19,9 +21,7 @@ from lm.ablation.report.plots import drawing, short
 from lm.ablation.report.record import csv_text, results_csv
 from lm.ablation.report.warnings import warnings_of
 from lm.ablation.restore import restore
-from lm.ablation.statistics import Comparison, interval
-from lm.ablation.study import Contrast, Study, read_study
-from lm.files import write_text
+from lm.system.files import write_text
 
 HEAD = (
     *("contrast", "where", "seeds", "difference", "95 % interval", "of", "that matters", "verdict", "bits per byte"),
@@ -117,7 +117,13 @@ def row(one: Shown, first: Shown) -> list[str]:
     found, name = one.contrast.comparison, plain(one.folder.name)
     place = f"[{name}]({quote(one.folder.name)}/report.md)" if (one.folder / "report.md").exists() else name
     span = "-" if found.ci_low is None else f"{found.ci_low:+.4f} to {found.ci_high:+.4f}"
-    own = [str(found.n), number(found.mean, "+.4f"), span, one.study.unit, f"{one.study.record['matters']:g}"]
+    own = [
+        str(found.n),
+        number(found.mean, "+.4f"),
+        span,
+        one.study.unit,
+        f"{one.study.record['equivalence_margin']:g}",
+    ]
     bits = [number(one.bits.mean, "+.4f"), "" if one is first else apart(one.differences, first.differences)]
     return [plain(one.heading), place, *own, found.verdict, *bits]
 

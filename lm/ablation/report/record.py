@@ -7,23 +7,34 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from lm.ablation.judge.statistics import interval
+from lm.ablation.judge.study import Contrast, Row, Study, spread
 from lm.ablation.restore import RESULT
-from lm.ablation.statistics import interval
-from lm.ablation.study import Contrast, Row, Study, spread
 
 WHO = ("arm", "seed", "budgets", "purpose", "status", "error")
 COLUMNS = (*WHO, *RESULT, "source_hash", "torch", "resumed_from", "run_dir")
 POINT = ("step", "tokens", "val/loss", "val/bpb", "val/top1")  # of metrics.csv
-RECORDED = ("command", "machine", "threads", "workers", "python", "versions", "seeds", "metric", "matters", "baseline")
+RECORDED = (
+    "command",
+    "machine",
+    "threads",
+    "workers",
+    "python",
+    "versions",
+    "seeds",
+    "metric",
+    "equivalence_margin",
+    "baseline",
+)
 
 
 def results_csv(study: Study) -> str:
     """Every run, reported or trial, finished or not, and what is asked for no more; what it does not have is empty."""
     tuned = tuned_values(study)
-    knobs = list(dict.fromkeys(knob for values in tuned.values() for knob in values))
+    hyperparameters = list(dict.fromkeys(setting for values in tuned.values() for setting in values))
     kinds = ((study.rows, "reported"), (study.trials, "trial"), (study.unused(), "unused"))
     lines = [line(study, row, purpose) | tuned.get(row.run_dir, {}) for rows, purpose in kinds for row in rows]
-    return csv_text([*COLUMNS, *knobs], lines)
+    return csv_text([*COLUMNS, *hyperparameters], lines)
 
 
 def curves_csv(study: Study) -> str:

@@ -4,9 +4,9 @@ import math
 
 from matplotlib.figure import Figure
 
+from lm.ablation.judge.study import Study
 from lm.ablation.report.answer import BUDGET_NAMES, metric_name
 from lm.ablation.report.plots import MARKERS, beyond, drawing, legend, panels, short, window
-from lm.ablation.study import Study
 
 
 def seeds_section(study: Study, pictures: dict[str, str]) -> list[str]:
@@ -29,7 +29,7 @@ def seeds(study: Study) -> Figure:
     everything = [value for one in scores.values() for value in one.values()]
     main = {study.record["baseline"], *(study.record["primary"] or arms)}
     core = [value for (arm, _), one in scores.items() if arm in main for value in one.values()]
-    limits = window(core or everything, everything, study.record["matters"])
+    limits = window(core or everything, everything, study.record["equivalence_margin"])
     crowded = sum(map(len, arms)) > 45
     figure, axes = panels(len(budgets), 2.4, 0.5 + 0.5 * crowded, sharex=True)
     for one, budget in zip(axes, budgets, strict=True):

@@ -6,16 +6,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
+from lm.ablation.judge.study import Contrast, Study
 from lm.ablation.report.answer import BUDGET_NAMES
 from lm.ablation.report.page import code, plain
 from lm.ablation.report.plots import drawing, panels
-from lm.ablation.study import Contrast, Study
 
 Series = dict[str, list[tuple[float, Contrast]]]  # what is compared with -> contrasts by their arm's value
 
 
 def setting_section(study: Study, contrasts: Sequence[Contrast], pictures: dict[str, str]) -> list[str]:
-    key = study.record["curve"]
+    key = study.record["plot_over"]
     if key is None or not any(series(study, contrasts, budget) for budget in study.record["budgets"]):
         return []
     pictures["setting"] = setting(study, contrasts)
@@ -23,14 +23,14 @@ def setting_section(study: Study, contrasts: Sequence[Contrast], pictures: dict[
         f"## Over {plain(key)}",
         f"The contrasts over {code(key)} of their arm: mean and 95 % interval; "
         f"{'below' if study.lower_is_better else 'above'} zero is better. Hollow: the arm compared with. "
-        f"Shaded: differences smaller than the {study.record['matters']:g} that matters.",
+        f"Shaded: differences smaller than the {study.record['equivalence_margin']:g} that matters.",
         f"![Contrasts over {plain(key)}](figures/setting.svg)",
     ]
 
 
 def series(study: Study, contrasts: Sequence[Contrast], budget: str) -> Series:
     """A series for each arm that others are compared with; contrasts of arms with one value are a series of theirs."""
-    key, found = study.record["curve"], dict[str, list[tuple[float, Contrast]]]()
+    key, found = study.record["plot_over"], dict[str, list[tuple[float, Contrast]]]()
     for one in contrasts:
         value, other = (study.record["arms"][arm]["settings"].get(key) for arm in (one.arm, one.baseline))
         if one.budget == budget and one.seeds and isinstance(value, int | float):
@@ -57,13 +57,13 @@ def setting(study: Study, contrasts: Sequence[Contrast]) -> Figure:
             one.set_xscale("log")
             one.xaxis.set_minor_locator(NullLocator())
             one.set_xticks(values, [f"{value:g}" for value in values])
-    axes[-1].set_xlabel(study.record["curve"])
+    axes[-1].set_xlabel(study.record["plot_over"])
     return figure
 
 
 def draw_series(axes: Axes, study: Study, points: list[tuple[float, Contrast]]) -> None:
-    matters, key, color = study.record["matters"], study.record["curve"], "#0072B2"
-    axes.axhspan(-matters, matters, color="#ececec", lw=0)
+    margin, key, color = study.record["equivalence_margin"], study.record["plot_over"], "#0072B2"
+    axes.axhspan(-margin, margin, color="#ececec", lw=0)
     axes.axhline(0, color="black", lw=1)
     known = [(value, one.comparison) for value, one in points]
     owns = [

@@ -3,8 +3,8 @@
 import re
 from itertools import takewhile
 
+from lm.ablation.judge.study import Row, Study
 from lm.ablation.report.page import HERE, fence, plain
-from lm.ablation.study import Row, Study
 
 Samples = dict[str, dict[str, str]]  # arm -> prompt -> continuation
 

@@ -4,13 +4,13 @@ import math
 from collections.abc import Iterator, Sequence
 from statistics import fmean, median
 
+from lm.ablation.judge.sentence import decimals
+from lm.ablation.judge.statistics import interval
+from lm.ablation.judge.study import Contrast, Study
 from lm.ablation.report.answer import BUDGET_NAMES, primary
 from lm.ablation.report.curves import FILE, column, halfway, mean_curves
 from lm.ablation.report.page import plain
 from lm.ablation.report.tuning import best_trial
-from lm.ablation.sentence import decimals
-from lm.ablation.statistics import interval
-from lm.ablation.study import Contrast, Study
 
 SAME_TIME = 0.1  # runs at equal time whose measured times differ by more did not have equal time
 FEW = 4  # seeds; with fewer, one more often turns a verdict
@@ -88,15 +88,18 @@ def edges(study: Study) -> Iterator[tuple[str, str]]:
         (None, "Not varied", "Too few trials for so many settings; whatever suits these arms there is luck."),
     ):
         outer = {
-            arm: [knob for knob, where in one["inside"].items() if where is lies] for arm, one in study.searches.items()
+            arm: [setting for setting, where in one["inside"].items() if where is lies]
+            for arm, one in study.searches.items()
         }
-        if named := "; ".join(f"{arm} ({', '.join(knobs)})" for arm, knobs in outer.items() if knobs):
+        if named := "; ".join(
+            f"{arm} ({', '.join(hyperparameters)})" for arm, hyperparameters in outer.items() if hyperparameters
+        ):
             yield f"{head}: {named}.", meaning
 
 
 def unlike_trials(study: Study, asked: Sequence[Contrast]) -> Iterator[tuple[str, str]]:
     """A lead that matters, where the best trials of the two show none that does, and less by as much."""
-    matters, digits = study.record["matters"], decimals(study.record["matters"])
+    margin, digits = study.record["equivalence_margin"], decimals(study.record["equivalence_margin"])
     for one in asked:
         lead, arms = one.comparison.mean, (one.arm, one.baseline)
         if one.budget != study.record["budgets"][0] or one.comparison.verdict not in ("better", "worse") or not lead:
@@ -106,7 +109,7 @@ def unlike_trials(study: Study, asked: Sequence[Contrast]) -> Iterator[tuple[str
             continue
         apart = values[0] - values[1]
         shown = math.copysign(1, lead) * apart
-        if abs(lead) >= matters > shown and abs(lead) - shown >= matters:
+        if abs(lead) >= margin > shown and abs(lead) - shown >= margin:
             yield (
                 f"Not so clear among the trials{at(study, one)}:",
                 f"{one.arm} minus {one.baseline} is {apart:+.{digits}f} between their best ones. Settings that suit a "
@@ -116,14 +119,17 @@ def unlike_trials(study: Study, asked: Sequence[Contrast]) -> Iterator[tuple[str
 
 def small(study: Study, asked: Sequence[Contrast]) -> Iterator[tuple[str, str]]:
     """A difference that is there need not be one that matters."""
-    matters = study.record["matters"]
+    margin = study.record["equivalence_margin"]
     for one in asked:
         low, high = one.comparison.ci_low, one.comparison.ci_high
         if one.comparison.verdict not in ("better", "worse") or low is None or high is None:
             continue
-        if min(abs(low), abs(high)) < matters:
+        if min(abs(low), abs(high)) < margin:
             names = f"{one.arm} and {one.baseline}"
-            yield "Perhaps too small to matter:", f"{names} may differ by less than {matters:g}{at(study, one)}."
+            yield (
+                "Perhaps too small to matter:",
+                f"{names} may differ by less than {margin:g}{at(study, one)}.",
+            )
 
 
 def fading(study: Study, asked: Sequence[Contrast]) -> Iterator[tuple[str, str]]:
@@ -131,7 +137,7 @@ def fading(study: Study, asked: Sequence[Contrast]) -> Iterator[tuple[str, str]]
 
     A hint: halfway a run is not what a run of half the steps ends as, for its rate is still high.
     """
-    matters, digits = study.record["matters"], decimals(study.record["matters"])
+    margin, digits = study.record["equivalence_margin"], decimals(study.record["equivalence_margin"])
     for one in asked:
         if one.budget != study.record["budgets"][0] or one.comparison.verdict not in ("better", "worse"):
             continue
@@ -140,7 +146,7 @@ def fading(study: Study, asked: Sequence[Contrast]) -> Iterator[tuple[str, str]]
         lead, (before, now) = one.comparison.mean or 0, map(fmean, zip(*pairs, strict=True))
         low, high = interval([end - half for half, end in pairs]) or (0, 0)
         shrinks = low > 0 if lead < 0 else high < 0
-        if shrinks and matters <= abs(lead) < matters + abs(now - before):
+        if shrinks and margin <= abs(lead) < margin + abs(now - before):
             leader = one.arm if one.comparison.verdict == "better" else one.baseline
             yield (
                 f"The lead of {leader} shrinks{at(study, one)}:",
@@ -153,7 +159,9 @@ def rising(study: Study) -> Iterator[tuple[str, str]]:
     """Arms that were better before the end, as models are that see a small text too often."""
     curves = mean_curves(study, FILE, column(study)) if study.lower_is_better else {}
     rises = {arm: curve[max(curve)][0] - min(mean for mean, _, _ in curve.values()) for arm, curve in curves.items()}
-    if named := ", ".join(f"{arm} (by {rise:.2g})" for arm, rise in rises.items() if rise > study.record["matters"]):
+    if named := ", ".join(
+        f"{arm} (by {rise:.2g})" for arm, rise in rises.items() if rise > study.record["equivalence_margin"]
+    ):
         yield f"Better before the end: {named}.", "Who overfits least is told here, not who can learn most."
 
 

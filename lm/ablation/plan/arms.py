@@ -1,0 +1,129 @@
+"""The arms of an ablation: checked, matched and counted. Nothing is trained here."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from lm.ablation.plan.match import change, ghost, match_parameters
+from lm.ablation.plan.source import source_hash
+from lm.config import BadInput, RunConfig
+from lm.config.ablation import AblationConfig
+from lm.config.identity import config_hash
+from lm.data.tokens import TextData, prepare
+from lm.model.size import flops_per_token, n_params
+from lm.training.optim import step_flops
+from lm.training.trainer import resolve, tokens_per_step
+
+
+@dataclass(slots=True, kw_only=True)
+class Arm:
+    """One side of a comparison, ready to run but for the seed, the number of steps and the directory."""
+
+    name: str
+    words: list[str]
+    run: RunConfig
+    vocab_size: int
+    train_tokens: int
+    val_tokens: int
+    identity: dict[str, str]  # hashes of what decides a run beside its configuration
+    tokens_per_step: int
+    n_params: int
+    flops_per_token: int
+    seconds_per_step: float = 0.0
+    matched: dict[str, int] = field(default_factory=dict)  # what the program chose to match the baseline's parameters
+    tuned: dict[str, float] = field(default_factory=dict)
+    steps: dict[str, int] = field(default_factory=dict)  # by budget
+
+    def seconds(self, steps: int) -> float:
+        """What a run of so many steps takes, validation included: a forward pass is a third of a step."""
+        validation, batches = self.run.validation, -(-self.val_tokens // self.tokens_per_step)
+        passes = steps // validation.every * min(validation.batches or batches, batches) if validation.every else 0
+        return (steps + (passes + batches) / 3) * self.seconds_per_step
+
+
+def build_arms(config: AblationConfig, runs: dict[str, RunConfig], threads: int, quiet: bool = True) -> dict[str, Arm]:
+    """Every arm checked, matched and counted. Raises BadInput naming the culprit."""
+    texts: dict[str, TextData] = {}
+    arms: dict[str, Arm] = {}
+    for name in sorted(
+        config.arms, key=lambda name: name in config.match_parameters
+    ):  # what is matched comes after its baseline
+        run = replace(runs[name], threads=runs[name].threads or threads, run_dir=None)
+        run.trainer = {**run.trainer, "enable_progress_bar": False}
+        try:
+            source = repr((run.data, run.tokenizer))
+            if source not in texts:
+                texts[source] = prepare(run.data, run.tokenizer, quiet)
+            arm = build_arm(name, config.arms[name], run, texts[source])
+            if name in config.match_parameters:
+                value = match_parameters(
+                    run, arm.vocab_size, config.match_parameters[name], arms[config.contrasts()[name]].n_params
+                )
+                arm = build_arm(name, config.arms[name], change(run, value), texts[source])
+                arm.matched = value
+        except BadInput as error:
+            raise BadInput(f"ablation.arms.{name}: {error}") from error
+        arms[name] = arm
+    arms = {name: arms[name] for name in config.arms}
+    refuse_twins(config, arms)
+    refuse_other_texts(config, arms)
+    return arms
+
+
+def build_arm(name: str, words: list[str], run: RunConfig, data: TextData) -> Arm:
+    options = resolve(run)
+    if options["devices"] * options["num_nodes"] > 1:
+        raise BadInput("trainer.devices: a cell of an ablation trains on one device; several cells run at a time")
+    net, tokens = ghost(run, data.tokenizer.vocab_size), tokens_per_step(run, options)
+    return Arm(
+        name=name,
+        words=words,
+        run=run,
+        vocab_size=data.tokenizer.vocab_size,
+        train_tokens=len(data.train),
+        val_tokens=len(data.val),
+        identity=identity(run, data, options),
+        tokens_per_step=tokens,
+        n_params=n_params(net),
+        flops_per_token=flops_per_token(net) + step_flops(net, run.optim, run.head) // tokens,
+        steps={"own": options["max_steps"]},
+    )
+
+
+def identity(run: RunConfig, data: TextData, options: dict[str, Any]) -> dict[str, str]:
+    """What decides a run's numbers beside its configuration."""
+    return {
+        "data_hash": data.hash,
+        "tokenizer_hash": data.tokenizer.hash,
+        "source_hash": source_hash(run.model.linear),
+        "device": options["accelerator"],
+        "precision": str(options["precision"]),
+    }
+
+
+def refuse_twins(config: AblationConfig, arms: dict[str, Arm]) -> None:
+    seen: dict[tuple[str, int], str] = {}
+    for name, arm in arms.items():
+        key = (config_hash(change(arm.run, {"head.name": ""})), config.seed_offsets.get(name, 0))
+        if key in seen:
+            raise BadInput(
+                f"ablation.arms: {seen[key]} and {name} are the same configuration;"
+                f" for an A/A give one of them seeds of its own (ablation.seed_offsets.{name}=500)"
+            )
+        seen[key] = name
+
+
+def refuse_other_texts(config: AblationConfig, arms: dict[str, Arm]) -> None:
+    """Losses on different texts, or per token of different tokenizers, are no two measurements of one thing."""
+    for name, other in config.contrasts().items():
+        one, two = arms[name], arms[other]
+        if scored(one) != scored(two):
+            raise BadInput(f"ablation.arms: {name} and {other} would be scored on different validation texts")
+        if one.identity["tokenizer_hash"] != two.identity["tokenizer_hash"] and config.metric != "val_bpb":
+            raise BadInput(
+                f"ablation.metric={config.metric}: {name} and {other} have different tokenizers; choose val_bpb"
+            )
+
+
+def scored(arm: Arm) -> tuple[str, float]:
+    """What decides the validation text: all of the text, and how it is split."""
+    return arm.identity["data_hash"], arm.run.data.val_fraction

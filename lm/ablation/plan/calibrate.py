@@ -1,0 +1,101 @@
+"""What a training step of each arm costs on this machine."""
+
+import hashlib
+import logging
+import os
+import platform
+import statistics
+import time
+from functools import partial
+
+import torch
+
+from lm.ablation.plan.arms import Arm
+from lm.model.activation_checkpointing import enable_activation_checkpointing
+from lm.model.transformer import Transformer
+from lm.system.device import is_mixed
+from lm.training.loss import build_loss, which_loss
+from lm.training.optim import build_optimizer
+from lm.training.step import train_step
+from lm.training.trainer import resolve
+
+LONG_ENOUGH = 20.0  # seconds
+MOST_ROUNDS = 40
+log = logging.getLogger(__name__)
+
+
+def measure(arms: dict[str, Arm], known: dict[str, float]) -> dict[str, float]:
+    """Give each arm its seconds per step; returns all that were ever measured, by computation, code and machine.
+
+    What is known is kept, for the number of steps follows from it. New arms are measured together with the others,
+    since only times taken in turns compare, and put in proportion to what is known of those.
+    """
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+    where = f"torch {torch.__version__}, {platform.machine()}, {os.cpu_count()} cores, {gpu}"
+    keys = {name: f"{computation(arm)} {arm.identity['source_hash'][:16]} {where}" for name, arm in arms.items()}
+    if set(keys.values()) - known.keys():
+        log.info("measuring a training step of each arm")
+        found = dict(zip(arms, calibrate(list(arms.values())), strict=True))
+        then = [known[key] / found[name] for name, key in keys.items() if key in known]
+        scale = statistics.median(then) if then else 1
+        known = {key: found[name] * scale for name, key in keys.items()} | known
+    for name, arm in arms.items():
+        arm.seconds_per_step = known[keys[name]]
+    return known
+
+
+def calibrate(arms: list[Arm]) -> list[float]:
+    """Seconds of a training step of each arm, from rounds in which the arms take turns.
+
+    Taking turns, they share whatever else the machine is doing: each is the median, over the rounds, of its ratio to
+    the first arm, times the median of the first.
+    """
+    steps = [Step(arm) for arm in arms]
+    for step in steps:
+        step()  # warms up
+    started = time.perf_counter()
+    rounds: list[list[float]] = []
+    while len(rounds) < 5 or (len(rounds) < MOST_ROUNDS and time.perf_counter() - started < LONG_ENOUGH):
+        rounds.append([step() for step in steps])
+    first = statistics.median(times[0] for times in rounds)
+    ratios: dict[str, list[float]] = {}
+    kinds = [computation(arm) for arm in arms]
+    for i, kind in enumerate(kinds):  # arms that compute the same take the same time
+        ratios.setdefault(kind, []).extend(times[i] / times[0] for times in rounds)
+    return [first * statistics.median(ratios[kind]) for kind in kinds]
+
+
+def computation(arm: Arm) -> str:
+    """A hash of all that the cost of a step depends on; a split head is measured before its split."""
+    run, options = arm.run, resolve(arm.run)
+    trainer = sorted((key, value) for key, value in options.items() if key not in ("max_steps", "enable_progress_bar"))
+    shape = (run.model, arm.vocab_size, run.data.batch_size, run.data.seq_len, run.head.kind)
+    how = (run.optim.name, run.optim.ns_steps, run.loss, run.activation_checkpointing, run.compile, trainer)
+    what = repr((shape, how))
+    return hashlib.sha256(what.encode()).hexdigest()[:16]
+
+
+class Step:
+    """A training step on random tokens; called, it returns its seconds."""
+
+    def __init__(self, arm: Arm) -> None:
+        run, options = arm.run, resolve(arm.run)
+        self.device = {"gpu": "cuda"}.get(options["accelerator"], options["accelerator"])
+        self.net = Transformer(run.model, run.head, vocab_size=arm.vocab_size, seq_len=run.data.seq_len)
+        self.net.to(self.device)
+        if run.activation_checkpointing:
+            enable_activation_checkpointing(self.net)
+        self.mixed, micro = is_mixed(options["precision"]), options["accumulate_grad_batches"]
+        loss = which_loss(run.loss, self.net, options["accelerator"], run.compile, self.mixed)
+        self.loss = partial(build_loss(loss, run.compile), self.net)
+        self.net.head.advance(0.0, self.net.embed.weight, {})
+        self.optimizer = build_optimizer(self.net, run.optim, run.head)
+        tokens = torch.randint(arm.vocab_size, (run.data.batch_size // micro, run.data.seq_len), device=self.device)
+        self.batches = [(tokens, tokens)] * micro
+
+    def __call__(self) -> float:
+        started = time.perf_counter()
+        train_step(self.loss, self.optimizer, self.batches, self.mixed)
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - started

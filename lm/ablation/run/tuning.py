@@ -1,0 +1,130 @@
+"""The tuning of the arms with real runs: as many trials for each may be made, on seeds that are not reported."""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from lm.ablation.plan.arms import Arm
+from lm.ablation.plan.cells import Cell, cell
+from lm.ablation.run import search as pattern
+from lm.ablation.run.workers import Place
+from lm.config import BadInput
+from lm.config.ablation import METRICS, AblationConfig
+from lm.config.identity import flat
+
+
+class Search:
+    """The tuning of one arm: its knobs, the trials made so far, and their losses."""
+
+    def __init__(self, ablation: AblationConfig, arm: Arm, folder: Path) -> None:
+        self.settings, self.arm, self.folder = ablation.tune, arm, folder
+        self.steps, self.metric = arm.steps[ablation.budgets[0]], ablation.metric
+        self.sign = 1 if METRICS[self.metric][0] else -1
+        known = flat(asdict(arm.run))
+        self.hyperparameters = [
+            setting for setting in self.settings.hyperparameters if known[setting]
+        ]  # not null, not zero
+        self.start = [float(known[setting]) for setting in self.hyperparameters]
+        self.done: pattern.Trials = {}
+        self.asked: list[pattern.Point] = []
+
+    def values(self, point: pattern.Point) -> dict[str, float]:
+        return dict(zip(self.hyperparameters, pattern.values(point, self.start, self.settings.factor), strict=True))
+
+    def cells(self, point: pattern.Point) -> list[Cell]:
+        return [cell(self.arm, seed, self.steps, self.values(point)) for seed in self.settings.seeds]
+
+    def start_dirs(self) -> list[str]:
+        """Where the first trial runs: other settings, text or code give another place."""
+        return [f"trials/{one.name}" for one in self.cells((0,) * len(self.hyperparameters))]
+
+    def allowed(self, point: pattern.Point) -> bool:
+        try:
+            return bool(self.cells(point))
+        except BadInput:  # a fraction above one
+            return False
+
+    def next_cells(self, budget: int) -> list[Cell]:
+        """The cells of the next trials, after taking in those that were asked for before; none after a broken one."""
+        if self.broken():
+            return []
+        self.done |= {point: self.loss(point) for point in self.asked}
+        self.asked = pattern.propose(self.done, len(self.hyperparameters), budget, self.allowed)
+        return [one for point in self.asked for one in self.cells(point)]
+
+    def broken(self) -> list[Cell]:
+        """Trials that were asked for and have no outcome, as when they were killed: they say nothing about a value."""
+        asked = [one for point in self.asked for one in self.cells(point)]
+        return [one for one in asked if Place(self.folder / one.name).status()["status"] not in ("done", "diverged")]
+
+    def loss(self, point: pattern.Point) -> float:
+        """The mean over the tuning seeds; infinity where training diverged with one of them."""
+        found = [Place(self.folder / one.name).status() for one in self.cells(point)]
+        if not all("result" in one for one in found):
+            return float("inf")
+        return sum(self.sign * float(one["result"][self.metric]) for one in found) / len(found)
+
+    def summary(self) -> dict[str, Any]:
+        return {
+            "hyperparameters": self.hyperparameters,
+            "seeds": self.settings.seeds,
+            "inside": dict(zip(self.hyperparameters, pattern.inside(self.done), strict=True)) if self.done else {},
+            "trials": [
+                {"values": self.values(point), self.metric: self.sign * loss if loss < float("inf") else None}
+                | {"run_dirs": [f"trials/{one.name}" for one in self.cells(point)]}
+                for point, loss in self.done.items()
+            ],
+        }
+
+
+class Tuning:
+    """The searches of all arms. What an earlier call has decided (`record`) holds until it is decided anew."""
+
+    def __init__(self, ablation: AblationConfig, arms: dict[str, Arm], folder: Path, record: dict[str, Any]) -> None:
+        self.ablation, self.settings, self.arms, self.folder = ablation, ablation.tune, arms, folder
+        self.searches = {name: Search(ablation, arm, folder) for name, arm in arms.items()}
+        dirs = {name: search["trials"][0]["run_dirs"] for name, search in record.get("searches", {}).items()}
+        known = [name for name, search in self.searches.items() if dirs.get(name) == search.start_dirs()]
+        same = known and record.get("tune") == asdict(ablation.tune)  # something that was decided for still stands
+        self.decided = record.get("trials_made") if same else None
+        for name in known if self.decided else ():
+            arms[name].tuned = record["arms"][name]["tuned"]
+
+    def open(self) -> list[Arm]:
+        """Arms that have no settings of their own yet."""
+        return [arm for arm in self.arms.values() if self.settings.trials and not arm.tuned]
+
+    def to_make(self) -> dict[str, int]:
+        """By arm, how many trials there are at least to make."""
+        left = {}
+        for arm in self.open():
+            search = Search(self.ablation, arm, self.folder)  # another one, to go as far as trials have ended
+            while search.next_cells(self.settings.trials) and not search.broken():
+                pass
+            left[arm.name] = self.settings.trials - len(search.done)
+        return left
+
+    def rounds(self) -> Iterator[list[Cell]]:
+        """Batch after batch of trials, to be run before the next is asked for.
+
+        All arms may make `trials`, and if one of them ended at an edge all may make `widening` more: also those that
+        are added later, so that what is decided stays. An arm whose trial came to no end is left as it is.
+        """
+        for number in (self.settings.trials, self.settings.trials + self.settings.extension_trials):
+            while batch := [one for search in self.searches.values() for one in search.next_cells(number)]:
+                yield batch
+            if self.decided == number or (self.decided is None and self.settled()):
+                break
+        if not self.broken():
+            self.decided = number
+        for name, search in self.searches.items():
+            self.arms[name].tuned = {} if search.broken() else search.values(pattern.best(search.done))
+
+    def settled(self) -> bool:
+        return all(all(pattern.inside(search.done)) for search in self.searches.values() if search.done)
+
+    def broken(self) -> dict[str, list[Cell]]:
+        """By arm, the trials that have come to no end."""
+        found = {name: search.broken() for name, search in self.searches.items()}
+        return {name: cells for name, cells in found.items() if cells}

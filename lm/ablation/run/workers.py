@@ -1,0 +1,169 @@
+"""Cells run in processes of their own, several at a time.
+
+They are forked from a server that has done the imports once. A worker holds the reading end of a pipe that only its
+driver holds open: when the driver ends, however it ends, the pipe closes and the worker with it.
+"""
+
+import json
+import logging
+import multiprocessing
+import multiprocessing.forkserver
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+from lm.ablation.plan.cells import Cell
+from lm.config import BadInput, Diverged, RunConfig
+from lm.system.files import write_text
+
+START = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+PROCESSES: Any = multiprocessing.get_context(START)
+
+
+def prepare_workers() -> None:
+    """Start the server that workers are forked from; it imports while the driver plans."""
+    if START == "forkserver":
+        PROCESSES.set_forkserver_preload(["lm.training.train", "datasets"])
+        multiprocessing.forkserver.ensure_running()
+
+
+@dataclass(slots=True, frozen=True)
+class Place:
+    """Where the files of a cell lie: a run directory, what became of it, what it said."""
+
+    run_dir: Path
+
+    @property
+    def outcome(self) -> Path:
+        return self.run_dir.with_name(self.run_dir.name + ".json")
+
+    @property
+    def log(self) -> Path:
+        return self.run_dir.with_name(self.run_dir.name + ".log")
+
+    def status(self) -> dict[str, Any]:
+        """done with its result, diverged or failed with its reason, else missing (or not finished yet)."""
+        path = self.run_dir / "result.json"
+        try:
+            return {"status": "done", "result": json.loads(path.read_text())}
+        except ValueError:
+            return {"status": "failed", "error": f"{path} cannot be read; remove its folder, and it is run again"}
+        except OSError:
+            pass
+        try:
+            return dict(json.loads(self.outcome.read_text()))
+        except (OSError, ValueError):
+            return {"status": "missing"}
+
+    def steps(self) -> int:
+        """Optimizer steps that a cell has logged so far."""
+        try:
+            with open(self.run_dir / "metrics.csv", "rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - 400))
+                return int(file.read().splitlines()[-1].split(b",")[0])
+        except (OSError, ValueError, IndexError):
+            return 0
+
+
+def run_cells(
+    cells: list[Cell], folder: Path, workers: int, gpus: int, tick: Callable[[dict[str, int], list[str]], None]
+) -> None:
+    """Run these cells to their end, `workers` at a time. What becomes of each is found in its Place.
+
+    `tick` is called about twice a second with the steps that the running cells have made and the cells that have ended
+    since. On an interrupt the
+    workers save and stop, and the interrupt goes on to the caller.
+    """
+    waiting = list(reversed(cells))
+    running: dict[str, tuple[Any, Connection, int]] = {}
+    slots = set(range(workers))
+    try:
+        while waiting or running:
+            while waiting and len(running) < workers:
+                cell, slot = waiting.pop(), min(slots)
+                slots.discard(slot)
+                running[cell.name] = (*begin(cell, folder, slot % gpus if gpus else None), slot)
+            wait([process.sentinel for process, *_ in running.values()], timeout=0.5)
+            ended = [name for name, (process, *_) in running.items() if process.exitcode is not None]
+            for name in ended:
+                process, line, slot = running.pop(name)
+                line.close()
+                slots.add(slot)
+                note_death(Place(folder / name), process.exitcode)
+            tick({name: Place(folder / name).steps() for name in running}, ended)
+    finally:
+        for process, *_ in running.values():
+            process.terminate()  # each saves a checkpoint and stops
+        for process, line, *_ in running.values():
+            process.join(60)
+            line.close()  # ends what still runs
+
+
+def begin(cell: Cell, folder: Path, gpu: int | None) -> tuple[Any, Connection]:
+    folder.mkdir(parents=True, exist_ok=True)
+    place = Place(folder / cell.name)
+    place.outcome.unlink(missing_ok=True)
+    run = replace(cell.run, run_dir=str(place.run_dir))
+    theirs, ours = PROCESSES.Pipe(duplex=False)
+    process = PROCESSES.Process(target=work, args=(run, cell.identity, place, theirs, gpu), name=cell.name)
+    process.start()
+    theirs.close()
+    return process, ours
+
+
+def note_death(place: Place, exitcode: int) -> None:
+    if place.status()["status"] == "missing":
+        cause = f"killed by signal {-exitcode}" if exitcode < 0 else f"ended with exit code {exitcode}"
+        write_text(place.outcome, json.dumps({"status": "failed", "error": cause}) + "\n")
+
+
+def work(run: RunConfig, identity: dict[str, str], place: Place, line: Connection, gpu: int | None) -> None:
+    """The life of a worker: one run. Whatever it says goes to the cell's log."""
+    threading.Thread(target=end_with_driver, args=(line,), daemon=True).start()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal, for all its processes; the driver says when to stop
+    signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(128 + signum))
+    log = os.open(place.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for stream in (1, 2):
+        os.dup2(log, stream)
+    if gpu is not None:
+        given = os.environ.get("CUDA_VISIBLE_DEVICES")
+        os.environ["CUDA_VISIBLE_DEVICES"] = given.split(",")[gpu] if given else str(gpu)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    from lm.data.tokens import prepare
+    from lm.training.callbacks import Interrupted
+    from lm.training.train import train
+
+    try:
+        data = prepare(run.data, run.tokenizer)
+        if (data.hash, data.tokenizer.hash) != (identity["data_hash"], identity["tokenizer_hash"]):
+            raise BadInput("the text has changed since these runs were planned; the same command plans anew")
+        train(run, data)
+    except Interrupted as error:
+        sys.exit(128 + error.signum)
+    except Exception as error:
+        traceback.print_exc()
+        status = "diverged" if isinstance(error, Diverged) else "failed"
+        kind = "" if isinstance(error, BadInput) else f"{type(error).__name__}: "
+        reason = str(error).strip() or "no reason given"
+        write_text(place.outcome, json.dumps({"status": status, "error": kind + reason.splitlines()[0]}) + "\n")
+        sys.exit(1)
+
+
+def end_with_driver(line: Connection) -> None:
+    try:
+        line.recv()
+    except (EOFError, OSError):
+        os._exit(1)
+
+
+def missing(cells: Iterator[Cell] | list[Cell], folder: Path) -> list[Cell]:
+    """Each cell once that has no result yet. A diverged one has: it would diverge again."""
+    unique = {cell.name: cell for cell in cells}
+    return [cell for cell in unique.values() if Place(folder / cell.name).status()["status"] in ("missing", "failed")]

@@ -1,0 +1,167 @@
+"""Schemas of an ablation: a question, arms that differ in one thing, seeds, and what counts as an answer."""
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from lm.config import BadInput, at_least, choose, seedable
+
+METRICS = {  # name in result.json -> (whether less is better, its unit)
+    "val_loss": (True, "nats per token"),
+    "val_bpb": (True, "bits per byte"),
+    "val_top1": (False, "of tokens guessed"),
+}
+BUDGETS = ("tokens", "flops", "time")
+NAME = r"[\w.-]{1,40}"
+MATCHED_BY = ("model.d_ff", "model.d_model", "model.n_layers")
+
+
+def once(key: str, values: Sequence[object]) -> None:
+    for i, value in enumerate(values):
+        if value in values[:i]:
+            raise BadInput(f"{key}: {value} stands twice")
+
+
+@dataclass(slots=True, kw_only=True)
+class TuneConfig:
+    """The search of each arm's own best settings, on seeds that are not reported."""
+
+    trials: int = 0  # values tried for each arm, less where none is left around the best; 0: arms run as configured
+    extension_trials: int = (
+        4  # further runs for every arm, once, if the best value of any lies at the edge of what was tried
+    )
+    seeds: list[int] = field(default_factory=lambda: [1000])
+    factor: float = 2.0  # between neighbouring values
+    hyperparameters: list[str] = field(
+        default_factory=lambda: ["optim.lr", "head.embedding_lr_multiplier", "head.head_lr_multiplier"]
+    )
+
+    def __post_init__(self) -> None:
+        at_least(0, "ablation.tune.", self, "trials", "extension_trials")
+        if self.trials > 8:
+            raise BadInput(f"ablation.tune.trials={self.trials}: expected 8 or fewer")
+        if not 1 < self.factor <= 10:
+            raise BadInput(f"ablation.tune.factor={self.factor}: expected more than 1, up to 10")
+        if self.trials and not (self.seeds and self.hyperparameters):
+            raise BadInput("ablation.tune.seeds, ablation.tune.hyperparameters: tuning needs at least one of each")
+        once("ablation.tune.seeds", self.seeds)
+        for seed in self.seeds:
+            seedable(seed)
+
+
+@dataclass(slots=True, kw_only=True)
+class AblationConfig:
+    """One question. `name` is the config's file name; words in lists are overrides of train.py.
+
+    >>> arms = {"tied": [], "untied": []}
+    >>> AblationConfig(name="a", question="?", arms=arms, baseline="tid", seeds=[0], equivalence_margin=0.01)
+    Traceback (most recent call last):
+    lm.config.checks.BadInput: ablation.baseline=tid: no such arm; choose one of tied, untied
+    """
+
+    name: str
+    question: str
+    arms: dict[str, list[str]]  # name -> what is changed
+    baseline: str
+    seeds: list[int]
+    equivalence_margin: float  # the smallest difference in `metric` that would change a decision
+    metric: str = "val_loss"
+    primary: list[str] = field(default_factory=list)  # arms whose contrast answers the question; the rest is secondary
+    overrides: list[str] = field(default_factory=list)  # of every arm
+    baselines: dict[str, str] = field(default_factory=dict)  # arm -> the arm it is compared with, if not the baseline
+    match_parameters: dict[str, str] = field(
+        default_factory=dict
+    )  # arm -> the setting that gives it its baseline's parameters
+    seed_offsets: dict[str, int] = field(
+        default_factory=dict
+    )  # arm -> added to its seeds: an A/A, where nothing else differs
+    budgets: list[str] = field(default_factory=lambda: ["tokens"])  # what is held equal; each has runs of its own
+    tune: TuneConfig = field(default_factory=TuneConfig)
+    plot_over: str | None = None  # a setting to draw the contrasts over
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(NAME, self.name) or set(self.name) == {"."}:
+            raise BadInput(f"ablation.name={self.name}: expected letters, digits, dots, - and _")
+        choose("ablation.metric", self.metric, tuple(METRICS))
+        if len(self.arms) < 2:
+            raise BadInput(f"ablation.arms: has {len(self.arms)}, expected two or more")
+        for name in self.arms:
+            if not re.fullmatch(NAME, name):
+                raise BadInput(f"ablation.arms.{name}: expected a name of letters, digits, dots, - and _")
+        places = [("baseline", [self.baseline]), ("primary", self.primary), ("baselines", self.baselines.values())]
+        places += [(key, getattr(self, key)) for key in ("baselines", "match_parameters", "seed_offsets")]
+        for key, names in places:
+            for name in names:
+                if name not in self.arms:
+                    value = f"={name}" if key == "baseline" else f": {name}"
+                    raise BadInput(f"ablation.{key}{value}: no such arm; choose one of {', '.join(self.arms)}")
+        for name in self.primary:
+            if name not in self.contrasts():
+                raise BadInput(f"ablation.primary: {name} is compared with no other arm")
+        for arm in self.arms:
+            if self.baselines.get(arm) == arm:
+                raise BadInput(f"ablation.baselines: {arm} against itself")
+            self.root(arm)
+        for arm, key in self.match_parameters.items():
+            choose(f"ablation.match_parameters.{arm}", key, MATCHED_BY)
+            if arm not in self.contrasts() or self.contrasts()[arm] in self.match_parameters:
+                raise BadInput(f"ablation.match_parameters: {arm} needs an arm to match that is itself not matched")
+        once("ablation.seeds", self.seeds)
+        for seed in self.seeds:
+            seedable(seed)
+            if self.tune.trials and seed in self.tune.seeds:
+                raise BadInput(f"ablation.tune.seeds: {seed} is also reported; tune on other seeds")
+        for name, offset in self.seed_offsets.items():
+            if offset < 1 or any(seed + offset in self.seeds for seed in self.seeds):
+                raise BadInput(
+                    f"ablation.seed_offsets.{name}={offset}: expected a number that leads to seeds of its own"
+                )
+            if self.tune.trials and (both := {seed + offset for seed in self.seeds} & set(self.tune.seeds)):
+                raise BadInput(
+                    f"ablation.seed_offsets.{name}={offset}: leads to {min(both)}, one of ablation.tune.seeds"
+                )
+        if not self.seeds:
+            raise BadInput("ablation.seeds: is empty; expected one or more")
+        if not 0 < self.equivalence_margin < math.inf:
+            raise BadInput(
+                f"ablation.equivalence_margin={self.equivalence_margin}:"
+                f" expected more than 0, in {METRICS[self.metric][1]}"
+            )
+        once("ablation.budgets", self.budgets)
+        for budget in self.budgets:
+            choose("ablation.budgets", budget, BUDGETS)
+        if not self.budgets:
+            raise BadInput(f"ablation.budgets: is empty; choose among {', '.join(BUDGETS)}")
+
+    def contrasts(self) -> dict[str, str]:
+        """Which arm is compared with which."""
+        return {arm: other for arm in self.arms if (other := self.baselines.get(arm, self.baseline)) != arm}
+
+    def root(self, arm: str) -> str:
+        """The arm at the end of the chain of comparisons: what it spends, all before it spend too."""
+        seen = [arm]
+        while (other := self.contrasts().get(seen[-1])) is not None:
+            if other in seen:
+                raise BadInput(f"ablation.baselines: {' against '.join([*seen, other])} never ends")
+            seen.append(other)
+        return seen[-1]
+
+
+@dataclass(slots=True, kw_only=True)
+class AblateConfig:
+    """The command line of ablate.py."""
+
+    ablation: AblationConfig
+    output_dir: str | None = None  # null: ablations/, under the ablation's name
+    plan_only: bool = False
+    workers: int | None = None  # cells at a time; null: a core, or a GPU, for each
+    overrides: list[str] = field(default_factory=list)  # of train.py, for every arm
+
+    def __post_init__(self) -> None:
+        at_least(1, "", self, "workers")
+
+
+@dataclass(slots=True, kw_only=True)
+class ReportConfig:
+    output_dir: str

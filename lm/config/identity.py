@@ -1,0 +1,31 @@
+"""What identifies a run: the settings that decide what it computes, and their hash."""
+
+import hashlib
+import json
+from dataclasses import asdict
+from typing import Any
+
+from lm.config.run import RUNTIME, RunConfig
+
+
+def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings as dotted keys."""
+    leaves: dict[str, Any] = {}
+    for key, value in tree.items():
+        leaves |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}": value}
+    return leaves
+
+
+def frozen(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings that decide what a run computes, as dotted keys."""
+
+    def runtime(key: str) -> bool:
+        return any(key == one or key.startswith(one + ".") for one in RUNTIME)
+
+    return {key: value for key, value in flat(settings).items() if not runtime(key)}
+
+
+def config_hash(run: RunConfig) -> str:
+    """The same for the same configuration on any machine; the thread count is compared on resume instead."""
+    settings = frozen(asdict(run) | {"threads": None})
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,147 @@
+"""How good a model is on a text: one pass, every token counted once."""
+
+import math
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+import yaml
+from torch import Tensor
+from tqdm import tqdm
+
+from lm.config import BadInput, DataConfig, EvaluateConfig, TokenizerConfig
+from lm.config.renamed import current
+from lm.data.batches import IGNORED, validation_batches
+from lm.data.corpus import load_documents
+from lm.data.tokenizer import Tokenizer
+from lm.data.tokens import encode, prepare
+from lm.exchange.portable import load_model
+from lm.model.transformer import Transformer
+from lm.system.device import best_device, set_threads
+
+ROWS = 512  # of logits at a time: all of them may need more memory than there is
+
+
+@dataclass(slots=True, frozen=True)
+class Scores:
+    n_tokens: int
+    total_nll: float  # summed over the tokens
+    n_correct: int  # tokens that greedy decoding would have guessed
+
+    @property
+    def loss(self) -> float:
+        return self.total_nll / self.n_tokens
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(self.loss) if self.loss < 700 else math.inf
+
+    @property
+    def top1(self) -> float:
+        return self.n_correct / self.n_tokens
+
+    def bits_per_byte(self, n_bytes: int) -> float:
+        return self.total_nll / (math.log(2) * n_bytes)
+
+
+class ByTarget:
+    """Nats (V,) and counts (V,) of the places where each token of the vocabulary was the target."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self.total_nll, self.counts = np.zeros(vocab_size), np.zeros(vocab_size, dtype=np.int64)
+
+    def add(self, logits: Tensor, targets: Tensor) -> None:
+        """logits: (N, V); targets: (N,), IGNORED where there is none."""
+        total_nll = F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="none")
+        scored = targets != IGNORED
+        ids = targets[scored].cpu().numpy()
+        self.total_nll += np.bincount(ids, total_nll[scored].cpu().numpy(), len(self.total_nll))
+        self.counts += np.bincount(ids, minlength=len(self.counts))
+
+
+@torch.no_grad()
+def evaluate(
+    net: Transformer,
+    tokens: np.ndarray,
+    seq_len: int,
+    batch_size: int,
+    max_batches: int | None = None,
+    bar: bool = False,
+    by_target: ByTarget | None = None,
+) -> Scores:
+    """Score every token of the stream but the first, in windows that do not overlap, in full precision.
+
+    tokens: (n,) ids, the first of them end of text. With `max_batches` only the first windows are read; `by_target`
+    gets the same scores token by token.
+    """
+    device = net.embed.weight.device
+    was_training = net.training
+    net.eval()
+    n_tokens, total_nll, n_correct = 0, 0.0, 0
+    total = math.ceil(math.ceil((len(tokens) - 1) / seq_len) / batch_size)
+    batches = islice(validation_batches(tokens, seq_len, batch_size), max_batches)
+    for inputs, targets in tqdm(batches, "validation", min(total, max_batches or total), leave=False, disable=not bar):
+        hidden_states = net.hidden_states(inputs.to(device)).flatten(0, 1)
+        for x, y in zip(torch.split(hidden_states, ROWS), torch.split(targets.to(device).flatten(), ROWS), strict=True):
+            logits = net.head(x, net.embed.weight).float()  # (ROWS, V): all of them may be more than memory holds
+            total_nll += F.cross_entropy(logits, y, ignore_index=IGNORED, reduction="sum").item()
+            n_correct += int((logits.argmax(-1) == y).sum())
+            n_tokens += int((y != IGNORED).sum())
+            if by_target is not None:
+                by_target.add(logits, y)
+    net.train(was_training)
+    return Scores(n_tokens, total_nll, n_correct)
+
+
+def evaluate_run(config: EvaluateConfig, bar: bool = False) -> dict[str, Any]:
+    """Score a finished run on its own validation text, or on all of another text. Raises BadInput."""
+    set_threads(config.threads)
+    net, tokenizer = load_model(config.run_dir, config.trust)
+    if config.data is None:
+        tokens, n_bytes, batch_size = own_validation(Path(config.run_dir).expanduser(), config.trust)
+    else:
+        tokens, n_bytes, batch_size = *whole_text(config.data, tokenizer, bar), config.data.batch_size
+    scores = evaluate(net.to(best_device()), tokens, net.seq_len, batch_size, bar=bar)
+    return {
+        "loss": scores.loss,
+        "perplexity": scores.perplexity,
+        "bits_per_byte": scores.bits_per_byte(n_bytes),
+        "top1": scores.top1,
+        "tokens": scores.n_tokens,
+        "bytes": n_bytes,
+    }
+
+
+def own_validation(run_dir: Path, trust: bool) -> tuple[np.ndarray, int, int]:
+    """The validation tokens that a run was trained beside, the bytes of their text, and the run's batch size.
+
+    Without `trust` nothing is fetched from an address that the run's files name.
+    """
+    try:
+        settings = current(yaml.safe_load((run_dir / "config.yaml").read_text()))
+        made_of = settings["data_hash"], settings["tokenizer_hash"]
+        config = replace(DataConfig(**settings["data"]), cache_dir=DataConfig().cache_dir)
+        tokenizer = TokenizerConfig(**settings["tokenizer"])
+    except OSError as error:
+        hint = "name a finished run, or a text: data=text data.path=FILE"
+        raise BadInput(f"{error.filename}: {error.strerror}; {hint}") from error
+    except (yaml.YAMLError, TypeError, KeyError, ValueError) as error:
+        raise BadInput(f"{run_dir}/config.yaml: not what train.py wrote ({error})") from error
+    if not trust and (config.source == "hub" or "://" in (config.path or "")):
+        raise BadInput(f"run_dir={run_dir}: its text comes from {config.path}; trust=true fetches it")
+    data = prepare(config, tokenizer)
+    if (data.hash, data.tokenizer.hash) != made_of:
+        what = "text" if data.hash != made_of[0] else "tokenizer"
+        raise BadInput(f"run_dir={run_dir}: its {what} has changed since; name a text: data=text data.path=FILE")
+    return data.val, data.val_bytes, config.batch_size
+
+
+def whole_text(config: DataConfig, tokenizer: Tokenizer, bar: bool) -> tuple[np.ndarray, int]:
+    """All of a text as tokens, and its bytes."""
+    texts = [document.text for document in load_documents(config)]
+    tokens = np.concatenate(list(encode(tokenizer, texts, "encoding", not bar)))
+    return tokens, sum(len(text.encode()) for text in texts)

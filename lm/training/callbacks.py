@@ -1,0 +1,140 @@
+"""What happens between two optimizer steps: log, validate, checkpoint, stop when asked. And the progress bar."""
+
+import math
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from lightning import Callback, LightningModule, Trainer
+from tqdm import tqdm
+
+from lm.config import Diverged
+from lm.inference.evaluate import evaluate
+from lm.training.optim import lr_factor
+from lm.training.task import LMTask
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interrupted(BaseException):
+    """The run stopped at a signal, after saving. Not an Exception: a sweep stops too."""
+
+    def __init__(self, signum: int, step: int) -> None:
+        super().__init__(f"stopped by {signal.Signals(signum).name} after step {step}")
+        self.signum, self.step = signum, step
+
+
+class TrainingCallback(Callback):
+    """Everything due after an optimizer step, in the one order that a resume repeats: log, validate, save, stop."""
+
+    def __init__(self, tokens_per_step: int, log_every: int) -> None:
+        self.tokens_per_step, self.log_every = tokens_per_step, log_every
+        self.started = time.perf_counter()
+        self.seconds_before = 0.0  # of the processes that this run is resumed from
+        self.resumed_from: list[int] = []
+        self.step = 0
+        self.signum: int | None = None
+
+    @property
+    def seconds(self) -> float:
+        return self.seconds_before + time.perf_counter() - self.started
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """While this lasts, a first SIGINT or SIGTERM waits for the end of the step."""
+        before = {signum: signal.signal(signum, self.notice) for signum in SIGNALS}
+        try:
+            yield
+        finally:
+            for signum, handler in before.items():
+                signal.signal(signum, handler)
+
+    def on_train_start(self, trainer: Trainer, task: LightningModule) -> None:
+        self.started = time.perf_counter()
+        for signum in SIGNALS if self.signum is None else ():  # Lightning has put its own in their place
+            signal.signal(signum, self.notice)
+        if self.signum is not None:
+            raise Interrupted(self.signum, trainer.global_step)
+
+    def notice(self, signum: int, frame: FrameType | None) -> None:
+        self.signum = signum
+        signal.signal(signum, signal.SIG_DFL)  # the second time it means now
+
+    def on_train_batch_end(
+        self, trainer: Trainer, task: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        assert isinstance(task, LMTask)
+        if (batch_idx + 1) % trainer.accumulate_grad_batches:
+            return
+        self.step = step = trainer.global_step
+        run, last = task.run, step == task.total_steps
+        metrics: dict[str, float] = {}
+        logs = step % self.log_every == 0 or last
+        validates = (run.validation.every and step % run.validation.every == 0) or last
+        stops = trainer.strategy.reduce_boolean_decision(self.signum is not None, all=False)  # of any rank
+        saves = step % run.checkpoint.every == 0 or last or stops
+        if logs or validates or saves:
+            metrics |= self.train_metrics(task, step)
+        task.micro_losses.clear()
+        if validates:
+            metrics |= self.validation_metrics(task)
+        if logs or validates:
+            for logger in trainer.loggers:
+                logger.log_metrics(metrics, step)
+        if saves:
+            for logger in trainer.loggers:
+                logger.save()  # no checkpoint without the rows before it
+            trainer.save_checkpoint("")  # Checkpoints names the file
+        if stops:
+            raise Interrupted(self.signum or signal.SIGTERM, step)
+
+    def train_metrics(self, task: LMTask, step: int) -> dict[str, float]:
+        loss, norm = task.step_loss(), task.grad_norm.item()
+        if not (math.isfinite(loss) and math.isfinite(norm)):  # nothing is saved after such a step
+            found = f"the loss is {loss} and the gradient's norm {norm} at step {step}"
+            raise Diverged(f"{found}: lower optim.lr={task.run.optim.lr} or clip gradients")
+        return {
+            "tokens": step * self.tokens_per_step,
+            "lr": task.run.optim.lr * lr_factor(step - 1, task.total_steps, task.run.optim),
+            "train/loss": loss,
+            "train/grad_norm": norm,
+        }
+
+    def validation_metrics(self, task: LMTask) -> dict[str, float]:
+        run, data = task.run, task.data
+        scores = evaluate(task.net, data.val, run.data.seq_len, run.data.batch_size, run.validation.batches)
+        bits = scores.loss * (len(data.val) - 1) / (math.log(2) * data.val_bytes)
+        return {"val/loss": scores.loss, "val/bpb": bits, "val/top1": scores.top1}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"step": self.step, "seconds": self.seconds, "resumed_from": self.resumed_from}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.step, self.seconds_before = state["step"], state["seconds"]
+        self.resumed_from = [*state["resumed_from"], self.step]
+
+
+class Bar(Callback):
+    """One bar over the whole run: loss, tokens per second, time left."""
+
+    def __init__(self, tokens_per_step: int) -> None:
+        self.tokens_per_step = tokens_per_step
+        self.bar: tqdm[Any] | None = None
+
+    def on_train_start(self, trainer: Trainer, task: LightningModule) -> None:
+        assert isinstance(task, LMTask)
+        done, total = (steps * self.tokens_per_step for steps in (trainer.global_step, task.total_steps))
+        self.bar = tqdm(total=total, initial=done, desc="training", unit="tok", unit_scale=True, leave=False)
+
+    def on_train_batch_end(self, trainer: Trainer, task: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        assert self.bar is not None
+        moved = trainer.global_step * self.tokens_per_step - self.bar.n
+        if moved and self.bar.update(moved):  # true when tqdm has redrawn, about ten times a second
+            self.bar.set_postfix(loss=f"{task.micro_losses[-1].item():.3f}", refresh=False)
+
+    def teardown(self, trainer: Trainer, task: LightningModule, stage: str) -> None:
+        if self.bar is not None:  # no training was left to do
+            self.bar.close()

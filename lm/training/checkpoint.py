@@ -1,0 +1,71 @@
+"""What a run resumes from: Lightning's checkpoint content in files of plain data.
+
+A checkpoint's name carries the hash of its bytes, so a damaged one is recognised; it is read with
+`weights_only=True`, so it cannot run code.
+"""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch.plugins.io import CheckpointIO
+
+from lm.config import BadInput
+from lm.system.files import sha256, whole_file
+
+log = logging.getLogger(__name__)
+
+
+class Checkpoints(CheckpointIO):
+    """Lightning's checkpoint content in whole files; `keep` of them stay."""
+
+    def __init__(self, folder: Path, keep: int) -> None:
+        self.folder, self.keep = folder, keep
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        self.folder.mkdir(exist_ok=True)
+        step = checkpoint["global_step"]
+        with whole_file(self.folder, lambda file: f"step-{step:08d}-{sha256(file)[:16]}.ckpt") as file:
+            torch.save(checkpoint, file)
+        for old in self.found()[self.keep :]:
+            self.remove_checkpoint(old)
+
+    def load_checkpoint(
+        self, path: Any, map_location: Callable[..., Any] | None = None, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        return current(torch.load(path, map_location="cpu", weights_only=True))
+
+    def remove_checkpoint(self, path: Any) -> None:
+        Path(path).unlink(missing_ok=True)
+
+    def found(self) -> list[Path]:
+        """All checkpoints, the newest step first."""
+        return sorted(self.folder.glob("step-*.ckpt"), reverse=True)
+
+    def newest(self) -> Path | None:
+        """The newest whole checkpoint, None if there is none. Raises BadInput if every one is damaged."""
+        damaged: list[Path] = []
+        for path in self.found():
+            if path.stem.endswith(sha256(path)[:16]):
+                for one in damaged:  # or they would count among those to keep
+                    self.remove_checkpoint(one)
+                return path
+            log.warning("%s is damaged: trying the one before it", path)
+            damaged.append(path)
+        if damaged:
+            raise BadInput(f"{self.folder}: every checkpoint is damaged; delete the folder to train from the start")
+        return None
+
+
+def current(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """A checkpoint of an earlier version with today's names for the training callback and for Muon's steps."""
+    callbacks = checkpoint.get("callbacks", {})
+    if "Journal" in callbacks:
+        callbacks["TrainingCallback"] = callbacks.pop("Journal")
+    for optimizer in checkpoint["optimizer_states"]:
+        for group in optimizer["param_groups"]:
+            if "rounds" in group:
+                group["ns_steps"] = group.pop("rounds")
+    return checkpoint

@@ -1,0 +1,74 @@
+"""What a run tells while it trains: a row of metrics.csv for each logged step, a line for each validation."""
+
+import csv
+import io
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.loggers.logger import Logger
+from tqdm import tqdm
+
+from lm.system.files import write_text
+
+COLUMNS = ("step", "tokens", "lr", "train/loss", "train/grad_norm", "val/loss", "val/bpb", "val/top1")
+
+
+class Plain(Logger):
+    """What Lightning asks of every logger."""
+
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+        """config.yaml has them."""
+
+    @property
+    def name(self) -> str:
+        return type(self).__name__
+
+    @property
+    def version(self) -> str:
+        return ""
+
+
+class Lines(Plain):
+    """To standard error, above the progress bar where there is one."""
+
+    def __init__(self, first_step: int, n_steps: int) -> None:
+        super().__init__()
+        self.first_step, self.n_steps, self.started = first_step, n_steps, time.perf_counter()
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        if step and "val/loss" in metrics:
+            seconds = (time.perf_counter() - self.started) / max(1, step - self.first_step)
+            losses = f"loss {metrics['train/loss']:.3f}, validation {metrics['val/loss']:.3f}"
+            left = tqdm.format_interval((self.n_steps - step) * seconds)
+            tqdm.write(f"step {step:,} of {self.n_steps:,}: {losses}, {left} left", file=sys.stderr)
+
+
+class MetricsFile(Plain):
+    """In order, also after a resume: it never deletes what an interrupted run has written. Nothing of the clock."""
+
+    def __init__(self, path: Path, resumed_step: int, columns: tuple[str, ...] = COLUMNS) -> None:
+        """Keep the rows up to `resumed_step`; later ones will be computed again."""
+        super().__init__()
+        self.path, self.columns = path, columns
+        rows = []
+        if resumed_step and path.exists():
+            with open(path, newline="") as file:  # a row may be torn: the disk was full, the power went
+                rows = [row for row in csv.DictReader(file) if None not in row.values() and row["step"].isdigit()]
+        kept = [row for row in rows if int(row["step"]) <= resumed_step]
+        write_text(path, self.lines([dict(zip(columns, columns, strict=True)), *kept]))
+
+    def lines(self, rows: list[dict[str, Any]]) -> str:
+        buffer = io.StringIO()
+        csv.DictWriter(buffer, self.columns, lineterminator="\n", extrasaction="ignore").writerows(rows)
+        return buffer.getvalue()
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        with open(self.path, "a", newline="") as file:
+            file.write(self.lines([{"step": step, **metrics}]))
+
+    def save(self) -> None:
+        with open(self.path, "rb") as file:
+            os.fsync(file.fileno())

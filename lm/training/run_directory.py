@@ -1,0 +1,107 @@
+"""A run is a directory: its name, its lock, its configuration, its result."""
+
+import json
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import filelock
+import yaml
+
+from lm.config import BadInput, RunConfig
+from lm.config.identity import config_hash, frozen
+from lm.config.renamed import current
+from lm.system.files import remove_partial, write_text
+
+FORMAT = 2  # of config.yaml; before it had a number, some settings had other names: lm/config/renamed.py
+
+
+def default_dir(run: RunConfig) -> Path:
+    """runs/ and a name that says what the run is; the hash at its end makes the same command find it again."""
+    corpus = Path(run.data.path.rstrip("/")).stem if run.data.path else run.data.source
+    tokens = f"{run.tokenizer.kind}{run.tokenizer.vocab_size or ''}"
+    shape = f"{run.model.n_layers}x{run.model.d_model}"
+    name = f"{corpus[:40]}-{tokens}-{shape}-{run.head.name}-seed{run.seed}-{config_hash(run)[:8]}"
+    return Path("runs") / "".join(c if c.isalnum() or c == "-" else "_" for c in name)
+
+
+class RunDirectory:
+    """The files of one run. See the README for what each of them promises."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checkpoints, self.model = path / "checkpoints", path / "model"
+        self.metrics, self.result, self.config = path / "metrics.csv", path / "result.json", path / "config.yaml"
+
+    @contextmanager
+    def claim(self) -> Iterator[None]:
+        """Hold the directory while writing to it. The kernel keeps the lock, so a dead process never holds it.
+
+        Raises BadInput naming the holder. A directory made here that stays without a configuration is taken away.
+        """
+        if self.path.exists() and not self.path.is_dir():
+            raise BadInput(f"run_dir={self.path}: is a file; expected a directory")
+        missing = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
+        lock, holder = filelock.FileLock(self.path / ".lock"), self.path / ".holder"
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            if any(self.path.iterdir()) and not Path(lock.lock_file).exists():
+                raise BadInput(f"run_dir={self.path}: holds files that are no run's; name a new or an empty directory")
+            lock.acquire(blocking=False)
+        except filelock.Timeout:
+            with suppress(OSError):
+                raise BadInput(f"run_dir={self.path}: is being written by {holder.read_text()}") from None
+            raise BadInput(f"run_dir={self.path}: is being written by another process") from None
+        except OSError as error:
+            raise BadInput(f"run_dir={self.path}: {error.strerror}; expected a directory to write to") from error
+        try:
+            write_text(holder, f"process {os.getpid()} on {socket.gethostname()}")
+            remove_partial(self.path)
+            yield
+        finally:
+            holder.unlink(missing_ok=True)
+            if not self.config.exists():
+                (self.path / ".lock").unlink(missing_ok=True)
+                with suppress(OSError):  # somebody else's files are in it
+                    for folder in missing:
+                        folder.rmdir()
+            lock.release()
+
+    def write_config(self, settings: dict[str, Any]) -> None:
+        write_text(self.config, yaml.safe_dump({"format": FORMAT, **settings}, sort_keys=False, allow_unicode=True))
+
+    def refuse_changes(self, settings: dict[str, Any], but: tuple[str, ...] = ()) -> None:
+        """Raise BadInput if `settings` would make another run than the one that lies here, naming what differs.
+
+        Keys in `but` are not compared.
+        """
+        try:
+            there = frozen(current(yaml.safe_load(self.config.read_text())))
+        except (OSError, yaml.YAMLError, AttributeError) as error:
+            raise BadInput(f"{self.config}: cannot be read ({str(error).splitlines()[0]})") from error
+        here, absent = frozen(settings), "absent"
+        differing = [
+            f"{key} is {str(there.get(key, absent))[:40]} there, {str(here.get(key, absent))[:40]} now"
+            for key in sorted(here.keys() | there.keys())
+            if key not in but and here.get(key, absent) != there.get(key, absent)
+        ]
+        if differing:
+            found = "; ".join(differing)
+            raise BadInput(f"run_dir={self.path} holds another run ({found}): choose another run_dir, or none")
+
+    def read_result(self) -> dict[str, Any] | None:
+        """The result of a finished run, None if it is not finished."""
+        try:
+            return json.loads(self.result.read_text())
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            raise BadInput(f"{self.result}: not JSON ({error})") from error
+        except OSError as error:
+            raise BadInput(f"run_dir={self.path}: {error.strerror}; expected a directory") from error
+
+    def write_result(self, result: dict[str, Any]) -> None:
+        write_text(self.result, json.dumps(result, indent=2, allow_nan=False) + "\n")

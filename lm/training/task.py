@@ -1,0 +1,74 @@
+"""The training of a network as Lightning sees it: loss, optimizer, batches. No architecture."""
+
+import math
+from typing import Any
+
+import torch
+from lightning import LightningModule
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import DataLoader
+
+from lm.config import RunConfig
+from lm.data.batches import Batch, TrainingStream
+from lm.data.tokens import TextData
+from lm.model.transformer import Transformer, named_seed
+from lm.system.device import seed_draws
+from lm.training.loss import Loss
+from lm.training.optim import build_optimizer, lr_factor
+
+
+class LMTask(LightningModule):
+    """Cross-entropy on raw logits. What is random in a step is keyed by (seed, step), so nothing needs restoring."""
+
+    def __init__(self, net: Transformer, run: RunConfig, data: TextData, total_steps: int, loss: Loss) -> None:
+        super().__init__()
+        self.net, self.run, self.data, self.total_steps = net, run, data, total_steps
+        self.loss = loss
+        self.micro_losses: list[Tensor] = []
+        self.grad_norm = torch.zeros(())
+
+    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+        done, state = self.trainer.global_step / self.total_steps, self.trainer.optimizers[0].state
+        self.net.head.advance(done, self.net.embed.weight, state)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """A checkpoint, too, says in its parameters all that the head does: a run may have no step left to make."""
+        self.net.head.settle(self.net.embed.weight)  # in place: the checkpoint holds these tensors
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        seed_draws(named_seed(self.run.seed, "step", batch_idx, self.global_rank), self.device)  # for dropout
+        tokens, targets = batch
+        loss = self.loss(self.net, tokens, targets)
+        self.micro_losses.append(loss.detach())
+        return loss
+
+    def step_loss(self) -> float:
+        """The loss of the optimizer step that has just been made: the mean over its micro-batches and ranks."""
+        return float(self.trainer.strategy.reduce(torch.stack(self.micro_losses).mean(), reduce_op="mean"))
+
+    def configure_gradient_clipping(
+        self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
+    ) -> None:
+        limit = gradient_clip_val or math.inf  # 0, too, means no limit
+        self.grad_norm = nn.utils.clip_grad_norm_(self.net.parameters(), limit)
+
+    def configure_optimizers(self) -> Any:
+        optimizer = build_optimizer(self.net, self.run.optim, self.run.head)
+        schedule = LambdaLR(optimizer, lambda step: lr_factor(step, self.total_steps, self.run.optim))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def train_dataloader(self) -> DataLoader[Batch]:
+        """Batches from where the restored step stands."""
+        micro = self.trainer.accumulate_grad_batches
+        stream = TrainingStream(
+            self.data.train,
+            seq_len=self.run.data.seq_len,
+            batch_size=self.run.data.batch_size // micro,
+            seed=self.run.seed,
+            start=self.trainer.global_step * micro,
+            rank=self.trainer.global_rank,
+            world_size=self.trainer.world_size,
+            overfit_batches=self.run.data.overfit_batches * micro,
+        )
+        return DataLoader(stream, batch_size=None, pin_memory=self.device.type == "cuda")

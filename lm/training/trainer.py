@@ -1,0 +1,82 @@
+"""Lightning's Trainer and loggers as the configuration asks for them."""
+
+import logging
+import math
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from hydra.utils import instantiate
+from lightning import Callback, Trainer
+
+from lm.config import SINGLE, BadInput, RunConfig
+from lm.system.device import best_device, has_native_bf16
+from lm.training.callbacks import Bar, TrainingCallback
+from lm.training.checkpoint import Checkpoints
+from lm.training.diagnostics import Diagnostics
+
+
+def resolve(run: RunConfig) -> dict[str, Any]:
+    """The trainer's arguments with nothing left open: the device, the precision, the number of steps."""
+    run.check_trainer()  # again: a dictionary may have changed since the run was made
+    options = {"_target_": "lightning.Trainer", **SINGLE, **run.trainer}
+    if options.get("accelerator", "auto") == "auto":
+        options["accelerator"] = best_device()
+    if options["accelerator"] in ("gpu", "cuda") and not torch.cuda.is_available() and best_device() == "cpu":
+        raise BadInput(f"trainer.accelerator={options['accelerator']}: torch finds no GPU here; leave it at auto")
+    if run.activation_checkpointing and run.model.dropout and options["accelerator"] == "mps":
+        raise BadInput(
+            "activation_checkpointing=true: torch cannot repeat the draws of dropout on MPS; choose model.dropout=0"
+        )
+    if options.get("precision") in (None, "auto"):
+        options["precision"] = "bf16-mixed" if has_native_bf16(options["accelerator"]) else "32-true"
+    if run.max_tokens is not None:
+        options["max_steps"] = math.ceil(run.max_tokens / tokens_per_step(run, options))
+    if "max_steps" not in options:
+        raise BadInput("trainer.max_steps: is missing; give it as trainer.max_steps=VALUE")
+    return options
+
+
+def tokens_per_step(run: RunConfig, options: dict[str, Any]) -> int:
+    """Target positions of one optimizer step, on all devices together."""
+    return int(run.data.batch_size * run.data.seq_len * options["devices"] * options["num_nodes"])
+
+
+def build_trainer(
+    run: RunConfig, options: dict[str, Any], checkpoints: Checkpoints, folder: Path, bar: bool
+) -> tuple[Trainer, TrainingCallback]:
+    """Lightning's Trainer, with what is ours: whole checkpoints, the journal, one bar, diagnostics if asked for."""
+    n_tokens = tokens_per_step(run, options)
+    callback = TrainingCallback(n_tokens, options.get("log_every_n_steps") or 1)
+    callbacks: list[Callback] = [Bar(n_tokens)] if bar else []
+    if run.diagnostics.every:
+        callbacks.append(Diagnostics(folder / "diagnostics.csv", run.diagnostics.every, n_tokens))
+    callbacks.append(callback)  # the last, because it saves: a checkpoint follows all rows up to its step
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)  # its tips and its list of absent accelerators
+    warnings.filterwarnings("ignore", module="lightning", message=".*(num_workers|train_dataloader|LeafSpec).*")
+    try:
+        trainer: Trainer = instantiate(
+            options,
+            max_epochs=-1,
+            limit_val_batches=0,  # the journal validates, in the order that a resume repeats
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            use_distributed_sampler=False,
+            logger=False,
+            callbacks=callbacks,
+            plugins=[checkpoints],
+        )
+    except Exception as error:
+        reason = error.__cause__ or error
+        raise BadInput(f"trainer: {str(reason).splitlines()[0]}") from error
+    return trainer, callback
+
+
+def build_loggers(run: RunConfig, folder: Path) -> list[Any]:
+    """The configured Lightning loggers, writing into the run directory."""
+    try:
+        return [instantiate(one, save_dir=str(folder)) for one in run.logger.values()]
+    except Exception as error:
+        raise BadInput(f"logger: {str(error.__cause__ or error).splitlines()[0]}") from error
