@@ -7,6 +7,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+__version__ = "0.2.0"
+
 if TYPE_CHECKING:
     from lm.config import BadInput, HeadConfig, ModelConfig
     from lm.data.tokenizer import Tokenizer, load_tokenizer

@@ -1,31 +1,6 @@
-"""Score a model: python scripts/evaluate.py run_dir=RUN [data=text data.path=FILE]
+"""Score a model: python scripts/evaluate.py run_dir=RUN [data=text data.path=FILE]"""
 
-Without data, on the validation text of the run; with it, on all of the given text, in windows as long as the model's
-context. The table goes to standard error, the same numbers as JSON to standard output.
-"""
-
-import json
-import sys
-
-from lm.cli.imports import heavy_imports
-from lm.cli.launch import launch
-from lm.config import EvaluateConfig
-from lm.exchange.find_model import model_folder
-from lm.system.table import table
-
-
-def main(config: EvaluateConfig) -> None:
-    model_folder(config.run_dir)  # or fail before what takes seconds to import
-    with heavy_imports():
-        from lm.inference.evaluate import evaluate_run
-
-    scores = evaluate_run(config, bar=sys.stderr.isatty())
-    print(
-        table([(name, f"{value:,.4f}" if isinstance(value, float) else str(value)) for name, value in scores.items()]),
-        file=sys.stderr,
-    )
-    print(json.dumps(scores))
-
+from lm.cli.evaluate import main
 
 if __name__ == "__main__":
-    launch(main, EvaluateConfig, "evaluate")
+    main()

@@ -1,21 +1,6 @@
 """Write a Hugging Face folder: python scripts/export.py run_dir=RUN output_dir=DIR"""
 
-from lm.cli.imports import heavy_imports
-from lm.cli.launch import launch
-from lm.config import ExportConfig
-from lm.exchange.find_model import model_folder
-
-
-def main(config: ExportConfig) -> None:
-    model_folder(config.run_dir)  # or fail before what takes seconds to import
-    with heavy_imports():
-        from lm.exchange.huggingface import export
-        from lm.exchange.portable import load_model
-
-    net, tokenizer = load_model(config.run_dir, config.trust)
-    architecture = export(net, tokenizer, config.output_dir)
-    print(f"{config.output_dir}: {architecture}; AutoModelForCausalLM.from_pretrained loads it")
-
+from lm.cli.export import main
 
 if __name__ == "__main__":
-    launch(main, ExportConfig, "export")
+    main()

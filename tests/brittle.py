@@ -1,4 +1,4 @@
-"""A linear layer that breaks when a worker of an ablation uses it."""
+"""A linear layer that fails in a worker process of an ablation."""
 
 import multiprocessing
 

@@ -1,4 +1,4 @@
-"""What every test shares: a tiny model, a small text, and training by a real process where that is the point."""
+"""What tests share: a tiny model, a small text, and scripts run as real processes."""
 
 import os
 import subprocess
@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from lm.config import HEADS as KINDS
 from lm.config import HeadConfig, ModelConfig
+from lm.config.model import OWN_SETTINGS
 
 ROOT = Path(__file__).resolve().parent.parent
 os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
@@ -32,9 +34,14 @@ HEADS = {
         name="untied_midtraining", kind="untied_midtraining", embedding_std=0.02, head_lr_multiplier=1.0, untie_at=0.5
     ),
 }
+EVERY_HEAD = HEADS | {  # with any further kind that lm/config/model.py names
+    kind: HeadConfig(name=kind, kind=kind, embedding_std=0.02, **dict.fromkeys(OWN_SETTINGS[kind], 0.5))
+    for kind in KINDS
+    if kind not in HEADS
+}
 VOCAB, SEQ = 97, 16
 
-# a run of seconds; tests add to it
+# a run of seconds; tests add words to it
 TINY_RUN = [
     *("data=text", "data.seq_len=32", "data.batch_size=4", "tokenizer=byte"),
     *("model.n_layers=2", "model.d_model=32", "model.n_heads=2", "model.d_ff=64"),
@@ -43,7 +50,7 @@ TINY_RUN = [
 ]
 
 
-# about nine kilobytes, every line different
+# about nine kilobytes
 TEXT = "".join(f"def f{i}(x, y):\n    return x * {i * 7 % 31} + y  # {i:x}\n" for i in range(200))
 
 

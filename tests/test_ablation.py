@@ -1,7 +1,9 @@
 """An ablation at work, with real processes: isolated, resumable, fair, and finished whatever happens to a cell."""
 
 import json
+import math
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -20,22 +22,23 @@ from conftest import ROOT, Script
 from hydra import initialize_config_dir
 from test_plan import SMALL, question
 
-from lm.ablation.ablate import Laboratory, ablate
+from lm.ablation.ablate import AblationRunner, ablate
 from lm.ablation.judge.study import Study, read_study
+from lm.ablation.outcomes import RunFiles
 from lm.ablation.plan.cells import cells
 from lm.ablation.plan.compose import compose_arms
 from lm.ablation.plan.match import change
-from lm.ablation.restore import restore
-from lm.ablation.run.folder import claim
-from lm.ablation.run.workers import Place
+from lm.ablation.record import read_record
+from lm.ablation.run.folder import claim, default_dir
+from lm.ablation.run.workers import run_cells
+from lm.cli.compose import compose
 from lm.cli.errors import CONFIGS
-from lm.cli.launch import compose
 from lm.config import BadInput, RunConfig
 from lm.config.ablation import AblateConfig, TuneConfig
 from lm.config.identity import config_hash
 from lm.training.train import train
 
-Ablate = Callable[..., Laboratory]
+Ablate = Callable[..., AblationRunner]
 
 
 @pytest.fixture
@@ -50,7 +53,7 @@ def composed(config: AblateConfig) -> dict[str, RunConfig]:
 
 @pytest.fixture
 def lab(words: list[str], tmp_path: Path) -> Ablate:
-    def at_work(*more: str, folder: str = "out", plan_only: bool = False, **changes: Any) -> Laboratory:
+    def at_work(*more: str, folder: str = "out", plan_only: bool = False, **changes: Any) -> AblationRunner:
         ablation = question(**changes)
         ablation = replace(ablation, overrides=[*words, *ablation.overrides])
         config = AblateConfig(
@@ -86,9 +89,9 @@ def test_what_is_missing_is_done_and_nothing_else(lab: Ablate, tmp_path: Path) -
 
 
 def test_a_cell_gives_what_the_run_alone_gives(lab: Ablate, tmp_path: Path) -> None:
-    laboratory = lab(seeds=[3])
-    (row,) = read_study(laboratory.path).finished("untied", "tokens").values()
-    (_, cell), *_ = cells(laboratory.ablation, laboratory.arms["untied"])
+    runner = lab(seeds=[3])
+    (row,) = read_study(runner.path).finished("untied", "tokens").values()
+    (_, cell), *_ = cells(runner.ablation, runner.arms["untied"])
     alone = train(replace(cell.run, run_dir=str(tmp_path / "alone")))
     for key in ("val_loss", "val_top1", "n_params", "config_hash", "threads", "samples"):
         assert alone[key] == row.result[key]
@@ -99,7 +102,7 @@ def test_changed_sources_or_text_are_not_silently_reused(
     lab: Ablate, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = stamps(lab(seeds=[0]).path)
-    monkeypatch.setattr("lm.ablation.plan.arms.source_hash", lambda linear: "another")
+    monkeypatch.setattr("lm.ablation.plan.arms.source_hash", lambda files: "another")
     other_code = stamps(lab(seeds=[0]).path)
     assert len(other_code) == 4
     assert first.items() <= other_code.items()
@@ -123,26 +126,16 @@ def test_rows_of_results_csv_stand_for_runs_that_are_gone(
     assert (path / "curves.csv").read_text() == curves
     assert (path / "figures/learning.svg").read_text() == picture
     assert read_study(path).contrasts() == contrasts
-    removed = next(path.glob("cells/*-seed0-*/result.json")).parent
-    shutil.rmtree(removed)
+    first = read_study(path).rows[0].run_dir
+    kept = [line for line in rows.splitlines() if first not in line]
+    (path / "results.csv").write_text("\n".join(kept) + "\n")
     lab(tune=tune)
-    assert (removed / "model").exists(), "a run whose folder alone is removed is made again"
+    assert [one.parent.name for one in path.glob("*/*/model")] == [Path(first).name], "a run without a row is made"
     shutil.rmtree(path / "cells")
-    shutil.rmtree(path / "trials")
-    monkeypatch.setattr("lm.ablation.plan.arms.source_hash", lambda linear: "another")
+    monkeypatch.setattr("lm.ablation.plan.arms.source_hash", lambda files: "another")
     lab(tune=tune)
     assert len(list(path.glob("cells/*/model"))) == 4, "other code makes other runs"
-
-
-def test_a_spoilt_results_csv_is_named_and_writes_nowhere(tmp_path: Path) -> None:
-    row = "status,run_dir\ndone,cells/a-seed0-0123456789\n"
-    for text in (row, "status\ndone\n", "a\nb\n", "status,run_dir\ndone\n"):
-        (tmp_path / "results.csv").write_text(text)
-        with pytest.raises(BadInput, match=r"results\.csv or curves\.csv is not what a report has written"):
-            restore(tmp_path)
-    (tmp_path / "results.csv").write_text("status,run_dir\ndone,cells/../../x\ndone,/x/y\n")
-    restore(tmp_path)
-    assert [one.name for one in tmp_path.iterdir()] == ["results.csv"]
+    assert (path / "results.csv").read_text().count(",unused,") == 4 + 4, "and keeps the rows of the old ones"
 
 
 def during(condition: Callable[[], object], act: Callable[[], object]) -> None:
@@ -156,8 +149,8 @@ def test_a_text_edited_while_runs_go_on_gives_no_verdict_of_two_texts(
 ) -> None:
     text = corpus.read_text()
     during(lambda: list(tmp_path.glob("out/cells/*/*.csv")), lambda: corpus.write_text(text + "another line\n" * 9))
-    laboratory = lab(seeds=[0, 1, 2, 3])
-    planned, rows = laboratory.arms["tied"].identity["data_hash"], read_study(laboratory.path).rows
+    runner = lab(seeds=[0, 1, 2, 3])
+    planned, rows = runner.arms["tied"].identity["data_hash"], read_study(runner.path).rows
     assert {row.result["data_hash"] for row in rows if row.result} == {planned}
     failed = [row.error for row in rows if row.status == "failed"]
     assert failed
@@ -171,15 +164,15 @@ def test_a_cell_that_diverges_or_breaks_is_recorded_and_the_rest_go_on(lab: Abla
         "wild": ["head=tied", "optim.lr=1e30", "trainer.gradient_clip_val=0"],
         "broken": ["head=tied", "model.linear=brittle.Brittle"],
     }
-    laboratory = lab(arms=arms, baseline="good", primary=[])
-    study = read_study(laboratory.path)
+    runner = lab(arms=arms, baseline="good", primary=[])
+    study = read_study(runner.path)
     found = status(study)
     assert [found[arm, seed] for arm in arms for seed in (0, 1)] == ["done"] * 2 + ["diverged"] * 2 + ["failed"] * 2
     (broken,) = (row for row in study.rows if (row.arm, row.seed) == ("broken", 0))
     assert "a crack | in the glass" in broken.error
-    logs = {path.name: path.read_text() for path in laboratory.path.glob("cells/*.log")}
+    logs = {path.name: path.read_text() for path in runner.path.glob("cells/*.log")}
     assert any("Traceback" in text for name, text in logs.items() if name.startswith("broken"))
-    assert laboratory.n_failed() == 4
+    assert runner.n_failed() == 4
 
     again = lab(arms=arms, baseline="good", primary=[])
     assert {path.name: path.read_text() for path in again.path.glob("cells/wild*.log")} == {
@@ -205,16 +198,63 @@ def test_a_folder_of_something_else_is_refused(lab: Ablate, tmp_path: Path) -> N
     assert [path.name for path in stranger.iterdir()] == ["thesis.txt"]
     (tmp_path / "list").mkdir()
     (tmp_path / "list/ablation.json").write_text("[]")
-    with pytest.raises(BadInput, match="not what ablate"):
+    with pytest.raises(BadInput, match="expected AblationRecord"):
         lab(folder="list")
     with pytest.raises(BadInput, match=r"output_dir=/proc/nowhere: cannot be written to"):
         lab(folder="/proc/nowhere")
 
 
+def test_a_result_of_other_settings_is_not_accepted(lab: Ablate) -> None:
+    path = lab(seeds=[0]).path
+    place = next(path.glob("cells/tied-*/result.json"))
+    place.write_text(json.dumps(json.loads(place.read_text()) | {"config_hash": "0" * 64}))
+    (row,) = (one for one in read_study(path).rows if one.arm == "tied")
+    assert (row.status, row.result) == ("failed", {})
+    assert row.error == f"its config_hash is not the one planned: remove {row.run_dir}"
+
+
+def test_the_default_folder_says_what_is_changed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def name(*words: str) -> str:
+        return str(default_dir(AblateConfig(ablation=question(), overrides=list(words))))
+
+    assert name() == "ablations/test"
+    assert name("trainer.max_steps=300") == "ablations/test-max_steps=300-f4edd512"
+    assert re.fullmatch(
+        r"ablations/test-path=my_text.txt-untie_at=0.5-\w{8}", name("data.path=/a b/my text.txt", "head.untie_at=0.5")
+    )
+    assert len(name(*[f"model.d_ff={i}" for i in range(99)])) < 80
+    Path("ablations/test-f4edd512").mkdir(parents=True)  # of a version that did not say it
+    assert name("trainer.max_steps=300") == "ablations/test-f4edd512"
+
+
+def test_the_time_of_a_run_beyond_its_steps_is_measured(lab: Ablate, tmp_path: Path) -> None:
+    planned = lab(plan_only=True)
+    (beyond,) = planned.startup_seconds.values()
+    made = planned.all_cells()
+    started = time.perf_counter()
+    run_cells(made[:1], tmp_path, 1, 0, lambda *_: None)
+    took = time.perf_counter() - started
+    assert 0.3 < planned.cost(made[0]) / took < 3
+    assert beyond > 30 * planned.arms["tied"].seconds_per_step, "of so short a run it is nearly all"
+    assert lab().startup_seconds.keys() == planned.startup_seconds.keys()
+    done = lab()
+    assert done.startup_seconds == read_record(done.path).startup_seconds, "measured once"
+
+
+def test_a_verdict_seen_early_is_told_by_the_next_call(lab: Ablate) -> None:
+    lab(seeds=[0, 1])
+    heads = [head for head, _ in read_record(lab(seeds=[0, 1, 2]).path).cautions]
+    assert heads == ["A verdict was seen with fewer seeds (at 2, now 3):"]
+    heads = [head for head, _ in read_record(lab(seeds=[0, 1]).path).cautions]
+    assert heads == ["Seeds were taken away after a verdict was seen (2):"]
+
+
 def test_a_plan_leaves_nothing_behind(lab: Ablate, tmp_path: Path) -> None:
-    laboratory = lab(plan_only=True)
+    runner = lab(plan_only=True)
     assert not (tmp_path / "out").exists()
-    assert len(laboratory.all_cells()) == 4
+    assert len(runner.all_cells()) == 4
 
 
 def test_bad_input_leaves_nothing_behind(lab: Ablate, tmp_path: Path) -> None:
@@ -228,9 +268,9 @@ def test_bad_input_leaves_nothing_behind(lab: Ablate, tmp_path: Path) -> None:
 
 
 def test_two_drivers_do_not_share_a_folder(lab: Ablate, monkeypatch: pytest.MonkeyPatch) -> None:
-    laboratory = lab(seeds=[0])
+    runner = lab(seeds=[0])
     monkeypatch.setattr("lm.ablation.ablate.measure", lambda *_: pytest.fail("measured beside another's runs"))
-    with claim(laboratory.path), pytest.raises(BadInput, match="another process"):
+    with claim(runner.path), pytest.raises(BadInput, match="another process"):
         lab(seeds=[0])
 
 
@@ -244,35 +284,35 @@ TUNE = TuneConfig(
 
 @pytest.mark.slow
 def test_every_arm_is_tuned_with_as_many_trials_on_seeds_that_are_not_reported(lab: Ablate) -> None:
-    laboratory = lab(seeds=[0], tune=TUNE)
-    study = read_study(laboratory.path)
-    searches = study.record["searches"]
-    assert searches["tied"]["hyperparameters"] == ["optim.lr", "head.embedding_lr_multiplier"]
-    assert searches["untied"]["hyperparameters"] == [
+    runner = lab(seeds=[0], tune=TUNE)
+    study = read_study(runner.path)
+    searches = study.record.searches
+    assert searches["tied"].hyperparameters == ["optim.lr", "head.embedding_lr_multiplier"]
+    assert searches["untied"].hyperparameters == [
         "optim.lr",
         "head.embedding_lr_multiplier",
         "head.head_lr_multiplier",
     ]
-    assert len({len(search["trials"]) for search in searches.values()}) == 1
+    assert len({len(search.trials) for search in searches.values()}) == 1
     assert {row.seed for row in study.trials} == {77}
     for name, search in searches.items():
-        best = min(search["trials"], key=lambda trial: trial["val_loss"])
-        assert laboratory.arms[name].tuned == best["values"]
+        best = min(search.trials, key=lambda trial: trial.score or math.inf)
+        assert runner.arms[name].tuned == best.values
         (row,) = study.finished(name, "tokens").values()
-        config = change(laboratory.arms[name].run, best["values"])
+        config = change(runner.arms[name].run, best.values)
         assert config_hash(replace(config, seed=0)) == row.result["config_hash"]
-    assert len({trial["values"]["optim.lr"] for trial in searches["tied"]["trials"]}) > 1
-    trials = stamps(laboratory.path, "trials")
+    assert len({trial.values["optim.lr"] for trial in searches["tied"].trials}) > 1
+    trials = stamps(runner.path, "trials")
     lab(seeds=[0, 1], tune=TUNE)
-    assert stamps(laboratory.path, "trials") == trials
+    assert stamps(runner.path, "trials") == trials
     cells, more = (
-        stamps(laboratory.path),
+        stamps(runner.path),
         {"tied": ["head=tied"], "untied": ["head=untied"], "naive": ["head=tied_naive"]},
     )
     grown = lab(seeds=[0, 1], tune=TUNE, arms=more)  # the newcomer is far from tuned, which moves nobody else
     assert cells.items() <= stamps(grown.path).items()
     assert len(stamps(grown.path)) == 6
-    assert len({len(search["trials"]) for search in grown.record["searches"].values()}) == 1
+    assert len({len(search.trials) for search in read_record(grown.path).searches.values()}) == 1
     assert grown.expected_trials() == []
     moved = lab(seeds=[0, 1], tune=TUNE, arms=more | {"tied": ["head=tied", "optim.lr=0.01"]}, plan_only=True)
     assert {one.arm for one in moved.expected_trials()} == {"tied"}
@@ -329,8 +369,8 @@ def drive(folder: str, trials: int, words: list[str]) -> None:
     tune = TuneConfig(trials=trials, extension_trials=0, seeds=[77], hyperparameters=["optim.lr"])
     config = AblateConfig(ablation=question(overrides=words, tune=tune), output_dir=folder, workers=2)
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        laboratory = ablate(config, composed(config), "the command")
-    sys.exit(int(laboratory.n_failed() > 0))
+        runner = ablate(config, composed(config), "the command")
+    sys.exit(int(runner.n_failed() > 0))
 
 
 def start(folder: Path, words: list[str], trials: int = 0) -> subprocess.Popen[bytes]:
@@ -346,7 +386,7 @@ def wait_for(condition: Callable[[], object], seconds: float = 300) -> None:
 
 
 def far_enough(place: Path, steps: int) -> bool:
-    return any(Place(one).steps() >= steps for one in place.glob("*-*[0-9a-f]"))
+    return any(RunFiles(one).steps() >= steps for one in place.glob("*-*[0-9a-f]"))
 
 
 def workers_of(place: Path) -> list[int]:
@@ -410,7 +450,7 @@ def test_an_interrupt_saves_every_cell(words: list[str], tmp_path: Path, signum:
     command = [sys.executable, str(ROOT / "scripts/ablate.py"), "ablation=smoke", f"output_dir={folder}", *words]
     heeding = partial(signal.signal, signal.SIGINT, signal.default_int_handler)  # a background job's is ignored
     driver = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=heeding)
-    wait_for(lambda: sum(Place(one).steps() > 5 for one in folder.glob("cells/*-*[0-9a-f]")) == 2)
+    wait_for(lambda: sum(RunFiles(one).steps() > 5 for one in folder.glob("cells/*-*[0-9a-f]")) == 2)
     driver.send_signal(signum)
     _, said = driver.communicate(timeout=60)
     assert driver.returncode == code

@@ -1,4 +1,4 @@
-"""The benchmark measures what it says: turns are taken, ratios are of rounds, peers compute the same."""
+"""The benchmark measures what it says: candidates alternate, ratios are within rounds, references compute the same."""
 
 import json
 from collections.abc import Iterator
@@ -11,35 +11,35 @@ from conftest import SEQ, TEXT, TIED, VOCAB, Script, tiny
 from test_generate import BYTE
 from test_resume import a_run
 
-from lm.benchmark.decoding import PLACES, own_text, reading_ahead
-from lm.benchmark.measure import Figure, alternate, paired
+from lm.benchmark.decoding import N_PROMPTS, prompt_lookup, run_prompts
+from lm.benchmark.measure import Measurement, alternate, paired
 from lm.benchmark.nanogpt import nanogpt, their_model
-from lm.benchmark.peers import in_transformers
+from lm.benchmark.reference import in_transformers
 from lm.benchmark.run import SECTIONS, benchmark
-from lm.benchmark.scale import corpus
+from lm.benchmark.scale import corpus_memory
 from lm.benchmark.shapes import DEFAULT
 from lm.config import BadInput
+from lm.config.benchmark import RENAMED, BenchmarkConfig
 from lm.config.benchmark import SECTIONS as NAMES
-from lm.config.benchmark import BenchmarkConfig
 from lm.model.transformer import Transformer
 from lm.training.train import train
 
 
-def test_candidates_take_turns() -> None:
+def test_candidates_alternate() -> None:
     called: list[str] = []
     times = alternate({"a": lambda: called.append("a"), "b": lambda: called.append("b")}, 0.0, at_least=3)
-    assert called == ["a", "a", "b", "b", *["a", "b"] * 3]  # two of each warm up
+    assert called == ["a", "a", "b", "b", *["a", "b"] * 3]  # two warm-up calls of each
     assert [len(one) for one in times.values()] == [3, 3]
 
 
 def test_a_ratio_is_taken_within_a_round() -> None:
-    """A machine that is ten times as slow for a while changes both, not their ratio."""
+    """A machine that is ten times slower for a while changes both times, not their ratio."""
     assert paired([1.0, 10.0, 1.0, 10.0, 1.0], [2.0, 20.0, 2.0, 20.0, 2.0]) == (1.0, 2.0)
-    assert Figure("s", "w", 1.0, "ms", "peer", 2.0).ratio == 0.5
-    assert Figure("s", "w", 1.0, "ms").ratio is None
+    assert Measurement("s", "w", 1.0, "ms", "reference", 2.0).ratio == 0.5
+    assert Measurement("s", "w", 1.0, "ms").ratio is None
 
 
-def test_the_peer_computes_the_same() -> None:
+def test_the_reference_computes_the_same() -> None:
     net = Transformer(tiny(ffn="swiglu"), TIED, vocab_size=VOCAB, seq_len=SEQ).eval()
     tokens = torch.arange(SEQ)[None]
     theirs = in_transformers(net)
@@ -53,43 +53,51 @@ def test_sections_are_named_and_an_unknown_one_is_refused() -> None:
         BenchmarkConfig(only=["speed"])
 
 
+@pytest.mark.parametrize(("old", "new"), RENAMED.items())
+def test_an_old_section_name_is_answered_with_the_new_one(old: str, new: str) -> None:
+    assert old not in NAMES
+    assert new in NAMES
+    with pytest.raises(BadInput, match=f"only={old}: is now called {new}"):
+        BenchmarkConfig(only=[old])
+
+
 def test_each_section_has_the_threads_that_were_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    def threads(device: str, seconds: float) -> Iterator[Figure]:
-        yield Figure("s", "threads", torch.get_num_threads(), "")
+    def threads(device: str, seconds: float) -> Iterator[Measurement]:
+        yield Measurement("s", "threads", torch.get_num_threads(), "")
         torch.set_num_threads(1)
 
     before = torch.get_num_threads()
-    for name in ("limits", "starts"):
+    for name in ("limits", "startup"):
         monkeypatch.setitem(SECTIONS, name, threads)
     try:
-        table = benchmark(BenchmarkConfig(threads=2, only=["limits", "starts"]))
+        table = benchmark(BenchmarkConfig(threads=2, only=["limits", "startup"]))
     finally:
         torch.set_num_threads(before)
     assert [line.split()[2] for line in table.splitlines() if line.startswith("s ")] == ["2", "2"]
 
 
 def test_a_large_corpus_costs_four_bytes_a_window() -> None:
-    assert corpus(10**8) - corpus(10**6) == pytest.approx(4 * 10**8 / DEFAULT.time, rel=0.05)
+    assert corpus_memory(10**8) - corpus_memory(10**6) == pytest.approx(4 * 10**8 / DEFAULT.time, rel=0.05)
 
 
-def trained(corpus: Path, run_dir: Path, **body: Any) -> str:
-    """A run of a moment."""
-    train(a_run(corpus, run_dir, steps=1, model=tiny(ffn="swiglu", **body)))
+def trained(corpus: Path, run_dir: Path, **model: Any) -> str:
+    """A run of one step."""
+    train(a_run(corpus, run_dir, steps=1, model=tiny(ffn="swiglu", **model)))
     return str(run_dir)
 
 
-def test_a_run_is_continued_from_its_own_text(tmp_path: Path, corpus: Path) -> None:
-    own = own_text(trained(corpus, tmp_path / "run"))
-    assert own.prompts.shape == (PLACES, 32 // 4)
-    assert all(BYTE.decode(prompt.tolist()) in TEXT for prompt in own.prompts[1:])  # the first begins with end of text
-    figures = list(reading_ahead(own, "cpu", 0.0))
-    assert [one.beside for one in figures] == ["a token a pass", "transformers", "transformers, ahead"]
-    assert all(one.what == "run, reading ahead" and one.value > 0 for one in figures)
+def test_the_prompts_of_a_run_are_from_its_validation_text(tmp_path: Path, corpus: Path) -> None:
+    run = run_prompts(trained(corpus, tmp_path / "run"))
+    assert run.prompts.shape == (N_PROMPTS, 32 // 4)
+    assert all(BYTE.decode(prompt.tolist()) in TEXT for prompt in run.prompts[1:])  # the first begins with end of text
+    found = list(prompt_lookup(run, "cpu", 0.0))
+    assert [one.reference for one in found] == ["one token per pass", "transformers", "transformers, prompt lookup"]
+    assert all(one.name == "run, prompt-lookup decoding" and one.value > 0 for one in found)
 
 
-def test_a_run_that_transformers_cannot_carry_has_the_other_row(tmp_path: Path, corpus: Path) -> None:
-    own = own_text(trained(corpus, tmp_path / "run", position="none"))
-    assert [one.beside for one in reading_ahead(own, "cpu", 0.0)] == ["a token a pass"]
+def test_a_run_that_cannot_be_exported_is_compared_with_one_token_per_pass(tmp_path: Path, corpus: Path) -> None:
+    run = run_prompts(trained(corpus, tmp_path / "run", position="none"))
+    assert [one.reference for one in prompt_lookup(run, "cpu", 0.0)] == ["one token per pass"]
 
 
 def test_a_run_that_cannot_be_read_is_refused_before_anything_is_measured(tmp_path: Path, corpus: Path) -> None:
@@ -104,7 +112,7 @@ def test_a_run_that_cannot_be_read_is_refused_before_anything_is_measured(tmp_pa
         BenchmarkConfig(run_dir=run_dir, only=["limits"])
 
 
-STANDS_IN = """
+STAND_IN = """
 from dataclasses import dataclass
 import torch
 
@@ -122,31 +130,31 @@ class GPT(torch.nn.Module):
         super().__init__()
         print("number of parameters: few")
         assert config.bias and config.n_layer == 4 and config.n_embd == 128
-        self.table = torch.nn.Embedding(config.vocab_size, config.vocab_size)
+        self.embed = torch.nn.Embedding(config.vocab_size, config.vocab_size)
 
     def configure_optimizers(self, weight_decay, learning_rate, betas, device_type):
         return torch.optim.AdamW(self.parameters(), lr=learning_rate, betas=betas)
 
     def forward(self, x, y):
-        logits = self.table(x)
+        logits = self.embed(x)
         return logits, torch.nn.functional.cross_entropy(logits.view(-1, logits.size(-1)), y.view(-1))
 """
 
 
 def test_a_clone_of_nanogpt_is_measured_beside_ours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "model.py").write_text(STANDS_IN)
-    figures = list(nanogpt("cpu", 0.0, their_model(str(tmp_path))))
-    assert list(dict.fromkeys(one.what.rpartition(",")[0] for one in figures)) == [
-        "step, its CPU shape",
-        "step, default",
+    (tmp_path / "model.py").write_text(STAND_IN)
+    found = list(nanogpt("cpu", 0.0, their_model(str(tmp_path))))
+    assert list(dict.fromkeys(one.name.rpartition(",")[0] for one in found)) == [
+        "step time, nanoGPT on a CPU",
+        "step time, default",
     ]
-    assert all(one.beside == "nanoGPT" and one.other and one.value > one.other for one in figures)
+    assert all(one.reference == "nanoGPT" and one.reference_value and one.ratio and one.ratio > 1 for one in found)
     assert capsys.readouterr().out == ""
     assert list(nanogpt("cpu", 0.0)) == []
 
 
 @pytest.mark.parametrize("source", ["1 / 0", "class GPT: pass"])
-def test_what_is_no_clone_of_nanogpt_is_refused(tmp_path: Path, source: str) -> None:
+def test_a_folder_that_is_no_clone_of_nanogpt_is_refused(tmp_path: Path, source: str) -> None:
     (tmp_path / "model.py").write_text(source)
     with pytest.raises(BadInput, match=r"nanogpt=.*: expected a clone of nanoGPT \((Zero|Attribute)"):
         benchmark(BenchmarkConfig(nanogpt=str(tmp_path), only=["limits", "nanogpt"], output=str(tmp_path / "out.json")))
@@ -160,10 +168,10 @@ def test_what_is_no_clone_of_nanogpt_is_refused(tmp_path: Path, source: str) -> 
 
 
 @pytest.mark.slow
-def test_the_script_prints_a_table_and_writes_its_figures(script: Script, tmp_path: Path) -> None:
-    answer = script("benchmark", "only=[limits,training,compile,starts]", "seconds=0", "output=out.json", "threads=1")
+def test_the_script_prints_a_table_and_writes_json(script: Script, tmp_path: Path) -> None:
+    answer = script("benchmark", "only=[limits,training,compile,startup]", "seconds=0", "output=out.json", "threads=1")
     assert answer.returncode == 0, answer.stderr
     assert "transformers" in answer.stdout
-    figures = json.loads((tmp_path / "out.json").read_text())["figures"]
-    assert {one["section"] for one in figures} == {"limits", "training", "compile", "starts"}
-    assert all(one["value"] > 0 for one in figures)
+    found = json.loads((tmp_path / "out.json").read_text())["measurements"]
+    assert {one["section"] for one in found} == {"limits", "training", "compile", "startup"}
+    assert all(one["value"] > 0 for one in found)

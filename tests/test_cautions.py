@@ -1,38 +1,46 @@
-"""What a plan and its history say against their own answer."""
+"""What in a plan and its history weakens its answer."""
 
 from typing import Any
 
 from test_plan import question
 
-from lm.ablation.run.cautions import history, looked
+from lm.ablation.record import Look, look
+from lm.ablation.run.cautions import history
 
 
-def later(record: dict[str, Any], **changes: Any) -> list[str]:
+def later(looks: list[Look], **changes: Any) -> list[str]:
     """The cautions of an ablation that is asked again; afterwards its verdict has been seen."""
     asked = question(**changes)
-    found = [head for head, _ in history(asked, record)]
-    record["looks"] = looked(asked, record)
+    found = [head for head, _ in history(asked, looks, asked.seeds)]
+    looks.append(look(asked, asked.seeds))
     return found
 
 
-def test_seeds_added_after_a_verdict_are_told() -> None:
-    record: dict[str, Any] = {}
-    assert later(record, seeds=[0, 1]) == []
-    assert later(record, seeds=[0, 1]) == []  # the same again is no second look
-    assert later(record, seeds=[0, 1, 2]) == ["Seeds were added after a verdict was seen (at 2, now 3):"]
-    assert later(record, seeds=[0, 1, 2, 3]) == ["Seeds were added after a verdict was seen (at 2, 3, now 4):"]
-    assert later(record, seeds=[7, 8, 9]) == []  # fresh ones
+def test_a_verdict_seen_with_fewer_seeds_is_told() -> None:
+    looks: list[Look] = []
+    assert later(looks, seeds=[0, 1]) == []
+    assert later(looks, seeds=[0, 1]) == []  # the same again is no second look
+    assert later(looks, seeds=[0, 1, 2]) == ["A verdict was seen with fewer seeds (at 2, now 3):"]
+    assert later(looks, seeds=[0, 1, 2, 3]) == ["A verdict was seen with fewer seeds (at 2, 3, now 4):"]
+    assert later(looks, seeds=[7, 8, 9]) == []  # fresh ones
 
 
 def test_one_seed_gave_no_verdict_to_see() -> None:
-    record: dict[str, Any] = {}
-    assert later(record, seeds=[0]) == []
-    assert later(record, seeds=[0, 1, 2]) == []
+    looks: list[Look] = []
+    assert later(looks, seeds=[0]) == []
+    assert later(looks, seeds=[0, 1, 2]) == []
 
 
 def test_what_decides_a_verdict_is_not_changed_in_silence() -> None:
-    record: dict[str, Any] = {}
+    looks: list[Look] = []
     primary, margin = (f"Changed after a verdict was seen: {key}" for key in ("primary", "equivalence_margin"))
-    assert later(record, equivalence_margin=0.01) == []
-    assert later(record, equivalence_margin=5.0) == [margin]
-    assert later(record, equivalence_margin=5.0, primary=[]) == [primary, margin]
+    assert later(looks, equivalence_margin=0.01) == []
+    assert later(looks, equivalence_margin=5.0) == [margin]
+    assert later(looks, equivalence_margin=5.0, primary=[]) == [primary, margin]
+
+
+def test_seeds_taken_away_after_a_verdict_are_told() -> None:
+    asked = question(seeds=[0, 1, 2])
+    assert list(history(asked, [], range(8))) == []  # nothing was seen
+    ((head, _),) = history(asked, [look(asked, [0, 1, 2])], range(5))
+    assert head == "Seeds were taken away after a verdict was seen (3, 4):"

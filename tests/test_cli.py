@@ -18,9 +18,11 @@ import pytest
 from conftest import ROOT, Script
 from hydra._internal.utils import get_args_parser
 
-from lm.cli.errors import report, trainer_arguments
-from lm.cli.launch import launch, repair_argparse, take
-from lm.config import EvaluateConfig, ExportConfig, GenerateConfig, RunConfig
+from lm.cli.errors import report
+from lm.cli.launch import launch, repair_argparse
+from lm.cli.names import trainer_arguments
+from lm.cli.words import prepared, take_verbatim
+from lm.config import DECIDED, EvaluateConfig, ExportConfig, GenerateConfig, RunConfig
 from lm.config.ablation import AblateConfig, ReportConfig
 from lm.config.benchmark import BenchmarkConfig
 from lm.config.identity import flat
@@ -59,8 +61,9 @@ def command(enter: Callable[[str, list[str]], None], capsys: pytest.CaptureFixtu
         seen: list[Any] = []
         enter(name, line.split() if isinstance(line, str) else line)
         verbatim = ("prompt",) if name == "generate" else ()
+        rest = "overrides" if name == "ablate" else None
         with pytest.raises(SystemExit) as left:
-            launch(seen.append, SCHEMAS[name], name, verbatim, rest="overrides" if name == "ablate" else None)
+            launch(seen.append, SCHEMAS[name], name, verbatim=verbatim, rest=rest)
         return int(left.value.code or 0), capsys.readouterr().err, seen
 
     return run
@@ -90,7 +93,7 @@ MISTAKES = {  # command line of train.py: what its error must say
     "checkpoint.evry=3": "checkpoint.evry: no such key; did you mean every?",
     "trainer.max_step=3": "trainer.max_step: no such key; did you mean max_steps?",
     "+trainer.max_step=3": "trainer.max_step: no such key; did you mean max_steps?",
-    "trainer.fast_dev_run=true": "trainer.fast_dev_run: is decided by this project",
+    "trainer.fast_dev_run=true": f"trainer.fast_dev_run: {DECIDED}",
     "trainer.benchmark=true": "trainer.benchmark: write +trainer.benchmark=...",
     "trainer.max_steps=-3": "trainer.max_steps=-3: expected a number of steps, 1 or more",
     "trainer.max_steps=null": "trainer.max_steps=None: expected a number of steps, 1 or more",
@@ -130,6 +133,12 @@ MISTAKES = {  # command line of train.py: what its error must say
     "--lr 3": "unrecognized arguments: --lr; a setting is given as key=value",
     "-m --max-steps=3": "unrecognized arguments: --max-steps=3; a setting is given as key=value",
     "--cfg all_of_it": "--cfg/-c: invalid choice: 'all_of_it'",
+    "tied": "tied: a setting is given as key=value; did you mean head=tied?",
+    "small seed=1": "small: a setting is given as key=value; did you mean model=small?",
+    "nonsense": "nonsense: a setting is given as key=value; see --help",
+    "ablation=tying": "ablation: no group of this command; see --help",
+    "model.n_embd=3": "model.n_embd: no such key; did you mean d_model?",
+    "trainer.max_epochs=3": f"trainer.max_epochs: {DECIDED}",
 }
 
 
@@ -164,10 +173,32 @@ def test_evaluate_needs_nothing_but_a_run(command: Callable[..., Outcome]) -> No
         ("ablate", "ablation.overrides=[seed=1]", """needs quotes: 'key=["head=untied"]'"""),
         ("export", "run_dir=x", "output_dir: is missing"),
         ("export", "output_dir=x", "run_dir: is missing"),
+        ("generate", ["run_dir=x", "def f"], 'def f: give the prompt as "prompt=def f"'),
+        ("generate", ["run_dir=x", "hello"], 'hello: give the prompt as "prompt=hello"'),
+        ("generate", ["run_dir=x", "def f(a=1):"], 'def f(a=1):: give the prompt as "prompt=def f(a=1):"'),
+        ("generate", "model=small", "model: no group of this command; did you mean run_dir?"),
+        ("generate", "run_dir=x text=y", "text: no such key; did you mean prompt?"),
+        ("evaluate", ["."], ".: a setting is given as key=value; did you mean run_dir=.?"),
+        ("report", ["."], ".: a setting is given as key=value; did you mean output_dir=.?"),
+        ("export", "run_dir=x somewhere", "somewhere: a setting is given as key=value; see --help"),
+        ("export", "run_dir=x tied", "tied: a setting is given as key=value; see --help"),
+        ("benchmark", "training", "training: a setting is given as key=value; see --help"),
+        ("ablate", "ablation=smoke tying", "tying: a setting is given as key=value; did you mean ablation=tying?"),
     ],
 )
-def test_every_script_says_what_it_misses(command: Callable[..., Outcome], name: str, line: str, said: str) -> None:
+def test_every_command_names_what_is_missing_or_stray(
+    command: Callable[..., Outcome], name: str, line: str | list[str], said: str
+) -> None:
     refused(command(line, name), said)
+
+
+def test_a_text_given_as_the_choice_of_data_is_answered_with_its_path(
+    command: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    (tmp_path / "my.txt").touch()
+    code, error, seen = command("data=my.txt")
+    assert (code, seen) == (2, [])
+    assert error == "error: data=my.txt: no such config; did you mean data=text data.path=my.txt?\n"
 
 
 def typos(n: int) -> list[str]:
@@ -239,22 +270,13 @@ def test_the_prompt_is_taken_verbatim(command: Callable[..., Outcome], value: st
     assert (seen[0].prompt, seen[0].seed, seen[0].run_dir) == (value, 7, "x")
 
 
-def test_take_leaves_sweeps_quoted_values_and_other_keys_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    line = [
-        "train.py",
-        "data.path='a b'",
-        "run_dir=null",
-        "model.d_model=64",
-        "prompts=[a]",
-        "+path",
-        "prompt=in prompts",
-    ]
-    monkeypatch.setattr(sys, "argv", line.copy())
-    assert take(()) == {}
-    assert sys.argv == line
-    monkeypatch.setattr(sys, "argv", ["train.py", "-m", "data.path=a,b"])
-    take(())
-    assert sys.argv == ["train.py", "-m", "data.path=a,b"]
+def test_paths_are_quoted_and_everything_else_is_left_alone() -> None:
+    line = ["data.path='a b'", "run_dir=null", "model.d_model=64", "prompts=[a]", "+path", "prompt=in prompts"]
+    assert prepared(line) == line
+    assert prepared(["data.path=a, b", "run_dir=it's"]) == ["data.path='a, b'", r"run_dir='it\'s'"]
+    assert prepared(["data.path=a,b", "-m"]) == ["-m", "data.path=a,b"]
+    assert take_verbatim(line, ("prompt",)) == ({"prompt": "in prompts"}, line[:-1])
+    assert take_verbatim(line, ()) == ({}, line)
 
 
 def test_a_sweep_calls_the_task_for_each_job_and_goes_on_after_a_bad_one(command: Callable[..., Outcome]) -> None:
@@ -280,7 +302,7 @@ def test_an_ablation_passes_on_what_train_is_to_understand(command: Callable[...
     ("line", "said"),
     [
         ("ablation=absent", "choose one of aa,"),
-        ("ablation=smoke ablation.seeds=[1,1]", "ablation.seeds: 1 stands twice"),
+        ("ablation=smoke ablation.seeds=[1,1]", "ablation.seeds: 1 "),
         ("ablation=smoke ablation.baseline=x", "ablation.baseline=x: no such arm; choose one of tied, untied"),
         ("ablation=smoke ablation.sedes=[1]", "did you mean seeds?"),
         ("ablation=smoke workers=0", "workers=0: expected 1 or more"),
@@ -372,12 +394,13 @@ def test_unusable_text_is_one_line_for_each_and_leaves_no_run(script: Script, tm
         "data.path=absent.txt,empty.txt,latin.txt,short.txt", "run_dir=here",
     )  # fmt: skip
     assert found.returncode == 2, found.stderr
-    assert found.stderr.splitlines() == [
+    *others, short = found.stderr.splitlines()
+    assert others == [
         "error: data.path=absent.txt: no such file, folder or glob",
         "error: data.path=empty.txt: the text is empty",
         "error: latin.txt: not UTF-8 at byte 3 (unexpected end of data)",
-        "error: data: the training text has 5 tokens, data.seq_len=128 needs 129: give more text or shorter windows",
     ]
+    assert short.startswith("error: data: the training text has 5 tokens, data.seq_len=128 needs 129: give more text")
     assert not (tmp_path / "here").exists()
     assert [path.name for path in (tmp_path / "runs").rglob("*")] == ["multirun.yaml"]
 

@@ -21,17 +21,12 @@ from lm.config import (
     TokenizerConfig,
     ValidationConfig,
 )
+from lm.config.model import OWN_SETTINGS
 
 NAN = math.nan
 UNTIED = {"kind": "untied", "head_std": 0.02, "head_lr_multiplier": 1.0}
 SPLIT = {"kind": "untied_midtraining", "head_lr_multiplier": 1.0, "untie_at": 0.5}
-OWN = {  # what each kind of head needs, and all that it takes
-    "tied": set(),
-    "untied": {"head_std", "head_lr_multiplier"},
-    "tied_projected": {"head_lr_multiplier"},
-    "untied_from_embedding": {"head_lr_multiplier"},
-    "untied_midtraining": {"head_lr_multiplier", "untie_at"},
-}
+OWN = {kind: set(keys) for kind, keys in OWN_SETTINGS.items()}
 
 # schema, settings that are refused, key of the message, what the message expects
 REFUSED: list[tuple[type, dict[str, Any], str, str]] = [
@@ -155,8 +150,10 @@ def test_the_edge_of_what_can_be_is_allowed(schema: type, settings: dict[str, An
     assert {key: getattr(config, key) for key in settings} == settings
 
 
-def test_every_kind_of_head_is_known_here() -> None:
+def test_every_kind_of_head_says_which_settings_are_its_own() -> None:
     assert set(OWN) == set(HEADS)
+    assert OWN["tied"] == set()
+    assert OWN["untied"] == {"head_std", "head_lr_multiplier"}
 
 
 def test_heads_widths_follow_from_the_counts() -> None:

@@ -8,9 +8,10 @@ import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 
-from lm.cli.errors import CONFIGS, trainer_arguments
-from lm.cli.launch import compose as compose_words
-from lm.cli.launch import convert
+from lm.cli.compose import compose as compose_words
+from lm.cli.compose import convert
+from lm.cli.errors import CONFIGS
+from lm.cli.names import trainer_arguments
 from lm.config import HEADS, OPTIMIZERS, SOURCES, TOKENIZERS, EvaluateConfig, ExportConfig, GenerateConfig, RunConfig
 from lm.config.ablation import AblateConfig, ReportConfig
 from lm.config.benchmark import BenchmarkConfig
@@ -35,6 +36,8 @@ NEEDED = {
     "benchmark": [],
 }
 FILES = sorted(CONFIGS.rglob("*.yaml"))
+SHIPPED = ("aa", "ffn", "position", "recipe", "smoke", "tying", "tying_core", "untie_when", "vocab")
+EXPERIMENTS = ("chars", "shakespeare_char", "shakespeare_char_long")
 CHOICES = [path for path in FILES if path.parent.name not in (CONFIGS.name, "ablation")]
 ABLATIONS = [path for path in FILES if path.parent.name == "ablation"]
 
@@ -72,7 +75,6 @@ def test_every_choice_composes_and_converts(path: Path) -> None:
 @pytest.mark.parametrize("path", ABLATIONS, ids=label)
 def test_every_arm_of_every_ablation_composes(path: Path) -> None:
     ablation = composed("ablate", f"ablation={path.stem}").ablation
-    assert f"ablation={path.stem}" in opening(path)
     assert ablation.question.endswith("?")
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
         for words in ablation.arms.values():
@@ -94,21 +96,26 @@ def opening(path: Path) -> str:
     return next(line for line in path.read_text().splitlines() if not line.startswith("# @package"))
 
 
-@pytest.mark.parametrize("path", [path for path in FILES if path.stem != "quiet"], ids=label)
+def shipped(path: Path) -> bool:
+    """Files in these two groups may be a user's own, which open as they like."""
+    return path.parent.name not in ("ablation", "experiment") or path.stem in (*SHIPPED, *EXPERIMENTS)
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if path.stem != "quiet" and shipped(path)], ids=label)
 def test_every_file_opens_with_the_command_that_uses_it(path: Path) -> None:
     command = opening(path)
     assert command.startswith("# ")
     assert "python scripts/" in command
     script = CONFIGS.parent / "scripts" / f"{command.partition('scripts/')[2].split('.py')[0]}.py"
     assert script.is_file()
-    if path not in ABLATIONS and path.parent != CONFIGS:
+    if path.parent != CONFIGS:
         group, default = path.parent.name, composed_default(path.parent.name)
         assert f"{group}={path.stem}" in command or path.stem == default
 
 
 def composed_default(group: str) -> str | None:
     defaults = yaml.safe_load((CONFIGS / "train.yaml").read_text())["defaults"]
-    return next(one[group] for one in defaults if isinstance(one, dict) and group in one)
+    return next((one[group] for one in defaults if isinstance(one, dict) and group in one), None)
 
 
 @pytest.mark.parametrize("path", sorted((CONFIGS / "head").glob("*.yaml")), ids=label)

@@ -1,4 +1,4 @@
-"""Text from every source becomes the same documents wherever it lies, and what cannot be read is named."""
+"""Text from every source becomes the same documents at any location, and errors name what cannot be read."""
 
 import hashlib
 import os
@@ -18,13 +18,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lm.config import BadInput, DataConfig, TokenizerConfig
-from lm.data.corpus import content_hash, load_documents, look_for, split
+from lm.data.corpus import check_paths, content_hash, load_documents, split
 from lm.data.documents import Document
 
 
 @pytest.fixture
 def own_home(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """What the `datasets` library keeps goes to a folder of the test's own, and it may use the network."""
+    """The `datasets` library caches in a folder of the test, and may use the network."""
     cache = tmp_path_factory.mktemp("cache")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", cache)
     monkeypatch.setattr(datasets.config, "DOWNLOADED_DATASETS_PATH", cache / "downloads")
@@ -66,7 +66,7 @@ def write_folder(root: Path) -> Path:
 
 @given(text=st.text(min_size=2), fraction=st.floats(0.01, 0.99))
 @settings(deadline=None)
-def test_a_single_text_is_cut_by_characters(text: str, fraction: float) -> None:
+def test_a_single_text_is_split_by_characters(text: str, fraction: float) -> None:
     (train,), (val,) = split([Document("one", text)], fraction)
     assert train + val == text
     assert len(train) == int(len(text) * (1 - fraction))
@@ -74,7 +74,7 @@ def test_a_single_text_is_cut_by_characters(text: str, fraction: float) -> None:
 
 @given(st.lists(st.text(), min_size=2, max_size=40, unique=True), st.floats(0.01, 0.99))
 @settings(deadline=None)
-def test_of_several_documents_each_is_on_one_side_and_no_side_is_empty(names: list[str], fraction: float) -> None:
+def test_several_documents_are_split_whole_and_no_side_is_empty(names: list[str], fraction: float) -> None:
     train, val = split([Document(name, name) for name in names], fraction)
     assert train
     assert val
@@ -82,7 +82,7 @@ def test_of_several_documents_each_is_on_one_side_and_no_side_is_empty(names: li
     assert train == [name for name in names if name in train]  # in the order given
 
 
-def test_a_document_keeps_its_side_when_others_come_and_go() -> None:
+def test_the_side_of_a_document_does_not_depend_on_other_documents() -> None:
     everything = [Document(f"file{i}.py", f"text {i}") for i in range(2000)]
     train, val = split(everything, 0.1)
     assert 150 < len(val) < 250
@@ -113,10 +113,12 @@ def test_file_folder_and_glob_give_named_documents_in_order(tmp_path: Path) -> N
     assert [name for name, _ in load("text", root / "**" / "*.txt")] == [*names[:4], "deep/z.txt"]
     assert [name for name, _ in load("text", root / "?.txt")] == ["a.txt", "b.txt"]
     assert [name for name, _ in load("text", root / "d*" / "e*" / "*")] == ["deep/er/y.md"]
-    assert load("text", root / "c[1].txt") == [("c[1].txt", "text of c[1].txt\r\n")]  # a file before a glob
+    assert load("text", root / "c[1].txt") == [
+        ("c[1].txt", "text of c[1].txt\r\n")
+    ]  # an existing file takes precedence over a glob
 
 
-def test_names_do_not_depend_on_where_the_text_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_document_names_do_not_depend_on_the_location(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here, there = write_folder(tmp_path / "here"), write_folder(tmp_path / "far" / "away [2]")
     assert load("text", here) == load("text", there)
     monkeypatch.chdir(here)
@@ -159,7 +161,7 @@ def test_the_content_hash_changes_with_any_name_and_any_text(pairs: list[tuple[s
     same = content_hash([Document(*one) for one in pairs]) == content_hash([Document(*one) for one in other])
     assert same == (pairs == other)
     name, text = pairs[-1]
-    moved = [*pairs[:-1], (name + text[:1], text[1:])]  # a character changes over from the text to the name
+    moved = [*pairs[:-1], (name + text[:1], text[1:])]  # a character moves from the text to the name
     assert not text or content_hash([Document(*one) for one in moved]) != content_hash([Document(*p) for p in pairs])
 
 
@@ -214,12 +216,12 @@ def test_a_dead_url_is_named_at_once(server: str) -> None:
     assert time.monotonic() - start < 10
 
 
-def test_a_hub_name_without_a_network_is_named() -> None:
+def test_a_hub_data_set_without_a_network_is_refused_by_name() -> None:
     assert refusal("hub", "nobody/nothing").startswith("data.path=nobody/nothing: ")
 
 
 @pytest.mark.usefixtures("own_home")
-def test_a_table_whose_name_has_metacharacters_is_that_file(tmp_path: Path) -> None:
+def test_glob_characters_in_the_name_of_an_existing_file_are_literal(tmp_path: Path) -> None:
     (tmp_path / "t1.jsonl").write_text('{"text": "another"}\n')
     (tmp_path / "t[1].jsonl").write_text('{"text": "this"}\n')
     assert load("json", tmp_path / "t[1].jsonl") == [("row 0", "this")]
@@ -235,7 +237,7 @@ def test_a_glob_gives_each_file_once(tmp_path: Path) -> None:
     assert [name for name, _ in load("text", root / "**" / "**" / "z.txt")] == ["deep/z.txt"]
 
 
-def test_a_text_is_held_to_its_hash(tmp_path: Path) -> None:
+def test_a_text_with_another_hash_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("ähm\r\n")
     right = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -255,23 +257,23 @@ def test_a_text_is_held_to_its_hash(tmp_path: Path) -> None:
     ("source", "path"),
     [("text", "http://127.0.0.1:9/x.txt"), ("json", "https://127.0.0.1:9/x"), ("hub", "owner/name"), ("stdlib", None)],
 )
-def test_only_what_should_lie_here_is_looked_for(source: str, path: str | None) -> None:
-    look_for(DataConfig(source=source, path=path), TokenizerConfig())
+def test_only_local_paths_are_checked(source: str, path: str | None) -> None:
+    check_paths(DataConfig(source=source, path=path), TokenizerConfig())
 
 
 @pytest.mark.parametrize("source", ["text", "json", "csv", "parquet"])
-def test_what_does_not_lie_here_is_told(source: str, tmp_path: Path) -> None:
+def test_a_missing_local_path_is_named(source: str, tmp_path: Path) -> None:
     config = DataConfig(source=source, path=str(tmp_path / "*.jsonl"))
     with pytest.raises(BadInput, match=r"^data\.path=.*: no such file, folder or glob"):
-        look_for(config, TokenizerConfig())
+        check_paths(config, TokenizerConfig())
     for suffix in ("jsonl", "csv", "parquet"):
         (tmp_path / f"a.{suffix}").touch()
-    look_for(replace(config, path=str(tmp_path)), TokenizerConfig())
+    check_paths(replace(config, path=str(tmp_path)), TokenizerConfig())
 
 
-def test_a_tokenizer_that_does_not_lie_here_is_told(tmp_path: Path) -> None:
+def test_a_missing_tokenizer_file_is_named(tmp_path: Path) -> None:
     tokenizer = TokenizerConfig(kind="file", vocab_size=None, path=str(tmp_path / "tokenizer.json"))
     with pytest.raises(BadInput, match=r"^tokenizer\.path=.*json: no such file; expected a tokenizer\.json"):
-        look_for(DataConfig(), tokenizer)
+        check_paths(DataConfig(), tokenizer)
     (tmp_path / "tokenizer.json").touch()
-    look_for(DataConfig(), tokenizer)
+    check_paths(DataConfig(), tokenizer)

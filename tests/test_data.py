@@ -1,4 +1,4 @@
-"""The token folder is whole or absent, and the batches cut from it obey their laws for every length."""
+"""The token folder is complete or absent, and batches have their properties for every length."""
 
 import itertools
 import json
@@ -42,7 +42,7 @@ def streams(tokens: int, seq_len: int, **options: int) -> TrainingStream:
 
 
 def epoch_of(stream: TrainingStream, epoch: int) -> np.ndarray:
-    """The targets of an epoch, a row for each window; tokens of the tests are their own positions."""
+    """The targets of an epoch, a row for each window; each token of `streams` is its own position."""
     first = epoch * stream.per_epoch
     return torch.cat([stream.batch(k)[1] for k in range(first, first + stream.per_epoch)]).numpy()
 
@@ -50,18 +50,18 @@ def epoch_of(stream: TrainingStream, epoch: int) -> np.ndarray:
 # --- text to tokens
 
 
-@given(text=st.text("ab;() \n\r\t\x0b\x1c\x85\xa0\u2028\u3000é"), piece=st.integers(0, 5))
+@given(text=st.text("ab;() \n\r\t\x0b\x1c\x85\xa0\u2028\u3000é"), length=st.integers(0, 5))
 @settings(deadline=None)
-def test_encoding_by_pieces_equals_encoding_at_once(text: str, piece: int) -> None:
+def test_encoding_in_pieces_equals_encoding_at_once(text: str, length: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(data, "PIECE", piece)
+        patch.setattr(data, "PIECE_LENGTH", length)
         assert "".join(pieces(text)) == text
         found = np.concatenate(list(encode(TRAINED, [text])))
     assert found.tolist() == [TRAINED.eot, *TRAINED.encode(text)]
 
 
 def test_a_long_text_is_encoded_in_several_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data, "PIECE", 100)
+    monkeypatch.setattr(data, "PIECE_LENGTH", 100)
     assert 5 < len(list(pieces(BREAKS))) <= len(BREAKS) / 100 + 1
     assert len(list(encode(TRAINED, [BREAKS]))) > 5
 
@@ -86,7 +86,7 @@ def test_each_document_is_preceded_by_end_of_text(tmp_path: Path, source: DataCo
 
 
 @pytest.mark.parametrize(("characters", "dtype"), [(65_535, np.uint16), (65_536, np.uint32)])
-def test_ids_are_as_wide_as_the_vocabulary_needs(characters: int, dtype: type, source: DataConfig) -> None:
+def test_the_dtype_of_ids_fits_the_vocabulary_size(characters: int, dtype: type, source: DataConfig) -> None:
     every = "".join(map(chr, itertools.chain(range(0xD800), range(0xE000, 0xE000 + characters - 0xD800))))
     Path(str(source.path)).write_bytes(every.encode())
     ready = prepare(source, TokenizerConfig(kind="char", vocab_size=None))
@@ -95,7 +95,7 @@ def test_ids_are_as_wide_as_the_vocabulary_needs(characters: int, dtype: type, s
 
 
 @pytest.mark.parametrize(("seq_len", "fits"), [(89, True), (90, True), (91, False)])
-def test_one_window_is_enough_and_a_token_less_is_not(seq_len: int, fits: bool, source: DataConfig) -> None:
+def test_the_training_text_needs_one_window(seq_len: int, fits: bool, source: DataConfig) -> None:
     Path(str(source.path)).write_text("x" * 100)
     config = replace(source, seq_len=seq_len)
     if fits:
@@ -109,7 +109,7 @@ def test_one_window_is_enough_and_a_token_less_is_not(seq_len: int, fits: bool, 
 # --- the folder
 
 
-def test_the_folder_is_built_once_and_another_text_or_split_or_tokenizer_gets_another(source: DataConfig) -> None:
+def test_each_text_split_and_tokenizer_has_a_folder_that_is_built_once(source: DataConfig) -> None:
     prepare(source, BYTE)
     (first,) = folders(source)
     stamp = (first / "train.bin").stat()
@@ -126,13 +126,13 @@ def test_the_folder_is_built_once_and_another_text_or_split_or_tokenizer_gets_an
     assert all(len(folder.name) == 16 for folder in folders(source))
 
 
-def test_a_folder_that_is_there_is_only_read(source: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_existing_folder_is_only_read(source: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     prepare(source, BYTE)
-    monkeypatch.setattr("filelock.FileLock", lambda path: pytest.fail(f"{path}: may lie where nothing can be written"))
+    monkeypatch.setattr("filelock.FileLock", lambda path: pytest.fail(f"{path}: may be read-only"))
     prepare(source, BYTE)
 
 
-def test_a_tiny_share_of_a_single_text_still_validates(source: DataConfig) -> None:
+def test_a_tiny_validation_fraction_leaves_one_token(source: DataConfig) -> None:
     assert len(prepare(replace(source, val_fraction=1e-17), BYTE).val) == 2  # end of text, and a byte
 
 
@@ -147,7 +147,7 @@ def test_ten_processes_at_once_build_the_folder_once(source: DataConfig) -> None
         while not all(job.done() for job in jobs):
             for path in Path(source.cache_dir).glob("*"):
                 if path.suffix == ".partial":
-                    with suppress(FileNotFoundError):  # it may be renamed between two looks
+                    with suppress(FileNotFoundError):  # it may be renamed meanwhile
                         partial.add(path.stat().st_ino)
                 elif path.suffix != ".lock" and not (path / "meta.json").exists():
                     incomplete.append(path)
@@ -161,7 +161,7 @@ def test_ten_processes_at_once_build_the_folder_once(source: DataConfig) -> None
 
 @contextmanager
 def small_disk() -> Iterator[None]:
-    """No file grows beyond 4 kB."""
+    """No file can grow beyond 4 kB."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
     try:
@@ -170,7 +170,7 @@ def small_disk() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-def test_a_build_that_the_disk_ends_leaves_nothing(source: DataConfig) -> None:
+def test_a_build_on_a_full_disk_leaves_nothing(source: DataConfig) -> None:
     with small_disk(), pytest.raises(OSError, match=r"requested and \d+ written|too large"):
         prepare(source, BYTE)
     assert folders(source) == []
@@ -182,11 +182,11 @@ def test_a_build_of_bad_input_leaves_nothing(source: DataConfig) -> None:
     assert folders(source) == []
 
 
-def test_what_a_dead_process_left_is_no_obstacle(source: DataConfig) -> None:
+def test_a_partial_folder_of_a_killed_process_is_replaced(source: DataConfig) -> None:
     prepare(source, BYTE)
     (folder,) = folders(source)
     shutil.move(folder, folder.with_suffix(".partial"))
-    (folder.with_suffix(".partial") / "junk").write_text("of a process that died")
+    (folder.with_suffix(".partial") / "junk").write_text("of a killed process")
     prepare(source, BYTE)
     assert folders(source) == [folder]
     assert not (folder / "junk").exists()
@@ -228,9 +228,7 @@ LENGTHS = {"tokens": st.integers(2, 200), "seq_len": st.integers(1, 200), "seed"
 
 @given(**LENGTHS, k=st.integers(0, 1000), batch_size=st.integers(1, 5))
 @settings(deadline=None)
-def test_a_batch_depends_on_nothing_but_seed_and_number(
-    tokens: int, seq_len: int, seed: int, k: int, batch_size: int
-) -> None:
+def test_a_batch_is_a_function_of_seed_and_index(tokens: int, seq_len: int, seed: int, k: int, batch_size: int) -> None:
     assume(tokens > seq_len)
     options = {"seed": seed, "batch_size": batch_size}
     inputs, targets = streams(tokens, seq_len, **options).batch(k)
@@ -243,23 +241,25 @@ def test_a_batch_depends_on_nothing_but_seed_and_number(
         assert torch.equal(targets, again[1])
     assert inputs.shape == targets.shape == (batch_size, seq_len)
     assert inputs.dtype == targets.dtype == torch.int64
-    assert torch.equal(inputs + 1, targets)  # tokens are their own positions
+    assert torch.equal(inputs + 1, targets)  # each token is its own position
     assert int(inputs.min()) >= 0
     assert int(targets.max()) < tokens
 
 
 @given(**LENGTHS)
 @settings(deadline=None)
-def test_an_epoch_has_each_token_as_target_about_once(tokens: int, seq_len: int, seed: int) -> None:
+def test_an_epoch_has_each_token_as_target_at_most_once(tokens: int, seq_len: int, seed: int) -> None:
     assume(tokens > seq_len)
     stream = streams(tokens, seq_len, seed=seed)
     for epoch in (0, 1, 5):
         targets = epoch_of(stream, epoch)
         assert len(np.unique(targets)) == targets.size  # never twice
-        assert targets.size >= max(seq_len, tokens - 1 - 2 * (seq_len - 1))  # all but a part window at either end
+        assert targets.size >= max(
+            seq_len, tokens - 1 - 2 * (seq_len - 1)
+        )  # all except a part of a window at either end
 
 
-def test_over_the_epochs_no_token_is_left_out_and_orders_differ() -> None:
+def test_epochs_together_cover_every_token_in_different_orders() -> None:
     stream = streams(200, 8)
     epochs = [epoch_of(stream, epoch) for epoch in range(40)]
     assert set(np.concatenate(epochs).ravel()) == set(range(1, 200))
@@ -293,7 +293,7 @@ def test_overfitting_repeats_the_first_batches(n: int) -> None:
 
 @given(tokens=st.integers(2, 200), seq_len=st.integers(1, 200), batch_size=st.integers(1, 9))
 @settings(deadline=None)
-def test_validation_has_each_token_but_the_first_as_target_once_in_order(
+def test_validation_has_each_token_except_the_first_as_target_once_in_order(
     tokens: int, seq_len: int, batch_size: int
 ) -> None:
     batches = list(validation_batches(np.arange(tokens, dtype=np.uint16), seq_len, batch_size))

@@ -1,4 +1,4 @@
-"""What diagnostics.csv says is true, says it also after a kill, and costs the run not one bit."""
+"""diagnostics.csv is correct, also after a kill, and leaves the run equal bit for bit."""
 
 import csv
 import os
@@ -20,10 +20,10 @@ from lm.config import BadInput, CheckpointConfig, DiagnosticsConfig, HeadConfig,
 from lm.data.batches import IGNORED
 from lm.data.tokens import prepare
 from lm.exchange.portable import load_model
-from lm.inference.evaluate import ByTarget
+from lm.inference.evaluate import NLLByTarget
 from lm.model.transformer import Transformer
 from lm.training import diagnostics
-from lm.training.diagnostics import BANDS, BY_BAND, COLUMNS, SIDES, TableGradient, frequency_bands
+from lm.training.diagnostics import BANDS, BY_BAND, COLUMNS, GRADIENTS, EmbeddingGradient, frequency_bands
 from lm.training.train import train
 from lm.training.trainer import resolve
 
@@ -38,7 +38,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def table(run_dir: Path, name: str = "diagnostics") -> list[dict[str, str]]:
+def read(run_dir: Path, name: str = "diagnostics") -> list[dict[str, str]]:
     with open(run_dir / f"{name}.csv", newline="") as file:
         return list(csv.DictReader(file))
 
@@ -52,26 +52,26 @@ def build(head: HeadConfig) -> Transformer:
 
 
 def backward(net: Transformer, parts: int = 1) -> None:
-    """The gradient of one step in `parts` micro-batches, as Lightning makes it."""
+    """The gradient of one step in `parts` micro-batches, as Lightning computes it."""
     for tokens, targets in zip(TOKENS.chunk(parts), TARGETS.chunk(parts), strict=True):
         (F.cross_entropy(net(tokens).flatten(0, 1), targets.flatten()) / parts).backward()
 
 
-def watched(net: Transformer, parts: int = 1) -> tuple[Tensor, Tensor]:
-    gradient = TableGradient(net)
-    backward(net)  # of a step that nobody asked about
+def measured(net: Transformer, parts: int = 1) -> tuple[Tensor, Tensor]:
+    gradient = EmbeddingGradient(net)
+    backward(net)  # of a step that is not measured
     net.zero_grad()
     for _ in range(parts):
         gradient.start()
     backward(net, parts)
     with torch.no_grad():
-        net(TOKENS)  # nor does a validation count
-    return gradient.sides()
+        net(TOKENS)  # a validation is not measured either
+    return gradient.gradients()
 
 
-def apart(net: Transformer, scores: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradients of an untied twin: equal in all, with matrices of its own for looking up and scoring."""
-    twin = build(replace(UNTIED, embedding_std=net.embed.std, embedding_multiplier=net.embed.scale))
+def untied_twin(net: Transformer, scores: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of the input and the output embeddings, from an untied model that is equal otherwise."""
+    twin = build(replace(UNTIED, embedding_std=net.embed.std, embedding_multiplier=net.embed.multiplier))
     twin.head.proj.load_state_dict({"weight": scores})
     backward(twin)
     return twin.embed.weight.grad, twin.head.proj.weight.grad
@@ -83,56 +83,58 @@ def near(one: Tensor, other: Tensor) -> bool:
 
 @pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize("scale", [1.0, 2.5, None])
-def test_the_sides_of_a_tied_table_are_what_an_untied_twin_learns(scale: float | None, parts: int) -> None:
+def test_both_gradients_of_a_tied_embedding_equal_those_of_an_untied_twin(scale: float | None, parts: int) -> None:
     net = build(replace(TIED, embedding_multiplier=scale))
-    lookup, head = watched(net, parts)
-    twin_lookup, twin_head = apart(net, net.embed.weight.detach())
-    assert near(lookup, twin_lookup)
-    assert near(head, twin_head)
-    assert near(lookup + head, net.embed.weight.grad)
-    assert not near(lookup, head), "or which is which would not matter"
+    embedding_grad, head_grad = measured(net, parts)
+    twin_embedding_grad, twin_head_grad = untied_twin(net, net.embed.weight.detach())
+    assert near(embedding_grad, twin_embedding_grad)
+    assert near(head_grad, twin_head_grad)
+    assert near(embedding_grad + head_grad, net.embed.weight.grad)
+    assert not near(embedding_grad, head_grad), "so that they cannot be confused"
 
 
-def test_behind_a_projection_the_heads_side_is_still_the_tables() -> None:
+def test_with_a_projection_head_grad_is_of_the_embedding() -> None:
     net = build(HEADS["tied_projected"])
     with torch.no_grad():
         net.head.proj.weight.normal_(generator=torch.Generator().manual_seed(1)).mul_(0.2)
-    lookup, head = watched(net)
-    twin_lookup, twin_head = apart(net, net.head.matrix(net.embed.weight).detach())
-    assert near(lookup, twin_lookup)
-    assert near(head, twin_head @ net.head.proj.weight.T)  # by the chain rule: scores = table @ projection
-    assert not near(head, twin_head)
+    embedding_grad, head_grad = measured(net)
+    twin_embedding_grad, twin_head_grad = untied_twin(net, net.head.matrix(net.embed.weight).detach())
+    assert near(embedding_grad, twin_embedding_grad)
+    assert near(
+        head_grad, twin_head_grad @ net.head.proj.weight.T
+    )  # by the chain rule: output = embedding @ projection
+    assert not near(head_grad, twin_head_grad)
 
 
 @pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize("scale", [1.0, None])
-def test_the_sides_of_two_matrices_are_their_gradients(scale: float | None, parts: int) -> None:
+def test_untied_gradients_are_those_of_the_two_matrices(scale: float | None, parts: int) -> None:
     net = build(replace(UNTIED, embedding_multiplier=scale))
-    lookup, head = watched(net, parts)
-    assert torch.equal(head, net.head.proj.weight.grad)
-    assert near(lookup, net.embed.weight.grad)
+    embedding_grad, head_grad = measured(net, parts)
+    assert torch.equal(head_grad, net.head.proj.weight.grad)
+    assert near(embedding_grad, net.embed.weight.grad)
 
 
-@pytest.mark.parametrize("done", [0.0, 0.9])
-def test_a_split_head_is_asked_in_each_step_what_it_scores_with(done: float) -> None:
+@pytest.mark.parametrize("progress", [0.0, 0.9])
+def test_untied_midtraining_is_measured_before_and_after_untying(progress: float) -> None:
     net = build(HEADS["untied_midtraining"])
-    net.head.advance(done, net.embed.weight, {})
-    lookup, head = watched(net)
-    twin_lookup, twin_head = apart(net, net.embed.weight.detach())
-    assert near(lookup, twin_lookup)
-    assert near(head, twin_head)
-    assert near(net.embed.weight.grad, twin_lookup + twin_head if done < 0.5 else twin_lookup)
+    net.head.on_train_step(progress, net.embed.weight, {})
+    embedding_grad, head_grad = measured(net)
+    twin_embedding_grad, twin_head_grad = untied_twin(net, net.embed.weight.detach())
+    assert near(embedding_grad, twin_embedding_grad)
+    assert near(head_grad, twin_head_grad)
+    assert near(net.embed.weight.grad, twin_embedding_grad + twin_head_grad if progress < 0.5 else twin_embedding_grad)
 
 
 def zipf(vocab_size: int, n: int) -> np.ndarray:
     weights = 1 / np.arange(1, vocab_size + 1)
-    names = np.random.default_rng(0).permutation(vocab_size)  # so that an id says nothing about its frequency
+    names = np.random.default_rng(0).permutation(vocab_size)  # so that ids are not ordered by frequency
     return names[np.random.default_rng(1).choice(vocab_size, n, p=weights / weights.sum())].astype(np.uint16)
 
 
-def test_bands_share_the_vocabulary_and_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bands_divide_the_vocabulary_into_equal_shares_of_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = zipf(1000, 50_000)
-    bands = frequency_bands(tokens, 1010)  # ten tokens are never there
+    bands = frequency_bands(tokens, 1010)  # ten tokens never occur
     assert bands.shape == (1010,)
     assert set(bands.tolist()) == set(range(BANDS)), "each token in one band, no band empty"
     counts = np.bincount(tokens, minlength=1010)
@@ -144,21 +146,21 @@ def test_bands_share_the_vocabulary_and_the_text(monkeypatch: pytest.MonkeyPatch
     assert np.array_equal(frequency_bands(tokens, 1010), bands)
 
 
-def test_a_token_of_half_the_text_starves_no_other_band() -> None:
+def test_a_very_frequent_token_leaves_equal_shares_for_other_bands() -> None:
     tokens = np.concatenate([np.zeros(1000, dtype=np.uint16), 1 + zipf(300, 1000)])
     mass = np.bincount(frequency_bands(tokens, 301)[tokens], minlength=BANDS) / len(tokens)
     assert mass == pytest.approx([0.5, 0.125, 0.125, 0.125, 0.125], abs=0.03)
     assert frequency_bands(np.array([2, 2, 0]), 3).tolist() == [1, 2, 0], "fewer tokens than bands"
 
 
-def test_nothing_is_measured_unless_asked(corpus: Path, tmp_path: Path) -> None:
+def test_nothing_is_measured_by_default(corpus: Path, tmp_path: Path) -> None:
     train(short(corpus, tmp_path / "run"))
     assert not (tmp_path / "run/diagnostics.csv").exists()
 
 
 @pytest.mark.parametrize("head", ["tied", "untied", "tied_scaled", "untied_midtraining"])
-def test_the_run_is_the_same_bit_for_bit(head: str, corpus: Path, tmp_path: Path) -> None:
-    """With dropout and accumulation; and a change that the eye would not see is seen."""
+def test_diagnostics_leave_the_run_equal_bit_for_bit(head: str, corpus: Path, tmp_path: Path) -> None:
+    """With dropout and accumulation; and a small change of a setting is detected."""
     run = a_run(corpus, tmp_path / "off", steps=20, head=HEADS[head])
     train(run)
     asked = DiagnosticsConfig(every=3)
@@ -169,8 +171,8 @@ def test_the_run_is_the_same_bit_for_bit(head: str, corpus: Path, tmp_path: Path
         del one["result"]["config_hash"]
     assert on == off
     assert nudged["weights"] != off["weights"]
-    assert column(table(tmp_path / "on"), "step") == [3, 6, 9, 12, 15, 18, 20]
-    assert tuple(table(tmp_path / "on")[0]) == COLUMNS
+    assert column(read(tmp_path / "on"), "step") == [3, 6, 9, 12, 15, 18, 20]
+    assert tuple(read(tmp_path / "on")[0]) == COLUMNS
 
 
 def test_two_micro_batches_are_measured_as_one(corpus: Path, tmp_path: Path) -> None:
@@ -179,17 +181,17 @@ def test_two_micro_batches_are_measured_as_one(corpus: Path, tmp_path: Path) -> 
         run = short(corpus, tmp_path / str(accumulate), diagnostics=DiagnosticsConfig(every=1))
         run.trainer |= {"accumulate_grad_batches": accumulate, "max_steps": 3}
         train(run)
-        first[accumulate] = [column(table(tmp_path / str(accumulate)), side) for side in SIDES]
+        first[accumulate] = [column(read(tmp_path / str(accumulate)), side) for side in GRADIENTS]
     assert first[2] == [pytest.approx(values, rel=1e-3) for values in first[1]]
     assert len({tuple(values) for values in first[1]}) == 3
 
 
-def test_the_clip_rate_is_what_a_count_by_hand_gives(corpus: Path, tmp_path: Path) -> None:
+def test_the_clip_rate_equals_a_count_by_hand(corpus: Path, tmp_path: Path) -> None:
     for limit in (1.5, None):
         run = short(corpus, tmp_path / str(limit), diagnostics=DiagnosticsConfig(every=6))
         run.trainer["gradient_clip_val"] = limit
         train(run)
-        rows, norms = table(tmp_path / str(limit)), column(table(tmp_path / str(limit), "metrics"), "train/grad_norm")
+        rows, norms = read(tmp_path / str(limit)), column(read(tmp_path / str(limit), "metrics"), "train/grad_norm")
         assert [int(row["step"]) for row in rows] == [6, 12, 18, 20]
         assert [int(row["tokens"]) for row in rows] == [step * 4 * 32 for step in (6, 12, 18, 20)]
         spans = [norms[0:6], norms[6:12], norms[12:18], norms[18:20]]
@@ -203,8 +205,8 @@ def test_gradients_are_measured_before_they_are_clipped(corpus: Path, tmp_path: 
         run = short(corpus, tmp_path / str(limit), diagnostics=DiagnosticsConfig(every=1))
         run.trainer |= {"gradient_clip_val": limit, "max_steps": 1}
         train(run)
-    (clipped,), (free,) = table(tmp_path / "0.01"), table(tmp_path / "None")
-    assert [clipped[side] for side in SIDES] == [free[side] for side in SIDES]
+    (clipped,), (free,) = read(tmp_path / "0.01"), read(tmp_path / "None")
+    assert [clipped[side] for side in GRADIENTS] == [free[side] for side in GRADIENTS]
     assert (clipped["clip_rate"], free["clip_rate"]) == ("1.0", "0.0")
 
 
@@ -215,9 +217,9 @@ def mean_loss(row: dict[str, str], bands: np.ndarray) -> float:
     return sum(float(row[name] or 0) * count for name, count in zip(LOSSES, counts, strict=True)) / counts.sum()
 
 
-def test_each_target_gets_its_own_nats() -> None:
+def test_each_target_gets_its_own_negative_log_likelihood() -> None:
     logits = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
-    by_target = ByTarget(4)
+    by_target = NLLByTarget(4)
     for part in (slice(0, 4), slice(4, 6)):
         by_target.add(logits[part], torch.tensor([2, 0, 2, IGNORED, 3, 0])[part])
     total_nll = -logits.log_softmax(-1)
@@ -227,34 +229,34 @@ def test_each_target_gets_its_own_nats() -> None:
 
 
 @pytest.mark.parametrize("head", ["tied_scaled", "untied"])
-def test_losses_and_norms_by_band_are_what_the_saved_model_has(head: str, corpus: Path, tmp_path: Path) -> None:
+def test_losses_and_norms_by_band_match_the_saved_model(head: str, corpus: Path, tmp_path: Path) -> None:
     run = short(corpus, tmp_path / "run", head=HEADS[head], diagnostics=DiagnosticsConfig(every=8))
     result, data = train(run), prepare(run.data, run.tokenizer)
     bands = frequency_bands(data.train, data.tokenizer.vocab_size)
-    rows = table(tmp_path / "run")
+    rows = read(tmp_path / "run")
     assert mean_loss(rows[-1], bands[data.val[1:]]) == pytest.approx(result["val_loss"], rel=1e-5)
     net, _ = load_model(tmp_path / "run")
-    matrices = {"table_norm": net.embed.matrix(), "head_norm": net.head.matrix(net.embed.weight)}
+    matrices = {"embedding_norm": net.embed.matrix(), "head_norm": net.head.matrix(net.embed.weight)}
     for name, matrix in matrices.items():
         expected = [matrix[bands == i].norm(dim=1).mean().item() for i in range(BANDS)]
         assert [float(rows[-1][f"{name}/band{i + 1}"]) for i in range(BANDS)] == pytest.approx(expected, rel=1e-5)
-    assert rows[-1]["table_norm/band1"] != rows[-1]["head_norm/band1"]
+    assert rows[-1]["embedding_norm/band1"] != rows[-1]["head_norm/band1"]
 
 
-def test_a_band_that_was_no_target_is_empty(corpus: Path, tmp_path: Path) -> None:
+def test_a_band_without_targets_is_empty(corpus: Path, tmp_path: Path) -> None:
     path = tmp_path / "monotone.txt"
     path.write_text(TEXT[: len(TEXT) * 9 // 10] + "f" * (len(TEXT) // 10 + 1))  # its end is the validation text
     run = short(path, tmp_path / "run", diagnostics=DiagnosticsConfig(every=20))
     result = train(run)
-    (row,) = table(tmp_path / "run")
+    (row,) = read(tmp_path / "run")
     (one,) = (name for name in LOSSES if row[name])
     assert float(row[one]) == pytest.approx(result["val_loss"], rel=1e-5)
     assert all(row[name] for name in COLUMNS if name not in LOSSES)
 
 
-def test_only_the_last_row_costs_a_pass_over_the_validation_text(corpus: Path, tmp_path: Path) -> None:
+def test_only_the_last_row_has_validation_losses(corpus: Path, tmp_path: Path) -> None:
     train(short(corpus, tmp_path / "run", diagnostics=DiagnosticsConfig(every=5)))
-    *before, last = table(tmp_path / "run")
+    *before, last = read(tmp_path / "run")
     assert before
     assert not any(row[name] for row in before for name in LOSSES)
     assert all(row[name] for row in [*before, last] for name in COLUMNS if name not in LOSSES)
@@ -269,15 +271,15 @@ def test_several_devices_are_refused(corpus: Path, tmp_path: Path) -> None:
     assert resolve(replace(run, diagnostics=DiagnosticsConfig()))["devices"] == 2
 
 
-def a_watched_run(corpus: Path, run_dir: Path) -> RunConfig:
-    """Rows at 7, 14, 21, ... and checkpoints at 5, 10, 15, ...: most resumes begin between two rows."""
+def a_measured_run(corpus: Path, run_dir: Path) -> RunConfig:
+    """Rows at 7, 14, 21, ... and checkpoints at 5, 10, 15, ..., so most resumes begin between two rows."""
     run = a_run(corpus, run_dir, steps=40, diagnostics=DiagnosticsConfig(every=7))
     run.trainer["gradient_clip_val"] = 1.85  # about half of the steps are clipped
     return replace(run, checkpoint=CheckpointConfig(every=5))
 
 
 def work_until(run: RunConfig, step: int, where: str) -> None:
-    """Train, and die by SIGKILL: `in` the step after `step`, or right after its checkpoint has been `saved`."""
+    """Train until SIGKILL: `in` the step after `step`, or right after the checkpoint of `step` is `saved`."""
     from lm.training.checkpoint import Checkpoints
     from lm.training.task import LMTask
 
@@ -312,62 +314,62 @@ def kill(run: RunConfig, step: int, where: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def left_alone(corpus: Path) -> Path:
-    run = a_watched_run(corpus, corpus.parent / "left_alone")
+def undisturbed(corpus: Path) -> Path:
+    run = a_measured_run(corpus, corpus.parent / "undisturbed")
     assert finish(run) == 0
-    return corpus.parent / "left_alone"
+    return corpus.parent / "undisturbed"
 
 
 @pytest.mark.parametrize(
     ("step", "where"),
     [
         (25, "saved"),  # between two rows
-        (35, "saved"),  # at a row: it must be on disk
-        (29, "in"),  # a row after the last checkpoint: it is computed again and stands once
+        (35, "saved"),  # at a row, which must be on disk
+        (29, "in"),  # after a row that is newer than the last checkpoint: it is logged again, once
     ],
 )
 def test_a_killed_run_ends_with_the_same_rows(
-    left_alone: Path, corpus: Path, tmp_path: Path, step: int, where: str
+    undisturbed: Path, corpus: Path, tmp_path: Path, step: int, where: str
 ) -> None:
-    run = a_watched_run(corpus, tmp_path / "run")
+    run = a_measured_run(corpus, tmp_path / "run")
     kill(run, step, where)
-    assert [int(row["step"]) for row in table(tmp_path / "run")] == list(range(7, step + 1, 7))
+    assert [int(row["step"]) for row in read(tmp_path / "run")] == list(range(7, step + 1, 7))
     assert finish(run) == 0
-    assert (tmp_path / "run/diagnostics.csv").read_bytes() == (left_alone / "diagnostics.csv").read_bytes()
-    assert [int(row["step"]) for row in table(tmp_path / "run")] == [7, 14, 21, 28, 35, 40]
+    assert (tmp_path / "run/diagnostics.csv").read_bytes() == (undisturbed / "diagnostics.csv").read_bytes()
+    assert [int(row["step"]) for row in read(tmp_path / "run")] == [7, 14, 21, 28, 35, 40]
 
 
-def test_the_comparison_sees_a_count_that_was_not_restored(left_alone: Path, corpus: Path, tmp_path: Path) -> None:
-    run = a_watched_run(corpus, tmp_path / "run")
+def test_the_comparison_sees_a_count_that_was_not_restored(undisturbed: Path, corpus: Path, tmp_path: Path) -> None:
+    run = a_measured_run(corpus, tmp_path / "run")
     kill(run, 25, "saved")
     process = PROCESSES.Process(target=work_forgetful, args=(run,))
     process.start()
     process.join(120)
-    broken, whole = table(tmp_path / "run"), table(left_alone)
-    assert 0 < float(whole[3]["clip_rate"]) < 1, "or half a count could give the same"
+    broken, whole = read(tmp_path / "run"), read(undisturbed)
+    assert 0 < float(whole[3]["clip_rate"]) < 1, "otherwise half the count could give the same"
     assert broken != whole
     assert [row | {"clip_rate": ""} for row in broken] == [row | {"clip_rate": ""} for row in whole]
 
 
-def test_a_run_killed_before_its_result_keeps_its_rows(left_alone: Path) -> None:
-    before = (left_alone / "diagnostics.csv").read_bytes()
-    (left_alone / "result.json").unlink()
-    train(a_watched_run(left_alone.parent / "corpus.txt", left_alone))
-    assert (left_alone / "diagnostics.csv").read_bytes() == before
+def test_a_run_killed_before_its_result_keeps_its_rows(undisturbed: Path) -> None:
+    before = (undisturbed / "diagnostics.csv").read_bytes()
+    (undisturbed / "result.json").unlink()
+    train(a_measured_run(undisturbed.parent / "corpus.txt", undisturbed))
+    assert (undisturbed / "diagnostics.csv").read_bytes() == before
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's own, inside its compiler
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # which torch hides from users
 def test_a_compiled_model_is_measured_too(corpus: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    request.addfinalizer(torch.compiler.reset)  # what it has learned of a model with hooks is for no other test
+    request.addfinalizer(torch.compiler.reset)  # compiled code of a model with hooks must not reach other tests
     rows = {}
     for compiled in (False, True):
         run = short(corpus, tmp_path / str(compiled), head=HEADS["tied_scaled"], diagnostics=DiagnosticsConfig(every=3))
         run.trainer["max_steps"] = 7
         train(replace(run, compile=compiled))
-        rows[compiled] = table(tmp_path / str(compiled))
+        rows[compiled] = read(tmp_path / str(compiled))
     for name in COLUMNS:
-        first = -1 if name in LOSSES else 0  # losses stand in the last row alone
+        first = -1 if name in LOSSES else 0  # only the last row has losses
         found, expected = (column(rows[compiled][first:], name) for compiled in (True, False))
         assert found == pytest.approx(expected, rel=1e-2, abs=1e-3)

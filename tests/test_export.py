@@ -1,4 +1,4 @@
-"""What transformers loads computes what we compute: the same logits, the same greedy tokens."""
+"""What transformers loads has the same logits and the same greedy tokens."""
 
 import json
 import math
@@ -21,7 +21,7 @@ from lm.model.head import Embedding, TiedProjectedHead, UntiedMidTrainingHead
 from lm.model.transformer import Transformer
 
 LLAMA = {"norm": "rmsnorm", "position": "rope", "ffn": "swiglu"}
-CELLS: dict[str, dict[str, Any]] = {
+CONFIGS: dict[str, dict[str, Any]] = {
     "LlamaForCausalLM": LLAMA,
     "LlamaForCausalLM with biases": {**LLAMA, "bias": True, "rope_theta": 500.0},
     "Qwen3ForCausalLM": {**LLAMA, "qk_norm": True},
@@ -33,10 +33,10 @@ CELLS: dict[str, dict[str, Any]] = {
     "GPT2LMHeadModel gelu": {"norm": "layernorm", "position": "learned", "ffn": "gelu"},
     "GPT2LMHeadModel relu2": {"norm": "layernorm", "position": "learned", "ffn": "relu2"},
 }
-MAIN = ("tied", "untied")  # with every cell; the other regimes with one of each architecture
+MAIN = ("tied", "untied")  # with every configuration; the other variants with one of each architecture
 MODELS = [
-    *((cell, head, n_kv_heads) for cell in CELLS for head in MAIN for n_kv_heads in (None, 2)),
-    *((cell, head, None) for cell in list(CELLS)[::2] for head in HEADS if head not in MAIN),
+    *((name, head, n_kv_heads) for name in CONFIGS for head in MAIN for n_kv_heads in (None, 2)),
+    *((name, head, None) for name in list(CONFIGS)[::2] for head in HEADS if head not in MAIN),
 ]
 TOKENIZERS = {
     "byte": byte_tokenizer(),
@@ -48,17 +48,17 @@ TOKENIZERS = {
 def net_for(config: ModelConfig, head: str, tokenizer: Tokenizer) -> Transformer:
     net = Transformer(config, HEADS[head], vocab_size=tokenizer.vocab_size, seq_len=SEQ).eval()
     noise = torch.Generator().manual_seed(1)
-    with torch.no_grad():  # zeros, ones and copies at the start would hide a swapped norm, bias or matrix
+    with torch.no_grad():  # initial zeros, ones and copies would hide a swapped norm, bias or matrix
         for parameter in net.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=noise) * 0.1)
     return net
 
 
-@pytest.mark.parametrize(("cell", "head", "n_kv_heads"), MODELS)
-def test_logits_and_greedy_tokens_are_equal(cell: str, head: str, n_kv_heads: int | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "head", "n_kv_heads"), MODELS)
+def test_logits_and_greedy_tokens_are_equal(name: str, head: str, n_kv_heads: int | None, tmp_path: Path) -> None:
     tokenizer = TOKENIZERS["byte"]
-    net = net_for(tiny(n_kv_heads=n_kv_heads, **CELLS[cell]), head, tokenizer)
-    assert export(net, tokenizer, tmp_path / "out") == cell.split()[0]
+    net = net_for(tiny(n_kv_heads=n_kv_heads, **CONFIGS[name]), head, tokenizer)
+    assert export(net, tokenizer, tmp_path / "out") == name.split()[0]
     theirs, report = AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     tokens = torch.randint(tokenizer.vocab_size, (2, SEQ), generator=torch.Generator().manual_seed(0))
@@ -87,49 +87,49 @@ def test_the_comparison_sees_a_changed_matrix(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("head", HEADS)
-def test_the_file_holds_the_two_matrices_that_count(head: str, tmp_path: Path) -> None:
-    """What is looked up and what scores, whatever they are made of; one where they are one."""
+def test_the_file_holds_the_input_and_output_embeddings(head: str, tmp_path: Path) -> None:
+    """However they are computed; one matrix where they are the same."""
     tokenizer = TOKENIZERS["byte"]
     net = net_for(tiny(**LLAMA), head, tokenizer)
     export(net, tokenizer, tmp_path / "out")
     weights = load_file(tmp_path / "out/model.safetensors")
-    table, own = net.embed.weight, next(net.head.parameters(), None)
-    looked_up, scoring = {
-        "tied": lambda: (table, None),
-        "tied_scaled": lambda: (math.sqrt(32) * table, table),
-        "tied_projected": lambda: (table, table @ own),
-    }.get(head, lambda: (table, own))()
-    assert torch.equal(weights["model.embed_tokens.weight"], looked_up)
-    assert ("lm_head.weight" in weights) == (scoring is not None)
-    assert scoring is None or torch.equal(weights["lm_head.weight"], scoring)
+    embedding, own = net.embed.weight, next(net.head.parameters(), None)
+    inputs, outputs = {
+        "tied": lambda: (embedding, None),
+        "tied_scaled": lambda: (math.sqrt(32) * embedding, embedding),
+        "tied_projected": lambda: (embedding, embedding @ own),
+    }.get(head, lambda: (embedding, own))()
+    assert torch.equal(weights["model.embed_tokens.weight"], inputs)
+    assert ("lm_head.weight" in weights) == (outputs is not None)
+    assert outputs is None or torch.equal(weights["lm_head.weight"], outputs)
 
 
 @pytest.mark.parametrize(("head", "part"), [("tied_scaled", Embedding), ("tied_projected", TiedProjectedHead)])
-def test_the_comparison_sees_a_forgotten_factor(
+def test_the_comparison_sees_a_missing_multiplier_or_projection(
     head: str, part: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Exported with the bare table, neither regime gives its logits."""
+    """Exported with the embedding alone, neither variant gives its logits."""
     tokenizer, tokens = TOKENIZERS["byte"], torch.arange(SEQ)[None]
     net = net_for(tiny(**LLAMA), head, tokenizer)
-    monkeypatch.setattr(part, "matrix", lambda self, table=None: self.weight if table is None else table)
+    monkeypatch.setattr(part, "matrix", lambda self, embedding=None: self.weight if embedding is None else embedding)
     export(net, tokenizer, tmp_path / "out")
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert (theirs(tokens).logits - net(tokens)).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
-def test_the_tokenizer_goes_along(kind: str, tmp_path: Path) -> None:
+def test_the_exported_tokenizer_is_equal(kind: str, tmp_path: Path) -> None:
     tokenizer = TOKENIZERS[kind]
     export(net_for(tiny(**LLAMA), "tied", tokenizer), tokenizer, tmp_path / "out")
     theirs = AutoTokenizer.from_pretrained(tmp_path / "out")
     text = "the quick brown fox\n"
-    assert theirs(text)["input_ids"] == [tokenizer.eot, *tokenizer.encode(text)], "as our own generate begins"
+    assert theirs(text)["input_ids"] == [tokenizer.eot, *tokenizer.encode(text)], "as lm.inference begins"
     assert theirs.decode(tokenizer.encode(text)) == text
     assert theirs.eos_token_id == tokenizer.eot
     assert theirs.model_max_length == SEQ
 
 
-def test_from_text_to_text_both_say_the_same(tmp_path: Path) -> None:
+def test_generated_text_is_equal(tmp_path: Path) -> None:
     tokenizer = TOKENIZERS["bpe"]
     net = net_for(tiny(**LLAMA), "untied", tokenizer)
     export(net, tokenizer, tmp_path / "out")
@@ -143,7 +143,10 @@ def test_from_text_to_text_both_say_the_same(tmp_path: Path) -> None:
     ("changes", "switch"),
     [
         ({**LLAMA, "position": "none"}, r"model\.position=none"),
-        ({**LLAMA, "ffn": "relu2", "qk_norm": True, "bias": True}, r"model\.bias=true: ApertusForCausalLM"),
+        (
+            {**LLAMA, "ffn": "relu2", "qk_norm": True, "bias": True},
+            r"model\.bias=true: the nearest architecture, ApertusForCausalLM",
+        ),
         ({**LLAMA, "norm": "layernorm"}, r"model\.norm=layernorm"),
         ({**LLAMA, "qk_norm": True, "bias": True}, r"model\.bias=true"),
         ({"norm": "layernorm", "position": "learned", "ffn": "swiglu"}, r"model\.ffn=swiglu"),
@@ -151,16 +154,14 @@ def test_from_text_to_text_both_say_the_same(tmp_path: Path) -> None:
         ({**LLAMA, "linear": "torch.nn.Linear"}, r"model\.linear=torch\.nn\.Linear"),
     ],
 )
-def test_what_no_architecture_expresses_is_refused_by_its_switch(
-    changes: dict[str, Any], switch: str, tmp_path: Path
-) -> None:
+def test_a_setting_that_no_architecture_has_is_named(changes: dict[str, Any], switch: str, tmp_path: Path) -> None:
     tokenizer = TOKENIZERS["byte"]
     with pytest.raises(BadInput, match=switch):
         export(net_for(tiny(**changes), "tied", tokenizer), tokenizer, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_a_full_folder_is_never_overwritten(tmp_path: Path) -> None:
+def test_a_folder_with_files_is_never_overwritten(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("keep me")
     with pytest.raises(BadInput, match="output_dir"):
         export(net_for(tiny(**LLAMA), "tied", TOKENIZERS["byte"]), TOKENIZERS["byte"], tmp_path)
@@ -168,7 +169,7 @@ def test_a_full_folder_is_never_overwritten(tmp_path: Path) -> None:
 
 
 class TestModelFolder:
-    """lm.exchange.portable: what load_model takes, and what it refuses."""
+    """What lm.exchange.portable.load_model accepts and refuses."""
 
     @pytest.fixture
     def folder(self, tmp_path: Path) -> Path:
@@ -187,24 +188,24 @@ class TestModelFolder:
         assert torch.equal(again(tokens := torch.arange(SEQ)[None]), net(tokens))
         assert generate(again, tokenizer, "the", 5) == generate(net, TOKENIZERS["bpe"], "the", 5)
 
-    def test_a_head_saved_before_its_split_is_what_was_trained(
+    def test_a_head_saved_before_untying_is_what_was_trained(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Tied, with a second matrix that has stayed behind: the folder has the table twice."""
+        """While it is tied its own matrix is out of date, so the folder holds the embedding twice."""
         net, tokens = net_for(tiny(), "untied_midtraining", TOKENIZERS["byte"]), torch.arange(SEQ)[None]
-        net.head.advance(0.0, net.embed.weight, {})
+        net.head.on_train_step(0.0, net.embed.weight, {})
         trained = net(tokens)
         with monkeypatch.context() as patch:
-            patch.setattr(UntiedMidTrainingHead, "settle", lambda *_: None)
-            save_model(net, TOKENIZERS["byte"], tmp_path / "unsettled")
-        save_model(net, TOKENIZERS["byte"], tmp_path / "settled")
-        assert torch.equal(load_model(tmp_path / "settled")[0](tokens), trained)
-        assert not torch.allclose(load_model(tmp_path / "unsettled")[0](tokens), trained, atol=0.01)
-        weights = load_file(tmp_path / "settled/model.safetensors")
+            patch.setattr(UntiedMidTrainingHead, "finalise", lambda *_: None)
+            save_model(net, TOKENIZERS["byte"], tmp_path / "not_finalised")
+        save_model(net, TOKENIZERS["byte"], tmp_path / "finalised")
+        assert torch.equal(load_model(tmp_path / "finalised")[0](tokens), trained)
+        assert not torch.allclose(load_model(tmp_path / "not_finalised")[0](tokens), trained, atol=0.01)
+        weights = load_file(tmp_path / "finalised/model.safetensors")
         assert torch.equal(weights["head.proj.weight"], weights["embed.weight"])
 
     @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
-    def test_one_flipped_bit_is_seen(self, folder: Path, name: str) -> None:
+    def test_one_flipped_bit_is_detected(self, folder: Path, name: str) -> None:
         content = bytearray((folder / "model" / name).read_bytes())
         content[-2] ^= 1
         (folder / "model" / name).write_bytes(content)
@@ -228,7 +229,7 @@ class TestModelFolder:
         with pytest.raises(BadInput, match=r"config\.json"):
             load_model(folder)
 
-    def test_a_class_named_by_a_file_is_imported_only_on_trust(self, folder: Path) -> None:
+    def test_a_class_named_by_a_file_is_imported_only_with_trust(self, folder: Path) -> None:
         path = folder / "model/config.json"
         settings = json.loads(path.read_text())
         settings["model"]["linear"] = "antigravity.Linear"
@@ -236,7 +237,7 @@ class TestModelFolder:
         with pytest.raises(BadInput, match="trust=true"):
             load_model(folder)
 
-    def test_what_is_no_run_is_said_so(self, tmp_path: Path) -> None:
+    def test_a_folder_that_is_no_run_is_named(self, tmp_path: Path) -> None:
         with pytest.raises(BadInput, match="no such folder"):
             load_model(tmp_path / "absent")
         with pytest.raises(BadInput, match="holds no model"):
@@ -247,8 +248,8 @@ def test_the_default_model_can_be_exported(tmp_path: Path) -> None:
     from hydra import compose, initialize_config_dir
     from hydra.core.config_store import ConfigStore
 
+    from lm.cli.compose import convert
     from lm.cli.errors import CONFIGS
-    from lm.cli.launch import convert
     from lm.config import RunConfig
 
     ConfigStore.instance().store(name="train_schema", node=RunConfig)

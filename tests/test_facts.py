@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lm.inference.decode import pick
+from lm.inference.decode import next_token
 
 
 def draw(*shape: int, scale: float = 1.0) -> Tensor:
@@ -67,7 +67,7 @@ def test_cross_entropy_takes_logits() -> None:
 def test_argmax_of_logits_is_argmax_of_softmax(scale: float) -> None:
     z = draw(500, 50, scale=scale)
     assert torch.equal(z.argmax(-1), z.softmax(-1).argmax(-1))
-    assert torch.equal(pick(z, 0.0, None), z.softmax(-1).argmax(-1))
+    assert torch.equal(next_token(z, 0.0, None), z.softmax(-1).argmax(-1))
 
 
 def chi_square(ids: Tensor, probabilities: Tensor) -> float:
@@ -81,7 +81,7 @@ LIMIT = 20.5  # the chi-square statistic with five degrees of freedom exceeds it
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_gumbel_max_draws_from_the_softmax(temperature: float) -> None:
-    ids = pick(Z.expand(50_000, -1), temperature, torch.Generator().manual_seed(0))
+    ids = next_token(Z.expand(50_000, -1), temperature, torch.Generator().manual_seed(0))
     assert chi_square(ids, (Z / temperature).softmax(-1)) < LIMIT
-    for wrong in (temperature * 1.1, temperature / 1.1):  # the test has the power to see ten per cent
+    for wrong in (temperature * 1.1, temperature / 1.1):  # the test detects ten per cent
         assert chi_square(ids, (Z / wrong).softmax(-1)) > 3 * LIMIT

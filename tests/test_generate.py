@@ -16,20 +16,20 @@ from torch.overrides import TorchFunctionMode
 
 from lm.config import BadInput
 from lm.data.tokenizer import byte_tokenizer, char_tokenizer
-from lm.inference.decode import decode, generate, pick, room, stream, window_start
+from lm.inference.decode import cache_length, decode, generate, next_token, stream, window_start
 from lm.model.cache import KVCache
 from lm.model.position import POSITIONS
 from lm.model.transformer import Transformer
 
 BYTE, CHAR = byte_tokenizer(), char_tokenizer(["abcde"])
-LOUD = replace(UNTIED, embedding_std=0.3, head_std=1.0)  # a head and a body that make an untrained model talk
+SENSITIVE = replace(UNTIED, embedding_std=0.3, head_std=1.0)  # large weights: an untrained model with varied output
 PROMPTS = [[1], [5, 6, 7, 8, 9], [*range(SEQ)], [*range(20, 21 + SEQ)], [*range(40, VOCAB)]]
 
 
 @cache
-def talker(vocab_size: int = VOCAB, seq_len: int = SEQ, **body) -> Transformer:
-    """An untrained model whose next token hangs on its whole context: loud branches and sharp attention."""
-    net = Transformer(tiny(residual_scale=1.5, **body), LOUD, vocab_size=vocab_size, seq_len=seq_len).eval()
+def sensitive(vocab_size: int = VOCAB, seq_len: int = SEQ, **changes) -> Transformer:
+    """An untrained model whose next token depends on its whole context: large residual branches, peaked attention."""
+    net = Transformer(tiny(residual_scale=1.5, **changes), SENSITIVE, vocab_size=vocab_size, seq_len=seq_len).eval()
     for block in net.blocks:
         block.attn.q_proj.weight.data.mul_(8)
     return net
@@ -42,7 +42,7 @@ def tokens(net: Transformer, prompts: Sequence[Sequence[int]], n: int, **options
 
 @torch.no_grad()
 def by_definition(net: Transformer, prompt: Sequence[int], n: int) -> list[int]:
-    """Greedy decoding as one would first write it: the window, the whole model, the last row, its argmax."""
+    """Greedy decoding in its simplest form: the window, the whole model, the argmax of the last logits."""
     text = list(prompt)
     for _ in range(n):
         window = text[window_start(len(text), net.seq_len) :]
@@ -61,8 +61,8 @@ def test_the_window_is_never_empty_and_fits_the_context(length: int, seq_len: in
 
 @settings(deadline=None)
 @given(seq_len=st.integers(2, 100))
-def test_the_window_stands_still_for_half_a_context(seq_len: int) -> None:
-    """So the cache is rebuilt once in so many tokens; and it only ever moves forward."""
+def test_the_window_moves_by_half_a_context(seq_len: int) -> None:
+    """So the cache is rebuilt once in half a context; and the window only moves forward."""
     starts = [window_start(length, seq_len) for length in range(1, 6 * seq_len)]
     assert starts == sorted(starts)
     assert {starts.count(start) for start in set(starts) - {0, starts[-1]}} == {seq_len // 2}
@@ -74,7 +74,7 @@ def test_the_window_stands_still_for_half_a_context(seq_len: int) -> None:
 def test_cached_equals_uncached_equals_batched_far_past_the_context(
     position: str, n_kv_heads: int | None, seq_len: int
 ) -> None:
-    net = talker(position=position, n_kv_heads=n_kv_heads, seq_len=seq_len)
+    net = sensitive(position=position, n_kv_heads=n_kv_heads, seq_len=seq_len)
     n = 4 * seq_len
     expected = [by_definition(net, prompt, n) for prompt in PROMPTS]
     assert tokens(net, PROMPTS, n) == expected
@@ -82,18 +82,18 @@ def test_cached_equals_uncached_equals_batched_far_past_the_context(
 
 
 def test_a_cache_grows_with_the_text() -> None:
-    """Through every size that its room takes, for rows of different lengths, and over the end of the context."""
-    net, n = talker(seq_len=100), 2 * 100
+    """Through every size that its cache_length takes, for rows of different lengths, and over the end of the context."""
+    net, n = sensitive(seq_len=100), 2 * 100
     prompts = [[1], [*range(VOCAB)][:45]]
     expected = [by_definition(net, prompt, n) for prompt in prompts]
     assert tokens(net, prompts, n) == expected
     assert [tokens(net, [prompt], n)[0] for prompt in prompts] == expected
-    assert [room(length, 100) for length in (1, 32, 33, 64, 65, 100)] == [32, 32, 64, 64, 100, 100]
+    assert [cache_length(length, 100) for length in (1, 32, 33, 64, 65, 100)] == [32, 32, 64, 64, 100, 100]
 
 
-def test_the_talker_hears_its_whole_context() -> None:
-    """Or the test above would show little: the next token changes with far tokens and with their order."""
-    net, text = talker(), torch.randint(VOCAB, (200, SEQ), generator=torch.Generator().manual_seed(0))
+def test_the_sensitive_model_depends_on_its_whole_context() -> None:
+    """The comparisons above depend on it: the next token changes with distant tokens and with their order."""
+    net, text = sensitive(), torch.randint(VOCAB, (200, SEQ), generator=torch.Generator().manual_seed(0))
     moved = text.clone()
     moved[:, :2] = text[:, :2].flip(1)
     with torch.no_grad():
@@ -101,74 +101,74 @@ def test_the_talker_hears_its_whole_context() -> None:
     assert changed.float().mean() > 0.1
 
 
-def test_an_empty_list_of_ids_is_refused() -> None:
+def test_an_empty_prompt_is_refused() -> None:
     with pytest.raises(ValueError, match="empty"):
-        next(decode(talker(), [[1], []]))
+        next(decode(sensitive(), [[1], []]))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_it_stops_at_end_of_text(temperature: float) -> None:
-    """Rows of one batch stop each for itself; what the model says after its end of text is not heard."""
-    net, prompts = talker(CHAR.vocab_size), ["", "a", "bcd", "edcba" * 5, "cc", "dab"]
-    answers = generate(net, CHAR, prompts, 30, temperature=temperature)
+    """Each row of a batch stops by itself; what it decodes after end of text is dropped."""
+    net, prompts = sensitive(CHAR.vocab_size), ["", "a", "bcd", "edcba" * 5, "cc", "dab"]
+    continuations = generate(net, CHAR, prompts, 30, temperature=temperature)
     rows = tokens(net, [[CHAR.eot, *CHAR.encode(prompt)] for prompt in prompts], 30, temperature=temperature)
-    assert answers == [CHAR.decode(takewhile(lambda one: one != CHAR.eot, row)) for row in rows]
-    assert len({len(answer) for answer in answers}) > 2  # they do stop, at different lengths
+    assert continuations == [CHAR.decode(takewhile(lambda one: one != CHAR.eot, row)) for row in rows]
+    assert len({len(continuation) for continuation in continuations}) > 2  # they stop, at different lengths
 
 
-def test_batched_answers_equal_single_ones() -> None:
-    net, prompts = talker(BYTE.vocab_size), ["", "x", "def f(x):", "naïve 漢字 " * 4]
-    answers = generate(net, BYTE, prompts, 40)
-    assert answers == [generate(net, BYTE, prompt, 40) for prompt in prompts]
-    assert len(set(answers)) == len(prompts)
+def test_batched_continuations_equal_single_ones() -> None:
+    net, prompts = sensitive(BYTE.vocab_size), ["", "x", "def f(x):", "naïve 漢字 " * 4]
+    continuations = generate(net, BYTE, prompts, 40)
+    assert continuations == [generate(net, BYTE, prompt, 40) for prompt in prompts]
+    assert len(set(continuations)) == len(prompts)
     assert generate(net, BYTE, [], 40) == []
 
 
-def test_no_new_tokens_is_an_empty_answer() -> None:
-    assert generate(talker(BYTE.vocab_size), BYTE, "x", 0) == ""
-    assert generate(talker(BYTE.vocab_size), BYTE, ["x", ""], 0) == ["", ""]
-    assert list(stream(talker(BYTE.vocab_size), BYTE, "x", 0)) == []
+def test_zero_new_tokens_give_an_empty_continuation() -> None:
+    assert generate(sensitive(BYTE.vocab_size), BYTE, "x", 0) == ""
+    assert generate(sensitive(BYTE.vocab_size), BYTE, ["x", ""], 0) == ["", ""]
+    assert list(stream(sensitive(BYTE.vocab_size), BYTE, "x", 0)) == []
 
 
 @pytest.mark.parametrize("wrong", [{"max_new_tokens": -1}, {"temperature": -0.1}, {"temperature": math.nan}])
-def test_senseless_numbers_are_refused_by_name(wrong: dict) -> None:
-    for say in (generate, lambda *args, **options: list(stream(*args, **options))):
+def test_invalid_numbers_are_refused_by_name(wrong: dict) -> None:
+    for function in (generate, lambda *args, **options: list(stream(*args, **options))):
         with pytest.raises(BadInput, match=next(iter(wrong))):
-            say(talker(BYTE.vocab_size), BYTE, "x", **wrong)
+            function(sensitive(BYTE.vocab_size), BYTE, "x", **wrong)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("tokenizer", [BYTE, CHAR], ids=["byte", "char"])
-def test_a_stream_joined_is_the_answer(tokenizer, temperature: float) -> None:
+def test_a_joined_stream_equals_generate(tokenizer, temperature: float) -> None:
     for seed in range(4):
         options = {"max_new_tokens": 40, "temperature": temperature, "seed": seed}
-        answer = generate(talker(tokenizer.vocab_size), tokenizer, "abc", **options)
-        assert "".join(stream(talker(tokenizer.vocab_size), tokenizer, "abc", **options)) == answer
+        continuation = generate(sensitive(tokenizer.vocab_size), tokenizer, "abc", **options)
+        assert "".join(stream(sensitive(tokenizer.vocab_size), tokenizer, "abc", **options)) == continuation
 
 
 @settings(deadline=None)
 @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\ufffd")))
-def test_a_stream_of_bytes_comes_out_one_whole_character_at_a_time(text: str) -> None:
+def test_a_stream_of_bytes_yields_whole_characters(text: str) -> None:
     assert list(BYTE.stream(BYTE.encode(text))) == list(text)
 
 
 @settings(deadline=None)
 @given(st.lists(st.integers(0, BYTE.vocab_size - 1)))
-def test_a_stream_of_any_bytes_joined_is_their_decoding(ids: list[int]) -> None:
+def test_a_joined_stream_of_any_bytes_equals_decode(ids: list[int]) -> None:
     assert "".join(BYTE.stream(ids)) == BYTE.decode(ids)
 
 
-def test_a_stream_does_not_wait() -> None:
+def test_a_stream_yields_a_character_as_soon_as_it_is_complete() -> None:
     ids = iter(BYTE.encode("é漢b"))
     pieces = BYTE.stream(ids)
     assert next(pieces) == "é"
-    assert len(list(ids)) == 4  # the bytes of the other two characters had not been asked for
+    assert len(list(ids)) == 4  # the bytes of the other two characters have not been consumed
 
 
-def test_a_sample_is_decided_by_its_seed_and_temperature() -> None:
-    net = talker(BYTE.vocab_size)
+def test_a_sample_depends_on_its_seed_and_temperature_alone() -> None:
+    net = sensitive(BYTE.vocab_size)
     samples = [generate(net, BYTE, "x", 40, temperature=1.0, seed=seed) for seed in (0, 1, 2)]
-    torch.manual_seed(5)  # the global state has no say
+    torch.manual_seed(5)  # the global random state has no effect
     assert generate(net, BYTE, "x", 40, temperature=1.0, seed=0) == samples[0]
     assert len({*samples, generate(net, BYTE, "x", 40)}) == 4
     assert generate(net, BYTE, "x", 40, temperature=1e-6) == generate(net, BYTE, "x", 40)
@@ -183,7 +183,7 @@ class NoSoftmax(TorchFunctionMode):
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_decoding_calls_no_softmax(temperature: float) -> None:
     with NoSoftmax():
-        assert generate(talker(BYTE.vocab_size), BYTE, ["x", "yz"], 20, temperature=temperature)
+        assert generate(sensitive(BYTE.vocab_size), BYTE, ["x", "yz"], 20, temperature=temperature)
 
 
 @pytest.mark.parametrize(
@@ -200,12 +200,12 @@ def test_decoding_calls_no_softmax(temperature: float) -> None:
         torch.nn.Softmax(-1),
     ],
 )
-def test_the_guard_sees_every_softmax(call) -> None:
+def test_the_softmax_guard_sees_every_form(call) -> None:
     with NoSoftmax(), torch.inference_mode(), pytest.raises(AssertionError):
         call(torch.ones(2, 3))
 
 
-def test_a_model_in_training_decodes_without_dropout_and_stays_in_training() -> None:
+def test_decoding_disables_dropout_and_restores_training_mode() -> None:
     net = Transformer(tiny(dropout=0.5), TIED, vocab_size=VOCAB, seq_len=SEQ).train()
     first, second = (list(islice(decode(net, [[1, 2, 3]]), 8)) for _ in range(2))
     assert first == second
@@ -214,13 +214,13 @@ def test_a_model_in_training_decodes_without_dropout_and_stays_in_training() -> 
 
 def test_a_tiny_temperature_is_nearly_greedy() -> None:
     logits = torch.tensor([[1.0, 3.0, 2.0]])
-    assert pick(logits, 1e-39, torch.Generator().manual_seed(0)).tolist() == [1]
+    assert next_token(logits, 1e-39, torch.Generator().manual_seed(0)).tolist() == [1]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_a_mask_is_of_the_dtype_of_what_it_is_added_to(dtype: torch.dtype) -> None:
+def test_the_mask_has_the_dtype_of_the_scores(dtype: torch.dtype) -> None:
     mask = KVCache(4).mask(torch.tensor([[0, 1], [2, 3]]), dtype)
     assert mask.dtype == dtype
     assert mask.isinf().logical_not().sum(-1).tolist() == [[[1, 2]], [[3, 4]]]
-    net = Transformer(tiny(), LOUD, vocab_size=VOCAB, seq_len=SEQ).to(dtype)
-    assert tokens(net, [[1, 2, 1, 2]], 2 * SEQ) == tokens(net, [[1, 2, 1, 2]], 2 * SEQ, guesses=0)
+    net = Transformer(tiny(), SENSITIVE, vocab_size=VOCAB, seq_len=SEQ).to(dtype)
+    assert tokens(net, [[1, 2, 1, 2]], 2 * SEQ) == tokens(net, [[1, 2, 1, 2]], 2 * SEQ, max_draft_tokens=0)

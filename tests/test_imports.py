@@ -1,10 +1,9 @@
-"""Imports without a search for garbage, and with one afterwards."""
+"""Heavy imports run without garbage collection, which is enabled again afterwards."""
 
 import ast
 import gc
 import weakref
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from conftest import ROOT
@@ -13,7 +12,7 @@ from lm.cli.imports import freeze, heavy_imports
 
 
 class Loop:
-    """Refers to itself, so it goes only when it is searched for."""
+    """Refers to itself, so only garbage collection frees it."""
 
     def __init__(self) -> None:
         self.own = self
@@ -27,7 +26,7 @@ def thawed() -> Iterator[None]:
     freeze.cache_clear()
 
 
-def test_what_is_imported_is_never_searched_and_what_comes_later_is() -> None:
+def test_imported_objects_are_frozen_and_later_ones_collected() -> None:
     gc.collect()
     with heavy_imports():
         assert not gc.isenabled()
@@ -39,7 +38,7 @@ def test_what_is_imported_is_never_searched_and_what_comes_later_is() -> None:
     assert later() is None
 
 
-def test_the_garbage_of_a_sweeps_first_job_goes_though_the_second_imports_again() -> None:
+def test_garbage_between_two_imports_is_collected() -> None:
     with heavy_imports():
         pass
     job = weakref.ref(Loop())
@@ -49,16 +48,17 @@ def test_the_garbage_of_a_sweeps_first_job_goes_though_the_second_imports_again(
     assert job() is None
 
 
-def test_an_import_that_fails_leaves_the_search_on() -> None:
+def test_a_failing_import_leaves_garbage_collection_enabled() -> None:
     with pytest.raises(ImportError), heavy_imports():
         raise ImportError
     assert gc.isenabled()
 
 
-@pytest.mark.parametrize("script", sorted((ROOT / "scripts").glob("*.py")), ids=lambda path: path.stem)
-def test_scripts_import_what_is_heavy_so(script: Path) -> None:
-    main = next(node for node in ast.parse(script.read_text()).body if getattr(node, "name", "") == "main")
-    blocks = [node for node in main.body if isinstance(node, ast.With)]
+@pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "scripts").glob("*.py")))
+def test_every_command_imports_heavy_modules_in_one_block(name: str) -> None:
+    source = (ROOT / "lm/cli" / f"{name}.py").read_text()
+    task = next(node for node in ast.parse(source).body if getattr(node, "name", "") == "task")
+    blocks = [node for node in task.body if isinstance(node, ast.With)]
     assert [ast.unparse(block.items[0].context_expr) for block in blocks] == ["heavy_imports()"]
-    late = {node for node in ast.walk(main) if isinstance(node, ast.ImportFrom)}
+    late = {node for node in ast.walk(task) if isinstance(node, ast.ImportFrom)}
     assert late == set(blocks[0].body)

@@ -1,4 +1,4 @@
-"""The one matrix product: what `Linear` computes, how it starts, and that another class can take its place."""
+"""Linear: what it computes, its initialisation, and that another class can replace it."""
 
 import math
 import sys
@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lm.config import BadInput, HeadConfig, OptimConfig
-from lm.model.linear import LARGE, ONEDNN, Linear, linear, linear_class
+from lm.model.linear import HAS_ONEDNN, ONEDNN_MIN_NUMEL, Linear, linear, linear_class
 from lm.model.transformer import Transformer
 from lm.training.optim import build_optimizer
 
@@ -38,7 +38,7 @@ class LowRank(nn.Module):
 
 
 def twins(*shape: int, **options) -> tuple[Linear, nn.Linear]:
-    """Ours and torch's from the same random state."""
+    """Our Linear and nn.Linear from the same random state."""
     torch.manual_seed(0)
     ours = Linear(*shape, **options)
     torch.manual_seed(0)
@@ -57,7 +57,7 @@ def test_equals_torch_bit_for_bit(shape: tuple[int, int], dtype: torch.dtype, bi
 
 
 class Called(TorchDispatchMode):
-    """The names of torch's operations, as they are called."""
+    """The names of torch's operations in the order of their calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,15 +68,15 @@ class Called(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.skipif(not ONEDNN, reason="torch comes without oneDNN here")
+@pytest.mark.skipif(not HAS_ONEDNN, reason="this torch has no oneDNN")
 @pytest.mark.parametrize("shape", [(3, 1, 1024), (1, 1024), (1024,), (2, 5, 1024)])
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_large_matrix_goes_through_onednn_outside_of_training(
     shape: tuple[int, ...], bias: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lm.model.linear.ROWS", 1)
+    monkeypatch.setattr("lm.model.linear.ONEDNN_MIN_ROWS", 1)
     torch.manual_seed(0)
-    weight, x = torch.randn(LARGE // 1024, 1024), torch.randn(shape)
+    weight, x = torch.randn(ONEDNN_MIN_NUMEL // 1024, 1024), torch.randn(shape)
     x = x.transpose(0, -2) if len(shape) > 2 else x
     b = torch.randn(len(weight)) if bias else None
     with torch.no_grad(), Called() as fast:
@@ -95,12 +95,12 @@ def test_a_large_matrix_goes_through_onednn_outside_of_training(
     assert not any("mkldnn::_linear" in name for one in (small, mixed, double) for name in one.names)
 
 
-@pytest.mark.skipif(not ONEDNN, reason="torch comes without oneDNN here")
+@pytest.mark.skipif(not HAS_ONEDNN, reason="this torch has no oneDNN")
 @pytest.mark.parametrize("least", [1, 4])
 @pytest.mark.parametrize("rows", [1, 3, 4])
-def test_onednn_may_ask_for_more_rows(least: int, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lm.model.linear.ROWS", least)
-    x, weight = torch.randn(1, rows, 1024), torch.randn(LARGE // 1024, 1024)
+def test_onednn_is_used_from_a_number_of_rows_on(least: int, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lm.model.linear.ONEDNN_MIN_ROWS", least)
+    x, weight = torch.randn(1, rows, 1024), torch.randn(ONEDNN_MIN_NUMEL // 1024, 1024)
     with torch.no_grad(), Called() as called:
         linear(x, weight)
     assert (called.names == ["mkldnn::_linear_pointwise"]) is (rows >= least)
@@ -117,12 +117,12 @@ def test_known_numbers_of_seed_zero() -> None:
     assert torch.allclose(y, torch.tensor([[0.3653, 0.0403, 0.1269], [1.1134, -2.1645, -0.0386]]), **close)
 
 
-def test_rows_times_a_column_by_hand() -> None:
+def test_a_matrix_vector_product_by_hand() -> None:
     weight = torch.tensor([[1.0, 2, 3, 4], [2, 3, 4, 5], [3, 4, 5, 6]])
     assert linear(torch.tensor([1.0, 2, 3, 4]), weight).tolist() == [30, 40, 50]
 
 
-def test_weight_is_out_by_in_and_every_way_to_multiply_agrees() -> None:
+def test_the_weight_is_out_by_in_and_all_forms_of_the_product_agree() -> None:
     layer, x = Linear(4, 3), torch.randn(5, 4)
     assert layer.weight.shape == (3, 4)
     assert layer.bias.shape == (3,)
@@ -135,13 +135,13 @@ def test_weight_is_out_by_in_and_every_way_to_multiply_agrees() -> None:
 
 
 @pytest.mark.parametrize("leading", [(), (2,), (2, 3), (2, 3, 5), (0,), (2, 0)])
-def test_acts_on_the_last_dimension_whatever_leads(leading: tuple[int, ...]) -> None:
+def test_it_acts_on_the_last_dimension_of_any_shape(leading: tuple[int, ...]) -> None:
     layer, x = Linear(4, 3), torch.randn(*leading, 4)
     assert layer(x).shape == (*leading, 3)
     assert torch.allclose(layer(x).reshape(-1, 3), layer(x.reshape(-1, 4)), atol=1e-5)
 
 
-def test_starts_within_one_over_root_fan_in_which_is_not_hes() -> None:
+def test_initial_values_are_within_one_over_root_fan_in_unlike_he_initialisation() -> None:
     """Kaiming uniform with a = sqrt(5): variance 1/(3 fan_in), six times below He's 2/fan_in for ReLU."""
     torch.manual_seed(0)
     layer, bound = Linear(64, 4096), 1 / math.sqrt(64)
@@ -159,7 +159,7 @@ def test_a_wrong_last_dimension_names_both_sizes(shape: tuple[int, ...]) -> None
 
 
 def test_hooks_fire_because_modules_are_called() -> None:
-    """Every Linear is reached by its call, in the order of the modules."""
+    """Every Linear is called as a module, in the order of the modules."""
     net = Transformer(tiny(), UNTIED, vocab_size=VOCAB, seq_len=SEQ)
     linears = [module for module in net.modules() if isinstance(module, Linear)]
     fired: list[nn.Module] = []
@@ -168,7 +168,7 @@ def test_hooks_fire_because_modules_are_called() -> None:
     net(torch.zeros(1, SEQ, dtype=torch.long))
     assert len(linears) == 2 * 6 + 1
     assert fired == linears
-    linears[0].forward(torch.zeros(1, 32))  # this way no hook fires
+    linears[0].forward(torch.zeros(1, 32))  # calling forward directly fires no hook
     assert fired == linears
 
 
@@ -192,7 +192,7 @@ def test_options_and_repr_are_torchs(options: dict) -> None:
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("head", HEADS.values(), ids=HEADS)
-def test_torchs_own_class_gives_the_same_logits(head: HeadConfig, bias: bool) -> None:
+def test_torch_nn_linear_gives_the_same_logits(head: HeadConfig, bias: bool) -> None:
     tokens = torch.arange(SEQ)[None]
     ours, torchs = (
         Transformer(tiny(linear=name, bias=bias), head, vocab_size=VOCAB, seq_len=SEQ)
@@ -203,7 +203,7 @@ def test_torchs_own_class_gives_the_same_logits(head: HeadConfig, bias: bool) ->
 
 
 @pytest.mark.parametrize("residual_scale", [None, 0.0])
-def test_a_class_of_the_users_trains(residual_scale: float | None) -> None:
+def test_a_custom_linear_class_trains(residual_scale: float | None) -> None:
     config = tiny(linear=f"{__name__}.LowRank", bias=True, residual_scale=residual_scale)
     net = Transformer(config, TIED, vocab_size=VOCAB, seq_len=SEQ)
     optimizer = build_optimizer(net, OptimConfig(weight_decay=0.0, warmup_steps=0), TIED)
@@ -217,14 +217,22 @@ def test_a_class_of_the_users_trains(residual_scale: float | None) -> None:
     assert [name for name, parameter in net.named_parameters() if torch.equal(parameter, before[name])] == []
 
 
-@pytest.mark.parametrize("name", ["Linear", "linaer", "", "nosuch.Linear", "os.path", "torch.nn.functional.relu"])
-def test_what_is_no_module_class_is_refused_by_name(name: str) -> None:
+class WithoutBias(nn.Module):
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__()
+
+
+NAMES = ["Linear", "linaer", "", "nosuch.Linear", "os.path", "torch.nn.functional.relu", f"{__name__}.WithoutBias"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_that_is_no_module_class_is_refused(name: str) -> None:
     with pytest.raises(BadInput, match=f"model.linear={name}"):
         linear_class(name)
 
 
 def test_without_trust_nothing_is_imported() -> None:
-    """`this` prints a poem when it is imported, so nobody has."""
+    """The module `this` prints a text when it is imported, so nothing imports it."""
     with pytest.raises(BadInput, match="trust=true"):
         linear_class("this.Linear", trust=False)
     assert "this" not in sys.modules

@@ -1,4 +1,4 @@
-"""RMSNorm by hand is torch's, forward and backward, in every precision and shape that the model gives it."""
+"""RMSNorm with its own backward pass equals torch's, in every precision and shape that the model uses."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from lm.model.norm import EPS, RMSNorm
 
 SHAPES = [(3, 5, 8), (8,), (1, 1, 8), (2, 3, 4, 8)]
-EXACT = {torch.float32: 3e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float64: 1e-14}  # rounding alone
+EXACT = {torch.float32: 3e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float64: 1e-14}  # relative errors
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +23,7 @@ def a_norm(dtype: torch.dtype = torch.float32, width: int = 8) -> RMSNorm:
 
 
 def passes(call, x: Tensor, weight: Tensor) -> list[Tensor]:
-    """What it says, and the gradients by x and by the weight."""
+    """The output, and the gradients of x and of the weight."""
     x = x.detach().requires_grad_()
     y = call(x)
     g = torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).to(x.dtype)
@@ -36,8 +36,8 @@ def error(found: Tensor, exact: Tensor) -> float:
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", EXACT)
-def test_it_is_torchs_in_every_precision(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    """As near to the exact numbers and gradients as the precision allows."""
+def test_it_equals_torch_in_every_precision(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    """Outputs and gradients are as accurate as the precision allows."""
     norm, x = a_norm(dtype), torch.randn(shape).to(dtype) * 3
     ours = passes(norm, x, norm.weight)
     weight = norm.weight.detach().double().requires_grad_()
@@ -48,7 +48,7 @@ def test_it_is_torchs_in_every_precision(dtype: torch.dtype, shape: tuple[int, .
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_costs_no_more_than_in_torch(dtype: torch.dtype) -> None:
+def test_half_precision_is_as_accurate_as_in_torch(dtype: torch.dtype) -> None:
     norm, x = a_norm(dtype, 128), torch.randn(512, 128).to(dtype)
     weight = norm.weight.detach().double().requires_grad_()
     exact = passes(lambda x: F.rms_norm(x, (128,), weight, EPS), x.double(), weight)
@@ -59,14 +59,14 @@ def test_half_precision_costs_no_more_than_in_torch(dtype: torch.dtype) -> None:
 
 
 def test_a_second_derivative_is_refused() -> None:
-    """It would be wrong: the inverse length counts as a constant."""
+    """It would be wrong, because the backward pass treats the inverse RMS as a constant."""
     norm, x = a_norm(), torch.randn(3, 8, requires_grad=True)
     (first,) = torch.autograd.grad(norm(x).square().sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         first.sum().backward()
 
 
-def test_with_and_without_gradients_it_says_the_same() -> None:
+def test_outputs_with_and_without_gradients_are_equal() -> None:
     norm, x = a_norm(), torch.randn(2, 3, 8)
     with torch.no_grad():
         without = norm(x)
@@ -74,14 +74,14 @@ def test_with_and_without_gradients_it_says_the_same() -> None:
     assert torch.equal(norm(x), without)
 
 
-def test_the_heads_of_a_transposed_view_are_each_scaled_by_themselves() -> None:
+def test_a_transposed_view_gives_the_result_of_a_contiguous_tensor() -> None:
     norm, x = a_norm(), torch.randn(2, 3, 4, 8).transpose(1, 2)
     ours, theirs = (passes(norm, one, norm.weight) for one in (x, x.contiguous()))
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, other)
 
 
-def test_under_autocast_the_weight_and_its_gradient_stay_whole() -> None:
+def test_under_autocast_the_weight_and_its_gradient_stay_in_fp32() -> None:
     norm, x = a_norm(width=2048), torch.randn(64, 2048).to(torch.bfloat16)
     exact = F.rms_norm(x.double(), (2048,), norm.weight.detach().double(), EPS)
     with torch.autocast("cpu", torch.bfloat16):
@@ -91,7 +91,7 @@ def test_under_autocast_the_weight_and_its_gradient_stay_whole() -> None:
 
 
 @pytest.mark.parametrize("x", [torch.zeros(2, 8), torch.full((2, 8), 1e-30)])
-def test_no_length_is_no_trouble(x: Tensor) -> None:
+def test_zeros_and_tiny_inputs_give_finite_results(x: Tensor) -> None:
     norm = a_norm()
     y, by_x, by_weight = passes(norm, x, norm.weight)
     assert y.abs().max() < 1e-26

@@ -1,4 +1,4 @@
-"""The learning rate is a pure function of the step, and every parameter is in one group with a rate of its own."""
+"""The learning rate is a pure function of the step, and every parameter is in exactly one group."""
 
 import math
 from itertools import pairwise
@@ -9,7 +9,7 @@ from conftest import SEQ, TIED, UNTIED, VOCAB, tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lm.config import DECAYS, OPTIMIZERS, HeadConfig, OptimConfig
+from lm.config import DECAYS, OPTIMIZERS, HeadConfig, ModelConfig, OptimConfig
 from lm.model.transformer import Transformer
 from lm.training.optim import OPTIMIZERS as BUILDERS
 from lm.training.optim import build_optimizer, lr_factor, parameter_groups
@@ -31,7 +31,7 @@ def factors(total: int, **settings: object) -> list[float]:
 
 @given(schedules, st.integers(1, 200))
 @settings(deadline=None)
-def test_the_rate_stays_between_nothing_and_the_peak_and_depends_on_the_step_alone(
+def test_the_learning_rate_is_between_zero_and_its_peak_and_a_function_of_the_step(
     config: OptimConfig, total: int
 ) -> None:
     forwards = [lr_factor(step, total, config) for step in range(total + 1)]
@@ -42,7 +42,7 @@ def test_the_rate_stays_between_nothing_and_the_peak_and_depends_on_the_step_alo
 
 @given(schedules, st.integers(1, 200))
 @settings(deadline=None)
-def test_the_rate_never_jumps(config: OptimConfig, total: int) -> None:
+def test_the_learning_rate_is_continuous(config: OptimConfig, total: int) -> None:
     steepest = 1 / (config.warmup_steps + 1)
     if config.decay != "constant" and config.decay_fraction:
         steepest += math.pi / 2 * (1 - config.final_lr_fraction) / (config.decay_fraction * total)
@@ -60,7 +60,7 @@ def test_the_warm_up_rises_in_equal_steps_and_reaches_the_peak(warmup_steps: int
 
 @pytest.mark.parametrize("decay", ["cosine", "linear"])
 @pytest.mark.parametrize(("decay_fraction", "start"), [(1.0, 0), (0.2, 80)])
-def test_a_decay_falls_over_its_part_of_the_run_and_ends_at_final_lr(
+def test_the_decay_covers_its_fraction_of_the_run_and_ends_at_the_final_fraction(
     decay: str, decay_fraction: float, start: int
 ) -> None:
     found = factors(100, warmup_steps=0, decay=decay, decay_fraction=decay_fraction, final_lr_fraction=0.1)
@@ -81,7 +81,7 @@ def test_a_warm_up_longer_than_the_run_only_rises() -> None:
     assert found[-1] == pytest.approx(11 / 1001)
 
 
-BODIES = [
+MODELS = [
     tiny(),
     tiny(bias=True, norm="layernorm", ffn="swiglu", qk_norm=True, position="learned"),
     tiny(n_kv_heads=1, ffn="gelu"),
@@ -89,9 +89,11 @@ BODIES = [
 
 
 @pytest.mark.parametrize("head", [TIED, UNTIED], ids=["tied", "untied"])
-@pytest.mark.parametrize("body", BODIES, ids=["plain", "everything", "multi_query"])
-def test_every_parameter_is_in_one_group_and_only_matrices_of_the_body_decay(body: object, head: HeadConfig) -> None:
-    net = Transformer(body, head, vocab_size=VOCAB, seq_len=SEQ)
+@pytest.mark.parametrize("config", MODELS, ids=["plain", "everything", "multi_query"])
+def test_every_parameter_is_in_one_group_and_only_block_matrices_have_weight_decay(
+    config: ModelConfig, head: HeadConfig
+) -> None:
+    net = Transformer(config, head, vocab_size=VOCAB, seq_len=SEQ)
     groups = parameter_groups(net, OptimConfig(weight_decay=0.3), head)
     grouped = [parameter for group in groups for parameter in group["params"]]
     assert len(grouped) == len({id(parameter) for parameter in grouped})
@@ -101,14 +103,14 @@ def test_every_parameter_is_in_one_group_and_only_matrices_of_the_body_decay(bod
     assert {group["weight_decay"] for group in groups} == {0.0, 0.3}
 
 
-def test_table_and_head_carry_their_own_rates() -> None:
+def test_embedding_and_head_have_learning_rates_of_their_own() -> None:
     head = HeadConfig(name="untied", kind="untied", embedding_lr_multiplier=0.25, head_std=0.02, head_lr_multiplier=4.0)
     net = Transformer(tiny(), head, vocab_size=VOCAB, seq_len=SEQ)
     groups = {group["name"]: group for group in parameter_groups(net, OptimConfig(lr=0.01), head)}
     assert {name: group["lr"] for name, group in groups.items()} == pytest.approx(
-        {"body": 0.01, "vectors": 0.01, "table": 0.0025, "head": 0.04}
+        {"block_matrices": 0.01, "other": 0.01, "embedding": 0.0025, "head": 0.04}
     )
-    assert groups["table"]["params"] == [net.embed.weight]
+    assert groups["embedding"]["params"] == [net.embed.weight]
     assert groups["head"]["params"] == list(net.head.parameters())
 
 
@@ -118,8 +120,8 @@ def test_a_tied_head_has_no_group() -> None:
         group["name"]: group
         for group in parameter_groups(net, OptimConfig(lr=0.01), HeadConfig(embedding_lr_multiplier=2.0))
     }
-    assert set(groups) == {"body", "vectors", "table"}
-    assert groups["table"]["lr"] == pytest.approx(0.02)
+    assert set(groups) == {"block_matrices", "other", "embedding"}
+    assert groups["embedding"]["lr"] == pytest.approx(0.02)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -133,5 +135,5 @@ def test_each_named_optimizer_moves_every_parameter(name: str) -> None:
     assert [key for key, tensor in net.state_dict().items() if torch.equal(before[key], tensor)] == []
 
 
-def test_the_configuration_names_the_optimizers_there_are() -> None:
+def test_the_configuration_names_every_optimizer() -> None:
     assert tuple(BUILDERS) == OPTIMIZERS

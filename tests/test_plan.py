@@ -14,10 +14,10 @@ from lm.ablation.plan.arms import Arm, build_arms
 from lm.ablation.plan.calibrate import calibrate, computation
 from lm.ablation.plan.cells import Cell, cell, cells, set_steps
 from lm.ablation.plan.compose import compose_arms
-from lm.ablation.plan.match import SAME_SIZE, change, ghost
-from lm.ablation.plan.source import source_hash
+from lm.ablation.plan.match import SAME_SIZE, change, meta_model
+from lm.ablation.plan.source import source_files
+from lm.cli.compose import compose
 from lm.cli.errors import CONFIGS
-from lm.cli.launch import compose
 from lm.config import BadInput, RunConfig
 from lm.config.ablation import AblationConfig, TuneConfig
 from lm.model.size import n_params
@@ -133,13 +133,13 @@ def test_a_mistake_is_looked_for_where_it_was_made(build: Build, changes: dict, 
         ({"baseline": "tid"}, "ablation.baseline=tid: no such arm; choose one of tied, untied"),
         ({"arms": {"tied": []}}, "expected two or more"),
         ({"arms": {"tied": [], "un/tied": []}}, "ablation.arms.un/tied"),
-        ({"seeds": [0, 1, 0]}, "ablation.seeds: 0 stands twice"),
+        ({"seeds": [0, 1, 0]}, "ablation.seeds: 0 is given twice"),
         ({"seeds": []}, "ablation.seeds"),
         ({"seeds": [-1]}, "seed=-1"),
         ({"primary": ["tied"]}, "ablation.primary: tied"),
         ({"primary": ["x"]}, "ablation.primary: x: no such arm"),
         ({"baselines": {"untied": "untied"}}, "untied is compared with no other arm"),
-        ({"baselines": {"untied": "untied"}, "primary": []}, "untied against itself"),
+        ({"baselines": {"untied": "untied"}, "primary": []}, "untied is compared with itself"),
         ({"baselines": {"untied": "tied", "tied": "untied"}}, "never ends"),
         ({"match_parameters": {"untied": "model.dropout"}}, "ablation.match_parameters.untied=model.dropout"),
         ({"match_parameters": {"tied": "model.d_ff"}}, "ablation.match_parameters: tied"),
@@ -181,7 +181,7 @@ def test_the_program_finds_the_parameter_match(build: Build, key: str) -> None:
     assert getattr(untied.run.model, key.split(".")[1]) == value < getattr(tied.run.model, key.split(".")[1])
     step = 4 if key == "model.d_model" else 1
     for neighbour in (value - step, value + step):  # no other value is nearer
-        net = ghost(change(untied.run, {key: neighbour}), untied.vocab_size)
+        net = meta_model(change(untied.run, {key: neighbour}), untied.vocab_size)
         assert abs(n_params(net) - tied.n_params) >= abs(untied.n_params - tied.n_params)
     assert untied.flops_per_token < tied.flops_per_token
 
@@ -208,7 +208,7 @@ def test_a_cost_that_is_nearly_equal_needs_no_runs_of_its_own(build: Build) -> N
     arms = build(config)
     arms["tied"].seconds_per_step, arms["untied"].seconds_per_step = 0.0100, 0.0102
     set_steps(config, arms)
-    assert len({one.name for _, one in cells(config, arms["untied"])}) == len(config.seeds)
+    assert len({one.run_dir for _, one in cells(config, arms["untied"])}) == len(config.seeds)
 
 
 def test_a_comparison_of_comparisons_spends_the_same_throughout(build: Build) -> None:
@@ -234,14 +234,14 @@ def arm(build: Build) -> Arm:
 
 def test_a_cell_is_named_by_all_that_decides_it(arm: Arm) -> None:
     first = cell(arm, 0, 30, {})
-    assert first.name == cell(arm, 0, 30, {}).name
+    assert first.run_dir == cell(arm, 0, 30, {}).run_dir
     others = [
         cell(arm, 1, 30, {}),
         cell(arm, 0, 31, {}),
         cell(arm, 0, 30, {"optim.lr": 0.1}),
         *(cell(replace(arm, identity=arm.identity | {key: "?"}), 0, 30, {}) for key in arm.identity),
     ]
-    assert len({first.name, *(one.name for one in others)}) == 1 + len(others)
+    assert len({first.run_dir, *(one.run_dir for one in others)}) == 1 + len(others)
     assert others[2].run.optim.lr == 0.1
     assert arm.run.optim.lr != 0.1
 
@@ -259,19 +259,19 @@ def test_arms_may_have_seeds_of_their_own(build: Build) -> None:
 def sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A copy of lm/ that is hashed in its place."""
     shutil.copytree(source.HOME / "lm", tmp_path / "lm", ignore=shutil.ignore_patterns("__pycache__"))
-    before = source_hash()
+    before = source_files()
     monkeypatch.setattr(source, "HOME", tmp_path)
-    assert source_hash() == before
+    assert source_files() == before
     return tmp_path / "lm"
 
 
 def test_the_sources_are_hashed_without_their_comments(sources: Path) -> None:
-    before, optim = source_hash(), sources / "training/optim.py"
+    before, optim = source_files(), sources / "training/optim.py"
     text = optim.read_text()
     optim.write_text("# a comment\n" + text.replace('"""Optimizers,', '"""Of optimizers,'))
-    assert source_hash() == before
+    assert source_files() == before
     optim.write_text(text.replace("min(1.0, (step + 1)", "min(1.0, (step + 2)"))
-    assert source_hash() != before
+    assert source_files() != before
 
 
 @pytest.mark.parametrize(
@@ -282,28 +282,57 @@ def test_the_sources_are_hashed_without_their_comments(sources: Path) -> None:
     ],
 )
 def test_what_a_run_computes_with_counts(sources: Path, name: str) -> None:
-    before, path = source_hash(), sources / f"{name}.py"
+    before, path = source_files(), sources / f"{name}.py"
     path.write_text(path.read_text() + "MORE = 1\n")
-    assert source_hash() != before
+    assert source_files() != before
 
 
 @pytest.mark.parametrize(
     "name", ["training/metrics", "training/checkpoint", "exchange/huggingface", "ablation/ablate", "cli/launch"]
 )
 def test_what_only_records_does_not(sources: Path, name: str) -> None:
-    before, path = source_hash(), sources / f"{name}.py"
+    before, path = source_files(), sources / f"{name}.py"
     path.write_text(path.read_text() + "MORE = 1\n")
-    assert source_hash() == before
+    assert source_files() == before
 
 
 def test_a_layer_of_the_users_counts_as_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     own = tmp_path / "layers_of_mine.py"
     own.write_text("import torch\nclass Own(torch.nn.Linear):\n    pass\n")
-    before = source_hash("layers_of_mine.Own")
-    assert before != source_hash()
+    before = source_files("layers_of_mine.Own")
+    assert before != source_files()
     own.write_text(own.read_text() + "SCALE = 2\n")
-    assert source_hash("layers_of_mine.Own") != before
+    assert source_files("layers_of_mine.Own") != before
+
+
+def test_helpers_of_a_layer_of_the_users_count_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However they are imported: by name, as a module, from a package, one by another."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "kit_of_mine").mkdir()
+    helpers = {
+        "helped.py": "import scale_of_mine, numpy\nfrom kit_of_mine import bias\nfrom lm.model.linear import Linear\n"
+        "class Own(Linear):\n    pass\n",
+        "scale_of_mine.py": "from deeper_of_mine import SCALE\n",
+        "deeper_of_mine.py": "SCALE = 1\n",
+        "kit_of_mine/__init__.py": "from . import bias\n",
+        "kit_of_mine/bias.py": "from .zero import ZERO\n",
+        "kit_of_mine/zero.py": "ZERO = 0\n",
+    }
+    for name, text in [*helpers.items(), ("stranger.py", "")]:
+        (tmp_path / name).write_text(text)
+    before = source_files("helped.Own")
+    assert before.keys() - source_files().keys() == helpers.keys()
+    for name, text in helpers.items():
+        (tmp_path / name).write_text(f"{text}MORE = 1\n")
+        after = source_files("helped.Own")
+        assert {file for file in after if after[file] != before[file]} == {name}
+        before = after
+
+
+def test_what_is_installed_has_a_version_and_is_not_followed() -> None:
+    others = source_files("torch.nn.Linear").keys() - source_files().keys()
+    assert others == {"torch/nn/__init__.py", "torch/nn/modules/linear.py"}
 
 
 def test_what_changes_the_cost_of_a_step_is_measured_apart(build: Build) -> None:

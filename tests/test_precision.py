@@ -1,4 +1,4 @@
-"""Products in bf16: chosen where there are units for them, and the same function, nearly, as in fp32."""
+"""bf16 is chosen where it is supported natively, and it is nearly the same function as fp32."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import lm.training.muon as module
 from lm.config import BadInput, RunConfig
 from lm.model.transformer import Transformer
-from lm.system.device import SHORT, has_native_bf16, is_mixed, quick_attention, set_threads
+from lm.system.device import MAX_FAST_SEQ_LEN, fast_attention, has_native_bf16, is_mixed, set_threads
 from lm.training.loss import plain
 from lm.training.muon import Muon
 from lm.training.step import train_step
@@ -20,7 +20,7 @@ from lm.training.trainer import resolve
 
 
 @pytest.fixture(autouse=True)
-def asked_anew() -> Iterator[None]:
+def uncached() -> Iterator[None]:
     has_native_bf16.cache_clear()
     yield
     has_native_bf16.cache_clear()
@@ -35,7 +35,7 @@ def asked_anew() -> Iterator[None]:
         ({}, "32-true"),
     ],
 )
-def test_a_cpu_trains_in_bf16_where_it_has_units(
+def test_a_cpu_trains_in_bf16_where_it_is_supported_natively(
     known: dict[str, bool], precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: known, raising=False)
@@ -49,13 +49,13 @@ def test_a_cpu_trains_in_bf16_where_it_has_units(
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
-def test_a_precision_that_was_asked_for_stays(precision: str) -> None:
+def test_a_given_precision_is_kept(precision: str) -> None:
     assert resolve(RunConfig(trainer={"precision": precision, "max_steps": 1}))["precision"] == precision
     assert is_mixed(precision) == (precision == "bf16-mixed")
 
 
 @pytest.mark.parametrize("name", ["gpu", "cuda"])
-def test_a_gpu_that_is_not_there_is_told(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_absent_gpu_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     with pytest.raises(BadInput, match=rf"^trainer\.accelerator={name}: torch finds no GPU here"):
@@ -63,32 +63,37 @@ def test_a_gpu_that_is_not_there_is_told(name: str, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    ("device", "mixed", "seq_len", "quick"),
-    [("cpu", True, SHORT, True), ("cpu", True, SHORT + 1, False), ("cpu", False, 8, False), ("cuda", True, 8, False)],
+    ("device", "mixed", "seq_len", "fast"),
+    [
+        ("cpu", True, MAX_FAST_SEQ_LEN, True),
+        ("cpu", True, MAX_FAST_SEQ_LEN + 1, False),
+        ("cpu", False, 8, False),
+        ("cuda", True, 8, False),
+    ],
 )
-def test_attention_is_made_of_products_only_where_that_is_faster(
-    device: str, mixed: bool, seq_len: int, quick: bool
+def test_attention_uses_plain_matmuls_only_where_that_is_faster(
+    device: str, mixed: bool, seq_len: int, fast: bool
 ) -> None:
     def settings() -> tuple[bool, bool]:
         cuda = torch.backends.cuda
         return cuda.flash_sdp_enabled(), cuda.fp16_bf16_reduction_math_sdp_allowed()
 
     before = settings()
-    with quick_attention(device, mixed, seq_len):
-        assert settings() == ((False, True) if quick else before)
+    with fast_attention(device, mixed, seq_len):
+        assert settings() == ((False, True) if fast else before)
     assert settings() == before
-    with pytest.raises(KeyError), quick_attention(device, mixed, seq_len):
+    with pytest.raises(KeyError), fast_attention(device, mixed, seq_len):
         raise KeyError
     assert settings() == before
 
 
-def test_attention_of_products_is_the_same_function() -> None:
+def test_attention_by_plain_matmuls_is_the_same_function() -> None:
     torch.manual_seed(0)
     inputs = [torch.randn(2, 2, 16, 8) for _ in range(3)]
 
-    def attend(dtype: torch.dtype, quick: bool) -> list[Tensor]:
+    def attend(dtype: torch.dtype, fast: bool) -> list[Tensor]:
         q, k, v = (one.clone().to(dtype).requires_grad_() for one in inputs)
-        with quick_attention("cpu", quick, 16):
+        with fast_attention("cpu", fast, 16):
             y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         y.float().square().sum().backward()
         return [one.float() for one in (y.detach(), q.grad, k.grad, v.grad) if one is not None]
@@ -99,8 +104,8 @@ def test_attention_of_products_is_the_same_function() -> None:
         assert (one - other).norm() < 0.02 * one.norm()
 
 
-def test_gradients_in_bf16_point_where_those_in_fp32_do() -> None:
-    """And are not theirs: the product was made in bf16."""
+def test_bf16_gradients_have_the_direction_of_fp32_gradients() -> None:
+    """And they are not equal: the matmuls ran in bf16."""
     found = []
     for mixed in (False, True):
         torch.manual_seed(0)
@@ -120,11 +125,11 @@ class Keep(torch.optim.SGD):
         self.gradient = torch.cat([p.grad.flatten() for p in self.param_groups[0]["params"]])
 
 
-def test_muon_steps_as_far_and_almost_there_in_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_muon_updates_in_bf16_are_close_to_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     gradient, found = torch.randn(64, 32), []
-    for units in (True, False):
-        monkeypatch.setattr(module, "has_native_bf16", lambda device, units=units: units)
+    for native in (True, False):
+        monkeypatch.setattr(module, "has_native_bf16", lambda device, native=native: native)
         matrix = nn.Parameter(torch.zeros(64, 32))
         matrix.grad = gradient.clone()
         Muon([{"params": [matrix], "momentum": 0.9, "ns_steps": 5, "weight_decay": 0.0}], lr=0.1).step()
@@ -135,8 +140,8 @@ def test_muon_steps_as_far_and_almost_there_in_bf16(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("said", ["abc", "0", "-2"])
-def test_a_count_of_threads_that_is_none_is_named(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_omp_num_threads_is_named(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", said)
     with pytest.raises(BadInput, match=f"OMP_NUM_THREADS={said}: expected a number"):
         set_threads(None)
-    assert set_threads(torch.get_num_threads()) == torch.get_num_threads()  # the config's own count comes first
+    assert set_threads(torch.get_num_threads()) == torch.get_num_threads()  # the setting takes precedence

@@ -1,4 +1,4 @@
-"""Heads that start by looking back do, and nothing else about the model is another."""
+"""Previous-token-head initialisation makes heads attend 1, 2, ... tokens back, and changes nothing else."""
 
 import pytest
 import torch
@@ -8,11 +8,11 @@ from torch import Tensor
 from lm.config import BadInput, HeadConfig, ModelConfig
 from lm.model.transformer import Transformer
 
-BODY = {"d_model": 64, "rope_theta": 30.0, "qk_norm": True, "residual_scale": 0.0}
+MODEL = {"d_model": 64, "rope_theta": 30.0, "qk_norm": True, "residual_scale": 0.0}
 
 
 def attention(net: Transformer, layer: int, tokens: Tensor) -> Tensor:
-    """Where the heads of a layer look: (B, H, T, T)."""
+    """The attention weights of a layer, (B, H, T, T)."""
     seen = {}
     attn = net.blocks[layer].attn
 
@@ -22,19 +22,19 @@ def attention(net: Transformer, layer: int, tokens: Tensor) -> Tensor:
         k = context.rotate(attn.k_norm(attn.heads(attn.k_proj(x))))
         k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
         scores = (q @ k.mT) / attn.head_dim**0.5
-        seen["where"] = scores.masked_fill(torch.ones(scores.shape[-2:]).triu(1).bool(), -torch.inf).softmax(-1)
+        seen["weights"] = scores.masked_fill(torch.ones(scores.shape[-2:]).triu(1).bool(), -torch.inf).softmax(-1)
 
     handle = attn.register_forward_pre_hook(keep)
     net(tokens)
     handle.remove()
-    return seen["where"]
+    return seen["weights"]
 
 
 @pytest.mark.parametrize("n_kv_heads", [None, 1])
 @pytest.mark.parametrize("norm", ["rmsnorm", "layernorm"])
 @pytest.mark.parametrize("head", HEADS)
-def test_each_head_looks_its_own_number_of_tokens_back(head: str, norm: str, n_kv_heads: int | None) -> None:
-    config = tiny(**BODY, previous_token_init=2, norm=norm, n_kv_heads=n_kv_heads)
+def test_each_head_attends_its_own_number_of_tokens_back(head: str, norm: str, n_kv_heads: int | None) -> None:
+    config = tiny(**MODEL, previous_token_init=2, norm=norm, n_kv_heads=n_kv_heads)
     tokens = torch.randint(VOCAB, (4, SEQ), generator=torch.Generator().manual_seed(0))
     net = Transformer(config, HEADS[head], vocab_size=VOCAB, seq_len=SEQ)
     with torch.no_grad():
@@ -43,10 +43,10 @@ def test_each_head_looks_its_own_number_of_tokens_back(head: str, norm: str, n_k
         assert torch.equal(layer, torch.arange(8, SEQ) - torch.arange(1, 5)[:, None])
 
 
-def test_the_same_parameters_and_the_same_draws_elsewhere() -> None:
+def test_only_the_embedding_and_the_affected_projections_differ() -> None:
     with_it, without = (
         Transformer(
-            tiny(**BODY, previous_token_init=layers), HEADS["untied"], vocab_size=VOCAB, seq_len=SEQ
+            tiny(**MODEL, previous_token_init=layers), HEADS["untied"], vocab_size=VOCAB, seq_len=SEQ
         ).state_dict()
         for layers in (1, 0)
     )
@@ -57,16 +57,16 @@ def test_the_same_parameters_and_the_same_draws_elsewhere() -> None:
     torch.testing.assert_close(shift, shift[:1].expand_as(shift))  # the same for all tokens
 
 
-def test_its_draw_leaves_no_trace() -> None:
+def test_the_global_random_state_is_unchanged() -> None:
     state = torch.get_rng_state()
-    Transformer(tiny(**BODY, previous_token_init=1), HEADS["tied"], vocab_size=VOCAB, seq_len=SEQ)
+    Transformer(tiny(**MODEL, previous_token_init=1), HEADS["tied"], vocab_size=VOCAB, seq_len=SEQ)
     assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_another_seed_has_another_direction() -> None:
     def direction(seed: int, layers: int) -> Tensor:
         return Transformer(
-            tiny(**BODY, previous_token_init=layers),
+            tiny(**MODEL, previous_token_init=layers),
             HeadConfig(),
             vocab_size=VOCAB,
             seq_len=SEQ,
@@ -78,23 +78,21 @@ def test_another_seed_has_another_direction() -> None:
     assert one.norm().item() == pytest.approx(two.norm().item())
 
 
-def test_where_it_has_no_meaning_it_is_refused() -> None:
-    with pytest.raises(
-        BadInput, match=r"model\.position=learned: only rope can look back; add model\.previous_token_init=0"
-    ):
+def test_it_is_refused_without_rope_and_below_zero() -> None:
+    with pytest.raises(BadInput, match=r"model\.position=learned: .*=1 needs rope; add model\.previous_token_init=0"):
         ModelConfig(previous_token_init=1, position="learned")
     with pytest.raises(BadInput, match=r"model\.previous_token_init=-1"):
         ModelConfig(previous_token_init=-1)
 
 
-def test_another_linear_layer_looks_back_if_it_has_a_weight() -> None:
+def test_a_custom_linear_class_needs_a_weight() -> None:
     def build(linear: str) -> Transformer:
         return Transformer(
-            tiny(**BODY, previous_token_init=1, linear=linear), HEADS["tied"], vocab_size=VOCAB, seq_len=SEQ
+            tiny(**MODEL, previous_token_init=1, linear=linear), HEADS["tied"], vocab_size=VOCAB, seq_len=SEQ
         )
 
     assert torch.equal(*(build(name).blocks[0].attn.q_proj.weight for name in ("linear", "torch.nn.Linear")))
-    with pytest.raises(BadInput, match=r"a class without `weight` cannot look back"):
+    with pytest.raises(BadInput, match=r"model\.linear: its class has no `weight`; add model\.previous_token_init=0"):
         build("test_previous_token.Factored")
 
 

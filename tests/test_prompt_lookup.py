@@ -1,4 +1,4 @@
-"""A guess is what followed the last time, and decoding with guesses is decoding."""
+"""Draft tokens come from the last occurrence of the last tokens, and they leave the output unchanged."""
 
 from collections.abc import Iterator
 from itertools import islice, takewhile
@@ -7,18 +7,18 @@ import pytest
 from conftest import SEQ
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_generate import by_definition, talker
+from test_generate import by_definition, sensitive
 
 from lm.inference.decode import decode
-from lm.inference.prompt_lookup import LONGEST, ORDERS, PromptLookup
+from lm.inference.prompt_lookup import MAX_DRAFT_TOKENS, NGRAM_SIZES, PromptLookup
 from lm.model.transformer import Transformer
 
 TEXTS = st.lists(st.integers(0, 3), min_size=1, max_size=40)
 
 
 def by_search(text: list[int], n: int) -> list[int]:
-    """Look for the last tokens from the end of the text backwards; if the copy runs out, it goes on with itself."""
-    for order in ORDERS:
+    """Search the last tokens backwards from the end of the text; a copy that runs out repeats itself."""
+    for order in NGRAM_SIZES:
         for at in range(len(text) - 1, order - 1, -1):
             if text[at - order : at] == text[-order:]:
                 return [(text[at:] * n)[i] for i in range(min(n, 2**order))]
@@ -27,74 +27,74 @@ def by_search(text: list[int], n: int) -> list[int]:
 
 @settings(deadline=None)
 @given(TEXTS, st.integers(0, 40))
-def test_a_guess_is_what_followed_the_last_time(text: list[int], n: int) -> None:
-    assert PromptLookup(text).guess(n) == by_search(text, n)
+def test_a_draft_is_what_followed_the_last_occurrence(text: list[int], n: int) -> None:
+    assert PromptLookup(text).draft(n) == by_search(text, n)
 
 
 @settings(deadline=None)
 @given(TEXTS, st.lists(st.integers(1, 4), max_size=10))
-def test_a_text_that_grows_is_as_one_that_was_there(text: list[int], steps: list[int]) -> None:
+def test_an_index_that_grows_equals_one_built_at_once(text: list[int], steps: list[int]) -> None:
     grown = text[:1]
     lookup = PromptLookup(grown)
     for step in steps:
-        assert lookup.guess(5) == by_search(grown, 5)
+        assert lookup.draft(5) == by_search(grown, 5)
         grown.extend(text[len(grown) : len(grown) + step])
-    assert lookup.guess(5) == by_search(grown, 5)
+    assert lookup.draft(5) == by_search(grown, 5)
 
 
 def widths(net: Transformer, prompt: list[int], n: int, **options) -> tuple[list[int], list[int]]:
-    """n new tokens, and how many tokens each pass through the model read."""
+    """n new tokens, and the number of tokens that each forward pass read."""
     seen: list[int] = []
     hook = net.blocks[0].register_forward_hook(lambda module, args, y: seen.append(y.shape[1]))
-    answer = [one for (one,) in islice(decode(net, [prompt], **options), n)]
+    continuation = [one for (one,) in islice(decode(net, [prompt], **options), n)]
     hook.remove()
-    return answer, seen
+    return continuation, seen
 
 
 @pytest.mark.parametrize("seq_len", [SEQ, 100])
-@pytest.mark.parametrize("guesses", [1, 3, 16])
-def test_the_tokens_are_the_same_in_fewer_passes(guesses: int, seq_len: int) -> None:
-    """Right and wrong guesses, across the end of the context and the growth of the cache."""
-    net, n, accepted, refused = talker(seq_len=seq_len), 3 * seq_len, 0, 0
+@pytest.mark.parametrize("max_draft_tokens", [1, 3, 16])
+def test_the_tokens_are_equal_in_fewer_forward_passes(max_draft_tokens: int, seq_len: int) -> None:
+    """With accepted and rejected draft tokens, across the end of the context and the growth of the cache."""
+    net, n, accepted, rejected = sensitive(seq_len=seq_len), 3 * seq_len, 0, 0
     for prompt in ([1], [5, 6, 7, 5, 6], [*range(20)] * 3):
         expected = by_definition(net, prompt, n)
-        plain, one_each = widths(net, prompt, n, guesses=0)
-        ahead, seen = widths(net, prompt, n, guesses=guesses)
-        assert plain == ahead == expected
+        plain, one_each = widths(net, prompt, n, max_draft_tokens=0)
+        speculative, seen = widths(net, prompt, n, max_draft_tokens=max_draft_tokens)
+        assert plain == speculative == expected
         assert len(one_each) == n
         accepted += n - len(seen)
-        refused += sum(seen) - sum(one_each)
+        rejected += sum(seen) - sum(one_each)
     assert accepted > 0
-    assert refused > 0
+    assert rejected > 0
 
 
-def by_rule(prompt: list[int], answer: list[int], guesses: int) -> Iterator[int]:
-    """Tokens that each pass after the first reads: a long guess only after one of which two were right."""
-    text, right = [*prompt, answer[0]], 0
-    while coming := answer[len(text) - len(prompt) :]:
-        guess = by_search(text, min(guesses, LONGEST if right >= 2 else 2))
-        right = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(guess, coming, strict=False))))
-        text += coming[: right + 1]
-        yield 1 + len(guess)
+def by_rule(prompt: list[int], continuation: list[int], max_draft_tokens: int) -> Iterator[int]:
+    """Tokens that each pass after the first reads: long drafts only after a pass that accepted two tokens."""
+    text, n_accepted = [*prompt, continuation[0]], 0
+    while coming := continuation[len(text) - len(prompt) :]:
+        draft = by_search(text, min(max_draft_tokens, MAX_DRAFT_TOKENS if n_accepted >= 2 else 2))
+        n_accepted = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(draft, coming, strict=False))))
+        text += coming[: n_accepted + 1]
+        yield 1 + len(draft)
 
 
-@pytest.mark.parametrize("guesses", [0, 1, 3, LONGEST])
-def test_a_guess_is_long_where_much_agrees_and_the_last_was_right(guesses: int) -> None:
-    """Within a context that is never filled, so that every pass but the first is one of a token and its guess."""
-    net, n, prompt = talker(seq_len=400), 300, [1, 2, 1, 2, 1]
-    answer, (_, *seen) = widths(net, prompt, n, guesses=guesses)
-    assert answer == by_definition(net, prompt, n)
-    assert seen == list(by_rule(prompt, answer, guesses))
-    assert max(seen) == 1 + guesses  # it has come to a loop, and every guess is right
+@pytest.mark.parametrize("max_draft_tokens", [0, 1, 3, MAX_DRAFT_TOKENS])
+def test_drafts_grow_with_the_matching_ngram_and_after_accepted_tokens(max_draft_tokens: int) -> None:
+    """In a context that is never full, so that every pass after the first reads a token and its draft."""
+    net, n, prompt = sensitive(seq_len=400), 300, [1, 2, 1, 2, 1]
+    continuation, (_, *seen) = widths(net, prompt, n, max_draft_tokens=max_draft_tokens)
+    assert continuation == by_definition(net, prompt, n)
+    assert seen == list(by_rule(prompt, continuation, max_draft_tokens))
+    assert max(seen) == 1 + max_draft_tokens  # the model repeats itself, so every draft token is accepted
 
 
-def test_what_is_sampled_is_not_guessed() -> None:
-    _, (_, *seen) = widths(talker(seq_len=100), [1, 2, 1, 2, 1], 50, temperature=0.01)
+def test_sampling_uses_no_draft_tokens() -> None:
+    _, (_, *seen) = widths(sensitive(seq_len=100), [1, 2, 1, 2, 1], 50, temperature=0.01)
     assert seen == [1] * 49
 
 
-def test_a_batch_does_not_guess() -> None:
-    net, prompts, n = talker(seq_len=100), [[5, 6, 7, 5, 6], [1, 1, 1]], 90
+def test_a_batch_uses_no_draft_tokens() -> None:
+    net, prompts, n = sensitive(seq_len=100), [[5, 6, 7, 5, 6], [1, 1, 1]], 90
     seen: list[int] = []
     hook = net.blocks[0].register_forward_hook(lambda module, args, y: seen.append(y.shape[1]))
     rows = list(islice(decode(net, prompts), n))

@@ -1,79 +1,119 @@
-"""The studies under docs/: every contrast that a report prints follows from the rows of its results.csv."""
+"""The studies under docs/: what the program says of their rows is what scipy says of them."""
 
 import csv
-import json
 import re
 import shlex
-import shutil
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from hydra import initialize_config_dir
 from scipy import stats
 
 import lm
-from lm.ablation.judge.study import read_study
+from lm.ablation.judge.sentence import decimals
+from lm.ablation.judge.study import Contrast, read_study
 from lm.ablation.plan.compose import compose_arms
-from lm.ablation.report.answer import answer
-from lm.ablation.report.contrasts import contrasts_table
-from lm.ablation.restore import restore
+from lm.ablation.record import read_record
+from lm.cli.compose import compose
 from lm.cli.errors import CONFIGS
-from lm.cli.launch import compose
 from lm.config import RunConfig
-from lm.config.ablation import AblateConfig
+from lm.config.ablation import METRICS, AblateConfig
 from lm.config.identity import flat
 
 DOCS = Path(lm.__file__).parents[1] / "docs/studies"
-STUDIES = sorted(DOCS.rglob("report.md"))
-PAGE = (DOCS / "tying.md").read_text()
-CELLS = re.findall(r"^\| `(\w+)` \| `(.+?)`", PAGE, re.MULTILINE)
+STUDIES = sorted(path.parent for path in DOCS.rglob("ablation.json"))
+PAGE = next(path for path in (DOCS / "tying/protocol.md", DOCS / "tying.md") if path.exists()).read_text()
+CONDITIONS = re.findall(r"^\| `(\w+)` \| `(.+?)`", PAGE, re.MULTILINE)
 WHOLE = re.findall(r"^python scripts/ablate.py (.+?)  # (\S+)$", PAGE.replace("\\\n ", ""), re.MULTILINE)
-COMMANDS = {f"tying/{name}": f"ablation=tying_core {words}" for name, words in CELLS}
+COMMANDS = {f"tying/{name}": f"ablation=tying_core {words}" for name, words in CONDITIONS}
 COMMANDS |= {folder: words for words, folder in WHOLE}
 # `recipe` was run from a copy of its text; the others are what was seen before, with settings that are no more
 APART = {"recipe", "tying_pilot", "tying_trials"}
-RUN = sorted({str(path.parent.relative_to(DOCS)) for path in DOCS.rglob("ablation.json")} - APART)
+RUN = sorted({str(path.relative_to(DOCS)) for path in STUDIES} - APART)
 
 
-@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.parent.name)
-def test_a_report_prints_what_its_rows_give(path: Path) -> None:
-    record, report = json.loads(path.with_name("ablation.json").read_text()), path.read_text()
-    with open(path.with_name("results.csv"), newline="") as file:
+def named(path: Path) -> str:
+    return str(path.relative_to(DOCS))
+
+
+def test_every_study_is_here() -> None:
+    assert len(STUDIES) >= 19
+    assert {named(path) for path in STUDIES} > APART
+
+
+def differences(path: Path, metric: str, one: Contrast) -> tuple[tuple[str, ...], list[float]]:
+    """The runs that a comparison rests on, and its paired differences, straight from results.csv."""
+    with open(path / "results.csv", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["purpose"] == "reported" and row["status"] == "done"]
-    printed = [line.strip("| ").replace("*", "").split(" | ") for line in report.splitlines() if line[:1] == "|"]
-    several = len(record["budgets"]) > 1
-    for budget in record["budgets"]:
-        for arm, other in record["contrasts"].items():
-            ours, theirs = (
-                {
-                    row["seed"]: float(row[record["metric"]])
-                    for row in rows
-                    if row["arm"] == name and budget in row["budgets"]
-                }
-                for name in (arm, other)
-            )
-            seeds = sorted(ours.keys() & theirs.keys())
-            if len(seeds) < 2:
+    ours, theirs = (
+        {int(row["seed"]): row for row in rows if row["arm"] == arm and one.budget in row["budgets"].split()}
+        for arm in (one.arm, one.baseline)
+    )
+    pairs = [(ours[seed], theirs[seed]) for seed in ours if seed in theirs]
+    runs = tuple(sorted(row["run_dir"] for pair in pairs for row in pair))
+    return runs, [float(a[metric]) - float(b[metric]) for a, b in pairs]
+
+
+def verdicts(family: dict[Any, list[float]], margin: float, sign: int) -> dict[Any, tuple[Any, ...]]:
+    """Mean, 95 % interval and verdict of each comparison of a family, corrected by Holm's method."""
+    tested = {key: values for key, values in family.items() if len(values) > 1}
+    different = {key: stats.ttest_1samp(values, 0).pvalue for key, values in tested.items()}
+    equivalent = {
+        key: max(
+            stats.ttest_1samp(values, -margin, alternative="greater").pvalue,
+            stats.ttest_1samp(values, margin, alternative="less").pvalue,
+        )
+        for key, values in tested.items()
+    }
+
+    def rejected(ps: dict[Any, float]) -> set[Any]:
+        found = set()
+        for i, key in enumerate(sorted(ps, key=ps.__getitem__)):
+            if ps[key] * (len(ps) - i) > 0.05:
+                break
+            found.add(key)
+        return found
+
+    same, apart, found = rejected(equivalent), rejected(different), {}
+    for key, values in tested.items():
+        mean = float(np.mean(values))
+        direction = "better" if sign * mean < 0 else "worse"
+        verdict = "equivalent" if key in same else direction if key in apart else "undecided"
+        found[key] = (mean, *stats.ttest_1samp(values, 0).confidence_interval(0.95), verdict)
+    return found
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=named)
+def test_what_is_said_of_a_study_follows_from_its_rows(path: Path) -> None:
+    study = read_study(path)
+    contrasts, margin = study.contrasts(), study.record.equivalence_margin
+    assert contrasts
+    for primary in (True, False):
+        mine = [one for one in contrasts if one.primary is primary]
+        rows = [differences(path, study.metric, one) for one in mine]
+        expected = verdicts(dict(rows), margin, 1 if METRICS[study.metric][0] else -1)
+        for one, (runs, values) in zip(mine, rows, strict=True):
+            assert one.differences == pytest.approx(values)
+            if len(values) < 2:
+                assert one.comparison.verdict == "undecided"
                 continue
-            test = stats.ttest_rel([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds])
-            low, high = test.confidence_interval(0.95)
-            mean = sum(ours[seed] - theirs[seed] for seed in seeds) / len(seeds)
-            where = [{"flops": "FLOPs"}.get(budget, budget)] if several else []
-            line = [arm, other, *where, str(len(seeds)), f"{mean:+.4f}", f"{low:+.4f} to {high:+.4f}"]
-            assert line in [cells[: len(line)] for cells in printed]
+            mean, low, high, verdict = expected[runs]
+            found = one.comparison
+            assert (found.mean, found.ci_low, found.ci_high) == pytest.approx((mean, low, high))
+            assert found.verdict == verdict or one.diverged
+            assert_said(study.say(one), one, f"{abs(mean):.{decimals(margin)}f}")
 
 
-@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.parent.name)
-def test_its_answer_and_verdicts_are_those_of_its_rows(path: Path, tmp_path: Path) -> None:
-    for name in ("ablation.json", "results.csv"):
-        shutil.copy(path.with_name(name), tmp_path)
-    restore(tmp_path)
-    study = read_study(tmp_path)
-    contrasts, report = study.contrasts(), path.read_text()
-    assert "\n\n".join(answer(study, contrasts)) in report
-    if any(one.seeds for one in contrasts):
-        assert contrasts_table(study, contrasts) in report
+def assert_said(sentence: str, one: Contrast, size: str) -> None:
+    words = {"better": "is better than", "worse": "is worse than", "equivalent": "are equivalent"}
+    assert words.get(one.comparison.verdict, "undecided") in sentence
+    assert one.arm in sentence
+    assert one.baseline in sentence
+    assert size in sentence
+    assert f"{one.comparison.n} seeds" in sentence
 
 
 @pytest.mark.parametrize("name", RUN)
@@ -85,11 +125,11 @@ def test_the_command_that_the_page_gives_asks_for_the_runs_that_are_there(name: 
         config = compose("ablate", [*asked, "ablation.name=any"], AblateConfig)
         others = [word for word in words if word not in asked]
         runs = compose_arms(config.ablation, others, lambda words: compose("train", words, RunConfig))
-    record = json.loads((DOCS / name / "ablation.json").read_text())
-    assert runs.keys() == record["arms"].keys()
-    assert config.ablation.seeds == record["seeds"]
+    record = read_record(DOCS / name)
+    assert runs.keys() == record.arms.keys()
+    assert config.ablation.seeds == record.seeds
     for arm, run in runs.items():
-        known = record["arms"][arm]
-        settings = flat(asdict(run)) | known["matched"]
-        different = {key: (value, settings[key]) for key, value in known["settings"].items() if settings[key] != value}
+        known = record.arms[arm]
+        settings = flat(asdict(run)) | known.matched
+        different = {key: (value, settings[key]) for key, value in known.settings.items() if settings[key] != value}
         assert different.keys() <= {"threads", "trainer.enable_progress_bar"}

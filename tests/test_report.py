@@ -22,11 +22,11 @@ from markdown_it import MarkdownIt
 from scipy import stats
 
 from lm.ablation.judge.study import read_study
-from lm.ablation.report import write_report
+from lm.ablation.record import SearchRecord, TrialRecord
+from lm.ablation.report import looks_of, write_report
 from lm.ablation.report.page import code, fence, page, plain, table
 from lm.ablation.report.plots import looks, panels
 from lm.ablation.report.tuning import draw_search
-from lm.ablation.restore import restore
 from lm.config import BadInput
 
 ARMS = {"tied": 3.50, "untied": 3.53, "untied_matched": 3.502, "tied_naive": 4.4}  # and what they come to
@@ -128,6 +128,7 @@ def make(
     broken: bool = False,
     diagnostics: bool = False,
     report: bool = True,
+    every: int = 100,
     **record: Any,
 ) -> Path:
     """An ablation's folder: four arms, of which untied trains for fewer steps at equal FLOPs."""
@@ -158,7 +159,7 @@ def make(
             "train_tokens": 4_000_000,
             "val_tokens": 90_000,
             "identity": {"data_hash": "d" * 64, "tokenizer_hash": "t" * 64, "source_hash": "s" * 64},
-            "settings": {"head.untie_at": i / 4},
+            "settings": {"head.untie_at": i / 4, "validation.every": every},
         }
         for i, arm in enumerate(ARMS)
     }
@@ -500,7 +501,7 @@ def test_runs_that_were_left_out_are_named(tmp_path: Path) -> None:
     write_run(path / "cells/tied-seed1-0123456789", "tied", 1, 3.0, 900)
     write_report(path)
     assert "**Finished but left out: untied seed 7.**" in markdown(path)
-    assert "**1 finished run here is not used:** its settings," in markdown(path)
+    assert "**1 finished run is not used:** the settings," in markdown(path)
     before = (path / "results.csv").read_text()
     assert before.count(",unused,") == 2
     shutil.rmtree(path / "cells")  # as under version control
@@ -509,38 +510,30 @@ def test_runs_that_were_left_out_are_named(tmp_path: Path) -> None:
     assert "**Finished but left out: untied seed 7.**" in markdown(path)
 
 
+def test_rows_of_runs_that_are_asked_for_no_more_are_kept(tmp_path: Path) -> None:
+    path = make(tmp_path, tuned=True)
+    before = results(path)
+    shutil.rmtree(path / "cells")
+    shutil.rmtree(path / "trials")
+    record = json.loads((path / "ablation.json").read_text())
+    del record["searches"]["untied"]["trials"][1:]
+    record["cells"] = [one for one in record["cells"] if "untied_matched" not in one["run_dir"]]
+    write(path / "ablation.json", record)
+    for _ in range(2):
+        write_report(path)
+        kept = {row["run_dir"]: row for row in results(path)}
+        assert kept.keys() == {row["run_dir"] for row in before}
+        unused = [row for row in kept.values() if row["purpose"] == "unused"]
+        assert {row["run_dir"][:6] for row in unused} == {"cells/", "trials"}
+        same = ("val_loss", "seconds", "config_hash", "optim.lr", "source_hash")
+        assert all(row[key] == one[key] for one in before for key in same for row in [kept[one["run_dir"]]])
+
+
 def test_the_other_arms_stand_beside_the_answer(tmp_path: Path) -> None:
     path = make(tmp_path, primary=["untied_matched"])
     assert re.search(r"^> Beside the question \(at equal tokens\): untied worse than tied by 0", markdown(path), re.M)
     none_named = make(tmp_path / "all", primary=[])
     assert "Beside the question" not in markdown(none_named)
-
-
-@pytest.mark.parametrize("method", ["write_text", "replace"])
-@pytest.mark.parametrize("after", [1, 2])
-def test_rows_that_were_being_restored_when_all_was_killed_are_there_later(
-    tmp_path: Path, method: str, after: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, calls = make(tmp_path, tuned=True), 0
-    rows, report = (path / "results.csv").read_text(), markdown(path).partition("## What they write")[0]
-    shutil.rmtree(path / "cells")
-    shutil.rmtree(path / "trials")
-    done = getattr(Path, method)
-
-    def killed(self: Path, *rest: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == after:
-            raise KeyboardInterrupt
-        return done(self, *rest)
-
-    monkeypatch.setattr(Path, method, killed)
-    with pytest.raises(KeyboardInterrupt):
-        restore(path)
-    monkeypatch.undo()
-    write_report(path)
-    assert (path / "results.csv").read_text() == rows
-    assert markdown(path).startswith(report), "curves included"
 
 
 def shrink(path: Path, before: float, noise: float = 0.0, last: int = 1000) -> str:
@@ -598,6 +591,31 @@ def test_a_loss_that_rises_before_the_end_is_told(tmp_path: Path, rise: float, t
     write_report(path)
     assert ("**Better before the end: untied (by 0.02).**" in markdown(path)) is told
     assert "Better before the end: tied" not in markdown(path)
+
+
+@pytest.mark.parametrize(("every", "told"), [(501, True), (0, True), (500, False), (100, False)])
+def test_why_there_is_no_learning_figure_is_said(tmp_path: Path, every: int, told: bool) -> None:
+    """Validated once or never, a run has no curve."""
+    path = make(tmp_path, budgets=("tokens",), report=False, every=every)
+    for metrics in path.glob("cells/*/metrics.csv"):
+        write(metrics, lines(METRICS, (1000, 1024000, 0.001, 3, 1, 4, 2, 0.4)))
+    write_report(path)
+    said = f"runs of 1,000 steps with `validation.every={every}` are not validated twice during training. "
+    assert (f"There are none: {said}`validation.every=100` gives them." in markdown(path)) is told
+    assert ("Learning curves" in headings(path)) is told
+
+
+def test_a_verdict_that_was_shown_is_remembered(tmp_path: Path) -> None:
+    path = make(tmp_path, done=lambda arm, seed: seed == 0)
+    assert looks_of(path) == []  # one seed gives no verdict
+    (path / "report.json").unlink()
+    make(path, done=lambda arm, seed: seed < 2)
+    make(path, done=lambda arm, seed: True)
+    write_report(path)
+    assert [one.seeds for one in looks_of(path)] == [[0, 1], [0, 1, 2]]
+    assert looks_of(path)[0].equivalence_margin == 0.01
+    write(path / "report.json", "{")
+    assert looks_of(path) == []
 
 
 def test_curves_that_are_not_here_are_told(tmp_path: Path) -> None:
@@ -695,9 +713,11 @@ def test_a_trial_beyond_the_picture_lies_on_its_own_side(tmp_path: Path) -> None
     """One far better than those of the primary arms is no cross and no triangle at the worse edge."""
     _, axes = panels(1, 2.0, 0.5)
     axes[0].set(ylim=(3.4, 3.6), xscale="log")
-    trials = [{"values": {"optim.lr": lr}, "val_loss": loss} for lr, loss in ((0.1, 1.5), (0.2, 3.5), (0.4, 9.0))]
+    points = ((0.1, 1.5), (0.2, 3.5), (0.4, 9.0))
+    trials = [TrialRecord(values={"optim.lr": lr}, score=loss, run_dirs=[]) for lr, loss in points]
+    search = SearchRecord(hyperparameters=["optim.lr"], seeds=[], inside={}, trials=trials)
     study = read_study(make(tmp_path))
-    draw_search(axes[0], study, {"trials": trials}, "optim.lr", looks(["tied"])["tied"], "tied")
+    draw_search(axes[0], study, search, "optim.lr", looks(["tied"])["tied"], "tied")
     ends = {line.get_xdata()[0]: line.get_ydata()[0] for line in axes[0].get_lines() if line.get_marker() in ("^", "v")}
     assert ends == {0.1: 3.4, 0.4: 3.6}
 
@@ -722,6 +742,6 @@ def test_what_cannot_be_compared_is_said(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_an_ablation_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"holds no ablation\.json \(No such file or directory\)"):
+    with pytest.raises(BadInput, match=r"holds no ablation\.json; expected"):
         write_report(tmp_path)
     assert list(tmp_path.iterdir()) == []

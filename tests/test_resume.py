@@ -1,4 +1,4 @@
-"""Nothing is lost: killed for real, a run ends with the same numbers, bit for bit, as one that was left alone."""
+"""A run that is killed and resumed ends with the same numbers, bit for bit, as an undisturbed one."""
 
 import json
 import multiprocessing
@@ -13,12 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import yaml
 from conftest import TEXT
 
 from lm.config import (
     BadInput,
     CheckpointConfig,
     DataConfig,
+    DiagnosticsConfig,
     HeadConfig,
     ModelConfig,
     OptimConfig,
@@ -26,14 +29,15 @@ from lm.config import (
     TokenizerConfig,
     ValidationConfig,
 )
+from lm.system.files import sha256
 
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["lm.training.train"])  # the seconds of imports are paid once, not in each process
+PROCESSES.set_forkserver_preload(["lm.training.train"])  # imports, which take seconds, run once for all processes
 CLOCK = ("seconds", "tokens_per_second", "resumed_from")
 
 
 def a_run(corpus: Path, run_dir: Path, steps: int = 120, **changes: Any) -> RunConfig:
-    """A run with dropout and accumulation on, so that all that a resume must restore is in play."""
+    """A run with dropout and accumulation, so that it uses everything that a resume must restore."""
     trainer = {"accelerator": "cpu", "devices": 1, "max_steps": steps, "accumulate_grad_batches": 2}
     run = RunConfig(
         model=ModelConfig(n_layers=2, d_model=32, n_heads=2, d_ff=64, dropout=0.1),
@@ -84,7 +88,7 @@ def finish(run: RunConfig, **options: Any) -> int:
 def wait_for(condition: Callable[[], object], seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
+        assert time.monotonic() < deadline, "timeout"
         time.sleep(0.002)
 
 
@@ -110,15 +114,15 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def quiet_run(corpus: Path) -> RunConfig:
-    """The same run, never disturbed."""
-    run = a_run(corpus, corpus.parent / "quiet")
+def undisturbed(corpus: Path) -> RunConfig:
+    """The run without interruption."""
+    run = a_run(corpus, corpus.parent / "undisturbed")
     assert finish(run) == 0
     return run
 
 
 def kill_at_random(run: RunConfig, kills: int, seed: int) -> None:
-    """kill -9 at random moments, each a little later than a checkpoint that was not there before."""
+    """kill -9 at random times, each shortly after a new checkpoint."""
     moments = random.Random(seed)
     for _ in range(kills):
         process, before = spawn(run), checkpoints(run)
@@ -129,18 +133,18 @@ def kill_at_random(run: RunConfig, kills: int, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 6))])
-def test_a_run_killed_at_random_moments_ends_as_one_left_alone(
-    quiet_run: RunConfig, corpus: Path, tmp_path: Path, seed: int
+def test_a_run_killed_at_random_ends_as_an_undisturbed_one(
+    undisturbed: RunConfig, corpus: Path, tmp_path: Path, seed: int
 ) -> None:
     run = a_run(corpus, tmp_path / "killed")
     kill_at_random(run, kills=3, seed=seed)
     assert finish(run) == 0
-    assert outcome(run) == outcome(quiet_run)
+    assert outcome(run) == outcome(undisturbed)
     assert json.loads((tmp_path / "killed/result.json").read_text())["resumed_from"]
     assert not list((tmp_path / "killed").rglob(".partial*"))
 
 
-def test_in_bf16_with_muon_too(corpus: Path, tmp_path: Path) -> None:
+def test_a_killed_bf16_muon_run_ends_as_an_undisturbed_one(corpus: Path, tmp_path: Path) -> None:
     alone, killed = (a_run(corpus, tmp_path / name) for name in ("alone", "killed"))
     options = alone.trainer | {"precision": "bf16-mixed"}
     optim = OptimConfig(name="muon", lr=0.02, adam_lr=0.003, momentum=0.9, ns_steps=4)
@@ -181,39 +185,39 @@ def break_dropout(checkpoint: dict[str, Any]) -> None:
     lm.training.task.named_seed = lambda *_: 1
 
 
-def break_nothing(checkpoint: dict[str, Any]) -> None:
+def change_nothing(checkpoint: dict[str, Any]) -> None:
     pass
 
 
-def resume_broken(run: RunConfig, breakage: Callable[[dict[str, Any]], None]) -> None:
+def resume_broken(run: RunConfig, change: Callable[[dict[str, Any]], None]) -> None:
     from lm.training.checkpoint import Checkpoints
 
     load = Checkpoints.load_checkpoint
 
     def broken(*args: Any, **options: Any) -> dict[str, Any]:
         checkpoint = load(*args, **options)
-        breakage(checkpoint)
+        change(checkpoint)
         return checkpoint
 
     Checkpoints.load_checkpoint = broken  # type: ignore[method-assign]
     work(run)
 
 
-@pytest.mark.parametrize("breakage", [break_optimizer, break_position, break_schedule, break_weights, break_dropout])
+@pytest.mark.parametrize("change", [break_optimizer, break_position, break_schedule, break_weights, break_dropout])
 def test_the_comparison_sees_each_mechanism_switched_off(
-    quiet_run: RunConfig, corpus: Path, tmp_path: Path, breakage: Callable[[dict[str, Any]], None]
+    undisturbed: RunConfig, corpus: Path, tmp_path: Path, change: Callable[[dict[str, Any]], None]
 ) -> None:
-    for name, harm, same in (("whole", break_nothing, True), ("broken", breakage, False)):
+    for name, how, same in (("whole", change_nothing, True), ("broken", change, False)):
         run = a_run(corpus, tmp_path / name)
         kill_at_random(run, kills=1, seed=0)
-        process = PROCESSES.Process(target=resume_broken, args=(run, harm))
+        process = PROCESSES.Process(target=resume_broken, args=(run, how))
         process.start()
         process.join(120)
-        assert (outcome(run) == outcome(quiet_run)) == same
+        assert (outcome(run) == outcome(undisturbed)) == same
 
 
-def a_split_run(corpus: Path, run_dir: Path) -> RunConfig:
-    """Forty steps; the head splits after twenty, and there lies a checkpoint."""
+def a_midtraining_run(corpus: Path, run_dir: Path) -> RunConfig:
+    """Forty steps; the head is untied after twenty, where a checkpoint is saved."""
     head = HeadConfig(
         name="untied_midtraining", kind="untied_midtraining", embedding_std=0.02, head_lr_multiplier=0.5, untie_at=0.5
     )
@@ -223,15 +227,15 @@ def a_split_run(corpus: Path, run_dir: Path) -> RunConfig:
 
 
 @pytest.fixture(scope="module")
-def quiet_split(corpus: Path) -> RunConfig:
-    """The same run, never disturbed."""
-    run = a_split_run(corpus, corpus.parent / "quiet_split")
+def undisturbed_midtraining(corpus: Path) -> RunConfig:
+    """The run without interruption."""
+    run = a_midtraining_run(corpus, corpus.parent / "undisturbed_midtraining")
     assert finish(run) == 0
     return run
 
 
 def work_until(run: RunConfig, step: int, signum: int) -> None:
-    """Raise a signal in step `step`, or, as kill -9 waits for nothing, right after it."""
+    """Raise a signal in step `step`; SIGKILL, which takes effect at once, right after it."""
     from lm.training.callbacks import TrainingCallback
 
     end = TrainingCallback.on_train_batch_end
@@ -259,72 +263,72 @@ def stop(run: RunConfig, step: int, signum: signal.Signals) -> None:
     ("signum", "stops", "resumed_from"),
     [(signal.SIGKILL, [19, 20, 35], [10, 20, 30]), (signal.SIGTERM, [19, 20, 21], [19, 20, 21])],
 )
-def test_a_split_run_stopped_before_at_and_after_its_split_ends_as_one_left_alone(
-    quiet_split: RunConfig,
+def test_a_run_stopped_before_at_and_after_untying_ends_as_an_undisturbed_one(
+    undisturbed_midtraining: RunConfig,
     corpus: Path,
     tmp_path: Path,
     signum: signal.Signals,
     stops: list[int],
     resumed_from: list[int],
 ) -> None:
-    run = a_split_run(corpus, tmp_path / "stopped")
+    run = a_midtraining_run(corpus, tmp_path / "stopped")
     for step in stops:
         stop(run, step, signum)
     assert finish(run) == 0
-    assert outcome(run) == outcome(quiet_split)
+    assert outcome(run) == outcome(undisturbed_midtraining)
     assert json.loads((tmp_path / "stopped/result.json").read_text())["resumed_from"] == resumed_from
 
 
-def split_without_moments(checkpoint: dict[str, Any]) -> None:
+def untie_without_moments(checkpoint: dict[str, Any]) -> None:
     from lm.model.head import UntiedMidTrainingHead
 
-    advance = UntiedMidTrainingHead.advance
+    on_train_step = UntiedMidTrainingHead.on_train_step
 
-    def forgetful(head: Any, done: float, table: Any, state: Any) -> None:
-        advance(head, done, table, {key: value for key, value in state.items() if key is not table})
+    def forgetful(head: Any, progress: float, embedding: Any, state: Any) -> None:
+        on_train_step(head, progress, embedding, {key: value for key, value in state.items() if key is not embedding})
 
-    UntiedMidTrainingHead.advance = forgetful  # type: ignore[method-assign]
+    UntiedMidTrainingHead.on_train_step = forgetful  # type: ignore[method-assign]
 
 
-def split_again(checkpoint: dict[str, Any]) -> None:
+def untie_again(checkpoint: dict[str, Any]) -> None:
     moments = checkpoint["optimizer_states"][0]["state"]
-    del moments[max(moments)]  # the head is the last of the groups
+    del moments[max(moments)]  # the head's, the last group
 
 
 @pytest.mark.parametrize(
-    ("step", "breakage", "same"),
+    ("step", "change", "same"),
     [
-        (20, break_nothing, True),
-        (20, split_without_moments, False),
-        (30, break_nothing, True),
-        (30, split_again, False),
+        (20, change_nothing, True),
+        (20, untie_without_moments, False),
+        (30, change_nothing, True),
+        (30, untie_again, False),
     ],
 )
-def test_the_comparison_sees_a_split_that_is_forgotten(
-    quiet_split: RunConfig,
+def test_the_comparison_sees_an_untying_that_is_repeated_or_loses_moments(
+    undisturbed_midtraining: RunConfig,
     corpus: Path,
     tmp_path: Path,
     step: int,
-    breakage: Callable[[dict[str, Any]], None],
+    change: Callable[[dict[str, Any]], None],
     same: bool,
 ) -> None:
-    run = a_split_run(corpus, tmp_path / "run")
+    run = a_midtraining_run(corpus, tmp_path / "run")
     stop(run, step, signal.SIGKILL)
-    process = PROCESSES.Process(target=resume_broken, args=(run, breakage))
+    process = PROCESSES.Process(target=resume_broken, args=(run, change))
     process.start()
     process.join(120)
     assert process.exitcode == 0
-    assert (outcome(run) == outcome(quiet_split)) == same
+    assert (outcome(run) == outcome(undisturbed_midtraining)) == same
 
 
-def test_resume_switched_off_starts_again(corpus: Path, tmp_path: Path) -> None:
+def test_without_resume_a_run_starts_again(corpus: Path, tmp_path: Path) -> None:
     run = a_run(corpus, tmp_path / "run")
     kill_at_random(run, kills=1, seed=0)
     assert finish(replace(run, checkpoint=CheckpointConfig(every=10, resume=False))) == 0
     assert json.loads((tmp_path / "run/result.json").read_text())["resumed_from"] == []
 
 
-def test_switched_off_it_spares_another_run(corpus: Path, tmp_path: Path) -> None:
+def test_without_resume_another_run_is_not_deleted(corpus: Path, tmp_path: Path) -> None:
     from lm.training.train import train
 
     run = a_run(corpus, tmp_path / "run")
@@ -337,8 +341,8 @@ def test_switched_off_it_spares_another_run(corpus: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_saves_and_leaves_with_its_code(
-    quiet_run: RunConfig, corpus: Path, tmp_path: Path, signum: signal.Signals
+def test_a_signal_saves_a_checkpoint_and_sets_the_exit_code(
+    undisturbed: RunConfig, corpus: Path, tmp_path: Path, signum: signal.Signals
 ) -> None:
     run = a_run(corpus, tmp_path / "stopped", checkpoint=CheckpointConfig(every=10_000))
     process = spawn(run)
@@ -346,30 +350,98 @@ def test_a_signal_saves_and_leaves_with_its_code(
     os.kill(process.pid, signum)
     process.join(60)
     assert process.exitcode == 128 + signum
-    assert len(checkpoints(run)) == 1, "saved at the step where it stopped, not on the interval"
-    assert (tmp_path / "stopped/model/model.safetensors").exists(), "an interrupted run can be tried"
+    assert len(checkpoints(run)) == 1, "saved at the step where it stopped"
+    assert (tmp_path / "stopped/model/model.safetensors").exists(), "an interrupted run can generate text"
     assert not (tmp_path / "stopped/result.json").exists()
     assert finish(run) == 0
-    assert outcome(run) == outcome(quiet_run)
+    assert outcome(run) == outcome(undisturbed)
 
 
 def run_began(run: RunConfig) -> bool:
     return Path(str(run.run_dir), "metrics.csv").exists()
 
 
-def test_a_full_disk_loses_nothing(quiet_run: RunConfig, corpus: Path, tmp_path: Path) -> None:
+def test_a_full_disk_loses_nothing(undisturbed: RunConfig, corpus: Path, tmp_path: Path) -> None:
     run = a_run(corpus, tmp_path / "full")
     kill_at_random(run, kills=1, seed=0)
     before = checkpoints(run)
-    assert finish(run, file_size=50_000) == 74, "no checkpoint fits"
+    assert finish(run, file_size=50_000) == 74, "no space for a checkpoint"
     assert checkpoints(run) == before
     assert not list((tmp_path / "full").rglob(".partial*"))
     assert finish(run) == 0
-    assert outcome(run) == outcome(quiet_run)
+    assert outcome(run) == outcome(undisturbed)
 
 
-def test_a_damaged_checkpoint_is_passed_over_and_all_damaged_is_an_error(
-    quiet_run: RunConfig, corpus: Path, tmp_path: Path
+OLD_GROUPS = {"block_matrices": "body", "other": "vectors", "embedding": "table", "head": "head"}
+
+
+def as_written_before_names_changed(run: RunConfig) -> None:
+    """Turn the files of an unfinished run into those of the last version with old names."""
+    from lm.config.renamed import HEADS, KEYS
+
+    place = Path(str(run.run_dir))
+    for path in place.glob("checkpoints/step-*"):
+        checkpoint = torch.load(path, weights_only=True)
+        checkpoint["callbacks"]["Journal"] = checkpoint["callbacks"].pop("TrainingCallback")
+        for group in checkpoint["optimizer_states"][0]["param_groups"]:
+            group["name"] = OLD_GROUPS[group["name"]]
+            if "ns_steps" in group:
+                group["rounds"] = group.pop("ns_steps")
+                for index in group["params"]:  # Muon kept a step count, which it never changed
+                    checkpoint["optimizer_states"][0]["state"][index]["step"] = torch.zeros(())
+        path.unlink()
+        torch.save(checkpoint, place / "new")
+        (place / "new").rename(path.with_name(f"{path.stem[:13]}-{sha256(place / 'new')[:16]}.ckpt"))
+    settings = yaml.safe_load((place / "config.yaml").read_text())
+    del settings["format"]
+    for old, new in KEYS.items():
+        group, _, name = new.rpartition(".")
+        section = settings.get(group, {}) if group else settings
+        if name in section:
+            section[old.rpartition(".")[2]] = section.pop(name)
+    kinds = {new: old for old, new in HEADS.items()}
+    settings["head"] |= {key: kinds.get(settings["head"][key], settings["head"][key]) for key in ("name", "kind")}
+    (place / "config.yaml").write_text(yaml.safe_dump(settings))
+    csv = (place / "diagnostics.csv").read_text()
+    old_columns = csv.replace("embedding_grad", "lookup_grad").replace("embedding_norm", "table_norm")
+    (place / "diagnostics.csv").write_text(old_columns)
+
+
+@pytest.mark.parametrize("renamed", [True, False])
+def test_a_run_of_an_earlier_version_resumes_bit_for_bit(
+    renamed: bool, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Muon and a head that is untied in mid-training; without the table of names it does not resume."""
+    optim = OptimConfig(name="muon", lr=0.02, adam_lr=0.003, momentum=0.9, ns_steps=4)
+    whole, run = (
+        replace(a_midtraining_run(corpus, tmp_path / name), optim=optim, diagnostics=DiagnosticsConfig(every=5))
+        for name in ("whole", "old")
+    )
+    assert finish(whole) == 0
+    stop(run, 25, signal.SIGKILL)
+    as_written_before_names_changed(run)
+    if not renamed:
+        process = PROCESSES.Process(target=resume_without_names, args=(run,))
+        process.start()
+        process.join(120)
+        assert process.exitcode != 0
+        return
+    assert finish(run) == 0
+    assert outcome(run) == outcome(whole)
+    assert (tmp_path / "old/diagnostics.csv").read_text() == (tmp_path / "whole/diagnostics.csv").read_text()
+    last = torch.load(max((tmp_path / "old/checkpoints").iterdir()), weights_only=True)
+    assert {group["name"] for group in last["optimizer_states"][0]["param_groups"]} == set(OLD_GROUPS)
+
+
+def resume_without_names(run: RunConfig) -> None:
+    import lm.training.checkpoint
+
+    lm.training.checkpoint.current = lambda checkpoint: checkpoint
+    work(run)
+
+
+def test_a_damaged_checkpoint_is_skipped_and_only_damaged_ones_are_an_error(
+    undisturbed: RunConfig, corpus: Path, tmp_path: Path
 ) -> None:
     run = a_run(corpus, tmp_path / "damaged")
     kill_at_random(run, kills=2, seed=1)
@@ -384,7 +456,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_all_damaged_is_an_error(
     older, newer = checkpoints(run)
     flip_a_bit(newer)
     assert finish(run) == 0
-    assert outcome(run) == outcome(quiet_run)
+    assert outcome(run) == outcome(undisturbed)
     assert int(older[5:13]) in json.loads((tmp_path / "damaged/result.json").read_text())["resumed_from"]
 
     (tmp_path / "damaged/result.json").unlink()
@@ -412,7 +484,7 @@ def test_a_setting_that_makes_another_run_is_refused_by_name(tmp_path: Path) -> 
     assert before == after
 
 
-def test_a_second_process_is_told_who_holds_the_run(corpus: Path, tmp_path: Path) -> None:
+def test_a_second_process_is_refused_with_the_holder_named(corpus: Path, tmp_path: Path) -> None:
     from lm.training.train import train
 
     run = a_run(corpus, tmp_path / "held", steps=100_000)

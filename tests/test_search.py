@@ -3,15 +3,17 @@
 import json
 import math
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
+import test_record
 from test_plan import Build, build, question
 
+from lm.ablation.outcomes import Outcomes
 from lm.ablation.plan.arms import Arm
 from lm.ablation.plan.cells import Cell
+from lm.ablation.record import AblationRecord
 from lm.ablation.run.cautions import short_search
 from lm.ablation.run.tuning import Tuning
 from lm.config import BadInput
@@ -48,27 +50,27 @@ def make(tuning: Tuning, folder: Path, loss: Loss) -> list[str]:
     made = []
     for batch in tuning.rounds():
         for one in batch:
-            place = folder / one.name / "result.json"
+            place = folder / one.run_dir / "result.json"
             if not place.exists() and (value := loss(one)) is not None:
                 place.parent.mkdir(parents=True, exist_ok=True)
                 place.write_text(json.dumps({"val_loss": value}))
-                made.append(one.name)
+                made.append(Path(one.run_dir).name)
     return made
 
 
-def record(tuning: Tuning, config: AblationConfig, arms: dict[str, Arm]) -> dict[str, Any]:
-    tuned = {name: {"tuned": arm.tuned} for name, arm in arms.items()}
-    searches = {name: search.summary() for name, search in tuning.searches.items()}
-    return {"tune": asdict(config.tune), "trials_made": tuning.decided, "arms": tuned, "searches": searches}
+def record(tuning: Tuning, config: AblationConfig, arms: dict[str, Arm]) -> AblationRecord:
+    searches = {name: search.record() for name, search in tuning.searches.items()}
+    planned = {name: arm.record() for name, arm in arms.items()}
+    return test_record.record(tune=config.tune, trials_made=tuning.decided, arms=planned, searches=searches)
 
 
 @pytest.mark.parametrize(("lr", "trials"), [(3e-3, 5), (1.0, 9)])
 def test_the_same_again_asks_for_nothing_more(arms: dict[str, Arm], tmp_path: Path, lr: float, trials: int) -> None:
     config = question(tune=TUNE)
-    first = Tuning(config, arms, tmp_path, {})
+    first = Tuning(config, arms, Outcomes(tmp_path), None)
     assert len(make(first, tmp_path, near(lr))) == 2 * trials  # widened where the best lies far away
     tuned, before = {name: arm.tuned for name, arm in arms.items()}, record(first, config, arms)
-    again = Tuning(config, arms, tmp_path, before)
+    again = Tuning(config, arms, Outcomes(tmp_path), before)
     assert again.open() == []
     assert make(again, tmp_path, near(lr)) == []
     assert {name: arm.tuned for name, arm in arms.items()} == tuned
@@ -76,10 +78,10 @@ def test_the_same_again_asks_for_nothing_more(arms: dict[str, Arm], tmp_path: Pa
 
 def test_an_arm_that_comes_later_gets_as_many_and_moves_nobody(arms: dict[str, Arm], tmp_path: Path) -> None:
     config, one = question(tune=TUNE), {"tied": arms["tied"]}
-    first = Tuning(config, one, tmp_path, {})
+    first = Tuning(config, one, Outcomes(tmp_path), None)
     make(first, tmp_path, near(3e-3))
     before, tuned = record(first, config, one), arms["tied"].tuned
-    both = Tuning(config, arms, tmp_path, before)
+    both = Tuning(config, arms, Outcomes(tmp_path), before)
     assert both.to_make() == {"untied": 5}
     made = make(both, tmp_path, near(1.0))  # far from its best, which widens nothing for those that were done
     assert {name.partition("-")[0] for name in made} == {"untied"}
@@ -89,12 +91,12 @@ def test_an_arm_that_comes_later_gets_as_many_and_moves_nobody(arms: dict[str, A
 
 def test_what_was_decided_for_other_runs_decides_nothing(build: Build, arms: dict[str, Arm], tmp_path: Path) -> None:
     config = question(tune=TUNE)
-    first = Tuning(config, arms, tmp_path, {})
+    first = Tuning(config, arms, Outcomes(tmp_path), None)
     assert len(make(first, tmp_path, near(3e-3))) == 2 * 5
     other = ready(
         build(config, "optim=adamw", "optim.lr=0.003", f"head.embedding_lr_multiplier={TABLE_LR}", "model.d_ff=24")
     )
-    anew = Tuning(config, other, tmp_path, record(first, config, arms))
+    anew = Tuning(config, other, Outcomes(tmp_path), record(first, config, arms))
     assert [arm.name for arm in anew.open()] == ["tied", "untied"]
     assert len(make(anew, tmp_path, near(1.0))) == 2 * 9  # widened, for its own best lies far away
 
@@ -105,14 +107,15 @@ def test_what_was_killed_says_nothing_about_a_value(arms: dict[str, Arm], tmp_pa
     def loss(one: Cell) -> float | None:
         return None if one.arm == "untied" and one.tuned["optim.lr"] > 3e-3 else near(3e-3)(one)
 
-    tuning = Tuning(config, arms, tmp_path, {})
+    tuning = Tuning(config, arms, Outcomes(tmp_path), None)
     make(tuning, tmp_path, loss)
-    (lost,) = tuning.broken()["untied"]
+    (lost,) = tuning.searches["untied"].broken()
+    assert tuning.broken() == {"untied": [lost.run_dir]}
     assert lost.tuned["optim.lr"] == 6e-3
     assert arms["untied"].tuned == {}  # it is not run, rather than run with a wrong value
     assert arms["tied"].tuned
     assert tuning.decided is None
-    again = Tuning(config, arms, tmp_path, record(tuning, config, arms))
+    again = Tuning(config, arms, Outcomes(tmp_path), record(tuning, config, arms))
     make(again, tmp_path, near(3e-3))
     assert not again.broken()
     assert arms["untied"].tuned["optim.lr"] == arms["tied"].tuned["optim.lr"]
@@ -122,10 +125,10 @@ def test_what_diverged_is_the_worst(arms: dict[str, Arm], tmp_path: Path) -> Non
     def loss(one: Cell) -> float | None:
         if one.tuned["optim.lr"] < 5e-3:
             return near(3e-3)(one)
-        (tmp_path / f"{one.name}.json").write_text(json.dumps({"status": "diverged", "error": "nan"}))
+        (tmp_path / f"{one.run_dir}.json").write_text(json.dumps({"status": "diverged", "error": "nan"}))
         return None
 
-    tuning = Tuning(question(tune=TUNE), arms, tmp_path, {})
+    tuning = Tuning(question(tune=TUNE), arms, Outcomes(tmp_path), None)
     make(tuning, tmp_path, loss)
     assert not tuning.broken()
     assert arms["tied"].tuned["optim.lr"] == 3e-3
@@ -155,7 +158,7 @@ def test_a_setting_stays_where_it_may_be(build: Build, tmp_path: Path) -> None:
     tune = TuneConfig(trials=5, seeds=[77], hyperparameters=["head.untie_at"])
     config = question(arms=both, baseline="a", primary=[], tune=tune)
     arms = ready(build(config))
-    make(Tuning(config, arms, tmp_path, {}), tmp_path, lambda one: -one.tuned["head.untie_at"])
+    make(Tuning(config, arms, Outcomes(tmp_path), None), tmp_path, lambda one: -one.tuned["head.untie_at"])
     assert 0.8 <= arms["b"].tuned["head.untie_at"] <= 1
 
 
@@ -165,10 +168,10 @@ def test_few_trials_are_told_until_more_are_made(
 ) -> None:
     """Two settings need five trials, one needs three."""
     one = question(tune=replace(TUNE, trials=4, hyperparameters=["optim.lr"]))
-    assert list(short_search(Tuning(one, arms, tmp_path, {}))) == []
+    assert list(short_search(Tuning(one, arms, Outcomes(tmp_path), None))) == []
     config = question(tune=replace(TUNE, trials=4, extension_trials=extension_trials))
-    tuning = Tuning(config, arms, tmp_path, {})
+    tuning = Tuning(config, arms, Outcomes(tmp_path), None)
     assert [head for head, _ in short_search(tuning)] == [f"{name} is tuned in 4 trials:" for name in arms]
     make(tuning, tmp_path, near(3e-3))
-    for asked in (tuning, Tuning(config, arms, tmp_path, record(tuning, config, arms))):
+    for asked in (tuning, Tuning(config, arms, Outcomes(tmp_path), record(tuning, config, arms))):
         assert [head.split()[0] for head, _ in short_search(asked)] == told

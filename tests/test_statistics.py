@@ -33,7 +33,7 @@ from lm.ablation.judge.statistics import (
 Array = NDArray[np.float64]
 Ends = Callable[[Array, Array], tuple[float, float]]
 REPEATS = 2000
-TINY = 1e-9  # a `matters` so small that nothing is equivalent: what is tested is the difference alone
+TINY = 1e-9  # a margin so small that nothing is equivalent: what is tested is the difference alone
 
 some = st.lists(st.integers(-300, 300).map(lambda i: i / 64), min_size=2, max_size=6)  # sums of these are exact
 families = st.dictionaries(st.sampled_from("abcdef"), some, min_size=1)
@@ -264,7 +264,7 @@ def sure_of_nothing(values: list[float], margin: float) -> str:
 @pytest.mark.usefixtures("hurried")
 @pytest.mark.parametrize("n", [3, 5, 8])
 @pytest.mark.parametrize("margin", [1.0, 4.0])
-def test_a_difference_that_just_matters_is_called_equivalent_at_most_5_times_in_100(n: int, margin: float) -> None:
+def test_a_difference_of_the_margin_is_called_equivalent_at_most_5_times_in_100(n: int, margin: float) -> None:
     differences = noise(n) + margin
     assert at_most(found_any(differences, margin, "equivalent"), ALPHA)
     if margin == 1:  # with wide intervals the mistake shows
@@ -295,7 +295,7 @@ def test_torn_pairs_do_not_find_the_minimum_detectable_effect() -> None:
     assert not near(rate(unpaired_ends(*pair)[1] < 0 for pair in pairs), POWER, 500)
 
 
-CASES = [(1.6, 0.1), (0.0, 1.0), (0.3, 1.2), (0.8, 1.0), (2.5, 3.0)]  # truth and what matters, in standard deviations
+CASES = [(1.6, 0.1), (0.0, 1.0), (0.3, 1.2), (0.8, 1.0), (2.5, 3.0)]  # truth and margin, in standard deviations
 
 
 @cache
@@ -426,7 +426,7 @@ def test_equal_differences_leave_no_doubt() -> None:
     assert (much.verdict, much.ci_low, much.ci_high, much.p_different) == ("better", -0.5, -0.5, 0)
     assert (much.p_equivalent, much.minimum_detectable) == (1, 0)
     assert little.verdict == "equivalent"
-    assert only([1.0] * 2, 1).verdict == "worse"  # the smallest that matters, matters
+    assert only([1.0] * 2, 1).verdict == "worse"  # a difference of the margin is not smaller than it
     assert seeds_to_decide(0.5, 0, 0.01) == 2
 
 
@@ -437,7 +437,7 @@ def test_what_is_no_number_is_named() -> None:
         with pytest.raises(ValueError, match="wide"):
             judge({"wide": [value]}, 0.01)
     for margin in (0.0, -1.0, math.nan, math.inf):
-        with pytest.raises(ValueError, match=f"matters={margin}"):
+        with pytest.raises(ValueError, match=f"margin={margin}"):
             judge({"a": [0.1, 0.2]}, margin)
 
 
@@ -455,21 +455,21 @@ FIVE = [-0.032, -0.029, -0.036, -0.027, -0.031]
 def test_a_verdict_in_words() -> None:
     assert (
         say(only(FIVE, 0.01))
-        == "untied is better than tied by 0.0310 nats per token (95 % interval 0.0268 to 0.0352, 5 seeds)."
+        == "untied is better than tied by 0.0310 nats per token (95 % CI 0.0268 to 0.0352, 5 seeds)."
     )
     assert say(only([-v for v in FIVE], 0.01)) == say(only(FIVE, 0.01)).replace("better", "worse")
     assert say(only(FIVE, 0.01, lower_is_better=False)) == say(only([-v for v in FIVE], 0.01))
     assert say(only([0.001, 0.003, -0.001, 0.002], 0.01)) == (
-        "untied and tied are equivalent: the difference of +0.0013 nats per token (90 % interval -0.0008 to +0.0033, "
-        "4 seeds) is smaller than 0.01, the smallest that matters here."
+        "untied and tied are equivalent: the difference of +0.0013 nats per token (90 % CI -0.0008 to +0.0033, "
+        "4 seeds) is smaller than the equivalence margin of 0.01."
     )
     assert say(only([-0.01, -0.04, 0.005, -0.025], 0.01)) == (
-        "undecided between untied and tied: -0.0175 nats per token (95 % interval -0.0483 to +0.0133, 4 seeds); "
-        "about 12 seeds, all of them fresh, would decide."
+        "undecided between untied and tied: -0.0175 nats per token (95 % CI -0.0483 to +0.0133, 4 seeds); "
+        "about 12 new seeds would probably decide."
     )
     assert say(only([-1.0, 1.1, 0.9, -0.9], 0.01)).endswith("; even 100 seeds would probably not decide.")
     assert say(only([-0.031], 0.01)) == (
-        "one seed gives no interval: untied minus tied is -0.0310 nats per token, undecided."
+        "undecided between untied and tied: -0.0310 nats per token at one seed, which gives no confidence interval."
     )
     assert say(only([], 0.01)) == "undecided between untied and tied: no seed has finished in both."
     assert say(only([-1e-9] * 3, 0.01)).count("+0.0000") == 3  # no -0.0000
@@ -481,10 +481,10 @@ def test_a_verdict_that_many_comparisons_took_away_says_so() -> None:
     alone, among = only(values, 0.01), judge({"one": values, **others}, 0.01)["one"]
     assert alone.verdict == "better"
     assert among.verdict == "undecided"
-    assert "an interval without zero, but not after correction for the number of comparisons; about" in say(among)
+    assert "which excludes zero, but not after correction for the number of comparisons; about" in say(among)
     assert "correction" not in say(only([-0.01, -0.04, 0.005, -0.025], 0.01))
 
 
 @pytest.mark.parametrize(("margin", "shown"), [(0.0005, "-0.250000"), (0.05, "-0.2500"), (2.0, "-0.25"), (300, "+0")])
-def test_digits_follow_from_what_matters(margin: float, shown: str) -> None:
-    assert f"is {shown} nats" in sentence("a", "b", Comparison(1, -0.25, 1), "nats", margin)
+def test_digits_follow_from_the_margin(margin: float, shown: str) -> None:
+    assert f": {shown} nats" in sentence("a", "b", Comparison(1, -0.25, 1), "nats", margin)

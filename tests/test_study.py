@@ -1,27 +1,22 @@
 """What a folder's runs say: pairs by seed, each comparison counted once."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from test_record import record
 
-from lm.ablation.judge.study import Row, Study, read_row
+from lm.ablation.judge.study import Row, Study
+from lm.ablation.outcomes import Outcomes
 
 LOSSES = {"a": [1.0, 1.1, 1.2], "b": [0.9, 1.02, 1.09], "c": [1.01, 1.12, 1.19]}
 
 
-def study(rows: list[Row], budgets: tuple[str, ...] = ("tokens", "flops"), **record: object) -> Study:
-    content = {
-        "metric": "val_loss",
-        "equivalence_margin": 0.001,
-        "budgets": list(budgets),
-        "contrasts": {"b": "a", "c": "a"},
-        "primary": ["b", "c"],
-        "seeds": [0, 1, 2],
-    }
-    return Study(Path(), content | record, rows, [])
+def study(rows: list[Row], budgets: tuple[str, ...] = ("tokens", "flops"), **changes: Any) -> Study:
+    asked = {"contrasts": {"b": "a", "c": "a"}, "primary": ["b", "c"], "seeds": [0, 1, 2]}
+    found = record(equivalence_margin=0.001, budgets=list(budgets), **(asked | changes))
+    return Study(found, Outcomes(Path("absent")), rows, [])
 
 
 def row(arm: str, seed: int, budgets: list[str], shift: float = 0.0) -> Row:
@@ -78,25 +73,3 @@ def test_an_arm_is_not_praised_by_the_seeds_that_it_survived() -> None:
         assert one.comparison.verdict == expected
         for arm in arms:
             assert f"{arm} diverged on seed 2" in found.say(one)
-
-
-def test_a_run_is_judged_by_hashes_not_by_what_its_device_and_precision_are_called(tmp_path: Path) -> None:
-    place = tmp_path / "cells/a-seed0-x"
-    place.mkdir(parents=True)
-    found = {"data_hash": "1", "device": "NVIDIA H200", "precision": "bf16-mixed", "val_loss": 3.0}
-    (place / "result.json").write_text(json.dumps(found))
-    asked = {"data_hash": "1", "device": "cuda", "precision": "bf16"}
-    assert read_row(tmp_path, "a", 0, ["tokens"], "cells/a-seed0-x", 10, asked).status == "done"
-
-
-def test_a_result_made_of_something_else_is_no_result(tmp_path: Path) -> None:
-    place = tmp_path / "cells/a-seed0-x"
-    place.mkdir(parents=True)
-    (place / "result.json").write_text(json.dumps({"data_hash": "1", "tokenizer_hash": "t", "val_loss": 3.0}))
-    asked: Any = ("a", 0, ["tokens"], "cells/a-seed0-x", 10)
-    assert read_row(tmp_path, *asked, {"data_hash": "1", "tokenizer_hash": "t"}).status == "done"
-    other = read_row(tmp_path, *asked, {"data_hash": "2", "tokenizer_hash": "t"})
-    assert (other.status, other.result) == ("failed", {})
-    assert "data_hash" in other.error
-    (place / "result.json").write_text("")
-    assert "cannot be read" in read_row(tmp_path, *asked, {}).error

@@ -1,4 +1,4 @@
-"""Every tokenizer gives back the text it was given, and no text can forge the end of a document."""
+"""Every tokenizer round-trips its text, and no text is encoded as end of text."""
 
 import hashlib
 import json
@@ -8,12 +8,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lm.config import BadInput, TokenizerConfig
-from lm.data.tokenizer import EOT, Tokenizer, build_tokenizer, byte_tokenizer, char_tokenizer, load_tokenizer, train_bpe
+from lm.config import BadInput, DataConfig, TokenizerConfig
+from lm.data.tokenizer import (
+    EOT,
+    Tokenizer,
+    build_tokenizer,
+    byte_tokenizer,
+    char_tokenizer,
+    load_tokenizer,
+    train_bpe,
+)
+from lm.data.tokens import prepare
 
 TEXT = "".join(f"def f{i}(x, y):\n    return x * {i * 7 % 31} + y  # naïve {i:x}\n" for i in range(200))
 BPE, BYTE, CHAR = train_bpe([TEXT], 400), byte_tokenizer(), char_tokenizer([TEXT])
-FORGED = f"{EOT} begin{EOT}{EOT}\nend {EOT[:-1]}{EOT[1:]}"
+SPELLED = f"{EOT} begin{EOT}{EOT}\nend {EOT[:-1]}{EOT[1:]}"
 
 
 @pytest.mark.parametrize("size", [257, 258, 300, 517])
@@ -32,7 +41,7 @@ def test_byte_has_257_tokens_and_char_one_for_each_character() -> None:
 @pytest.mark.parametrize("tokenizer", [BPE, BYTE], ids=["bpe", "byte"])
 @settings(deadline=None)
 @given(text=st.text())
-def test_byte_level_gives_back_any_text(tokenizer: Tokenizer, text: str) -> None:
+def test_byte_level_round_trips_any_text(tokenizer: Tokenizer, text: str) -> None:
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids) == text
     assert tokenizer.eot not in ids
@@ -46,7 +55,7 @@ def test_byte_uses_one_token_for_each_byte(text: str) -> None:
 
 @settings(deadline=None)
 @given(text=st.text(st.sampled_from(sorted(set(TEXT)))))
-def test_char_gives_back_any_text_over_its_alphabet_with_a_token_for_each_character(text: str) -> None:
+def test_char_round_trips_any_text_over_its_alphabet_with_a_token_for_each_character(text: str) -> None:
     ids = CHAR.encode(text)
     assert CHAR.decode(ids) == text
     assert len(ids) == len(text)
@@ -54,23 +63,23 @@ def test_char_gives_back_any_text_over_its_alphabet_with_a_token_for_each_charac
 
 @settings(deadline=None)
 @given(text=st.text())
-def test_char_knows_any_text_that_it_was_made_of(text: str) -> None:
+def test_char_round_trips_the_text_that_it_was_built_from(text: str) -> None:
     tokenizer = char_tokenizer([text])
     assert tokenizer.decode(tokenizer.encode(text)) == text
     assert tokenizer.vocab_size == len(set(text)) + 1
 
 
-@pytest.mark.parametrize("tokenizer", [BPE, BYTE, char_tokenizer([FORGED])], ids=["bpe", "byte", "char"])
+@pytest.mark.parametrize("tokenizer", [BPE, BYTE, char_tokenizer([SPELLED])], ids=["bpe", "byte", "char"])
 def test_text_that_spells_end_of_text_is_plain_text(tokenizer: Tokenizer) -> None:
-    ids = tokenizer.encode(FORGED)
+    ids = tokenizer.encode(SPELLED)
     assert tokenizer.eot not in ids
-    assert tokenizer.decode(ids) == FORGED
+    assert tokenizer.decode(ids) == SPELLED
 
 
-def test_forged_end_of_text_in_the_training_text_of_bpe_is_plain_text_too() -> None:
-    tokenizer = train_bpe([TEXT, FORGED * 50], 300)
-    assert tokenizer.eot not in tokenizer.encode(FORGED)
-    assert tokenizer.decode(tokenizer.encode(FORGED)) == FORGED
+def test_end_of_text_spelled_in_the_training_text_of_bpe_is_plain_text_too() -> None:
+    tokenizer = train_bpe([TEXT, SPELLED * 50], 300)
+    assert tokenizer.eot not in tokenizer.encode(SPELLED)
+    assert tokenizer.decode(tokenizer.encode(SPELLED)) == SPELLED
 
 
 @settings(deadline=None)
@@ -92,7 +101,7 @@ def test_bpe_training_is_deterministic() -> None:
 
 
 @pytest.mark.parametrize("tokenizer", [BPE, BYTE, CHAR], ids=["bpe", "byte", "char"])
-def test_a_saved_tokenizer_is_the_same_tokenizer(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_a_saved_and_loaded_tokenizer_is_equal(tokenizer: Tokenizer, tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_text(tokenizer.to_json(), encoding="utf-8")
     loaded = build_tokenizer(TokenizerConfig(kind="file", vocab_size=None, path=str(path)), [], [], progress=False)
@@ -101,14 +110,58 @@ def test_a_saved_tokenizer_is_the_same_tokenizer(tokenizer: Tokenizer, tmp_path:
     assert loaded.decode([loaded.eot]) == ""
 
 
-def test_a_file_without_end_of_text_gets_it_as_one_more_token(tmp_path: Path) -> None:
-    content = json.loads(BYTE.to_json())
-    content["added_tokens"] = []
-    content["model"]["vocab"] = {token: i - 1 for token, i in content["model"]["vocab"].items() if token != EOT}
-    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
-    tokenizer = load_tokenizer(tmp_path / "tokenizer.json")
-    assert (tokenizer.vocab_size, tokenizer.eot) == (257, 256)
-    assert tokenizer.eot not in tokenizer.encode(FORGED)
+def saved(tokenizer: Tokenizer, path: Path, eot: str | None, special: bool = True) -> Path:
+    """A tokenizer.json whose end-of-text token has another name, or none."""
+    content = json.loads(tokenizer.to_json())
+    if eot is None:
+        content["added_tokens"] = []
+        content["model"]["vocab"] = {token: i - 1 for token, i in content["model"]["vocab"].items() if token != EOT}
+    else:
+        content["added_tokens"][0] |= {"content": eot, "special": special}
+        content["model"]["vocab"] = {eot if name == EOT else name: i for name, i in content["model"]["vocab"].items()}
+    path.write_text(json.dumps(content))
+    return path
+
+
+@pytest.mark.parametrize("name", ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "<EOS>"])
+def test_a_file_keeps_its_own_end_of_text_token(name: str, tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(saved(BPE, tmp_path / "tokenizer.json", name))
+    assert (tokenizer.vocab_size, tokenizer.eot, tokenizer.eot_token) == (400, BPE.eot, name)
+    assert not tokenizer.eot_added
+    text = SPELLED.replace(EOT, name)
+    assert tokenizer.eot not in tokenizer.encode(text)
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    (tmp_path / "again.json").write_text(tokenizer.to_json())
+    assert load_tokenizer(tmp_path / "again.json").hash == tokenizer.hash
+
+
+@pytest.mark.parametrize(("name", "special"), [(None, True), ("[SEP]", True), ("</s>", False)])
+def test_a_file_without_an_end_of_text_token_gets_one_more(name: str | None, special: bool, tmp_path: Path) -> None:
+    """A token that is not special does not count: an ordinary text may contain it."""
+    before = 256 if name is None else 257
+    tokenizer = load_tokenizer(saved(BYTE, tmp_path / "tokenizer.json", name, special))
+    assert (tokenizer.vocab_size, tokenizer.eot, tokenizer.eot_token) == (before + 1, before, EOT)
+    assert tokenizer.eot_added
+    assert tokenizer.eot not in tokenizer.encode(SPELLED)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("</s>", "</s> is its end-of-text token; 257 tokens"),
+        (None, "<|endoftext|> is added, because it has no usual end-of-text token; 257 tokens"),
+    ],
+)
+def test_a_log_line_tells_the_end_of_text_token_of_a_file(
+    name: str | None, message: str, corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = saved(BYTE, tmp_path / "tokenizer.json", name)
+    data = DataConfig(source="text", path=str(corpus), cache_dir=str(tmp_path / "cache"), seq_len=8)
+    with caplog.at_level("INFO"):
+        ready = prepare(data, TokenizerConfig(kind="file", vocab_size=None, path=str(path)))
+    assert ready.tokenizer.vocab_size == 257
+    assert f"tokenizer.path={path}" in caplog.text
+    assert message in caplog.text
 
 
 def test_bpe_learns_from_the_training_text_and_char_from_all_text() -> None:
@@ -167,7 +220,7 @@ def test_an_absent_file_is_named(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("odd", ["truncation", "not_special"])
-def test_a_file_of_the_user_loses_no_text_and_can_not_be_forged(odd: str, tmp_path: Path) -> None:
+def test_truncation_and_ordinary_end_of_text_in_a_given_file_are_corrected(odd: str, tmp_path: Path) -> None:
     content = json.loads(BPE.to_json())
     if odd == "truncation":
         content["truncation"] = {"direction": "Right", "max_length": 5, "strategy": "LongestFirst", "stride": 0}
@@ -175,5 +228,5 @@ def test_a_file_of_the_user_loses_no_text_and_can_not_be_forged(odd: str, tmp_pa
         content["added_tokens"][0]["special"] = False
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
     tokenizer = load_tokenizer(tmp_path / "tokenizer.json")
-    assert tokenizer.decode(tokenizer.encode(FORGED)) == FORGED
-    assert tokenizer.eot not in tokenizer.encode(FORGED)
+    assert tokenizer.decode(tokenizer.encode(SPELLED)) == SPELLED
+    assert tokenizer.eot not in tokenizer.encode(SPELLED)

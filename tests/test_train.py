@@ -1,9 +1,10 @@
-"""Training end to end, in process: what a run leaves, what decides its numbers, that it learns."""
+"""Training end to end, in process: the files of a run, what its numbers depend on, and that it learns."""
 
 import csv
 import json
 import math
 import os
+import re
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tokenizers
 import torch
@@ -34,16 +36,17 @@ from lm.config import (
 from lm.config.identity import config_hash
 from lm.data.batches import TrainingStream
 from lm.data.tokenizer import EOT, byte_tokenizer, train_bpe
-from lm.data.tokens import prepare
+from lm.data.tokens import TextData, prepare
 from lm.exchange.portable import load_model
-from lm.inference.decode import decode
+from lm.inference.decode import decode, generate
 from lm.inference.evaluate import evaluate_run
 from lm.model.head import UntiedMidTrainingHead
 from lm.model.transformer import Transformer
 from lm.training.callbacks import Interrupted
-from lm.training.loss import CHUNKS
+from lm.training.loss import HAS_CHUNKED
 from lm.training.metrics import MetricsFile
 from lm.training.run_directory import default_dir
+from lm.training.samples import validation_prompts
 from lm.training.task import LMTask
 from lm.training.train import train
 from lm.training.trainer import resolve
@@ -63,7 +66,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def short(corpus: Path, run_dir: Path, **changes: Any) -> RunConfig:
-    """Twenty steps, each of them logged, with no dropout."""
+    """Twenty logged steps without dropout."""
     run = a_run(corpus, run_dir, steps=20, model=ModelConfig(n_layers=2, d_model=32, n_heads=2, d_ff=64))
     run.trainer |= {"accumulate_grad_batches": 1, "log_every_n_steps": 1}
     return replace(run, **changes)
@@ -101,7 +104,7 @@ def test_a_run_leaves_what_the_design_promises(corpus: Path, tmp_path: Path) -> 
 
 
 def test_no_step_seeds_devices_that_are_absent(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch.manual_seed formats a stack trace for each of them: a tenth of the time of a small step."""
+    """torch.manual_seed formats a stack trace for each of them, which takes a tenth of the time of a small step."""
 
     def refuse(seed: int) -> None:
         raise AssertionError("torch.manual_seed was called")
@@ -119,7 +122,7 @@ def test_a_finished_run_is_read_and_never_touched(corpus: Path, tmp_path: Path) 
 
 
 def test_twenty_steps_are_golden(corpus: Path, tmp_path: Path) -> None:
-    """A refactor leaves these losses alone; a change of numerics updates tests/golden.json and says why."""
+    """A refactoring keeps these losses; a change of numerics updates tests/golden.json and explains it."""
     found = {}
     for name in ("tied", "untied"):
         train(short(corpus, tmp_path / name, head=HEADS[name]))
@@ -132,12 +135,12 @@ def test_twenty_steps_are_golden(corpus: Path, tmp_path: Path) -> None:
 
 
 def test_accumulation_sees_the_same_sequences(corpus: Path, tmp_path: Path) -> None:
-    whole, split = short(corpus, tmp_path / "whole"), short(corpus, tmp_path / "split")
-    split.trainer["accumulate_grad_batches"] = 4
+    whole, accumulated = short(corpus, tmp_path / "whole"), short(corpus, tmp_path / "accumulated")
+    accumulated.trainer["accumulate_grad_batches"] = 4
     train(whole)
-    train(split)
-    assert losses(tmp_path / "split") == pytest.approx(losses(tmp_path / "whole"), abs=1e-3)
-    assert losses(tmp_path / "split") != losses(tmp_path / "whole")
+    train(accumulated)
+    assert losses(tmp_path / "accumulated") == pytest.approx(losses(tmp_path / "whole"), abs=1e-3)
+    assert losses(tmp_path / "accumulated") != losses(tmp_path / "whole")
 
 
 def test_a_length_in_tokens_sets_steps_and_schedule(corpus: Path, tmp_path: Path) -> None:
@@ -163,8 +166,8 @@ def test_run_names_ignore_what_does_not_change_the_run(corpus: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("head", HEADS)
-def test_one_batch_is_learned_by_heart_and_recited(head: str, corpus: Path, tmp_path: Path) -> None:
-    """Data shift, loss, optimizer, cache and argmax in one: the model says on what it was shown."""
+def test_one_batch_is_memorised_and_reproduced(head: str, corpus: Path, tmp_path: Path) -> None:
+    """Targets, loss, optimizer, cache and argmax together: the model continues what it was trained on."""
     run = short(corpus, tmp_path / "run", head=HEADS[head])
     run.trainer["max_steps"] = 150
     data = replace(run.data, batch_size=2, overfit_batches=1)
@@ -173,15 +176,15 @@ def test_one_batch_is_learned_by_heart_and_recited(head: str, corpus: Path, tmp_
     net, _ = load_model(tmp_path / "run")
     stream = TrainingStream(prepare(run.data, run.tokenizer).train, seq_len=32, batch_size=2, seed=0)
     shown = stream.batch(0)[0][0].tolist()
-    recited = [one for (one,) in islice(decode(net, [shown[:8]]), 24)]
-    assert recited == shown[8:]
+    decoded = [one for (one,) in islice(decode(net, [shown[:8]]), 24)]
+    assert decoded == shown[8:]
 
 
 def test_evaluate_gives_the_number_in_the_result(corpus: Path, tmp_path: Path) -> None:
     result = train(short(corpus, tmp_path / "run"))
     scores = evaluate_run(EvaluateConfig(run_dir=str(tmp_path / "run"), threads=1))
     assert scores["loss"] == result["val_loss"]
-    assert scores["bits_per_byte"] == result["val_bpb"]
+    assert scores["bpb"] == result["val_bpb"]
     (tmp_path / "val.txt").write_text(TEXT[int(len(TEXT) * 0.9) :])
     config = DataConfig(source="text", path=str(tmp_path / "val.txt"), batch_size=4)
     again = evaluate_run(EvaluateConfig(run_dir=str(tmp_path / "run"), data=config, threads=1))
@@ -240,42 +243,44 @@ def test_a_run_needs_a_number_of_steps(corpus: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shown", [True, False])
-def test_lines_go_with_the_bar(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], shown: bool) -> None:
+def test_console_lines_follow_enable_progress_bar(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], shown: bool
+) -> None:
     run = short(corpus, tmp_path / "run", validation=ValidationConfig(every=5))
     run.trainer["enable_progress_bar"] = shown
     train(run)
-    assert capsys.readouterr().err.count(" of 20: loss ") == 4 * shown
+    assert capsys.readouterr().err.count(" of 20: train/loss ") == 4 * shown
 
 
-def test_tensorboard_can_stand_beside(corpus: Path, tmp_path: Path) -> None:
+def test_tensorboard_can_be_added(corpus: Path, tmp_path: Path) -> None:
     logger = {"_target_": "lightning.pytorch.loggers.TensorBoardLogger", "name": "tensorboard", "version": ""}
     train(short(corpus, tmp_path / "run", head=UNTIED, logger={"tensorboard": logger}))
     assert list((tmp_path / "run/tensorboard").glob("events*"))
     assert len(rows(tmp_path / "run")) == 20
 
 
-@pytest.mark.skipif(not CHUNKS, reason="needs torch 2.13")
-def test_less_memory_changes_hardly_a_number(corpus: Path, tmp_path: Path) -> None:
+@pytest.mark.skipif(not HAS_CHUNKED, reason="needs torch 2.13")
+def test_less_memory_gives_nearly_equal_numbers(corpus: Path, tmp_path: Path) -> None:
     plain = train(short(corpus, tmp_path / "plain", loss="plain"))
-    lean = train(short(corpus, tmp_path / "lean", loss="chunked", activation_checkpointing=True))
-    assert lean["val_loss"] == pytest.approx(plain["val_loss"], abs=1e-4)
-    assert losses(tmp_path / "lean") == pytest.approx(losses(tmp_path / "plain"), abs=1e-4)
-    load_model(tmp_path / "lean")
+    small = train(short(corpus, tmp_path / "small", loss="chunked", activation_checkpointing=True))
+    assert small["val_loss"] == pytest.approx(plain["val_loss"], abs=1e-4)
+    assert losses(tmp_path / "small") == pytest.approx(losses(tmp_path / "plain"), abs=1e-4)
+    load_model(tmp_path / "small")
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's own, inside its compiler
-def test_compile_changes_no_name_and_hardly_a_number(corpus: Path, tmp_path: Path) -> None:
+def test_compile_keeps_names_and_gives_nearly_equal_numbers(corpus: Path, tmp_path: Path) -> None:
     plain = train(short(corpus, tmp_path / "plain"))
     compiled = train(short(corpus, tmp_path / "compiled", compile=True))
     assert compiled["val_loss"] == pytest.approx(plain["val_loss"], abs=1e-3)
     load_model(tmp_path / "compiled")
 
 
-def test_a_strangers_directory_is_never_touched(corpus: Path, tmp_path: Path) -> None:
+def test_a_directory_with_other_files_is_never_touched(corpus: Path, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/config.yaml").write_text("precious: true\n")
-    with pytest.raises(BadInput, match="holds files that are no run's"):
+    with pytest.raises(BadInput, match="holds other files"):
         train(short(corpus, tmp_path / "mine"))
     assert [path.read_text() for path in (tmp_path / "mine").iterdir()] == ["precious: true\n"]
 
@@ -302,7 +307,7 @@ def test_a_lossy_tokenizer_is_refused(corpus: Path, tmp_path: Path) -> None:
         train(short(corpus, tmp_path / "run", tokenizer=TokenizerConfig(kind="file", vocab_size=None, path=str(path))))
 
 
-def test_a_run_killed_before_its_result_is_finished_under_a_bar(
+def test_a_run_killed_before_its_result_is_finished_with_a_progress_bar(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = short(corpus, tmp_path / "run")
@@ -315,7 +320,7 @@ def test_a_run_killed_before_its_result_is_finished_under_a_bar(
     assert again["val_loss"] == result["val_loss"]
 
 
-def test_a_torn_row_is_dropped(tmp_path: Path) -> None:
+def test_an_incomplete_row_is_dropped(tmp_path: Path) -> None:
     path = tmp_path / "metrics.csv"
     MetricsFile(path, 0).log_metrics({"train/loss": 1.5}, 120)
     path.write_text(path.read_text() + "13")
@@ -323,7 +328,7 @@ def test_a_torn_row_is_dropped(tmp_path: Path) -> None:
     assert [row["step"] for row in rows(tmp_path)] == ["120", "130"]
 
 
-def test_what_a_killed_process_left_half_written_is_swept(corpus: Path, tmp_path: Path) -> None:
+def test_temporary_files_of_a_killed_process_are_deleted(corpus: Path, tmp_path: Path) -> None:
     (tmp_path / "run/checkpoints").mkdir(parents=True)
     (tmp_path / "run/.lock").touch()
     (tmp_path / "run/checkpoints/.partial-abc").write_text("half")
@@ -331,7 +336,7 @@ def test_what_a_killed_process_left_half_written_is_swept(corpus: Path, tmp_path
     assert not list((tmp_path / "run").rglob(".partial*"))
 
 
-def test_no_limit_is_no_limit(corpus: Path, tmp_path: Path) -> None:
+def test_a_clipping_limit_of_zero_is_no_limit(corpus: Path, tmp_path: Path) -> None:
     for name, limit in (("zero", 0), ("none", None)):
         run = short(corpus, tmp_path / name)
         run.trainer["gradient_clip_val"] = limit
@@ -339,13 +344,13 @@ def test_no_limit_is_no_limit(corpus: Path, tmp_path: Path) -> None:
     assert losses(tmp_path / "zero") == losses(tmp_path / "none")
 
 
-SPLIT, COPIED = (
+MIDTRAINING, FROM_EMBEDDING = (
     HEADS["untied_midtraining"],
     HEADS["untied_from_embedding"],
-)  # a split in the middle: before step 11 of 20
+)  # unties before step 11 of 20
 
 
-def uneasy(corpus: Path, run_dir: Path, head: HeadConfig = SPLIT) -> RunConfig:
+def run_with_dropout(corpus: Path, run_dir: Path, head: HeadConfig = MIDTRAINING) -> RunConfig:
     """Twenty logged steps with dropout and accumulation."""
     run = a_run(corpus, run_dir, steps=20, head=head)
     run.trainer["log_every_n_steps"] = 1
@@ -361,14 +366,14 @@ def stop_in_step(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     make = LMTask.training_step
 
     def training_step(task: LMTask, batch: Any, batch_idx: int) -> torch.Tensor:
-        if task.trainer.global_step + 1 == step and batch_idx % 2 == 0:  # a second signal would kill
+        if task.trainer.global_step + 1 == step and batch_idx % 2 == 0:  # a second signal would kill the process
             os.kill(os.getpid(), signal.SIGTERM)
         return make(task, batch, batch_idx)
 
     monkeypatch.setattr(LMTask, "training_step", training_step)
 
 
-def test_every_regime_is_shown_the_same_batches_under_the_same_dropout(
+def test_every_variant_is_trained_on_the_same_batches_with_the_same_dropout(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown: dict[str, list[Any]] = {}
@@ -382,7 +387,7 @@ def test_every_regime_is_shown_the_same_batches_under_the_same_dropout(
     monkeypatch.setattr(LMTask, "training_step", training_step)
     first = {}
     for name, head in HEADS.items():
-        run = uneasy(corpus, tmp_path / name, head=head)
+        run = run_with_dropout(corpus, tmp_path / name, head=head)
         run.trainer["max_steps"] = 3
         train(run)
         first[name] = losses(tmp_path / name)[0]
@@ -390,30 +395,30 @@ def test_every_regime_is_shown_the_same_batches_under_the_same_dropout(
     assert all(shown[name] == shown["tied"] for name in HEADS)
     as_tied = [name for name in HEADS if first[name] == first["tied"]]
     assert as_tied == ["tied", "tied_projected", "untied_from_embedding", "untied_midtraining"], (
-        "and start at one loss, bit for bit"
+        "and have equal first losses, bit for bit"
     )
 
 
-def test_a_split_run_is_the_tied_one_until_it_splits(corpus: Path, tmp_path: Path) -> None:
-    """Under dropout and accumulation. The first step after the split has the same loss, but two gradients for one."""
-    for name, head in (("tied", TIED), ("split", SPLIT)):
-        train(uneasy(corpus, tmp_path / name, head=head))
-    tied, split = rows(tmp_path / "tied"), rows(tmp_path / "split")
-    assert split[:10] == tied[:10]
-    assert split[10]["train/loss"] == tied[10]["train/loss"]
-    assert split[10]["train/grad_norm"] != tied[10]["train/grad_norm"]
-    assert all(one["train/loss"] != other["train/loss"] for one, other in zip(split[11:], tied[11:], strict=True))
-    ended = weights(tmp_path / "split")
+def test_a_run_equals_the_tied_one_until_it_unties(corpus: Path, tmp_path: Path) -> None:
+    """With dropout and accumulation. The first untied step has the same loss, but two gradients instead of one."""
+    for name, head in (("tied", TIED), ("untied", MIDTRAINING)):
+        train(run_with_dropout(corpus, tmp_path / name, head=head))
+    tied, untied = rows(tmp_path / "tied"), rows(tmp_path / "untied")
+    assert untied[:10] == tied[:10]
+    assert untied[10]["train/loss"] == tied[10]["train/loss"]
+    assert untied[10]["train/grad_norm"] != tied[10]["train/grad_norm"]
+    assert all(one["train/loss"] != other["train/loss"] for one, other in zip(untied[11:], tied[11:], strict=True))
+    ended = weights(tmp_path / "untied")
     assert not torch.equal(ended["head.proj.weight"], ended["embed.weight"])
 
 
-def test_in_training_the_split_changes_no_loss_and_copies_the_moments(
+def test_untying_during_training_changes_no_loss_and_copies_the_moments(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start, seen = LMTask.on_train_batch_start, []
 
     def on_train_batch_start(task: LMTask, batch: Any, batch_idx: int) -> None:
-        table, own, state = task.net.embed.weight, task.net.head.proj.weight, task.trainer.optimizers[0].state
+        embedding, own, state = task.net.embed.weight, task.net.head.proj.weight, task.trainer.optimizers[0].state
         known = own in state
         with torch.no_grad():
             before = task.net(batch[0])
@@ -422,64 +427,66 @@ def test_in_training_the_split_changes_no_loss_and_copies_the_moments(
         if own in state and not known:
             seen.append(task.trainer.global_step)
             assert torch.equal(after, before)
-            assert torch.equal(own, table)
-            assert own.data_ptr() != table.data_ptr()
+            assert torch.equal(own, embedding)
+            assert own.data_ptr() != embedding.data_ptr()
             assert state[own].keys() == {"step", "exp_avg", "exp_avg_sq"}
             for name, moment in state[own].items():
-                assert torch.equal(moment, state[table][name])
-                assert moment.data_ptr() != state[table][name].data_ptr()
+                assert torch.equal(moment, state[embedding][name])
+                assert moment.data_ptr() != state[embedding][name].data_ptr()
                 assert moment.norm() > 0
             assert state[own]["step"] == 10
 
     monkeypatch.setattr(LMTask, "on_train_batch_start", on_train_batch_start)
-    train(short(corpus, tmp_path / "run", head=SPLIT, checkpoint=CheckpointConfig(every=7)))
+    train(short(corpus, tmp_path / "run", head=MIDTRAINING, checkpoint=CheckpointConfig(every=7)))
     assert seen == [10]
 
 
-def without_moments(state: dict[Any, Any], own: Any, table: Any) -> dict[Any, Any]:
-    return {key: value for key, value in state.items() if key is not table}
+def without_moments(state: dict[Any, Any], own: Any, embedding: Any) -> dict[Any, Any]:
+    return {key: value for key, value in state.items() if key is not embedding}
 
 
-def without_memory(state: dict[Any, Any], own: Any, table: Any) -> dict[Any, Any]:
+def without_own_state(state: dict[Any, Any], own: Any, embedding: Any) -> dict[Any, Any]:
     return {key: value for key, value in state.items() if key is not own}
 
 
-def whole(state: dict[Any, Any], own: Any, table: Any) -> dict[Any, Any]:
+def everything(state: dict[Any, Any], own: Any, embedding: Any) -> dict[Any, Any]:
     return state
 
 
-@pytest.mark.parametrize(("seen", "same"), [(whole, True), (without_moments, False), (without_memory, False)])
-def test_the_losses_tell_a_split_that_forgets(
+@pytest.mark.parametrize(("seen", "same"), [(everything, True), (without_moments, False), (without_own_state, False)])
+def test_the_losses_show_an_untying_that_loses_moments_or_repeats(
     seen: Callable[..., Any], same: bool, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A split that copies no moments, or that copies the table again in every step, is another run from there on."""
-    train(short(corpus, tmp_path / "run", head=SPLIT))
-    advance = UntiedMidTrainingHead.advance
+    """Untying without the moments, or copying the embedding again in every step, changes the run from there on."""
+    train(short(corpus, tmp_path / "run", head=MIDTRAINING))
+    on_train_step = UntiedMidTrainingHead.on_train_step
     monkeypatch.setattr(
         UntiedMidTrainingHead,
-        "advance",
-        lambda head, done, table, state: advance(head, done, table, seen(state, head.proj.weight, table)),
+        "on_train_step",
+        lambda head, progress, embedding, state: on_train_step(
+            head, progress, embedding, seen(state, head.proj.weight, embedding)
+        ),
     )
-    train(short(corpus, tmp_path / "other", head=SPLIT))
+    train(short(corpus, tmp_path / "other", head=MIDTRAINING))
     one, other = rows(tmp_path / "run"), rows(tmp_path / "other")
     assert one[:11] == other[:11]
     assert (one[11:] == other[11:]) == same
 
 
-def test_split_at_zero_is_untied_copied_bit_for_bit(corpus: Path, tmp_path: Path) -> None:
-    for name, head in (("zero", replace(SPLIT, untie_at=0.0)), ("copied", COPIED)):
-        train(uneasy(corpus, tmp_path / name, head=head))
+def test_untied_at_zero_equals_untied_from_embedding_bit_for_bit(corpus: Path, tmp_path: Path) -> None:
+    for name, head in (("zero", replace(MIDTRAINING, untie_at=0.0)), ("copied", FROM_EMBEDDING)):
+        train(run_with_dropout(corpus, tmp_path / name, head=head))
     assert (tmp_path / "zero/metrics.csv").read_text() == (tmp_path / "copied/metrics.csv").read_text()
     zero, copied = weights(tmp_path / "zero"), weights(tmp_path / "copied")
     assert zero.keys() == copied.keys()
     assert all(torch.equal(zero[name], copied[name]) for name in zero)
 
 
-def test_split_at_one_is_tied_bit_for_bit(corpus: Path, tmp_path: Path) -> None:
-    """And the model it leaves, which has two matrices, gives the logits of the one that has one."""
+def test_untied_at_one_equals_tied_bit_for_bit(corpus: Path, tmp_path: Path) -> None:
+    """And the saved model, which has two matrices, has the logits of the tied one."""
     results = [
-        train(uneasy(corpus, tmp_path / name, head=head))
-        for name, head in (("one", replace(SPLIT, untie_at=1.0)), ("tied", TIED))
+        train(run_with_dropout(corpus, tmp_path / name, head=head))
+        for name, head in (("one", replace(MIDTRAINING, untie_at=1.0)), ("tied", TIED))
     ]
     assert results[0]["val_loss"] == results[1]["val_loss"]
     assert (tmp_path / "one/metrics.csv").read_text() == (tmp_path / "tied/metrics.csv").read_text()
@@ -491,9 +498,11 @@ def test_split_at_one_is_tied_bit_for_bit(corpus: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("at", [0.5, 1.0])
-def test_a_split_run_killed_before_its_result_has_the_same_result(at: float, corpus: Path, tmp_path: Path) -> None:
-    """No step is left to make, so nothing but the checkpoint says whether the head has split."""
-    run = short(corpus, tmp_path / "run", head=replace(SPLIT, untie_at=at))
+def test_a_midtraining_run_killed_before_its_result_has_the_same_result(
+    at: float, corpus: Path, tmp_path: Path
+) -> None:
+    """No step is left, so the checkpoint alone tells whether the head is untied."""
+    run = short(corpus, tmp_path / "run", head=replace(MIDTRAINING, untie_at=at))
     result, model = train(run), weights(tmp_path / "run")
     (tmp_path / "run/result.json").unlink()
     again = train(run)
@@ -503,49 +512,103 @@ def test_a_split_run_killed_before_its_result_has_the_same_result(at: float, cor
 
 
 @pytest.mark.parametrize("step", [5, 10])
-def test_a_run_stopped_before_its_split_leaves_the_model_that_was_trained(
+def test_a_run_stopped_before_untying_saves_the_model_that_was_trained(
     step: int, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That of a tied run stopped in the same step."""
+    """It equals that of a tied run stopped in the same step."""
     stop_in_step(step, monkeypatch)
-    for name, head in (("tied", TIED), ("split", SPLIT)):
+    for name, head in (("tied", TIED), ("untied", MIDTRAINING)):
         with pytest.raises(Interrupted):
-            train(uneasy(corpus, tmp_path / name, head=head))
+            train(run_with_dropout(corpus, tmp_path / name, head=head))
     tokens = torch.arange(64).view(2, 32)
-    split, tied = (load_model(tmp_path / name)[0] for name in ("split", "tied"))
-    assert torch.equal(split(tokens), tied(tokens))
-    fresh = Transformer(split.config, SPLIT, vocab_size=257, seq_len=32)
-    assert not torch.equal(split.embed.weight, fresh.embed.weight)
+    untied, tied = (load_model(tmp_path / name)[0] for name in ("untied", "tied"))
+    assert torch.equal(untied(tokens), tied(tokens))
+    fresh = Transformer(untied.config, MIDTRAINING, vocab_size=257, seq_len=32)
+    assert not torch.equal(untied.embed.weight, fresh.embed.weight)
 
 
-def test_a_run_stopped_again_before_it_moves_leaves_the_same_model(
+def test_a_run_stopped_again_before_a_step_saves_the_same_model(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second signal comes when the checkpoint is read and no step is made yet."""
+    """The second signal comes after the checkpoint is read and before the first step."""
     stop_in_step(5, monkeypatch)
     with pytest.raises(Interrupted):
-        train(uneasy(corpus, tmp_path / "run"))
+        train(run_with_dropout(corpus, tmp_path / "run"))
     model, configure = weights(tmp_path / "run"), LMTask.configure_optimizers
     monkeypatch.setattr(
         LMTask, "configure_optimizers", lambda task: os.kill(os.getpid(), signal.SIGTERM) or configure(task)
     )
     with pytest.raises(Interrupted, match="after step 5"):
-        train(uneasy(corpus, tmp_path / "run"))
+        train(run_with_dropout(corpus, tmp_path / "run"))
     assert all(torch.equal(tensor, model[name]) for name, tensor in weights(tmp_path / "run").items())
 
 
 @pytest.mark.parametrize("key", ["devices", "num_nodes"])
 @pytest.mark.parametrize("head", HEADS.values(), ids=HEADS)
-def test_a_split_head_alone_is_refused_on_more_than_one_device(
+def test_only_untied_midtraining_is_refused_on_several_devices(
     head: HeadConfig, key: str, corpus: Path, tmp_path: Path
 ) -> None:
     run = short(corpus, tmp_path / "run", head=head)
     assert resolve(run)[key] == 1
     run.trainer[key] = 2
-    if head is SPLIT:
+    if head is MIDTRAINING:
         with pytest.raises(
-            BadInput, match=r"^head\.kind=untied_midtraining: trains on one device; choose trainer\.devices=1"
+            BadInput, match=r"^head\.kind=untied_midtraining: trains on one device only; choose trainer\.devices=1"
         ):
             resolve(run)
     else:
         assert resolve(run)[key] == 2
+
+
+def data_of(text: str, val_text: str, seq_len: int = 8) -> TextData:
+    """A byte-level corpus whose validation text is `val_text`."""
+    tokenizer = byte_tokenizer()
+    train_ids, val_ids = (np.array([tokenizer.eot, *tokenizer.encode(one)]) for one in (text, val_text))
+    return TextData(
+        tokenizer=tokenizer, train=train_ids, val=val_ids, val_bytes=len(val_text.encode()), baselines={}, hash=""
+    )
+
+
+CODE = "".join(f"x = [\n    {i},\n]\n\n\n# {'-' * 60}\n\n\ndef f{i}(a, b):\n    return a + {i}\n\n" for i in range(200))
+PROSE = "".join(
+    f"It was night {i} of the winter, and nobody had seen the sun for weeks. They slept.\n\n" for i in range(99)
+)
+PLAY = "".join(f"ROMEO {i}:\nWhat shall I swear by?\n\nJULIET {i}:\nDo not swear at all;\n\n" for i in range(99))
+VAL_TEXTS = {
+    "code": (CODE, r"def f\d+\(a, b\):"),
+    "prose": (PROSE, r"It was night \d+ of the winter, and nobody had seen the sun"),
+    "play": (PLAY, r"(ROMEO|JULIET) \d+:"),
+    "lines": (TEXT, r"def f\d+\(x, y\):"),
+    "one line": (
+        "".join(f"Sentence {i} is short. " for i in range(500)),
+        r"Sentence \d+ is short\.( Sentence \d+ is short\.)*.*\b",
+    ),
+    "no spaces": ("".join(map(chr, range(0x4E00, 0x5E00))), r"\w{60}"),
+}
+
+
+@pytest.mark.parametrize("name", VAL_TEXTS)
+def test_default_prompts_begin_a_function_a_paragraph_or_a_sentence(name: str) -> None:
+    text, pattern = VAL_TEXTS[name]
+    data = data_of(text, text)
+    prompts = validation_prompts(data)
+    assert prompts == validation_prompts(data)
+    assert len(set(prompts)) == 3
+    for prompt in prompts:
+        assert re.fullmatch(pattern, prompt), prompt
+        assert 0 < len(prompt) <= 60
+        end = text.index(prompt) + len(prompt)
+        assert name == "no spaces" or not text[end : end + 1].strip(), "cut at the end of a word"
+
+
+@pytest.mark.parametrize("text", ["", "\n\n\n", "#" * 500 + "\n" + "=" * 500, "a"])
+def test_a_text_without_words_gives_no_prompts(text: str) -> None:
+    assert validation_prompts(data_of(TEXT, text)) == []
+
+
+def test_the_result_has_the_continuations_of_the_default_prompts(corpus: Path, tmp_path: Path) -> None:
+    run = short(corpus, tmp_path / "run")
+    found = train(run)["samples"]
+    assert [one["prompt"] for one in found] == validation_prompts(prepare(run.data, run.tokenizer))
+    net, tokenizer = load_model(tmp_path / "run")
+    assert [one["continuation"] for one in found] == [generate(net, tokenizer, one["prompt"], 48) for one in found]

@@ -1,59 +1,75 @@
 """An ablation in the terminal: what is planned, and what was found."""
 
+from collections import Counter
 from pathlib import Path
 
-from lm.ablation.ablate import Laboratory
+from lm.ablation.ablate import AblationRunner
+from lm.ablation.duration import spell
 from lm.ablation.judge.study import Contrast, Study, read_study
+from lm.ablation.report.answer import BUDGET_NAMES
 from lm.ablation.report.warnings import warnings_of
-from lm.ablation.run.progress import spell
-from lm.ablation.run.workers import missing
-from lm.system.table import table
+from lm.system.table import format_table
 
 
-def plan_table(laboratory: Laboratory) -> str:
+def plan_table(runner: AblationRunner) -> str:
     """Arms with what they cost, and how long all of it will take."""
-    ablation = laboratory.ablation
+    ablation = runner.ablation
     rows = [
-        ("arm", "parameters", "FLOPs per token", "ms per step", *(f"tokens at equal {one}" for one in ablation.budgets))
+        (
+            "arm",
+            "parameters",
+            "FLOPs per token",
+            "ms per step",
+            *(f"tokens at equal {BUDGET_NAMES[one]}" for one in ablation.budgets),
+        )
     ]
-    for arm in laboratory.arms.values():
+    for arm in runner.arms.values():
         tokens = (f"{arm.steps[budget] * arm.tokens_per_step:,}" for budget in ablation.budgets)
         cost = (f"{arm.n_params:,}", f"{arm.flops_per_token:,}", f"{1000 * arm.seconds_per_step:.0f}")
         rows.append((arm.name, *cost, *tokens))
-    cells, trials = laboratory.all_cells(), laboratory.expected_trials()
-    open_cells = missing(cells, laboratory.path / "cells")
-    seconds = sum(map(laboratory.cost, [*open_cells, *trials])) / laboratory.workers
-    found = f"{len(cells)} runs, {len(cells) - len(open_cells)} of them done"
+    cells, trials = runner.all_cells(), runner.expected_trials()
+    ahead = runner.missing()
+    seconds = sum(map(runner.cost, [*ahead, *trials])) / runner.workers
+    found = f"{len(cells)} runs, {len(cells) - len(ahead)} done"
     if trials:
-        more = ablation.tune.extension_trials * len(ablation.tune.seeds) * len(laboratory.arms)
-        found += f"; {len(trials)} trials, and {more} more if a best value lies at the edge of what was tried"
+        more = ablation.tune.extension_trials * len(ablation.tune.seeds) * len(runner.arms)
+        found += f"; {len(trials)} search trials, and {more} more if a best value lies at the edge of what was tried"
     return "\n".join(
         [
             ablation.question,
             "",
-            table(rows),
+            format_table(rows),
             "",
-            f"{found}; {laboratory.workers} at a time, {laboratory.threads} thread each",
-            *(f"{head} {meaning}" for head, meaning in laboratory.cautions()),
-            f"about {spell(seconds)} to go, by steps measured on this machine; all goes to {laboratory.path}",
+            f"{found}; {runner.workers} at a time, {runner.threads} thread{'s' * (runner.threads > 1)} each",
+            *no_longer_count(runner.set_aside()),
+            *(f"{head} {meaning}" for head, meaning in runner.cautions()),
+            f"about {spell(seconds)} to go, as measured on this machine; all goes to {runner.path}",
         ]
     )
 
 
+def no_longer_count(reasons: dict[str, str]) -> list[str]:
+    """A line for each reason why finished runs in the folder are not used."""
+    counts = Counter(reasons.values()).items()
+    return [f"{n} finished run{'s' * (n > 1)} in this folder no longer count: {why}" for why, n in counts]
+
+
 def result_table(path: Path) -> str:
-    """The contrasts, what they say, and where the report lies."""
+    """The comparisons, their verdicts in words, and where the report lies."""
     study = read_study(path)
     contrasts = study.contrasts()
-    lines = [table([HEAD, *(row(one) for one in contrasts)]), ""]
+    lines = [format_table([HEAD, *(row(one) for one in contrasts)]), ""]
     lines += [say(study, one) for one in contrasts if one.primary]
     lines += [f"{head} {meaning}" for head, meaning in warnings_of(study, contrasts)]
     lost = [one for one in study.rows if one.status in ("failed", "diverged")]
     lines += [f"{one.status}: {one.run_dir} ({one.error})" for one in lost]
     counts = ", ".join(f"{n} {kind}" for kind, n in study.counts().items() if n)
+    if alone := study.rows_alone():
+        counts += f" ({alone} of them rows of results.csv without their folder)"
     return "\n".join([*lines, "", f"{counts}; {path / 'report.html'}"])
 
 
-HEAD = ("arm", "against", "budget", "seeds", "difference", "95 % interval", "verdict")
+HEAD = ("arm", "baseline", "budget", "seeds", "difference", "95 % CI", "verdict")
 
 
 def row(one: Contrast) -> tuple[str, ...]:
@@ -64,5 +80,5 @@ def row(one: Contrast) -> tuple[str, ...]:
 
 
 def say(study: Study, one: Contrast) -> str:
-    budget = f"At equal {one.budget}: " if len(study.record["budgets"]) > 1 else ""
+    budget = f"At equal {BUDGET_NAMES[one.budget]}: " if len(study.record.budgets) > 1 else ""
     return budget + study.say(one)

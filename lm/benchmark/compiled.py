@@ -1,4 +1,4 @@
-"""A training step through torch's compiler: what that gives, and after how many steps it has paid for the compiling."""
+"""A compiled training step beside the eager one, and the step from which the compilation time is paid back."""
 
 import os
 import sys
@@ -6,36 +6,36 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 
-from lm.benchmark.measure import Figure, alternate, paired, wait
-from lm.benchmark.peers import step_in_transformers
+from lm.benchmark.measure import Measurement, alternate, paired, wait
+from lm.benchmark.reference import step_in_transformers
 from lm.benchmark.shapes import DEFAULT, SHAKESPEARE
 from lm.config import BadInput
 
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
 
-def compiled(device: str, seconds: float) -> Iterator[Figure]:
-    """In full precision. Nothing where torch finds no compiler; "pays from" only where it ever pays."""
+def compiled(device: str, seconds: float) -> Iterator[Measurement]:
+    """In fp32. No rows where torch finds no compiler; no break-even step where compiling does not help."""
     for name, shape in {"default": DEFAULT, "tiny Shakespeare": SHAKESPEARE}.items():
-        calls = {"ours": shape.step(device, compiled=True), "not compiled": shape.step(device)}
+        calls = {"compiled": shape.step(device, compiled=True), "eager": shape.step(device)}
         try:
-            spent = compiling(calls["ours"])
+            spent = compile_seconds(calls["compiled"])
         except BadInput as error:
             print(f"compile: left out, {error}", file=sys.stderr)
             return
-        if (theirs := step_in_transformers(shape.model(device), shape.tokens(device), mixed=False)) is not None:
+        if (theirs := step_in_transformers(shape.build(device), shape.tokens(device), mixed=False)) is not None:
             calls["transformers"] = theirs
         times = alternate(calls, seconds)
-        for peer in list(calls)[1:]:
-            ours, other = paired(times["ours"], times[peer])
-            yield Figure("compile", f"step, {name}, fp32", 1000 * ours, "ms", peer, 1000 * other)
-        ours, other = paired(times["ours"], times["not compiled"])
-        if other > ours:
-            yield Figure("compile", f"pays from, {name}", spent / (other - ours), "steps")
+        for reference in list(calls)[1:]:
+            ours, other = paired(times["compiled"], times[reference])
+            yield Measurement("compile", f"step time, {name}, fp32", 1000 * ours, "ms", reference, 1000 * other)
+        ours, eager = paired(times["compiled"], times["eager"])
+        if eager > ours:
+            yield Measurement("compile", f"break-even step, {name}", spent / (eager - ours), "steps")
 
 
-def compiling(step: Callable[[], None]) -> float:
-    """Seconds of the first step, with nothing left of an earlier compiling on disk."""
+def compile_seconds(step: Callable[[], None]) -> float:
+    """Seconds of the first step, with an empty compilation cache."""
     before = os.environ.get(CACHE)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         os.environ[CACHE] = folder

@@ -1,4 +1,4 @@
-"""What the machine can do: multiply matrices, read memory."""
+"""What the machine can do at most: GEMM throughput and memory bandwidth."""
 
 from collections.abc import Iterator
 from functools import cache
@@ -6,13 +6,13 @@ from statistics import median
 
 import torch
 
-from lm.benchmark.measure import Figure, alternate
+from lm.benchmark.measure import Measurement, alternate
 from lm.model.linear import linear
 from lm.system.device import has_native_bf16
 
 
 def precisions(device: str) -> list[torch.dtype]:
-    """In which steps are measured: those that are in use there."""
+    """The precisions in which training steps are measured: those that are in use on this device."""
     cpu = [torch.float32] if device == "cpu" else []
     return cpu + [torch.bfloat16] * has_native_bf16(device)
 
@@ -22,15 +22,15 @@ def spell(dtype: torch.dtype) -> str:
 
 
 @cache
-def matrix_rate(device: str, dtype: torch.dtype) -> float:
-    """FLOPs per second of a large product."""
+def gemm_throughput(device: str, dtype: torch.dtype) -> float:
+    """FLOPs per second of the matmul of two large square matrices."""
     n = 8192 if device == "cuda" else 1536
     a, b = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))
-    return 2 * n**3 / median(alternate({"product": lambda: a @ b}, 2.0)["product"])
+    return 2 * n**3 / median(alternate({"matmul": lambda: a @ b}, 2.0)["matmul"])
 
 
-class Reading:
-    """Called, it reads 256 MB of matrices that no cache holds, as decoding does: a vector times each of them."""
+class MemoryRead:
+    """Each call reads 256 MB of weights, more than any cache holds, as decoding does: a vector times each matrix."""
 
     def __init__(self, device: str) -> None:
         self.weights, self.x = torch.randn(16, 2048, 2048, device=device), torch.randn(1, 2048, device=device)
@@ -41,9 +41,10 @@ class Reading:
             linear(self.x, weight)
 
 
-def limits(device: str, seconds: float) -> Iterator[Figure]:
+def limits(device: str, seconds: float) -> Iterator[Measurement]:
     for dtype in precisions(device):
-        yield Figure("limits", f"matrix rate, {spell(dtype)}", matrix_rate(device, dtype) / 1e9, "GFLOP/s")
-    read = Reading(device)
-    rate = read.weights.nbytes / median(alternate({"read": read}, 2.0)["read"])
-    yield Figure("limits", "memory bandwidth", rate / 1e9, "GB/s")
+        flops = gemm_throughput(device, dtype) / 1e9
+        yield Measurement("limits", f"GEMM throughput, {spell(dtype)}", flops, "GFLOP/s")
+    read = MemoryRead(device)
+    bandwidth = read.weights.nbytes / median(alternate({"read": read}, 2.0)["read"])
+    yield Measurement("limits", "memory bandwidth", bandwidth / 1e9, "GB/s")

@@ -1,4 +1,4 @@
-"""Times of things that take turns, so that all share whatever else the machine is doing."""
+"""Interleaved timing: the candidates run in turn, so that the machine's other load falls on all of them alike."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -9,25 +9,25 @@ import torch
 
 
 @dataclass(slots=True, frozen=True)
-class Figure:
-    """One line of the benchmark."""
+class Measurement:
+    """One row of the benchmark."""
 
     section: str
-    what: str
+    name: str
     value: float
     unit: str
-    beside: str = ""  # the peer or the limit
-    other: float | None = None  # its value, in the same unit
+    reference: str = ""  # another implementation, or a limit
+    reference_value: float | None = None  # in the same unit
 
     @property
     def ratio(self) -> float | None:
-        return self.value / self.other if self.other else None
+        return self.value / self.reference_value if self.reference_value else None
 
 
 def alternate(
     candidates: Mapping[str, Callable[[], object]], seconds: float, at_least: int = 5
 ) -> dict[str, list[float]]:
-    """Seconds of each call, round after round, after two that warm up."""
+    """Seconds of each call, round after round, after two warm-up calls of each candidate."""
     for call in candidates.values():
         call(), call()
     times: dict[str, list[float]] = {name: [] for name in candidates}
@@ -48,6 +48,6 @@ def wait() -> None:
 
 
 def paired(ours: list[float], theirs: list[float]) -> tuple[float, float]:
-    """Seconds of both: the median of theirs, and that times the median ratio within a round."""
+    """Seconds of both: the median of theirs, and that median times the median ratio within a round."""
     middle = median(theirs)
     return middle * median(one / two for one, two in zip(ours, theirs, strict=True)), middle

@@ -1,4 +1,4 @@
-"""benchmark(config): every section, as lines while they come and as JSON at the end."""
+"""benchmark(config) runs the sections, prints each row as soon as it is measured and returns the whole table."""
 
 import json
 import logging
@@ -12,24 +12,24 @@ from pathlib import Path
 import torch
 
 from lm.benchmark.compiled import compiled
-from lm.benchmark.decoding import decoding, own_text
+from lm.benchmark.decoding import decoding, run_prompts
+from lm.benchmark.gemm import gemm
 from lm.benchmark.limits import limits
 from lm.benchmark.loss import loss
-from lm.benchmark.measure import Figure
+from lm.benchmark.measure import Measurement
 from lm.benchmark.nanogpt import nanogpt, their_model
 from lm.benchmark.optimizer import optimizer
-from lm.benchmark.product import product
 from lm.benchmark.scale import scale
-from lm.benchmark.starts import starts
+from lm.benchmark.startup import startup
 from lm.benchmark.trainer import trainer
 from lm.benchmark.training import training
 from lm.benchmark.workers import workers
 from lm.config.benchmark import BenchmarkConfig
 from lm.system.device import best_device, set_threads
 from lm.system.files import write_text
-from lm.system.table import table
+from lm.system.table import format_table
 
-Section = Callable[[str, float], Iterator[Figure]]
+Section = Callable[[str, float], Iterator[Measurement]]
 SECTIONS: dict[str, Section] = {
     "limits": limits,
     "training": training,
@@ -38,38 +38,37 @@ SECTIONS: dict[str, Section] = {
     "loss": loss,
     "trainer": trainer,
     "optimizer": optimizer,
-    "product": product,
+    "gemm": gemm,
     "decoding": decoding,
     "workers": workers,
     "scale": scale,
-    "starts": starts,
+    "startup": startup,
 }
 
 
 def benchmark(config: BenchmarkConfig) -> str:
-    """The table of figures; `output` gets them as JSON."""
+    """The table of measurements. The file `output`, if given, gets them as JSON."""
     logging.disable(logging.WARNING)
     threads, device = set_threads(config.threads), best_device()
     where = f"torch {torch.__version__}, {platform.machine()}, {device}, {threads} threads"
-    own = own_text(config.run_dir) if config.run_dir is not None else None
+    run = run_prompts(config.run_dir) if config.run_dir is not None else None
     theirs = their_model(config.nanogpt) if config.nanogpt is not None else None
-    beside = {"decoding": partial(decoding, own=own), "nanogpt": partial(nanogpt, theirs=theirs)}
-    sections = SECTIONS | beside
-    figures: list[Figure] = []
+    sections = SECTIONS | {"decoding": partial(decoding, run=run), "nanogpt": partial(nanogpt, theirs=theirs)}
+    found: list[Measurement] = []
     for name in config.only or sections:
-        set_threads(threads)  # the section before may have set them for itself
-        for figure in sections[name](device, config.seconds):
-            print(*(word for word in row(figure) if word), sep="  ", file=sys.stderr, flush=True)
-            figures.append(figure)
+        set_threads(threads)  # the section before may have changed it
+        for one in sections[name](device, config.seconds):
+            print(*(word for word in row(one) if word), sep="  ", file=sys.stderr, flush=True)
+            found.append(one)
         if config.output:
-            found = {"where": where, "figures": [asdict(figure) | {"ratio": figure.ratio} for figure in figures]}
-            write_text(Path(config.output).expanduser(), json.dumps(found, indent=1) + "\n")
-    return f"{table([HEAD, *map(row, figures)])}\n\n{where}"
+            content = {"where": where, "measurements": [asdict(one) | {"ratio": one.ratio} for one in found]}
+            write_text(Path(config.output).expanduser(), json.dumps(content, indent=1) + "\n")
+    return f"{format_table([HEAD, *map(row, found)])}\n\n{where}"
 
 
-HEAD = ("section", "what", "measured", "unit", "beside", "its value", "ratio")
+HEAD = ("section", "measurement", "value", "unit", "reference", "its value", "ratio")
 
 
-def row(one: Figure) -> tuple[str, ...]:
-    other, ratio = ("" if value is None else f"{value:,.4g}" for value in (one.other, one.ratio))
-    return (one.section, one.what, f"{one.value:,.4g}", one.unit, one.beside, other, ratio)
+def row(one: Measurement) -> tuple[str, ...]:
+    reference, ratio = ("" if value is None else f"{value:,.4g}" for value in (one.reference_value, one.ratio))
+    return (one.section, one.name, f"{one.value:,.4g}", one.unit, one.reference, reference, ratio)

@@ -1,4 +1,4 @@
-"""The models that are measured, and their training step."""
+"""The model shapes that are measured, and a training step of each."""
 
 from functools import partial
 from typing import NamedTuple
@@ -9,34 +9,37 @@ from lm.config import HeadConfig, ModelConfig, OptimConfig
 from lm.data.batches import Batch
 from lm.model.activation_checkpointing import enable_activation_checkpointing
 from lm.model.transformer import Transformer
-from lm.training.loss import build_loss, which_loss
+from lm.training.loss import build_loss, resolve_loss
 from lm.training.optim import build_optimizer
 from lm.training.step import train_step
 
 
 class Shape(NamedTuple):
-    body: ModelConfig
+    model: ModelConfig
     vocab_size: int
     batch: int
     time: int
 
-    def model(self, device: str = "cpu") -> Transformer:
-        return Transformer(self.body, HeadConfig(), vocab_size=self.vocab_size, seq_len=self.time).to(device)
+    def build(self, device: str = "cpu") -> Transformer:
+        return Transformer(self.model, HeadConfig(), vocab_size=self.vocab_size, seq_len=self.time).to(device)
 
     def tokens(self, device: str = "cpu") -> Batch:
         whole = torch.randint(self.vocab_size, (self.batch, self.time + 1), device=device)
         return whole[:, :-1], whole[:, 1:]
 
     def step(
-        self, device: str, loss: str = "auto", lean: bool = False, compiled: bool = False, mixed: bool = False
+        self, device: str, loss: str = "auto", checkpointing: bool = False, compiled: bool = False, mixed: bool = False
     ) -> partial[None]:
-        """To be called: a training step with AdamW; `lean`: with recompute; `mixed`: in bf16."""
+        """A callable that makes one training step with AdamW.
+
+        `checkpointing`: with activation checkpointing; `mixed`: in bf16.
+        """
         if compiled:
-            torch.compiler.reset()  # or a second shape is taken for a reason to leave shapes open
-        net = self.model(device)
-        if lean:
+            torch.compiler.reset()  # or a second shape is taken as a reason to compile for dynamic shapes
+        net = self.build(device)
+        if checkpointing:
             enable_activation_checkpointing(net)
-        score = partial(build_loss(which_loss(loss, net, device, compiled, mixed), compiled), net)
+        score = partial(build_loss(resolve_loss(loss, net, device, compiled, mixed), compiled), net)
         optimizer = build_optimizer(net, OptimConfig(), HeadConfig())
         return partial(train_step, score, optimizer, [self.tokens(device)], mixed)
 

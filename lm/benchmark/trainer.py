@@ -1,4 +1,4 @@
-"""What Lightning's Trainer and the log add to a bare loop over the same steps."""
+"""The overhead of Lightning's Trainer and of logging, over a bare loop of the same steps."""
 
 import tempfile
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from functools import partial
 from itertools import count, islice
 from pathlib import Path
 
-from lm.benchmark.measure import Figure, alternate
+from lm.benchmark.measure import Measurement, alternate
 from lm.config import CheckpointConfig, DataConfig, ModelConfig, RunConfig, TokenizerConfig, ValidationConfig
 from lm.data.batches import TrainingStream
 from lm.data.tokens import prepare
@@ -18,12 +18,12 @@ from lm.training.step import train_step
 from lm.training.train import train
 
 SHORT, LONG = 5, 505  # steps
-ALLOWED = 0.03 * 40  # ms: three hundredths of a step of 40 ms
+LIMIT = 0.03 * 40  # ms: 3 % of a step of 40 ms
 
 
-def trainer(device: str, seconds: float) -> Iterator[Figure]:
-    """Runs of two lengths, whose difference is steps alone: start and end drop out. Of a model so small that what is
-    added can be seen: a machine's own swings are larger than a hundredth of a real step."""
+def trainer(device: str, seconds: float) -> Iterator[Measurement]:
+    """Runs of two lengths are compared, so start and end drop out. The model is very small, so that the overhead can be
+    measured: the step time of a real model varies by more than the overhead."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "text.txt"
         path.write_text("".join(f"line {i}: {i * i} is the square of it\n" for i in range(400)))
@@ -43,15 +43,15 @@ def trainer(device: str, seconds: float) -> Iterator[Figure]:
         stream = iter(TrainingStream(data.train, seq_len=run.data.seq_len, batch_size=run.data.batch_size, seed=0))
 
         def in_trainer(steps: int) -> None:
-            options = {**run.trainer, "max_steps": steps}
+            options = {**run.trainer, "max_steps": steps, "enable_progress_bar": False}
             train(replace(run, trainer=options, run_dir=f"{folder}/run{next(number)}"), data)
 
-        def by_hand() -> None:
+        def bare_loop() -> None:
             for tokens, targets in islice(stream, LONG - SHORT):
                 train_step(partial(plain, net), optimizer, [(tokens.to(device), targets.to(device))])
 
-        calls = {"long": lambda: in_trainer(LONG), "short": lambda: in_trainer(SHORT), "bare": by_hand}
+        calls = {"long": lambda: in_trainer(LONG), "short": lambda: in_trainer(SHORT), "bare": bare_loop}
         times = alternate(calls, seconds)
-    long, short, bare = (min(times[name]) for name in calls)  # others' work on the machine only ever adds
-    added = 1000 * (long - short - bare) / (LONG - SHORT)
-    yield Figure("trainer", "added to a step", added, "ms", "3 % of 40 ms", ALLOWED)
+    long, short, bare = (min(times[name]) for name in calls)  # other load on the machine can only add to a time
+    overhead = 1000 * (long - short - bare) / (LONG - SHORT)
+    yield Measurement("trainer", "overhead per step", overhead, "ms", "3 % of 40 ms", LIMIT)

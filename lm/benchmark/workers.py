@@ -1,4 +1,4 @@
-"""Answers per hour: a worker with one thread for each core beside one worker with all of them."""
+"""Training throughput of an ablation: a worker of one thread for each core beside one worker with all threads."""
 
 import multiprocessing
 import time
@@ -8,30 +8,30 @@ from threading import Barrier
 
 import torch
 
-from lm.benchmark.measure import Figure
+from lm.benchmark.measure import Measurement
 from lm.benchmark.shapes import DEFAULT
 from lm.system.device import has_native_bf16
 
 ROUNDS = 4
 
 
-def workers(device: str, seconds: float) -> Iterator[Figure]:
-    """Steps per second of the default model, all workers together; the two ways take turns."""
+def workers(device: str, seconds: float) -> Iterator[Measurement]:
+    """Steps per second of the default shape, summed over the workers; the two ways take turns."""
     cores, spawn = torch.get_num_threads(), multiprocessing.get_context("spawn")
     if device != "cpu" or cores < 2:
         return
-    rates: dict[int, list[float]] = {cores: [], 1: []}
+    found: dict[int, list[float]] = {cores: [], 1: []}
     for _ in range(ROUNDS):
-        for n, found in rates.items():
+        for n, throughputs in found.items():
             with spawn.Manager() as manager, spawn.Pool(n) as pool:
                 work = (cores // n, seconds / ROUNDS, manager.Barrier(n))
-                found.append(sum(pool.starmap(steps, [work] * n, chunksize=1)))
-    many, one = (median(found) for found in rates.values())
-    yield Figure("workers", f"{cores} workers of 1 thread", many, "steps/s", f"1 of {cores} threads", one)
+                throughputs.append(sum(pool.starmap(steps_per_second, [work] * n, chunksize=1)))
+    many, one = (median(throughputs) for throughputs in found.values())
+    yield Measurement("workers", f"{cores} workers, 1 thread each", many, "steps/s", f"1 worker, {cores} threads", one)
 
 
-def steps(threads: int, seconds: float, together: Barrier) -> float:
-    """Steps per second, counted from when all workers are warm."""
+def steps_per_second(threads: int, seconds: float, together: Barrier) -> float:
+    """Of one worker; the clock starts when all workers have warmed up."""
     torch.set_num_threads(threads)
     step, made = DEFAULT.step("cpu", mixed=has_native_bf16("cpu")), 0
     step(), step()

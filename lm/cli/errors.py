@@ -1,25 +1,24 @@
 """An error as one line that says what to mend, and its exit code."""
 
-import ast
-import difflib
 import errno
-import importlib.util
+import glob
 import os
+import re
 import sys
 import traceback
-from dataclasses import fields, is_dataclass
-from functools import cache
+from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import yaml
 from hydra.errors import MissingConfigException, OverrideParseException
-from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from lm.cli.names import meant, names, no_such_choice, no_such_key, trainer_arguments
 from lm.config import DECIDED, OURS, BadInput
 
-CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+PACKAGE = Path(__file__).resolve().parents[1]
+CONFIGS = next((path for path in (PACKAGE / "configs", PACKAGE.parent / "configs") if path.is_dir()), PACKAGE)
 
 
 def report(error: Exception) -> int:
@@ -42,54 +41,36 @@ def report(error: Exception) -> int:
 
 
 def complain(message: str, code: int) -> int:
-    print("error: " * (code < 128) + " ".join(message.split()), file=sys.stderr)
+    print("error:", " ".join(message.split()), file=sys.stderr)
     return code
 
 
-def check_keys(node: Any, schema: Any, prefix: str = "") -> None:
-    """Refuse what `+key=value` has added; Hydra's own message recommends the plus."""
-    known = {one.name: one.type for one in fields(schema)}
-    for key in node:
-        if key not in known:
-            raise BadInput(f"{prefix}{key}: {no_such_key(str(key), list(known), deeper(str(key), schema))}")
-        nested = [one for one in (known[key], *get_args(known[key])) if is_dataclass(one)]
-        if nested and not OmegaConf.is_missing(node, key) and OmegaConf.is_config(node[key]):
-            check_keys(node[key], nested[0], f"{prefix}{key}.")
-    for key in node.get("trainer") or {} if not prefix else {}:
-        if key not in trainer_arguments():
-            raise BadInput(f"trainer.{key}: {no_such_key(str(key), trainer_arguments())}")
+def before_the_task(error: Exception, line: list[str], schema: type[Any], verbatim: tuple[str, ...]) -> str:
+    """The message about a command line that could not be composed, naming the word that is to blame."""
+    if isinstance(error, OverrideParseException) and (said := stray(str(error.override), schema, verbatim)):
+        return said
+    if found := re.match(r"Could not override '([^'@]+)'\. No match in the defaults list", str(error)):
+        instead = " or ".join(meant(found[1], schema))
+        return f"{found[1]}: no group of this command; {f'did you mean {instead}?' if instead else 'see --help'}"
+    message = in_one_line(error)
+    named = any(word.partition("=")[0].lstrip("+~") in message for word in line)
+    return message if named else f"{message} (in: {' '.join(line)})"
 
 
-@cache
-def trainer_arguments() -> list[str]:
-    """What lightning.Trainer takes, read from its source: importing Lightning takes seconds."""
-    spec = importlib.util.find_spec("lightning")
-    assert spec is not None
-    assert spec.submodule_search_locations
-    source = Path(spec.submodule_search_locations[0], "pytorch/trainer/trainer.py").read_text()
-    init = next(
-        part
-        for node in ast.parse(source).body
-        if isinstance(node, ast.ClassDef) and node.name == "Trainer"
-        for part in node.body
-        if isinstance(part, ast.FunctionDef) and part.name == "__init__"
-    )
-    return ["_target_", *(argument.arg for argument in init.args.kwonlyargs)]
-
-
-def deeper(word: str, schema: Any) -> list[str]:
-    """Where a key of this very name lies in the groups of a schema."""
-    groups = {one.name: [key.name for key in fields(one.type)] for one in fields(schema) if is_dataclass(one.type)}
-    if "trainer" in {one.name for one in fields(schema)}:
-        groups["trainer"] = [one for one in trainer_arguments() if one not in OURS]
-    return [f"{group}.{word}" for group, keys in groups.items() if word in keys]
-
-
-def no_such_key(word: str, known: list[str], elsewhere: list[str] | None = None) -> str:
-    if elsewhere:
-        return f"no such key; did you mean {' or '.join(elsewhere)}?"
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return "no such key; " + (f"did you mean {close[0]}?" if close else f"choose one of {', '.join(known)}")
+def stray(word: str, schema: type[Any], verbatim: tuple[str, ...]) -> str | None:
+    """The message about a word that was meant as something but is no key=value; None if it begins with a key."""
+    key = word.partition("=")[0]
+    if "=" in word and key.lstrip("+~").partition(".")[0].partition("@")[0].replace("_", "").isalnum():
+        return None
+    if "prompt" in verbatim:
+        return f'{word}: give the prompt as "prompt={word}"'
+    for folder in ("run_dir", "output_dir") if word and Path(word).is_dir() else ():
+        if folder in names(schema):
+            return f"{word}: a setting is given as key=value; did you mean {folder}={word}?"
+    choices = CONFIGS.glob(f"*/{glob.escape(word)}.yaml") if {"model", "ablation"} & set(names(schema)) else ()
+    found = [path.parent.name for path in choices if "/" not in word]
+    hint = f"did you mean {' or '.join(f'{group}={word}' for group in sorted(found))}?" if found else "see --help"
+    return f"{word}: a setting is given as key=value; {hint}"
 
 
 def in_one_line(error: BaseException) -> str:
@@ -98,13 +79,10 @@ def in_one_line(error: BaseException) -> str:
         group, slash, name = error.missing_cfg_file.partition("/")
         if not slash:
             return f"{group}: no such config in {CONFIGS}"
-        found = sorted(path.stem for path in (CONFIGS / group).glob("*.yaml"))
-        return f"{group}={name}: no such config; choose one of {', '.join(found) or 'none yet'}"
+        return no_such_choice(group, name, sorted(error.options or []))
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
         return f"{error.problem_mark.name}, line {error.problem_mark.line + 1}: {error.problem}"
-    text, *more = str(error).splitlines()
-    if more and text.endswith("raised while composing config:"):  # of a user's own YAML: what is wrong stands below
-        return f"{text.split(': ')[0]}: {' '.join(one.strip() for one in more[:2])}"
+    text = (str(error).splitlines() or [type(error).__name__])[0]
     if isinstance(error, OverrideParseException):
         quotes = """, a word that holds '=' needs quotes: 'key=["head=untied"]'"""
         inner = "=" in str(error.override).partition("=")[2]
@@ -115,15 +93,27 @@ def in_one_line(error: BaseException) -> str:
     full_key = str(getattr(cause, "full_key", None) or "")
     parent, _, word = full_key.rpartition(".")
     schema = getattr(cause, "object_type", None)
+    if text.endswith("raised while composing config:") and error.__context__:  # what is wrong with a user's own YAML
+        return f"{text.split(': ')[0]}: {in_a_file(error.__context__)}"
     if "Could not override" in text and is_dataclass(schema):
-        return f"{full_key}: {no_such_key(word, [one.name for one in fields(schema)], deeper(word, schema))}"
+        return no_such_key(full_key, names(schema), schema)
     if "Could not override" in text and parent == "trainer":
         if word in OURS:
             return f"{full_key}: {DECIDED}"
         known = word in trainer_arguments()
-        return f"{full_key}: {f'write +{full_key}=...' if known else no_such_key(word, trainer_arguments())}"
+        return f"{full_key}: write +{full_key}=..." if known else no_such_key(full_key, trainer_arguments())
     if "Unexpected type for root" in text:
         return "a key lies below a group that is not chosen: choose it first, as in data=text data.path=FILE"
     if cause is not error:
         text = f"{text}: {str(cause).splitlines()[0]}"
     return f"{full_key}: {text}" if full_key and full_key not in text else text
+
+
+def in_a_file(error: BaseException) -> str:
+    """What is wrong with a key of a YAML file."""
+    key, schema, text = getattr(error, "full_key", ""), getattr(error, "object_type", None), str(error).splitlines()[0]
+    if " not in " in text and is_dataclass(schema):
+        return no_such_key(key, names(schema), schema)
+    if "(bool) is incompatible with (str)" in text:
+        return f"{key}: YAML reads on, off, yes and no as true or false; write this name in quotes"
+    return f"{text} ({key})"

@@ -3,132 +3,118 @@
 import argparse
 import logging
 import os
-import re
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import fields
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Generic, NoReturn
 
 import hydra
-from hydra.core.config_store import ConfigStore
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
-from lm.cli.errors import CONFIGS, check_keys, complain, in_one_line, report
+from lm.cli import program, words
+from lm.cli.compose import Config, convert, register
+from lm.cli.errors import CONFIGS, before_the_task, complain, report
+from lm.cli.help import offer_help
+from lm.cli.names import names
 from lm.config import BadInput
-
-PATHS = ("path", "run_dir", "output_dir", "output", "prompt_file", "cache_dir", "nanogpt")
-Config = TypeVar("Config")
 
 
 def launch(
     task: Callable[[Config], int | None],
     schema: type[Config],
     name: str,
+    line: list[str] | None = None,
+    *,
     verbatim: tuple[str, ...] = (),
-    at_end: Callable[[], object] = lambda: None,
     rest: str | None = None,
-) -> None:
-    """Compose configs/NAME.yaml with the command line, convert it to `schema`, call `task`, leave with an exit code.
+    resumable: bool = False,
+    at_end: Callable[[], object] = lambda: None,
+) -> NoReturn:
+    """Compose configs/NAME.yaml with a command line, convert it to `schema`, call `task`, leave with an exit code.
 
-    0 done, or what the task returns; 1 our own fault; 2 bad input; 130 and 143 interrupted. The value of a key in
-    `verbatim` is taken as it stands, past Hydra's grammar. Words that set no key of the schema go, as they are, to the
-    list named by `rest`. With -m the task is called once for each job of the sweep, then `at_end`.
+    0 done, or what the task returns; 1 our own fault; 2 bad input; 130 and 143 interrupted. `line` is the words after
+    the command's name (sys.argv's if None). The value of a key in `verbatim` is taken as it stands, past Hydra's
+    grammar. Words that set no key of the schema go, as they are, to the list named by `rest`. An interrupted command
+    that is `resumable` prints what to type. With -m the task is called once for each job, then `at_end`.
     """
+    line, again = sys.argv[1:] if line is None else line, program.typed()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us as they are
-    speak()
     signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(128 + signum))
+    speak()
     repair_argparse()
-    words: dict[str, Any] = dict(take(verbatim))
-    if rest:
-        if {"-m", "--multirun"} & set(sys.argv):
-            sys.exit(complain("-m: an ablation is a sweep already; list its values as arms and seeds", 2))
-        words[rest] = take_others([one.name for one in fields(schema)])  # type: ignore[arg-type]
-    ConfigStore.instance().store(name=f"{name}_schema", node=schema)
-
-    failed: list[Exception] = []
-    started = False
-    code = 0
-
-    @hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=name)
-    def job(composed: DictConfig) -> None:
-        nonlocal started, code
-        started = True
-        try:
-            code = max(code, task(convert(composed, schema, words)) or 0)
-        except Exception as error:  # a sweep goes on with its next job
-            failed.append(error)
-
+    taken: dict[str, Any] = {}
+    if not words.has(line, words.COMPLETION):
+        found, line = words.take_verbatim(line, verbatim)
+        taken |= found
+        if rest:
+            if words.has(line, words.SWEEP):
+                sys.exit(complain("-m: an ablation is a sweep already; list its values as arms and seeds", 2))
+            others, line = words.take_others(line, names(schema))
+            taken[rest] = [words.quoted(word) for word in others]
+    register(name, schema)
+    offer_help(task)
+    jobs = Jobs(task, schema, taken)
     try:
-        job()
+        sys.argv = [sys.argv[0], *words.prepared(line)]  # Hydra reads it there
+        hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=name)(jobs)()
         at_end()
         sys.stdout.flush()
-    except KeyboardInterrupt:
-        sys.exit(complain("interrupted", 130))
+    except JobFailed as error:
+        sys.exit(complain(f"a job of the sweep failed: {error}", error.code))
     except Exception as error:
-        if started:
-            sys.exit(report(error))
-        line, typed = in_one_line(error), sys.argv[1:]
-        named = any(word.partition("=")[0].lstrip("+~") in line for word in typed)
-        sys.exit(complain(line if named else f"{line} (in: {' '.join(typed)})", 2))
+        sys.exit(report(error) if jobs.started else complain(before_the_task(error, line, schema, verbatim), 2))
     except BaseException as error:
-        if (signum := getattr(error, "signum", None)) is None:
+        if (code := interrupted(error)) is None:
             raise
-        sys.exit(complain(f"{error}; the same command resumes", 128 + signum))
-    sys.exit(min(map(report, failed), default=code))
+        if os.environ.get("LOCAL_RANK", "0") == "0":  # of the processes of one run, the first speaks
+            said = str(error) if hasattr(error, "signum") else "interrupted"
+            print(f"{said}; resume with: {again}" if resumable else said, file=sys.stderr)
+        sys.exit(code)
+    sys.exit(min(map(report, jobs.failed), default=jobs.code))
 
 
-def convert(composed: DictConfig, schema: type[Config], words: dict[str, Any]) -> Config:
-    """The composed configuration as the dataclass. Raises BadInput for a key that is unknown or lacks a value."""
-    composed.update({key: None for key, word in words.items() if isinstance(word, str)})
-    check_keys(composed, schema)
-    for key in sorted(OmegaConf.missing_keys(composed)):
-        raise BadInput(f"{key}: is missing; give it as {key}=VALUE")
-    config = OmegaConf.to_object(composed)
-    for key, word in words.items():
-        setattr(config, key, word)
-    return config  # type: ignore[return-value]  # to_object gives the class that the schema names
+class JobFailed(Exception):
+    """A job of a sweep failed in another process, under one of Hydra's launchers."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message, code)
+        self.code = code
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
-def compose(name: str, words: list[str], schema: type[Config]) -> Config:
-    """configs/NAME.yaml with overrides as the dataclass, while another configuration is at work. Raises BadInput."""
-    ConfigStore.instance().store(name=f"{name}_schema", node=schema)
-    try:
-        return convert(hydra.compose(name, words), schema, {})
-    except BadInput:
-        raise
-    except Exception as error:
-        raise BadInput(in_one_line(error)) from error
+class Jobs(Generic[Config]):
+    """The task as Hydra calls it: once, or with -m once for each combination of values. A failed job stops no other."""
+
+    def __init__(self, task: Callable[[Config], int | None], schema: type[Config], taken: dict[str, Any]) -> None:
+        self.task, self.schema, self.taken = task, schema, taken
+        self.argv, self.process = sys.argv, os.getpid()
+        self.started, self.code = False, 0
+        self.failed: list[Exception] = []
+
+    def __call__(self, composed: DictConfig) -> None:
+        sys.argv = self.argv  # as typed: Lightning starts the further processes of a run by it
+        self.started = True
+        if os.getpid() != self.process:
+            speak()
+        try:
+            self.code = max(self.code, self.task(convert(composed, self.schema, self.taken)) or 0)
+        except Exception as error:
+            if os.getpid() != self.process:  # what is noted here would be lost, but an exception is handed over
+                message = str(error) if isinstance(error, BadInput) else f"{type(error).__name__}: {error}"
+                raise JobFailed(message, report(error)) from None
+            self.failed.append(error)
 
 
-def take_others(known: list[str]) -> list[str]:
-    """Remove from the command line what sets no key in `known` and none of Hydra's."""
-    keys = [word.partition("=")[0].lstrip("+~").partition(".")[0] if "=" in word else "" for word in sys.argv[1:]]
-    others = [key not in ("", "hydra", *known) and not key.startswith(("-", "hydra/")) for key in keys]
-    found = [word for word, other in zip(sys.argv[1:], others, strict=True) if other]
-    sys.argv[1:] = [word for word, other in zip(sys.argv[1:], others, strict=True) if not other]
-    return found
-
-
-def take(keys: tuple[str, ...]) -> dict[str, str]:
-    """Remove `key=value` for these keys from the command line, and quote paths so that Hydra takes any characters."""
-    found, sweep = {}, bool({"-m", "--multirun"} & set(sys.argv))
-    flags = [word for word in sys.argv[1:] if word in ("-m", "--multirun")]  # argparse wants them first
-    sys.argv[1:] = flags + [word for word in sys.argv[1:] if word not in flags]
-    for i, word in reversed(list(enumerate(sys.argv))):
-        key, equals, value = word.partition("=")
-        if i and equals and key in keys:
-            found[key] = value
-            del sys.argv[i]
-        elif i and equals and key.split(".")[-1] in PATHS and not sweep and value != "null" and value[:1] not in "'\"":
-            sys.argv[i] = f"{key}={quote(value)}"
-    return found
-
-
-def quote(value: str) -> str:
-    """A string literal of Hydra's grammar that means exactly `value`, without interpolation."""
-    value = re.sub(r"(\\*)\$\{", r"\1\1\\${", value)
-    return "'" + re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), value) + "'"
+def interrupted(error: BaseException) -> int | None:
+    """The exit code after Ctrl-C or SIGTERM, also where training has saved first; None for anything else."""
+    if isinstance(error, KeyboardInterrupt):
+        return 128 + signal.SIGINT
+    if isinstance(error, SystemExit):
+        return error.code if error.code == 128 + signal.SIGTERM else None
+    signum = getattr(error, "signum", None)
+    return None if signum is None else 128 + int(signum)
 
 
 def speak() -> None:
@@ -136,7 +122,7 @@ def speak() -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(message)s"))
     ours = logging.getLogger("lm")
-    ours.addHandler(handler)
+    ours.handlers[:] = [handler]
     ours.setLevel(logging.INFO)
 
 

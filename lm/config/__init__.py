@@ -1,7 +1,7 @@
-"""Schemas of a run: typed dataclasses, the names of choices, and what a mistake in them is called.
+"""Settings: typed dataclasses, the names of choices, and the errors that a wrong setting raises.
 
-Hydra composes the YAML files of `configs/` into these classes, so a misspelt key or a wrong type is an
-error before anything is built. Nothing here imports torch or hydra.
+In: what Hydra composes from the YAML files of `configs/`. Out: checked dataclasses; a wrong key or type is an error.
+Imports the standard library alone: a mistake is reported before torch or Hydra is imported.
 """
 
 from lm.config.checks import BadInput, Diverged, at_least, choose, seedable

@@ -13,6 +13,7 @@ METRICS = {  # name in result.json -> (whether less is better, its unit)
     "val_top1": (False, "of tokens guessed"),
 }
 BUDGETS = ("tokens", "flops", "time")
+HYPERPARAMETERS = ["optim.lr", "head.embedding_lr_multiplier", "head.head_lr_multiplier"]
 NAME = r"[\w.-]{1,40}"
 MATCHED_BY = ("model.d_ff", "model.d_model", "model.n_layers")
 
@@ -20,22 +21,18 @@ MATCHED_BY = ("model.d_ff", "model.d_model", "model.n_layers")
 def once(key: str, values: Sequence[object]) -> None:
     for i, value in enumerate(values):
         if value in values[:i]:
-            raise BadInput(f"{key}: {value} stands twice")
+            raise BadInput(f"{key}: {value} is given twice")
 
 
 @dataclass(slots=True, kw_only=True)
 class TuneConfig:
     """The search of each arm's own best settings, on seeds that are not reported."""
 
-    trials: int = 0  # values tried for each arm, less where none is left around the best; 0: arms run as configured
-    extension_trials: int = (
-        4  # further runs for every arm, once, if the best value of any lies at the edge of what was tried
-    )
+    trials: int = 0  # values tried for each arm, fewer where none is left around the best; 0: nothing is tuned
+    extension_trials: int = 4  # more for every arm, once, if the best value of any lies at the edge of what was tried
     seeds: list[int] = field(default_factory=lambda: [1000])
     factor: float = 2.0  # between neighbouring values
-    hyperparameters: list[str] = field(
-        default_factory=lambda: ["optim.lr", "head.embedding_lr_multiplier", "head.head_lr_multiplier"]
-    )
+    hyperparameters: list[str] = field(default_factory=HYPERPARAMETERS.copy)
 
     def __post_init__(self) -> None:
         at_least(0, "ablation.tune.", self, "trials", "extension_trials")
@@ -51,8 +48,27 @@ class TuneConfig:
 
 
 @dataclass(slots=True, kw_only=True)
-class AblationConfig:
-    """One question. `name` is the config's file name; words in lists are overrides of train.py.
+class Question:
+    """What is asked, whatever the arms are. `name` is the config's file name."""
+
+    name: str
+    question: str
+    baseline: str
+    seeds: list[int]
+    equivalence_margin: float  # the smallest difference in `metric` that would change a decision
+    metric: str = "val_loss"
+    primary: list[str] = field(default_factory=list)  # arms whose comparison answers the question; others: secondary
+    baselines: dict[str, str] = field(default_factory=dict)  # arm -> the arm it is compared with, if not the baseline
+    match_parameters: dict[str, str] = field(default_factory=dict)  # arm -> the setting that matches its baseline's
+    seed_offsets: dict[str, int] = field(default_factory=dict)  # arm -> added to its seeds, for an A/A control
+    budgets: list[str] = field(default_factory=lambda: ["tokens"])  # what is held equal; each has runs of its own
+    tune: TuneConfig = field(default_factory=TuneConfig)
+    plot_over: str | None = None  # a setting to draw the comparisons over
+
+
+@dataclass(slots=True, kw_only=True)
+class AblationConfig(Question):
+    """One question and its arms. Words in lists are overrides of train.py.
 
     >>> arms = {"tied": [], "untied": []}
     >>> AblationConfig(name="a", question="?", arms=arms, baseline="tid", seeds=[0], equivalence_margin=0.01)
@@ -60,25 +76,8 @@ class AblationConfig:
     lm.config.checks.BadInput: ablation.baseline=tid: no such arm; choose one of tied, untied
     """
 
-    name: str
-    question: str
     arms: dict[str, list[str]]  # name -> what is changed
-    baseline: str
-    seeds: list[int]
-    equivalence_margin: float  # the smallest difference in `metric` that would change a decision
-    metric: str = "val_loss"
-    primary: list[str] = field(default_factory=list)  # arms whose contrast answers the question; the rest is secondary
     overrides: list[str] = field(default_factory=list)  # of every arm
-    baselines: dict[str, str] = field(default_factory=dict)  # arm -> the arm it is compared with, if not the baseline
-    match_parameters: dict[str, str] = field(
-        default_factory=dict
-    )  # arm -> the setting that gives it its baseline's parameters
-    seed_offsets: dict[str, int] = field(
-        default_factory=dict
-    )  # arm -> added to its seeds: an A/A, where nothing else differs
-    budgets: list[str] = field(default_factory=lambda: ["tokens"])  # what is held equal; each has runs of its own
-    tune: TuneConfig = field(default_factory=TuneConfig)
-    plot_over: str | None = None  # a setting to draw the contrasts over
 
     def __post_init__(self) -> None:
         if not re.fullmatch(NAME, self.name) or set(self.name) == {"."}:
@@ -101,7 +100,7 @@ class AblationConfig:
                 raise BadInput(f"ablation.primary: {name} is compared with no other arm")
         for arm in self.arms:
             if self.baselines.get(arm) == arm:
-                raise BadInput(f"ablation.baselines: {arm} against itself")
+                raise BadInput(f"ablation.baselines: {arm} is compared with itself")
             self.root(arm)
         for arm, key in self.match_parameters.items():
             choose(f"ablation.match_parameters.{arm}", key, MATCHED_BY)
@@ -113,21 +112,16 @@ class AblationConfig:
             if self.tune.trials and seed in self.tune.seeds:
                 raise BadInput(f"ablation.tune.seeds: {seed} is also reported; tune on other seeds")
         for name, offset in self.seed_offsets.items():
-            if offset < 1 or any(seed + offset in self.seeds for seed in self.seeds):
-                raise BadInput(
-                    f"ablation.seed_offsets.{name}={offset}: expected a number that leads to seeds of its own"
-                )
-            if self.tune.trials and (both := {seed + offset for seed in self.seeds} & set(self.tune.seeds)):
-                raise BadInput(
-                    f"ablation.seed_offsets.{name}={offset}: leads to {min(both)}, one of ablation.tune.seeds"
-                )
+            key, own = f"ablation.seed_offsets.{name}={offset}", {seed + offset for seed in self.seeds}
+            if offset < 1 or own & set(self.seeds):
+                raise BadInput(f"{key}: expected a number that leads to seeds of its own")
+            if self.tune.trials and (both := own & set(self.tune.seeds)):
+                raise BadInput(f"{key}: leads to {min(both)}, one of ablation.tune.seeds")
         if not self.seeds:
             raise BadInput("ablation.seeds: is empty; expected one or more")
         if not 0 < self.equivalence_margin < math.inf:
-            raise BadInput(
-                f"ablation.equivalence_margin={self.equivalence_margin}:"
-                f" expected more than 0, in {METRICS[self.metric][1]}"
-            )
+            key = f"ablation.equivalence_margin={self.equivalence_margin}"
+            raise BadInput(f"{key}: expected more than 0, in {METRICS[self.metric][1]}")
         once("ablation.budgets", self.budgets)
         for budget in self.budgets:
             choose("ablation.budgets", budget, BUDGETS)
@@ -143,7 +137,7 @@ class AblationConfig:
         seen = [arm]
         while (other := self.contrasts().get(seen[-1])) is not None:
             if other in seen:
-                raise BadInput(f"ablation.baselines: {' against '.join([*seen, other])} never ends")
+                raise BadInput(f"ablation.baselines: {' with '.join([*seen, other])} never ends")
             seen.append(other)
         return seen[-1]
 
@@ -155,7 +149,7 @@ class AblateConfig:
     ablation: AblationConfig
     output_dir: str | None = None  # null: ablations/, under the ablation's name
     plan_only: bool = False
-    workers: int | None = None  # cells at a time; null: a core, or a GPU, for each
+    workers: int | None = None  # runs at a time; null: a core, or a GPU, for each
     overrides: list[str] = field(default_factory=list)  # of train.py, for every arm
 
     def __post_init__(self) -> None:

@@ -7,21 +7,24 @@ from lm.config import BadInput, at_least, choose
 
 SECTIONS = (
     *("limits", "training", "nanogpt", "compile", "loss", "trainer", "optimizer"),
-    *("product", "decoding", "workers", "scale", "starts"),
+    *("gemm", "decoding", "workers", "scale", "startup"),
 )
+RENAMED = {"product": "gemm", "starts": "startup"}
 
 
 @dataclass(slots=True, kw_only=True)
 class BenchmarkConfig:
     only: list[str] | None = None  # sections; null: all
-    seconds: float = 10.0  # for each comparison, at least; more is less noise
-    output: str | None = None  # a file for the figures as JSON
+    seconds: float = 10.0  # for each comparison, at least; a longer time gives less noise
+    output: str | None = None  # a file for the measurements as JSON
     threads: int | None = None
-    run_dir: str | None = None  # a run of train.py: how fast it continues its own validation text
-    nanogpt: str | None = None  # a clone of nanoGPT: its training step beside ours
+    run_dir: str | None = None  # a finished run, for prompt-lookup decoding of its own validation text
+    nanogpt: str | None = None  # a clone of nanoGPT, for its training step beside ours
 
     def __post_init__(self) -> None:
         for name in self.only or ():
+            if name in RENAMED:
+                raise BadInput(f"only={name}: is now called {RENAMED[name]}")
             choose("only", name, SECTIONS)
         if self.only == []:
             raise BadInput(f"only: is empty; choose among {', '.join(SECTIONS)}, or leave it out")

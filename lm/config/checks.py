@@ -1,15 +1,15 @@
-"""What a mistake in a setting is called, and the checks that several schemas share."""
+"""The errors that a wrong setting raises, and the checks that several dataclasses share."""
 
 import math
 from typing import Any
 
 
 class BadInput(ValueError):
-    """A mistake that the user can mend: one line that names the key or file, what was found, what is expected."""
+    """A mistake that the user can correct, as one line: the key or file, what was found and what is expected."""
 
 
 class Diverged(BadInput):
-    """Training left the numbers: an outcome of these settings, the same whenever it is tried."""
+    """The loss is no longer finite: an outcome of these settings, the same in every attempt."""
 
 
 def choose(key: str, name: str, names: tuple[str, ...]) -> None:

@@ -1,4 +1,4 @@
-"""What is done with a run: continue a prompt, score a text, export."""
+"""The command lines that use a run: generate, evaluate, export."""
 
 from dataclasses import dataclass
 
@@ -9,13 +9,13 @@ from lm.config.data import DataConfig
 @dataclass(slots=True, kw_only=True)
 class GenerateConfig:
     run_dir: str
-    prompt: str | None = None  # taken verbatim, whatever it contains
+    prompt: str | None = None  # verbatim, whatever it contains
     prompt_file: str | None = None  # a file to read the prompt from; - is standard input
     max_new_tokens: int = 128
     temperature: float = 0.0  # 0: greedy
     seed: int = 0
     threads: int | None = None
-    trust: bool = False  # import the linear class that the run names, if it is not ours
+    trust: bool = False  # import the class that the run's model.linear names
 
     def __post_init__(self) -> None:
         at_least(0, "", self, "max_new_tokens", "temperature")
@@ -26,7 +26,7 @@ class GenerateConfig:
 @dataclass(slots=True, kw_only=True)
 class EvaluateConfig:
     run_dir: str
-    data: DataConfig | None = None  # null: the validation split that the run was trained beside
+    data: DataConfig | None = None  # null: the validation split of the run
     threads: int | None = None
     trust: bool = False
 

@@ -1,4 +1,4 @@
-"""The text, and how it becomes tokens."""
+"""The text and its tokenizer."""
 
 from dataclasses import dataclass
 
@@ -10,17 +10,17 @@ TOKENIZERS = ("bpe", "char", "byte", "file")
 
 @dataclass(slots=True, kw_only=True)
 class DataConfig:
-    """Where text comes from and how it is cut."""
+    """The source of the text, its split, and the size of a batch."""
 
     source: str = "stdlib"
     path: str | None = None  # a file, folder, glob, http(s) URL, or the Hub's owner/name
-    sha256: str | None = None  # text: of the one file that it must be; null: any
+    sha256: str | None = None  # text: the hash that its one file must have; null: any
     column: str = "text"  # json, csv, parquet, hub: the column that holds the text
     split: str = "train"  # hub: which split to read
-    seq_len: int = 128  # tokens a training window holds, and the longest context of the model
+    seq_len: int = 128  # tokens of a training window, and the model's longest context
     batch_size: int = 8  # sequences per optimizer step on one device
     val_fraction: float = 0.1
-    overfit_batches: int = 0  # above 0: train on these first batches again and again
+    overfit_batches: int = 0  # above 0: repeat this many first batches
     cache_dir: str = ".cache"
 
     def __post_init__(self) -> None:
@@ -30,19 +30,19 @@ class DataConfig:
         if not 0 < self.val_fraction < 1:
             raise BadInput(f"data.val_fraction={self.val_fraction}: expected between 0 and 1")
         if self.sha256 is not None and self.source != "text":
-            raise BadInput(f"data.sha256={self.sha256}: is for data=text; data.source={self.source} has none")
+            raise BadInput(f"data.sha256={self.sha256}: is for data=text, not for data.source={self.source}")
         if self.source != "stdlib" and not self.path:
             form = "OWNER/NAME" if self.source == "hub" else "FILE"
             raise BadInput(f"data.path: data.source={self.source} needs one (data.path={form})")
         if self.source == "stdlib" and self.path is not None:
-            raise BadInput(f"data.path={self.path}: data=stdlib reads no file; write data=text data.path=FILE")
+            raise BadInput(f"data.path={self.path}: data=stdlib reads no file; use data=text data.path=FILE")
 
 
 @dataclass(slots=True, kw_only=True)
 class TokenizerConfig:
     kind: str = "bpe"
     vocab_size: int | None = 2048  # bpe: exact, the end-of-text token included
-    path: str | None = None  # file: a tokenizer.json
+    path: str | None = None  # file: a tokenizer.json of the tokenizers library
 
     def __post_init__(self) -> None:
         choose("tokenizer.kind", self.kind, TOKENIZERS)
@@ -51,4 +51,4 @@ class TokenizerConfig:
         if self.kind != "bpe" and self.vocab_size is not None:
             raise BadInput(f"tokenizer.vocab_size={self.vocab_size}: tokenizer.kind={self.kind} decides its own size")
         if (self.kind == "file") != (self.path is not None):
-            raise BadInput("tokenizer.path: give it with tokenizer=file, and only there")
+            raise BadInput("tokenizer.path: expected with tokenizer=file, and only there")

@@ -1,4 +1,4 @@
-"""What identifies a run: the settings that decide what it computes, and their hash."""
+"""The identity of a run: the settings that decide what it computes, and their hash."""
 
 import hashlib
 import json
@@ -16,7 +16,7 @@ def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return leaves
 
 
-def frozen(settings: dict[str, Any]) -> dict[str, Any]:
+def identifying(settings: dict[str, Any]) -> dict[str, Any]:
     """The settings that decide what a run computes, as dotted keys."""
 
     def runtime(key: str) -> bool:
@@ -26,6 +26,6 @@ def frozen(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def config_hash(run: RunConfig) -> str:
-    """The same for the same configuration on any machine; the thread count is compared on resume instead."""
-    settings = frozen(asdict(run) | {"threads": None})
+    """The same for equal settings on any machine. The thread count is left out and compared on resume instead."""
+    settings = identifying(asdict(run) | {"threads": None})
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()

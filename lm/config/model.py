@@ -1,4 +1,4 @@
-"""The model: its body and its head."""
+"""The model: its transformer blocks and its LM head."""
 
 from dataclasses import dataclass
 
@@ -7,12 +7,14 @@ from lm.config.checks import BadInput, at_least, choose
 NORMS = ("rmsnorm", "layernorm")
 FFNS = ("relu", "gelu", "relu2", "swiglu")
 POSITIONS = ("rope", "learned", "none")
-HEADS = ("tied", "untied", "tied_projected", "untied_from_embedding", "untied_midtraining")
 
 
 @dataclass(slots=True, kw_only=True)
 class ModelConfig:
-    """The body of the transformer. Widths and counts are final values: nothing is rounded or derived later.
+    """The transformer without its head. Widths and counts are final values: nothing is rounded later.
+
+    The defaults are a plain transformer. configs/model/small.yaml, the default model of train.py, adds qk_norm=true,
+    rope_theta=100 and previous_token_init=2.
 
     >>> ModelConfig(d_model=100, n_heads=3)
     Traceback (most recent call last):
@@ -22,18 +24,18 @@ class ModelConfig:
     n_layers: int = 4
     d_model: int = 128
     n_heads: int = 2
-    n_kv_heads: int | None = None  # fewer than n_heads: grouped queries; 1: multi-query; null: n_heads
+    n_kv_heads: int | None = None  # below n_heads: grouped-query attention; 1: multi-query; null: n_heads
     d_ff: int = 320
     norm: str = "rmsnorm"
     ffn: str = "swiglu"
     position: str = "rope"
-    qk_norm: bool = False  # normalise each head's queries and keys, with the kind of `norm`
-    bias: bool = False  # in every projection and LayerNorm of the body; the logits head never has one
+    qk_norm: bool = False  # normalise the queries and keys of each head by `norm`
+    bias: bool = False  # in every projection and LayerNorm; the LM head never has one
     dropout: float = 0.0
-    linear: str = "linear"  # a name in LINEARS, or the dotted path of a class with nn.Linear's signature
+    linear: str = "linear"  # or the dotted path of a class called like torch.nn.Linear
     rope_theta: float = 10000.0
-    previous_token_init: int = 0  # layers, from the first, whose heads start by looking 1, 2, ... tokens back
-    residual_scale: float | None = None  # scale of o_proj and down_proj at the start; null: 1/sqrt(2 n_layers)
+    previous_token_init: int = 0  # first layers whose heads initially attend 1, 2, ... tokens back
+    residual_scale: float | None = None  # initial o_proj and down_proj are multiplied by it; null: 1/sqrt(2 n_layers)
 
     def __post_init__(self) -> None:
         choose("model.norm", self.norm, NORMS)
@@ -42,7 +44,8 @@ class ModelConfig:
         at_least(1, "model.", self, "n_layers", "d_model", "n_heads", "n_kv_heads", "d_ff")
         at_least(0, "model.", self, "dropout", "residual_scale", "previous_token_init")
         if self.previous_token_init and self.position != "rope":
-            raise BadInput(f"model.position={self.position}: only rope can look back; add model.previous_token_init=0")
+            setting = f"model.previous_token_init={self.previous_token_init}"
+            raise BadInput(f"model.position={self.position}: {setting} needs rope; add model.previous_token_init=0")
         if self.d_model % self.n_heads:
             raise BadInput(f"model.d_model={self.d_model} is not divisible by model.n_heads={self.n_heads}")
         if self.n_heads % self.kv_heads:
@@ -63,7 +66,7 @@ class ModelConfig:
         return self.n_heads if self.n_kv_heads is None else self.n_kv_heads
 
 
-# Which settings of its own each kind of head needs; it takes no others.
+# Settings that only some kinds of head have: each kind needs its own and accepts no others.
 OWN_SETTINGS: dict[str, tuple[str, ...]] = {
     "tied": (),
     "untied": ("head_std", "head_lr_multiplier"),
@@ -71,13 +74,15 @@ OWN_SETTINGS: dict[str, tuple[str, ...]] = {
     "untied_from_embedding": ("head_lr_multiplier",),
     "untied_midtraining": ("head_lr_multiplier", "untie_at"),
 }
+HEADS = tuple(OWN_SETTINGS)
 
 
 @dataclass(slots=True, kw_only=True)
 class HeadConfig:
-    """How logits are made, with the init and learning rates that make this regime a good one.
+    """The tying variant: which LM head, with the initialisation and learning rates that suit it.
 
-    `name` is the config's file name, `kind` the class. Multipliers scale `optim.adam_lr`, or `optim.lr` without one.
+    `name` is the file name of the config, `kind` the class in lm/model/head.py. The learning-rate multipliers multiply
+    optim.adam_lr, or optim.lr where it is null.
 
     >>> HeadConfig(name="untied", kind="untied", embedding_std=1.0, head_std=0.01, head_lr_multiplier=1.0).kind
     'untied'
@@ -85,12 +90,12 @@ class HeadConfig:
 
     name: str = "tied"
     kind: str = "tied"
-    embedding_std: float | None = None  # standard deviation of the embedding table at the start; null: 1/sqrt(d_model)
-    embedding_multiplier: float | None = 1.0  # multiplies what is looked up, not what scores; null: sqrt(d_model)
+    embedding_std: float | None = None  # initial standard deviation of the embedding; null: 1/sqrt(d_model)
+    embedding_multiplier: float | None = 1.0  # of the input embeddings, not of the output ones; null: sqrt(d_model)
     embedding_lr_multiplier: float = 1.0
-    head_std: float | None = None  # of the head's own matrix, where it draws one
-    head_lr_multiplier: float | None = None  # of the head's own matrix, where it has one
-    untie_at: float | None = None  # the fraction of training after which a split head has its own matrix
+    head_std: float | None = None  # initial standard deviation of the head's own matrix
+    head_lr_multiplier: float | None = None  # of the head's own matrix
+    untie_at: float | None = None  # the fraction of training at which the head is untied
 
     def __post_init__(self) -> None:
         choose("head.kind", self.kind, HEADS)

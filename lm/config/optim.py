@@ -1,4 +1,4 @@
-"""The optimizer and its schedule."""
+"""The optimizer and the learning-rate schedule."""
 
 from dataclasses import dataclass, field
 
@@ -10,20 +10,20 @@ DECAYS = ("cosine", "linear", "constant")
 
 @dataclass(slots=True, kw_only=True)
 class OptimConfig:
-    """A linear warm-up times a decay, both pure functions of the step."""
+    """An optimizer; its learning rate is a linear warm-up times a decay, both pure functions of the step."""
 
     name: str = "adamw"
-    lr: float = 3e-3  # of the body's matrices, and of all else where adam_lr is null
-    adam_lr: float | None = None  # muon: of table, head and vectors; the head's config scales it for the first two
-    momentum: float | None = None  # muon
-    ns_steps: int | None = None  # muon: of the iteration that makes a step orthogonal
+    lr: float = 3e-3  # of the matrices of the transformer blocks, and of all else where adam_lr is null
+    adam_lr: float | None = None  # muon: learning rate of all else; head.*_lr_multiplier multiply it
+    momentum: float | None = None  # muon: of the average of the gradients
+    ns_steps: int | None = None  # muon: Newton-Schulz steps that orthogonalise the update
     betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
     eps: float = 1e-8
-    weight_decay: float = 0.1  # of matrices in the body; the table, the head, norms and biases never decay
+    weight_decay: float = 0.1  # of the matrices of the transformer blocks; all else has none
     warmup_steps: int = 50
     decay: str = "linear"
-    decay_fraction: float = 1.0  # the last part of the run, over which the rate decays
-    final_lr_fraction: float = 0.0  # of the peak: what the decay runs towards
+    decay_fraction: float = 1.0  # the last fraction of the run, over which the learning rate decays
+    final_lr_fraction: float = 0.0  # of the peak: where the decay ends
 
     def __post_init__(self) -> None:
         choose("optim.name", self.name, OPTIMIZERS)
@@ -34,7 +34,7 @@ class OptimConfig:
             raise BadInput(f"optim.ns_steps={self.ns_steps}: expected 1 to 7")
         for key in ("adam_lr", "momentum", "ns_steps"):
             if (self.name == "muon") != (getattr(self, key) is not None):
-                raise BadInput(f"optim.{key}={getattr(self, key)}: give it with optim=muon, and only there")
+                raise BadInput(f"optim.{key}={getattr(self, key)}: expected with optim=muon, and only there")
         if not 0 <= (self.momentum or 0) < 1:
             raise BadInput(f"optim.momentum={self.momentum}: expected from 0 to below 1")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):

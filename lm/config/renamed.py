@@ -28,26 +28,50 @@ KEYS = {  # of a run and of an ablation, old to new
 HEADS = {"split": "untied_midtraining", "untied_copied": "untied_from_embedding"}
 CHOICES = {"head": HEADS, "head.kind": HEADS, "head.name": HEADS}  # key -> old to new
 
-ELSEWHERE = {  # what other programs call a setting
-    "learning_rate": "optim.lr",
-    "lr": "optim.lr",
-    "max_lr": "optim.lr",
+ELSEWHERE = {  # what other programs call a setting; a command suggests those of its own
+    **dict.fromkeys(("learning_rate", "max_lr", "lr"), "optim.lr"),
+    **dict.fromkeys(("min_lr", "final_lr"), "optim.final_lr_fraction"),
+    **dict.fromkeys(("warmup", "warmup_iters"), "optim.warmup_steps"),
+    **dict.fromkeys(("lr_scheduler", "lr_scheduler_type"), "optim.decay"),
+    **dict.fromkeys(("beta1", "beta2"), "optim.betas"),
+    **dict.fromkeys(("n_layer", "num_layers", "num_hidden_layers"), "model.n_layers"),
+    **dict.fromkeys(("n_head", "num_heads", "num_attention_heads"), "model.n_heads"),
+    **dict.fromkeys(("n_kv_head", "num_key_value_heads"), "model.n_kv_heads"),
+    **dict.fromkeys(("n_embd", "embed_dim", "hidden_size", "d_embed"), "model.d_model"),
+    **dict.fromkeys(("intermediate_size", "ffn_dim"), "model.d_ff"),
+    **dict.fromkeys(("activation", "hidden_act"), "model.ffn"),
+    **dict.fromkeys(("tie_weights", "tie_word_embeddings"), "head"),
+    **dict.fromkeys(("block_size", "context_length", "max_seq_len", "n_ctx", "n_positions"), "data.seq_len"),
+    **dict.fromkeys(("micro_batch_size", "per_device_train_batch_size"), "data.batch_size"),
+    **dict.fromkeys(("dataset", "train_file"), "data.path"),
+    **dict.fromkeys(("epochs", "num_epochs", "num_train_epochs", "max_epochs"), "max_tokens or trainer.max_steps"),
+    **dict.fromkeys(("max_iters", "num_steps", "steps"), "trainer.max_steps"),
+    **dict.fromkeys(("gradient_accumulation_steps", "grad_accum"), "trainer.accumulate_grad_batches"),
+    **dict.fromkeys(("grad_clip", "max_grad_norm"), "trainer.gradient_clip_val"),
+    **dict.fromkeys(("dtype", "bf16", "fp16"), "trainer.precision"),
+    **dict.fromkeys(("log_interval", "logging_steps"), "trainer.log_every_n_steps"),
+    **dict.fromkeys(("eval_interval", "eval_every", "eval_steps"), "validation.every"),
+    **dict.fromkeys(("save_interval", "save_every", "save_steps"), "checkpoint.every"),
+    **dict.fromkeys(("ckpt_path", "resume_from", "resume_from_checkpoint", "checkpoint_path"), "run_dir"),
+    **dict.fromkeys(("out_dir", "output_dir"), "output_dir or run_dir"),
+    **dict.fromkeys(("random_seed", "manual_seed"), "seed"),
+    **dict.fromkeys(("max_length", "length"), "data.seq_len or max_new_tokens"),
+    "optimizer": "optim",
     "device": "trainer.accelerator",
-    "epochs": "max_tokens or trainer.max_steps",
-    "num_train_epochs": "max_tokens or trainer.max_steps",
-    "max_iters": "trainer.max_steps",
-    "block_size": "data.seq_len",
-    "context_length": "data.seq_len",
-    "n_embd": "model.d_model",
-    "hidden_size": "model.d_model",
-    "n_layer": "model.n_layers",
-    "n_head": "model.n_heads",
-    "dtype": "trainer.precision",
-    "grad_clip": "trainer.gradient_clip_val",
-    "gradient_accumulation_steps": "trainer.accumulate_grad_batches",
-    "output_dir": "run_dir",
+    "gradient_checkpointing": "activation_checkpointing",
+    "wandb": "logger",
+    "model": "run_dir",
+    "text": "data.path or prompt",
+    "do_sample": "temperature",
 }
-CHOICES_ELSEWHERE = {"data": {"jsonl": "json"}, "tokenizer": {"character": "char"}, "optim": {"adam": "adamw"}}
+CHOICES_ELSEWHERE = {  # group -> choice of other programs -> ours
+    "data": {"jsonl": "json", "txt": "text", "huggingface": "hub"},
+    "tokenizer": {"character": "char", "bytes": "byte"},
+    "optim": {"adam": "adamw"},
+    "trainer": {"cuda": "gpu"},
+    "logger": {"tb": "tensorboard"},
+    "head": {"shared": "tied", "untie": "untied"},
+}
 
 
 def current(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A training run: everything that decides it, and where it goes."""
+"""A training run: everything that decides it, and its directory."""
 
 import math
 from dataclasses import dataclass, field
@@ -10,14 +10,15 @@ from lm.config.model import HeadConfig, ModelConfig
 from lm.config.optim import OptimConfig
 
 LOSSES = ("auto", "plain", "chunked")
-PRECISIONS = ("auto", "32-true", "bf16-mixed", "bf16-true", "64-true", "32", "bf16", "64")  # fp16 needs a scaled loss
+# without fp16, which would need loss scaling
+PRECISIONS = ("auto", "32-true", "bf16-mixed", "bf16-true", "64-true", "32", "bf16", "64")
 
 
 @dataclass(slots=True, kw_only=True)
 class CheckpointConfig:
     every: int = 100  # optimizer steps
     keep: int = 2
-    resume: bool = True  # false: an unfinished run starts again from step 0
+    resume: bool = True  # false: an unfinished run starts from step 0 again
 
     def __post_init__(self) -> None:
         at_least(1, "checkpoint.", self, "every", "keep")
@@ -25,7 +26,7 @@ class CheckpointConfig:
 
 @dataclass(slots=True, kw_only=True)
 class ValidationConfig:
-    """Validation while training; the final one always covers the whole split."""
+    """Validation during training; the final one always covers the whole split."""
 
     every: int = 100  # optimizer steps; 0: only at the end
     batches: int | None = 16  # of data.batch_size sequences; null: all
@@ -37,7 +38,7 @@ class ValidationConfig:
 
 @dataclass(slots=True, kw_only=True)
 class DiagnosticsConfig:
-    """What goes on at the table: gradients by side, row norms, loss by frequency; see lm/diagnostics.py."""
+    """Measurements of the embedding and the head during training; see lm/training/diagnostics.py."""
 
     every: int = 0  # optimizer steps; 0: never
 
@@ -59,15 +60,13 @@ class RunConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     validation: ValidationConfig = field(default_factory=ValidationConfig)
     diagnostics: DiagnosticsConfig = field(default_factory=DiagnosticsConfig)
-    prompts: list[str] | None = None  # continued greedily at the end; null: three places of the validation text
-    max_tokens: int | None = None  # the run's length in tokens; overrules trainer.max_steps
+    prompts: list[str] | None = None  # continued greedily at the end; null: three from the validation text
+    max_tokens: int | None = None  # length of the run in tokens; takes precedence over trainer.max_steps
     seed: int = 0
     threads: int | None = None  # null: OMP_NUM_THREADS, else the cores
-    loss: str = "auto"  # plain or chunked: one function; auto takes the one that is faster where it runs
-    activation_checkpointing: bool = (
-        False  # blocks keep nothing for the backward pass: less memory, a third more computing
-    )
-    compile: bool = False  # by torch; pays in long runs: benchmark.py only=[compile]
+    loss: str = "auto"  # plain or chunked compute the same; auto: the faster one
+    activation_checkpointing: bool = False  # recompute blocks in the backward pass: less memory, 1/3 more FLOPs
+    compile: bool = False  # torch.compile: faster in long runs, see benchmark.py only=[compile]
     run_dir: str | None = None  # null: runs/, under a name that ends in the hash of this configuration
 
     def __post_init__(self) -> None:
@@ -75,11 +74,11 @@ class RunConfig:
         at_least(1, "", self, "max_tokens", "threads")
         seedable(self.seed)
         if self.run_dir == "":
-            raise BadInput("run_dir: is empty; expected a directory, or null for a name of its own under runs/")
+            raise BadInput("run_dir: is empty; expected a directory, or null for one under runs/")
         self.check_trainer()
 
     def check_trainer(self) -> None:
-        """What can be said of Lightning's arguments without importing it, which takes seconds. Some may be absent."""
+        """Check Lightning's arguments as far as possible without importing it, which takes seconds."""
         given = {**SINGLE, "max_steps": 1, **self.trainer}
         for key in given.keys() & set(OURS):
             raise BadInput(f"trainer.{key}: {DECIDED}")
@@ -100,24 +99,24 @@ class RunConfig:
         if given["devices"] * given["num_nodes"] > 1:
             if self.head.untie_at is not None:
                 raise BadInput(
-                    "head.kind=untied_midtraining: trains on one device; choose trainer.devices=1 or another head"
+                    "head.kind=untied_midtraining: trains on one device only; choose trainer.devices=1 or another head"
                 )
             if self.diagnostics.every:
                 raise BadInput(
-                    f"diagnostics.every={self.diagnostics.every}: measures on one device; choose trainer.devices=1"
+                    f"diagnostics.every={self.diagnostics.every}: measures on one device only; choose trainer.devices=1"
                 )
 
 
-# Where a run's settings lie that do not change what is computed: left out of its hash, free to differ on resume.
+# Settings that do not change what a run computes: left out of its hash, and free to differ when it is resumed.
 RUNTIME = (
     *("format", "run_dir", "logger", "checkpoint", "prompts", "activation_checkpointing"),
     *("data.cache_dir", "trainer.enable_progress_bar"),
 )
 
-# Arguments of lightning.Trainer that are counts: one of each, if nothing is said.
+# Arguments of lightning.Trainer that are counts, with their defaults.
 SINGLE = {"devices": 1, "num_nodes": 1, "accumulate_grad_batches": 1}
 
-# Arguments of lightning.Trainer that are decided here: batches without end, our validation, checkpoints, logs, clip.
+# Arguments of lightning.Trainer that this project sets itself.
 OURS = (
     *("max_epochs", "min_epochs", "min_steps", "max_time", "fast_dev_run", "overfit_batches", "barebones"),
     *("limit_train_batches", "limit_val_batches", "val_check_interval", "check_val_every_n_epoch"),

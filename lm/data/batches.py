@@ -1,4 +1,4 @@
-"""Batches cut from a stream of tokens: an endless, seekable one for training, a whole pass for validation."""
+"""Batches: an endless stream that can start at any batch for training, one pass over the text for validation."""
 
 import itertools
 from collections.abc import Iterable, Iterator
@@ -8,20 +8,20 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
-IGNORED = -100  # the target that CrossEntropyLoss leaves out
+IGNORED = -100  # the target that CrossEntropyLoss ignores
 Batch = tuple[Tensor, Tensor]
 
 
 def shift(windows: np.ndarray) -> Batch:
-    """Windows (B, T+1) to tokens (B, T) and the targets (B, T) that follow them: the only shift of the project."""
+    """Windows (B, T+1) to tokens (B, T) and their targets (B, T), the next tokens: the project's only shift."""
     whole = torch.from_numpy(windows.astype(np.int64))
     return whole[:, :-1], whole[:, 1:]
 
 
 class TrainingStream(IterableDataset[Batch]):
-    """An endless stream of batches in which batch k is a pure function of (seed, k): resuming needs no state.
+    """An endless stream of batches in which batch k is a pure function of (seed, k), so that a resume needs no state.
 
-    Each epoch cuts the text into windows at another offset and visits them in another order, so that every token
+    Each epoch divides the text into windows from a random offset and visits them in random order, so that every token
     is a target about once an epoch.
     """
 
@@ -39,20 +39,20 @@ class TrainingStream(IterableDataset[Batch]):
     ) -> None:
         self.tokens, self.seq_len, self.batch_size, self.seed = tokens, seq_len, batch_size, seed
         self.start, self.rank, self.world_size, self.overfit_batches = start, rank, world_size, overfit_batches
-        self.slack = min(seq_len - 1, len(tokens) - 1 - seq_len)  # the largest offset that leaves a whole window
-        self.per_epoch = (len(tokens) - 1 - self.slack) // seq_len
+        self.max_offset = min(seq_len - 1, len(tokens) - 1 - seq_len)  # the largest that leaves a whole window
+        self.per_epoch = (len(tokens) - 1 - self.max_offset) // seq_len
         self.epoch = -1
 
     def window_starts(self, samples: Iterable[int]) -> np.ndarray:
         starts = []
         for sample in samples:
-            epoch, place = divmod(sample, self.per_epoch)
+            epoch, index = divmod(sample, self.per_epoch)
             if epoch != self.epoch:
-                draw = np.random.default_rng([self.seed, epoch])
-                self.epoch, self.offset = epoch, int(draw.integers(self.slack + 1))
-                self.order = np.arange(self.per_epoch, dtype=np.uint32)  # the one thing here that grows with the text
-                draw.shuffle(self.order)
-            starts.append(self.offset + int(self.order[place]) * self.seq_len)
+                generator = np.random.default_rng([self.seed, epoch])
+                self.epoch, self.offset = epoch, int(generator.integers(self.max_offset + 1))
+                self.order = np.arange(self.per_epoch, dtype=np.uint32)
+                generator.shuffle(self.order)
+            starts.append(self.offset + int(self.order[index]) * self.seq_len)
         return np.array(starts)
 
     def batch(self, k: int) -> Batch:
@@ -68,9 +68,9 @@ class TrainingStream(IterableDataset[Batch]):
 
 
 def validation_batches(tokens: np.ndarray, seq_len: int, batch_size: int) -> Iterator[Batch]:
-    """Windows that follow one another without overlap and make every token but the first a target exactly once.
+    """Consecutive windows without overlap, in which every token except the first is a target exactly once.
 
-    The last one is filled up; filled targets are IGNORED.
+    The last window is padded; targets in the padding are IGNORED.
     """
     n_windows = -(-(len(tokens) - 1) // seq_len)
     for first in range(0, n_windows, batch_size):

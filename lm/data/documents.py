@@ -1,4 +1,4 @@
-"""Named texts, and the files that a path means."""
+"""Documents, which are texts with a name, and the files that a path stands for."""
 
 import glob
 import itertools
@@ -10,12 +10,12 @@ from lm.config import BadInput
 
 @dataclass(slots=True, frozen=True)
 class Document:
-    name: str  # decides the document's side of the split, so it must not depend on the machine
+    name: str  # decides on which side of the split it is, so it must not depend on the machine
     text: str
 
 
 def read_text(path: Path, name: str | None = None) -> Document:
-    """One file as one document. Raises BadInput naming the file, and the byte where it is not UTF-8."""
+    """A file as a document. Raises BadInput naming the file, and the byte at which it is not UTF-8."""
     try:
         return Document(name or path.name, path.read_bytes().decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -29,10 +29,10 @@ def is_url(path: str) -> bool:
 
 
 def local_files(path: str, suffixes: tuple[str, ...] = ()) -> tuple[Path, list[Path]]:
-    """The folder they are named from, and the files that a file name, folder or glob means, in order of name."""
+    """The files of a file name, folder or glob, sorted by name, after the folder that their names are relative to."""
     try:
         return find(Path(path).expanduser(), suffixes)
-    except (OSError, RuntimeError) as error:  # a name too long, a user unknown, a folder closed
+    except (OSError, RuntimeError) as error:  # name too long, unknown user, no permission
         raise BadInput(f"data.path={path}: {getattr(error, 'strerror', None) or error}") from error
 
 

@@ -1,4 +1,4 @@
-"""Texts from a column of a table: JSON, CSV and Parquet files and the Hub, by way of the `datasets` library."""
+"""Documents from a column of JSON, CSV and Parquet files and of the Hub, through the `datasets` library."""
 
 import glob
 import os
@@ -11,8 +11,8 @@ HUB = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
 SUFFIXES = {"json": (".json", ".jsonl"), "csv": (".csv",), "parquet": (".parquet",)}
 
 
-def table(config: DataConfig) -> list[Document]:
-    """json, csv and parquet files, or a data set of the Hub: a document for each row of the named column."""
+def table_documents(config: DataConfig) -> list[Document]:
+    """A document for each row of data.column, from local files, a URL or a data set of the Hub. Raises BadInput."""
     assert config.path is not None
     hub, url = config.source == "hub", is_url(config.path)
     files = [] if hub or url else local_files(config.path, SUFFIXES[config.source])[1]
@@ -41,7 +41,7 @@ def table(config: DataConfig) -> list[Document]:
 
 
 def from_hub(config: DataConfig) -> Any:
-    """A data set of the Hub; without a network from the cache or not at all, at once and not after five retries."""
+    """A data set of the Hub; without a network, from the cache or else BadInput at once, without five retries."""
     import datasets
     import huggingface_hub.constants
 
@@ -52,7 +52,7 @@ def from_hub(config: DataConfig) -> Any:
     try:
         return datasets.load_dataset(config.path, split=config.split)
     except Exception as error:
-        raise BadInput(f"{HUB} cannot be reached; fetch the data where it can, or name files of your own") from error
+        raise BadInput(f"{HUB} cannot be reached, and the data set is not cached; give local files instead") from error
     finally:
         datasets.config.HF_HUB_OFFLINE, huggingface_hub.constants.HF_HUB_OFFLINE = before
 

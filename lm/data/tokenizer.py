@@ -1,7 +1,7 @@
-"""Text to token ids and back: byte-level BPE, characters, bytes, or a tokenizer.json of the user's.
+"""Text to token ids and back: byte-level BPE, characters, bytes, or a given tokenizer.json.
 
-Every tokenizer ends documents with one end-of-text token, which no text can forge: a text that spells its name is
-encoded as ordinary characters.
+Every tokenizer has one end-of-text token, which no text can produce: a text that spells the token's name is encoded as
+ordinary characters.
 """
 
 import hashlib
@@ -15,13 +15,17 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from lm.config import BadInput, TokenizerConfig
 
 EOT = "<|endoftext|>"
+# End-of-text tokens of tokenizer.json files in use, in the order of preference.
+EOT_NAMES = (EOT, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "<EOS>")
 CHARACTERS = pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
 BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False)
-CUTTING = [json.loads(one.__getstate__()) for one in (CHARACTERS, BYTES)]
+PRE_TOKENIZERS = [json.loads(one.__getstate__()) for one in (CHARACTERS, BYTES)]
 
 
 class Tokenizer:
-    """A thin cover of `tokenizers.Tokenizer`: what the project asks of it, and no more.
+    """The part of `tokenizers.Tokenizer` that this project needs.
+
+    Its end-of-text token is the first special token that is one of EOT_NAMES; if there is none, EOT is added.
 
     >>> tokenizer = byte_tokenizer()
     >>> tokenizer.decode(tokenizer.encode("héllo <|endoftext|>"))
@@ -29,33 +33,36 @@ class Tokenizer:
     """
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
-        backend.add_special_tokens([EOT])  # a plain token of that name, which text could spell, becomes a special one
-        backend.encode_special_tokens = True  # the text's own "<|endoftext|>" is plain text
+        special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
+        self.eot_token = next((name for name in EOT_NAMES if name in special), EOT)
+        self.eot_added = backend.token_to_id(self.eot_token) is None
+        backend.add_special_tokens([self.eot_token])  # an ordinary token of that name becomes a special one
+        backend.encode_special_tokens = True  # "<|endoftext|>" in a text is ordinary text
         backend.no_truncation()
         backend.no_padding()
         self.backend = backend
-        self.eot: int = backend.token_to_id(EOT)  # type: ignore[assignment]  # it has just been added
+        self.eot: int = backend.token_to_id(self.eot_token)  # type: ignore[assignment]  # it has just been added
         self.vocab_size: int = backend.get_vocab_size()
         highest = max(backend.get_vocab().values())
         if highest >= self.vocab_size:
             raise BadInput(f"the tokenizer has {self.vocab_size} tokens but an id {highest}: expected ids without gaps")
-        if self.forged():
-            raise BadInput(f"the tokenizer gives its end-of-text token to a text that spells {EOT}")
+        if self.eot_in_text():
+            raise BadInput(f"the tokenizer encodes a text that spells {self.eot_token} as its end-of-text token")
         layout = json.loads(backend.to_str())
-        # whether a text may be encoded in pieces that begin at a line break, with the same ids as in one
-        self.cuts: bool = layout["normalizer"] is None and layout["pre_tokenizer"] in CUTTING
+        # whether a text gives the same ids when it is encoded in pieces that begin at a line break
+        self.splittable: bool = layout["normalizer"] is None and layout["pre_tokenizer"] in PRE_TOKENIZERS
 
-    def forged(self) -> bool:
+    def eot_in_text(self) -> bool:
         try:
-            return self.eot in self.encode(EOT)
-        except BadInput:  # it refuses the text, so it is not fooled by it
+            return self.eot in self.encode(self.eot_token)
+        except BadInput:  # the text has characters that the vocabulary lacks
             return False
 
     def encode(self, text: str) -> list[int]:
         return self.encode_all([text])[0]
 
     def encode_all(self, texts: list[str]) -> list[list[int]]:
-        """Ids of each text. Raises BadInput for a character that the vocabulary lacks (character level only)."""
+        """The ids of each text. Raises BadInput for a character that the vocabulary lacks (character level only)."""
         try:
             return [encoding.ids for encoding in self.backend.encode_batch(texts, add_special_tokens=False)]
         except Exception as error:  # tokenizers raises bare Exception
@@ -63,19 +70,21 @@ class Tokenizer:
             missing = next((c for text in texts for c in text if c not in known), None)
             if missing is None:
                 raise
-            raise BadInput(f"the tokenizer does not know the character {missing!r}, which its text lacked") from error
+            raise BadInput(
+                f"the tokenizer does not know the character {missing!r}, which was not in its training text"
+            ) from error
 
     def decode(self, ids: Iterable[int]) -> str:
         return self.backend.decode(list(ids), skip_special_tokens=True)
 
     def stream(self, ids: Iterable[int]) -> Iterator[str]:
-        """Pieces of text as ids arrive, each of whole characters; joined, they equal `decode` of all ids.
+        """Yield text as ids arrive, in pieces of whole characters; joined, they equal `decode` of all ids.
 
-        Ids are decoded together with the last few that are already out, since a decoder may treat the first of a
-        text in its own way (as `tokenizers.decoders.DecodeStream` does, which loses what is unfinished at the end).
+        New ids are decoded together with the few before them, because a decoder may treat the first id of a text
+        differently. `tokenizers.decoders.DecodeStream` is not used: it drops an unfinished character at the end.
         """
         window: list[int] = []
-        shown = 0  # how many ids of the window are out
+        shown = 0  # ids of the window whose text has been yielded
         for one in ids:
             window.append(one)
             before, now = self.decode(window[:shown]), self.decode(window)
@@ -108,7 +117,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
         backend = tokenizers.Tokenizer.from_str(text)
     except OSError as error:
         raise BadInput(f"{path}: {error.strerror}; expected a tokenizer.json") from error
-    except BaseException as error:  # a malformed file can panic in Rust, which is no Exception
+    except BaseException as error:  # a malformed file can panic in Rust, which raises a BaseException
         if isinstance(error, KeyboardInterrupt | SystemExit):
             raise
         raise BadInput(f"{path}: not a tokenizer.json ({str(error).splitlines()[0]})") from error
@@ -126,7 +135,7 @@ def byte_level(vocab: dict[str, int] | None = None) -> tokenizers.Tokenizer:
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int, progress: bool = False) -> Tokenizer:
-    """Byte-level BPE (Sennrich et al., 2016; Radford et al., 2019) with exactly `vocab_size` entries."""
+    """Byte-level BPE (Sennrich et al., 2016; Radford et al., 2019) with exactly `vocab_size` tokens."""
     backend = byte_level()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
@@ -138,13 +147,13 @@ def train_bpe(texts: Iterable[str], vocab_size: int, progress: bool = False) -> 
     if backend.get_vocab_size() != vocab_size:
         raise BadInput(
             f"tokenizer.vocab_size={vocab_size}: this text yields no more than {backend.get_vocab_size()} tokens;"
-            " lower it, or take tokenizer=byte"
+            " lower it, or use tokenizer=byte"
         )
     return Tokenizer(backend)
 
 
 def char_tokenizer(texts: Iterable[str]) -> Tokenizer:
-    """One token for each distinct character of the text, in code point order, and end of text."""
+    """A token for each distinct character of the texts, in order of code points, and end of text."""
     alphabet = sorted(set().union(*map(set, texts)))
     vocab = {EOT: 0} | {char: i for i, char in enumerate(alphabet, start=1)}
     backend = tokenizers.Tokenizer(models.WordLevel(vocab, unk_token=""))
@@ -163,7 +172,7 @@ def byte_tokenizer() -> Tokenizer:
 def build_tokenizer(
     config: TokenizerConfig, train: Iterable[str], everything: Iterable[str], progress: bool
 ) -> Tokenizer:
-    """The tokenizer that a run asks for. BPE learns from the training text alone; characters come from all text."""
+    """The tokenizer of a run. BPE is trained on the training text alone; characters come from the whole text."""
     if config.kind == "bpe":
         assert config.vocab_size is not None
         return train_bpe(train, config.vocab_size, progress)
@@ -171,6 +180,6 @@ def build_tokenizer(
         assert config.path is not None
         tokenizer, sample = load_tokenizer(Path(config.path)), next(iter(train), "")[:10_000]
         if tokenizer.decode(tokenizer.encode(sample)) != sample:
-            raise BadInput(f"tokenizer.path={config.path}: loses part of the text, so bits per byte would be false")
+            raise BadInput(f"tokenizer.path={config.path}: loses part of the text, so bits per byte would be wrong")
         return tokenizer
     return char_tokenizer(everything) if config.kind == "char" else byte_tokenizer()

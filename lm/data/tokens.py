@@ -1,14 +1,15 @@
 """Tokens on disk.
 
-A corpus becomes `train.bin` and `val.bin` (flat token ids, memory-mapped), `tokenizer.json` and `meta.json` in a
-folder named by the hash of the text, the tokenizer and the split. It is built once, under a lock, and appears in
-one step. Each document is preceded by the end-of-text token, so every token of the text has something before it.
+A corpus is stored as `train.bin` and `val.bin` (flat token ids, memory-mapped), `tokenizer.json` and `meta.json`, in a
+folder named by the hash of the text, the tokenizer and the split. The folder is built once, under a lock, and renamed
+into place. An end-of-text token precedes each document, so every token of the text has a token before it.
 """
 
 import errno
 import hashlib
 import itertools
 import json
+import logging
 import lzma
 import os
 import re
@@ -29,9 +30,11 @@ from lm.data.documents import Document
 from lm.data.tokenizer import Tokenizer, build_tokenizer, load_tokenizer
 from lm.system.files import sync_folder, write_text
 
-FORMAT = 1  # of the folder; a change makes old ones be built anew
-PIECE = 1 << 16  # characters encoded at a time
-BASELINE_BYTES = 1 << 24  # zlib and lzma are measured on no more than this
+FORMAT = 1  # of the folder; a change causes folders to be built again
+PIECE_LENGTH = 1 << 16  # characters that are encoded at a time
+BASELINE_BYTES = 1 << 24  # zlib and lzma are measured on the first bytes of the text
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -47,21 +50,25 @@ class TextData:
 
 
 def pieces(text: str) -> Iterator[str]:
-    """Cut a text where no token of byte-level BPE can cross: between a visible character and a line break."""
+    """Split a text where no token of byte-level BPE can cross: between a visible character and a line break."""
     start = 0
     for cut in re.finditer(r"(?<=\S)\n", text):
-        if cut.start() - start >= PIECE:
+        if cut.start() - start >= PIECE_LENGTH:
             yield text[start : cut.start()]
             start = cut.start()
     yield text[start:]
 
 
 def encode(tokenizer: Tokenizer, texts: list[str], label: str = "", quiet: bool = True) -> Iterator[np.ndarray]:
-    """Ids of all texts, end of text before each, in arrays as they come."""
+    """Yield the ids of all texts in arrays, end of text before each text."""
     dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32
     total = sum(map(len, texts))
     with tqdm(total=total, desc=label, unit="char", unit_scale=True, disable=quiet, leave=False) as bar:
-        cut = ((piece, i == 0) for text in texts for i, piece in enumerate(pieces(text) if tokenizer.cuts else [text]))
+        cut = (
+            (piece, i == 0)
+            for text in texts
+            for i, piece in enumerate(pieces(text) if tokenizer.splittable else [text])
+        )
         while group := list(itertools.islice(cut, 64)):
             for ids, (piece, first) in zip(tokenizer.encode_all([p for p, _ in group]), group, strict=True):
                 yield np.array([tokenizer.eot, *ids] if first else ids, dtype=dtype)
@@ -75,13 +82,16 @@ def compressed_bits_per_byte(texts: list[str]) -> dict[str, float]:
 
 
 def prepare(config: DataConfig, tokenizer: TokenizerConfig, quiet: bool = True) -> TextData:
-    """Read the corpus and open its tokens, building them if nobody has. Raises BadInput for unusable text."""
+    """Read the corpus and open its tokens, which are built if they do not exist. Raises BadInput for unusable text."""
     documents = corpus.load_documents(config)
     text_hash = corpus.content_hash(documents)
-    spelled: dict[str, Any] = {"format": FORMAT, "text": text_hash, "val": config.val_fraction, **asdict(tokenizer)}
+    identity: dict[str, Any] = {"format": FORMAT, "text": text_hash, "val": config.val_fraction, **asdict(tokenizer)}
     if tokenizer.path is not None:
-        spelled["path"] = load_tokenizer(Path(tokenizer.path)).hash
-    key = hashlib.sha256(json.dumps(spelled, sort_keys=True).encode()).hexdigest()[:16]
+        own = load_tokenizer(Path(tokenizer.path))
+        identity["path"] = own.hash
+        note = "is added, because it has no usual end-of-text token" if own.eot_added else "is its end-of-text token"
+        log.info("tokenizer.path=%s: %s %s; %d tokens", tokenizer.path, own.eot_token, note, own.vocab_size)
+    key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
     folder = Path(config.cache_dir).expanduser() / key
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -89,7 +99,7 @@ def prepare(config: DataConfig, tokenizer: TokenizerConfig, quiet: bool = True) 
             raise PermissionError(errno.EACCES, "Permission denied")
     except OSError as error:
         raise BadInput(f"data.cache_dir={config.cache_dir}: {error.strerror}; expected a folder to write to") from error
-    if not folder.exists():  # what is there is whole, and may lie where we cannot write
+    if not folder.exists():  # an existing folder is complete, and may be read-only
         with filelock.FileLock(folder.with_suffix(".lock")):
             if not folder.exists():
                 build(folder, documents, config, tokenizer, text_hash, quiet)
@@ -99,7 +109,7 @@ def prepare(config: DataConfig, tokenizer: TokenizerConfig, quiet: bool = True) 
         if len(tokens) < needed:
             raise BadInput(
                 f"data: the {name} text has {len(tokens)} tokens, data.seq_len={config.seq_len} needs {needed}:"
-                " give more text or shorter windows"
+                " give more text or lower data.seq_len"
             )
     return data
 
@@ -108,15 +118,17 @@ def build(
     folder: Path,
     documents: list[Document],
     config: DataConfig,
-    kind: TokenizerConfig,
+    tokenizer_config: TokenizerConfig,
     text_hash: str,
     quiet: bool,
 ) -> None:
     train, val = corpus.split(documents, config.val_fraction)
     everything = (document.text for document in documents)
-    tokenizer = build_tokenizer(kind, itertools.chain.from_iterable(map(pieces, train)), everything, not quiet)
+    tokenizer = build_tokenizer(
+        tokenizer_config, itertools.chain.from_iterable(map(pieces, train)), everything, not quiet
+    )
     partial = folder.with_suffix(".partial")
-    shutil.rmtree(partial, ignore_errors=True)  # of a process that died; we hold the lock
+    shutil.rmtree(partial, ignore_errors=True)  # left by a killed process; this one holds the lock
     partial.mkdir()
     try:
         sizes = {}
@@ -159,4 +171,4 @@ def open_tokens(folder: Path) -> TextData:
             hash=meta["text_hash"],
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BadInput(f"{folder}: damaged token cache ({error}); delete the folder, it will be built anew") from error
+        raise BadInput(f"{folder}: damaged token cache ({error}); delete the folder, it will be built again") from error

@@ -1,4 +1,4 @@
-"""Which architecture of transformers computes what a model of ours computes, and under which names.
+"""Which architecture of transformers computes the same as a model of this project, and under which names.
 
 The weights are the same tensors under other names, so the logits are the same too.
 """
@@ -27,22 +27,22 @@ LLAMA_NAMES = (
 
 
 def translate(net: Transformer) -> tuple[str, dict[str, Any], Weights]:
-    """The architecture, its settings, and the body's weights under its names."""
+    """The architecture, its settings, and all weights except the head's under its names. Raises BadInput."""
     config = net.config
     if not all(isinstance(module, Linear) for name, module in net.named_modules() if name.endswith("_proj")):
-        raise BadInput(f"model.linear={config.linear}: only models of the project's own linear class are exported")
+        raise BadInput(f"model.linear={config.linear}: only models with model.linear=linear are exported")
     for one in ARCHITECTURES:
-        if not misfits(config, one):
+        if not unsupported(config, one):
             return one.name, one.settings(net), one.weights(net)
-    nearest = min(ARCHITECTURES, key=lambda one: [key in misfits(config, one) for key in SWITCHES])
-    key = misfits(config, nearest)[0]
-    switch = f"model.{key}={str(getattr(config, key)).lower()}"
-    raise BadInput(f"{switch}: {nearest.name}, the nearest, has no such switch; the README says what is exported")
+    nearest = min(ARCHITECTURES, key=lambda one: [key in unsupported(config, one) for key in SETTINGS])
+    key = unsupported(config, nearest)[0]
+    setting = f"model.{key}={str(getattr(config, key)).lower()}"
+    raise BadInput(f"{setting}: the nearest architecture, {nearest.name}, has no such setting; see the README")
 
 
-def misfits(config: ModelConfig, architecture: "Architecture") -> list[str]:
-    """The settings that an architecture cannot have as they are."""
-    return [key for key, values in architecture.takes.items() if getattr(config, key) not in values]
+def unsupported(config: ModelConfig, architecture: "Architecture") -> list[str]:
+    """The settings whose values an architecture does not have."""
+    return [key for key, values in architecture.accepts.items() if getattr(config, key) not in values]
 
 
 def llama_settings(net: Transformer) -> dict[str, Any]:
@@ -87,15 +87,15 @@ def gpt2_settings(net: Transformer) -> dict[str, Any]:
     }
 
 
-def body_weights(net: Transformer) -> Weights:
-    """All but the head, the table as it is looked up."""
+def weights_without_head(net: Transformer) -> Weights:
+    """All weights except the head's, with the embedding multiplied as in the model."""
     weights = {name: tensor for name, tensor in net.state_dict().items() if not name.startswith("head.")}
     return weights | {"embed.weight": net.embed.matrix()}
 
 
 def llama_weights(net: Transformer) -> Weights:
     weights = {}
-    for name, tensor in body_weights(net).items():
+    for name, tensor in weights_without_head(net).items():
         name = f"^{name}"
         for ours, theirs in LLAMA_NAMES:
             name = name.replace(ours if ours.startswith(".") else f"^{ours}", theirs)
@@ -112,8 +112,8 @@ def apertus_weights(net: Transformer) -> Weights:
 
 
 def gpt2_weights(net: Transformer) -> Weights:
-    """GPT-2 keeps matrices as (in, out), q, k and v in one, a key for each query head, and biases everywhere."""
-    config, ours = net.config, body_weights(net)
+    """GPT-2 stores matrices as (in, out), q, k and v in one, a key head for each query head, and always biases."""
+    config, ours = net.config, weights_without_head(net)
 
     def bias(name: str, width: int) -> Tensor:
         return ours.get(f"{name}.bias", torch.zeros(width))
@@ -149,29 +149,32 @@ def gpt2_weights(net: Transformer) -> Weights:
 
 
 Settings = Callable[[Transformer], dict[str, Any]]
-Takes = dict[str, tuple[object, ...]]
-SWITCHES = ("position", "qk_norm", "ffn", "norm", "bias")  # the ones that tell architectures apart come first
+Accepts = dict[str, tuple[object, ...]]
+SETTINGS = ("position", "qk_norm", "ffn", "norm", "bias")  # those that distinguish architectures come first
 
 
 class Architecture(NamedTuple):
     name: str
-    takes: Takes  # switch -> the values that it can have; any other switch, any value
+    accepts: Accepts  # setting -> its possible values; other settings may have any value
     settings: Settings
     weights: Callable[[Transformer], Weights]
 
 
-MODERN: Takes = {"norm": ("rmsnorm",), "position": ("rope",)}
-GATED: Takes = {"ffn": ("swiglu",)}
-PLAIN: Takes = {"ffn": ("relu", "gelu", "relu2")}
-FREE: Takes = {"qk_norm": (False,)}
-NORMED: Takes = {"qk_norm": (True,), "bias": (False,)}
-CLASSIC: Takes = {"norm": ("layernorm",), "position": ("learned",)}
+RMSNORM_ROPE: Accepts = {"norm": ("rmsnorm",), "position": ("rope",)}
+SWIGLU: Accepts = {"ffn": ("swiglu",)}
+UNGATED: Accepts = {"ffn": ("relu", "gelu", "relu2")}
+NO_QK_NORM: Accepts = {"qk_norm": (False,)}
+QK_NORM: Accepts = {"qk_norm": (True,), "bias": (False,)}
+LAYERNORM_LEARNED: Accepts = {"norm": ("layernorm",), "position": ("learned",)}
 ARCHITECTURES = (
-    Architecture("LlamaForCausalLM", MODERN | GATED | FREE, llama_settings, llama_weights),
+    Architecture("LlamaForCausalLM", RMSNORM_ROPE | SWIGLU | NO_QK_NORM, llama_settings, llama_weights),
     Architecture(
-        "Qwen3ForCausalLM", MODERN | GATED | NORMED, like_llama("qwen3", use_sliding_window=False), llama_weights
+        "Qwen3ForCausalLM",
+        RMSNORM_ROPE | SWIGLU | QK_NORM,
+        like_llama("qwen3", use_sliding_window=False),
+        llama_weights,
     ),
-    Architecture("ArceeForCausalLM", MODERN | PLAIN | FREE, like_llama("arcee"), llama_weights),
-    Architecture("ApertusForCausalLM", MODERN | PLAIN | NORMED, like_llama("apertus"), apertus_weights),
-    Architecture("GPT2LMHeadModel", CLASSIC | FREE | PLAIN, gpt2_settings, gpt2_weights),
+    Architecture("ArceeForCausalLM", RMSNORM_ROPE | UNGATED | NO_QK_NORM, like_llama("arcee"), llama_weights),
+    Architecture("ApertusForCausalLM", RMSNORM_ROPE | UNGATED | QK_NORM, like_llama("apertus"), apertus_weights),
+    Architecture("GPT2LMHeadModel", LAYERNORM_LEARNED | NO_QK_NORM | UNGATED, gpt2_settings, gpt2_weights),
 )

@@ -1,4 +1,4 @@
-"""Where a run directory keeps its model."""
+"""The folder of a run directory that holds its model."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from lm.config import BadInput
 
 
 def model_folder(run_dir: str | Path) -> Path:
-    """Where a run keeps its model; `run_dir` may be that folder itself. Raises BadInput where there is none."""
+    """The model folder of a run directory, which may also be given itself. Raises BadInput if there is none."""
     folder = Path(run_dir).expanduser()
     if not folder.is_dir():
         raise BadInput(f"run_dir={run_dir}: no such folder; expected a run directory that train.py wrote")

@@ -1,6 +1,6 @@
-"""A model as a Hugging Face folder that AutoModelForCausalLM loads with no code of ours.
+"""A model as a Hugging Face folder that AutoModelForCausalLM loads without any code of this project.
 
-Written with safetensors and json alone; transformers is needed only by whoever loads it.
+It is written with safetensors and json alone; only loading it needs transformers.
 """
 
 import json
@@ -10,25 +10,25 @@ from typing import Any
 from safetensors.torch import save
 
 from lm.config import BadInput
-from lm.data.tokenizer import EOT, Tokenizer
+from lm.data.tokenizer import Tokenizer
 from lm.exchange.architectures import translate
 from lm.model.transformer import Transformer
-from lm.system.files import whole_file, write_text
+from lm.system.files import atomic_file, write_text
 
 
 def export(net: Transformer, tokenizer: Tokenizer, output_dir: str | Path) -> str:
     """Write config.json, model.safetensors and the tokenizer's files; returns the architecture's name.
 
-    Raises BadInput naming the switch that no architecture of transformers expresses.
+    Raises BadInput naming the setting that no architecture of transformers has.
     """
     folder = Path(output_dir).expanduser()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise BadInput(f"output_dir={output_dir}: is there already; name a new or an empty folder")
+        raise BadInput(f"output_dir={output_dir}: is not empty; choose a new or an empty folder")
     name, settings, weights = translate(net)
-    looked_up, scoring = net.embed.matrix(), net.head.matrix(net.embed.weight)
-    tied = looked_up is scoring
+    output = net.head.matrix(net.embed.weight)
+    tied = net.embed.matrix() is output
     if not tied:
-        weights["lm_head.weight"] = scoring
+        weights["lm_head.weight"] = output
     config = {
         "architectures": [name],
         "vocab_size": net.vocab_size,
@@ -39,12 +39,12 @@ def export(net: Transformer, tokenizer: Tokenizer, output_dir: str | Path) -> st
         "dtype": "float32",
         **settings,
     }
-    special = dict.fromkeys(("bos_token", "eos_token", "pad_token"), EOT)
+    special = dict.fromkeys(("bos_token", "eos_token", "pad_token"), tokenizer.eot_token)
     files: dict[str, Any] = {
         "config.json": config,
         "generation_config.json": {key: value for key, value in config.items() if key.endswith("_token_id")},
         "tokenizer_config.json": {
-            "tokenizer_class": "PreTrainedTokenizerFast",  # the name that transformers 4 knows too
+            "tokenizer_class": "PreTrainedTokenizerFast",  # a class that transformers 4 has too
             "model_max_length": net.seq_len,
             "clean_up_tokenization_spaces": False,
             **special,
@@ -55,23 +55,24 @@ def export(net: Transformer, tokenizer: Tokenizer, output_dir: str | Path) -> st
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BadInput(f"output_dir={output_dir}: {error.strerror}; expected a folder to write to") from error
-    with whole_file(folder, "model.safetensors") as file:
+    with atomic_file(folder, "model.safetensors") as file:
         file.write(save({key: value.detach().cpu().contiguous() for key, value in weights.items()}, {"format": "pt"}))
     layout = json.loads(tokenizer.to_json())
-    layout["post_processor"] = begin_with(tokenizer.eot)
+    layout["post_processor"] = begin_with_eot(tokenizer)
     write_text(folder / "tokenizer.json", json.dumps(layout, ensure_ascii=False))
     for filename, content in files.items():
         write_text(folder / filename, json.dumps(content, indent=2) + "\n")
     return name
 
 
-def begin_with(eot: int) -> dict[str, Any]:
-    """A post-processor of `tokenizers` that puts end of text before a text, as our own generate does."""
-    special = {"SpecialToken": {"id": EOT, "type_id": 0}}
-    first, second = ({"Sequence": {"id": name, "type_id": i}} for i, name in enumerate("AB"))
+def begin_with_eot(tokenizer: Tokenizer) -> dict[str, Any]:
+    """A post-processor of `tokenizers` that puts end of text before a text, as lm.inference does."""
+    name = tokenizer.eot_token
+    special = {"SpecialToken": {"id": name, "type_id": 0}}
+    first, second = ({"Sequence": {"id": sequence, "type_id": i}} for i, sequence in enumerate("AB"))
     return {
         "type": "TemplateProcessing",
         "single": [special, first],
         "pair": [special, first, second],
-        "special_tokens": {EOT: {"id": EOT, "ids": [eot], "tokens": [EOT]}},
+        "special_tokens": {name: {"id": name, "ids": [tokenizer.eot], "tokens": [name]}},
     }

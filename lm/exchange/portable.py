@@ -1,4 +1,4 @@
-"""A model as a folder: model.safetensors, tokenizer.json, config.json. No pickle, nothing that runs code."""
+"""A model as a folder: model.safetensors, tokenizer.json and config.json, none of which can run code."""
 
 import json
 from dataclasses import asdict
@@ -13,17 +13,17 @@ from lm.data.tokenizer import Tokenizer, load_tokenizer
 from lm.exchange.find_model import model_folder
 from lm.model.linear import linear_class
 from lm.model.transformer import Transformer
-from lm.system.files import sha256, whole_file, write_text
+from lm.system.files import atomic_file, sha256, write_text
 
-FORMAT = 2  # 1 had other names for some settings: lm/config/renamed.py
+FORMAT = 2  # 1 has old names of settings, see lm/config/renamed.py
 
 
 def save_model(net: Transformer, tokenizer: Tokenizer, folder: Path) -> None:
-    """Write model.safetensors, tokenizer.json and, last, config.json, which names the hashes of the two."""
+    """Write model.safetensors, tokenizer.json and, last, config.json, which holds the hashes of the two."""
     folder.mkdir(exist_ok=True)
-    net.head.settle(net.embed.weight)
+    net.head.finalise(net.embed.weight)
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in net.state_dict().items()}
-    with whole_file(folder, "model.safetensors") as file:
+    with atomic_file(folder, "model.safetensors") as file:
         file.write(save(weights, {"format": "pt"}))
     write_text(folder / "tokenizer.json", tokenizer.to_json())
     config = {
@@ -40,8 +40,8 @@ def save_model(net: Transformer, tokenizer: Tokenizer, folder: Path) -> None:
 def load_model(run_dir: str | Path, trust: bool = False) -> tuple[Transformer, Tokenizer]:
     """The model and tokenizer of a run directory (or of its model/ folder), ready to generate, on the CPU.
 
-    `trust` lets the run name a linear class in a module that is not loaded yet. Raises BadInput naming the file
-    that is missing or damaged.
+    `trust` allows importing the module of the run's model.linear. Raises BadInput naming the file that is missing or
+    damaged.
 
     >>> load_model("runs/absent")
     Traceback (most recent call last):

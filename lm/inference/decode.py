@@ -1,7 +1,8 @@
 """Decoding: greedy argmax on raw logits, with a key-value cache. There is no softmax, not even for sampling.
 
-What the model sees of a long text is a pure function of its length (`window_start`), so greedy decoding gives the
-same tokens with or without the cache, reading ahead or not, alone or in a batch (but for ties that rounding decides).
+The part of a long text that the model sees is a pure function of the text's length (`window_start`), so greedy
+decoding gives the same tokens with or without the cache, with or without draft tokens, alone or in a batch (except
+where rounding breaks a tie).
 """
 
 import math
@@ -14,26 +15,26 @@ from torch import Tensor
 
 from lm.config import BadInput
 from lm.data.tokenizer import Tokenizer
-from lm.inference.prompt_lookup import LONGEST, PromptLookup
+from lm.inference.prompt_lookup import MAX_DRAFT_TOKENS, PromptLookup
 from lm.model.cache import KVCache
 from lm.model.transformer import Transformer
 
-LEAST_ROOM = 32  # positions of a new cache
-TRIED = 2  # tokens guessed until as many were right
+MIN_CACHE_LENGTH = 32  # positions that a new cache has
+SHORT_DRAFT = 2  # draft tokens of a step, until a step has had as many accepted
 
 
 def window_start(length: int, seq_len: int) -> int:
-    """Where the context begins when `length` tokens lie before the next one.
+    """The index of the first token in the context, for a text of `length` tokens.
 
-    The whole text while it fits; after that the text is cut half a context at a time, so the cache has to be
+    It is 0 while the text fits into `seq_len`. After that it moves by half a context at a time, so the cache is
     rebuilt only once in seq_len/2 tokens.
     """
     half = max(1, seq_len // 2)
     return half * max(0, -(-(length - seq_len) // half))
 
 
-def pick(logits: Tensor, temperature: float, generator: torch.Generator | None) -> Tensor:
-    """(..., V) raw logits to (...) ids: argmax, or at a temperature an exact draw by the Gumbel-max trick.
+def next_token(logits: Tensor, temperature: float, generator: torch.Generator | None) -> Tensor:
+    """Raw logits (..., V) to token ids (...): argmax, or above temperature 0 a sample by the Gumbel-max trick.
 
     argmax(logits + temperature * Gumbel noise) is distributed as softmax(logits / temperature) (Gumbel, 1954).
     """
@@ -50,21 +51,22 @@ def decode(
     *,
     temperature: float = 0.0,
     seed: int = 0,
-    guesses: int = LONGEST,
+    max_draft_tokens: int = MAX_DRAFT_TOKENS,
 ) -> Iterator[list[int]]:
-    """Yield, without end, the next id of each prompt. Prompts may differ in length; none may be empty.
+    """Yield, without end, the next token id of each prompt. Prompts may differ in length; none may be empty.
 
-    Greedy and with a single prompt, a pass reads ahead (see lm/lookup.py) by two tokens, and by up to `guesses` where
-    two were right the last time; 0 reads one token at a time. A batch shares its passes already, and what is sampled
-    is seldom guessed.
+    Greedy decoding of a single prompt is speculative (see lm/inference/prompt_lookup.py): a forward pass also reads
+    up to two draft tokens, or up to `max_draft_tokens` after a pass that accepted two; 0 switches this off. A batch
+    uses no draft tokens, because its rows would accept different numbers of them, and neither does sampling.
     """
     texts = [list(prompt) for prompt in prompts]
     if not all(texts):
         raise ValueError("decode: a prompt is empty; begin it with the end-of-text token")
     device = net.embed.weight.device
     generator = torch.Generator(device).manual_seed(seed) if temperature else None
-    lookup, right = PromptLookup(texts[0]), 0
-    most = 0 if temperature or len(texts) > 1 else guesses
+    lookup, n_accepted = PromptLookup(texts[0]), 0
+    if temperature or len(texts) > 1:
+        max_draft_tokens = 0
     training = net.training
     net.eval()
     try:
@@ -73,29 +75,30 @@ def decode(
             now = [window_start(len(text), net.seq_len) for text in texts]
             windows = [text[start:] for text, start in zip(texts, now, strict=True)]
             longest = max(map(len, windows))
-            guess: list[int] = []
+            draft: list[int] = []
             if now != starts:
-                starts, cache = now, KVCache(room(longest, net.seq_len))
-                logits = read(net, windows, cache)
+                starts, cache = now, KVCache(cache_length(longest, net.seq_len))
+                logits = prefill(net, windows, cache)
             else:
-                guess = lookup.guess(min(most, LONGEST if right >= TRIED else TRIED, net.seq_len - longest))
-                if longest + len(guess) > cache.length:
-                    cache.grow(room(longest + len(guess), net.seq_len))
-                tokens = torch.tensor([[window[-1], *guess] for window in windows], device=device)
+                limit = MAX_DRAFT_TOKENS if n_accepted >= SHORT_DRAFT else SHORT_DRAFT
+                draft = lookup.draft(min(max_draft_tokens, limit, net.seq_len - longest))
+                if longest + len(draft) > cache.length:
+                    cache.grow(cache_length(longest + len(draft), net.seq_len))
+                tokens = torch.tensor([[window[-1], *draft] for window in windows], device=device)
                 ends = torch.tensor([[len(window) - 1] for window in windows], device=device)
                 logits = net(tokens, ends + torch.arange(tokens.shape[1], device=device), cache)
-            for right, answer in enumerate(pick(logits, temperature, generator).T.tolist()):
-                yield answer
-                for text, one in zip(texts, answer, strict=True):
+            for n_accepted, ids in enumerate(next_token(logits, temperature, generator).T.tolist()):
+                yield ids
+                for text, one in zip(texts, ids, strict=True):
                     text.append(one)
-                if answer != guess[right : right + 1]:
+                if ids != draft[n_accepted : n_accepted + 1]:
                     break
     finally:
         net.train(training)
 
 
-def read(net: Transformer, texts: list[list[int]], cache: KVCache) -> Tensor:
-    """Fill a cache with texts of any lengths; return the logits (B, 1, V) of what follows each."""
+def prefill(net: Transformer, texts: list[list[int]], cache: KVCache) -> Tensor:
+    """Fill a cache with texts of any lengths; returns the logits (B, 1, V) of the token after each."""
     device = net.embed.weight.device
     longest = max(map(len, texts))
     tokens = torch.tensor([text + [0] * (longest - len(text)) for text in texts], device=device)
@@ -105,9 +108,9 @@ def read(net: Transformer, texts: list[list[int]], cache: KVCache) -> Tensor:
     return net.head(x, net.embed.weight)
 
 
-def room(length: int, seq_len: int) -> int:
-    """Positions that a cache is made for when `length` are needed: few, for each token looks through all of them."""
-    return min(seq_len, max(LEAST_ROOM, 2 ** math.ceil(math.log2(length))))
+def cache_length(length: int, seq_len: int) -> int:
+    """The number of positions to allocate where `length` are needed: attention costs as much as is allocated."""
+    return min(seq_len, max(MIN_CACHE_LENGTH, 2 ** math.ceil(math.log2(length))))
 
 
 def stream(
@@ -119,7 +122,7 @@ def stream(
     temperature: float = 0.0,
     seed: int = 0,
 ) -> Iterator[str]:
-    """The continuation of one prompt as it comes, in pieces of whole characters, up to end of text."""
+    """Yield the continuation of one prompt, up to end of text, in pieces of whole characters as they are decoded."""
     check(max_new_tokens, temperature)
     texts = [[tokenizer.eot, *tokenizer.encode(prompt)]]
     ids = (one for (one,) in decode(net, texts, temperature=temperature, seed=seed))
@@ -159,10 +162,11 @@ def generate(
     temperature: float = 0.0,
     seed: int = 0,
 ) -> str | list[str]:
-    """Continue a prompt, or each of several at once, and return the continuation without the prompt.
+    """Continue a prompt, or each prompt of a list in one batch; returns the continuation without the prompt.
 
-    Greedy at temperature 0, the default; above it, a sample. It stops at end of text or after `max_new_tokens`.
-    A text longer than the model's context is seen from `window_start` on.
+    Decoding is greedy at temperature 0, the default, and sampled above it. It stops at end of text or after
+    `max_new_tokens`. Of a text longer than the model's context, the model sees what follows `window_start`.
+    Raises BadInput for a negative number.
 
     >>> from lm import HeadConfig, ModelConfig
     >>> from lm.data.tokenizer import byte_tokenizer
@@ -175,24 +179,24 @@ def generate(
     """
     check(max_new_tokens, temperature)
     prompts = [prompt] if isinstance(prompt, str) else prompt
-    columns: list[list[int]] = [[] for _ in prompts]
-    open_rows = set(range(len(prompts)))
+    continuations: list[list[int]] = [[] for _ in prompts]
+    unfinished = set(range(len(prompts)))
     texts = [[tokenizer.eot, *tokenizer.encode(one)] for one in prompts]
     steps = decode(net, texts, temperature=temperature, seed=seed)
     for ids in islice(steps, max_new_tokens) if prompts else ():
-        for row in tuple(open_rows):
+        for row in tuple(unfinished):
             if ids[row] == tokenizer.eot:
-                open_rows.discard(row)
+                unfinished.discard(row)
             else:
-                columns[row].append(ids[row])
-        if not open_rows:
+                continuations[row].append(ids[row])
+        if not unfinished:
             break
-    answers = [tokenizer.decode(column) for column in columns]
-    return answers[0] if isinstance(prompt, str) else answers
+    found = [tokenizer.decode(ids) for ids in continuations]
+    return found[0] if isinstance(prompt, str) else found
 
 
 def check(max_new_tokens: int, temperature: float) -> None:
     if max_new_tokens < 0:
         raise BadInput(f"max_new_tokens={max_new_tokens}: expected 0 or more")
     if not 0 <= temperature < math.inf:
-        raise BadInput(f"temperature={temperature}: expected 0 (greedy) or a number above")
+        raise BadInput(f"temperature={temperature}: expected 0 (greedy) or more")

@@ -1,4 +1,4 @@
-"""How good a model is on a text: one pass, every token counted once."""
+"""The score of a model on a text: one pass, in which every token counts once."""
 
 import math
 from dataclasses import dataclass, replace
@@ -23,17 +23,18 @@ from lm.exchange.portable import load_model
 from lm.model.transformer import Transformer
 from lm.system.device import best_device, set_threads
 
-ROWS = 512  # of logits at a time: all of them may need more memory than there is
+LOGIT_ROWS = 512  # rows of logits in memory at a time
 
 
 @dataclass(slots=True, frozen=True)
 class Scores:
     n_tokens: int
-    total_nll: float  # summed over the tokens
-    n_correct: int  # tokens that greedy decoding would have guessed
+    total_nll: float  # negative log-likelihood in nats, summed over the tokens
+    n_correct: int  # tokens that greedy decoding predicts
 
     @property
     def loss(self) -> float:
+        """Mean cross-entropy in nats per token."""
         return self.total_nll / self.n_tokens
 
     @property
@@ -44,22 +45,23 @@ class Scores:
     def top1(self) -> float:
         return self.n_correct / self.n_tokens
 
-    def bits_per_byte(self, n_bytes: int) -> float:
+    def bpb(self, n_bytes: int) -> float:
+        """Bits per byte of a text of `n_bytes`: unlike the loss, comparable between tokenizers."""
         return self.total_nll / (math.log(2) * n_bytes)
 
 
-class ByTarget:
-    """Nats (V,) and counts (V,) of the places where each token of the vocabulary was the target."""
+class NLLByTarget:
+    """The total negative log-likelihood (V,) and the number (V,) of the targets that are each token id."""
 
     def __init__(self, vocab_size: int) -> None:
         self.total_nll, self.counts = np.zeros(vocab_size), np.zeros(vocab_size, dtype=np.int64)
 
     def add(self, logits: Tensor, targets: Tensor) -> None:
         """logits: (N, V); targets: (N,), IGNORED where there is none."""
-        total_nll = F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="none")
+        nll = F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="none")
         scored = targets != IGNORED
         ids = targets[scored].cpu().numpy()
-        self.total_nll += np.bincount(ids, total_nll[scored].cpu().numpy(), len(self.total_nll))
+        self.total_nll += np.bincount(ids, nll[scored].cpu().numpy(), len(self.total_nll))
         self.counts += np.bincount(ids, minlength=len(self.counts))
 
 
@@ -71,12 +73,12 @@ def evaluate(
     batch_size: int,
     max_batches: int | None = None,
     bar: bool = False,
-    by_target: ByTarget | None = None,
+    by_target: NLLByTarget | None = None,
 ) -> Scores:
-    """Score every token of the stream but the first, in windows that do not overlap, in full precision.
+    """Score every token of the stream except the first, in windows that do not overlap, in full precision.
 
-    tokens: (n,) ids, the first of them end of text. With `max_batches` only the first windows are read; `by_target`
-    gets the same scores token by token.
+    tokens: (n,) ids, the first of which is end of text. With `max_batches`, only the first batches of windows are
+    scored. `by_target` accumulates the same scores by target token.
     """
     device = net.embed.weight.device
     was_training = net.training
@@ -86,8 +88,9 @@ def evaluate(
     batches = islice(validation_batches(tokens, seq_len, batch_size), max_batches)
     for inputs, targets in tqdm(batches, "validation", min(total, max_batches or total), leave=False, disable=not bar):
         hidden_states = net.hidden_states(inputs.to(device)).flatten(0, 1)
-        for x, y in zip(torch.split(hidden_states, ROWS), torch.split(targets.to(device).flatten(), ROWS), strict=True):
-            logits = net.head(x, net.embed.weight).float()  # (ROWS, V): all of them may be more than memory holds
+        labels = targets.to(device).flatten()
+        for x, y in zip(torch.split(hidden_states, LOGIT_ROWS), torch.split(labels, LOGIT_ROWS), strict=True):
+            logits = net.head(x, net.embed.weight).float()  # (LOGIT_ROWS, V)
             total_nll += F.cross_entropy(logits, y, ignore_index=IGNORED, reduction="sum").item()
             n_correct += int((logits.argmax(-1) == y).sum())
             n_tokens += int((y != IGNORED).sum())
@@ -98,7 +101,7 @@ def evaluate(
 
 
 def evaluate_run(config: EvaluateConfig, bar: bool = False) -> dict[str, Any]:
-    """Score a finished run on its own validation text, or on all of another text. Raises BadInput."""
+    """Score a finished run on its own validation text, or on the whole of another text. Raises BadInput."""
     set_threads(config.threads)
     net, tokenizer = load_model(config.run_dir, config.trust)
     if config.data is None:
@@ -109,7 +112,7 @@ def evaluate_run(config: EvaluateConfig, bar: bool = False) -> dict[str, Any]:
     return {
         "loss": scores.loss,
         "perplexity": scores.perplexity,
-        "bits_per_byte": scores.bits_per_byte(n_bytes),
+        "bpb": scores.bpb(n_bytes),
         "top1": scores.top1,
         "tokens": scores.n_tokens,
         "bytes": n_bytes,
@@ -117,31 +120,33 @@ def evaluate_run(config: EvaluateConfig, bar: bool = False) -> dict[str, Any]:
 
 
 def own_validation(run_dir: Path, trust: bool) -> tuple[np.ndarray, int, int]:
-    """The validation tokens that a run was trained beside, the bytes of their text, and the run's batch size.
+    """A run's validation tokens, the number of bytes of their text, and the run's batch size.
 
-    Without `trust` nothing is fetched from an address that the run's files name.
+    Without `trust`, nothing is downloaded from an address that the run's files name.
     """
     try:
         settings = current(yaml.safe_load((run_dir / "config.yaml").read_text()))
-        made_of = settings["data_hash"], settings["tokenizer_hash"]
+        hashes = settings["data_hash"], settings["tokenizer_hash"]
         config = replace(DataConfig(**settings["data"]), cache_dir=DataConfig().cache_dir)
         tokenizer = TokenizerConfig(**settings["tokenizer"])
     except OSError as error:
-        hint = "name a finished run, or a text: data=text data.path=FILE"
+        hint = "expected a finished run, or a text: data=text data.path=FILE"
         raise BadInput(f"{error.filename}: {error.strerror}; {hint}") from error
     except (yaml.YAMLError, TypeError, KeyError, ValueError) as error:
         raise BadInput(f"{run_dir}/config.yaml: not what train.py wrote ({error})") from error
     if not trust and (config.source == "hub" or "://" in (config.path or "")):
-        raise BadInput(f"run_dir={run_dir}: its text comes from {config.path}; trust=true fetches it")
+        raise BadInput(f"run_dir={run_dir}: its text comes from {config.path}; trust=true downloads it")
     data = prepare(config, tokenizer)
-    if (data.hash, data.tokenizer.hash) != made_of:
-        what = "text" if data.hash != made_of[0] else "tokenizer"
-        raise BadInput(f"run_dir={run_dir}: its {what} has changed since; name a text: data=text data.path=FILE")
+    if (data.hash, data.tokenizer.hash) != hashes:
+        what = "text" if data.hash != hashes[0] else "tokenizer"
+        raise BadInput(
+            f"run_dir={run_dir}: its {what} has changed since training; give a text: data=text data.path=FILE"
+        )
     return data.val, data.val_bytes, config.batch_size
 
 
 def whole_text(config: DataConfig, tokenizer: Tokenizer, bar: bool) -> tuple[np.ndarray, int]:
-    """All of a text as tokens, and its bytes."""
+    """The tokens (n,) of a whole text, and its number of bytes."""
     texts = [document.text for document in load_documents(config)]
     tokens = np.concatenate(list(encode(tokenizer, texts, "encoding", not bar)))
     return tokens, sum(len(text.encode()) for text in texts)

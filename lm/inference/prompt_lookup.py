@@ -1,40 +1,40 @@
-"""A guess at what comes next: what followed the last time that the text stood where it stands now.
+"""Prompt lookup: draft tokens for speculative decoding, copied from the last place where the text was the same.
 
-A model that reads several tokens in one pass costs little more than one that reads one. So decoding lets it read a
-guess too and keeps as much of it as the model would have said itself, so that no token changes: speculative decoding
-(Leviathan et al., 2023) with the text's own past in place of a second model (Yang et al., 2023).
+A forward pass over several tokens costs little more than one over a single token. So decoding lets the model read
+draft tokens as well and accepts those that the model itself would have chosen, which leaves the output unchanged:
+speculative decoding (Leviathan et al., 2023), with the text so far in place of a draft model (Yang et al., 2023).
 """
 
 from itertools import cycle, islice
 
-ORDERS = (5, 4, 3, 2, 1)  # last tokens that agree: the more they are, the longer the guess
-LONGEST = 2 ** max(ORDERS)
+NGRAM_SIZES = (5, 4, 3, 2, 1)
+MAX_DRAFT_TOKENS = 2 ** max(NGRAM_SIZES)
 
 
 class PromptLookup:
-    """Over a text that grows at its end.
+    """An index of the n-grams of a text that grows at its end.
 
     >>> text = [5, 6, 7, 8, 5, 6]
-    >>> PromptLookup(text).guess(), PromptLookup(text[:4]).guess(), PromptLookup([1, 1]).guess()
+    >>> PromptLookup(text).draft(), PromptLookup(text[:4]).draft(), PromptLookup([1, 1]).draft()
     ([7, 8, 5, 6], [], [1, 1])
     """
 
     def __init__(self, text: list[int]) -> None:
-        self.text, self.known = text, 0
-        self.after: dict[tuple[int, ...], int] = {}  # where the text went on after these tokens
+        self.text, self.n_indexed = text, 0
+        self.after: dict[tuple[int, ...], int] = {}  # n-gram -> the index after its last occurrence
 
-    def guess(self, most: int = LONGEST) -> list[int]:
-        """The next ids: twice as many for each further token that agrees, at most `most`; none where none agrees.
+    def draft(self, max_tokens: int = MAX_DRAFT_TOKENS) -> list[int]:
+        """The tokens that followed the last occurrence of the text's last n tokens, for the largest n that has one.
 
-        A guess that reaches the end of the text goes round.
+        There are up to 2^n of them, and at most `max_tokens`; a draft that reaches the end of the text repeats itself.
         """
-        if most <= 0:
+        if max_tokens <= 0:
             return []
-        for end in range(self.known, len(self.text)):
-            self.after |= {tuple(self.text[end - order : end]): end for order in ORDERS if order <= end}
-        self.known = len(self.text)
-        for order in ORDERS:
-            if at := self.after.get(tuple(self.text[-order:])):
-                n = min(most, 2**order)
-                return list(islice(cycle(self.text[at : at + n]), n))
+        for end in range(self.n_indexed, len(self.text)):
+            self.after |= {tuple(self.text[end - n : end]): end for n in NGRAM_SIZES if n <= end}
+        self.n_indexed = len(self.text)
+        for n in NGRAM_SIZES:
+            if start := self.after.get(tuple(self.text[-n:])):
+                length = min(max_tokens, 2**n)
+                return list(islice(cycle(self.text[start : start + length]), length))
         return []

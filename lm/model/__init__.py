@@ -1,0 +1,5 @@
+"""The transformer: token ids (B, T) to raw logits (B, T, V), its initialisation and its size.
+
+In: ModelConfig, HeadConfig, token ids. Out: logits, parameter counts, FLOPs per token.
+Imports torch and lm.config, nothing else: it can be used in a notebook without Lightning or Hydra.
+"""

@@ -1,4 +1,4 @@
-"""Causal self-attention; multi-head, grouped-query and multi-query are one number, n_kv_heads."""
+"""Causal self-attention: multi-head, grouped-query or multi-query, according to n_kv_heads."""
 
 from typing import NamedTuple
 
@@ -13,16 +13,16 @@ from lm.model.position import Rotation
 
 
 class Context(NamedTuple):
-    """What all layers share in one call."""
+    """What all layers share in one forward pass."""
 
-    positions: Tensor  # (T,) or (B, T): where the tokens stand
+    positions: Tensor  # (T,) or (B, T)
     rotate: Rotation
     mask: Tensor | None  # (B, 1, T, S), added to the scores; None: causal
     cache: NoCache
 
 
 class Attention(nn.Module):
-    """(B, T, D) to (B, T, D); a token sees itself and its past (Vaswani et al., 2017; Ainslie et al., 2023)."""
+    """(B, T, D) to (B, T, D): a token attends to itself and its past (Vaswani et al., 2017; Ainslie et al., 2023)."""
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Keys and values that generation has seen. The cache is an argument, so the model itself has no state."""
+"""The key-value cache of generation. It is passed to the model as an argument, so the model itself has no state."""
 
 import torch
 import torch.nn.functional as F
@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 class NoCache:
-    """Nothing is remembered: each token attends to itself and its past within the call."""
+    """No cache: each token attends to itself and to the earlier tokens of the same call."""
 
     def mask(self, positions: Tensor, dtype: torch.dtype) -> Tensor | None:
         return None
@@ -16,10 +16,10 @@ class NoCache:
 
 
 class KVCache(NoCache):
-    """Room for `length` positions in each layer; the key of position p lies at index p.
+    """Keys and values of up to `length` positions in each layer; those of position p are at index p.
 
-    So rows of unequal length share a batch without padding on the left: a row never looks past its own position,
-    and whatever padding left there is overwritten before the row arrives.
+    Rows of different lengths can therefore share a batch without padding on the left: a row attends to no index beyond
+    its own position, and what padding has written there is overwritten when the row reaches that position.
     """
 
     def __init__(self, length: int) -> None:
@@ -27,18 +27,18 @@ class KVCache(NoCache):
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}
 
     def grow(self, length: int) -> None:
-        """Make room for `length` positions; what is there stays."""
+        """Extend the cache to `length` positions, keeping its content."""
         more = length - self.length
         self.layers = {i: (F.pad(k, (0, 0, 0, more)), F.pad(v, (0, 0, 0, more))) for i, (k, v) in self.layers.items()}
         self.length = length
 
     def mask(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
-        """positions: (B, T). What is added to scores, (B, 1, T, length): -inf where a query may not look, else 0."""
+        """positions: (B, T). Returns the additive mask (B, 1, T, length): 0 where a query may attend, else -inf."""
         hidden = torch.arange(self.length, device=positions.device) > positions[..., None]
         return hidden.new_zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, -torch.inf).unsqueeze(1)
 
     def append(self, layer: int, positions: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Store k, v (B, H, T, K) at positions (B, T); return all keys and values, (B, H, length, K)."""
+        """Store k and v (B, H, T, K) at positions (B, T); returns all keys and values (B, H, length, K)."""
         if layer not in self.layers:
             shape = (k.shape[0], k.shape[1], self.length, k.shape[3])
             self.layers[layer] = (k.new_zeros(shape), v.new_zeros(shape))

@@ -1,4 +1,4 @@
-"""Feed-forward networks: (B, T, D) to (B, T, D), each position by itself."""
+"""Feed-forward networks: (B, T, D) to (B, T, D), each position separately."""
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -8,7 +8,7 @@ from lm.model.linear import linear_class
 
 
 class FFN(nn.Module):
-    """Widen, bend, narrow. A variant says how it bends."""
+    """Up-project to d_ff, activate, down-project. A variant defines the activation in `hidden`."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -17,7 +17,8 @@ class FFN(nn.Module):
         self.down_proj = make(config.d_ff, config.d_model, bias=config.bias)
 
     def hidden(self, x: Tensor) -> Tensor:
-        raise NotImplementedError("a variant of FFN says how it bends")
+        """(B, T, D) to the activations (B, T, d_ff)."""
+        raise NotImplementedError("a variant of FFN defines its activation")
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(self.hidden(x))
@@ -43,7 +44,7 @@ class ReLU2(FFN):
 
 
 class SwiGLU(FFN):
-    """A SiLU gate on the widened input (Shazeer, 2020): three matrices, so d_ff is usually 2/3 of the others'."""
+    """The up-projection times a SiLU gate (Shazeer, 2020). It has three matrices, so d_ff is usually 2/3 as large."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)

@@ -1,8 +1,12 @@
-"""From features to raw logits: the only file that knows whether the head is tied to the embedding.
+"""From hidden states to raw logits: the only file that knows whether the LM head is tied to the embedding.
 
-There is one table, owned by `Embedding`. The model hands it to the head, which may use it or not, so no parameter
-has two names: nothing to re-tie after loading, moving, copying or sharding. Whoever needs to know asks the
-structure: `parameters()`, `embed.matrix()` or `head.matrix(table)`.
+There is one embedding matrix, owned by `Embedding`. The model passes it to the head, which may use it or not, so no
+parameter has two names, and nothing has to be tied again after loading, moving, copying or sharding. Code that needs
+to know asks the structure: `parameters()`, `embed.matrix()` or `head.matrix(embedding)`.
+
+Five classes give the seven variants of configs/head/. Two of them are settings of `TiedHead`: tied_scaled multiplies
+the input embeddings by sqrt(d_model), and tied_naive leaves the embedding at N(0, 1), as `nn.Embedding` does. The
+latter is a negative control: it shows the most common mistake about tying, a first loss far above ln V.
 """
 
 import math
@@ -16,110 +20,110 @@ from torch import Tensor, nn
 from lm.config import HeadConfig
 from lm.model.linear import Linear, linear
 
-State = MutableMapping[Tensor, dict[str, Any]]  # an optimizer's: parameter -> its moments
+OptimizerState = MutableMapping[Tensor, dict[str, Any]]  # parameter -> its moments, as in torch.optim.Optimizer.state
 
 
 class Embedding(nn.Module):
-    """The table (V, D): token ids (B, T) to vectors (B, T, D)."""
+    """The embedding matrix (V, D): token ids (B, T) to vectors (B, T, D)."""
 
     def __init__(self, config: HeadConfig, vocab_size: int, d_model: int) -> None:
         super().__init__()
         self.std = d_model**-0.5 if config.embedding_std is None else config.embedding_std
-        self.scale = math.sqrt(d_model) if config.embedding_multiplier is None else config.embedding_multiplier
+        self.multiplier = math.sqrt(d_model) if config.embedding_multiplier is None else config.embedding_multiplier
         self.weight = nn.Parameter(torch.empty(vocab_size, d_model))
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        self.weight.normal_().mul_(self.std)  # scaled after the draw: arms of any scale share one draw
+        self.weight.normal_().mul_(self.std)  # scaled after the draw: variants of any scale share one draw
 
     def matrix(self) -> Tensor:
-        """The matrix (V, D) whose rows are looked up."""
-        return self.weight if self.scale == 1 else self.weight * self.scale
+        """The input embeddings (V, D): what each token id becomes."""
+        return self.weight if self.multiplier == 1 else self.weight * self.multiplier
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return F.embedding(tokens, self.weight) * self.scale
+        return F.embedding(tokens, self.weight) * self.multiplier
 
 
 class Head(nn.Module):
-    """Features (B, T, D) and the embedding table (V, D) to raw logits (B, T, V): no bias, no softmax."""
+    """Hidden states (B, T, D) and the embedding matrix (V, D) to raw logits (B, T, V): no bias, no softmax."""
 
     def __init__(self, config: HeadConfig, vocab_size: int, d_model: int) -> None:
         super().__init__()
 
-    def matrix(self, table: Tensor) -> Tensor:
-        """The matrix (V, D) whose rows score the tokens."""
-        raise NotImplementedError("a head regime says which matrix scores the tokens")
+    def matrix(self, embedding: Tensor) -> Tensor:
+        """The output embeddings (V, D): the matrix whose product with a hidden state gives the logits."""
+        raise NotImplementedError("a subclass of Head returns its output embeddings")
 
-    def factors(self, x: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
-        """What is multiplied to give the logits: features like `x`, and a matrix (V, D)."""
-        return x, self.matrix(table)
+    def factors(self, x: Tensor, embedding: Tensor) -> tuple[Tensor, Tensor]:
+        """The two factors of the logits: hidden states shaped like `x`, and a matrix (V, D)."""
+        return x, self.matrix(embedding)
 
-    def forward(self, x: Tensor, table: Tensor) -> Tensor:
-        return linear(*self.factors(x, table))
+    def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
+        return linear(*self.factors(x, embedding))
 
-    def start(self, table: Tensor) -> None:
-        """Called once when the table has been drawn."""
+    def initialise_from(self, embedding: Tensor) -> None:
+        """Called once, after every parameter has been initialised."""
 
-    def advance(self, done: float, table: Tensor, state: State) -> None:
-        """Called before each training step with the fraction of training that lies behind; `state` is the optimizer's.
+    def on_train_step(self, progress: float, embedding: Tensor, optimizer_state: OptimizerState) -> None:
+        """Called before each training step with the completed fraction of training.
 
-        A pure function of `done`, so a resumed run stands where it stood.
+        What it does depends on `progress` and `optimizer_state` alone, so a resumed run continues exactly.
         """
 
-    def settle(self, table: Tensor) -> None:
-        """Called before the model is saved for use: from here on the parameters alone say what the head does."""
+    def finalise(self, embedding: Tensor) -> None:
+        """Called before the model is saved: after it the parameters alone determine the logits."""
 
 
 class TiedHead(Head):
-    """The table scores as well as it embeds (Press and Wolf, 2016; Inan et al., 2016): V*D parameters fewer."""
+    """The embedding matrix is the output matrix too (Press and Wolf, 2016; Inan et al., 2016): V*D parameters fewer."""
 
-    def matrix(self, table: Tensor) -> Tensor:
-        return table
+    def matrix(self, embedding: Tensor) -> Tensor:
+        return embedding
 
 
 class TiedProjectedHead(Head):
-    """The table scores what a D x D projection, the identity at the start, makes of the features.
+    """Tied, after a D x D projection of the hidden states that is initialised to the identity.
 
-    For D*D parameters the map from token to token, E P E^T, need no longer be symmetric.
+    It costs D*D parameters. With it the map from input token to output token, E P E^T, need not be symmetric.
     """
 
     def __init__(self, config: HeadConfig, vocab_size: int, d_model: int) -> None:
         super().__init__(config, vocab_size, d_model)
         self.proj = IdentityProjection(d_model, d_model, bias=False)
 
-    def matrix(self, table: Tensor) -> Tensor:
-        return table @ self.proj.weight
+    def matrix(self, embedding: Tensor) -> Tensor:
+        return embedding @ self.proj.weight
 
-    def factors(self, x: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
-        return self.proj(x), table
+    def factors(self, x: Tensor, embedding: Tensor) -> tuple[Tensor, Tensor]:
+        return self.proj(x), embedding
 
 
 class UntiedHead(Head):
-    """A matrix of its own, with a start and a learning rate of its own."""
+    """An output matrix of its own, with its own initialisation and learning rate."""
 
     def __init__(self, config: HeadConfig, vocab_size: int, d_model: int) -> None:
         super().__init__(config, vocab_size, d_model)
         self.proj = Projection(config, vocab_size, d_model)
 
-    def matrix(self, table: Tensor) -> Tensor:
+    def matrix(self, embedding: Tensor) -> Tensor:
         return self.proj.weight
 
-    def forward(self, x: Tensor, table: Tensor) -> Tensor:
+    def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
         return self.proj(x)
 
 
 class UntiedFromEmbeddingHead(UntiedHead):
-    """Untied, but equal to the table at the start: it tells what a better start gives from what freedom gives."""
+    """Untied, initialised from the embedding: it separates the effect of initialisation from that of untying."""
 
     @torch.no_grad()
-    def start(self, table: Tensor) -> None:
-        self.proj.weight.copy_(table)
+    def initialise_from(self, embedding: Tensor) -> None:
+        self.proj.weight.copy_(embedding)
 
 
 class UntiedMidTrainingHead(UntiedFromEmbeddingHead):
-    """Tied until the fraction `split_at` of training, then a matrix of its own that goes on from the table's values.
+    """Tied until the fraction `untie_at` of training, then untied, starting from the embedding's values and moments.
 
-    The second matrix is there from the start, without a gradient, so that an optimizer's state finds its place.
+    The output matrix exists from the start, without a gradient, so that checkpoints always have the same layout.
     """
 
     def __init__(self, config: HeadConfig, vocab_size: int, d_model: int) -> None:
@@ -127,32 +131,32 @@ class UntiedMidTrainingHead(UntiedFromEmbeddingHead):
         assert config.untie_at is not None
         self.untie_at, self.tied = config.untie_at, False
 
-    def matrix(self, table: Tensor) -> Tensor:
-        return table if self.tied else self.proj.weight
+    def matrix(self, embedding: Tensor) -> Tensor:
+        return embedding if self.tied else self.proj.weight
 
-    def forward(self, x: Tensor, table: Tensor) -> Tensor:
-        return linear(x, self.matrix(table))
+    def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
+        return linear(x, self.matrix(embedding))
 
     @torch.no_grad()
-    def advance(self, done: float, table: Tensor, state: State) -> None:
+    def on_train_step(self, progress: float, embedding: Tensor, optimizer_state: OptimizerState) -> None:
         own = self.proj.weight
-        self.tied = done < self.untie_at
+        self.tied = progress < self.untie_at
         own.requires_grad_(not self.tied)
-        if not self.tied and own not in state:  # the moment of the split; a resumed run has been through it
-            own.copy_(table)
-            if table in state:
-                state[own] = {name: value.clone() for name, value in state[table].items()}
+        if not self.tied and own not in optimizer_state:  # the step that unties; after it, `own` has moments
+            own.copy_(embedding)
+            if embedding in optimizer_state:
+                optimizer_state[own] = {name: value.clone() for name, value in optimizer_state[embedding].items()}
 
-    def settle(self, table: Tensor) -> None:
+    def finalise(self, embedding: Tensor) -> None:
         if self.tied:
-            self.start(table)
+            self.initialise_from(embedding)
 
 
 class Projection(Linear):
-    """A Linear (D to V) that starts normal with `head_std`: a small head starts the loss near ln V."""
+    """A Linear (D to V), initialised normal with `head_std`: a small one gives a first loss near ln V."""
 
     def __init__(self, config: HeadConfig, vocab_size: int, d_model: int) -> None:
-        self.std = config.head_std or 0.0  # before Linear's own start, which calls reset_parameters
+        self.std = config.head_std or 0.0  # set first: Linear's constructor calls reset_parameters
         super().__init__(d_model, vocab_size, bias=False)
 
     @torch.no_grad()
@@ -161,7 +165,7 @@ class Projection(Linear):
 
 
 class IdentityProjection(Linear):
-    """A Linear that starts by doing nothing."""
+    """A Linear initialised to the identity."""
 
     @torch.no_grad()
     def reset_parameters(self) -> None:

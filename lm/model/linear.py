@@ -1,6 +1,7 @@
-"""The one matrix product of the project: every projection, every FFN matrix and the logits head come here."""
+"""The linear map: every projection, every FFN matrix and the LM head compute their matmul here."""
 
 import importlib
+import inspect
 import math
 import sys
 from collections.abc import Callable
@@ -11,10 +12,10 @@ from torch import Tensor, nn
 
 from lm.config import BadInput
 
-LARGE = 2**21  # elements of a weight: 8 MiB
-ONEDNN = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+ONEDNN_MIN_NUMEL = 2**21  # of a weight: 8 MiB
+HAS_ONEDNN = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
 CPU: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
-ROWS = 4 if "Intel" in str(CPU.get("cpu_name")) else 1  # of x, at least: on Intel's own, MKL is faster for fewer
+ONEDNN_MIN_ROWS = 4 if "Intel" in str(CPU.get("cpu_name")) else 1  # of x: on Intel's CPUs MKL is faster below it
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -28,36 +29,36 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """
     if x.shape[-1] != weight.shape[-1]:
         raise ValueError(f"linear: the last dimension of x is {x.shape[-1]}, the weight expects {weight.shape[-1]}")
-    return (onednn if weight.numel() >= LARGE and suits_onednn(x) else F.linear)(x, weight, bias)
+    return (onednn_linear if weight.numel() >= ONEDNN_MIN_NUMEL and suits_onednn(x) else F.linear)(x, weight, bias)
 
 
-def onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """F.linear by another library, in full precision on a CPU and without a gradient."""
+def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """F.linear by oneDNN: in full precision, on a CPU, and without a gradient."""
     product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return product
 
 
 def suits_onednn(x: Tensor) -> bool:
-    """Rows enough, in full precision on a CPU, and outside of training, for this product has no gradient.
+    """Whether `onednn_linear` can replace F.linear for `x` and is not slower: see `scripts/benchmark.py only=[gemm]`.
 
-    It reads a large matrix up to twice as fast as the one behind F.linear, which is most often MKL's, and that is what
-    decoding waits for: `scripts/benchmark.py only=[product]`.
+    It reads a large weight up to twice as fast as F.linear, which usually calls MKL, and reading the weights is what
+    takes the time of decoding.
     """
     return (
         x.device.type == "cpu"
-        and x.numel() >= ROWS * x.shape[-1]
+        and x.numel() >= ONEDNN_MIN_ROWS * x.shape[-1]
         and x.dtype == torch.float32
         and not (torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling())
-        and ONEDNN
+        and HAS_ONEDNN
     )
 
 
 class Linear(nn.Module):
-    """An affine map of the last dimension; the same numbers as `torch.nn.Linear` from the same random state.
+    """An affine map of the last dimension; equal to `torch.nn.Linear`, parameters too, from the same random state.
 
-    The weight is stored as (out_features, in_features). It starts uniform within 1/sqrt(in_features), and so does
-    the bias: Kaiming's formula with a = sqrt(5), which is not He's initialisation for ReLU (that bound is wider by
-    sqrt(6)).
+    The weight is stored as (out_features, in_features). Weight and bias are initialised uniformly in
+    +-1/sqrt(in_features): Kaiming's formula with a = sqrt(5), which is not He's initialisation for ReLU (whose bound
+    is wider by sqrt(6)).
 
     >>> Linear(2, 3)(torch.zeros(4, 5, 2)).shape
     torch.Size([4, 5, 3])
@@ -97,8 +98,8 @@ LINEARS: dict[str, Callable[..., nn.Module]] = {"linear": Linear}
 def linear_class(name: str, trust: bool = True) -> Callable[..., nn.Module]:
     """The class that `model.linear` names: a key of LINEARS or a dotted path such as `torch.nn.Linear`.
 
-    It is called as `cls(in_features, out_features, bias=...)` and needs `reset_parameters()`. Without `trust`
-    (a name read from a file) no module is imported: its module has to be loaded already.
+    It is called as `cls(in_features, out_features, bias=...)`. Without `trust`, for a name that was read from a file,
+    its module must have been imported already. Raises BadInput for anything else.
     """
     if name in LINEARS:
         return LINEARS[name]
@@ -108,12 +109,16 @@ def linear_class(name: str, trust: bool = True) -> Callable[..., nn.Module]:
     if module and trust:
         try:
             importlib.import_module(module)
-        except Exception as error:  # whatever the module does when it is imported
+        except Exception as error:  # importing a module runs its code
             raise BadInput(f"model.linear={name}: {type(error).__name__}: {error}") from error
     elif module and module not in sys.modules:
         raise BadInput(f"model.linear={name} is the run's own class: trust=true imports it, if you trust the run")
     found = getattr(sys.modules.get(module), attribute, None)
-    if not (isinstance(found, type) and issubclass(found, nn.Module) and hasattr(found, "reset_parameters")):
+    if not (isinstance(found, type) and issubclass(found, nn.Module)):
         known = ", ".join(LINEARS)
         raise BadInput(f"model.linear={name}: expected {known}, or the dotted path of a class like torch.nn.Linear")
+    try:
+        inspect.signature(found).bind(1, 1, bias=True)
+    except TypeError as error:
+        raise BadInput(f"model.linear={name}: cannot be called as cls(in, out, bias=...): {error}") from error
     return found

@@ -1,4 +1,4 @@
-"""Normalisation over the last dimension."""
+"""Normalisation over the last dimension: (..., D) to (..., D)."""
 
 import math
 from collections.abc import Callable
@@ -24,16 +24,16 @@ class RMSNorm(nn.RMSNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         if not x.is_cpu or x.dtype == torch.float64 or torch.compiler.is_compiling():
-            weight = self.weight.to(x.dtype)  # one dtype, or torch's fused kernel steps aside under autocast
+            weight = self.weight.to(x.dtype)  # torch's fused kernel needs one dtype, also under autocast
             return F.rms_norm(x, self.normalized_shape, weight, self.eps)
         if torch.is_grad_enabled():
-            y: Tensor = OnCPU.apply(x, self.weight, self.root, self.floor)  # type: ignore[no-untyped-call]
+            y: Tensor = RMSNormOnCPU.apply(x, self.weight, self.root, self.floor)  # type: ignore[no-untyped-call]
             return y
         return scaled(x, inverse_rms(x, self.root, self.floor), self.weight)
 
 
 def inverse_rms(x: Tensor, root: Tensor, floor: Tensor) -> Tensor:
-    """(..., D) to (..., 1). root: sqrt(D), floor: sqrt(D eps): tensors, for a number is made into one each time."""
+    """(..., D) to (..., 1). root is sqrt(D) and floor sqrt(D eps); as tensors they need no conversion in each call."""
     return root / torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32).hypot_(floor)
 
 
@@ -42,11 +42,11 @@ def scaled(x: Tensor, inverse: Tensor, weight: Tensor) -> Tensor:
     return y if y.dtype == x.dtype else y.to(x.dtype)
 
 
-class OnCPU(torch.autograd.Function):
-    """The norm with its backward pass by hand: torch has no kernel for it, autograd takes two to three times as long.
+class RMSNormOnCPU(torch.autograd.Function):
+    """RMSNorm with an explicit backward pass: torch has no CPU kernel, and autograd takes two to three times as long.
 
-    y = w u with u = r x and r the inverse RMS; from g = dL/dy: dL/dw = sum(g u) over all rows, and in each row
-    dL/dx = r (g w - u mean(g w u)). First derivatives only.
+    y = w u, where u = r x and r is the inverse RMS. With g = dL/dy: dL/dw = sum(g u) over all rows, and in each row
+    dL/dx = r (g w - u mean(g w u)). It has no second derivative.
     """
 
     @staticmethod

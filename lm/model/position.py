@@ -1,7 +1,7 @@
-"""How a model knows where a token stands.
+"""Position encodings.
 
-A scheme has two hooks: `embed` adds something to the stream once, `rotation` says how queries and keys are turned
-in every layer. Learned positions use the first, RoPE the second, none neither; nobody asks which.
+An encoding has two methods: `embed` adds to the input of the first block, and `rotation` gives the function that
+rotates queries and keys in every layer. Learned positions use the first, RoPE uses the second, and none uses neither.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ Rotation = Callable[[Tensor], Tensor]  # (B, H, T, K) -> (B, H, T, K)
 
 
 class NoPosition(nn.Module):
-    """No position at all: the causal mask alone tells early from late (Haviv et al., 2022)."""
+    """No position encoding: the causal mask is the only source of order (Haviv et al., 2022)."""
 
     def __init__(self, config: ModelConfig, seq_len: int) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class NoPosition(nn.Module):
 
 
 class Learned(NoPosition):
-    """A trained vector for each position, added to the embedding (GPT-2)."""
+    """A learned vector for each position, added to the input embedding (GPT-2)."""
 
     def __init__(self, config: ModelConfig, seq_len: int) -> None:
         super().__init__(config, seq_len)
@@ -44,7 +44,7 @@ class Learned(NoPosition):
 
 
 class RoPE(NoPosition):
-    """Rotary embedding (Su et al., 2021): coordinate pairs (i, i + K/2) turn by position * theta^(-2i/K)."""
+    """Rotary position embedding (Su et al., 2021): rotates coordinates (i, i + K/2) by position * theta^(-2i/K)."""
 
     def __init__(self, config: ModelConfig, seq_len: int) -> None:
         super().__init__(config, seq_len)
@@ -52,13 +52,13 @@ class RoPE(NoPosition):
 
     def rotation(self, positions: Tensor) -> Rotation:
         steps = torch.arange(0, self.head_dim, 2, dtype=torch.float32, device=positions.device)
-        rates = 1.0 / self.theta ** (steps / self.head_dim)
-        angles = positions[..., None, :, None] * torch.cat((-rates, rates))  # (..., 1, T, K): the same for all heads
+        frequencies = 1.0 / self.theta ** (steps / self.head_dim)
+        angles = positions[..., None, :, None] * torch.cat((-frequencies, frequencies))  # (..., 1, T, K), for all heads
         cos, sin = angles.cos(), angles.sin()
 
         def rotate(heads: Tensor) -> Tensor:
-            other = heads.roll(self.head_dim // 2, dims=-1)  # of each coordinate, the one it is turned with
-            return torch.addcmul(heads * cos, other, sin).to(heads.dtype)
+            partner = heads.roll(self.head_dim // 2, dims=-1)  # the other coordinate of each pair
+            return torch.addcmul(heads * cos, partner, sin).to(heads.dtype)
 
         return rotate
 

@@ -8,11 +8,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lm.model.transformer import Transformer
 
-ROLES = {"embed": "table", "position": "position", "head": "head", "norm": "norm"}  # the rest lies in blocks
+ROLES = {"embed": "embedding", "position": "position", "head": "head", "norm": "norm"}  # the others are in the blocks
 
 
 def role(name: str) -> str:
-    """The role of a parameter by its name: table, position, attention, ffn, norm or head."""
+    """The role of a parameter by its name: embedding, position, attention, ffn, norm or head."""
     first, *rest = name.split(".")
     if first in ROLES:
         return ROLES[first]
@@ -22,7 +22,7 @@ def role(name: str) -> str:
 
 
 def n_params_by_role(net: nn.Module) -> dict[str, int]:
-    """Parameters by role; each tensor counts once."""
+    """The number of parameters of each role; each tensor counts once."""
     counts: Counter[str] = Counter()
     for name, parameter in net.named_parameters():
         counts[role(name)] += parameter.numel()
@@ -36,8 +36,8 @@ def n_params(net: nn.Module) -> int:
 def flops_per_token(net: Transformer) -> int:
     """Floating-point operations of a training step, forward and backward, per token of a full window.
 
-    Counted by torch on a model of the same shape without memory, so any variant and any linear class counts.
-    Attention counts in full, as if nothing were masked.
+    torch counts them on a model of the same configuration on the meta device, which holds no values, so any variant
+    and any linear class is covered. Attention counts in full, as if no position were masked.
     """
     with torch.device("meta"):
         twin = Transformer(net.config, net.head_config, vocab_size=net.vocab_size, seq_len=net.seq_len)

@@ -5,6 +5,8 @@ Shapes, here and in the files beside this one: B batch, T time, D d_model, H hea
 
 import hashlib
 import math
+from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -17,16 +19,18 @@ from lm.model.ffn import FFNS
 from lm.model.head import HEADS, Embedding
 from lm.model.norm import NORMS
 from lm.model.position import POSITIONS
-from lm.model.previous_token import aim_at_previous_tokens
+from lm.model.previous_token import initialise_previous_token_heads
+
+Part = TypeVar("Part", bound=nn.Module)
 
 
 def dropout(config: ModelConfig) -> nn.Module:
-    """Nothing at p = 0: decoding spends more time on calls than on numbers."""
+    """nn.Dropout, or nn.Identity at p = 0: when decoding, module calls cost more than arithmetic."""
     return nn.Dropout(config.dropout) if config.dropout else nn.Identity()
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + ffn(norm(x)): the pre-norm order (Xiong et al., 2020)."""
+    """x + attention(norm(x)), then x + ffn(norm(x)): pre-norm (Xiong et al., 2020). (B, T, D) to (B, T, D)."""
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
@@ -44,8 +48,8 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """The whole model. `vocab_size` and `seq_len` (the longest context) come from the data.
 
-    The seed decides every draw through the name of its module, so two models that differ in one part start equal
-    in all others: with a tied and with an untied head, say, the blocks are the same bit for bit.
+    Every parameter is drawn from a generator keyed by (seed, module name), so two models that differ in one part have
+    equal values in all others: with a tied and with an untied head, for example, the blocks are equal bit for bit.
 
     >>> net = Transformer(ModelConfig(d_model=32, n_heads=2, d_ff=64), HeadConfig(), vocab_size=97, seq_len=16)
     >>> net(torch.zeros(1, 5, dtype=torch.long)).shape
@@ -56,43 +60,65 @@ class Transformer(nn.Module):
         super().__init__()
         self.config, self.head_config = config, head
         self.vocab_size, self.seq_len = vocab_size, seq_len
-        with torch.device("meta"):  # shapes only; the values are drawn once, by name, below
-            self.embed = Embedding(head, vocab_size, config.d_model)
-            self.position = POSITIONS[config.position](config, seq_len)
+
+        def part(name: str, make: Callable[..., Part], *args: object) -> Part:
+            torch.default_generator.manual_seed(named_seed(seed, name))  # for what the constructor draws
+            return make(*args)
+
+        device = "meta" if torch.get_default_device().type == "meta" else "cpu"
+        with torch.device(device), torch.random.fork_rng(devices=[]):
+            self.embed = part("embed", Embedding, head, vocab_size, config.d_model)
+            self.position = part("position", POSITIONS[config.position], config, seq_len)
             self.dropout = dropout(config)
-            self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layers))
-            self.norm = NORMS[config.norm](config.d_model, config)
-            self.head = HEADS[head.kind](head, vocab_size, config.d_model)
-        if buffer := next((name for name, _ in self.named_buffers()), None):
-            raise BadInput(f"model.linear={config.linear}: has a buffer ({buffer}), which is not initialised by name")
-        if torch.get_default_device().type != "meta":
-            self.to_empty(device="cpu")
-            self.initialise(seed)
+            self.blocks = nn.ModuleList(part(f"blocks.{i}", Block, config, i) for i in range(config.n_layers))
+            self.norm = part("norm", NORMS[config.norm], config.d_model, config)
+            self.head = part("head", HEADS[head.kind], head, vocab_size, config.d_model)
+        if device != "meta":
+            self.initialise(seed, constructed=True)
 
     @torch.no_grad()
-    def initialise(self, seed: int) -> None:
-        """Draw every parameter from a generator keyed by (seed, module name)."""
+    def initialise(self, seed: int, constructed: bool = False) -> None:
+        """Draw the parameters of every module anew, by its `reset_parameters`.
+
+        A module without one keeps what its constructor made, which is there only where `constructed` says so: after
+        a build on the meta device and `to_empty` it is not. Raises BadInput then, naming the class.
+        """
         with torch.random.fork_rng(devices=[]):
             for name, module in self.named_modules():
-                if next(module.parameters(recurse=False), None) is not None:
+                if next(module.parameters(recurse=False), None) is None:
+                    continue
+                if hasattr(module, "reset_parameters"):
                     torch.default_generator.manual_seed(named_seed(seed, name))
                     module.reset_parameters()
+                elif not constructed:
+                    raise BadInput(
+                        f"{type(module).__name__}: has no reset_parameters() to initialise it after to_empty"
+                    )
         if self.config.previous_token_init:
-            generator = torch.Generator().manual_seed(named_seed(seed, "lookback"))
+            generator = torch.Generator().manual_seed(named_seed(seed, "lookback"))  # another key would be another draw
             direction = F.normalize(torch.randn(self.config.d_model, generator=generator), dim=0)
-            aim_at_previous_tokens(self.embed, self.blocks[: self.config.previous_token_init], self.position, direction)
-        self.head.start(self.embed.weight)
+            blocks = self.blocks[: self.config.previous_token_init]
+            initialise_previous_token_heads(self.embed, blocks, self.position, direction)
+        self.head.initialise_from(self.embed.weight)
+        self.scale_residual_projections()
+
+    def scale_residual_projections(self) -> None:
+        """By 1/sqrt(2 n_layers) as in GPT-2, so that the residual stream's variance does not grow with depth."""
         scale = self.config.residual_scale
         if scale is None:
-            scale = 1 / math.sqrt(2 * self.config.n_layers)  # GPT-2: the stream's variance stays flat over depth
+            scale = 1 / math.sqrt(2 * self.config.n_layers)
         for name, module in self.blocks.named_modules():
-            if name.endswith(("o_proj", "down_proj")):  # a user's class may hold two factors: scale the last alone
-                [p for p in module.parameters() if p.ndim == 2][-1].mul_(scale)
+            if name.endswith(("o_proj", "down_proj")):
+                matrices = [parameter for parameter in module.parameters() if parameter.ndim == 2]
+                if not matrices and scale != 1:
+                    raise BadInput(f"model.linear={self.config.linear}: has no matrix; add model.residual_scale=1")
+                for matrix in matrices[-1:]:  # a class may factorise its matrix: scaling the last factor scales it
+                    matrix.mul_(scale)
 
     def hidden_states(self, tokens: Tensor, positions: Tensor | None = None, cache: NoCache = NO_CACHE) -> Tensor:
-        """tokens: (B, T) ids; returns what the head scores, (B, T, D).
+        """tokens: (B, T) ids; returns the final hidden states (B, T, D), which the head turns into logits.
 
-        With a cache, `positions` (B, T) says where the tokens stand, and they also see what the cache holds.
+        With a cache, `positions` (B, T) are the tokens' positions, and the tokens also attend to what the cache holds.
         Raises ValueError if T is more than the model's seq_len.
         """
         if tokens.shape[1] > self.seq_len:
@@ -106,11 +132,11 @@ class Transformer(nn.Module):
         return self.norm(x)
 
     def forward(self, tokens: Tensor, positions: Tensor | None = None, cache: NoCache = NO_CACHE) -> Tensor:
-        """tokens: (B, T) ids; returns raw logits (B, T, V). See `features` for the rest."""
+        """tokens: (B, T) ids; returns raw logits (B, T, V). The arguments are those of `hidden_states`."""
         return self.head(self.hidden_states(tokens, positions, cache), self.embed.weight)
 
 
 def named_seed(seed: int, *names: object) -> int:
-    """A 63-bit seed from a seed and names: the same everywhere, whatever was drawn before."""
+    """A 63-bit seed that depends on its arguments alone, not on the machine or on earlier draws."""
     digest = hashlib.sha256(repr((seed, *map(str, names))).encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1

@@ -1,4 +1,4 @@
-"""What to compute on, and in which precision."""
+"""The device, the precision and the number of threads to compute with."""
 
 import os
 from collections.abc import Iterator
@@ -10,18 +10,18 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lm.config import BadInput
 
-SHORT = 512  # tokens up to which attention in bf16 on a CPU is faster as plain products
+MAX_FAST_SEQ_LEN = 512  # up to here, attention in bf16 on a CPU is faster as plain matmuls
 
 
 def cores() -> int:
-    """That this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def set_threads(threads: int | None) -> int:
-    """Use this many threads in matrix products (None: OMP_NUM_THREADS, else the cores); returns the count.
+    """Let torch use this many threads (None: OMP_NUM_THREADS, else the number of cores); returns the number.
 
-    On a CPU, results are equal bit for bit only at an equal count. Raises BadInput if OMP_NUM_THREADS is no count.
+    On a CPU, results are equal bit for bit only for equal numbers. Raises BadInput if OMP_NUM_THREADS is not one.
     """
     wanted = str(threads or os.environ.get("OMP_NUM_THREADS") or cores()).split(",")[0]
     if not wanted.isdigit() or int(wanted) < 1:
@@ -31,15 +31,15 @@ def set_threads(threads: int | None) -> int:
 
 
 def best_device() -> str:
-    """cuda, mps or cpu: the first that is there."""
+    """cuda, mps or cpu: the first that is available."""
     return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
 
 
 @cache
 def has_native_bf16(device: str) -> bool:
-    """Whether products in bf16 are much faster there than in fp32: on a GPU, on a CPU with AVX-512 BF16 or AMX.
+    """Whether the device multiplies bf16 matrices natively: GPUs, and CPUs with AVX-512 BF16 or AMX.
 
-    Without such units torch makes them of other instructions, which takes longer than fp32.
+    On other CPUs torch emulates it, which takes longer than fp32.
     """
     if device != "cpu":
         return True
@@ -48,19 +48,21 @@ def has_native_bf16(device: str) -> bool:
 
 
 def is_mixed(precision: object) -> bool:
-    """Whether Lightning's name of a precision means products in bf16."""
+    """Whether Lightning's name of a precision means matmuls in bf16."""
     return str(precision).startswith("bf16")
 
 
 @contextmanager
-def quick_attention(device: str, mixed: bool, seq_len: int) -> Iterator[None]:
-    """Where it is faster, attention as plain products: on a CPU in bf16, torch's fused kernel takes up to three times
-    as long for short contexts."""
-    if device != "cpu" or not mixed or seq_len > SHORT:
+def fast_attention(device: str, mixed: bool, seq_len: int) -> Iterator[None]:
+    """A context in which attention runs as plain matmuls where that is faster: in bf16 on a CPU, for short contexts.
+
+    torch's fused kernel takes up to three times as long there.
+    """
+    if device != "cpu" or not mixed or seq_len > MAX_FAST_SEQ_LEN:
         yield
         return
     allowed = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()  # type: ignore[no-untyped-call]
-    torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)  # for a CPU too, whatever its name says
+    torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)  # applies to CPUs too, despite its name
     try:
         with sdpa_kernel(SDPBackend.MATH):
             yield
@@ -68,11 +70,11 @@ def quick_attention(device: str, mixed: bool, seq_len: int) -> Iterator[None]:
         torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(allowed)
 
 
-def seed_draws(seed: int, device: torch.device) -> None:
-    """Set what draws on `device` and on the CPU begin from.
+def seed_generators(seed: int, device: torch.device) -> None:
+    """Seed the generators of `device` and of the CPU.
 
-    torch.manual_seed does this for every kind of device there might be, and for each that is absent it formats a stack
-    trace: about three milliseconds a step.
+    torch.manual_seed seeds every kind of device, and for each that is absent it formats a stack trace, which takes
+    about three milliseconds.
     """
     torch.default_generator.manual_seed(seed)
     if device.type != "cpu":

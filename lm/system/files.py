@@ -1,4 +1,4 @@
-"""Files that are whole or absent: written beside their final name, synced, then renamed."""
+"""Atomic writes: a file is written under a temporary name, synced to disk, then renamed."""
 
 import hashlib
 import os
@@ -10,10 +10,10 @@ from typing import IO
 
 
 @contextmanager
-def whole_file(folder: Path, name: str | Callable[[Path], str]) -> Iterator[IO[bytes]]:
-    """Write into this, and the file appears whole under its name in `folder` at the end, or, on an error, not at all.
+def atomic_file(folder: Path, name: str | Callable[[Path], str]) -> Iterator[IO[bytes]]:
+    """A file to write to, which appears under `name` in `folder` at the end of the context, or not at all on an error.
 
-    A name may depend on what was written: a function then gets the finished temporary file.
+    `name` may be a function of the finished temporary file.
     """
     descriptor, unnamed = tempfile.mkstemp(dir=folder, prefix=".partial-")
     temporary = Path(unnamed)
@@ -25,7 +25,7 @@ def whole_file(folder: Path, name: str | Callable[[Path], str]) -> Iterator[IO[b
         temporary.chmod(0o666 & ~UMASK)
         temporary.replace(folder / (name if isinstance(name, str) else name(temporary)))
         sync_folder(folder)
-    except OSError as error:  # a full disk, say: name the place
+    except OSError as error:  # for example a full disk: name the final path
         temporary.unlink(missing_ok=True)
         raise OSError(error.errno, error.strerror, str(folder / name if isinstance(name, str) else folder)) from error
     except BaseException:
@@ -34,7 +34,7 @@ def whole_file(folder: Path, name: str | Callable[[Path], str]) -> Iterator[IO[b
 
 
 def write_text(path: Path, text: str) -> None:
-    with whole_file(path.parent, path.name) as file:
+    with atomic_file(path.parent, path.name) as file:
         file.write(text.encode())
 
 
@@ -44,7 +44,7 @@ def sha256(path: Path) -> str:
 
 
 def sync_folder(path: Path) -> None:
-    """Make a rename inside `path` survive a power cut."""
+    """Sync a folder, so that a rename inside it survives a power failure."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -53,7 +53,7 @@ def sync_folder(path: Path) -> None:
 
 
 def remove_partial(folder: Path) -> None:
-    """Delete what a killed process left unfinished. The caller holds the folder's lock."""
+    """Delete the temporary files of a killed process. The caller holds the folder's lock."""
     for path in folder.rglob(".partial-*"):
         path.unlink(missing_ok=True)
 

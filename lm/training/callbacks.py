@@ -1,4 +1,4 @@
-"""What happens between two optimizer steps: log, validate, checkpoint, stop when asked. And the progress bar."""
+"""The training callback, which logs, validates, saves and stops between two optimizer steps, and the progress bar."""
 
 import math
 import signal
@@ -20,7 +20,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupted(BaseException):
-    """The run stopped at a signal, after saving. Not an Exception: a sweep stops too."""
+    """A signal has stopped the run, after a checkpoint. Not an Exception, so that a sweep stops as well."""
 
     def __init__(self, signum: int, step: int) -> None:
         super().__init__(f"stopped by {signal.Signals(signum).name} after step {step}")
@@ -28,12 +28,12 @@ class Interrupted(BaseException):
 
 
 class TrainingCallback(Callback):
-    """Everything due after an optimizer step, in the one order that a resume repeats: log, validate, save, stop."""
+    """What is due after an optimizer step, in an order that a resume repeats exactly: log, validate, save, stop."""
 
     def __init__(self, tokens_per_step: int, log_every: int) -> None:
         self.tokens_per_step, self.log_every = tokens_per_step, log_every
         self.started = time.perf_counter()
-        self.seconds_before = 0.0  # of the processes that this run is resumed from
+        self.seconds_before = 0.0  # spent by the processes before this one, if the run was resumed
         self.resumed_from: list[int] = []
         self.step = 0
         self.signum: int | None = None
@@ -43,9 +43,9 @@ class TrainingCallback(Callback):
         return self.seconds_before + time.perf_counter() - self.started
 
     @contextmanager
-    def listening(self) -> Iterator[None]:
-        """While this lasts, a first SIGINT or SIGTERM waits for the end of the step."""
-        before = {signum: signal.signal(signum, self.notice) for signum in SIGNALS}
+    def handling_signals(self) -> Iterator[None]:
+        """A context in which the first SIGINT or SIGTERM takes effect at the end of the step."""
+        before = {signum: signal.signal(signum, self.on_signal) for signum in SIGNALS}
         try:
             yield
         finally:
@@ -54,14 +54,14 @@ class TrainingCallback(Callback):
 
     def on_train_start(self, trainer: Trainer, task: LightningModule) -> None:
         self.started = time.perf_counter()
-        for signum in SIGNALS if self.signum is None else ():  # Lightning has put its own in their place
-            signal.signal(signum, self.notice)
+        for signum in SIGNALS if self.signum is None else ():  # Lightning has installed its own handlers
+            signal.signal(signum, self.on_signal)
         if self.signum is not None:
             raise Interrupted(self.signum, trainer.global_step)
 
-    def notice(self, signum: int, frame: FrameType | None) -> None:
+    def on_signal(self, signum: int, frame: FrameType | None) -> None:
         self.signum = signum
-        signal.signal(signum, signal.SIG_DFL)  # the second time it means now
+        signal.signal(signum, signal.SIG_DFL)  # a second signal takes effect at once
 
     def on_train_batch_end(
         self, trainer: Trainer, task: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -74,7 +74,7 @@ class TrainingCallback(Callback):
         metrics: dict[str, float] = {}
         logs = step % self.log_every == 0 or last
         validates = (run.validation.every and step % run.validation.every == 0) or last
-        stops = trainer.strategy.reduce_boolean_decision(self.signum is not None, all=False)  # of any rank
+        stops = trainer.strategy.reduce_boolean_decision(self.signum is not None, all=False)  # a signal on any rank
         saves = step % run.checkpoint.every == 0 or last or stops
         if logs or validates or saves:
             metrics |= self.train_metrics(task, step)
@@ -86,15 +86,15 @@ class TrainingCallback(Callback):
                 logger.log_metrics(metrics, step)
         if saves:
             for logger in trainer.loggers:
-                logger.save()  # no checkpoint without the rows before it
-            trainer.save_checkpoint("")  # Checkpoints names the file
+                logger.save()  # a checkpoint must not be newer than the rows on disk
+            trainer.save_checkpoint("")  # Checkpoints chooses the file name
         if stops:
             raise Interrupted(self.signum or signal.SIGTERM, step)
 
     def train_metrics(self, task: LMTask, step: int) -> dict[str, float]:
         loss, norm = task.step_loss(), task.grad_norm.item()
-        if not (math.isfinite(loss) and math.isfinite(norm)):  # nothing is saved after such a step
-            found = f"the loss is {loss} and the gradient's norm {norm} at step {step}"
+        if not (math.isfinite(loss) and math.isfinite(norm)):  # raised before anything of this step is saved
+            found = f"the loss is {loss} and the gradient norm {norm} at step {step}"
             raise Diverged(f"{found}: lower optim.lr={task.run.optim.lr} or clip gradients")
         return {
             "tokens": step * self.tokens_per_step,
@@ -117,8 +117,8 @@ class TrainingCallback(Callback):
         self.resumed_from = [*state["resumed_from"], self.step]
 
 
-class Bar(Callback):
-    """One bar over the whole run: loss, tokens per second, time left."""
+class ProgressBar(Callback):
+    """A progress bar over the whole run, with the loss, tokens per second and the remaining time."""
 
     def __init__(self, tokens_per_step: int) -> None:
         self.tokens_per_step = tokens_per_step
@@ -136,5 +136,5 @@ class Bar(Callback):
             self.bar.set_postfix(loss=f"{task.micro_losses[-1].item():.3f}", refresh=False)
 
     def teardown(self, trainer: Trainer, task: LightningModule, stage: str) -> None:
-        if self.bar is not None:  # no training was left to do
+        if self.bar is not None:  # None if no step was left to make
             self.bar.close()

@@ -1,6 +1,6 @@
-"""What a run resumes from: Lightning's checkpoint content in files of plain data.
+"""Checkpoints, from which a run resumes: Lightning's checkpoint content in files of plain data.
 
-A checkpoint's name carries the hash of its bytes, so a damaged one is recognised; it is read with
+A checkpoint's file name ends in the hash of its bytes, so a damaged one is recognised. It is read with
 `weights_only=True`, so it cannot run code.
 """
 
@@ -13,13 +13,14 @@ import torch
 from lightning.pytorch.plugins.io import CheckpointIO
 
 from lm.config import BadInput
-from lm.system.files import sha256, whole_file
+from lm.system.files import atomic_file, sha256
 
+GROUPS = {"body": "block_matrices", "vectors": "other", "table": "embedding"}  # of the optimizer: old name -> new
 log = logging.getLogger(__name__)
 
 
 class Checkpoints(CheckpointIO):
-    """Lightning's checkpoint content in whole files; `keep` of them stay."""
+    """Writes each checkpoint atomically and keeps the newest `keep`."""
 
     def __init__(self, folder: Path, keep: int) -> None:
         self.folder, self.keep = folder, keep
@@ -27,9 +28,9 @@ class Checkpoints(CheckpointIO):
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         self.folder.mkdir(exist_ok=True)
         step = checkpoint["global_step"]
-        with whole_file(self.folder, lambda file: f"step-{step:08d}-{sha256(file)[:16]}.ckpt") as file:
+        with atomic_file(self.folder, lambda file: f"step-{step:08d}-{sha256(file)[:16]}.ckpt") as file:
             torch.save(checkpoint, file)
-        for old in self.found()[self.keep :]:
+        for old in self.paths()[self.keep :]:
             self.remove_checkpoint(old)
 
     def load_checkpoint(
@@ -40,19 +41,19 @@ class Checkpoints(CheckpointIO):
     def remove_checkpoint(self, path: Any) -> None:
         Path(path).unlink(missing_ok=True)
 
-    def found(self) -> list[Path]:
+    def paths(self) -> list[Path]:
         """All checkpoints, the newest step first."""
         return sorted(self.folder.glob("step-*.ckpt"), reverse=True)
 
     def newest(self) -> Path | None:
-        """The newest whole checkpoint, None if there is none. Raises BadInput if every one is damaged."""
+        """The newest intact checkpoint, None if there is none. Raises BadInput if every one is damaged."""
         damaged: list[Path] = []
-        for path in self.found():
+        for path in self.paths():
             if path.stem.endswith(sha256(path)[:16]):
-                for one in damaged:  # or they would count among those to keep
+                for one in damaged:  # they must not count among those to keep
                     self.remove_checkpoint(one)
                 return path
-            log.warning("%s is damaged: trying the one before it", path)
+            log.warning("%s is damaged: trying the previous one", path)
             damaged.append(path)
         if damaged:
             raise BadInput(f"{self.folder}: every checkpoint is damaged; delete the folder to train from the start")
@@ -60,12 +61,13 @@ class Checkpoints(CheckpointIO):
 
 
 def current(checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """A checkpoint of an earlier version with today's names for the training callback and for Muon's steps."""
+    """A checkpoint of an earlier version under today's names: of the callback, the groups and their settings."""
     callbacks = checkpoint.get("callbacks", {})
     if "Journal" in callbacks:
         callbacks["TrainingCallback"] = callbacks.pop("Journal")
     for optimizer in checkpoint["optimizer_states"]:
         for group in optimizer["param_groups"]:
+            group["name"] = GROUPS.get(group["name"], group["name"])
             if "rounds" in group:
                 group["ns_steps"] = group.pop("rounds")
     return checkpoint

@@ -1,6 +1,6 @@
-"""How far a model is from the text: the mean cross-entropy of the next tokens, in nats.
+"""The training loss: the mean cross-entropy of the next tokens, in nats.
 
-Both ways below are one function of the same parameters, in value and gradients; they differ in memory and in time.
+Both implementations below compute the same value and gradients; they differ in memory and time.
 """
 
 from collections.abc import Callable
@@ -13,13 +13,13 @@ from lm.config import BadInput
 from lm.model.linear import linear
 from lm.model.transformer import Transformer
 
-Loss = Callable[[Transformer, Tensor, Tensor], Tensor]  # the model, token ids (B, T), targets (B, T): a scalar
+Loss = Callable[[Transformer, Tensor, Tensor], Tensor]  # the model, token ids (B, T) and targets (B, T) to a scalar
 
-CHUNKS = hasattr(nn, "LinearCrossEntropyOptions")  # from torch 2.13 on
-ROWS = 512  # of logits at a time
-MANY = {False: 2048, True: 8192}  # mixed: tokens of a vocabulary from which on chunks are faster on a CPU
-NO_COMPILER = ("InvalidCxxCompiler", "TritonMissing")  # what torch.compile raises without one, on a CPU and on a GPU
-cross_entropy = nn.CrossEntropyLoss()  # takes logits; a softmax before it would be a second one
+HAS_CHUNKED = hasattr(nn, "LinearCrossEntropyOptions")  # from torch 2.13 on
+CHUNK_ROWS = 512  # rows of logits in memory at a time
+CHUNKED_FROM_VOCAB_SIZE = {False: 2048, True: 8192}  # by `mixed`: from here on, chunked is faster on a CPU
+COMPILER_ABSENT = ("InvalidCxxCompiler", "TritonMissing")  # what torch.compile raises on a CPU and on a GPU
+cross_entropy = nn.CrossEntropyLoss()  # takes raw logits: it contains the softmax
 
 
 def plain(net: Transformer, tokens: Tensor, targets: Tensor) -> Tensor:
@@ -29,45 +29,47 @@ def plain(net: Transformer, tokens: Tensor, targets: Tensor) -> Tensor:
 
 
 def chunked(net: Transformer, tokens: Tensor, targets: Tensor) -> Tensor:
-    """The logits of a few rows at a time, each chunk's gradient made with it: never (B, T, V) in memory.
+    """Chunked linear cross-entropy: the logits of CHUNK_ROWS rows at a time and their gradient, never (B, T, V).
 
-    Under autocast, too, this product is made in the precision of the weights.
+    This matmul runs in the precision of the weights, under autocast too.
     """
     x, matrix = net.head.factors(net.hidden_states(tokens), net.embed.weight)
-    options = nn.LinearCrossEntropyOptions(batch_chunk_size=ROWS)
+    options = nn.LinearCrossEntropyOptions(batch_chunk_size=CHUNK_ROWS)
     return F.linear_cross_entropy(x.flatten(0, 1).to(matrix.dtype), matrix, targets.flatten(), options=options)
 
 
 LOSSES: dict[str, Loss] = {"plain": plain, "chunked": chunked}
 
 
-def which_loss(name: str, net: Transformer, device: str, compiled: bool, mixed: bool = False) -> str:
-    """The loss that `loss` means: for auto, the faster one. Raises BadInput where chunks cannot be had.
+def resolve_loss(name: str, net: Transformer, device: str, compiled: bool, mixed: bool = False) -> str:
+    """The key of LOSSES for the setting `loss`; auto means the faster one. Raises BadInput if chunked is impossible.
 
-    `mixed`: in bf16, where all logits at once are made faster, but chunks are not (`benchmark.py only=[loss]`).
+    `mixed` says that matmuls run in bf16: this makes plain faster but not chunked (`benchmark.py only=[loss]`).
     """
-    if name == "chunked" and not CHUNKS:
+    if name == "chunked" and not HAS_CHUNKED:
         raise BadInput(f"loss=chunked: needs torch 2.13 or later, not {torch.__version__}; loss=plain is the same")
-    if name == "chunked" and not gives_product(net):
-        raise BadInput(f"loss=chunked: {type(net.head).__name__} gives logits that are no product; choose loss=plain")
+    if name == "chunked" and not is_linear(net):
+        raise BadInput(
+            f"loss=chunked: {type(net.head).__name__} has logits that are not a matrix product; choose loss=plain"
+        )
     if name == "auto":
-        pays = CHUNKS and device == "cpu" and net.vocab_size >= MANY[mixed] and not compiled
-        return "chunked" if pays and gives_product(net) else "plain"
+        faster = HAS_CHUNKED and device == "cpu" and net.vocab_size >= CHUNKED_FROM_VOCAB_SIZE[mixed] and not compiled
+        return "chunked" if faster and is_linear(net) else "plain"
     return name
 
 
 @torch.no_grad()
-def gives_product(net: Transformer) -> bool:
-    """Whether the head's logits are its factors multiplied: a head of your own may bend them."""
-    table = net.embed.weight
-    x = torch.linspace(-100, 100, 2 * table.shape[1], device=table.device).view(2, -1)
-    return torch.allclose(net.head(x, table), linear(*net.head.factors(x, table)), rtol=1e-3)
+def is_linear(net: Transformer) -> bool:
+    """Whether the logits are the product of the head's factors: a head of your own may apply a nonlinearity to them."""
+    embedding = net.embed.weight
+    x = torch.linspace(-100, 100, 2 * embedding.shape[1], device=embedding.device).view(2, -1)
+    return torch.allclose(net.head(x, embedding), linear(*net.head.factors(x, embedding)), rtol=1e-3)
 
 
 def build_loss(name: str, compiled: bool) -> Loss:
-    """A key of LOSSES as a function, through torch's compiler if asked for.
+    """The function of a key of LOSSES, compiled by torch if `compiled`.
 
-    That raises BadInput at its first call where torch finds no compiler for its code.
+    A compiled loss raises BadInput at its first call if torch finds no C++ compiler or no Triton.
     """
     if not compiled:
         return LOSSES[name]
@@ -78,9 +80,9 @@ def build_loss(name: str, compiled: bool) -> Loss:
             return loss(net, tokens, targets)
         except Exception as error:
             cause = getattr(error, "inner_exception", error)
-            if type(cause).__name__ not in NO_COMPILER:
+            if type(cause).__name__ not in COMPILER_ABSENT:
                 raise
             reason = str(cause).partition("\n")[0]
-            raise BadInput(f"compile=true: {reason}; compile=false computes the same without it") from error
+            raise BadInput(f"compile=true: {reason}; compile=false computes the same without a compiler") from error
 
     return call

@@ -1,4 +1,4 @@
-"""What a run tells while it trains: a row of metrics.csv for each logged step, a line for each validation."""
+"""What a run reports while it trains: a row of metrics.csv for each logged step, a line for each validation."""
 
 import csv
 import io
@@ -14,13 +14,14 @@ from tqdm import tqdm
 from lm.system.files import write_text
 
 COLUMNS = ("step", "tokens", "lr", "train/loss", "train/grad_norm", "val/loss", "val/bpb", "val/top1")
+OLD_COLUMNS = {"lookup_grad": "embedding_grad", "table_norm": "embedding_norm"}  # in files of earlier versions
 
 
-class Plain(Logger):
-    """What Lightning asks of every logger."""
+class BaseLogger(Logger):
+    """What Lightning requires of every logger."""
 
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
-        """config.yaml has them."""
+        """They are in config.yaml."""
 
     @property
     def name(self) -> str:
@@ -31,8 +32,8 @@ class Plain(Logger):
         return ""
 
 
-class Lines(Plain):
-    """To standard error, above the progress bar where there is one."""
+class ConsoleLogger(BaseLogger):
+    """A line on standard error for each validation, above the progress bar if there is one."""
 
     def __init__(self, first_step: int, n_steps: int) -> None:
         super().__init__()
@@ -41,22 +42,25 @@ class Lines(Plain):
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         if step and "val/loss" in metrics:
             seconds = (time.perf_counter() - self.started) / max(1, step - self.first_step)
-            losses = f"loss {metrics['train/loss']:.3f}, validation {metrics['val/loss']:.3f}"
+            losses = f"train/loss {metrics['train/loss']:.3f}, val/loss {metrics['val/loss']:.3f}"
             left = tqdm.format_interval((self.n_steps - step) * seconds)
             tqdm.write(f"step {step:,} of {self.n_steps:,}: {losses}, {left} left", file=sys.stderr)
 
 
-class MetricsFile(Plain):
-    """In order, also after a resume: it never deletes what an interrupted run has written. Nothing of the clock."""
+class MetricsFile(BaseLogger):
+    """A CSV file with a row for each logged step, in order, also after a resume. It holds no times."""
 
     def __init__(self, path: Path, resumed_step: int, columns: tuple[str, ...] = COLUMNS) -> None:
-        """Keep the rows up to `resumed_step`; later ones will be computed again."""
+        """Keep the rows of an existing file up to `resumed_step`; later steps will be logged again."""
         super().__init__()
         self.path, self.columns = path, columns
         rows = []
         if resumed_step and path.exists():
-            with open(path, newline="") as file:  # a row may be torn: the disk was full, the power went
-                rows = [row for row in csv.DictReader(file) if None not in row.values() and row["step"].isdigit()]
+            text = path.read_text()
+            for old, new in OLD_COLUMNS.items():
+                text = text.replace(old, new)
+            found = csv.DictReader(io.StringIO(text))  # a row may be incomplete: the disk was full, the power failed
+            rows = [row for row in found if None not in row.values() and row["step"].isdigit()]
         kept = [row for row in rows if int(row["step"]) <= resumed_step]
         write_text(path, self.lines([dict(zip(columns, columns, strict=True)), *kept]))
 

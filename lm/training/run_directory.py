@@ -1,4 +1,4 @@
-"""A run is a directory: its name, its lock, its configuration, its result."""
+"""A run is a directory: its name, lock, configuration and result."""
 
 import json
 import os
@@ -12,15 +12,15 @@ import filelock
 import yaml
 
 from lm.config import BadInput, RunConfig
-from lm.config.identity import config_hash, frozen
+from lm.config.identity import config_hash, identifying
 from lm.config.renamed import current
 from lm.system.files import remove_partial, write_text
 
-FORMAT = 2  # of config.yaml; before it had a number, some settings had other names: lm/config/renamed.py
+FORMAT = 2  # of config.yaml; files without a number have old names of settings, see lm/config/renamed.py
 
 
 def default_dir(run: RunConfig) -> Path:
-    """runs/ and a name that says what the run is; the hash at its end makes the same command find it again."""
+    """runs/ and a name that describes the run and ends in its hash, so that the same command finds it again."""
     corpus = Path(run.data.path.rstrip("/")).stem if run.data.path else run.data.source
     tokens = f"{run.tokenizer.kind}{run.tokenizer.vocab_size or ''}"
     shape = f"{run.model.n_layers}x{run.model.d_model}"
@@ -29,7 +29,7 @@ def default_dir(run: RunConfig) -> Path:
 
 
 class RunDirectory:
-    """The files of one run. See the README for what each of them promises."""
+    """The files of one run; the README describes each of them."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -38,9 +38,10 @@ class RunDirectory:
 
     @contextmanager
     def claim(self) -> Iterator[None]:
-        """Hold the directory while writing to it. The kernel keeps the lock, so a dead process never holds it.
+        """Lock the directory while writing to it. The kernel keeps the lock, so it ends with the process.
 
-        Raises BadInput naming the holder. A directory made here that stays without a configuration is taken away.
+        Raises BadInput naming the process that holds it. A directory that this call has created is removed again if
+        no configuration was written to it.
         """
         if self.path.exists() and not self.path.is_dir():
             raise BadInput(f"run_dir={self.path}: is a file; expected a directory")
@@ -49,7 +50,7 @@ class RunDirectory:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             if any(self.path.iterdir()) and not Path(lock.lock_file).exists():
-                raise BadInput(f"run_dir={self.path}: holds files that are no run's; name a new or an empty directory")
+                raise BadInput(f"run_dir={self.path}: holds other files; choose a new or an empty directory")
             lock.acquire(blocking=False)
         except filelock.Timeout:
             with suppress(OSError):
@@ -65,7 +66,7 @@ class RunDirectory:
             holder.unlink(missing_ok=True)
             if not self.config.exists():
                 (self.path / ".lock").unlink(missing_ok=True)
-                with suppress(OSError):  # somebody else's files are in it
+                with suppress(OSError):  # it holds other files
                     for folder in missing:
                         folder.rmdir()
             lock.release()
@@ -73,16 +74,19 @@ class RunDirectory:
     def write_config(self, settings: dict[str, Any]) -> None:
         write_text(self.config, yaml.safe_dump({"format": FORMAT, **settings}, sort_keys=False, allow_unicode=True))
 
+    def read_config(self) -> dict[str, Any]:
+        """The settings of the run in this directory under today's names. Raises BadInput if they cannot be read."""
+        try:
+            return current(yaml.safe_load(self.config.read_text()))
+        except (OSError, yaml.YAMLError, AttributeError) as error:
+            raise BadInput(f"{self.config}: cannot be read ({str(error).splitlines()[0]})") from error
+
     def refuse_changes(self, settings: dict[str, Any], but: tuple[str, ...] = ()) -> None:
-        """Raise BadInput if `settings` would make another run than the one that lies here, naming what differs.
+        """Raise BadInput naming what differs if `settings` are not those of the run in this directory.
 
         Keys in `but` are not compared.
         """
-        try:
-            there = frozen(current(yaml.safe_load(self.config.read_text())))
-        except (OSError, yaml.YAMLError, AttributeError) as error:
-            raise BadInput(f"{self.config}: cannot be read ({str(error).splitlines()[0]})") from error
-        here, absent = frozen(settings), "absent"
+        there, here, absent = identifying(self.read_config()), identifying(settings), "absent"
         differing = [
             f"{key} is {str(there.get(key, absent))[:40]} there, {str(here.get(key, absent))[:40]} now"
             for key in sorted(here.keys() | there.keys())
@@ -90,10 +94,11 @@ class RunDirectory:
         ]
         if differing:
             found = "; ".join(differing)
-            raise BadInput(f"run_dir={self.path} holds another run ({found}): choose another run_dir, or none")
+            alone = f"run_dir={self.path} holds another run, which run_dir={self.path} alone continues"
+            raise BadInput(f"{alone} ({found}): choose another run_dir, or none")
 
     def read_result(self) -> dict[str, Any] | None:
-        """The result of a finished run, None if it is not finished."""
+        """The content of result.json, None if the run is not finished."""
         try:
             return json.loads(self.result.read_text())
         except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The training of a network as Lightning sees it: loss, optimizer, batches. No architecture."""
+"""The LightningModule: loss, optimizer and batches of a run, whatever its model is."""
 
 import math
 from typing import Any
@@ -13,13 +13,13 @@ from lm.config import RunConfig
 from lm.data.batches import Batch, TrainingStream
 from lm.data.tokens import TextData
 from lm.model.transformer import Transformer, named_seed
-from lm.system.device import seed_draws
+from lm.system.device import seed_generators
 from lm.training.loss import Loss
 from lm.training.optim import build_optimizer, lr_factor
 
 
 class LMTask(LightningModule):
-    """Cross-entropy on raw logits. What is random in a step is keyed by (seed, step), so nothing needs restoring."""
+    """Trains a Transformer. Dropout is keyed by (seed, step), so a resume restores no state of a random generator."""
 
     def __init__(self, net: Transformer, run: RunConfig, data: TextData, total_steps: int, loss: Loss) -> None:
         super().__init__()
@@ -29,28 +29,28 @@ class LMTask(LightningModule):
         self.grad_norm = torch.zeros(())
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
-        done, state = self.trainer.global_step / self.total_steps, self.trainer.optimizers[0].state
-        self.net.head.advance(done, self.net.embed.weight, state)
+        progress, state = self.trainer.global_step / self.total_steps, self.trainer.optimizers[0].state
+        self.net.head.on_train_step(progress, self.net.embed.weight, state)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """A checkpoint, too, says in its parameters all that the head does: a run may have no step left to make."""
-        self.net.head.settle(self.net.embed.weight)  # in place: the checkpoint holds these tensors
+        """The parameters in a checkpoint, too, determine the logits: a resumed run may have no step left to make."""
+        self.net.head.finalise(self.net.embed.weight)  # in place, on the tensors that the checkpoint holds
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        seed_draws(named_seed(self.run.seed, "step", batch_idx, self.global_rank), self.device)  # for dropout
+        seed_generators(named_seed(self.run.seed, "step", batch_idx, self.global_rank), self.device)
         tokens, targets = batch
         loss = self.loss(self.net, tokens, targets)
         self.micro_losses.append(loss.detach())
         return loss
 
     def step_loss(self) -> float:
-        """The loss of the optimizer step that has just been made: the mean over its micro-batches and ranks."""
+        """The loss of the last optimizer step: the mean over its micro-batches and ranks."""
         return float(self.trainer.strategy.reduce(torch.stack(self.micro_losses).mean(), reduce_op="mean"))
 
     def configure_gradient_clipping(
         self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
     ) -> None:
-        limit = gradient_clip_val or math.inf  # 0, too, means no limit
+        limit = gradient_clip_val or math.inf  # 0 also means no clipping
         self.grad_norm = nn.utils.clip_grad_norm_(self.net.parameters(), limit)
 
     def configure_optimizers(self) -> Any:
@@ -59,7 +59,7 @@ class LMTask(LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def train_dataloader(self) -> DataLoader[Batch]:
-        """Batches from where the restored step stands."""
+        """The batches from the restored step on."""
         micro = self.trainer.accumulate_grad_batches
         stream = TrainingStream(
             self.data.train,

@@ -1,4 +1,4 @@
-"""Lightning's Trainer and loggers as the configuration asks for them."""
+"""Lightning's Trainer and loggers, built from the configuration."""
 
 import logging
 import math
@@ -12,23 +12,21 @@ from lightning import Callback, Trainer
 
 from lm.config import SINGLE, BadInput, RunConfig
 from lm.system.device import best_device, has_native_bf16
-from lm.training.callbacks import Bar, TrainingCallback
+from lm.training.callbacks import ProgressBar, TrainingCallback
 from lm.training.checkpoint import Checkpoints
 from lm.training.diagnostics import Diagnostics
 
 
 def resolve(run: RunConfig) -> dict[str, Any]:
-    """The trainer's arguments with nothing left open: the device, the precision, the number of steps."""
-    run.check_trainer()  # again: a dictionary may have changed since the run was made
+    """The trainer's arguments with the device, the precision and the number of steps decided. Raises BadInput."""
+    run.check_trainer()  # again: run.trainer is a dictionary, which may have been changed
     options = {"_target_": "lightning.Trainer", **SINGLE, **run.trainer}
     if options.get("accelerator", "auto") == "auto":
         options["accelerator"] = best_device()
     if options["accelerator"] in ("gpu", "cuda") and not torch.cuda.is_available() and best_device() == "cpu":
         raise BadInput(f"trainer.accelerator={options['accelerator']}: torch finds no GPU here; leave it at auto")
     if run.activation_checkpointing and run.model.dropout and options["accelerator"] == "mps":
-        raise BadInput(
-            "activation_checkpointing=true: torch cannot repeat the draws of dropout on MPS; choose model.dropout=0"
-        )
+        raise BadInput("activation_checkpointing=true: torch cannot repeat dropout on MPS; choose model.dropout=0")
     if options.get("precision") in (None, "auto"):
         options["precision"] = "bf16-mixed" if has_native_bf16(options["accelerator"]) else "32-true"
     if run.max_tokens is not None:
@@ -46,20 +44,20 @@ def tokens_per_step(run: RunConfig, options: dict[str, Any]) -> int:
 def build_trainer(
     run: RunConfig, options: dict[str, Any], checkpoints: Checkpoints, folder: Path, bar: bool
 ) -> tuple[Trainer, TrainingCallback]:
-    """Lightning's Trainer, with what is ours: whole checkpoints, the journal, one bar, diagnostics if asked for."""
+    """Lightning's Trainer with the project's checkpoints, callbacks and, if `bar`, progress bar."""
     n_tokens = tokens_per_step(run, options)
     callback = TrainingCallback(n_tokens, options.get("log_every_n_steps") or 1)
-    callbacks: list[Callback] = [Bar(n_tokens)] if bar else []
+    callbacks: list[Callback] = [ProgressBar(n_tokens)] if bar else []
     if run.diagnostics.every:
         callbacks.append(Diagnostics(folder / "diagnostics.csv", run.diagnostics.every, n_tokens))
-    callbacks.append(callback)  # the last, because it saves: a checkpoint follows all rows up to its step
-    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)  # its tips and its list of absent accelerators
+    callbacks.append(callback)  # last, because it saves: the rows of a step are written before its checkpoint
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)  # not its tips and lists of absent accelerators
     warnings.filterwarnings("ignore", module="lightning", message=".*(num_workers|train_dataloader|LeafSpec).*")
     try:
         trainer: Trainer = instantiate(
             options,
             max_epochs=-1,
-            limit_val_batches=0,  # the journal validates, in the order that a resume repeats
+            limit_val_batches=0,  # TrainingCallback validates
             enable_checkpointing=False,
             enable_progress_bar=False,
             enable_model_summary=False,
@@ -75,7 +73,7 @@ def build_trainer(
 
 
 def build_loggers(run: RunConfig, folder: Path) -> list[Any]:
-    """The configured Lightning loggers, writing into the run directory."""
+    """The configured Lightning loggers, which write into the run directory."""
     try:
         return [instantiate(one, save_dir=str(folder)) for one in run.logger.values()]
     except Exception as error:

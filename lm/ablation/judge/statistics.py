@@ -1,7 +1,7 @@
 """From paired differences to a verdict: pure functions.
 
 A difference is an arm's metric minus its baseline's at the same seed. Paired by seed, the arms share their data order
-and all of their start that they can, so what the seed adds to both drops out.
+and all of their initialisation that they can, so what the seed adds to both drops out.
 """
 
 import math
@@ -136,19 +136,20 @@ def seeds_to_decide(mean: float, sd: float, margin: float, comparisons: int = 1)
 
 
 def judge(family: Mapping[str, Sequence[float]], margin: float, lower_is_better: bool = True) -> dict[str, Comparison]:
-    """A verdict on each contrast of a family from its paired differences, corrected for their number (Holm).
+    """A verdict on each comparison of a family from its paired differences, corrected for their number (Holm).
 
-    `matters`, in the metric's unit, is the smallest difference that would change a decision. equivalent: the true
-    difference is shown to be smaller than that, be it zero or not. better, worse: there is shown to be one. Else
-    undecided, as with fewer than two seeds; such contrasts do not count. At most 5 % of families without any true
-    difference hold a better or a worse, and as few hold an equivalent where all differences matter: for who looks
-    once. Who adds seeds until something is decided finds a difference where there is none more often: from 5 seeds,
-    one by one, up to 10 in about one case of ten.
+    `margin`, in the metric's unit, is the equivalence margin: the smallest difference that would change a decision.
+    equivalent: the true difference is shown to be smaller than the margin, be it zero or not. better, worse: there is
+    shown to be a difference. Else undecided, as with fewer than two seeds; such comparisons do not count in the
+    correction. At most 5 % of families without any true difference contain a better or a worse, and at most 5 % of
+    those whose differences all exceed the margin contain an equivalent, if one looks once. Adding seeds until
+    something is decided finds a difference where there is none more often: from 5 seeds, one by one, up to 10, in
+    about one case of ten.
 
-    Raises ValueError for a difference that is no number, or for matters of zero or less.
+    Raises ValueError for a difference that is not finite, or for a margin of zero or less.
     """
     if not 0 < margin < math.inf:
-        raise ValueError(f"matters={margin}: expected a number above 0")
+        raise ValueError(f"margin={margin}: expected a number above 0")
     for name, values in family.items():
         for value in values:
             if not math.isfinite(value):

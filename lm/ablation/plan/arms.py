@@ -1,13 +1,14 @@
 """The arms of an ablation: checked, matched and counted. Nothing is trained here."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from lm.ablation.plan.match import change, ghost, match_parameters
-from lm.ablation.plan.source import source_hash
+from lm.ablation.plan.match import change, match_parameters, meta_model
+from lm.ablation.plan.source import source_files, source_hash
+from lm.ablation.record import ArmRecord
 from lm.config import BadInput, RunConfig
 from lm.config.ablation import AblationConfig
-from lm.config.identity import config_hash
+from lm.config.identity import config_hash, flat
 from lm.data.tokens import TextData, prepare
 from lm.model.size import flops_per_token, n_params
 from lm.training.optim import step_flops
@@ -15,23 +16,12 @@ from lm.training.trainer import resolve, tokens_per_step
 
 
 @dataclass(slots=True, kw_only=True)
-class Arm:
+class Arm(ArmRecord):
     """One side of a comparison, ready to run but for the seed, the number of steps and the directory."""
 
     name: str
-    words: list[str]
     run: RunConfig
-    vocab_size: int
-    train_tokens: int
-    val_tokens: int
-    identity: dict[str, str]  # hashes of what decides a run beside its configuration
-    tokens_per_step: int
-    n_params: int
-    flops_per_token: int
-    seconds_per_step: float = 0.0
-    matched: dict[str, int] = field(default_factory=dict)  # what the program chose to match the baseline's parameters
-    tuned: dict[str, float] = field(default_factory=dict)
-    steps: dict[str, int] = field(default_factory=dict)  # by budget
+    sources: dict[str, str]  # file of the training code -> hash
 
     def seconds(self, steps: int) -> float:
         """What a run of so many steps takes, validation included: a forward pass is a third of a step."""
@@ -39,14 +29,15 @@ class Arm:
         passes = steps // validation.every * min(validation.batches or batches, batches) if validation.every else 0
         return (steps + (passes + batches) / 3) * self.seconds_per_step
 
+    def record(self) -> ArmRecord:
+        return ArmRecord(**{one.name: getattr(self, one.name) for one in fields(ArmRecord)})
+
 
 def build_arms(config: AblationConfig, runs: dict[str, RunConfig], threads: int, quiet: bool = True) -> dict[str, Arm]:
     """Every arm checked, matched and counted. Raises BadInput naming the culprit."""
     texts: dict[str, TextData] = {}
     arms: dict[str, Arm] = {}
-    for name in sorted(
-        config.arms, key=lambda name: name in config.match_parameters
-    ):  # what is matched comes after its baseline
+    for name in sorted(config.arms, key=lambda name: name in config.match_parameters):  # after their baselines
         run = replace(runs[name], threads=runs[name].threads or threads, run_dir=None)
         run.trainer = {**run.trainer, "enable_progress_bar": False}
         try:
@@ -54,10 +45,8 @@ def build_arms(config: AblationConfig, runs: dict[str, RunConfig], threads: int,
             if source not in texts:
                 texts[source] = prepare(run.data, run.tokenizer, quiet)
             arm = build_arm(name, config.arms[name], run, texts[source])
-            if name in config.match_parameters:
-                value = match_parameters(
-                    run, arm.vocab_size, config.match_parameters[name], arms[config.contrasts()[name]].n_params
-                )
+            if key := config.match_parameters.get(name):
+                value = match_parameters(run, arm.vocab_size, key, arms[config.contrasts()[name]].n_params)
                 arm = build_arm(name, config.arms[name], change(run, value), texts[source])
                 arm.matched = value
         except BadInput as error:
@@ -72,16 +61,19 @@ def build_arms(config: AblationConfig, runs: dict[str, RunConfig], threads: int,
 def build_arm(name: str, words: list[str], run: RunConfig, data: TextData) -> Arm:
     options = resolve(run)
     if options["devices"] * options["num_nodes"] > 1:
-        raise BadInput("trainer.devices: a cell of an ablation trains on one device; several cells run at a time")
-    net, tokens = ghost(run, data.tokenizer.vocab_size), tokens_per_step(run, options)
+        raise BadInput("trainer.devices: a run of an ablation trains on one device; several runs go on at a time")
+    sources = source_files(run.model.linear)
+    net, tokens = meta_model(run, data.tokenizer.vocab_size), tokens_per_step(run, options)
     return Arm(
         name=name,
         words=words,
         run=run,
+        settings=flat(asdict(run) | {"logger": {}}),
         vocab_size=data.tokenizer.vocab_size,
         train_tokens=len(data.train),
         val_tokens=len(data.val),
-        identity=identity(run, data, options),
+        sources=sources,
+        identity=identity(data, options, sources),
         tokens_per_step=tokens,
         n_params=n_params(net),
         flops_per_token=flops_per_token(net) + step_flops(net, run.optim, run.head) // tokens,
@@ -89,12 +81,12 @@ def build_arm(name: str, words: list[str], run: RunConfig, data: TextData) -> Ar
     )
 
 
-def identity(run: RunConfig, data: TextData, options: dict[str, Any]) -> dict[str, str]:
+def identity(data: TextData, options: dict[str, Any], sources: dict[str, str]) -> dict[str, str]:
     """What decides a run's numbers beside its configuration."""
     return {
         "data_hash": data.hash,
         "tokenizer_hash": data.tokenizer.hash,
-        "source_hash": source_hash(run.model.linear),
+        "source_hash": source_hash(sources),
         "device": options["accelerator"],
         "precision": str(options["precision"]),
     }
@@ -119,9 +111,8 @@ def refuse_other_texts(config: AblationConfig, arms: dict[str, Arm]) -> None:
         if scored(one) != scored(two):
             raise BadInput(f"ablation.arms: {name} and {other} would be scored on different validation texts")
         if one.identity["tokenizer_hash"] != two.identity["tokenizer_hash"] and config.metric != "val_bpb":
-            raise BadInput(
-                f"ablation.metric={config.metric}: {name} and {other} have different tokenizers; choose val_bpb"
-            )
+            both = f"{name} and {other} have different tokenizers"
+            raise BadInput(f"ablation.metric={config.metric}: {both}; choose val_bpb")
 
 
 def scored(arm: Arm) -> tuple[str, float]:

@@ -14,7 +14,7 @@ from lm.ablation.plan.arms import Arm
 from lm.model.activation_checkpointing import enable_activation_checkpointing
 from lm.model.transformer import Transformer
 from lm.system.device import is_mixed
-from lm.training.loss import build_loss, which_loss
+from lm.training.loss import build_loss, resolve_loss
 from lm.training.optim import build_optimizer
 from lm.training.step import train_step
 from lm.training.trainer import resolve
@@ -30,9 +30,7 @@ def measure(arms: dict[str, Arm], known: dict[str, float]) -> dict[str, float]:
     What is known is kept, for the number of steps follows from it. New arms are measured together with the others,
     since only times taken in turns compare, and put in proportion to what is known of those.
     """
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
-    where = f"torch {torch.__version__}, {platform.machine()}, {os.cpu_count()} cores, {gpu}"
-    keys = {name: f"{computation(arm)} {arm.identity['source_hash'][:16]} {where}" for name, arm in arms.items()}
+    keys = {name: f"{computation(arm)} {arm.identity['source_hash'][:16]} {machine()}" for name, arm in arms.items()}
     if set(keys.values()) - known.keys():
         log.info("measuring a training step of each arm")
         found = dict(zip(arms, calibrate(list(arms.values())), strict=True))
@@ -42,6 +40,11 @@ def measure(arms: dict[str, Arm], known: dict[str, float]) -> dict[str, float]:
     for name, arm in arms.items():
         arm.seconds_per_step = known[keys[name]]
     return known
+
+
+def machine() -> str:
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+    return f"torch {torch.__version__}, {platform.machine()}, {os.cpu_count()} cores, {gpu}"
 
 
 def calibrate(arms: list[Arm]) -> list[float]:
@@ -86,9 +89,9 @@ class Step:
         if run.activation_checkpointing:
             enable_activation_checkpointing(self.net)
         self.mixed, micro = is_mixed(options["precision"]), options["accumulate_grad_batches"]
-        loss = which_loss(run.loss, self.net, options["accelerator"], run.compile, self.mixed)
+        loss = resolve_loss(run.loss, self.net, options["accelerator"], run.compile, self.mixed)
         self.loss = partial(build_loss(loss, run.compile), self.net)
-        self.net.head.advance(0.0, self.net.embed.weight, {})
+        self.net.head.on_train_step(0.0, self.net.embed.weight, {})
         self.optimizer = build_optimizer(self.net, run.optim, run.head)
         tokens = torch.randint(arm.vocab_size, (run.data.batch_size // micro, run.data.seq_len), device=self.device)
         self.batches = [(tokens, tokens)] * micro

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from lm.ablation.plan.arms import Arm
 from lm.ablation.plan.match import change
+from lm.ablation.record import CellRecord
 from lm.config import RunConfig
 from lm.config.ablation import AblationConfig
 from lm.config.identity import config_hash
@@ -20,10 +21,14 @@ class Cell:
 
     arm: str
     seed: int
-    name: str
+    run_dir: str  # relative to the ablation's folder: cells/NAME, or trials/NAME
     run: RunConfig
     tuned: dict[str, float]
-    identity: dict[str, str]
+    identity: dict[str, str]  # what its result must say of itself: hashes of its settings, text, tokenizer, source
+
+    @property
+    def steps(self) -> int:
+        return int(self.run.trainer["max_steps"])
 
 
 def set_steps(config: AblationConfig, arms: dict[str, Arm]) -> None:
@@ -51,9 +56,26 @@ def cells(config: AblationConfig, arm: Arm) -> Iterator[tuple[str, Cell]]:
             yield budget, cell(arm, seed + config.seed_offsets.get(arm.name, 0), arm.steps[budget], arm.tuned)
 
 
-def cell(arm: Arm, seed: int, steps: int, tuned: dict[str, float]) -> Cell:
+def all_cells(config: AblationConfig, arms: dict[str, Arm]) -> list[Cell]:
+    """Every reported cell once, seed by seed, so that whatever is interrupted has whole pairs."""
+    found = {one.run_dir: one for arm in arms.values() for _, one in cells(config, arm)}
+    order = {seed: i for i, seed in enumerate(config.seeds)}
+    return sorted(found.values(), key=lambda one: order[one.seed - config.seed_offsets.get(one.arm, 0)])
+
+
+def cell_records(config: AblationConfig, arms: dict[str, Arm]) -> list[CellRecord]:
+    found = [(budget, one) for arm in arms.values() for budget, one in cells(config, arm)]
+    seeds = [one.seed - config.seed_offsets.get(one.arm, 0) for _, one in found]
+    return [
+        CellRecord(one.arm, seed, budget, one.run_dir, one.steps, one.identity["config_hash"])
+        for (budget, one), seed in zip(found, seeds, strict=True)
+    ]
+
+
+def cell(arm: Arm, seed: int, steps: int, tuned: dict[str, float], folder: str = "cells") -> Cell:
     run = replace(arm.run, trainer={**arm.run.trainer, "max_steps": steps})
     run = change(run, {**tuned, "seed": seed, "max_tokens": None})
-    identity = json.dumps({"config": config_hash(run), **arm.identity}, sort_keys=True)
-    digest = hashlib.sha256(identity.encode()).hexdigest()
-    return Cell(arm.name, seed, f"{arm.name}-seed{seed}-{digest[:10]}", run, tuned, arm.identity)
+    settings = config_hash(run)
+    decisive = json.dumps({"config": settings, **arm.identity}, sort_keys=True)
+    name = f"{arm.name}-seed{seed}-{hashlib.sha256(decisive.encode()).hexdigest()[:10]}"
+    return Cell(arm.name, seed, f"{folder}/{name}", run, tuned, {"config_hash": settings, **arm.identity})

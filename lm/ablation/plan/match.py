@@ -20,8 +20,8 @@ def change(run: RunConfig, values: dict[str, Any]) -> RunConfig:
     return run
 
 
-def ghost(run: RunConfig, vocab_size: int) -> Transformer:
-    """The model without memory."""
+def meta_model(run: RunConfig, vocab_size: int) -> Transformer:
+    """The model on the meta device: shapes without values."""
     with torch.device("meta"):
         return Transformer(run.model, run.head, vocab_size=vocab_size, seq_len=run.data.seq_len)
 
@@ -34,7 +34,7 @@ def match_parameters(run: RunConfig, vocab_size: int, key: str, target: int) -> 
     unit = 2 * run.model.n_heads if key == "model.d_model" else 1  # whole heads of even width
 
     def count(value: int) -> int:
-        return n_params(ghost(change(run, {key: value * unit}), vocab_size))
+        return n_params(meta_model(change(run, {key: value * unit}), vocab_size))
 
     low, high = 1, 2
     while count(high) < target:
@@ -44,8 +44,6 @@ def match_parameters(run: RunConfig, vocab_size: int, key: str, target: int) -> 
         low, high = (middle, high) if count(middle) < target else (low, middle)
     best = min((low, high), key=lambda value: abs(count(value) - target))
     if abs(count(best) / target - 1) > SAME_SIZE:
-        near = f"{key}={best * unit} gives {count(best):,} parameters"
-        raise BadInput(
-            f"ablation.match_parameters: {near}, the nearest to {target:,}; match by a finer setting (model.d_ff)"
-        )
+        near = f"{key}={best * unit} gives {count(best):,} parameters, the nearest to {target:,}"
+        raise BadInput(f"ablation.match_parameters: {near}; match by a finer setting (model.d_ff)")
     return {key: best * unit}

@@ -1,25 +1,29 @@
 """The report of an ablation: one text, as Markdown and as a page; its figures; its numbers for programs.
 
-It can be written at any moment. What has no content is left out, and what can still change says so at the top.
+In: an ablation's folder, at any moment. Out: report.md, report.html, report.json, results.csv, curves.csv, figures/.
+Imports lm.ablation.judge and the modules below it; matplotlib and scipy, not torch.
 """
 
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from lm.ablation.judge.study import Contrast, Study, read_study
+from lm.ablation.record import AblationRecord, Look, look
 from lm.ablation.report.again import again_section, losses_section
 from lm.ablation.report.answer import answer, basis, primary, sentences
 from lm.ablation.report.arms import arms_section
 from lm.ablation.report.contrasts import contrasts_section
 from lm.ablation.report.curves import curves_section
 from lm.ablation.report.diagnostics import diagnostics_section
+from lm.ablation.report.numbers import curves_csv, report_json, results_csv
 from lm.ablation.report.page import page
-from lm.ablation.report.record import curves_csv, report_json, results_csv
 from lm.ablation.report.seeds import seeds_section
 from lm.ablation.report.setting import setting_section
 from lm.ablation.report.text import text_section
 from lm.ablation.report.tuning import tuning_section
 from lm.ablation.report.warnings import warnings_list
-from lm.ablation.restore import restore
 from lm.system.files import write_text
 
 
@@ -28,7 +32,6 @@ def write_report(path: Path) -> None:
 
     Raises BadInput if it holds no ablation.
     """
-    restore(path)
     study = read_study(path)
     contrasts = study.contrasts()
     markdown, pictures = compose(study, contrasts)
@@ -36,10 +39,26 @@ def write_report(path: Path) -> None:
     for name, picture in pictures.items():
         write_text(path / "figures" / f"{name}.svg", picture)
     write_text(path / "report.md", markdown)
-    write_text(path / "report.html", page(study.record["question"], markdown, pictures))
+    write_text(path / "report.html", page(study.record.question, markdown, pictures))
     write_text(path / "results.csv", results_csv(study))
     write_text(path / "curves.csv", curves_csv(study))
-    write_text(path / "report.json", report_json(study, contrasts, sentences(study, primary(contrasts))))
+    asked = primary(contrasts)
+    looks = [asdict(one) for one in with_look(looks_of(path), study.record, asked)]
+    write_text(path / "report.json", report_json(study, contrasts, sentences(study, asked), looks))
+
+
+def looks_of(path: Path) -> list[Look]:
+    """The verdicts that earlier reports in this folder have shown."""
+    try:
+        return [Look(**one) for one in json.loads((path / "report.json").read_text())["looks"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
+def with_look(looks: list[Look], record: AblationRecord, asked: Sequence[Contrast]) -> list[Look]:
+    """And the one that is shown now, if it is one: with two seeds or more."""
+    now = look(record, [seed for seed in record.seeds if any(seed in one.seeds for one in asked)])
+    return [*looks, now] if len(now.seeds) > 1 and now not in looks else looks
 
 
 def compose(study: Study, contrasts: list[Contrast]) -> tuple[str, dict[str, str]]:

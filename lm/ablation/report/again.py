@@ -1,10 +1,12 @@
 """The end of a report: what has no result and why, and how to do all of it again."""
 
+import re
+
 from lm.ablation.judge.study import Row, Study
+from lm.ablation.outcomes import RunFiles
 from lm.ablation.report.answer import BUDGET_NAMES
 from lm.ablation.report.arms import spent
 from lm.ablation.report.page import code, fence, plain, table
-from lm.ablation.run.workers import Place
 
 
 def losses_section(study: Study) -> list[str]:
@@ -20,48 +22,42 @@ def losses_section(study: Study) -> list[str]:
 
 
 def who(row: Row) -> list[str]:
-    return [
-        plain(row.arm),
-        str(row.seed),
-        f"equal {' and '.join(BUDGET_NAMES[one] for one in row.budgets)}" if row.budgets else "tuning",
-    ]
+    served = f"equal {' and '.join(BUDGET_NAMES[one] for one in row.budgets)}" if row.budgets else "tuning"
+    return [plain(row.arm), str(row.seed), served]
 
 
 def state(study: Study, row: Row) -> str:
-    made = Place(study.path / row.run_dir).steps()
+    made = RunFiles(study.outcomes.folder / row.run_dir).steps()
     return f"step {made:,} of {row.steps:,}, running or interrupted" if made else "not begun"
 
 
 def again_section(study: Study) -> list[str]:
     record, done = study.record, [row for row in study.rows if row.result]
-    versions = "".join(f", {name} {version}" for name, version in record["versions"].items())
+    versions = "".join(f", {name} {version}" for name, version in record.versions.items())
     devices = sorted({str(row.result["device"]) for row in done})
-    seeds = ", ".join(map(str, record["seeds"]))
-    tuned = f"; for tuning {', '.join(map(str, record['tune']['seeds']))}" if record["tune"]["trials"] else ""
-    sizes = {arm["identity"]["data_hash"]: (arm["train_tokens"], arm["val_tokens"]) for arm in record["arms"].values()}
+    seeds, resumed = ", ".join(map(str, record.seeds)), sum(bool(row.result.get("resumed_from")) for row in done)
+    tuned = f"; for tuning {', '.join(map(str, record.tune.seeds))}" if record.tune.trials else ""
+    sizes = {arm.identity["data_hash"]: (arm.train_tokens, arm.val_tokens) for arm in record.arms.values()}
     text = "; ".join(f"{train:,} tokens to train on, {val:,} to validate on" for train, val in sizes.values())
     facts = [
-        ["begun, ended", f"{record['begun']}, {record.get('ended', 'not yet')}"],
-        ["machine", plain(f"{record['machine']}; {record['workers']} runs at a time, {record['threads']} thread each")],
+        ["begun, ended", f"{record.begun}, {record.ended or 'not yet'}"],
+        ["machine", plain(f"{record.machine}; {record.workers} runs at a time, {record.threads} thread each")],
         ["devices of the runs", plain(", ".join(devices) or "none yet")],
-        ["Python", plain(f"{record['python']}{versions}")],
+        ["Python", plain(f"{record.python}{versions}")],
         ["seeds", f"{seeds}{tuned}"],
         ["text", text],
         *hashes(study),
-        [
-            "resumed after an interruption",
-            f"{sum(bool(row.result.get('resumed_from')) for row in done)} of {len(done)}",
-        ],
+        ["resumed after an interruption", f"{resumed} of {len(done)}"],
         ["computing time", f"reported runs {spent(study.rows)}; tuning {spent(study.trials)}"],
     ]
     return [
         "## How to do it again",
-        fence(record["command"]),
+        fence(record.command),
         table(["what", "value"], facts),
         "In this folder: `cells/` has a directory (settings, metrics, model, result) and a log for each run, `trials/` "
         "the same for tuning, `ablation.json` the plan with every setting of every arm, `results.csv` a row for each "
         "run, `report.json` the numbers of this report. It is written anew, also while runs go on, by",
-        fence("python scripts/report.py output_dir=DIR"),
+        fence(re.sub(r"ablate(\.py)?\b.*", r"report\1 output_dir=DIR", record.command, flags=re.DOTALL)),
     ]
 
 
@@ -70,8 +66,8 @@ def hashes(study: Study) -> list[list[str]]:
     rows = []
     for key in ("data_hash", "tokenizer_hash", "source_hash"):
         users: dict[str, list[str]] = {}
-        for name, arm in study.record["arms"].items():
-            users.setdefault(arm["identity"][key], []).append(name)
+        for name, arm in study.record.arms.items():
+            users.setdefault(arm.identity[key], []).append(name)
         for value, names in users.items():
             whose = f" ({plain(', '.join(names))})" if len(users) > 1 else ""
             rows.append([f"{key.removesuffix('_hash')} hash{whose}", code(value[:16])])

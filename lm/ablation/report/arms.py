@@ -3,21 +3,21 @@
 from collections.abc import Iterable
 from statistics import median
 
+from lm.ablation.duration import spell
 from lm.ablation.judge.study import Row, Study, spread
 from lm.ablation.report.answer import BUDGET_NAMES
 from lm.ablation.report.page import code, plain, table
-from lm.ablation.run.progress import spell
 
 
 def arms_section(study: Study) -> list[str]:
     record, tuned = study.record, bool(study.trials)
     rows = []
-    for name, arm in record["arms"].items():
-        row = [plain(name), changes(study, name), f"{arm['n_params']:,}", f"{arm['flops_per_token']:,}"]
+    for name, arm in record.arms.items():
+        row = [plain(name), changes(study, name), f"{arm.n_params:,}", f"{arm.flops_per_token:,}"]
         row.append(spent(row for row in study.rows if row.arm == name))
         rows.append(row + [spent(row for row in study.trials if row.arm == name)] * tuned)
     head = ["arm", "what is changed", "parameters", "FLOPs per token", "its runs", *["its trials"] * tuned]
-    common = " ".join(map(code, [*record["common"], *record["overrides"]]))
+    common = " ".join(map(code, [*record.common, *record.overrides]))
     return [
         "## The arms",
         table(head, rows),
@@ -28,13 +28,13 @@ def arms_section(study: Study) -> list[str]:
 
 def changes(study: Study, name: str) -> str:
     """An arm's overrides, and what the program has chosen for it."""
-    record, arm = study.record, study.record["arms"][name]
-    found = [" ".join(map(code, arm["words"])) or "nothing"]
-    for key, value in arm["matched"].items():
-        found.append(f"{code(f'{key}={value}')} (to match {plain(record['contrasts'][name])})")
-    found += [f"{code(f'{key}={value:g}')} (tuned)" for key, value in arm["tuned"].items()]
-    if name in record["seed_offsets"]:
-        found.append(f"seeds + {record['seed_offsets'][name]}, so that its pairs share no draw")
+    record, arm = study.record, study.record.arms[name]
+    found = [" ".join(map(code, arm.words)) or "nothing"]
+    for key, value in arm.matched.items():
+        found.append(f"{code(f'{key}={value}')} (to match {plain(record.contrasts[name])})")
+    found += [f"{code(f'{key}={value:g}')} (tuned)" for key, value in arm.tuned.items()]
+    if name in record.seed_offsets:
+        found.append(f"seeds + {record.seed_offsets[name]}, so that its pairs share no draw")
     return "; ".join(found)
 
 
@@ -46,10 +46,10 @@ def reached(study: Study) -> list[str]:
     """A row for each arm and budget."""
     if not any(row.result for row in study.rows):
         return []
-    many = len(study.record["budgets"]) > 1
+    many = len(study.record.budgets) > 1
     head = ["arm", *["at equal"] * many, "steps", "tokens", "seeds", "validation loss", "bits per byte", "top-1 %"]
-    names = study.record["arms"]
-    rows = [reached_row(study, name, budget, many) for budget in study.record["budgets"] for name in names]
+    names = study.record.arms
+    rows = [reached_row(study, name, budget, many) for budget in study.record.budgets for name in names]
     return [
         "### What they reached",
         table([*head, "seconds", "tokens per second"], rows),
@@ -58,10 +58,10 @@ def reached(study: Study) -> list[str]:
 
 
 def reached_row(study: Study, name: str, budget: str, many: bool) -> list[str]:
-    done, arm = study.finished(name, budget).values(), study.record["arms"][name]
-    steps = arm["steps"][budget]
-    row = [plain(name), *[BUDGET_NAMES[budget]] * many, f"{steps:,}", f"{steps * arm['tokens_per_step']:,}"]
-    row.append(f"{len(done)} of {len(study.record['seeds'])}")
+    done, arm = study.finished(name, budget).values(), study.record.arms[name]
+    steps = arm.steps[budget]
+    row = [plain(name), *[BUDGET_NAMES[budget]] * many, f"{steps:,}", f"{steps * arm.tokens_per_step:,}"]
+    row.append(f"{len(done)} of {len(study.record.seeds)}")
     for key, scale, digits in (("val_loss", 1, 4), ("val_bpb", 1, 4), ("val_top1", 100, 2)):
         row.append(mean_sd([scale * one.result[key] for one in done], digits))
     for key in ("seconds", "tokens_per_second"):

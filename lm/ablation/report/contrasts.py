@@ -19,8 +19,8 @@ def contrasts_section(study: Study, contrasts: Sequence[Contrast], pictures: dic
     said = [(f"{one.arm} against {one.baseline} at equal {BUDGET_NAMES[one.budget]}", one) for one in contrasts]
     lines = [f"{words}: {label(one.comparison)}" for words, one in said]
     alt = plain(f"Difference of each contrast with its interval. {'; '.join(lines)}")
-    margin = f"{study.record['equivalence_margin']:g}"
-    once = " Runs that serve several budgets are drawn under the first." if len(study.record["budgets"]) > 1 else ""
+    margin = f"{study.record.equivalence_margin:g}"
+    once = " Runs that serve several budgets are drawn under the first." if len(study.record.budgets) > 1 else ""
     return [
         "## The contrasts",
         f"Each arm minus the arm it is compared with, in {study.unit}; {direction(study)}. Lines: 95 % intervals. "
@@ -42,7 +42,7 @@ def direction(study: Study) -> str:
 
 
 def contrasts_table(study: Study, contrasts: Sequence[Contrast]) -> str:
-    many = len(study.record["budgets"]) > 1
+    many = len(study.record.budgets) > 1
     head = ["arm", "against", *["at equal"] * many, "seeds", "difference", "95 % interval", "verdict", "seeds won"]
     head += ["p", "p (Holm)", "p equivalent (Holm)", "detectable"]
     rows = []
@@ -75,10 +75,10 @@ def number(value: float | None, form: str) -> str:
 
 @drawing
 def forest(study: Study, contrasts: Sequence[Contrast]) -> Figure:
-    many, groups = len(study.record["budgets"]) > 1, dict[str, list[Line]]()
+    many, groups = len(study.record.budgets) > 1, dict[str, list[Line]]()
     drawn = {one.runs: one for one in reversed(contrasts)}  # the same runs at the first budget only
     for one in (one for one in contrasts if one.seeds and drawn[one.runs] is one):
-        name = one.arm if one.baseline == study.record["baseline"] else f"{one.arm} - {one.baseline}"
+        name = one.arm if one.baseline == study.record.baseline else f"{one.arm} - {one.baseline}"
         heading = f"At equal {BUDGET_NAMES[one.budget]}" if many else ""
         groups.setdefault(heading, []).append(Line(name, one.comparison, one.primary))
-    return draw_forest(groups, study.record["equivalence_margin"], f"difference, {study.unit} ({direction(study)})")
+    return draw_forest(groups, study.record.equivalence_margin, f"difference, {study.unit} ({direction(study)})")

@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 
 from lm.ablation.judge.study import Study
 from lm.ablation.report.answer import BUDGET_NAMES, metric_name
+from lm.ablation.report.page import code
 from lm.ablation.report.plots import Look, drawing, legend, looks, panels, tokens_axis, window
 
 FILE = "metrics.csv"
@@ -19,16 +20,30 @@ Curve = dict[int, tuple[float, float, float]]  # tokens -> mean, least and most 
 def curves_section(study: Study, pictures: dict[str, str]) -> list[str]:
     found = mean_curves(study, FILE, column(study))
     if not any(len(curve) > 1 for curve in found.values()):
-        return []
+        return no_curve(study)
     pictures["learning"] = learning(study, found)
-    budget = study.record["budgets"][0]
-    at = f" (runs at equal {BUDGET_NAMES[budget]})" if len(study.record["budgets"]) > 1 else ""
+    budget = study.record.budgets[0]
+    at = f" (runs at equal {BUDGET_NAMES[budget]})" if len(study.record.budgets) > 1 else ""
     return [
         "## Learning curves",
         f"The {metric_name(study)}, during training{at}: mean over seeds, shaded from the least to the most of them. "
-        f"Below, each arm minus {study.record['baseline']}, paired by seed. An arm far from the others may lie "
+        f"Below, each arm minus {study.record.baseline}, paired by seed. An arm far from the others may lie "
         "outside of a picture. Validation during training may cover a part of the text only.",
         "![Learning curves of all arms](figures/learning.svg)",
+    ]
+
+
+def no_curve(study: Study) -> list[str]:
+    """Why there is none, if runs were too short to have one."""
+    record = study.record
+    arm = record.arms[record.baseline]
+    steps, every = arm.steps[record.budgets[0]], arm.settings.get("validation.every") or 0
+    if not any(row.result for row in study.rows) or 0 < 2 * every <= steps:
+        return []
+    short = f"runs of {steps:,} steps with {code(f'validation.every={every}')} are not validated twice during training"
+    return [
+        "## Learning curves",
+        f"There are none: {short}. {code(f'validation.every={max(1, steps // 10)}')} gives them.",
     ]
 
 
@@ -38,14 +53,14 @@ def column(study: Study) -> str:
 
 def mean_curves(study: Study, file: str, name: str) -> dict[str, Curve]:
     """Of each arm, over its finished runs under the first budget."""
-    found = {arm: over_seeds(list(by_seed(study, arm, file, name).values())) for arm in study.record["arms"]}
+    found = {arm: over_seeds(list(by_seed(study, arm, file, name).values())) for arm in study.record.arms}
     return {arm: curve for arm, curve in found.items() if curve}
 
 
 def by_seed(study: Study, arm: str, file: str, name: str) -> dict[int, Points]:
     """A column of each run's CSV file, without what is no number; runs that have none are left out."""
     found = {}
-    for seed, row in study.finished(arm, study.record["budgets"][0]).items():
+    for seed, row in study.finished(arm, study.record.budgets[0]).items():
         lines = [line for line in study.lines(row, file) if line.get(name)]
         points = {int(line["tokens"]): float(line[name]) for line in lines}
         found[seed] = {tokens: value for tokens, value in points.items() if math.isfinite(value)}
@@ -67,7 +82,7 @@ def draw_curve(axes: Axes, curve: Curve, look: Look, name: str) -> None:
 
 @drawing
 def learning(study: Study, curves: dict[str, Curve]) -> Figure:
-    baseline, style = study.record["baseline"], looks(list(study.record["arms"]))
+    baseline, style = study.record.baseline, looks(list(study.record.arms))
     apart = differences(study)
     figure, axes = panels(1 + bool(apart), 2.6, 0.5, sharex=True)
     for arm, curve in curves.items():
@@ -77,7 +92,7 @@ def learning(study: Study, curves: dict[str, Curve]) -> Figure:
         for arm, curve in apart.items():
             draw_curve(axes[1], curve, style[arm], arm)
         axes[1].axhline(0, color="black", lw=1)
-        limits = window([0, *late(study, apart)], late(study, apart, every=True), study.record["equivalence_margin"])
+        limits = window([0, *late(study, apart)], late(study, apart, every=True), study.record.equivalence_margin)
         axes[1].set(ylabel=f"minus {baseline}", ylim=limits)
     tokens_axis(axes[-1])
     legend(figure, axes[0])
@@ -86,8 +101,8 @@ def learning(study: Study, curves: dict[str, Curve]) -> Figure:
 
 def differences(study: Study) -> dict[str, Curve]:
     """Each arm minus the baseline, where both have validated after as many tokens."""
-    baseline = study.record["baseline"]
-    found = {arm: over_seeds(gaps(study, arm, baseline)) for arm in study.record["arms"] if arm != baseline}
+    baseline = study.record.baseline
+    found = {arm: over_seeds(gaps(study, arm, baseline)) for arm in study.record.arms if arm != baseline}
     return {arm: curve for arm, curve in found.items() if len(curve) > 1}
 
 
@@ -103,8 +118,8 @@ def halfway(study: Study, arm: str, other: str) -> list[tuple[float, float]]:
 
     None where arms see unequal numbers of tokens: their curves end at other places.
     """
-    record, budget = study.record["arms"], study.record["budgets"][0]
-    ends = {record[one]["steps"][budget] * record[one]["tokens_per_step"] for one in (arm, other)}
+    record, budget = study.record.arms, study.record.budgets[0]
+    ends = {record[one].steps[budget] * record[one].tokens_per_step for one in (arm, other)}
     found = []
     for gap in gaps(study, arm, other):
         end = max(gap, default=0)
@@ -116,6 +131,6 @@ def halfway(study: Study, arm: str, other: str) -> list[tuple[float, float]]:
 
 def late(study: Study, curves: dict[str, Curve], every: bool = False) -> list[float]:
     """Values after the first third, when curves have come down; of the arms asked about, or of every arm."""
-    main = {study.record["baseline"], *study.record["primary"]}
+    main = {study.record.baseline, *study.record.primary}
     chosen = [curve for arm, curve in curves.items() if arm in main and not every] or list(curves.values())
     return [value for curve in chosen for x, triple in curve.items() if 3 * x >= max(curve) for value in triple]

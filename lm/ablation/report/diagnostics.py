@@ -61,9 +61,9 @@ def clip_rate(study: Study, arm: str) -> str:
 
 def bands_part(study: Study, pictures: dict[str, str]) -> list[str]:
     """Nothing where tokenizers differ: a band of one arm holds other tokens than that of another then."""
-    drafts = {arm: band_differences(study, arm, other) for arm, other in study.record["contrasts"].items()}
+    drafts = {arm: band_differences(study, arm, other) for arm, other in study.record.contrasts.items()}
     found = {arm: one for arm, one in drafts.items() if one}
-    if not found or len({arm["identity"]["tokenizer_hash"] for arm in study.record["arms"].values()}) > 1:
+    if not found or len({arm.identity["tokenizer_hash"] for arm in study.record.arms.values()}) > 1:
         return []
     pictures["bands"] = bands(study, found)
     head = ["arm", "band1 (frequent)", *BANDS[1:-1], "band5 (rare)"]
@@ -95,12 +95,12 @@ def band_differences(study: Study, arm: str, other: str) -> Intervals:
 
 @drawing
 def bands(study: Study, found: dict[str, Intervals]) -> Figure:
-    style = looks(list(study.record["arms"]))
-    main = [one for arm, one in found.items() if arm in study.record["primary"]] or list(found.values())
+    style = looks(list(study.record.arms))
+    main = [one for arm, one in found.items() if arm in study.record.primary] or list(found.values())
     figure, (axes,) = panels(1, 2.8, 0.3)
     axes.axhline(0, color="black", lw=1)
     axes.set(
-        ylabel="nats per token", ylim=window([0, *ends(main)], ends(found.values()), study.record["equivalence_margin"])
+        ylabel="nats per token", ylim=window([0, *ends(main)], ends(found.values()), study.record.equivalence_margin)
     )
     for i, (arm, intervals) in enumerate(found.items()):
         x = [band + 0.6 * ((i + 0.5) / len(found) - 0.5) for band in range(len(BANDS))]
@@ -121,7 +121,7 @@ def ends(many: Iterable[Intervals]) -> list[float]:
 
 @drawing
 def gradients(study: Study) -> Figure:
-    style = looks(list(study.record["arms"]))
+    style = looks(list(study.record.arms))
     figure, axes = panels(len(SIDES), 1.9, 0.4, sharex=True)
     for one, (column, title) in zip(axes, SIDES.items(), strict=True):
         curves = mean_curves(study, FILE, column)

@@ -1,7 +1,5 @@
 """Several ablations side by side: one question under different conditions, each in a folder of its own."""
 
-import csv
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,11 +14,11 @@ from lm.ablation.judge.study import Contrast, Study, read_study
 from lm.ablation.report.answer import BUDGET_NAMES, primary
 from lm.ablation.report.contrasts import number
 from lm.ablation.report.forest import Line, draw_forest, label
-from lm.ablation.report.page import plain, table
+from lm.ablation.report.numbers import csv_text, results
+from lm.ablation.report.page import code, plain, table
 from lm.ablation.report.plots import drawing, short
-from lm.ablation.report.record import csv_text, results_csv
 from lm.ablation.report.warnings import warnings_of
-from lm.ablation.restore import restore
+from lm.config.identity import identifying
 from lm.system.files import write_text
 
 HEAD = (
@@ -34,6 +32,9 @@ CAPTION = (
     "that matters, corrected within that report only. Last: how far the difference in bits per byte is from that of "
     "the first row of the same contrast, with Welch's 95 % interval: whether the answer depends on the conditions."
 )
+
+
+DIFFERS = "Settings of the baseline arm, before tuning, that are not those of the first ablation."
 
 
 @dataclass(slots=True)
@@ -62,11 +63,8 @@ def write_overview(path: Path) -> None:
 
     Raises BadInput if what one of the folders holds cannot be read.
     """
-    studies = {}
-    for folder in folders(path):
-        restore(folder)
-        studies[folder] = read_study(folder)
-    studies = dict(sorted(studies.items(), key=lambda pair: str(pair[1].record["begun"])))
+    found = {folder: read_study(folder) for folder in folders(path)}
+    studies = dict(sorted(found.items(), key=lambda pair: pair[1].record.begun))
     groups: dict[str, list[Shown]] = {}
     for folder, study in studies.items():
         for one in shown(folder, study):
@@ -108,9 +106,23 @@ def overview(title: str, studies: dict[Path, Study], groups: dict[str, list[Show
             f"![{alt}](figures/overview.svg)",
             table(HEAD, [row(one, group[0]) for group in groups.values() for one in group]),
         ]
+    if others := conditions(studies):
+        parts += ["## What differs", table(["ablation", "settings"], others), DIFFERS]
     if weak := list(weaknesses(studies, everything)):
         parts.append("\n".join(f"- {one}" for one in weak))
     return "\n\n".join(parts) + "\n"
+
+
+def conditions(studies: dict[Path, Study]) -> list[list[str]]:
+    """Each ablation's settings that are not those of the first; empty where all are the same."""
+    records = {folder: study.record for folder, study in studies.items()}
+    settings = {folder: identifying(one.arms[one.baseline].settings) for folder, one in records.items()}
+    first, *_ = [*settings.values(), {}]
+    others = {
+        folder: [f"{key}={value}" for key, value in one.items() if value not in (None, first.get(key))]
+        for folder, one in settings.items()
+    }
+    return [[plain(one.name), " ".join(map(code, said)) or "-"] for one, said in others.items()] * any(others.values())
 
 
 def row(one: Shown, first: Shown) -> list[str]:
@@ -122,7 +134,7 @@ def row(one: Shown, first: Shown) -> list[str]:
         number(found.mean, "+.4f"),
         span,
         one.study.unit,
-        f"{one.study.record['equivalence_margin']:g}",
+        f"{one.study.record.equivalence_margin:g}",
     ]
     bits = [number(one.bits.mean, "+.4f"), "" if one is first else apart(one.differences, first.differences)]
     return [plain(one.heading), place, *own, found.verdict, *bits]
@@ -152,7 +164,6 @@ def weaknesses(studies: dict[Path, Study], everything: Sequence[Shown]) -> list[
 
 def all_results(studies: dict[Path, Study]) -> str:
     """The results.csv of every ablation below each other, with the folder's name before each row."""
-    tables = {folder.name: list(csv.DictReader(io.StringIO(results_csv(study)))) for folder, study in studies.items()}
-    columns = dict.fromkeys(key for rows in tables.values() for row in rows for key in row)
-    lines = [{"ablation": name} | row for name, rows in tables.items() for row in rows]
-    return csv_text(["ablation", *columns], lines)
+    return csv_text(
+        ["ablation"], [{"ablation": one.name} | row for one, study in studies.items() for row in results(study)]
+    )

@@ -24,12 +24,12 @@ def seeds_section(study: Study, pictures: dict[str, str]) -> list[str]:
 @drawing
 def seeds(study: Study) -> Figure:
     """Arms in the order of the question; a panel for each budget."""
-    arms, budgets, numbers = list(study.record["arms"]), study.record["budgets"], study.record["seeds"]
+    arms, budgets, numbers = list(study.record.arms), study.record.budgets, study.record.seeds
     scores = {(arm, budget): study.scores(arm, budget) for arm in arms for budget in budgets}
     everything = [value for one in scores.values() for value in one.values()]
-    main = {study.record["baseline"], *(study.record["primary"] or arms)}
+    main = {study.record.baseline, *(study.record.primary or arms)}
     core = [value for (arm, _), one in scores.items() if arm in main for value in one.values()]
-    limits = window(core or everything, everything, study.record["equivalence_margin"])
+    limits = window(core or everything, everything, study.record.equivalence_margin)
     crowded = sum(map(len, arms)) > 45
     figure, axes = panels(len(budgets), 2.4, 0.5 + 0.5 * crowded, sharex=True)
     for one, budget in zip(axes, budgets, strict=True):

@@ -15,24 +15,24 @@ Series = dict[str, list[tuple[float, Contrast]]]  # what is compared with -> con
 
 
 def setting_section(study: Study, contrasts: Sequence[Contrast], pictures: dict[str, str]) -> list[str]:
-    key = study.record["plot_over"]
-    if key is None or not any(series(study, contrasts, budget) for budget in study.record["budgets"]):
+    key = study.record.plot_over
+    if key is None or not any(series(study, contrasts, budget) for budget in study.record.budgets):
         return []
     pictures["setting"] = setting(study, contrasts)
     return [
         f"## Over {plain(key)}",
         f"The contrasts over {code(key)} of their arm: mean and 95 % interval; "
         f"{'below' if study.lower_is_better else 'above'} zero is better. Hollow: the arm compared with. "
-        f"Shaded: differences smaller than the {study.record['equivalence_margin']:g} that matters.",
+        f"Shaded: differences smaller than the {study.record.equivalence_margin:g} that matters.",
         f"![Contrasts over {plain(key)}](figures/setting.svg)",
     ]
 
 
 def series(study: Study, contrasts: Sequence[Contrast], budget: str) -> Series:
     """A series for each arm that others are compared with; contrasts of arms with one value are a series of theirs."""
-    key, found = study.record["plot_over"], dict[str, list[tuple[float, Contrast]]]()
+    key, found = str(study.record.plot_over), dict[str, list[tuple[float, Contrast]]]()
     for one in contrasts:
-        value, other = (study.record["arms"][arm]["settings"].get(key) for arm in (one.arm, one.baseline))
+        value, other = (study.record.arms[arm].settings.get(key) for arm in (one.arm, one.baseline))
         if one.budget == budget and one.seeds and isinstance(value, int | float):
             name = f"minus the arm of the same {key}" if value == other else f"minus {one.baseline}"
             found.setdefault(name, []).append((float(value), one))
@@ -42,10 +42,10 @@ def series(study: Study, contrasts: Sequence[Contrast], budget: str) -> Series:
 @drawing
 def setting(study: Study, contrasts: Sequence[Contrast]) -> Figure:
     """A panel for each series under each budget: what is compared with an equal may differ far less than the rest."""
-    many = len(study.record["budgets"]) > 1
+    many = len(study.record.budgets) > 1
     drawn = [
         (f"{name}, at equal {BUDGET_NAMES[budget]}" if many else name, points)
-        for budget in study.record["budgets"]
+        for budget in study.record.budgets
         for name, points in series(study, contrasts, budget).items()
     ]
     values = sorted({value for _, points in drawn for value, _ in points})
@@ -57,18 +57,16 @@ def setting(study: Study, contrasts: Sequence[Contrast]) -> Figure:
             one.set_xscale("log")
             one.xaxis.set_minor_locator(NullLocator())
             one.set_xticks(values, [f"{value:g}" for value in values])
-    axes[-1].set_xlabel(study.record["plot_over"])
+    axes[-1].set_xlabel(str(study.record.plot_over))
     return figure
 
 
 def draw_series(axes: Axes, study: Study, points: list[tuple[float, Contrast]]) -> None:
-    margin, key, color = study.record["equivalence_margin"], study.record["plot_over"], "#0072B2"
+    margin, key, color = study.record.equivalence_margin, str(study.record.plot_over), "#0072B2"
     axes.axhspan(-margin, margin, color="#ececec", lw=0)
     axes.axhline(0, color="black", lw=1)
     known = [(value, one.comparison) for value, one in points]
-    owns = [
-        study.record["arms"][other]["settings"].get(key) for other in dict.fromkeys(one.baseline for _, one in points)
-    ]
+    owns = [study.record.arms[other].settings.get(key) for other in dict.fromkeys(one.baseline for _, one in points)]
     zeros = [(own, 0.0) for own in owns if isinstance(own, int | float) and own not in dict(known)]
     means = [(value, one.mean) for value, one in known if one.mean is not None]
     axes.plot(*zip(*sorted(means + zeros), strict=True), "o-", color=color)

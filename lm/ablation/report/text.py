@@ -32,15 +32,15 @@ def text_section(study: Study) -> list[str]:
 
 def first_finished(study: Study) -> dict[str, Row]:
     """The runs of the first seed that all arms have finished."""
-    finished = {arm: study.finished(arm, study.record["budgets"][0]) for arm in study.record["arms"]}
-    for seed in study.record["seeds"]:
+    finished = {arm: study.finished(arm, study.record.budgets[0]) for arm in study.record.arms}
+    for seed in study.record.seeds:
         if all(seed in runs for runs in finished.values()):
             return {arm: runs[seed] for arm, runs in finished.items()}
     return {}
 
 
 def continuation(study: Study, samples: Samples, arm: str, prompt: str) -> list[str]:
-    ours, other = samples[arm][prompt], study.record["contrasts"].get(arm)
+    ours, other = samples[arm][prompt], study.record.contrasts.get(arm)
     theirs = samples[other].get(prompt) if other else None
     if other is None or theirs is None:
         return [f"**{plain(arm)}**:", fence(few_lines(ours))]

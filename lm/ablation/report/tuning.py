@@ -1,25 +1,24 @@
 """The search of each arm's own best settings: what was tried, what was best, and whether it was wide enough."""
 
-from typing import Any
-
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lm.ablation.judge.study import Study
+from lm.ablation.record import SearchRecord, TrialRecord
 from lm.ablation.report.answer import metric_name
 from lm.ablation.report.page import plain, table
 from lm.ablation.report.plots import Look, drawing, legend, log_axis, looks, panels, window
 
-Searches = dict[str, Any]  # arm -> its search, as ablation.json has it
+Searches = dict[str, SearchRecord]  # by arm
 
 
 def tuning_section(study: Study, pictures: dict[str, str]) -> list[str]:
     known = study.searches
-    searches = {arm: known[arm] for arm in study.record["arms"] if arm in known and known[arm]["hyperparameters"]}
+    searches = {arm: known[arm] for arm in study.record.arms if arm in known and known[arm].hyperparameters}
     if not searches:
         return []
     pictures["tuning"] = tuning(study, searches)
-    seeds = study.record["tune"]["seeds"]
+    seeds = study.record.tune.seeds
     return [
         "## Tuning",
         f"The {metric_name(study)}, of every trial, over each setting that was tuned; seed{'s' * (len(seeds) > 1)} "
@@ -34,56 +33,53 @@ def tuning_section(study: Study, pictures: dict[str, str]) -> list[str]:
 def tuning_table(study: Study, searches: Searches) -> str:
     rows = []
     for arm, search in searches.items():
-        trials, best = search["trials"], best_trial(study, search)
-        failed = str(len(trials) - len(known_losses(study, search)))
-        for setting in search["hyperparameters"]:
-            values = [trial["values"][setting] for trial in trials]
-            where = {True: "inside", False: "**at the edge**", None: "**not varied**"}[search["inside"][setting]]
-            found = f"{best['values'][setting]:g}" if best else "-"
+        trials, best = search.trials, best_trial(study, search)
+        failed = str(len(trials) - len(scores(search)))
+        for setting in search.hyperparameters:
+            values = [trial.values[setting] for trial in trials]
+            where = {True: "inside", False: "**at the edge**", None: "**not varied**"}[search.inside[setting]]
+            found = f"{best.values[setting]:g}" if best else "-"
             tried = f"{min(values):g} to {max(values):g}"
             rows.append([plain(arm), plain(setting), found, where, tried, f"{values[0]:g}", str(len(trials)), failed])
     return table(["arm", "setting", "best", "lies", "tried", "start", "trials", "without result"], rows)
 
 
-def known_losses(study: Study, search: dict[str, Any]) -> list[float]:
-    return [trial[study.metric] for trial in search["trials"] if trial[study.metric] is not None]
+def scores(search: SearchRecord) -> list[float]:
+    return [trial.score for trial in search.trials if trial.score is not None]
 
 
-def best_trial(study: Study, search: dict[str, Any]) -> dict[str, Any] | None:
-    known = [trial for trial in search["trials"] if trial[study.metric] is not None]
-    sign = 1 if study.lower_is_better else -1
-    return min(known, key=lambda trial: sign * float(trial[study.metric]), default=None)
+def best_trial(study: Study, search: SearchRecord) -> TrialRecord | None:
+    best = (min if study.lower_is_better else max)(scores(search), default=None)
+    return next((trial for trial in search.trials if trial.score is not None and trial.score == best), None)
 
 
 @drawing
 def tuning(study: Study, searches: Searches) -> Figure:
     """A panel for each setting. The picture reaches as far up as is of use for seeing where the best lies."""
-    hyperparameters = list(
-        dict.fromkeys(setting for search in searches.values() for setting in search["hyperparameters"])
-    )
-    main = {study.record["baseline"], *study.record["primary"]} & searches.keys() or searches.keys()
-    losses = {arm: known_losses(study, search) for arm, search in searches.items()}
+    hyperparameters = list(dict.fromkeys(setting for search in searches.values() for setting in search.hyperparameters))
+    main = {study.record.baseline, *study.record.primary} & searches.keys() or searches.keys()
+    losses = {arm: scores(search) for arm, search in searches.items()}
     asked = sorted((loss for arm in main for loss in losses[arm]), reverse=not study.lower_is_better)
     everything = [loss for one in losses.values() for loss in one] or [0.0]
-    limits = window(asked[: -(-3 * len(asked) // 4)] or everything, everything, 5 * study.record["equivalence_margin"])
+    limits = window(asked[: -(-3 * len(asked) // 4)] or everything, everything, 5 * study.record.equivalence_margin)
     figure, axes = panels(len(hyperparameters), 2.3, 0.6)
-    style = looks(list(study.record["arms"]))
+    style = looks(list(study.record.arms))
     for one, setting in zip(axes, hyperparameters, strict=True):
         one.set(title=setting, ylabel=study.unit, ylim=limits, xscale="log")
         log_axis(one.xaxis)
         for arm, search in searches.items():
-            if setting in search["hyperparameters"]:
+            if setting in search.hyperparameters:
                 draw_search(one, study, search, setting, style[arm], arm)
     legend(figure, max(axes, key=lambda one: len(one.get_legend_handles_labels()[1])))
     return figure
 
 
-def draw_search(axes: Axes, study: Study, search: dict[str, Any], setting: str, look: Look, arm: str) -> None:
+def draw_search(axes: Axes, study: Study, search: SearchRecord, setting: str, look: Look, arm: str) -> None:
     (low, high), color = axes.get_ylim(), look.color
     edge, better = (high, min) if study.lower_is_better else (low, max)  # the edge of what is worse
     envelope: dict[float, float] = {}
-    for trial in sorted(search["trials"], key=lambda trial: float(trial["values"][setting])):
-        value, loss = trial["values"][setting], trial[study.metric]
+    for trial in sorted(search.trials, key=lambda trial: trial.values[setting]):
+        value, loss = trial.values[setting], trial.score
         if loss is None:
             axes.plot(value, edge, "x", color=color, ms=7, mew=2, clip_on=False)
             continue
@@ -95,5 +91,6 @@ def draw_search(axes: Axes, study: Study, search: dict[str, Any], setting: str, 
             axes.plot(value, end, triangle, color=color, mfc="white", clip_on=False)
     axes.plot(list(envelope), list(envelope.values()), color=color, linestyle=look.linestyle)
     axes.plot([], [], color=color, linestyle=look.linestyle, marker=look.marker, label=arm)
-    if (best := best_trial(study, search)) and low <= best[study.metric] <= high:
-        axes.plot(best["values"][setting], best[study.metric], "o", ms=12, mfc="none", color=color, mew=1.5)
+    best = best_trial(study, search)
+    if best and best.score is not None and low <= best.score <= high:
+        axes.plot(best.values[setting], best.score, "o", ms=12, mfc="none", color=color, mew=1.5)

@@ -1,57 +1,54 @@
-"""What a plan says about itself that weakens its answer: a few words, and what they mean."""
+"""What in a plan and its history weakens its answer."""
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from lm.ablation.plan.arms import Arm
+from lm.ablation.record import FIXED, Caution, Look
 from lm.ablation.run.tuning import Tuning
 from lm.config.ablation import AblationConfig
-from lm.training.optim import LOW, peak_factor
-
-FIXED = ("baseline", "primary", "baselines", "equivalence_margin", "budgets")  # that decide the verdict, not the runs
-Caution = tuple[str, str]
+from lm.training.optim import MIN_PEAK_LR_FACTOR, peak_lr_factor
 
 
-def cautions(tuning: Tuning, record: dict[str, Any]) -> list[Caution]:
-    return [*history(tuning.ablation, record), *warm_up(tuning.ablation, tuning.arms), *short_search(tuning)]
+def cautions(tuning: Tuning, looks: Sequence[Look], planned: Sequence[int]) -> list[Caution]:
+    return [*history(tuning.ablation, looks, planned), *warm_up(tuning.ablation, tuning.arms), *short_search(tuning)]
 
 
-def looked(ablation: AblationConfig, record: dict[str, Any]) -> list[dict[str, Any]]:
-    """What an ablation asked whenever a verdict was seen, this one included; each look that asked otherwise once."""
-    looks = list(record.get("looks", []))
-    if (now := {"seeds": ablation.seeds} | {key: getattr(ablation, key) for key in FIXED}) not in looks:
-        looks.append(now)
-    return looks
+def history(ablation: AblationConfig, looks: Sequence[Look], planned: Sequence[int]) -> Iterator[Caution]:
+    """5 % is the chance of a false verdict for who looks once, not for who goes on, or stops, because of what is seen.
 
-
-def history(ablation: AblationConfig, record: dict[str, Any]) -> Iterator[Caution]:
-    """5 % is the chance of a false verdict for who looks once, not for who goes on until there is one."""
-    looks = record.get("looks", [])
-    before = [look["seeds"] for look in looks if len(look["seeds"]) > 1 and set(look["seeds"]) < set(ablation.seeds)]
+    `planned`: every seed that was ever asked for.
+    """
+    before = {len(one.seeds) for one in looks if len(one.seeds) > 1 and set(one.seeds) < set(ablation.seeds)}
     if before:
-        seen = ", ".join(str(len(seeds)) for seeds in before)
-        yield (
-            f"Seeds were added after a verdict was seen (at {seen}, now {len(ablation.seeds)}):",
-            "so one is found where there is none more often than in 5 of 100 cases; only fresh seeds keep to that.",
+        seen = ", ".join(map(str, sorted(before)))
+        yield Caution(
+            f"A verdict was seen with fewer seeds (at {seen}, now {len(ablation.seeds)}):",
+            "if it decided whether to go on, a false verdict is more likely than 5 %; new seeds alone keep to that.",
+        )
+    if looks and (dropped := set(planned) - set(ablation.seeds)):
+        yield Caution(
+            f"Seeds were taken away after a verdict was seen ({', '.join(map(str, sorted(dropped)))}):",
+            "if the verdict decided that, a false one is more likely than 5 %.",
         )
     for key in FIXED:
-        values = [str(look[key]) for look in looks if look[key] != getattr(ablation, key)]
+        values = [str(getattr(one, key)) for one in looks if getattr(one, key) != getattr(ablation, key)]
         if values:
-            yield f"Changed after a verdict was seen: {key}", f"(before: {', '.join(dict.fromkeys(values))})."
+            yield Caution(f"Changed after a verdict was seen: {key}", f"(before: {', '.join(dict.fromkeys(values))}).")
 
 
 def warm_up(ablation: AblationConfig, arms: dict[str, Arm]) -> Iterator[Caution]:
     for name, arm in arms.items():
         steps = min(arm.steps[budget] for budget in ablation.budgets)
-        if (peak := peak_factor(steps, arm.run.optim)) < LOW:
-            yield f"The warm-up of {name} is long:", f"its rate never rises above {peak:.0%} of optim.lr."
+        if (peak := peak_lr_factor(steps, arm.run.optim)) < MIN_PEAK_LR_FACTOR:
+            said = f"its learning rate never rises above {peak:.0%} of optim.lr."
+            yield Caution(f"The warm-up of {name} is long:", said)
 
 
 def short_search(tuning: Tuning) -> Iterator[Caution]:
     trials = tuning.decided or tuning.settings.trials
     for name, search in tuning.searches.items():
         if 0 < trials < (least := 1 + 2 * len(search.hyperparameters)):
-            yield (
+            yield Caution(
                 f"{name} is tuned in {trials} trials:",
                 f"{least} look to both sides of {' and '.join(search.hyperparameters)}.",
             )

@@ -3,44 +3,48 @@
 import contextlib
 import hashlib
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import filelock
 
+from lm.ablation.record import FILE, AblationRecord, read_record
 from lm.config import BadInput
-from lm.config.ablation import AblateConfig, AblationConfig
+from lm.config.ablation import AblateConfig
+from lm.config.renamed import current_word
 from lm.system.files import remove_partial
 
 LOCK = ".lock"
+READABLE = 40  # characters of the overrides in a folder's name
 
 
 def default_dir(config: AblateConfig) -> Path:
-    """ablations/ and the name; other overrides make another folder."""
-    words = json.dumps(config.overrides)
-    suffix = f"-{hashlib.sha256(words.encode()).hexdigest()[:8]}" if config.overrides else ""
-    return Path("ablations") / f"{config.ablation.name}{suffix}"
+    """ablations/ and the name; other overrides make another folder, whose name says some of them and ends in a hash."""
+    if not config.overrides:
+        return Path("ablations") / config.ablation.name
+    digest = hashlib.sha256(json.dumps(config.overrides).encode()).hexdigest()[:8]
+    said = "-".join(re.sub(r"^[^=]*[.]|(?<==).*/", "", word) for word in config.overrides)  # max_steps=300
+    plain = re.sub(r"[^\w.=+-]+", "_", said)[:READABLE].strip("-_.")
+    unsaid = Path("ablations") / f"{config.ablation.name}-{digest}"  # as an earlier version called it
+    return unsaid if unsaid.exists() else unsaid.with_name(f"{config.ablation.name}-{plain}-{digest}")
 
 
-def read_record(path: Path, ablation: AblationConfig, overrides: list[str]) -> dict[str, Any]:
+def earlier(path: Path, config: AblateConfig) -> AblationRecord | None:
     """What an earlier call has left in the folder, if any. Raises BadInput if that was not this ablation."""
     try:
-        there = json.loads((path / "ablation.json").read_text())
+        record = read_record(path)
     except FileNotFoundError:
         if path.exists() and (not path.is_dir() or any(one.name != LOCK for one in path.iterdir())):
             raise BadInput(f"output_dir={path}: holds no ablation; name a new or an empty folder") from None
-        return {}
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{path / 'ablation.json'}: cannot be read ({error})") from error
-    if not isinstance(there, dict):
-        raise BadInput(f"{path / 'ablation.json'}: not what ablate.py wrote")
-    here = {"name": ablation.name, "overrides": overrides, "metric": ablation.metric}
+        return None
+    there = {"name": record.name, "overrides": [*map(current_word, record.overrides)], "metric": record.metric}
+    here = {"name": config.ablation.name, "overrides": config.overrides, "metric": config.ablation.metric}
     for key, value in here.items():
-        if there.get(key) != value:
-            found = f"{key} is {there.get(key)} there, {value} now"
+        if there[key] != value:
+            found = f"{key} is {there[key]} there, {value} now"
             raise BadInput(f"output_dir={path}: holds another ablation ({found}); name another output_dir")
-    return there
+    return record
 
 
 @contextlib.contextmanager
@@ -62,7 +66,7 @@ def claim(path: Path) -> Iterator[None]:
         remove_partial(path)
         yield
     finally:
-        if not (path / "ablation.json").exists():
+        if not (path / FILE).exists():
             (path / LOCK).unlink(missing_ok=True)
             with contextlib.suppress(OSError):  # somebody else's files are in it
                 for folder in made:

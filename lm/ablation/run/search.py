@@ -18,20 +18,19 @@ def propose(
     if not done:
         return [(0,) * n_hyperparameters][:budget]
     room = budget - len(done)
-    for group in wishes(done, best(done)):
+    for group in surroundings(done, best(done)):
         if missing := [point for point in group if point not in done and allowed(point)]:
             return missing[:room]
     return []
 
 
-def wishes(done: Trials, centre: Point) -> Iterator[list[Point]]:
+def surroundings(done: Trials, centre: Point) -> Iterator[list[Point]]:
     """What is worth knowing about the surroundings of the best point, the most important first."""
     hyperparameters = range(len(centre))
     for setting in hyperparameters:  # a setting whose best value lies at the edge of what was tried
-        values = [point[setting] for point in done]
-        yield [
-            shift(centre, setting, by) for by, edge in ((-2, min(values)), (2, max(values))) if centre[setting] == edge
-        ]
+        tried = [point[setting] for point in done]
+        edges = ((-2, min(tried)), (2, max(tried)))
+        yield [shift(centre, setting, by) for by, edge in edges if centre[setting] == edge]
     for reach in (2, 1):
         for setting in hyperparameters:
             yield [shift(centre, setting, -reach), shift(centre, setting, reach)]

@@ -2,29 +2,26 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
-from typing import Any
 
+from lm.ablation.outcomes import Outcomes
 from lm.ablation.plan.arms import Arm
 from lm.ablation.plan.cells import Cell, cell
+from lm.ablation.record import AblationRecord, SearchRecord, TrialRecord
 from lm.ablation.run import search as pattern
-from lm.ablation.run.workers import Place
 from lm.config import BadInput
 from lm.config.ablation import METRICS, AblationConfig
 from lm.config.identity import flat
 
 
 class Search:
-    """The tuning of one arm: its knobs, the trials made so far, and their losses."""
+    """The tuning of one arm: its hyperparameters, the trials made so far, and their losses."""
 
-    def __init__(self, ablation: AblationConfig, arm: Arm, folder: Path) -> None:
-        self.settings, self.arm, self.folder = ablation.tune, arm, folder
+    def __init__(self, ablation: AblationConfig, arm: Arm, outcomes: Outcomes) -> None:
+        self.settings, self.arm, self.outcomes = ablation.tune, arm, outcomes
         self.steps, self.metric = arm.steps[ablation.budgets[0]], ablation.metric
         self.sign = 1 if METRICS[self.metric][0] else -1
         known = flat(asdict(arm.run))
-        self.hyperparameters = [
-            setting for setting in self.settings.hyperparameters if known[setting]
-        ]  # not null, not zero
+        self.hyperparameters = [one for one in self.settings.hyperparameters if known[one]]  # not null, not zero
         self.start = [float(known[setting]) for setting in self.hyperparameters]
         self.done: pattern.Trials = {}
         self.asked: list[pattern.Point] = []
@@ -33,11 +30,10 @@ class Search:
         return dict(zip(self.hyperparameters, pattern.values(point, self.start, self.settings.factor), strict=True))
 
     def cells(self, point: pattern.Point) -> list[Cell]:
-        return [cell(self.arm, seed, self.steps, self.values(point)) for seed in self.settings.seeds]
+        return [cell(self.arm, seed, self.steps, self.values(point), "trials") for seed in self.settings.seeds]
 
-    def start_dirs(self) -> list[str]:
-        """Where the first trial runs: other settings, text or code give another place."""
-        return [f"trials/{one.name}" for one in self.cells((0,) * len(self.hyperparameters))]
+    def run_dirs(self, point: pattern.Point) -> list[str]:
+        return [one.run_dir for one in self.cells(point)]
 
     def allowed(self, point: pattern.Point) -> bool:
         try:
@@ -56,40 +52,46 @@ class Search:
     def broken(self) -> list[Cell]:
         """Trials that were asked for and have no outcome, as when they were killed: they say nothing about a value."""
         asked = [one for point in self.asked for one in self.cells(point)]
-        return [one for one in asked if Place(self.folder / one.name).status()["status"] not in ("done", "diverged")]
+        return [one for one in asked if self.outcomes.of(one.run_dir, one.identity).status not in ("done", "diverged")]
 
     def loss(self, point: pattern.Point) -> float:
         """The mean over the tuning seeds; infinity where training diverged with one of them."""
-        found = [Place(self.folder / one.name).status() for one in self.cells(point)]
-        if not all("result" in one for one in found):
-            return float("inf")
-        return sum(self.sign * float(one["result"][self.metric]) for one in found) / len(found)
+        found = [self.outcomes.of(one.run_dir, one.identity).result for one in self.cells(point)]
+        return sum(self.sign * float(one[self.metric]) for one in found) / len(found) if all(found) else float("inf")
 
-    def summary(self) -> dict[str, Any]:
-        return {
-            "hyperparameters": self.hyperparameters,
-            "seeds": self.settings.seeds,
-            "inside": dict(zip(self.hyperparameters, pattern.inside(self.done), strict=True)) if self.done else {},
-            "trials": [
-                {"values": self.values(point), self.metric: self.sign * loss if loss < float("inf") else None}
-                | {"run_dirs": [f"trials/{one.name}" for one in self.cells(point)]}
+    def record(self) -> SearchRecord:
+        return SearchRecord(
+            hyperparameters=self.hyperparameters,
+            seeds=self.settings.seeds,
+            inside=dict(zip(self.hyperparameters, pattern.inside(self.done), strict=True)) if self.done else {},
+            trials=[
+                TrialRecord(
+                    values=self.values(point),
+                    score=self.sign * loss if loss < float("inf") else None,
+                    run_dirs=self.run_dirs(point),
+                )
                 for point, loss in self.done.items()
             ],
-        }
+        )
 
 
 class Tuning:
-    """The searches of all arms. What an earlier call has decided (`record`) holds until it is decided anew."""
+    """The searches of all arms. What an earlier call has decided (`before`) holds until it is decided anew."""
 
-    def __init__(self, ablation: AblationConfig, arms: dict[str, Arm], folder: Path, record: dict[str, Any]) -> None:
-        self.ablation, self.settings, self.arms, self.folder = ablation, ablation.tune, arms, folder
-        self.searches = {name: Search(ablation, arm, folder) for name, arm in arms.items()}
-        dirs = {name: search["trials"][0]["run_dirs"] for name, search in record.get("searches", {}).items()}
-        known = [name for name, search in self.searches.items() if dirs.get(name) == search.start_dirs()]
-        same = known and record.get("tune") == asdict(ablation.tune)  # something that was decided for still stands
-        self.decided = record.get("trials_made") if same else None
-        for name in known if self.decided else ():
-            arms[name].tuned = record["arms"][name]["tuned"]
+    def __init__(
+        self, ablation: AblationConfig, arms: dict[str, Arm], outcomes: Outcomes, before: AblationRecord | None
+    ) -> None:
+        self.ablation, self.settings, self.arms, self.outcomes = ablation, ablation.tune, arms, outcomes
+        self.searches = {name: Search(ablation, arm, outcomes) for name, arm in arms.items()}
+        self.decided: int | None = None  # trials that every arm makes
+        if before is None or before.tune != ablation.tune:
+            return
+        # where the first trial runs tells whether settings, text and code are still those that were decided for
+        first = {name: one.trials[0].run_dirs for name, one in before.searches.items()}
+        for name, search in self.searches.items():
+            if first.get(name) == search.run_dirs((0,) * len(search.hyperparameters)):
+                self.decided = before.trials_made
+                arms[name].tuned = before.arms[name].tuned if self.decided else {}
 
     def open(self) -> list[Arm]:
         """Arms that have no settings of their own yet."""
@@ -99,7 +101,7 @@ class Tuning:
         """By arm, how many trials there are at least to make."""
         left = {}
         for arm in self.open():
-            search = Search(self.ablation, arm, self.folder)  # another one, to go as far as trials have ended
+            search = Search(self.ablation, arm, self.outcomes)  # another one, to go as far as trials have ended
             while search.next_cells(self.settings.trials) and not search.broken():
                 pass
             left[arm.name] = self.settings.trials - len(search.done)
@@ -108,8 +110,8 @@ class Tuning:
     def rounds(self) -> Iterator[list[Cell]]:
         """Batch after batch of trials, to be run before the next is asked for.
 
-        All arms may make `trials`, and if one of them ended at an edge all may make `widening` more: also those that
-        are added later, so that what is decided stays. An arm whose trial came to no end is left as it is.
+        All arms may make `trials`, and if one of them ended at an edge all may make `extension_trials` more: also
+        those that are added later, so that what is decided stays. An arm whose trial came to no end is left as it is.
         """
         for number in (self.settings.trials, self.settings.trials + self.settings.extension_trials):
             while batch := [one for search in self.searches.values() for one in search.next_cells(number)]:
@@ -124,7 +126,7 @@ class Tuning:
     def settled(self) -> bool:
         return all(all(pattern.inside(search.done)) for search in self.searches.values() if search.done)
 
-    def broken(self) -> dict[str, list[Cell]]:
-        """By arm, the trials that have come to no end."""
-        found = {name: search.broken() for name, search in self.searches.items()}
-        return {name: cells for name, cells in found.items() if cells}
+    def broken(self) -> dict[str, list[str]]:
+        """By arm, the run_dirs of trials that have come to no end."""
+        found = {name: [one.run_dir for one in search.broken()] for name, search in self.searches.items()}
+        return {name: lost for name, lost in found.items() if lost}

@@ -1,4 +1,4 @@
-"""Cells run in processes of their own, several at a time.
+"""Runs in processes of their own, several at a time.
 
 They are forked from a server that has done the imports once. A worker holds the reading end of a pipe that only its
 driver holds open: when the driver ends, however it ends, the pipe closes and the worker with it.
@@ -13,12 +13,13 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from lm.ablation.outcomes import Outcomes, RunFiles
 from lm.ablation.plan.cells import Cell
 from lm.config import BadInput, Diverged, RunConfig
 from lm.system.files import write_text
@@ -34,52 +35,13 @@ def prepare_workers() -> None:
         multiprocessing.forkserver.ensure_running()
 
 
-@dataclass(slots=True, frozen=True)
-class Place:
-    """Where the files of a cell lie: a run directory, what became of it, what it said."""
-
-    run_dir: Path
-
-    @property
-    def outcome(self) -> Path:
-        return self.run_dir.with_name(self.run_dir.name + ".json")
-
-    @property
-    def log(self) -> Path:
-        return self.run_dir.with_name(self.run_dir.name + ".log")
-
-    def status(self) -> dict[str, Any]:
-        """done with its result, diverged or failed with its reason, else missing (or not finished yet)."""
-        path = self.run_dir / "result.json"
-        try:
-            return {"status": "done", "result": json.loads(path.read_text())}
-        except ValueError:
-            return {"status": "failed", "error": f"{path} cannot be read; remove its folder, and it is run again"}
-        except OSError:
-            pass
-        try:
-            return dict(json.loads(self.outcome.read_text()))
-        except (OSError, ValueError):
-            return {"status": "missing"}
-
-    def steps(self) -> int:
-        """Optimizer steps that a cell has logged so far."""
-        try:
-            with open(self.run_dir / "metrics.csv", "rb") as file:
-                file.seek(max(0, os.fstat(file.fileno()).st_size - 400))
-                return int(file.read().splitlines()[-1].split(b",")[0])
-        except (OSError, ValueError, IndexError):
-            return 0
-
-
 def run_cells(
     cells: list[Cell], folder: Path, workers: int, gpus: int, tick: Callable[[dict[str, int], list[str]], None]
 ) -> None:
-    """Run these cells to their end, `workers` at a time. What becomes of each is found in its Place.
+    """Run these cells to their end, `workers` at a time, each in its run_dir below `folder`.
 
     `tick` is called about twice a second with the steps that the running cells have made and the cells that have ended
-    since. On an interrupt the
-    workers save and stop, and the interrupt goes on to the caller.
+    since, by run_dir. On an interrupt the workers save and stop, and the interrupt goes on to the caller.
     """
     waiting = list(reversed(cells))
     running: dict[str, tuple[Any, Connection, int]] = {}
@@ -89,15 +51,15 @@ def run_cells(
             while waiting and len(running) < workers:
                 cell, slot = waiting.pop(), min(slots)
                 slots.discard(slot)
-                running[cell.name] = (*begin(cell, folder, slot % gpus if gpus else None), slot)
+                running[cell.run_dir] = (*begin(cell, folder, slot % gpus if gpus else None), slot)
             wait([process.sentinel for process, *_ in running.values()], timeout=0.5)
-            ended = [name for name, (process, *_) in running.items() if process.exitcode is not None]
-            for name in ended:
-                process, line, slot = running.pop(name)
+            ended = [run_dir for run_dir, (process, *_) in running.items() if process.exitcode is not None]
+            for run_dir in ended:
+                process, line, slot = running.pop(run_dir)
                 line.close()
                 slots.add(slot)
-                note_death(Place(folder / name), process.exitcode)
-            tick({name: Place(folder / name).steps() for name in running}, ended)
+                record_death(RunFiles(folder / run_dir), process.exitcode)
+            tick({run_dir: RunFiles(folder / run_dir).steps() for run_dir in running}, ended)
     finally:
         for process, *_ in running.values():
             process.terminate()  # each saves a checkpoint and stops
@@ -107,29 +69,30 @@ def run_cells(
 
 
 def begin(cell: Cell, folder: Path, gpu: int | None) -> tuple[Any, Connection]:
-    folder.mkdir(parents=True, exist_ok=True)
-    place = Place(folder / cell.name)
-    place.outcome.unlink(missing_ok=True)
-    run = replace(cell.run, run_dir=str(place.run_dir))
+    files = RunFiles(folder / cell.run_dir)
+    files.run_dir.parent.mkdir(parents=True, exist_ok=True)
+    files.outcome.unlink(missing_ok=True)
+    run = replace(cell.run, run_dir=str(files.run_dir))
     theirs, ours = PROCESSES.Pipe(duplex=False)
-    process = PROCESSES.Process(target=work, args=(run, cell.identity, place, theirs, gpu), name=cell.name)
+    process = PROCESSES.Process(target=work, args=(run, cell.identity, files, theirs, gpu), name=cell.run_dir)
     process.start()
     theirs.close()
     return process, ours
 
 
-def note_death(place: Place, exitcode: int) -> None:
-    if place.status()["status"] == "missing":
+def record_death(files: RunFiles, exitcode: int) -> None:
+    """What a worker that said nothing died of."""
+    if (found := files.read()) is None or found.status == "missing":
         cause = f"killed by signal {-exitcode}" if exitcode < 0 else f"ended with exit code {exitcode}"
-        write_text(place.outcome, json.dumps({"status": "failed", "error": cause}) + "\n")
+        write_text(files.outcome, json.dumps({"status": "failed", "error": cause}) + "\n")
 
 
-def work(run: RunConfig, identity: dict[str, str], place: Place, line: Connection, gpu: int | None) -> None:
-    """The life of a worker: one run. Whatever it says goes to the cell's log."""
+def work(run: RunConfig, identity: dict[str, str], files: RunFiles, line: Connection, gpu: int | None) -> None:
+    """The life of a worker: one run. Whatever it says goes to its log."""
     threading.Thread(target=end_with_driver, args=(line,), daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal, for all its processes; the driver says when to stop
     signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(128 + signum))
-    log = os.open(place.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    log = os.open(files.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream in (1, 2):
         os.dup2(log, stream)
     if gpu is not None:
@@ -152,7 +115,7 @@ def work(run: RunConfig, identity: dict[str, str], place: Place, line: Connectio
         status = "diverged" if isinstance(error, Diverged) else "failed"
         kind = "" if isinstance(error, BadInput) else f"{type(error).__name__}: "
         reason = str(error).strip() or "no reason given"
-        write_text(place.outcome, json.dumps({"status": status, "error": kind + reason.splitlines()[0]}) + "\n")
+        write_text(files.outcome, json.dumps({"status": status, "error": kind + reason.splitlines()[0]}) + "\n")
         sys.exit(1)
 
 
@@ -163,7 +126,7 @@ def end_with_driver(line: Connection) -> None:
         os._exit(1)
 
 
-def missing(cells: Iterator[Cell] | list[Cell], folder: Path) -> list[Cell]:
+def missing(cells: Iterable[Cell], outcomes: Outcomes) -> list[Cell]:
     """Each cell once that has no result yet. A diverged one has: it would diverge again."""
-    unique = {cell.name: cell for cell in cells}
-    return [cell for cell in unique.values() if Place(folder / cell.name).status()["status"] in ("missing", "failed")]
+    unique = {cell.run_dir: cell for cell in cells}
+    return [one for one in unique.values() if outcomes.of(one.run_dir, one.identity).status in ("missing", "failed")]

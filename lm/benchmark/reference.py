@@ -1,4 +1,4 @@
-"""The same weights in transformers, by way of the project's own export."""
+"""The reference implementation: the same weights in transformers, by way of the project's own export."""
 
 import tempfile
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from lm.training.step import train_step
 
 
 def in_transformers(net: Transformer) -> Any | None:
-    """The model as AutoModelForCausalLM gives it; None where transformers is not installed or has no such model."""
+    """The model as AutoModelForCausalLM loads it; None where transformers is not installed or has no such model."""
     if find_spec("transformers") is None:
         return None
     from transformers import AutoModelForCausalLM
@@ -38,7 +38,7 @@ def in_transformers(net: Transformer) -> Any | None:
 
 
 def step_in_transformers(net: Transformer, tokens: Batch, mixed: bool) -> partial[None] | None:
-    """To be called: a training step with AdamW of the same model there; None where there is none."""
+    """A callable that makes one training step of the same model with AdamW; None where there is no such model."""
     if (theirs := in_transformers(net)) is None:
         return None
     adamw = AdamW(theirs.train().parameters(), lr=3e-3, betas=(0.9, 0.95), fused=True)
@@ -46,7 +46,7 @@ def step_in_transformers(net: Transformer, tokens: Batch, mixed: bool) -> partia
 
 
 def loss_of(theirs: Any, mixed: bool) -> Callable[[Tensor, Tensor], Tensor]:
-    """Token ids (B, T) and targets (B, T) to the mean cross-entropy, as ours give it; `mixed`: in bf16."""
+    """A function of token ids (B, T) and targets (B, T) that gives the mean cross-entropy; `mixed`: in bf16."""
 
     def loss(tokens: Tensor, targets: Tensor) -> Tensor:
         with torch.autocast(tokens.device.type, torch.bfloat16, enabled=mixed):

@@ -1,0 +1,155 @@
+"""What became of a run of an ablation: told by the run's own folder, or by its row in results.csv.
+
+Under version control a study keeps its rows and not its models: a run without a folder is what results.csv, and for
+its curve curves.csv, say of it. Nothing is written here.
+"""
+
+import csv
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from lm.config import BadInput
+from lm.config.renamed import current
+
+RESULT: dict[str, type[int] | type[float] | type[str]] = {  # of a run's result.json, as columns of results.csv
+    **dict.fromkeys(("val_loss", "val_bpb", "val_top1"), float),
+    **dict.fromkeys(("n_params", "flops_per_token", "steps", "tokens"), int),
+    **dict.fromkeys(("seconds", "tokens_per_second"), float),
+    **dict.fromkeys(("config_hash", "data_hash", "tokenizer_hash"), str),
+    "threads": int,
+    "device": str,
+    "precision": str,
+    "python": str,
+}
+RUN_DIR = r"(cells|trials)/[\w-][\w.-]*"
+Lines = list[dict[str, str]]
+
+
+class Outcome(NamedTuple):
+    status: str  # done, failed, diverged, or missing: not run yet, or running
+    error: str = ""
+    result: Mapping[str, Any] = MappingProxyType({})  # result.json, or empty
+    row: Mapping[str, str] | None = None  # of results.csv, where the run has no folder
+
+
+@dataclass(slots=True, frozen=True)
+class RunFiles:
+    """Where the files of a run lie: its directory, what became of it if it has no result, what it said."""
+
+    run_dir: Path
+
+    @property
+    def outcome(self) -> Path:
+        return self.run_dir.with_name(self.run_dir.name + ".json")
+
+    @property
+    def log(self) -> Path:
+        return self.run_dir.with_name(self.run_dir.name + ".log")
+
+    def read(self) -> Outcome | None:
+        """None if nothing is here."""
+        path = self.run_dir / "result.json"
+        try:
+            return Outcome("done", result=json.loads(path.read_text()))
+        except ValueError:
+            return Outcome("failed", f"{path} cannot be read; remove its folder, and it is run again")
+        except OSError:
+            pass
+        try:
+            return Outcome(**json.loads(self.outcome.read_text()))
+        except (OSError, ValueError, TypeError):
+            return Outcome("missing") if self.run_dir.exists() else None
+
+    def steps(self) -> int:
+        """Optimizer steps that the run has logged so far."""
+        try:
+            with open(self.run_dir / "metrics.csv", "rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - 400))
+                return int(file.read().splitlines()[-1].split(b",")[0])
+        except (OSError, ValueError, IndexError):
+            return 0
+
+
+class Outcomes:
+    """The runs of an ablation's folder. A run is named by its directory below it, as in cells/tied-seed0-1a2b3c4d5e.
+
+    Raises BadInput if results.csv or curves.csv is not what a report has written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        rows = self.table("results.csv", "run_dir", "arm", "seed", "status", *RESULT)
+        self.rows = {row["run_dir"]: current(row) for row in rows if re.fullmatch(RUN_DIR, row["run_dir"])}
+
+    def of(self, run_dir: str, planned: Mapping[str, str] = MappingProxyType({})) -> Outcome:
+        """`planned` has the hashes that a result must have, if it says them: one of other settings or text fails."""
+        found = RunFiles(self.folder / run_dir).read()
+        if found is None:
+            found = self.from_row(run_dir)
+        said = found.row or found.result
+        other = [key for key, value in planned.items() if key.endswith("_hash") and said.get(key, value) != value]
+        if found.status != "done" or not other:
+            return found
+        what = f"its row in results.csv has another {other[0]}" if found.row else f"its {other[0]} is not the one"
+        return Outcome("failed", f"{what} than planned" if found.row else f"{what} planned: remove {run_dir}")
+
+    def from_row(self, run_dir: str) -> Outcome:
+        row = self.rows.get(run_dir)
+        if row is None or row["status"] not in ("done", "failed", "diverged"):
+            return Outcome("missing")
+        result: dict[str, Any] = {}
+        try:
+            int(row["seed"])
+            if row["status"] == "done":
+                result = {key: kind(row[key]) for key, kind in RESULT.items()}
+                result |= {"versions": {"torch": row["torch"]}, "samples": []}
+                result["resumed_from"] = [int(step) for step in row["resumed_from"].split()]
+        except (ValueError, KeyError) as error:
+            raise self.spoilt("results.csv", f"{run_dir}: {error}") from error
+        return Outcome(row["status"], row.get("error", ""), result, row)
+
+    def names(self) -> list[str]:
+        """Every run that has come to an end, by its folder or its row."""
+        folders = {f"{path.parent.parent.name}/{path.parent.name}" for path in self.folder.glob("*/*/result.json")}
+        folders = {name for name in folders if re.fullmatch(RUN_DIR, name)}
+        return sorted(folders | {name for name in self.rows if self.from_row(name).status != "missing"})
+
+    def lines(self, run_dir: str, name: str) -> Lines:
+        """The whole rows of a CSV file of a run, those of curves.csv for a metrics.csv that is not here."""
+        try:
+            with open(self.folder / run_dir / name, newline="") as file:
+                return [line for line in csv.DictReader(file) if None not in line.values()]
+        except OSError:
+            return self.curves.get(run_dir, []) if name == "metrics.csv" else []
+
+    @cached_property
+    def curves(self) -> dict[str, Lines]:
+        found: dict[str, Lines] = {}
+        for point in self.table("curves.csv", "run_dir", "tokens"):
+            found.setdefault(point["run_dir"], []).append(point)
+        return found
+
+    def table(self, name: str, *columns: str) -> Lines:
+        """The rows of a file in the ablation's folder, none if there is no such file."""
+        try:
+            with open(self.folder / name, newline="") as file:
+                rows = list(csv.DictReader(file))
+        except FileNotFoundError:
+            return []
+        except (OSError, ValueError, csv.Error) as error:
+            raise self.spoilt(name, str(error)) from error
+        if lost := [one for one in columns if rows and one not in rows[0]]:
+            raise self.spoilt(name, f"it has no column {lost[0]}")
+        if torn := [i for i, row in enumerate(rows, 2) if None in row or None in row.values()]:
+            raise self.spoilt(name, f"line {torn[0]} is not a whole row")
+        return rows
+
+    def spoilt(self, name: str, why: str) -> BadInput:
+        return BadInput(f"{self.folder / name}: not what a report has written ({why}); remove it")

@@ -1,0 +1,130 @@
+"""The files for programs: results.csv, a row for each run, curves.csv and report.json, the report in numbers."""
+
+import csv
+import io
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from lm.ablation.judge.statistics import interval
+from lm.ablation.judge.study import Contrast, Row, Study, spread
+from lm.ablation.outcomes import RESULT
+
+WHO = ("arm", "purpose", "seed", "budgets", "status", "error")
+COLUMNS = (*WHO, *RESULT, "source_hash", "torch", "resumed_from", "run_dir")
+POINT = ("step", "tokens", "val/loss", "val/bpb", "val/top1")  # of metrics.csv
+STATISTICS = {"n": "n_seeds", "mean": "mean_difference", "p_different": "p", "p_different_adjusted": "p_adjusted"}
+RECORDED = (
+    *("command", "machine", "threads", "workers", "python", "versions"),
+    *("seeds", "metric", "equivalence_margin", "baseline"),
+)
+
+
+def results_csv(study: Study) -> str:
+    return csv_text(COLUMNS, results(study))
+
+
+def results(study: Study) -> list[dict[str, Any]]:
+    """A row for each run; what a run does not have is empty. `purpose` says which rows belong together:
+
+    reported: what the verdicts rest on; trial: of the tuning; unused: made for other settings, code or seeds than are
+    asked for now, kept so that nothing is lost. A table by arm wants one of them:
+    pandas.read_csv("results.csv").query("purpose == 'reported'").
+    """
+    tuned = tuned_values(study)
+    kinds = ((study.rows, "reported"), (study.trials, "trial"), (study.unused(), "unused"))
+    return [line(study, row, purpose) | tuned.get(row.run_dir, {}) for rows, purpose in kinds for row in rows]
+
+
+def curves_csv(study: Study) -> str:
+    """What each run but the trials scored during its training."""
+    rows = [
+        {"run_dir": row.run_dir} | {key: point[key] for key in POINT}
+        for row in (*study.rows, *study.unused())
+        for point in study.lines(row, "metrics.csv")
+        if point.get("val/loss")
+    ]
+    return csv_text(["run_dir", *POINT], rows)
+
+
+def csv_text(first: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
+    """With these columns first, then every other that a row has; what a row does not have is empty."""
+    buffer, columns = io.StringIO(), dict.fromkeys([*first, *(key for row in rows for key in row)])
+    writer = csv.DictWriter(buffer, list(columns), restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return buffer.getvalue()
+
+
+def line(study: Study, row: Row, purpose: str) -> dict[str, Any]:
+    result, found = row.result, dict[str, Any](row.row or {}) if purpose == "unused" else {}
+    found |= {"arm": row.arm, "seed": row.seed, "budgets": " ".join(row.budgets), "purpose": purpose}
+    found |= {"status": row.status, "error": row.error, "run_dir": row.run_dir}
+    if purpose != "unused":
+        found["source_hash"] = study.record.arms[row.arm].identity["source_hash"]
+    if result:
+        found |= {key: result.get(key) for key in RESULT}
+        found |= {"torch": result["versions"]["torch"], "resumed_from": " ".join(map(str, result["resumed_from"]))}
+    return found
+
+
+def tuned_values(study: Study) -> dict[str, dict[str, float]]:
+    """The values that tuning has set, by run directory."""
+    found = {row.run_dir: study.record.arms[row.arm].tuned for row in study.rows}
+    for search in study.record.searches.values():
+        found |= {run_dir: trial.values for trial in search.trials for run_dir in trial.run_dirs}
+    return found
+
+
+def report_json(study: Study, contrasts: Sequence[Contrast], verdict: list[str], looks: list[dict[str, Any]]) -> str:
+    record = study.record
+    found = {
+        "question": record.question,
+        "verdict": verdict,
+        "contrasts": [contrast(study, one) for one in contrasts],
+        "arms": [arm_mean(study, name, budget) for budget in record.budgets for name in record.arms],
+        "cost": {name: cost(study, name) for name in record.arms},
+        "cells": study.counts()
+        | {"rows": study.rows_alone(), "reasons": [reason(row) for row in study.rows if row.error]},
+        "tuning": {name: asdict(search) for name, search in study.searches.items()},
+        "looks": looks,
+        "hashes": {name: arm.identity for name, arm in record.arms.items()},
+    }
+    found |= {key: getattr(record, key) for key in RECORDED}
+    return json.dumps(without_nan(found), indent=1, allow_nan=False) + "\n"
+
+
+def contrast(study: Study, one: Contrast) -> dict[str, Any]:
+    about = {"arm": one.arm, "baseline": one.baseline, "budget": one.budget, "primary": one.primary}
+    about |= {"seeds": one.seeds, "lost_seeds": one.lost, "differences": one.differences, "diverged": one.diverged}
+    found = {STATISTICS.get(key, key): value for key, value in asdict(one.comparison).items()}
+    return about | found | {"sentence": study.say(one)}
+
+
+def arm_mean(study: Study, name: str, budget: str) -> dict[str, Any]:
+    values = list(study.scores(name, budget).values())
+    mean, sd = spread(values) if values else (None, None)
+    low, high = interval(values) or (None, None)
+    return {"arm": name, "budget": budget, "n": len(values), "mean": mean, "sd": sd, "ci_low": low, "ci_high": high}
+
+
+def cost(study: Study, name: str) -> dict[str, float]:
+    """Seconds of computing, in finished runs."""
+    kinds = {"reported": study.rows, "trials": study.trials}
+    mine = {kind: [row.result for row in rows if row.arm == name and row.result] for kind, rows in kinds.items()}
+    return {kind: sum(one["seconds"] for one in results) for kind, results in mine.items()}
+
+
+def reason(row: Row) -> dict[str, Any]:
+    return {"arm": row.arm, "seed": row.seed, "status": row.status, "error": row.error, "run_dir": row.run_dir}
+
+
+def without_nan(value: Any) -> Any:
+    """JSON has no word for what is no number."""
+    if isinstance(value, dict):
+        return {key: without_nan(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [without_nan(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

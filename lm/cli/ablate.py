@@ -1,0 +1,59 @@
+"""Answer a question: lm-lab ablate ablation=NAME [output_dir=DIR] [plan_only=true] [any setting of train]
+
+Plans, tunes every arm, runs each arm at each seed, and writes a report. The same command again does what is missing.
+Every setting of train changes all arms. They are not listed here: lm-lab train --help lists them.
+"""
+
+import difflib
+import shlex
+import sys
+
+from lm.ablation.plan.compose import compose_arms, key_of
+from lm.cli import program
+from lm.cli.compose import compose
+from lm.cli.imports import heavy_imports
+from lm.cli.launch import launch
+from lm.cli.names import meant, names, no_such_key
+from lm.config import BadInput, RunConfig
+from lm.config.ablation import AblateConfig
+from lm.data.corpus import check_paths
+
+
+def arm(line: list[str]) -> RunConfig:
+    run = compose("train", line, RunConfig)
+    check_paths(run.data, run.tokenizer)
+    return run
+
+
+def task(config: AblateConfig) -> int:
+    ours = names(AblateConfig)
+    for key in map(key_of, config.overrides):  # that train would call unknown, for it does not know these
+        if meant(key, AblateConfig) or difflib.get_close_matches(key, ours, cutoff=0.75):
+            raise BadInput(no_such_key(key, ours, AblateConfig))
+    runs = compose_arms(config.ablation, config.overrides, arm)
+    with heavy_imports():
+        from lm.ablation.ablate import ablate
+        from lm.ablation.summary import plan_table, result_table
+
+    say = sys.stdout if config.plan_only else sys.stderr
+    laboratory = ablate(
+        config,
+        runs,
+        command(),
+        lambda laboratory: print(plan_table(laboratory), file=say, flush=True),
+    )
+    if config.plan_only:
+        return 0
+    print(result_table(laboratory.path))
+    return int(laboratory.n_failed() > 0)
+
+
+def command() -> str:
+    """The command line for the record, without the paths of this machine."""
+    script, name = program.start("ablate"), "ablate"
+    line = sys.argv[2:] if script[-1] == name else sys.argv[1:]
+    return shlex.join([*script, *line])
+
+
+def main(line: list[str] | None = None) -> None:
+    launch(task, AblateConfig, "ablate", line, rest="overrides", resumable=True)

@@ -1,0 +1,57 @@
+"""What train prints of its runs: a table of each, its samples, and several runs side by side."""
+
+from typing import Any
+
+
+def summary(result: dict[str, Any]) -> list[tuple[str, str]]:
+    roles = ", ".join(f"{role} {count:,}" for role, count in result["n_params_by_role"].items())
+    baselines = ", ".join(f"{name} {bits:.3f}" for name, bits in result["baselines_bpb"].items())
+    return [
+        ("validation loss", f"{result['val_loss']:.4f} nats per token"),
+        ("bits per byte", f"{result['val_bpb']:.3f} ({baselines})"),
+        ("top-1 accuracy", f"{result['val_top1']:.1%}"),
+        ("parameters", f"{result['n_params']:,} ({roles})"),
+        ("training", f"{result['steps']:,} steps, {result['tokens']:,} tokens"),
+        ("time", f"{result['seconds']:.0f} s, {result['tokens_per_second']:,.0f} tokens per second"),
+    ]
+
+
+def comparison(results: list[tuple[str, dict[str, Any]]]) -> list[tuple[str, ...]]:
+    """The runs of a sweep side by side, each as its name and its result."""
+
+    def row(name: str, result: dict[str, Any]) -> tuple[str, ...]:
+        scores = (f"{result[key]:.4f}" for key in ("val_loss", "val_bpb", "val_top1"))
+        return (name, *scores, f"{result['n_params']:,}", f"{result['seconds']:.0f}")
+
+    head = ("run", "val_loss", "val_bpb", "val_top1", "parameters", "seconds")
+    return [head, *(row(name, result) for name, result in results)]
+
+
+def samples(pairs: list[dict[str, str]], own: bool) -> str:
+    """Prompts and what the model makes of them, each line labelled; `own` where the user gave the prompts.
+
+    >>> print(samples([{"prompt": "def f(x):", "continuation": chr(10) + "    return x" + chr(27)}], own=True))
+    Samples (greedy)
+    <BLANKLINE>
+      prompt | def f(x):
+      model  |
+             |     return x\\x1b
+    <BLANKLINE>
+    """
+    heading = "Samples (greedy)" if own else "Samples (greedy; prompts from the validation text)"
+    shown = [block("prompt", pair["prompt"]) + block("model", pair["continuation"]) for pair in pairs]
+    return "\n\n".join([heading, *("\n".join(lines) for lines in shown)]) + "\n"
+
+
+def block(label: str, text: str) -> list[str]:
+    labels = [label, *[""] * text.count("\n")]
+    return [f"  {name:6} | {visible(line)}".rstrip() for name, line in zip(labels, text.split("\n"), strict=True)]
+
+
+def visible(text: str) -> str:
+    """The text with what would steer a terminal written as an escape.
+
+    >>> visible("a" + chr(27) + "[31m" + chr(13))
+    'a\\\\x1b[31m\\\\r'
+    """
+    return "".join(c if c.isprintable() or c == "\t" else c.encode("unicode_escape").decode() for c in text)

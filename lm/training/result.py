@@ -1,0 +1,59 @@
+"""The content of result.json."""
+
+import platform
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from lightning import Trainer
+
+from lm.config import RunConfig
+from lm.config.identity import config_hash
+from lm.data.tokens import TextData
+from lm.inference.evaluate import evaluate
+from lm.model.transformer import Transformer
+from lm.training.callbacks import TrainingCallback
+from lm.training.samples import samples
+
+PACKAGES = ("torch", "lightning", "hydra-core", "tokenizers", "datasets", "numpy", "safetensors")
+
+
+def build_result(
+    run: RunConfig,
+    settings: dict[str, Any],
+    size: dict[str, Any],
+    net: Transformer,
+    data: TextData,
+    trainer: Trainer,
+    callback: TrainingCallback,
+    bar: bool,
+) -> dict[str, Any]:
+    """The scores and the cost of a run, and what is needed to repeat it."""
+    seconds, device = callback.seconds, trainer.strategy.root_device
+    net.to(device)  # Lightning has moved it to the CPU
+    scores = evaluate(net, data.val, run.data.seq_len, run.data.batch_size, bar=bar)
+    tokens = trainer.global_step * callback.tokens_per_step
+    return {
+        "val_loss": scores.loss,
+        "val_bpb": scores.bpb(data.val_bytes),
+        "val_top1": scores.top1,
+        "val_tokens": scores.n_tokens,
+        "baselines_bpb": data.baselines,
+        **size,
+        "steps": trainer.global_step,
+        "tokens": tokens,
+        "seconds": seconds,
+        "tokens_per_second": tokens / seconds,
+        "seed": run.seed,
+        "head": run.head.name,
+        "resumed_from": callback.resumed_from,
+        "config_hash": config_hash(run),
+        "data_hash": data.hash,
+        "tokenizer_hash": data.tokenizer.hash,
+        "threads": settings["threads"],
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
+        "precision": str(trainer.precision),
+        "python": platform.python_version(),
+        "versions": {package: version(package) for package in PACKAGES},
+        "samples": samples(net, data, run.prompts),
+    }

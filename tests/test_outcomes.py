@@ -1,0 +1,143 @@
+"""What became of a run: by its own folder, by its row in results.csv, and never by another run's."""
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT
+from test_report import make, numbers, results
+
+from lm.ablation.outcomes import RESULT, Outcomes
+from lm.ablation.report import write_report
+from lm.config import BadInput
+
+NAME = "cells/a-seed0-0123456789"
+PLANNED = {"config_hash": "c", "data_hash": "d", "device": "cuda"}
+RUN = {"config_hash": "c", "data_hash": "d", "device": "NVIDIA H200", "precision": "bf16-mixed", "val_loss": 3.0}
+
+
+def put(folder: Path, content: str) -> None:
+    (folder / NAME).mkdir(parents=True)
+    (folder / NAME / "result.json").write_text(content)
+
+
+def put_row(folder: Path, **changes: Any) -> None:
+    row: dict[str, Any] = dict.fromkeys(RESULT, 1) | {"run_dir": NAME, "arm": "a", "seed": 0, "status": "done"}
+    row |= {"config_hash": "c", "data_hash": "d", "source_hash": "s", "torch": "2", "resumed_from": "5 7", "error": ""}
+    row |= changes
+    with open(folder / "results.csv", "w", newline="") as file:
+        writer = csv.DictWriter(file, row)
+        writer.writeheader()
+        writer.writerow(row)
+
+
+def test_hashes_decide_and_not_what_a_device_and_a_precision_are_called(tmp_path: Path) -> None:
+    put(tmp_path, json.dumps(RUN))
+    assert Outcomes(tmp_path).of(NAME, PLANNED).result == RUN
+
+
+@pytest.mark.parametrize("key", ["config_hash", "data_hash"])
+def test_a_result_of_something_else_is_not_accepted(tmp_path: Path, key: str) -> None:
+    put(tmp_path, json.dumps(RUN))
+    found = Outcomes(tmp_path).of(NAME, PLANNED | {key: "other"})
+    assert (found.status, found.result) == ("failed", {})
+    assert found.error == f"its {key} is not the one planned: remove {NAME}"
+
+
+def test_a_result_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    put(tmp_path, "")
+    assert "result.json cannot be read" in Outcomes(tmp_path).of(NAME).error
+
+
+def test_a_row_stands_for_a_run_without_a_folder(tmp_path: Path) -> None:
+    put_row(tmp_path)
+    found = Outcomes(tmp_path).of(NAME, PLANNED)
+    assert (found.status, found.result["resumed_from"], found.result["versions"]) == ("done", [5, 7], {"torch": "2"})
+    assert found.row
+    (tmp_path / NAME).mkdir(parents=True)  # it is being run again
+    assert Outcomes(tmp_path).of(NAME, PLANNED) == ("missing", "", {}, None)
+
+
+@pytest.mark.parametrize("key", ["config_hash", "data_hash", "source_hash"])
+def test_a_row_of_something_else_is_not_accepted(tmp_path: Path, key: str) -> None:
+    put_row(tmp_path)
+    found = Outcomes(tmp_path).of(NAME, PLANNED | {key: "other"})
+    assert (found.status, found.result) == ("failed", {})
+    assert found.error == f"its row in results.csv has another {key} than planned"
+
+
+@pytest.mark.parametrize(("status", "found"), [("diverged", "diverged"), ("failed", "failed"), ("missing", "missing")])
+def test_a_row_without_a_result_says_what_became_of_its_run(tmp_path: Path, status: str, found: str) -> None:
+    put_row(tmp_path, status=status, val_loss="", error="nan")
+    assert Outcomes(tmp_path).of(NAME).status == found
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("status\ndone\n", "it has no column run_dir"),
+        (f"{','.join(['run_dir', 'arm', 'seed', 'status', *RESULT])}\n{NAME},done\n", "line 2 is not a whole row"),
+        ("\n\n3\n", "it has no column run_dir"),
+    ],
+)
+def test_a_spoilt_results_csv_is_named(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "results.csv").write_text(text)
+    with pytest.raises(BadInput, match=said):
+        Outcomes(tmp_path)
+
+
+def test_a_number_that_is_none_is_named(tmp_path: Path) -> None:
+    put_row(tmp_path, val_loss="three")
+    with pytest.raises(BadInput, match=rf"results\.csv: .*{NAME}.*three"):
+        Outcomes(tmp_path).of(NAME)
+
+
+def test_a_row_cannot_name_a_place_outside(tmp_path: Path) -> None:
+    put_row(tmp_path, run_dir="cells/../../x")
+    assert Outcomes(tmp_path).names() == []
+
+
+def test_a_report_says_how_many_runs_are_rows(tmp_path: Path) -> None:
+    path = make(tmp_path, budgets=("tokens",))
+    assert "without their folder" not in (path / "report.md").read_text()
+    for folder in path.glob("cells/untied-*"):
+        (folder / "result.json").unlink()
+        (folder / "metrics.csv").unlink()
+        folder.rmdir()
+    write_report(path)
+    assert "3 of 12 runs are rows of results.csv without their folder" in (path / "report.md").read_text()
+    assert numbers(path)["cells"]["rows"] == 3
+
+
+def test_an_edited_row_is_a_row(tmp_path: Path) -> None:
+    """Where there is a folder, results.csv decides nothing; where there is none, the report says so."""
+    path = make(tmp_path, budgets=("tokens",))
+    rows = (path / "results.csv").read_text()
+    (path / "results.csv").write_text(rows.replace(results(path)[0]["val_loss"], "1.0"))
+    write_report(path)
+    assert (path / "results.csv").read_text() == rows
+
+
+WRITE = """
+import sys
+from pathlib import Path
+from lm.ablation.report import write_report
+write_report(Path(sys.argv[1]))
+"""
+
+
+@pytest.mark.slow
+def test_two_reports_at_once_write_the_same(tmp_path: Path) -> None:
+    path = make(tmp_path, tuned=True)
+    before = results(path)
+    for name in ("cells", "trials"):
+        subprocess.run(["rm", "-r", path / name], check=True)
+    for _ in range(3):
+        both = [subprocess.Popen([sys.executable, "-c", WRITE, path], cwd=ROOT, stderr=subprocess.PIPE) for _ in "ab"]
+        assert [(one.communicate()[1], one.returncode) for one in both] == [(b"", 0)] * 2
+        assert results(path) == before
+    assert not list(path.rglob(".partial-*"))

@@ -1,0 +1,124 @@
+"""The record of an ablation: what is written is what is read, earlier versions are read, and a mistake is named."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lm.ablation.record import (
+    VERSION,
+    AblationRecord,
+    ArmRecord,
+    Caution,
+    CellRecord,
+    Look,
+    SearchRecord,
+    TrialRecord,
+    read_record,
+    write_record,
+)
+from lm.config import BadInput
+from lm.config.ablation import TuneConfig
+
+STUDIES = Path(__file__).parents[1] / "docs/studies"
+
+
+def arm(**changes: Any) -> ArmRecord:
+    settings: dict[str, Any] = {"words": [], "settings": {}, "n_params": 7, "flops_per_token": 42, "steps": {"own": 10}}
+    settings |= {"tokens_per_step": 128, "vocab_size": 257, "train_tokens": 900, "val_tokens": 100, "identity": {}}
+    return ArmRecord(**settings | changes)
+
+
+def record(**changes: Any) -> AblationRecord:
+    settings: dict[str, Any] = {"name": "test", "question": "?", "baseline": "a", "seeds": [0, 1]}
+    settings |= {"equivalence_margin": 0.01, "overrides": [], "common": [], "contrasts": {"b": "a"}, "cells": []}
+    settings |= {"arms": {"a": arm(), "b": arm()}, "cautions": [], "begun": "2026-01-31", "tuning_done": True}
+    settings |= {"untuned": {}, "command": "the command", "machine": "here", "threads": 1, "workers": 2}
+    return AblationRecord(**settings | {"python": "3.11", "versions": {}} | changes)
+
+
+def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
+    search = SearchRecord(
+        hyperparameters=["optim.lr"],
+        seeds=[77],
+        inside={"optim.lr": None},
+        trials=[TrialRecord(values={"optim.lr": 0.1}, score=None, run_dirs=["trials/a-seed77-x"])],
+    )
+    look = Look(seeds=[0], baseline="a", primary=[], baselines={}, equivalence_margin=0.1, budgets=["tokens"])
+    cell = CellRecord(arm="a", seed=0, budget="tokens", run_dir="cells/a-seed0-x", steps=10, config_hash="c")
+    whole = record(
+        tune=TuneConfig(trials=3, seeds=[77]),
+        arms={"a": arm(settings={"optim.betas": [0.8, 0.9], "head.head_std": None}, tuned={"optim.lr": 1})},
+        cells=[cell],
+        cautions=[Caution("A few words:", "and what they mean.")],
+        searches={"a": search},
+        looks=[look],
+        trials_made=3,
+        ended="2026-02-01",
+    )
+    write_record(whole, tmp_path)
+    assert read_record(tmp_path) == whole
+    assert json.loads((tmp_path / "ablation.json").read_text())["version"] == VERSION
+
+
+def read(folder: Path, **changes: Any) -> AblationRecord:
+    write_record(record(arms={"a": arm()}), folder)
+    content = json.loads((folder / "ablation.json").read_text())
+    (folder / "ablation.json").write_text(json.dumps(content | changes))
+    return read_record(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"version": 3}, "version=3: was written by a newer version of this program; expected 2"),
+        ({"version": "2"}, "version: expected int, found '2'"),
+        ({"seeds": "0,1"}, "seeds: expected list, found '0,1'"),
+        ({"seeds": [0, "1"]}, "seeds[1]: expected int, found '1'"),
+        ({"equivalence_margin": None}, "equivalence_margin: expected float, found None"),
+        ({"threads": True}, "threads: expected int, found True"),
+        ({"arms": {"a": {"words": []}}}, "arms.a.settings: is missing"),
+        ({"cells": [{"arm": "a"}]}, "cells[0].seed: is missing"),
+        ({"tune": {"trials": 99}}, "ablation.tune.trials=99"),
+        ({"cautions": [["one word"]]}, "cautions[0]: expected Caution"),
+    ],
+)
+def test_a_record_that_cannot_be_used_is_named_with_its_key(tmp_path: Path, changes: dict, said: str) -> None:
+    with pytest.raises(BadInput) as error:
+        read(tmp_path, **changes)
+    assert str(error.value).startswith(f"{tmp_path / 'ablation.json'}: {said}")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("", "cannot be read"), ("[]", "the file: expected AblationRecord"), ("{}", "not what ablate"), ("1", "the file")],
+)
+def test_another_file_of_this_name_is_no_record(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "ablation.json").write_text(text)
+    with pytest.raises(BadInput, match=said):
+        read_record(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        read_record(tmp_path / "absent")
+
+
+def test_a_record_of_version_1_is_read_under_todays_names() -> None:
+    found = read_record(STUDIES / "tying/main")
+    assert (found.equivalence_margin, found.baselines["split"]) == (0.02, "untied")
+    assert found.match_parameters["untied_matched"] == "model.d_ff"
+    assert found.tune.extension_trials == 4
+    assert found.tune.hyperparameters[1] == "head.embedding_lr_multiplier"
+    assert found.searches["tied"].hyperparameters == ["optim.lr", "head.embedding_lr_multiplier"]
+    assert {*found.searches["tied"].trials[0].values, *found.searches["tied"].inside} <= {*found.arms["tied"].settings}
+    assert found.arms["split"].settings["head.name"] == "untied_midtraining"
+    assert found.looks[0].equivalence_margin == 0.02
+    assert "head.table_lr=8.5" in found.arms["tied"].words  # as it was typed
+    assert read_record(STUDIES / "tying_untie_when").plot_over == "head.untie_at"
+
+
+@pytest.mark.parametrize("path", sorted(STUDIES.rglob("ablation.json")), ids=lambda path: path.parent.name)
+def test_a_record_that_is_read_and_written_stays_the_same(path: Path, tmp_path: Path) -> None:
+    before = read_record(path.parent)
+    write_record(before, tmp_path)
+    assert read_record(tmp_path) == before
