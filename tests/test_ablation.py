@@ -198,7 +198,7 @@ def test_a_folder_of_something_else_is_refused(lab: Ablate, tmp_path: Path) -> N
     assert [path.name for path in stranger.iterdir()] == ["thesis.txt"]
     (tmp_path / "list").mkdir()
     (tmp_path / "list/ablation.json").write_text("[]")
-    with pytest.raises(BadInput, match="expected AblationRecord"):
+    with pytest.raises(BadInput, match="not what ablate"):
         lab(folder="list")
     with pytest.raises(BadInput, match=r"output_dir=/proc/nowhere: cannot be written to"):
         lab(folder="/proc/nowhere")

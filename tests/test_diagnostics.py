@@ -102,7 +102,7 @@ def test_with_a_projection_head_grad_is_of_the_embedding() -> None:
     assert near(embedding_grad, twin_embedding_grad)
     assert near(
         head_grad, twin_head_grad @ net.head.proj.weight.T
-    )  # by the chain rule: output = embedding @ projection
+    )  # output = embedding @ projection
     assert not near(head_grad, twin_head_grad)
 
 

@@ -82,7 +82,7 @@ def test_cached_equals_uncached_equals_batched_far_past_the_context(
 
 
 def test_a_cache_grows_with_the_text() -> None:
-    """Through every size that its cache_length takes, for rows of different lengths, and over the end of the context."""
+    """Through all its lengths, for rows of different lengths, and across the end of the context."""
     net, n = sensitive(seq_len=100), 2 * 100
     prompts = [[1], [*range(VOCAB)][:45]]
     expected = [by_definition(net, prompt, n) for prompt in prompts]

@@ -77,7 +77,7 @@ def test_parameters_of_the_default_model_in_closed_form(head: HeadConfig) -> Non
 @pytest.mark.parametrize("position", ["rope", "learned", "none"])
 @pytest.mark.parametrize(("ffn", "n_ffn"), [("relu2", 2), ("gelu", 2), ("swiglu", 3)])
 def test_flops_in_closed_form(ffn: str, n_ffn: int, position: str) -> None:
-    """Six per weight of each matrix and of the head, and twelve L T D for attention; embedding and norms count nothing."""
+    """Six per weight of the matrices and the head, and twelve L T D for attention; nothing for embedding and norms."""
     config = tiny(ffn=ffn, position=position)
     layers, d, f, v, t = 2, 32, 64, VOCAB, SEQ
     expected = 6 * (layers * (4 * d * d + n_ffn * d * f) + v * d) + 12 * layers * t * d

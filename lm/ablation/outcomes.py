@@ -8,12 +8,11 @@ import csv
 import json
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from lm.config import BadInput
 from lm.config.renamed import current
@@ -28,8 +27,9 @@ RESULT: dict[str, type[int] | type[float] | type[str]] = {  # of a run's result.
     "precision": str,
     "python": str,
 }
-RUN_DIR = r"(cells|trials)/[\w-][\w.-]*"
+RUN_DIR = re.compile(r"(?:cells|trials)/([\w.-]+)-seed(\d+)-[\w.-]+")  # its arm and seed
 Lines = list[dict[str, str]]
+Kind = TypeVar("Kind")
 
 
 class Outcome(NamedTuple):
@@ -39,22 +39,14 @@ class Outcome(NamedTuple):
     row: Mapping[str, str] | None = None  # of results.csv, where the run has no folder
 
 
-@dataclass(slots=True, frozen=True)
 class RunFiles:
     """Where the files of a run lie: its directory, what became of it if it has no result, what it said."""
 
-    run_dir: Path
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        self.outcome, self.log = (run_dir.with_name(run_dir.name + suffix) for suffix in (".json", ".log"))
 
-    @property
-    def outcome(self) -> Path:
-        return self.run_dir.with_name(self.run_dir.name + ".json")
-
-    @property
-    def log(self) -> Path:
-        return self.run_dir.with_name(self.run_dir.name + ".log")
-
-    def read(self) -> Outcome | None:
-        """None if nothing is here."""
+    def read(self) -> Outcome:
         path = self.run_dir / "result.json"
         try:
             return Outcome("done", result=json.loads(path.read_text()))
@@ -65,7 +57,7 @@ class RunFiles:
         try:
             return Outcome(**json.loads(self.outcome.read_text()))
         except (OSError, ValueError, TypeError):
-            return Outcome("missing") if self.run_dir.exists() else None
+            return Outcome("missing")
 
     def steps(self) -> int:
         """Optimizer steps that the run has logged so far."""
@@ -85,14 +77,14 @@ class Outcomes:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        rows = self.table("results.csv", "run_dir", "arm", "seed", "status", *RESULT)
-        self.rows = {row["run_dir"]: current(row) for row in rows if re.fullmatch(RUN_DIR, row["run_dir"])}
+        rows = self.table("results.csv", lambda row: (row["run_dir"], from_row(current(row))))
+        self.rows = {run_dir: one for run_dir, one in rows if one.status in ("done", "failed", "diverged")}
 
     def of(self, run_dir: str, planned: Mapping[str, str] = MappingProxyType({})) -> Outcome:
         """`planned` has the hashes that a result must have, if it says them: one of other settings or text fails."""
         found = RunFiles(self.folder / run_dir).read()
-        if found is None:
-            found = self.from_row(run_dir)
+        if found.status == "missing" and not (self.folder / run_dir).exists():
+            found = self.rows.get(run_dir, found)
         said = found.row or found.result
         other = [key for key, value in planned.items() if key.endswith("_hash") and said.get(key, value) != value]
         if found.status != "done" or not other:
@@ -100,26 +92,10 @@ class Outcomes:
         what = f"its row in results.csv has another {other[0]}" if found.row else f"its {other[0]} is not the one"
         return Outcome("failed", f"{what} than planned" if found.row else f"{what} planned: remove {run_dir}")
 
-    def from_row(self, run_dir: str) -> Outcome:
-        row = self.rows.get(run_dir)
-        if row is None or row["status"] not in ("done", "failed", "diverged"):
-            return Outcome("missing")
-        result: dict[str, Any] = {}
-        try:
-            int(row["seed"])
-            if row["status"] == "done":
-                result = {key: kind(row[key]) for key, kind in RESULT.items()}
-                result |= {"versions": {"torch": row["torch"]}, "samples": []}
-                result["resumed_from"] = [int(step) for step in row["resumed_from"].split()]
-        except (ValueError, KeyError) as error:
-            raise self.spoilt("results.csv", f"{run_dir}: {error}") from error
-        return Outcome(row["status"], row.get("error", ""), result, row)
-
     def names(self) -> list[str]:
         """Every run that has come to an end, by its folder or its row."""
-        folders = {f"{path.parent.parent.name}/{path.parent.name}" for path in self.folder.glob("*/*/result.json")}
-        folders = {name for name in folders if re.fullmatch(RUN_DIR, name)}
-        return sorted(folders | {name for name in self.rows if self.from_row(name).status != "missing"})
+        folders = {"/".join(path.parts[-3:-1]) for path in self.folder.glob("*/*/result.json")}
+        return sorted(name for name in folders | self.rows.keys() if RUN_DIR.fullmatch(name))
 
     def lines(self, run_dir: str, name: str) -> Lines:
         """The whole rows of a CSV file of a run, those of curves.csv for a metrics.csv that is not here."""
@@ -132,24 +108,29 @@ class Outcomes:
     @cached_property
     def curves(self) -> dict[str, Lines]:
         found: dict[str, Lines] = {}
-        for point in self.table("curves.csv", "run_dir", "tokens"):
-            found.setdefault(point["run_dir"], []).append(point)
+        for run_dir, point in self.table("curves.csv", lambda row: (row["run_dir"], row)):
+            found.setdefault(run_dir, []).append(point)
         return found
 
-    def table(self, name: str, *columns: str) -> Lines:
-        """The rows of a file in the ablation's folder, none if there is no such file."""
+    def table(self, name: str, read: Callable[[dict[str, str]], tuple[str, Kind]]) -> list[tuple[str, Kind]]:
+        """Every row of a file in the ablation's folder, none if there is no such file."""
+        path = self.folder / name
         try:
-            with open(self.folder / name, newline="") as file:
+            with open(path, newline="") as file:
                 rows = list(csv.DictReader(file))
+            if torn := [i for i, row in enumerate(rows, 2) if None in (*row, *row.values())]:
+                raise ValueError(f"line {torn[0]} is not a whole row")
+            return [read(row) for row in rows]
         except FileNotFoundError:
             return []
-        except (OSError, ValueError, csv.Error) as error:
-            raise self.spoilt(name, str(error)) from error
-        if lost := [one for one in columns if rows and one not in rows[0]]:
-            raise self.spoilt(name, f"it has no column {lost[0]}")
-        if torn := [i for i, row in enumerate(rows, 2) if None in row or None in row.values()]:
-            raise self.spoilt(name, f"line {torn[0]} is not a whole row")
-        return rows
+        except (OSError, ValueError, KeyError, csv.Error) as error:
+            raise BadInput(f"{path}: not what a report has written ({error!r}); remove it") from error
 
-    def spoilt(self, name: str, why: str) -> BadInput:
-        return BadInput(f"{self.folder / name}: not what a report has written ({why}); remove it")
+
+def from_row(row: dict[str, str]) -> Outcome:
+    result: dict[str, Any] = {}
+    if row["status"] == "done":
+        result = {key: kind(row[key]) for key, kind in RESULT.items()}
+        result |= {"versions": {"torch": row["torch"]}, "samples": []}
+        result["resumed_from"] = [int(step) for step in row["resumed_from"].split()]
+    return Outcome(row["status"], row["error"], result, row)

@@ -5,13 +5,12 @@ today's (lm/config/renamed.py). Words that a person typed stay as they were type
 """
 
 import json
-from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
-from types import NoneType, UnionType
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from lm.config import BadInput
-from lm.config.ablation import Question
+from lm.config.ablation import HYPERPARAMETERS, Question
 from lm.config.renamed import KEYS, current
 from lm.system.files import write_text
 
@@ -127,25 +126,22 @@ class AblationRecord(Question):
     set_aside: dict[str, str] = field(default_factory=dict)  # finished run that no longer counts -> why
 
 
+STORED: dict[Any, Any] = {Any: object, float: float | int, Caution: list}  # kind -> what JSON has for it
+
+
 def read_record(folder: Path) -> AblationRecord:
-    """Raises BadInput naming the file, and the key where one is wrong; FileNotFoundError if there is no file."""
+    """Raises BadInput naming the file, and the key whose value is wrong; FileNotFoundError if there is no file."""
     path = folder / FILE
     try:
         found = json.loads(path.read_text())
+        if (version := found.get("version", 1)) > VERSION:
+            raise BadInput(f"version={version}: was written by a newer version of this program; expected {VERSION}")
+        return build(AblationRecord, from_version_1(found) if version == 1 else found, "")
     except FileNotFoundError:
         raise
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
-    try:
-        if isinstance(found, dict) and (version := build(int, found.get("version", 1), "version")) != VERSION:
-            if version > VERSION:
-                raise BadInput(f"version={version}: was written by a newer version of this program; expected {VERSION}")
-            found = from_version_1(found)
-        return build(AblationRecord, found, "")
-    except BadInput as error:
-        raise BadInput(f"{path}: {error}") from error
-    except (KeyError, TypeError, AttributeError) as error:  # on the way from version 1
-        raise BadInput(f"{path}: not what ablate.py wrote ({error!r})") from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        why = error if isinstance(error, BadInput) else f"not what ablate.py wrote ({error!r})"
+        raise BadInput(f"{path}: {why}") from error
 
 
 def write_record(record: AblationRecord, folder: Path) -> None:
@@ -154,41 +150,34 @@ def write_record(record: AblationRecord, folder: Path) -> None:
 
 def from_version_1(old: dict[str, Any]) -> dict[str, Any]:
     found = current(old, "ablation.")
-    if "hyperparameters" in found["tune"]:
-        found["tune"]["hyperparameters"] = [*current(dict.fromkeys(found["tune"]["hyperparameters"]))]
     found["plot_over"] = KEYS.get(found["plot_over"], found["plot_over"])
     found["looks"] = [current(look, "ablation.") for look in old.get("looks", [])]
     for arm in found["arms"].values():
         arm |= {key: current(arm[key]) for key in ("settings", "matched", "tuned")}
-    for search in found.get("searches", {}).values():
-        search["hyperparameters"] = [*current(dict.fromkeys(search.pop("knobs", None) or search["hyperparameters"]))]
+    found["searches"] = {arm: current(one, "ablation.tune.") for arm, one in old.get("searches", {}).items()}
+    for search in found["searches"].values():
         search["inside"] = current(search["inside"])
         for trial in search["trials"]:
             trial |= {"values": current(trial["values"]), "score": trial[found["metric"]]}
+    for tune in (found["tune"], *found["searches"].values()):
+        tune["hyperparameters"] = [KEYS.get(key, key) for key in tune.get("hyperparameters", HYPERPARAMETERS)]
     return found
 
 
 def build(kind: Any, value: Any, key: str) -> Any:
     """A value from JSON as a dataclass, a list, a dict or a plain type. Raises BadInput naming the key."""
     origin, of = get_origin(kind), get_args(kind)
-    if is_dataclass(kind) and isinstance(value, dict):
-        known = {one.name: one for one in fields(kind)}
-        hints, prefix = get_type_hints(kind), f"{key}." if key else ""
-        for name, one in known.items():
-            if name not in value and one.default is MISSING and one.default_factory is MISSING:
-                raise BadInput(f"{prefix}{name}: is missing; expected what ablate.py wrote")
-        made: Any = kind
-        return made(**{name: build(hints[name], value[name], f"{prefix}{name}") for name in known if name in value})
-    if origin is UnionType:
-        (plain,) = (one for one in of if one is not NoneType)
-        return None if value is None else build(plain, value, key)
-    if origin is list and isinstance(value, list):
-        return [build(of[0], one, f"{key}[{i}]") for i, one in enumerate(value)]
-    if origin is dict and isinstance(value, dict):
-        return {name: build(of[1], one, f"{key}.{name}") for name, one in value.items()}
-    if kind is Caution and isinstance(value, list) and len(value) == 2:
+    hints = get_type_hints(kind) if is_dataclass(kind) else {}
+    stored = dict if hints else STORED.get(kind, origin if origin in (list, dict) else kind)
+    if not isinstance(value, stored):
+        raise BadInput(f"{key}: expected {getattr(stored, '__name__', stored)}, found {value!r:.60}")
+    if hints:
+        known = hints.keys() & value.keys()
+        return kind(**{name: build(hints[name], value[name], f"{key}.{name}".lstrip(".")) for name in known})
+    if kind is Caution:
         return Caution(*value)
-    if kind is Any or type(value) is kind or (kind is float and type(value) is int):
-        return value
-    expected = getattr(kind, "__name__", kind)
-    raise BadInput(f"{key or 'the file'}: expected {expected}, found {value!r:.60}; not what ablate.py wrote")
+    if origin is list:
+        return [build(of[0], one, f"{key}[{i}]") for i, one in enumerate(value)]
+    if origin is dict:
+        return {name: build(of[1], one, f"{key}.{name}") for name, one in value.items()}
+    return value

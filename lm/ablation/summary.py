@@ -5,8 +5,8 @@ from pathlib import Path
 
 from lm.ablation.ablate import AblationRunner
 from lm.ablation.duration import spell
-from lm.ablation.judge.study import Contrast, Study, read_study
-from lm.ablation.report.answer import BUDGET_NAMES
+from lm.ablation.judge.study import Contrast, read_study
+from lm.ablation.report.answer import BUDGET_NAMES, sentences
 from lm.ablation.report.warnings import warnings_of
 from lm.system.table import format_table
 
@@ -33,7 +33,7 @@ def plan_table(runner: AblationRunner) -> str:
     found = f"{len(cells)} runs, {len(cells) - len(ahead)} done"
     if trials:
         more = ablation.tune.extension_trials * len(ablation.tune.seeds) * len(runner.arms)
-        found += f"; {len(trials)} search trials, and {more} more if a best value lies at the edge of what was tried"
+        found += f"; {len(trials)} search trials, and {more} more if a best value lies at the edge of the search range"
     return "\n".join(
         [
             ablation.question,
@@ -59,26 +59,21 @@ def result_table(path: Path) -> str:
     study = read_study(path)
     contrasts = study.contrasts()
     lines = [format_table([HEAD, *(row(one) for one in contrasts)]), ""]
-    lines += [say(study, one) for one in contrasts if one.primary]
+    lines += sentences(study, [one for one in contrasts if one.primary])
     lines += [f"{head} {meaning}" for head, meaning in warnings_of(study, contrasts)]
     lost = [one for one in study.rows if one.status in ("failed", "diverged")]
     lines += [f"{one.status}: {one.run_dir} ({one.error})" for one in lost]
     counts = ", ".join(f"{n} {kind}" for kind, n in study.counts().items() if n)
     if alone := study.rows_alone():
-        counts += f" ({alone} of them rows of results.csv without their folder)"
+        counts += f" (of {alone} only the rows in results.csv are left)"
     return "\n".join([*lines, "", f"{counts}; {path / 'report.html'}"])
 
 
-HEAD = ("arm", "baseline", "budget", "seeds", "difference", "95 % CI", "verdict")
+HEAD = ("arm", "budget", "difference", "95 % CI", "verdict", "seeds", "baseline")
 
 
 def row(one: Contrast) -> tuple[str, ...]:
     found = one.comparison
     mean = "" if found.mean is None else f"{found.mean:+.4f}"
     interval = "" if found.ci_low is None else f"{found.ci_low:+.4f} to {found.ci_high:+.4f}"
-    return (one.arm, one.baseline, one.budget, str(found.n), mean, interval, found.verdict)
-
-
-def say(study: Study, one: Contrast) -> str:
-    budget = f"At equal {BUDGET_NAMES[one.budget]}: " if len(study.record.budgets) > 1 else ""
-    return budget + study.say(one)
+    return (one.arm, BUDGET_NAMES[one.budget], mean, interval, found.verdict, str(found.n), one.baseline)

@@ -67,7 +67,7 @@ def compose(study: Study, contrasts: list[Contrast]) -> tuple[str, dict[str, str
     parts = [
         *answer(study, contrasts),
         *warnings_list(study, contrasts),
-        *basis(study),
+        *basis(study, contrasts),
         *contrasts_section(study, contrasts, pictures),
         *seeds_section(study, pictures),
         *arms_section(study),

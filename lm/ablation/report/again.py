@@ -1,4 +1,4 @@
-"""The end of a report: what has no result and why, and how to do all of it again."""
+"""The end of a report: which runs have no result and why, and how to reproduce the ablation."""
 
 import re
 
@@ -13,22 +13,22 @@ def losses_section(study: Study) -> list[str]:
     parts = []
     if broken := [row for row in [*study.rows, *study.trials] if row.status in ("failed", "diverged")]:
         rows = [[*who(row), row.status, plain(row.error), code(f"{row.run_dir}.log")] for row in broken]
-        parts.append(table(["arm", "seed", "for", "what", "reason", "log"], rows))
-        parts.append("A run that failed is tried again by the same command; one that diverged would diverge again.")
+        parts.append(table(["arm", "seed", "purpose", "status", "error", "log"], rows))
+        parts.append("The same command repeats a run that failed, but not one that diverged: it would diverge again.")
     if missing := [row for row in study.rows if row.status == "missing"]:
         rows = [[*who(row), state(study, row)] for row in missing]
-        parts.append(table(["arm", "seed", "for", "still missing"], rows))
-    return ["## What has no result", *parts] if parts else []
+        parts.append(table(["arm", "seed", "purpose", "progress"], rows))
+    return ["## Runs without a result", *parts] if parts else []
 
 
 def who(row: Row) -> list[str]:
-    served = f"equal {' and '.join(BUDGET_NAMES[one] for one in row.budgets)}" if row.budgets else "tuning"
+    served = f"equal {' and '.join(BUDGET_NAMES[one] for one in row.budgets)}" if row.budgets else "search trial"
     return [plain(row.arm), str(row.seed), served]
 
 
 def state(study: Study, row: Row) -> str:
     made = RunFiles(study.outcomes.folder / row.run_dir).steps()
-    return f"step {made:,} of {row.steps:,}, running or interrupted" if made else "not begun"
+    return f"step {made:,} of {row.steps:,}, running or interrupted" if made else "not started"
 
 
 def again_section(study: Study) -> list[str]:
@@ -36,27 +36,28 @@ def again_section(study: Study) -> list[str]:
     versions = "".join(f", {name} {version}" for name, version in record.versions.items())
     devices = sorted({str(row.result["device"]) for row in done})
     seeds, resumed = ", ".join(map(str, record.seeds)), sum(bool(row.result.get("resumed_from")) for row in done)
-    tuned = f"; for tuning {', '.join(map(str, record.tune.seeds))}" if record.tune.trials else ""
+    tuned = f"; search trials {', '.join(map(str, record.tune.seeds))}" if record.tune.trials else ""
     sizes = {arm.identity["data_hash"]: (arm.train_tokens, arm.val_tokens) for arm in record.arms.values()}
-    text = "; ".join(f"{train:,} tokens to train on, {val:,} to validate on" for train, val in sizes.values())
+    text = "; ".join(f"{train:,} training tokens, {val:,} validation tokens" for train, val in sizes.values())
     facts = [
-        ["begun, ended", f"{record.begun}, {record.ended or 'not yet'}"],
-        ["machine", plain(f"{record.machine}; {record.workers} runs at a time, {record.threads} thread each")],
+        ["started, ended", f"{record.begun}, {record.ended or 'not yet'}"],
+        ["machine", plain(f"{record.machine}; runs in parallel: {record.workers}, threads per run: {record.threads}")],
         ["devices of the runs", plain(", ".join(devices) or "none yet")],
         ["Python", plain(f"{record.python}{versions}")],
         ["seeds", f"{seeds}{tuned}"],
         ["text", text],
         *hashes(study),
         ["resumed after an interruption", f"{resumed} of {len(done)}"],
-        ["computing time", f"reported runs {spent(study.rows)}; tuning {spent(study.trials)}"],
+        ["computing time", f"reported runs {spent(study.rows)}; search trials {spent(study.trials)}"],
     ]
     return [
-        "## How to do it again",
+        "## How to reproduce this",
         fence(record.command),
         table(["what", "value"], facts),
-        "In this folder: `cells/` has a directory (settings, metrics, model, result) and a log for each run, `trials/` "
-        "the same for tuning, `ablation.json` the plan with every setting of every arm, `results.csv` a row for each "
-        "run, `report.json` the numbers of this report. It is written anew, also while runs go on, by",
+        "The folder of the ablation contains `cells/`, a directory (settings, metrics, model, result) and a log for "
+        "each run; `trials/`, the same for the search trials; `ablation.json`, the plan with every setting of every "
+        "arm; `results.csv`, a row for each run; and `report.json`, the numbers of this report. This command updates "
+        "the report, also while runs go on:",
         fence(re.sub(r"ablate(\.py)?\b.*", r"report\1 output_dir=DIR", record.command, flags=re.DOTALL)),
     ]
 

@@ -1,4 +1,4 @@
-"""The arms: what is changed in each, what it costs, what it reaches."""
+"""The arms: what is changed in each, what it costs, its results."""
 
 from collections.abc import Iterable
 from statistics import median
@@ -16,25 +16,25 @@ def arms_section(study: Study) -> list[str]:
         row = [plain(name), changes(study, name), f"{arm.n_params:,}", f"{arm.flops_per_token:,}"]
         row.append(spent(row for row in study.rows if row.arm == name))
         rows.append(row + [spent(row for row in study.trials if row.arm == name)] * tuned)
-    head = ["arm", "what is changed", "parameters", "FLOPs per token", "its runs", *["its trials"] * tuned]
+    head = ["arm", "changes", "parameters", "FLOPs per token", "time of runs", *["time of search trials"] * tuned]
     common = " ".join(map(code, [*record.common, *record.overrides]))
     return [
-        "## The arms",
+        "## Arms",
         table(head, rows),
-        f"Its runs{', its trials' * tuned}: computing time in all." + f" Set for all arms: {common}." * bool(common),
+        "Times are sums over all seeds." + f" Changed in all arms: {common}." * bool(common),
         *reached(study),
     ]
 
 
 def changes(study: Study, name: str) -> str:
-    """An arm's overrides, and what the program has chosen for it."""
+    """An arm's overrides, and the values that the program has chosen for it."""
     record, arm = study.record, study.record.arms[name]
     found = [" ".join(map(code, arm.words)) or "nothing"]
     for key, value in arm.matched.items():
-        found.append(f"{code(f'{key}={value}')} (to match {plain(record.contrasts[name])})")
+        found.append(f"{code(f'{key}={value}')} (parameter-matched to {plain(record.contrasts[name])})")
     found += [f"{code(f'{key}={value:g}')} (tuned)" for key, value in arm.tuned.items()]
     if name in record.seed_offsets:
-        found.append(f"seeds + {record.seed_offsets[name]}, so that its pairs share no draw")
+        found.append(f"seeds + {record.seed_offsets[name]}, so that its pairs share no random numbers")
     return "; ".join(found)
 
 
@@ -47,13 +47,13 @@ def reached(study: Study) -> list[str]:
     if not any(row.result for row in study.rows):
         return []
     many = len(study.record.budgets) > 1
-    head = ["arm", *["at equal"] * many, "steps", "tokens", "seeds", "validation loss", "bits per byte", "top-1 %"]
+    head = ["arm", *["budget"] * many, "steps", "tokens", "seeds", "validation loss", "bits per byte", "top-1 %"]
     names = study.record.arms
     rows = [reached_row(study, name, budget, many) for budget in study.record.budgets for name in names]
     return [
-        "### What they reached",
+        "### Final results",
         table([*head, "seconds", "tokens per second"], rows),
-        "Mean ± standard deviation over seeds; medians of seconds and of tokens per second.",
+        "Mean ± standard deviation over seeds; median seconds and tokens per second.",
     ]
 
 

@@ -1,6 +1,6 @@
-"""The contrasts: every arm minus the arm it is compared with, as a forest plot and as a table."""
+"""The comparisons: every arm minus its baseline, as a forest plot and as tables."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from matplotlib.figure import Figure
 
@@ -16,55 +16,68 @@ def contrasts_section(study: Study, contrasts: Sequence[Contrast], pictures: dic
     if not any(one.seeds for one in contrasts):
         return []
     pictures["forest"] = forest(study, contrasts)
-    said = [(f"{one.arm} against {one.baseline} at equal {BUDGET_NAMES[one.budget]}", one) for one in contrasts]
-    lines = [f"{words}: {label(one.comparison)}" for words, one in said]
-    alt = plain(f"Difference of each contrast with its interval. {'; '.join(lines)}")
+    said = [(f"{one.arm} minus {one.baseline} at equal {BUDGET_NAMES[one.budget]}", one) for one in contrasts]
+    alt = plain("; ".join(f"{words}: {label(one.comparison)} {one.comparison.verdict}" for words, one in said))
     margin = f"{study.record.equivalence_margin:g}"
-    once = " Runs that serve several budgets are drawn under the first." if len(study.record.budgets) > 1 else ""
+    once = " Runs that serve several budgets are drawn once." if len(study.record.budgets) > 1 else ""
     return [
-        "## The contrasts",
-        f"Each arm minus the arm it is compared with, in {study.unit}; {direction(study)}. Lines: 95 % intervals. "
-        f"Shaded: differences smaller than the {margin} that matters.{once}",
-        f"![{alt}](figures/forest.svg)",
-        contrasts_table(study, contrasts),
-        "Bold: the primary contrasts. Arms are paired by seed: the same order of the data, the same start where they "
-        "share parameters. Intervals are t intervals of the mean paired difference, each by itself: they are not "
-        "widened for the number of contrasts. p: paired t test, two-sided. p (Holm): corrected for the number of "
-        "primary contrasts; secondary ones are corrected among themselves. p equivalent (Holm): two one-sided t tests "
-        f"against ±{margin}, corrected likewise. A verdict needs a corrected p of {ALPHA:g} or less. Detectable: the "
-        f"true difference that as many seeds with this spread find with a probability of {100 * POWER:.0f} %, "
-        "uncorrected. Seeds won: those on which the arm is better.",
+        "## Comparisons",
+        f"Each row is an arm minus its baseline, in {study.unit}; {direction(study)}. Lines are 95 % confidence "
+        f"intervals (CI). The shaded band is the equivalence margin of ±{margin}.{once}",
+        f"![Differences with their 95 % CI. {alt}](figures/forest.svg)",
+        *by_budget(study, contrasts, RESULT, result),
+        "### How to read this",
+        READING.format(margin=margin, alpha=ALPHA, power=100 * POWER),
+        "### Test statistics",
+        *by_budget(study, contrasts, STATISTICS, statistics),
     ]
+
+
+RESULT = ("arm", "difference", "95 % CI", "verdict", "seeds", "baseline")
+STATISTICS = ("arm", "p", "p (Holm)", "p equivalence (Holm)", "minimum detectable effect", "per-seed wins")
+READING = """\
+- **Bold** arms are the primary comparisons: they answer the question.
+- **Pairing**: with the same seed, an arm and its baseline see the data in the same order and share the initialisation \
+of all parameters that both have.
+- **95 % CI**: the t interval of the mean paired difference, not corrected for the number of comparisons.
+- **Verdict**: equivalent if p equivalence (Holm) is at most {alpha:g}; otherwise better or worse if p (Holm) is at \
+most {alpha:g}; otherwise undecided.
+- **p**: two-sided paired t test. **Holm**: corrected for the number of comparisons, primary and others separately.
+- **p equivalence**: two one-sided t tests (TOST) of a true difference within ±{margin}.
+- **Minimum detectable effect**: the true difference that the t test, uncorrected, finds with {power:.0f} % power at \
+this number of seeds and this standard deviation.
+- **Per-seed wins**: the seeds with which the arm is better than its baseline."""
 
 
 def direction(study: Study) -> str:
     return f"{'left' if study.lower_is_better else 'right'} is better"
 
 
-def contrasts_table(study: Study, contrasts: Sequence[Contrast]) -> str:
-    many = len(study.record.budgets) > 1
-    head = ["arm", "against", *["at equal"] * many, "seeds", "difference", "95 % interval", "verdict", "seeds won"]
-    head += ["p", "p (Holm)", "p equivalent (Holm)", "detectable"]
-    rows = []
-    for one in contrasts:
-        found, name = one.comparison, plain(one.arm)
-        rows.append(
-            [
-                f"**{name}**" if one.primary else name,
-                plain(one.baseline),
-                *[BUDGET_NAMES[one.budget]] * many,
-                str(found.n),
-                number(found.mean, "+.4f"),
-                "-" if found.ci_low is None else f"{found.ci_low:+.4f} to {found.ci_high:+.4f}",
-                found.verdict,
-                f"{found.wins} of {found.n}",
-                number(found.p_different, ".3f"),
-                number(found.p_different_adjusted, ".3f"),
-                number(found.p_equivalent_adjusted, ".3f"),
-                number(found.minimum_detectable, ".4f"),
-            ]
-        )
-    return table(head, rows)
+def by_budget(
+    study: Study, contrasts: Sequence[Contrast], head: Sequence[str], row: Callable[[Contrast], list[str]]
+) -> Iterator[str]:
+    """A table for each budget: a column less, so that it fits a telephone."""
+    for budget in study.record.budgets:
+        if len(study.record.budgets) > 1:
+            yield f"**At equal {BUDGET_NAMES[budget]}**"
+        yield table(head, [[named(one), *row(one)] for one in contrasts if one.budget == budget])
+
+
+def named(one: Contrast) -> str:
+    return f"**{plain(one.arm)}**" if one.primary else plain(one.arm)
+
+
+def result(one: Contrast) -> list[str]:
+    found = one.comparison
+    ends = "-" if found.ci_low is None else f"{found.ci_low:+.4f} to {found.ci_high:+.4f}"
+    return [number(found.mean, "+.4f"), ends, found.verdict, str(found.n), plain(one.baseline)]
+
+
+def statistics(one: Contrast) -> list[str]:
+    found = one.comparison
+    ps = (found.p_different, found.p_different_adjusted, found.p_equivalent_adjusted)
+    least = number(found.minimum_detectable, ".4f")
+    return [*(number(p, ".3f") for p in ps), least, f"{found.wins} of {found.n}"]
 
 
 def number(value: float | None, form: str) -> str:

@@ -26,9 +26,9 @@ def curves_section(study: Study, pictures: dict[str, str]) -> list[str]:
     at = f" (runs at equal {BUDGET_NAMES[budget]})" if len(study.record.budgets) > 1 else ""
     return [
         "## Learning curves",
-        f"The {metric_name(study)}, during training{at}: mean over seeds, shaded from the least to the most of them. "
-        f"Below, each arm minus {study.record.baseline}, paired by seed. An arm far from the others may lie "
-        "outside of a picture. Validation during training may cover a part of the text only.",
+        f"The {metric_name(study)}, during training{at}: means over seeds; the shaded area reaches from the lowest to "
+        f"the highest seed. Below, each arm minus {study.record.baseline}, paired by seed. An arm far from the others "
+        "may lie outside the plot. Validation during training may use a part of the validation text only.",
         "![Learning curves of all arms](figures/learning.svg)",
     ]
 
@@ -41,10 +41,8 @@ def no_curve(study: Study) -> list[str]:
     if not any(row.result for row in study.rows) or 0 < 2 * every <= steps:
         return []
     short = f"runs of {steps:,} steps with {code(f'validation.every={every}')} are not validated twice during training"
-    return [
-        "## Learning curves",
-        f"There are none: {short}. {code(f'validation.every={max(1, steps // 10)}')} gives them.",
-    ]
+    more = code(f"validation.every={max(1, steps // 10)}")
+    return ["## Learning curves", f"There are no learning curves: {short}. Set {more} to record them."]
 
 
 def column(study: Study) -> str:
@@ -107,14 +105,14 @@ def differences(study: Study) -> dict[str, Curve]:
 
 
 def gaps(study: Study, arm: str, other: str) -> list[Points]:
-    """What lies between two arms during training, for each seed that both have finished."""
+    """The difference of two arms during training, for each seed that both have finished."""
     ours, theirs = (by_seed(study, one, FILE, column(study)) for one in (arm, other))
     pairs = [(ours[seed], theirs[seed]) for seed in ours if seed in theirs]
     return [{x: one[x] - two[x] for x in one if x in two} for one, two in pairs]
 
 
 def halfway(study: Study, arm: str, other: str) -> list[tuple[float, float]]:
-    """What lies between two arms after half of training and at its end, for each seed of which both are known.
+    """The difference of two arms after half of training and at its end, for each seed of which both are known.
 
     None where arms see unequal numbers of tokens: their curves end at other places.
     """
@@ -130,7 +128,7 @@ def halfway(study: Study, arm: str, other: str) -> list[tuple[float, float]]:
 
 
 def late(study: Study, curves: dict[str, Curve], every: bool = False) -> list[float]:
-    """Values after the first third, when curves have come down; of the arms asked about, or of every arm."""
+    """Values after the first third, when curves have come down; of the primary arms, or of every arm."""
     main = {study.record.baseline, *study.record.primary}
     chosen = [curve for arm, curve in curves.items() if arm in main and not every] or list(curves.values())
     return [value for curve in chosen for x, triple in curve.items() if 3 * x >= max(curve) for value in triple]

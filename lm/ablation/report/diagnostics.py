@@ -13,10 +13,12 @@ from lm.ablation.report.plots import beyond, drawing, legend, log_axis, looks, p
 
 FILE = "diagnostics.csv"
 BANDS = tuple(f"band{i}" for i in range(1, 6))
+HEAD = ("band1 (frequent)", *BANDS[1:-1], "band5 (rare)")
+MATRICES = {"embedding_norm": "embedding matrix", "head_norm": "LM head"}
 SIDES = {
-    "lookup_grad": "gradient norm, lookup side",
-    "head_grad": "gradient norm, head side",
-    "cosine": "cosine between the two",
+    "embedding_grad": "gradient norm through the input embeddings",
+    "head_grad": "gradient norm through the LM head",
+    "cosine": "cosine similarity of the two gradients",
 }
 Intervals = list[tuple[float, float, float]]  # mean, low, high of each band
 
@@ -26,19 +28,24 @@ def diagnostics_section(study: Study, pictures: dict[str, str]) -> list[str]:
     if not arms:
         return []
     pictures["gradients"] = gradients(study)
-    head = [f"{side}, {band}" for side in ("table", "head") for band in BANDS]
-    rows = [[plain(arm), clip_rate(study, arm), *norms(study, arm)] for arm in arms]
+    rows = [
+        [plain(arm), matrix, *norms(study, arm, key), clip_rate(study, arm)]
+        for arm in arms
+        for key, matrix in MATRICES.items()
+    ]
     return [
-        "## Inside the training",
+        "## Training diagnostics",
         *bands_part(study, pictures),
-        "### Gradients of the table, by side",
-        "What reaches the embedding table through the lookup, what reaches the matrix that scores, and the cosine of "
-        "the angle between them: mean over seeds, shaded from the least to the most of them.",
-        "![Gradient norms and their cosine over training](figures/gradients.svg)",
-        "### Row norms at the end, and clipping",
-        table(["arm", "clipped steps", *head], rows),
-        "Mean norm of the rows that are looked up (table) and of those that score (head), by how frequent their tokens "
-        "are in the training text; means over seeds. Clipped steps: those whose gradient was cut, over the whole run.",
+        "### Gradient norms",
+        "Norm of the gradient that reaches the embedding matrix through the input embeddings, norm of the gradient "
+        "through the LM head, and the cosine similarity of the two gradients. Lines are means over seeds; the shaded "
+        "area reaches from the lowest to the highest seed.",
+        "![Gradient norms and their cosine similarity over training](figures/gradients.svg)",
+        "### Row norms and gradient clipping",
+        table(["arm", "matrix", *HEAD, "clipped steps"], rows),
+        "Mean norm of the rows of the embedding matrix and of the LM head at the end of training, by frequency of the "
+        "token in the training text; means over seeds. Clipped steps: the share of all training steps whose gradient "
+        "was clipped.",
     ]
 
 
@@ -48,32 +55,30 @@ def last(study: Study, arm: str, column: str) -> dict[int, float]:
     return {seed: curve[max(curve)] for seed, curve in curves.items() if curve}
 
 
-def norms(study: Study, arm: str) -> list[str]:
-    found = [last(study, arm, f"{side}_norm/{band}").values() for side in ("table", "head") for band in BANDS]
+def norms(study: Study, arm: str, key: str) -> list[str]:
+    found = [last(study, arm, f"{key}/{band}").values() for band in BANDS]
     return [f"{fmean(values):.3g}" if values else "-" for values in found]
 
 
 def clip_rate(study: Study, arm: str) -> str:
-    """Rows stand at equal distances, so that their mean is that of the run."""
+    """The rows of the file are evenly spaced, so their mean is that of the run."""
     rates = [fmean(curve.values()) for curve in by_seed(study, arm, FILE, "clip_rate").values() if curve]
     return f"{100 * fmean(rates):.0f} %"
 
 
 def bands_part(study: Study, pictures: dict[str, str]) -> list[str]:
-    """Nothing where tokenizers differ: a band of one arm holds other tokens than that of another then."""
+    """Nothing where tokenizers differ: the same band then holds other tokens in each arm."""
     drafts = {arm: band_differences(study, arm, other) for arm, other in study.record.contrasts.items()}
     found = {arm: one for arm, one in drafts.items() if one}
     if not found or len({arm.identity["tokenizer_hash"] for arm in study.record.arms.values()}) > 1:
         return []
     pictures["bands"] = bands(study, found)
-    head = ["arm", "band1 (frequent)", *BANDS[1:-1], "band5 (rare)"]
     return [
-        "### Loss by frequency of the target",
-        "At the end of training, each arm minus the one it is compared with, in nats per token: mean and 95 % interval "
-        "over seeds. Each band holds about a fifth of the training text, band1 its most frequent tokens, band5 its "
-        "rarest.",
+        "### Loss by frequency of the target token",
+        "Each arm minus its baseline at the end of training, in nats per token: mean and 95 % CI over seeds. Each band "
+        "covers about a fifth of the training text; band1 has the most frequent tokens, band5 the rarest.",
         "![Difference in loss by frequency of the target token](figures/bands.svg)",
-        table(head, [[plain(arm), *(spell_interval(*triple) for triple in one)] for arm, one in found.items()]),
+        table(["arm", *HEAD], [[plain(arm), *(spell_interval(*triple) for triple in one)] for arm, one in found.items()]),
     ]
 
 

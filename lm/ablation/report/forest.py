@@ -33,22 +33,20 @@ def label(found: Comparison) -> str:
     if found.mean is None:
         return "no pair of runs yet"
     if found.ci_low is None:
-        return f"{found.mean:+.4f} (one seed) {found.verdict}"
-    return f"{found.mean:+.4f} [{found.ci_low:+.4f}, {found.ci_high:+.4f}] {found.verdict}"
+        return f"{found.mean:+.4f} (one seed)"
+    return f"{found.mean:+.4f} [{found.ci_low:+.4f}, {found.ci_high:+.4f}]"
 
 
 def draw_forest(groups: Mapping[str, Sequence[Line]], margin: float, xlabel: str) -> Figure:
-    """Name and numbers of a row stand above its interval, so that both have the whole width.
+    """Name and numbers of a row stand above its interval, and the line at zero is drawn beside intervals only.
 
-    Bold rows set the scale, where there are none those that are not far off.
-    `matters`: what is shaded around zero; 0 for nothing. A group whose heading is empty has none.
+    Bold rows set the scale, or, where there are none, those that are not far off. `margin` is shaded around zero; 0 for
+    nothing. A group whose heading is empty has none.
     """
     lines = [line for group in groups.values() for line in group]
     main = [line for line in lines if line.bold] or near(lines)
     limits = window([*ends(main), 0, -margin, margin], ends(lines), margin)
     figure, (axes,) = panels(1, 1.1 + 0.46 * len(lines) + 0.4 * sum(map(bool, groups)))
-    axes.axvspan(-margin, margin, color="#ececec", lw=0)
-    axes.axvline(0, color="black", lw=1)
     y = 0.0
     for heading, group in groups.items():
         if heading:
@@ -57,6 +55,8 @@ def draw_forest(groups: Mapping[str, Sequence[Line]], margin: float, xlabel: str
         for line in group:
             write(axes, 0, y - 0.05, short(line.name), weight="bold" if line.bold else "normal")
             write(axes, 1, y - 0.05, label(line.comparison), ha="right", fontsize=10)
+            axes.fill_betweenx([y + 0.2, y + 0.54], -margin, margin, color="#e4e4e4", lw=0)
+            axes.plot([0, 0], [y + 0.2, y + 0.54], color="black", lw=1)
             draw(axes, line.comparison, y + 0.37, limits)
             y += 1
     axes.set(xlim=limits, ylim=(y - 0.3, -0.6), yticks=[], xlabel=xlabel)
@@ -86,9 +86,7 @@ def mark(verdict: str) -> dict[str, Any]:
 
 
 def write(axes: Axes, x: float, y: float, text: str, **options: Any) -> None:
-    """On a light ground: the line at zero would strike it through."""
-    ground = {"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 1}
-    axes.text(x, y, text, transform=axes.get_yaxis_transform(), va="center", bbox=ground, **options)
+    axes.text(x, y, text, transform=axes.get_yaxis_transform(), va="center", **options)
 
 
 def draw(axes: Axes, found: Comparison, y: float, limits: tuple[float, float]) -> None:

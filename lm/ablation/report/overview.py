@@ -22,24 +22,25 @@ from lm.config.identity import identifying
 from lm.system.files import write_text
 
 HEAD = (
-    *("contrast", "where", "seeds", "difference", "95 % interval", "of", "that matters", "verdict", "bits per byte"),
-    "minus the first row's",
+    *("comparison", "ablation", "verdict", "difference", "95 % CI", "unit", "equivalence margin", "seeds"),
+    *("bits per byte", "minus the first row"),
 )
 CAPTION = (
-    "The primary contrasts of each ablation, or all where none is primary; runs that serve two budgets stand under the "
-    "first. In the figure all are in bits per byte, the one unit that different tokenizers share; lines are 95 % "
-    "intervals. A verdict is that of the ablation's own report: in its own unit, against its own smallest difference "
-    "that matters, corrected within that report only. Last: how far the difference in bits per byte is from that of "
-    "the first row of the same contrast, with Welch's 95 % interval: whether the answer depends on the conditions."
+    "The primary comparisons of each ablation, or all if none is primary. A difference is an arm minus its baseline; "
+    "runs that serve two budgets are listed under the first. The figure shows bits per byte, which can be compared "
+    "between tokenizers, with 95 % confidence intervals (CI). Verdicts are those of the reports: each has its own unit "
+    "and equivalence margin and is corrected within its report only. The last column tells whether the answer depends "
+    "on the conditions: the difference in bits per byte minus that of the first row of the same comparison, with "
+    "Welch's 95 % CI."
 )
 
 
-DIFFERS = "Settings of the baseline arm, before tuning, that are not those of the first ablation."
+DIFFERS = "Settings of the baseline arm, before tuning, that differ from those of the first ablation."
 
 
 @dataclass(slots=True)
 class Shown:
-    """A contrast as it stands in its ablation, and in bits per byte."""
+    """A comparison of one ablation, in the unit of its report and in bits per byte."""
 
     folder: Path
     study: Study
@@ -77,7 +78,7 @@ def write_overview(path: Path) -> None:
 
 
 def shown(folder: Path, study: Study) -> list[Shown]:
-    """The contrasts of losses that have a pair; one whose runs serve two budgets once."""
+    """The comparisons of losses that have a pair of runs; one whose runs serve two budgets once."""
     found: dict[str, Shown] = {}
     for one in primary(study.contrasts()):
         if not (one.seeds and study.lower_is_better) or one.runs in found:
@@ -98,8 +99,8 @@ def forest(groups: dict[str, list[Shown]]) -> Figure:
 
 def overview(title: str, studies: dict[Path, Study], groups: dict[str, list[Shown]]) -> str:
     everything = [one for group in groups.values() for one in group]
-    lines = [f"{one.heading}: {one.folder.name} {label(one.bits)}" for one in everything]
-    alt = plain(f"Differences with their intervals. {'; '.join(lines)}")
+    lines = [f"{one.heading}: {one.folder.name} {label(one.bits)} {one.bits.verdict}" for one in everything]
+    alt = plain(f"Differences with their 95 % CI. {'; '.join(lines)}")
     parts = [f"# {plain(title)}", CAPTION]
     if everything:
         parts += [
@@ -107,9 +108,9 @@ def overview(title: str, studies: dict[Path, Study], groups: dict[str, list[Show
             table(HEAD, [row(one, group[0]) for group in groups.values() for one in group]),
         ]
     if others := conditions(studies):
-        parts += ["## What differs", table(["ablation", "settings"], others), DIFFERS]
+        parts += ["## Settings that differ", table(["ablation", "settings"], others), DIFFERS]
     if weak := list(weaknesses(studies, everything)):
-        parts.append("\n".join(f"- {one}" for one in weak))
+        parts += ["## What weakens the answers", "\n".join(f"- {one}" for one in weak)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -129,15 +130,10 @@ def row(one: Shown, first: Shown) -> list[str]:
     found, name = one.contrast.comparison, plain(one.folder.name)
     place = f"[{name}]({quote(one.folder.name)}/report.md)" if (one.folder / "report.md").exists() else name
     span = "-" if found.ci_low is None else f"{found.ci_low:+.4f} to {found.ci_high:+.4f}"
-    own = [
-        str(found.n),
-        number(found.mean, "+.4f"),
-        span,
-        one.study.unit,
-        f"{one.study.record.equivalence_margin:g}",
-    ]
+    margin = f"{one.study.record.equivalence_margin:g}"
+    own = [found.verdict, number(found.mean, "+.4f"), span, one.study.unit, margin, str(found.n)]
     bits = [number(one.bits.mean, "+.4f"), "" if one is first else apart(one.differences, first.differences)]
-    return [plain(one.heading), place, *own, found.verdict, *bits]
+    return [plain(one.heading), place, *own, *bits]
 
 
 def apart(ours: Sequence[float], theirs: Sequence[float]) -> str:
@@ -150,7 +146,7 @@ def apart(ours: Sequence[float], theirs: Sequence[float]) -> str:
 
 
 def weaknesses(studies: dict[Path, Study], everything: Sequence[Shown]) -> list[str]:
-    """What weakens each ablation's answer, and which are not shown at all."""
+    """What weakens each ablation's answer, and which ablations are not shown."""
     found = []
     for folder, study in studies.items():
         if not any(one.folder == folder for one in everything):

@@ -58,7 +58,11 @@ def page(title: str, markdown: str, pictures: Mapping[str, str]) -> str:
         text = html.escape(tokens[index].content.removesuffix("\n"))
         return f"<pre><code>{text.replace(HERE, f'<mark>{HERE}</mark>')}</code></pre>\n"
 
+    def text(self: Any, tokens: Any, index: int, options: Any, env: Any) -> str:
+        return html.escape(tokens[index].content, quote=False).replace("_", "_<wbr>")  # long names may be broken there
+
     renderer.add_render_rule("image", image)
+    renderer.add_render_rule("text", text)
     renderer.add_render_rule("fence", fence)
     renderer.add_render_rule("table_open", lambda *_: '<div class="wide" tabindex="0"><table>\n')
     renderer.add_render_rule("table_close", lambda *_: "</table></div>\n")

@@ -13,7 +13,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
 
-WIDTH = 5.6  # inches: on a telephone the letters are scaled to about 60 % of their size, which can just be read
+WIDTH = 4.8  # inches: on a telephone the letters are drawn at about their size
 NAME = 24  # letters of an arm's name that fit
 STYLE: Any = {
     "svg.hashsalt": "lm",  # names inside the file come from its content, not from chance

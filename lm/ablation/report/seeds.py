@@ -14,9 +14,9 @@ def seeds_section(study: Study, pictures: dict[str, str]) -> list[str]:
         return []
     pictures["seeds"] = seeds(study)
     return [
-        "## Seed by seed",
-        f"Final {metric_name(study)}, of every run. Lines that run in parallel agree about the arms, wherever they "
-        "start. An arrow and numbers stand for runs outside of the picture.",
+        "## Results per seed",
+        f"Final {metric_name(study)}, of every run. A line joins the runs with one seed: where lines are parallel, the "
+        "seeds agree about the arms. An arrow with numbers stands for runs outside the plot.",
         "![A line for each seed across the arms](figures/seeds.svg)",
     ]
 
@@ -30,7 +30,7 @@ def seeds(study: Study) -> Figure:
     main = {study.record.baseline, *(study.record.primary or arms)}
     core = [value for (arm, _), one in scores.items() if arm in main for value in one.values()]
     limits = window(core or everything, everything, study.record.equivalence_margin)
-    crowded = sum(map(len, arms)) > 45
+    crowded = sum(map(len, arms)) > 38
     figure, axes = panels(len(budgets), 2.4, 0.5 + 0.5 * crowded, sharex=True)
     for one, budget in zip(axes, budgets, strict=True):
         one.set(ylabel=study.unit, ylim=limits, xlim=(-0.5, len(arms) - 0.5))

@@ -1,4 +1,4 @@
-"""The contrasts over the value of one setting, for a question that asks when, how much or how many."""
+"""The comparisons over the value of one setting, for a question that asks when, how much or how many."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from lm.ablation.report.answer import BUDGET_NAMES
 from lm.ablation.report.page import code, plain
 from lm.ablation.report.plots import drawing, panels
 
-Series = dict[str, list[tuple[float, Contrast]]]  # what is compared with -> contrasts by their arm's value
+Series = dict[str, list[tuple[float, Contrast]]]  # baseline -> comparisons by their arm's value
 
 
 def setting_section(study: Study, contrasts: Sequence[Contrast], pictures: dict[str, str]) -> list[str]:
@@ -20,16 +20,16 @@ def setting_section(study: Study, contrasts: Sequence[Contrast], pictures: dict[
         return []
     pictures["setting"] = setting(study, contrasts)
     return [
-        f"## Over {plain(key)}",
-        f"The contrasts over {code(key)} of their arm: mean and 95 % interval; "
-        f"{'below' if study.lower_is_better else 'above'} zero is better. Hollow: the arm compared with. "
-        f"Shaded: differences smaller than the {study.record.equivalence_margin:g} that matters.",
-        f"![Contrasts over {plain(key)}](figures/setting.svg)",
+        f"## Comparisons over {plain(key)}",
+        f"Each arm minus its baseline over the arm's {code(key)}: mean and 95 % CI; "
+        f"{'below' if study.lower_is_better else 'above'} zero is better. A hollow mark is the baseline. The shaded "
+        f"band is the equivalence margin of ±{study.record.equivalence_margin:g}.",
+        f"![Comparisons over {plain(key)}](figures/setting.svg)",
     ]
 
 
 def series(study: Study, contrasts: Sequence[Contrast], budget: str) -> Series:
-    """A series for each arm that others are compared with; contrasts of arms with one value are a series of theirs."""
+    """A series for each baseline; comparisons of two arms with the same value are a series of their own."""
     key, found = str(study.record.plot_over), dict[str, list[tuple[float, Contrast]]]()
     for one in contrasts:
         value, other = (study.record.arms[arm].settings.get(key) for arm in (one.arm, one.baseline))
@@ -41,7 +41,7 @@ def series(study: Study, contrasts: Sequence[Contrast], budget: str) -> Series:
 
 @drawing
 def setting(study: Study, contrasts: Sequence[Contrast]) -> Figure:
-    """A panel for each series under each budget: what is compared with an equal may differ far less than the rest."""
+    """A panel for each series under each budget: arms with the same value may differ far less than the others."""
     many = len(study.record.budgets) > 1
     drawn = [
         (f"{name}, at equal {BUDGET_NAMES[budget]}" if many else name, points)

@@ -1,4 +1,4 @@
-"""What the models write: the same prompts, each arm's greedy continuation, and where it leaves its baseline's."""
+"""Samples: each arm's greedy continuation of the same prompts, and where it differs from its baseline's."""
 
 import re
 from itertools import takewhile
@@ -17,10 +17,9 @@ def text_section(study: Study) -> list[str]:
         return []
     seed = next(iter(rows.values())).seed
     parts = [
-        "## What they write",
-        f"Greedy continuations at the end of training, seed {seed}. {HERE} marks where an arm leaves the text of the "
-        "arm it is compared with; ⏎ 9 stands for nine line breaks. This shows what the models are like; it decides "
-        "nothing.",
+        "## Samples",
+        f"Greedy continuations at the end of training, seed {seed}. {HERE} marks the first difference from the "
+        "baseline's text; ⏎ 9 stands for nine line breaks. Samples illustrate the models; no verdict rests on them.",
     ]
     for i, prompt in enumerate(prompts, 1):
         parts += [f"### Prompt {i}", fence(few_lines(prompt))]
@@ -50,13 +49,13 @@ def continuation(study: Study, samples: Samples, arm: str, prompt: str) -> list[
     said = (
         f"the same as {plain(other)} for {n} character{'s' * (n > 1)}, then:"
         if n
-        else "another from its first character:"
+        else f"differs from {plain(other)} from the first character:"
     )
     return [f"**{plain(arm)}**: {said}", fence(few_lines(ours[:n] + HERE + ours[n:]))]
 
 
 def few_lines(text: str) -> str:
-    """Models that have learnt little write empty lines by the dozen.
+    """Barely trained models write empty lines by the dozen.
 
     >>> few_lines("a" + 40 * "\\n")
     'a\\n⏎ 40\\n'

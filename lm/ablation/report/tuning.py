@@ -1,4 +1,4 @@
-"""The search of each arm's own best settings: what was tried, what was best, and whether it was wide enough."""
+"""The hyperparameter search of each arm: what was tried, what was best, and whether the range was wide enough."""
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -10,6 +10,7 @@ from lm.ablation.report.page import plain, table
 from lm.ablation.report.plots import Look, drawing, legend, log_axis, looks, panels, window
 
 Searches = dict[str, SearchRecord]  # by arm
+HEAD = ("arm", "hyperparameter", "best", "position", "search range", "first", "trials", "without result")
 
 
 def tuning_section(study: Study, pictures: dict[str, str]) -> list[str]:
@@ -21,11 +22,11 @@ def tuning_section(study: Study, pictures: dict[str, str]) -> list[str]:
     seeds = study.record.tune.seeds
     return [
         "## Tuning",
-        f"The {metric_name(study)}, of every trial, over each setting that was tuned; seed{'s' * (len(seeds) > 1)} "
-        f"{', '.join(map(str, seeds))}. Trials that differ in another setting share a value here: the lines join the "
-        "best at each value. A ring marks the best trial of an arm, a cross at the edge one without result (diverged), "
-        "a hollow triangle one that lies beyond the picture.",
-        "![Every trial over each tuned setting](figures/tuning.svg)",
+        f"The {metric_name(study)}, of every search trial, over each tuned hyperparameter; "
+        f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}. Several trials can share a value, because they "
+        "differ in another hyperparameter: lines join the best trial at each value. A ring marks the best trial of an "
+        "arm, a cross at the edge a trial that diverged, a hollow triangle a trial outside the plot.",
+        "![Every search trial over each tuned hyperparameter](figures/tuning.svg)",
         tuning_table(study, searches),
     ]
 
@@ -41,7 +42,7 @@ def tuning_table(study: Study, searches: Searches) -> str:
             found = f"{best.values[setting]:g}" if best else "-"
             tried = f"{min(values):g} to {max(values):g}"
             rows.append([plain(arm), plain(setting), found, where, tried, f"{values[0]:g}", str(len(trials)), failed])
-    return table(["arm", "setting", "best", "lies", "tried", "start", "trials", "without result"], rows)
+    return table(HEAD, rows)
 
 
 def scores(search: SearchRecord) -> list[float]:
@@ -55,7 +56,7 @@ def best_trial(study: Study, search: SearchRecord) -> TrialRecord | None:
 
 @drawing
 def tuning(study: Study, searches: Searches) -> Figure:
-    """A panel for each setting. The picture reaches as far up as is of use for seeing where the best lies."""
+    """A panel for each hyperparameter. The plot reaches as far up as helps to see where the best value lies."""
     hyperparameters = list(dict.fromkeys(setting for search in searches.values() for setting in search.hyperparameters))
     main = {study.record.baseline, *study.record.primary} & searches.keys() or searches.keys()
     losses = {arm: scores(search) for arm, search in searches.items()}

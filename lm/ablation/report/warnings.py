@@ -1,4 +1,4 @@
-"""What a reader must know before believing the answer: a few bold words to stop at, and what they mean."""
+"""What weakens the answer: for each weakness a sentence that names it and one that says what it means."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -14,16 +14,16 @@ from lm.ablation.report.page import plain
 from lm.ablation.report.tuning import best_trial
 
 SAME_TIME = 0.1  # runs at equal time whose measured times differ by more did not have equal time
-FEW = 4  # seeds; with fewer, one more often turns a verdict
+FEW = 4  # seeds; with fewer, one more often changes a verdict
 PLACE = ("device", "threads", "precision", "python")
-OTHERS = "the settings, the text or the training code were others"
+OTHERS = "the settings, the text or the training code were different"
 LOST = {
-    "diverged": "Its seed is left out of the comparisons, and nothing good is concluded from the rest.",
-    "failed": "Its seed is left out of the comparisons until the same command has run it again.",
+    "diverged": "Comparisons leave its seed out, and an arm that diverged is never called better or equivalent.",
+    "failed": "Comparisons leave its seed out until the same command has repeated the run.",
 }
-EDGES = {  # what a search says of a setting -> how that is told
-    False: ("The best value lies at the edge of what was tried", "There may be better ones beyond."),
-    None: ("Not varied", "Too few trials for so many settings; whatever suits these arms there is luck."),
+EDGES = {  # what a search says of a hyperparameter -> the warning
+    False: ("The best value lies at the edge of the search range", "A better value may lie beyond it."),
+    None: ("Some hyperparameters were not varied", "There were too few search trials for all of them."),
 }
 
 
@@ -42,24 +42,24 @@ def warnings_of(study: Study, contrasts: Sequence[Contrast]) -> list[Caution]:
 
 def progress(study: Study) -> Iterator[Caution]:
     counts = study.counts()
-    done, n = f"{counts['done']} of {len(study.rows)} runs are done: provisional.", len(study.record.seeds)
+    n = len(study.record.seeds)
     if counts["missing"]:
-        yield Caution(done, "Verdicts can still change.")
+        yield Caution(f"{counts['done']} of {len(study.rows)} runs are done.", "Verdicts can still change.")
     if n == 1:
-        yield Caution("One seed decides nothing:", "there is no interval without a second one.")
+        yield Caution("There is only one seed.", "A confidence interval and a verdict need at least two.")
     elif n < FEW:
-        yield Caution(f"Only {n} seeds:", "take a verdict as a hint; the standard deviation is a rough estimate then.")
+        yield Caution(f"There are only {n} seeds.", "Their standard deviation is a rough estimate: a verdict is a hint.")
     if study.record.tune.trials and not study.record.tuning_done:
-        yield Caution("Tuning is not finished.", "The runs that are missing wait for it.")
+        yield Caution("Tuning is not finished.", "The missing runs wait for it.")
 
 
 def unused(study: Study) -> Iterator[Caution]:
-    """Finished runs of other seeds: whoever takes seeds away after seeing them can have any verdict."""
+    """Finished runs of other seeds: taking seeds away after seeing their results can produce any verdict."""
     rows = [row for row in study.unused() if row.result and row.run_dir.startswith("cells/")]
     known = {(row.arm, row.seed) for row in study.rows}
     if seeds := sorted({(row.arm, row.seed) for row in rows} - known):
         names = ", ".join(f"{arm} seed {seed}" for arm, seed in seeds)
-        yield Caution(f"Finished but left out: {names}.", "A verdict that was reached by leaving runs out is none.")
+        yield Caution(f"Finished runs are left out: {names}.", "Leaving runs out can change a verdict.")
     if others := [row.run_dir for row in rows if (row.arm, row.seed) in known]:
         reasons = dict.fromkeys(study.record.set_aside.get(run_dir, OTHERS) for run_dir in others)
         many = "s are" if len(others) > 1 else " is"
@@ -77,13 +77,14 @@ def losses(study: Study) -> Iterator[Caution]:
 def without_curve(study: Study) -> Iterator[Caution]:
     """Runs of which neither metrics.csv nor rows of curves.csv are left."""
     if n := sum(bool(row.result) and not study.lines(row, "metrics.csv") for row in study.rows):
-        yield Caution(f"The curves of {n} runs are not here,", "so whether a lead shrinks cannot be told.")
+        said = "Whether a difference shrinks during training cannot be checked for them."
+        yield Caution(f"{n} run{'s have' if n > 1 else ' has'} no learning curve.", said)
 
 
 def untuned(study: Study) -> Iterator[Caution]:
     for arm, trials in study.record.untuned.items():
         named = ", ".join(f"{trial}.log" for trial in trials)
-        yield Caution(f"{arm} could not be tuned:", f"a trial failed ({named}). The same command tries it again.")
+        yield Caution(f"{arm} could not be tuned.", f"A trial failed ({named}). The same command repeats it.")
 
 
 def edges(study: Study) -> Iterator[Caution]:
@@ -95,7 +96,7 @@ def edges(study: Study) -> Iterator[Caution]:
 
 
 def unlike_trials(study: Study, asked: Sequence[Contrast]) -> Iterator[Caution]:
-    """A lead that matters, where the best trials of the two show none that does, and less by as much."""
+    """A difference above the margin, where that of the best trials is below it, and smaller by a margin or more."""
     margin, digits = study.record.equivalence_margin, decimals(study.record.equivalence_margin)
     for one, lead in decided(asked, study.record.budgets[0]):
         best = [best_trial(study, study.searches[arm]) for arm in (one.arm, one.baseline) if arm in study.searches]
@@ -105,23 +106,24 @@ def unlike_trials(study: Study, asked: Sequence[Contrast]) -> Iterator[Caution]:
         shown = math.copysign(1, lead) * apart
         if abs(lead) >= margin > shown and abs(lead) - shown >= margin:
             yield Caution(
-                f"Not so clear among the trials{at(study, one)}:",
-                f"{one.arm} minus {one.baseline} is {apart:+.{digits}f} between their best ones. Settings that suit a "
-                "seed by chance do this: ask with more ablation.tune.seeds.",
+                f"The search trials do not show the difference between {one.arm} and {one.baseline}{at(study, one)}.",
+                f"It is {apart:+.{digits}f} between their best trials. Hyperparameters that suit a seed by chance can "
+                "cause this: tune on more seeds (ablation.tune.seeds).",
             )
 
 
 def small(study: Study, asked: Sequence[Contrast]) -> Iterator[Caution]:
-    """A difference that is there need not be one that matters."""
+    """A difference that is shown can still be smaller than the margin."""
     margin = study.record.equivalence_margin
     for one, _ in decided(asked):
         if min(abs(one.comparison.ci_low or 0), abs(one.comparison.ci_high or 0)) < margin:
-            said = f"{one.arm} and {one.baseline} may differ by less than {margin:g}{at(study, one)}."
-            yield Caution("Perhaps too small to matter:", said)
+            names = f"between {one.arm} and {one.baseline}{at(study, one)}"
+            meaning = f"The 95 % CI reaches into the equivalence margin of ±{margin:g}."
+            yield Caution(f"The difference {names} may be too small to matter.", meaning)
 
 
 def fading(study: Study, asked: Sequence[Contrast]) -> Iterator[Caution]:
-    """A lead that shrinks from half of training to its end so fast that as much again would leave none that matters.
+    """A difference that shrinks in the second half of training so fast that as much again would bring it below the margin.
 
     A hint: halfway a run is not what a run of half the steps ends as, for its learning rate is still high.
     """
@@ -133,21 +135,20 @@ def fading(study: Study, asked: Sequence[Contrast]) -> Iterator[Caution]:
         low, high = interval([end - half for half, end in pairs]) or (0, 0)
         shrinks = low > 0 if lead < 0 else high < 0
         if shrinks and margin <= abs(lead) < margin + abs(now - before):
-            leader = one.arm if one.comparison.verdict == "better" else one.baseline
             yield Caution(
-                f"The lead of {leader} shrinks{at(study, one)}:",
-                f"during training {one.arm} minus {one.baseline} went from {before:+.{digits}f}, halfway, to "
-                f"{now:+.{digits}f}. Longer training may answer otherwise: ask with twice the steps.",
+                f"The difference between {one.arm} and {one.baseline} shrinks during training{at(study, one)}.",
+                f"It was {before:+.{digits}f} halfway through training and {now:+.{digits}f} at the end. Longer "
+                "training may change the verdict: repeat the ablation with twice the steps.",
             )
 
 
 def rising(study: Study) -> Iterator[Caution]:
-    """Arms that were better before the end, as models are that see a small text too often."""
+    """Arms that overfit, as models do that see a small text in many epochs."""
     curves = mean_curves(study, FILE, column(study)) if study.lower_is_better else {}
     rises = {arm: curve[max(curve)][0] - min(mean for mean, _, _ in curve.values()) for arm, curve in curves.items()}
     margin = study.record.equivalence_margin
     if named := ", ".join(f"{arm} (by {rise:.2g})" for arm, rise in rises.items() if rise > margin):
-        yield Caution(f"Better before the end: {named}.", "Who overfits least is told here, not who can learn most.")
+        yield Caution(f"The validation loss rises before the end: {named}.", "The ablation compares overfitted models.")
 
 
 def unequal(study: Study, asked: Sequence[Contrast]) -> Iterator[Caution]:
@@ -156,11 +157,12 @@ def unequal(study: Study, asked: Sequence[Contrast]) -> Iterator[Caution]:
             ours, theirs = (study.scores(arm, "time", "seconds").values() for arm in (one.arm, one.baseline))
             ratio = median(ours) / median(theirs)
             if abs(ratio - 1) > SAME_TIME:
-                yield Caution("Equal time was missed:", f"{one.arm} took {ratio:.2f} times as long as {one.baseline}.")
+                said = f"{one.arm} took {ratio:.2f} times as long as {one.baseline}."
+                yield Caution("Training times at equal time are not equal.", said)
     done = [row.result for row in study.rows if row.result]
     places = {(*(str(one[key]) for key in PLACE), one["versions"]["torch"]) for one in done}
     if len(places) > 1:
-        yield Caution("Runs differ in device, threads, precision or versions:", "results.csv says which.")
+        yield Caution("Runs differ in device, threads, precision or versions.", "See results.csv.")
 
 
 def decided(asked: Sequence[Contrast], budget: str | None = None) -> Iterator[tuple[Contrast, float]]:
