@@ -91,7 +91,7 @@ def test_what_is_missing_is_done_and_nothing_else(lab: Ablate, tmp_path: Path) -
 def test_a_cell_gives_what_the_run_alone_gives(lab: Ablate, tmp_path: Path) -> None:
     runner = lab(seeds=[3])
     (row,) = read_study(runner.path).finished("untied", "tokens").values()
-    (_, cell), *_ = cells(runner.ablation, runner.arms["untied"])
+    (_, cell), *_ = cells(runner.ablation, {"untied": runner.arms["untied"]})
     alone = train(replace(cell.run, run_dir=str(tmp_path / "alone")))
     for key in ("val_loss", "val_top1", "n_params", "config_hash", "threads", "samples"):
         assert alone[key] == row.result[key]
@@ -231,16 +231,16 @@ def test_the_default_folder_says_what_is_changed(monkeypatch: pytest.MonkeyPatch
 
 def test_the_time_of_a_run_beyond_its_steps_is_measured(lab: Ablate, tmp_path: Path) -> None:
     planned = lab(plan_only=True)
-    (beyond,) = planned.startup_seconds.values()
+    (beyond,) = planned.known.startup_seconds.values()
     made = planned.all_cells()
     started = time.perf_counter()
     run_cells(made[:1], tmp_path, 1, 0, lambda *_: None)
     took = time.perf_counter() - started
     assert 0.3 < planned.cost(made[0]) / took < 3
     assert beyond > 30 * planned.arms["tied"].seconds_per_step, "of so short a run it is nearly all"
-    assert lab().startup_seconds.keys() == planned.startup_seconds.keys()
+    assert lab().known.startup_seconds.keys() == planned.known.startup_seconds.keys()
     done = lab()
-    assert done.startup_seconds == read_record(done.path).startup_seconds, "measured once"
+    assert done.known.startup_seconds == read_record(done.path).startup_seconds, "measured once"
 
 
 def test_a_verdict_seen_early_is_told_by_the_next_call(lab: Ablate) -> None:

@@ -4,8 +4,9 @@ from typing import Any
 
 from test_plan import question
 
-from lm.ablation.record import Look, look
+from lm.ablation.record import look
 from lm.ablation.run.cautions import history
+from lm.config.ablation import Look
 
 
 def later(looks: list[Look], **changes: Any) -> list[str]:

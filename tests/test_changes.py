@@ -8,7 +8,7 @@ import test_record
 from test_plan import Build, build, question
 
 from lm.ablation.outcomes import Outcomes
-from lm.ablation.plan.cells import cell_records
+from lm.ablation.plan.cells import cells
 from lm.ablation.plan.changes import set_aside
 from lm.ablation.record import AblationRecord
 from lm.ablation.summary import no_longer_count
@@ -24,7 +24,7 @@ def before(build: Build, tmp_path: Path) -> AblationRecord:
         arm.steps["tokens"] = 30
     record = test_record.record(
         arms={name: arm.record() for name, arm in arms.items()},
-        cells=cell_records(config, arms),
+        cells=[one for one, _ in cells(config, arms)],
         sources=arms["tied"].sources,
     )
     for one in record.cells:
@@ -37,7 +37,7 @@ def before(build: Build, tmp_path: Path) -> AblationRecord:
 def asked(build: Build, before: AblationRecord, tmp_path: Path) -> Any:
     def reasons(
         *words: str,
-        record: AblationRecord | None = before,
+        record: AblationRecord = before,
         steps: int = 30,
         tuned: dict[str, float] | None = None,
         **changes: Any,
@@ -46,13 +46,13 @@ def asked(build: Build, before: AblationRecord, tmp_path: Path) -> Any:
         arms = build(config, *words)
         for arm in arms.values():
             arm.steps["tokens"], arm.tuned = steps, tuned or {}
-        return set_aside(record, cell_records(config, arms), arms, Outcomes(tmp_path))
+        return set_aside(record, [one for one, _ in cells(config, arms)], arms, Outcomes(tmp_path))
 
     return reasons
 
 
 def test_what_still_counts_is_not_named(asked: Any) -> None:
-    assert asked() == asked(record=None) == {}
+    assert asked() == asked(record=test_record.record()) == {}
     assert asked(seeds=[0, 1, 2]) == {}
 
 

@@ -100,9 +100,7 @@ def test_with_a_projection_head_grad_is_of_the_embedding() -> None:
     embedding_grad, head_grad = measured(net)
     twin_embedding_grad, twin_head_grad = untied_twin(net, net.head.matrix(net.embed.weight).detach())
     assert near(embedding_grad, twin_embedding_grad)
-    assert near(
-        head_grad, twin_head_grad @ net.head.proj.weight.T
-    )  # output = embedding @ projection
+    assert near(head_grad, twin_head_grad @ net.head.proj.weight.T)  # output = embedding @ projection
     assert not near(head_grad, twin_head_grad)
 
 

@@ -137,7 +137,7 @@ def test_a_mistake_is_looked_for_where_it_was_made(build: Build, changes: dict, 
         ({"seeds": []}, "ablation.seeds"),
         ({"seeds": [-1]}, "seed=-1"),
         ({"primary": ["tied"]}, "ablation.primary: tied"),
-        ({"primary": ["x"]}, "ablation.primary: x: no such arm"),
+        ({"primary": ["x"]}, "ablation.primary=x: no such arm"),
         ({"baselines": {"untied": "untied"}}, "untied is compared with no other arm"),
         ({"baselines": {"untied": "untied"}, "primary": []}, "untied is compared with itself"),
         ({"baselines": {"untied": "tied", "tied": "untied"}}, "never ends"),
@@ -208,7 +208,7 @@ def test_a_cost_that_is_nearly_equal_needs_no_runs_of_its_own(build: Build) -> N
     arms = build(config)
     arms["tied"].seconds_per_step, arms["untied"].seconds_per_step = 0.0100, 0.0102
     set_steps(config, arms)
-    assert len({one.run_dir for _, one in cells(config, arms["untied"])}) == len(config.seeds)
+    assert len({one.run_dir for _, one in cells(config, {"untied": arms["untied"]})}) == len(config.seeds)
 
 
 def test_a_comparison_of_comparisons_spends_the_same_throughout(build: Build) -> None:
@@ -251,7 +251,7 @@ def test_arms_may_have_seeds_of_their_own(build: Build) -> None:
     arms = build(config)
     for one in arms.values():
         one.steps["tokens"] = 30
-    found: list[Cell] = [one for _, one in cells(config, arms["b"])]
+    found: list[Cell] = [one for _, one in cells(config, {"b": arms["b"]})]
     assert [one.run.seed for one in found] == [100, 101]
 
 

@@ -12,14 +12,13 @@ from lm.ablation.record import (
     ArmRecord,
     Caution,
     CellRecord,
-    Look,
     SearchRecord,
     TrialRecord,
     read_record,
     write_record,
 )
 from lm.config import BadInput
-from lm.config.ablation import TuneConfig
+from lm.config.ablation import Look, TuneConfig
 
 STUDIES = Path(__file__).parents[1] / "docs/studies"
 
@@ -96,7 +95,7 @@ def test_another_file_of_this_name_is_no_record(tmp_path: Path, text: str) -> No
     (tmp_path / "ablation.json").write_text(text)
     with pytest.raises(BadInput, match="not what ablate"):
         read_record(tmp_path)
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(BadInput, match=r"absent: holds no ablation\.json"):
         read_record(tmp_path / "absent")
 
 

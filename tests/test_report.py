@@ -21,21 +21,23 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from scipy import stats
 
+from lm.ablation.judge.statistics import judge
 from lm.ablation.judge.study import read_study
 from lm.ablation.record import SearchRecord, TrialRecord
 from lm.ablation.report import looks_of, write_report
+from lm.ablation.report.diagnostics import SIDES
+from lm.ablation.report.forest import Line, draw_forest
 from lm.ablation.report.page import code, fence, page, plain, table
 from lm.ablation.report.plots import looks, panels
 from lm.ablation.report.tuning import draw_search
 from lm.config import BadInput
+from lm.training.diagnostics import COLUMNS as DIAGNOSTICS
 
 ARMS = {"tied": 3.50, "untied": 3.53, "untied_matched": 3.502, "tied_naive": 4.4}  # and what they come to
 KNOBS = {arm: ["optim.lr", "head.head_lr_multiplier"] if "untied" in arm else ["optim.lr"] for arm in ARMS}
 EVIL = "</code><script>alert(1)</script>\n```\n| a | b |\n|---|---|\n<img src=http://evil.example/x>"
 PROMPTS = ["def f(x, y):\n    return", f"# {EVIL}"]
 METRICS = ("step", "tokens", "lr", "train/loss", "train/grad_norm", "val/loss", "val/bpb", "val/top1")
-BANDS = [f"{name}/band{i}" for name in ("loss", "table_norm", "head_norm") for i in range(1, 6)]
-DIAGNOSTICS = ("step", "tokens", "clip_rate", "lookup_grad", "head_grad", "cosine", *BANDS)
 
 
 def write(path: Path, content: Any) -> None:
@@ -90,7 +92,7 @@ def write_search(path: Path, arm: str, diverged: bool) -> dict[str, Any]:
     trials = []
     for lr, head in points:
         values = dict(zip(KNOBS[arm], (0.003 * lr, 0.004 * head), strict=False))
-        loss, name = ARMS[arm] + 0.1 * math.log2(lr) ** 2 + 0.05 * math.log2(head), f"trials/{arm}-{lr}-{head}"
+        loss, name = ARMS[arm] + 0.1 * math.log2(lr) ** 2 + 0.05 * math.log2(head), f"trials/{arm}-seed1000-{lr}-{head}"
         lost = diverged and lr == 2.0
         if lost:
             write(path / f"{name}.json", {"status": "diverged", "error": "the loss is nan"})
@@ -165,7 +167,7 @@ def make(
     }
     content: dict[str, Any] = {
         "name": "tying",
-        "question": "Should a small model tie its logits head to the table?",
+        "question": "Should a small model tie its LM head?",
         "baseline": "tied",
         "seeds": list(seeds),
         "equivalence_margin": 0.01,
@@ -229,16 +231,16 @@ def results(path: Path) -> list[dict[str, str]]:
 
 def test_all_sections_in_order_and_every_figure_where_it_is_shown(full: Path) -> None:
     assert headings(full) == [
-        "The contrasts",
-        "Seed by seed",
-        "The arms",
+        "Comparisons",
+        "Results per seed",
+        "Arms",
         "Learning curves",
         "Tuning",
-        "Over head.untie_at",
-        "Inside the training",
-        "What they write",
-        "What has no result",
-        "How to do it again",
+        "Comparisons over head.untie_at",
+        "Training diagnostics",
+        "Samples",
+        "Runs without a result",
+        "How to reproduce this",
     ]
     shown = re.findall(r"!\[.+\]\((figures/\w+\.svg)\)", markdown(full))
     assert shown == [f"figures/{name}.svg" for name in FIGURES]
@@ -251,27 +253,28 @@ FIGURES = ("forest", "seeds", "learning", "tuning", "setting", "bands", "gradien
 
 
 def test_the_answer_comes_first_and_what_weakens_it_at_once(full: Path) -> None:
-    head = markdown(full).partition("## The contrasts")[0]
+    head = markdown(full).partition("## Comparisons")[0]
     title, quote = head.splitlines()[0], [line[2:] for line in head.splitlines() if line.startswith("> ")]
-    assert title == "# Should a small model tie its logits head to the table?"
-    assert quote[1:3] == [
-        "**At equal tokens and FLOPs, tied beats untied.**  ",
-        "**At equal tokens and FLOPs, untied_matched and tied do equally well.**",
-    ]
+    assert title == "# Should a small model tie its LM head?"
+    assert quote[0] == "**Results so far:**"
     said = numbers(full)["verdict"]
-    assert len(said) == 4
-    assert [line.removeprefix("- ") for line in quote[3:]] == [plain(line) for line in said]
-    for note in ("12 of 15 runs are done: provisional.", "1 run diverged (tied_naive).", "1 run failed (tied_naive)."):
+    assert [line.replace("**", "").removeprefix("- ") for line in quote[1:]] == [plain(line) for line in said]
+    assert [line.partition(":")[0] for line in quote[1:]] == [
+        "- **At equal tokens, untied is worse than tied",
+        "- **At equal tokens and FLOPs, untied_matched and tied are equivalent",  # by the same runs
+        "- **At equal FLOPs, untied is worse than tied",
+    ]
+    for note in ("12 of 15 runs are done.", "1 run diverged (tied_naive).", "1 run failed (tied_naive)."):
         assert f"**{note}**" in head
-    assert "edge of what was tried: untied_matched (head.head_lr_multiplier).**" in head
-    assert "**Not varied: untied (head.head_lr_multiplier).**" in head
+    assert "edge of the search range: untied_matched (head.head_lr_multiplier).**" in head
+    assert "**Some hyperparameters were not varied: untied (head.head_lr_multiplier).**" in head
     assert "**The warm-up of tied is long:**" in head
     assert "3 seeds" in head
-    assert "0.01 or more matters" in head
-    assert "on 1 seed (1000, not among those reported; the text that scored the trials" in head
+    assert "equivalence margin, the smallest difference that matters, is 0.01." in head
+    assert "search trials on seed 1000; results use other seeds, but the same validation text." in head
 
 
-def test_contrasts_are_those_that_results_csv_gives(full: Path) -> None:
+def test_comparisons_are_those_that_results_csv_gives(full: Path) -> None:
     scores = {
         (row["arm"], budget, int(row["seed"])): float(row["val_loss"])
         for row in results(full)
@@ -305,7 +308,7 @@ def test_contrasts_are_those_that_results_csv_gives(full: Path) -> None:
     assert [one["primary"] for one in found] == [True, True, False] * 2
 
 
-def test_the_forest_draws_a_contrast_anew_only_where_its_runs_are_others(tmp_path: Path) -> None:
+def test_the_forest_plot_repeats_a_comparison_only_if_its_runs_differ(tmp_path: Path) -> None:
     path = make(tmp_path)  # at equal FLOPs only the runs of untied differ
     text = re.findall(r"<text[^>]*>([^<]*)</text>", (path / "figures/forest.svg").read_text())
     later = text[text.index("At equal FLOPs") :]
@@ -313,6 +316,27 @@ def test_the_forest_draws_a_contrast_anew_only_where_its_runs_are_others(tmp_pat
     others = {one["arm"] for one in numbers(path)["contrasts"]} - {"untied"}
     assert others
     assert others <= set(text) - set(later)
+
+
+def test_the_main_table_has_few_columns_and_the_statistics_follow(full: Path) -> None:
+    """Six columns fit a telephone; a table for each of the two budgets."""
+    text = markdown(full).partition("### Test statistics")
+    assert text[0].count("| arm | difference | 95 % CI | verdict | seeds | baseline |") == 2
+    assert (
+        text[2].count("| arm | p | p (Holm) | p equivalence (Holm) | minimum detectable effect | per-seed wins |") == 2
+    )
+
+
+def test_labels_of_the_forest_plot_are_clear_of_the_line_at_zero() -> None:
+    groups = {"At equal tokens": [Line(arm, judge({arm: [0.1, 0.2]}, 0.01)[arm]) for arm in ARMS]}
+    (axes,) = draw_forest(groups, 0.01, "difference").axes
+    zeros = [sorted(map(float, line.get_ydata())) for line in axes.get_lines() if set(line.get_xdata()) == {0}]
+    assert len(zeros) == len(ARMS)
+    half = 0.15  # of a label's height, in rows
+    for text in axes.texts:
+        assert not any(
+            low < text.get_position()[1] + half and text.get_position()[1] - half < high for low, high in zeros
+        )
 
 
 def test_means_and_costs_are_those_of_results_csv(full: Path) -> None:
@@ -339,15 +363,15 @@ def test_results_csv_has_a_row_for_each_run(full: Path) -> None:
     shared = next(row for row in rows if row["run_dir"] == "cells/tied-seed0-1000")
     assert (shared["budgets"], shared["optim.lr"], shared["head.head_lr_multiplier"]) == ("tokens flops", "0.003", "")
     assert (shared["source_hash"], shared["torch"], shared["threads"]) == ("s" * 64, "2.13.0", "1")
-    trial = next(row for row in rows if row["run_dir"] == "trials/untied-1.0-0.5")
+    trial = next(row for row in rows if row["run_dir"] == "trials/untied-seed1000-1.0-0.5")
     assert (trial["purpose"], trial["seed"], trial["head.head_lr_multiplier"]) == ("trial", "1000", "0.002")
 
 
-def test_what_has_no_result_is_listed_with_its_reason(full: Path) -> None:
-    section = markdown(full).partition("## What has no result")[2]
+def test_runs_without_a_result_are_listed_with_their_reason(full: Path) -> None:
+    section = markdown(full).partition("## Runs without a result")[2]
     assert r"| tied_naive | 1 | equal tokens and FLOPs | failed | RuntimeError: a \| \<b\>crack\</b\> |" in section
     assert "| tied_naive | 2 | equal tokens and FLOPs | diverged | the loss is nan at step 7 |" in section
-    assert "| untied | 1000 | tuning | diverged | the loss is nan |" in section
+    assert "| untied | 1000 | search trial | diverged | the loss is nan |" in section
     assert "| untied_matched | 2 | equal tokens and FLOPs | step 70 of 1,000, running or interrupted |" in section
     cells = numbers(full)["cells"]
     assert (cells["done"], cells["failed"], cells["diverged"], cells["missing"]) == (12, 1, 1, 1)
@@ -357,7 +381,7 @@ def test_what_has_no_result_is_listed_with_its_reason(full: Path) -> None:
 class Page(HTMLParser):
     """The tags of a page, its ids, its addresses, the texts of its blocks of code; refuses tags that do not nest."""
 
-    VOID = ("meta", "br", "hr", "img", "link")
+    VOID = ("meta", "br", "hr", "img", "link", "wbr")
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -401,10 +425,11 @@ def test_the_page_stands_alone(full: Path) -> None:
     assert found.addresses
     assert all(one.startswith("#") and one[1:] in found.ids for one in found.addresses)
     assert len(found.ids) == len(set(found.ids))
-    assert {"the-contrasts", "tuning"} <= set(found.ids)
+    assert {"comparisons", "tuning"} <= set(found.ids)
     assert text.startswith("<!DOCTYPE html>")
     assert '<html lang="en">' in text
     assert "@import" not in text
+    assert "<td><strong>untied_<wbr>matched</strong></td>" in text  # so that a column can be narrow
     assert text.count('role="img" aria-label="') == len(FIGURES)
 
 
@@ -418,10 +443,10 @@ def test_texts_of_models_stay_in_their_blocks(full: Path) -> None:
 
 
 def test_continuations_say_where_they_leave_the_baseline(full: Path) -> None:
-    section = markdown(full).partition("## What they write")[2]
+    section = markdown(full).partition("## Samples")[2]
     assert "**untied**: the same as tied for 7 characters, then:\n\n```\n x + y\n▶untuntuntunt\n```" in section
     assert "**tied_naive**: the same as tied." in section
-    assert "**untied**: another from its first character:" in section
+    assert "**untied**: differs from tied from the first character:" in section
 
 
 def cell(text: str) -> list[str]:
@@ -457,8 +482,9 @@ def test_figures_say_what_the_table_says(full: Path) -> None:
     for one in numbers(full)["contrasts"]:
         assert f">{one['arm']}</text>" in forest
         if one["ci_low"] is not None:
-            label = f"{one['mean_difference']:+.4f} [{one['ci_low']:+.4f}, {one['ci_high']:+.4f}] {one['verdict']}"
+            label = f"{one['mean_difference']:+.4f} [{one['ci_low']:+.4f}, {one['ci_high']:+.4f}]"
             assert f">{label}</text>" in forest
+        assert f">{one['verdict']}</text>" in forest
     assert "left is better" in forest
     assert "↑ 4.4" in (full / "figures/seeds.svg").read_text()  # far off, so that it does not crush the others
     for arm in ARMS:
@@ -477,6 +503,12 @@ def test_loss_by_frequency_is_paired_by_seed(full: Path) -> None:
     assert f"| {mean:+.4f} [{mean - half:+.4f}, {mean + half:+.4f}] |" in markdown(full)
 
 
+def test_gradients_and_row_norms_are_those_that_training_writes(full: Path) -> None:
+    assert set(SIDES) <= set(DIAGNOSTICS)
+    assert "| untied | embedding | 1 | 2 | 3 | 4 | 5 | 30 % |" in markdown(full)
+    assert "| untied | LM head | 6 | 7 | 8 | 9 | 10 | 30 % |" in markdown(full)
+
+
 def test_tuning_shows_every_trial_and_warns_of_an_edge(full: Path) -> None:
     section = markdown(full).partition("## Tuning")[2]
     assert "| untied | head.head_lr_multiplier | 0.002 | **not varied** | 0.002 to 0.008 | 0.004 | 5 | 1 |" in section
@@ -485,10 +517,13 @@ def test_tuning_shows_every_trial_and_warns_of_an_edge(full: Path) -> None:
 
 def test_nothing_finished(tmp_path: Path) -> None:
     path = make(tmp_path, done=lambda arm, seed: False, tune={"trials": 5, "seeds": [1000]}, tuning_done=False)
-    assert headings(path) == ["The arms", "What has no result", "How to do it again"]
-    assert "**0 of 15 runs are done: provisional.**" in markdown(path)
+    assert headings(path) == ["Arms", "Runs without a result", "How to reproduce this"]
+    assert "**0 of 15 runs are done.**" in markdown(path)
     assert "**Tuning is not finished.**" in markdown(path)
-    assert "> **untied or tied: no answer yet.**" in markdown(path)
+    assert (
+        "> - **At equal tokens and FLOPs, untied compared with tied is undecided:** no seed has finished in both."
+        in markdown(path)
+    )
     found = numbers(path)
     assert found["cells"]["missing"] == 15
     assert {one["mean_difference"] for one in found["contrasts"]} == {None}
@@ -500,14 +535,14 @@ def test_runs_that_were_left_out_are_named(tmp_path: Path) -> None:
     write_run(path / "cells/untied-seed7-0123456789", "untied", 7, 3.0, 1000)
     write_run(path / "cells/tied-seed1-0123456789", "tied", 1, 3.0, 900)
     write_report(path)
-    assert "**Finished but left out: untied seed 7.**" in markdown(path)
+    assert "**Finished runs are left out: untied seed 7.**" in markdown(path)
     assert "**1 finished run is not used:** the settings," in markdown(path)
     before = (path / "results.csv").read_text()
     assert before.count(",unused,") == 2
     shutil.rmtree(path / "cells")  # as under version control
     write_report(path)
     assert (path / "results.csv").read_text() == before
-    assert "**Finished but left out: untied seed 7.**" in markdown(path)
+    assert "**Finished runs are left out: untied seed 7.**" in markdown(path)
 
 
 def test_rows_of_runs_that_are_asked_for_no_more_are_kept(tmp_path: Path) -> None:
@@ -529,11 +564,14 @@ def test_rows_of_runs_that_are_asked_for_no_more_are_kept(tmp_path: Path) -> Non
         assert all(row[key] == one[key] for one in before for key in same for row in [kept[one["run_dir"]]])
 
 
-def test_the_other_arms_stand_beside_the_answer(tmp_path: Path) -> None:
+def test_the_other_comparisons_follow_the_answer(tmp_path: Path) -> None:
     path = make(tmp_path, primary=["untied_matched"])
-    assert re.search(r"^> Beside the question \(at equal tokens\): untied worse than tied by 0", markdown(path), re.M)
+    assert re.search(r"^Other comparisons at equal tokens: untied is worse than tied \(\+0", markdown(path), re.M)
     none_named = make(tmp_path / "all", primary=[])
-    assert "Beside the question" not in markdown(none_named)
+    assert "Other comparisons" not in markdown(none_named)
+
+
+SHRINKS = "shrinks during training"
 
 
 def shrink(path: Path, before: float, noise: float = 0.0, last: int = 1000) -> str:
@@ -552,33 +590,32 @@ def shrink(path: Path, before: float, noise: float = 0.0, last: int = 1000) -> s
 
 
 @pytest.mark.parametrize("budgets", [("tokens",), ("tokens", "flops")])
-def test_a_lead_that_shrinks_is_told(tmp_path: Path, budgets: tuple[str, ...]) -> None:
+def test_a_difference_that_shrinks_is_told(tmp_path: Path, budgets: tuple[str, ...]) -> None:
     path, where = make(tmp_path, budgets=budgets, report=False), " at equal tokens" * (len(budgets) > 1)
-    told = f"**The lead of tied shrinks{where}:** during training untied minus tied went from +0.0800, halfway, to +0.0"
+    told = f"**The difference between untied and tied shrinks during training{where}.** It was +0.0800 halfway"
     assert told in shrink(path, 0.08)
-    lead = "The lead of"
-    assert lead not in shrink(path, 0.04)  # at this pace there is enough left after twice the training
-    assert lead not in shrink(path, 0.08, noise=0.05)  # by chance
-    assert lead not in shrink(path, 0.01)  # it grows
-    assert lead not in shrink(path, -0.08)  # the other one led
+    assert SHRINKS not in shrink(path, 0.04)  # at this pace there is enough left after twice the training
+    assert SHRINKS not in shrink(path, 0.08, noise=0.05)  # by chance
+    assert SHRINKS not in shrink(path, 0.01)  # it grows
+    assert SHRINKS not in shrink(path, -0.08)  # the sign was the opposite
 
 
-def test_the_lead_of_an_arm_shrinks_as_a_baseline_s_does(tmp_path: Path) -> None:
+def test_a_negative_difference_that_shrinks_is_told(tmp_path: Path) -> None:
     path = make(tmp_path, budgets=("tokens",), report=False)
     for seed in (0, 1, 2):
         result = path / f"cells/untied-seed{seed}-1000/result.json"
         write(result, json.loads(result.read_text()) | {"val_loss": 3.45 + 0.01 * seed})
-    assert "**The lead of untied shrinks:**" in shrink(path, -0.12)
-    assert "The lead of" not in shrink(path, -0.06)
-    assert "The lead of" not in shrink(path, -0.12, last=900)  # not known to its end
+    assert SHRINKS in shrink(path, -0.12)
+    assert SHRINKS not in shrink(path, -0.06)
+    assert SHRINKS not in shrink(path, -0.12, last=900)  # not known to its end
 
 
-def test_a_lead_too_small_to_matter_shrinks_in_silence(tmp_path: Path) -> None:
+def test_a_difference_below_the_margin_shrinks_in_silence(tmp_path: Path) -> None:
     path = make(tmp_path / "first", budgets=("tokens",))
     lead = numbers(path)["contrasts"][0]["mean_difference"]
     for equivalence_margin, silent in ((0.99 * lead, False), (1.01 * lead, True)):
         path = make(tmp_path / f"{silent}", budgets=("tokens",), report=False, equivalence_margin=equivalence_margin)
-        assert ("The lead of" not in shrink(path, 0.08)) is silent
+        assert (SHRINKS not in shrink(path, 0.08)) is silent
         assert numbers(path)["contrasts"][0]["verdict"] == "worse"
 
 
@@ -589,8 +626,8 @@ def test_a_loss_that_rises_before_the_end_is_told(tmp_path: Path, rise: float, t
         rows = [(step, step * 1024, 0.001, 3, 1, loss, 2, 0.4) for step, loss in ((500, 4 - rise), (1000, 4))]
         write(path / f"cells/untied-seed{seed}-1000/metrics.csv", lines(METRICS, *rows))
     write_report(path)
-    assert ("**Better before the end: untied (by 0.02).**" in markdown(path)) is told
-    assert "Better before the end: tied" not in markdown(path)
+    assert ("**The validation loss rises before the end: untied (by 0.02).**" in markdown(path)) is told
+    assert "rises before the end: tied" not in markdown(path)
 
 
 @pytest.mark.parametrize(("every", "told"), [(501, True), (0, True), (500, False), (100, False)])
@@ -601,7 +638,7 @@ def test_why_there_is_no_learning_figure_is_said(tmp_path: Path, every: int, tol
         write(metrics, lines(METRICS, (1000, 1024000, 0.001, 3, 1, 4, 2, 0.4)))
     write_report(path)
     said = f"runs of 1,000 steps with `validation.every={every}` are not validated twice during training. "
-    assert (f"There are none: {said}`validation.every=100` gives them." in markdown(path)) is told
+    assert (f"There are no learning curves: {said}Set `validation.every=100` to record them." in markdown(path)) is told
     assert ("Learning curves" in headings(path)) is told
 
 
@@ -618,32 +655,32 @@ def test_a_verdict_that_was_shown_is_remembered(tmp_path: Path) -> None:
     assert looks_of(path) == []
 
 
-def test_curves_that_are_not_here_are_told(tmp_path: Path) -> None:
+def test_missing_learning_curves_are_told(tmp_path: Path) -> None:
     path = make(tmp_path, budgets=("tokens",), report=False)
     for seed in (0, 1):
         (path / f"cells/untied-seed{seed}-1000/metrics.csv").unlink()
     write_report(path)
-    assert "**The curves of 2 runs are not here,**" in markdown(path)
+    assert "**2 runs have no learning curve.**" in markdown(path)
     assert ">untied</text>" in (path / "figures/learning.svg").read_text()
 
 
 def test_one_seed_decides_nothing(tmp_path: Path) -> None:
     path = make(tmp_path, seeds=(7,), budgets=("tokens",))
-    assert "**One seed decides nothing:**" in markdown(path)
-    assert "> **untied or tied: not decided.**" in markdown(path)
-    assert "(one seed) undecided" in (path / "figures/forest.svg").read_text()
-    assert "provisional" not in markdown(path)
+    assert "**There is only one seed.**" in markdown(path)
+    assert "> - **untied compared with tied is undecided:** +0.0" in markdown(path)
+    assert "(one seed)" in (path / "figures/forest.svg").read_text()
+    assert "Verdicts can still change" not in markdown(path)
     assert {one["sd"] for one in numbers(path)["arms"]} == {None}
-    assert "at equal" not in markdown(path).partition("## The arms")[2]  # one budget needs no column
+    assert "at equal" not in markdown(path).partition("## Arms")[2]  # one budget needs no column
 
 
 def test_while_runs_go_on(tmp_path: Path) -> None:
     path = make(tmp_path, done=lambda arm, seed: seed == 0 or (seed == 1 and arm in ("tied", "untied")))
-    assert "**8 of 15 runs are done: provisional.**" in markdown(path)
-    assert "> **So far:**" in markdown(path)
+    assert "**8 of 15 runs are done.**" in markdown(path)
+    assert "> **Results so far:**" in markdown(path)
     assert [one["seeds"] for one in numbers(path)["contrasts"]][:3] == [[0, 1], [0], [0]]
-    assert "| untied_matched | 1 | equal tokens and FLOPs | not begun |" in markdown(path)
-    assert not {"Tuning", "Inside the training", "Over head.untie_at"} & set(headings(path))
+    assert "| untied_matched | 1 | equal tokens and FLOPs | not started |" in markdown(path)
+    assert not {"Tuning", "Training diagnostics", "Comparisons over head.untie_at"} & set(headings(path))
 
 
 def test_where_more_is_better_the_right_side_is(tmp_path: Path) -> None:
@@ -651,7 +688,7 @@ def test_where_more_is_better_the_right_side_is(tmp_path: Path) -> None:
     found = {one["arm"]: one for one in numbers(path)["contrasts"]}
     assert found["untied"]["mean_difference"] < 0
     assert found["untied"]["verdict"] == "worse"
-    assert "**tied beats untied.**" in markdown(path)
+    assert "**untied is worse than tied:** -0.0" in markdown(path)
     assert "right is better" in (path / "figures/forest.svg").read_text()
 
 
@@ -661,7 +698,7 @@ def test_a_difference_that_may_be_too_small_is_told(tmp_path: Path) -> None:
         path = make(tmp_path / str(equivalence_margin), budgets=("tokens",), equivalence_margin=equivalence_margin)
         (one,) = (one for one in numbers(path)["contrasts"] if one["arm"] == "untied")
         assert (one["verdict"], one["ci_low"] < equivalence_margin) == ("worse", told)
-        assert ("**Perhaps too small to matter:** untied and tied" in markdown(path)) is told
+        assert ("**The difference between untied and tied may be too small to matter.**" in markdown(path)) is told
 
 
 @pytest.mark.parametrize("leader", ["tied", "untied"])
@@ -676,7 +713,7 @@ def test_a_difference_that_may_be_too_small_is_told(tmp_path: Path) -> None:
         (-0.04, 0.032, False),  # the runs show none
     ],
 )
-def test_a_lead_that_the_trials_do_not_show_is_told(
+def test_a_difference_that_the_trials_do_not_show_is_told(
     tmp_path: Path, leader: str, apart: float, equivalence_margin: float, told: bool
 ) -> None:
     """Of the runs the leader leads by about 0.03; how far its best trial lies ahead is set here."""
@@ -692,7 +729,7 @@ def test_a_lead_that_the_trials_do_not_show_is_told(
         trial["val_loss"] += best["tied"] - best["untied"] + apart
     write(path / "ablation.json", record)
     write_report(path)
-    said = f"**Not so clear among the trials:** untied minus tied is {apart:+.4f} between"
+    said = f"**The search trials do not show the difference between untied and tied.** It is {apart:+.4f} between"
     assert (said in markdown(path)) is told
     found = next(one for one in numbers(path)["contrasts"] if one["arm"] == "untied")
     assert found["verdict"] == {"tied": "worse", "untied": "better"}[leader]
@@ -701,15 +738,18 @@ def test_a_lead_that_the_trials_do_not_show_is_told(
 
 def test_unequal_times_at_equal_time_are_told(tmp_path: Path) -> None:
     path = make(tmp_path, budgets=("time",))
-    assert "Equal time was missed" not in markdown(path)
+    assert "Training times" not in markdown(path)
     for result in path.glob("cells/untied-*/result.json"):
         found = json.loads(result.read_text())
         write(result, found | {"seconds": 1.5 * found["seconds"]})
     write_report(path)
-    assert re.search(r"\*\*Equal time was missed:\*\* untied took 1\.[3-6]\d times as long as tied", markdown(path))
+    assert re.search(
+        r"\*\*Training times at equal time are not equal.\*\* untied took 1\.[3-6]\d times as long as tied",
+        markdown(path),
+    )
 
 
-def test_a_trial_beyond_the_picture_lies_on_its_own_side(tmp_path: Path) -> None:
+def test_a_trial_outside_the_plot_is_marked_at_the_nearer_edge(tmp_path: Path) -> None:
     """One far better than those of the primary arms is no cross and no triangle at the worse edge."""
     _, axes = panels(1, 2.0, 0.5)
     axes[0].set(ylim=(3.4, 3.6), xscale="log")
@@ -736,7 +776,7 @@ def test_what_cannot_be_compared_is_said(tmp_path: Path) -> None:
     result = json.loads((path / "cells/tied-seed0-1000/result.json").read_text())
     write(path / "cells/tied-seed0-1000/result.json", result | {"threads": 8})
     write_report(path)
-    assert "**Runs differ in device, threads, precision or versions:**" in markdown(path)
+    assert "**Runs differ in device, threads, precision or versions.**" in markdown(path)
     assert "### Loss by frequency" not in markdown(path)  # a band holds other tokens in each arm
     assert "tokenizer hash (untied)" in markdown(path)
 

@@ -67,7 +67,7 @@ def record(tuning: Tuning, config: AblationConfig, arms: dict[str, Arm]) -> Abla
 @pytest.mark.parametrize(("lr", "trials"), [(3e-3, 5), (1.0, 9)])
 def test_the_same_again_asks_for_nothing_more(arms: dict[str, Arm], tmp_path: Path, lr: float, trials: int) -> None:
     config = question(tune=TUNE)
-    first = Tuning(config, arms, Outcomes(tmp_path), None)
+    first = Tuning(config, arms, Outcomes(tmp_path), test_record.record())
     assert len(make(first, tmp_path, near(lr))) == 2 * trials  # widened where the best lies far away
     tuned, before = {name: arm.tuned for name, arm in arms.items()}, record(first, config, arms)
     again = Tuning(config, arms, Outcomes(tmp_path), before)
@@ -78,7 +78,7 @@ def test_the_same_again_asks_for_nothing_more(arms: dict[str, Arm], tmp_path: Pa
 
 def test_an_arm_that_comes_later_gets_as_many_and_moves_nobody(arms: dict[str, Arm], tmp_path: Path) -> None:
     config, one = question(tune=TUNE), {"tied": arms["tied"]}
-    first = Tuning(config, one, Outcomes(tmp_path), None)
+    first = Tuning(config, one, Outcomes(tmp_path), test_record.record())
     make(first, tmp_path, near(3e-3))
     before, tuned = record(first, config, one), arms["tied"].tuned
     both = Tuning(config, arms, Outcomes(tmp_path), before)
@@ -91,7 +91,7 @@ def test_an_arm_that_comes_later_gets_as_many_and_moves_nobody(arms: dict[str, A
 
 def test_what_was_decided_for_other_runs_decides_nothing(build: Build, arms: dict[str, Arm], tmp_path: Path) -> None:
     config = question(tune=TUNE)
-    first = Tuning(config, arms, Outcomes(tmp_path), None)
+    first = Tuning(config, arms, Outcomes(tmp_path), test_record.record())
     assert len(make(first, tmp_path, near(3e-3))) == 2 * 5
     other = ready(
         build(config, "optim=adamw", "optim.lr=0.003", f"head.embedding_lr_multiplier={TABLE_LR}", "model.d_ff=24")
@@ -107,11 +107,11 @@ def test_what_was_killed_says_nothing_about_a_value(arms: dict[str, Arm], tmp_pa
     def loss(one: Cell) -> float | None:
         return None if one.arm == "untied" and one.tuned["optim.lr"] > 3e-3 else near(3e-3)(one)
 
-    tuning = Tuning(config, arms, Outcomes(tmp_path), None)
+    tuning = Tuning(config, arms, Outcomes(tmp_path), test_record.record())
     make(tuning, tmp_path, loss)
-    (lost,) = tuning.searches["untied"].broken()
-    assert tuning.broken() == {"untied": [lost.run_dir]}
-    assert lost.tuned["optim.lr"] == 6e-3
+    search = tuning.searches["untied"]
+    assert tuning.broken() == {"untied": search.run_dirs((2, 0))}
+    assert search.values((2, 0))["optim.lr"] == 6e-3
     assert arms["untied"].tuned == {}  # it is not run, rather than run with a wrong value
     assert arms["tied"].tuned
     assert tuning.decided is None
@@ -128,7 +128,7 @@ def test_what_diverged_is_the_worst(arms: dict[str, Arm], tmp_path: Path) -> Non
         (tmp_path / f"{one.run_dir}.json").write_text(json.dumps({"status": "diverged", "error": "nan"}))
         return None
 
-    tuning = Tuning(question(tune=TUNE), arms, Outcomes(tmp_path), None)
+    tuning = Tuning(question(tune=TUNE), arms, Outcomes(tmp_path), test_record.record())
     make(tuning, tmp_path, loss)
     assert not tuning.broken()
     assert arms["tied"].tuned["optim.lr"] == 3e-3
@@ -158,7 +158,8 @@ def test_a_setting_stays_where_it_may_be(build: Build, tmp_path: Path) -> None:
     tune = TuneConfig(trials=5, seeds=[77], hyperparameters=["head.untie_at"])
     config = question(arms=both, baseline="a", primary=[], tune=tune)
     arms = ready(build(config))
-    make(Tuning(config, arms, Outcomes(tmp_path), None), tmp_path, lambda one: -one.tuned["head.untie_at"])
+    tuning = Tuning(config, arms, Outcomes(tmp_path), test_record.record())
+    make(tuning, tmp_path, lambda one: -one.tuned["head.untie_at"])
     assert 0.8 <= arms["b"].tuned["head.untie_at"] <= 1
 
 
@@ -168,9 +169,9 @@ def test_few_trials_are_told_until_more_are_made(
 ) -> None:
     """Two settings need five trials, one needs three."""
     one = question(tune=replace(TUNE, trials=4, hyperparameters=["optim.lr"]))
-    assert list(short_search(Tuning(one, arms, Outcomes(tmp_path), None))) == []
+    assert list(short_search(Tuning(one, arms, Outcomes(tmp_path), test_record.record()))) == []
     config = question(tune=replace(TUNE, trials=4, extension_trials=extension_trials))
-    tuning = Tuning(config, arms, Outcomes(tmp_path), None)
+    tuning = Tuning(config, arms, Outcomes(tmp_path), test_record.record())
     assert [head for head, _ in short_search(tuning)] == [f"{name} is tuned in 4 trials:" for name in arms]
     make(tuning, tmp_path, near(3e-3))
     for asked in (tuning, Tuning(config, arms, Outcomes(tmp_path), record(tuning, config, arms))):

@@ -455,23 +455,25 @@ FIVE = [-0.032, -0.029, -0.036, -0.027, -0.031]
 def test_a_verdict_in_words() -> None:
     assert (
         say(only(FIVE, 0.01))
-        == "untied is better than tied by 0.0310 nats per token (95 % CI 0.0268 to 0.0352, 5 seeds)."
+        == "untied is better than tied: -0.0310 nats per token (95 % CI -0.0352 to -0.0268, 5 seeds)."
     )
-    assert say(only([-v for v in FIVE], 0.01)) == say(only(FIVE, 0.01)).replace("better", "worse")
-    assert say(only(FIVE, 0.01, lower_is_better=False)) == say(only([-v for v in FIVE], 0.01))
+    worse = "untied is worse than tied: +0.0310 nats per token (95 % CI +0.0268 to +0.0352, 5 seeds)."
+    assert say(only([-v for v in FIVE], 0.01)) == worse
+    assert say(only(FIVE, 0.01, lower_is_better=False)) == say(only(FIVE, 0.01)).replace("better", "worse")
     assert say(only([0.001, 0.003, -0.001, 0.002], 0.01)) == (
-        "untied and tied are equivalent: the difference of +0.0013 nats per token (90 % CI -0.0008 to +0.0033, "
-        "4 seeds) is smaller than the equivalence margin of 0.01."
+        "untied and tied are equivalent: +0.0013 nats per token (90 % CI -0.0008 to +0.0033, 4 seeds), "
+        "within the equivalence margin of ±0.01."
     )
     assert say(only([-0.01, -0.04, 0.005, -0.025], 0.01)) == (
-        "undecided between untied and tied: -0.0175 nats per token (95 % CI -0.0483 to +0.0133, 4 seeds); "
+        "untied compared with tied is undecided: -0.0175 nats per token (95 % CI -0.0483 to +0.0133, 4 seeds); "
         "about 12 new seeds would probably decide."
     )
     assert say(only([-1.0, 1.1, 0.9, -0.9], 0.01)).endswith("; even 100 seeds would probably not decide.")
     assert say(only([-0.031], 0.01)) == (
-        "undecided between untied and tied: -0.0310 nats per token at one seed, which gives no confidence interval."
+        "untied compared with tied is undecided: -0.0310 nats per token with one seed, which gives no confidence "
+        "interval."
     )
-    assert say(only([], 0.01)) == "undecided between untied and tied: no seed has finished in both."
+    assert say(only([], 0.01)) == "untied compared with tied is undecided: no seed has finished in both."
     assert say(only([-1e-9] * 3, 0.01)).count("+0.0000") == 3  # no -0.0000
 
 

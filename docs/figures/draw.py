@@ -22,7 +22,10 @@ def box(axes: Axes, y: float, text: str, colour: str, x: float = 0.5, width: flo
     axes.text(x, y + 0.05, text, ha="center", va="center", color=colour)
 
 
-def arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], colour: str = GREY, bend: float = 0) -> None:
+Point = tuple[float, float]
+
+
+def arrow(axes: Axes, start: Point, end: Point, colour: str = GREY, bend: float = 0) -> None:
     style = f"arc3,rad={bend}"
     axes.add_patch(
         FancyArrowPatch(start, end, arrowstyle="-|>", mutation_scale=11, color=colour, lw=1.4, connectionstyle=style)

@@ -5,7 +5,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import replace
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -14,20 +14,20 @@ import torch
 
 from lm.ablation.judge.study import read_study
 from lm.ablation.outcomes import Outcomes
-from lm.ablation.plan.arms import build_arms
+from lm.ablation.plan.arms import build_arms, sources_of
 from lm.ablation.plan.calibrate import machine, measure
-from lm.ablation.plan.cells import Cell, all_cells, cell, cell_records, set_steps
+from lm.ablation.plan.cells import Cell, cell, cells, set_steps
 from lm.ablation.plan.changes import set_aside
-from lm.ablation.record import AblationRecord, Caution, Look, write_record
+from lm.ablation.record import AblationRecord, asked, write_record
 from lm.ablation.report import looks_of, write_report
 from lm.ablation.run.cautions import cautions
 from lm.ablation.run.folder import claim, default_dir, earlier
 from lm.ablation.run.progress import Progress
 from lm.ablation.run.startup import measure_startup
 from lm.ablation.run.tuning import Tuning
-from lm.ablation.run.workers import missing, prepare_workers, run_cells
+from lm.ablation.run.workers import prepare_workers, run_cells
 from lm.config import RunConfig
-from lm.config.ablation import AblateConfig, Question
+from lm.config.ablation import AblateConfig
 from lm.system.device import cores, set_threads
 
 PACKAGES = ("torch", "lightning", "scipy", "numpy", "tokenizers", "datasets")
@@ -59,55 +59,71 @@ class AblationRunner:
     """An ablation and its folder: cells/ and trials/ with a run each, ablation.json, the report."""
 
     def __init__(self, config: AblateConfig, path: Path, runs: dict[str, RunConfig], command: str) -> None:
-        self.config, self.ablation, self.path, self.command = config, config.ablation, path, command
+        self.ablation, self.path = config.ablation, path
         before, self.outcomes = earlier(path, config), Outcomes(path)
         if not config.plan_only:
             prepare_workers()
         self.gpus = torch.cuda.device_count()
-        threads = before.threads if before else 1  # the same for all runs, whenever they are made
-        self.arms = build_arms(self.ablation, runs, threads, quiet=not sys.stderr.isatty())
-        self.threads = set_threads(max(arm.run.threads or threads for arm in self.arms.values()))
-        self.workers = config.workers or self.gpus or max(1, cores() // self.threads)
-        self.seconds_per_step = measure(self.arms, before.seconds_per_step if before else {})
+        # as many threads for all runs, whenever they are made
+        self.arms = build_arms(self.ablation, runs, before.threads, quiet=not sys.stderr.isatty())
+        threads = set_threads(max(arm.run.threads or 1 for arm in self.arms.values()))
+        self.workers = config.workers or self.gpus or max(1, cores() // threads)
+        seconds_per_step = measure(self.arms, before.seconds_per_step)
         set_steps(self.ablation, self.arms)
         self.tuning = Tuning(self.ablation, self.arms, self.outcomes, before)
-        self.before, self.begun = before, before.begun if before else now()
-        self.planned = sorted({*self.ablation.seeds, *(before.planned or before.seeds if before else [])})
-        self.startup_seconds = before.startup_seconds if before else {}
-        if machine() not in self.startup_seconds and (self.missing() or self.expected_trials()):
-            self.startup_seconds[machine()] = measure_startup(self.arms[self.ablation.baseline], self.gpus)
+        self.known = replace(  # the earlier record with all that stays during this call
+            before,
+            **asked(self.ablation),
+            overrides=config.overrides,
+            common=self.ablation.overrides,
+            contrasts=self.ablation.contrasts(),
+            begun=before.begun or now(),
+            ended=None,
+            planned=sorted({*self.ablation.seeds, *(before.planned or before.seeds)}),
+            command=command,
+            machine=f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {self.gpus} GPUs",
+            threads=threads,
+            workers=self.workers,
+            python=platform.python_version(),
+            versions={package: version(package) for package in PACKAGES},
+            seconds_per_step=seconds_per_step,
+        )
+        if machine() not in self.known.startup_seconds and (self.missing(self.all_cells()) or self.expected_trials()):
+            self.known.startup_seconds[machine()] = measure_startup(self.arms[self.ablation.baseline], self.gpus)
 
     def run(self) -> None:
-        self.write_record()
+        write_record(self.record(), self.path)
         with Progress(self.ablation.name, self.ablation.metric, self.path, self.workers, self.cost) as self.progress:
-            self.progress.expect(self.missing(), self.expected_trials())
+            self.progress.expect(self.missing(self.all_cells()), self.expected_trials())
             if self.ablation.tune.trials:
                 self.tune()
             untuned = self.tuning.broken()
             self.carry_out([one for one in self.all_cells() if one.arm not in untuned])
-        ended = now()
-        self.write_record(ended)
+        self.known.ended = now()
+        write_record(self.record(), self.path)
         write_report(self.path)
-        self.write_record(ended)  # with the verdict that was shown
+        write_record(self.record(), self.path)  # with the verdict that was shown
 
-    def cautions(self) -> list[Caution]:
-        return cautions(self.tuning, self.looks(), self.planned)
+    def tune(self) -> None:
+        for batch in self.tuning.rounds():
+            for _ in range(2):  # what was killed gets another try: an arm must not lose a value by an accident
+                self.carry_out(batch, trials=True)
+            write_record(self.record(), self.path)
+        write_record(self.record(), self.path)
 
-    def looks(self) -> list[Look]:
-        """What was asked whenever a verdict was seen; each look that asked otherwise once."""
-        found = [*(self.before.looks if self.before else []), *looks_of(self.path)]
-        return [one for i, one in enumerate(found) if one not in found[:i]]
+    def carry_out(self, wanted: list[Cell], trials: bool = False) -> None:
+        ahead = self.missing(wanted)
+        self.progress.begin(ahead, trials)
+        run_cells(ahead, self.path, self.workers, self.gpus, self.progress.tick)
 
-    def missing(self) -> list[Cell]:
-        return missing(self.all_cells(), self.outcomes)
+    def missing(self, wanted: list[Cell]) -> list[Cell]:
+        """Those that have no result yet. A diverged one has: it would diverge again."""
+        return [one for one in wanted if self.outcomes.of(one.run_dir, one.identity).status in ("missing", "failed")]
 
-    def set_aside(self) -> dict[str, str]:
-        """Finished runs that no longer count, and why."""
-        return set_aside(self.before, cell_records(self.ablation, self.arms), self.arms, self.outcomes)
-
-    def cost(self, cell: Cell) -> float:
-        """Seconds."""
-        return self.startup_seconds.get(machine(), 0.0) + self.arms[cell.arm].seconds(cell.steps)
+    def all_cells(self) -> list[Cell]:
+        """Every reported cell once, seed by seed, so that whatever is interrupted has whole pairs."""
+        found = sorted(cells(self.ablation, self.arms), key=lambda pair: self.ablation.seeds.index(pair[0].seed))
+        return list({one.run_dir: one for _, one in found}.values())
 
     def expected_trials(self) -> list[Cell]:
         """As many runs as the searches will make at least."""
@@ -115,56 +131,32 @@ class AblationRunner:
         left = [(self.arms[name], n * len(seeds)) for name, n in self.tuning.to_make().items()]
         return [cell(arm, 0, arm.steps[first], {}, "trials") for arm, n in left for _ in range(n)]
 
-    def all_cells(self) -> list[Cell]:
-        return all_cells(self.ablation, self.arms)
+    def cost(self, cell: Cell) -> float:
+        """Seconds."""
+        return self.known.startup_seconds.get(machine(), 0.0) + self.arms[cell.arm].seconds(cell.steps)
 
     def n_failed(self) -> int:
         """Reported runs that failed or diverged, and search trials without an outcome."""
         counts = read_study(self.path).counts()
         return counts["failed"] + counts["diverged"] + sum(map(len, self.tuning.broken().values()))
 
-    def carry_out(self, wanted: list[Cell], trials: bool = False) -> None:
-        ahead = missing(wanted, self.outcomes)
-        self.progress.begin(ahead, trials)
-        run_cells(ahead, self.path, self.workers, self.gpus, self.progress.tick)
-
-    def tune(self) -> None:
-        for batch in self.tuning.rounds():
-            for _ in range(2):  # what was killed gets another try: an arm must not lose a value by an accident
-                self.carry_out(batch, trials=True)
-            self.write_record()
-        self.write_record()
-
-    def write_record(self, ended: str | None = None) -> None:
-        tuning = self.tuning
-        record = AblationRecord(
-            **{one.name: getattr(self.ablation, one.name) for one in fields(Question)},
-            overrides=self.config.overrides,
-            common=self.ablation.overrides,
-            contrasts=self.ablation.contrasts(),
+    def record(self) -> AblationRecord:
+        planned, tuning = [one for one, _ in cells(self.ablation, self.arms)], self.tuning
+        looks = [*self.known.looks, *looks_of(self.path)]  # whenever a verdict was seen
+        looks = [one for i, one in enumerate(looks) if one not in looks[:i]]
+        return replace(
+            self.known,
             arms={name: arm.record() for name, arm in self.arms.items()},
-            cells=cell_records(self.ablation, self.arms),
-            cautions=self.cautions(),
-            begun=self.begun,
-            ended=ended,
+            cells=planned,
+            cautions=cautions(tuning, looks, self.known.planned),
             tuning_done=not tuning.open(),
             untuned=tuning.broken(),
             searches={name: search.record() for name, search in tuning.searches.items() if search.done},
             trials_made=tuning.decided,
-            looks=self.looks(),
-            planned=self.planned,
-            command=self.command,
-            machine=f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {self.gpus} GPUs",
-            threads=self.threads,
-            workers=self.workers,
-            python=platform.python_version(),
-            versions={package: version(package) for package in PACKAGES},
-            seconds_per_step=self.seconds_per_step,
-            startup_seconds=self.startup_seconds,
-            sources={file: value for arm in self.arms.values() for file, value in arm.sources.items()},
-            set_aside=self.set_aside(),
+            looks=looks,
+            sources=sources_of(self.arms),
+            set_aside=set_aside(self.known, planned, self.arms, self.outcomes),
         )
-        write_record(record, self.path)
 
 
 def now() -> str:

@@ -23,9 +23,7 @@ RESULT: dict[str, type[int] | type[float] | type[str]] = {  # of a run's result.
     **dict.fromkeys(("seconds", "tokens_per_second"), float),
     **dict.fromkeys(("config_hash", "data_hash", "tokenizer_hash"), str),
     "threads": int,
-    "device": str,
-    "precision": str,
-    "python": str,
+    **dict.fromkeys(("device", "precision", "python"), str),
 }
 RUN_DIR = re.compile(r"(?:cells|trials)/([\w.-]+)-seed(\d+)-[\w.-]+")  # its arm and seed
 Lines = list[dict[str, str]]
@@ -89,13 +87,14 @@ class Outcomes:
         other = [key for key, value in planned.items() if key.endswith("_hash") and said.get(key, value) != value]
         if found.status != "done" or not other:
             return found
-        what = f"its row in results.csv has another {other[0]}" if found.row else f"its {other[0]} is not the one"
-        return Outcome("failed", f"{what} than planned" if found.row else f"{what} planned: remove {run_dir}")
+        where = "its row in results.csv" if found.row else run_dir
+        return Outcome("failed", f"its {other[0]} is not the one planned: remove {where}")
 
-    def names(self) -> list[str]:
-        """Every run that has come to an end, by its folder or its row."""
+    def ended(self) -> dict[str, tuple[str, int]]:
+        """Every run that has come to an end, by its folder or its row, with its arm and its own seed."""
         folders = {"/".join(path.parts[-3:-1]) for path in self.folder.glob("*/*/result.json")}
-        return sorted(name for name in folders | self.rows.keys() if RUN_DIR.fullmatch(name))
+        named = {run_dir: RUN_DIR.fullmatch(run_dir) for run_dir in sorted(folders | self.rows.keys())}
+        return {run_dir: (found[1], int(found[2])) for run_dir, found in named.items() if found}
 
     def lines(self, run_dir: str, name: str) -> Lines:
         """The whole rows of a CSV file of a run, those of curves.csv for a metrics.csv that is not here."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from lm.config import BadInput
-from lm.config.ablation import HYPERPARAMETERS, Question
+from lm.config.ablation import HYPERPARAMETERS, Look, Question
 from lm.config.renamed import KEYS, current
 from lm.system.files import write_text
 
@@ -56,7 +56,7 @@ class CellRecord:
     config_hash: str | None = None  # that its result must have; version 1 does not say it
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class TrialRecord:
     values: dict[str, float]
     score: float | None  # the mean of the metric over the tuning seeds; None where training diverged
@@ -74,51 +74,32 @@ class SearchRecord:
 
 
 @dataclass(slots=True, kw_only=True)
-class Look:
-    """What was asked when a verdict was seen."""
-
-    seeds: list[int]
-    baseline: str
-    primary: list[str]
-    baselines: dict[str, str]
-    equivalence_margin: float
-    budgets: list[str]
-
-
-FIXED = tuple(one.name for one in fields(Look) if one.name != "seeds")  # that decide the verdict, not the runs
-
-
-def look(asked: Question, seeds: list[int]) -> Look:
-    return Look(seeds=seeds, **{key: getattr(asked, key) for key in FIXED})
-
-
-@dataclass(slots=True, kw_only=True)
 class AblationRecord(Question):
     """All that the report needs beside the runs, and all that a later call needs to go on."""
 
     # the plan
-    overrides: list[str]  # of the command line
-    common: list[str]  # overrides of all arms in the ablation's own configuration
-    contrasts: dict[str, str]  # arm -> the arm that it is compared with
-    arms: dict[str, ArmRecord]
-    cells: list[CellRecord]
-    cautions: list[Caution]
+    overrides: list[str] = field(default_factory=list)  # of the command line
+    common: list[str] = field(default_factory=list)  # overrides of all arms in the ablation's own configuration
+    contrasts: dict[str, str] = field(default_factory=dict)  # arm -> the arm that it is compared with
+    arms: dict[str, ArmRecord] = field(default_factory=dict)
+    cells: list[CellRecord] = field(default_factory=list)
+    cautions: list[Caution] = field(default_factory=list)
     # how far it is
-    begun: str
+    begun: str = ""
     ended: str | None = None
-    tuning_done: bool
-    untuned: dict[str, list[str]]  # arm -> trials that have come to no end
+    tuning_done: bool = False
+    untuned: dict[str, list[str]] = field(default_factory=dict)  # arm -> trials that have come to no end
     searches: dict[str, SearchRecord] = field(default_factory=dict)
     trials_made: int | None = None  # by every arm, once it is decided
     looks: list[Look] = field(default_factory=list)
     planned: list[int] = field(default_factory=list)  # every seed that was ever asked for
     # where
-    command: str
-    machine: str
-    threads: int
-    workers: int
-    python: str
-    versions: dict[str, str]
+    command: str = ""
+    machine: str = ""
+    threads: int = 1
+    workers: int = 1
+    python: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
     seconds_per_step: dict[str, float] = field(default_factory=dict)  # by computation, code and machine
     startup_seconds: dict[str, float] = field(default_factory=dict)  # of a run, beyond its steps; by machine
     # what the runs were made with, to say why one no longer counts
@@ -126,11 +107,19 @@ class AblationRecord(Question):
     set_aside: dict[str, str] = field(default_factory=dict)  # finished run that no longer counts -> why
 
 
+def look(asked: Question, seeds: list[int]) -> Look:
+    return Look(**{one.name: getattr(asked, one.name) for one in fields(Look)} | {"seeds": seeds})
+
+
+def asked(question: Question) -> dict[str, Any]:
+    return {one.name: getattr(question, one.name) for one in fields(Question)}
+
+
 STORED: dict[Any, Any] = {Any: object, float: float | int, Caution: list}  # kind -> what JSON has for it
 
 
 def read_record(folder: Path) -> AblationRecord:
-    """Raises BadInput naming the file, and the key whose value is wrong; FileNotFoundError if there is no file."""
+    """Raises BadInput naming the file, and the key whose value is wrong."""
     path = folder / FILE
     try:
         found = json.loads(path.read_text())
@@ -138,7 +127,7 @@ def read_record(folder: Path) -> AblationRecord:
             raise BadInput(f"version={version}: was written by a newer version of this program; expected {VERSION}")
         return build(AblationRecord, from_version_1(found) if version == 1 else found, "")
     except FileNotFoundError:
-        raise
+        raise BadInput(f"output_dir={folder}: holds no {FILE}; expected what ablate.py wrote") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         why = error if isinstance(error, BadInput) else f"not what ablate.py wrote ({error!r})"
         raise BadInput(f"{path}: {why}") from error

@@ -13,39 +13,25 @@ from lm.system.table import format_table
 
 def plan_table(runner: AblationRunner) -> str:
     """Arms with what they cost, and how long all of it will take."""
-    ablation = runner.ablation
-    rows = [
-        (
-            "arm",
-            "parameters",
-            "FLOPs per token",
-            "ms per step",
-            *(f"tokens at equal {BUDGET_NAMES[one]}" for one in ablation.budgets),
-        )
-    ]
+    ablation, record = runner.ablation, runner.record()
+    held = [f"tokens at equal {BUDGET_NAMES[one]}" for one in ablation.budgets]
+    rows = [("arm", "parameters", "FLOPs per token", "ms per step", *held)]
     for arm in runner.arms.values():
         tokens = (f"{arm.steps[budget] * arm.tokens_per_step:,}" for budget in ablation.budgets)
         cost = (f"{arm.n_params:,}", f"{arm.flops_per_token:,}", f"{1000 * arm.seconds_per_step:.0f}")
         rows.append((arm.name, *cost, *tokens))
     cells, trials = runner.all_cells(), runner.expected_trials()
-    ahead = runner.missing()
-    seconds = sum(map(runner.cost, [*ahead, *trials])) / runner.workers
+    ahead = runner.missing(cells)
     found = f"{len(cells)} runs, {len(cells) - len(ahead)} done"
     if trials:
         more = ablation.tune.extension_trials * len(ablation.tune.seeds) * len(runner.arms)
-        found += f"; {len(trials)} search trials, and {more} more if a best value lies at the edge of the search range"
-    return "\n".join(
-        [
-            ablation.question,
-            "",
-            format_table(rows),
-            "",
-            f"{found}; {runner.workers} at a time, {runner.threads} thread{'s' * (runner.threads > 1)} each",
-            *no_longer_count(runner.set_aside()),
-            *(f"{head} {meaning}" for head, meaning in runner.cautions()),
-            f"about {spell(seconds)} to go, as measured on this machine; all goes to {runner.path}",
-        ]
-    )
+        found += f"; {len(trials)} search trials, and {more} more if a best value lies at the edge of what was tried"
+    seconds = sum(map(runner.cost, [*ahead, *trials])) / runner.workers
+    lines = [ablation.question, "", format_table(rows), ""]
+    lines += [f"{found}; {record.workers} at a time, {record.threads} thread{'s' * (record.threads > 1)} each"]
+    lines += [*no_longer_count(record.set_aside), *(f"{head} {meaning}" for head, meaning in record.cautions)]
+    lines += [f"about {spell(seconds)} to go, as measured on this machine; all goes to {runner.path}"]
+    return "\n".join(lines)
 
 
 def no_longer_count(reasons: dict[str, str]) -> list[str]:
@@ -58,22 +44,23 @@ def result_table(path: Path) -> str:
     """The comparisons, their verdicts in words, and where the report lies."""
     study = read_study(path)
     contrasts = study.contrasts()
-    lines = [format_table([HEAD, *(row(one) for one in contrasts)]), ""]
+    lines = [format_table([HEAD, *map(row, contrasts)]), ""]
     lines += sentences(study, [one for one in contrasts if one.primary])
     lines += [f"{head} {meaning}" for head, meaning in warnings_of(study, contrasts)]
-    lost = [one for one in study.rows if one.status in ("failed", "diverged")]
-    lines += [f"{one.status}: {one.run_dir} ({one.error})" for one in lost]
+    lines += [
+        f"{one.status}: {one.run_dir} ({one.error})" for one in study.rows if one.status in ("failed", "diverged")
+    ]
     counts = ", ".join(f"{n} {kind}" for kind, n in study.counts().items() if n)
     if alone := study.rows_alone():
-        counts += f" (of {alone} only the rows in results.csv are left)"
+        counts += f" ({alone} of them rows of results.csv without their folder)"
     return "\n".join([*lines, "", f"{counts}; {path / 'report.html'}"])
 
 
-HEAD = ("arm", "budget", "difference", "95 % CI", "verdict", "seeds", "baseline")
+HEAD = ("arm", "baseline", "budget", "seeds", "difference", "95 % CI", "verdict")
 
 
 def row(one: Contrast) -> tuple[str, ...]:
     found = one.comparison
     mean = "" if found.mean is None else f"{found.mean:+.4f}"
     interval = "" if found.ci_low is None else f"{found.ci_low:+.4f} to {found.ci_high:+.4f}"
-    return (one.arm, BUDGET_NAMES[one.budget], mean, interval, found.verdict, str(found.n), one.baseline)
+    return (one.arm, one.baseline, one.budget, str(found.n), mean, interval, found.verdict)

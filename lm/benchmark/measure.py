@@ -48,6 +48,6 @@ def wait() -> None:
 
 
 def paired(ours: list[float], theirs: list[float]) -> tuple[float, float]:
-    """Seconds of both: the median of theirs, and that median times the median ratio within a round."""
+    """Seconds of ours and of theirs: the median of theirs times the median ratio within a round, and that median."""
     middle = median(theirs)
     return middle * median(one / two for one, two in zip(ours, theirs, strict=True)), middle

@@ -1,7 +1,6 @@
 """benchmark(config) runs the sections, prints each row as soon as it is measured and returns the whole table."""
 
 import json
-import logging
 import platform
 import sys
 from collections.abc import Callable, Iterator
@@ -48,7 +47,6 @@ SECTIONS: dict[str, Section] = {
 
 def benchmark(config: BenchmarkConfig) -> str:
     """The table of measurements. The file `output`, if given, gets them as JSON."""
-    logging.disable(logging.WARNING)
     threads, device = set_threads(config.threads), best_device()
     where = f"torch {torch.__version__}, {platform.machine()}, {device}, {threads} threads"
     run = run_prompts(config.run_dir) if config.run_dir is not None else None

@@ -35,7 +35,7 @@ class Shape(NamedTuple):
         `checkpointing`: with activation checkpointing; `mixed`: in bf16.
         """
         if compiled:
-            torch.compiler.reset()  # or a second shape is taken as a reason to compile for dynamic shapes
+            torch.compiler.reset()  # otherwise torch would compile a second shape with dynamic shapes
         net = self.build(device)
         if checkpointing:
             enable_activation_checkpointing(net)

@@ -1,4 +1,5 @@
-"""Comes in: the words of a command line.
-Goes out: a call of one function of another room with a dataclass of lm.config, then an exit code (0, 1, 2, 130, 143).
-May import: every room of lm; torch and Lightning only once the settings are known to be in order.
+"""The command line: arguments to a dataclass of lm.config, errors to one line.
+
+In: the arguments of a command. Out: a call of one function of another package, then an exit code (0, 1, 2, 130, 143).
+Imports every package of lm; torch and Lightning only after the settings have been checked.
 """

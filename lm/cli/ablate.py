@@ -1,6 +1,7 @@
 """Answer a question: lm-lab ablate ablation=NAME [output_dir=DIR] [plan_only=true] [any setting of train]
 
-Plans, tunes every arm, runs each arm at each seed, and writes a report. The same command again does what is missing.
+Plans, tunes every arm, runs each arm at each seed, and writes a report. The same command again continues with the runs
+that are missing.
 Every setting of train changes all arms. They are not listed here: lm-lab train --help lists them.
 """
 
@@ -36,16 +37,16 @@ def task(config: AblateConfig) -> int:
         from lm.ablation.summary import plan_table, result_table
 
     say = sys.stdout if config.plan_only else sys.stderr
-    laboratory = ablate(
+    runner = ablate(
         config,
         runs,
         command(),
-        lambda laboratory: print(plan_table(laboratory), file=say, flush=True),
+        lambda runner: print(plan_table(runner), file=say, flush=True),
     )
     if config.plan_only:
         return 0
-    print(result_table(laboratory.path))
-    return int(laboratory.n_failed() > 0)
+    print(result_table(runner.path))
+    return int(runner.n_failed() > 0)
 
 
 def command() -> str:

@@ -1,8 +1,10 @@
 """Measure how fast it is here: lm-lab benchmark [only=[training,decoding]] [seconds=30] [output=FILE]
 
-Each measurement stands beside a reference, which takes turns with it in one process (transformers, from the dev extra),
-or beside a limit of the machine, measured by the same call. Compare the ratios: the times are those of this moment.
+Each measurement stands beside a reference implementation (transformers, from the dev extra), timed alternately with it,
+or beside a limit. Compare the ratios: the times depend on the current load of the machine.
 """
+
+import logging
 
 from lm.cli.imports import heavy_imports
 from lm.cli.launch import launch
@@ -13,6 +15,7 @@ def task(config: BenchmarkConfig) -> None:
     with heavy_imports():
         from lm.benchmark.run import benchmark
 
+    logging.disable(logging.WARNING)  # of the libraries that are timed
     print(benchmark(config))
 
 

@@ -1,4 +1,4 @@
-"""An error as one line that says what to mend, and its exit code."""
+"""An error as one line that says what to correct, and its exit code."""
 
 import errno
 import glob
@@ -22,7 +22,7 @@ CONFIGS = next((path for path in (PACKAGE / "configs", PACKAGE.parent / "configs
 
 
 def report(error: Exception) -> int:
-    """Say what failed, in one line where the user can mend it; return the exit code."""
+    """Say what failed, in one line where the user can correct it; return the exit code."""
     if isinstance(error, BadInput):
         return complain(str(error), 2)
     if isinstance(error, OmegaConfBaseException):

@@ -15,7 +15,7 @@ from lm.system.table import format_table
 
 
 def task(config: EvaluateConfig) -> None:
-    model_folder(config.run_dir)  # or fail before what takes seconds to import
+    model_folder(config.run_dir)  # raises BadInput before the slow imports below
     with heavy_imports():
         from lm.inference.evaluate import evaluate_run
 

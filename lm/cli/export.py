@@ -7,7 +7,7 @@ from lm.exchange.find_model import model_folder
 
 
 def task(config: ExportConfig) -> None:
-    model_folder(config.run_dir)  # or fail before what takes seconds to import
+    model_folder(config.run_dir)  # raises BadInput before the slow imports below
     with heavy_imports():
         from lm.exchange.huggingface import export
         from lm.exchange.portable import load_model

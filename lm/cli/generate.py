@@ -34,7 +34,7 @@ def read_prompt(config: GenerateConfig) -> str:
 
 def task(config: GenerateConfig) -> None:
     prompt = read_prompt(config)
-    model_folder(config.run_dir)  # or fail before what takes seconds to import
+    model_folder(config.run_dir)  # raises BadInput before the slow imports below
     with heavy_imports():
         from lm.exchange.portable import load_model
         from lm.inference.decode import stream

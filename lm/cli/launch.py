@@ -66,7 +66,7 @@ def launch(
     except BaseException as error:
         if (code := interrupted(error)) is None:
             raise
-        if os.environ.get("LOCAL_RANK", "0") == "0":  # of the processes of one run, the first speaks
+        if os.environ.get("LOCAL_RANK", "0") == "0":  # in distributed training only local rank 0 prints
             said = str(error) if hasattr(error, "signum") else "interrupted"
             print(f"{said}; resume with: {again}" if resumable else said, file=sys.stderr)
         sys.exit(code)

@@ -31,7 +31,8 @@ def no_such_key(key: str, known: Sequence[str], schema: Any = None) -> str:
 
 
 def meant(key: str, schema: Any) -> list[str]:
-    """Where a key of this name lies in the groups of a schema, what it is called now, or what others call by it."""
+    """The settings that `key` probably means: one of that name in a group of the schema, else the current name of an
+    earlier setting, else ours for a name that other programs use."""
     parent, _, word = key.rpartition(".")
     if parent:
         return [

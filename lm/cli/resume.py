@@ -1,6 +1,6 @@
-"""A run that is named by its directory alone: its settings are those that lie there."""
+"""Resuming a run that is given by run_dir alone: its settings are read from the config.yaml in that directory."""
 
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import asdict, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,10 +13,10 @@ Schema = TypeVar("Schema")
 
 
 def as_it_was(run: RunConfig, line: list[str]) -> RunConfig:
-    """The run that lies in run_dir, if the words of `line` decide nothing else; `run` itself if they do, or none lies.
+    """The run whose settings are in run_dir, if every other argument in `line` sets a key that may differ on resume.
 
-    Words that may differ on resume (RUNTIME in lm/config/run.py) are applied. Raises BadInput if the directory holds
-    settings that are no run's.
+    Those keys (RUNTIME in lm/config/run.py) are applied to it. Returns `run` itself if an argument sets another key or
+    if the directory holds no settings. Raises BadInput if config.yaml is not one that train wrote.
     """
     keys = [key_of(word) for word in line]
     if run.run_dir is None or not all(is_runtime(key) for key in keys):
@@ -49,7 +49,10 @@ def copy_setting(key: str, source: dict[str, Any], target: dict[str, Any]) -> No
 
 
 def build(schema: type[Schema], settings: dict[str, Any]) -> Schema:
-    """A dataclass from nested settings. Raises TypeError for a key that it lacks; a run's also holds what it found."""
+    """A dataclass from nested settings. Raises TypeError for an unknown key.
+
+    The config.yaml of a run also records what is no setting (device, hashes): RunConfig ignores unknown top-level keys.
+    """
     known = {one.name: one.type for one in fields(schema)}  # type: ignore[arg-type]
     if schema is RunConfig:
         settings = {key: value for key, value in settings.items() if key in known}
@@ -61,9 +64,11 @@ def build(schema: type[Schema], settings: dict[str, Any]) -> Schema:
 
 
 def with_loss_as_typed(run: RunConfig, settings: dict[str, Any], path: Path) -> RunConfig:
-    """config.yaml holds the loss that was chosen; if loss=auto chose it, the hash of the configuration tells."""
-    chosen, run.loss = run.loss, "auto"
-    found = config_hash(run)
-    if settings.get("config_hash") != found and not path.resolve().name.endswith(f"-{found[:8]}"):
-        run.loss = chosen
-    return run
+    """The run with loss=auto if that was the setting.
+
+    config.yaml holds the loss that auto chose; config_hash shows whether the setting was auto.
+    """
+    auto = replace(run, loss="auto")
+    found = config_hash(auto)
+    known = settings.get("config_hash") == found or path.resolve().name.endswith(f"-{found[:8]}")
+    return auto if known else run

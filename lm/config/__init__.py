@@ -1,7 +1,7 @@
 """Settings: typed dataclasses, the names of choices, and the errors that a wrong setting raises.
 
 In: what Hydra composes from the YAML files of `configs/`. Out: checked dataclasses; a wrong key or type is an error.
-Imports the standard library alone: a mistake is reported before torch or Hydra is imported.
+Imports the standard library alone: a mistake in a setting is reported before torch or Lightning is imported.
 """
 
 from lm.config.checks import BadInput, Diverged, at_least, choose, seedable

@@ -10,7 +10,7 @@ from lm.config import BadInput, at_least, choose, seedable
 METRICS = {  # name in result.json -> (whether less is better, its unit)
     "val_loss": (True, "nats per token"),
     "val_bpb": (True, "bits per byte"),
-    "val_top1": (False, "of tokens guessed"),
+    "val_top1": (False, "fraction of tokens"),
 }
 BUDGETS = ("tokens", "flops", "time")
 HYPERPARAMETERS = ["optim.lr", "head.embedding_lr_multiplier", "head.head_lr_multiplier"]
@@ -18,7 +18,9 @@ NAME = r"[\w.-]{1,40}"
 MATCHED_BY = ("model.d_ff", "model.d_model", "model.n_layers")
 
 
-def once(key: str, values: Sequence[object]) -> None:
+def distinct(key: str, values: Sequence[object]) -> None:
+    if not values:
+        raise BadInput(f"{key}: is empty; expected one or more")
     for i, value in enumerate(values):
         if value in values[:i]:
             raise BadInput(f"{key}: {value} is given twice")
@@ -40,28 +42,33 @@ class TuneConfig:
             raise BadInput(f"ablation.tune.trials={self.trials}: expected 8 or fewer")
         if not 1 < self.factor <= 10:
             raise BadInput(f"ablation.tune.factor={self.factor}: expected more than 1, up to 10")
-        if self.trials and not (self.seeds and self.hyperparameters):
-            raise BadInput("ablation.tune.seeds, ablation.tune.hyperparameters: tuning needs at least one of each")
-        once("ablation.tune.seeds", self.seeds)
+        distinct("ablation.tune.seeds", self.seeds)
+        distinct("ablation.tune.hyperparameters", self.hyperparameters)
         for seed in self.seeds:
             seedable(seed)
 
 
 @dataclass(slots=True, kw_only=True)
-class Question:
+class Look:
+    """What decides a verdict, beside the runs. An ablation remembers it for every verdict that was seen."""
+
+    seeds: list[int]
+    baseline: str
+    primary: list[str] = field(default_factory=list)  # arms whose comparison answers the question; others: secondary
+    baselines: dict[str, str] = field(default_factory=dict)  # arm -> the arm it is compared with, if not the baseline
+    equivalence_margin: float  # the smallest difference in `metric` that would change a decision
+    budgets: list[str] = field(default_factory=lambda: ["tokens"])  # what is held equal; each has runs of its own
+
+
+@dataclass(slots=True, kw_only=True)
+class Question(Look):
     """What is asked, whatever the arms are. `name` is the config's file name."""
 
     name: str
     question: str
-    baseline: str
-    seeds: list[int]
-    equivalence_margin: float  # the smallest difference in `metric` that would change a decision
     metric: str = "val_loss"
-    primary: list[str] = field(default_factory=list)  # arms whose comparison answers the question; others: secondary
-    baselines: dict[str, str] = field(default_factory=dict)  # arm -> the arm it is compared with, if not the baseline
     match_parameters: dict[str, str] = field(default_factory=dict)  # arm -> the setting that matches its baseline's
     seed_offsets: dict[str, int] = field(default_factory=dict)  # arm -> added to its seeds, for an A/A control
-    budgets: list[str] = field(default_factory=lambda: ["tokens"])  # what is held equal; each has runs of its own
     tune: TuneConfig = field(default_factory=TuneConfig)
     plot_over: str | None = None  # a setting to draw the comparisons over
 
@@ -80,21 +87,24 @@ class AblationConfig(Question):
     overrides: list[str] = field(default_factory=list)  # of every arm
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(NAME, self.name) or set(self.name) == {"."}:
-            raise BadInput(f"ablation.name={self.name}: expected letters, digits, dots, - and _")
         choose("ablation.metric", self.metric, tuple(METRICS))
+        distinct("ablation.seeds", self.seeds)
+        distinct("ablation.budgets", self.budgets)
+        for budget in self.budgets:
+            choose("ablation.budgets", budget, BUDGETS)
         if len(self.arms) < 2:
             raise BadInput(f"ablation.arms: has {len(self.arms)}, expected two or more")
-        for name in self.arms:
-            if not re.fullmatch(NAME, name):
-                raise BadInput(f"ablation.arms.{name}: expected a name of letters, digits, dots, - and _")
+        for key, name in [
+            (f"ablation.name={self.name}", self.name),
+            *((f"ablation.arms.{one}", one) for one in self.arms),
+        ]:
+            if not re.fullmatch(NAME, name) or set(name) == {"."}:
+                raise BadInput(f"{key}: expected a name of letters, digits, dots, - and _")
         places = [("baseline", [self.baseline]), ("primary", self.primary), ("baselines", self.baselines.values())]
         places += [(key, getattr(self, key)) for key in ("baselines", "match_parameters", "seed_offsets")]
-        for key, names in places:
-            for name in names:
-                if name not in self.arms:
-                    value = f"={name}" if key == "baseline" else f": {name}"
-                    raise BadInput(f"ablation.{key}{value}: no such arm; choose one of {', '.join(self.arms)}")
+        for key, name in [(key, name) for key, names in places for name in names]:
+            if name not in self.arms:
+                raise BadInput(f"ablation.{key}={name}: no such arm; choose one of {', '.join(self.arms)}")
         for name in self.primary:
             if name not in self.contrasts():
                 raise BadInput(f"ablation.primary: {name} is compared with no other arm")
@@ -106,7 +116,6 @@ class AblationConfig(Question):
             choose(f"ablation.match_parameters.{arm}", key, MATCHED_BY)
             if arm not in self.contrasts() or self.contrasts()[arm] in self.match_parameters:
                 raise BadInput(f"ablation.match_parameters: {arm} needs an arm to match that is itself not matched")
-        once("ablation.seeds", self.seeds)
         for seed in self.seeds:
             seedable(seed)
             if self.tune.trials and seed in self.tune.seeds:
@@ -117,23 +126,16 @@ class AblationConfig(Question):
                 raise BadInput(f"{key}: expected a number that leads to seeds of its own")
             if self.tune.trials and (both := own & set(self.tune.seeds)):
                 raise BadInput(f"{key}: leads to {min(both)}, one of ablation.tune.seeds")
-        if not self.seeds:
-            raise BadInput("ablation.seeds: is empty; expected one or more")
         if not 0 < self.equivalence_margin < math.inf:
-            key = f"ablation.equivalence_margin={self.equivalence_margin}"
-            raise BadInput(f"{key}: expected more than 0, in {METRICS[self.metric][1]}")
-        once("ablation.budgets", self.budgets)
-        for budget in self.budgets:
-            choose("ablation.budgets", budget, BUDGETS)
-        if not self.budgets:
-            raise BadInput(f"ablation.budgets: is empty; choose among {', '.join(BUDGETS)}")
+            expected = f"expected more than 0, in {METRICS[self.metric][1]}"
+            raise BadInput(f"ablation.equivalence_margin={self.equivalence_margin}: {expected}")
 
     def contrasts(self) -> dict[str, str]:
         """Which arm is compared with which."""
         return {arm: other for arm in self.arms if (other := self.baselines.get(arm, self.baseline)) != arm}
 
     def root(self, arm: str) -> str:
-        """The arm at the end of the chain of comparisons: what it spends, all before it spend too."""
+        """The arm at the end of the chain of baselines; its budget is that of every arm in the chain."""
         seen = [arm]
         while (other := self.contrasts().get(seen[-1])) is not None:
             if other in seen:

@@ -34,7 +34,7 @@ class ModelConfig:
     dropout: float = 0.0
     linear: str = "linear"  # or the dotted path of a class called like torch.nn.Linear
     rope_theta: float = 10000.0
-    previous_token_init: int = 0  # first layers whose heads initially attend 1, 2, ... tokens back
+    previous_token_init: int = 0  # first layers whose heads initially attend to the token 1, 2, ... positions back
     residual_scale: float | None = None  # initial o_proj and down_proj are multiplied by it; null: 1/sqrt(2 n_layers)
 
     def __post_init__(self) -> None:
@@ -81,8 +81,9 @@ HEADS = tuple(OWN_SETTINGS)
 class HeadConfig:
     """The tying variant: which LM head, with the initialisation and learning rates that suit it.
 
-    `name` is the file name of the config, `kind` the class in lm/model/head.py. The learning-rate multipliers multiply
-    optim.adam_lr, or optim.lr where it is null.
+    `name` is the file name of the config, `kind` the key of the class in HEADS of lm/model/head.py. The learning-rate
+    multipliers scale optim.adam_lr, or optim.lr where that is null. The defaults are those of configs/head/tied.yaml,
+    except for its tuned embedding_lr_multiplier.
 
     >>> HeadConfig(name="untied", kind="untied", embedding_std=1.0, head_std=0.01, head_lr_multiplier=1.0).kind
     'untied'

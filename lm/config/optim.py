@@ -10,12 +10,15 @@ DECAYS = ("cosine", "linear", "constant")
 
 @dataclass(slots=True, kw_only=True)
 class OptimConfig:
-    """An optimizer; its learning rate is a linear warm-up times a decay, both pure functions of the step."""
+    """An optimizer; its learning rate is a linear warm-up times a decay, both pure functions of the step.
+
+    The defaults are those of optim=adamw. The default of train.py is configs/optim/muon.yaml.
+    """
 
     name: str = "adamw"
     lr: float = 3e-3  # of the matrices of the transformer blocks, and of all else where adam_lr is null
     adam_lr: float | None = None  # muon: learning rate of all else; head.*_lr_multiplier multiply it
-    momentum: float | None = None  # muon: of the average of the gradients
+    momentum: float | None = None  # muon: decay factor of the moving average of the gradients
     ns_steps: int | None = None  # muon: Newton-Schulz steps that orthogonalise the update
     betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
     eps: float = 1e-8
@@ -23,7 +26,7 @@ class OptimConfig:
     warmup_steps: int = 50
     decay: str = "linear"
     decay_fraction: float = 1.0  # the last fraction of the run, over which the learning rate decays
-    final_lr_fraction: float = 0.0  # of the peak: where the decay ends
+    final_lr_fraction: float = 0.0  # the learning rate at which the decay ends, as a fraction of lr (or adam_lr)
 
     def __post_init__(self) -> None:
         choose("optim.name", self.name, OPTIMIZERS)

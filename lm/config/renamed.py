@@ -1,6 +1,7 @@
 """Settings under the names that they had in earlier versions, and under the names that other programs give them.
 
-In a file of an earlier version an old name is read as today's; on a command line it is refused with today's.
+In a file of an earlier version an old name is read as the current one; on a command line it is refused
+with an error that gives the current one.
 """
 
 from collections.abc import Mapping
@@ -28,7 +29,7 @@ KEYS = {  # of a run and of an ablation, old to new
 HEADS = {"split": "untied_midtraining", "untied_copied": "untied_from_embedding"}
 CHOICES = {"head": HEADS, "head.kind": HEADS, "head.name": HEADS}  # key -> old to new
 
-ELSEWHERE = {  # what other programs call a setting; a command suggests those of its own
+ELSEWHERE = {  # a name in other programs -> ours; a command suggests only settings that it has
     **dict.fromkeys(("learning_rate", "max_lr", "lr"), "optim.lr"),
     **dict.fromkeys(("min_lr", "final_lr"), "optim.final_lr_fraction"),
     **dict.fromkeys(("warmup", "warmup_iters"), "optim.warmup_steps"),

@@ -109,7 +109,7 @@ class RunConfig:
 
 # Settings that do not change what a run computes: left out of its hash, and free to differ when it is resumed.
 RUNTIME = (
-    *("format", "run_dir", "logger", "checkpoint", "prompts", "activation_checkpointing"),
+    *("format", "config_hash", "run_dir", "logger", "checkpoint", "prompts", "activation_checkpointing"),
     *("data.cache_dir", "trainer.enable_progress_bar"),
 )
 

@@ -108,8 +108,8 @@ def prepare(config: DataConfig, tokenizer: TokenizerConfig, quiet: bool = True) 
         needed = config.seq_len + 1 if name == "training" else 2
         if len(tokens) < needed:
             raise BadInput(
-                f"data: the {name} text has {len(tokens)} tokens, data.seq_len={config.seq_len} needs {needed}:"
-                " give more text or lower data.seq_len"
+                f"data: the {name} text has {len(tokens)} tokens, expected {needed} or more: give more text, or"
+                f" {'lower data.seq_len' if name == 'training' else 'raise data.val_fraction'}"
             )
     return data
 

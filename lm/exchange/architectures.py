@@ -37,7 +37,7 @@ def translate(net: Transformer) -> tuple[str, dict[str, Any], Weights]:
     nearest = min(ARCHITECTURES, key=lambda one: [key in unsupported(config, one) for key in SETTINGS])
     key = unsupported(config, nearest)[0]
     setting = f"model.{key}={str(getattr(config, key)).lower()}"
-    raise BadInput(f"{setting}: the nearest architecture, {nearest.name}, has no such setting; see the README")
+    raise BadInput(f"{setting}: cannot be exported, {nearest.name} does not support it; see docs/model.md")
 
 
 def unsupported(config: ModelConfig, architecture: "Architecture") -> list[str]:
@@ -112,7 +112,7 @@ def apertus_weights(net: Transformer) -> Weights:
 
 
 def gpt2_weights(net: Transformer) -> Weights:
-    """GPT-2 stores matrices as (in, out), q, k and v in one, a key head for each query head, and always biases."""
+    """GPT-2 stores matrices as (in, out), q, k and v together, keys and values for each query head, all biases."""
     config, ours = net.config, weights_without_head(net)
 
     def bias(name: str, width: int) -> Tensor:

@@ -45,7 +45,7 @@ def load_model(run_dir: str | Path, trust: bool = False) -> tuple[Transformer, T
 
     >>> load_model("runs/absent")
     Traceback (most recent call last):
-    lm.config.checks.BadInput: run_dir=runs/absent: no such folder; expected a run directory that train.py wrote
+    lm.config.checks.BadInput: run_dir=runs/absent: no such folder; expected a run directory that train wrote
     """
     folder = model_folder(run_dir)
     path = folder / "config.json"
@@ -64,7 +64,7 @@ def load_model(run_dir: str | Path, trust: bool = False) -> tuple[Transformer, T
     except BadInput:
         raise
     except (OSError, ValueError, TypeError, KeyError, RuntimeError, SafetensorError) as error:
-        raise BadInput(f"{path}: {str(error).splitlines()[0]}; expected what train.py wrote") from error
+        raise BadInput(f"{path}: {str(error).splitlines()[0]}; expected what train wrote") from error
     tokenizer = load_tokenizer(folder / "tokenizer.json")
     if tokenizer.vocab_size != net.vocab_size:
         raise BadInput(f"{folder}: the tokenizer has {tokenizer.vocab_size} tokens, the model {net.vocab_size}")

@@ -20,7 +20,7 @@ from lm.model.cache import KVCache
 from lm.model.transformer import Transformer
 
 MIN_CACHE_LENGTH = 32  # positions that a new cache has
-SHORT_DRAFT = 2  # draft tokens of a step, until a step has had as many accepted
+SHORT_DRAFT = 2  # the most draft tokens of a forward pass, unless the pass before accepted at least as many
 
 
 def window_start(length: int, seq_len: int) -> int:
@@ -165,8 +165,8 @@ def generate(
     """Continue a prompt, or each prompt of a list in one batch; returns the continuation without the prompt.
 
     Decoding is greedy at temperature 0, the default, and sampled above it. It stops at end of text or after
-    `max_new_tokens`. Of a text longer than the model's context, the model sees what follows `window_start`.
-    Raises BadInput for a negative number.
+    `max_new_tokens`. If the text is longer than the model's context, the model sees its tokens from `window_start` on.
+    Raises BadInput if `max_new_tokens` or `temperature` is negative.
 
     >>> from lm import HeadConfig, ModelConfig
     >>> from lm.data.tokenizer import byte_tokenizer

@@ -30,7 +30,7 @@ LOGIT_ROWS = 512  # rows of logits in memory at a time
 class Scores:
     n_tokens: int
     total_nll: float  # negative log-likelihood in nats, summed over the tokens
-    n_correct: int  # tokens that greedy decoding predicts
+    n_correct: int  # tokens that are the argmax of their logits, given the true text before them
 
     @property
     def loss(self) -> float:
@@ -51,7 +51,7 @@ class Scores:
 
 
 class NLLByTarget:
-    """The total negative log-likelihood (V,) and the number (V,) of the targets that are each token id."""
+    """For each token id, over the targets equal to it: their total negative log-likelihood and their number, (V,)."""
 
     def __init__(self, vocab_size: int) -> None:
         self.total_nll, self.counts = np.zeros(vocab_size), np.zeros(vocab_size, dtype=np.int64)
@@ -133,7 +133,7 @@ def own_validation(run_dir: Path, trust: bool) -> tuple[np.ndarray, int, int]:
         hint = "expected a finished run, or a text: data=text data.path=FILE"
         raise BadInput(f"{error.filename}: {error.strerror}; {hint}") from error
     except (yaml.YAMLError, TypeError, KeyError, ValueError) as error:
-        raise BadInput(f"{run_dir}/config.yaml: not what train.py wrote ({error})") from error
+        raise BadInput(f"{run_dir}/config.yaml: not what train wrote ({error})") from error
     if not trust and (config.source == "hub" or "://" in (config.path or "")):
         raise BadInput(f"run_dir={run_dir}: its text comes from {config.path}; trust=true downloads it")
     data = prepare(config, tokenizer)

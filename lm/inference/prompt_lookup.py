@@ -1,7 +1,7 @@
-"""Prompt lookup: draft tokens for speculative decoding, copied from the last place where the text was the same.
+"""Prompt lookup: draft tokens for speculative decoding, copied from what followed the last occurrence of an n-gram.
 
-A forward pass over several tokens costs little more than one over a single token. So decoding lets the model read
-draft tokens as well and accepts those that the model itself would have chosen, which leaves the output unchanged:
+A forward pass over several tokens costs little more than one over a single token. The model therefore reads draft
+tokens as well, and decoding accepts those that the model itself would have chosen, so the output is unchanged. This is
 speculative decoding (Leviathan et al., 2023), with the text so far in place of a draft model (Yang et al., 2023).
 """
 

@@ -54,7 +54,7 @@ def suits_onednn(x: Tensor) -> bool:
 
 
 class Linear(nn.Module):
-    """An affine map of the last dimension; equal to `torch.nn.Linear`, parameters too, from the same random state.
+    """An affine map of the last dimension. With the same random state it has the same parameters as `torch.nn.Linear`.
 
     The weight is stored as (out_features, in_features). Weight and bias are initialised uniformly in
     +-1/sqrt(in_features): Kaiming's formula with a = sqrt(5), which is not He's initialisation for ReLU (whose bound
@@ -98,8 +98,9 @@ LINEARS: dict[str, Callable[..., nn.Module]] = {"linear": Linear}
 def linear_class(name: str, trust: bool = True) -> Callable[..., nn.Module]:
     """The class that `model.linear` names: a key of LINEARS or a dotted path such as `torch.nn.Linear`.
 
-    It is called as `cls(in_features, out_features, bias=...)`. Without `trust`, for a name that was read from a file,
-    its module must have been imported already. Raises BadInput for anything else.
+    The class is called as `cls(in_features, out_features, bias=...)`. Pass `trust=False` for a name that was read from
+    a file: a class whose module has not been imported already is then refused. Raises BadInput if the name is refused
+    or does not lead to such a class.
     """
     if name in LINEARS:
         return LINEARS[name]

@@ -1,9 +1,10 @@
-"""Previous-token-head initialisation: attention heads that attend a fixed number of tokens back from the first step.
+"""Previous-token-head initialisation: before any training, each attention head attends a fixed number of tokens back.
 
 In a short training, small models spend many steps on learning that the last few tokens matter most. With this
-initialisation they begin with it: every embedding gets a component along one common direction, queries and keys
-respond to that direction, and RoPE rotates the queries so that the score is highest `lag` tokens back. Only the
-initial values differ (cf. mimetic initialisation, Trockman and Kolter, 2023): all weights are trained as usual.
+initialisation they know it from the first step: every embedding gets a component along one common direction, the query
+and key weights map that direction to one vector, and the query's copy is rotated as by RoPE, by -lag positions, so that
+the score is highest `lag` tokens back. Head i has lag i. Only the initial values differ (cf. mimetic initialisation,
+Trockman and Kolter, 2023): all weights are trained as usual.
 """
 
 import math
@@ -30,7 +31,7 @@ def initialise_previous_token_heads(
         assert isinstance(attn, Attention)
         queries, keys = weight_of(attn.q_proj), weight_of(attn.k_proj)
         key = torch.full((1, 1, 1, attn.head_dim), attn.head_dim**-0.5)
-        key[..., ::2] *= -1  # mean 0, which a LayerNorm of queries and keys would subtract otherwise
+        key[..., ::2] *= -1  # so that its mean is 0: a LayerNorm of queries and keys would remove any other mean
         for lag, weight in enumerate(queries.chunk(len(queries) // attn.head_dim), 1):
             map_direction(weight, direction, position.rotation(torch.tensor([-lag]))(key).flatten())
         for weight in keys.chunk(len(keys) // attn.head_dim):
@@ -38,7 +39,7 @@ def initialise_previous_token_heads(
 
 
 def map_direction(weight: Tensor, direction: Tensor, output: Tensor) -> None:
-    """Let a head's weight (K, D) map `direction` (D,) to a multiple of `output` (K,), as large as its own norm."""
+    """Let a head's weight (K, D) map `direction` (D,) approximately to `output` (K,) times the norm of the weight."""
     weight.copy_(RANDOM_FRACTION * weight + weight.norm() * torch.outer(output, direction))
 
 

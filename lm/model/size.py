@@ -34,7 +34,7 @@ def n_params(net: nn.Module) -> int:
 
 
 def flops_per_token(net: Transformer) -> int:
-    """Floating-point operations of a training step, forward and backward, per token of a full window.
+    """Floating-point operations of the forward and backward pass per token of a full window, without the optimizer's.
 
     torch counts them on a model of the same configuration on the meta device, which holds no values, so any variant
     and any linear class is covered. Attention counts in full, as if no position were masked.

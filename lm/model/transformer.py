@@ -1,6 +1,7 @@
 """A decoder-only transformer: token ids in, raw logits out.
 
-Shapes, here and in the files beside this one: B batch, T time, D d_model, H heads, K head_dim, V vocabulary.
+Shapes, here and in the files beside this one: B batch size, T sequence length, S number of keys, D d_model, H number of
+heads, K head_dim, V vocabulary size.
 """
 
 import hashlib
@@ -80,8 +81,9 @@ class Transformer(nn.Module):
     def initialise(self, seed: int, constructed: bool = False) -> None:
         """Draw the parameters of every module anew, by its `reset_parameters`.
 
-        A module without one keeps what its constructor made, which is there only where `constructed` says so: after
-        a build on the meta device and `to_empty` it is not. Raises BadInput then, naming the class.
+        `constructed` says that the parameters hold the values that the constructors drew; a module without
+        `reset_parameters` then keeps them. After `to_empty` there are no such values: with `constructed=False`, such
+        a module raises BadInput, which names its class.
         """
         with torch.random.fork_rng(devices=[]):
             for name, module in self.named_modules():
@@ -95,7 +97,7 @@ class Transformer(nn.Module):
                         f"{type(module).__name__}: has no reset_parameters() to initialise it after to_empty"
                     )
         if self.config.previous_token_init:
-            generator = torch.Generator().manual_seed(named_seed(seed, "lookback"))  # another key would be another draw
+            generator = torch.Generator().manual_seed(named_seed(seed, "lookback"))  # the old name fixes the draw
             direction = F.normalize(torch.randn(self.config.d_model, generator=generator), dim=0)
             blocks = self.blocks[: self.config.previous_token_init]
             initialise_previous_token_heads(self.embed, blocks, self.position, direction)
@@ -103,7 +105,10 @@ class Transformer(nn.Module):
         self.scale_residual_projections()
 
     def scale_residual_projections(self) -> None:
-        """By 1/sqrt(2 n_layers) as in GPT-2, so that the residual stream's variance does not grow with depth."""
+        """Multiply o_proj and down_proj by model.residual_scale.
+
+        The default is 1/sqrt(2 n_layers) as in GPT-2: the residual stream's variance then does not grow with depth.
+        """
         scale = self.config.residual_scale
         if scale is None:
             scale = 1 / math.sqrt(2 * self.config.n_layers)

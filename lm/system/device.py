@@ -21,7 +21,8 @@ def cores() -> int:
 def set_threads(threads: int | None) -> int:
     """Let torch use this many threads (None: OMP_NUM_THREADS, else the number of cores); returns the number.
 
-    On a CPU, results are equal bit for bit only for equal numbers. Raises BadInput if OMP_NUM_THREADS is not one.
+    On a CPU, results are equal bit for bit only for the same number of threads. Raises BadInput if OMP_NUM_THREADS is
+    not a positive integer.
     """
     wanted = str(threads or os.environ.get("OMP_NUM_THREADS") or cores()).split(",")[0]
     if not wanted.isdigit() or int(wanted) < 1:
@@ -37,9 +38,9 @@ def best_device() -> str:
 
 @cache
 def has_native_bf16(device: str) -> bool:
-    """Whether the device multiplies bf16 matrices natively: GPUs, and CPUs with AVX-512 BF16 or AMX.
+    """Whether the device is taken to multiply bf16 matrices natively: every GPU, and CPUs with AVX-512 BF16 or AMX.
 
-    On other CPUs torch emulates it, which takes longer than fp32.
+    On other CPUs torch emulates bf16, which takes longer than fp32; GPUs before Ampere do too, but are not detected.
     """
     if device != "cpu":
         return True

@@ -95,7 +95,7 @@ class TrainingCallback(Callback):
         loss, norm = task.step_loss(), task.grad_norm.item()
         if not (math.isfinite(loss) and math.isfinite(norm)):  # raised before anything of this step is saved
             found = f"the loss is {loss} and the gradient norm {norm} at step {step}"
-            raise Diverged(f"{found}: lower optim.lr={task.run.optim.lr} or clip gradients")
+            raise Diverged(f"{found}: choose optim.lr below {task.run.optim.lr} or a lower trainer.gradient_clip_val")
         return {
             "tokens": step * self.tokens_per_step,
             "lr": task.run.optim.lr * lr_factor(step - 1, task.total_steps, task.run.optim),

@@ -47,7 +47,9 @@ def resolve_loss(name: str, net: Transformer, device: str, compiled: bool, mixed
     `mixed` says that matmuls run in bf16: this makes plain faster but not chunked (`benchmark.py only=[loss]`).
     """
     if name == "chunked" and not HAS_CHUNKED:
-        raise BadInput(f"loss=chunked: needs torch 2.13 or later, not {torch.__version__}; loss=plain is the same")
+        raise BadInput(
+            f"loss=chunked: needs torch 2.13 or later, not {torch.__version__}; loss=plain computes the same"
+        )
     if name == "chunked" and not is_linear(net):
         raise BadInput(
             f"loss=chunked: {type(net.head).__name__} has logits that are not a matrix product; choose loss=plain"

@@ -3,8 +3,8 @@
 An orthogonalised update changes a weight matrix by the same amount in every direction, instead of mostly along the few
 directions that dominate its gradient. torch.optim.Muon processes one matrix after another in bfloat16. Here all
 matrices of one shape share batched matmuls, in bfloat16 where the device has native support for it, else in full
-precision: the default model's step takes half the time on CPUs with native bf16 support and on those with AVX-512
-alone, and a twentieth with AVX2 (`benchmark.py only=[optimizer]`, under ONEDNN_MAX_CPU_ISA).
+precision: on the default model a step takes 0.2 to 0.8 of the time, depending on the CPU
+(`benchmark.py only=[optimizer]`).
 """
 
 from collections import defaultdict

@@ -94,8 +94,8 @@ class RunDirectory:
         ]
         if differing:
             found = "; ".join(differing)
-            alone = f"run_dir={self.path} holds another run, which run_dir={self.path} alone continues"
-            raise BadInput(f"{alone} ({found}): choose another run_dir, or none")
+            other = f"run_dir={self.path} holds another run ({found})"
+            raise BadInput(f"{other}: choose another run_dir or none, or give only run_dir={self.path} to continue it")
 
     def read_result(self) -> dict[str, Any] | None:
         """The content of result.json, None if the run is not finished."""

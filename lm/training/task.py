@@ -33,7 +33,7 @@ class LMTask(LightningModule):
         self.net.head.on_train_step(progress, self.net.embed.weight, state)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """The parameters in a checkpoint, too, determine the logits: a resumed run may have no step left to make."""
+        """Finalise the head as before saving a model: a resumed run with no step left evaluates these parameters."""
         self.net.head.finalise(self.net.embed.weight)  # in place, on the tensors that the checkpoint holds
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:

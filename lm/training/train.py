@@ -11,6 +11,7 @@ from typing import Any
 from lightning.pytorch.utilities import rank_zero_only
 
 from lm.config import Diverged, RunConfig
+from lm.config.identity import config_hash
 from lm.data.tokens import TextData, prepare
 from lm.exchange.portable import save_model
 from lm.model.activation_checkpointing import enable_activation_checkpointing
@@ -38,7 +39,8 @@ def train(run: RunConfig, data: TextData | None = None) -> dict[str, Any]:
 
     `data` is the result of `prepare` for this run, if the caller has it already.
 
-    Raises BadInput for what the user can correct; no directory is then left behind and no earlier run is changed.
+    Raises BadInput for what the user can correct. Before training starts this leaves no new directory behind and
+    changes no earlier run; after that (Diverged, or no compiler for compile=true) the directory remains.
     Raises Interrupted after a signal; the same call then resumes the run.
     """
     bar = sys.stderr.isatty() and bool(run.trainer.get("enable_progress_bar", True))
@@ -49,6 +51,7 @@ def train(run: RunConfig, data: TextData | None = None) -> dict[str, Any]:
         "threads": threads,
         "device": options["accelerator"],
         "precision": options["precision"],
+        "config_hash": config_hash(run),
         "data_hash": data.hash,
         "tokenizer_hash": data.tokenizer.hash,
     }
@@ -63,7 +66,7 @@ def train(run: RunConfig, data: TextData | None = None) -> dict[str, Any]:
     if run.logger:
         log.info("loggers record a run while it trains, so this run is not sent to them")
     if run.prompts is not None:
-        log.info("prompts are continued when a run ends; now use scripts/generate.py run_dir=%s", directory.path)
+        log.info("prompts are continued when a run ends; now use generate with run_dir=%s", directory.path)
     return finished
 
 
@@ -122,7 +125,8 @@ def fit(
         return {}
     result = build_result(run, settings, size, net, data, trainer, callback, bar)
     if not math.isfinite(result["val_loss"]):
-        raise Diverged(f"the validation loss is {result['val_loss']}: lower optim.lr={run.optim.lr} or clip gradients")
+        advice = f"choose optim.lr below {run.optim.lr} or a lower trainer.gradient_clip_val"
+        raise Diverged(f"the validation loss is {result['val_loss']}: {advice}")
     save_model(net, data.tokenizer, directory.model)
     directory.write_result(result)
     return result

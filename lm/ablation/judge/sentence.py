@@ -6,7 +6,7 @@ from lm.ablation.judge.statistics import ALPHA, MOST_SEEDS, Comparison, critical
 
 
 def decimals(margin: float) -> int:
-    """Digits after the point in which a difference is said: two more than the equivalence margin has."""
+    """Decimals with which a difference is printed: two more than the equivalence margin has."""
     return max(0, 2 - math.floor(math.log10(margin)))
 
 

@@ -59,7 +59,7 @@ def above(t: float, n: int) -> float:
 
 @cache
 def spreads(n: int, count: int = 1000) -> NDArray[np.float64]:
-    """Sample standard deviations of n draws from N(0, 1): `count` of their quantiles, evenly likely."""
+    """`count` equally likely quantiles of the sample standard deviation of n draws from N(0, 1)."""
     middles = (np.arange(count) + 0.5) / count
     return np.sqrt(stats.chi2.ppf(middles, n - 1) / (n - 1))
 
@@ -154,26 +154,26 @@ def judge(family: Mapping[str, Sequence[float]], margin: float, lower_is_better:
         for value in values:
             if not math.isfinite(value):
                 raise ValueError(f"{name}: a difference is {value}; a run that diverged is no number to average")
-    tested = {name: (fmean(values), stdev(values), len(values)) for name, values in family.items() if len(values) > 1}
-    different = [difference_p(*sample) for sample in tested.values()]
-    equivalent = [equivalence_p(*sample, margin) for sample in tested.values()]
-    ps = dict(zip(tested, zip(different, equivalent, holm(different), holm(equivalent), strict=True), strict=True))
+    samples = {name: (fmean(values), stdev(values), len(values)) for name, values in family.items() if len(values) > 1}
+    different = [difference_p(*sample) for sample in samples.values()]
+    equivalent = [equivalence_p(*sample, margin) for sample in samples.values()]
+    ps = dict(zip(samples, zip(different, equivalent, holm(different), holm(equivalent), strict=True), strict=True))
     found = {}
     for name, values in family.items():
-        n, wins = len(values), sum((value < 0) == lower_is_better for value in values if value)
-        ends = interval(values)
-        if ends is None:
-            found[name] = Comparison(n, values[0] if n else None, wins)
+        wins = sum((value < 0) == lower_is_better for value in values if value)
+        if name not in samples:
+            found[name] = Comparison(len(values), values[0] if values else None, wins)
             continue
-        mean, sd, _ = tested[name]
+        mean, sd, n = samples[name]
         *_, different_adjusted, equivalent_adjusted = ps[name]
         verdict, needed = "undecided", None
         if equivalent_adjusted <= ALPHA:
             verdict = "equivalent"
         elif different_adjusted <= ALPHA:
             verdict = "better" if (mean < 0) == lower_is_better else "worse"
-        elif needed := seeds_to_decide(mean, sd, margin, len(tested)):
+        elif needed := seeds_to_decide(mean, sd, margin, len(samples)):
             needed = max(needed, n + 1)  # n have just failed to, if only by bad luck
+        low, high = interval(values) or (None, None)
         least = minimum_detectable_effect(sd, n)
-        found[name] = Comparison(n, mean, wins, sd, *ends, *ps[name], least, verdict, needed)
+        found[name] = Comparison(n, mean, wins, sd, low, high, *ps[name], least, verdict, needed)
     return found

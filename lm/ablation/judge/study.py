@@ -1,7 +1,6 @@
 """What an ablation's folder says: its runs, its contrasts, its failures. A pure reading: also while runs go on."""
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,7 +11,6 @@ from lm.ablation.judge.sentence import decimals, sentence
 from lm.ablation.judge.statistics import Comparison, judge
 from lm.ablation.outcomes import Lines, Outcomes
 from lm.ablation.record import AblationRecord, SearchRecord, read_record
-from lm.config import BadInput
 from lm.config.ablation import METRICS
 
 
@@ -40,9 +38,9 @@ class Contrast:
     seeds: list[int]  # that both arms have finished
     differences: list[float]  # arm minus baseline, in the order of the seeds
     lost: list[int]  # seeds that lack one of the two
-    comparison: Comparison
     diverged: dict[str, list[int]]  # arm -> the seeds on which it did
     runs: str  # the same for contrasts of the same runs: under several budgets they are one comparison
+    comparison: Comparison = field(init=False)
 
 
 @dataclass(slots=True)
@@ -79,19 +77,16 @@ class Study:
 
     def unused(self) -> list[Row]:
         """Runs in the folder that have come to an end and that the ablation, as it stands, does not ask for."""
-        used, found = {row.run_dir for row in (*self.rows, *self.trials)}, []
-        for run_dir in (name for name in self.outcomes.names() if name not in used):
-            outcome, named = self.outcomes.of(run_dir), re.fullmatch(r"\w+/(.+)-seed(\d+)-\w+", run_dir)
-            if outcome.row:
-                found.append(Row(outcome.row["arm"], int(outcome.row["seed"]), [], run_dir, 0, *outcome))
-            elif named:
-                seed = int(named[2]) - self.record.seed_offsets.get(named[1], 0)
-                found.append(Row(named[1], seed, [], run_dir, 0, *outcome))
-        return found
+        used, offsets = {row.run_dir for row in (*self.rows, *self.trials)}, self.record.seed_offsets
+        return [
+            Row(arm, seed - offsets.get(arm, 0), [], run_dir, 0, *self.outcomes.of(run_dir))
+            for run_dir, (arm, seed) in self.outcomes.ended().items()
+            if run_dir not in used
+        ]
 
     def contrasts(self) -> list[Contrast]:
         """Every arm against its baseline under every budget. The primary ones and the others are corrected apart."""
-        drafts, samples = [], {}
+        found, compared = [], dict[str, Comparison]()
         for budget in self.record.budgets:
             for arm, other in self.record.contrasts.items():
                 ours, theirs = self.finished(arm, budget), self.finished(other, budget)
@@ -99,29 +94,20 @@ class Study:
                 lost = [seed for seed in self.record.seeds if seed not in seeds]
                 pairs = [(ours[seed], theirs[seed]) for seed in seeds]
                 differences = [float(one.result[self.metric]) - float(two.result[self.metric]) for one, two in pairs]
-                same = "|".join(f"{one.run_dir} {two.run_dir}" for one, two in pairs) or f"{arm} {budget}"
-                samples[same] = differences
-                drafts.append((same, (arm, other, budget, arm in self.record.primary, seeds, differences, lost)))
-        found: dict[str, Comparison] = {}
+                runs = "|".join(f"{one.run_dir} {two.run_dir}" for one, two in pairs) or f"{arm} {budget}"
+                about = (arm, other, budget, arm in self.record.primary, seeds, differences, lost)
+                found.append(Contrast(*about, self.diverged((arm, other), budget), runs))
         for primary in (True, False):
-            family = {same: samples[same] for same, draft in drafts if draft[3] is primary}
-            found |= judge(family, self.record.equivalence_margin, self.lower_is_better)
-        return [
-            self.without_praise_of_survivors(Contrast(*draft, found[same], self.diverged(draft[:2], draft[2]), same))
-            for same, draft in drafts
-        ]
+            family = {one.runs: one.differences for one in found if one.primary is primary}
+            compared |= judge(family, self.record.equivalence_margin, self.lower_is_better)
+        for one in found:
+            one.comparison = without_praise_of_survivors(one, compared[one.runs])
+        return found
 
     def diverged(self, arms: tuple[str, str], budget: str) -> dict[str, list[int]]:
         """By arm, the seeds on which it diverged, if any."""
-        rows = [row for row in self.rows if row.status == "diverged" and budget in row.budgets and row.arm in arms]
+        rows = [row for row in self.rows if row.status == "diverged" and budget in row.budgets]
         return {arm: seeds for arm in arms if (seeds := [row.seed for row in rows if row.arm == arm])}
-
-    def without_praise_of_survivors(self, one: Contrast) -> Contrast:
-        """Nothing good is concluded of an arm from the seeds on which it did not diverge: only that it is worse."""
-        praised = {"better": {one.arm}, "worse": {one.baseline}, "equivalent": {one.arm, one.baseline}}
-        if praised.get(one.comparison.verdict, set()) & one.diverged.keys():
-            one.comparison = replace(one.comparison, verdict="undecided", seeds_needed=None)
-        return one
 
     def say(self, one: Contrast) -> str:
         """A contrast's verdict in a sentence."""
@@ -145,19 +131,17 @@ class Study:
         return {kind: sum(row.status == kind for row in self.rows) for kind in kinds}
 
 
+def without_praise_of_survivors(one: Contrast, found: Comparison) -> Comparison:
+    """Against survivorship bias: an arm that diverged on a seed can be called worse, not better or equivalent."""
+    praised = {"better": {one.arm}, "worse": {one.baseline}, "equivalent": {one.arm, one.baseline}}
+    if praised.get(found.verdict, set()) & one.diverged.keys():
+        return replace(found, verdict="undecided", seeds_needed=None)
+    return found
+
+
 def read_study(path: Path) -> Study:
     """Raises BadInput if the folder holds no ablation."""
-    try:
-        record = read_record(path)
-    except FileNotFoundError:
-        raise BadInput(f"output_dir={path}: holds no ablation.json; expected what ablate.py wrote") from None
-    outcomes = Outcomes(path)
-    return Study(record, outcomes, *read_rows(outcomes, record))
-
-
-def read_rows(outcomes: Outcomes, record: AblationRecord) -> tuple[list[Row], list[Row]]:
-    """The reported runs and the trials that a record names."""
-    rows: dict[str, Row] = {}
+    record, outcomes, rows = read_record(path), Outcomes(path), dict[str, Row]()
     for one in record.cells:
         if one.run_dir not in rows:
             identity = record.arms[one.arm].identity | ({"config_hash": one.config_hash} if one.config_hash else {})
@@ -170,7 +154,7 @@ def read_rows(outcomes: Outcomes, record: AblationRecord) -> tuple[list[Row], li
         for trial in search.trials
         for seed, run_dir in zip(search.seeds, trial.run_dirs, strict=True)
     ]
-    return list(rows.values()), trials
+    return Study(record, outcomes, list(rows.values()), trials)
 
 
 def spread(values: list[float]) -> tuple[float, float]:

@@ -1,7 +1,6 @@
 """The arms of an ablation: checked, matched and counted. Nothing is trained here."""
 
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
 
 from lm.ablation.plan.match import change, match_parameters, meta_model
 from lm.ablation.plan.source import source_files, source_hash
@@ -31,6 +30,10 @@ class Arm(ArmRecord):
 
     def record(self) -> ArmRecord:
         return ArmRecord(**{one.name: getattr(self, one.name) for one in fields(ArmRecord)})
+
+
+def sources_of(arms: dict[str, Arm]) -> dict[str, str]:
+    return {file: value for arm in arms.values() for file, value in arm.sources.items()}
 
 
 def build_arms(config: AblationConfig, runs: dict[str, RunConfig], threads: int, quiet: bool = True) -> dict[str, Arm]:
@@ -73,23 +76,18 @@ def build_arm(name: str, words: list[str], run: RunConfig, data: TextData) -> Ar
         train_tokens=len(data.train),
         val_tokens=len(data.val),
         sources=sources,
-        identity=identity(data, options, sources),
+        identity={  # what decides a run's numbers beside its configuration
+            "data_hash": data.hash,
+            "tokenizer_hash": data.tokenizer.hash,
+            "source_hash": source_hash(sources),
+            "device": options["accelerator"],
+            "precision": str(options["precision"]),
+        },
         tokens_per_step=tokens,
         n_params=n_params(net),
         flops_per_token=flops_per_token(net) + step_flops(net, run.optim, run.head) // tokens,
         steps={"own": options["max_steps"]},
     )
-
-
-def identity(data: TextData, options: dict[str, Any], sources: dict[str, str]) -> dict[str, str]:
-    """What decides a run's numbers beside its configuration."""
-    return {
-        "data_hash": data.hash,
-        "tokenizer_hash": data.tokenizer.hash,
-        "source_hash": source_hash(sources),
-        "device": options["accelerator"],
-        "precision": str(options["precision"]),
-    }
 
 
 def refuse_twins(config: AblationConfig, arms: dict[str, Arm]) -> None:
@@ -108,13 +106,9 @@ def refuse_other_texts(config: AblationConfig, arms: dict[str, Arm]) -> None:
     """Losses on different texts, or per token of different tokenizers, are no two measurements of one thing."""
     for name, other in config.contrasts().items():
         one, two = arms[name], arms[other]
-        if scored(one) != scored(two):
+        texts = [(arm.identity["data_hash"], arm.run.data.val_fraction) for arm in (one, two)]
+        if texts[0] != texts[1]:
             raise BadInput(f"ablation.arms: {name} and {other} would be scored on different validation texts")
         if one.identity["tokenizer_hash"] != two.identity["tokenizer_hash"] and config.metric != "val_bpb":
             both = f"{name} and {other} have different tokenizers"
             raise BadInput(f"ablation.metric={config.metric}: {both}; choose val_bpb")
-
-
-def scored(arm: Arm) -> tuple[str, float]:
-    """What decides the validation text: all of the text, and how it is split."""
-    return arm.identity["data_hash"], arm.run.data.val_fraction

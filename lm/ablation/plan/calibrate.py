@@ -31,12 +31,12 @@ def measure(arms: dict[str, Arm], known: dict[str, float]) -> dict[str, float]:
     since only times taken in turns compare, and put in proportion to what is known of those.
     """
     keys = {name: f"{computation(arm)} {arm.identity['source_hash'][:16]} {machine()}" for name, arm in arms.items()}
-    if set(keys.values()) - known.keys():
+    distinct = {keys[name]: arm for name, arm in arms.items()}  # arms that compute the same take the same time
+    if distinct.keys() - known.keys():
         log.info("measuring a training step of each arm")
-        found = dict(zip(arms, calibrate(list(arms.values())), strict=True))
-        then = [known[key] / found[name] for name, key in keys.items() if key in known]
-        scale = statistics.median(then) if then else 1
-        known = {key: found[name] * scale for name, key in keys.items()} | known
+        found = dict(zip(distinct, calibrate(list(distinct.values())), strict=True))
+        scale = statistics.median([known[key] / seconds for key, seconds in found.items() if key in known] or [1])
+        known = {key: seconds * scale for key, seconds in found.items()} | known
     for name, arm in arms.items():
         arm.seconds_per_step = known[keys[name]]
     return known
@@ -57,15 +57,11 @@ def calibrate(arms: list[Arm]) -> list[float]:
     for step in steps:
         step()  # warms up
     started = time.perf_counter()
-    rounds: list[list[float]] = []
+    rounds: list[list[float]] = []  # seconds of every arm
     while len(rounds) < 5 or (len(rounds) < MOST_ROUNDS and time.perf_counter() - started < LONG_ENOUGH):
         rounds.append([step() for step in steps])
     first = statistics.median(times[0] for times in rounds)
-    ratios: dict[str, list[float]] = {}
-    kinds = [computation(arm) for arm in arms]
-    for i, kind in enumerate(kinds):  # arms that compute the same take the same time
-        ratios.setdefault(kind, []).extend(times[i] / times[0] for times in rounds)
-    return [first * statistics.median(ratios[kind]) for kind in kinds]
+    return [first * statistics.median(times[i] / times[0] for times in rounds) for i in range(len(arms))]
 
 
 def computation(arm: Arm) -> str:
@@ -74,8 +70,7 @@ def computation(arm: Arm) -> str:
     trainer = sorted((key, value) for key, value in options.items() if key not in ("max_steps", "enable_progress_bar"))
     shape = (run.model, arm.vocab_size, run.data.batch_size, run.data.seq_len, run.head.kind)
     how = (run.optim.name, run.optim.ns_steps, run.loss, run.activation_checkpointing, run.compile, trainer)
-    what = repr((shape, how))
-    return hashlib.sha256(what.encode()).hexdigest()[:16]
+    return hashlib.sha256(repr((shape, how)).encode()).hexdigest()[:16]
 
 
 class Step:

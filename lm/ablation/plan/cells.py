@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from lm.ablation.plan.arms import Arm
@@ -39,37 +38,26 @@ def set_steps(config: AblationConfig, arms: dict[str, Arm]) -> None:
     for name, arm in arms.items():
         base = arms[config.root(name)]
         tokens = base.steps["own"] * base.tokens_per_step / arm.tokens_per_step
-        costs = {
-            "tokens": 1.0,
-            "flops": base.flops_per_token / arm.flops_per_token,
-            "time": (base.seconds_per_step / base.tokens_per_step) / (arm.seconds_per_step / arm.tokens_per_step),
-        }
         for budget in config.budgets:
-            ratio = costs[budget] if abs(costs[budget] - 1) > SAME_COST[budget] else 1.0
-            arm.steps[budget] = max(1, round(tokens * ratio))
+            ratio = per_token(base, budget) / per_token(arm, budget)
+            arm.steps[budget] = max(1, round(tokens * (ratio if abs(ratio - 1) > SAME_COST[budget] else 1)))
 
 
-def cells(config: AblationConfig, arm: Arm) -> Iterator[tuple[str, Cell]]:
-    """(budget, cell) for each budget and reported seed; a run that serves two budgets has one name."""
-    for budget in config.budgets:
-        for seed in config.seeds:
-            yield budget, cell(arm, seed + config.seed_offsets.get(arm.name, 0), arm.steps[budget], arm.tuned)
+def per_token(arm: Arm, budget: str) -> float:
+    costs = {"tokens": 1.0, "flops": arm.flops_per_token, "time": arm.seconds_per_step / arm.tokens_per_step}
+    return costs[budget]
 
 
-def all_cells(config: AblationConfig, arms: dict[str, Arm]) -> list[Cell]:
-    """Every reported cell once, seed by seed, so that whatever is interrupted has whole pairs."""
-    found = {one.run_dir: one for arm in arms.values() for _, one in cells(config, arm)}
-    order = {seed: i for i, seed in enumerate(config.seeds)}
-    return sorted(found.values(), key=lambda one: order[one.seed - config.seed_offsets.get(one.arm, 0)])
-
-
-def cell_records(config: AblationConfig, arms: dict[str, Arm]) -> list[CellRecord]:
-    found = [(budget, one) for arm in arms.values() for budget, one in cells(config, arm)]
-    seeds = [one.seed - config.seed_offsets.get(one.arm, 0) for _, one in found]
-    return [
-        CellRecord(one.arm, seed, budget, one.run_dir, one.steps, one.identity["config_hash"])
-        for (budget, one), seed in zip(found, seeds, strict=True)
-    ]
+def cells(config: AblationConfig, arms: dict[str, Arm]) -> list[tuple[CellRecord, Cell]]:
+    """What is reported, arm by arm: each run, with a record for each budget that it serves."""
+    found = []
+    for name, arm in arms.items():
+        for budget in config.budgets:
+            for seed in config.seeds:
+                one = cell(arm, seed + config.seed_offsets.get(name, 0), arm.steps[budget], arm.tuned)
+                planned = CellRecord(name, seed, budget, one.run_dir, one.steps, one.identity["config_hash"])
+                found.append((planned, one))
+    return found
 
 
 def cell(arm: Arm, seed: int, steps: int, tuned: dict[str, float], folder: str = "cells") -> Cell:

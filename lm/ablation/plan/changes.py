@@ -1,58 +1,48 @@
 """Why finished runs in an ablation's folder no longer count."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import MISSING
 from typing import Any
 
 from lm.ablation.outcomes import Outcomes
-from lm.ablation.plan.arms import Arm
-from lm.ablation.record import AblationRecord, ArmRecord, CellRecord
+from lm.ablation.plan.arms import Arm, sources_of
+from lm.ablation.record import AblationRecord, CellRecord
 from lm.config.identity import identifying
 
 MOST = 3  # names of files or settings that are told
+WHAT = {"data_hash": "text", "tokenizer_hash": "tokenizer", "source_hash": "training code"}
 
 
 def set_aside(
-    before: AblationRecord | None, planned: Collection[CellRecord], arms: dict[str, Arm], outcomes: Outcomes
+    before: AblationRecord, planned: Collection[CellRecord], arms: dict[str, Arm], outcomes: Outcomes
 ) -> dict[str, str]:
     """By run_dir, why a finished run that an earlier plan asked for is asked for no more."""
-    asked = {one.run_dir for one in planned}
-    plans = {one.run_dir: one for one in before.cells} if before else {}
-    found = {}
-    for run_dir in outcomes.names():
-        if before and run_dir.startswith("cells/") and run_dir not in asked and outcomes.of(run_dir).result:
-            why = before.set_aside.get(run_dir, "an earlier plan asked for them")
-            found[run_dir] = reason(before, plans[run_dir], planned, arms) if run_dir in plans else why
-    return found
+    known, asked = {one.run_dir: one for one in before.cells}, {one.run_dir for one in planned}
+    gone = [one for one in outcomes.ended() if one.startswith("cells/") and one not in asked]
+    done = [one for one in gone if outcomes.of(one).result]
+    found = {one: before.set_aside.get(one, "an earlier plan asked for them") for one in done}
+    return found | {one: reason(before, known[one], planned, arms) for one in found if one in known}
 
 
 def reason(before: AblationRecord, run: CellRecord, planned: Collection[CellRecord], arms: dict[str, Arm]) -> str:
-    if run.arm not in arms or not any((one.arm, one.seed) == (run.arm, run.seed) for one in planned):
+    same = [one for one in planned if (one.arm, one.seed) == (run.arm, run.seed)]
+    if not same:
         return f"the {'seed' if run.arm in arms else 'arm'} is no longer asked for"
     old, new = before.arms[run.arm], arms[run.arm]
-    if found := list(changes(old, new, before.sources, arms)):
-        return "; ".join(found)
-    if old.tuned != new.tuned:
-        return f"the tuned settings changed{named(old.tuned, new.tuned)}"
-    if not any((one.arm, one.budget, one.steps) == (run.arm, run.budget, run.steps) for one in planned):
-        return "the number of steps changed"
-    return "an earlier version of this program had other names for settings"
-
-
-def changes(old: ArmRecord, new: Arm, sources: dict[str, str], arms: dict[str, Arm]) -> Iterator[str]:
-    """What decides a run beside its seed and the program's own choices."""
-    if old.identity["source_hash"] != new.identity["source_hash"]:
-        used = {file for arm in arms.values() for file in arm.sources}
-        gone = {file: "" for file in sources if file not in used}
-        yield f"the training code changed{named(sources, new.sources | gone) if sources else ''}"
-    for key, what in (("data_hash", "text"), ("tokenizer_hash", "tokenizer"), ("device", ""), ("precision", "")):
-        if old.identity[key] != new.identity[key]:
-            yield f"the {what or key} changed"
+    files = named(before.sources, sources_of(arms)) if before.sources else ""
+    changed = [key for key, value in old.identity.items() if new.identity[key] != value]
+    found = [f"the {WHAT.get(key, key)} changed{files * (key == 'source_hash')}" for key in changed]
     if others := named(identifying(old.settings), identifying(new.settings)):
-        yield f"settings changed{others}"
+        found.append(f"settings changed{others}")
+    if not found and old.tuned != new.tuned:
+        return f"the tuned settings changed{named(old.tuned, new.tuned)}"
+    if not found and all(one.steps != run.steps for one in same if one.budget == run.budget):
+        return "the number of steps changed"
+    return "; ".join(found) or "an earlier version of this program had other names for settings"
 
 
 def named(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     """The keys whose values differ, in brackets; nothing where none does."""
-    names = sorted(key for key in new if key not in old or old[key] != new[key])
+    names = sorted(key for key in old.keys() | new.keys() if old.get(key, MISSING) != new.get(key, MISSING))
     more = f" and {len(names) - MOST} more" if len(names) > MOST else ""
     return f" ({', '.join(names[:MOST])}{more})" if names else ""

@@ -29,12 +29,13 @@ def compose_arms(config: AblationConfig, words: list[str], compose: Compose) -> 
     places = {"ablation.overrides: ": config.overrides, "": list(common.values())}
     runs: dict[str, RunConfig] = {}
     for name, words_of_arm in config.arms.items():
-        own = {key_of(word): word for word in words_of_arm}
+        own, typed = {key_of(word): word for word in words_of_arm}, {key_of(word) for word in words}
         try:
-            for key in own.keys() & set(NOT_AN_ARM):
-                raise BadInput(f"{own[key]}: {NOT_AN_ARM[key]}")
-            for key in own.keys() & set(map(key_of, words)):
-                raise BadInput(f"{own[key]}: is what this arm is about; leave {common[key]} out")
+            for key, word in own.items():
+                if key in NOT_AN_ARM:
+                    raise BadInput(f"{word}: {NOT_AN_ARM[key]}")
+                if key in typed:
+                    raise BadInput(f"{word}: is what this arm is about; leave {common[key]} out")
             runs[name] = compose(list((common | own).values()))
         except BadInput as error:
             found = (place for place, alone in places.items() if str(error) == complaint(alone, compose))

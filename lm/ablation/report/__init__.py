@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from lm.ablation.judge.study import Contrast, Study, read_study
-from lm.ablation.record import AblationRecord, Look, look
+from lm.ablation.record import AblationRecord, look
 from lm.ablation.report.again import again_section, losses_section
 from lm.ablation.report.answer import answer, basis, primary, sentences
 from lm.ablation.report.arms import arms_section
@@ -24,6 +24,7 @@ from lm.ablation.report.setting import setting_section
 from lm.ablation.report.text import text_section
 from lm.ablation.report.tuning import tuning_section
 from lm.ablation.report.warnings import warnings_list
+from lm.config.ablation import Look
 from lm.system.files import write_text
 
 

@@ -23,7 +23,7 @@ HELD_EQUAL = {
 def answer(study: Study, contrasts: Sequence[Contrast]) -> list[str]:
     """The title, and the verdicts as a quotation."""
     said = [line.partition(":") for line in sentences(study, primary(contrasts))]
-    lines = [f"{'- ' * (len(said) > 1)}**{plain(head + colon)}**{plain(rest)}" for head, colon, rest in said]
+    lines = [f"{'- ' * (len(said) > 1)}**{plain(head + colon)}** {plain(rest)}" for head, colon, rest in said]
     lines = ["**Results so far:**", "", *lines] if study.counts()["missing"] else lines
     return [f"# {plain(study.record.question)}", "\n".join(f"> {line}".rstrip() for line in lines)]
 
@@ -60,12 +60,12 @@ def basis(study: Study, contrasts: Sequence[Contrast]) -> list[str]:
     record, n_rows, n = study.record, study.rows_alone(), len(study.record.seeds)
     most = "up to " if n > 1 and study.counts()["done"] < len(study.rows) else ""
     equal = ", and in other runs at equal ".join(HELD_EQUAL[budget] for budget in record.budgets)
-    matched = "".join(f" {arm} is parameter-matched by {key}." for arm, key in record.match_parameters.items())
+    matched = "".join(f"{plain(arm)} is parameter-matched by {key}. " for arm, key in record.match_parameters.items())
     text = (
         f"Each arm has {most}{n} seed{'s' * (n > 1)}; a seed sets the initialisation and the order of the data. The "
-        f"metric is {metric_name(study)}; {'lower' if study.lower_is_better else 'higher'} is better. The equivalence "
-        f"margin, the smallest difference that matters, is {record.equivalence_margin:g}. Arms are compared at equal "
-        f"{equal}.{plain(matched)} {tuned(record)}"
+        f"metric is the {metric_name(study)}; {'lower' if study.lower_is_better else 'higher'} is better. The "
+        "equivalence margin, the smallest difference that matters, is "
+        f"{record.equivalence_margin:g}. Arms are compared at equal {equal}. {matched}{tuned(record)}"
     )
     alone = f" For {n_rows} of {len(study.rows)} runs, results.csv is all that is left." * bool(n_rows)
     return [text + alone, others(study, contrasts)]

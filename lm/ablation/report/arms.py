@@ -47,7 +47,7 @@ def reached(study: Study) -> list[str]:
     if not any(row.result for row in study.rows):
         return []
     many = len(study.record.budgets) > 1
-    head = ["arm", *["budget"] * many, "steps", "tokens", "seeds", "validation loss", "bits per byte", "top-1 %"]
+    head = ["arm", *["budget"] * many, "validation loss", "bits per byte", "top-1 %", "seeds", "steps", "tokens"]
     names = study.record.arms
     rows = [reached_row(study, name, budget, many) for budget in study.record.budgets for name in names]
     return [
@@ -60,10 +60,10 @@ def reached(study: Study) -> list[str]:
 def reached_row(study: Study, name: str, budget: str, many: bool) -> list[str]:
     done, arm = study.finished(name, budget).values(), study.record.arms[name]
     steps = arm.steps[budget]
-    row = [plain(name), *[BUDGET_NAMES[budget]] * many, f"{steps:,}", f"{steps * arm.tokens_per_step:,}"]
-    row.append(f"{len(done)} of {len(study.record.seeds)}")
+    row = [plain(name), *[BUDGET_NAMES[budget]] * many]
     for key, scale, digits in (("val_loss", 1, 4), ("val_bpb", 1, 4), ("val_top1", 100, 2)):
         row.append(mean_sd([scale * one.result[key] for one in done], digits))
+    row += [f"{len(done)} of {len(study.record.seeds)}", f"{steps:,}", f"{steps * arm.tokens_per_step:,}"]
     for key in ("seconds", "tokens_per_second"):
         row.append(f"{median(one.result[key] for one in done):,.0f}" if done else "-")
     return row

@@ -43,7 +43,8 @@ of all parameters that both have.
 - **Verdict**: equivalent if p equivalence (Holm) is at most {alpha:g}; otherwise better or worse if p (Holm) is at \
 most {alpha:g}; otherwise undecided.
 - **p**: two-sided paired t test. **Holm**: corrected for the number of comparisons, primary and others separately.
-- **p equivalence**: two one-sided t tests (TOST) of a true difference within ±{margin}.
+- **p equivalence**: two one-sided t tests (TOST) of a true difference within ±{margin}; the 90 % CI of an equivalence \
+belongs to them.
 - **Minimum detectable effect**: the true difference that the t test, uncorrected, finds with {power:.0f} % power at \
 this number of seeds and this standard deviation.
 - **Per-seed wins**: the seeds with which the arm is better than its baseline."""
@@ -69,7 +70,7 @@ def named(one: Contrast) -> str:
 
 def result(one: Contrast) -> list[str]:
     found = one.comparison
-    ends = "-" if found.ci_low is None else f"{found.ci_low:+.4f} to {found.ci_high:+.4f}"
+    ends = "-" if found.ci_low is None else f"{found.ci_low:+.4f}\N{NO-BREAK SPACE}to {found.ci_high:+.4f}"
     return [number(found.mean, "+.4f"), ends, found.verdict, str(found.n), plain(one.baseline)]
 
 

@@ -14,7 +14,7 @@ from lm.ablation.report.plots import beyond, drawing, legend, log_axis, looks, p
 FILE = "diagnostics.csv"
 BANDS = tuple(f"band{i}" for i in range(1, 6))
 HEAD = ("band1 (frequent)", *BANDS[1:-1], "band5 (rare)")
-MATRICES = {"embedding_norm": "embedding matrix", "head_norm": "LM head"}
+MATRICES = {"embedding_norm": "embedding", "head_norm": "LM head"}
 SIDES = {
     "embedding_grad": "gradient norm through the input embeddings",
     "head_grad": "gradient norm through the LM head",
@@ -78,7 +78,9 @@ def bands_part(study: Study, pictures: dict[str, str]) -> list[str]:
         "Each arm minus its baseline at the end of training, in nats per token: mean and 95 % CI over seeds. Each band "
         "covers about a fifth of the training text; band1 has the most frequent tokens, band5 the rarest.",
         "![Difference in loss by frequency of the target token](figures/bands.svg)",
-        table(["arm", *HEAD], [[plain(arm), *(spell_interval(*triple) for triple in one)] for arm, one in found.items()]),
+        table(
+            ["arm", *HEAD], [[plain(arm), *(spell_interval(*triple) for triple in one)] for arm, one in found.items()]
+        ),
     ]
 
 

@@ -17,8 +17,6 @@ VERDICTS = {  # colour and marker: the figure is to be read in black and white t
     "equivalent": ("#000000", "s"),
     "undecided": ("#666666", "o"),
 }
-
-
 FAR = 5  # times the middle difference
 
 

@@ -33,8 +33,6 @@ CAPTION = (
     "on the conditions: the difference in bits per byte minus that of the first row of the same comparison, with "
     "Welch's 95 % CI."
 )
-
-
 DIFFERS = "Settings of the baseline arm, before tuning, that differ from those of the first ablation."
 
 

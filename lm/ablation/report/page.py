@@ -12,7 +12,7 @@ from markdown_it import MarkdownIt
 CSS = Path(__file__).with_name("report.css")
 HERE = "▶"  # a place in a block of code, where nothing can be bold; coloured in the page
 LONG = 40  # letters of a table's cell that may be broken into lines
-NUMBER = re.compile(r"-|[-+<]?\d[\d,.e+-]*( .{0,24})?")  # also with its unit or its interval
+NUMBER = re.compile(r"-|[-+<]?\d[\d,.e+-]*(\s.{0,24})?")  # also with its unit or its interval
 
 
 def plain(text: str) -> str:

@@ -48,7 +48,9 @@ def progress(study: Study) -> Iterator[Caution]:
     if n == 1:
         yield Caution("There is only one seed.", "A confidence interval and a verdict need at least two.")
     elif n < FEW:
-        yield Caution(f"There are only {n} seeds.", "Their standard deviation is a rough estimate: a verdict is a hint.")
+        yield Caution(
+            f"There are only {n} seeds.", "Their standard deviation is a rough estimate: a verdict is a hint."
+        )
     if study.record.tune.trials and not study.record.tuning_done:
         yield Caution("Tuning is not finished.", "The missing runs wait for it.")
 
@@ -123,7 +125,7 @@ def small(study: Study, asked: Sequence[Contrast]) -> Iterator[Caution]:
 
 
 def fading(study: Study, asked: Sequence[Contrast]) -> Iterator[Caution]:
-    """A difference that shrinks in the second half of training so fast that as much again would bring it below the margin.
+    """A difference that shrinks in the second half of training so fast that as much again leaves less than the margin.
 
     A hint: halfway a run is not what a run of half the steps ends as, for its learning rate is still high.
     """

@@ -1,11 +1,12 @@
 """What in a plan and its history weakens its answer."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 
 from lm.ablation.plan.arms import Arm
-from lm.ablation.record import FIXED, Caution, Look
+from lm.ablation.record import Caution
 from lm.ablation.run.tuning import Tuning
-from lm.config.ablation import AblationConfig
+from lm.config.ablation import AblationConfig, Look
 from lm.training.optim import MIN_PEAK_LR_FACTOR, peak_lr_factor
 
 
@@ -30,7 +31,7 @@ def history(ablation: AblationConfig, looks: Sequence[Look], planned: Sequence[i
             f"Seeds were taken away after a verdict was seen ({', '.join(map(str, sorted(dropped)))}):",
             "if the verdict decided that, a false one is more likely than 5 %.",
         )
-    for key in FIXED:
+    for key in (one.name for one in fields(Look) if one.name != "seeds"):
         values = [str(getattr(one, key)) for one in looks if getattr(one, key) != getattr(ablation, key)]
         if values:
             yield Caution(f"Changed after a verdict was seen: {key}", f"(before: {', '.join(dict.fromkeys(values))}).")
@@ -47,8 +48,8 @@ def warm_up(ablation: AblationConfig, arms: dict[str, Arm]) -> Iterator[Caution]
 def short_search(tuning: Tuning) -> Iterator[Caution]:
     trials = tuning.decided or tuning.settings.trials
     for name, search in tuning.searches.items():
-        if 0 < trials < (least := 1 + 2 * len(search.hyperparameters)):
+        if 0 < trials < (least := 1 + 2 * len(search.start)):
             yield Caution(
                 f"{name} is tuned in {trials} trials:",
-                f"{least} look to both sides of {' and '.join(search.hyperparameters)}.",
+                f"{least} look to both sides of {' and '.join(search.start)}.",
             )

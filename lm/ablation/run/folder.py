@@ -9,7 +9,7 @@ from pathlib import Path
 
 import filelock
 
-from lm.ablation.record import FILE, AblationRecord, read_record
+from lm.ablation.record import FILE, AblationRecord, asked, read_record
 from lm.config import BadInput
 from lm.config.ablation import AblateConfig
 from lm.config.renamed import current_word
@@ -30,19 +30,18 @@ def default_dir(config: AblateConfig) -> Path:
     return unsaid if unsaid.exists() else unsaid.with_name(f"{config.ablation.name}-{plain}-{digest}")
 
 
-def earlier(path: Path, config: AblateConfig) -> AblationRecord | None:
-    """What an earlier call has left in the folder, if any. Raises BadInput if that was not this ablation."""
-    try:
-        record = read_record(path)
-    except FileNotFoundError:
+def earlier(path: Path, config: AblateConfig) -> AblationRecord:
+    """What an earlier call has left in the folder, or an empty record. Raises BadInput for another ablation's."""
+    if not (path / FILE).exists():
         if path.exists() and (not path.is_dir() or any(one.name != LOCK for one in path.iterdir())):
-            raise BadInput(f"output_dir={path}: holds no ablation; name a new or an empty folder") from None
-        return None
-    there = {"name": record.name, "overrides": [*map(current_word, record.overrides)], "metric": record.metric}
-    here = {"name": config.ablation.name, "overrides": config.overrides, "metric": config.ablation.metric}
-    for key, value in here.items():
-        if there[key] != value:
-            found = f"{key} is {there[key]} there, {value} now"
+            raise BadInput(f"output_dir={path}: holds no ablation; name a new or an empty folder")
+        return AblationRecord(**asked(config.ablation))
+    record, question = read_record(path), config.ablation
+    overrides = [*map(current_word, record.overrides)]
+    both = {"name": (record.name, question.name), "metric": (record.metric, question.metric)}
+    for key, (there, here) in (both | {"overrides": (overrides, config.overrides)}).items():
+        if there != here:
+            found = f"{key} is {there} there, {here} now"
             raise BadInput(f"output_dir={path}: holds another ablation ({found}); name another output_dir")
     return record
 

@@ -1,5 +1,6 @@
 """The tuning of the arms with real runs: as many trials for each may be made, on seeds that are not reported."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import asdict
 
@@ -17,20 +18,20 @@ class Search:
     """The tuning of one arm: its hyperparameters, the trials made so far, and their losses."""
 
     def __init__(self, ablation: AblationConfig, arm: Arm, outcomes: Outcomes) -> None:
-        self.settings, self.arm, self.outcomes = ablation.tune, arm, outcomes
-        self.steps, self.metric = arm.steps[ablation.budgets[0]], ablation.metric
-        self.sign = 1 if METRICS[self.metric][0] else -1
+        self.ablation, self.settings, self.arm, self.outcomes = ablation, ablation.tune, arm, outcomes
+        self.sign = 1 if METRICS[ablation.metric][0] else -1
         known = flat(asdict(arm.run))
-        self.hyperparameters = [one for one in self.settings.hyperparameters if known[one]]  # not null, not zero
-        self.start = [float(known[setting]) for setting in self.hyperparameters]
+        self.start = {key: float(known[key]) for key in self.settings.hyperparameters if known[key]}  # not null, not 0
         self.done: pattern.Trials = {}
         self.asked: list[pattern.Point] = []
 
     def values(self, point: pattern.Point) -> dict[str, float]:
-        return dict(zip(self.hyperparameters, pattern.values(point, self.start, self.settings.factor), strict=True))
+        found = pattern.values(point, list(self.start.values()), self.settings.factor)
+        return dict(zip(self.start, found, strict=True))
 
     def cells(self, point: pattern.Point) -> list[Cell]:
-        return [cell(self.arm, seed, self.steps, self.values(point), "trials") for seed in self.settings.seeds]
+        steps, values = self.arm.steps[self.ablation.budgets[0]], self.values(point)
+        return [cell(self.arm, seed, steps, values, "trials") for seed in self.settings.seeds]
 
     def run_dirs(self, point: pattern.Point) -> list[str]:
         return [one.run_dir for one in self.cells(point)]
@@ -46,32 +47,29 @@ class Search:
         if self.broken():
             return []
         self.done |= {point: self.loss(point) for point in self.asked}
-        self.asked = pattern.propose(self.done, len(self.hyperparameters), budget, self.allowed)
+        self.asked = pattern.propose(self.done, len(self.start), budget, self.allowed)
         return [one for point in self.asked for one in self.cells(point)]
 
-    def broken(self) -> list[Cell]:
+    def broken(self) -> list[str]:
         """Trials that were asked for and have no outcome, as when they were killed: they say nothing about a value."""
         asked = [one for point in self.asked for one in self.cells(point)]
-        return [one for one in asked if self.outcomes.of(one.run_dir, one.identity).status not in ("done", "diverged")]
+        found = {one.run_dir: self.outcomes.of(one.run_dir, one.identity).status for one in asked}
+        return [run_dir for run_dir, status in found.items() if status not in ("done", "diverged")]
 
     def loss(self, point: pattern.Point) -> float:
         """The mean over the tuning seeds; infinity where training diverged with one of them."""
         found = [self.outcomes.of(one.run_dir, one.identity).result for one in self.cells(point)]
-        return sum(self.sign * float(one[self.metric]) for one in found) / len(found) if all(found) else float("inf")
+        return (
+            sum(self.sign * float(one[self.ablation.metric]) for one in found) / len(found) if all(found) else math.inf
+        )
 
     def record(self) -> SearchRecord:
+        score = {point: self.sign * loss if loss < math.inf else None for point, loss in self.done.items()}
         return SearchRecord(
-            hyperparameters=self.hyperparameters,
+            hyperparameters=[*self.start],
             seeds=self.settings.seeds,
-            inside=dict(zip(self.hyperparameters, pattern.inside(self.done), strict=True)) if self.done else {},
-            trials=[
-                TrialRecord(
-                    values=self.values(point),
-                    score=self.sign * loss if loss < float("inf") else None,
-                    run_dirs=self.run_dirs(point),
-                )
-                for point, loss in self.done.items()
-            ],
+            inside=dict(zip(self.start, pattern.inside(self.done), strict=True)),
+            trials=[TrialRecord(self.values(point), score[point], self.run_dirs(point)) for point in self.done],
         )
 
 
@@ -79,17 +77,15 @@ class Tuning:
     """The searches of all arms. What an earlier call has decided (`before`) holds until it is decided anew."""
 
     def __init__(
-        self, ablation: AblationConfig, arms: dict[str, Arm], outcomes: Outcomes, before: AblationRecord | None
+        self, ablation: AblationConfig, arms: dict[str, Arm], outcomes: Outcomes, before: AblationRecord
     ) -> None:
         self.ablation, self.settings, self.arms, self.outcomes = ablation, ablation.tune, arms, outcomes
         self.searches = {name: Search(ablation, arm, outcomes) for name, arm in arms.items()}
         self.decided: int | None = None  # trials that every arm makes
-        if before is None or before.tune != ablation.tune:
-            return
         # where the first trial runs tells whether settings, text and code are still those that were decided for
-        first = {name: one.trials[0].run_dirs for name, one in before.searches.items()}
+        first = {name: one.trials[0].run_dirs for name, one in before.searches.items() if before.tune == ablation.tune}
         for name, search in self.searches.items():
-            if first.get(name) == search.run_dirs((0,) * len(search.hyperparameters)):
+            if first.get(name) == search.run_dirs((0,) * len(search.start)):
                 self.decided = before.trials_made
                 arms[name].tuned = before.arms[name].tuned if self.decided else {}
 
@@ -128,5 +124,4 @@ class Tuning:
 
     def broken(self) -> dict[str, list[str]]:
         """By arm, the run_dirs of trials that have come to no end."""
-        found = {name: [one.run_dir for one in search.broken()] for name, search in self.searches.items()}
-        return {name: lost for name, lost in found.items() if lost}
+        return {name: lost for name, search in self.searches.items() if (lost := search.broken())}

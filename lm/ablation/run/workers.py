@@ -13,13 +13,13 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from lm.ablation.outcomes import Outcomes, RunFiles
+from lm.ablation.outcomes import RunFiles
 from lm.ablation.plan.cells import Cell
 from lm.config import BadInput, Diverged, RunConfig
 from lm.system.files import write_text
@@ -44,26 +44,24 @@ def run_cells(
     since, by run_dir. On an interrupt the workers save and stop, and the interrupt goes on to the caller.
     """
     waiting = list(reversed(cells))
-    running: dict[str, tuple[Any, Connection, int]] = {}
-    slots = set(range(workers))
+    running: dict[int, tuple[str, Any, Connection]] = {}  # by slot: run_dir, process, line
     try:
         while waiting or running:
-            while waiting and len(running) < workers:
-                cell, slot = waiting.pop(), min(slots)
-                slots.discard(slot)
-                running[cell.run_dir] = (*begin(cell, folder, slot % gpus if gpus else None), slot)
-            wait([process.sentinel for process, *_ in running.values()], timeout=0.5)
-            ended = [run_dir for run_dir, (process, *_) in running.items() if process.exitcode is not None]
-            for run_dir in ended:
-                process, line, slot = running.pop(run_dir)
+            for slot in [slot for slot in range(workers) if slot not in running][: len(waiting)]:
+                cell = waiting.pop()
+                running[slot] = (cell.run_dir, *begin(cell, folder, slot % gpus if gpus else None))
+            wait([process.sentinel for _, process, _ in running.values()], timeout=0.5)
+            ended = {slot: one for slot, one in running.items() if one[1].exitcode is not None}
+            for slot, (run_dir, process, line) in ended.items():
+                del running[slot]
                 line.close()
-                slots.add(slot)
                 record_death(RunFiles(folder / run_dir), process.exitcode)
-            tick({run_dir: RunFiles(folder / run_dir).steps() for run_dir in running}, ended)
+            steps = {run_dir: RunFiles(folder / run_dir).steps() for run_dir, *_ in running.values()}
+            tick(steps, [run_dir for run_dir, *_ in ended.values()])
     finally:
-        for process, *_ in running.values():
+        for _, process, _ in running.values():
             process.terminate()  # each saves a checkpoint and stops
-        for process, line, *_ in running.values():
+        for _, process, line in running.values():
             process.join(60)
             line.close()  # ends what still runs
 
@@ -82,7 +80,7 @@ def begin(cell: Cell, folder: Path, gpu: int | None) -> tuple[Any, Connection]:
 
 def record_death(files: RunFiles, exitcode: int) -> None:
     """What a worker that said nothing died of."""
-    if (found := files.read()) is None or found.status == "missing":
+    if files.read().status == "missing":
         cause = f"killed by signal {-exitcode}" if exitcode < 0 else f"ended with exit code {exitcode}"
         write_text(files.outcome, json.dumps({"status": "failed", "error": cause}) + "\n")
 
@@ -92,9 +90,9 @@ def work(run: RunConfig, identity: dict[str, str], files: RunFiles, line: Connec
     threading.Thread(target=end_with_driver, args=(line,), daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal, for all its processes; the driver says when to stop
     signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(128 + signum))
-    log = os.open(files.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    for stream in (1, 2):
-        os.dup2(log, stream)
+    with open(files.log, "ab") as log:
+        for stream in (1, 2):
+            os.dup2(log.fileno(), stream)
     if gpu is not None:
         given = os.environ.get("CUDA_VISIBLE_DEVICES")
         os.environ["CUDA_VISIBLE_DEVICES"] = given.split(",")[gpu] if given else str(gpu)
@@ -124,9 +122,3 @@ def end_with_driver(line: Connection) -> None:
         line.recv()
     except (EOFError, OSError):
         os._exit(1)
-
-
-def missing(cells: Iterable[Cell], outcomes: Outcomes) -> list[Cell]:
-    """Each cell once that has no result yet. A diverged one has: it would diverge again."""
-    unique = {cell.run_dir: cell for cell in cells}
-    return [one for one in unique.values() if outcomes.of(one.run_dir, one.identity).status in ("missing", "failed")]
