@@ -400,7 +400,7 @@ def test_unusable_text_is_one_line_for_each_and_leaves_no_run(script: Script, tm
         "error: data.path=empty.txt: the text is empty",
         "error: latin.txt: not UTF-8 at byte 3 (unexpected end of data)",
     ]
-    assert short.startswith("error: data: the training text has 5 tokens, expected 129 or more: give more text")
+    assert short.startswith("error: data: the training text has 5 tokens, data.seq_len=128 needs 129: give more text")
     assert not (tmp_path / "here").exists()
     assert [path.name for path in (tmp_path / "runs").rglob("*")] == ["multirun.yaml"]
 

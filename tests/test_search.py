@@ -101,6 +101,17 @@ def test_what_was_decided_for_other_runs_decides_nothing(build: Build, arms: dic
     assert len(make(anew, tmp_path, near(1.0))) == 2 * 9  # widened, for its own best lies far away
 
 
+def test_another_number_of_trials_is_decided_anew(arms: dict[str, Arm], tmp_path: Path) -> None:
+    first = Tuning(question(tune=TUNE), arms, Outcomes(tmp_path), test_record.record())
+    make(first, tmp_path, near(3e-3))
+    before = record(first, question(tune=TUNE), arms)
+    for arm in arms.values():
+        arm.tuned = {}
+    again = Tuning(question(tune=replace(TUNE, trials=6)), arms, Outcomes(tmp_path), before)
+    assert [arm.name for arm in again.open()] == ["tied", "untied"]
+    assert again.decided is None
+
+
 def test_what_was_killed_says_nothing_about_a_value(arms: dict[str, Arm], tmp_path: Path) -> None:
     config = question(tune=TUNE)
 

@@ -153,10 +153,16 @@ def test_a_file_without_an_end_of_text_token_gets_one_more(name: str | None, spe
     ],
 )
 def test_a_log_line_tells_the_end_of_text_token_of_a_file(
-    name: str | None, message: str, corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    name: str | None,
+    message: str,
+    corpus: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     path = saved(BYTE, tmp_path / "tokenizer.json", name)
     data = DataConfig(source="text", path=str(corpus), cache_dir=str(tmp_path / "cache"), seq_len=8)
+    monkeypatch.setattr("lm.data.tokens.log.disabled", False)  # Hydra, in a test before this one, disables loggers
     with caplog.at_level("INFO"):
         ready = prepare(data, TokenizerConfig(kind="file", vocab_size=None, path=str(path)))
     assert ready.tokenizer.vocab_size == 257

@@ -205,7 +205,7 @@ def test_a_run_is_not_scored_with_another_tokenizer(corpus: Path, tmp_path: Path
 def test_a_diverging_run_stops_and_keeps_its_last_good_checkpoint(corpus: Path, tmp_path: Path) -> None:
     run = short(corpus, tmp_path / "run", checkpoint=CheckpointConfig(every=1, keep=100))
     run.trainer["gradient_clip_val"] = None
-    with pytest.raises(BadInput, match=r"at step \d+: lower optim\.lr"):
+    with pytest.raises(BadInput, match=r"at step \d+: choose optim\.lr below"):
         train(replace(run, optim=OptimConfig(lr=1e30, warmup_steps=0)))
     for path in (tmp_path / "run/checkpoints").iterdir():
         weights = torch.load(path, weights_only=True)["state_dict"]

@@ -23,9 +23,8 @@ from lm.ablation.report import looks_of, write_report
 from lm.ablation.run.cautions import cautions
 from lm.ablation.run.folder import claim, default_dir, earlier
 from lm.ablation.run.progress import Progress
-from lm.ablation.run.startup import measure_startup
 from lm.ablation.run.tuning import Tuning
-from lm.ablation.run.workers import prepare_workers, run_cells
+from lm.ablation.run.workers import measure_startup, prepare_workers, run_cells
 from lm.config import RunConfig
 from lm.config.ablation import AblateConfig
 from lm.system.device import cores, set_threads
@@ -95,21 +94,17 @@ class AblationRunner:
         write_record(self.record(), self.path)
         with Progress(self.ablation.name, self.ablation.metric, self.path, self.workers, self.cost) as self.progress:
             self.progress.expect(self.missing(self.all_cells()), self.expected_trials())
-            if self.ablation.tune.trials:
-                self.tune()
+            for batch in self.tuning.rounds():
+                for _ in range(2):  # what was killed gets another try: an arm must not lose a value by an accident
+                    self.carry_out(batch, trials=True)
+                write_record(self.record(), self.path)
+            write_record(self.record(), self.path)
             untuned = self.tuning.broken()
             self.carry_out([one for one in self.all_cells() if one.arm not in untuned])
         self.known.ended = now()
         write_record(self.record(), self.path)
         write_report(self.path)
         write_record(self.record(), self.path)  # with the verdict that was shown
-
-    def tune(self) -> None:
-        for batch in self.tuning.rounds():
-            for _ in range(2):  # what was killed gets another try: an arm must not lose a value by an accident
-                self.carry_out(batch, trials=True)
-            write_record(self.record(), self.path)
-        write_record(self.record(), self.path)
 
     def carry_out(self, wanted: list[Cell], trials: bool = False) -> None:
         ahead = self.missing(wanted)

@@ -118,14 +118,13 @@ class AblationConfig(Question):
                 raise BadInput(f"ablation.match_parameters: {arm} needs an arm to match that is itself not matched")
         for seed in self.seeds:
             seedable(seed)
-            if self.tune.trials and seed in self.tune.seeds:
-                raise BadInput(f"ablation.tune.seeds: {seed} is also reported; tune on other seeds")
-        for name, offset in self.seed_offsets.items():
-            key, own = f"ablation.seed_offsets.{name}={offset}", {seed + offset for seed in self.seeds}
-            if offset < 1 or own & set(self.seeds):
-                raise BadInput(f"{key}: expected a number that leads to seeds of its own")
+        for name in self.arms:
+            offset = self.seed_offsets.get(name, 0)
+            own = {seed + offset for seed in self.seeds}
+            if name in self.seed_offsets and (offset < 1 or own & set(self.seeds)):
+                raise BadInput(f"ablation.seed_offsets.{name}={offset}: expected a number that leads to other seeds")
             if self.tune.trials and (both := own & set(self.tune.seeds)):
-                raise BadInput(f"{key}: leads to {min(both)}, one of ablation.tune.seeds")
+                raise BadInput(f"ablation.tune.seeds: {min(both)} is also reported for {name}; tune on other seeds")
         if not 0 < self.equivalence_margin < math.inf:
             expected = f"expected more than 0, in {METRICS[self.metric][1]}"
             raise BadInput(f"ablation.equivalence_margin={self.equivalence_margin}: {expected}")

@@ -107,9 +107,10 @@ def prepare(config: DataConfig, tokenizer: TokenizerConfig, quiet: bool = True) 
     for name, tokens in (("training", data.train), ("validation", data.val)):
         needed = config.seq_len + 1 if name == "training" else 2
         if len(tokens) < needed:
+            instead = "lower data.seq_len" if name == "training" else "raise data.val_fraction"
             raise BadInput(
-                f"data: the {name} text has {len(tokens)} tokens, expected {needed} or more: give more text, or"
-                f" {'lower data.seq_len' if name == 'training' else 'raise data.val_fraction'}"
+                f"data: the {name} text has {len(tokens)} tokens, data.seq_len={config.seq_len} needs {needed}:"
+                f" give more text or {instead}"
             )
     return data
 

@@ -157,23 +157,21 @@ def judge(family: Mapping[str, Sequence[float]], margin: float, lower_is_better:
     samples = {name: (fmean(values), stdev(values), len(values)) for name, values in family.items() if len(values) > 1}
     different = [difference_p(*sample) for sample in samples.values()]
     equivalent = [equivalence_p(*sample, margin) for sample in samples.values()]
-    ps = dict(zip(samples, zip(different, equivalent, holm(different), holm(equivalent), strict=True), strict=True))
-    found = {}
-    for name, values in family.items():
-        wins = sum((value < 0) == lower_is_better for value in values if value)
-        if name not in samples:
-            found[name] = Comparison(len(values), values[0] if values else None, wins)
-            continue
+    adjusted = zip(holm(different), holm(equivalent), strict=True)
+    wins = {name: sum((value < 0) == lower_is_better for value in values if value) for name, values in family.items()}
+    found = {
+        name: Comparison(len(values), values[0] if values else None, wins[name]) for name, values in family.items()
+    }
+    for name, p, q, (p_adjusted, q_adjusted) in zip(samples, different, equivalent, adjusted, strict=True):
         mean, sd, n = samples[name]
-        *_, different_adjusted, equivalent_adjusted = ps[name]
         verdict, needed = "undecided", None
-        if equivalent_adjusted <= ALPHA:
+        if q_adjusted <= ALPHA:
             verdict = "equivalent"
-        elif different_adjusted <= ALPHA:
+        elif p_adjusted <= ALPHA:
             verdict = "better" if (mean < 0) == lower_is_better else "worse"
         elif needed := seeds_to_decide(mean, sd, margin, len(samples)):
             needed = max(needed, n + 1)  # n have just failed to, if only by bad luck
-        low, high = interval(values) or (None, None)
-        least = minimum_detectable_effect(sd, n)
-        found[name] = Comparison(n, mean, wins, sd, low, high, *ps[name], least, verdict, needed)
+        low, high = interval(family[name]) or (None, None)
+        tests = (p, q, p_adjusted, q_adjusted, minimum_detectable_effect(sd, n))
+        found[name] = Comparison(n, mean, wins[name], sd, low, high, *tests, verdict, needed)
     return found

@@ -114,7 +114,7 @@ class Study:
         lost = " and ".join(f"{arm} diverged on seed {', '.join(map(str, of))}" for arm, of in one.diverged.items())
         if lost and one.comparison.verdict == "undecided" and one.comparison.mean is not None:
             size = f"{one.comparison.mean:+.{decimals(self.record.equivalence_margin)}f} {self.unit}"
-            return f"undecided, for {lost}; on the others {one.arm} minus {one.baseline} is {size}."
+            return f"{one.arm} compared with {one.baseline} is undecided: {lost}; on the other seeds it is {size}."
         said = sentence(one.arm, one.baseline, one.comparison, self.unit, self.record.equivalence_margin)
         return f"{said} And {lost}." if lost else said
 
@@ -127,8 +127,9 @@ class Study:
         return sum(row.row is not None for row in self.rows if row.result)
 
     def counts(self) -> dict[str, int]:
-        kinds = ("done", "failed", "diverged", "missing")
-        return {kind: sum(row.status == kind for row in self.rows) for kind in kinds}
+        return {
+            kind: sum(row.status == kind for row in self.rows) for kind in ("done", "failed", "diverged", "missing")
+        }
 
 
 def without_praise_of_survivors(one: Contrast, found: Comparison) -> Comparison:

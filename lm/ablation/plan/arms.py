@@ -32,14 +32,17 @@ class Arm(ArmRecord):
         return ArmRecord(**{one.name: getattr(self, one.name) for one in fields(ArmRecord)})
 
 
-def sources_of(arms: dict[str, Arm]) -> dict[str, str]:
+Arms = dict[str, Arm]  # by name
+
+
+def sources_of(arms: Arms) -> dict[str, str]:
     return {file: value for arm in arms.values() for file, value in arm.sources.items()}
 
 
-def build_arms(config: AblationConfig, runs: dict[str, RunConfig], threads: int, quiet: bool = True) -> dict[str, Arm]:
+def build_arms(config: AblationConfig, runs: dict[str, RunConfig], threads: int, quiet: bool = True) -> Arms:
     """Every arm checked, matched and counted. Raises BadInput naming the culprit."""
     texts: dict[str, TextData] = {}
-    arms: dict[str, Arm] = {}
+    arms: Arms = {}
     for name in sorted(config.arms, key=lambda name: name in config.match_parameters):  # after their baselines
         run = replace(runs[name], threads=runs[name].threads or threads, run_dir=None)
         run.trainer = {**run.trainer, "enable_progress_bar": False}
@@ -90,19 +93,17 @@ def build_arm(name: str, words: list[str], run: RunConfig, data: TextData) -> Ar
     )
 
 
-def refuse_twins(config: AblationConfig, arms: dict[str, Arm]) -> None:
+def refuse_twins(config: AblationConfig, arms: Arms) -> None:
     seen: dict[tuple[str, int], str] = {}
     for name, arm in arms.items():
         key = (config_hash(change(arm.run, {"head.name": ""})), config.seed_offsets.get(name, 0))
         if key in seen:
-            raise BadInput(
-                f"ablation.arms: {seen[key]} and {name} are the same configuration;"
-                f" for an A/A give one of them seeds of its own (ablation.seed_offsets.{name}=500)"
-            )
+            own = f"for an A/A give one of them seeds of its own (ablation.seed_offsets.{name}=500)"
+            raise BadInput(f"ablation.arms: {seen[key]} and {name} are the same configuration; {own}")
         seen[key] = name
 
 
-def refuse_other_texts(config: AblationConfig, arms: dict[str, Arm]) -> None:
+def refuse_other_texts(config: AblationConfig, arms: Arms) -> None:
     """Losses on different texts, or per token of different tokenizers, are no two measurements of one thing."""
     for name, other in config.contrasts().items():
         one, two = arms[name], arms[other]

@@ -10,7 +10,7 @@ from functools import partial
 
 import torch
 
-from lm.ablation.plan.arms import Arm
+from lm.ablation.plan.arms import Arm, Arms
 from lm.model.activation_checkpointing import enable_activation_checkpointing
 from lm.model.transformer import Transformer
 from lm.system.device import is_mixed
@@ -24,7 +24,7 @@ MOST_ROUNDS = 40
 log = logging.getLogger(__name__)
 
 
-def measure(arms: dict[str, Arm], known: dict[str, float]) -> dict[str, float]:
+def measure(arms: Arms, known: dict[str, float]) -> dict[str, float]:
     """Give each arm its seconds per step; returns all that were ever measured, by computation, code and machine.
 
     What is known is kept, for the number of steps follows from it. New arms are measured together with the others,

@@ -4,7 +4,7 @@ import hashlib
 import json
 from dataclasses import dataclass, replace
 
-from lm.ablation.plan.arms import Arm
+from lm.ablation.plan.arms import Arm, Arms
 from lm.ablation.plan.match import change
 from lm.ablation.record import CellRecord
 from lm.config import RunConfig
@@ -20,17 +20,14 @@ class Cell:
 
     arm: str
     seed: int
+    steps: int
     run_dir: str  # relative to the ablation's folder: cells/NAME, or trials/NAME
     run: RunConfig
     tuned: dict[str, float]
     identity: dict[str, str]  # what its result must say of itself: hashes of its settings, text, tokenizer, source
 
-    @property
-    def steps(self) -> int:
-        return int(self.run.trainer["max_steps"])
 
-
-def set_steps(config: AblationConfig, arms: dict[str, Arm]) -> None:
+def set_steps(config: AblationConfig, arms: Arms) -> None:
     """How long each arm trains, so that it spends what the arm it is compared with spends.
 
     A schedule that decays to the end cannot be read early, so each budget is a run of its own length.
@@ -48,7 +45,7 @@ def per_token(arm: Arm, budget: str) -> float:
     return costs[budget]
 
 
-def cells(config: AblationConfig, arms: dict[str, Arm]) -> list[tuple[CellRecord, Cell]]:
+def cells(config: AblationConfig, arms: Arms) -> list[tuple[CellRecord, Cell]]:
     """What is reported, arm by arm: each run, with a record for each budget that it serves."""
     found = []
     for name, arm in arms.items():
@@ -66,4 +63,4 @@ def cell(arm: Arm, seed: int, steps: int, tuned: dict[str, float], folder: str =
     settings = config_hash(run)
     decisive = json.dumps({"config": settings, **arm.identity}, sort_keys=True)
     name = f"{arm.name}-seed{seed}-{hashlib.sha256(decisive.encode()).hexdigest()[:10]}"
-    return Cell(arm.name, seed, f"{folder}/{name}", run, tuned, {"config_hash": settings, **arm.identity})
+    return Cell(arm.name, seed, steps, f"{folder}/{name}", run, tuned, {"config_hash": settings, **arm.identity})

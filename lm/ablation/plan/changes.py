@@ -1,21 +1,20 @@
 """Why finished runs in an ablation's folder no longer count."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING
 from typing import Any
 
 from lm.ablation.outcomes import Outcomes
-from lm.ablation.plan.arms import Arm, sources_of
+from lm.ablation.plan.arms import Arms, sources_of
 from lm.ablation.record import AblationRecord, CellRecord
 from lm.config.identity import identifying
 
+Planned = Sequence[CellRecord]
 MOST = 3  # names of files or settings that are told
 WHAT = {"data_hash": "text", "tokenizer_hash": "tokenizer", "source_hash": "training code"}
 
 
-def set_aside(
-    before: AblationRecord, planned: Collection[CellRecord], arms: dict[str, Arm], outcomes: Outcomes
-) -> dict[str, str]:
+def set_aside(before: AblationRecord, planned: Planned, arms: Arms, outcomes: Outcomes) -> dict[str, str]:
     """By run_dir, why a finished run that an earlier plan asked for is asked for no more."""
     known, asked = {one.run_dir: one for one in before.cells}, {one.run_dir for one in planned}
     gone = [one for one in outcomes.ended() if one.startswith("cells/") and one not in asked]
@@ -24,7 +23,7 @@ def set_aside(
     return found | {one: reason(before, known[one], planned, arms) for one in found if one in known}
 
 
-def reason(before: AblationRecord, run: CellRecord, planned: Collection[CellRecord], arms: dict[str, Arm]) -> str:
+def reason(before: AblationRecord, run: CellRecord, planned: Planned, arms: Arms) -> str:
     same = [one for one in planned if (one.arm, one.seed) == (run.arm, run.seed)]
     if not same:
         return f"the {'seed' if run.arm in arms else 'arm'} is no longer asked for"

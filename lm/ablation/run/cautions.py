@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 
-from lm.ablation.plan.arms import Arm
+from lm.ablation.plan.arms import Arms
 from lm.ablation.record import Caution
 from lm.ablation.run.tuning import Tuning
 from lm.config.ablation import AblationConfig, Look
@@ -19,8 +19,7 @@ def history(ablation: AblationConfig, looks: Sequence[Look], planned: Sequence[i
 
     `planned`: every seed that was ever asked for.
     """
-    before = {len(one.seeds) for one in looks if len(one.seeds) > 1 and set(one.seeds) < set(ablation.seeds)}
-    if before:
+    if before := {len(one.seeds) for one in looks if len(one.seeds) > 1 and set(one.seeds) < set(ablation.seeds)}:
         seen = ", ".join(map(str, sorted(before)))
         yield Caution(
             f"A verdict was seen with fewer seeds (at {seen}, now {len(ablation.seeds)}):",
@@ -32,12 +31,11 @@ def history(ablation: AblationConfig, looks: Sequence[Look], planned: Sequence[i
             "if the verdict decided that, a false one is more likely than 5 %.",
         )
     for key in (one.name for one in fields(Look) if one.name != "seeds"):
-        values = [str(getattr(one, key)) for one in looks if getattr(one, key) != getattr(ablation, key)]
-        if values:
+        if values := [str(getattr(one, key)) for one in looks if getattr(one, key) != getattr(ablation, key)]:
             yield Caution(f"Changed after a verdict was seen: {key}", f"(before: {', '.join(dict.fromkeys(values))}).")
 
 
-def warm_up(ablation: AblationConfig, arms: dict[str, Arm]) -> Iterator[Caution]:
+def warm_up(ablation: AblationConfig, arms: Arms) -> Iterator[Caution]:
     for name, arm in arms.items():
         steps = min(arm.steps[budget] for budget in ablation.budgets)
         if (peak := peak_lr_factor(steps, arm.run.optim)) < MIN_PEAK_LR_FACTOR:
@@ -48,7 +46,7 @@ def warm_up(ablation: AblationConfig, arms: dict[str, Arm]) -> Iterator[Caution]
 def short_search(tuning: Tuning) -> Iterator[Caution]:
     trials = tuning.decided or tuning.settings.trials
     for name, search in tuning.searches.items():
-        if 0 < trials < (least := 1 + 2 * len(search.start)):
+        if trials < (least := 1 + 2 * len(search.start)):
             yield Caution(
                 f"{name} is tuned in {trials} trials:",
                 f"{least} look to both sides of {' and '.join(search.start)}.",

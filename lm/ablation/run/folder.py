@@ -38,8 +38,8 @@ def earlier(path: Path, config: AblateConfig) -> AblationRecord:
         return AblationRecord(**asked(config.ablation))
     record, question = read_record(path), config.ablation
     overrides = [*map(current_word, record.overrides)]
-    both = {"name": (record.name, question.name), "metric": (record.metric, question.metric)}
-    for key, (there, here) in (both | {"overrides": (overrides, config.overrides)}).items():
+    both = [("name", record.name, question.name), ("metric", record.metric, question.metric)]
+    for key, there, here in [*both, ("overrides", overrides, config.overrides)]:
         if there != here:
             found = f"{key} is {there} there, {here} now"
             raise BadInput(f"output_dir={path}: holds another ablation ({found}); name another output_dir")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 
 from lm.ablation.outcomes import Outcomes
-from lm.ablation.plan.arms import Arm
+from lm.ablation.plan.arms import Arm, Arms
 from lm.ablation.plan.cells import Cell, cell
 from lm.ablation.record import AblationRecord, SearchRecord, TrialRecord
 from lm.ablation.run import search as pattern
@@ -53,15 +53,14 @@ class Search:
     def broken(self) -> list[str]:
         """Trials that were asked for and have no outcome, as when they were killed: they say nothing about a value."""
         asked = [one for point in self.asked for one in self.cells(point)]
-        found = {one.run_dir: self.outcomes.of(one.run_dir, one.identity).status for one in asked}
-        return [run_dir for run_dir, status in found.items() if status not in ("done", "diverged")]
+        ended = ("done", "diverged")
+        return [one.run_dir for one in asked if self.outcomes.of(one.run_dir, one.identity).status not in ended]
 
     def loss(self, point: pattern.Point) -> float:
         """The mean over the tuning seeds; infinity where training diverged with one of them."""
         found = [self.outcomes.of(one.run_dir, one.identity).result for one in self.cells(point)]
-        return (
-            sum(self.sign * float(one[self.ablation.metric]) for one in found) / len(found) if all(found) else math.inf
-        )
+        total = sum(self.sign * float(one.get(self.ablation.metric, math.nan)) for one in found)
+        return total / len(found) if all(found) else math.inf
 
     def record(self) -> SearchRecord:
         score = {point: self.sign * loss if loss < math.inf else None for point, loss in self.done.items()}
@@ -76,11 +75,10 @@ class Search:
 class Tuning:
     """The searches of all arms. What an earlier call has decided (`before`) holds until it is decided anew."""
 
-    def __init__(
-        self, ablation: AblationConfig, arms: dict[str, Arm], outcomes: Outcomes, before: AblationRecord
-    ) -> None:
+    def __init__(self, ablation: AblationConfig, arms: Arms, outcomes: Outcomes, before: AblationRecord) -> None:
         self.ablation, self.settings, self.arms, self.outcomes = ablation, ablation.tune, arms, outcomes
-        self.searches = {name: Search(ablation, arm, outcomes) for name, arm in arms.items()}
+        searched = arms if self.settings.trials else {}
+        self.searches = {name: Search(ablation, arm, outcomes) for name, arm in searched.items()}
         self.decided: int | None = None  # trials that every arm makes
         # where the first trial runs tells whether settings, text and code are still those that were decided for
         first = {name: one.trials[0].run_dirs for name, one in before.searches.items() if before.tune == ablation.tune}
@@ -91,7 +89,7 @@ class Tuning:
 
     def open(self) -> list[Arm]:
         """Arms that have no settings of their own yet."""
-        return [arm for arm in self.arms.values() if self.settings.trials and not arm.tuned]
+        return [search.arm for search in self.searches.values() if not search.arm.tuned]
 
     def to_make(self) -> dict[str, int]:
         """By arm, how many trials there are at least to make."""
@@ -112,15 +110,13 @@ class Tuning:
         for number in (self.settings.trials, self.settings.trials + self.settings.extension_trials):
             while batch := [one for search in self.searches.values() for one in search.next_cells(number)]:
                 yield batch
-            if self.decided == number or (self.decided is None and self.settled()):
+            settled = all(all(pattern.inside(search.done)) for search in self.searches.values() if search.done)
+            if self.decided == number or (self.decided is None and settled):
                 break
         if not self.broken():
-            self.decided = number
+            self.decided = number or None
         for name, search in self.searches.items():
             self.arms[name].tuned = {} if search.broken() else search.values(pattern.best(search.done))
-
-    def settled(self) -> bool:
-        return all(all(pattern.inside(search.done)) for search in self.searches.values() if search.done)
 
     def broken(self) -> dict[str, list[str]]:
         """By arm, the run_dirs of trials that have come to no end."""

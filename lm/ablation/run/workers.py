@@ -11,7 +11,9 @@ import multiprocessing.forkserver
 import os
 import signal
 import sys
+import tempfile
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,12 +22,14 @@ from pathlib import Path
 from typing import Any
 
 from lm.ablation.outcomes import RunFiles
-from lm.ablation.plan.cells import Cell
+from lm.ablation.plan.arms import Arm
+from lm.ablation.plan.cells import Cell, cell
 from lm.config import BadInput, Diverged, RunConfig
 from lm.system.files import write_text
 
 START = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 PROCESSES: Any = multiprocessing.get_context(START)
+log = logging.getLogger(__name__)
 
 
 def prepare_workers() -> None:
@@ -48,8 +52,8 @@ def run_cells(
     try:
         while waiting or running:
             for slot in [slot for slot in range(workers) if slot not in running][: len(waiting)]:
-                cell = waiting.pop()
-                running[slot] = (cell.run_dir, *begin(cell, folder, slot % gpus if gpus else None))
+                one = waiting.pop()
+                running[slot] = (one.run_dir, *begin(one, folder, slot % gpus if gpus else None))
             wait([process.sentinel for _, process, _ in running.values()], timeout=0.5)
             ended = {slot: one for slot, one in running.items() if one[1].exitcode is not None}
             for slot, (run_dir, process, line) in ended.items():
@@ -64,6 +68,18 @@ def run_cells(
         for _, process, line in running.values():
             process.join(60)
             line.close()  # ends what still runs
+
+
+def measure_startup(arm: Arm, gpus: int) -> float:
+    """Seconds of a run beyond its steps (process, model, samples, saving), from a real one that leaves nothing."""
+    log.info("measuring what a run takes beyond its steps")
+    first = PROCESSES.Process(target=int)  # waits until the server of the workers has done its imports
+    first.start()
+    first.join()
+    with tempfile.TemporaryDirectory() as folder:
+        started = time.perf_counter()
+        run_cells([cell(arm, 0, 1, {})], Path(folder), 1, gpus, lambda *_: None)
+        return max(0.0, time.perf_counter() - started - arm.seconds(1))
 
 
 def begin(cell: Cell, folder: Path, gpu: int | None) -> tuple[Any, Connection]:
@@ -90,9 +106,9 @@ def work(run: RunConfig, identity: dict[str, str], files: RunFiles, line: Connec
     threading.Thread(target=end_with_driver, args=(line,), daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal, for all its processes; the driver says when to stop
     signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(128 + signum))
-    with open(files.log, "ab") as log:
+    with open(files.log, "ab") as file:
         for stream in (1, 2):
-            os.dup2(log.fileno(), stream)
+            os.dup2(file.fileno(), stream)
     if gpu is not None:
         given = os.environ.get("CUDA_VISIBLE_DEVICES")
         os.environ["CUDA_VISIBLE_DEVICES"] = given.split(",")[gpu] if given else str(gpu)
