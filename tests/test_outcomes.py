@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -141,3 +142,29 @@ def test_two_reports_at_once_write_the_same(tmp_path: Path) -> None:
         assert [(one.communicate()[1], one.returncode) for one in both] == [(b"", 0)] * 2
         assert results(path) == before
     assert not list(path.rglob(".partial-*"))
+
+
+STUDY = Path(__file__).parents[1] / "docs/studies/tying_broken"
+
+
+def val_losses(folder: Path) -> dict[str, str]:
+    with open(folder / "results.csv", newline="") as file:
+        return {row["run_dir"]: row["val_loss"] for row in csv.DictReader(file) if row["val_loss"]}
+
+
+@pytest.mark.parametrize("spoil", ["other text", "empty folder", "torn result"])
+def test_a_report_never_erases_the_only_copy_of_a_result(tmp_path: Path, spoil: str) -> None:
+    for name in ("ablation.json", "results.csv", "curves.csv"):
+        shutil.copy(STUDY / name, tmp_path)
+    before, record = val_losses(tmp_path), json.loads((tmp_path / "ablation.json").read_text())
+    run = tmp_path / record["cells"][0]["run_dir"]
+    if spoil == "other text":
+        next(iter(record["arms"].values()))["identity"]["data_hash"] = "another"
+        (tmp_path / "ablation.json").write_text(json.dumps(record))
+    else:
+        run.mkdir(parents=True)
+    if spoil == "torn result":
+        (run / "result.json").write_text("{")
+    for _ in range(2):
+        write_report(tmp_path)
+        assert val_losses(tmp_path) == before

@@ -25,7 +25,8 @@ STUDIES = Path(__file__).parents[1] / "docs/studies"
 
 def arm(**changes: Any) -> ArmRecord:
     settings: dict[str, Any] = {"words": [], "settings": {}, "n_params": 7, "flops_per_token": 42, "steps": {"own": 10}}
-    settings |= {"tokens_per_step": 128, "vocab_size": 257, "train_tokens": 900, "val_tokens": 100, "identity": {}}
+    settings |= {"tokens_per_step": 128, "vocab_size": 257, "train_tokens": 900, "val_tokens": 100}
+    settings["identity"] = dict.fromkeys(("data_hash", "tokenizer_hash", "source_hash"), "")
     return ArmRecord(**settings | changes)
 
 
@@ -75,12 +76,17 @@ def read(folder: Path, **changes: Any) -> AblationRecord:
         ({"version": "2"}, "not what ablate.py wrote"),
         ({"seeds": "0,1"}, "seeds: expected list, found '0,1'"),
         ({"seeds": [0, "1"]}, "seeds[1]: expected int, found '1'"),
-        ({"equivalence_margin": None}, "equivalence_margin: expected float | int, found None"),
+        ({"equivalence_margin": None}, "equivalence_margin: expected float, found None"),
         ({"threads": 1.5}, "threads: expected int, found 1.5"),
         ({"arms": {"a": {"words": []}}}, "not what ablate.py wrote (TypeError"),
         ({"cells": [{"arm": "a"}]}, "not what ablate.py wrote (TypeError"),
         ({"tune": {"trials": 99}}, "ablation.tune.trials=99"),
-        ({"cautions": [["one word"]]}, "not what ablate.py wrote (TypeError"),
+        ({"cautions": [["one word"]]}, "not what ablate.py wrote (ValueError"),
+        ({"baseline": "zzz"}, "baseline: no such arm as zzz; expected one of a"),
+        ({"budgets": ["zzz"]}, "budgets: zzz; choose among"),
+        ({"equivalence_margin": 0.0}, "equivalence_margin: 0.0; expected more than 0"),
+        ({"threads": True}, "threads: expected int, found True"),
+        ({"begn": "x"}, "begn: no such key"),
     ],
 )
 def test_a_record_that_cannot_be_used_is_named_with_its_key(tmp_path: Path, changes: dict, said: str) -> None:

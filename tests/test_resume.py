@@ -30,6 +30,7 @@ from lm.config import (
     ValidationConfig,
 )
 from lm.system.files import sha256
+from lm.training.run_directory import default_dir
 
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["lm.training.train"])  # imports, which take seconds, run once for all processes
@@ -497,3 +498,14 @@ def test_a_second_process_is_refused_with_the_holder_named(corpus: Path, tmp_pat
     other = replace(run, trainer=run.trainer | {"max_steps": 7})
     with pytest.raises(BadInput, match=r"trainer\.max_steps"):  # the dead process holds it no longer
         train(other)
+
+
+def test_a_run_of_an_earlier_version_is_found_under_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = RunConfig(trainer={"max_steps": 5})
+    today = default_dir(run)
+    before = Path("runs/stdlib-bpe2048-4x128-tied-seed0-ff792b79")  # as version 0.1.0 called it
+    before.mkdir(parents=True)
+    assert default_dir(run) == before
+    today.mkdir()
+    assert default_dir(run) == today

@@ -6,6 +6,7 @@ its curve curves.csv, say of it. Nothing is written here.
 
 import csv
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -47,7 +48,10 @@ class RunFiles:
     def read(self) -> Outcome:
         path = self.run_dir / "result.json"
         try:
-            return Outcome("done", result=json.loads(path.read_text()))
+            result = json.loads(path.read_text())
+            if not (isinstance(result, dict) and "val_loss" in result):
+                raise ValueError("not a result")
+            return Outcome("done", result=result)
         except ValueError:
             return Outcome("failed", f"{path} cannot be read; remove its folder, and it is run again")
         except OSError:
@@ -130,6 +134,8 @@ def from_row(row: dict[str, str]) -> Outcome:
     result: dict[str, Any] = {}
     if row["status"] == "done":
         result = {key: kind(row[key]) for key, kind in RESULT.items()}
+        if lost := [key for key, value in result.items() if isinstance(value, float) and not math.isfinite(value)]:
+            raise ValueError(f"{lost[0]} is {row[lost[0]]}")
         result |= {"versions": {"torch": row["torch"]}, "samples": []}
         result["resumed_from"] = [int(step) for step in row["resumed_from"].split()]
     return Outcome(row["status"], row["error"], result, row)

@@ -5,17 +5,20 @@ today's (lm/config/renamed.py). Words that a person typed stay as they were type
 """
 
 import json
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+import math
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple
 
 from lm.config import BadInput
-from lm.config.ablation import HYPERPARAMETERS, Look, Question
+from lm.config.ablation import BUDGETS, HYPERPARAMETERS, Look, Question
 from lm.config.renamed import KEYS, current
+from lm.config.typed import build
 from lm.system.files import write_text
 
 VERSION = 2
 FILE = "ablation.json"
+HASHES = ("data_hash", "tokenizer_hash", "source_hash")
 
 
 class Caution(NamedTuple):
@@ -115,9 +118,6 @@ def asked(question: Question) -> dict[str, Any]:
     return {one.name: getattr(question, one.name) for one in fields(Question)}
 
 
-STORED: dict[Any, Any] = {Any: object, float: float | int, Caution: list}  # kind -> what JSON has for it
-
-
 def read_record(folder: Path) -> AblationRecord:
     """Raises BadInput naming the file, and the key whose value is wrong."""
     path = folder / FILE
@@ -125,12 +125,42 @@ def read_record(folder: Path) -> AblationRecord:
         found = json.loads(path.read_text())
         if (version := found.get("version", 1)) > VERSION:
             raise BadInput(f"version={version}: was written by a newer version of this program; expected {VERSION}")
-        return build(AblationRecord, from_version_1(found) if version == 1 else found, "")
+        found = from_version_1(found) if version == 1 else found
+        return checked(build(AblationRecord, {key: value for key, value in found.items() if key != "version"}))
     except FileNotFoundError:
         raise BadInput(f"output_dir={folder}: holds no {FILE}; expected what ablate.py wrote") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         why = error if isinstance(error, BadInput) else f"not what ablate.py wrote ({error!r})"
         raise BadInput(f"{path}: {why}") from error
+
+
+def checked(record: AblationRecord) -> AblationRecord:
+    """The record, if what it names is there. Raises BadInput naming the key."""
+    arms = record.arms.keys()
+    named = {
+        "baseline": [record.baseline],
+        "primary": record.primary,
+        "cells": [one.arm for one in record.cells],
+        "searches": [*record.searches],
+    }
+    for key, names in named.items():
+        if lost := [name for name in names if name not in arms]:
+            raise BadInput(f"{key}: no such arm as {lost[0]}; expected one of {', '.join(arms)}")
+    budgets = [*record.budgets, *(one.budget for one in record.cells)]
+    if lost := [budget for budget in budgets if budget not in BUDGETS]:
+        raise BadInput(f"budgets: {lost[0]}; choose among {', '.join(BUDGETS)}")
+    if not 0 < record.equivalence_margin < math.inf:
+        raise BadInput(f"equivalence_margin: {record.equivalence_margin}; expected more than 0")
+    for name, one in record.arms.items():
+        if lost := [key for key in HASHES if key not in one.identity]:
+            raise BadInput(f"arms.{name}.identity.{lost[0]}: is missing")
+    for name, search in record.searches.items():
+        for trial in search.trials:
+            if len(trial.run_dirs) != len(search.seeds) or {*search.hyperparameters} - trial.values.keys():
+                raise BadInput(f"searches.{name}.trials: a trial does not fit the seeds and hyperparameters")
+        if {*search.hyperparameters} - search.inside.keys():
+            raise BadInput(f"searches.{name}.inside: expected every hyperparameter")
+    return record
 
 
 def write_record(record: AblationRecord, folder: Path) -> None:
@@ -147,26 +177,7 @@ def from_version_1(old: dict[str, Any]) -> dict[str, Any]:
     for search in found["searches"].values():
         search["inside"] = current(search["inside"])
         for trial in search["trials"]:
-            trial |= {"values": current(trial["values"]), "score": trial[found["metric"]]}
+            trial |= {"values": current(trial["values"]), "score": trial.pop(found["metric"])}
     for tune in (found["tune"], *found["searches"].values()):
         tune["hyperparameters"] = [KEYS.get(key, key) for key in tune.get("hyperparameters", HYPERPARAMETERS)]
     return found
-
-
-def build(kind: Any, value: Any, key: str) -> Any:
-    """A value from JSON as a dataclass, a list, a dict or a plain type. Raises BadInput naming the key."""
-    origin, of = get_origin(kind), get_args(kind)
-    hints = get_type_hints(kind) if is_dataclass(kind) else {}
-    stored = dict if hints else STORED.get(kind, origin if origin in (list, dict) else kind)
-    if not isinstance(value, stored):
-        raise BadInput(f"{key}: expected {getattr(stored, '__name__', stored)}, found {value!r:.60}")
-    if hints:
-        known = hints.keys() & value.keys()
-        return kind(**{name: build(hints[name], value[name], f"{key}.{name}".lstrip(".")) for name in known})
-    if kind is Caution:
-        return Caution(*value)
-    if origin is list:
-        return [build(of[0], one, f"{key}[{i}]") for i, one in enumerate(value)]
-    if origin is dict:
-        return {name: build(of[1], one, f"{key}.{name}") for name, one in value.items()}
-    return value

@@ -1,15 +1,16 @@
 """Resuming a run that is given by run_dir alone: its settings are read from the config.yaml in that directory."""
 
-from dataclasses import asdict, fields, is_dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
+from lm.cli.names import names
 from lm.cli.words import key_of
 from lm.config import RUNTIME, BadInput, RunConfig
 from lm.config.identity import config_hash
+from lm.config.renamed import earlier
+from lm.config.typed import build
 from lm.training.run_directory import RunDirectory
-
-Schema = TypeVar("Schema")
 
 
 def as_it_was(run: RunConfig, line: list[str]) -> RunConfig:
@@ -30,8 +31,10 @@ def as_it_was(run: RunConfig, line: list[str]) -> RunConfig:
     try:
         if "data_hash" not in settings:
             raise TypeError("data_hash is missing")
-        return with_loss_as_typed(build(RunConfig, settings), settings, place.path)
-    except (TypeError, AttributeError) as error:
+        return with_loss_as_typed(
+            build(RunConfig, {key: settings[key] for key in settings if key in names(RunConfig)}), settings, place.path
+        )
+    except (TypeError, AttributeError, ValueError) as error:
         raise BadInput(f"{place.config}: not what train wrote ({error})") from error
 
 
@@ -48,21 +51,6 @@ def copy_setting(key: str, source: dict[str, Any], target: dict[str, Any]) -> No
         target[name] = source[name]
 
 
-def build(schema: type[Schema], settings: dict[str, Any]) -> Schema:
-    """A dataclass from nested settings. Raises TypeError for an unknown key.
-
-    The config.yaml of a run also records what is no setting (device, hashes): RunConfig ignores unknown top-level keys.
-    """
-    known = {one.name: one.type for one in fields(schema)}  # type: ignore[arg-type]
-    if schema is RunConfig:
-        settings = {key: value for key, value in settings.items() if key in known}
-    values = {
-        key: build(known[key], value) if is_dataclass(known.get(key)) else value  # type: ignore[arg-type]
-        for key, value in settings.items()
-    }
-    return schema(**values)
-
-
 def with_loss_as_typed(run: RunConfig, settings: dict[str, Any], path: Path) -> RunConfig:
     """The run with loss=auto if that was the setting.
 
@@ -70,5 +58,6 @@ def with_loss_as_typed(run: RunConfig, settings: dict[str, Any], path: Path) -> 
     """
     auto = replace(run, loss="auto")
     found = config_hash(auto)
-    known = settings.get("config_hash") == found or path.resolve().name.endswith(f"-{found[:8]}")
-    return auto if known else run
+    hashes = found, config_hash(auto, earlier)
+    named = path.resolve().name.endswith(tuple(f"-{one[:8]}" for one in hashes))
+    return auto if named or settings.get("config_hash") in hashes else run

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -25,7 +26,10 @@ def identifying(settings: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in flat(settings).items() if not runtime(key)}
 
 
-def config_hash(run: RunConfig) -> str:
-    """The same for equal settings on any machine. The thread count is left out and compared on resume instead."""
-    settings = identifying(asdict(run) | {"threads": None})
+def config_hash(run: RunConfig, names: Callable[[dict[str, Any]], dict[str, Any]] = dict) -> str:
+    """The same for equal settings on any machine. The thread count is left out and compared on resume instead.
+
+    `names` may give the settings other names: `lm.config.renamed.earlier` gives the hash of an earlier version.
+    """
+    settings = names(identifying(asdict(run) | {"threads": None}))
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()

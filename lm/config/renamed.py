@@ -7,6 +7,10 @@ with an error that gives the current one.
 from collections.abc import Mapping
 from typing import Any
 
+from lm.config.checks import BadInput
+
+FORMAT = 2  # of config.yaml; 1, which it does not say, has the earlier names
+
 KEYS = {  # of a run and of an ablation, old to new
     "recompute": "activation_checkpointing",
     "head.table_lr": "head.embedding_lr_multiplier",
@@ -77,9 +81,11 @@ CHOICES_ELSEWHERE = {  # group -> choice of other programs -> ours
 
 def current(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Settings that an earlier version may have written, nested or with dotted keys, under today's names."""
+    if not prefix and (number := settings.get("format", 1)) not in (1, FORMAT):
+        raise BadInput(f"format={number}: this version reads 1 and {FORMAT}")
     found = {}
     for old, value in settings.items():
-        new = KEYS.get(prefix + old, prefix + old)
+        new = KEYS.get(f"{prefix}{old}", f"{prefix}{old}")
         if isinstance(value, Mapping):
             value = current(value, f"{prefix}{old}.")
         elif isinstance(value, str):
@@ -94,3 +100,12 @@ def current_word(word: str) -> str:
     name = key.lstrip("+~")
     new = KEYS.get(name, name)
     return f"{key[: len(key) - len(name)]}{new}{equals}{CHOICES.get(new, {}).get(value, value)}"
+
+
+def earlier(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with dotted keys under the names that they had before format 2."""
+    keys, heads = ({new: old for old, new in names.items()} for names in (KEYS, HEADS))
+    return {
+        keys.get(key, key): heads.get(value, value) if key in CHOICES and isinstance(value, str) else value
+        for key, value in settings.items()
+    }

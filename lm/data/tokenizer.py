@@ -146,8 +146,8 @@ def train_bpe(texts: Iterable[str], vocab_size: int, progress: bool = False) -> 
     backend.train_from_iterator(texts, trainer)
     if backend.get_vocab_size() != vocab_size:
         raise BadInput(
-            f"tokenizer.vocab_size={vocab_size}: this text yields no more than {backend.get_vocab_size()} tokens;"
-            " lower it, or use tokenizer=byte"
+            f"tokenizer.vocab_size={vocab_size}: this text yields a vocabulary of at most"
+            f" {backend.get_vocab_size()}; choose that or less, or tokenizer=char"
         )
     return Tokenizer(backend)
 

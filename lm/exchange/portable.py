@@ -16,6 +16,7 @@ from lm.model.transformer import Transformer
 from lm.system.files import atomic_file, sha256, write_text
 
 FORMAT = 2  # 1 has old names of settings, see lm/config/renamed.py
+FILES = ("model.safetensors", "tokenizer.json")
 
 
 def save_model(net: Transformer, tokenizer: Tokenizer, folder: Path) -> None:
@@ -32,7 +33,7 @@ def save_model(net: Transformer, tokenizer: Tokenizer, folder: Path) -> None:
         "seq_len": net.seq_len,
         "model": asdict(net.config),
         "head": asdict(net.head_config),
-        "sha256": {name: sha256(folder / name) for name in ("model.safetensors", "tokenizer.json")},
+        "sha256": {name: sha256(folder / name) for name in FILES},
     }
     write_text(folder / "config.json", json.dumps(config, indent=2) + "\n")
 
@@ -56,14 +57,16 @@ def load_model(run_dir: str | Path, trust: bool = False) -> tuple[Transformer, T
         config = current(config)
         model, head = ModelConfig(**config["model"]), HeadConfig(**config["head"])
         linear_class(model.linear, trust)
-        for name, digest in config["sha256"].items():
-            if sha256(folder / name) != digest:
+        for name in FILES:
+            if sha256(folder / name) != config["sha256"][name]:
                 raise BadInput(f"{folder / name}: damaged, its bytes do not match config.json")
+        if not config["seq_len"] >= 1:
+            raise ValueError(f"seq_len={config['seq_len']}: expected 1 or more")
         net = Transformer(model, head, vocab_size=config["vocab_size"], seq_len=config["seq_len"])
         net.load_state_dict(load_file(folder / "model.safetensors"))
     except BadInput:
         raise
-    except (OSError, ValueError, TypeError, KeyError, RuntimeError, SafetensorError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError, SafetensorError) as error:
         raise BadInput(f"{path}: {str(error).splitlines()[0]}; expected what train wrote") from error
     tokenizer = load_tokenizer(folder / "tokenizer.json")
     if tokenizer.vocab_size != net.vocab_size:

@@ -13,18 +13,25 @@ import yaml
 
 from lm.config import BadInput, RunConfig
 from lm.config.identity import config_hash, identifying
-from lm.config.renamed import current
+from lm.config.renamed import FORMAT, current, earlier
 from lm.system.files import remove_partial, write_text
-
-FORMAT = 2  # of config.yaml; files without a number have old names of settings, see lm/config/renamed.py
 
 
 def default_dir(run: RunConfig) -> Path:
-    """runs/ and a name that describes the run and ends in its hash, so that the same command finds it again."""
+    """runs/ and a name that describes the run and ends in its hash, so that the same command finds it again.
+
+    A run that an earlier version has made under its name for the same settings is found too.
+    """
+    today = named(run, run.head.name, config_hash(run))
+    before = named(run, earlier({"head.name": run.head.name})["head.name"], config_hash(run, earlier))
+    return before if before.exists() and not today.exists() else today
+
+
+def named(run: RunConfig, head: str, digest: str) -> Path:
     corpus = Path(run.data.path.rstrip("/")).stem if run.data.path else run.data.source
     tokens = f"{run.tokenizer.kind}{run.tokenizer.vocab_size or ''}"
     shape = f"{run.model.n_layers}x{run.model.d_model}"
-    name = f"{corpus[:40]}-{tokens}-{shape}-{run.head.name}-seed{run.seed}-{config_hash(run)[:8]}"
+    name = f"{corpus[:40]}-{tokens}-{shape}-{head}-seed{run.seed}-{digest[:8]}"
     return Path("runs") / "".join(c if c.isalnum() or c == "-" else "_" for c in name)
 
 
@@ -78,7 +85,7 @@ class RunDirectory:
         """The settings of the run in this directory under today's names. Raises BadInput if they cannot be read."""
         try:
             return current(yaml.safe_load(self.config.read_text()))
-        except (OSError, yaml.YAMLError, AttributeError) as error:
+        except (OSError, ValueError, yaml.YAMLError, AttributeError) as error:
             raise BadInput(f"{self.config}: cannot be read ({str(error).splitlines()[0]})") from error
 
     def refuse_changes(self, settings: dict[str, Any], but: tuple[str, ...] = ()) -> None:
@@ -100,7 +107,10 @@ class RunDirectory:
     def read_result(self) -> dict[str, Any] | None:
         """The content of result.json, None if the run is not finished."""
         try:
-            return json.loads(self.result.read_text())
+            result = json.loads(self.result.read_text())
+            if not isinstance(result, dict):
+                raise ValueError("expected an object")
+            return result
         except FileNotFoundError:
             return None
         except ValueError as error:

@@ -59,6 +59,9 @@ def csv_text(first: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def line(study: Study, row: Row, purpose: str) -> dict[str, Any]:
+    kept = study.outcomes.rows.get(row.run_dir)
+    if kept and kept.row and kept.result and not row.result:  # the only copy of a result that does not count now
+        return {**kept.row, "purpose": "unused"}
     result, found = row.result, dict[str, Any](row.row or {}) if purpose == "unused" else {}
     found |= {"arm": row.arm, "seed": row.seed, "budgets": " ".join(row.budgets), "purpose": purpose}
     found |= {"status": row.status, "error": row.error, "run_dir": row.run_dir}
