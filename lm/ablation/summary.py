@@ -25,7 +25,8 @@ def plan_table(runner: AblationRunner) -> str:
     found = f"{len(cells)} runs, {len(cells) - len(ahead)} done"
     if trials:
         more = ablation.tune.extension_trials * len(ablation.tune.seeds) * len(runner.arms)
-        found += f"; {len(trials)} search trials, and {more} more if a best value lies at the edge of what was tried"
+        found += f"; {len(trials)} search trials"
+        found += f", and {more} more if a best value lies at the edge of the search range" if more else ""
     seconds = sum(map(runner.cost, [*ahead, *trials])) / runner.workers
     lines = [ablation.question, "", format_table(rows), ""]
     lines += [f"{found}; {record.workers} at a time, {record.threads} thread{'s' * (record.threads > 1)} each"]

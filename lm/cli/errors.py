@@ -103,7 +103,7 @@ def in_one_line(error: BaseException) -> str:
         known = word in trainer_arguments()
         return f"{full_key}: write +{full_key}=..." if known else no_such_key(full_key, trainer_arguments())
     if "Unexpected type for root" in text:
-        return "a key lies below a group that is not chosen: choose it first, as in data=text data.path=FILE"
+        return "data: no source is chosen; choose one with its path, as in data=text data.path=FILE"
     if cause is not error:
         text = f"{text}: {str(cause).splitlines()[0]}"
     return f"{full_key}: {text}" if full_key and full_key not in text else text

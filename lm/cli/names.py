@@ -21,13 +21,15 @@ def no_such_key(key: str, known: Sequence[str], schema: Any = None) -> str:
     >>> no_such_key("sead", ["model", "seed"])
     'sead: no such key; did you mean seed?'
     """
-    word = key.rpartition(".")[2]
+    parent, dot, word = key.rpartition(".")
     if key in KEYS and (schema is None or "." in key or has(KEYS[key], schema)):
         return f"{key} is called {KEYS[key]} now"
     if found := meant(key, schema) if schema is not None else []:
         return f"{key}: no such key; did you mean {' or '.join(found)}?"
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return f"{key}: no such key; " + (f"did you mean {close[0]}?" if close else f"choose one of {', '.join(known)}")
+    return f"{key}: no such key; " + (
+        f"did you mean {parent}{dot}{close[0]}?" if close else f"choose one of {', '.join(known)}"
+    )
 
 
 def meant(key: str, schema: Any) -> list[str]:
@@ -35,9 +37,7 @@ def meant(key: str, schema: Any) -> list[str]:
     earlier setting, else ours for a name that other programs use."""
     parent, _, word = key.rpartition(".")
     if parent:
-        return [
-            one.rpartition(".")[2] for one in elsewhere(word) if one in {f"{parent}.{name}" for name in names(schema)}
-        ]
+        return [one for one in elsewhere(word) if one in {f"{parent}.{name}" for name in names(schema)}]
     groups = {one.name: names(one.type) for one in fields(schema) if is_dataclass(one.type)}
     if "trainer" in names(schema):
         groups["trainer"] = [one for one in trainer_arguments() if one not in OURS]

@@ -31,7 +31,7 @@ class TuneConfig:
     """The search of each arm's own best settings, on seeds that are not reported."""
 
     trials: int = 0  # values tried for each arm, fewer where none is left around the best; 0: nothing is tuned
-    extension_trials: int = 4  # more for every arm, once, if the best value of any lies at the edge of what was tried
+    extension_trials: int = 4  # more for every arm, once, if the best value of any lies at the edge of the search range
     seeds: list[int] = field(default_factory=lambda: [1000])
     factor: float = 2.0  # between neighbouring values
     hyperparameters: list[str] = field(default_factory=HYPERPARAMETERS.copy)

@@ -73,4 +73,4 @@ def mean_sd(values: list[float], digits: int) -> str:
     if not values:
         return "-"
     mean, sd = spread(values)
-    return f"{mean:.{digits}f}" + (f" ± {sd:.{digits}f}" if len(values) > 1 else "")
+    return f"{mean:.{digits}f}" + (f"\u00a0±\u00a0{sd:.{digits}f}" if len(values) > 1 else "")

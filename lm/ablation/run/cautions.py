@@ -23,12 +23,12 @@ def history(ablation: AblationConfig, looks: Sequence[Look], planned: Sequence[i
         seen = ", ".join(map(str, sorted(before)))
         yield Caution(
             f"A verdict was seen with fewer seeds (at {seen}, now {len(ablation.seeds)}):",
-            "if it decided whether to go on, a false verdict is more likely than 5 %; new seeds alone keep to that.",
+            "if that verdict decided whether to add seeds, a false verdict is more likely than 5 %.",
         )
     if looks and (dropped := set(planned) - set(ablation.seeds)):
         yield Caution(
             f"Seeds were taken away after a verdict was seen ({', '.join(map(str, sorted(dropped)))}):",
-            "if the verdict decided that, a false one is more likely than 5 %.",
+            "if that verdict decided which, a false verdict is more likely than 5 %.",
         )
     for key in (one.name for one in fields(Look) if one.name != "seeds"):
         if values := [str(getattr(one, key)) for one in looks if getattr(one, key) != getattr(ablation, key)]:
@@ -48,6 +48,6 @@ def short_search(tuning: Tuning) -> Iterator[Caution]:
     for name, search in tuning.searches.items():
         if trials < (least := 1 + 2 * len(search.start)):
             yield Caution(
-                f"{name} is tuned in {trials} trials:",
-                f"{least} look to both sides of {' and '.join(search.start)}.",
+                f"Few search trials for arm {name} ({trials}):",
+                f"values on both sides of {' and '.join(search.start)} need at least {least}.",
             )

@@ -27,7 +27,7 @@ def propose(
 def surroundings(done: Trials, centre: Point) -> Iterator[list[Point]]:
     """What is worth knowing about the surroundings of the best point, the most important first."""
     hyperparameters = range(len(centre))
-    for setting in hyperparameters:  # a setting whose best value lies at the edge of what was tried
+    for setting in hyperparameters:  # a setting whose best value lies at the edge of the search range
         tried = [point[setting] for point in done]
         edges = ((-2, min(tried)), (2, max(tried)))
         yield [shift(centre, setting, by) for by, edge in edges if centre[setting] == edge]
