@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from lm.config import BadInput, HeadConfig, ModelConfig
     from lm.data.tokenizer import Tokenizer, load_tokenizer
     from lm.exchange.portable import load_model
-    from lm.inference.decode import generate, stream
+    from lm.inference.generate import generate, stream
     from lm.model.linear import Linear, linear
     from lm.model.transformer import Transformer
 
@@ -22,8 +22,8 @@ HOMES = {
     "BadInput": "lm.config",
     "HeadConfig": "lm.config",
     "ModelConfig": "lm.config",
-    "generate": "lm.inference.decode",
-    "stream": "lm.inference.decode",
+    "generate": "lm.inference.generate",
+    "stream": "lm.inference.generate",
     "Linear": "lm.model.linear",
     "linear": "lm.model.linear",
     "Transformer": "lm.model.transformer",

@@ -16,7 +16,7 @@ from lm.config import BadInput, ModelConfig
 from lm.data.tokenizer import Tokenizer, byte_tokenizer, char_tokenizer, train_bpe
 from lm.exchange.huggingface import export
 from lm.exchange.portable import load_model, save_model
-from lm.inference.decode import generate
+from lm.inference.generate import generate
 from lm.model.head import Embedding, TiedProjectedHead, UntiedMidTrainingHead
 from lm.model.transformer import Transformer
 

@@ -122,7 +122,7 @@ def test_the_command_line_is_read_before_anything_heavy_is_loaded() -> None:
 
 
 def test_a_model_runs_without_lightning_hydra_or_datasets() -> None:
-    found = loaded("import lm.inference.decode, lm.exchange.portable, lm.data.tokens, lm.training.optim")
+    found = loaded("import lm.inference.generate, lm.exchange.portable, lm.data.tokens, lm.training.optim")
     assert {"hydra", "omegaconf", "lightning", "datasets"} & found == set()
     assert "torch" in found
 

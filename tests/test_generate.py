@@ -16,7 +16,8 @@ from torch.overrides import TorchFunctionMode
 
 from lm.config import BadInput
 from lm.data.tokenizer import byte_tokenizer, char_tokenizer
-from lm.inference.decode import cache_length, decode, generate, next_token, stream, window_start
+from lm.inference.decode import cache_length, decode, next_token, window_start
+from lm.inference.generate import generate, stream
 from lm.model.cache import KVCache
 from lm.model.position import POSITIONS
 from lm.model.transformer import Transformer

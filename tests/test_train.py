@@ -38,8 +38,9 @@ from lm.data.batches import TrainingStream
 from lm.data.tokenizer import EOT, byte_tokenizer, train_bpe
 from lm.data.tokens import TextData, prepare
 from lm.exchange.portable import load_model
-from lm.inference.decode import decode, generate
+from lm.inference.decode import decode
 from lm.inference.evaluate import evaluate_run
+from lm.inference.generate import generate
 from lm.model.head import UntiedMidTrainingHead
 from lm.model.transformer import Transformer
 from lm.training.callbacks import Interrupted

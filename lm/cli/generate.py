@@ -37,7 +37,7 @@ def task(config: GenerateConfig) -> None:
     model_folder(config.run_dir)  # raises BadInput before the slow imports below
     with heavy_imports():
         from lm.exchange.portable import load_model
-        from lm.inference.decode import stream
+        from lm.inference.generate import stream
         from lm.system.device import best_device, set_threads
 
     set_threads(config.threads)

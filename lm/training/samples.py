@@ -5,7 +5,7 @@ import re
 
 from lm.config import BadInput
 from lm.data.tokens import TextData
-from lm.inference.decode import generate
+from lm.inference.generate import generate
 from lm.model.transformer import Transformer
 
 NEW_TOKENS = 48  # of a continuation

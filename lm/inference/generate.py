@@ -1,0 +1,100 @@
+"""Prompts to text: `stream` yields a continuation as it is decoded, `generate` returns it."""
+
+import math
+from collections.abc import Iterator
+from itertools import islice
+from typing import overload
+
+from lm.config import BadInput
+from lm.data.tokenizer import Tokenizer
+from lm.inference.decode import decode
+from lm.model.transformer import Transformer
+
+
+def stream(
+    net: Transformer,
+    tokenizer: Tokenizer,
+    prompt: str,
+    max_new_tokens: int = 128,
+    *,
+    temperature: float = 0.0,
+    seed: int = 0,
+) -> Iterator[str]:
+    """Yield the continuation of one prompt, up to end of text, in pieces of whole characters as they are decoded."""
+    check(max_new_tokens, temperature)
+    texts = [[tokenizer.eot, *tokenizer.encode(prompt)]]
+    ids = (one for (one,) in decode(net, texts, temperature=temperature, seed=seed))
+    yield from tokenizer.stream(islice(iter(ids.__next__, tokenizer.eot), max_new_tokens))
+
+
+@overload
+def generate(
+    net: Transformer,
+    tokenizer: Tokenizer,
+    prompt: str,
+    max_new_tokens: int = ...,
+    *,
+    temperature: float = ...,
+    seed: int = ...,
+) -> str: ...
+
+
+@overload
+def generate(
+    net: Transformer,
+    tokenizer: Tokenizer,
+    prompt: list[str],
+    max_new_tokens: int = ...,
+    *,
+    temperature: float = ...,
+    seed: int = ...,
+) -> list[str]: ...
+
+
+def generate(
+    net: Transformer,
+    tokenizer: Tokenizer,
+    prompt: str | list[str],
+    max_new_tokens: int = 128,
+    *,
+    temperature: float = 0.0,
+    seed: int = 0,
+) -> str | list[str]:
+    """Continue a prompt, or each prompt of a list in one batch; returns the continuation without the prompt.
+
+    Decoding is greedy at temperature 0, the default, and sampled above it. It stops at end of text or after
+    `max_new_tokens`. If the text is longer than the model's context, the model sees its tokens from `window_start` on.
+    Raises BadInput if `max_new_tokens` or `temperature` is negative.
+
+    >>> from lm import HeadConfig, ModelConfig
+    >>> from lm.data.tokenizer import byte_tokenizer
+    >>> tokenizer, config = byte_tokenizer(), ModelConfig(d_model=32, n_heads=2, d_ff=64)
+    >>> net = Transformer(config, HeadConfig(), vocab_size=tokenizer.vocab_size, seq_len=16)
+    >>> generate(net, tokenizer, "def ", 8) == "".join(stream(net, tokenizer, "def ", 8))
+    True
+    >>> generate(net, tokenizer, ["def ", "class"], 8)[0] == generate(net, tokenizer, "def ", 8)
+    True
+    """
+    check(max_new_tokens, temperature)
+    prompts = [prompt] if isinstance(prompt, str) else prompt
+    continuations: list[list[int]] = [[] for _ in prompts]
+    unfinished = set(range(len(prompts)))
+    texts = [[tokenizer.eot, *tokenizer.encode(one)] for one in prompts]
+    steps = decode(net, texts, temperature=temperature, seed=seed)
+    for ids in islice(steps, max_new_tokens) if prompts else ():
+        for row in tuple(unfinished):
+            if ids[row] == tokenizer.eot:
+                unfinished.discard(row)
+            else:
+                continuations[row].append(ids[row])
+        if not unfinished:
+            break
+    found = [tokenizer.decode(ids) for ids in continuations]
+    return found[0] if isinstance(prompt, str) else found
+
+
+def check(max_new_tokens: int, temperature: float) -> None:
+    if max_new_tokens < 0:
+        raise BadInput(f"max_new_tokens={max_new_tokens}: expected 0 or more")
+    if not 0 <= temperature < math.inf:
+        raise BadInput(f"temperature={temperature}: expected 0 (greedy) or more")
