@@ -172,7 +172,9 @@ def test_other_settings_are_refused_with_the_words_that_continue_the_run(
     assert done.returncode == 0, done.stderr
     refused = script("train", *TINY_RUN, f"data.path={corpus}", "run_dir=run", "seed=1")
     assert refused.returncode == 2
-    assert re_line(refused.stderr, "error: ").startswith("run_dir=run holds another run, which run_dir=run alone")
+    message = re_line(refused.stderr, "error: ")
+    assert message.startswith("run_dir=run holds another run (seed is 0 there, 1 now)")
+    assert message.endswith("give only run_dir=run to continue it")
     settings = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
     assert settings["seed"] == 0
 
