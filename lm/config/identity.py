@@ -8,6 +8,10 @@ from typing import Any
 
 from lm.config.run import RUNTIME, RunConfig
 
+# Settings that did not exist in the first version, with the value that has the effect of their absence. At this value
+# a setting is no part of a run's identity, so earlier runs keep their hash.
+ADDED: dict[str, Any] = {}
+
 
 def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested settings as dotted keys."""
@@ -20,10 +24,11 @@ def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 def identifying(settings: dict[str, Any]) -> dict[str, Any]:
     """The settings that decide what a run computes, as dotted keys."""
 
-    def runtime(key: str) -> bool:
-        return any(key == one or key.startswith(one + ".") for one in RUNTIME)
+    def decides(key: str, value: Any) -> bool:
+        runtime = any(key == one or key.startswith(one + ".") for one in RUNTIME)
+        return not runtime and not (key in ADDED and value == ADDED[key])
 
-    return {key: value for key, value in flat(settings).items() if not runtime(key)}
+    return {key: value for key, value in flat(settings).items() if decides(key, value)}
 
 
 def config_hash(run: RunConfig, names: Callable[[dict[str, Any]], dict[str, Any]] = dict) -> str:
