@@ -1,12 +1,13 @@
-"""Atomic writes: a file is written under a temporary name, synced to disk, then renamed."""
+"""Atomic writes: a file is written under a temporary name, synced to disk, then renamed. JSON that knows its hash."""
 
 import hashlib
+import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 
 @contextmanager
@@ -41,6 +42,41 @@ def write_text(path: Path, text: str) -> None:
 def sha256(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_sealed(path: Path, content: dict[str, Any]) -> None:
+    """Write JSON with a hash of its own content under "checksum"."""
+    write_text(path, json.dumps({**content, "checksum": checksum(content)}, indent=2) + "\n")
+
+
+def read_sealed(path: Path) -> dict[str, Any]:
+    """What `write_sealed` has written, without its hash. Raises ValueError if the file holds anything else."""
+    return unsealed(read_object(path))
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """A JSON object. Raises ValueError if the file holds anything else."""
+    try:
+        found = json.loads(path.read_bytes().decode())
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"expected a JSON object, found {type(found).__name__}")
+    return found
+
+
+def unsealed(content: dict[str, Any]) -> dict[str, Any]:
+    """The content without its hash. Raises ValueError if the hash is missing or wrong."""
+    rest = {key: value for key, value in content.items() if key != "checksum"}
+    if content.get("checksum") != checksum(rest):
+        raise ValueError("damaged, its content does not match its checksum")
+    return rest
+
+
+def checksum(content: dict[str, Any]) -> str:
+    as_read = json.loads(json.dumps(content))  # tuples as lists, all keys as strings
+    canonical = json.dumps(as_read, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()
 
 
 def sync_folder(path: Path) -> None:

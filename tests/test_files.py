@@ -1,0 +1,32 @@
+"""Files that are whole or recognised as damaged."""
+
+from pathlib import Path
+
+import pytest
+
+from lm.system.files import read_sealed, write_sealed
+
+CONTENT = {"format": 3, "theta": 10000.0, "betas": (0.9, 0.95), "by": {2: "two", 10: None}, "name": "é\u2028"}
+
+
+def test_a_sealed_file_gives_back_what_was_written(tmp_path: Path) -> None:
+    write_sealed(tmp_path / "a.json", CONTENT)
+    assert read_sealed(tmp_path / "a.json") == CONTENT | {"betas": [0.9, 0.95], "by": {"2": "two", "10": None}}
+
+
+def test_every_changed_digit_or_letter_of_a_sealed_file_is_seen(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    write_sealed(path, CONTENT)
+    text = path.read_text()
+    for i, character in enumerate(text):
+        if character.isalnum():
+            path.write_text(text[:i] + ("1" if character == "0" else "0") + text[i + 1 :])
+            with pytest.raises(ValueError, match="."):
+                read_sealed(path)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "null", "{}", "[" * 100_000, '{"checksum": null}', "\udcff"])
+def test_what_was_never_sealed_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.json").write_text(text, errors="surrogateescape")
+    with pytest.raises(ValueError, match="."):
+        read_sealed(tmp_path / "a.json")
