@@ -29,8 +29,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "ArceeForCausalLM gelu": {**LLAMA, "ffn": "gelu", "bias": True},
     "ApertusForCausalLM relu2": {**LLAMA, "ffn": "relu2", "qk_norm": True},
     "ApertusForCausalLM relu": {**LLAMA, "ffn": "relu", "qk_norm": True, "rope_theta": 100.0},
+    "LlamaForCausalLM scaled": {**LLAMA, "rope_scaling": [8.0, 1.0, 4.0, 32.0], "norm_eps": 1e-3},
+    "LlamaForCausalLM biases of attention": {**LLAMA, "attention_bias": True, "d_head": 6},
+    "Qwen3ForCausalLM wide heads": {**LLAMA, "qk_norm": True, "d_head": 16, "norm_eps": 1e-6},
     "GPT2LMHeadModel relu": {"norm": "layernorm", "position": "learned", "ffn": "relu", "bias": True},
     "GPT2LMHeadModel gelu": {"norm": "layernorm", "position": "learned", "ffn": "gelu"},
+    "GPT2LMHeadModel gelu_tanh": {"norm": "layernorm", "position": "learned", "ffn": "gelu_tanh", "bias": True},
     "GPT2LMHeadModel relu2": {"norm": "layernorm", "position": "learned", "ffn": "relu2"},
 }
 MAIN = ("tied", "untied")  # with every configuration; the other variants with one of each architecture

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lm.model.norm import EPS, RMSNorm
+from lm.model.norm import RMSNorm
 
 SHAPES = [(3, 5, 8), (8,), (1, 1, 8), (2, 3, 4, 8)]
 EXACT = {torch.float32: 3e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float64: 1e-14}  # relative errors
@@ -41,7 +41,7 @@ def test_it_equals_torch_in_every_precision(dtype: torch.dtype, shape: tuple[int
     norm, x = a_norm(dtype), torch.randn(shape).to(dtype) * 3
     ours = passes(norm, x, norm.weight)
     weight = norm.weight.detach().double().requires_grad_()
-    g = [one.double() for one in passes(lambda x: F.rms_norm(x, (8,), weight, EPS), x.double(), weight)]
+    g = [one.double() for one in passes(lambda x: F.rms_norm(x, (8,), weight, 1e-5), x.double(), weight)]
     for found, exact in zip(ours, g, strict=True):
         assert found.dtype == dtype
         assert error(found, exact) < EXACT[dtype]
@@ -51,8 +51,8 @@ def test_it_equals_torch_in_every_precision(dtype: torch.dtype, shape: tuple[int
 def test_half_precision_is_as_accurate_as_in_torch(dtype: torch.dtype) -> None:
     norm, x = a_norm(dtype, 128), torch.randn(512, 128).to(dtype)
     weight = norm.weight.detach().double().requires_grad_()
-    exact = passes(lambda x: F.rms_norm(x, (128,), weight, EPS), x.double(), weight)
-    theirs = passes(lambda x: F.rms_norm(x, (128,), norm.weight, EPS), x, norm.weight)
+    exact = passes(lambda x: F.rms_norm(x, (128,), weight, 1e-5), x.double(), weight)
+    theirs = passes(lambda x: F.rms_norm(x, (128,), norm.weight, 1e-5), x, norm.weight)
     ours = passes(norm, x, norm.weight)
     for found, other, right in zip(ours, theirs, exact, strict=True):
         assert error(found, right) < 1.1 * error(other, right)
@@ -83,7 +83,7 @@ def test_a_transposed_view_gives_the_result_of_a_contiguous_tensor() -> None:
 
 def test_under_autocast_the_weight_and_its_gradient_stay_in_fp32() -> None:
     norm, x = a_norm(width=2048), torch.randn(64, 2048).to(torch.bfloat16)
-    exact = F.rms_norm(x.double(), (2048,), norm.weight.detach().double(), EPS)
+    exact = F.rms_norm(x.double(), (2048,), norm.weight.detach().double(), 1e-5)
     with torch.autocast("cpu", torch.bfloat16):
         y, by_x, by_weight = passes(norm, x, norm.weight)
     assert (y.dtype, by_x.dtype, by_weight.dtype) == (torch.bfloat16, torch.bfloat16, torch.float32)

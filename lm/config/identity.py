@@ -10,7 +10,12 @@ from lm.config.run import RUNTIME, RunConfig
 
 # Settings that did not exist in the first version, with the value that has the effect of their absence. At this value
 # a setting is no part of a run's identity, so earlier runs keep their hash.
-ADDED: dict[str, Any] = {}
+ADDED: dict[str, Any] = {
+    "model.d_head": None,
+    "model.norm_eps": 1e-5,
+    "model.attention_bias": None,
+    "model.rope_scaling": None,
+}
 
 
 def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from lm.config.checks import BadInput, at_least, choose
 
 NORMS = ("rmsnorm", "layernorm")
-FFNS = ("relu", "gelu", "relu2", "swiglu")
+FFNS = ("relu", "gelu", "gelu_tanh", "relu2", "swiglu")
 POSITIONS = ("rope", "learned", "none")
 
 
@@ -25,15 +25,19 @@ class ModelConfig:
     d_model: int = 128
     n_heads: int = 2
     n_kv_heads: int | None = None  # below n_heads: grouped-query attention; 1: multi-query; null: n_heads
+    d_head: int | None = None  # width of a head; null: d_model / n_heads
     d_ff: int = 320
     norm: str = "rmsnorm"
+    norm_eps: float = 1e-5
     ffn: str = "swiglu"
     position: str = "rope"
     qk_norm: bool = False  # normalise the queries and keys of each head by `norm`
     bias: bool = False  # in every projection and LayerNorm; the LM head never has one
+    attention_bias: bool | None = None  # in the projections of attention; null: `bias`
     dropout: float = 0.0
     linear: str = "linear"  # or the dotted path of a class called like torch.nn.Linear
     rope_theta: float = 10000.0
+    rope_scaling: list[float] | None = None  # Llama 3's four numbers, see RoPE in lm/model/position.py; null: none
     previous_token_init: int = 0  # first layers whose heads initially attend to the token 1, 2, ... positions back
     residual_scale: float | None = None  # initial o_proj and down_proj are multiplied by it; null: 1/sqrt(2 n_layers)
 
@@ -41,25 +45,41 @@ class ModelConfig:
         choose("model.norm", self.norm, NORMS)
         choose("model.ffn", self.ffn, FFNS)
         choose("model.position", self.position, POSITIONS)
-        at_least(1, "model.", self, "n_layers", "d_model", "n_heads", "n_kv_heads", "d_ff")
+        at_least(1, "model.", self, "n_layers", "d_model", "n_heads", "n_kv_heads", "d_head", "d_ff")
         at_least(0, "model.", self, "dropout", "residual_scale", "previous_token_init")
         if self.previous_token_init and self.position != "rope":
             setting = f"model.previous_token_init={self.previous_token_init}"
             raise BadInput(f"model.position={self.position}: {setting} needs rope; add model.previous_token_init=0")
-        if self.d_model % self.n_heads:
+        if self.d_head is None and self.d_model % self.n_heads:
             raise BadInput(f"model.d_model={self.d_model} is not divisible by model.n_heads={self.n_heads}")
         if self.n_heads % self.kv_heads:
             raise BadInput(f"model.n_heads={self.n_heads} is not divisible by model.n_kv_heads={self.kv_heads}")
         if self.position == "rope" and self.head_dim % 2:
-            raise BadInput(f"model.position=rope needs an even head width, not d_model/n_heads={self.head_dim}")
+            key = "d_model/n_heads" if self.d_head is None else "model.d_head"
+            raise BadInput(f"model.position=rope needs an even head width, not {key}={self.head_dim}")
         if self.dropout >= 1:
             raise BadInput(f"model.dropout={self.dropout}: expected less than 1")
-        if not self.rope_theta > 0:
-            raise BadInput(f"model.rope_theta={self.rope_theta}: expected more than 0")
+        for key in ("rope_theta", "norm_eps"):
+            if not getattr(self, key) > 0:
+                raise BadInput(f"model.{key}={getattr(self, key)}: expected more than 0")
+        if self.rope_scaling is not None:
+            self.check_rope_scaling(self.rope_scaling)
+
+    def check_rope_scaling(self, numbers: list[float]) -> None:
+        setting = f"model.rope_scaling={numbers}"
+        if self.position != "rope":
+            raise BadInput(f"{setting}: is for model.position=rope, not {self.position}; leave it null")
+        if len(numbers) != 4 or not min(numbers) > 0 or not numbers[1] < numbers[2]:
+            expected = "[factor, low_freq_factor, high_freq_factor, original_context], such as [32,1,4,8192]"
+            raise BadInput(f"{setting}: expected four numbers above 0, the second below the third: {expected}")
 
     @property
     def head_dim(self) -> int:
-        return self.d_model // self.n_heads
+        return self.d_model // self.n_heads if self.d_head is None else self.d_head
+
+    @property
+    def attn_bias(self) -> bool:
+        return self.bias if self.attention_bias is None else self.attention_bias
 
     @property
     def kv_heads(self) -> int:

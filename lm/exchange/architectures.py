@@ -1,180 +1,166 @@
 """Which architecture of transformers computes the same as a model of this project, and under which names.
 
-The weights are the same tensors under other names, so the logits are the same too.
+The weights are the same tensors under other names, so the logits are the same too. Each architecture is described once;
+the export reads the description from left to right, the import from right to left.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from lm.config import BadInput, ModelConfig
-from lm.model.linear import Linear
-from lm.model.norm import EPS
-from lm.model.transformer import Transformer
+from lm.exchange.tensor_names import Stacked, Weights, as_gpt2, gpt2_names, renamed
 
-Weights = dict[str, Tensor]
-LLAMA_NAMES = (
-    ("embed.", "model.embed_tokens."),
-    ("blocks.", "model.layers."),
-    ("norm.", "model.norm."),
-    (".attn.", ".self_attn."),
-    (".ffn.", ".mlp."),
-    (".attn_norm.", ".input_layernorm."),
-    (".ffn_norm.", ".post_attention_layernorm."),
-)
-
-
-def translate(net: Transformer) -> tuple[str, dict[str, Any], Weights]:
-    """The architecture, its settings, and all weights except the head's under its names. Raises BadInput."""
-    config = net.config
-    if not all(isinstance(module, Linear) for name, module in net.named_modules() if name.endswith("_proj")):
-        raise BadInput(f"model.linear={config.linear}: only models with model.linear=linear are exported")
-    for one in ARCHITECTURES:
-        if not unsupported(config, one):
-            return one.name, one.settings(net), one.weights(net)
-    nearest = min(ARCHITECTURES, key=lambda one: [key in unsupported(config, one) for key in SETTINGS])
-    key = unsupported(config, nearest)[0]
-    setting = f"model.{key}={str(getattr(config, key)).lower()}"
-    raise BadInput(f"{setting}: cannot be exported, {nearest.name} does not support it; see docs/model.md")
-
-
-def unsupported(config: ModelConfig, architecture: "Architecture") -> list[str]:
-    """The settings whose values an architecture does not have."""
-    return [key for key, values in architecture.accepts.items() if getattr(config, key) not in values]
-
-
-def llama_settings(net: Transformer) -> dict[str, Any]:
-    config = net.config
-    return {
-        "model_type": "llama",
-        "hidden_size": config.d_model,
-        "intermediate_size": config.d_ff,
-        "num_hidden_layers": config.n_layers,
-        "num_attention_heads": config.n_heads,
-        "num_key_value_heads": config.kv_heads,
-        "head_dim": config.head_dim,
-        "hidden_act": "silu" if config.ffn == "swiglu" else config.ffn,
-        "max_position_embeddings": net.seq_len,
-        "rms_norm_eps": EPS,
-        "rope_theta": config.rope_theta,  # for transformers 4
-        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
-        "attention_bias": config.bias,
-        "mlp_bias": config.bias,
-        "attention_dropout": 0.0,
-    }
-
-
-def like_llama(model_type: str, **more: object) -> "Settings":
-    return lambda net: llama_settings(net) | {"model_type": model_type, **more}
-
-
-def gpt2_settings(net: Transformer) -> dict[str, Any]:
-    config = net.config
-    return {
-        "model_type": "gpt2",
-        "n_embd": config.d_model,
-        "n_layer": config.n_layers,
-        "n_head": config.n_heads,
-        "n_inner": config.d_ff,
-        "n_positions": net.seq_len,
-        "activation_function": config.ffn,
-        "layer_norm_epsilon": EPS,
-        "attn_pdrop": 0.0,
-        "embd_pdrop": 0.0,
-        "resid_pdrop": 0.0,
-    }
-
-
-def weights_without_head(net: Transformer) -> Weights:
-    """All weights except the head's, with the embedding multiplied as in the model."""
-    weights = {name: tensor for name, tensor in net.state_dict().items() if not name.startswith("head.")}
-    return weights | {"embed.weight": net.embed.matrix()}
-
-
-def llama_weights(net: Transformer) -> Weights:
-    weights = {}
-    for name, tensor in weights_without_head(net).items():
-        name = f"^{name}"
-        for ours, theirs in LLAMA_NAMES:
-            name = name.replace(ours if ours.startswith(".") else f"^{ours}", theirs)
-        weights[name] = tensor
-    return weights
-
-
-def apertus_weights(net: Transformer) -> Weights:
-    names = (("input_layernorm", "attention_layernorm"), ("post_attention_layernorm", "feedforward_layernorm"))
-    weights = llama_weights(net)
-    for llama, apertus in names:
-        weights = {name.replace(llama, apertus): tensor for name, tensor in weights.items()}
-    return weights
-
-
-def gpt2_weights(net: Transformer) -> Weights:
-    """GPT-2 stores matrices as (in, out), q, k and v together, keys and values for each query head, all biases."""
-    config, ours = net.config, weights_without_head(net)
-
-    def bias(name: str, width: int) -> Tensor:
-        return ours.get(f"{name}.bias", torch.zeros(width))
-
-    def every_head(tensor: Tensor) -> Tensor:
-        """(kv_heads * K, ...) to (n_heads * K, ...)."""
-        by_head = tensor.view(config.kv_heads, config.head_dim, *tensor.shape[1:])
-        return by_head.repeat_interleave(config.n_heads // config.kv_heads, 0).flatten(0, 1)
-
-    weights = {"transformer.wte.weight": ours["embed.weight"], "transformer.wpe.weight": ours["position.weight"]}
-    norms = [("norm", "transformer.ln_f")]
-    for i in range(config.n_layers):
-        here, there = f"blocks.{i}", f"transformer.h.{i}"
-        norms += [(f"{here}.attn_norm", f"{there}.ln_1"), (f"{here}.ffn_norm", f"{there}.ln_2")]
-        names = [f"{here}.attn.{one}_proj" for one in "qkv"]
-        kv_width = config.kv_heads * config.head_dim
-        parts = [(ours[f"{one}.weight"], bias(one, config.d_model if one == names[0] else kv_width)) for one in names]
-        parts[1:] = [(every_head(weight), every_head(offset)) for weight, offset in parts[1:]]
-        weights[f"{there}.attn.c_attn.weight"] = torch.cat([weight for weight, _ in parts]).T
-        weights[f"{there}.attn.c_attn.bias"] = torch.cat([offset for _, offset in parts])
-        for name, theirs in (
-            ("attn.o_proj", "attn.c_proj"),
-            ("ffn.up_proj", "mlp.c_fc"),
-            ("ffn.down_proj", "mlp.c_proj"),
-        ):
-            matrix = ours[f"{here}.{name}.weight"]
-            weights[f"{there}.{theirs}.weight"] = matrix.T
-            weights[f"{there}.{theirs}.bias"] = bias(f"{here}.{name}", matrix.shape[0])
-    for name, theirs in norms:
-        weights[f"{theirs}.weight"] = ours[f"{name}.weight"]
-        weights[f"{theirs}.bias"] = bias(name, config.d_model)
-    return weights
-
-
-Settings = Callable[[Transformer], dict[str, Any]]
-Accepts = dict[str, tuple[object, ...]]
-SETTINGS = ("position", "qk_norm", "ffn", "norm", "bias")  # those that distinguish architectures come first
+Settings = dict[str, Any]
 
 
 class Architecture(NamedTuple):
-    name: str
-    accepts: Accepts  # setting -> its possible values; other settings may have any value
-    settings: Settings
-    weights: Callable[[Transformer], Weights]
+    name: str  # the class in transformers
+    model_type: str
+    keys: dict[str, str]  # our setting -> theirs; the context length is ours as seq_len
+    accepts: dict[str, tuple[object, ...]]  # our setting -> its possible values; other settings may have any value
+    names: Callable[[Iterable[str], ModelConfig], dict[str, Stacked]]  # of the tensors: theirs -> ours
+    defaults: Settings  # what transformers takes where config.json is silent
+    constants: Settings  # written by the export
+    prepare: Callable[[Weights, ModelConfig], Weights] = lambda weights, config: weights  # before the export
+
+    def unsupported(self, config: ModelConfig) -> list[str]:
+        """The settings whose values the architecture does not have."""
+        found = [key for key, values in self.accepts.items() if resolved(config)[key] not in values]
+        square = config.n_heads * config.head_dim == config.d_model
+        return found if square or "d_head" in self.keys else [*found, "d_head"]
+
+    def settings(self, config: ModelConfig, seq_len: int) -> Settings:
+        """What config.json says of a model."""
+        ours = resolved(config) | {"seq_len": seq_len, "ffn": ACTIVATIONS[config.ffn]}
+        found = {"model_type": self.model_type, **{theirs: ours[key] for key, theirs in self.keys.items()}}
+        return found | self.constants | (rope_settings(config) if config.position == "rope" else {})
+
+    def weights(self, weights: Weights, config: ModelConfig) -> Weights:
+        """Our weights, without the head's, under their names."""
+        weights = self.prepare(weights, config)
+        return {
+            theirs: joined.T if one.transposed else joined
+            for theirs, one in self.names(weights, config).items()
+            for joined in [weights[one.names[0]] if len(one.names) == 1 else torch.cat([weights[n] for n in one.names])]
+        }
 
 
-RMSNORM_ROPE: Accepts = {"norm": ("rmsnorm",), "position": ("rope",)}
-SWIGLU: Accepts = {"ffn": ("swiglu",)}
-UNGATED: Accepts = {"ffn": ("relu", "gelu", "relu2")}
-NO_QK_NORM: Accepts = {"qk_norm": (False,)}
-QK_NORM: Accepts = {"qk_norm": (True,), "bias": (False,)}
-LAYERNORM_LEARNED: Accepts = {"norm": ("layernorm",), "position": ("learned",)}
+ACTIVATIONS = {"swiglu": "silu", "relu": "relu", "relu2": "relu2", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh"}
+SCALING = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+
+
+def resolved(config: ModelConfig) -> Settings:
+    """Every setting, with a value in the place of each null that stands for another setting's."""
+    return asdict(config) | {
+        "n_kv_heads": config.kv_heads,
+        "d_head": config.head_dim,
+        "attention_bias": config.attn_bias,
+    }
+
+
+def rope_settings(config: ModelConfig) -> Settings:
+    scaled = dict(zip(SCALING, config.rope_scaling or (), strict=bool(config.rope_scaling)))
+    scaling = {"rope_type": "llama3", **scaled} if scaled else {"rope_type": "default"}
+    return {
+        "rope_parameters": {**scaling, "rope_theta": config.rope_theta},
+        "rope_theta": config.rope_theta,  # this key and the next are for transformers 4
+        "rope_scaling": scaling if scaled else None,
+    }
+
+
+LLAMA_KEYS = {
+    "d_model": "hidden_size",
+    "d_ff": "intermediate_size",
+    "n_layers": "num_hidden_layers",
+    "n_heads": "num_attention_heads",
+    "n_kv_heads": "num_key_value_heads",
+    "d_head": "head_dim",
+    "ffn": "hidden_act",
+    "norm_eps": "rms_norm_eps",
+    "attention_bias": "attention_bias",
+    "seq_len": "max_position_embeddings",
+}
+GPT2_KEYS = {
+    "d_model": "n_embd",
+    "d_ff": "n_inner",
+    "n_layers": "n_layer",
+    "n_heads": "n_head",
+    "ffn": "activation_function",
+    "norm_eps": "layer_norm_epsilon",
+    "seq_len": "n_positions",
+}
+LLAMA_PARTS = (
+    ("embed", "embed_tokens"),
+    ("blocks", "layers"),
+    ("attn", "self_attn"),
+    ("ffn", "mlp"),
+)
+PRE_NORMS = (("attn_norm", "input_layernorm"), ("ffn_norm", "post_attention_layernorm"))
+APERTUS_NORMS = (("attn_norm", "attention_layernorm"), ("ffn_norm", "feedforward_layernorm"))
+UNGATED = ("relu", "gelu", "gelu_tanh", "relu2")
+RMSNORM_ROPE: dict[str, tuple[object, ...]] = {"position": ("rope",), "norm": ("rmsnorm",)}
+LAYERNORM_LEARNED: dict[str, tuple[object, ...]] = {"position": ("learned",), "norm": ("layernorm",)}
+LLAMA_DEFAULTS: Settings = {"rms_norm_eps": 1e-6, "attention_bias": False, "hidden_act": "silu"}
 ARCHITECTURES = (
-    Architecture("LlamaForCausalLM", RMSNORM_ROPE | SWIGLU | NO_QK_NORM, llama_settings, llama_weights),
+    Architecture(
+        "LlamaForCausalLM",
+        "llama",
+        LLAMA_KEYS | {"bias": "mlp_bias"},
+        RMSNORM_ROPE | {"qk_norm": (False,), "ffn": ("swiglu",)},
+        renamed(*LLAMA_PARTS, *PRE_NORMS),
+        LLAMA_DEFAULTS | {"mlp_bias": False},
+        {"attention_dropout": 0.0},
+    ),
     Architecture(
         "Qwen3ForCausalLM",
-        RMSNORM_ROPE | SWIGLU | QK_NORM,
-        like_llama("qwen3", use_sliding_window=False),
-        llama_weights,
+        "qwen3",
+        LLAMA_KEYS,
+        RMSNORM_ROPE | {"qk_norm": (True,), "ffn": ("swiglu",), "bias": (False,)},
+        renamed(*LLAMA_PARTS, *PRE_NORMS),
+        LLAMA_DEFAULTS | {"head_dim": 128},
+        {"attention_dropout": 0.0, "use_sliding_window": False},
     ),
-    Architecture("ArceeForCausalLM", RMSNORM_ROPE | UNGATED | NO_QK_NORM, like_llama("arcee"), llama_weights),
-    Architecture("ApertusForCausalLM", RMSNORM_ROPE | UNGATED | QK_NORM, like_llama("apertus"), apertus_weights),
-    Architecture("GPT2LMHeadModel", LAYERNORM_LEARNED | NO_QK_NORM | UNGATED, gpt2_settings, gpt2_weights),
+    Architecture(
+        "ArceeForCausalLM",
+        "arcee",
+        LLAMA_KEYS | {"bias": "mlp_bias"},
+        RMSNORM_ROPE | {"qk_norm": (False,), "ffn": UNGATED},
+        renamed(*LLAMA_PARTS, *PRE_NORMS),
+        LLAMA_DEFAULTS | {"mlp_bias": False, "rms_norm_eps": 1e-5, "hidden_act": "relu2"},
+        {"attention_dropout": 0.0},
+    ),
+    Architecture(
+        "ApertusForCausalLM",
+        "apertus",
+        LLAMA_KEYS,
+        RMSNORM_ROPE | {"qk_norm": (True,), "ffn": UNGATED, "bias": (False,)},
+        renamed(*LLAMA_PARTS, *APERTUS_NORMS),
+        LLAMA_DEFAULTS | {"rms_norm_eps": 1e-5, "hidden_act": "xielu"},
+        {"attention_dropout": 0.0},
+    ),
+    Architecture(
+        "GPT2LMHeadModel",
+        "gpt2",
+        GPT2_KEYS,
+        LAYERNORM_LEARNED | {"qk_norm": (False,), "ffn": UNGATED},
+        gpt2_names,
+        {"activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "n_positions": 1024, "n_inner": None},
+        {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0},
+        as_gpt2,
+    ),
 )
+DISTINGUISHING = ("position", "qk_norm", "ffn", "norm", "bias")
+
+
+def architecture_of(config: ModelConfig) -> Architecture:
+    """The first architecture that computes the same. Raises BadInput naming the setting that none has."""
+    for one in ARCHITECTURES:
+        if not one.unsupported(config):
+            return one
+    nearest = min(ARCHITECTURES, key=lambda one: [key in one.unsupported(config) for key in DISTINGUISHING])
+    key = nearest.unsupported(config)[0]
+    setting = f"model.{key}={str(getattr(config, key)).lower()}"
+    raise BadInput(f"{setting}: cannot be exported, {nearest.name} does not support it; see docs/model.md")

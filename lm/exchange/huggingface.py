@@ -11,7 +11,9 @@ from safetensors.torch import save
 
 from lm.config import BadInput
 from lm.data.tokenizer import Tokenizer
-from lm.exchange.architectures import translate
+from lm.exchange.architectures import architecture_of
+from lm.exchange.tensor_names import Weights
+from lm.model.linear import Linear
 from lm.model.transformer import Transformer
 from lm.system.files import atomic_file, write_text
 
@@ -24,20 +26,23 @@ def export(net: Transformer, tokenizer: Tokenizer, output_dir: str | Path) -> st
     folder = Path(output_dir).expanduser()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise BadInput(f"output_dir={output_dir}: is not empty; choose a new or an empty folder")
-    name, settings, weights = translate(net)
+    if not all(type(module) is Linear for name, module in net.named_modules() if name.endswith("_proj")):
+        raise BadInput(f"model.linear={net.config.linear}: only models with model.linear=linear are exported")
+    architecture = architecture_of(net.config)
+    weights = architecture.weights(trunk(net), net.config)
     output = net.head.matrix(net.embed.weight)
     tied = net.embed.matrix() is output
     if not tied:
         weights["lm_head.weight"] = output
     config = {
-        "architectures": [name],
+        "architectures": [architecture.name],
         "vocab_size": net.vocab_size,
         "tie_word_embeddings": tied,
         "bos_token_id": tokenizer.eot,
         "eos_token_id": tokenizer.eot,
         "pad_token_id": tokenizer.eot,
         "dtype": "float32",
-        **settings,
+        **architecture.settings(net.config, net.seq_len),
     }
     special = dict.fromkeys(("bos_token", "eos_token", "pad_token"), tokenizer.eot_token)
     files: dict[str, Any] = {
@@ -62,7 +67,13 @@ def export(net: Transformer, tokenizer: Tokenizer, output_dir: str | Path) -> st
     write_text(folder / "tokenizer.json", json.dumps(layout, ensure_ascii=False))
     for filename, content in files.items():
         write_text(folder / filename, json.dumps(content, indent=2) + "\n")
-    return name
+    return architecture.name
+
+
+def trunk(net: Transformer) -> Weights:
+    """All weights except the head's, with the embedding multiplied as in the model."""
+    weights = {name: tensor for name, tensor in net.state_dict().items() if not name.startswith("head.")}
+    return weights | {"embed.weight": net.embed.matrix()}
 
 
 def begin_with_eot(tokenizer: Tokenizer) -> dict[str, Any]:

@@ -28,11 +28,12 @@ class Attention(nn.Module):
         super().__init__()
         self.layer, self.head_dim, self.dropout = layer, config.head_dim, config.dropout
         self.grouped = config.kv_heads != config.n_heads
-        make, kv_width = linear_class(config.linear), config.kv_heads * config.head_dim
-        self.q_proj = make(config.d_model, config.d_model, bias=config.bias)
-        self.k_proj = make(config.d_model, kv_width, bias=config.bias)
-        self.v_proj = make(config.d_model, kv_width, bias=config.bias)
-        self.o_proj = make(config.d_model, config.d_model, bias=config.bias)
+        width, kv_width = config.n_heads * config.head_dim, config.kv_heads * config.head_dim
+        make, bias = linear_class(config.linear), config.attn_bias
+        self.q_proj = make(config.d_model, width, bias=bias)
+        self.k_proj = make(config.d_model, kv_width, bias=bias)
+        self.v_proj = make(config.d_model, kv_width, bias=bias)
+        self.o_proj = make(width, config.d_model, bias=bias)
         self.q_norm = NORMS[config.norm](config.head_dim, config) if config.qk_norm else nn.Identity()
         self.k_norm = NORMS[config.norm](config.head_dim, config) if config.qk_norm else nn.Identity()
 

@@ -36,6 +36,13 @@ class GELU(FFN):
         return F.gelu(self.up_proj(x))
 
 
+class GELUTanh(FFN):
+    """GELU in the approximation by tanh, as GPT-2 has it."""
+
+    def hidden(self, x: Tensor) -> Tensor:
+        return F.gelu(self.up_proj(x), approximate="tanh")
+
+
 class ReLU2(FFN):
     """The square of ReLU (So et al., Primer, 2021)."""
 
@@ -54,4 +61,4 @@ class SwiGLU(FFN):
         return F.silu(self.gate_proj(x)) * self.up_proj(x)
 
 
-FFNS: dict[str, type[FFN]] = {"relu": ReLU, "gelu": GELU, "relu2": ReLU2, "swiglu": SwiGLU}
+FFNS: dict[str, type[FFN]] = {"relu": ReLU, "gelu": GELU, "gelu_tanh": GELUTanh, "relu2": ReLU2, "swiglu": SwiGLU}

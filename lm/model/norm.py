@@ -11,15 +11,13 @@ from torch.autograd.function import once_differentiable
 
 from lm.config import ModelConfig
 
-EPS = 1e-5
-
 
 class RMSNorm(nn.RMSNorm):
     """Scale to unit root mean square (Zhang and Sennrich, 2019): x / sqrt(mean(x²) + eps), times a weight; no bias."""
 
-    def __init__(self, width: int) -> None:
-        super().__init__(width, eps=EPS)
-        constants = math.sqrt(width), math.sqrt(width * EPS)
+    def __init__(self, width: int, eps: float = 1e-5) -> None:
+        super().__init__(width, eps=eps)
+        constants = math.sqrt(width), math.sqrt(width * eps)
         self.root, self.floor = (torch.tensor(one, dtype=torch.float32, device="cpu") for one in constants)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -68,12 +66,12 @@ class RMSNormOnCPU(torch.autograd.Function):
 
 
 def rms_norm(width: int, config: ModelConfig) -> nn.Module:
-    return RMSNorm(width)
+    return RMSNorm(width, config.norm_eps)
 
 
 def layer_norm(width: int, config: ModelConfig) -> nn.Module:
     """Zero mean, unit variance (Ba et al., 2016)."""
-    return nn.LayerNorm(width, eps=EPS, bias=config.bias)
+    return nn.LayerNorm(width, eps=config.norm_eps, bias=config.bias)
 
 
 NORMS: dict[str, Callable[[int, ModelConfig], nn.Module]] = {"rmsnorm": rms_norm, "layernorm": layer_norm}

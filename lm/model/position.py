@@ -4,6 +4,7 @@ An encoding has two methods: `embed` adds to the input of the first block, and `
 rotates queries and keys in every layer. Learned positions use the first, RoPE uses the second, and none uses neither.
 """
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -44,15 +45,29 @@ class Learned(NoPosition):
 
 
 class RoPE(NoPosition):
-    """Rotary position embedding (Su et al., 2021): rotates coordinates (i, i + K/2) by position * theta^(-2i/K)."""
+    """Rotary position embedding (Su et al., 2021): rotates coordinates (i, i + K/2) by position * theta^(-2i/K).
+
+    rope_scaling=[factor, low, high, context] extends a model trained on windows of `context` tokens as Llama 3 does
+    (Grattafiori et al., 2024): frequencies of fewer than `low` periods in such a window are divided by `factor`, those
+    of more than `high` stay, and those between are interpolated.
+    """
 
     def __init__(self, config: ModelConfig, seq_len: int) -> None:
         super().__init__(config, seq_len)
-        self.head_dim, self.theta = config.head_dim, config.rope_theta
+        self.head_dim, self.theta, self.scaling = config.head_dim, config.rope_theta, config.rope_scaling
+
+    def frequencies(self, device: torch.device) -> Tensor:
+        """In radians per position: (K/2,)."""
+        steps = torch.arange(0, self.head_dim, 2, dtype=torch.float32, device=device)
+        frequencies = 1.0 / self.theta ** (steps / self.head_dim)
+        if self.scaling is None:
+            return frequencies
+        factor, low, high, context = self.scaling
+        kept = ((frequencies * (context / (2 * math.pi)) - low) / (high - low)).clamp(0, 1)
+        return frequencies * (kept + (1 - kept) / factor)
 
     def rotation(self, positions: Tensor) -> Rotation:
-        steps = torch.arange(0, self.head_dim, 2, dtype=torch.float32, device=positions.device)
-        frequencies = 1.0 / self.theta ** (steps / self.head_dim)
+        frequencies = self.frequencies(positions.device)
         angles = positions[..., None, :, None] * torch.cat((-frequencies, frequencies))  # (..., 1, T, K), for all heads
         cos, sin = angles.cos(), angles.sin()
 

@@ -1,0 +1,150 @@
+"""A Hugging Face folder gives the same logits here, and exported again it is the same."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from transformers import ApertusConfig, ArceeConfig, GPT2Config, LlamaConfig, PreTrainedConfig, Qwen3Config
+
+from lm.config import BadInput
+from lm.data.tokenizer import byte_tokenizer
+from lm.exchange.huggingface import export
+from lm.exchange.pretrained import load_pretrained
+
+TOKENIZER = byte_tokenizer()
+LLAMA: dict[str, Any] = {
+    "vocab_size": 300,  # more rows than tokens
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+LLAMA_3 = {"factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
+GPT2 = {"vocab_size": 300, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "bos_token_id": 0}
+FOLDERS: dict[str, Callable[[], PreTrainedConfig]] = {
+    "SmolLM2": lambda: LlamaConfig(**LLAMA, rms_norm_eps=1e-5, tie_word_embeddings=True),
+    "Llama-3.2": lambda: LlamaConfig(
+        **LLAMA,
+        head_dim=16,
+        tie_word_embeddings=True,
+        rope_parameters={"rope_type": "llama3", "rope_theta": 500000.0, **LLAMA_3},
+    ),
+    "Llama, untied, biases": lambda: LlamaConfig(**LLAMA, attention_bias=True, mlp_bias=True),
+    "Llama, biases of attention": lambda: LlamaConfig(**LLAMA, attention_bias=True),
+    "Qwen3": lambda: Qwen3Config(**LLAMA, head_dim=16, tie_word_embeddings=True),
+    "Qwen3, untied, biases of attention": lambda: Qwen3Config(**LLAMA, head_dim=8, attention_bias=True),
+    "Arcee": lambda: ArceeConfig(**LLAMA, head_dim=8),
+    "Arcee, tanh": lambda: ArceeConfig(**LLAMA, hidden_act="gelu_pytorch_tanh", tie_word_embeddings=True),
+    "Apertus": lambda: ApertusConfig(**LLAMA, hidden_act="relu2", pad_token_id=0),
+    "GPT-2": lambda: GPT2Config(**GPT2, eos_token_id=0),
+    "GPT-2, untied": lambda: GPT2Config(**GPT2, eos_token_id=0, n_inner=40, tie_word_embeddings=False),
+}
+
+
+def write_folder(folder: Path, config: PreTrainedConfig, **options: Any) -> transformers.PreTrainedModel:
+    """What transformers writes, with random weights in which nothing is zero or one."""
+    torch.manual_seed(0)
+    theirs = transformers.AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    theirs.save_pretrained(folder, **options)
+    (folder / "tokenizer.json").write_text(TOKENIZER.to_json())
+    return theirs
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_logits_are_equal_and_the_export_is_the_same(name: str, tmp_path: Path) -> None:
+    theirs = write_folder(tmp_path, FOLDERS[name]())
+    net, _ = load_pretrained(tmp_path)
+    tokens = torch.randint(257, (2, 48), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected, found = theirs(tokens).logits, net(tokens)
+    assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
+    export(net, TOKENIZER, tmp_path / "out")
+    before, after = (load_file(folder / "model.safetensors") for folder in (tmp_path, tmp_path / "out"))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[key], after[key]) for key in before)
+    again, _ = load_pretrained(tmp_path / "out")
+    assert (again.config, again.head_config) == (net.config, net.head_config)
+
+
+def test_shards_and_half_precision(tmp_path: Path) -> None:
+    write_folder(tmp_path, FOLDERS["Qwen3"](), max_shard_size="20KB")
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
+    whole, _ = load_pretrained(tmp_path)
+    for shard in tmp_path.glob("model-*.safetensors"):
+        save_file({key: value.bfloat16() for key, value in load_file(shard).items()}, shard)
+    half, _ = load_pretrained(tmp_path)
+    for (name, one), other in zip(whole.named_parameters(), half.parameters(), strict=True):
+        assert torch.equal(one.bfloat16().float(), other), name
+        assert other.dtype == torch.float32
+
+
+def test_the_names_of_the_bare_gpt2(tmp_path: Path) -> None:
+    """The file of GPT-2 on the Hub has no prefix, and holds the masks as well."""
+    theirs = write_folder(tmp_path, FOLDERS["GPT-2"]())
+    path = tmp_path / "model.safetensors"
+    weights = {name.removeprefix("transformer."): tensor for name, tensor in load_file(path).items()}
+    save_file(weights | {"h.0.attn.bias": torch.ones(1, 1, 64, 64)}, path)
+    net, _ = load_pretrained(tmp_path)
+    tokens = torch.arange(40)[None]
+    torch.testing.assert_close(net(tokens), theirs(tokens).logits, rtol=0, atol=1e-4)
+
+
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "another kind": ("SmolLM2", {"model_type": "mistral"}, "model_type=mistral: cannot be read; expected one of llama"),
+    "sliding windows": ("Qwen3", {"use_sliding_window": True}, "use_sliding_window=True: this project has no model"),
+    "layer types": ("Qwen3", {"layer_types": ["sliding_attention"] * 2}, "layer_types: only full_attention"),
+    "partial rotary": ("SmolLM2", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5"),
+    "YaRN": ("SmolLM2", {"rope_parameters": {"rope_type": "yarn"}}, "rope_type=yarn: is not supported"),
+    "softcap": ("SmolLM2", {"final_logit_softcapping": 30.0}, "final_logit_softcapping=30.0"),
+    "xIELU": ("Apertus", {"hidden_act": "xielu"}, "hidden_act=xielu: is not supported in ApertusForCausalLM"),
+    "quantised": ("SmolLM2", {"quantization_config": {"bits": 4}}, "quantization_config="),
+    "fewer rows than tokens": ("SmolLM2", {"vocab_size": 200}, "the tokenizer has 257 tokens, the model 200"),
+    "other widths": ("SmolLM2", {"intermediate_size": 49}, "which config.json does not fit"),
+    "more layers": ("SmolLM2", {"num_hidden_layers": 3}, "the tensor model.layers.2.input_layernorm.weight is missing"),
+    "fewer layers": ("SmolLM2", {"num_hidden_layers": 1}, "holds a tensor model.layers.1."),
+    "no head": ("SmolLM2", {"tie_word_embeddings": False}, "the tensor lm_head.weight is missing"),
+    "not a number": ("SmolLM2", {"hidden_size": "wide"}, "expected the config.json of a model of transformers"),
+    "a hidden width": ("SmolLM2", {"hidden_size": 0}, "config.json"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_carried_is_refused_by_its_key(case: str, tmp_path: Path) -> None:
+    name, changed, expected = REFUSED[case]
+    write_folder(tmp_path, FOLDERS[name]())
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changed))
+    with pytest.raises(BadInput) as error:
+        load_pretrained(tmp_path)
+    assert expected in str(error.value)
+    assert str(tmp_path) in str(error.value)
+
+
+def test_a_head_that_contradicts_the_tie_is_refused(tmp_path: Path) -> None:
+    write_folder(tmp_path, FOLDERS["SmolLM2"]())
+    path = tmp_path / "model.safetensors"
+    weights = load_file(path)
+    save_file(weights | {"lm_head.weight": weights["model.embed_tokens.weight"].clone()}, path)
+    load_pretrained(tmp_path)  # a copy is none
+    save_file(weights | {"lm_head.weight": weights["model.embed_tokens.weight"] + 1}, path)
+    with pytest.raises(BadInput, match="differs from the embedding, but tie_word_embeddings is true"):
+        load_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["../outside.safetensors", "absent.safetensors"])
+def test_an_index_leads_to_files_of_its_folder_only(name: str, tmp_path: Path) -> None:
+    write_folder(tmp_path, FOLDERS["SmolLM2"]())
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
+    with pytest.raises(BadInput, match=r"outside of its folder|absent"):
+        load_pretrained(tmp_path)
