@@ -123,8 +123,10 @@ def test_a_sweep_runs_each_job_and_compares_them(script: Script, corpus: Path, t
         ("untied", 0),
         ("untied", 1),
     ]
-    last = answer.stdout.strip().splitlines()[-5:]
+    last = answer.stdout.strip().splitlines()[-9:]
     assert last[0].split() == ["run", "val_loss", "val_bpb", "val_top1", "parameters", "seconds"]
+    assert last[6].split("  ")[0] == "settings"
+    assert [line.split()[-5:-3] for line in last[7:]] == [["head=tied", "2"], ["head=untied", "2"]]
     broken = script("train", *TINY_RUN, f"data.path={corpus}", "-m", "model.n_heads=2,3")
     assert broken.returncode == 2
     assert "error: model.d_model=32 is not divisible by model.n_heads=3" in broken.stderr

@@ -1,5 +1,8 @@
 """What train prints of its runs: a table of each, its samples, and several runs side by side."""
 
+import math
+from collections import defaultdict
+from statistics import fmean, stdev
 from typing import Any
 
 
@@ -25,6 +28,23 @@ def comparison(results: list[tuple[str, dict[str, Any]]]) -> list[tuple[str, ...
 
     head = ("run", "val_loss", "val_bpb", "val_top1", "parameters", "seconds")
     return [head, *(row(name, result) for name, result in results)]
+
+
+def over_seeds(results: list[tuple[str, dict[str, Any]]]) -> list[tuple[str, ...]]:
+    """The mean val_loss of runs with equal settings, its standard deviation and error; no rows if no seeds differ.
+
+    Each run is given as its settings without the seed, and its result.
+    """
+    losses: dict[str, dict[int, float]] = defaultdict(dict)
+    for settings, result in results:
+        losses[settings][result["seed"]] = result["val_loss"]
+    rows = []
+    for settings, of in losses.items():
+        if len(of) > 1:
+            spread = stdev(of.values())
+            figures = (f"{value:.4f}" for value in (fmean(of.values()), spread, spread / math.sqrt(len(of))))
+            rows.append((settings, str(len(of)), *figures))
+    return [("settings", "seeds", "mean val_loss", "sd", "standard error"), *rows] if rows else []
 
 
 def samples(pairs: list[dict[str, str]], own: bool) -> str:

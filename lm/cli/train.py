@@ -13,12 +13,12 @@ from hydra.types import RunMode
 from lm.cli.imports import heavy_imports
 from lm.cli.launch import launch
 from lm.cli.resume import as_it_was
-from lm.cli.summary import comparison, samples, summary
+from lm.cli.summary import comparison, over_seeds, samples, summary
 from lm.config import RunConfig
 from lm.data.corpus import check_paths
 from lm.system.table import format_table
 
-finished: list[tuple[str, dict[str, Any]]] = []
+finished: list[tuple[str, str, dict[str, Any]]] = []  # a run's name, its overrides without the seed, its result
 
 
 def task(run: RunConfig) -> None:
@@ -32,7 +32,8 @@ def task(run: RunConfig) -> None:
     if not is_rank_zero():
         return
     place = run_directory(run)
-    finished.append((place.name, result))
+    words = [word for word in hydra.overrides.task if word.partition("=")[0] not in ("seed", "run_dir")]
+    finished.append((place.name, " ".join(words) or "the defaults", result))
     print(format_table(summary(result)), f"\n{place}\n", sep="\n")
     if hydra.mode != RunMode.MULTIRUN and result["samples"]:
         print(samples(result["samples"], own=run.prompts is not None))
@@ -40,7 +41,9 @@ def task(run: RunConfig) -> None:
 
 def compare() -> None:
     if len(finished) > 1:
-        print(format_table(comparison(finished)))
+        print(format_table(comparison([(name, result) for name, _, result in finished])))
+    if rows := over_seeds([(settings, result) for _, settings, result in finished]):
+        print("", format_table(rows), sep="\n")
 
 
 def main(line: list[str] | None = None) -> None:
