@@ -1,7 +1,8 @@
 """Score a model: lm-lab evaluate run_dir=RUN [data=text data.path=FILE]
 
 Without data, on the validation text of the run; with it, on all of the given text, in windows as long as the model's
-context. The table goes to standard error, the same numbers as JSON to standard output.
+context. document_mask=true scores each document without those before it, document_mask=false with them; the default is
+as in training. The table goes to standard error, the same numbers as JSON to standard output.
 """
 
 import json

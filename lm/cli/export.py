@@ -15,6 +15,8 @@ def task(config: ExportConfig) -> None:
     net, tokenizer = load_model(config.run_dir, config.trust)
     architecture = export(net, tokenizer, config.output_dir)
     print(f"{config.output_dir}: {architecture}; AutoModelForCausalLM.from_pretrained loads it")
+    if net.documents.separator is not None:
+        print("transformers does not mask attention between documents: give it one document in a row of a batch")
 
 
 def main(line: list[str] | None = None) -> None:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from lm.config.checks import at_least, seedable
+from lm.config.checks import BadInput, at_least, seedable
 from lm.config.data import DataConfig
 
 
@@ -27,10 +27,13 @@ class GenerateConfig:
 class EvaluateConfig:
     run_dir: str
     data: DataConfig | None = None  # null: the validation split of the run
+    document_mask: bool | None = None  # whether attention is kept within documents; null: as in training
     threads: int | None = None
     trust: bool = False
 
     def __post_init__(self) -> None:
+        if self.data is not None and self.data.document_mask:
+            raise BadInput("data.document_mask=true: is for training; to evaluate, give document_mask=true")
         at_least(1, "", self, "threads")
 
 

@@ -20,6 +20,7 @@ class DataConfig:
     seq_len: int = 128  # tokens of a training window, and the model's longest context
     batch_size: int = 8  # sequences per optimizer step on one device
     val_fraction: float = 0.1
+    document_mask: bool = False  # true: a token attends to its own document alone, and positions start anew in each
     overfit_batches: int = 0  # above 0: train on the first `overfit_batches` batches only, again and again
     cache_dir: str = ".cache"
 

@@ -15,6 +15,7 @@ ADDED: dict[str, Any] = {
     "model.norm_eps": 1e-5,
     "model.attention_bias": None,
     "model.rope_scaling": None,
+    "data.document_mask": False,
 }
 
 

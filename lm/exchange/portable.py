@@ -31,6 +31,7 @@ def save_model(net: Transformer, tokenizer: Tokenizer, folder: Path) -> None:
         "format": FORMAT,
         "vocab_size": net.vocab_size,
         "seq_len": net.seq_len,
+        "document_separator": net.documents.separator,
         "model": asdict(net.config),
         "head": asdict(net.head_config),
         "sha256": {name: sha256(folder / name) for name in FILES},
@@ -62,7 +63,13 @@ def load_model(run_dir: str | Path, trust: bool = False) -> tuple[Transformer, T
                 raise BadInput(f"{folder / name}: damaged, its bytes do not match config.json")
         if not config["seq_len"] >= 1:
             raise ValueError(f"seq_len={config['seq_len']}: expected 1 or more")
-        net = Transformer(model, head, vocab_size=config["vocab_size"], seq_len=config["seq_len"])
+        net = Transformer(
+            model,
+            head,
+            vocab_size=config["vocab_size"],
+            seq_len=config["seq_len"],
+            document_separator=config.get("document_separator"),
+        )
         net.load_state_dict(load_file(folder / "model.safetensors"))
     except BadInput:
         raise
@@ -71,4 +78,7 @@ def load_model(run_dir: str | Path, trust: bool = False) -> tuple[Transformer, T
     tokenizer = load_tokenizer(folder / "tokenizer.json")
     if tokenizer.vocab_size != net.vocab_size:
         raise BadInput(f"{folder}: the tokenizer has {tokenizer.vocab_size} tokens, the model {net.vocab_size}")
+    if net.documents.separator not in (None, tokenizer.eot):
+        found = f"document_separator={net.documents.separator}"
+        raise BadInput(f"{path}: {found}, expected {tokenizer.eot}, the tokenizer's end-of-text token, or null")
     return net.eval(), tokenizer

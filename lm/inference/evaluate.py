@@ -20,6 +20,7 @@ from lm.data.corpus import load_documents
 from lm.data.tokenizer import Tokenizer
 from lm.data.tokens import encode, prepare
 from lm.exchange.portable import load_model
+from lm.model.documents import documents
 from lm.model.transformer import Transformer
 from lm.system.device import best_device, set_threads
 
@@ -104,6 +105,8 @@ def evaluate_run(config: EvaluateConfig, bar: bool = False) -> dict[str, Any]:
     """Score a finished run on its own validation text, or on the whole of another text. Raises BadInput."""
     set_threads(config.threads)
     net, tokenizer = load_model(config.run_dir, config.trust)
+    if config.document_mask is not None:
+        net.documents = documents(tokenizer.eot if config.document_mask else None)
     if config.data is None:
         tokens, n_bytes, batch_size = own_validation(Path(config.run_dir).expanduser(), config.trust)
     else:

@@ -11,6 +11,17 @@ class NoCache:
     def mask(self, positions: Tensor, dtype: torch.dtype) -> Tensor | None:
         return None
 
+    def keys(self, positions: Tensor) -> Tensor:
+        """positions: (B, T), of the queries. Returns the positions of the keys, (B, 1, S) or (S,)."""
+        return positions[:, None, :]
+
+    def document_starts(self, marks: Tensor, positions: Tensor) -> Tensor:
+        """The positions (B, T) at which the documents of the tokens at `positions` (B, T) begin.
+
+        marks: (B, T), the position of each token that begins a document, and 0 for all other tokens.
+        """
+        return marks.cummax(1).values
+
     def append(self, layer: int, positions: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         return k, v
 
@@ -25,17 +36,29 @@ class KVCache(NoCache):
     def __init__(self, length: int) -> None:
         self.length = length
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}
+        self.starts: Tensor | None = None  # (B, length), of the document at each position
 
     def grow(self, length: int) -> None:
         """Extend the cache to `length` positions, keeping its content."""
         more = length - self.length
         self.layers = {i: (F.pad(k, (0, 0, 0, more)), F.pad(v, (0, 0, 0, more))) for i, (k, v) in self.layers.items()}
+        self.starts = None if self.starts is None else F.pad(self.starts, (0, more))
         self.length = length
 
     def mask(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
         """positions: (B, T). Returns the additive mask (B, 1, T, length): 0 where a query may attend, else -inf."""
-        hidden = torch.arange(self.length, device=positions.device) > positions[..., None]
-        return hidden.new_zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, -torch.inf).unsqueeze(1)
+        return additive_mask(self.keys(positions) > positions[..., None], dtype)
+
+    def keys(self, positions: Tensor) -> Tensor:
+        return torch.arange(self.length, device=positions.device)
+
+    def document_starts(self, marks: Tensor, positions: Tensor) -> Tensor:
+        if self.starts is None:
+            self.starts = marks.new_zeros(len(marks), self.length)
+        before = self.starts.gather(1, (positions[:, :1] - 1).clamp(min=0))
+        starts = torch.cat((before, marks), 1).cummax(1).values[:, 1:]
+        self.starts.scatter_(1, positions, starts)
+        return starts
 
     def append(self, layer: int, positions: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Store k and v (B, H, T, K) at positions (B, T); returns all keys and values (B, H, length, K)."""
@@ -45,6 +68,11 @@ class KVCache(NoCache):
         keys, values = self.layers[layer]
         index = positions[:, None, :, None].expand_as(k)
         return keys.scatter_(2, index, k), values.scatter_(2, index, v)
+
+
+def additive_mask(hidden: Tensor, dtype: torch.dtype) -> Tensor:
+    """hidden: (B, T, S), whether a key is hidden from a query. Returns (B, 1, T, S): -inf where it is, else 0."""
+    return hidden.new_zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, -torch.inf).unsqueeze(1)
 
 
 NO_CACHE = NoCache()

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from lm.config import BadInput, HeadConfig, ModelConfig
 from lm.model.attention import Attention, Context
 from lm.model.cache import NO_CACHE, NoCache
+from lm.model.documents import documents
 from lm.model.ffn import FFNS
 from lm.model.head import HEADS, Embedding
 from lm.model.norm import NORMS
@@ -47,7 +48,9 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """The whole model. `vocab_size` and `seq_len` (the longest context) come from the data.
+    """The whole model. `vocab_size`, `seq_len` (the longest context) and `document_separator` come from the data.
+
+    `document_separator` is the id of the token that begins each document, if attention must not cross documents.
 
     Every parameter is drawn from a generator keyed by (seed, module name), so two models that differ in one part have
     equal values in all others: with a tied and with an untied head, for example, the blocks are equal bit for bit.
@@ -57,10 +60,20 @@ class Transformer(nn.Module):
     torch.Size([1, 5, 97])
     """
 
-    def __init__(self, config: ModelConfig, head: HeadConfig, *, vocab_size: int, seq_len: int, seed: int = 0) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        head: HeadConfig,
+        *,
+        vocab_size: int,
+        seq_len: int,
+        document_separator: int | None = None,
+        seed: int = 0,
+    ) -> None:
         super().__init__()
         self.config, self.head_config = config, head
         self.vocab_size, self.seq_len = vocab_size, seq_len
+        self.documents = documents(document_separator)
 
         def part(name: str, make: Callable[..., Part], *args: object) -> Part:
             torch.default_generator.manual_seed(named_seed(seed, name))  # for what the constructor draws
@@ -123,15 +136,17 @@ class Transformer(nn.Module):
     def hidden_states(self, tokens: Tensor, positions: Tensor | None = None, cache: NoCache = NO_CACHE) -> Tensor:
         """tokens: (B, T) ids; returns the final hidden states (B, T, D), which the head turns into logits.
 
-        With a cache, `positions` (B, T) are the tokens' positions, and the tokens also attend to what the cache holds.
-        Raises ValueError if T is more than the model's seq_len.
+        With a cache, `positions` (B, T) are the tokens' positions in their rows, and the tokens also attend to what the
+        cache holds. Raises ValueError if T is more than the model's seq_len.
         """
         if tokens.shape[1] > self.seq_len:
             raise ValueError(f"{tokens.shape[1]} tokens: this model's context holds {self.seq_len}")
         if positions is None:
             positions = torch.arange(tokens.shape[1], device=tokens.device)
-        x = self.dropout(self.position.embed(self.embed(tokens), positions))
-        context = Context(positions, self.position.rotation(positions), cache.mask(positions, x.dtype), cache)
+        x = self.embed(tokens)
+        encoded, mask = self.documents.layout(tokens, positions, cache, x.dtype)
+        x = self.dropout(self.position.embed(x, encoded))
+        context = Context(positions, self.position.rotation(encoded), mask, cache)
         for block in self.blocks:
             x = block(x, context)
         return self.norm(x)

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from lightning.pytorch.utilities import rank_zero_only
 
 from lm.config import Diverged, RunConfig
@@ -86,7 +87,12 @@ def fit(
     checkpoints = Checkpoints(directory.checkpoints, run.checkpoint.keep)
     resume = checkpoints.newest() if run.checkpoint.resume else None
     net = Transformer(
-        run.model, run.head, vocab_size=data.tokenizer.vocab_size, seq_len=run.data.seq_len, seed=run.seed
+        run.model,
+        run.head,
+        vocab_size=data.tokenizer.vocab_size,
+        seq_len=run.data.seq_len,
+        document_separator=data.tokenizer.eot if run.data.document_mask else None,
+        seed=run.seed,
     )
     device, mixed = options["accelerator"], is_mixed(options["precision"])
     settings |= {"loss": resolve_loss(run.loss, net, device, run.compile, mixed)}
@@ -111,6 +117,8 @@ def fit(
         console = [ConsoleLogger(first, trainer.max_steps)] if shown else []
         trainer.loggers = [MetricsFile(directory.metrics, first), *console, *loggers]
         log.info("%s: %s parameters, %s steps", directory.path, f"{size['n_params']:,}", f"{trainer.max_steps:,}")
+        if run.data.document_mask and not np.any(data.train[1:] == data.tokenizer.eot):
+            log.warning("data.document_mask: the training text is one document, so the mask changes nothing")
         if (peak := peak_lr_factor(trainer.max_steps, run.optim)) < MIN_PEAK_LR_FACTOR:
             log.warning("optim.warmup_steps: the learning rate reaches only about %.0f %% of optim.lr", 100 * peak)
     task = LMTask(net, run, data, trainer.max_steps, build_loss(settings["loss"], run.compile))

@@ -68,7 +68,7 @@ def computation(arm: Arm) -> str:
     """A hash of all that the cost of a step depends on; a split head is measured before its split."""
     run, options = arm.run, resolve(arm.run)
     trainer = sorted((key, value) for key, value in options.items() if key not in ("max_steps", "enable_progress_bar"))
-    shape = (run.model, arm.vocab_size, run.data.batch_size, run.data.seq_len, run.head.kind)
+    shape = (run.model, arm.vocab_size, run.data.batch_size, run.data.seq_len, run.data.document_mask, run.head.kind)
     how = (run.optim.name, run.optim.ns_steps, run.loss, run.activation_checkpointing, run.compile, trainer)
     return hashlib.sha256(repr((shape, how)).encode()).hexdigest()[:16]
 
@@ -79,7 +79,10 @@ class Step:
     def __init__(self, arm: Arm) -> None:
         run, options = arm.run, resolve(arm.run)
         self.device = {"gpu": "cuda"}.get(options["accelerator"], options["accelerator"])
-        self.net = Transformer(run.model, run.head, vocab_size=arm.vocab_size, seq_len=run.data.seq_len)
+        separator = 0 if run.data.document_mask else None  # which token it is does not change the cost
+        self.net = Transformer(
+            run.model, run.head, vocab_size=arm.vocab_size, seq_len=run.data.seq_len, document_separator=separator
+        )
         self.net.to(self.device)
         if run.activation_checkpointing:
             enable_activation_checkpointing(self.net)
