@@ -2,7 +2,6 @@
 
 import errno
 import glob
-import os
 import re
 import sys
 import traceback
@@ -16,9 +15,15 @@ from omegaconf.errors import OmegaConfBaseException
 
 from lm.cli.names import meant, names, no_such_choice, no_such_key, trainer_arguments
 from lm.config import DECIDED, OURS, BadInput
+from lm.system.streams import ReaderLeft
 
 PACKAGE = Path(__file__).resolve().parents[1]
 CONFIGS = next((path for path in (PACKAGE / "configs", PACKAGE.parent / "configs") if path.is_dir()), PACKAGE)
+FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
+PATHS = (  # errors that another path or other permissions would mend
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.EEXIST),
+    *(errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP),
+)
 
 
 def report(error: Exception) -> int:
@@ -27,13 +32,13 @@ def report(error: Exception) -> int:
         return complain(str(error), 2)
     if isinstance(error, OmegaConfBaseException):
         return complain(in_one_line(error), 2)
-    if isinstance(error, BrokenPipeError):  # the reader has seen enough: ... | head
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if isinstance(error, ReaderLeft) and error.delivered:  # it has seen enough: generate ... | head
         return 0
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
+    if isinstance(error, OSError) and (error.filename or error.errno in FULL):
         place = f"{error.filename}: " if error.filename else ""
-        return complain(f"{place}{error.strerror}; free some space and run the same command again", 1)
-    if type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error):
+        advice = "; free some space and run the same command again" if error.errno in FULL else ""
+        return complain(f"{place}{error.strerror or error}{advice}", 2 if error.errno in PATHS else 1)
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "can't allocate" in str(error):
         less = "a smaller data.batch_size, trainer.accumulate_grad_batches, loss=chunked, activation_checkpointing=true"
         return complain(f"out of memory; these settings need less: {less}", 1)
     traceback.print_exception(error)

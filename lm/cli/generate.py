@@ -23,6 +23,8 @@ def read_prompt(config: GenerateConfig) -> str:
             raise BadInput(f"prompt: not UTF-8 at character {error.start}") from error
         return config.prompt
     if config.prompt_file == "-":
+        if sys.stdin is None:
+            raise BadInput("standard input: is closed; expected a prompt")
         try:
             return sys.stdin.buffer.read().decode()
         except UnicodeDecodeError as error:

@@ -17,6 +17,9 @@ from lm.cli.errors import CONFIGS, before_the_task, complain, report
 from lm.cli.help import offer_help
 from lm.cli.names import names
 from lm.config import BadInput
+from lm.system.streams import ReaderLeft, protect
+
+STOPPING = (signal.SIGTERM, signal.SIGHUP)
 
 
 def launch(
@@ -32,15 +35,18 @@ def launch(
 ) -> NoReturn:
     """Compose configs/NAME.yaml with a command line, convert it to `schema`, call `task`, leave with an exit code.
 
-    0 done, or what the task returns; 1 our own fault; 2 bad input; 130 and 143 interrupted. `line` is the words after
-    the command's name (sys.argv's if None). The value of a key in `verbatim` is taken as it stands, past Hydra's
-    grammar. Words that set no key of the schema go, as they are, to the list named by `rest`. An interrupted command
-    that is `resumable` prints what to type. With -m the task is called once for each job, then `at_end`.
+    0 done, or what the task returns; 1 our own fault; 2 bad input; 129, 130 and 143 interrupted. `line` is the words
+    after the command's name (sys.argv's if None). The value of a key in `verbatim` is taken as it stands, past Hydra's
+    grammar. Words that set no key of the schema go, as they are, to the list named by `rest`. A command that is
+    `resumable` leaves its results in files, so it needs no reader of its output, and prints what to type when it is
+    interrupted. With -m the task is called once for each job, then `at_end`.
     """
     line, again = sys.argv[1:] if line is None else line, program.typed()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us as they are
-    signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(128 + signum))
-    speak()
+    for signum in STOPPING:
+        if signal.getsignal(signum) != signal.SIG_IGN:  # as nohup starts a command
+            signal.signal(signum, lambda signum, _: sys.exit(128 + signum))
+    speak(output_is_the_result=not resumable)
     repair_argparse()
     taken: dict[str, Any] = {}
     if not words.has(line, words.COMPLETION):
@@ -56,11 +62,15 @@ def launch(
     jobs = Jobs(task, schema, taken)
     try:
         sys.argv = [sys.argv[0], *words.prepared(line)]  # Hydra reads it there
-        hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=name)(jobs)()
-        at_end()
-        sys.stdout.flush()
+        try:
+            hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=name)(jobs)()
+            at_end()
+        finally:
+            sys.stdout.flush()  # also what --help prints: an error at the exit of Python would have no handler
     except JobFailed as error:
         sys.exit(complain(f"a job of the sweep failed: {error}", error.code))
+    except ReaderLeft as error:
+        sys.exit(report(error))
     except Exception as error:
         sys.exit(report(error) if jobs.started else complain(before_the_task(error, line, schema, verbatim), 2))
     except BaseException as error:
@@ -97,7 +107,7 @@ class Jobs(Generic[Config]):
         sys.argv = self.argv  # as typed: Lightning starts the further processes of a run by it
         self.started = True
         if os.getpid() != self.process:
-            speak()
+            speak(output_is_the_result=False)
         try:
             self.code = max(self.code, self.task(convert(composed, self.schema, self.taken)) or 0)
         except Exception as error:
@@ -108,17 +118,18 @@ class Jobs(Generic[Config]):
 
 
 def interrupted(error: BaseException) -> int | None:
-    """The exit code after Ctrl-C or SIGTERM, also where training has saved first; None for anything else."""
+    """The exit code after Ctrl-C, SIGTERM or SIGHUP, also where training has saved first; None for anything else."""
     if isinstance(error, KeyboardInterrupt):
         return 128 + signal.SIGINT
     if isinstance(error, SystemExit):
-        return error.code if error.code == 128 + signal.SIGTERM else None
+        return error.code if error.code in [128 + signum for signum in STOPPING] else None
     signum = getattr(error, "signum", None)
     return None if signum is None else 128 + int(signum)
 
 
-def speak() -> None:
+def speak(output_is_the_result: bool) -> None:
     """Our own messages go to standard error."""
+    protect(output_is_the_result)
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(message)s"))
     ours = logging.getLogger("lm")

@@ -9,6 +9,7 @@ import lm
 from lm.cli.errors import complain
 from lm.cli.program import NAME
 from lm.cli.words import COMPLETION, has
+from lm.system.streams import protect
 
 COMMANDS = {
     "train": "train one run, or with -m several; resume it, or show its result",
@@ -23,6 +24,8 @@ COMMANDS = {
 
 def main() -> None:
     line = sys.argv[1:]
+    if not (line and line[0] in COMMANDS):  # which does it itself
+        protect(output_is_the_result=False)
     if has(line[:1], COMPLETION):
         complete(line)
     elif not line or line[0] in ("-h", "--help", "help"):

@@ -16,7 +16,12 @@ from lm.inference.evaluate import evaluate
 from lm.training.optim import lr_factor
 from lm.training.task import LMTask
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def heard() -> list[signal.Signals]:
+    """SIGNALS without a SIGHUP that is ignored, as nohup starts a command."""
+    return [one for one in SIGNALS if one != signal.SIGHUP or signal.getsignal(one) != signal.SIG_IGN]
 
 
 class Interrupted(BaseException):
@@ -44,8 +49,8 @@ class TrainingCallback(Callback):
 
     @contextmanager
     def handling_signals(self) -> Iterator[None]:
-        """A context in which the first SIGINT or SIGTERM takes effect at the end of the step."""
-        before = {signum: signal.signal(signum, self.on_signal) for signum in SIGNALS}
+        """A context in which the first of SIGNALS takes effect at the end of the step."""
+        before = {signum: signal.signal(signum, self.on_signal) for signum in heard()}
         try:
             yield
         finally:
@@ -54,7 +59,7 @@ class TrainingCallback(Callback):
 
     def on_train_start(self, trainer: Trainer, task: LightningModule) -> None:
         self.started = time.perf_counter()
-        for signum in SIGNALS if self.signum is None else ():  # Lightning has installed its own handlers
+        for signum in heard() if self.signum is None else ():  # Lightning has installed its own handlers
             signal.signal(signum, self.on_signal)
         if self.signum is not None:
             raise Interrupted(self.signum, trainer.global_step)
