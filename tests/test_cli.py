@@ -1,8 +1,10 @@
 """A mistake on the command line is one line on standard error and exit code 2, before anything is built."""
 
 import argparse
+import errno
 import io
 import logging
+import os
 import random
 import re
 import runpy
@@ -45,10 +47,11 @@ def enter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     monkeypatch.setattr(argparse.ArgumentParser, "error", argparse.ArgumentParser.error)
-    ours, before = logging.getLogger("lm"), signal.getsignal(signal.SIGTERM)
+    ours, before = logging.getLogger("lm"), {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGHUP)}
     handlers, level = ours.handlers.copy(), ours.level
     yield lambda name, words: monkeypatch.setattr(sys, "argv", [f"{name}.py", *words])
-    signal.signal(signal.SIGTERM, before)
+    for signum, handler in before.items():
+        signal.signal(signum, handler)
     ours.handlers[:] = handlers
     ours.setLevel(level)
 
@@ -431,3 +434,29 @@ def test_too_little_memory_is_said_in_one_line(capsys: pytest.CaptureFixture[str
     for error in (caught.value, torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")):
         assert report(error) == 1
         assert capsys.readouterr().err.startswith("error: out of memory; these settings need less: ")
+    assert report(MemoryError()) == 1
+    assert capsys.readouterr().err.startswith("error: out of memory; these settings need less: ")
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "advice"),
+    [
+        (errno.EIO, 1, ""),
+        (errno.EMFILE, 1, ""),
+        (errno.ENOSPC, 1, "; free some space and run the same command again"),
+        (errno.EACCES, 2, ""),
+        (errno.EROFS, 2, ""),
+        (errno.EISDIR, 2, ""),
+        (errno.ENOTDIR, 2, ""),
+    ],
+)
+def test_an_error_about_a_file_is_one_line(
+    capsys: pytest.CaptureFixture[str], number: int, code: int, advice: str
+) -> None:
+    assert report(OSError(number, os.strerror(number), "some/file")) == code
+    assert capsys.readouterr().err == f"error: some/file: {os.strerror(number)}{advice}\n"
+
+
+def test_an_error_about_no_file_keeps_its_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    assert report(BrokenPipeError(errno.EPIPE, "Broken pipe")) == 1  # of a worker, say
+    assert "BrokenPipeError" in capsys.readouterr().err
