@@ -1,6 +1,5 @@
 """What transformers loads has the same logits and the same greedy tokens."""
 
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +14,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from lm.config import BadInput, ModelConfig
 from lm.data.tokenizer import Tokenizer, byte_tokenizer, char_tokenizer, train_bpe
 from lm.exchange.huggingface import export
-from lm.exchange.portable import load_model, save_model
 from lm.inference.generate import generate
-from lm.model.head import Embedding, TiedProjectedHead, UntiedMidTrainingHead
+from lm.model.head import Embedding, TiedProjectedHead
 from lm.model.transformer import Transformer
 
 LLAMA = {"norm": "rmsnorm", "position": "rope", "ffn": "swiglu"}
@@ -170,82 +168,6 @@ def test_a_folder_with_files_is_never_overwritten(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="output_dir"):
         export(net_for(tiny(**LLAMA), "tied", TOKENIZERS["byte"]), TOKENIZERS["byte"], tmp_path)
     assert (tmp_path / "precious").read_text() == "keep me"
-
-
-class TestModelFolder:
-    """What lm.exchange.portable.load_model accepts and refuses."""
-
-    @pytest.fixture
-    def folder(self, tmp_path: Path) -> Path:
-        net = net_for(tiny(), "untied", TOKENIZERS["byte"])
-        save_model(net, TOKENIZERS["byte"], tmp_path / "model")
-        return tmp_path
-
-    @pytest.mark.parametrize("head", HEADS)
-    def test_round_trip(self, head: str, tmp_path: Path) -> None:
-        net = net_for(tiny(n_kv_heads=1, qk_norm=True), head, TOKENIZERS["bpe"])
-        save_model(net, TOKENIZERS["bpe"], tmp_path / "model")
-        again, tokenizer = load_model(tmp_path)
-        assert again.config == net.config
-        assert again.head_config == net.head_config
-        assert all(torch.equal(a, b) for a, b in zip(again.parameters(), net.parameters(), strict=True))
-        assert torch.equal(again(tokens := torch.arange(SEQ)[None]), net(tokens))
-        assert generate(again, tokenizer, "the", 5) == generate(net, TOKENIZERS["bpe"], "the", 5)
-
-    def test_a_head_saved_before_untying_is_what_was_trained(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """While it is tied its own matrix is out of date, so the folder holds the embedding twice."""
-        net, tokens = net_for(tiny(), "untied_midtraining", TOKENIZERS["byte"]), torch.arange(SEQ)[None]
-        net.head.on_train_step(0.0, net.embed.weight, {})
-        trained = net(tokens)
-        with monkeypatch.context() as patch:
-            patch.setattr(UntiedMidTrainingHead, "finalise", lambda *_: None)
-            save_model(net, TOKENIZERS["byte"], tmp_path / "not_finalised")
-        save_model(net, TOKENIZERS["byte"], tmp_path / "finalised")
-        assert torch.equal(load_model(tmp_path / "finalised")[0](tokens), trained)
-        assert not torch.allclose(load_model(tmp_path / "not_finalised")[0](tokens), trained, atol=0.01)
-        weights = load_file(tmp_path / "finalised/model.safetensors")
-        assert torch.equal(weights["head.proj.weight"], weights["embed.weight"])
-
-    @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
-    def test_one_flipped_bit_is_detected(self, folder: Path, name: str) -> None:
-        content = bytearray((folder / "model" / name).read_bytes())
-        content[-2] ^= 1
-        (folder / "model" / name).write_bytes(content)
-        with pytest.raises(BadInput, match=f"{name}: damaged"):
-            load_model(folder)
-
-    @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
-    def test_a_missing_file_is_named(self, folder: Path, name: str) -> None:
-        (folder / "model" / name).unlink()
-        with pytest.raises(BadInput):
-            load_model(folder)
-
-    def test_damaged_settings_are_refused(self, folder: Path) -> None:
-        path = folder / "model/config.json"
-        whole = json.loads(path.read_text())
-        for wrong in ({**whole, "format": 99}, {**whole, "model": {"n_layer": 1}}, {"format": 1}, [], "x"):
-            path.write_text(json.dumps(wrong))
-            with pytest.raises(BadInput, match=r"config\.json"):
-                load_model(folder)
-        path.write_text(path.read_text()[:-3])
-        with pytest.raises(BadInput, match=r"config\.json"):
-            load_model(folder)
-
-    def test_a_class_named_by_a_file_is_imported_only_with_trust(self, folder: Path) -> None:
-        path = folder / "model/config.json"
-        settings = json.loads(path.read_text())
-        settings["model"]["linear"] = "antigravity.Linear"
-        path.write_text(json.dumps(settings))
-        with pytest.raises(BadInput, match="trust=true"):
-            load_model(folder)
-
-    def test_a_folder_that_is_no_run_is_named(self, tmp_path: Path) -> None:
-        with pytest.raises(BadInput, match="no such folder"):
-            load_model(tmp_path / "absent")
-        with pytest.raises(BadInput, match="holds no model"):
-            load_model(tmp_path)
 
 
 def test_the_default_model_can_be_exported(tmp_path: Path) -> None:

@@ -1,8 +1,35 @@
-"""The folder of a run directory that holds its model."""
+"""The folder of a run directory that holds its model, and what it says of the model beside the weights."""
 
+import os
+from dataclasses import dataclass
 from pathlib import Path
 
-from lm.config import BadInput
+from lm.config import BadInput, HeadConfig, ModelConfig, at_least
+from lm.config.renamed import current
+from lm.config.typed import build
+from lm.system.files import read_object, unsealed
+
+FORMAT = 3  # of config.json; 2 has no checksum, 1 has old names of settings too, see lm/config/renamed.py
+FILES = ("model.safetensors", "tokenizer.json")
+
+
+@dataclass(slots=True, kw_only=True)
+class ModelSettings:
+    """The content of config.json: all that builds a model, and the hashes of the files beside it."""
+
+    format: int = FORMAT
+    vocab_size: int
+    seq_len: int  # the longest context
+    document_separator: int | None = None
+    model: ModelConfig
+    head: HeadConfig
+    sha256: dict[str, str]  # of FILES
+
+    def __post_init__(self) -> None:
+        at_least(1, "", self, "vocab_size", "seq_len")
+        at_least(0, "", self, "document_separator")
+        if set(self.sha256) != set(FILES):
+            raise BadInput(f"sha256: names {', '.join(self.sha256) or 'nothing'}; expected {' and '.join(FILES)}")
 
 
 def model_folder(run_dir: str | Path) -> Path:
@@ -12,6 +39,25 @@ def model_folder(run_dir: str | Path) -> Path:
         raise BadInput(f"run_dir={run_dir}: no such folder; expected a run directory that train wrote")
     if (folder / "model").is_dir():
         folder = folder / "model"
-    if not (folder / "config.json").is_file():
+    if not os.path.lexists(folder / "config.json"):
         raise BadInput(f"run_dir={run_dir}: holds no model; expected a run directory that train has finished")
+    for name in ("config.json", *FILES):
+        if not (folder / name).is_file():  # also a device, which could be read without end
+            raise BadInput(f"{folder / name}: no such file; expected what train wrote")
     return folder
+
+
+def read_settings(folder: Path) -> ModelSettings:
+    """The settings of the model in its folder. Raises BadInput naming the file, and the key that is wrong."""
+    path = folder / "config.json"
+    try:
+        found = read_object(path)
+        if (number := found.pop("format", None)) not in (1, 2, FORMAT):
+            raise ValueError(f"format={number}: this version reads 1 to {FORMAT}")
+        if number == FORMAT or "checksum" in found:
+            found = unsealed({"format": number, **found})
+            del found["format"]
+        settings: ModelSettings = build(ModelSettings, {"format": number, **current(found)})
+        return settings
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise BadInput(f"{path}: {str(error).splitlines()[0]}; expected what train wrote") from error

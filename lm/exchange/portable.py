@@ -1,42 +1,37 @@
 """A model as a folder: model.safetensors, tokenizer.json and config.json, none of which can run code."""
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 
-from safetensors import SafetensorError
+import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 
-from lm.config import BadInput, HeadConfig, ModelConfig
-from lm.config.renamed import current
+from lm.config import BadInput
 from lm.data.tokenizer import Tokenizer, load_tokenizer
-from lm.exchange.find_model import model_folder
+from lm.exchange.find_model import FILES, ModelSettings, model_folder, read_settings
 from lm.model.linear import linear_class
 from lm.model.transformer import Transformer
-from lm.system.files import atomic_file, sha256, write_text
-
-FORMAT = 2  # 1 has old names of settings, see lm/config/renamed.py
-FILES = ("model.safetensors", "tokenizer.json")
+from lm.system.files import atomic_file, sha256, write_sealed, write_text
 
 
 def save_model(net: Transformer, tokenizer: Tokenizer, folder: Path) -> None:
-    """Write model.safetensors, tokenizer.json and, last, config.json, which holds the hashes of the two."""
+    """Write model.safetensors, tokenizer.json and, last, config.json, which holds their hashes and its own."""
     folder.mkdir(exist_ok=True)
     net.head.finalise(net.embed.weight)
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in net.state_dict().items()}
     with atomic_file(folder, "model.safetensors") as file:
         file.write(save(weights, {"format": "pt"}))
     write_text(folder / "tokenizer.json", tokenizer.to_json())
-    config = {
-        "format": FORMAT,
-        "vocab_size": net.vocab_size,
-        "seq_len": net.seq_len,
-        "document_separator": net.documents.separator,
-        "model": asdict(net.config),
-        "head": asdict(net.head_config),
-        "sha256": {name: sha256(folder / name) for name in FILES},
-    }
-    write_text(folder / "config.json", json.dumps(config, indent=2) + "\n")
+    settings = ModelSettings(
+        vocab_size=net.vocab_size,
+        seq_len=net.seq_len,
+        document_separator=net.documents.separator,
+        model=net.config,
+        head=net.head_config,
+        sha256={name: sha256(folder / name) for name in FILES},
+    )
+    write_sealed(folder / "config.json", asdict(settings))
 
 
 def load_model(run_dir: str | Path, trust: bool = False) -> tuple[Transformer, Tokenizer]:
@@ -50,35 +45,47 @@ def load_model(run_dir: str | Path, trust: bool = False) -> tuple[Transformer, T
     lm.config.checks.BadInput: run_dir=runs/absent: no such folder; expected a run directory that train wrote
     """
     folder = model_folder(run_dir)
-    path = folder / "config.json"
+    settings, weights = read_settings(folder), folder / "model.safetensors"
+    linear_class(settings.model.linear, trust)
+    for name in FILES:
+        if sha256(folder / name) != settings.sha256[name]:
+            raise BadInput(f"{folder / name}: damaged, its bytes do not match config.json")
     try:
-        config = json.loads(path.read_text())
-        if config["format"] not in (1, FORMAT):
-            raise ValueError(f"format {config['format']}, this version reads 1 and {FORMAT}")
-        config = current(config)
-        model, head = ModelConfig(**config["model"]), HeadConfig(**config["head"])
-        linear_class(model.linear, trust)
-        for name in FILES:
-            if sha256(folder / name) != config["sha256"][name]:
-                raise BadInput(f"{folder / name}: damaged, its bytes do not match config.json")
-        if not config["seq_len"] >= 1:
-            raise ValueError(f"seq_len={config['seq_len']}: expected 1 or more")
-        net = Transformer(
-            model,
-            head,
-            vocab_size=config["vocab_size"],
-            seq_len=config["seq_len"],
-            document_separator=config.get("document_separator"),
-        )
-        net.load_state_dict(load_file(folder / "model.safetensors"))
-    except BadInput:
-        raise
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError, SafetensorError) as error:
-        raise BadInput(f"{path}: {str(error).splitlines()[0]}; expected what train wrote") from error
+        check_shapes(settings, weights)
+        net = construct(settings)
+        net.load_state_dict(load_file(weights))
+    except (ValueError, TypeError, RuntimeError, SafetensorError) as error:
+        raise BadInput(f"{folder / 'config.json'}: {str(error).splitlines()[0]}; expected what train wrote") from error
     tokenizer = load_tokenizer(folder / "tokenizer.json")
     if tokenizer.vocab_size != net.vocab_size:
         raise BadInput(f"{folder}: the tokenizer has {tokenizer.vocab_size} tokens, the model {net.vocab_size}")
     if net.documents.separator not in (None, tokenizer.eot):
         found = f"document_separator={net.documents.separator}"
-        raise BadInput(f"{path}: {found}, expected {tokenizer.eot}, the tokenizer's end-of-text token, or null")
+        raise BadInput(
+            f"{folder / 'config.json'}: {found}, expected {tokenizer.eot}, the tokenizer's end-of-text token, or null"
+        )
     return net.eval(), tokenizer
+
+
+def construct(settings: ModelSettings) -> Transformer:
+    return Transformer(
+        settings.model,
+        settings.head,
+        vocab_size=settings.vocab_size,
+        seq_len=settings.seq_len,
+        document_separator=settings.document_separator,
+    )
+
+
+def check_shapes(settings: ModelSettings, weights: Path) -> None:
+    """Raise ValueError if the file does not hold the tensors of this model, before memory is taken for any."""
+    with safe_open(weights, "pt") as file:
+        names = file.keys()
+        found = {name: tuple(file.get_slice(name).get_shape()) for name in names}
+    if settings.model.n_layers > len(found):
+        raise ValueError(f"model.n_layers={settings.model.n_layers}: {weights.name} has {len(found)} tensors")
+    with torch.device("meta"):
+        expected = {name: tuple(tensor.shape) for name, tensor in construct(settings).state_dict().items()}
+    for name in sorted(expected.keys() | found.keys()):
+        if (here := expected.get(name)) != (there := found.get(name)):
+            raise ValueError(f"{name}: {weights.name} has the shape {there}, the settings give {here}")

@@ -1,0 +1,175 @@
+"""What load_model accepts, and what of a damaged or hostile folder it refuses."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import HEADS, SEQ, TEXT, tiny
+from safetensors.torch import load_file
+
+from lm.config import BadInput
+from lm.data.tokenizer import Tokenizer, byte_tokenizer, train_bpe
+from lm.exchange.find_model import read_settings
+from lm.exchange.portable import load_model, save_model
+from lm.inference.generate import generate
+from lm.model.head import UntiedMidTrainingHead
+from lm.model.transformer import Transformer
+from lm.system.files import read_sealed, write_sealed
+
+BYTES = byte_tokenizer()
+
+
+def net_for(head: str, tokenizer: Tokenizer, **changes: object) -> Transformer:
+    net = Transformer(tiny(**changes), HEADS[head], vocab_size=tokenizer.vocab_size, seq_len=SEQ).eval()
+    noise = torch.Generator().manual_seed(1)
+    with torch.no_grad():  # initial zeros, ones and copies would hide a swapped matrix
+        for parameter in net.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=noise) * 0.1)
+    return net
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    net = net_for("untied", BYTES)
+    save_model(net, BYTES, tmp_path / "model")
+    return tmp_path
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_round_trip(head: str, tmp_path: Path) -> None:
+    bpe = train_bpe([TEXT], 300)
+    net = net_for(head, bpe, n_kv_heads=1, qk_norm=True)
+    save_model(net, bpe, tmp_path / "model")
+    again, tokenizer = load_model(tmp_path)
+    assert again.config == net.config
+    assert again.head_config == net.head_config
+    assert all(torch.equal(a, b) for a, b in zip(again.parameters(), net.parameters(), strict=True))
+    assert torch.equal(again(tokens := torch.arange(SEQ)[None]), net(tokens))
+    assert generate(again, tokenizer, "the", 5) == generate(net, bpe, "the", 5)
+
+
+def test_a_head_saved_before_untying_is_what_was_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it is tied its own matrix is out of date, so the folder holds the embedding twice."""
+    net, tokens = net_for("untied_midtraining", BYTES), torch.arange(SEQ)[None]
+    net.head.on_train_step(0.0, net.embed.weight, {})
+    trained = net(tokens)
+    with monkeypatch.context() as patch:
+        patch.setattr(UntiedMidTrainingHead, "finalise", lambda *_: None)
+        save_model(net, BYTES, tmp_path / "not_finalised")
+    save_model(net, BYTES, tmp_path / "finalised")
+    assert torch.equal(load_model(tmp_path / "finalised")[0](tokens), trained)
+    assert not torch.allclose(load_model(tmp_path / "not_finalised")[0](tokens), trained, atol=0.01)
+    weights = load_file(tmp_path / "finalised/model.safetensors")
+    assert torch.equal(weights["head.proj.weight"], weights["embed.weight"])
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+def test_one_flipped_bit_is_detected(folder: Path, name: str) -> None:
+    content = bytearray((folder / "model" / name).read_bytes())
+    content[-2] ^= 1
+    (folder / "model" / name).write_bytes(content)
+    with pytest.raises(BadInput, match=f"{name}: damaged"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
+def test_a_missing_file_is_named(folder: Path, name: str) -> None:
+    (folder / "model" / name).unlink()
+    with pytest.raises(BadInput):
+        load_model(folder)
+
+
+def test_damaged_settings_are_refused(folder: Path) -> None:
+    path = folder / "model/config.json"
+    whole = json.loads(path.read_text())
+    del whole["checksum"]
+    for wrong in ({**whole, "format": 99}, {"format": 1}, [], "x"):
+        path.write_text(json.dumps(wrong))
+        with pytest.raises(BadInput, match=r"config\.json"):
+            load_model(folder)
+    write_sealed(path, whole)
+    load_model(folder)
+    path.write_text(path.read_text()[:-3])
+    with pytest.raises(BadInput, match=r"config\.json"):
+        load_model(folder)
+
+
+def test_every_changed_digit_of_the_settings_is_seen(folder: Path) -> None:
+    path = folder / "model/config.json"
+    text = path.read_text()
+    for i in [i for i, character in enumerate(text) if character.isdigit()]:
+        path.write_text(f"{text[:i]}{(int(text[i]) + 1) % 10}{text[i + 1 :]}")
+        with pytest.raises(BadInput, match=r"config\.json: "):
+            read_settings(folder / "model")
+
+
+def test_the_settings_of_an_earlier_version_need_no_checksum(folder: Path) -> None:
+    path = folder / "model/config.json"
+    settings = read_sealed(path) | {"format": 2}
+    path.write_text(json.dumps(settings))
+    load_model(folder)
+    path.write_text(json.dumps(settings | {"format": 3}))
+    with pytest.raises(BadInput, match="checksum"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("sha256", {"/dev/zero": "x"}, "sha256: names /dev/zero; expected model.safetensors and tokenizer.json"),
+        ("sha256", {}, "sha256: names nothing; expected model.safetensors and tokenizer.json"),
+        ("sha256", None, "sha256: expected dict, found None"),
+        ("seq_len", 0, "seq_len=0: expected 1 or more"),
+        ("seq_len", "9", "seq_len: expected int, found '9'"),
+        ("vocab_size", 10**12, "embed.weight: model.safetensors has the shape"),
+        ("document_separator", -1, "document_separator=-1: expected 0 or more"),
+        ("model.linear", 5, "model.linear: expected str, found 5"),
+        ("model.n_layers", 10**9, "model.n_layers=1000000000: model.safetensors has 19 tensors"),
+        ("model.n_layers", 1, "blocks.1.attn.k_proj.weight: model.safetensors has the shape"),
+        ("model.d_ff", 10**12, "model.safetensors has the shape"),
+        ("model.depth", 3, "model.depth: no such key"),
+        ("model.norm", "x", "model.norm=x: choose one of"),
+        ("head", [], "head: expected dict, found []"),
+    ],
+)
+def test_settings_that_fit_no_model_are_one_line(folder: Path, key: str, value: object, said: str) -> None:
+    path = folder / "model/config.json"
+    settings = read_sealed(path)
+    group, _, name = key.rpartition(".")
+    (settings[group] if group else settings)[name] = value
+    write_sealed(path, settings)
+    with pytest.raises(BadInput, match=re.escape(said)) as caught:
+        load_model(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_settings_nested_too_deeply_and_files_without_an_end_are_refused(folder: Path) -> None:
+    path = folder / "model/config.json"
+    whole = path.read_text()
+    for depth in (900, 100_000):
+        path.write_text('{"format": 2, "model": ' + '{"a": ' * depth + "1" + "}" * (depth + 1))
+        with pytest.raises(BadInput, match=r"config\.json: "):
+            load_model(folder)
+    path.write_text(whole)
+    (folder / "model/tokenizer.json").unlink()
+    (folder / "model/tokenizer.json").symlink_to("/dev/zero")
+    with pytest.raises(BadInput, match=r"tokenizer\.json: no such file"):
+        load_model(folder)
+
+
+def test_a_class_named_by_a_file_is_imported_only_with_trust(folder: Path) -> None:
+    path = folder / "model/config.json"
+    settings = read_sealed(path)
+    settings["model"]["linear"] = "antigravity.Linear"
+    write_sealed(path, settings)
+    with pytest.raises(BadInput, match="trust=true"):
+        load_model(folder)
+
+
+def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="no such folder"):
+        load_model(tmp_path / "absent")
+    with pytest.raises(BadInput, match="holds no model"):
+        load_model(tmp_path)
