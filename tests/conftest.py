@@ -3,16 +3,20 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from lm.config import HEADS as KINDS
 from lm.config import HeadConfig, ModelConfig
 from lm.config.model import OWN_SETTINGS
+
+if TYPE_CHECKING:
+    from lm.data.documents import Document, Fingerprint
+    from lm.data.text import Text
 
 ROOT = Path(__file__).resolve().parent.parent
 os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
@@ -63,6 +67,33 @@ def one_thread() -> None:
     import torch
 
     torch.set_num_threads(1)
+
+
+@dataclass(slots=True)
+class Listed:
+    """A source of documents that are given, each as a name and a text."""
+
+    pairs: list[tuple[str, str]]
+    size: int | None = None
+
+    def fingerprint(self) -> "Fingerprint":
+        from lm.data.documents import Fingerprint
+
+        return Fingerprint(repr(self.pairs))
+
+    def documents(self) -> "Iterator[Document]":
+        from lm.data.documents import Document
+
+        for name, text in self.pairs:
+            yield Document(name, len(text.encode()), (text.encode(),))
+
+
+def stored(cache: Path, pairs: list[tuple[str, str]], max_bytes: int | None = None) -> "Text":
+    """The same documents as a text on disk."""
+    from lm.data.text import StoredText
+
+    options = {"request": "r", "max_bytes": max_bytes, "verify": True, "quiet": True}
+    return StoredText(cache, Listed(pairs), "here", **options).open()
 
 
 @pytest.fixture

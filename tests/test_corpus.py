@@ -1,7 +1,9 @@
 """Text from every source becomes the same documents at any location, and errors name what cannot be read."""
 
 import hashlib
+import itertools
 import os
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -14,12 +16,14 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+from conftest import Listed, stored
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lm.config import BadInput, DataConfig, TokenizerConfig
-from lm.data.corpus import check_paths, content_hash, load_documents, split
-from lm.data.documents import Document
+from lm.data.corpus import SOURCES, check_paths, stored_text
+from lm.data.split import Part, split
+from lm.data.text import limited, scan
 
 
 @pytest.fixture
@@ -45,14 +49,19 @@ def server(tmp_path: Path) -> Iterator[str]:
         running.shutdown()
 
 
+def documents(config: DataConfig) -> list[tuple[str, str]]:
+    """The names and texts of what is read."""
+    found = limited(SOURCES[config.source](config).documents(), config.max_bytes)
+    return [(document.name, b"".join(document.blocks).decode()) for document in found]
+
+
 def load(source: str, path: object, column: str = "text") -> list[tuple[str, str]]:
-    found = load_documents(DataConfig(source=source, path=str(path), column=column))
-    return [(document.name, document.text) for document in found]
+    return documents(DataConfig(source=source, path=str(path), column=column))
 
 
 def refusal(source: str, path: object, column: str = "text") -> str:
-    with pytest.raises(BadInput) as caught:
-        load(source, path, column)
+    with tempfile.TemporaryDirectory() as cache, pytest.raises(BadInput) as caught:
+        stored_text(DataConfig(source=source, path=str(path), column=column, cache_dir=cache))
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -64,44 +73,101 @@ def write_folder(root: Path) -> Path:
     return root
 
 
-@given(text=st.text(min_size=2), fraction=st.floats(0.01, 0.99))
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+def texts(part: Part) -> list[str]:
+    """The texts of the documents of a part."""
+    found, text = [], b""
+    for block, last in part.blocks():
+        text += block
+        if last:
+            found.append(text.decode())
+            text = b""
+    return found
+
+
+@given(text=st.text(min_size=2), fraction=st.floats(0.01, 0.99), block=st.integers(2, 9))
 @settings(deadline=None)
-def test_a_single_text_is_split_by_characters(text: str, fraction: float) -> None:
-    (train,), (val,) = split([Document("one", text)], fraction)
-    assert train + val == text
-    assert len(train) == int(len(text) * (1 - fraction))
+def test_a_single_text_is_split_by_characters(text: str, fraction: float, block: int, cache: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lm.data.split.BLOCK", block)
+        train, val, _ = split(stored(cache, [("one", text)]), fraction, None)
+        assert "".join(texts(train) + texts(val)) == text
+        assert len("".join(texts(train))) == int(len(text) * (1 - fraction))
 
 
-@given(st.lists(st.text(), min_size=2, max_size=40, unique=True), st.floats(0.01, 0.99))
+NAMES = st.lists(st.text(), min_size=2, max_size=40, unique=True)
+
+
+@given(names=NAMES, fraction=st.floats(0.01, 0.99))
 @settings(deadline=None)
-def test_several_documents_are_split_whole_and_no_side_is_empty(names: list[str], fraction: float) -> None:
-    train, val = split([Document(name, name) for name in names], fraction)
-    assert train
-    assert val
-    assert sorted(train + val) == sorted(names)
-    assert train == [name for name in names if name in train]  # in the order given
+def test_several_documents_are_split_whole_and_no_side_is_empty(names: list[str], fraction: float, cache: Path) -> None:
+    train, val, _ = split(stored(cache, [(name, f"text {name}") for name in names]), fraction, None)
+    trained, held_out = ([one[5:] for one in texts(part)] for part in (train, val))
+    assert trained
+    assert held_out
+    assert sorted(trained + held_out) == sorted(names)
+    assert trained == [name for name in names if name in trained]  # in the order given
 
 
-def test_the_side_of_a_document_does_not_depend_on_other_documents() -> None:
-    everything = [Document(f"file{i}.py", f"text {i}") for i in range(2000)]
-    train, val = split(everything, 0.1)
+def test_the_side_of_a_document_does_not_depend_on_other_documents(cache: Path) -> None:
+    def sides(pairs: list[tuple[str, str]]) -> tuple[set[str], set[str]]:
+        train, val, _ = split(stored(cache, pairs), 0.1, None)
+        return set(texts(train)), set(texts(val))
+
+    everything = [(f"file{i}.py", f"text {i}") for i in range(2000)]
+    train, val = sides(everything)
     assert 150 < len(val) < 250
     for part in (everything[:500], everything[::3], everything[::-1]):
-        some_train, some_val = split(part, 0.1)
-        assert set(some_train) < set(train) or set(some_train) == set(train)
-        assert set(some_val) <= set(val)
+        some_train, some_val = sides(part)
+        assert some_train < train or some_train == train
+        assert some_val <= val
+
+
+@given(text=st.text(min_size=2), limit=st.integers(4, 30))
+@settings(deadline=None)
+def test_the_end_of_a_single_text_is_held_out_up_to_the_limit(text: str, limit: int, cache: Path) -> None:
+    whole = stored(cache, [("one", text)])
+    plain, limited = split(whole, 0.5, None), split(whole, 0.5, limit)
+    held_out = "".join(texts(limited[1]))
+    assert "".join(texts(limited[0])) + held_out == text
+    if plain[1].n_bytes <= limit:
+        assert limited == plain
+    else:
+        assert limited[2] != plain[2]
+        assert limit - 4 < len(held_out.encode()) <= limit
+
+
+@given(names=NAMES, limit=st.integers(4, 200))
+@settings(deadline=None)
+def test_the_documents_of_lowest_hash_that_fit_are_held_out(names: list[str], limit: int, cache: Path) -> None:
+    pairs = [(name, "x" * (i % 7 + 1) + name) for i, name in enumerate(names)]
+    whole = stored(cache, pairs)
+    plain, limited = split(whole, 0.5, None), split(whole, 0.5, limit)
+    if plain[1].n_bytes <= limit:
+        assert limited == plain
+        return
+    ranked = sorted(pairs, key=lambda pair: hashlib.sha256(pair[0].encode()).digest()[:8])
+    total = list(itertools.accumulate(len(text.encode()) for _, text in ranked))
+    fitting = max(sum(size <= limit for size in total), 1)
+    assert sorted(texts(limited[1])) == sorted(text for _, text in ranked[:fitting])
+    assert sorted(texts(limited[0])) == sorted(text for _, text in ranked[fitting:])
+    assert (limited[2] == plain[2]) == (len(texts(plain[1])) == fitting)
 
 
 def test_the_standard_library_is_a_large_text_without_tests() -> None:
-    documents = load_documents(DataConfig())
-    names = [document.name for document in documents]
-    assert sum(len(document.text) for document in documents) > 1_000_000
+    found = documents(DataConfig())
+    names = [name for name, _ in found]
+    assert sum(len(text) for _, text in found) > 1_000_000
     assert "argparse.py" in names
     assert "json/decoder.py" in names
     assert names == sorted(names, key=lambda name: Path(name).parts)
     assert all(name.endswith(".py") and not Path(name).is_absolute() for name in names)
     assert not {"test", "tests", "site-packages"} & {part for name in names for part in Path(name).parts}
-    assert not any(os.path.expanduser("~/") in document.text for document in documents)
+    assert not any(os.path.expanduser("~/") in text for _, text in found)
 
 
 def test_file_folder_and_glob_give_named_documents_in_order(tmp_path: Path) -> None:
@@ -154,15 +220,26 @@ def test_a_file_that_is_not_utf8_is_named_with_the_byte(tmp_path: Path) -> None:
         assert refusal("text", path).startswith(f"{tmp_path / 'latin.txt'}: not UTF-8 at byte 7 ")
 
 
-@given(st.lists(st.tuples(st.text(max_size=5), st.text(max_size=5)), min_size=1, max_size=4), st.data())
+PAIRS = st.lists(st.tuples(st.text(max_size=5), st.text(min_size=1, max_size=5)), min_size=1, max_size=4)
+
+
+@given(pairs=PAIRS, other=PAIRS)
 @settings(deadline=None)
-def test_the_content_hash_changes_with_any_name_and_any_text(pairs: list[tuple[str, str]], data: st.DataObject) -> None:
-    other = data.draw(st.lists(st.tuples(st.text(max_size=5), st.text(max_size=5)), min_size=1, max_size=4))
-    same = content_hash([Document(*one) for one in pairs]) == content_hash([Document(*one) for one in other])
-    assert same == (pairs == other)
+def test_the_content_hash_changes_with_any_name_and_any_text(
+    pairs: list[tuple[str, str]], other: list[tuple[str, str]]
+) -> None:
+    assert (scan(Listed(pairs)).hash == scan(Listed(other)).hash) == (pairs == other)
     name, text = pairs[-1]
-    moved = [*pairs[:-1], (name + text[:1], text[1:])]  # a character moves from the text to the name
-    assert not text or content_hash([Document(*one) for one in moved]) != content_hash([Document(*p) for p in pairs])
+    if len(text) > 1:
+        moved = [*pairs[:-1], (name + text[:1], text[1:])]  # a character moves from the text to the name
+        assert scan(Listed(moved)).hash != scan(Listed(pairs)).hash
+
+
+def test_the_content_hash_of_earlier_versions_is_kept() -> None:
+    digest = hashlib.sha256()
+    for part in ("é.txt", "text é", "b", "c\n"):
+        digest.update(len(part.encode()).to_bytes(8, "big") + part.encode())
+    assert scan(Listed([("é.txt", "text é"), ("empty", ""), ("b", "c\n")])).hash == digest.hexdigest()
 
 
 def write_table(kind: str, folder: Path) -> Path:
@@ -242,13 +319,13 @@ def test_a_text_with_another_hash_is_refused(tmp_path: Path) -> None:
     path.write_text("ähm\r\n")
     right = hashlib.sha256(path.read_bytes()).hexdigest()
     config = DataConfig(source="text", path=str(path), sha256=right.upper())
-    assert [document.text for document in load_documents(config)] == ["ähm\r\n"]
+    assert documents(config) == [("a.txt", "ähm\r\n")]
     path.write_text("ahm\r\n")
     with pytest.raises(BadInput, match=f"expected one file of data.sha256={right.upper()}"):
-        load_documents(config)
+        documents(config)
     (tmp_path / "b.txt").write_text("another")
     with pytest.raises(BadInput, match="is 2 files, expected one"):
-        load_documents(replace(config, path=str(tmp_path)))
+        documents(replace(config, path=str(tmp_path)))
     with pytest.raises(BadInput, match=r"data\.sha256=x: is for data=text"):
         DataConfig(sha256="x")
 

@@ -31,7 +31,7 @@ def read_prompt(config: GenerateConfig) -> str:
             raise BadInput(f"standard input: not UTF-8 at byte {error.start} ({error.reason})") from error
     from lm.data.documents import read_text
 
-    return read_text(Path(str(config.prompt_file))).text
+    return read_text(Path(str(config.prompt_file)))
 
 
 def task(config: GenerateConfig) -> None:

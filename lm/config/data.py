@@ -21,12 +21,16 @@ class DataConfig:
     batch_size: int = 8  # sequences per optimizer step on one device
     val_fraction: float = 0.1
     document_mask: bool = False  # true: a token attends to its own document alone, and positions start anew in each
+    val_max_bytes: int | None = 4_000_000  # at most so much text is held out by val_fraction; null: any amount
+    max_bytes: int | None = None  # of text: nothing beyond it is read; null: all
     overfit_batches: int = 0  # above 0: train on the first `overfit_batches` batches only, again and again
     cache_dir: str = ".cache"
+    verify: bool = False  # read the whole text again, in place of comparing sizes and times of its files
 
     def __post_init__(self) -> None:
         choose("data.source", self.source, SOURCES)
-        at_least(1, "data.", self, "seq_len", "batch_size")
+        at_least(1, "data.", self, "seq_len", "batch_size", "max_bytes")
+        at_least(4, "data.", self, "val_max_bytes")  # the bytes of the longest character
         at_least(0, "data.", self, "overfit_batches")
         if not 0 < self.val_fraction < 1:
             raise BadInput(f"data.val_fraction={self.val_fraction}: expected between 0 and 1")

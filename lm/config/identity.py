@@ -16,6 +16,8 @@ ADDED: dict[str, Any] = {
     "model.attention_bias": None,
     "model.rope_scaling": None,
     "data.document_mask": False,
+    "data.max_bytes": None,
+    "data.val_max_bytes": 4_000_000,  # where it has an effect, the hash of the data says so
 }
 
 

@@ -110,7 +110,7 @@ class RunConfig:
 # Settings that do not change what a run computes: left out of its hash, and free to differ when it is resumed.
 RUNTIME = (
     *("format", "config_hash", "run_dir", "logger", "checkpoint", "prompts", "activation_checkpointing"),
-    *("data.cache_dir", "trainer.enable_progress_bar"),
+    *("data.cache_dir", "data.verify", "trainer.enable_progress_bar"),
 )
 
 # Arguments of lightning.Trainer that are counts, with their defaults.

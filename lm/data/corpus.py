@@ -1,23 +1,30 @@
-"""The corpus: named documents from any source, split into training and validation text.
+"""The corpus: the source that a configuration names, and its text on disk.
 
 Plain text is read here, so that an error can name the file and the byte. Other formats and the Hub are read by the
 `datasets` library.
 """
 
 import hashlib
+import json
 import os
 import sysconfig
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
 from lm.config import BadInput, DataConfig, TokenizerConfig
-from lm.data.documents import Document, first_line, is_url, local_files, read_text
-from lm.data.rows import SUFFIXES, table_documents
+from lm.data.documents import Document, Files, Source, first_line
+from lm.data.hub import Hub
+from lm.data.paths import is_url, local_files
+from lm.data.rows import SUFFIXES, Rows
+from lm.data.text import StoredText
+from lm.system.files import sha256
 
 EXCLUDED = ("test", "tests", "idle_test", "site-packages", "dist-packages", "encodings", "pydoc_data", "lib2to3")
+SELECTING = ("source", "path", "sha256", "column", "split", "max_bytes")  # settings that decide which text is read
 
 
-def stdlib() -> list[Document]:
+def stdlib() -> Files:
     """The source of the running interpreter's standard library, without tests and code tables; no download."""
     root = Path(sysconfig.get_path("stdlib"))
     files: list[Path] = []
@@ -26,10 +33,10 @@ def stdlib() -> list[Document]:
         files += (Path(folder, name) for name in names if name.endswith(".py") and name not in EXCLUDED)
     local = ("_sysconfigdata", "config-")  # these hold paths of the machine
     files = sorted(file for file in files if not file.relative_to(root).parts[0].startswith(local))
-    documents = [read_text(file, file.relative_to(root).as_posix()) for file in files]
-    if sum(len(document.text) for document in documents) < 1_000_000:
+    found = Files({file.relative_to(root).as_posix(): file for file in files})
+    if (found.size or 0) < 1_000_000:
         raise BadInput(f"{root}: this Python ships without its source; give your own text: data=text data.path=FILE")
-    return documents
+    return found
 
 
 def download(url: str) -> Path:
@@ -44,19 +51,42 @@ def download(url: str) -> Path:
         ) from error
 
 
-def text_documents(config: DataConfig) -> list[Document]:
+def files(config: DataConfig) -> dict[str, Path]:
+    """The files of data.path by their names; a URL is downloaded."""
     assert config.path is not None
     if is_url(config.path):
-        found = [read_text(download(config.path), Path(unquote(urlparse(config.path).path)).name)]
-    else:
-        root, files = local_files(config.path)
-        found = [read_text(file, file.relative_to(root).as_posix()) for file in files]
-    if config.sha256 is not None:
-        hashes = [hashlib.sha256(document.text.encode()).hexdigest() for document in found]
-        if hashes != [config.sha256.lower()]:
-            what = f"has {hashes[0]}" if len(hashes) == 1 else f"is {len(hashes)} files"
-            raise BadInput(f"data.path={config.path}: {what}, expected one file of data.sha256={config.sha256}")
-    return found
+        return {Path(unquote(urlparse(config.path).path)).name: download(config.path)}
+    return local_files(config.path, SUFFIXES.get(config.source, ()))
+
+
+class TextFiles(Files):
+    """A document from each file. Raises BadInput unless it is one file of data.sha256, if that is given."""
+
+    def __init__(self, config: DataConfig) -> None:
+        super().__init__(files(config))
+        self.config = config
+
+    def documents(self) -> Iterator[Document]:
+        if (right := self.config.sha256) is not None:
+            paths = list(self.files.values())
+            what = f"has {sha256(paths[0])}" if len(paths) == 1 else f"is {len(paths)} files"
+            if what != f"has {right.lower()}":
+                raise BadInput(f"data.path={self.config.path}: {what}, expected one file of data.sha256={right}")
+        return super().documents()
+
+
+def rows(config: DataConfig) -> Rows:
+    return Rows(config.source, str(config.path), files(config), config.column)
+
+
+SOURCES: dict[str, Callable[[DataConfig], Source]] = {
+    "stdlib": lambda config: stdlib(),
+    "text": TextFiles,
+    "json": rows,
+    "csv": rows,
+    "parquet": rows,
+    "hub": Hub,
+}
 
 
 def check_paths(config: DataConfig, tokenizer: TokenizerConfig) -> None:
@@ -67,42 +97,15 @@ def check_paths(config: DataConfig, tokenizer: TokenizerConfig) -> None:
         local_files(config.path, SUFFIXES.get(config.source, ()))
 
 
-def load_documents(config: DataConfig) -> list[Document]:
-    """The documents of a run, without empty ones. Raises BadInput if there are none."""
-    source = {"stdlib": lambda _: stdlib(), "text": text_documents}.get(config.source, table_documents)
-    documents = [document for document in source(config) if document.text]
-    if not documents:
-        raise BadInput(f"data.path={config.path}: the text is empty")
-    return documents
-
-
-def content_hash(documents: list[Document]) -> str:
-    digest = hashlib.sha256()
-    for document in documents:
-        for part in (document.name, document.text):
-            encoded = part.encode()
-            digest.update(len(encoded).to_bytes(8, "big") + encoded)
-    return digest.hexdigest()
-
-
-def split(documents: list[Document], val_fraction: float) -> tuple[list[str], list[str]]:
-    """Training and validation texts.
-
-    A single text is cut once, as in the usual benchmarks: its beginning is for training, its end for validation. Of
-    several documents, the hash of each one's name decides its side, independently of the others; if a side would be
-    empty, the document whose hash is nearest moves to it.
-    """
-    if len(documents) == 1:
-        whole = documents[0].text
-        cut = min(int(len(whole) * (1 - val_fraction)), len(whole) - 1)
-        return [whole[:cut]], [whole[cut:]]
-
-    def position(document: Document) -> float:
-        return int.from_bytes(hashlib.sha256(document.name.encode()).digest()[:8], "big") / 2**64
-
-    ranked = sorted(documents, key=position)
-    n_val = sum(position(document) < val_fraction for document in ranked)
-    n_val = min(max(n_val, 1), len(ranked) - 1)
-    chosen = {document.name for document in ranked[:n_val]}
-    train = [document.text for document in documents if document.name not in chosen]
-    return train, [document.text for document in documents if document.name in chosen]
+def stored_text(config: DataConfig, quiet: bool = True) -> StoredText:
+    """The text of a configuration, which is read unless it is in the cache and has not changed. Raises BadInput."""
+    settings = {name: getattr(config, name) for name in SELECTING}
+    return StoredText(
+        Path(config.cache_dir).expanduser(),
+        SOURCES[config.source](config),
+        f"data.path={config.path}",
+        request=hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:32],
+        max_bytes=config.max_bytes,
+        verify=config.verify,
+        quiet=quiet,
+    )

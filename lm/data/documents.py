@@ -1,58 +1,136 @@
-"""Documents, which are texts with a name, and the files that a path stands for."""
+"""Documents, which are texts with a name, and the files that hold one each."""
 
-import glob
-import itertools
+import codecs
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from lm.config import BadInput
+
+BLOCK = 1 << 20  # bytes that are read at a time
 
 
 @dataclass(slots=True, frozen=True)
 class Document:
+    """A named text as blocks of UTF-8, so that a text of any size can pass through little memory."""
+
     name: str  # decides on which side of the split it is, so it must not depend on the machine
-    text: str
+    size: int  # bytes in all blocks
+    blocks: Iterable[bytes]  # a character may be divided between two; they can be read twice
 
 
-def read_text(path: Path, name: str | None = None) -> Document:
-    """A file as a document. Raises BadInput naming the file, and the byte at which it is not UTF-8."""
+@dataclass(slots=True, frozen=True)
+class Fingerprint:
+    """The state of a source: it holds the same text as long as its fingerprint is the same."""
+
+    digest: str
+    newest: int = 0  # ns since the epoch: the last change that clocks decide about; 0: they decide about none
+
+
+class Source(Protocol):
+    """Where text comes from."""
+
+    size: int | None  # about the bytes of its text, for a progress bar
+
+    def fingerprint(self) -> Fingerprint: ...
+
+    def documents(self) -> Iterator[Document]: ...
+
+
+@dataclass(slots=True, frozen=True)
+class FileBlocks:
+    """A file of `size` bytes. Raises BadInput naming it, and the byte at which it is not UTF-8."""
+
+    path: Path
+    size: int
+
+    def __iter__(self) -> Iterator[bytes]:
+        decoder, read = codecs.getincrementaldecoder("utf-8")(), 0
+        try:
+            with open(self.path, "rb") as file:
+                while True:
+                    block = file.read(BLOCK)
+                    held = len(decoder.getstate()[0])  # bytes of an unfinished character
+                    decoder.decode(block, final=not block)
+                    if not block:
+                        break
+                    read += len(block)
+                    yield block
+        except UnicodeDecodeError as error:
+            raise BadInput(f"{self.path}: not UTF-8 at byte {read - held + error.start} ({error.reason})") from error
+        except OSError as error:
+            raise BadInput(f"{self.path}: {error.strerror}") from error
+        if read != self.size:
+            raise BadInput(f"{self.path}: changed while it was being read, from {self.size} bytes to {read}")
+
+
+def cut(document: Document, size: int) -> Document:
+    """The beginning of a document: at most `size` bytes, and whole characters."""
+    end, tail = 0, b""
+    for block in document.blocks:
+        window, begin = tail + block, end - len(tail)
+        end += len(block)
+        if end > size:
+            while window[size - begin] & 0xC0 == 0x80:  # inside a character
+                size -= 1
+            return Document(document.name, size, first_bytes(document.blocks, size))
+        tail = window[-3:]
+    return document
+
+
+def first_bytes(blocks: Iterable[bytes], size: int) -> Iterator[bytes]:
+    for block in blocks:
+        if size <= len(block):
+            yield block[:size]
+            return
+        yield block
+        size -= len(block)
+
+
+def read_text(path: Path) -> str:
+    """The text of a file or pipe. Raises BadInput naming it, and the byte at which it is not UTF-8."""
     try:
-        return Document(name or path.name, path.read_bytes().decode("utf-8"))
+        return path.read_bytes().decode()
     except UnicodeDecodeError as error:
         raise BadInput(f"{path}: not UTF-8 at byte {error.start} ({error.reason})") from error
     except OSError as error:
         raise BadInput(f"{path}: {error.strerror}") from error
 
 
-def is_url(path: str) -> bool:
-    return path.startswith(("http://", "https://"))
+class Files:
+    """A document from each file, or another kind of source that is made of local files.
+
+    Their state is told by size, inode and the times of the last changes, as git tells it.
+    """
+
+    def __init__(self, files: dict[str, Path]) -> None:
+        self.files = files  # name -> path
+        self.size: int | None = sum(status(path).st_size for path in files.values())
+
+    def fingerprint(self) -> Fingerprint:
+        digest, newest = hashlib.sha256(), 0
+        for name, path in self.files.items():
+            found = status(path)
+            state = [name, found.st_size, found.st_ino, found.st_mtime_ns, found.st_ctime_ns]
+            digest.update(json.dumps(state).encode())
+            newest = max(newest, found.st_mtime_ns, found.st_ctime_ns)
+        return Fingerprint(digest.hexdigest(), newest)
+
+    def documents(self) -> Iterator[Document]:
+        for name, path in self.files.items():
+            size = status(path).st_size
+            yield Document(name, size, FileBlocks(path, size))
 
 
-def local_files(path: str, suffixes: tuple[str, ...] = ()) -> tuple[Path, list[Path]]:
-    """The files of a file name, folder or glob, sorted by name, after the folder that their names are relative to."""
+def status(path: Path) -> os.stat_result:
     try:
-        return find(Path(path).expanduser(), suffixes)
-    except (OSError, RuntimeError) as error:  # name too long, unknown user, no permission
-        raise BadInput(f"data.path={path}: {getattr(error, 'strerror', None) or error}") from error
-
-
-def find(here: Path, suffixes: tuple[str, ...]) -> tuple[Path, list[Path]]:
-    if here.is_file():
-        return here.parent, [here]
-    if here.is_dir():
-        root, pattern = here, "**/*"
-    else:
-        fixed = list(itertools.takewhile(lambda part: not glob.has_magic(part), here.parts[:-1]))
-        root = Path(*fixed)
-        pattern = str(here.relative_to(root))
-    files = sorted({root / one for one in glob.glob(pattern, root_dir=root, recursive=True)})
-    files = [file for file in files if file.is_file() and (not suffixes or file.suffix in suffixes)]
-    if not files:
-        found = (
-            f"a folder without {' or '.join(suffixes) or 'files'}" if here.is_dir() else "no such file, folder or glob"
-        )
-        raise BadInput(f"data.path={here}: {found}")
-    return root, files
+        return path.stat()
+    except OSError as error:
+        raise BadInput(f"{path}: {error.strerror}") from error
 
 
 def first_line(error: BaseException) -> str:

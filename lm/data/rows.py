@@ -1,70 +1,68 @@
-"""Documents from a column of JSON, CSV and Parquet files and of the Hub, through the `datasets` library."""
+"""Documents from a column of JSON, CSV and Parquet files, read in small parts by the `datasets` library."""
 
 import glob
-import os
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-from lm.config import BadInput, DataConfig
-from lm.data.documents import Document, first_line, is_url, local_files
+from lm.config import BadInput
+from lm.data.documents import Document, Files, first_line
 
-HUB = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
 SUFFIXES = {"json": (".json", ".jsonl"), "csv": (".csv",), "parquet": (".parquet",)}
+ROWS = 1000  # that are taken out of the library at a time
 
 
-def table_documents(config: DataConfig) -> list[Document]:
-    """A document for each row of data.column, from local files, a URL or a data set of the Hub. Raises BadInput."""
-    assert config.path is not None
-    hub, url = config.source == "hub", is_url(config.path)
-    files = [] if hub or url else local_files(config.path, SUFFIXES[config.source])[1]
+class Rows(Files):
+    """A document from each row of a column. Raises BadInput for files and rows that hold no such text."""
+
+    def __init__(self, kind: str, path: str, files: dict[str, Path], column: str) -> None:
+        super().__init__(files)
+        self.kind, self.path, self.column = kind, path, column
+
+    def documents(self) -> Iterator[Document]:
+        names = [glob.escape(str(file)) for file in self.files.values()]
+        try:
+            options = self.only_the_column() if self.kind == "parquet" else {}
+            rows = quiet_datasets().load_dataset(self.kind, data_files=names, split="train", streaming=True, **options)
+            yield from column_documents(rows, self.column)
+        except BadInput:
+            raise
+        except Exception as error:
+            reason = first_line(error.__cause__ or error)
+            raise BadInput(f"data.path={self.path}: cannot be read as {self.kind} ({reason})") from error
+
+    def only_the_column(self) -> dict[str, Any]:
+        import pyarrow.parquet
+
+        known = pyarrow.parquet.read_schema(next(iter(self.files.values()))).names
+        check_column(self.column, known)
+        return {"columns": [self.column], "batch_size": ROWS}
+
+
+def check_column(column: str, known: list[str]) -> None:
+    if column not in known:
+        raise BadInput(f"data.column={column}: the columns are {', '.join(known)}")
+
+
+def column_documents(rows: Any, column: str) -> Iterator[Document]:
+    """A document from each row of a streamed data set (datasets.IterableDataset)."""
+    import pyarrow as pa
+
+    number = 0
+    for batch in rows.with_format("arrow").iter(ROWS):
+        check_column(column, batch.column_names)
+        texts = batch.column(column)
+        if not (pa.types.is_string(texts.type) or pa.types.is_large_string(texts.type)) or texts.null_count:
+            one = next(one for one in enumerate(texts.to_pylist(), number) if not isinstance(one[1], str))
+            raise BadInput(f"data.column={column}: row {one[0]} holds {one[1]!r}, not a string")
+        for text in texts.cast(pa.large_binary()).to_pylist():
+            yield Document(f"row {number}", len(text), (text,))
+            number += 1
+
+
+def quiet_datasets() -> Any:
     import datasets
 
     datasets.disable_progress_bars()
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
-    try:
-        if hub:
-            rows = from_hub(config)
-        else:
-            names = [glob.escape(str(file)) for file in files] or config.path
-            rows = datasets.load_dataset(config.source, data_files=names, split="train")
-    except BadInput as error:
-        raise BadInput(f"data.path={config.path}: {error}") from error
-    except Exception as error:
-        reason = first_line(error.__cause__ or error)
-        raise BadInput(f"data.path={config.path}: cannot be read as {config.source} ({reason})") from error
-    if config.column not in rows.column_names:
-        raise BadInput(f"data.column={config.column}: the columns are {', '.join(rows.column_names)}")
-    column = rows[config.column]
-    wrong = next((i for i, one in enumerate(column) if not isinstance(one, str)), None)
-    if wrong is not None:
-        raise BadInput(f"data.column={config.column}: row {wrong} holds {column[wrong]!r}, not a string")
-    return [Document(f"row {i}", one) for i, one in enumerate(column)]
-
-
-def from_hub(config: DataConfig) -> Any:
-    """A data set of the Hub; without a network, from the cache or else BadInput at once, without five retries."""
-    import datasets
-    import huggingface_hub.constants
-
-    if reachable(HUB):
-        return datasets.load_dataset(config.path, split=config.split)
-    before = datasets.config.HF_HUB_OFFLINE, huggingface_hub.constants.HF_HUB_OFFLINE
-    datasets.config.HF_HUB_OFFLINE = huggingface_hub.constants.HF_HUB_OFFLINE = True
-    try:
-        return datasets.load_dataset(config.path, split=config.split)
-    except Exception as error:
-        raise BadInput(f"{HUB} cannot be reached, and the data set is not cached; give local files instead") from error
-    finally:
-        datasets.config.HF_HUB_OFFLINE, huggingface_hub.constants.HF_HUB_OFFLINE = before
-
-
-def reachable(address: str) -> bool:
-    import urllib.error
-    import urllib.request
-
-    try:
-        urllib.request.urlopen(urllib.request.Request(address, method="HEAD"), timeout=5).close()
-    except urllib.error.HTTPError:
-        return True
-    except OSError:
-        return False
-    return True
+    return datasets

@@ -64,7 +64,7 @@ class Tokenizer:
     def encode_all(self, texts: list[str]) -> list[list[int]]:
         """The ids of each text. Raises BadInput for a character that the vocabulary lacks (character level only)."""
         try:
-            return [encoding.ids for encoding in self.backend.encode_batch(texts, add_special_tokens=False)]
+            return [encoding.ids for encoding in self.backend.encode_batch_fast(texts, add_special_tokens=False)]
         except Exception as error:  # tokenizers raises bare Exception
             known = self.backend.get_vocab()
             missing = next((c for text in texts for c in text if c not in known), None)

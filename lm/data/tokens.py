@@ -2,36 +2,35 @@
 
 A corpus is stored as `train.bin` and `val.bin` (flat token ids, memory-mapped), `tokenizer.json` and `meta.json`, in a
 folder named by the hash of the text, the tokenizer and the split. The folder is built once, under a lock, and renamed
-into place. An end-of-text token precedes each document, so every token of the text has a token before it.
+into place; every file is checked when it is opened, and a damaged folder is built again. An end-of-text token precedes
+each document, so every token of the text has a token before it.
 """
 
-import errno
 import hashlib
-import itertools
 import json
 import logging
 import lzma
 import os
-import re
 import shutil
 import zlib
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import filelock
 import numpy as np
-from tqdm import tqdm
 
 from lm.config import BadInput, DataConfig, TokenizerConfig
-from lm.data import corpus
-from lm.data.documents import Document
+from lm.data.cache import checksum, locked, partial_folder
+from lm.data.corpus import stored_text
+from lm.data.encoding import decoded, encode, pieces, sample
+from lm.data.split import Part, Shared, split
+from lm.data.text import StoredText
 from lm.data.tokenizer import Tokenizer, build_tokenizer, load_tokenizer
-from lm.system.files import sync_folder, write_text
+from lm.system.files import read_sealed, sync_folder, write_sealed, write_text
 
-FORMAT = 1  # of the folder; a change causes folders to be built again
-PIECE_LENGTH = 1 << 16  # characters that are encoded at a time
+FORMAT = 2  # of the folder; a change causes folders to be built again
+FILES = ("train.bin", "val.bin", "tokenizer.json")
+WORTH_SAYING = 0.001  # of the validation text: so much of it is training text as well
 BASELINE_BYTES = 1 << 24  # zlib and lzma are measured on the first bytes of the text
 
 log = logging.getLogger(__name__)
@@ -46,64 +45,39 @@ class TextData:
     val: np.ndarray
     val_bytes: int  # UTF-8 bytes of the validation text: what bits per byte divides by
     baselines: dict[str, float]  # bits per byte of general-purpose compressors on the same text
-    hash: str  # of the text
+    hash: str  # of the text, and of its split where that is not decided by data.val_fraction alone
 
 
-def pieces(text: str) -> Iterator[str]:
-    """Split a text where no token of byte-level BPE can cross: between a visible character and a line break."""
-    start = 0
-    for cut in re.finditer(r"(?<=\S)\n", text):
-        if cut.start() - start >= PIECE_LENGTH:
-            yield text[start : cut.start()]
-            start = cut.start()
-    yield text[start:]
-
-
-def encode(tokenizer: Tokenizer, texts: list[str], label: str = "", quiet: bool = True) -> Iterator[np.ndarray]:
-    """Yield the ids of all texts in arrays, end of text before each text."""
-    dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32
-    total = sum(map(len, texts))
-    with tqdm(total=total, desc=label, unit="char", unit_scale=True, disable=quiet, leave=False) as bar:
-        cut = (
-            (piece, i == 0)
-            for text in texts
-            for i, piece in enumerate(pieces(text) if tokenizer.splittable else [text])
-        )
-        while group := list(itertools.islice(cut, 64)):
-            for ids, (piece, first) in zip(tokenizer.encode_all([p for p, _ in group]), group, strict=True):
-                yield np.array([tokenizer.eot, *ids] if first else ids, dtype=dtype)
-                bar.update(len(piece))
-
-
-def compressed_bits_per_byte(texts: list[str]) -> dict[str, float]:
-    raw = "".join(texts).encode()[:BASELINE_BYTES]
+def compressed_bits_per_byte(part: Part) -> dict[str, float]:
+    raw = b""
+    for block, _ in part.blocks():
+        raw += block
+        if len(raw) >= BASELINE_BYTES:
+            break
+    raw = raw[:BASELINE_BYTES]
     sizes = {"zlib": len(zlib.compress(raw, 9)), "lzma": len(lzma.compress(raw, preset=9))}
     return {name: 8 * size / len(raw) for name, size in sizes.items()}
 
 
 def prepare(config: DataConfig, tokenizer: TokenizerConfig, quiet: bool = True) -> TextData:
     """Read the corpus and open its tokens, which are built if they do not exist. Raises BadInput for unusable text."""
-    documents = corpus.load_documents(config)
-    text_hash = corpus.content_hash(documents)
-    identity: dict[str, Any] = {"format": FORMAT, "text": text_hash, "val": config.val_fraction, **asdict(tokenizer)}
+    text = stored_text(config, quiet)
+    split_by = {"val": config.val_fraction, "val_max_bytes": config.val_max_bytes}
+    identity: dict[str, Any] = {"format": FORMAT, "text": text.hash, **split_by, **asdict(tokenizer)}
     if tokenizer.path is not None:
         own = load_tokenizer(Path(tokenizer.path))
         identity["path"] = own.hash
         note = "is added, because it has no usual end-of-text token" if own.eot_added else "is its end-of-text token"
         log.info("tokenizer.path=%s: %s %s; %d tokens", tokenizer.path, own.eot_token, note, own.vocab_size)
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
-    folder = Path(config.cache_dir).expanduser() / key
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        if not folder.exists() and not os.access(folder.parent, os.W_OK):
-            raise PermissionError(errno.EACCES, "Permission denied")
-    except OSError as error:
-        raise BadInput(f"data.cache_dir={config.cache_dir}: {error.strerror}; expected a folder to write to") from error
-    if not folder.exists():  # an existing folder is complete, and may be read-only
-        with filelock.FileLock(folder.with_suffix(".lock")):
-            if not folder.exists():
-                build(folder, documents, config, tokenizer, text_hash, quiet)
-    data = open_tokens(folder)
+    folder = Path(config.cache_dir).expanduser() / "tokens" / key
+    data = usable(folder)
+    if data is None:
+        with locked(folder):
+            data = usable(folder)  # another process may have built it meanwhile
+            if data is None:
+                build(folder, text, config, tokenizer, quiet)
+                data = open_tokens(folder)
     for name, tokens in (("training", data.train), ("validation", data.val)):
         needed = config.seq_len + 1 if name == "training" else 2
         if len(tokens) < needed:
@@ -115,61 +89,60 @@ def prepare(config: DataConfig, tokenizer: TokenizerConfig, quiet: bool = True) 
     return data
 
 
-def build(
-    folder: Path,
-    documents: list[Document],
-    config: DataConfig,
-    tokenizer_config: TokenizerConfig,
-    text_hash: str,
-    quiet: bool,
-) -> None:
-    train, val = corpus.split(documents, config.val_fraction)
-    everything = (document.text for document in documents)
-    tokenizer = build_tokenizer(
-        tokenizer_config, itertools.chain.from_iterable(map(pieces, train)), everything, not quiet
-    )
-    partial = folder.with_suffix(".partial")
-    shutil.rmtree(partial, ignore_errors=True)  # left by a killed process; this one holds the lock
-    partial.mkdir()
+def usable(folder: Path) -> TextData | None:
+    """The tokens of a folder, or None if there is none, or a damaged one."""
+    if not folder.exists():
+        return None
     try:
-        sizes = {}
-        for name, texts in (("train", train), ("val", val)):
+        return open_tokens(folder)
+    except (OSError, ValueError) as error:
+        log.warning("%s: damaged token cache (%s); it is built again", folder, error)
+        return None
+
+
+def build(folder: Path, stored: StoredText, config: DataConfig, settings: TokenizerConfig, quiet: bool) -> None:
+    """Write a token folder, in place of a damaged one if there is one. The caller holds its lock."""
+    text = stored.open()
+    train, val, data_hash = split(text, config.val_fraction, config.val_max_bytes)
+    everything = (one for one, _ in pieces(decoded(Part(text))))
+    tokenizer = build_tokenizer(settings, sample(train), everything, not quiet)
+    with partial_folder(folder) as partial:
+        for name, part in (("train", train), ("val", val)):
             with open(partial / f"{name}.bin", "wb") as file:
-                for ids in encode(tokenizer, texts, f"encoding {name}", quiet):
-                    file.write(ids.tobytes())
-                file.flush()
-                os.fsync(file.fileno())
-                sizes[name] = file.tell()
+                for ids in encode(tokenizer, part, f"encoding {name}", quiet):
+                    file.write(ids.data)
         write_text(partial / "tokenizer.json", tokenizer.to_json())
         meta = {
             "dtype": "uint16" if tokenizer.vocab_size <= 1 << 16 else "uint32",
-            "file_bytes": sizes,
-            "val_bytes": sum(len(text.encode()) for text in val),
+            "val_bytes": val.n_bytes,
             "baselines": compressed_bits_per_byte(val),
-            "text_hash": text_hash,
+            "data_hash": data_hash,
+            "shared": asdict(Shared.between(train, val)),
+            "checksums": {name: checksum(partial / name) for name in FILES},
         }
-        write_text(partial / "meta.json", json.dumps(meta, indent=1))
+        write_sealed(partial / "meta.json", meta)
+        shutil.rmtree(folder, ignore_errors=True)
         os.rename(partial, folder)
         sync_folder(folder.parent)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
 
 
 def open_tokens(folder: Path) -> TextData:
-    try:
-        meta = json.loads((folder / "meta.json").read_text())
-        for name, size in meta["file_bytes"].items():
-            if (folder / f"{name}.bin").stat().st_size != size:
-                raise ValueError(f"{name}.bin does not hold {size} bytes")
-        train, val = (np.memmap(folder / f"{name}.bin", meta["dtype"], "r") for name in ("train", "val"))
-        return TextData(
-            tokenizer=load_tokenizer(folder / "tokenizer.json"),
-            train=train,
-            val=val,
-            val_bytes=meta["val_bytes"],
-            baselines=meta["baselines"],
-            hash=meta["text_hash"],
+    """Raises OSError or ValueError if a file is missing or damaged."""
+    meta = read_sealed(folder / "meta.json")
+    for name, right in meta["checksums"].items():
+        if checksum(folder / name) != right:
+            raise ValueError(f"{name} does not match its checksum")
+    train, val = (np.memmap(folder / f"{name}.bin", meta["dtype"], "r") for name in ("train", "val"))
+    if (shared := Shared(**meta["shared"])).share >= WORTH_SAYING:
+        log.warning(
+            "data: %d of %d validation documents, %.1f %% of their bytes, are training documents too",
+            *(shared.n_documents, shared.of, 100 * shared.share),
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BadInput(f"{folder}: damaged token cache ({error}); delete the folder, it will be built again") from error
+    return TextData(
+        tokenizer=load_tokenizer(folder / "tokenizer.json"),
+        train=train,
+        val=val,
+        val_bytes=meta["val_bytes"],
+        baselines=meta["baselines"],
+        hash=meta["data_hash"],
+    )

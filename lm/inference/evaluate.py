@@ -16,9 +16,11 @@ from tqdm import tqdm
 from lm.config import BadInput, DataConfig, EvaluateConfig, TokenizerConfig
 from lm.config.renamed import current
 from lm.data.batches import IGNORED, validation_batches
-from lm.data.corpus import load_documents
+from lm.data.corpus import stored_text
+from lm.data.encoding import encode
+from lm.data.split import Part
 from lm.data.tokenizer import Tokenizer
-from lm.data.tokens import encode, prepare
+from lm.data.tokens import prepare
 from lm.exchange.portable import load_model
 from lm.model.documents import documents
 from lm.model.transformer import Transformer
@@ -150,6 +152,6 @@ def own_validation(run_dir: Path, trust: bool) -> tuple[np.ndarray, int, int]:
 
 def whole_text(config: DataConfig, tokenizer: Tokenizer, bar: bool) -> tuple[np.ndarray, int]:
     """The tokens (n,) of a whole text, and its number of bytes."""
-    texts = [document.text for document in load_documents(config)]
-    tokens = np.concatenate(list(encode(tokenizer, texts, "encoding", not bar)))
-    return tokens, sum(len(text.encode()) for text in texts)
+    text = stored_text(config, not bar).open()
+    tokens = np.concatenate(list(encode(tokenizer, Part(text), "encoding", not bar)))
+    return tokens, text.size

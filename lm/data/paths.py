@@ -1,0 +1,97 @@
+"""The files that a file name, folder or glob stands for."""
+
+import errno
+import glob
+import itertools
+import os
+import re
+import stat
+from collections import deque
+from collections.abc import Iterator
+from fnmatch import translate
+from pathlib import Path
+
+from lm.config import BadInput
+
+
+def is_url(path: str) -> bool:
+    return path.startswith(("http://", "https://"))
+
+
+def local_files(path: str, suffixes: tuple[str, ...] = ()) -> dict[str, Path]:
+    """The files of a file name, folder or glob, by their names, which are relative to the folder and sorted."""
+    try:
+        root, files = find(Path(path).expanduser(), suffixes)
+    except (OSError, RuntimeError) as error:  # name too long, unknown user, no permission
+        inner = getattr(error, "filename", None)
+        where = f"{inner}: " if inner and str(inner) != path else ""
+        raise BadInput(f"data.path={path}: {where}{getattr(error, 'strerror', None) or error}") from error
+    try:
+        return {os.fsencode(file.relative_to(root)).decode(): file for file in files}
+    except UnicodeDecodeError as error:
+        raise BadInput(f"data.path={path}: the file name {error.object!r} is not UTF-8; rename the file") from error
+
+
+def find(here: Path, suffixes: tuple[str, ...]) -> tuple[Path, list[Path]]:
+    if here.is_file():
+        return here.parent, [here]
+    root, pattern = here, ["**", "*"]
+    if not here.is_dir():
+        fixed = list(itertools.takewhile(lambda part: not glob.has_magic(part), here.parts[:-1]))
+        root, pattern = Path(*fixed), list(here.parts[len(fixed) :])
+        pattern += ["*"] if pattern[-1:] == ["**"] else []
+    files = sorted(file for file in matching(root, pattern) if not suffixes or file.suffix in suffixes)
+    if not files:
+        found = (
+            f"a folder without {' or '.join(suffixes) or 'files'}" if here.is_dir() else "no such file, folder or glob"
+        )
+        raise BadInput(f"data.path={here}: {found}")
+    return root, files
+
+
+def matching(root: Path, pattern: list[str]) -> Iterator[Path]:
+    """The files below `root` that match a glob, each once, however many links lead to it.
+
+    Links are followed after all else, so that a file in the folder keeps its own name, and none is followed twice.
+    Raises OSError for a folder that cannot be read.
+    """
+    ahead, links = deque([(root, 0)]), deque[tuple[Path, int]]()  # folders, and the part of the pattern for their names
+    seen: set[tuple[int, int, int]] = set()
+    while ahead or links:
+        path, i = (ahead or links).popleft()
+        found = status(path)
+        if found is None or (place := (found.st_dev, found.st_ino, i)) in seen:
+            continue
+        seen.add(place)
+        if i == len(pattern):
+            if stat.S_ISREG(found.st_mode):
+                yield path
+        elif stat.S_ISDIR(found.st_mode):
+            deeper = pattern[i] == "**"
+            if deeper:
+                ahead.append((path, i + 1))
+            for name, linked in names(path, pattern[i]):
+                (links if linked else ahead).append((path / name, i if deeper else i + 1))
+
+
+def status(path: Path) -> os.stat_result | None:
+    """None for a link that leads nowhere."""
+    try:
+        return path.stat()
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ELOOP):
+            return None
+        raise
+
+
+def names(folder: Path, pattern: str) -> Iterator[tuple[str, bool]]:
+    """The names in a folder that match one part of a glob, and whether they are links. `**` matches folders alone."""
+    if not glob.has_magic(pattern):
+        yield pattern, (folder / pattern).is_symlink()
+        return
+    matches = re.compile(translate(pattern)).match
+    with os.scandir(folder) as entries:
+        for entry in sorted(entries, key=lambda entry: entry.name):
+            visible = pattern.startswith(".") or not entry.name.startswith(".")
+            if visible and matches(entry.name) and (pattern != "**" or entry.is_symlink() or entry.is_dir()):
+                yield entry.name, entry.is_symlink()
