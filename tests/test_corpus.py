@@ -21,7 +21,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lm.config import BadInput, DataConfig, TokenizerConfig
-from lm.data.corpus import SOURCES, check_paths, stored_text
+from lm.data.corpus import SOURCES, stored_text
+from lm.data.paths import check_paths
 from lm.data.split import Part, split
 from lm.data.text import limited, scan
 

@@ -17,7 +17,7 @@ from lm.cli.launch import launch
 from lm.cli.names import meant, names, no_such_key
 from lm.config import BadInput, RunConfig
 from lm.config.ablation import AblateConfig
-from lm.data.corpus import check_paths
+from lm.data.paths import check_paths
 
 
 def arm(line: list[str]) -> RunConfig:

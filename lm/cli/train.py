@@ -15,7 +15,7 @@ from lm.cli.launch import launch
 from lm.cli.resume import as_it_was
 from lm.cli.summary import comparison, over_seeds, samples, summary
 from lm.config import RunConfig
-from lm.data.corpus import check_paths
+from lm.data.paths import check_paths
 from lm.system.table import format_table
 
 finished: list[tuple[str, str, dict[str, Any]]] = []  # a run's name, its overrides without the seed, its result

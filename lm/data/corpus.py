@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
-from lm.config import BadInput, DataConfig, TokenizerConfig
+from lm.config import BadInput, DataConfig
 from lm.data.documents import Document, Files, Source, first_line
 from lm.data.hub import Hub
-from lm.data.paths import is_url, local_files
-from lm.data.rows import SUFFIXES, Rows
+from lm.data.paths import SUFFIXES, is_url, local_files
+from lm.data.rows import Rows
 from lm.data.text import StoredText
 from lm.system.files import sha256
 
@@ -87,14 +87,6 @@ SOURCES: dict[str, Callable[[DataConfig], Source]] = {
     "parquet": rows,
     "hub": Hub,
 }
-
-
-def check_paths(config: DataConfig, tokenizer: TokenizerConfig) -> None:
-    """Raise BadInput if a local path leads to no file. It imports nothing heavy, so it can be called first."""
-    if tokenizer.path is not None and not Path(tokenizer.path).is_file():
-        raise BadInput(f"tokenizer.path={tokenizer.path}: no such file; expected a tokenizer.json")
-    if config.source in ("text", *SUFFIXES) and config.path and not is_url(config.path):
-        local_files(config.path, SUFFIXES.get(config.source, ()))
 
 
 def stored_text(config: DataConfig, quiet: bool = True) -> StoredText:

@@ -1,4 +1,4 @@
-"""The files that a file name, folder or glob stands for."""
+"""The files that a file name, folder or glob stands for. Imports nothing heavy."""
 
 import errno
 import glob
@@ -11,11 +11,21 @@ from collections.abc import Iterator
 from fnmatch import translate
 from pathlib import Path
 
-from lm.config import BadInput
+from lm.config import BadInput, DataConfig, TokenizerConfig
+
+SUFFIXES = {"json": (".json", ".jsonl"), "csv": (".csv",), "parquet": (".parquet",)}
 
 
 def is_url(path: str) -> bool:
     return path.startswith(("http://", "https://"))
+
+
+def check_paths(config: DataConfig, tokenizer: TokenizerConfig) -> None:
+    """Raise BadInput if a local path leads to no file. It can be called before anything heavy is imported."""
+    if tokenizer.path is not None and not Path(tokenizer.path).is_file():
+        raise BadInput(f"tokenizer.path={tokenizer.path}: no such file; expected a tokenizer.json")
+    if config.source in ("text", *SUFFIXES) and config.path and not is_url(config.path):
+        local_files(config.path, SUFFIXES.get(config.source, ()))
 
 
 def local_files(path: str, suffixes: tuple[str, ...] = ()) -> dict[str, Path]:

@@ -8,7 +8,6 @@ from typing import Any
 from lm.config import BadInput
 from lm.data.documents import Document, Files, first_line
 
-SUFFIXES = {"json": (".json", ".jsonl"), "csv": (".csv",), "parquet": (".parquet",)}
 ROWS = 1000  # that are taken out of the library at a time
 
 
