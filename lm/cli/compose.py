@@ -7,6 +7,7 @@ import hydra
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
+from lm.cli.base import with_base
 from lm.cli.errors import in_one_line
 from lm.cli.names import no_such_key, renamed_choice, trainer_arguments
 from lm.config import BadInput
@@ -45,7 +46,7 @@ def compose(name: str, words: list[str], schema: type[Config]) -> Config:
     """configs/NAME.yaml with overrides as the dataclass, while another command is running. Raises BadInput."""
     register(name, schema)
     try:
-        return convert(hydra.compose(name, words), schema, {})
+        return convert(with_base(hydra.compose(name, words), words), schema, {})
     except BadInput:
         raise
     except Exception as error:

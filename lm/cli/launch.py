@@ -9,9 +9,11 @@ from collections.abc import Callable
 from typing import Any, Generic, NoReturn
 
 import hydra
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from lm.cli import program, words
+from lm.cli.base import with_base
 from lm.cli.compose import Config, convert, register
 from lm.cli.errors import CONFIGS, before_the_task, complain, report
 from lm.cli.help import offer_help
@@ -109,6 +111,7 @@ class Jobs(Generic[Config]):
         if os.getpid() != self.process:
             speak(output_is_the_result=False)
         try:
+            composed = with_base(composed, list(HydraConfig.get().overrides.task))
             self.code = max(self.code, self.task(convert(composed, self.schema, self.taken)) or 0)
         except Exception as error:
             if os.getpid() != self.process:  # what is noted here would be lost, but an exception is handed over

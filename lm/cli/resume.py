@@ -10,17 +10,18 @@ from lm.config import RUNTIME, BadInput, RunConfig
 from lm.config.identity import config_hash
 from lm.config.renamed import earlier
 from lm.config.typed import build
-from lm.training.run_directory import RunDirectory
+from lm.training.run_directory import LENGTH, RunDirectory
 
 
 def as_it_was(run: RunConfig, line: list[str]) -> RunConfig:
     """The run whose settings are in run_dir, if every other argument in `line` sets a key that may differ on resume.
 
-    Those keys (RUNTIME in lm/config/run.py) are applied to it. Returns `run` itself if an argument sets another key or
+    Those keys (RUNTIME in lm/config/run.py) are applied to it, and those of another length, which train then refuses
+    for what they are. Returns `run` itself if an argument sets another key or
     if the directory holds no settings. Raises BadInput if config.yaml is not one that train wrote.
     """
     keys = [key_of(word) for word in line]
-    if run.run_dir is None or not all(is_runtime(key) for key in keys):
+    if run.run_dir is None or not all(is_runtime(key) or key in LENGTH for key in keys):
         return run
     place = RunDirectory(Path(run.run_dir).expanduser())
     if not place.config.exists():
@@ -31,9 +32,12 @@ def as_it_was(run: RunConfig, line: list[str]) -> RunConfig:
     try:
         if "data_hash" not in settings:
             raise TypeError("data_hash is missing")
-        return with_loss_as_typed(
-            build(RunConfig, {key: settings[key] for key in settings if key in names(RunConfig)}), settings, place.path
-        )
+        found = build(RunConfig, {key: settings[key] for key in settings if key in names(RunConfig)})
+        if (
+            found.init_from and found.tokenizer.kind == "file" and place.tokenizer.exists()
+        ):  # the loaded run may be gone
+            found.tokenizer = replace(found.tokenizer, path=str(place.tokenizer))
+        return with_loss_as_typed(found, settings, place.path)
     except (TypeError, AttributeError, ValueError) as error:
         raise BadInput(f"{place.config}: not what train wrote ({error})") from error
 

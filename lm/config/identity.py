@@ -18,6 +18,8 @@ ADDED: dict[str, Any] = {
     "data.document_mask": False,
     "data.max_bytes": None,
     "data.val_max_bytes": 4_000_000,  # where it has an effect, the hash of the data says so
+    "init_sha256": None,
+    "init_tied_matrix": None,
 }
 
 
@@ -36,7 +38,10 @@ def identifying(settings: dict[str, Any]) -> dict[str, Any]:
         runtime = any(key == one or key.startswith(one + ".") for one in RUNTIME)
         return not runtime and not (key in ADDED and value == ADDED[key])
 
-    return {key: value for key, value in flat(settings).items() if decides(key, value)}
+    found = {key: value for key, value in flat(settings).items() if decides(key, value)}
+    if found.get("init_sha256"):  # the tokenizer is that of the loaded model, wherever its file lies
+        found.pop("tokenizer.path", None)
+    return found
 
 
 def config_hash(run: RunConfig, names: Callable[[dict[str, Any]], dict[str, Any]] = dict) -> str:

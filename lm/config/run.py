@@ -10,6 +10,7 @@ from lm.config.model import HeadConfig, ModelConfig
 from lm.config.optim import OptimConfig
 
 LOSSES = ("auto", "plain", "chunked")
+TIED_MATRICES = ("embedding", "head", "mean")
 # without fp16, which would need loss scaling
 PRECISIONS = ("auto", "32-true", "bf16-mixed", "bf16-true", "64-true", "32", "bf16", "64")
 
@@ -60,6 +61,9 @@ class RunConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     validation: ValidationConfig = field(default_factory=ValidationConfig)
     diagnostics: DiagnosticsConfig = field(default_factory=DiagnosticsConfig)
+    init_from: str | None = None  # a finished run, whose weights and tokenizer this run starts from
+    init_sha256: str | None = None  # of those weights; null: any, and found out when they are read
+    init_tied_matrix: str | None = None  # untied to tied: embedding, head or mean, where the one matrix comes from
     prompts: list[str] | None = None  # continued greedily at the end; null: three from the validation text
     max_tokens: int | None = None  # length of the run in tokens; takes precedence over trainer.max_steps
     seed: int = 0
@@ -71,6 +75,8 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         choose("loss", self.loss, LOSSES)
+        if self.init_tied_matrix is not None:
+            choose("init_tied_matrix", self.init_tied_matrix, TIED_MATRICES)
         at_least(1, "", self, "max_tokens", "threads")
         seedable(self.seed)
         if self.run_dir == "":
@@ -110,7 +116,7 @@ class RunConfig:
 # Settings that do not change what a run computes: left out of its hash, and free to differ when it is resumed.
 RUNTIME = (
     *("format", "config_hash", "run_dir", "logger", "checkpoint", "prompts", "activation_checkpointing"),
-    *("data.cache_dir", "data.verify", "trainer.enable_progress_bar"),
+    *("data.cache_dir", "data.verify", "trainer.enable_progress_bar", "init_from", "base"),
 )
 
 # Arguments of lightning.Trainer that are counts, with their defaults.

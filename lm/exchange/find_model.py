@@ -32,15 +32,15 @@ class ModelSettings:
             raise BadInput(f"sha256: names {', '.join(self.sha256) or 'nothing'}; expected {' and '.join(FILES)}")
 
 
-def model_folder(run_dir: str | Path) -> Path:
+def model_folder(run_dir: str | Path, key: str = "run_dir") -> Path:
     """The model folder of a run directory; `run_dir` may also be the model folder. Raises BadInput if there is none."""
     folder = Path(run_dir).expanduser()
     if not folder.is_dir():
-        raise BadInput(f"run_dir={run_dir}: no such folder; expected a run directory that train wrote")
+        raise BadInput(f"{key}={run_dir}: no such folder; expected a run directory that train wrote")
     if (folder / "model").is_dir():
         folder = folder / "model"
     if not os.path.lexists(folder / "config.json"):
-        raise BadInput(f"run_dir={run_dir}: holds no model; expected a run directory that train has finished")
+        raise BadInput(f"{key}={run_dir}: holds no model; expected a run directory that train has finished")
     for name in ("config.json", *FILES):
         if not (folder / name).is_file():  # also a device, which could be read without end
             raise BadInput(f"{folder / name}: no such file; expected what train wrote")

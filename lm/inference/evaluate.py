@@ -134,6 +134,8 @@ def own_validation(run_dir: Path, trust: bool) -> tuple[np.ndarray, int, int]:
         hashes = settings["data_hash"], settings["tokenizer_hash"]
         config = replace(DataConfig(**settings["data"]), cache_dir=DataConfig().cache_dir)
         tokenizer = TokenizerConfig(**settings["tokenizer"])
+        if tokenizer.kind == "file":  # the run has a copy; the file that it was made with may be gone
+            tokenizer = replace(tokenizer, path=str(run_dir / "model/tokenizer.json"))
     except OSError as error:
         hint = "expected a finished run, or a text: data=text data.path=FILE"
         raise BadInput(f"{error.filename}: {error.strerror}; {hint}") from error

@@ -11,14 +11,14 @@ above ln V.
 """
 
 import math
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lm.config import HeadConfig
+from lm.config import BadInput, HeadConfig
 from lm.model.linear import Linear, linear
 
 OptimizerState = MutableMapping[Tensor, dict[str, Any]]  # parameter -> its moments, as in torch.optim.Optimizer.state
@@ -40,6 +40,10 @@ class Embedding(nn.Module):
     def matrix(self) -> Tensor:
         """The input embeddings (V, D): what each token id becomes."""
         return self.weight if self.multiplier == 1 else self.weight * self.multiplier
+
+    def rescaled(self, other: "Embedding") -> Tensor:
+        """The weight (V, D) with which this embedding has the input embeddings of `other`."""
+        return other.weight if other.multiplier == self.multiplier else other.matrix() / self.multiplier
 
     def forward(self, tokens: Tensor) -> Tensor:
         return F.embedding(tokens, self.weight) * self.multiplier
@@ -65,6 +69,14 @@ class Head(nn.Module):
     def initialise_from(self, embedding: Tensor) -> None:
         """Called once, after every parameter has been initialised."""
 
+    def convert(self, embedding: Embedding, old: "Head", old_embedding: Embedding, rule: str | None) -> None:
+        """Set this head and its `embedding`, without gradients, to compute what the old two do.
+
+        An untied head does so exactly. A head of one matrix does if the old one had one too; otherwise `rule` says
+        which matrix it begins with, a key of TIED_MATRICES. Raises BadInput if there is no rule then.
+        """
+        raise NotImplementedError("a subclass of Head says how it takes over the matrices of another")
+
     def on_train_step(self, progress: float, embedding: Tensor, optimizer_state: OptimizerState) -> None:
         """Called before each training step with the completed fraction of training.
 
@@ -80,6 +92,9 @@ class TiedHead(Head):
 
     def matrix(self, embedding: Tensor) -> Tensor:
         return embedding
+
+    def convert(self, embedding: Embedding, old: Head, old_embedding: Embedding, rule: str | None) -> None:
+        embedding.weight.copy_(tied_matrix(embedding, old, old_embedding, rule))
 
 
 class TiedProjectedHead(Head):
@@ -98,6 +113,15 @@ class TiedProjectedHead(Head):
     def factors(self, x: Tensor, embedding: Tensor) -> tuple[Tensor, Tensor]:
         return self.proj(x), embedding
 
+    def convert(self, embedding: Embedding, old: Head, old_embedding: Embedding, rule: str | None) -> None:
+        if isinstance(old, TiedHead | TiedProjectedHead):  # exact: the projection makes up for another multiplier
+            embedding.weight.copy_(embedding.rescaled(old_embedding))
+            if isinstance(old, TiedProjectedHead):
+                self.proj.weight.copy_(old.proj.weight)
+            self.proj.weight.mul_(embedding.multiplier / old_embedding.multiplier)
+        else:
+            embedding.weight.copy_(tied_matrix(embedding, old, old_embedding, rule))
+
 
 class UntiedHead(Head):
     """An output matrix of its own, with its own initialisation and learning rate."""
@@ -111,6 +135,10 @@ class UntiedHead(Head):
 
     def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
         return self.proj(x)
+
+    def convert(self, embedding: Embedding, old: Head, old_embedding: Embedding, rule: str | None) -> None:
+        embedding.weight.copy_(embedding.rescaled(old_embedding))
+        self.proj.weight.copy_(old.matrix(old_embedding.weight))
 
 
 class UntiedFromEmbeddingHead(UntiedHead):
@@ -152,6 +180,10 @@ class UntiedMidTrainingHead(UntiedFromEmbeddingHead):
         if self.tied:
             self.initialise_from(embedding)
 
+    def convert(self, embedding: Embedding, old: Head, old_embedding: Embedding, rule: str | None) -> None:
+        embedding.weight.copy_(tied_matrix(embedding, old, old_embedding, rule))  # training begins tied
+        self.initialise_from(embedding.weight)
+
 
 class Projection(Linear):
     """A Linear (D to V), initialised normal with `head_std`: a small one gives a first loss near ln V."""
@@ -180,3 +212,20 @@ HEADS: dict[str, type[Head]] = {
     "untied_from_embedding": UntiedFromEmbeddingHead,
     "untied_midtraining": UntiedMidTrainingHead,
 }
+
+TIED_MATRICES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {  # of the input and of the output embeddings
+    "embedding": lambda inputs, outputs: inputs,
+    "head": lambda inputs, outputs: outputs,
+    "mean": lambda inputs, outputs: (inputs + outputs) / 2,
+}
+
+
+def tied_matrix(embedding: Embedding, old: Head, old_embedding: Embedding, rule: str | None) -> Tensor:
+    """The one matrix (V, D) for a tied `embedding` and its head, from those of another model."""
+    inputs, outputs = embedding.rescaled(old_embedding), old.matrix(old_embedding.weight)
+    if inputs is outputs:
+        return inputs
+    if rule is None:
+        found = "the loaded model's input and output embeddings differ, and this head has one matrix for both"
+        raise BadInput(f"head: {found}; choose init_tied_matrix={', '.join(TIED_MATRICES)}, or an untied head")
+    return TIED_MATRICES[rule](inputs, outputs)

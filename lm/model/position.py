@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lm.config import ModelConfig
+from lm.config import BadInput, ModelConfig
 
 Rotation = Callable[[Tensor], Tensor]  # (B, H, T, K) -> (B, H, T, K)
 
@@ -29,6 +29,9 @@ class NoPosition(nn.Module):
     def rotation(self, positions: Tensor) -> Rotation:
         return lambda heads: heads
 
+    def load_from(self, other: "NoPosition") -> None:
+        """Take over, without gradients, the weights of one for another seq_len; BadInput if it has too few of them."""
+
 
 class Learned(NoPosition):
     """A learned vector for each position, added to the input embedding (GPT-2)."""
@@ -42,6 +45,15 @@ class Learned(NoPosition):
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         return x + F.embedding(positions, self.weight)
+
+    def load_from(self, other: NoPosition) -> None:
+        assert isinstance(other, Learned)
+        wanted, there = len(self.weight), len(other.weight)
+        if wanted > there:
+            raise BadInput(
+                f"data.seq_len={wanted}: the loaded model has {there} learned positions; choose that or less"
+            )
+        self.weight.copy_(other.weight[:wanted])
 
 
 class RoPE(NoPosition):

@@ -117,6 +117,17 @@ class Transformer(nn.Module):
         self.head.initialise_from(self.embed.weight)
         self.scale_residual_projections()
 
+    @torch.no_grad()
+    def load_from(self, other: "Transformer", tied_matrix: str | None = None) -> None:
+        """Take over the weights of a model with the same ModelConfig; its head and its seq_len may differ.
+
+        `tied_matrix` is the rule of `Head.convert`. Raises BadInput for a seq_len or a head that cannot be had.
+        """
+        self.blocks.load_state_dict(other.blocks.state_dict())
+        self.norm.load_state_dict(other.norm.state_dict())
+        self.position.load_from(other.position)
+        self.head.convert(self.embed, other.head, other.embed, tied_matrix)
+
     def scale_residual_projections(self) -> None:
         """Multiply o_proj and down_proj by model.residual_scale.
 

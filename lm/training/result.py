@@ -46,6 +46,7 @@ def build_result(
         "tokens_per_second": tokens / seconds,
         "seed": run.seed,
         "head": run.head.name,
+        "init_from": settings.get("base"),
         "resumed_from": callback.resumed_from,
         "config_hash": config_hash(run),
         "data_hash": data.hash,

@@ -35,12 +35,16 @@ def named(run: RunConfig, head: str, digest: str) -> Path:
     return Path("runs") / "".join(c if c.isalnum() or c == "-" else "_" for c in name)
 
 
+LENGTH = ("trainer.max_steps", "max_tokens")  # of a run, which its learning-rate schedule follows
+
+
 class RunDirectory:
     """The files of one run; the README describes each of them."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.checkpoints, self.model = path / "checkpoints", path / "model"
+        self.tokenizer = self.model / "tokenizer.json"
         self.metrics, self.result, self.config = path / "metrics.csv", path / "result.json", path / "config.yaml"
 
     @contextmanager
@@ -81,6 +85,10 @@ class RunDirectory:
     def write_config(self, settings: dict[str, Any]) -> None:
         write_text(self.config, yaml.safe_dump({"format": FORMAT, **settings}, sort_keys=False, allow_unicode=True))
 
+    def write_tokenizer(self, content: str) -> None:
+        self.model.mkdir(exist_ok=True)
+        write_text(self.tokenizer, content)
+
     def read_config(self) -> dict[str, Any]:
         """The settings of the run in this directory under today's names. Raises BadInput if they cannot be read."""
         try:
@@ -94,13 +102,19 @@ class RunDirectory:
         Keys in `but` are not compared.
         """
         there, here, absent = identifying(self.read_config()), identifying(settings), "absent"
-        differing = [
-            f"{key} is {str(there.get(key, absent))[:40]} there, {str(here.get(key, absent))[:40]} now"
+        differing = {
+            key: f"{key} is {str(there.get(key, absent))[:40]} there, {str(here.get(key, absent))[:40]} now"
             for key in sorted(here.keys() | there.keys())
             if key not in but and here.get(key, absent) != there.get(key, absent)
-        ]
+        }
         if differing:
-            found = "; ".join(differing)
+            found = "; ".join(differing.values())
+            if set(differing) <= set(LENGTH):
+                finish = "" if self.result.exists() else f"give only run_dir={self.path} to finish it; "
+                schedule = f"{found}: the learning rate of run_dir={self.path} decays to the end of its own length"
+                raise BadInput(
+                    f"{schedule}; {finish}init_from={self.path} starts a new run, with a schedule of its own"
+                )
             other = f"run_dir={self.path} holds another run ({found})"
             raise BadInput(f"{other}: choose another run_dir or none, or give only run_dir={self.path} to continue it")
 

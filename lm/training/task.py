@@ -60,12 +60,14 @@ class LMTask(LightningModule):
 
     def train_dataloader(self) -> DataLoader[Batch]:
         """The batches from the restored step on."""
-        micro = self.trainer.accumulate_grad_batches
+        micro, seed = self.trainer.accumulate_grad_batches, self.run.seed
+        if self.run.init_sha256:  # the loaded run may have had this seed: another order than its own
+            seed = named_seed(seed, "continued")
         stream = TrainingStream(
             self.data.train,
             seq_len=self.run.data.seq_len,
             batch_size=self.run.data.batch_size // micro,
-            seed=self.run.seed,
+            seed=seed,
             start=self.trainer.global_step * micro,
             rank=self.trainer.global_rank,
             world_size=self.trainer.world_size,

@@ -20,6 +20,7 @@ from lm.model.size import flops_per_token, n_params, n_params_by_role
 from lm.model.transformer import Transformer
 from lm.system.device import fast_attention, is_mixed, set_threads
 from lm.training.checkpoint import Checkpoints
+from lm.training.init_from import load_base, with_hash
 from lm.training.loss import build_loss, resolve_loss
 from lm.training.metrics import ConsoleLogger, MetricsFile
 from lm.training.optim import MIN_PEAK_LR_FACTOR, peak_lr_factor, step_flops
@@ -44,6 +45,7 @@ def train(run: RunConfig, data: TextData | None = None) -> dict[str, Any]:
     changes no earlier run; after that (Diverged, or no compiler for compile=true) the directory remains.
     Raises Interrupted after a signal; the same call then resumes the run.
     """
+    run = with_hash(run)
     bar = sys.stderr.isatty() and bool(run.trainer.get("enable_progress_bar", True))
     options, directory, threads = resolve(run), RunDirectory(run_directory(run)), set_threads(run.threads)
     data = data or prepare(run.data, run.tokenizer, quiet=not bar)
@@ -98,6 +100,10 @@ def fit(
     settings |= {"loss": resolve_loss(run.loss, net, device, run.compile, mixed)}
     if checkpoints.paths():  # with checkpoint.resume=false, too: they may be those of another run
         directory.refuse_changes(settings)
+    if run.init_from and resume is None:
+        settings |= {"base": load_base(net, run, data, options["accelerator"])}
+    elif resume:  # it is in the checkpoint what it started from
+        settings |= {"base": directory.read_config().get("base")}
     size = {  # measured before training: a class that cannot be built without memory fails here, not at the end
         "n_params": n_params(net),
         "n_params_by_role": n_params_by_role(net),
@@ -113,6 +119,8 @@ def fit(
         for old in checkpoints.paths() if not run.checkpoint.resume else ():
             checkpoints.remove_checkpoint(old)
         directory.write_config(settings)
+        if run.init_from:  # resuming does not need the loaded run
+            directory.write_tokenizer(data.tokenizer.to_json())
         first, shown = step_of(resume), run.trainer.get("enable_progress_bar", True)
         console = [ConsoleLogger(first, trainer.max_steps)] if shown else []
         trainer.loggers = [MetricsFile(directory.metrics, first), *console, *loggers]

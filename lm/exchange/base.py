@@ -1,0 +1,71 @@
+"""What init_from names, a finished model that a run starts from, as far as it can be known without its weights."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lm.config import BadInput, TokenizerConfig
+from lm.exchange.find_model import ModelSettings, model_folder, read_settings
+from lm.system.files import read_object, sha256
+
+WEIGHTS, TOKENIZER = "model.safetensors", "tokenizer.json"
+FREE = ("dropout",)  # settings of the model that its weights do not depend on
+
+
+@dataclass(slots=True, kw_only=True)
+class Base:
+    """A finished model, with what is known of its training."""
+
+    folder: Path  # of the model
+    settings: ModelSettings
+    sha256: str  # of the weights; they are compared with it when they are read
+    tokenizer: TokenizerConfig  # its tokenizer.json
+    typed: dict[str, Any]  # the settings of the group `tokenizer` that would describe it
+    steps: int | None  # of training, with those of the runs that it started from itself; None: unknown
+    tokens: int | None
+
+    def record(self, path: str) -> dict[str, Any]:
+        """For result.json: where the weights came from."""
+        head = self.settings.head.name
+        return {"path": path, "sha256": self.sha256, "head": head, "steps": self.steps, "tokens": self.tokens}
+
+
+def read_base(init_from: str) -> Base:
+    """Raises BadInput naming what is missing or damaged. It imports nothing heavy."""
+    folder = model_folder(init_from, "init_from")
+    settings, path = read_settings(folder), folder / TOKENIZER
+    if sha256(path) != settings.sha256[TOKENIZER]:
+        raise BadInput(f"{path}: damaged, its bytes do not match config.json")
+    steps, tokens = training_of(folder)
+    return Base(
+        folder=folder,
+        settings=settings,
+        sha256=settings.sha256[WEIGHTS],
+        tokenizer=TokenizerConfig(kind="file", vocab_size=None, path=str(path)),
+        typed=kind_of(path, settings.vocab_size),
+        steps=steps,
+        tokens=tokens,
+    )
+
+
+def kind_of(path: Path, vocab_size: int) -> dict[str, Any]:
+    """The settings with which a tokenizer of this project was made; those of another are its file's alone."""
+    model = json.loads(path.read_text(encoding="utf-8")).get("model", {})
+    if model.get("type") == "WordLevel":
+        return {"kind": "char", "vocab_size": None}
+    if model.get("type") == "BPE":
+        return (
+            {"kind": "bpe", "vocab_size": vocab_size} if model.get("merges") else {"kind": "byte", "vocab_size": None}
+        )
+    return {}
+
+
+def training_of(folder: Path) -> tuple[int | None, int | None]:
+    """Steps and tokens of the training of the model in a run directory's `folder`."""
+    try:
+        result = read_object(folder.parent / "result.json") if folder.name == "model" else {}
+        before = result.get("init_from") or {"steps": 0, "tokens": 0}
+        return result["steps"] + before["steps"], result["tokens"] + before["tokens"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None, None
