@@ -26,6 +26,7 @@ from lm.exchange.base import read_base
 from lm.exchange.portable import load_model
 from lm.inference.evaluate import evaluate_run
 from lm.model.transformer import named_seed
+from lm.system.files import read_sealed, write_sealed
 from lm.training.train import train
 
 MODEL = ["model.n_layers=1", "model.d_model=32", "model.n_heads=2", "model.d_ff=48", "model.rope_theta=50"]
@@ -121,7 +122,8 @@ def test_what_contradicts_the_loaded_run_is_refused_by_key(home: Path, words: li
 def test_a_linear_class_is_imported_by_consent_alone(home: Path, tmp_path: Path) -> None:
     shutil.copytree(home / "tied", tmp_path / "r")
     path = tmp_path / "r/model/config.json"
-    path.write_text(path.read_text().replace('"linear": "linear"', '"linear": "torch.nn.Linear"'))
+    settings = read_sealed(path)
+    write_sealed(path, settings | {"model": settings["model"] | {"linear": "torch.nn.Linear"}})
     with pytest.raises(BadInput, match=r"torch\.nn\.Linear would be imported; add model\.linear=torch\.nn\.Linear"):
         composed(home, f"init_from={tmp_path / 'r'}")
     allowed = composed(home, f"init_from={tmp_path / 'r'}", "model.linear=torch.nn.Linear")
