@@ -11,7 +11,9 @@ from lm.cli.errors import CONFIGS
 from lm.cli.summary import over_seeds
 
 RULE = (ROOT / "docs/studies/README.md").read_text()
-FIRST_OF = {purpose: int(first) for first, purpose in re.findall(r"^\| (\d+) (?:to|and) .*?\| (\w+)", RULE, re.MULTILINE)}
+FIRST_OF = {
+    purpose: int(first) for first, purpose in re.findall(r"^\| (\d+) (?:to|and) .*?\| (\w+)", RULE, re.MULTILINE)
+}
 ABLATIONS = sorted(CONFIGS.glob("ablation/*.yaml"))
 
 
@@ -34,7 +36,9 @@ def result(seed: int, loss: float) -> dict[str, float]:
 
 
 def test_a_sweep_over_seeds_ends_with_their_mean_and_spread() -> None:
-    runs = [(head, result(seed, seed + plus)) for head, plus in (("tied", 0.5), ("untied", 0.0)) for seed in (1, 2, 3, 6)]
+    runs = [
+        (head, result(seed, seed + plus)) for head, plus in (("tied", 0.5), ("untied", 0.0)) for seed in (1, 2, 3, 6)
+    ]
     head, *rows = over_seeds([*runs, ("once", result(0, 1.0))])
     assert head == ("settings", "seeds", "mean val_loss", "sd", "standard error")
     assert rows == [("tied", "4", "3.5000", "2.1602", "1.0801"), ("untied", "4", "3.0000", "2.1602", "1.0801")]
