@@ -169,9 +169,11 @@ def test_a_folder_that_is_no_clone_of_nanogpt_is_refused(tmp_path: Path, source:
 
 @pytest.mark.slow
 def test_the_script_prints_a_table_and_writes_json(script: Script, tmp_path: Path) -> None:
-    answer = script("benchmark", "only=[limits,training,compile,startup]", "seconds=0", "output=out.json", "threads=1")
+    answer = script(
+        "benchmark", "only=[limits,training,compile,documents,startup]", "seconds=0", "output=out.json", "threads=1"
+    )
     assert answer.returncode == 0, answer.stderr
     assert "transformers" in answer.stdout
     found = json.loads((tmp_path / "out.json").read_text())["measurements"]
-    assert {one["section"] for one in found} == {"limits", "training", "compile", "startup"}
+    assert {one["section"] for one in found} == {"limits", "training", "compile", "documents", "startup"}
     assert all(one["value"] > 0 for one in found)

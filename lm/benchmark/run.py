@@ -12,6 +12,7 @@ import torch
 
 from lm.benchmark.compiled import compiled
 from lm.benchmark.decoding import decoding, run_prompts
+from lm.benchmark.documents import documents
 from lm.benchmark.gemm import gemm
 from lm.benchmark.limits import limits
 from lm.benchmark.loss import loss
@@ -35,6 +36,7 @@ SECTIONS: dict[str, Section] = {
     "nanogpt": nanogpt,
     "compile": compiled,
     "loss": loss,
+    "documents": documents,
     "trainer": trainer,
     "optimizer": optimizer,
     "gemm": gemm,

@@ -20,15 +20,24 @@ class Shape(NamedTuple):
     batch: int
     time: int
 
-    def build(self, device: str = "cpu") -> Transformer:
-        return Transformer(self.model, HeadConfig(), vocab_size=self.vocab_size, seq_len=self.time).to(device)
+    def build(self, device: str = "cpu", document_mask: bool = False) -> Transformer:
+        separator = 0 if document_mask else None
+        return Transformer(
+            self.model, HeadConfig(), vocab_size=self.vocab_size, seq_len=self.time, document_separator=separator
+        ).to(device)
 
     def tokens(self, device: str = "cpu") -> Batch:
         whole = torch.randint(self.vocab_size, (self.batch, self.time + 1), device=device)
         return whole[:, :-1], whole[:, 1:]
 
     def step(
-        self, device: str, loss: str = "auto", checkpointing: bool = False, compiled: bool = False, mixed: bool = False
+        self,
+        device: str,
+        loss: str = "auto",
+        checkpointing: bool = False,
+        compiled: bool = False,
+        mixed: bool = False,
+        document_mask: bool = False,
     ) -> partial[None]:
         """A callable that makes one training step with AdamW.
 
@@ -36,7 +45,7 @@ class Shape(NamedTuple):
         """
         if compiled:
             torch.compiler.reset()  # otherwise torch would compile a second shape with dynamic shapes
-        net = self.build(device)
+        net = self.build(device, document_mask)
         if checkpointing:
             enable_activation_checkpointing(net)
         score = partial(build_loss(resolve_loss(loss, net, device, compiled, mixed), compiled), net)

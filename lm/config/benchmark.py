@@ -6,8 +6,8 @@ from pathlib import Path
 from lm.config import BadInput, at_least, choose
 
 SECTIONS = (
-    *("limits", "training", "nanogpt", "compile", "loss", "trainer", "optimizer"),
-    *("gemm", "decoding", "workers", "scale", "startup"),
+    *("limits", "training", "nanogpt", "compile", "loss", "documents"),
+    *("trainer", "optimizer", "gemm", "decoding", "workers", "scale", "startup"),
 )
 RENAMED = {"product": "gemm", "starts": "startup"}
 
