@@ -8,7 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from lightning.pytorch.utilities import rank_zero_only
 
 from lm.config import Diverged, RunConfig
@@ -29,6 +28,7 @@ from lm.training.run_directory import RunDirectory, default_dir
 from lm.training.task import LMTask
 from lm.training.trainer import build_loggers, build_trainer, resolve, tokens_per_step
 
+CHUNK = 1 << 22  # tokens read at a time
 log = logging.getLogger(__name__)
 
 
@@ -125,7 +125,7 @@ def fit(
         console = [ConsoleLogger(first, trainer.max_steps)] if shown else []
         trainer.loggers = [MetricsFile(directory.metrics, first), *console, *loggers]
         log.info("%s: %s parameters, %s steps", directory.path, f"{size['n_params']:,}", f"{trainer.max_steps:,}")
-        if run.data.document_mask and not np.any(data.train[1:] == data.tokenizer.eot):
+        if run.data.document_mask and not several_documents(data):
             log.warning("data.document_mask: the training text is one document, so the mask changes nothing")
         if (peak := peak_lr_factor(trainer.max_steps, run.optim)) < MIN_PEAK_LR_FACTOR:
             log.warning("optim.warmup_steps: the learning rate reaches only about %.0f %% of optim.lr", 100 * peak)
@@ -150,3 +150,9 @@ def fit(
 
 def step_of(checkpoint: Path | None) -> int:
     return int(checkpoint.name.split("-")[1]) if checkpoint else 0
+
+
+def several_documents(data: TextData) -> bool:
+    """Whether the training text is more than one document. It is read in parts, since it may be larger than memory."""
+    parts = (data.train[first : first + CHUNK] for first in range(1, len(data.train), CHUNK))
+    return any((part == data.tokenizer.eot).any() for part in parts)
