@@ -107,6 +107,8 @@ REFUSED: list[tuple[type, dict[str, Any], str, str]] = [
     (ValidationConfig, {"every": -1}, "validation.every=-1", "0 or more"),
     (ValidationConfig, {"batches": 0}, "validation.batches=0", "1 or more"),
     *((RunConfig, {key: 0}, f"{key}=0", "1 or more") for key in ("max_tokens", "threads")),
+    *((RunConfig, {"threads": word}, f"threads={word}", "a number of threads, auto or null") for word in ("2", "all")),
+    (RunConfig, {"threads": "auto", "trainer": {"devices": 2}}, "threads=auto", "one device only"),
     (RunConfig, {"seed": -1}, "seed=-1", "expected 0 to"),
     *(
         (GenerateConfig, {"run_dir": "r", key: -1}, f"{key}=-1", "0 or more")

@@ -66,6 +66,11 @@ def test_arms_are_composed_with_what_is_common_and_their_own(build: Build) -> No
     assert arms["untied"].flops_per_token == arms["tied"].flops_per_token
 
 
+@pytest.mark.parametrize(("said", "threads"), [("auto", 1), ("null", 1), ("2", 2)])
+def test_all_arms_have_a_number_of_threads_that_no_load_decides(build: Build, said: str, threads: int) -> None:
+    assert [arm.run.threads for arm in build(question(), f"threads={said}").values()] == [threads] * 2
+
+
 @pytest.mark.parametrize("steps", ["-1", "null"])
 def test_max_tokens_overrules_any_number_of_steps(build: Build, steps: str) -> None:
     arms = build(question(), "max_tokens=2560", f"trainer.max_steps={steps}")

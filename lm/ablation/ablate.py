@@ -65,7 +65,7 @@ class AblationRunner:
         self.gpus = torch.cuda.device_count()
         # as many threads for all runs, whenever they are made
         self.arms = build_arms(self.ablation, runs, before.threads, quiet=not sys.stderr.isatty())
-        threads = set_threads(max(arm.run.threads or 1 for arm in self.arms.values()))
+        threads = set_threads(max(int(arm.run.threads or 1) for arm in self.arms.values()))
         self.workers = config.workers or self.gpus or max(1, cores() // threads)
         seconds_per_step = measure(self.arms, before.seconds_per_step)
         set_steps(self.ablation, self.arms)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from lm.benchmark.busy import busy
 from lm.benchmark.compiled import compiled
 from lm.benchmark.decoding import decoding, run_prompts
 from lm.benchmark.documents import documents
@@ -42,6 +43,7 @@ SECTIONS: dict[str, Section] = {
     "gemm": gemm,
     "decoding": decoding,
     "workers": workers,
+    "busy": busy,
     "scale": scale,
     "startup": startup,
 }
@@ -53,7 +55,11 @@ def benchmark(config: BenchmarkConfig) -> str:
     where = f"torch {torch.__version__}, {platform.machine()}, {device}, {threads} threads"
     run = run_prompts(config.run_dir) if config.run_dir is not None else None
     theirs = their_model(config.nanogpt) if config.nanogpt is not None else None
-    sections = SECTIONS | {"decoding": partial(decoding, run=run), "nanogpt": partial(nanogpt, theirs=theirs)}
+    sections = SECTIONS | {
+        "decoding": partial(decoding, run=run),
+        "nanogpt": partial(nanogpt, theirs=theirs),
+        "busy": partial(busy, theirs=theirs),
+    }
     found: list[Measurement] = []
     for name in config.only or sections:
         set_threads(threads)  # the section before may have changed it

@@ -41,8 +41,9 @@ def task(config: GenerateConfig) -> None:
         from lm.exchange.portable import load_model
         from lm.inference.generate import stream
         from lm.system.device import best_device, set_threads
+        from lm.system.waiting import adaptive_waiting
 
-    set_threads(config.threads)
+    threads = set_threads(config.threads)
     net, tokenizer = load_model(config.run_dir, config.trust)
     pieces = stream(
         net.to(best_device()),
@@ -54,8 +55,9 @@ def task(config: GenerateConfig) -> None:
     )
     tokenizer.encode(prompt)  # or fail before anything is printed
     print(prompt, end="", flush=True)
-    for piece in pieces:
-        print(piece, end="", flush=True)
+    with adaptive_waiting(threads):
+        for piece in pieces:
+            print(piece, end="", flush=True)
     print()
 
 

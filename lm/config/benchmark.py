@@ -7,7 +7,7 @@ from lm.config import BadInput, at_least, choose
 
 SECTIONS = (
     *("limits", "training", "nanogpt", "compile", "loss", "documents"),
-    *("trainer", "optimizer", "gemm", "decoding", "workers", "scale", "startup"),
+    *("trainer", "optimizer", "gemm", "decoding", "workers", "busy", "scale", "startup"),
 )
 RENAMED = {"product": "gemm", "starts": "startup"}
 
@@ -34,8 +34,8 @@ class BenchmarkConfig:
             raise BadInput("run_dir: is for only=[decoding], or for all sections")
         if self.nanogpt is None and "nanogpt" in (self.only or ()):
             raise BadInput("nanogpt: is missing; give it as nanogpt=DIR, a clone of nanoGPT")
-        if self.nanogpt is not None and "nanogpt" not in (self.only or SECTIONS):
-            raise BadInput("nanogpt: is for only=[nanogpt], or for all sections")
+        if self.nanogpt is not None and not {"nanogpt", "busy"} & {*(self.only or SECTIONS)}:
+            raise BadInput("nanogpt: is for only=[nanogpt], only=[busy], or for all sections")
         if self.nanogpt is not None and not (Path(self.nanogpt).expanduser() / "model.py").is_file():
             raise BadInput(f"nanogpt={self.nanogpt}: holds no model.py; expected a clone of nanoGPT")
         at_least(0, "", self, "seconds")

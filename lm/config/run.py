@@ -9,7 +9,8 @@ from lm.config.data import DataConfig, TokenizerConfig
 from lm.config.model import HeadConfig, ModelConfig
 from lm.config.optim import OptimConfig
 
-LOSSES = ("auto", "plain", "chunked")
+AUTO = "auto"
+LOSSES = (AUTO, "plain", "chunked")
 TIED_MATRICES = ("embedding", "head", "mean")
 # without fp16, which would need loss scaling
 PRECISIONS = ("auto", "32-true", "bf16-mixed", "bf16-true", "64-true", "32", "bf16", "64")
@@ -67,7 +68,7 @@ class RunConfig:
     prompts: list[str] | None = None  # continued greedily at the end; null: three from the validation text
     max_tokens: int | None = None  # length of the run in tokens; takes precedence over trainer.max_steps
     seed: int = 0
-    threads: int | None = None  # null: OMP_NUM_THREADS, else the cores
+    threads: int | str | None = None  # null: OMP_NUM_THREADS, else the cores; auto: measured when the run begins
     loss: str = "auto"  # plain or chunked compute the same; auto: the faster one
     activation_checkpointing: bool = False  # recompute blocks in the backward pass: less memory, 1/3 more FLOPs
     compile: bool = False  # torch.compile: faster in long runs, see benchmark.py only=[compile]
@@ -77,7 +78,11 @@ class RunConfig:
         choose("loss", self.loss, LOSSES)
         if self.init_tied_matrix is not None:
             choose("init_tied_matrix", self.init_tied_matrix, TIED_MATRICES)
-        at_least(1, "", self, "max_tokens", "threads")
+        at_least(1, "", self, "max_tokens")
+        if isinstance(self.threads, int):
+            at_least(1, "", self, "threads")
+        elif self.threads not in (None, AUTO):
+            raise BadInput(f"threads={self.threads}: expected a number of threads, {AUTO} or null")
         seedable(self.seed)
         if self.run_dir == "":
             raise BadInput("run_dir: is empty; expected a directory, or null for one under runs/")
@@ -107,6 +112,8 @@ class RunConfig:
                 raise BadInput(
                     "head.kind=untied_midtraining: trains on one device only; choose trainer.devices=1 or another head"
                 )
+            if self.threads == AUTO:
+                raise BadInput(f"threads={AUTO}: measures on one device only; give a number of threads")
             if self.diagnostics.every:
                 raise BadInput(
                     f"diagnostics.every={self.diagnostics.every}: measures on one device only; choose trainer.devices=1"

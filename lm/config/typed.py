@@ -15,8 +15,8 @@ def build(kind: Any, value: Any, key: str = "") -> Any:
     origin, of = get_origin(kind), get_args(kind)
     found: Any = value
     if origin is UnionType:
-        (kind,) = (one for one in of if one is not NoneType)
-        return None if value is None else build(kind, value, key)
+        kinds = [one for one in of if one is not NoneType]
+        return None if value is None else build(type(value) if type(value) in kinds else kinds[0], value, key)
     if kind is Any or (kind is float and type(value) is int):
         return value
     record, pair = is_dataclass(kind), hasattr(kind, "_fields")

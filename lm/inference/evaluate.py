@@ -25,6 +25,7 @@ from lm.exchange.portable import load_model
 from lm.model.documents import documents
 from lm.model.transformer import Transformer
 from lm.system.device import best_device, set_threads
+from lm.system.waiting import adaptive_waiting
 
 LOGIT_ROWS = 512  # rows of logits in memory at a time
 
@@ -105,7 +106,7 @@ def evaluate(
 
 def evaluate_run(config: EvaluateConfig, bar: bool = False) -> dict[str, Any]:
     """Score a finished run on its own validation text, or on the whole of another text. Raises BadInput."""
-    set_threads(config.threads)
+    threads = set_threads(config.threads)
     net, tokenizer = load_model(config.run_dir, config.trust)
     if config.document_mask is not None:
         net.documents = documents(tokenizer.eot if config.document_mask else None)
@@ -113,7 +114,8 @@ def evaluate_run(config: EvaluateConfig, bar: bool = False) -> dict[str, Any]:
         tokens, n_bytes, batch_size = own_validation(Path(config.run_dir).expanduser(), config.trust)
     else:
         tokens, n_bytes, batch_size = *whole_text(config.data, tokenizer, bar), config.data.batch_size
-    scores = evaluate(net.to(best_device()), tokens, net.seq_len, batch_size, bar=bar)
+    with adaptive_waiting(threads):
+        scores = evaluate(net.to(best_device()), tokens, net.seq_len, batch_size, bar=bar)
     return {
         "loss": scores.loss,
         "perplexity": scores.perplexity,

@@ -10,6 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lm.config import BadInput
 
+MOST_THREADS = 8  # for each core; with many more, torch stalls the machine or crashes
 MAX_FAST_SEQ_LEN = 512  # up to here, attention in bf16 on a CPU is faster as plain matmuls
 
 
@@ -22,11 +23,14 @@ def set_threads(threads: int | None) -> int:
     """Let torch use this many threads (None: OMP_NUM_THREADS, else the number of cores); returns the number.
 
     On a CPU, results are equal bit for bit only for the same number of threads. Raises BadInput if OMP_NUM_THREADS is
-    not a positive integer.
+    not a positive integer, and for more than MOST_THREADS for each core.
     """
+    key, most = "threads" if threads else "OMP_NUM_THREADS", MOST_THREADS * cores()
     wanted = str(threads or os.environ.get("OMP_NUM_THREADS") or cores()).split(",")[0]
     if not wanted.isdigit() or int(wanted) < 1:
-        raise BadInput(f"OMP_NUM_THREADS={wanted}: expected a number of threads, 1 or more")
+        raise BadInput(f"{key}={wanted}: expected a number of threads, 1 or more")
+    if int(wanted) > most:
+        raise BadInput(f"{key}={wanted}: expected at most {most}, {MOST_THREADS} for each core that may be used here")
     torch.set_num_threads(int(wanted))
     return int(wanted)
 

@@ -1,13 +1,21 @@
 """One training step without a Trainer, for measurements of its cost."""
 
+import time
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lm.config import RunConfig
 from lm.data.batches import Batch
-from lm.system.device import fast_attention
+from lm.model.activation_checkpointing import enable_activation_checkpointing
+from lm.model.transformer import Transformer
+from lm.system.device import fast_attention, is_mixed
+from lm.training.loss import build_loss, resolve_loss
+from lm.training.optim import build_optimizer
+from lm.training.trainer import resolve
 
 
 def train_step(
@@ -22,3 +30,32 @@ def train_step(
     nn.utils.clip_grad_norm_([parameter for group in optimizer.param_groups for parameter in group["params"]], 1.0)
     optimizer.step()
     optimizer.zero_grad()
+
+
+class TimedStep:
+    """A training step on random tokens; called, it returns its seconds."""
+
+    def __init__(self, run: RunConfig, vocab_size: int) -> None:
+        options = resolve(run)
+        self.device = {"gpu": "cuda"}.get(options["accelerator"], options["accelerator"])
+        separator = 0 if run.data.document_mask else None  # which token it is does not change the cost
+        self.net = Transformer(
+            run.model, run.head, vocab_size=vocab_size, seq_len=run.data.seq_len, document_separator=separator
+        )
+        self.net.to(self.device)
+        if run.activation_checkpointing:
+            enable_activation_checkpointing(self.net)
+        self.mixed, micro = is_mixed(options["precision"]), options["accumulate_grad_batches"]
+        loss = resolve_loss(run.loss, self.net, options["accelerator"], run.compile, self.mixed)
+        self.loss = partial(build_loss(loss, run.compile), self.net)
+        self.net.head.on_train_step(0.0, self.net.embed.weight, {})
+        self.optimizer = build_optimizer(self.net, run.optim, run.head)
+        tokens = torch.randint(vocab_size, (run.data.batch_size // micro, run.data.seq_len), device=self.device)
+        self.batches = [(tokens, tokens)] * micro
+
+    def __call__(self) -> float:
+        started = time.perf_counter()
+        train_step(self.loss, self.optimizer, self.batches, self.mixed)
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - started

@@ -12,12 +12,14 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from lm.config import Diverged, RunConfig
 from lm.config.identity import config_hash
+from lm.config.run import AUTO
 from lm.data.tokens import TextData, prepare
 from lm.exchange.portable import save_model
 from lm.model.activation_checkpointing import enable_activation_checkpointing
 from lm.model.size import flops_per_token, n_params, n_params_by_role
 from lm.model.transformer import Transformer
 from lm.system.device import fast_attention, is_mixed, set_threads
+from lm.system.waiting import adaptive_waiting
 from lm.training.checkpoint import Checkpoints
 from lm.training.init_from import load_base, with_hash
 from lm.training.loss import build_loss, resolve_loss
@@ -26,6 +28,7 @@ from lm.training.optim import MIN_PEAK_LR_FACTOR, peak_lr_factor, step_flops
 from lm.training.result import build_result
 from lm.training.run_directory import RunDirectory, default_dir
 from lm.training.task import LMTask
+from lm.training.threads import fastest_threads
 from lm.training.trainer import build_loggers, build_trainer, resolve, tokens_per_step
 
 CHUNK = 1 << 22  # tokens read at a time
@@ -47,7 +50,10 @@ def train(run: RunConfig, data: TextData | None = None) -> dict[str, Any]:
     """
     run = with_hash(run)
     bar = sys.stderr.isatty() and bool(run.trainer.get("enable_progress_bar", True))
-    options, directory, threads = resolve(run), RunDirectory(run_directory(run)), set_threads(run.threads)
+    options, directory = resolve(run), RunDirectory(run_directory(run))
+    finished = directory.read_result()
+    given = run.threads if isinstance(run.threads, int) else None
+    threads = given if finished else set_threads(given)  # it may have been made on a machine with more cores
     data = data or prepare(run.data, run.tokenizer, quiet=not bar)
     settings = asdict(run) | {
         "run_dir": str(directory.path),
@@ -58,12 +64,14 @@ def train(run: RunConfig, data: TextData | None = None) -> dict[str, Any]:
         "data_hash": data.hash,
         "tokenizer_hash": data.tokenizer.hash,
     }
-    finished = directory.read_result()
     if finished is None:
         with directory.claim() if is_rank_zero() else nullcontext():
             finished = directory.read_result()  # another process may have finished it meanwhile
             if finished is None:
-                return fit(run, options, directory, settings, data, bar and is_rank_zero())
+                if run.threads == AUTO:
+                    settings["threads"] = auto_threads(run, options, directory, data)
+                with adaptive_waiting(settings["threads"]):
+                    return fit(run, options, directory, settings, data, bar and is_rank_zero())
     directory.refuse_changes(settings, but=("threads", "device", "precision", "loss"))
     log.info("%s is finished: nothing to train", directory.path)
     if run.logger:
@@ -71,6 +79,13 @@ def train(run: RunConfig, data: TextData | None = None) -> dict[str, Any]:
     if run.prompts is not None:
         log.info("prompts are continued when a run ends; now use generate with run_dir=%s", directory.path)
     return finished
+
+
+def auto_threads(run: RunConfig, options: dict[str, Any], directory: RunDirectory, data: TextData) -> int:
+    """The number that the run in this directory was begun with, else the fastest at present; without a GPU only."""
+    if directory.config.exists():
+        return set_threads(int(directory.read_config()["threads"]))
+    return fastest_threads(run, data.tokenizer.vocab_size) if options["accelerator"] == "cpu" else set_threads(None)
 
 
 def is_rank_zero() -> bool:

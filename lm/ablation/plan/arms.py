@@ -44,7 +44,8 @@ def build_arms(config: AblationConfig, runs: dict[str, RunConfig], threads: int,
     texts: dict[str, TextData] = {}
     arms: Arms = {}
     for name in sorted(config.arms, key=lambda name: name in config.match_parameters):  # after their baselines
-        run = replace(runs[name], threads=runs[name].threads or threads, run_dir=None)
+        given = runs[name].threads
+        run = replace(runs[name], threads=given if isinstance(given, int) else threads, run_dir=None)
         run.trainer = {**run.trainer, "enable_progress_bar": False}
         try:
             source = repr((run.data, run.tokenizer))

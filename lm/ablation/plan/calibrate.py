@@ -6,17 +6,11 @@ import os
 import platform
 import statistics
 import time
-from functools import partial
 
 import torch
 
 from lm.ablation.plan.arms import Arm, Arms
-from lm.model.activation_checkpointing import enable_activation_checkpointing
-from lm.model.transformer import Transformer
-from lm.system.device import is_mixed
-from lm.training.loss import build_loss, resolve_loss
-from lm.training.optim import build_optimizer
-from lm.training.step import train_step
+from lm.training.step import TimedStep
 from lm.training.trainer import resolve
 
 LONG_ENOUGH = 20.0  # seconds
@@ -53,7 +47,7 @@ def calibrate(arms: list[Arm]) -> list[float]:
     Taking turns, they share whatever else the machine is doing: each is the median, over the rounds, of its ratio to
     the first arm, times the median of the first.
     """
-    steps = [Step(arm) for arm in arms]
+    steps = [TimedStep(arm.run, arm.vocab_size) for arm in arms]
     for step in steps:
         step()  # warms up
     started = time.perf_counter()
@@ -71,32 +65,3 @@ def computation(arm: Arm) -> str:
     shape = (run.model, arm.vocab_size, run.data.batch_size, run.data.seq_len, run.data.document_mask, run.head.kind)
     how = (run.optim.name, run.optim.ns_steps, run.loss, run.activation_checkpointing, run.compile, trainer)
     return hashlib.sha256(repr((shape, how)).encode()).hexdigest()[:16]
-
-
-class Step:
-    """A training step on random tokens; called, it returns its seconds."""
-
-    def __init__(self, arm: Arm) -> None:
-        run, options = arm.run, resolve(arm.run)
-        self.device = {"gpu": "cuda"}.get(options["accelerator"], options["accelerator"])
-        separator = 0 if run.data.document_mask else None  # which token it is does not change the cost
-        self.net = Transformer(
-            run.model, run.head, vocab_size=arm.vocab_size, seq_len=run.data.seq_len, document_separator=separator
-        )
-        self.net.to(self.device)
-        if run.activation_checkpointing:
-            enable_activation_checkpointing(self.net)
-        self.mixed, micro = is_mixed(options["precision"]), options["accumulate_grad_batches"]
-        loss = resolve_loss(run.loss, self.net, options["accelerator"], run.compile, self.mixed)
-        self.loss = partial(build_loss(loss, run.compile), self.net)
-        self.net.head.on_train_step(0.0, self.net.embed.weight, {})
-        self.optimizer = build_optimizer(self.net, run.optim, run.head)
-        tokens = torch.randint(arm.vocab_size, (run.data.batch_size // micro, run.data.seq_len), device=self.device)
-        self.batches = [(tokens, tokens)] * micro
-
-    def __call__(self) -> float:
-        started = time.perf_counter()
-        train_step(self.loss, self.optimizer, self.batches, self.mixed)
-        if self.device == "cuda":
-            torch.cuda.synchronize()
-        return time.perf_counter() - started

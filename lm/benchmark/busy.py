@@ -1,0 +1,71 @@
+"""A training step beside another program: idle, and with one process in an endless loop on the same cores."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from statistics import median
+
+import torch
+
+from lm.benchmark.measure import Measurement
+from lm.benchmark.nanogpt import SHAPES, Theirs, their_step
+from lm.benchmark.shapes import DEFAULT
+from lm.system.device import has_native_bf16
+from lm.system.waiting import adaptive_waiting
+
+ROUNDS = 5
+SETTLING = 0.6  # seconds, in which adaptive waiting has noticed the load
+LOOP = "import os, sys\nwhile os.getppid() == int(sys.argv[1]): pass"  # ends with the process that started it
+
+
+def busy(device: str, seconds: float, theirs: Theirs | None = None) -> Iterator[Measurement]:
+    """Each way takes turns, idle and beside the other program. Its times under load; the reference is idle."""
+    threads, mixed = torch.get_num_threads(), has_native_bf16("cpu")
+    if device != "cpu" or threads < 2:
+        return
+    ways: dict[str, tuple[Callable[[], None], int, bool]] = {  # step, threads, adaptive waiting
+        f"default, {threads} threads": (DEFAULT.step("cpu", mixed=mixed), threads, True),
+        f"default, {threads} threads, always spinning": (DEFAULT.step("cpu", mixed=mixed), threads, False),
+        "default, 1 thread": (DEFAULT.step("cpu", mixed=mixed), 1, False),
+    }
+    if theirs is not None:
+        shape = SHAPES["cpu"]["default"]
+        ways["default, like GPT-2"] = (shape.step("cpu", mixed=mixed), threads, True)
+        ways["nanoGPT, default"] = (their_step(theirs, shape, "cpu", compiled=False, mixed=mixed), threads, False)
+    found: dict[tuple[str, bool], list[float]] = {(name, loaded): [] for name in ways for loaded in (False, True)}
+    with other_program() as program:
+        for _ in range(ROUNDS):
+            for (name, loaded), times in found.items():
+                step, n, adaptive = ways[name]
+                torch.set_num_threads(n)
+                program.send_signal(signal.SIGCONT if loaded else signal.SIGSTOP)
+                with adaptive_waiting(n) if adaptive else nullcontext():
+                    step_time(step, SETTLING)
+                    times.append(step_time(step, seconds / ROUNDS))
+    for name in ways:
+        beside, alone = (1000 * median(found[name, loaded]) for loaded in (True, False))
+        yield Measurement("busy", f"step time, {name}", beside, "ms", "idle", alone)
+
+
+@contextmanager
+def other_program() -> Iterator[subprocess.Popen[bytes]]:
+    """A stopped process that uses one core whenever it continues, in a session of its own as desktop programs are."""
+    with subprocess.Popen([sys.executable, "-c", LOOP, str(os.getpid())], start_new_session=True) as program:
+        program.send_signal(signal.SIGSTOP)
+        try:
+            yield program
+        finally:
+            program.kill()
+
+
+def step_time(step: Callable[[], None], seconds: float) -> float:
+    """The mean of the steps that so many seconds hold."""
+    started, made = time.perf_counter(), 0
+    while not made or time.perf_counter() - started < seconds:
+        step()
+        made += 1
+    return (time.perf_counter() - started) / made

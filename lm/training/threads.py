@@ -1,0 +1,44 @@
+"""threads=auto: the number of threads with which a run is fastest beside the programs that run when it begins."""
+
+import logging
+import time
+from dataclasses import replace
+from statistics import median
+
+import torch
+
+from lm.config import RunConfig
+from lm.system.device import cores, set_threads
+from lm.system.waiting import adaptive_waiting
+from lm.training.step import TimedStep
+
+ROUNDS, TURN = 4, 0.3  # each number of threads gets so many turns of so many seconds
+log = logging.getLogger(__name__)
+
+
+def fastest_threads(run: RunConfig, vocab_size: int) -> int:
+    """Set and return 1, 2, 4, ... or the number of cores: that with the shortest training step, measured in turns.
+
+    Takes some seconds. Nothing that the run computes depends on the measurement but by the number that it gives.
+    """
+    counts = sorted({2**i for i in range(cores().bit_length())} | {cores()})
+    seconds: dict[int, list[float]] = {n: [] for n in counts}
+    with torch.random.fork_rng(devices=[]), adaptive_waiting(cores()):
+        step = TimedStep(replace(run, compile=False), vocab_size)
+        for _ in range(ROUNDS + 1):
+            for n, times in seconds.items():
+                set_threads(n)
+                times.append(turn(step))
+    found = {n: median(times[1:]) for n, times in seconds.items()}  # the first turns warm up
+    chosen = set_threads(min(found, key=lambda n: found[n]))
+    shown = ", ".join(f"{1000 * one:.3g} ms with {n}" for n, one in found.items())
+    log.info("threads=auto: chose %d; at the present load a step takes %s", chosen, shown)
+    return chosen
+
+
+def turn(step: TimedStep) -> float:
+    """The mean of the steps that a turn holds."""
+    end, times = time.perf_counter() + TURN, [step()]
+    while time.perf_counter() < end:
+        times.append(step())
+    return sum(times) / len(times)
