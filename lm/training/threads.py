@@ -10,10 +10,19 @@ import torch
 from lm.config import RunConfig
 from lm.system.device import cores, set_threads
 from lm.system.waiting import adaptive_waiting
+from lm.training.run_directory import RunDirectory
 from lm.training.step import TimedStep
+from lm.training.trainer import resolve
 
 ROUNDS, TURN = 4, 0.3  # each number of threads gets so many turns of so many seconds
 log = logging.getLogger(__name__)
+
+
+def auto_threads(run: RunConfig, directory: RunDirectory, vocab_size: int) -> int:
+    """The number that the run in `directory` was begun with, else the fastest at present; on a GPU the default."""
+    if directory.config.exists():
+        return set_threads(int(directory.read_config()["threads"]))
+    return fastest_threads(run, vocab_size) if resolve(run)["accelerator"] == "cpu" else set_threads(None)
 
 
 def fastest_threads(run: RunConfig, vocab_size: int) -> int:

@@ -28,7 +28,7 @@ from lm.training.optim import MIN_PEAK_LR_FACTOR, peak_lr_factor, step_flops
 from lm.training.result import build_result
 from lm.training.run_directory import RunDirectory, default_dir
 from lm.training.task import LMTask
-from lm.training.threads import fastest_threads
+from lm.training.threads import auto_threads
 from lm.training.trainer import build_loggers, build_trainer, resolve, tokens_per_step
 
 CHUNK = 1 << 22  # tokens read at a time
@@ -69,7 +69,7 @@ def train(run: RunConfig, data: TextData | None = None) -> dict[str, Any]:
             finished = directory.read_result()  # another process may have finished it meanwhile
             if finished is None:
                 if run.threads == AUTO:
-                    settings["threads"] = auto_threads(run, options, directory, data)
+                    settings["threads"] = auto_threads(run, directory, data.tokenizer.vocab_size)
                 with adaptive_waiting(settings["threads"]):
                     return fit(run, options, directory, settings, data, bar and is_rank_zero())
     directory.refuse_changes(settings, but=("threads", "device", "precision", "loss"))
@@ -79,13 +79,6 @@ def train(run: RunConfig, data: TextData | None = None) -> dict[str, Any]:
     if run.prompts is not None:
         log.info("prompts are continued when a run ends; now use generate with run_dir=%s", directory.path)
     return finished
-
-
-def auto_threads(run: RunConfig, options: dict[str, Any], directory: RunDirectory, data: TextData) -> int:
-    """The number that the run in this directory was begun with, else the fastest at present; without a GPU only."""
-    if directory.config.exists():
-        return set_threads(int(directory.read_config()["threads"]))
-    return fastest_threads(run, data.tokenizer.vocab_size) if options["accelerator"] == "cpu" else set_threads(None)
 
 
 def is_rank_zero() -> bool:
