@@ -85,6 +85,17 @@ def test_the_token_files_hold_the_text(kind: TokenizerConfig, source: DataConfig
     assert [int((part == ready.tokenizer.eot).sum()) for part in (ready.train, ready.val)] == [1, 1]
 
 
+def test_only_a_document_that_is_in_both_parts_is_said_to_be(
+    tmp_path: Path, source: DataConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    prepare(source, BYTE)  # one document, cut into two parts
+    assert caplog.messages == []
+    for name in "ab":
+        (tmp_path / f"{name}.same").write_text("the same text, more than once. " * 9)
+    prepare(replace(source, path=str(tmp_path / "*.same")), BYTE)
+    assert caplog.messages == ["data: 1 of 1 validation documents, 100.0 % of their bytes, are training documents too"]
+
+
 def test_each_document_is_preceded_by_end_of_text(tmp_path: Path, source: DataConfig) -> None:
     for i in range(20):
         (tmp_path / f"{i}.md").write_text(f"document {i}")
