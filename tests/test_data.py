@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from lm.config import BadInput, DataConfig, TokenizerConfig
 from lm.data import encoding
-from lm.data.batches import IGNORED, TrainingStream, validation_batches
+from lm.data.batches import IGNORED, TrainingStream, validation_batches, validation_windows
 from lm.data.encoding import decoded, encode, pieces
 from lm.data.split import Part
 from lm.data.tokenizer import train_bpe
@@ -336,3 +336,22 @@ def test_validation_has_each_token_except_the_first_as_target_once_in_order(
     assert all(1 <= len(batch[0]) <= batch_size for batch in batches)
     assert inputs.shape[1] == seq_len
     assert len(inputs) == -(-(tokens - 1) // seq_len)
+
+
+@given(windows=st.integers(1, 400), seq_len=st.integers(1, 9), batch_size=st.integers(1, 9), n=st.integers(1, 60))
+@settings(deadline=None)
+def test_an_estimate_takes_the_middle_of_each_of_equal_stretches(
+    windows: int, seq_len: int, batch_size: int, n: int
+) -> None:
+    tokens = np.arange(windows * seq_len + 1, dtype=np.uint16)
+    chosen = validation_windows(len(tokens), seq_len, batch_size, n)
+    k = min(windows, n * batch_size)
+    assert len(chosen) == k
+    assert all(i * windows / k <= window + 0.5 <= (i + 1) * windows / k for i, window in enumerate(chosen))
+    batches = list(validation_batches(tokens, seq_len, batch_size, n))
+    assert len(batches) == -(-k // batch_size)
+    assert torch.cat([inputs for inputs, _ in batches])[:, 0].tolist() == (chosen * seq_len).tolist()
+
+
+def test_an_estimate_that_covers_the_text_is_the_score() -> None:
+    assert validation_windows(100, 8, 2, 7).tolist() == validation_windows(100, 8, 2).tolist() == list(range(13))

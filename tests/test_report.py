@@ -630,6 +630,36 @@ def test_a_loss_that_rises_before_the_end_is_told(tmp_path: Path, rise: float, t
     assert "rises before the end: tied" not in markdown(path)
 
 
+def score_on(path: Path, rows: list[tuple[int, float, Any]]) -> str:
+    """The report of runs with these steps, validation losses and numbers of tokens that they were scored on."""
+    for metrics in path.glob("cells/*/metrics.csv"):
+        whole = [(step, step * 1024, 0.001, 3, 1, loss, 2, 0.4, tokens) for step, loss, tokens in rows]
+        write(metrics, lines((*METRICS, "val/tokens"), *whole))
+    write_report(path)
+    return markdown(path)
+
+
+@pytest.mark.parametrize(("tokens", "told"), [(9000, True), (500, False)])
+def test_an_estimate_below_the_score_is_no_rise(tmp_path: Path, tokens: int, told: bool) -> None:
+    path = make(tmp_path, budgets=("tokens",), report=False, equivalence_margin=0.01)
+    found = score_on(path, [(400, 4.5, tokens), (800, 3.9, tokens), (1000, 4.0, 9000)])
+    assert ("The validation loss rises before the end" in found) is told
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "said"),
+    [
+        (500, 9000, "estimates on 500 of 9,000 tokens of the validation text, in evenly spaced windows; the last one"),
+        (9000, 9000, "Every point is a score of the whole validation text."),
+        ("", "", "Runs of earlier versions are scored on the first windows"),
+    ],
+)
+def test_the_report_says_what_its_curves_cover(tmp_path: Path, first: Any, last: Any, said: str) -> None:
+    path = make(tmp_path, budgets=("tokens",), report=False)
+    assert said in score_on(path, [(500, 4.5, first), (1000, 4.0, last)])
+    assert ",val/tokens\n" in (path / "curves.csv").read_text()
+
+
 @pytest.mark.parametrize(("every", "told"), [(501, True), (0, True), (500, False), (100, False)])
 def test_why_there_is_no_learning_figure_is_said(tmp_path: Path, every: int, told: bool) -> None:
     """Validated once or never, a run has no curve."""

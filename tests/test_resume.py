@@ -358,6 +358,36 @@ def test_a_signal_saves_a_checkpoint_and_sets_the_exit_code(
     assert outcome(run) == outcome(undisturbed)
 
 
+def work_until_scored(run: RunConfig, signum: signal.Signals) -> None:
+    """Raise a signal when the final score begins."""
+    import lm.training.result
+
+    evaluate = lm.training.result.evaluate
+
+    def signalled(*args: Any, **options: Any) -> Any:
+        os.kill(os.getpid(), signum)
+        return evaluate(*args, **options)
+
+    lm.training.result.evaluate = signalled
+    work(run)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
+def test_a_run_stopped_at_its_final_score_only_scores_again(
+    undisturbed: RunConfig, corpus: Path, tmp_path: Path, signum: signal.Signals
+) -> None:
+    run = a_run(corpus, tmp_path / "stopped")
+    process = PROCESSES.Process(target=work_until_scored, args=(run, signum))
+    process.start()
+    process.join(120)
+    assert process.exitcode == (-signum if signum == signal.SIGKILL else 128 + signum), "at once"
+    assert checkpoints(run)[-1].startswith("step-00000120")
+    assert "\n120," not in (tmp_path / "stopped/metrics.csv").read_text()
+    assert finish(run) == 0
+    assert outcome(run) == outcome(undisturbed)
+    assert json.loads((tmp_path / "stopped/result.json").read_text())["resumed_from"] == [120]
+
+
 def run_began(run: RunConfig) -> bool:
     return Path(str(run.run_dir), "metrics.csv").exists()
 

@@ -25,9 +25,10 @@ def run_dir(script: Script, corpus: Path, tmp_path: Path) -> Path:
     assert answer.returncode == 0, answer.stderr
     with open(tmp_path / "a run/metrics.csv", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["val/loss"]]
-    for row in rows:
+    for row, scored in zip(rows, ("SOME of ALL", "all ALL"), strict=True):
         losses = f"train/loss {float(row['train/loss']):.3f}, val/loss {float(row['val/loss']):.3f}"
-        assert f"step {row['step']} of 20: {losses}, 00:0" in answer.stderr
+        where = scored.replace("SOME", rows[0]["val/tokens"]).replace("ALL", rows[1]["val/tokens"])
+        assert f"step {row['step']} of 20: {losses} on {where} tokens, 00:0" in answer.stderr
     assert ", 00:00 left\n" in answer.stderr
     assert [row["step"] for row in rows] == ["10", "20"]
     assert "Traceback" not in answer.stderr

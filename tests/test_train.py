@@ -19,6 +19,7 @@ import torch
 import yaml
 from conftest import HEADS, TEXT, TIED, UNTIED
 from safetensors.torch import load_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_resume import a_run
 
 from lm.config import (
@@ -39,7 +40,7 @@ from lm.data.tokenizer import EOT, byte_tokenizer, train_bpe
 from lm.data.tokens import TextData, prepare
 from lm.exchange.portable import load_model
 from lm.inference.decode import decode
-from lm.inference.evaluate import evaluate_run
+from lm.inference.evaluate import evaluate, evaluate_run
 from lm.inference.generate import generate
 from lm.model.head import UntiedMidTrainingHead
 from lm.model.transformer import Transformer
@@ -96,12 +97,46 @@ def test_a_run_leaves_what_the_design_promises(corpus: Path, tmp_path: Path) -> 
     assert settings["model"]["d_model"] == 32
     assert [int(row["step"]) for row in rows(tmp_path / "run")] == list(range(1, 21))
     assert [row["step"] for row in rows(tmp_path / "run") if row["val/loss"]] == ["20"]
+    assert_ends_at(tmp_path / "run", result)
     assert sorted(path.name for path in (tmp_path / "run/model").iterdir()) == [
         "config.json",
         "model.safetensors",
         "tokenizer.json",
     ]
     assert len(list((tmp_path / "run/checkpoints").iterdir())) == 2
+
+
+def assert_ends_at(run_dir: Path, result: dict[str, Any]) -> None:
+    """The last row of the curve is the score of the table, bit for bit."""
+    last, columns = rows(run_dir)[-1], ("val_loss", "val_bpb", "val_top1", "val_tokens")
+    assert int(last["step"]) == result["steps"]
+    assert [float(last[name.replace("_", "/")]) for name in columns] == [result[name] for name in columns]
+
+
+@pytest.mark.parametrize("every", [0, 5, 20])
+def test_the_curve_ends_at_the_score(corpus: Path, tmp_path: Path, every: int) -> None:
+    run = short(corpus, tmp_path / "run", validation=ValidationConfig(every=every, batches=2))
+    result = train(run)
+    assert_ends_at(tmp_path / "run", result)
+    assert rows(tmp_path / "run")[-1]["train/loss"]
+    estimates = [int(row["val/tokens"]) for row in rows(tmp_path / "run")[:-1] if row["val/loss"]]
+    assert estimates == [2 * 4 * 32] * (3 if every == 5 else 0)
+    assert result["val_tokens"] > 2 * 4 * 32
+
+
+def test_an_estimate_is_near_the_score_of_a_text_that_begins_easily(tmp_path: Path) -> None:
+    """A tenth of the validation text, its beginning, is one letter; a rule that reads the first windows is far off."""
+    letters = "".join(map(chr, np.random.default_rng(0).integers(97, 123, 60_000)))
+    (tmp_path / "corpus.txt").write_text("a" * 20_000 + letters[:52_000] + "a" * 800 + letters[52_000:59_200])
+    run = short(tmp_path / "corpus.txt", tmp_path / "run", optim=OptimConfig(lr=0.01, warmup_steps=5))
+    run.trainer["max_steps"] = 40
+    data = prepare(run.data, run.tokenizer)
+    score = train(run, data)["val_loss"]
+    net, _ = load_model(tmp_path / "run")
+    first, estimate = evaluate(net, data.val[:513], 32, 4), evaluate(net, data.val, 32, 4, max_batches=4)
+    assert estimate.n_tokens == first.n_tokens == 512
+    assert first.loss < score - 1
+    assert estimate.loss == pytest.approx(score, abs=0.1)
 
 
 def test_no_step_seeds_devices_that_are_absent(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,8 +290,12 @@ def test_console_lines_follow_enable_progress_bar(
 
 def test_tensorboard_can_be_added(corpus: Path, tmp_path: Path) -> None:
     logger = {"_target_": "lightning.pytorch.loggers.TensorBoardLogger", "name": "tensorboard", "version": ""}
-    train(short(corpus, tmp_path / "run", head=UNTIED, logger={"tensorboard": logger}))
-    assert list((tmp_path / "run/tensorboard").glob("events*"))
+    result = train(short(corpus, tmp_path / "run", head=UNTIED, logger={"tensorboard": logger}))
+    events = EventAccumulator(str(tmp_path / "run/tensorboard")).Reload()
+    assert [point.step for point in events.Scalars("train/loss")] == list(range(1, 21))
+    assert [(point.step, point.value) for point in events.Scalars("val/loss")] == [
+        (20, pytest.approx(result["val_loss"]))
+    ]
     assert len(rows(tmp_path / "run")) == 20
 
 
@@ -315,10 +354,13 @@ def test_a_run_killed_before_its_result_is_finished_with_a_progress_bar(
     run.trainer["enable_progress_bar"] = True
     result = train(run)
     (tmp_path / "run/result.json").unlink()
+    metrics = (tmp_path / "run/metrics.csv").read_text()
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     again = train(run)
     assert again["resumed_from"] == [20]
     assert again["val_loss"] == result["val_loss"]
+    assert again["seconds"] < result["seconds"] + 0.001, "no step was made"
+    assert (tmp_path / "run/metrics.csv").read_text() == metrics
 
 
 def test_an_incomplete_row_is_dropped(tmp_path: Path) -> None:

@@ -28,10 +28,10 @@ class CheckpointConfig:
 
 @dataclass(slots=True, kw_only=True)
 class ValidationConfig:
-    """Validation during training; the final one always covers the whole split."""
+    """Validation during training, an estimate on evenly spaced windows; the final one covers the whole text."""
 
     every: int = 100  # optimizer steps; 0: only at the end
-    batches: int | None = 16  # of data.batch_size sequences; null: all
+    batches: int | None = 16  # of data.batch_size windows; null: the whole text
 
     def __post_init__(self) -> None:
         at_least(0, "validation.", self, "every")

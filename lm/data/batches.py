@@ -67,17 +67,27 @@ class TrainingStream(IterableDataset[Batch]):
         return map(self.batch, itertools.count(self.start))
 
 
-def validation_batches(tokens: np.ndarray, seq_len: int, batch_size: int) -> Iterator[Batch]:
-    """Consecutive windows without overlap, in which every token except the first is a target exactly once.
+def validation_windows(n_tokens: int, seq_len: int, batch_size: int, max_batches: int | None = None) -> np.ndarray:
+    """The indices of the windows to score, in order: all of them, or as many as `max_batches` hold, evenly spaced.
 
-    The last window is padded; targets in the padding are IGNORED.
+    Of n windows in k equal stretches these are the middle ones, so they do not depend on the seed. Window i holds the
+    targets from token i * seq_len + 1 on.
     """
-    n_windows = -(-(len(tokens) - 1) // seq_len)
-    for first in range(0, n_windows, batch_size):
-        last = min(first + batch_size, n_windows)
-        flat = np.full((last - first) * seq_len + 1, IGNORED, dtype=np.int64)
-        part = tokens[first * seq_len : last * seq_len + 1]
-        flat[: len(part)] = part
-        starts = np.arange(last - first) * seq_len
-        inputs, targets = shift(flat[starts[:, None] + np.arange(seq_len + 1)])
+    n = -(-(n_tokens - 1) // seq_len)
+    k = n if max_batches is None else min(n, max_batches * batch_size)
+    return (2 * np.arange(k) + 1) * n // (2 * k)
+
+
+def validation_batches(
+    tokens: np.ndarray, seq_len: int, batch_size: int, max_batches: int | None = None
+) -> Iterator[Batch]:
+    """Windows without overlap; all of them together make every token except the first a target exactly once.
+
+    The last window of the text is padded; targets in the padding are IGNORED.
+    """
+    windows = validation_windows(len(tokens), seq_len, batch_size, max_batches)
+    for first in range(0, len(windows), batch_size):
+        places = windows[first : first + batch_size, None] * seq_len + np.arange(seq_len + 1)
+        found = tokens[np.minimum(places, len(tokens) - 1)].astype(np.int64)
+        inputs, targets = shift(np.where(places < len(tokens), found, IGNORED))
         yield inputs.clamp(min=0), targets

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from tqdm import tqdm
 
 from lm.config import BadInput, DataConfig, EvaluateConfig, TokenizerConfig
 from lm.config.renamed import current
-from lm.data.batches import IGNORED, validation_batches
+from lm.data.batches import IGNORED, validation_batches, validation_windows
 from lm.data.corpus import stored_text
 from lm.data.encoding import encode
 from lm.data.split import Part
@@ -49,7 +48,7 @@ class Scores:
     def top1(self) -> float:
         return self.n_correct / self.n_tokens
 
-    def bpb(self, n_bytes: int) -> float:
+    def bpb(self, n_bytes: float) -> float:
         """Bits per byte of a text of `n_bytes`: unlike the loss, comparable between tokenizers."""
         return self.total_nll / (math.log(2) * n_bytes)
 
@@ -81,16 +80,16 @@ def evaluate(
 ) -> Scores:
     """Score every token of the stream except the first, in windows that do not overlap, in full precision.
 
-    tokens: (n,) ids, the first of which is end of text. With `max_batches`, only the first batches of windows are
-    scored. `by_target` accumulates the same scores by target token.
+    tokens: (n,) ids, the first of which is end of text. With `max_batches`, only that many batches of evenly spaced
+    windows are scored, an estimate. `by_target` accumulates the same scores by target token.
     """
     device = net.embed.weight.device
     was_training = net.training
     net.eval()
     n_tokens, total_nll, n_correct = 0, 0.0, 0
-    total = math.ceil(math.ceil((len(tokens) - 1) / seq_len) / batch_size)
-    batches = islice(validation_batches(tokens, seq_len, batch_size), max_batches)
-    for inputs, targets in tqdm(batches, "validation", min(total, max_batches or total), leave=False, disable=not bar):
+    total = math.ceil(len(validation_windows(len(tokens), seq_len, batch_size, max_batches)) / batch_size)
+    batches = validation_batches(tokens, seq_len, batch_size, max_batches)
+    for inputs, targets in tqdm(batches, "validation", total, leave=False, disable=not bar):
         hidden_states = net.hidden_states(inputs.to(device)).flatten(0, 1)
         labels = targets.to(device).flatten()
         for x, y in zip(torch.split(hidden_states, LOGIT_ROWS), torch.split(labels, LOGIT_ROWS), strict=True):

@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from lm.config import Diverged
 from lm.inference.evaluate import evaluate
+from lm.training.metrics import validation_metrics
 from lm.training.optim import lr_factor
 from lm.training.task import LMTask
 
@@ -33,19 +34,25 @@ class Interrupted(BaseException):
 
 
 class TrainingCallback(Callback):
-    """What is due after an optimizer step, in an order that a resume repeats exactly: log, validate, save, stop."""
+    """What is due after an optimizer step, in an order that a resume repeats exactly: log, validate, save, stop.
+
+    The last step is not validated here: its row is logged with the final score, after its checkpoint.
+    """
 
     def __init__(self, tokens_per_step: int, log_every: int) -> None:
         self.tokens_per_step, self.log_every = tokens_per_step, log_every
-        self.started = time.perf_counter()
+        self.started: float | None = None  # when the training of this process began; None before and after it
         self.seconds_before = 0.0  # spent by the processes before this one, if the run was resumed
         self.resumed_from: list[int] = []
         self.step = 0
+        self.last_metrics: dict[str, float] = {}  # of the last step
+        self.scoring = False
         self.signum: int | None = None
 
     @property
     def seconds(self) -> float:
-        return self.seconds_before + time.perf_counter() - self.started
+        """Seconds of training, without the final score."""
+        return self.seconds_before + (time.perf_counter() - self.started if self.started is not None else 0)
 
     @contextmanager
     def handling_signals(self) -> Iterator[None]:
@@ -64,9 +71,14 @@ class TrainingCallback(Callback):
         if self.signum is not None:
             raise Interrupted(self.signum, trainer.global_step)
 
+    def on_train_end(self, trainer: Trainer, task: LightningModule) -> None:
+        self.seconds_before, self.started = self.seconds, None
+
     def on_signal(self, signum: int, frame: FrameType | None) -> None:
         self.signum = signum
         signal.signal(signum, signal.SIG_DFL)  # a second signal takes effect at once
+        if self.scoring:  # every step is saved
+            raise Interrupted(signum, self.step)
 
     def on_train_batch_end(
         self, trainer: Trainer, task: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -77,15 +89,19 @@ class TrainingCallback(Callback):
         self.step = step = trainer.global_step
         run, last = task.run, step == task.total_steps
         metrics: dict[str, float] = {}
-        logs = step % self.log_every == 0 or last
-        validates = (run.validation.every and step % run.validation.every == 0) or last
+        logs = step % self.log_every == 0 and not last
+        validates = run.validation.every and step % run.validation.every == 0 and not last
         stops = trainer.strategy.reduce_boolean_decision(self.signum is not None, all=False)  # a signal on any rank
         saves = step % run.checkpoint.every == 0 or last or stops
         if logs or validates or saves:
             metrics |= self.train_metrics(task, step)
         task.micro_losses.clear()
+        if last:
+            self.last_metrics = metrics
         if validates:
-            metrics |= self.validation_metrics(task)
+            val, data = task.data.val, run.data
+            scores = evaluate(task.net, val, data.seq_len, data.batch_size, run.validation.batches)
+            metrics |= validation_metrics(scores, task.data)
         if logs or validates:
             for logger in trainer.loggers:
                 logger.log_metrics(metrics, step)
@@ -108,18 +124,25 @@ class TrainingCallback(Callback):
             "train/grad_norm": norm,
         }
 
-    def validation_metrics(self, task: LMTask) -> dict[str, float]:
-        run, data = task.run, task.data
-        scores = evaluate(task.net, data.val, run.data.seq_len, run.data.batch_size, run.validation.batches)
-        bits = scores.loss * (len(data.val) - 1) / (math.log(2) * data.val_bytes)
-        return {"val/loss": scores.loss, "val/bpb": bits, "val/top1": scores.top1}
+    @contextmanager
+    def stopping_at_once(self) -> Iterator[None]:
+        """A context in which a signal takes effect at once: no step would be lost, so a resume only scores again."""
+        self.scoring = True
+        if self.signum is not None:
+            raise Interrupted(self.signum, self.step)
+        try:
+            yield
+        finally:
+            self.scoring = False
 
     def state_dict(self) -> dict[str, Any]:
-        return {"step": self.step, "seconds": self.seconds, "resumed_from": self.resumed_from}
+        names = ("step", "seconds", "resumed_from", "last_metrics")
+        return {name: getattr(self, name) for name in names}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.step, self.seconds_before = state["step"], state["seconds"]
         self.resumed_from = [*state["resumed_from"], self.step]
+        self.last_metrics = state.get("last_metrics", {})  # absent in checkpoints of earlier versions
 
 
 class ProgressBar(Callback):

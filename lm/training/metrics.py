@@ -11,10 +11,19 @@ from typing import Any
 from lightning.pytorch.loggers.logger import Logger
 from tqdm import tqdm
 
+from lm.data.tokens import TextData
+from lm.inference.evaluate import Scores
 from lm.system.files import write_text
 
-COLUMNS = ("step", "tokens", "lr", "train/loss", "train/grad_norm", "val/loss", "val/bpb", "val/top1")
+COLUMNS = ("step", "tokens", "lr", "train/loss", "train/grad_norm", "val/loss", "val/bpb", "val/top1", "val/tokens")
 OLD_COLUMNS = {"lookup_grad": "embedding_grad", "table_norm": "embedding_norm"}  # in files of earlier versions
+
+
+def validation_metrics(scores: Scores, data: TextData) -> dict[str, float]:
+    """Scores as columns. In bits per byte, an estimate takes the bytes per token of the whole text."""
+    n_bytes = data.val_bytes * (scores.n_tokens / (len(data.val) - 1))
+    bpb = scores.bpb(n_bytes)
+    return {"val/loss": scores.loss, "val/bpb": bpb, "val/top1": scores.top1, "val/tokens": scores.n_tokens}
 
 
 class BaseLogger(Logger):
@@ -35,16 +44,20 @@ class BaseLogger(Logger):
 class ConsoleLogger(BaseLogger):
     """A line on standard error for each validation, above the progress bar if there is one."""
 
-    def __init__(self, first_step: int, n_steps: int) -> None:
+    def __init__(self, first_step: int, n_steps: int, val_tokens: int) -> None:
+        """`val_tokens`: how many tokens of the validation text can be scored."""
         super().__init__()
-        self.first_step, self.n_steps, self.started = first_step, n_steps, time.perf_counter()
+        self.first_step, self.n_steps, self.val_tokens = first_step, n_steps, val_tokens
+        self.started = time.perf_counter()
 
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         if step and "val/loss" in metrics:
             seconds = (time.perf_counter() - self.started) / max(1, step - self.first_step)
-            losses = f"train/loss {metrics['train/loss']:.3f}, val/loss {metrics['val/loss']:.3f}"
+            losses = ", ".join(f"{key} {metrics[key]:.3f}" for key in ("train/loss", "val/loss") if key in metrics)
+            scored = "all" if metrics["val/tokens"] == self.val_tokens else f"{metrics['val/tokens']:,} of"
             left = tqdm.format_interval((self.n_steps - step) * seconds)
-            tqdm.write(f"step {step:,} of {self.n_steps:,}: {losses}, {left} left", file=sys.stderr)
+            where = f"on {scored} {self.val_tokens:,} tokens"
+            tqdm.write(f"step {step:,} of {self.n_steps:,}: {losses} {where}, {left} left", file=sys.stderr)
 
 
 class MetricsFile(BaseLogger):

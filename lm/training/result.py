@@ -1,5 +1,6 @@
-"""The content of result.json."""
+"""The final score of a run and the content of result.json."""
 
+import math
 import platform
 from importlib.metadata import version
 from typing import Any
@@ -7,15 +8,32 @@ from typing import Any
 import torch
 from lightning import Trainer
 
-from lm.config import RunConfig
+from lm.config import Diverged, RunConfig
 from lm.config.identity import config_hash
 from lm.data.tokens import TextData
-from lm.inference.evaluate import evaluate
+from lm.inference.evaluate import Scores, evaluate
 from lm.model.transformer import Transformer
 from lm.training.callbacks import TrainingCallback
+from lm.training.metrics import validation_metrics
 from lm.training.samples import samples
 
 PACKAGES = ("torch", "lightning", "hydra-core", "tokenizers", "datasets", "numpy", "safetensors")
+
+
+def final_score(
+    run: RunConfig, net: Transformer, data: TextData, trainer: Trainer, callback: TrainingCallback, bar: bool
+) -> Scores:
+    """Score the whole validation text and log the row of the last step with it. Raises Diverged."""
+    with callback.stopping_at_once():
+        net.to(trainer.strategy.root_device)  # Lightning has moved it to the CPU
+        scores = evaluate(net, data.val, run.data.seq_len, run.data.batch_size, bar=bar)
+    if not math.isfinite(scores.loss):
+        advice = f"choose optim.lr below {run.optim.lr} or a lower trainer.gradient_clip_val"
+        raise Diverged(f"the validation loss is {scores.loss}: {advice}")
+    for logger in trainer.loggers:
+        logger.log_metrics(callback.last_metrics | validation_metrics(scores, data), trainer.global_step)
+        logger.finalize("success")  # again: the Trainer has finished
+    return scores
 
 
 def build_result(
@@ -26,12 +44,10 @@ def build_result(
     data: TextData,
     trainer: Trainer,
     callback: TrainingCallback,
-    bar: bool,
+    scores: Scores,
 ) -> dict[str, Any]:
     """The scores and the cost of a run, and what is needed to repeat it."""
     seconds, device = callback.seconds, trainer.strategy.root_device
-    net.to(device)  # Lightning has moved it to the CPU
-    scores = evaluate(net, data.val, run.data.seq_len, run.data.batch_size, bar=bar)
     tokens = trainer.global_step * callback.tokens_per_step
     return {
         "val_loss": scores.loss,

@@ -1,7 +1,6 @@
 """train(run), the entry point of training: from a configuration to a finished run directory."""
 
 import logging
-import math
 import sys
 from contextlib import nullcontext
 from dataclasses import asdict
@@ -10,7 +9,7 @@ from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_only
 
-from lm.config import Diverged, RunConfig
+from lm.config import RunConfig
 from lm.config.identity import config_hash
 from lm.config.run import AUTO
 from lm.data.tokens import TextData, prepare
@@ -25,7 +24,7 @@ from lm.training.init_from import load_base, with_hash
 from lm.training.loss import build_loss, resolve_loss
 from lm.training.metrics import ConsoleLogger, MetricsFile
 from lm.training.optim import MIN_PEAK_LR_FACTOR, peak_lr_factor, step_flops
-from lm.training.result import build_result
+from lm.training.result import build_result, final_score
 from lm.training.run_directory import RunDirectory, default_dir
 from lm.training.task import LMTask
 from lm.training.threads import auto_threads
@@ -130,8 +129,9 @@ def fit(
         if run.init_from:  # resuming does not need the loaded run
             directory.write_tokenizer(data.tokenizer.to_json())
         first, shown = step_of(resume), run.trainer.get("enable_progress_bar", True)
-        console = [ConsoleLogger(first, trainer.max_steps)] if shown else []
-        trainer.loggers = [MetricsFile(directory.metrics, first), *console, *loggers]
+        console = [ConsoleLogger(first, trainer.max_steps, len(data.val) - 1)] if shown else []
+        kept = min(first, trainer.max_steps - 1)  # the row of the last step comes after its checkpoint
+        trainer.loggers = [MetricsFile(directory.metrics, kept), *console, *loggers]
         log.info("%s: %s parameters, %s steps", directory.path, f"{size['n_params']:,}", f"{trainer.max_steps:,}")
         if run.data.document_mask and not several_documents(data):
             log.warning("data.document_mask: the training text is one document, so the mask changes nothing")
@@ -139,18 +139,17 @@ def fit(
             log.warning("optim.warmup_steps: the learning rate reaches only about %.0f %% of optim.lr", 100 * peak)
     task = LMTask(net, run, data, trainer.max_steps, build_loss(settings["loss"], run.compile))
     try:
-        with callback.handling_signals(), fast_attention(device, mixed, run.data.seq_len):
-            trainer.fit(task, ckpt_path=resume, weights_only=True)
+        with callback.handling_signals():
+            with fast_attention(device, mixed, run.data.seq_len):
+                trainer.fit(task, ckpt_path=resume, weights_only=True)
+            if not is_rank_zero():
+                return {}
+            scores = final_score(run, net, data, trainer, callback, bar)
     except BaseException:
         if callback.signum is not None and is_rank_zero():
             save_model(net, data.tokenizer, directory.model)  # so that an interrupted run can generate text
         raise
-    if not is_rank_zero():
-        return {}
-    result = build_result(run, settings, size, net, data, trainer, callback, bar)
-    if not math.isfinite(result["val_loss"]):
-        advice = f"choose optim.lr below {run.optim.lr} or a lower trainer.gradient_clip_val"
-        raise Diverged(f"the validation loss is {result['val_loss']}: {advice}")
+    result = build_result(run, settings, size, net, data, trainer, callback, scores)
     save_model(net, data.tokenizer, directory.model)
     directory.write_result(result)
     return result

@@ -25,8 +25,9 @@ class Arm(ArmRecord):
     def seconds(self, steps: int) -> float:
         """What a run of so many steps takes, validation included: a forward pass is a third of a step."""
         validation, batches = self.run.validation, -(-self.val_tokens // self.tokens_per_step)
-        passes = steps // validation.every * min(validation.batches or batches, batches) if validation.every else 0
-        return (steps + (passes + batches) / 3) * self.seconds_per_step
+        estimates = (steps - 1) // validation.every if validation.every else 0
+        passes = estimates * min(validation.batches or batches, batches) + batches
+        return (steps + passes / 3) * self.seconds_per_step
 
     def record(self) -> ArmRecord:
         return ArmRecord(**{one.name: getattr(self, one.name) for one in fields(ArmRecord)})

@@ -12,6 +12,7 @@ from lm.ablation.report.page import code
 from lm.ablation.report.plots import Look, drawing, legend, looks, panels, tokens_axis, window
 
 FILE = "metrics.csv"
+SCORED = "val/tokens"  # how many tokens a point was scored on; absent in runs of earlier versions
 NEAR_HALF = 0.1  # of the tokens: as far from half of them the validation may be that stands for it
 Points = dict[int, float]  # tokens -> value
 Curve = dict[int, tuple[float, float, float]]  # tokens -> mean, least and most over the seeds
@@ -28,9 +29,27 @@ def curves_section(study: Study, pictures: dict[str, str]) -> list[str]:
         "## Learning curves",
         f"The {metric_name(study)}, during training{at}: means over seeds; the shaded area reaches from the lowest to "
         f"the highest seed. Below, each arm minus {study.record.baseline}, paired by seed. An arm far from the others "
-        "may lie outside the plot. Validation during training may use a part of the validation text only.",
+        f"may lie outside the plot. {coverage(study)}",
         "![Learning curves of all arms](figures/learning.svg)",
     ]
+
+
+def coverage(study: Study) -> str:
+    """Which part of the validation text the points of the curves were scored on."""
+    done = [row for row in study.rows if row.result]
+    runs = [[line.get(SCORED, "") for line in study.lines(row, FILE) if line.get("val/loss")] for row in done]
+    (first, *_, last), *_ = [scored for scored in runs if len(scored) > 1]
+    if any("" in scored for scored in runs):
+        return (
+            "Runs of earlier versions are scored on the first windows of the validation text only, also after the last "
+            "step: their curves do not end at the score of the whole text, which the tables show."
+        )
+    if first == last:
+        return "Every point is a score of the whole validation text."
+    return (
+        f"Points are estimates on {int(first):,} of {int(last):,} tokens of the validation text, in evenly spaced "
+        "windows; the last one is the score of the whole text, as in the tables."
+    )
 
 
 def no_curve(study: Study) -> list[str]:
@@ -49,17 +68,21 @@ def column(study: Study) -> str:
     return f"val/{study.metric.removeprefix('val_')}"
 
 
-def mean_curves(study: Study, file: str, name: str) -> dict[str, Curve]:
+def mean_curves(study: Study, file: str, name: str, alike: bool = False) -> dict[str, Curve]:
     """Of each arm, over its finished runs under the first budget."""
-    found = {arm: over_seeds(list(by_seed(study, arm, file, name).values())) for arm in study.record.arms}
+    found = {arm: over_seeds(list(by_seed(study, arm, file, name, alike).values())) for arm in study.record.arms}
     return {arm: curve for arm, curve in found.items() if curve}
 
 
-def by_seed(study: Study, arm: str, file: str, name: str) -> dict[int, Points]:
-    """A column of each run's CSV file, without what is no number; runs that have none are left out."""
+def by_seed(study: Study, arm: str, file: str, name: str, alike: bool = False) -> dict[int, Points]:
+    """A column of each run's CSV file, without what is no number; runs that have none are left out.
+
+    `alike`: without the points that were scored on more of the text than the first one was.
+    """
     found = {}
     for seed, row in study.finished(arm, study.record.budgets[0]).items():
         lines = [line for line in study.lines(row, file) if line.get(name)]
+        lines = [line for line in lines if not alike or line.get(SCORED) == lines[0].get(SCORED)]
         points = {int(line["tokens"]): float(line[name]) for line in lines}
         found[seed] = {tokens: value for tokens, value in points.items() if math.isfinite(value)}
     return {seed: points for seed, points in found.items() if points}

@@ -11,6 +11,7 @@ from typing import Any
 from lm.ablation.judge.statistics import interval
 from lm.ablation.judge.study import Contrast, Row, Study, spread
 from lm.ablation.outcomes import RESULT
+from lm.ablation.report.curves import SCORED
 
 WHO = ("arm", "purpose", "seed", "budgets", "status", "error")
 COLUMNS = (*WHO, *RESULT, "source_hash", "torch", "resumed_from", "run_dir")
@@ -39,9 +40,9 @@ def results(study: Study) -> list[dict[str, Any]]:
 
 
 def curves_csv(study: Study) -> str:
-    """What each run but the trials scored during its training."""
+    """What each run but the trials scored during its training. Runs of earlier versions have no `val/tokens`."""
     rows = [
-        {"run_dir": row.run_dir} | {key: point[key] for key in POINT}
+        {"run_dir": row.run_dir} | {key: point[key] for key in (*POINT, SCORED) if key in point}
         for row in (*study.rows, *study.unused())
         for point in study.lines(row, "metrics.csv")
         if point.get("val/loss")

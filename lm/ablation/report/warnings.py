@@ -145,8 +145,8 @@ def fading(study: Study, asked: Sequence[Contrast]) -> Iterator[Caution]:
 
 
 def rising(study: Study) -> Iterator[Caution]:
-    """Arms that overfit, as models do that see a small text in many epochs."""
-    curves = mean_curves(study, FILE, column(study)) if study.lower_is_better else {}
+    """Arms that overfit, as models do that see a small text in many epochs. Estimates are compared with estimates."""
+    curves = mean_curves(study, FILE, column(study), alike=True) if study.lower_is_better else {}
     rises = {arm: curve[max(curve)][0] - min(mean for mean, _, _ in curve.values()) for arm, curve in curves.items()}
     margin = study.record.equivalence_margin
     if named := ", ".join(f"{arm} (by {rise:.2g})" for arm, rise in rises.items() if rise > margin):
