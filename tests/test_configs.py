@@ -36,7 +36,10 @@ NEEDED = {
     "benchmark": [],
 }
 FILES = sorted(CONFIGS.rglob("*.yaml"))
-SHIPPED = ("aa", "documents", "ffn", "position", "recipe", "smoke", "tying", "tying_core", "untie_when", "vocab")
+SHIPPED = (
+    *("aa", "continue_untied", "documents", "ffn", "position", "recipe"),
+    *("smoke", "tying", "tying_core", "untie_when", "vocab"),
+)
 EXPERIMENTS = ("chars", "shakespeare_char", "shakespeare_char_long")
 CHOICES = [path for path in FILES if path.parent.name not in (CONFIGS.name, "ablation")]
 ABLATIONS = [path for path in FILES if path.parent.name == "ablation"]

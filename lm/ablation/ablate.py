@@ -15,6 +15,7 @@ import torch
 from lm.ablation.judge.study import read_study
 from lm.ablation.outcomes import Outcomes
 from lm.ablation.plan.arms import build_arms, sources_of
+from lm.ablation.plan.bases import NAME, build_bases
 from lm.ablation.plan.calibrate import machine, measure
 from lm.ablation.plan.cells import Cell, cell, cells, set_steps
 from lm.ablation.plan.changes import set_aside
@@ -37,17 +38,18 @@ def ablate(
     runs: dict[str, RunConfig],
     command: str,
     planned: Callable[["AblationRunner"], None] = lambda _: None,
+    base: RunConfig | None = None,
 ) -> "AblationRunner":
     """Plan an ablation and, unless only the plan is wanted, run what is missing of it and write its report.
 
-    `runs` has the configuration of each arm; `planned` is called in between.
+    `runs` has the configuration of each arm, `base` of the runs that they start from; `planned` is called in between.
 
     Raises BadInput before anything is run for what the user can mend.
     """
     path = Path(config.output_dir).expanduser() if config.output_dir else default_dir(config)
     earlier(path, config)  # refuses another's folder before it is held
     with contextlib.nullcontext() if config.plan_only else claim(path):
-        runner = AblationRunner(config, path, runs, command)
+        runner = AblationRunner(config, path, runs, command, base)
         planned(runner)
         if not config.plan_only:
             runner.run()
@@ -55,19 +57,24 @@ def ablate(
 
 
 class AblationRunner:
-    """An ablation and its folder: cells/ and trials/ with a run each, ablation.json, the report."""
+    """An ablation and its folder: bases/, cells/ and trials/ with a run each, ablation.json, the report."""
 
-    def __init__(self, config: AblateConfig, path: Path, runs: dict[str, RunConfig], command: str) -> None:
+    def __init__(
+        self, config: AblateConfig, path: Path, runs: dict[str, RunConfig], command: str, base: RunConfig | None
+    ) -> None:
         self.ablation, self.path = config.ablation, path
         before, self.outcomes = earlier(path, config), Outcomes(path)
         if not config.plan_only:
             prepare_workers()
         self.gpus = torch.cuda.device_count()
         # as many threads for all runs, whenever they are made
-        self.arms = build_arms(self.ablation, runs, before.threads, quiet=not sys.stderr.isatty())
-        threads = set_threads(max(int(arm.run.threads or 1) for arm in self.arms.values()))
+        quiet = not sys.stderr.isatty()
+        self.arms = build_arms(self.ablation, runs, before.threads, quiet)
+        self.bases = build_bases(self.ablation, base, self.arms, self.outcomes, before.bases, before.threads, quiet)
+        self.timed = self.arms | ({NAME: self.bases.arm} if self.bases else {})
+        threads = set_threads(max(int(arm.run.threads or 1) for arm in self.timed.values()))
         self.workers = config.workers or self.gpus or max(1, cores() // threads)
-        seconds_per_step = measure(self.arms, before.seconds_per_step)
+        seconds_per_step = measure(self.timed, before.seconds_per_step)
         set_steps(self.ablation, self.arms)
         self.tuning = Tuning(self.ablation, self.arms, self.outcomes, before)
         self.known = replace(  # the earlier record with all that stays during this call
@@ -75,6 +82,7 @@ class AblationRunner:
             **asked(self.ablation),
             overrides=config.overrides,
             common=self.ablation.overrides,
+            base=self.ablation.base if self.bases else None,
             contrasts=self.ablation.contrasts(),
             begun=before.begun or now(),
             ended=None,
@@ -88,12 +96,18 @@ class AblationRunner:
             seconds_per_step=seconds_per_step,
         )
         if machine() not in self.known.startup_seconds and (self.missing(self.all_cells()) or self.expected_trials()):
-            self.known.startup_seconds[machine()] = measure_startup(self.arms[self.ablation.baseline], self.gpus)
+            self.known.startup_seconds[machine()] = measure_startup(
+                self.timed[NAME if self.bases else self.ablation.baseline], self.gpus
+            )
 
     def run(self) -> None:
         write_record(self.record(), self.path)
         with Progress(self.ablation.name, self.ablation.metric, self.path, self.workers, self.cost) as self.progress:
-            self.progress.expect(self.missing(self.all_cells()), self.expected_trials())
+            self.progress.expect([*self.missing_bases(), *self.missing(self.all_cells())], self.expected_trials())
+            if ahead := self.missing_bases():
+                self.carry_out(ahead)
+                write_record(self.record(), self.path)
+                self.progress.expect(self.missing(self.all_cells()), self.expected_trials())  # under their final names
             for batch in self.tuning.rounds():
                 for _ in range(2):  # what was killed gets another try: an arm must not lose a value by an accident
                     self.carry_out(batch, trials=True)
@@ -115,6 +129,14 @@ class AblationRunner:
         """Those that have no result yet. A diverged one has: it would diverge again."""
         return [one for one in wanted if self.outcomes.of(one.run_dir, one.identity).status in ("missing", "failed")]
 
+    def missing_bases(self) -> list[Cell]:
+        """Those that a missing run starts from."""
+        if self.bases is None:
+            return []
+        seeds = {one.seed for one in self.missing(self.all_cells())}
+        seeds |= {*self.ablation.tune.seeds} if self.tuning.open() else set()
+        return self.missing([self.bases.cell(seed) for seed in sorted(seeds)])
+
     def all_cells(self) -> list[Cell]:
         """Every reported cell once, seed by seed, so that whatever is interrupted has whole pairs."""
         found = sorted(cells(self.ablation, self.arms), key=lambda pair: self.ablation.seeds.index(pair[0].seed))
@@ -128,7 +150,11 @@ class AblationRunner:
 
     def cost(self, cell: Cell) -> float:
         """Seconds."""
-        return self.known.startup_seconds.get(machine(), 0.0) + self.arms[cell.arm].seconds(cell.steps)
+        return self.known.startup_seconds.get(machine(), 0.0) + self.timed[cell.arm].seconds(cell.steps)
+
+    def base_seeds(self) -> list[int]:
+        tuned = self.ablation.tune.seeds if self.ablation.tune.trials else []
+        return sorted({one.seed for one in self.all_cells()} | {*tuned})
 
     def n_failed(self) -> int:
         """Reported runs that failed or diverged, and search trials without an outcome."""
@@ -143,6 +169,7 @@ class AblationRunner:
             self.known,
             arms={name: arm.record() for name, arm in self.arms.items()},
             cells=planned,
+            bases=self.bases.record(self.base_seeds()) if self.bases else [],
             cautions=cautions(tuning, looks, self.known.planned),
             tuning_done=not tuning.open(),
             untuned=tuning.broken(),

@@ -60,6 +60,16 @@ class CellRecord:
 
 
 @dataclass(slots=True)
+class BaseRecord:
+    """The run that the arms start from at one seed."""
+
+    seed: int
+    run_dir: str  # relative to the ablation's folder
+    sha256: str | None  # of its weights; None: not trained yet
+    val_loss: float | None
+
+
+@dataclass(slots=True)
 class TrialRecord:
     values: dict[str, float]
     score: float | None  # the mean of the metric over the tuning seeds; None where training diverged
@@ -86,6 +96,8 @@ class AblationRecord(Question):
     contrasts: dict[str, str] = field(default_factory=dict)  # arm -> the arm that it is compared with
     arms: dict[str, ArmRecord] = field(default_factory=dict)
     cells: list[CellRecord] = field(default_factory=list)
+    base: list[str] | None = None  # overrides of the runs that the arms start from; None: there are none
+    bases: list[BaseRecord] = field(default_factory=list)
     cautions: list[Caution] = field(default_factory=list)
     # how far it is
     begun: str = ""

@@ -27,7 +27,10 @@ def plan_table(runner: AblationRunner) -> str:
         more = ablation.tune.extension_trials * len(ablation.tune.seeds) * len(runner.arms)
         found += f"; {len(trials)} search trials"
         found += f", and {more} more if a best value lies at the edge of the search range" if more else ""
-    seconds = sum(map(runner.cost, [*ahead, *trials])) / runner.workers
+    bases = runner.missing_bases()
+    if runner.bases:
+        found = f"{len(runner.base_seeds())} base runs, one for each seed, {len(bases)} to be made; {found}"
+    seconds = sum(map(runner.cost, [*bases, *ahead, *trials])) / runner.workers
     lines = [ablation.question, "", format_table(rows), ""]
     lines += [f"{found}; {record.workers} at a time, {record.threads} thread{'s' * (record.threads > 1)} each"]
     lines += [*no_longer_count(record.set_aside), *(f"{head} {meaning}" for head, meaning in record.cautions)]

@@ -9,7 +9,7 @@ import difflib
 import shlex
 import sys
 
-from lm.ablation.plan.compose import compose_arms, key_of
+from lm.ablation.plan.compose import compose_arms, compose_base, key_of
 from lm.cli import program
 from lm.cli.compose import compose
 from lm.cli.imports import heavy_imports
@@ -32,6 +32,7 @@ def task(config: AblateConfig) -> int:
         if meant(key, AblateConfig) or difflib.get_close_matches(key, ours, cutoff=0.75):
             raise BadInput(no_such_key(key, ours, AblateConfig))
     runs = compose_arms(config.ablation, config.overrides, arm)
+    base = compose_base(config.ablation, config.overrides, runs, arm)
     with heavy_imports():
         from lm.ablation.ablate import ablate
         from lm.ablation.summary import plan_table, result_table
@@ -42,6 +43,7 @@ def task(config: AblateConfig) -> int:
         runs,
         command(),
         lambda runner: print(plan_table(runner), file=say, flush=True),
+        base,
     )
     if config.plan_only:
         return 0

@@ -85,8 +85,11 @@ class AblationConfig(Question):
 
     arms: dict[str, list[str]]  # name -> what is changed
     overrides: list[str] = field(default_factory=list)  # of every arm
+    base: list[str] | None = None  # of runs, one for each seed, that the arms start from; null: arms start anew
 
     def __post_init__(self) -> None:
+        if self.base is not None and "base" in self.arms:
+            raise BadInput("ablation.arms.base: is what the runs of ablation.base are called; name the arm otherwise")
         choose("ablation.metric", self.metric, tuple(METRICS))
         distinct("ablation.seeds", self.seeds)
         distinct("ablation.budgets", self.budgets)

@@ -1,15 +1,21 @@
 """The arms of an ablation: checked, matched and counted. Nothing is trained here."""
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+import torch
 
 from lm.ablation.plan.match import change, match_parameters, meta_model
 from lm.ablation.plan.source import source_files, source_hash
 from lm.ablation.record import ArmRecord
-from lm.config import BadInput, RunConfig
+from lm.config import BadInput, HeadConfig, ModelConfig, RunConfig
 from lm.config.ablation import AblationConfig
 from lm.config.identity import config_hash, flat
 from lm.data.tokens import TextData, prepare
+from lm.exchange.base import read_base
 from lm.model.size import flops_per_token, n_params
+from lm.model.transformer import Transformer
 from lm.training.optim import step_flops
 from lm.training.trainer import resolve, tokens_per_step
 
@@ -21,6 +27,7 @@ class Arm(ArmRecord):
     name: str
     run: RunConfig
     sources: dict[str, str]  # file of the training code -> hash
+    start: Callable[[int], dict[str, Any]] = lambda seed: {}  # settings by seed: the run that this one starts from
 
     def seconds(self, steps: int) -> float:
         """What a run of so many steps takes, validation included: a forward pass is a third of a step."""
@@ -45,9 +52,7 @@ def build_arms(config: AblationConfig, runs: dict[str, RunConfig], threads: int,
     texts: dict[str, TextData] = {}
     arms: Arms = {}
     for name in sorted(config.arms, key=lambda name: name in config.match_parameters):  # after their baselines
-        given = runs[name].threads
-        run = replace(runs[name], threads=given if isinstance(given, int) else threads, run_dir=None)
-        run.trainer = {**run.trainer, "enable_progress_bar": False}
+        run = as_cell(runs[name], threads)
         try:
             source = repr((run.data, run.tokenizer))
             if source not in texts:
@@ -60,10 +65,35 @@ def build_arms(config: AblationConfig, runs: dict[str, RunConfig], threads: int,
         except BadInput as error:
             raise BadInput(f"ablation.arms.{name}: {error}") from error
         arms[name] = arm
+        if run.init_from:
+            loaded = read_base(run.init_from).settings
+            check_start(arm, loaded.model, loaded.head, loaded.seq_len)
     arms = {name: arms[name] for name in config.arms}
     refuse_twins(config, arms)
     refuse_other_texts(config, arms)
     return arms
+
+
+def as_cell(run: RunConfig, threads: int) -> RunConfig:
+    trainer = {**run.trainer, "enable_progress_bar": False}
+    given = run.threads if isinstance(run.threads, int) else threads
+    return replace(run, threads=given, run_dir=None, trainer=trainer)
+
+
+def build_lone_arm(name: str, words: list[str], run: RunConfig, threads: int, quiet: bool) -> Arm:
+    """One that is compared with no other."""
+    run = as_cell(run, threads)
+    return build_arm(name, words, run, prepare(run.data, run.tokenizer, quiet))
+
+
+def check_start(arm: Arm, model: ModelConfig, head: HeadConfig, seq_len: int) -> None:
+    """Raise BadInput if the arm cannot start from such a model. On the meta device, so weights are not needed."""
+    try:
+        with torch.device("meta"):
+            loaded = Transformer(model, head, vocab_size=arm.vocab_size, seq_len=seq_len)
+        meta_model(arm.run, arm.vocab_size).load_from(loaded, arm.run.init_tied_matrix)
+    except BadInput as error:
+        raise BadInput(f"ablation.arms.{arm.name}: {error}") from error
 
 
 def build_arm(name: str, words: list[str], run: RunConfig, data: TextData) -> Arm:

@@ -59,7 +59,7 @@ def cells(config: AblationConfig, arms: Arms) -> list[tuple[CellRecord, Cell]]:
 
 def cell(arm: Arm, seed: int, steps: int, tuned: dict[str, float], folder: str = "cells") -> Cell:
     run = replace(arm.run, trainer={**arm.run.trainer, "max_steps": steps})
-    run = change(run, {**tuned, "seed": seed, "max_tokens": None})
+    run = change(run, {**tuned, "seed": seed, "max_tokens": None, **arm.start(seed)})
     settings = config_hash(run)
     decisive = json.dumps({"config": settings, **arm.identity}, sort_keys=True)
     name = f"{arm.name}-seed{seed}-{hashlib.sha256(decisive.encode()).hexdigest()[:10]}"

@@ -37,6 +37,8 @@ def reason(before: AblationRecord, run: CellRecord, planned: Planned, arms: Arms
         return f"the tuned settings changed{named(old.tuned, new.tuned)}"
     if not found and all(one.steps != run.steps for one in same if one.budget == run.budget):
         return "the number of steps changed"
+    if not found and before.bases:
+        return "the run that it starts from changed"
     return "; ".join(found) or "an earlier version of this program had other names for settings"
 
 

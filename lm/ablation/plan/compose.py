@@ -15,6 +15,8 @@ OURS = {
 }
 BUDGETED = "an arm trains as long as its budget allows; it may stand among the overrides of all arms"
 TUNABLE = ("optim.", "head.", "model.")
+SHARED = ("model.", "tokenizer.", "data.")  # by a base and its arms
+NOT_SHARED = ("model.dropout", "data.seq_len", "data.batch_size", "data.document_mask")
 NOT_AN_ARM = OURS | {"trainer.max_steps": BUDGETED, "max_tokens": BUDGETED}
 
 
@@ -46,6 +48,33 @@ def compose_arms(config: AblationConfig, words: list[str], compose: Compose) -> 
     if config.plot_over is not None and not any(config.plot_over in values for values in settings.values()):
         raise BadInput(f"ablation.plot_over={config.plot_over}: no such setting of a run")
     return runs
+
+
+def compose_base(
+    config: AblationConfig, words: list[str], runs: dict[str, RunConfig], compose: Compose
+) -> RunConfig | None:
+    """The configuration of the runs that the arms start from; None if there are none or `init_from` names one run.
+
+    What stands in ablation.base comes before `words`, which change base and arms alike. Raises BadInput for a base
+    whose text, model or tokenizer is not that of the arms.
+    """
+    common = {key_of(word): word for word in [*config.overrides, *words]}
+    if config.base is None or any(run.init_from for run in runs.values()):
+        return None
+    own = {key_of(word): word for word in config.base}
+    try:
+        for key in own.keys() & {*OURS, "init_from"}:
+            raise BadInput(f"{own[key]}: {OURS.get(key, 'a base starts anew')}")
+        base = compose(list((common | own).values()))
+    except BadInput as error:
+        raise BadInput(f"ablation.base: {error}") from error
+    there = flat(asdict(base))
+    for name, run in runs.items():
+        for key, value in flat(asdict(run)).items():
+            if key.startswith(SHARED) and key not in NOT_SHARED and value != there.get(key):
+                both = "they have it in common: choose it among the overrides"
+                raise BadInput(f"ablation.base: {key} is {there.get(key)}, that of {name} is {value}; {both}")
+    return base
 
 
 def complaint(words: list[str], compose: Compose) -> str | None:

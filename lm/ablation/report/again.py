@@ -4,6 +4,7 @@ import re
 
 from lm.ablation.judge.study import Row, Study
 from lm.ablation.outcomes import RunFiles
+from lm.ablation.record import AblationRecord
 from lm.ablation.report.answer import BUDGET_NAMES
 from lm.ablation.report.arms import spent
 from lm.ablation.report.page import code, fence, plain, table
@@ -45,6 +46,7 @@ def again_section(study: Study) -> list[str]:
         ["devices of the runs", plain(", ".join(devices) or "none yet")],
         ["Python", plain(f"{record.python}{versions}")],
         ["seeds", f"{seeds}{tuned}"],
+        *bases(record),
         ["text", text],
         *hashes(study),
         ["resumed after an interruption", f"{resumed} of {len(done)}"],
@@ -59,6 +61,18 @@ def again_section(study: Study) -> list[str]:
         "arm; `results.csv`, a row for each run; and `report.json`, the numbers of this report. This command updates "
         "the report, also while runs go on:",
         fence(re.sub(r"ablate(\.py)?\b.*", r"report\1 output_dir=DIR", record.command, flags=re.DOTALL)),
+    ]
+
+
+def bases(record: AblationRecord) -> list[list[str]]:
+    """The models that the arms start from."""
+    return [
+        [
+            f"base of seed {one.seed}",
+            f"{code(one.run_dir)}: loss {one.val_loss:.4f}, weights {code((one.sha256 or '')[:16])}",
+        ]
+        for one in record.bases
+        if one.val_loss is not None
     ]
 
 

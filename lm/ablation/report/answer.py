@@ -1,11 +1,12 @@
 """The head of a report: the question, the verdicts, and what they rest on."""
 
 from collections.abc import Sequence
+from statistics import fmean
 
 from lm.ablation.judge.sentence import decimals
 from lm.ablation.judge.study import Contrast, Study
 from lm.ablation.record import AblationRecord
-from lm.ablation.report.page import plain
+from lm.ablation.report.page import code, plain
 
 BUDGET_NAMES = {"tokens": "tokens", "flops": "FLOPs", "time": "time"}
 METRIC_NAMES = {
@@ -62,13 +63,32 @@ def basis(study: Study, contrasts: Sequence[Contrast]) -> list[str]:
     equal = ", and in other runs at equal ".join(HELD_EQUAL[budget] for budget in record.budgets)
     matched = "".join(f"{plain(arm)} is parameter-matched by {key}. " for arm, key in record.match_parameters.items())
     text = (
-        f"Each arm has {most}{n} seed{'s' * (n > 1)}; a seed sets the initialisation and the order of the data. The "
+        f"Each arm has {most}{n} seed{'s' * (n > 1)}; {start(record)} The "
         f"metric is the {metric_name(study)}; {'lower' if study.lower_is_better else 'higher'} is better. The "
         "equivalence margin, the smallest difference that matters, is "
         f"{record.equivalence_margin:g}. Arms are compared at equal {equal}. {matched}{tuned(record)}"
     )
     alone = f" For {n_rows} of {len(study.rows)} runs, results.csv is all that is left." * bool(n_rows)
     return [text + alone, others(study, contrasts)]
+
+
+def start(record: AblationRecord) -> str:
+    """What a seed sets, and so what the intervals cover."""
+    if record.base is not None:
+        losses = [one.val_loss for one in record.bases if one.seed in record.seeds and one.val_loss is not None]
+        reached = f", with a mean validation loss of {fmean(losses):.4f}" if losses else ""
+        return (
+            f"all runs of a seed start from one trained model ({' '.join(map(code, record.base))}{reached}), which has "
+            "the same seed, so that intervals cover the differences between such models. A seed also sets the order of "
+            "the data."
+        )
+    loaded = {(arm.settings.get("init_from"), arm.settings.get("init_sha256")) for arm in record.arms.values()}
+    if len(loaded) == 1 and (one := loaded.pop())[0]:
+        return (
+            f"all runs start from one given model ({code(str(one[0]))}, weights {code(str(one[1])[:16])}): verdicts "
+            "and intervals hold for that model alone. A seed sets the order of the data."
+        )
+    return "a seed sets the initialisation and the order of the data."
 
 
 def metric_name(study: Study) -> str:

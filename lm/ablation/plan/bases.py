@@ -1,0 +1,76 @@
+"""The runs that all arms start from, one for each seed: trained first, in the ablation's own folder."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from lm.ablation.outcomes import Outcomes
+from lm.ablation.plan.arms import Arm, Arms, build_lone_arm, check_start
+from lm.ablation.plan.cells import Cell, cell
+from lm.ablation.record import BaseRecord
+from lm.config import BadInput, RunConfig
+from lm.config.ablation import AblationConfig
+from lm.exchange.base import read_base
+
+NAME = "base"
+NOT_TRAINED = "not trained yet"  # in place of the hash of the weights
+
+
+@dataclass(slots=True)
+class Bases:
+    """`arm` has the configuration of the base runs; `before` is what an earlier call knew of them."""
+
+    arm: Arm
+    outcomes: Outcomes
+    before: list[BaseRecord]
+    hashes: dict[str, str] = field(default_factory=dict)  # run_dir -> hash of the weights
+
+    def cell(self, seed: int) -> Cell:
+        return cell(self.arm, seed, self.arm.steps["own"], {}, "bases")
+
+    def start(self, seed: int) -> dict[str, Any]:
+        """The settings with which an arm starts from the base of its seed."""
+        one = self.cell(seed)
+        return {"init_from": str(self.outcomes.folder / one.run_dir), "init_sha256": self.sha256(one) or NOT_TRAINED}
+
+    def sha256(self, one: Cell) -> str | None:
+        """Of the weights of a finished base, also of one that is a line of the record and whose folder is gone."""
+        if one.run_dir not in self.hashes and self.outcomes.of(one.run_dir, one.identity).status == "done":
+            self.hashes[one.run_dir] = read_base(str(self.outcomes.folder / one.run_dir)).sha256
+        known = {base.run_dir: base.sha256 for base in self.before}
+        return self.hashes.get(one.run_dir, known.get(one.run_dir))
+
+    def record(self, seeds: Iterable[int]) -> list[BaseRecord]:
+        found, known = [], {base.run_dir: base for base in self.before}
+        for seed in seeds:
+            one = self.cell(seed)
+            loss = self.outcomes.of(one.run_dir, one.identity).result.get("val_loss")
+            if loss is None and one.run_dir in known:
+                found.append(known[one.run_dir])
+            else:
+                found.append(BaseRecord(seed, one.run_dir, self.sha256(one), loss))
+        return found
+
+
+def build_bases(
+    config: AblationConfig,
+    run: RunConfig | None,
+    arms: Arms,
+    outcomes: Outcomes,
+    before: list[BaseRecord],
+    threads: int,
+    quiet: bool,
+) -> Bases | None:
+    """And let the arms start from them. Raises BadInput if an arm cannot."""
+    if run is None:
+        return None
+    try:
+        bases = Bases(build_lone_arm(NAME, config.base or [], run, threads, quiet), outcomes, before)
+    except BadInput as error:
+        raise BadInput(f"ablation.base: {error}") from error
+    for name, arm in arms.items():
+        if arm.identity["tokenizer_hash"] != bases.arm.identity["tokenizer_hash"]:
+            raise BadInput(f"ablation.arms.{name}: has another tokenizer than ablation.base")
+        check_start(arm, bases.arm.run.model, bases.arm.run.head, bases.arm.run.data.seq_len)
+        arm.start = bases.start
+    return bases
