@@ -16,14 +16,15 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-from conftest import Listed, stored
+from conftest import Listed, as_nobody, stored
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lm.config import BadInput, DataConfig, TokenizerConfig
 from lm.data.corpus import SOURCES, stored_text
+from lm.data.documents import Document
 from lm.data.paths import check_paths
-from lm.data.split import Part, split
+from lm.data.split import Part, Shared, split
 from lm.data.text import limited, scan
 
 
@@ -100,6 +101,7 @@ def test_a_single_text_is_split_by_characters(text: str, fraction: float, block:
         assert len("".join(texts(train))) == int(len(text) * (1 - fraction))
 
 
+PAIRS = st.lists(st.tuples(st.text(max_size=5), st.text(min_size=1, max_size=5)), min_size=1, max_size=4)
 NAMES = st.lists(st.text(), min_size=2, max_size=40, unique=True)
 
 
@@ -157,6 +159,18 @@ def test_the_documents_of_lowest_hash_that_fit_are_held_out(names: list[str], li
     assert sorted(texts(limited[1])) == sorted(text for _, text in ranked[:fitting])
     assert sorted(texts(limited[0])) == sorted(text for _, text in ranked[fitting:])
     assert (limited[2] == plain[2]) == (len(texts(plain[1])) == fitting)
+
+
+def test_texts_on_both_sides_are_counted(cache: Path) -> None:
+    pairs = [(f"{i}", f"text {i % 150}") for i in range(200)]  # 50 texts stand twice
+    train, val, _ = split(stored(cache, pairs), 0.3, None)
+    both = [text for text in texts(val) if text in set(texts(train))]
+    found = Shared.between(train, val)
+    assert (found.n_documents, found.of) == (len(both), len(texts(val)))
+    assert found.share == pytest.approx(len("".join(both)) / val.n_bytes)
+    assert 0 < len(both) < len(texts(val))
+    one = split(stored(cache, [("one", "some text")]), 0.5, None)
+    assert Shared.between(*one[:2]).share == 0
 
 
 def test_the_standard_library_is_a_large_text_without_tests() -> None:
@@ -219,9 +233,6 @@ def test_a_file_that_is_not_utf8_is_named_with_the_byte(tmp_path: Path) -> None:
     (tmp_path / "latin.txt").write_bytes("é and ".encode() + "é".encode("latin-1") + b"...")
     for path in (tmp_path / "latin.txt", tmp_path):
         assert refusal("text", path).startswith(f"{tmp_path / 'latin.txt'}: not UTF-8 at byte 7 ")
-
-
-PAIRS = st.lists(st.tuples(st.text(max_size=5), st.text(min_size=1, max_size=5)), min_size=1, max_size=4)
 
 
 @given(pairs=PAIRS, other=PAIRS)
@@ -313,6 +324,88 @@ def test_an_impossible_path_is_named(path: str) -> None:
 def test_a_glob_gives_each_file_once(tmp_path: Path) -> None:
     root = write_folder(tmp_path / "texts")
     assert [name for name, _ in load("text", root / "**" / "**" / "z.txt")] == ["deep/z.txt"]
+
+
+# --- links, closed folders, names
+
+
+def linked(root: Path) -> Path:
+    """A folder of three files, a file outside it, and links that lead in circles, twice to a file, and nowhere."""
+    write_folder(root / "in")
+    (root / "out").mkdir()
+    (root / "out" / "o.txt").write_text("outside")
+    for name, target in {
+        "in/me": ".",
+        "in/deep/up": "..",
+        "in/deep/er/top": "../../..",
+        "in/0.txt": "a.txt",
+        "in/00": "deep",
+        "in/outside.txt": "../out/o.txt",
+        "in/again.txt": "../out/o.txt",
+        "in/nowhere": "absent",
+        "in/itself": "itself",
+    }.items():
+        (root / name).symlink_to(target)
+    os.link(root / "in" / "b.txt", root / "in" / "hard.txt")
+    return root / "in"
+
+
+@pytest.mark.parametrize("pattern", [".", "**", "**/*", "**/**/*"])
+def test_each_file_is_taken_once_however_many_links_lead_to_it(tmp_path: Path, pattern: str) -> None:
+    found = [name for name, _ in load("text", linked(tmp_path / "root") / pattern)]
+    names = ["a.txt", "b.txt", "c1.txt", "c[1].txt", "deep/er/y.md", "deep/z.txt"]
+    outside = [name for name in found if name not in names]
+    assert found == sorted(found, key=lambda name: Path(name).parts)
+    assert [name for name in found if name in names] == names
+    assert len(outside) == 1  # the file outside, under one of its names
+    assert outside[0].endswith(("o.txt", "again.txt", "outside.txt"))
+
+
+def test_a_glob_matches_links_by_their_own_names(tmp_path: Path) -> None:
+    root = linked(tmp_path / "root")
+    assert [name for name, _ in load("text", root / "0*" / "*.txt")] == ["00/z.txt"]
+    assert [name for name, _ in load("text", root / "0*")] == ["0.txt"]
+
+
+@pytest.mark.parametrize("closed", ["deep", "deep/er", "b.txt"])
+def test_a_closed_folder_or_file_is_named(closed: str, open_folder: Path) -> None:
+    root = write_folder(open_folder / "texts")
+    config = DataConfig(source="text", path=str(root), cache_dir=str(open_folder / "cache"))
+    (open_folder / "cache").mkdir(mode=0o777)
+    (open_folder / "cache").chmod(0o777)
+    (root / closed).chmod(0)
+    with as_nobody(), pytest.raises(BadInput, match=rf"{root / closed}: Permission denied"):
+        stored_text(config)
+    (root / closed).chmod(0o755)
+    assert len(documents(config)) == 6
+
+
+def test_a_file_name_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    path = os.fsencode(tmp_path) + b"/caf\xe9.txt"
+    Path(os.fsdecode(path)).write_text("x")
+    for place in (tmp_path, Path(os.fsdecode(path))):
+        assert r"caf\xe9.txt' is not UTF-8; rename the file" in refusal("text", place)
+
+
+# --- limits
+
+
+@given(pairs=PAIRS, limit=st.integers(1, 30), block=st.integers(1, 5))
+@settings(deadline=None)
+def test_text_beyond_the_limit_is_not_read(pairs: list[tuple[str, str]], limit: int, block: int) -> None:
+    def documents() -> Iterator[Document]:
+        for name, text in pairs:
+            assert sum(read) < limit, "a document beyond the limit is asked for"
+            raw = text.encode()
+            read.append(len(raw))
+            yield Document(name, len(raw), [raw[i : i + block] for i in range(0, len(raw), block)])
+
+    read: list[int] = []
+    found = b"".join(b"".join(document.blocks) for document in limited(documents(), limit))
+    whole = "".join(text for _, text in pairs).encode()
+    assert whole.startswith(found)
+    assert found == whole or limit - 4 < len(found) <= limit
+    found.decode()
 
 
 def test_a_text_with_another_hash_is_refused(tmp_path: Path) -> None:

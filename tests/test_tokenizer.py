@@ -2,20 +2,33 @@
 
 import hashlib
 import json
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+from conftest import stored
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lm.config import BadInput, DataConfig, TokenizerConfig
+from lm.data import encoding
+from lm.data.split import Part
 from lm.data.tokenizer import (
     EOT,
+    RUN,
     Tokenizer,
     build_tokenizer,
     byte_tokenizer,
     char_tokenizer,
     load_tokenizer,
+    short_runs,
     train_bpe,
 )
 from lm.data.tokens import prepare
@@ -98,6 +111,87 @@ def test_bpe_training_is_deterministic() -> None:
     again = train_bpe([TEXT], 400)
     assert again.to_json() == BPE.to_json()
     assert again.hash == BPE.hash == hashlib.sha256(BPE.to_json().encode()).hexdigest()
+
+
+def test_long_runs_are_cut_for_training_and_nothing_else_is() -> None:
+    text = f"{'a' * (RUN - 1)} {'b' * RUN}\nc d\n\n  e{' ' * RUN}f"
+    assert list(short_runs([text, "", "short"])) == [text, "", "short"]
+    found = list(short_runs([f"one {'a' * (2 * RUN + 1)} two{' ' * (RUN + 2)}", text]))
+    assert found == [f"one {'a' * RUN}", "a" * RUN, f"a two{' ' * RUN}", "  ", text]
+
+
+def test_one_word_of_a_megabyte_is_learned_in_seconds() -> None:
+    """Uncut, the time grows with the square of its length: this would take ten minutes."""
+    draw = random.Random(0)
+    assert train_bpe(["".join(draw.choices("abcdefgh", k=1_000_000))], 300).vocab_size == 300
+
+
+def test_ctrl_c_is_heard_while_bpe_is_trained() -> None:
+    """The library does not look at signals. This text would take it about a minute."""
+    code = "import random; from lm.data import tokenizer\n"
+    code += "tokenizer.RUN = 10**6; tokenizer.LONG_RUN = tokenizer.re.compile('$^')\n"
+    code += "text = ''.join(random.Random(0).choices('abcdefgh', k=300_000))\n"
+    code += "print('begun', flush=True)\ntokenizer.train_bpe([text], 2000)"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as run:
+        assert run.stdout is not None
+        assert run.stdout.readline() == "begun\n"
+        time.sleep(0.5)
+        run.send_signal(signal.SIGINT)
+        try:
+            _, error = run.communicate(timeout=60)
+        finally:
+            run.kill()
+        assert error.strip().endswith("KeyboardInterrupt")
+
+
+def test_an_error_while_bpe_reads_its_text_is_raised() -> None:
+    def texts() -> Iterator[str]:
+        yield TEXT
+        raise BadInput("not UTF-8")
+
+    with pytest.raises(BadInput, match="not UTF-8"):
+        train_bpe(texts(), 300)
+
+
+@pytest.mark.parametrize("size", [0.3, 1, 2.5, 10])
+def test_bpe_is_trained_on_evenly_spaced_stretches_of_a_long_text(
+    size: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encoding, "SAMPLE", 4000)
+    monkeypatch.setattr(encoding, "STRETCH", 500)
+    monkeypatch.setattr("lm.data.split.BLOCK", 1000)
+    text = "".join(f"{i:07} é\n" for i in range(int(size * 400)))  # of 11 bytes each
+    part = Part(stored(tmp_path, [(str(i), text[i : i + 300]) for i in range(0, len(text), 300)]))
+    found = "".join(encoding.sample(part))
+    assert found == "".join(encoding.sample(part))
+    if part.n_bytes <= 4000:
+        assert found == text
+        return
+    assert 0.98 * 4000 < len(found.encode()) <= 4000
+    numbers = [int(one) for one in re.findall(r"(?<!\d)\d{7}(?!\d)", found)]
+    assert numbers == sorted(set(numbers))
+    spread = [sum(k * size * 50 <= one < (k + 1) * size * 50 for one in numbers) for k in range(8)]
+    assert min(spread) > 0.9 * max(spread)
+
+
+ADDED = {"id": 256, "single_word": False, "lstrip": False, "normalized": False, "special": False}
+
+
+@pytest.mark.parametrize(("content", "rstrip"), [("a b", False), ("x\n", False), ("ab", True), ("ab", False)])
+def test_a_text_is_encoded_as_at_once_whatever_tokens_a_file_adds(
+    content: str, rstrip: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout = json.loads(BYTE.to_json())
+    layout["added_tokens"].append(ADDED | {"id": 257, "content": content, "rstrip": rstrip})
+    (tmp_path / "tokenizer.json").write_text(json.dumps(layout))
+    tokenizer = load_tokenizer(tmp_path / "tokenizer.json")
+    assert tokenizer.splittable == ((content, rstrip) == ("ab", False))
+    monkeypatch.setattr(encoding, "PIECE", 1)
+    text = "ab a b  ab x\n x\nb ab  b" * 5
+    found = list(encoding.encode(tokenizer, Part(stored(tmp_path, [("one", text)]))))
+    assert np.concatenate(found).tolist() == [tokenizer.eot, *tokenizer.encode(text)]
 
 
 @pytest.mark.parametrize("tokenizer", [BPE, BYTE, CHAR], ids=["bpe", "byte", "char"])

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import re
+import shutil
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,7 +18,7 @@ import pytest
 import tokenizers
 import torch
 import yaml
-from conftest import HEADS, TEXT, TIED, UNTIED
+from conftest import HEADS, TEXT, TIED, UNTIED, as_nobody
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_resume import a_run
@@ -227,15 +228,33 @@ def test_evaluate_gives_the_number_in_the_result(corpus: Path, tmp_path: Path) -
     assert again == scores
 
 
-def test_a_run_is_not_scored_with_another_tokenizer(corpus: Path, tmp_path: Path) -> None:
-    for size in (300, 290):
-        path = tmp_path / "tokenizer.json"
-        path.write_text(train_bpe([TEXT], size).to_json())
-        if size == 300:
-            tokenizer = TokenizerConfig(kind="file", vocab_size=None, path=str(path))
-            train(short(corpus, tmp_path / "run", tokenizer=tokenizer))
-    with pytest.raises(BadInput, match="its tokenizer has changed since"):
-        evaluate_run(EvaluateConfig(run_dir=str(tmp_path / "run"), threads=1))
+def test_a_run_is_scored_where_nothing_can_be_written(
+    open_folder: Path,
+    corpus: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shutil.copy(corpus, open_folder / "corpus.txt")
+    run = short(open_folder / "corpus.txt", open_folder / "run")
+    result = train(run)
+    monkeypatch.chdir(open_folder)
+    asked = EvaluateConfig(run_dir=str(open_folder / "run"), threads=1)
+    with as_nobody():
+        assert evaluate_run(asked)["loss"] == result["val_loss"]  # from the cache of the run
+        other = evaluate_run(replace(asked, data=DataConfig(source="text", path=str(run.data.path))))
+    shutil.rmtree(open_folder / "cache")
+    with as_nobody():
+        assert evaluate_run(asked)["loss"] == result["val_loss"]
+    assert other["bytes"] == len(TEXT.encode())
+    assert not (open_folder / ".cache").exists()
+
+
+def test_a_run_is_scored_with_its_own_copy_of_a_tokenizer_file(corpus: Path, tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_text(train_bpe([TEXT], 300).to_json())
+    tokenizer = TokenizerConfig(kind="file", vocab_size=None, path=str(path))
+    result = train(short(corpus, tmp_path / "run", tokenizer=tokenizer))
+    path.write_text(train_bpe([TEXT], 290).to_json())
+    assert evaluate_run(EvaluateConfig(run_dir=str(tmp_path / "run"), threads=1))["loss"] == result["val_loss"]
 
 
 def test_a_diverging_run_stops_and_keeps_its_last_good_checkpoint(corpus: Path, tmp_path: Path) -> None:

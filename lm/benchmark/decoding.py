@@ -16,7 +16,7 @@ from lm.benchmark.shapes import DEFAULT, GPT2
 from lm.config import BadInput
 from lm.exchange.portable import load_model
 from lm.inference.decode import decode
-from lm.inference.evaluate import own_validation
+from lm.inference.text import own_validation
 from lm.model.transformer import Transformer
 
 LARGE = "GPT-2 124M, 1 prompt"  # its weights are read from memory for each token

@@ -12,6 +12,7 @@ import torch
 
 from lm.benchmark.busy import busy
 from lm.benchmark.compiled import compiled
+from lm.benchmark.data import data
 from lm.benchmark.decoding import decoding, run_prompts
 from lm.benchmark.documents import documents
 from lm.benchmark.gemm import gemm
@@ -46,6 +47,7 @@ SECTIONS: dict[str, Section] = {
     "busy": busy,
     "scale": scale,
     "startup": startup,
+    "data": data,
 }
 
 

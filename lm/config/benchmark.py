@@ -7,7 +7,7 @@ from lm.config import BadInput, at_least, choose
 
 SECTIONS = (
     *("limits", "training", "nanogpt", "compile", "loss", "documents"),
-    *("trainer", "optimizer", "gemm", "decoding", "workers", "busy", "scale", "startup"),
+    *("trainer", "optimizer", "gemm", "decoding", "workers", "busy", "scale", "startup", "data"),
 )
 RENAMED = {"product": "gemm", "starts": "startup"}
 

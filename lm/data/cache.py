@@ -1,10 +1,9 @@
 """Folders of the cache: each is written beside its final name under a lock, and renamed when it is whole."""
 
 import errno
-import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import filelock
@@ -15,19 +14,33 @@ from lm.config import BadInput
 BLOCK = 1 << 20
 
 
+class ReadOnlyCache(BadInput):
+    """The cache would have to be written to, and cannot be."""
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Raise ReadOnlyCache where writing to a folder of the cache is not permitted."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
+            raise
+        place = f"data.cache_dir={folder.parents[1]}"
+        raise ReadOnlyCache(f"{place}: {error.strerror}; expected a folder to write to") from error
+
+
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder that is to be written. Raises BadInput if its parent cannot be written to."""
-    try:
+    """Hold the lock of a folder that is to be written. Raises ReadOnlyCache."""
+    lock = filelock.FileLock(folder.with_suffix(".lock"))
+    with writing(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
-        if not os.access(folder.parent, os.W_OK):
-            raise PermissionError(errno.EACCES, "Permission denied")
-    except OSError as error:
-        raise BadInput(
-            f"data.cache_dir={folder.parents[1]}: {error.strerror}; expected a folder to write to"
-        ) from error
-    with filelock.FileLock(folder.with_suffix(".lock")):
+        lock.acquire()
+    try:
         yield
+    finally:
+        lock.release()
 
 
 @contextmanager
@@ -37,7 +50,8 @@ def partial_folder(folder: Path) -> Iterator[Path]:
         remove_if_left(other)
     partial = folder.with_suffix(".partial")
     shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
+    with writing(folder):
+        partial.mkdir()
     try:
         yield partial
     finally:
@@ -46,11 +60,8 @@ def partial_folder(folder: Path) -> Iterator[Path]:
 
 def remove_if_left(partial: Path) -> None:
     """Remove the folder of a killed process: nobody holds its lock."""
-    try:
-        with filelock.FileLock(partial.with_suffix(".lock"), timeout=0):
-            shutil.rmtree(partial, ignore_errors=True)
-    except filelock.Timeout:
-        pass
+    with suppress(filelock.Timeout, OSError), filelock.FileLock(partial.with_suffix(".lock"), timeout=0):
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def checksum(path: Path) -> str:

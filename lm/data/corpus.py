@@ -28,7 +28,7 @@ def stdlib() -> Files:
     """The source of the running interpreter's standard library, without tests and code tables; no download."""
     root = Path(sysconfig.get_path("stdlib"))
     files: list[Path] = []
-    for folder, below, names in os.walk(root):
+    for folder, below, names in os.walk(root, onerror=refuse):
         below[:] = [name for name in below if name not in EXCLUDED]  # not descended into: site-packages may be large
         files += (Path(folder, name) for name in names if name.endswith(".py") and name not in EXCLUDED)
     local = ("_sysconfigdata", "config-")  # these hold paths of the machine
@@ -37,6 +37,10 @@ def stdlib() -> Files:
     if (found.size or 0) < 1_000_000:
         raise BadInput(f"{root}: this Python ships without its source; give your own text: data=text data.path=FILE")
     return found
+
+
+def refuse(error: OSError) -> None:
+    raise BadInput(f"{error.filename}: {error.strerror}") from error
 
 
 def download(url: str) -> Path:

@@ -37,10 +37,6 @@ class Part:
     def chosen(self, records: np.ndarray) -> np.ndarray:
         return (records["position"] >= self.first) & (records["position"] <= self.last)
 
-    def records(self) -> Iterator[np.ndarray]:
-        """The records of its documents, in arrays (n,) of RECORD."""
-        return (records[self.chosen(records)] for records in self.text.records())
-
     @property
     def n_bytes(self) -> int:
         return sum(int((spans[:, 1] - spans[:, 0]).sum()) for spans in self.spans())
@@ -79,18 +75,18 @@ def split(text: Text, val_fraction: float, val_max_bytes: int | None) -> tuple[P
 class Shared:
     """Documents of the validation part whose text is that of a training document as well."""
 
-    n_documents: int
-    of: int  # documents of the validation part
-    share: float  # of its bytes
+    n_documents: int = 0
+    of: int = 1  # documents of the validation part
+    share: float = 0.0  # of its bytes
 
     @classmethod
     def between(cls, train: Part, val: Part) -> "Shared":
-        if val.text.n_documents == 1:  # cut into two parts, which have one record
-            return cls(0, 1, 0.0)
-        records = np.concatenate(list(val.records()))
+        if train.text == val.text and train.text.n_documents == 1:  # each has a stretch of the document
+            return cls()
+        records = np.concatenate([one[val.chosen(one)] for one in val.text.records()])
         found = np.zeros(len(records), bool)
-        for others in train.records():
-            found |= np.isin(records["digest"], others["digest"])
+        for others in train.text.records():
+            found |= np.isin(records["digest"], others["digest"][train.chosen(others)])
         return cls(int(found.sum()), len(records), float(records["size"][found].sum() / records["size"].sum()))
 
 

@@ -5,8 +5,11 @@ ordinary characters.
 """
 
 import hashlib
+import itertools
 import json
-from collections.abc import Iterable, Iterator
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import tokenizers
@@ -19,6 +22,9 @@ EOT = "<|endoftext|>"
 EOT_NAMES = (EOT, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "<EOS>")
 CHARACTERS = pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
 BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False)
+RUN = 512  # characters of a word that BPE is trained on
+SPACES = re.compile(rf"\s{{{RUN + 1}}}")
+LONG_RUN = re.compile(rf"\S{{{RUN}}}(?=\S)|\s{{{RUN}}}(?=\s)")
 PRE_TOKENIZERS = [json.loads(one.__getstate__()) for one in (CHARACTERS, BYTES)]
 
 
@@ -49,8 +55,12 @@ class Tokenizer:
         if self.eot_in_text():
             raise BadInput(f"the tokenizer encodes a text that spells {self.eot_token} as its end-of-text token")
         layout = json.loads(backend.to_str())
-        # whether a text gives the same ids when it is encoded in pieces that begin at a line break
-        self.splittable: bool = layout["normalizer"] is None and layout["pre_tokenizer"] in PRE_TOKENIZERS
+        # whether a text gives the same ids when it is encoded in pieces that begin after a word
+        self.splittable: bool = (
+            layout["normalizer"] is None
+            and layout["pre_tokenizer"] in PRE_TOKENIZERS
+            and not any(token["rstrip"] or re.search(r"\S\s", token["content"]) for token in layout["added_tokens"])
+        )
 
     def eot_in_text(self) -> bool:
         try:
@@ -143,13 +153,54 @@ def train_bpe(texts: Iterable[str], vocab_size: int, progress: bool = False) -> 
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=progress,
     )
-    backend.train_from_iterator(texts, trainer)
+    interruptible(lambda given: backend.train_from_iterator(given, trainer), short_runs(texts))
     if backend.get_vocab_size() != vocab_size:
         raise BadInput(
             f"tokenizer.vocab_size={vocab_size}: this text yields a vocabulary of at most"
             f" {backend.get_vocab_size()}; choose that or less, or tokenizer=char"
         )
     return Tokenizer(backend)
+
+
+def short_runs(texts: Iterable[str]) -> Iterator[str]:
+    """The texts, with runs of more than RUN visible characters or spaces cut: the time to train grows with the square
+    of the length of a word."""
+    for text in texts:
+        long = max(map(len, text.split()), default=0) > RUN or SPACES.search(text)
+        cuts = [found.end() for found in LONG_RUN.finditer(text)] if long else []
+        yield from (text[begin:end] for begin, end in itertools.pairwise([0, *cuts, len(text)]))
+
+
+def interruptible(work: Callable[[Iterator[str]], None], texts: Iterator[str]) -> None:
+    """Call work(texts) in a thread, because a long call into the library keeps Ctrl-C from being heard."""
+    errors: list[BaseException] = []
+    reading, stopped = threading.Event(), threading.Event()
+    reading.set()
+
+    def until_stopped() -> Iterator[str]:
+        for text in texts:
+            if stopped.is_set():
+                raise InterruptedError
+            yield text
+        reading.clear()
+
+    def in_thread() -> None:
+        try:
+            work(until_stopped())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=in_thread, daemon=True)
+    thread.start()
+    try:
+        thread.join()
+    except BaseException:
+        stopped.set()
+        if reading.is_set():  # it calls Python, so it must end before the interpreter does
+            thread.join()
+        raise
+    if errors:
+        raise errors[0]
 
 
 def char_tokenizer(texts: Iterable[str]) -> Tokenizer:

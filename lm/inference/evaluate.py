@@ -1,26 +1,20 @@
 """The score of a model on a text: one pass, in which every token counts once."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-import yaml
 from torch import Tensor
 from tqdm import tqdm
 
-from lm.config import BadInput, DataConfig, EvaluateConfig, TokenizerConfig
-from lm.config.renamed import current
+from lm.config import EvaluateConfig
 from lm.data.batches import IGNORED, validation_batches, validation_windows
-from lm.data.corpus import stored_text
-from lm.data.encoding import encode
-from lm.data.split import Part
-from lm.data.tokenizer import Tokenizer
-from lm.data.tokens import prepare
 from lm.exchange.portable import load_model
+from lm.inference.text import own_validation, whole_text
 from lm.model.documents import documents
 from lm.model.transformer import Transformer
 from lm.system.device import best_device, set_threads
@@ -110,7 +104,7 @@ def evaluate_run(config: EvaluateConfig, bar: bool = False) -> dict[str, Any]:
     if config.document_mask is not None:
         net.documents = documents(tokenizer.eot if config.document_mask else None)
     if config.data is None:
-        tokens, n_bytes, batch_size = own_validation(Path(config.run_dir).expanduser(), config.trust)
+        tokens, n_bytes, batch_size = own_validation(Path(config.run_dir).expanduser(), config.trust, bar)
     else:
         tokens, n_bytes, batch_size = *whole_text(config.data, tokenizer, bar), config.data.batch_size
     with adaptive_waiting(threads):
@@ -123,38 +117,3 @@ def evaluate_run(config: EvaluateConfig, bar: bool = False) -> dict[str, Any]:
         "tokens": scores.n_tokens,
         "bytes": n_bytes,
     }
-
-
-def own_validation(run_dir: Path, trust: bool) -> tuple[np.ndarray, int, int]:
-    """A run's validation tokens, the number of bytes of their text, and the run's batch size.
-
-    Without `trust`, nothing is downloaded from an address that the run's files name.
-    """
-    try:
-        settings = current(yaml.safe_load((run_dir / "config.yaml").read_text()))
-        hashes = settings["data_hash"], settings["tokenizer_hash"]
-        config = replace(DataConfig(**settings["data"]), cache_dir=DataConfig().cache_dir)
-        tokenizer = TokenizerConfig(**settings["tokenizer"])
-        if tokenizer.kind == "file":  # the run has a copy; the file that it was made with may be gone
-            tokenizer = replace(tokenizer, path=str(run_dir / "model/tokenizer.json"))
-    except OSError as error:
-        hint = "expected a finished run, or a text: data=text data.path=FILE"
-        raise BadInput(f"{error.filename}: {error.strerror}; {hint}") from error
-    except (yaml.YAMLError, TypeError, KeyError, ValueError) as error:
-        raise BadInput(f"{run_dir}/config.yaml: not what train wrote ({error})") from error
-    if not trust and (config.source == "hub" or "://" in (config.path or "")):
-        raise BadInput(f"run_dir={run_dir}: its text comes from {config.path}; trust=true downloads it")
-    data = prepare(config, tokenizer)
-    if (data.hash, data.tokenizer.hash) != hashes:
-        what = "text" if data.hash != hashes[0] else "tokenizer"
-        raise BadInput(
-            f"run_dir={run_dir}: its {what} has changed since training; give a text: data=text data.path=FILE"
-        )
-    return data.val, data.val_bytes, config.batch_size
-
-
-def whole_text(config: DataConfig, tokenizer: Tokenizer, bar: bool) -> tuple[np.ndarray, int]:
-    """The tokens (n,) of a whole text, and its number of bytes."""
-    text = stored_text(config, not bar).open()
-    tokens = np.concatenate(list(encode(tokenizer, Part(text), "encoding", not bar)))
-    return tokens, text.size

@@ -1,0 +1,77 @@
+"""The texts that a model is scored on: the validation text of its run, or the whole of another text."""
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import yaml
+
+from lm.config import BadInput, DataConfig, TokenizerConfig
+from lm.config.renamed import current
+from lm.data.cache import ReadOnlyCache, writing
+from lm.data.corpus import stored_text
+from lm.data.encoding import encode
+from lm.data.split import Part
+from lm.data.tokenizer import Tokenizer
+from lm.data.tokens import prepare
+
+Found = TypeVar("Found")
+
+
+def own_validation(run_dir: Path, trust: bool, bar: bool = False) -> tuple[np.ndarray, int, int]:
+    """A run's validation tokens, the number of bytes of their text, and the run's batch size.
+
+    Without `trust`, nothing is downloaded from an address that the run's files name.
+    """
+    try:
+        settings = current(yaml.safe_load((run_dir / "config.yaml").read_text(encoding="utf-8")))
+        hashes = settings["data_hash"], settings["tokenizer_hash"]
+        config = DataConfig(**{"val_max_bytes": None} | settings["data"])  # earlier versions had no limit
+        tokenizer = TokenizerConfig(**settings["tokenizer"])
+        if tokenizer.kind == "file":  # the run has a copy; the file that it was made with may be gone
+            tokenizer = replace(tokenizer, path=str(run_dir / "model/tokenizer.json"))
+    except OSError as error:
+        hint = "expected a finished run, or a text: data=text data.path=FILE"
+        raise BadInput(f"{error.filename}: {error.strerror}; {hint}") from error
+    except (yaml.YAMLError, TypeError, KeyError, ValueError) as error:
+        raise BadInput(f"{run_dir}/config.yaml: not what train wrote ({error})") from error
+    if not trust and (config.source == "hub" or "://" in (config.path or "")):
+        raise BadInput(f"run_dir={run_dir}: its text comes from {config.path}; trust=true downloads it")
+    if not Path(config.cache_dir, "tokens").expanduser().is_dir():  # the run was made elsewhere
+        config = replace(config, cache_dir=DataConfig().cache_dir)
+    data = in_a_cache(config, lambda config: prepare(config, tokenizer, not bar))
+    if (data.hash, data.tokenizer.hash) != hashes:
+        what = "text" if data.hash != hashes[0] else "tokenizer"
+        raise BadInput(
+            f"run_dir={run_dir}: its {what} has changed since training; give a text: data=text data.path=FILE"
+        )
+    return data.val, data.val_bytes, config.batch_size
+
+
+def whole_text(config: DataConfig, tokenizer: Tokenizer, bar: bool) -> tuple[np.ndarray, int]:
+    """The tokens (n,) of a whole text, in a file that has no name, and the number of bytes of the text."""
+
+    def tokens(config: DataConfig) -> tuple[np.ndarray, int]:
+        text = stored_text(config, not bar).open()
+        with writing(text.folder), tempfile.TemporaryFile(dir=text.folder.parent) as file:
+            for ids in encode(tokenizer, Part(text), "encoding", not bar):
+                file.write(ids.data)
+            file.flush()
+            return np.memmap(file, ids.dtype, "r"), text.size
+
+    return in_a_cache(config, tokens)
+
+
+def in_a_cache(config: DataConfig, work: Callable[[DataConfig], Found]) -> Found:
+    """work(config), with a temporary cache if the one of `config` would have to be written to and cannot be.
+
+    Arrays mapped from the temporary files remain usable.
+    """
+    try:
+        return work(config)
+    except ReadOnlyCache:
+        with tempfile.TemporaryDirectory() as folder:
+            return work(replace(config, cache_dir=folder))

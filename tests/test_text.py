@@ -1,0 +1,167 @@
+"""A text is read again if and only if its source may have changed, and what is kept of it is checked."""
+
+import os
+import random
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from conftest import Listed, as_nobody
+from test_data import BYTE, damage
+
+from lm.config import BadInput, DataConfig
+from lm.data import text as module
+from lm.data.cache import ReadOnlyCache
+from lm.data.corpus import stored_text
+from lm.data.documents import Document, Fingerprint
+from lm.data.text import StoredText
+from lm.data.tokens import prepare
+
+
+@pytest.fixture
+def source(corpus: Path, tmp_path: Path) -> DataConfig:
+    return DataConfig(source="text", path=str(corpus), seq_len=8, cache_dir=str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def scans(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """One entry for each time that a source has been read."""
+    found: list[object] = []
+
+    def counted(*arguments: object) -> module.Scan:
+        found.append(arguments[0])
+        return scan(*arguments)
+
+    scan = module.scan
+    monkeypatch.setattr(module, "scan", counted)
+    return found
+
+
+def age(path: Path) -> None:
+    """Wait until the last change of a file lies so far back that its times tell of any later one."""
+    while path.stat().st_ctime_ns > time.time_ns() - module.RACY:
+        time.sleep(0.05)
+
+
+def test_an_unchanged_text_is_read_once(
+    source: DataConfig, scans: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "RACY", 10**7)
+    age(Path(str(source.path)))
+    found = [stored_text(source).hash for _ in range(3)]
+    assert len(scans) == 1
+    assert len(set(found)) == 1
+    assert stored_text(replace(source, verify=True)).hash == found[0]
+    assert len(scans) == 2
+
+
+def test_a_text_that_was_changed_just_before_is_read_again(source: DataConfig, scans: list[object]) -> None:
+    """Its times could be the same after another change."""
+    for _ in range(3):
+        stored_text(source)
+    assert len(scans) == 3
+
+
+@pytest.mark.parametrize("how", ["same size and times", "other times", "other inode", "longer"])
+def test_a_changed_text_is_read_again(
+    how: str, source: DataConfig, scans: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "RACY", 10**7)
+    path = Path(str(source.path))
+    age(path)
+    before, status = stored_text(source).hash, path.stat()
+    other = path.read_text().replace("return", "RETURN")
+    match how:
+        case "longer":
+            path.write_text(other + "more")
+        case "other inode":
+            Path(f"{path}.new").write_text(other)
+            os.replace(f"{path}.new", path)
+        case _:
+            path.write_text(other)
+    if how != "other times":
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    after = stored_text(source)
+    assert after.hash != before
+    assert after.open().size == path.stat().st_size
+
+
+def test_a_touched_text_is_read_but_not_written_again(source: DataConfig, scans: list[object]) -> None:
+    before = stored_text(source)
+    stamp = (before.folder / "text.bin").stat()
+    os.utime(str(source.path))
+    assert stored_text(source).hash == before.hash
+    assert (before.folder / "text.bin").stat() == stamp
+
+
+class Changing(Listed):
+    """A source whose state is another one each time that it is asked."""
+
+    def fingerprint(self) -> Fingerprint:
+        self.pairs = [*self.pairs, ("more", "text")]
+        return super().fingerprint()
+
+
+def test_a_source_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="changed while it was being read"):
+        StoredText(tmp_path, Changing([("a", "b")]), "here", request="r", max_bytes=None, verify=False, quiet=True)
+    assert list((tmp_path / "texts").glob("[!r]*")) == []
+
+
+def test_a_file_that_grows_while_it_is_read_is_named(source: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = Path(str(source.path))
+
+    class Growing(Listed):
+        def documents(self) -> Iterator[Document]:
+            for document in files.documents():
+                with open(path, "a") as file:
+                    file.write("more")
+                yield document
+
+    files = stored_text(source).source
+    monkeypatch.setitem(module.__dict__, "RACY", 0)
+    with pytest.raises(BadInput, match=f"{path}: changed while it was being read"):
+        module.scan(Growing([]))
+
+
+@pytest.mark.parametrize("name", ["text.bin", "documents.bin", "meta.json"])
+def test_a_damaged_text_is_read_again(name: str, source: DataConfig) -> None:
+    stored, draw = stored_text(source), random.Random(0)
+    right = {file: (stored.folder / file).read_bytes() for file in ("text.bin", "documents.bin", "meta.json")}
+    for _ in range(8):
+        damage(stored.folder / name, draw)
+        assert stored_text(source).open().hash == stored.hash
+        assert {file: (stored.folder / file).read_bytes() for file in right} == right
+
+
+def test_a_damaged_index_is_no_index(source: DataConfig) -> None:
+    stored, draw = stored_text(source), random.Random(0)
+    for _ in range(8):
+        damage(stored.entry, draw)
+        assert stored_text(source).hash == stored.hash
+
+
+def test_what_killed_processes_left_is_removed(source: DataConfig) -> None:
+    texts = Path(source.cache_dir) / "texts"
+    for name in ("other.partial", f"{stored_text(source).request.name}.partial"):
+        (texts / name).mkdir()
+        (texts / name / "text.bin").write_text("half of it")
+    with open(str(source.path), "a") as file:
+        file.write("more")
+    stored_text(source)
+    assert list(texts.glob("*.partial")) == []
+
+
+def test_a_read_only_cache_serves_what_it_holds(source: DataConfig, open_folder: Path) -> None:
+    shutil.copy(str(source.path), open_folder / "corpus.txt")
+    source = replace(source, path=str(open_folder / "corpus.txt"), cache_dir=str(open_folder / "cache"))
+    right = prepare(source, BYTE)
+    with as_nobody():
+        assert prepare(source, BYTE).hash == right.hash
+        with pytest.raises(
+            ReadOnlyCache, match=r"data\.cache_dir=.*cache: Permission denied; expected a folder to write"
+        ):
+            prepare(replace(source, val_fraction=0.3), BYTE)
