@@ -4,10 +4,10 @@ There is one embedding matrix, owned by `Embedding`. The model passes it to the 
 parameter has two names, and nothing has to be tied again after loading, moving, copying or sharding. Code that needs
 to know whether the model is tied inspects `parameters()`, `embed.matrix()` or `head.matrix(embedding)`.
 
-Five classes give the seven variants of configs/head/. Two variants are `TiedHead` with another setting: tied_scaled
+Five classes give the eight variants of configs/head/. Two variants are `TiedHead` with another setting: tied_scaled
 multiplies the input embeddings by sqrt(d_model), and tied_naive initialises the embedding to N(0, 1), as `nn.Embedding`
 does. The latter is a negative control: it shows the most common mistake about tying, which gives an initial loss far
-above ln V.
+above ln V. untied_chars is `UntiedHead` with the settings of a short run on characters.
 """
 
 import math
