@@ -1,7 +1,6 @@
 """A training step beside another program: idle, and with one process in an endless loop on the same cores."""
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -18,7 +17,7 @@ from lm.system.device import has_native_bf16
 from lm.system.waiting import adaptive_waiting
 
 ROUNDS = 5
-SETTLING = 0.6  # seconds, in which adaptive waiting has noticed the load
+SETTLING = 0.6  # seconds, in which adaptive waiting notices the load
 LOOP = "import os, sys\nwhile os.getppid() == int(sys.argv[1]): pass"  # ends with the process that started it
 
 
@@ -37,15 +36,13 @@ def busy(device: str, seconds: float, theirs: Theirs | None = None) -> Iterator[
         ways["default, like GPT-2"] = (shape.step("cpu", mixed=mixed), threads, True)
         ways["nanoGPT, default"] = (their_step(theirs, shape, "cpu", compiled=False, mixed=mixed), threads, False)
     found: dict[tuple[str, bool], list[float]] = {(name, loaded): [] for name in ways for loaded in (False, True)}
-    with other_program() as program:
-        for _ in range(ROUNDS):
-            for (name, loaded), times in found.items():
-                step, n, adaptive = ways[name]
-                torch.set_num_threads(n)
-                program.send_signal(signal.SIGCONT if loaded else signal.SIGSTOP)
-                with adaptive_waiting(n) if adaptive else nullcontext():
-                    step_time(step, SETTLING)
-                    times.append(step_time(step, seconds / ROUNDS))
+    for _ in range(ROUNDS):
+        for (name, loaded), times in found.items():
+            step, n, adaptive = ways[name]
+            torch.set_num_threads(n)
+            with other_program() if loaded else nullcontext(), adaptive_waiting(n) if adaptive else nullcontext():
+                step_time(step, SETTLING)
+                times.append(step_time(step, seconds / ROUNDS))
     for name in ways:
         beside, alone = (1000 * median(found[name, loaded]) for loaded in (True, False))
         yield Measurement("busy", f"step time, {name}", beside, "ms", "idle", alone)
@@ -53,9 +50,8 @@ def busy(device: str, seconds: float, theirs: Theirs | None = None) -> Iterator[
 
 @contextmanager
 def other_program() -> Iterator[subprocess.Popen[bytes]]:
-    """A stopped process that uses one core whenever it continues, in a session of its own as desktop programs are."""
+    """A process that uses one core, in a session of its own as desktop programs are."""
     with subprocess.Popen([sys.executable, "-c", LOOP, str(os.getpid())], start_new_session=True) as program:
-        program.send_signal(signal.SIGSTOP)
         try:
             yield program
         finally:
