@@ -140,6 +140,7 @@ def test_auto_records_what_it_chose(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(probe, "TURN", 0.0)
+    monkeypatch.setattr(probe, "SETTLING", 0.0)
     caplog.set_level("INFO", "lm")
     result = train(a_run(corpus, tmp_path / "run", steps=2, threads="auto"))
     (chosen, shown) = re.findall(r"threads=auto: chose (\d+); at the present load a step takes (.*)", caplog.text)[0]

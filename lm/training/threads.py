@@ -9,12 +9,13 @@ import torch
 
 from lm.config import RunConfig
 from lm.system.device import cores, set_threads
-from lm.system.waiting import adaptive_waiting
+from lm.system.waiting import PERIOD, adaptive_waiting
 from lm.training.run_directory import RunDirectory
 from lm.training.step import TimedStep
 from lm.training.trainer import resolve
 
-ROUNDS, TURN = 4, 0.3  # each number of threads gets so many turns of so many seconds
+ROUNDS, TURN = 3, 0.3  # each number of threads gets so many turns of so many seconds
+SETTLING = 2 * PERIOD  # seconds before each turn, in which threads that wait adapt to the load
 log = logging.getLogger(__name__)
 
 
@@ -32,22 +33,24 @@ def fastest_threads(run: RunConfig, vocab_size: int) -> int:
     """
     counts = sorted({2**i for i in range(cores().bit_length())} | {cores()})
     seconds: dict[int, list[float]] = {n: [] for n in counts}
-    with torch.random.fork_rng(devices=[]), adaptive_waiting(cores()):
+    log.info("threads=auto: measuring a training step with %s threads", ", ".join(map(str, counts)))
+    with torch.random.fork_rng(devices=[]):
         step = TimedStep(replace(run, compile=False), vocab_size)
-        for _ in range(ROUNDS + 1):
+        for _ in range(ROUNDS):
             for n, times in seconds.items():
-                set_threads(n)
-                times.append(turn(step))
-    found = {n: median(times[1:]) for n, times in seconds.items()}  # the first turns warm up
+                with adaptive_waiting(set_threads(n)):
+                    turn(step, SETTLING)
+                    times.append(turn(step, TURN))
+    found = {n: median(times) for n, times in seconds.items()}
     chosen = set_threads(min(found, key=lambda n: found[n]))
     shown = ", ".join(f"{1000 * one:.3g} ms with {n}" for n, one in found.items())
     log.info("threads=auto: chose %d; at the present load a step takes %s", chosen, shown)
     return chosen
 
 
-def turn(step: TimedStep) -> float:
-    """The mean of the steps that a turn holds."""
-    end, times = time.perf_counter() + TURN, [step()]
+def turn(step: TimedStep, seconds: float) -> float:
+    """The mean of the steps that so many seconds hold."""
+    end, times = time.perf_counter() + seconds, [step()]
     while time.perf_counter() < end:
         times.append(step())
     return sum(times) / len(times)
