@@ -129,6 +129,12 @@ def test_the_training_text_needs_one_window(seq_len: int, fits: bool, source: Da
             prepare(config, BYTE)
 
 
+def test_a_text_of_one_character_is_refused(source: DataConfig) -> None:
+    Path(str(source.path)).write_text("é")
+    with pytest.raises(BadInput, match="the training text has 0 tokens"):
+        prepare(source, BYTE)
+
+
 # --- the folder
 
 

@@ -49,12 +49,12 @@ class TextData:
 
 
 def compressed_bits_per_byte(part: Part) -> dict[str, float]:
-    raw = b""
+    raw = bytearray()
     for block, _ in part.blocks():
         raw += block
         if len(raw) >= BASELINE_BYTES:
             break
-    raw = raw[:BASELINE_BYTES]
+    del raw[BASELINE_BYTES:]
     sizes = {"zlib": len(zlib.compress(raw, 9)), "lzma": len(lzma.compress(raw, preset=9))}
     return {name: 8 * size / len(raw) for name, size in sizes.items()}
 
@@ -132,7 +132,7 @@ def open_tokens(folder: Path) -> TextData:
     for name, right in meta["checksums"].items():
         if checksum(folder / name) != right:
             raise ValueError(f"{name} does not match its checksum")
-    train, val = (np.memmap(folder / f"{name}.bin", meta["dtype"], "r") for name in ("train", "val"))
+    train, val = (mapped(folder / f"{name}.bin", meta["dtype"]) for name in ("train", "val"))
     if (shared := Shared(**meta["shared"])).share >= WORTH_SAYING:
         log.warning(
             "data: %d of %d validation documents, %.1f %% of their bytes, are training documents too",
@@ -146,3 +146,7 @@ def open_tokens(folder: Path) -> TextData:
         baselines=meta["baselines"],
         hash=meta["data_hash"],
     )
+
+
+def mapped(path: Path, dtype: str) -> np.ndarray:
+    return np.memmap(path, dtype, "r") if path.stat().st_size else np.empty(0, dtype)  # no empty file can be mapped
