@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import EVERY_HEAD as HEADS
-from conftest import SEQ, TIED, VOCAB, tiny
+from conftest import ROOT, SEQ, TIED, VOCAB, tiny
 from test_generate import by_definition, sensitive, tokens
 from test_invariants import AXES, FEW
 from test_resume import a_run
@@ -257,3 +257,14 @@ def test_a_text_of_one_document_is_warned_about(corpus: Path, tmp_path: Path, ca
 def test_the_mask_of_an_evaluation_is_no_setting_of_its_text() -> None:
     with pytest.raises(BadInput, match=r"data\.document_mask=true: is for training; .* document_mask=true"):
         EvaluateConfig(run_dir="r", data=DataConfig(document_mask=True))
+
+
+def test_the_script_of_the_docs_writes_a_text_of_short_documents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (ROOT / "docs/ablations.md").read_text().partition("## Documents\n")[2]
+    monkeypatch.chdir(tmp_path)
+    exec(page.partition("```python\n")[2].partition("```")[0], {})
+    texts = [json.loads(line)["text"] for line in (tmp_path / "functions.jsonl").read_text().splitlines()]
+    assert len(texts) > 1000
+    assert all("def " in text for text in texts)
