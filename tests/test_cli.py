@@ -170,6 +170,12 @@ def test_evaluate_needs_nothing_but_a_run(command: Callable[..., Outcome]) -> No
         ("generate", "prompt=x", "run_dir: is missing; give it as run_dir=VALUE"),
         ("generate", "run_dir=x prompt=x temprature=1", "temprature: no such key; did you mean temperature?"),
         ("generate", "run_dir=x prompt=x temperature=-1", "temperature=-1.0: expected 0 or more"),
+        (
+            "generate",
+            "run_dir=x prompt=x n_samples=2",
+            "n_samples=2: greedy decoding has one answer; add temperature=1",
+        ),
+        ("generate", "run_dir=x prompt=x interactive=true", "interactive=true: asks for the prompts; leave prompt"),
         ("evaluate", "threads=2", "run_dir: is missing"),
         ("evaluate", "run_dir=x data.path=y", "choose one with its path, as in data=text data.path=FILE"),
         ("evaluate", "run_dir=x data=text data.path=y data.seqlen=3", "data.seqlen: no such key"),

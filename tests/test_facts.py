@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lm.inference.decode import next_token
+from lm.inference.sampling import GREEDY, Sampling
 
 
 def draw(*shape: int, scale: float = 1.0) -> Tensor:
@@ -67,7 +67,7 @@ def test_cross_entropy_takes_logits() -> None:
 def test_argmax_of_logits_is_argmax_of_softmax(scale: float) -> None:
     z = draw(500, 50, scale=scale)
     assert torch.equal(z.argmax(-1), z.softmax(-1).argmax(-1))
-    assert torch.equal(next_token(z, 0.0, None), z.softmax(-1).argmax(-1))
+    assert torch.equal(GREEDY.next_token(z, None), z.softmax(-1).argmax(-1))
 
 
 def chi_square(ids: Tensor, probabilities: Tensor) -> float:
@@ -81,7 +81,22 @@ LIMIT = 20.5  # the chi-square statistic with five degrees of freedom exceeds it
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_gumbel_max_draws_from_the_softmax(temperature: float) -> None:
-    ids = next_token(Z.expand(50_000, -1), temperature, torch.Generator().manual_seed(0))
+    ids = Sampling(temperature=temperature).next_token(Z.expand(50_000, -1), torch.Generator().manual_seed(0))
     assert chi_square(ids, (Z / temperature).softmax(-1)) < LIMIT
     for wrong in (temperature * 1.1, temperature / 1.1):  # the test detects ten per cent
         assert chi_square(ids, (Z / wrong).softmax(-1)) > 3 * LIMIT
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [({"top_k": 3}, 3), ({"min_p": 0.2}, 3), ({"min_p": 0.3}, 2), ({"top_k": 9}, 6), ({"min_p": 1.0}, 1)],
+)
+def test_top_k_and_min_p_draw_from_the_softmax_of_what_they_keep(options: dict, kept: int) -> None:
+    sampling = Sampling(temperature=1.5, **options)
+    ids = sampling.next_token(Z.expand(50_000, -1), torch.Generator().manual_seed(0))
+    largest = (Z / 1.5).softmax(-1).topk(kept)
+    assert set(ids.tolist()) == set(largest.indices.tolist())
+    expected = torch.zeros(6).index_add(0, largest.indices, largest.values / largest.values.sum())
+    counts = torch.bincount(ids, minlength=6)[largest.indices]
+    wanted = expected[largest.indices] * len(ids)
+    assert ((counts - wanted).square() / wanted).sum() < LIMIT

@@ -16,14 +16,19 @@ from torch.overrides import TorchFunctionMode
 
 from lm.config import BadInput
 from lm.data.tokenizer import byte_tokenizer, char_tokenizer
-from lm.inference.decode import cache_length, decode, next_token, window_start
+from lm.inference.decode import cache_length, decode, window_start
 from lm.inference.generate import generate, stream
+from lm.inference.sampling import Sampling
 from lm.model.cache import KVCache
 from lm.model.position import POSITIONS
 from lm.model.transformer import Transformer
 
 BYTE, CHAR = byte_tokenizer(), char_tokenizer(["abcde"])
 SENSITIVE = replace(UNTIED, embedding_std=0.3, head_std=1.0)  # large weights: an untrained model with varied output
+SAMPLING = [  # out of range, or of no effect
+    *({"top_k": 0, "temperature": 1.0}, {"min_p": 1.1, "temperature": 1.0}, {"min_p": math.nan, "temperature": 1.0}),
+    *({"top_k": 5}, {"min_p": 0.5}),
+]
 PROMPTS = [[1], [5, 6, 7, 8, 9], [*range(SEQ)], [*range(20, 21 + SEQ)], [*range(40, VOCAB)]]
 
 
@@ -36,9 +41,9 @@ def sensitive(vocab_size: int = VOCAB, seq_len: int = SEQ, **changes) -> Transfo
     return net
 
 
-def tokens(net: Transformer, prompts: Sequence[Sequence[int]], n: int, **options) -> list[list[int]]:
+def tokens(net: Transformer, prompts: Sequence[Sequence[int]], n: int, *sampling, **options) -> list[list[int]]:
     """n new tokens for each prompt."""
-    return [list(row) for row in zip(*islice(decode(net, prompts, **options), n), strict=True)]
+    return [list(row) for row in zip(*islice(decode(net, prompts, *sampling, **options), n), strict=True)]
 
 
 @torch.no_grad()
@@ -112,7 +117,7 @@ def test_it_stops_at_end_of_text(temperature: float) -> None:
     """Each row of a batch stops by itself; what it decodes after end of text is dropped."""
     net, prompts = sensitive(CHAR.vocab_size), ["", "a", "bcd", "edcba" * 5, "cc", "dab"]
     continuations = generate(net, CHAR, prompts, 30, temperature=temperature)
-    rows = tokens(net, [[CHAR.eot, *CHAR.encode(prompt)] for prompt in prompts], 30, temperature=temperature)
+    rows = tokens(net, [[CHAR.eot, *CHAR.encode(prompt)] for prompt in prompts], 30, Sampling(temperature=temperature))
     assert continuations == [CHAR.decode(takewhile(lambda one: one != CHAR.eot, row)) for row in rows]
     assert len({len(continuation) for continuation in continuations}) > 2  # they stop, at different lengths
 
@@ -131,7 +136,7 @@ def test_zero_new_tokens_give_an_empty_continuation() -> None:
     assert list(stream(sensitive(BYTE.vocab_size), BYTE, "x", 0)) == []
 
 
-@pytest.mark.parametrize("wrong", [{"max_new_tokens": -1}, {"temperature": -0.1}, {"temperature": math.nan}])
+@pytest.mark.parametrize("wrong", [{"max_new_tokens": -1}, {"temperature": -0.1}, {"temperature": math.nan}, *SAMPLING])
 def test_invalid_numbers_are_refused_by_name(wrong: dict) -> None:
     for function in (generate, lambda *args, **options: list(stream(*args, **options))):
         with pytest.raises(BadInput, match=next(iter(wrong))):
@@ -181,10 +186,10 @@ class NoSoftmax(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_decoding_calls_no_softmax(temperature: float) -> None:
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.8}, {"temperature": 0.8, "top_k": 9, "min_p": 0.1}])
+def test_decoding_calls_no_softmax(options: dict) -> None:
     with NoSoftmax():
-        assert generate(sensitive(BYTE.vocab_size), BYTE, ["x", "yz"], 20, temperature=temperature)
+        assert generate(sensitive(BYTE.vocab_size), BYTE, ["x", "yz"], 20, **options)
 
 
 @pytest.mark.parametrize(
@@ -215,7 +220,7 @@ def test_decoding_disables_dropout_and_restores_training_mode() -> None:
 
 def test_a_tiny_temperature_is_nearly_greedy() -> None:
     logits = torch.tensor([[1.0, 3.0, 2.0]])
-    assert next_token(logits, 1e-39, torch.Generator().manual_seed(0)).tolist() == [1]
+    assert Sampling(temperature=1e-39).next_token(logits, torch.Generator().manual_seed(0)).tolist() == [1]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])

@@ -11,6 +11,7 @@ from test_generate import by_definition, sensitive
 
 from lm.inference.decode import decode
 from lm.inference.prompt_lookup import MAX_DRAFT_TOKENS, NGRAM_SIZES, PromptLookup
+from lm.inference.sampling import Sampling
 from lm.model.transformer import Transformer
 
 TEXTS = st.lists(st.integers(0, 3), min_size=1, max_size=40)
@@ -42,11 +43,11 @@ def test_an_index_that_grows_equals_one_built_at_once(text: list[int], steps: li
     assert lookup.draft(5) == by_search(grown, 5)
 
 
-def widths(net: Transformer, prompt: list[int], n: int, **options) -> tuple[list[int], list[int]]:
+def widths(net: Transformer, prompt: list[int], n: int, *sampling, **options) -> tuple[list[int], list[int]]:
     """n new tokens, and the number of tokens that each forward pass read."""
     seen: list[int] = []
     hook = net.blocks[0].register_forward_hook(lambda module, args, y: seen.append(y.shape[1]))
-    continuation = [one for (one,) in islice(decode(net, [prompt], **options), n)]
+    continuation = [one for (one,) in islice(decode(net, [prompt], *sampling, **options), n)]
     hook.remove()
     return continuation, seen
 
@@ -89,7 +90,7 @@ def test_drafts_grow_with_the_matching_ngram_and_after_accepted_tokens(max_draft
 
 
 def test_sampling_uses_no_draft_tokens() -> None:
-    _, (_, *seen) = widths(sensitive(seq_len=100), [1, 2, 1, 2, 1], 50, temperature=0.01)
+    _, (_, *seen) = widths(sensitive(seq_len=100), [1, 2, 1, 2, 1], 50, Sampling(temperature=0.01))
     assert seen == [1] * 49
 
 

@@ -16,6 +16,7 @@ from lm.benchmark.shapes import DEFAULT, GPT2
 from lm.config import BadInput
 from lm.exchange.portable import load_model
 from lm.inference.decode import decode
+from lm.inference.prompt_lookup import MAX_DRAFT_TOKENS
 from lm.inference.text import own_validation
 from lm.model.transformer import Transformer
 
@@ -29,8 +30,8 @@ CASES = {  # name -> shape, prompts, new tokens
 N_PROMPTS = 8  # from a run's validation text
 
 
-def ours(net: Transformer, prompts: list[list[int]], n: int, **options: int) -> None:
-    for _ in islice(decode(net, prompts, **options), n):
+def ours(net: Transformer, prompts: list[list[int]], n: int, max_draft_tokens: int = MAX_DRAFT_TOKENS) -> None:
+    for _ in islice(decode(net, prompts, max_draft_tokens=max_draft_tokens), n):
         pass
 
 

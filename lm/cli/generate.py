@@ -5,6 +5,8 @@ is the prompt and its continuation, as it is decoded.
 """
 
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from lm.cli.imports import heavy_imports
@@ -35,30 +37,48 @@ def read_prompt(config: GenerateConfig) -> str:
 
 
 def task(config: GenerateConfig) -> None:
-    prompt = read_prompt(config)
+    prompts = typed_prompts() if config.interactive else iter([read_prompt(config)])
     model_folder(config.run_dir)  # raises BadInput before the slow imports below
     with heavy_imports():
         from lm.exchange.portable import load_model
         from lm.inference.generate import stream
+        from lm.inference.sampling import Sampling
         from lm.system.device import best_device, set_threads
         from lm.system.waiting import adaptive_waiting
 
+    options = {key: getattr(config, key) for key in ("temperature", "top_k", "min_p", "seed")}
+    Sampling(**options)  # raises BadInput before the model is loaded
     threads = set_threads(config.threads)
     net, tokenizer = load_model(config.run_dir, config.trust)
-    pieces = stream(
-        net.to(best_device()),
-        tokenizer,
-        prompt,
-        config.max_new_tokens,
-        temperature=config.temperature,
-        seed=config.seed,
-    )
-    tokenizer.encode(prompt)  # or fail before anything is printed
-    print(prompt, end="", flush=True)
-    with adaptive_waiting(threads):
-        for piece in pieces:
-            print(piece, end="", flush=True)
-    print()
+    net.to(best_device())
+    for prompt in prompts:
+        try:
+            tokenizer.encode(prompt)  # or fail before anything is printed
+        except BadInput as error:
+            if not config.interactive:
+                raise
+            print(error, file=sys.stderr)
+            continue
+        for number in range(config.n_samples):
+            if config.n_samples > 1:
+                print(f"=== sample {number + 1} of {config.n_samples}")
+            print(prompt, end="", flush=True)
+            one = options | {"seed": config.seed + number}
+            with adaptive_waiting(threads):
+                for piece in stream(net, tokenizer, prompt, config.max_new_tokens, **one):
+                    print(piece, end="", flush=True)
+            print()
+
+
+def typed_prompts() -> Iterator[str]:
+    """Lines of standard input until it ends; on a terminal, with editing and a history."""
+    with suppress(ImportError):
+        import readline  # noqa: F401  # input() uses it once it is imported
+    while True:
+        try:
+            yield input("prompt> " if sys.stdin.isatty() else "")
+        except EOFError:
+            return
 
 
 def main(line: list[str] | None = None) -> None:

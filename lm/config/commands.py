@@ -13,6 +13,10 @@ class GenerateConfig:
     prompt_file: str | None = None  # a file to read the prompt from; - is standard input
     max_new_tokens: int = 128
     temperature: float = 0.0  # 0: greedy
+    top_k: int | None = None  # sample among the k most probable tokens only
+    min_p: float = 0.0  # sample among the tokens that are at least this many times as probable as the most probable
+    n_samples: int = 1  # above 1: each is preceded by a line with its number
+    interactive: bool = False  # ask for prompts until end of input
     seed: int = 0
     threads: int | None = None
     trust: bool = False  # import the class that the run's model.linear names
@@ -20,7 +24,11 @@ class GenerateConfig:
     def __post_init__(self) -> None:
         at_least(0, "", self, "max_new_tokens", "temperature")
         seedable(self.seed)
-        at_least(1, "", self, "threads")
+        at_least(1, "", self, "threads", "n_samples")
+        if self.n_samples > 1 and self.temperature == 0:
+            raise BadInput(f"n_samples={self.n_samples}: greedy decoding has one answer; add temperature=1")
+        if self.interactive and (self.prompt is not None or self.prompt_file is not None):
+            raise BadInput("interactive=true: asks for the prompts; leave prompt and prompt_file out")
 
 
 @dataclass(slots=True, kw_only=True)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lm.inference.prompt_lookup import MAX_DRAFT_TOKENS, PromptLookup
+from lm.inference.sampling import GREEDY, Sampling
 from lm.model.cache import KVCache
 from lm.model.transformer import Transformer
 
@@ -29,24 +30,12 @@ def window_start(length: int, seq_len: int) -> int:
     return half * max(0, -(-(length - seq_len) // half))
 
 
-def next_token(logits: Tensor, temperature: float, generator: torch.Generator | None) -> Tensor:
-    """Raw logits (..., V) to token ids (...): argmax, or above temperature 0 a sample by the Gumbel-max trick.
-
-    argmax(logits + temperature * Gumbel noise) is distributed as softmax(logits / temperature) (Gumbel, 1954).
-    """
-    if temperature == 0:
-        return logits.argmax(-1)
-    uniform = torch.rand(logits.shape, generator=generator, device=logits.device).clamp_(min=1e-20)
-    return (logits.float() - temperature * uniform.log().neg().log()).argmax(-1)
-
-
 @torch.inference_mode()
 def decode(
     net: Transformer,
     prompts: Sequence[Sequence[int]],
+    sampling: Sampling = GREEDY,
     *,
-    temperature: float = 0.0,
-    seed: int = 0,
     max_draft_tokens: int = MAX_DRAFT_TOKENS,
 ) -> Iterator[list[int]]:
     """Yield, without end, the next token id of each prompt. Prompts may differ in length; none may be empty.
@@ -59,9 +48,9 @@ def decode(
     if not all(texts):
         raise ValueError("decode: a prompt is empty; begin it with the end-of-text token")
     device = net.embed.weight.device
-    generator = torch.Generator(device).manual_seed(seed) if temperature else None
+    generator = torch.Generator(device).manual_seed(sampling.seed) if sampling.temperature else None
     lookup, n_accepted = PromptLookup(texts[0]), 0
-    if temperature or len(texts) > 1:
+    if sampling.temperature or len(texts) > 1:
         max_draft_tokens = 0
     training = net.training
     net.eval()
@@ -83,7 +72,7 @@ def decode(
                 tokens = torch.tensor([[window[-1], *draft] for window in windows], device=device)
                 ends = torch.tensor([[len(window) - 1] for window in windows], device=device)
                 logits = net(tokens, ends + torch.arange(tokens.shape[1], device=device), cache)
-            for n_accepted, ids in enumerate(next_token(logits, temperature, generator).T.tolist()):
+            for n_accepted, ids in enumerate(sampling.next_token(logits, generator).T.tolist()):
                 yield ids
                 for text, one in zip(texts, ids, strict=True):
                     text.append(one)

@@ -1,14 +1,23 @@
 """Prompts to text: `stream` yields a continuation as it is decoded, `generate` returns it."""
 
-import math
 from collections.abc import Iterator
 from itertools import islice
-from typing import overload
+from typing import TypedDict, Unpack, overload
 
 from lm.config import BadInput
 from lm.data.tokenizer import Tokenizer
 from lm.inference.decode import decode
+from lm.inference.sampling import Sampling
 from lm.model.transformer import Transformer
+
+
+class Options(TypedDict, total=False):
+    """The arguments of lm.inference.sampling.Sampling."""
+
+    temperature: float
+    top_k: int | None
+    min_p: float
+    seed: int
 
 
 def stream(
@@ -16,14 +25,12 @@ def stream(
     tokenizer: Tokenizer,
     prompt: str,
     max_new_tokens: int = 128,
-    *,
-    temperature: float = 0.0,
-    seed: int = 0,
+    **options: Unpack[Options],
 ) -> Iterator[str]:
     """Yield the continuation of one prompt, up to end of text, in pieces of whole characters as they are decoded."""
-    check(max_new_tokens, temperature)
+    check(max_new_tokens)
     texts = [[tokenizer.eot, *tokenizer.encode(prompt)]]
-    ids = (one for (one,) in decode(net, texts, temperature=temperature, seed=seed))
+    ids = (one for (one,) in decode(net, texts, Sampling(**options)))
     yield from tokenizer.stream(islice(iter(ids.__next__, tokenizer.eot), max_new_tokens))
 
 
@@ -33,9 +40,7 @@ def generate(
     tokenizer: Tokenizer,
     prompt: str,
     max_new_tokens: int = ...,
-    *,
-    temperature: float = ...,
-    seed: int = ...,
+    **options: Unpack[Options],
 ) -> str: ...
 
 
@@ -45,9 +50,7 @@ def generate(
     tokenizer: Tokenizer,
     prompt: list[str],
     max_new_tokens: int = ...,
-    *,
-    temperature: float = ...,
-    seed: int = ...,
+    **options: Unpack[Options],
 ) -> list[str]: ...
 
 
@@ -56,15 +59,13 @@ def generate(
     tokenizer: Tokenizer,
     prompt: str | list[str],
     max_new_tokens: int = 128,
-    *,
-    temperature: float = 0.0,
-    seed: int = 0,
+    **options: Unpack[Options],
 ) -> str | list[str]:
     """Continue a prompt, or each prompt of a list in one batch; returns the continuation without the prompt.
 
-    Decoding is greedy at temperature 0, the default, and sampled above it. It stops at end of text or after
-    `max_new_tokens`. If the text is longer than the model's context, the model sees its tokens from `window_start` on.
-    Raises BadInput if `max_new_tokens` or `temperature` is negative.
+    Decoding is greedy at temperature 0, the default, and sampled above it; `top_k` and `min_p` restrict the sample. It
+    stops at end of text or after `max_new_tokens`. If the text is longer than the model's context, the model sees its
+    tokens from `window_start` on. Raises BadInput if an option is out of range.
 
     >>> from lm import HeadConfig, ModelConfig
     >>> from lm.data.tokenizer import byte_tokenizer
@@ -75,12 +76,12 @@ def generate(
     >>> generate(net, tokenizer, ["def ", "class"], 8)[0] == generate(net, tokenizer, "def ", 8)
     True
     """
-    check(max_new_tokens, temperature)
+    check(max_new_tokens)
     prompts = [prompt] if isinstance(prompt, str) else prompt
     continuations: list[list[int]] = [[] for _ in prompts]
     unfinished = set(range(len(prompts)))
     texts = [[tokenizer.eot, *tokenizer.encode(one)] for one in prompts]
-    steps = decode(net, texts, temperature=temperature, seed=seed)
+    steps = decode(net, texts, Sampling(**options))
     for ids in islice(steps, max_new_tokens) if prompts else ():
         for row in tuple(unfinished):
             if ids[row] == tokenizer.eot:
@@ -93,8 +94,6 @@ def generate(
     return found[0] if isinstance(prompt, str) else found
 
 
-def check(max_new_tokens: int, temperature: float) -> None:
+def check(max_new_tokens: int) -> None:
     if max_new_tokens < 0:
         raise BadInput(f"max_new_tokens={max_new_tokens}: expected 0 or more")
-    if not 0 <= temperature < math.inf:
-        raise BadInput(f"temperature={temperature}: expected 0 (greedy) or more")
