@@ -175,7 +175,6 @@ def test_evaluate_needs_nothing_but_a_run(command: Callable[..., Outcome]) -> No
             "run_dir=x prompt=x n_samples=2",
             "n_samples=2: greedy decoding has one answer; add temperature=1",
         ),
-        ("generate", "run_dir=x prompt=x interactive=true", "interactive=true: asks for the prompts; leave prompt"),
         ("evaluate", "threads=2", "run_dir: is missing"),
         ("evaluate", "run_dir=x data.path=y", "choose one with its path, as in data=text data.path=FILE"),
         ("evaluate", "run_dir=x data=text data.path=y data.seqlen=3", "data.seqlen: no such key"),
@@ -371,6 +370,7 @@ def test_the_scripts_leave_with_code_2_and_one_line(script: Script, tmp_path: Pa
         ("run_dir=absent prompt=x", "run_dir=absent: no such folder"),
         ("run_dir=. prompt=x", "run_dir=.: holds no model"),
         ("run_dir=. prompt_file=absent", "absent: No such file"),
+        ("run_dir=. prompt=x interactive=true", "interactive=true: asks for the prompts; leave prompt"),
         ("run_dir=. prompt=x prompt_file=y", "prompt: give prompt=TEXT or prompt_file=FILE, one of the two"),
     ],
 )

@@ -89,7 +89,7 @@ def test_gumbel_max_draws_from_the_softmax(temperature: float) -> None:
 
 @pytest.mark.parametrize(
     ("options", "kept"),
-    [({"top_k": 3}, 3), ({"min_p": 0.2}, 3), ({"min_p": 0.3}, 2), ({"top_k": 9}, 6), ({"min_p": 1.0}, 1)],
+    [({"top_k": 3}, 3), ({"min_p": 0.2}, 4), ({"min_p": 0.3}, 3), ({"top_k": 9}, 6), ({"min_p": 1.0}, 1)],
 )
 def test_top_k_and_min_p_draw_from_the_softmax_of_what_they_keep(options: dict, kept: int) -> None:
     sampling = Sampling(temperature=1.5, **options)

@@ -90,12 +90,9 @@ def test_every_script_on_one_run(script: Script, run_dir: Path, corpus: Path, tm
     first, again, other = (script(*words, f"seed={seed}").stdout for seed in (1, 1, 2))
     assert first == again != other
     typed = script("generate", "run_dir=a run", "interactive=true", "max_new_tokens=3", input="def \nclass \n")
-    answers = typed.stdout.splitlines()
-    assert (typed.returncode, answers[0][:4], answers[-1][:6] == "class " or "class " in typed.stdout) == (
-        0,
-        "def ",
-        True,
-    )
+    assert typed.returncode == 0
+    assert typed.stdout.startswith("def ")
+    assert "\nclass " in typed.stdout
     several = script(*words, "n_samples=2", "top_k=20", "min_p=0.01", "seed=1").stdout
     assert several.startswith("=== sample 1 of 2\nd")
     assert "\n=== sample 2 of 2\nd" in several

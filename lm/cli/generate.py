@@ -15,6 +15,14 @@ from lm.config import BadInput, GenerateConfig
 from lm.exchange.find_model import model_folder
 
 
+def prompts_of(config: GenerateConfig) -> Iterator[str]:
+    if config.interactive and (config.prompt is not None or config.prompt_file is not None):
+        raise BadInput("interactive=true: asks for the prompts; leave prompt and prompt_file out")
+    if config.interactive:
+        return typed_prompts()
+    return iter([read_prompt(config)])
+
+
 def read_prompt(config: GenerateConfig) -> str:
     if (config.prompt is None) == (config.prompt_file is None):
         raise BadInput("prompt: give prompt=TEXT or prompt_file=FILE, one of the two")
@@ -37,7 +45,7 @@ def read_prompt(config: GenerateConfig) -> str:
 
 
 def task(config: GenerateConfig) -> None:
-    prompts = typed_prompts() if config.interactive else iter([read_prompt(config)])
+    prompts = prompts_of(config)
     model_folder(config.run_dir)  # raises BadInput before the slow imports below
     with heavy_imports():
         from lm.exchange.portable import load_model

@@ -27,8 +27,6 @@ class GenerateConfig:
         at_least(1, "", self, "threads", "n_samples")
         if self.n_samples > 1 and self.temperature == 0:
             raise BadInput(f"n_samples={self.n_samples}: greedy decoding has one answer; add temperature=1")
-        if self.interactive and (self.prompt is not None or self.prompt_file is not None):
-            raise BadInput("interactive=true: asks for the prompts; leave prompt and prompt_file out")
 
 
 @dataclass(slots=True, kw_only=True)
