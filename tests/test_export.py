@@ -126,6 +126,9 @@ def test_the_exported_tokenizer_is_equal(kind: str, tmp_path: Path) -> None:
     theirs = AutoTokenizer.from_pretrained(tmp_path / "out")
     text = "the quick brown fox\n"
     assert theirs(text)["input_ids"] == [tokenizer.eot, *tokenizer.encode(text)], "as lm.inference begins"
+    if kind != "char":
+        spelled = "a <|endoftext|> b"
+        assert theirs(spelled)["input_ids"] == [tokenizer.eot, *tokenizer.encode(spelled)], "ordinary text"
     assert theirs.decode(tokenizer.encode(text)) == text
     assert theirs.eos_token_id == tokenizer.eot
     assert theirs.model_max_length == SEQ

@@ -6,15 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from tokenizers import processors
 from transformers import ApertusConfig, ArceeConfig, GPT2Config, LlamaConfig, PreTrainedConfig, Qwen3Config
 
 from lm.config import BadInput
 from lm.data.tokenizer import byte_tokenizer
 from lm.exchange.huggingface import export
-from lm.exchange.pretrained import load_pretrained
+from lm.exchange.portable import load_model, save_model
 
 TOKENIZER = byte_tokenizer()
 LLAMA: dict[str, Any] = {
@@ -64,7 +66,7 @@ def write_folder(folder: Path, config: PreTrainedConfig, **options: Any) -> tran
 @pytest.mark.parametrize("name", FOLDERS)
 def test_logits_are_equal_and_the_export_is_the_same(name: str, tmp_path: Path) -> None:
     theirs = write_folder(tmp_path, FOLDERS[name]())
-    net, _ = load_pretrained(tmp_path)
+    net, _ = load_model(tmp_path)
     tokens = torch.randint(257, (2, 48), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         expected, found = theirs(tokens).logits, net(tokens)
@@ -73,17 +75,17 @@ def test_logits_are_equal_and_the_export_is_the_same(name: str, tmp_path: Path) 
     before, after = (load_file(folder / "model.safetensors") for folder in (tmp_path, tmp_path / "out"))
     assert before.keys() == after.keys()
     assert all(torch.equal(before[key], after[key]) for key in before)
-    again, _ = load_pretrained(tmp_path / "out")
+    again, _ = load_model(tmp_path / "out")
     assert (again.config, again.head_config) == (net.config, net.head_config)
 
 
 def test_shards_and_half_precision(tmp_path: Path) -> None:
     write_folder(tmp_path, FOLDERS["Qwen3"](), max_shard_size="20KB")
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
-    whole, _ = load_pretrained(tmp_path)
+    whole, _ = load_model(tmp_path)
     for shard in tmp_path.glob("model-*.safetensors"):
         save_file({key: value.bfloat16() for key, value in load_file(shard).items()}, shard)
-    half, _ = load_pretrained(tmp_path)
+    half, _ = load_model(tmp_path)
     for (name, one), other in zip(whole.named_parameters(), half.parameters(), strict=True):
         assert torch.equal(one.bfloat16().float(), other), name
         assert other.dtype == torch.float32
@@ -95,7 +97,7 @@ def test_the_names_of_the_bare_gpt2(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     weights = {name.removeprefix("transformer."): tensor for name, tensor in load_file(path).items()}
     save_file(weights | {"h.0.attn.bias": torch.ones(1, 1, 64, 64)}, path)
-    net, _ = load_pretrained(tmp_path)
+    net, _ = load_model(tmp_path)
     tokens = torch.arange(40)[None]
     torch.testing.assert_close(net(tokens), theirs(tokens).logits, rtol=0, atol=1e-4)
 
@@ -115,7 +117,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "fewer layers": ("SmolLM2", {"num_hidden_layers": 1}, "holds a tensor model.layers.1."),
     "no head": ("SmolLM2", {"tie_word_embeddings": False}, "the tensor lm_head.weight is missing"),
     "not a number": ("SmolLM2", {"hidden_size": "wide"}, "expected the config.json of a model of transformers"),
-    "a hidden width": ("SmolLM2", {"hidden_size": 0}, "config.json"),
+    "a width of nothing": ("SmolLM2", {"hidden_size": 0}, "config.json"),
 }
 
 
@@ -126,7 +128,7 @@ def test_what_cannot_be_carried_is_refused_by_its_key(case: str, tmp_path: Path)
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changed))
     with pytest.raises(BadInput) as error:
-        load_pretrained(tmp_path)
+        load_model(tmp_path)
     assert expected in str(error.value)
     assert str(tmp_path) in str(error.value)
 
@@ -136,10 +138,63 @@ def test_a_head_that_contradicts_the_tie_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     weights = load_file(path)
     save_file(weights | {"lm_head.weight": weights["model.embed_tokens.weight"].clone()}, path)
-    load_pretrained(tmp_path)  # a copy is none
+    load_model(tmp_path)  # a copy is none
     save_file(weights | {"lm_head.weight": weights["model.embed_tokens.weight"] + 1}, path)
     with pytest.raises(BadInput, match="differs from the embedding, but tie_word_embeddings is true"):
-        load_pretrained(tmp_path)
+        load_model(tmp_path)
+
+
+def test_a_folder_of_ours_made_from_one_of_theirs_is_the_same_model(tmp_path: Path) -> None:
+    """Also with more rows in the embedding than the tokenizer has tokens."""
+    write_folder(tmp_path / "theirs", FOLDERS["Qwen3"]())
+    net, tokenizer = load_model(tmp_path / "theirs")
+    assert (tokenizer.vocab_size, net.vocab_size) == (257, 300)
+    save_model(net, tokenizer, tmp_path / "ours")
+    again, other = load_model(tmp_path / "ours")
+    tokens = torch.arange(40)[None]
+    assert torch.equal(again(tokens), net(tokens))
+    assert other.hash == tokenizer.hash
+
+
+BEGIN, END = "<|begin_of_text|>", "<done>"
+
+
+def llama_3(*special: str) -> tokenizers.Tokenizer:
+    """A byte-level tokenizer that puts BEGIN before a text, as those of Llama 3 do."""
+    backend = tokenizers.Tokenizer.from_str(TOKENIZER.to_json())
+    backend.add_special_tokens(list(special))
+    template = processors.TemplateProcessing(
+        single=f"{special[0]} $A", special_tokens=[(special[0], backend.token_to_id(special[0]))]
+    )
+    backend.post_processor = processors.Sequence([processors.ByteLevel(), template])
+    return backend
+
+
+def test_a_text_begins_as_the_tokenizer_says_and_ends_at_either_token(tmp_path: Path) -> None:
+    write_folder(tmp_path, FOLDERS["SmolLM2"]())
+    llama_3(BEGIN).save(str(tmp_path / "tokenizer.json"))
+    _, tokenizer = load_model(tmp_path)
+    assert (tokenizer.eot_token, tokenizer.begin_token) == ("<|endoftext|>", BEGIN)
+    assert tokenizer.separator == [tokenizer.eot, tokenizer.begin]
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
+    assert theirs("def f").input_ids == [tokenizer.begin, *tokenizer.encode("def f")]
+
+
+def test_the_end_of_text_may_have_a_name_of_its_own(tmp_path: Path) -> None:
+    """tokenizer_config.json says it; saved as a model of ours, the name stays. Without a name nothing is added."""
+    write_folder(tmp_path / "theirs", FOLDERS["SmolLM2"]())
+    backend = json.loads(TOKENIZER.to_json().replace("<|endoftext|>", END))
+    (tmp_path / "theirs/tokenizer.json").write_text(json.dumps(backend))
+    with pytest.raises(BadInput, match="its tokenizer has no end-of-text token; expected eos_token in tokenizer_conf"):
+        load_model(tmp_path / "theirs")
+    (tmp_path / "theirs/tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": END}}))
+    net, tokenizer = load_model(tmp_path / "theirs")
+    assert (tokenizer.eot_token, tokenizer.eot, tokenizer.vocab_size) == (END, 0, 257)
+    save_model(net, tokenizer, tmp_path / "ours")
+    assert load_model(tmp_path / "ours")[1].eot_token == END
+    (tmp_path / "theirs/tokenizer_config.json").write_text(json.dumps({"eos_token": "<absent>"}))
+    with pytest.raises(BadInput, match="has no token <absent>, which is said to be its end of text"):
+        load_model(tmp_path / "theirs")
 
 
 @pytest.mark.parametrize("name", ["../outside.safetensors", "absent.safetensors"])
@@ -147,4 +202,4 @@ def test_an_index_leads_to_files_of_its_folder_only(name: str, tmp_path: Path) -
     write_folder(tmp_path, FOLDERS["SmolLM2"]())
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
     with pytest.raises(BadInput, match=r"outside of its folder|absent"):
-        load_pretrained(tmp_path)
+        load_model(tmp_path)

@@ -15,6 +15,7 @@ ADDED: dict[str, Any] = {
     "model.norm_eps": 1e-5,
     "model.attention_bias": None,
     "model.rope_scaling": None,
+    "model.vocab_rows": None,
     "data.document_mask": False,
     "data.max_bytes": None,
     "data.val_max_bytes": 4_000_000,  # where it has an effect, the hash of the data says so

@@ -39,13 +39,14 @@ class ModelConfig:
     rope_theta: float = 10000.0
     rope_scaling: list[float] | None = None  # Llama 3's four numbers, see RoPE in lm/model/position.py; null: none
     previous_token_init: int = 0  # first layers whose heads initially attend to the token 1, 2, ... positions back
+    vocab_rows: int | None = None  # rows of the embedding if more than the tokenizer has tokens; null: as many
     residual_scale: float | None = None  # initial o_proj and down_proj are multiplied by it; null: 1/sqrt(2 n_layers)
 
     def __post_init__(self) -> None:
         choose("model.norm", self.norm, NORMS)
         choose("model.ffn", self.ffn, FFNS)
         choose("model.position", self.position, POSITIONS)
-        at_least(1, "model.", self, "n_layers", "d_model", "n_heads", "n_kv_heads", "d_head", "d_ff")
+        at_least(1, "model.", self, "n_layers", "d_model", "n_heads", "n_kv_heads", "d_head", "d_ff", "vocab_rows")
         at_least(0, "model.", self, "dropout", "residual_scale", "previous_token_init")
         if self.previous_token_init and self.position != "rope":
             setting = f"model.previous_token_init={self.previous_token_init}"

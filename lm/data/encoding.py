@@ -63,7 +63,7 @@ def encode(tokenizer: Tokenizer, part: Part, label: str = "", quiet: bool = True
         def ids(group: list[tuple[str, bool]], encoded: Future[list[list[int]]]) -> np.ndarray:
             flat: list[int] = []
             for (text, first), found in zip(group, encoded.result(), strict=True):
-                flat += [tokenizer.eot, *found] if first else found
+                flat += [*tokenizer.separator, *found] if first else found
                 bar.update(len(text.encode()))
             return np.array(flat, dtype=dtype)
 

@@ -11,9 +11,10 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import tokenizers
-from tokenizers import decoders, models, pre_tokenizers, trainers
+from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from lm.config import BadInput, TokenizerConfig
 
@@ -31,16 +32,22 @@ PRE_TOKENIZERS = [json.loads(one.__getstate__()) for one in (CHARACTERS, BYTES)]
 class Tokenizer:
     """The part of `tokenizers.Tokenizer` that this project needs.
 
-    Its end-of-text token is the first special token that is one of EOT_NAMES; if there is none, EOT is added.
+    Its end-of-text token is `eot`, or else the first special token that is one of EOT_NAMES, or else the one that the
+    file's template puts before a text; if there is none, EOT is added. A text begins with the template's token, such as
+    <|begin_of_text|> of Llama 3, or else with end of text.
 
     >>> tokenizer = byte_tokenizer()
     >>> tokenizer.decode(tokenizer.encode("héllo <|endoftext|>"))
     'héllo <|endoftext|>'
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+    def __init__(self, backend: tokenizers.Tokenizer, eot: str | None = None) -> None:
         special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
-        self.eot_token = next((name for name in EOT_NAMES if name in special), EOT)
+        before = template_token(json.loads(backend.to_str())["post_processor"])
+        usual = next((name for name in EOT_NAMES if name in special), None)
+        if eot is not None and backend.token_to_id(eot) is None:
+            raise BadInput(f"the tokenizer has no token {eot}, which is said to be its end of text")
+        self.eot_token = eot or usual or (before if before in special else None) or EOT
         self.eot_added = backend.token_to_id(self.eot_token) is None
         backend.add_special_tokens([self.eot_token])  # an ordinary token of that name becomes a special one
         backend.encode_special_tokens = True  # "<|endoftext|>" in a text is ordinary text
@@ -48,6 +55,13 @@ class Tokenizer:
         backend.no_padding()
         self.backend = backend
         self.eot: int = backend.token_to_id(self.eot_token)  # type: ignore[assignment]  # it has just been added
+        if self.eot_token not in (usual, before, EOT):  # to_json must say which one it is
+            backend.post_processor = processors.TemplateProcessing(
+                single=f"{self.eot_token} $A", special_tokens=[(self.eot_token, self.eot)]
+            )
+            before = self.eot_token
+        self.begin_token = before if before in special else self.eot_token
+        self.begin: int = backend.token_to_id(self.begin_token)  # type: ignore[assignment]
         self.vocab_size: int = backend.get_vocab_size()
         highest = max(backend.get_vocab().values())
         if highest >= self.vocab_size:
@@ -61,6 +75,11 @@ class Tokenizer:
             and layout["pre_tokenizer"] in PRE_TOKENIZERS
             and not any(token["rstrip"] or re.search(r"\S\s", token["content"]) for token in layout["added_tokens"])
         )
+
+    @property
+    def separator(self) -> list[int]:
+        """The ids before each document of a corpus: end of text, and what a text begins with if that is another."""
+        return [self.eot] if self.begin == self.eot else [self.eot, self.begin]
 
     def eot_in_text(self) -> bool:
         try:
@@ -114,7 +133,16 @@ class Tokenizer:
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
 
-def load_tokenizer(path: Path) -> Tokenizer:
+def template_token(post_processor: dict[str, Any] | None) -> str | None:
+    """The special token that a post-processor of a tokenizer.json puts before a text, if it does."""
+    for one in (post_processor or {}).get("processors") or [post_processor or {}]:
+        single: list[dict[str, Any]] = one["single"] if one.get("type") == "TemplateProcessing" else []
+        if single and "SpecialToken" in single[0]:
+            return str(single[0]["SpecialToken"]["id"])
+    return None
+
+
+def load_tokenizer(path: Path, eot: str | None = None) -> Tokenizer:
     """Read a tokenizer.json. Raises BadInput naming the file if it is missing or damaged.
 
     >>> load_tokenizer(Path("absent.json"))
@@ -132,7 +160,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
             raise
         raise BadInput(f"{path}: not a tokenizer.json ({str(error).splitlines()[0]})") from error
     try:
-        return Tokenizer(backend)
+        return Tokenizer(backend, eot)
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from error
 

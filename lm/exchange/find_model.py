@@ -1,8 +1,12 @@
-"""The folder of a run directory that holds its model, and what it says of the model beside the weights."""
+"""The folder of a run directory that holds its model, and what it says of the model beside the weights.
+
+A folder that transformers has written does as well; lm/exchange/pretrained.py reads it.
+"""
 
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from lm.config import BadInput, HeadConfig, ModelConfig, at_least
 from lm.config.renamed import current
@@ -11,6 +15,7 @@ from lm.system.files import read_object, unsealed
 
 FORMAT = 3  # of config.json; 2 has no checksum, 1 has old names of settings too, see lm/config/renamed.py
 FILES = ("model.safetensors", "tokenizer.json")
+INDEX = "model.safetensors.index.json"  # of a Hugging Face folder in several files
 
 
 @dataclass(slots=True, kw_only=True)
@@ -24,6 +29,7 @@ class ModelSettings:
     model: ModelConfig
     head: HeadConfig
     sha256: dict[str, str]  # of FILES
+    architecture: str | None = None  # in transformers, of a Hugging Face folder
 
     def __post_init__(self) -> None:
         at_least(1, "", self, "vocab_size", "seq_len")
@@ -33,7 +39,10 @@ class ModelSettings:
 
 
 def model_folder(run_dir: str | Path, key: str = "run_dir") -> Path:
-    """The model folder of a run directory; `run_dir` may also be the model folder. Raises BadInput if there is none."""
+    """The model folder of a run directory; `run_dir` may also be the model folder, or a Hugging Face folder.
+
+    Raises BadInput if there is none.
+    """
     folder = Path(run_dir).expanduser()
     if not folder.is_dir():
         raise BadInput(f"{key}={run_dir}: no such folder; expected a run directory that train wrote")
@@ -41,9 +50,10 @@ def model_folder(run_dir: str | Path, key: str = "run_dir") -> Path:
         folder = folder / "model"
     if not os.path.lexists(folder / "config.json"):
         raise BadInput(f"{key}={run_dir}: holds no model; expected a run directory that train has finished")
-    for name in ("config.json", *FILES):
+    index = [INDEX] if (folder / INDEX).exists() else []
+    for name in ("config.json", "tokenizer.json", *(index or ["model.safetensors"])):
         if not (folder / name).is_file():  # also a device, which could be read without end
-            raise BadInput(f"{folder / name}: no such file; expected what train wrote")
+            raise BadInput(f"{folder / name}: no such file; expected what train wrote, or a folder of transformers")
     return folder
 
 
@@ -52,12 +62,20 @@ def read_settings(folder: Path) -> ModelSettings:
     path = folder / "config.json"
     try:
         found = read_object(path)
-        if (number := found.pop("format", None)) not in (1, 2, FORMAT):
-            raise ValueError(f"format={number}: this version reads 1 to {FORMAT}")
-        if number == FORMAT or "checksum" in found:
-            found = unsealed({"format": number, **found})
-            del found["format"]
-        settings: ModelSettings = build(ModelSettings, {"format": number, **current(found)})
-        return settings
+        if "model_type" not in found:
+            return own_settings(found)
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise BadInput(f"{path}: {str(error).splitlines()[0]}; expected what train wrote") from error
+    from lm.exchange.pretrained import pretrained_settings
+
+    return pretrained_settings(folder, found)
+
+
+def own_settings(found: dict[str, Any]) -> ModelSettings:
+    if (number := found.pop("format", None)) not in (1, 2, FORMAT):
+        raise ValueError(f"format={number}: this version reads 1 to {FORMAT}")
+    if number == FORMAT or "checksum" in found:
+        found = unsealed({"format": number, **found})
+        del found["format"]
+    settings: ModelSettings = build(ModelSettings, {"format": number, **current(found)})
+    return settings

@@ -38,13 +38,14 @@ def export(net: Transformer, tokenizer: Tokenizer, output_dir: str | Path) -> st
         "architectures": [architecture.name],
         "vocab_size": net.vocab_size,
         "tie_word_embeddings": tied,
-        "bos_token_id": tokenizer.eot,
+        "bos_token_id": tokenizer.begin,
         "eos_token_id": tokenizer.eot,
         "pad_token_id": tokenizer.eot,
         "dtype": "float32",
         **architecture.settings(net.config, net.seq_len),
     }
-    special = dict.fromkeys(("bos_token", "eos_token", "pad_token"), tokenizer.eot_token)
+    eot = tokenizer.eot_token
+    special = {"bos_token": tokenizer.begin_token, "eos_token": eot, "pad_token": eot}
     files: dict[str, Any] = {
         "config.json": config,
         "generation_config.json": {key: value for key, value in config.items() if key.endswith("_token_id")},
@@ -52,6 +53,7 @@ def export(net: Transformer, tokenizer: Tokenizer, output_dir: str | Path) -> st
             "tokenizer_class": "PreTrainedTokenizerFast",  # a class that transformers 4 has too
             "model_max_length": net.seq_len,
             "clean_up_tokenization_spaces": False,
+            "split_special_tokens": True,  # a text that spells a special token is ordinary text
             **special,
         },
         "special_tokens_map.json": special,
@@ -63,7 +65,7 @@ def export(net: Transformer, tokenizer: Tokenizer, output_dir: str | Path) -> st
     with atomic_file(folder, "model.safetensors") as file:
         file.write(save({key: value.detach().cpu().contiguous() for key, value in weights.items()}, {"format": "pt"}))
     layout = json.loads(tokenizer.to_json())
-    layout["post_processor"] = begin_with_eot(tokenizer)
+    layout["post_processor"] = begin_template(tokenizer)
     write_text(folder / "tokenizer.json", json.dumps(layout, ensure_ascii=False))
     for filename, content in files.items():
         write_text(folder / filename, json.dumps(content, indent=2) + "\n")
@@ -76,14 +78,14 @@ def trunk(net: Transformer) -> Weights:
     return weights | {"embed.weight": net.embed.matrix()}
 
 
-def begin_with_eot(tokenizer: Tokenizer) -> dict[str, Any]:
-    """A post-processor of `tokenizers` that puts end of text before a text, as lm.inference does."""
-    name = tokenizer.eot_token
+def begin_template(tokenizer: Tokenizer) -> dict[str, Any]:
+    """A post-processor of `tokenizers` that puts the first token before a text, as lm.inference does."""
+    name = tokenizer.begin_token
     special = {"SpecialToken": {"id": name, "type_id": 0}}
     first, second = ({"Sequence": {"id": sequence, "type_id": i}} for i, sequence in enumerate("AB"))
     return {
         "type": "TemplateProcessing",
         "single": [special, first],
         "pair": [special, first, second],
-        "special_tokens": {name: {"id": name, "ids": [tokenizer.eot], "tokens": [name]}},
+        "special_tokens": {name: {"id": name, "ids": [tokenizer.begin], "tokens": [name]}},
     }

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save
 from lm.config import BadInput
 from lm.data.tokenizer import Tokenizer, load_tokenizer
 from lm.exchange.find_model import FILES, ModelSettings, model_folder, read_settings
+from lm.exchange.pretrained import load_pretrained
 from lm.model.linear import linear_class
 from lm.model.transformer import Transformer
 from lm.system.files import atomic_file, sha256, write_sealed, write_text
@@ -46,6 +47,8 @@ def load_model(run_dir: str | Path, trust: bool = False) -> tuple[Transformer, T
     """
     folder = model_folder(run_dir)
     settings, weights = read_settings(folder), folder / "model.safetensors"
+    if settings.architecture is not None:
+        return load_pretrained(folder, settings)
     linear_class(settings.model.linear, trust)
     for name in FILES:
         if sha256(folder / name) != settings.sha256[name]:
@@ -57,7 +60,7 @@ def load_model(run_dir: str | Path, trust: bool = False) -> tuple[Transformer, T
     except (ValueError, TypeError, RuntimeError, SafetensorError) as error:
         raise BadInput(f"{folder / 'config.json'}: {str(error).splitlines()[0]}; expected what train wrote") from error
     tokenizer = load_tokenizer(folder / "tokenizer.json")
-    if tokenizer.vocab_size != net.vocab_size:
+    if max(tokenizer.vocab_size, net.config.vocab_rows or 0) != net.vocab_size:
         raise BadInput(f"{folder}: the tokenizer has {tokenizer.vocab_size} tokens, the model {net.vocab_size}")
     if net.documents.separator not in (None, tokenizer.eot):
         found = f"document_separator={net.documents.separator}"

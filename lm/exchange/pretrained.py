@@ -1,9 +1,12 @@
 """A model from a Hugging Face folder: config.json, safetensors and tokenizer.json, none of which can run code."""
 
+import hashlib
 import json
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +15,11 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from lm.config import BadInput, HeadConfig, ModelConfig
-from lm.data.tokenizer import Tokenizer, load_tokenizer
+from lm.data.tokenizer import EOT_NAMES, Tokenizer, load_tokenizer
 from lm.exchange.architectures import ACTIVATIONS, ARCHITECTURES, SCALING, Architecture
+from lm.exchange.find_model import INDEX, ModelSettings
 from lm.model.transformer import Transformer
+from lm.system.files import sha256
 
 NEUTRAL: dict[str, object] = {  # keys that change what a model computes, with the value of a model that we have
     "use_sliding_window": False,
@@ -27,36 +32,66 @@ NEUTRAL: dict[str, object] = {  # keys that change what a model computes, with t
     "quantization_config": None,
 }
 NOT_WEIGHTS = re.compile(r".*(rotary_emb\.inv_freq|attn\.(masked_)?bias)")  # constants that some files hold
-HEAD_FILES = {True: HeadConfig(), False: HeadConfig(name="untied", kind="untied", head_std=0.02, head_lr_multiplier=1)}
+NAMES = "tokenizer_config.json"  # says which token is which
+UNTIED = HeadConfig(name="untied_from_embedding", kind="untied_from_embedding", head_lr_multiplier=1.0)
+HEADS = {True: HeadConfig(), False: UNTIED}  # by tie_word_embeddings
 
 
-def is_pretrained(folder: Path) -> bool:
-    """Whether the folder is one of transformers, and not one that this project has written."""
-    try:
-        return "model_type" in json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError, TypeError):
-        return False
-
-
-def load_pretrained(folder: Path) -> tuple[Transformer, Tokenizer]:
-    """The model and the tokenizer of a Hugging Face folder, on the CPU in fp32. Raises BadInput naming key or file."""
+def pretrained_settings(folder: Path, settings: dict[str, Any]) -> ModelSettings:
+    """What the config.json of a Hugging Face folder says, as our settings. Raises BadInput naming the key."""
     path = folder / "config.json"
     try:
-        settings = json.loads(path.read_text())
         architecture, model = model_config(settings)
+        rows, seq_len = int(settings["vocab_size"]), int(settings[architecture.keys["seq_len"]])
+        return ModelSettings(
+            vocab_size=rows,
+            seq_len=seq_len,
+            model=replace(model, vocab_rows=rows),
+            head=HEADS[bool(settings["tie_word_embeddings"])],
+            sha256={"model.safetensors": weights_hash(folder), "tokenizer.json": sha256(folder / "tokenizer.json")},
+            architecture=architecture.name,
+        )
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except OSError as error:
+        raise BadInput(f"{error.filename}: {error.strerror}; expected a folder of transformers") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadInput(f"{path}: {error!r}; expected the config.json of a model of transformers") from error
-    tokenizer = load_tokenizer(folder / "tokenizer.json")
-    rows, seq_len = settings["vocab_size"], settings[architecture.keys["seq_len"]]
-    if tokenizer.vocab_size > rows:
-        raise BadInput(f"{folder}: the tokenizer has {tokenizer.vocab_size} tokens, the model {rows}")
+
+
+def load_pretrained(folder: Path, settings: ModelSettings) -> tuple[Transformer, Tokenizer]:
+    """The model and the tokenizer of a Hugging Face folder, on the CPU in fp32. Raises BadInput naming key or file."""
+    tokenizer = load_tokenizer(folder / "tokenizer.json", eot_name(folder))
+    if tokenizer.eot_added:
+        usual = ", ".join(EOT_NAMES)
+        raise BadInput(f"{folder}: its tokenizer has no end-of-text token; expected eos_token in {NAMES}, or {usual}")
+    if tokenizer.vocab_size > settings.vocab_size:
+        raise BadInput(f"{folder}: the tokenizer has {tokenizer.vocab_size} tokens, the model {settings.vocab_size}")
     with torch.device("meta"):
-        head = HEAD_FILES[bool(settings["tie_word_embeddings"])]
-        net = Transformer(model, head, vocab_size=rows, seq_len=seq_len)
-    fill(net.to_empty(device="cpu"), architecture, folder)
+        net = Transformer(settings.model, settings.head, vocab_size=tokenizer.vocab_size, seq_len=settings.seq_len)
+    fill(net.to_empty(device="cpu"), next(one for one in ARCHITECTURES if one.name == settings.architecture), folder)
     return net.eval(), tokenizer
+
+
+def eot_name(folder: Path) -> str | None:
+    """The end-of-text token that tokenizer_config.json names, if there is such a file and it names one."""
+    try:
+        found = json.loads((folder / NAMES).read_text()).get("eos_token")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return found.get("content") if isinstance(found, dict) else found
+
+
+@cache
+def hash_of(path: Path, size: int, changed: int) -> str:
+    return sha256(path)
+
+
+def weights_hash(folder: Path) -> str:
+    """Of all safetensors files of the folder, each read once in a process as long as it does not change."""
+    paths = [folder / name for name in shards(folder)]
+    found = [hash_of(path, path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+    return found[0] if len(found) == 1 else hashlib.sha256("".join(found).encode()).hexdigest()
 
 
 def model_config(settings: dict[str, Any]) -> tuple[Architecture, ModelConfig]:
@@ -134,20 +169,28 @@ def full_name(name: str, expected: dict[str, Any]) -> str:
     return f"{prefix}.{name}" if f"{prefix}.{name}" in expected else name
 
 
-def tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of model.safetensors, or of the shards that its index names; a tied head's copy comes last."""
-    index = folder / "model.safetensors.index.json"
+def shards(folder: Path) -> list[str]:
+    """The names of the files with the weights. Raises BadInput if their index is damaged."""
+    index = folder / INDEX
+    if not index.is_file():
+        return ["model.safetensors"]
     try:
-        shards = {"model.safetensors"}
-        if index.is_file():
-            shards = set(json.loads(index.read_text())["weight_map"].values())
-        if any(Path(one).name != one for one in shards):
-            raise BadInput(f"{index}: names a file outside of its folder")
+        names = set(json.loads(index.read_text())["weight_map"].values())
+        if any(Path(one).name != one for one in names):
+            raise ValueError("it names a file outside of its folder")
+        return sorted(names)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BadInput(f"{index}: {error}; expected the index of the safetensors files") from error
+
+
+def tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of the safetensors files; a copy of the embedding as the head comes last."""
+    try:
         with ExitStack() as stack:
-            files = [stack.enter_context(safe_open(folder / one, "pt")) for one in sorted(shards)]
+            files = [stack.enter_context(safe_open(folder / one, "pt")) for one in shards(folder)]
             places = [(name, file) for file in files for name in file.keys()]  # noqa: SIM118
             for name, file in sorted(places, key=lambda place: place[0] == "lm_head.weight"):
                 yield name, file.get_tensor(name)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         what = str(error).splitlines()[0]
-        raise BadInput(f"{folder}: {what}; expected model.safetensors or its shards with their index") from error
+        raise BadInput(f"{folder}: {what}; expected model.safetensors, or its parts and their index") from error

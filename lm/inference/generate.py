@@ -1,7 +1,7 @@
 """Prompts to text: `stream` yields a continuation as it is decoded, `generate` returns it."""
 
 from collections.abc import Iterator
-from itertools import islice
+from itertools import islice, takewhile
 from typing import TypedDict, Unpack, overload
 
 from lm.config import BadInput
@@ -29,9 +29,9 @@ def stream(
 ) -> Iterator[str]:
     """Yield the continuation of one prompt, up to end of text, in pieces of whole characters as they are decoded."""
     check(max_new_tokens)
-    texts = [[tokenizer.eot, *tokenizer.encode(prompt)]]
+    texts = [[tokenizer.begin, *tokenizer.encode(prompt)]]
     ids = (one for (one,) in decode(net, texts, Sampling(**options)))
-    yield from tokenizer.stream(islice(iter(ids.__next__, tokenizer.eot), max_new_tokens))
+    yield from tokenizer.stream(islice(takewhile(lambda one: one not in tokenizer.separator, ids), max_new_tokens))
 
 
 @overload
@@ -80,11 +80,11 @@ def generate(
     prompts = [prompt] if isinstance(prompt, str) else prompt
     continuations: list[list[int]] = [[] for _ in prompts]
     unfinished = set(range(len(prompts)))
-    texts = [[tokenizer.eot, *tokenizer.encode(one)] for one in prompts]
+    texts = [[tokenizer.begin, *tokenizer.encode(one)] for one in prompts]
     steps = decode(net, texts, Sampling(**options))
     for ids in islice(steps, max_new_tokens) if prompts else ():
         for row in tuple(unfinished):
-            if ids[row] == tokenizer.eot:
+            if ids[row] in tokenizer.separator:
                 unfinished.discard(row)
             else:
                 continuations[row].append(ids[row])

@@ -72,7 +72,8 @@ class Transformer(nn.Module):
     ) -> None:
         super().__init__()
         self.config, self.head_config = config, head
-        self.vocab_size, self.seq_len = vocab_size, seq_len
+        self.vocab_size = vocab_size = max(vocab_size, config.vocab_rows or 0)
+        self.seq_len = seq_len
         self.documents = documents(document_separator)
 
         def part(name: str, make: Callable[..., Part], *args: object) -> Part:
