@@ -23,7 +23,7 @@ def with_hash(run: RunConfig) -> RunConfig:
     return run if run.init_sha256 else replace(run, init_sha256=read_base(run.init_from).sha256)
 
 
-def load_base(net: Transformer, run: RunConfig, data: TextData, device: str) -> dict[str, Any]:
+def load_base(net: Transformer, run: RunConfig, data: TextData, accelerator: str) -> dict[str, Any]:
     """Give `net` the weights that `run.init_from` names; returns where they came from, for result.json.
 
     Its record has the loss on the validation batches of `run` before the first step and, if the head is another one,
@@ -45,6 +45,7 @@ def load_base(net: Transformer, run: RunConfig, data: TextData, device: str) -> 
 
     def loss(model: Transformer) -> float:
         batches = run.validation.batches
+        device = {"gpu": "cuda"}.get(accelerator, accelerator)
         return evaluate(model.to(device), data.val, run.data.seq_len, run.data.batch_size, batches).loss
 
     record["val_loss"] = loss(net)
