@@ -40,7 +40,7 @@ SHIPPED = (
     *("aa", "continue_untied", "documents", "ffn", "position", "recipe"),
     *("smoke", "tying", "tying_core", "untie_when", "vocab"),
 )
-EXPERIMENTS = ("chars", "shakespeare_char", "shakespeare_char_long")
+EXPERIMENTS = ("chars", "fineweb_edu", "shakespeare_char", "shakespeare_char_long", "tinystories", "wikitext103")
 CHOICES = [path for path in FILES if path.parent.name not in (CONFIGS.name, "ablation")]
 ABLATIONS = [path for path in FILES if path.parent.name == "ablation"]
 

@@ -41,6 +41,9 @@ class EvaluateConfig:
         if self.data is not None and self.data.document_mask:
             raise BadInput("data.document_mask=true: is for training; to evaluate, give document_mask=true")
         at_least(1, "", self, "threads")
+        for key in ("val_split", "val_path"):
+            if self.data and (value := getattr(self.data, key)) is not None:
+                raise BadInput(f"data.{key}={value}: evaluate scores the whole of one text, data.{key[4:]}")
 
 
 @dataclass(slots=True, kw_only=True)

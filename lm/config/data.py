@@ -5,6 +5,13 @@ from dataclasses import dataclass
 from lm.config.checks import BadInput, at_least, choose
 
 SOURCES = ("stdlib", "text", "json", "csv", "parquet", "hub")
+ROWS = ("documents", "lines")
+TABLES = ("json", "csv", "parquet", "hub")
+OF_SOURCES = (  # settings that have an effect with some sources only: their default, and these sources
+    *(("name", None, ("hub",)), ("revision", None, ("hub",)), ("split", "train", ("hub",))),
+    *(("val_split", None, ("hub",)), ("val_path", None, ("text", "json", "csv", "parquet"))),
+    *(("sha256", None, ("text",)), ("rows", "documents", TABLES)),
+)
 TOKENIZERS = ("bpe", "char", "byte", "file")
 
 
@@ -15,8 +22,13 @@ class DataConfig:
     source: str = "stdlib"
     path: str | None = None  # a file, folder, glob, http(s) URL, or the Hub's owner/name
     sha256: str | None = None  # text: the hash that its one file must have; null: any
-    column: str = "text"  # json, csv, parquet, hub: the column that holds the text
+    name: str | None = None  # hub: the configuration of a data set that has several
+    revision: str | None = None  # hub: a commit, tag or branch; null: the newest commit of the main branch
     split: str = "train"  # hub: which split to read
+    val_split: str | None = None  # hub: the split that is the whole validation text; null: part of the text is held out
+    val_path: str | None = None  # files: the path of the whole validation text; null: part of the text is held out
+    column: str = "text"  # json, csv, parquet, hub: the column that holds the text
+    rows: str = "documents"  # json, csv, parquet, hub: what a row is; lines are joined to one text
     seq_len: int = 128  # tokens of a training window, and the model's longest context
     batch_size: int = 8  # sequences per optimizer step on one device
     val_fraction: float = 0.1
@@ -34,13 +46,35 @@ class DataConfig:
         at_least(0, "data.", self, "overfit_batches")
         if not 0 < self.val_fraction < 1:
             raise BadInput(f"data.val_fraction={self.val_fraction}: expected between 0 and 1")
-        if self.sha256 is not None and self.source != "text":
-            raise BadInput(f"data.sha256={self.sha256}: is for data=text, not for data.source={self.source}")
         if self.source != "stdlib" and not self.path:
             form = "OWNER/NAME" if self.source == "hub" else "FILE"
             raise BadInput(f"data.path: data.source={self.source} needs one (data.path={form})")
         if self.source == "stdlib" and self.path is not None:
             raise BadInput(f"data.path={self.path}: data=stdlib reads no file; use data=text data.path=FILE")
+        choose("data.rows", self.rows, ROWS)
+        self.check_source()
+        self.check_validation()
+
+    def check_source(self) -> None:
+        for key, default, sources in OF_SOURCES:
+            value = getattr(self, key)
+            if value == "":
+                raise BadInput(f"data.{key}: is empty")
+            if value != default and self.source not in sources:
+                raise BadInput(f"data.{key}={value}: is for data={' or '.join(sources)}, not data.source={self.source}")
+
+    def check_validation(self) -> None:
+        for key, same in ("val_split", self.split), ("val_path", self.path):
+            value = getattr(self, key)
+            if value is None:
+                continue
+            if value == same:
+                raise BadInput(f"data.{key}={value}: is the training text as well")
+            for other in ("val_fraction", "val_max_bytes"):
+                if getattr(self, other) != type(self).__dataclass_fields__[other].default:
+                    raise BadInput(
+                        f"data.{other}={getattr(self, other)}: nothing is held out beside data.{key}={value}"
+                    )
 
 
 @dataclass(slots=True, kw_only=True)

@@ -17,6 +17,8 @@ ADDED: dict[str, Any] = {
     "model.rope_scaling": None,
     "model.vocab_rows": None,
     "data.document_mask": False,
+    **dict.fromkeys(("data.name", "data.revision", "data.val_split", "data.val_path")),
+    "data.rows": "documents",
     "data.max_bytes": None,
     "data.val_max_bytes": 4_000_000,  # where it has an effect, the hash of the data says so
     "init_sha256": None,

@@ -9,6 +9,7 @@ import json
 import os
 import sysconfig
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
@@ -17,11 +18,19 @@ from lm.data.documents import Document, Files, Source, first_line
 from lm.data.hub import Hub
 from lm.data.paths import SUFFIXES, is_url, local_files
 from lm.data.rows import Rows
-from lm.data.text import StoredText
+from lm.data.text import StoredText, Text
 from lm.system.files import sha256
 
 EXCLUDED = ("test", "tests", "idle_test", "site-packages", "dist-packages", "encodings", "pydoc_data", "lib2to3")
-SELECTING = ("source", "path", "sha256", "column", "split", "max_bytes")  # settings that decide which text is read
+SELECTING = (
+    "source",
+    "path",
+    "sha256",
+    "name",
+    "column",
+    "split",
+    "max_bytes",
+)  # settings that decide which text is read
 
 
 def stdlib() -> Files:
@@ -95,13 +104,44 @@ SOURCES: dict[str, Callable[[DataConfig], Source]] = {
 
 def stored_text(config: DataConfig, quiet: bool = True) -> StoredText:
     """The text of a configuration, which is read unless it is in the cache and has not changed. Raises BadInput."""
-    settings = {name: getattr(config, name) for name in SELECTING}
+    settings, source = {name: getattr(config, name) for name in SELECTING}, SOURCES[config.source](config)
+    if isinstance(source, Hub):
+        settings["commit"] = source.commit
     return StoredText(
         Path(config.cache_dir).expanduser(),
-        SOURCES[config.source](config),
+        source,
         f"data.path={config.path}",
         request=hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:32],
         max_bytes=config.max_bytes,
         verify=config.verify,
         quiet=quiet,
     )
+
+
+def stored_validation(config: DataConfig, quiet: bool = True) -> StoredText | None:
+    """The text of data.val_split or data.val_path; None if part of the text is held out instead. Raises BadInput."""
+    for key, of in ("val_split", "split"), ("val_path", "path"):
+        if (value := getattr(config, key)) is not None:
+            other = replace(config, **{of: value, key: None, "sha256": None, "max_bytes": None})
+            try:
+                if of == "path":
+                    refuse_overlap(config, other)
+                return stored_text(other, quiet)
+            except BadInput as error:
+                raise BadInput(str(error).replace(f"data.{of}={value}", f"data.{key}={value}")) from error
+    return None
+
+
+def refuse_overlap(config: DataConfig, other: DataConfig) -> None:
+    if is_url(str(config.path)) or is_url(str(other.path)):
+        return
+    training = {path.resolve() for path in files(config).values()}
+    for path in files(other).values():
+        if path.resolve() in training:
+            raise BadInput(f"data.path={other.path}: {path} belongs to data.path={config.path} as well")
+
+
+def opened(stored: StoredText, config: DataConfig) -> Text:
+    """The text on disk, in the documents that data.rows says."""
+    text = stored.open()
+    return text.joined() if config.rows == "lines" else text

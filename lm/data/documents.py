@@ -34,7 +34,9 @@ class Fingerprint:
 class Source(Protocol):
     """Where text comes from."""
 
-    size: int | None  # about the bytes of its text, for a progress bar
+    @property
+    def size(self) -> int | None:
+        """About the bytes of its text, for a progress bar."""
 
     def fingerprint(self) -> Fingerprint: ...
 

@@ -26,23 +26,25 @@ def check_paths(config: DataConfig, tokenizer: TokenizerConfig) -> None:
         raise BadInput(f"tokenizer.path={tokenizer.path}: no such file; expected a tokenizer.json")
     if config.source in ("text", *SUFFIXES) and config.path and not is_url(config.path):
         local_files(config.path, SUFFIXES.get(config.source, ()))
+    if config.val_path is not None and not is_url(config.val_path):
+        local_files(config.val_path, SUFFIXES.get(config.source, ()), "data.val_path")
 
 
-def local_files(path: str, suffixes: tuple[str, ...] = ()) -> dict[str, Path]:
+def local_files(path: str, suffixes: tuple[str, ...] = (), key: str = "data.path") -> dict[str, Path]:
     """The files of a file name, folder or glob, by their names, which are relative to the folder and sorted."""
     try:
-        root, files = find(Path(path).expanduser(), suffixes)
+        root, files = find(Path(path).expanduser(), suffixes, key)
     except (OSError, RuntimeError) as error:  # name too long, unknown user, no permission
         inner = getattr(error, "filename", None)
         where = f"{inner}: " if inner and str(inner) != path else ""
-        raise BadInput(f"data.path={path}: {where}{getattr(error, 'strerror', None) or error}") from error
+        raise BadInput(f"{key}={path}: {where}{getattr(error, 'strerror', None) or error}") from error
     try:
         return {os.fsencode(file.relative_to(root)).decode(): file for file in files}
     except UnicodeDecodeError as error:
-        raise BadInput(f"data.path={path}: the file name {error.object!r} is not UTF-8; rename the file") from error
+        raise BadInput(f"{key}={path}: the file name {error.object!r} is not UTF-8; rename the file") from error
 
 
-def find(here: Path, suffixes: tuple[str, ...]) -> tuple[Path, list[Path]]:
+def find(here: Path, suffixes: tuple[str, ...], key: str) -> tuple[Path, list[Path]]:
     if here.is_file():
         return here.parent, [here]
     root, pattern = here, ["**", "*"]
@@ -55,7 +57,7 @@ def find(here: Path, suffixes: tuple[str, ...]) -> tuple[Path, list[Path]]:
         found = (
             f"a folder without {' or '.join(suffixes) or 'files'}" if here.is_dir() else "no such file, folder or glob"
         )
-        raise BadInput(f"data.path={here}: {found}")
+        raise BadInput(f"{key}={here}: {found}")
     return root, files
 
 

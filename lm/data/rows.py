@@ -1,14 +1,16 @@
 """Documents from a column of JSON, CSV and Parquet files, read in small parts by the `datasets` library."""
 
 import glob
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from lm.config import BadInput
 from lm.data.documents import Document, Files, first_line
 
 ROWS = 1000  # that are taken out of the library at a time
+FEW = 100  # rows of a Parquet file that are decoded at a time: they may be books
+BUFFER = 1 << 20  # bytes of a Parquet file that are read at a time
 
 
 class Rows(Files):
@@ -19,23 +21,19 @@ class Rows(Files):
         self.kind, self.path, self.column = kind, path, column
 
     def documents(self) -> Iterator[Document]:
-        names = [glob.escape(str(file)) for file in self.files.values()]
         try:
-            options = self.only_the_column() if self.kind == "parquet" else {}
-            rows = quiet_datasets().load_dataset(self.kind, data_files=names, split="train", streaming=True, **options)
-            yield from column_documents(rows, self.column)
+            if self.kind == "parquet":
+                batches = parquet_batches((file.open("rb") for file in self.files.values()), self.column)
+            else:
+                names = [glob.escape(str(file)) for file in self.files.values()]
+                rows = quiet_datasets().load_dataset(self.kind, data_files=names, split="train", streaming=True)
+                batches = rows.with_format("arrow").iter(ROWS)
+            yield from column_documents(batches, self.column)
         except BadInput:
             raise
         except Exception as error:
             reason = first_line(error.__cause__ or error)
             raise BadInput(f"data.path={self.path}: cannot be read as {self.kind} ({reason})") from error
-
-    def only_the_column(self) -> dict[str, Any]:
-        import pyarrow.parquet
-
-        known = pyarrow.parquet.read_schema(next(iter(self.files.values()))).names
-        check_column(self.column, known)
-        return {"columns": [self.column], "batch_size": ROWS}
 
 
 def check_column(column: str, known: list[str]) -> None:
@@ -43,12 +41,25 @@ def check_column(column: str, known: list[str]) -> None:
         raise BadInput(f"data.column={column}: the columns are {', '.join(known)}")
 
 
-def column_documents(rows: Any, column: str) -> Iterator[Document]:
-    """A document from each row of a streamed data set (datasets.IterableDataset)."""
+def parquet_batches(files: Iterable[IO[bytes]], column: str) -> Iterator[Any]:
+    """A column of open Parquet files, which are closed; of the other columns nothing is read.
+
+    `datasets` reads in threads of Arrow, where Ctrl-C does not reach a download that is slow or has stalled.
+    """
+    import pyarrow.parquet
+
+    for file in files:
+        with file, pyarrow.parquet.ParquetFile(file, pre_buffer=False, buffer_size=BUFFER) as table:
+            check_column(column, table.schema_arrow.names)
+            yield from table.iter_batches(FEW, columns=[column], use_threads=False)
+
+
+def column_documents(batches: Iterable[Any], column: str) -> Iterator[Document]:
+    """A document from each row of Arrow tables or record batches."""
     import pyarrow as pa
 
     number = 0
-    for batch in rows.with_format("arrow").iter(ROWS):
+    for batch in batches:
         check_column(column, batch.column_names)
         texts = batch.column(column)
         if not (pa.types.is_string(texts.type) or pa.types.is_large_string(texts.type)) or texts.null_count:

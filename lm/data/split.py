@@ -71,6 +71,11 @@ def split(text: Text, val_fraction: float, val_max_bytes: int | None) -> tuple[P
     return *parts, hashlib.sha256(f"{text.hash} val_max_bytes={val_max_bytes}".encode()).hexdigest()
 
 
+def published(text: Text, val: Text) -> tuple[Part, Part, str]:
+    """The same for a text and a validation text of its own: both are used whole."""
+    return Part(text), Part(val), hashlib.sha256(f"{text.hash} val={val.hash}".encode()).hexdigest()
+
+
 @dataclass(slots=True, frozen=True)
 class Shared:
     """Documents of the validation part whose text is that of a training document as well."""

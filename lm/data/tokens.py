@@ -13,7 +13,7 @@ import lzma
 import os
 import shutil
 import zlib
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,9 @@ import numpy as np
 
 from lm.config import BadInput, DataConfig, TokenizerConfig
 from lm.data.cache import checksum, locked, partial_folder
-from lm.data.corpus import stored_text
+from lm.data.corpus import opened, stored_text, stored_validation
 from lm.data.encoding import decoded, encode, pieces, sample
-from lm.data.split import Part, Shared, split
+from lm.data.split import Part, Shared, published, split
 from lm.data.text import StoredText
 from lm.data.tokenizer import Tokenizer, build_tokenizer, load_tokenizer
 from lm.system.files import read_sealed, sync_folder, write_sealed, write_text
@@ -46,6 +46,7 @@ class TextData:
     val_bytes: int  # UTF-8 bytes of the validation text: what bits per byte divides by
     baselines: dict[str, float]  # bits per byte of general-purpose compressors on the same text
     hash: str  # of the text, and of its split where that is not decided by data.val_fraction alone
+    revision: str | None = None  # the commit on the Hub that the text was read from
 
 
 def compressed_bits_per_byte(part: Part) -> dict[str, float]:
@@ -61,9 +62,10 @@ def compressed_bits_per_byte(part: Part) -> dict[str, float]:
 
 def prepare(config: DataConfig, tokenizer: TokenizerConfig, quiet: bool = True) -> TextData:
     """Read the corpus and open its tokens, which are built if they do not exist. Raises BadInput for unusable text."""
-    text = stored_text(config, quiet)
-    split_by = {"val": config.val_fraction, "val_max_bytes": config.val_max_bytes}
-    identity: dict[str, Any] = {"format": FORMAT, "text": text.hash, **split_by, **asdict(tokenizer)}
+    val, text = stored_validation(config, quiet), stored_text(config, quiet)
+    split_by = {"val": val.hash if val else config.val_fraction, "val_max_bytes": config.val_max_bytes}
+    of_text = {"text": text.hash, "rows": config.rows, **split_by}
+    identity: dict[str, Any] = {"format": FORMAT, **of_text, **asdict(tokenizer)}
     if tokenizer.path is not None:
         own = load_tokenizer(Path(tokenizer.path))
         identity["path"] = own.hash
@@ -76,17 +78,17 @@ def prepare(config: DataConfig, tokenizer: TokenizerConfig, quiet: bool = True) 
         with locked(folder):
             data = usable(folder)  # another process may have built it meanwhile
             if data is None:
-                build(folder, text, config, tokenizer, quiet)
+                build(folder, text, val, config, tokenizer, quiet)
                 data = open_tokens(folder)
     for name, tokens in (("training", data.train), ("validation", data.val)):
         needed = config.seq_len + 1 if name == "training" else 2
         if len(tokens) < needed:
-            instead = "lower data.seq_len" if name == "training" else "raise data.val_fraction"
+            instead = " or lower data.seq_len" if name == "training" else "" if val else " or raise data.val_fraction"
             raise BadInput(
                 f"data: the {name} text has {len(tokens)} tokens, data.seq_len={config.seq_len} needs {needed}:"
-                f" give more text or {instead}"
+                f" give more text{instead}"
             )
-    return data
+    return replace(data, revision=getattr(text.source, "commit", None))
 
 
 def usable(folder: Path) -> TextData | None:
@@ -100,11 +102,21 @@ def usable(folder: Path) -> TextData | None:
         return None
 
 
-def build(folder: Path, stored: StoredText, config: DataConfig, settings: TokenizerConfig, quiet: bool) -> None:
+def build(
+    folder: Path,
+    stored: StoredText,
+    stored_val: StoredText | None,
+    config: DataConfig,
+    settings: TokenizerConfig,
+    quiet: bool,
+) -> None:
     """Write a token folder, in place of a damaged one if there is one. The caller holds its lock."""
-    text = stored.open()
-    train, val, data_hash = split(text, config.val_fraction, config.val_max_bytes)
-    everything = (one for one, _ in pieces(decoded(Part(text))))
+    text = opened(stored, config)
+    if stored_val is None:
+        train, val, data_hash = split(text, config.val_fraction, config.val_max_bytes)
+    else:
+        train, val, data_hash = published(text, opened(stored_val, config))
+    everything = (one for part in (train, val) for one, _ in pieces(decoded(part)))
     tokenizer = build_tokenizer(settings, sample(train), everything, not quiet)
     with partial_folder(folder) as partial:
         for name, part in (("train", train), ("val", val)):

@@ -12,7 +12,7 @@ import yaml
 from lm.config import BadInput, DataConfig, TokenizerConfig
 from lm.config.renamed import current
 from lm.data.cache import ReadOnlyCache, writing
-from lm.data.corpus import stored_text
+from lm.data.corpus import opened, stored_text
 from lm.data.encoding import encode
 from lm.data.split import Part
 from lm.data.tokenizer import Tokenizer
@@ -38,8 +38,9 @@ def own_validation(run_dir: Path, trust: bool, bar: bool = False) -> tuple[np.nd
         raise BadInput(f"{error.filename}: {error.strerror}; {hint}") from error
     except (yaml.YAMLError, TypeError, KeyError, ValueError) as error:
         raise BadInput(f"{run_dir}/config.yaml: not what train wrote ({error})") from error
-    if not trust and (config.source == "hub" or "://" in (config.path or "")):
-        raise BadInput(f"run_dir={run_dir}: its text comes from {config.path}; trust=true downloads it")
+    for place in (config.path or "", config.val_path or ""):
+        if not trust and (config.source == "hub" or "://" in place):
+            raise BadInput(f"run_dir={run_dir}: its text comes from {place}; trust=true downloads it")
     if not Path(config.cache_dir, "tokens").expanduser().is_dir():  # the run was made elsewhere
         config = replace(config, cache_dir=DataConfig().cache_dir)
     data = in_a_cache(config, lambda config: prepare(config, tokenizer, not bar))
@@ -55,7 +56,7 @@ def whole_text(config: DataConfig, tokenizer: Tokenizer, bar: bool) -> tuple[np.
     """The tokens (n,) of a whole text, in a file that has no name, and the number of bytes of the text."""
 
     def tokens(config: DataConfig) -> tuple[np.ndarray, int]:
-        text = stored_text(config, not bar).open()
+        text = opened(stored_text(config, not bar), config)
         with writing(text.folder), tempfile.TemporaryFile(dir=text.folder.parent) as file:
             for ids in encode(tokenizer, Part(text), "encoding", not bar):
                 file.write(ids.data)

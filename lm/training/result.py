@@ -66,6 +66,7 @@ def build_result(
         "resumed_from": callback.resumed_from,
         "config_hash": config_hash(run),
         "data_hash": data.hash,
+        "data_revision": data.revision,
         "tokenizer_hash": data.tokenizer.hash,
         "threads": settings["threads"],
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),

@@ -1,0 +1,191 @@
+"""A server that speaks the part of the Hugging Face Hub's protocol that `datasets` uses to read a data set."""
+
+import hashlib
+import io
+import json
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import pyarrow as pa
+import pyarrow.parquet
+
+Files = dict[str, bytes]  # path in the repository -> content
+PIECE = 1 << 16  # bytes of a file that are sent at a time
+
+
+def shard(texts: list[str], rows: int = 100, **columns: list[Any]) -> bytes:
+    """A parquet file of one column of text, and further columns, in row groups of `rows` rows."""
+    file = io.BytesIO()
+    pa.parquet.write_table(pa.table({"text": texts, **columns}), file, row_group_size=rows, compression="none")
+    return file.getvalue()
+
+
+def card(configurations: dict[str, dict[str, str]]) -> bytes:
+    """A README.md that names configurations, each with its splits and the pattern of their files."""
+    lines = ["---", "configs:"]
+    for name, splits in configurations.items():
+        lines += [f"- config_name: {name}", "  data_files:"]
+        for split, pattern in splits.items():
+            lines += [f"  - split: {split}", f"    path: {pattern}"]
+    return "\n".join([*lines, "---", ""]).encode()
+
+
+@dataclass
+class Hub:
+    """The repositories that a server holds, its faults, and what it was asked for."""
+
+    commits: dict[tuple[str, str], Files] = field(default_factory=dict)  # (repository, commit) -> its files
+    branches: dict[tuple[str, str], str] = field(default_factory=dict)  # (repository, branch or tag) -> commit
+    private: set[str] = field(default_factory=set)
+    gated: set[str] = field(default_factory=set)
+    members: set[str] = field(default_factory=set)  # Authorization headers that may read private and gated ones
+    asked: list[str] = field(default_factory=list)  # "GET /path", in order
+    sent: Counter[str] = field(default_factory=Counter)  # path in the repository -> bytes sent
+    fault: Callable[[str], int | None] = lambda path: None  # the path of a request -> a status to fail with
+    cut: dict[str, list[int]] = field(default_factory=dict)  # path -> bytes after which each next long answer ends
+    delay: float = 0.0  # seconds before each PIECE of a file
+    address: str = ""
+
+    def commit(self, repository: str, files: Files, branch: str = "main") -> str:
+        """Add a commit that holds these files to a branch; return its hash."""
+        content = [(path, hashlib.sha256(data).hexdigest()) for path, data in sorted(files.items())]
+        commit = hashlib.sha1(json.dumps([repository, content]).encode()).hexdigest()
+        self.commits[repository, commit] = files
+        self.branches[repository, branch] = commit
+        return commit
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    hub: Hub
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_POST(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        url = urlsplit(self.path)
+        self.hub.asked.append(f"{self.command} {url.path}")
+        if status := self.hub.fault(url.path):
+            self.answer(status)
+            return
+        found = re.fullmatch(r"(?:/api)?/datasets/([^/]+/[^/]+)(?:/([^/]+))?(?:/([^/]+))?/?(.*)", url.path)
+        if not found:
+            self.answer(404)
+            return
+        repository, action, revision, path = found[1], found[2] or "revision", found[3] or "main", unquote(found[4])
+        commit = self.hub.branches.get((repository, revision), revision)
+        files = self.hub.commits.get((repository, commit))
+        member = self.headers.get("Authorization") in self.hub.members
+        known = {name for name, _ in self.hub.commits} - (set() if member else self.hub.private)
+        if repository not in known:
+            self.refuse(401, "RepoNotFound")
+        elif action in ("resolve", "auth-check") and repository in self.hub.gated and not member:
+            self.refuse(401, "GatedRepo")
+        elif action == "auth-check":
+            self.json({})
+        elif files is None:
+            self.refuse(404, "RevisionNotFound")
+        elif action == "revision":
+            gated = "manual" if repository in self.hub.gated else False
+            self.json({"id": repository, "sha": commit, "siblings": [], "private": False, "gated": gated})
+        elif action == "tree":
+            self.json(entries(files, path, "recursive=true" in url.query.lower()))
+        elif action == "paths-info":
+            wanted = parse_qs(body.decode()).get("paths", [])
+            self.json([one for one in entries(files, "", True) if one["path"] in wanted])
+        elif action == "resolve" and path in files:
+            self.file(path, files[path], commit)
+        else:
+            self.refuse(404, "EntryNotFound")
+
+    def answer(self, status: int, body: bytes = b"", **headers: str) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **headers}.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def refuse(self, status: int, code: str) -> None:
+        self.answer(status, X_Error_Code=code, X_Error_Message=code)
+
+    def json(self, value: Any) -> None:
+        self.answer(200, json.dumps(value).encode(), Content_Type="application/json")
+
+    def file(self, path: str, content: bytes, commit: str) -> None:
+        first, last = 0, len(content) - 1
+        if wanted := self.headers.get("Range"):
+            low, _, high = wanted.removeprefix("bytes=").partition("-")
+            first, last = int(low), min(int(high or last), last)
+        part = content[first : last + 1]
+        self.send_response(206 if wanted else 200)
+        self.send_header("Content-Length", str(len(part)))
+        self.send_header("Content-Range", f"bytes {first}-{last}/{len(content)}")
+        self.send_header("ETag", f'"{hashlib.sha1(content).hexdigest()}"')
+        self.send_header("X-Repo-Commit", commit)
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        limits = self.hub.cut.get(path, [])
+        limit = limits.pop(0) if limits and limits[0] < len(part) else len(part)
+        try:
+            for start in range(0, limit, PIECE):
+                time.sleep(self.hub.delay)
+                piece = part[start : min(start + PIECE, limit)]
+                self.wfile.write(piece)
+                self.wfile.flush()
+                self.hub.sent[path] += len(piece)
+        except (BrokenPipeError, ConnectionResetError):  # the client has left
+            limit = -1
+        if limit < len(part):
+            self.close_connection = True
+
+
+def entries(files: Files, folder: str, recursive: bool) -> list[dict[str, Any]]:
+    """What the Hub lists of a folder: files and, without their content, folders."""
+    start = f"{folder}/" if folder else ""
+    found: dict[str, dict[str, Any]] = {}
+    for path, content in files.items():
+        if not path.startswith(start):
+            continue
+        below = path.removeprefix(start).split("/")
+        for depth in range(1, len(below)):
+            name = start + "/".join(below[:depth])
+            if recursive or depth == 1:
+                found[name] = {
+                    "type": "directory",
+                    "path": name,
+                    "oid": hashlib.sha1(name.encode()).hexdigest(),
+                    "size": 0,
+                }
+        if recursive or len(below) == 1:
+            oid = hashlib.sha1(content).hexdigest()
+            found[path] = {"type": "file", "path": path, "oid": oid, "size": len(content)}
+    return list(found.values())
+
+
+@contextmanager
+def serve() -> Iterator[Hub]:
+    hub = Hub()
+    handler = type("HubHandler", (Handler,), {"hub": hub})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        server.daemon_threads = True
+        hub.address = f"http://127.0.0.1:{server.server_port}"
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield hub
+        server.shutdown()
