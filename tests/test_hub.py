@@ -386,10 +386,26 @@ def test_settings_that_contradict_each_other_are_named(settings: dict[str, Any],
     assert str(caught.value).startswith(said)
 
 
+def write_config(folder: Path, data: DataConfig, **more: Any) -> None:
+    settings = {"data": asdict(data), "tokenizer": asdict(BYTES), "data_hash": "", "tokenizer_hash": "", "format": 2}
+    (folder / "config.yaml").write_text(json.dumps(settings | more))
+
+
+def test_a_run_is_scored_on_the_commit_that_it_was_trained_on(server: hub.Hub, tmp_path: Path) -> None:
+    server.commit("owner/stories", STORIES)
+    one = config(tmp_path, val_split="validation")
+    data = prepare(one, BYTES)
+    hashes = {"data_hash": data.hash, "tokenizer_hash": data.tokenizer.hash}
+    write_config(tmp_path, one, data_revision=data.revision, **hashes)
+    server.commit("owner/stories", STORIES | {"small/val-00000-of-00001.parquet": hub.shard(["another"])})
+    server.asked.clear()
+    tokens, n_bytes, _ = own_validation(tmp_path, trust=True)
+    assert (tokens.tolist(), n_bytes) == (data.val.tolist(), data.val_bytes)
+    assert server.asked == []
+
+
 def test_a_validation_text_from_an_address_is_not_read_without_trust(tmp_path: Path) -> None:
-    data = {"source": "text", "path": "a.txt", "val_path": "http://127.0.0.1:9/b.txt"}
-    hashes = {"data_hash": "", "tokenizer_hash": ""}
-    (tmp_path / "config.yaml").write_text(json.dumps({"data": data, "tokenizer": asdict(BYTES), "format": 2, **hashes}))
+    write_config(tmp_path, DataConfig(source="text", path="a.txt", val_path="http://127.0.0.1:9/b.txt"))
     with pytest.raises(BadInput, match=r"its text comes from http://127\.0\.0\.1:9/b\.txt; trust=true downloads it$"):
         own_validation(tmp_path, trust=False)
 

@@ -3,6 +3,7 @@
 import logging
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -85,8 +86,9 @@ def resolve(config: DataConfig) -> str:
             raise error from None
         log.warning("%s; data.path=%s is read at commit %s, the newest one known", error, config.path, known["commit"])
         return str(known["commit"])
-    note.parent.mkdir(parents=True, exist_ok=True)
-    write_sealed(note, {**request, "commit": commit})
+    with suppress(OSError):  # a cache that is read-only still serves
+        note.parent.mkdir(parents=True, exist_ok=True)
+        write_sealed(note, {**request, "commit": commit})
     return commit
 
 

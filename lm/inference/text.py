@@ -30,6 +30,8 @@ def own_validation(run_dir: Path, trust: bool, bar: bool = False) -> tuple[np.nd
         settings = current(yaml.safe_load((run_dir / "config.yaml").read_text(encoding="utf-8")))
         hashes = settings["data_hash"], settings["tokenizer_hash"]
         config = DataConfig(**{"val_max_bytes": None} | settings["data"])  # earlier versions had no limit
+        if revision := settings.get("data_revision"):
+            config = replace(config, revision=revision)  # the branch may have moved on
         tokenizer = TokenizerConfig(**settings["tokenizer"])
         if tokenizer.kind == "file":  # the run has a copy; the file that it was made with may be gone
             tokenizer = replace(tokenizer, path=str(run_dir / "model/tokenizer.json"))

@@ -61,6 +61,7 @@ def train(run: RunConfig, data: TextData | None = None) -> dict[str, Any]:
         "precision": options["precision"],
         "config_hash": config_hash(run),
         "data_hash": data.hash,
+        "data_revision": data.revision,
         "tokenizer_hash": data.tokenizer.hash,
     }
     if finished is None:
