@@ -14,7 +14,7 @@ from lm.data.rows import ROWS, column_documents, parquet_batches, quiet_datasets
 from lm.system.files import checksum, read_sealed, write_sealed
 
 TIMEOUT = 10.0  # seconds, to the first answer
-BLOCK = 1 << 23  # bytes of a file that are asked for at a time
+BLOCK = 1 << 22  # bytes of a file that are asked for at a time
 LOGIN = "log in by `hf auth login` or set HF_TOKEN"
 
 log = logging.getLogger(__name__)
