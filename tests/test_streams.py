@@ -32,6 +32,14 @@ def python(code: str, folder: Path, **streams: Any) -> subprocess.CompletedProce
     return subprocess.run([sys.executable, "-c", code], cwd=folder, text=True, timeout=60, check=False, **streams)
 
 
+@pytest.mark.parametrize(("unbuffered", "seen"), [("", "stderr\n"), ("1", "stdout\nstderr\n")])
+def test_a_line_is_seen_when_it_is_written(unbuffered: str, seen: str, tmp_path: Path) -> None:
+    code = f"{LENIENT} import os; [print(name, file=getattr(sys, name)) for name in ('stdout', 'stderr')]; os._exit(0)"
+    env = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    assert python(code, tmp_path, env=env, **both).stdout == seen
+
+
 @pytest.mark.parametrize("name", ["stdout", "stderr"])
 def test_what_nobody_reads_ends_nothing(name: str, gone: int, tmp_path: Path) -> None:
     assert python("import sys; " + WRITE.format(name), tmp_path, **{name: gone}).returncode != 0

@@ -56,7 +56,8 @@ def stream(descriptor: int, before: TextIO | None, strict: bool) -> TextIO:
     except OSError:  # it was closed: no other file may get its number, for libraries write to it
         silence(descriptor, os.O_RDONLY)  # where writing fails
     encoding, errors = (before.encoding, before.errors) if before else ("utf-8", "backslashreplace")
-    by_line = before is not None and bool(before.line_buffering)
+    unbuffered = bool(getattr(before, "write_through", False))  # by PYTHONUNBUFFERED; then by_line alone would be false
+    by_line = unbuffered or bool(before and before.line_buffering)
     return io.TextIOWrapper(io.BufferedWriter(Descriptor(descriptor, strict)), encoding, errors, line_buffering=by_line)
 
 
