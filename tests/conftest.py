@@ -60,6 +60,18 @@ TINY_RUN = [
 TEXT = "".join(f"def f{i}(x, y):\n    return x * {i * 7 % 31} + y  # {i:x}\n" for i in range(200))
 
 
+WHOLE_RESULT: dict[str, Any] = {  # the keys of a result.json
+    **dict.fromkeys(("val_loss", "val_bpb", "val_top1", "seconds", "tokens_per_second"), 1.0),
+    **dict.fromkeys(("n_params", "flops_per_token", "steps", "tokens", "seed", "threads"), 1),
+    **dict.fromkeys(("head", "config_hash", "data_hash", "tokenizer_hash", "device", "precision", "python"), "x"),
+    "n_params_by_role": {"embedding": 1},
+    "baselines_bpb": {"zlib": 2.0},
+    "resumed_from": [],
+    "versions": {"torch": "2"},
+    "samples": [],
+}
+
+
 def tiny(**changes: Any) -> ModelConfig:
     return replace(TINY, **changes)
 

@@ -1,10 +1,12 @@
 """Finished runs that no longer count: the plan names them, and what has changed since."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import test_record
+from conftest import WHOLE_RESULT
 from test_plan import Build, build, question
 
 from lm.ablation.outcomes import Outcomes
@@ -29,7 +31,7 @@ def before(build: Build, tmp_path: Path) -> AblationRecord:
     )
     for one in record.cells:
         (tmp_path / one.run_dir).mkdir(parents=True)
-        (tmp_path / one.run_dir / "result.json").write_text('{"val_loss": 3.0}')
+        (tmp_path / one.run_dir / "result.json").write_text(json.dumps(WHOLE_RESULT))
     return record
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -9,16 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, WHOLE_RESULT
 from test_report import make, numbers, results
 
 from lm.ablation.outcomes import RESULT, Outcomes
 from lm.ablation.report import write_report
 from lm.config import BadInput
+from lm.training.run_directory import RunDirectory
 
 NAME = "cells/a-seed0-0123456789"
 PLANNED = {"config_hash": "c", "data_hash": "d", "device": "cuda"}
-RUN = {"config_hash": "c", "data_hash": "d", "device": "NVIDIA H200", "precision": "bf16-mixed", "val_loss": 3.0}
+RUN = WHOLE_RESULT | {"config_hash": "c", "data_hash": "d", "device": "NVIDIA H200", "precision": "bf16-mixed"}
 
 
 def put(folder: Path, content: str) -> None:
@@ -52,6 +54,36 @@ def test_a_result_of_something_else_is_not_accepted(tmp_path: Path, key: str) ->
 def test_a_result_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     put(tmp_path, "")
     assert "result.json cannot be read" in Outcomes(tmp_path).of(NAME).error
+
+
+@pytest.mark.parametrize("key", WHOLE_RESULT)
+def test_a_result_without_a_key_or_with_a_wrong_one_is_named(tmp_path: Path, key: str) -> None:
+    for content in ({name: value for name, value in RUN.items() if name != key}, RUN | {key: None}):
+        path = tmp_path / str(len(content))
+        put(path, json.dumps(content))
+        assert "result.json cannot be read" in Outcomes(path).of(NAME).error
+        with pytest.raises(BadInput, match=rf"result\.json: {key}: .*; remove it, and the same command"):
+            RunDirectory(path / NAME).read_result()
+
+
+NOT_FINITE = json.dumps(RUN | {"val_loss": math.nan})
+
+
+@pytest.mark.parametrize("content", ["[]", "3", "{}", "null", "", "[" * 10**5, "\xff", NOT_FINITE])
+def test_a_file_that_is_no_result_is_one_line(tmp_path: Path, content: str) -> None:
+    put(tmp_path, "")
+    (tmp_path / NAME / "result.json").write_bytes(content.encode("latin-1"))
+    with pytest.raises(BadInput, match=r"result\.json: .*; remove it") as caught:
+        RunDirectory(tmp_path / NAME).read_result()
+    assert "\n" not in str(caught.value)
+    assert Outcomes(tmp_path).of(NAME).status == "failed"
+
+
+def test_earlier_columns_of_diagnostics_are_read_under_todays_names(tmp_path: Path) -> None:
+    put(tmp_path, json.dumps(RUN))
+    (tmp_path / NAME / "diagnostics.csv").write_text("step,lookup_grad,table_norm/band1\n1,2,3\n")
+    (row,) = Outcomes(tmp_path).lines(NAME, "diagnostics.csv")
+    assert row == {"step": "1", "embedding_grad": "2", "embedding_norm/band1": "3"}
 
 
 def test_a_row_stands_for_a_run_without_a_folder(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import WHOLE_RESULT
 from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
@@ -52,7 +53,7 @@ def lines(*rows: Any) -> str:
 def write_run(path: Path, arm: str, seed: int, loss: float, steps: int, diagnostics: bool = False) -> None:
     chance = random.Random(f"{arm} {seed} {steps}")
     continuations = [" x + y\n" + arm[:3] * 4, arm + EVIL]
-    result = {
+    result = WHOLE_RESULT | {
         "val_loss": loss,
         "val_bpb": loss / 2.23,
         "val_top1": 0.42 - loss / 30,
@@ -681,6 +682,11 @@ def test_a_verdict_that_was_shown_is_remembered(tmp_path: Path) -> None:
     write_report(path)
     assert [one.seeds for one in looks_of(path)] == [[0, 1], [0, 1, 2]]
     assert looks_of(path)[0].equivalence_margin == 0.01
+    content = json.loads((path / "report.json").read_text())
+    for damaged in ({"seeds": [0]}, {**content["looks"][0], "seeds": "01"}, 3):
+        write(path / "report.json", content | {"looks": [damaged, content["looks"][1]]})
+        assert [one.seeds for one in looks_of(path)] == [[0, 1, 2]]
+    write(path / "report.json", content)
     write(path / "report.json", "{")
     assert looks_of(path) == []
 

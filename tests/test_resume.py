@@ -1,10 +1,12 @@
 """A run that is killed and resumed ends with the same numbers, bit for bit, as an undisturbed one."""
 
+import errno
 import json
 import multiprocessing
 import os
 import random
 import resource
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -401,6 +403,98 @@ def test_a_full_disk_loses_nothing(undisturbed: RunConfig, corpus: Path, tmp_pat
     assert not list((tmp_path / "full").rglob(".partial*"))
     assert finish(run) == 0
     assert outcome(run) == outcome(undisturbed)
+
+
+def test_a_disk_full_inside_of_torch_is_an_error_of_the_file(corpus: Path, tmp_path: Path) -> None:
+    """torch reports the OSError of its file as an error of its own, except in the last bytes of a file."""
+    run = a_run(corpus, tmp_path / "full")
+    assert [finish(run, file_size=size) for size in (20_000, 50_000)] == [74, 74]
+    assert checkpoints(run) == []
+
+
+def without_permission(run: RunConfig) -> None:
+    """As for who may not read the folder of checkpoints, also for root."""
+
+    def refusing(read: Callable[..., Any]) -> Callable[..., Any]:
+        def refuse(path: Any = ".") -> Any:
+            if not isinstance(path, int) and Path(path).name == "checkpoints":
+                raise PermissionError(errno.EACCES, "Permission denied", str(path))
+            return read(path)
+
+        return refuse
+
+    os.listdir, os.scandir = refusing(os.listdir), refusing(os.scandir)  # type: ignore[assignment]
+    work(run)
+
+
+def test_checkpoints_that_cannot_be_listed_are_not_absent(undisturbed: RunConfig, corpus: Path, tmp_path: Path) -> None:
+    run = a_run(corpus, tmp_path / "run")
+    kill_at_random(run, kills=1, seed=0)
+    folder, elsewhere = tmp_path / "run/checkpoints", tmp_path / "run/elsewhere"
+    before = (tmp_path / "run/metrics.csv").read_bytes(), checkpoints(run)
+    process = PROCESSES.Process(target=without_permission, args=(run,))
+    process.start()
+    process.join(120)
+    assert process.exitcode == 74
+    folder.rename(elsewhere)
+    for put in (folder.touch, lambda: folder.symlink_to("absent")):
+        put()
+        assert finish(run) == 74
+        folder.unlink()
+    elsewhere.rename(folder)
+    assert ((tmp_path / "run/metrics.csv").read_bytes(), checkpoints(run)) == before
+    assert finish(run) == 0
+    assert outcome(run) == outcome(undisturbed)
+
+
+def test_the_checkpoint_of_another_run_is_refused_and_one_that_does_not_say_is_not(
+    undisturbed: RunConfig, corpus: Path, tmp_path: Path
+) -> None:
+    from lm.training.train import train
+
+    run, other = a_run(corpus, tmp_path / "run"), a_run(corpus, tmp_path / "other", seed=5)
+    for one in (run, other):
+        kill_at_random(one, kills=1, seed=0)
+    before = (tmp_path / "run/metrics.csv").read_bytes()
+    foreign = tmp_path / "run/checkpoints" / checkpoints(other)[-1].replace("step-00", "step-01")
+    shutil.copy(tmp_path / "other/checkpoints" / checkpoints(other)[-1], foreign)
+    with pytest.raises(BadInput, match=rf"{foreign}: a checkpoint of another run \(seed is 5 there, 0 here\)"):
+        train(run)
+    assert (tmp_path / "run/metrics.csv").read_bytes() == before
+    foreign.unlink()
+    for path in tmp_path.glob("run/checkpoints/*"):  # as earlier versions wrote it
+        checkpoint = torch.load(path, weights_only=True)
+        assert checkpoint.pop("run")["seed"] == run.seed
+        path.unlink()
+        torch.save(checkpoint, tmp_path / "old")
+        shutil.move(tmp_path / "old", path.with_name(f"{path.stem[:13]}-{sha256(tmp_path / 'old')[:16]}.ckpt"))
+    assert finish(run) == 0
+    assert outcome(run) == outcome(undisturbed)
+
+
+def test_a_resume_refuses_damaged_metrics_and_leaves_them(corpus: Path, tmp_path: Path) -> None:
+    from lm.training.train import train
+
+    run = a_run(corpus, tmp_path / "run", steps=10)
+    train(run)
+    (tmp_path / "run/result.json").unlink()
+    path = tmp_path / "run/metrics.csv"
+    whole = path.read_bytes()
+    first, rest = whole.split(b"\n", 1)
+    for damaged in (
+        b"",
+        b"step,tokens,le\n" + rest,
+        bytes(50),
+        first.replace(b"p", b"q") + b"\n" + rest,
+        b"\xff" + whole,
+    ):
+        path.write_bytes(damaged)
+        with pytest.raises(BadInput, match=r"metrics\.csv: .*; remove it to go on without its rows"):
+            train(run)
+        assert path.read_bytes() == damaged
+    path.write_bytes(whole)
+    train(run)
+    assert path.read_bytes() == whole
 
 
 OLD_GROUPS = {"block_matrices": "body", "other": "vectors", "embedding": "table", "head": "head"}

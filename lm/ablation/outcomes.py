@@ -16,7 +16,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 from lm.config import BadInput
-from lm.config.renamed import current
+from lm.config.renamed import current, current_column
+from lm.training.finished import read_result
 
 RESULT: dict[str, type[int] | type[float] | type[str]] = {  # of a run's result.json, as columns of results.csv
     **dict.fromkeys(("val_loss", "val_bpb", "val_top1"), float),
@@ -48,14 +49,10 @@ class RunFiles:
     def read(self) -> Outcome:
         path = self.run_dir / "result.json"
         try:
-            result = json.loads(path.read_text())
-            if not (isinstance(result, dict) and "val_loss" in result):
-                raise ValueError("not a result")
-            return Outcome("done", result=result)
-        except ValueError:
+            if (result := read_result(path)) is not None:
+                return Outcome("done", result=result)
+        except BadInput:
             return Outcome("failed", f"{path} cannot be read; remove its folder, and it is run again")
-        except OSError:
-            pass
         try:
             return Outcome(**json.loads(self.outcome.read_text()))
         except (OSError, ValueError, TypeError):
@@ -104,7 +101,8 @@ class Outcomes:
         """The whole rows of a CSV file of a run, those of curves.csv for a metrics.csv that is not here."""
         try:
             with open(self.folder / run_dir / name, newline="") as file:
-                return [line for line in csv.DictReader(file) if None not in line.values()]
+                whole = [line for line in csv.DictReader(file) if None not in line.values()]
+            return [{current_column(key): value for key, value in line.items()} for line in whole]
         except OSError:
             return self.curves.get(run_dir, []) if name == "metrics.csv" else []
 

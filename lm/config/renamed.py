@@ -33,6 +33,8 @@ KEYS = {  # of a run and of an ablation, old to new
 HEADS = {"split": "untied_midtraining", "untied_copied": "untied_from_embedding"}
 CHOICES = {"head": HEADS, "head.kind": HEADS, "head.name": HEADS}  # key -> old to new
 
+COLUMNS = {"lookup_grad": "embedding_grad", "table_norm": "embedding_norm"}  # of diagnostics.csv, old to new
+
 ELSEWHERE = {  # a name in other programs -> ours; a command suggests only settings that it has
     **dict.fromkeys(("learning_rate", "max_lr", "lr"), "optim.lr"),
     **dict.fromkeys(("min_lr", "final_lr"), "optim.final_lr_fraction"),
@@ -96,6 +98,12 @@ def current(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
             value = CHOICES.get(new, {}).get(value, value)
         found[new.removeprefix(prefix)] = value
     return found
+
+
+def current_column(name: str) -> str:
+    """A column of diagnostics.csv, such as table_norm/band1, under today's name."""
+    kind, slash, band = name.partition("/")
+    return f"{COLUMNS.get(kind, kind)}{slash}{band}"
 
 
 def current_word(word: str) -> str:

@@ -11,12 +11,13 @@ from typing import Any
 from lightning.pytorch.loggers.logger import Logger
 from tqdm import tqdm
 
+from lm.config import BadInput
+from lm.config.renamed import current_column
 from lm.data.tokens import TextData
 from lm.inference.evaluate import Scores
 from lm.system.files import write_text
 
 COLUMNS = ("step", "tokens", "lr", "train/loss", "train/grad_norm", "val/loss", "val/bpb", "val/top1", "val/tokens")
-OLD_COLUMNS = {"lookup_grad": "embedding_grad", "table_norm": "embedding_norm"}  # in files of earlier versions
 
 
 def validation_metrics(scores: Scores, data: TextData) -> dict[str, float]:
@@ -64,18 +65,29 @@ class MetricsFile(BaseLogger):
     """A CSV file with a row for each logged step, in order, also after a resume. It holds no times."""
 
     def __init__(self, path: Path, resumed_step: int, columns: tuple[str, ...] = COLUMNS) -> None:
-        """Keep the rows of an existing file up to `resumed_step`; later steps will be logged again."""
+        """Keep the rows of an existing file up to `resumed_step`; later steps will be logged again.
+
+        Raises BadInput if it begins with other columns.
+        """
         super().__init__()
         self.path, self.columns = path, columns
-        rows = []
-        if resumed_step and path.exists():
-            text = path.read_text()
-            for old, new in OLD_COLUMNS.items():
-                text = text.replace(old, new)
-            found = csv.DictReader(io.StringIO(text))  # a row may be incomplete: the disk was full, the power failed
-            rows = [row for row in found if None not in row.values() and row["step"].isdigit()]
-        kept = [row for row in rows if int(row["step"]) <= resumed_step]
+        kept = [row for row in self.rows() if int(row["step"]) <= resumed_step] if resumed_step else []
         write_text(path, self.lines([dict(zip(columns, columns, strict=True)), *kept]))
+
+    def rows(self) -> list[dict[str, str]]:
+        """The rows that are there, without an incomplete one: the disk was full, or the power failed."""
+        try:
+            lines = list(csv.reader(io.StringIO(self.path.read_bytes().decode(), newline="")))
+            names = tuple(map(current_column, lines[0] if lines else ()))
+            if not names or names != self.columns[: len(names)]:  # earlier versions had fewer columns
+                raise ValueError(f"begins with {','.join(names)!r:.60}")
+        except FileNotFoundError:
+            return []
+        except (ValueError, csv.Error) as error:
+            expected = f"expected the columns {','.join(self.columns)}"
+            raise BadInput(f"{self.path}: {error}; {expected}; remove it to go on without its rows") from error
+        rows = [dict(zip(names, line, strict=True)) for line in lines[1:] if len(line) == len(names)]
+        return [row for row in rows if row["step"].isdecimal()]
 
     def lines(self, rows: list[dict[str, Any]]) -> str:
         buffer = io.StringIO()

@@ -15,6 +15,7 @@ from lm.config import BadInput, RunConfig
 from lm.config.identity import config_hash, identifying
 from lm.config.renamed import FORMAT, current, earlier
 from lm.system.files import remove_partial, write_text
+from lm.training.finished import read_result
 
 
 def default_dir(run: RunConfig) -> Path:
@@ -93,7 +94,7 @@ class RunDirectory:
         """The settings of the run in this directory under today's names. Raises BadInput if they cannot be read."""
         try:
             return current(yaml.safe_load(self.config.read_text()))
-        except (OSError, ValueError, yaml.YAMLError, AttributeError) as error:
+        except (OSError, ValueError, yaml.YAMLError, AttributeError, RecursionError) as error:
             raise BadInput(f"{self.config}: cannot be read ({str(error).splitlines()[0]})") from error
 
     def refuse_changes(self, settings: dict[str, Any], but: tuple[str, ...] = ()) -> None:
@@ -120,17 +121,7 @@ class RunDirectory:
 
     def read_result(self) -> dict[str, Any] | None:
         """The content of result.json, None if the run is not finished."""
-        try:
-            result = json.loads(self.result.read_text())
-            if not isinstance(result, dict):
-                raise ValueError("expected an object")
-            return result
-        except FileNotFoundError:
-            return None
-        except ValueError as error:
-            raise BadInput(f"{self.result}: not JSON ({error})") from error
-        except OSError as error:
-            raise BadInput(f"run_dir={self.path}: {error.strerror}; expected a directory") from error
+        return read_result(self.result)
 
     def write_result(self, result: dict[str, Any]) -> None:
         write_text(self.result, json.dumps(result, indent=2, allow_nan=False) + "\n")

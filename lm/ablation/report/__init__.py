@@ -4,6 +4,7 @@ In: an ablation's folder, at any moment. Out: report.md, report.html, report.jso
 Imports lm.ablation.judge and the modules below it; matplotlib and scipy, not torch.
 """
 
+import contextlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -25,6 +26,7 @@ from lm.ablation.report.text import text_section
 from lm.ablation.report.tuning import tuning_section
 from lm.ablation.report.warnings import warnings_list
 from lm.config.ablation import Look
+from lm.config.typed import build
 from lm.system.files import write_text
 
 
@@ -51,9 +53,14 @@ def write_report(path: Path) -> None:
 def looks_of(path: Path) -> list[Look]:
     """The verdicts that earlier reports in this folder have shown."""
     try:
-        return [Look(**one) for one in json.loads((path / "report.json").read_text())["looks"]]
+        looks = json.loads((path / "report.json").read_text())["looks"]
     except (OSError, ValueError, KeyError, TypeError):
         return []
+    found = []
+    for one in looks if isinstance(looks, list) else ():
+        with contextlib.suppress(ValueError, TypeError):  # one that is damaged says nothing of the others
+            found.append(build(Look, one))
+    return found
 
 
 def with_look(looks: list[Look], record: AblationRecord, asked: Sequence[Contrast]) -> list[Look]:

@@ -1,0 +1,63 @@
+"""Reading the result.json of a finished run. It imports nothing heavy."""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from lm.config import BadInput, at_least
+from lm.config.typed import build
+from lm.system.files import read_object
+
+
+@dataclass(slots=True, kw_only=True)
+class Result:
+    """What tables and reports read of a result.json, which may hold more; docs/data.md describes it."""
+
+    val_loss: float
+    val_bpb: float
+    val_top1: float
+    baselines_bpb: dict[str, float]
+    n_params: int
+    n_params_by_role: dict[str, int]
+    flops_per_token: int
+    steps: int
+    tokens: int
+    seconds: float
+    tokens_per_second: float
+    seed: int
+    head: str
+    resumed_from: list[int]
+    config_hash: str
+    data_hash: str
+    tokenizer_hash: str
+    threads: int
+    device: str
+    precision: str
+    python: str
+    versions: dict[str, str]
+    samples: list[dict[str, str]]
+
+    def __post_init__(self) -> None:
+        at_least(0, "", self, "val_loss", "val_bpb", "val_top1", "seconds", "tokens_per_second")
+
+
+NAMES = tuple(one.name for one in fields(Result))
+
+
+def read_result(path: Path) -> dict[str, Any] | None:
+    """The content of a result.json, None if there is none: the run is not finished.
+
+    Raises BadInput naming the file, and the key that is missing or wrong.
+    """
+    try:
+        found = read_object(path)
+        for name in NAMES:
+            if name not in found:
+                raise BadInput(f"{name}: is missing")
+        build(Result, {name: found[name] for name in NAMES})
+        return found
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise BadInput(f"{path}: {why}; remove it, and the same command writes it again") from error
