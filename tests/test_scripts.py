@@ -241,16 +241,3 @@ def test_configurations_of_ones_own_come_from_a_folder(script: Script, corpus: P
     assert record["arms"]["some"]["settings"]["model.n_layers"] == 1
     answer = script("train", *own, *small, "data=text", f"data.path={corpus}", "trainer=cpu", "run_dir=run")
     assert answer.returncode == 0, answer.stderr
-
-
-@pytest.mark.slow
-def test_two_processes_train_as_one_with_twice_the_batch(script: Script, corpus: Path, tmp_path: Path) -> None:
-    common = [*TINY_RUN, f"data.path={corpus}", "optim=adamw"]  # Muon rounds to bf16, and roundings part
-    one = script("train", *common, "run_dir=one", "data.batch_size=4")
-    parted = ["run_dir=two", "data.batch_size=2", "trainer.devices=2", "trainer.strategy=ddp"]
-    line = [sys.executable, "-m", "lm", "train", *common, *parted]  # Lightning starts the second process by these words
-    two = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
-    assert one.returncode == two.returncode == 0, one.stderr + two.stderr
-    single, double = (json.loads((tmp_path / name / "result.json").read_text()) for name in ("one", "two"))
-    assert single["tokens"] == double["tokens"]
-    assert double["val_loss"] == pytest.approx(single["val_loss"], abs=2e-3)

@@ -19,6 +19,7 @@ from lm.cli.errors import CONFIGS, before_the_task, complain, report
 from lm.cli.help import offer_help
 from lm.cli.names import names
 from lm.config import BadInput
+from lm.system.processes import is_first_process
 from lm.system.streams import ReaderLeft, protect
 
 STOPPING = (signal.SIGTERM, signal.SIGHUP)
@@ -59,6 +60,8 @@ def launch(
                 sys.exit(complain("-m: an ablation is a sweep already; list its values as arms and seeds", 2))
             others, line = words.take_others(line, names(schema))
             taken[rest] = [words.quoted(word) for word in others]
+    if words.has(line, words.SWEEP) and (folder := words.fixed_run_dir(line)):
+        sys.exit(complain(f"run_dir={folder}: a sweep needs a directory for each run; leave run_dir out", 2))
     register(name, schema)
     offer_help(task)
     jobs = Jobs(task, schema, taken)
@@ -78,7 +81,7 @@ def launch(
     except BaseException as error:
         if (code := interrupted(error)) is None:
             raise
-        if os.environ.get("LOCAL_RANK", "0") == "0":  # in distributed training only local rank 0 prints
+        if is_first_process():
             said = str(error) if hasattr(error, "signum") else "interrupted"
             print(f"{said}; resume with: {again}" if resumable else said, file=sys.stderr)
         sys.exit(code)
@@ -137,7 +140,7 @@ def speak(output_is_the_result: bool) -> None:
     handler.setFormatter(logging.Formatter("%(message)s"))
     ours = logging.getLogger("lm")
     ours.handlers[:] = [handler]
-    ours.setLevel(logging.INFO)
+    ours.setLevel(logging.INFO if is_first_process() else logging.WARNING)
 
 
 def repair_argparse() -> None:

@@ -3,18 +3,32 @@
 import re
 from collections.abc import Iterable
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import OverrideParseException
+
 PATHS = ("path", "run_dir", "output_dir", "output", "prompt_file", "cache_dir", "nanogpt", "init_from")
 SWEEP = ("-m", "--multirun")
 COMPLETION = ("-sc", "--shell_completion")
 
 
 def key_of(word: str) -> str:
-    """The key that a word sets: `+trainer.benchmark=true` sets trainer.benchmark, `--help` none."""
-    return word.partition("=")[0].lstrip("+~") if "=" in word else ""
+    """The key that a word sets: `+trainer.benchmark=true` sets trainer.benchmark, `~logger` logger, `--help` none."""
+    return word.partition("=")[0].lstrip("+~") if "=" in word or word.startswith("~") else ""
 
 
 def has(words: Iterable[str], flags: tuple[str, ...]) -> bool:
     return any(word in flags for word in words)
+
+
+def fixed_run_dir(line: list[str]) -> str | None:
+    """The one directory into which a sweep would write all its runs, None if there is none."""
+    try:
+        found = OverridesParser.create().parse_overrides([word for word in line if not word.startswith("-")])
+    except OverrideParseException:  # Hydra is going to say what is wrong
+        return None
+    sweeps = any(one.is_sweep_override() for one in found)
+    fixed = [one.value() for one in found if one.key_or_group == "run_dir" and not one.is_sweep_override()]
+    return str(fixed[0]) if sweeps and fixed and fixed[0] is not None and "${" not in str(fixed[0]) else None
 
 
 def take_verbatim(words: list[str], keys: tuple[str, ...]) -> tuple[dict[str, str], list[str]]:

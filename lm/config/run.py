@@ -16,6 +16,27 @@ TIED_MATRICES = ("embedding", "head", "mean")
 PRECISIONS = ("auto", "32-true", "bf16-mixed", "bf16-true", "64-true", "32", "bf16", "64")
 
 
+STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_false", "ddp_find_unused_parameters_true", "single_device")
+IN_WORKERS = "trains in processes whose model does not come back"
+IN_PARTS = "splits weights or optimizer states, which Muon, validation and checkpoints need whole"
+NO_STRATEGIES = {  # the beginning of a name of Lightning's -> why it cannot work here
+    **dict.fromkeys(("ddp_spawn", "ddp_fork", "ddp_notebook"), IN_WORKERS),
+    **dict.fromkeys(("fsdp", "deepspeed"), IN_PARTS),
+    **dict.fromkeys(("xla", "single_xla", "single_tpu"), "is for TPUs, on which nothing here was tried"),
+}
+
+
+def check_strategy(name: Any, several: bool) -> None:
+    """Refuse strategies of Lightning by name; one given as a class is checked when it has been built."""
+    for beginning, why in NO_STRATEGIES.items():
+        if str(name).startswith(beginning):
+            raise BadInput(f"trainer.strategy={name}: {why}; use ddp")
+    if isinstance(name, str):
+        choose("trainer.strategy", name, STRATEGIES)
+    if name == "single_device" and several:
+        raise BadInput("trainer.strategy=single_device: trainer.devices and trainer.num_nodes ask for more; use ddp")
+
+
 @dataclass(slots=True, kw_only=True)
 class CheckpointConfig:
     every: int = 100  # optimizer steps
@@ -107,7 +128,9 @@ class RunConfig:
         clip = given.get("gradient_clip_val")
         if clip is not None and not (isinstance(clip, int | float) and 0 <= clip < math.inf):
             raise BadInput(f"trainer.gradient_clip_val={clip}: expected 0 (no clipping) or more")
-        if given["devices"] * given["num_nodes"] > 1:
+        several = given["devices"] * given["num_nodes"] > 1
+        check_strategy(given.get("strategy") or "auto", several)
+        if several:
             if self.head.untie_at is not None:
                 raise BadInput(
                     "head.kind=untied_midtraining: trains on one device only; choose trainer.devices=1 or another head"

@@ -3,11 +3,9 @@
 import logging
 import sys
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
-
-from lightning.pytorch.utilities import rank_zero_only
 
 from lm.config import RunConfig
 from lm.config.identity import config_hash
@@ -18,6 +16,7 @@ from lm.model.activation_checkpointing import enable_activation_checkpointing
 from lm.model.size import flops_per_token, n_params, n_params_by_role
 from lm.model.transformer import Transformer
 from lm.system.device import fast_attention, is_mixed, set_threads
+from lm.system.processes import is_first_process
 from lm.system.waiting import adaptive_waiting
 from lm.training.checkpoint import Checkpoints
 from lm.training.init_from import load_base, with_hash
@@ -65,13 +64,13 @@ def train(run: RunConfig, data: TextData | None = None) -> dict[str, Any]:
         "tokenizer_hash": data.tokenizer.hash,
     }
     if finished is None:
-        with directory.claim() if is_rank_zero() else nullcontext():
+        with directory.claim() if is_first_process() else nullcontext():
             finished = directory.read_result()  # another process may have finished it meanwhile
             if finished is None:
                 if run.threads == AUTO:
                     settings["threads"] = auto_threads(run, directory, data.tokenizer.vocab_size)
                 with adaptive_waiting(settings["threads"]):
-                    return fit(run, options, directory, settings, data, bar and is_rank_zero())
+                    return fit(run, options, directory, settings, data, bar and is_first_process())
     directory.refuse_changes(settings, but=("threads", "device", "precision", "loss"))
     log.info("%s is finished: nothing to train", directory.path)
     if run.logger:
@@ -79,11 +78,6 @@ def train(run: RunConfig, data: TextData | None = None) -> dict[str, Any]:
     if run.prompts is not None:
         log.info("prompts are continued when a run ends; now use generate with run_dir=%s", directory.path)
     return finished
-
-
-def is_rank_zero() -> bool:
-    """Whether this is the process of a distributed job that writes files."""
-    return int(getattr(rank_zero_only, "rank", 0)) == 0
 
 
 def fit(
@@ -94,8 +88,6 @@ def fit(
     data: TextData,
     bar: bool,
 ) -> dict[str, Any]:
-    checkpoints = Checkpoints(directory.checkpoints, run.checkpoint.keep)
-    resume = checkpoints.newest() if run.checkpoint.resume else None
     net = Transformer(
         run.model,
         run.head,
@@ -106,8 +98,15 @@ def fit(
     )
     device, mixed = options["accelerator"], is_mixed(options["precision"])
     settings |= {"loss": resolve_loss(run.loss, net, device, run.compile, mixed)}
+    identity = {
+        "seed": run.seed,
+        "data_hash": data.hash,
+        "config_hash": config_hash(replace(run, loss=settings["loss"])),
+    }
+    checkpoints = Checkpoints(directory.checkpoints, run.checkpoint.keep, identity)
     if checkpoints.paths():  # with checkpoint.resume=false, too: they may be those of another run
         directory.refuse_changes(settings)
+    resume = checkpoints.newest() if run.checkpoint.resume else None
     if run.init_from and resume is None:
         settings |= {"base": load_base(net, run, data, options["accelerator"])}
     elif resume:  # it is in the checkpoint what it started from
@@ -117,13 +116,13 @@ def fit(
         "n_params_by_role": n_params_by_role(net),
         "flops_per_token": flops_per_token(net) + step_flops(net, run.optim, run.head) // tokens_per_step(run, options),
     }
-    if resume:
+    if resume and is_first_process():
         log.info("resuming %s from %s", directory.path, resume.name)
     trainer, callback = build_trainer(run, options, checkpoints, directory.path, bar)
     loggers = build_loggers(run, directory.path)
     if run.activation_checkpointing:
         enable_activation_checkpointing(net)
-    if is_rank_zero():
+    if is_first_process():
         for old in checkpoints.paths() if not run.checkpoint.resume else ():
             checkpoints.remove_checkpoint(old)
         directory.write_config(settings)
@@ -143,11 +142,11 @@ def fit(
         with callback.handling_signals():
             with fast_attention(device, mixed, run.data.seq_len):
                 trainer.fit(task, ckpt_path=resume, weights_only=True)
-            if not is_rank_zero():
+            if not is_first_process():
                 return {}
             scores = final_score(run, net, data, trainer, callback, bar)
     except BaseException:
-        if callback.signum is not None and is_rank_zero():
+        if callback.signum is not None and is_first_process():
             save_model(net, data.tokenizer, directory.model)  # so that an interrupted run can generate text
         raise
     result = build_result(run, settings, size, net, data, trainer, callback, scores)

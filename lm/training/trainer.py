@@ -2,6 +2,7 @@
 
 import logging
 import math
+import os
 import warnings
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,11 @@ from typing import Any
 import torch
 from hydra.utils import instantiate
 from lightning import Callback, Trainer
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from lightning.pytorch.strategies.launchers.multiprocessing import _MultiProcessingLauncher
 
 from lm.config import SINGLE, BadInput, RunConfig
+from lm.config.run import IN_WORKERS, STRATEGIES
 from lm.system.device import best_device, has_native_bf16
 from lm.training.callbacks import ProgressBar, TrainingCallback
 from lm.training.checkpoint import Checkpoints
@@ -21,6 +25,10 @@ def resolve(run: RunConfig) -> dict[str, Any]:
     """The trainer's arguments with the device, the precision and the number of steps decided. Raises BadInput."""
     run.check_trainer()  # again: run.trainer is a dictionary, which may have been changed
     options = {"_target_": "lightning.Trainer", **SINGLE, **run.trainer}
+    started, wanted = os.environ.get("WORLD_SIZE", "1"), options["devices"] * options["num_nodes"]
+    if "TORCHELASTIC_RUN_ID" in os.environ and started != str(wanted):
+        found = f"torchrun has started {started} processes, trainer.devices * trainer.num_nodes is {wanted}"
+        raise BadInput(f"{found}; give the numbers of processes on a node and of nodes to both")
     if options.get("accelerator", "auto") == "auto":
         options["accelerator"] = best_device()
     if options["accelerator"] in ("gpu", "cuda") and not torch.cuda.is_available() and best_device() == "cpu":
@@ -69,7 +77,21 @@ def build_trainer(
     except Exception as error:
         reason = error.__cause__ or error
         raise BadInput(f"trainer: {str(reason).splitlines()[0]}") from error
+    check_processes(trainer, options)
     return trainer, callback
+
+
+def check_processes(trainer: Trainer, options: dict[str, Any]) -> None:
+    """Raise BadInput for what the names of strategies do not tell, such as one that is given as a class."""
+    strategy, wanted = trainer.strategy, options["devices"] * options["num_nodes"]
+    name = type(strategy).__name__
+    if isinstance(strategy.launcher, _MultiProcessingLauncher):
+        raise BadInput(f"trainer.strategy: {name} {IN_WORKERS}; use ddp")
+    if not isinstance(strategy, SingleDeviceStrategy | DDPStrategy):
+        raise BadInput(f"trainer.strategy: {name} is none of {', '.join(STRATEGIES)}")
+    if trainer.world_size != wanted:
+        found = "one process trains" if trainer.world_size == 1 else f"{trainer.world_size} processes train"
+        raise BadInput(f"trainer.strategy: trainer.devices * trainer.num_nodes is {wanted}, but {found}; use ddp")
 
 
 def build_loggers(run: RunConfig, folder: Path) -> list[Any]:
