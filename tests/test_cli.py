@@ -107,14 +107,16 @@ MISTAKES = {  # command line of train.py: what its error must say
     "trainer.gradient_clip_val=abc": "trainer.gradient_clip_val=abc: expected 0 (no clipping) or more",
     "head=untied_midtraining trainer.devices=2": "head.kind=untied_midtraining: trains on one device",
     "models.n_layers=3": "models",
-    "model.n_layers=two": "model.n_layers=two",
-    "model.n_layers=2.5": "model.n_layers=2.5",
-    "model.n_layers=null": "model.n_layers",
+    "model.n_layers=two": "model.n_layers=two: expected a whole number",
+    "model.n_layers=2.5": "model.n_layers=2.5: expected a whole number",
+    "model.n_layers=null": "model.n_layers=null: expected a whole number",
     "model.n_layers=[1]": "model.n_layers=[1]",
-    "optim.lr=fast": "optim.lr=fast",
-    "optim.betas=0.9": "optim.betas=0.9",
-    "compile=perhaps": "compile=perhaps",
-    "prompts=one": "prompts=one",
+    "optim.lr=fast": "optim.lr=fast: expected a number",
+    "head.untie_at=late": "head.untie_at=late: expected a number or null",
+    "optim.betas=0.9": "optim.betas=0.9: expected a list, as in [a,b]",
+    "compile=perhaps": "compile=perhaps: expected true or false",
+    "prompts=one": "prompts=one: expected a list, as in [a,b] or null",
+    "-m seed=0,1 run_dir=x": "run_dir=x: a sweep needs a directory for each run; leave run_dir out",
     "model=large": "model=large: no such config; choose one of gpt2, medium, small",
     "head=twisted": "head=twisted: no such config; choose one of tied, tied_naive,",
     "modle=small": "modle",
@@ -123,6 +125,7 @@ MISTAKES = {  # command line of train.py: what its error must say
     "model.d_model=31": "model.d_model=31 is not divisible by model.n_heads=2",
     "model.n_layers=0": "model.n_layers=0: expected 1 or more",
     "data.seq_len=0": "data.seq_len=0: expected 1 or more",
+    "tokenizer.vocab_size=2000000000": "tokenizer.vocab_size=2000000000: expected 10000000 or less",
     "tokenizer.vocab_size=256": "tokenizer.vocab_size=256: bpe needs 257 or more",
     "optim.lr=nan": "optim.lr=nan: expected 0 or more",
     "seed=-1": "seed=-1: expected 0 to 2**63 - 1",
@@ -287,6 +290,17 @@ def test_paths_are_quoted_and_everything_else_is_left_alone() -> None:
     assert take_verbatim(line, ()) == ({}, line)
 
 
+@pytest.mark.parametrize(
+    ("run_dir", "dirs"), [("a,b", {"a", "b"}), ("out/${seed}", {"out/0", "out/1"}), ("null", {None})]
+)
+def test_a_sweep_may_name_a_directory_for_each_run(
+    command: Callable[..., Outcome], run_dir: str, dirs: set[str | None]
+) -> None:
+    code, error, seen = command(f"-m seed=0,1 run_dir={run_dir}")
+    assert (code, error) == (0, "")
+    assert {run.run_dir for run in seen} == dirs
+
+
 def test_a_sweep_calls_the_task_for_each_job_and_goes_on_after_a_bad_one(command: Callable[..., Outcome]) -> None:
     code, error, seen = command("-m head=tied,untied seed=0,-1,2")
     assert code == 2
@@ -400,7 +414,7 @@ def test_unusable_text_is_one_line_for_each_and_leaves_no_run(script: Script, tm
     (tmp_path / "short.txt").write_text("short")
     found = script(
         "train", "-m", "data=text", "tokenizer=byte", "trainer=cpu",
-        "data.path=absent.txt,empty.txt,latin.txt,short.txt", "run_dir=here",
+        "data.path=absent.txt,empty.txt,latin.txt,short.txt",
     )  # fmt: skip
     assert found.returncode == 2, found.stderr
     *others, short = found.stderr.splitlines()
@@ -410,7 +424,6 @@ def test_unusable_text_is_one_line_for_each_and_leaves_no_run(script: Script, tm
         "error: latin.txt: not UTF-8 at byte 3 (unexpected end of data)",
     ]
     assert short.startswith("error: data: the training text has 5 tokens, data.seq_len=128 needs 129: give more text")
-    assert not (tmp_path / "here").exists()
     assert [path.name for path in (tmp_path / "runs").rglob("*")] == ["multirun.yaml"]
 
 

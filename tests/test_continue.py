@@ -71,6 +71,12 @@ def test_a_word_that_decides_the_run_is_compared_as_before(tmp_path: Path, word:
     assert as_it_was(now, ["run_dir=r", word]) is now
 
 
+def test_a_logger_that_is_taken_away_does_not_make_another_run(tmp_path: Path) -> None:
+    lay(tmp_path / "r", a_run())
+    found = as_it_was(typed(tmp_path / "r"), ["run_dir=r", "~logger"])
+    assert (found.logger, found.seed) == ({}, 3)
+
+
 def test_without_a_run_there_the_command_line_is_all(tmp_path: Path) -> None:
     now = typed(tmp_path / "absent")
     assert as_it_was(now, ["run_dir=absent"]) is now

@@ -14,6 +14,7 @@ from test_report import make
 
 from lm.ablation.report import write_report
 from lm.ablation.report.overview import folders, write_overview
+from lm.ablation.summary import overview_table
 from lm.config import BadInput
 
 FIRST, SECOND = "wide vocabulary", "small"
@@ -91,6 +92,14 @@ def test_every_primary_comparison_of_every_ablation_as_results_csv_gives_it(seve
                 assert than_first == ("" if here is first else f"{mean - fmean(first):+.4f} [{low:+.4f}, {high:+.4f}]")
     assert all(f">{text}<" in figure for pair in found for text in pair)
     assert "bits per byte (left is better)" in figure
+
+
+def test_the_terminal_shows_the_primary_comparisons_as_a_table(several: Path) -> None:
+    head, *lines, _, end = overview_table(several, write_overview(several)).splitlines()
+    assert head.split()[:3] == ["ablation", "arm", "baseline"]
+    assert [line.rpartition("untied")[0].strip() for line in lines][:1] == [FIRST]
+    assert not any("|" in line or "`" in line for line in [head, *lines])
+    assert end == f"2 ablations; {several / 'overview.md'}"
 
 
 def test_links_lead_to_the_reports_that_there_are(several: Path) -> None:

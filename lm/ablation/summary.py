@@ -5,8 +5,8 @@ from pathlib import Path
 
 from lm.ablation.ablate import AblationRunner
 from lm.ablation.duration import spell
-from lm.ablation.judge.study import Contrast, read_study
-from lm.ablation.report.answer import BUDGET_NAMES, sentences
+from lm.ablation.judge.study import Contrast, Study, read_study
+from lm.ablation.report.answer import BUDGET_NAMES, primary, sentences
 from lm.ablation.report.warnings import warnings_of
 from lm.system.table import format_table
 
@@ -58,6 +58,12 @@ def result_table(path: Path) -> str:
     if alone := study.rows_alone():
         counts += f" ({alone} of them rows of results.csv without their folder)"
     return "\n".join([*lines, "", f"{counts}; {path / 'report.html'}"])
+
+
+def overview_table(path: Path, studies: dict[Path, Study]) -> str:
+    """The primary comparisons of several ablations, each in its own unit, and where the whole overview lies."""
+    rows = [(folder.name, *row(one)) for folder, study in studies.items() for one in primary(study.contrasts())]
+    return f"{format_table([('ablation', *HEAD), *rows])}\n\n{len(studies)} ablations; {path / 'overview.md'}"
 
 
 HEAD = ("arm", "baseline", "budget", "seeds", "difference", "95 % CI", "verdict")

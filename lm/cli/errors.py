@@ -11,9 +11,9 @@ from typing import Any
 
 import yaml
 from hydra.errors import MissingConfigException, OverrideParseException
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import OmegaConfBaseException, ValidationError
 
-from lm.cli.names import meant, names, no_such_choice, no_such_key, trainer_arguments
+from lm.cli.names import expected, meant, names, no_such_choice, no_such_key, trainer_arguments
 from lm.config import DECIDED, OURS, BadInput
 from lm.system.streams import ReaderLeft
 
@@ -100,6 +100,8 @@ def in_one_line(error: BaseException) -> str:
     schema = getattr(cause, "object_type", None)
     if text.endswith("raised while composing config:") and error.__context__:  # what is wrong with a user's own YAML
         return f"{text.split(': ')[0]}: {in_a_file(error.__context__)}"
+    if isinstance(cause, ValidationError) and is_dataclass(schema) and (kind := expected(schema, word or full_key)):
+        return f"{text.removeprefix('Error merging override ')}: expected {kind}"
     if "Could not override" in text and is_dataclass(schema):
         return no_such_key(full_key, names(schema), schema)
     if "Could not override" in text and parent == "trainer":
@@ -121,4 +123,6 @@ def in_a_file(error: BaseException) -> str:
         return no_such_key(key, names(schema), schema)
     if "(bool) is incompatible with (str)" in text:
         return f"{key}: YAML reads on, off, yes and no as true or false; write this name in quotes"
+    if isinstance(error, ValidationError) and is_dataclass(schema) and (kind := expected(schema, key.split(".")[-1])):
+        return f"{key}: expected {kind} ({text})"
     return f"{text} ({key})"

@@ -7,10 +7,20 @@ from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 from lm.config import OURS
 from lm.config.renamed import CHOICES, CHOICES_ELSEWHERE, ELSEWHERE, KEYS
+
+KINDS: dict[Any, str] = {
+    float: "a number",
+    int: "a whole number",
+    bool: "true or false",
+    str: "text",
+    list: "a list, as in [a,b]",
+    NoneType: "null",
+}
 
 
 def no_such_key(key: str, known: Sequence[str], schema: Any = None) -> str:
@@ -56,6 +66,19 @@ def has(key: str, schema: Any) -> bool:
 
 def elsewhere(word: str) -> list[str]:
     return ELSEWHERE[word].split(" or ") if word in ELSEWHERE else []
+
+
+def expected(schema: Any, name: str) -> str | None:
+    """What a setting of a dataclass may be, None where it is a group.
+
+    >>> from lm.config import HeadConfig
+    >>> expected(HeadConfig, "head_std")
+    'a number or null'
+    """
+    kind = get_type_hints(schema)[name]
+    kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
+    found = [KINDS.get(get_origin(one) or one) for one in kinds]
+    return None if None in found else " or ".join(map(str, found))
 
 
 def no_such_choice(group: str, name: str, known: Sequence[str]) -> str:

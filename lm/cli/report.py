@@ -18,11 +18,10 @@ def task(config: ReportConfig) -> None:
     with heavy_imports():
         from lm.ablation.report import write_report
         from lm.ablation.report.overview import folders, write_overview
-        from lm.ablation.summary import result_table
+        from lm.ablation.summary import overview_table, result_table
 
     if folders(path):
-        write_overview(path)
-        print((path / "overview.md").read_text(), end="")
+        print(overview_table(path, write_overview(path)))
     else:
         write_report(path)
         print(result_table(path))

@@ -13,6 +13,7 @@ OF_SOURCES = (  # settings that have an effect with some sources only: their def
     *(("sha256", None, ("text",)), ("rows", "documents", TABLES)),
 )
 TOKENIZERS = ("bpe", "char", "byte", "file")
+MAX_VOCAB_SIZE = 10_000_000
 
 
 @dataclass(slots=True, kw_only=True)
@@ -87,6 +88,8 @@ class TokenizerConfig:
         choose("tokenizer.kind", self.kind, TOKENIZERS)
         if self.kind == "bpe" and (self.vocab_size or 0) < 257:
             raise BadInput(f"tokenizer.vocab_size={self.vocab_size}: bpe needs 257 or more (256 bytes, end of text)")
+        if (self.vocab_size or 0) > MAX_VOCAB_SIZE:  # room for all of it is taken at once, before the text is seen
+            raise BadInput(f"tokenizer.vocab_size={self.vocab_size}: expected {MAX_VOCAB_SIZE} or less")
         if self.kind != "bpe" and self.vocab_size is not None:
             raise BadInput(f"tokenizer.vocab_size={self.vocab_size}: tokenizer.kind={self.kind} decides its own size")
         if (self.kind == "file") != (self.path is not None):

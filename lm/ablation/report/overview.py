@@ -57,8 +57,8 @@ def folders(path: Path) -> list[Path]:
     return [] if (path / "ablation.json").exists() else sorted(one.parent for one in path.glob("*/ablation.json"))
 
 
-def write_overview(path: Path) -> None:
-    """Write overview.md, figures/overview.svg and a results.csv of all runs. The order is that of their beginning.
+def write_overview(path: Path) -> dict[Path, Study]:
+    """Write overview.md, figures/overview.svg and a results.csv of all runs; return the ablations as they began.
 
     Raises BadInput if what one of the folders holds cannot be read.
     """
@@ -73,6 +73,7 @@ def write_overview(path: Path) -> None:
     write_text(path / "overview.md", overview(path.name, studies, groups))
     if groups:
         write_text(path / "figures" / "overview.svg", forest(groups))
+    return studies
 
 
 def shown(folder: Path, study: Study) -> list[Shown]:
