@@ -212,13 +212,16 @@ def test_a_server_that_stays_broken_is_one_line_and_leaves_nothing(
     server.commit("owner/stories", STORIES)
     one, shard = config(tmp_path), "small/train-00001-of-00002.parquet"
     server.fault = lambda path: 503 if path.endswith(shard) else None
-    with pytest.raises(BadInput, match=r"^http://127\.0\.0\.1:\d+ answers with status 503$"):
+    with pytest.raises(BadInput, match=r"^data\.path=owner/\w+: http://127\.0\.0\.1:\d+ answers with status 503$"):
         prepare(one, BYTES)
     assert 10 < sum(waits) < 60  # seconds that the library would have waited
     assert not list(tmp_path.glob("cache/*/*/*"))
     server.fault = lambda path: None
     server.cut[shard] = [100] * 99
-    with pytest.raises(BadInput, match=r"^http://127\.0\.0\.1:\d+ cannot be read \(\w*Error: peer closed connection"):
+    with pytest.raises(
+        BadInput,
+        match=r"^data\.path=owner/\w+: http://127\.0\.0\.1:\d+ cannot be read \(\w*Error: peer closed connection",
+    ):
         prepare(one, BYTES)
     assert not list(tmp_path.glob("cache/*/*/*"))
     server.cut.clear()
@@ -231,7 +234,7 @@ def test_files_that_are_not_parquet_are_not_asked_for_again_for_minutes(
     waits = count_waits(monkeypatch)
     server.commit("owner/lines", {"train.jsonl": b'{"text": "a"}\n' * 30})
     server.cut["train.jsonl"] = [100] * 999
-    with pytest.raises(BadInput, match=r"^http://127\.0\.0\.1:\d+ cannot be read \("):
+    with pytest.raises(BadInput, match=r"^data\.path=owner/\w+: http://127\.0\.0\.1:\d+ cannot be read \("):
         prepare(config(tmp_path, path="owner/lines", name=None), BYTES)
     assert 0 < sum(waits) < 60
 
@@ -278,7 +281,7 @@ def test_a_text_that_was_read_needs_no_network(
     assert server.asked == []
     server.fault = lambda path: 500
     assert prepare(branch, BYTES).hash == data.hash
-    assert f"status 500; data.path=owner/stories is read at commit {commit}" in caplog.text
+    assert f"status 500; it is read at commit {commit}" in caplog.text
     assert dict(server.sent) == sent
     with pytest.raises(BadInput, match=r"answers with status 500$"):
         prepare(replace(pinned, name="large", val_split=None), BYTES)
@@ -289,9 +292,13 @@ def test_a_text_that_was_read_needs_no_network(
 @pytest.mark.usefixtures("server")
 def test_without_a_network_one_line_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
-    assert refusal(config(tmp_path)).startswith("http://127.0.0.1:9 cannot be read (ConnectError: ")
+    assert refusal(config(tmp_path)).startswith(
+        "data.path=owner/stories: http://127.0.0.1:9 cannot be read (ConnectError: "
+    )
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    assert refusal(config(tmp_path)).startswith("http://127.0.0.1:9 cannot be read (OfflineModeIsEnabled: ")
+    assert refusal(config(tmp_path)).startswith(
+        "data.path=owner/stories: http://127.0.0.1:9 cannot be read (OfflineModeIsEnabled: "
+    )
 
 
 # --- published validation texts

@@ -57,7 +57,7 @@ class Hub:
         except BadInput:
             raise
         except Exception as error:
-            raise unavailable(error) from error
+            raise unavailable(self.config, error) from error
 
     def batches(self, files: list[str]) -> Iterator[Any]:
         from huggingface_hub import HfFileSystem
@@ -84,7 +84,7 @@ def resolve(config: DataConfig) -> str:
             known = read_sealed(note)
         except (OSError, ValueError):
             raise error from None
-        log.warning("%s; data.path=%s is read at commit %s, the newest one known", error, config.path, known["commit"])
+        log.warning("%s; it is read at commit %s, the newest one known", error, known["commit"])
         return str(known["commit"])
     with suppress(OSError):  # a cache that is read-only still serves
         note.parent.mkdir(parents=True, exist_ok=True)
@@ -111,16 +111,16 @@ def ask(config: DataConfig, revision: str | None) -> str:
     except errors.HFValidationError as error:
         raise BadInput(f"{place}: expected OWNER/NAME, the name of a data set on the Hub") from error
     except Exception as error:
-        raise unavailable(error) from error
+        raise unavailable(config, error) from error
     return str(found.sha)
 
 
-def unavailable(error: Exception) -> Unavailable:
+def unavailable(config: DataConfig, error: Exception) -> Unavailable:
     from huggingface_hub import constants
 
     status = getattr(getattr(error, "response", None), "status_code", None)
     what = f"answers with status {status}" if status else f"cannot be read ({first_line(error)})"
-    return Unavailable(f"{constants.ENDPOINT} {what}")
+    return Unavailable(f"data.path={config.path}: {constants.ENDPOINT} {what}")
 
 
 def build(config: DataConfig, commit: str) -> Any:
