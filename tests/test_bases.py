@@ -159,7 +159,7 @@ def test_a_killed_base_is_named_and_the_same_command_repeats_it(lab: Lab, tmp_pa
     broken = lab(seeds=[0])
     assert broken.n_failed() == 2
     (error,) = {row.error for row in read_study(broken.path).rows}
-    assert "holds no model" in error
+    assert error.startswith(f"init_from={tmp_path / 'out/bases/base-seed0-'}")
     mended = lab(seeds=[0])
     assert mended.n_failed() == 0
     assert read_study(mended.path).scores("untied", "tokens") == quiet
