@@ -29,14 +29,16 @@ def uncached() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("known", "precision"),
     [
-        ({"avx512_bf16": True}, "bf16-mixed"),
+        ({"avx512_bf16": True, "cpu_name": "AMD EPYC"}, "bf16-mixed"),
+        ({"avx512_bf16": True, "cpu_name": "Intel Xeon"}, "32-true"),
+        ({"avx512_bf16": True, "amx_bf16": True, "cpu_name": "Intel Xeon"}, "bf16-mixed"),
         ({"amx_bf16": True, "avx512_bf16": False}, "bf16-mixed"),
         ({"avx512_f": True, "avx512_bf16": False}, "32-true"),
         ({}, "32-true"),
     ],
 )
 def test_a_cpu_trains_in_bf16_where_it_is_supported_natively(
-    known: dict[str, bool], precision: str, monkeypatch: pytest.MonkeyPatch
+    known: dict[str, bool | str], precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: known, raising=False)
     assert resolve(RunConfig(trainer={"accelerator": "cpu", "max_steps": 1}))["precision"] == precision

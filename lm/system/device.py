@@ -42,14 +42,15 @@ def best_device() -> str:
 
 @cache
 def has_native_bf16(device: str) -> bool:
-    """Whether the device is taken to multiply bf16 matrices natively: every GPU, and CPUs with AVX-512 BF16 or AMX.
+    """Whether the device is taken to multiply bf16 matrices faster than fp32: every GPU, and CPUs with AMX.
 
-    On other CPUs torch emulates bf16, which takes longer than fp32; GPUs before Ampere do too, but are not detected.
+    AVX-512 BF16 alone counts where the CPU is not Intel's: a GEMM by it takes 1.7 times as long as in fp32 on Intel's
+    (where AMX is switched off). Other CPUs emulate bf16; GPUs before Ampere do too, but are not detected.
     """
     if device != "cpu":
         return True
     known: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
-    return bool(known.get("avx512_bf16") or known.get("amx_bf16"))
+    return bool(known.get("amx_bf16") or (known.get("avx512_bf16") and "Intel" not in str(known.get("cpu_name"))))
 
 
 def is_mixed(precision: object) -> bool:
