@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import test_record
+from conftest import WHOLE_RESULT
 from test_plan import Build, build, question
 
 from lm.ablation.outcomes import Outcomes
@@ -53,7 +54,7 @@ def make(tuning: Tuning, folder: Path, loss: Loss) -> list[str]:
             place = folder / one.run_dir / "result.json"
             if not place.exists() and (value := loss(one)) is not None:
                 place.parent.mkdir(parents=True, exist_ok=True)
-                place.write_text(json.dumps({"val_loss": value}))
+                place.write_text(json.dumps(WHOLE_RESULT | one.identity | {"val_loss": value}))
                 made.append(Path(one.run_dir).name)
     return made
 
@@ -170,7 +171,7 @@ def test_a_setting_stays_where_it_may_be(build: Build, tmp_path: Path) -> None:
     config = question(arms=both, baseline="a", primary=[], tune=tune)
     arms = ready(build(config))
     tuning = Tuning(config, arms, Outcomes(tmp_path), test_record.record())
-    make(tuning, tmp_path, lambda one: -one.tuned["head.untie_at"])
+    make(tuning, tmp_path, lambda one: 2 - one.tuned["head.untie_at"])
     assert 0.8 <= arms["b"].tuned["head.untie_at"] <= 1
 
 
