@@ -1,5 +1,6 @@
 """What the README and the pages in docs/ say can be typed is typed here, and what they link to is there."""
 
+import csv
 import re
 import shlex
 import subprocess
@@ -37,6 +38,15 @@ COMMANDS = [(page.relative_to(ROOT).as_posix(), command) for page in PAGES for c
 
 def test_the_readme_has_at_most_two_hundred_lines() -> None:
     assert len(README.splitlines()) <= 200
+
+
+@pytest.mark.parametrize("head", ["tied", "untied"])
+def test_the_curves_of_the_figure_end_at_the_table(head: str) -> None:
+    with open(ROOT / "docs/figures/loss.csv", newline="") as file:
+        *estimates, last = [row for row in csv.DictReader(file) if row["head"] == head]
+    assert f"| `head={head}` | {float(last['val/loss']):.4f} |" in README
+    assert {int(row["val/tokens"]) for row in estimates} == {16 * 8 * 128}
+    assert int(last["val/tokens"]) > 16 * 8 * 128
 
 
 def test_the_two_commands_are_what_ci_runs() -> None:

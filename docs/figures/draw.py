@@ -1,7 +1,8 @@
 """Draw the README's figures: python docs/figures/draw.py
 
 tying.svg shows what is shared by a tied and by an untied model. loss.svg shows two training runs from loss.csv, which
-holds the validation rows of the metrics.csv of `python scripts/train.py -m head=tied,untied`.
+holds the validation rows of the metrics.csv of `python scripts/train.py -m head=tied,untied`: estimates, and as the
+last point, which has a marker, the score of the whole validation text.
 """
 
 import csv
@@ -60,6 +61,7 @@ def loss() -> Figure:
     for head, colour, dashes in (("tied", TIED, "-"), ("untied", UNTIED, "--")):
         points = [(int(row["tokens"]) / 1e6, float(row["val/loss"])) for row in rows if row["head"] == head]
         axes.plot(*zip(*points, strict=True), dashes, color=colour, label=f"head={head}", lw=1.8)
+        axes.plot(*points[-1], "o", color=colour, ms=4)
     axes.set(xlabel="training tokens, millions", ylabel="validation loss, nats per token", ylim=(2.9, 5.1))
     axes.grid(color="#e4e4e4")
     axes.spines[["top", "right"]].set_visible(False)
