@@ -16,7 +16,10 @@ def task(config: BenchmarkConfig) -> None:
         from lm.benchmark.run import benchmark
 
     logging.disable(logging.WARNING)  # of the libraries that are timed
-    print(benchmark(config))
+    try:
+        print(benchmark(config))
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 def main(line: list[str] | None = None) -> None:
