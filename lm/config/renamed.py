@@ -45,7 +45,7 @@ ELSEWHERE = {  # a name in other programs -> ours; a command suggests only setti
     **dict.fromkeys(("n_head", "num_heads", "num_attention_heads"), "model.n_heads"),
     **dict.fromkeys(("n_kv_head", "num_key_value_heads"), "model.n_kv_heads"),
     "head_dim": "model.d_head",
-    **dict.fromkeys(("rms_norm_eps", "layer_norm_epsilon", "eps"), "model.norm_eps"),
+    **dict.fromkeys(("rms_norm_eps", "layer_norm_epsilon"), "model.norm_eps"),
     **dict.fromkeys(("n_embd", "embed_dim", "hidden_size", "d_embed"), "model.d_model"),
     **dict.fromkeys(("intermediate_size", "ffn_dim"), "model.d_ff"),
     **dict.fromkeys(("activation", "hidden_act"), "model.ffn"),
