@@ -23,8 +23,8 @@ from lm.data import encoding
 from lm.data.batches import IGNORED, TrainingStream, validation_batches, validation_windows
 from lm.data.encoding import decoded, encode, pieces
 from lm.data.split import Part
-from lm.data.tokenizer import train_bpe
 from lm.data.tokens import prepare
+from lm.data.vocabulary import train_bpe
 
 BYTE, BPE = TokenizerConfig(kind="byte", vocab_size=None), TokenizerConfig(vocab_size=300)
 BREAKS = "".join(f"ab {i}\n\n  c\t\r\n d\x1c\n\x85\nf(x);\n" for i in range(30))

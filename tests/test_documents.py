@@ -21,8 +21,8 @@ from lm.cli import export
 from lm.config import BadInput, DataConfig, EvaluateConfig, ExportConfig, RunConfig, ValidationConfig
 from lm.config.identity import config_hash
 from lm.data.batches import TrainingStream
-from lm.data.tokenizer import byte_tokenizer
 from lm.data.tokens import TextData, prepare
+from lm.data.vocabulary import byte_tokenizer
 from lm.exchange.portable import load_model, save_model
 from lm.inference.evaluate import evaluate_run
 from lm.model.activation_checkpointing import enable_activation_checkpointing

@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lm.config import BadInput, ModelConfig
-from lm.data.tokenizer import Tokenizer, byte_tokenizer, char_tokenizer, train_bpe
+from lm.data.tokenizer import Tokenizer
+from lm.data.vocabulary import byte_tokenizer, char_tokenizer, train_bpe
 from lm.exchange.huggingface import export
 from lm.inference.generate import generate
 from lm.model.head import Embedding, TiedProjectedHead

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch.overrides import TorchFunctionMode
 
 from lm.config import BadInput
-from lm.data.tokenizer import byte_tokenizer, char_tokenizer
+from lm.data.vocabulary import byte_tokenizer, char_tokenizer
 from lm.inference.decode import cache_length, decode, window_start
 from lm.inference.generate import generate, stream
 from lm.inference.sampling import Sampling

@@ -10,7 +10,8 @@ from conftest import HEADS, SEQ, TEXT, tiny
 from safetensors.torch import load_file
 
 from lm.config import BadInput
-from lm.data.tokenizer import Tokenizer, byte_tokenizer, train_bpe
+from lm.data.tokenizer import Tokenizer
+from lm.data.vocabulary import byte_tokenizer, train_bpe
 from lm.exchange.find_model import read_settings
 from lm.exchange.portable import load_model, save_model
 from lm.inference.generate import generate
@@ -121,6 +122,7 @@ def test_the_settings_of_an_earlier_version_need_no_checksum(folder: Path) -> No
         ("sha256", {"/dev/zero": "x"}, "sha256: names /dev/zero; expected model.safetensors and tokenizer.json"),
         ("sha256", {}, "sha256: names nothing; expected model.safetensors and tokenizer.json"),
         ("sha256", None, "sha256: expected dict, found None"),
+        ("architecture", "LlamaForCausalLM", "architecture=LlamaForCausalLM: is not a setting of a model of this"),
         ("seq_len", 0, "seq_len=0: expected 1 or more"),
         ("seq_len", "9", "seq_len: expected int, found '9'"),
         ("vocab_size", 10**12, "embed.weight: model.safetensors has the shape"),

@@ -14,7 +14,7 @@ from test_train import short
 from torch import Tensor, nn
 
 from lm.config import BadInput, ModelConfig, OptimConfig
-from lm.data.tokenizer import byte_tokenizer
+from lm.data.vocabulary import byte_tokenizer
 from lm.exchange.portable import load_model, save_model
 from lm.model import ffn, head, norm, position
 from lm.model.linear import Linear

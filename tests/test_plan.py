@@ -283,7 +283,14 @@ def test_the_sources_are_hashed_without_their_comments(sources: Path) -> None:
     "name",
     [
         *("training/muon", "training/loss", "data/corpus", "data/documents", "data/rows", "data/batches"),
-        *("data/tokenizer", "inference/evaluate", "system/device", "model/previous_token", "model/head"),
+        *(
+            "data/tokenizer",
+            "data/vocabulary",
+            "inference/evaluate",
+            "system/device",
+            "model/previous_token",
+            "model/head",
+        ),
     ],
 )
 def test_what_a_run_computes_with_counts(sources: Path, name: str) -> None:

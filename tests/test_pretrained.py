@@ -14,7 +14,7 @@ from tokenizers import processors
 from transformers import ApertusConfig, ArceeConfig, GPT2Config, LlamaConfig, PreTrainedConfig, Qwen3Config
 
 from lm.config import BadInput
-from lm.data.tokenizer import byte_tokenizer
+from lm.data.vocabulary import byte_tokenizer
 from lm.exchange.huggingface import export
 from lm.exchange.portable import load_model, save_model
 
@@ -195,6 +195,19 @@ def test_the_end_of_text_may_have_a_name_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "theirs/tokenizer_config.json").write_text(json.dumps({"eos_token": "<absent>"}))
     with pytest.raises(BadInput, match="has no token <absent>, which is said to be its end of text"):
         load_model(tmp_path / "theirs")
+
+
+def test_a_chat_model_ends_a_text_at_the_usual_token(tmp_path: Path) -> None:
+    """Its eos_token ends a turn of the conversation; the token is the same after a model of ours was saved."""
+    write_folder(tmp_path / "theirs", FOLDERS["Qwen3"]())
+    backend = tokenizers.Tokenizer.from_str(TOKENIZER.to_json())
+    backend.add_special_tokens(["<|im_end|>"])
+    backend.save(str(tmp_path / "theirs/tokenizer.json"))
+    (tmp_path / "theirs/tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
+    net, tokenizer = load_model(tmp_path / "theirs")
+    save_model(net, tokenizer, tmp_path / "ours")
+    for one in (tokenizer, load_model(tmp_path / "ours")[1]):
+        assert (one.eot_token, one.begin_token) == ("<|endoftext|>", "<|endoftext|>")
 
 
 @pytest.mark.parametrize("name", ["../outside.safetensors", "absent.safetensors"])

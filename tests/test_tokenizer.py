@@ -20,18 +20,9 @@ from hypothesis import strategies as st
 from lm.config import BadInput, DataConfig, TokenizerConfig
 from lm.data import encoding
 from lm.data.split import Part
-from lm.data.tokenizer import (
-    EOT,
-    RUN,
-    Tokenizer,
-    build_tokenizer,
-    byte_tokenizer,
-    char_tokenizer,
-    load_tokenizer,
-    short_runs,
-    train_bpe,
-)
+from lm.data.tokenizer import EOT, Tokenizer, load_tokenizer
 from lm.data.tokens import prepare
+from lm.data.vocabulary import RUN, build_tokenizer, byte_tokenizer, char_tokenizer, short_runs, train_bpe
 
 TEXT = "".join(f"def f{i}(x, y):\n    return x * {i * 7 % 31} + y  # naïve {i:x}\n" for i in range(200))
 BPE, BYTE, CHAR = train_bpe([TEXT], 400), byte_tokenizer(), char_tokenizer([TEXT])
@@ -128,10 +119,10 @@ def test_one_word_of_a_megabyte_is_learned_in_seconds() -> None:
 
 def test_ctrl_c_is_heard_while_bpe_is_trained() -> None:
     """The library does not look at signals. This text would take it about a minute."""
-    code = "import random; from lm.data import tokenizer\n"
-    code += "tokenizer.RUN = 10**6; tokenizer.LONG_RUN = tokenizer.re.compile('$^')\n"
+    code = "import random; from lm.data import vocabulary\n"
+    code += "vocabulary.RUN = 10**6; vocabulary.LONG_RUN = vocabulary.re.compile('$^')\n"
     code += "text = ''.join(random.Random(0).choices('abcdefgh', k=300_000))\n"
-    code += "print('begun', flush=True)\ntokenizer.train_bpe([text], 2000)"
+    code += "print('begun', flush=True)\nvocabulary.train_bpe([text], 2000)"
     with subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as run:
@@ -252,11 +243,9 @@ def test_a_log_line_tells_the_end_of_text_token_of_a_file(
     corpus: Path,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     path = saved(BYTE, tmp_path / "tokenizer.json", name)
     data = DataConfig(source="text", path=str(corpus), cache_dir=str(tmp_path / "cache"), seq_len=8)
-    monkeypatch.setattr("lm.data.tokens.log.disabled", False)  # Hydra, in a test before this one, disables loggers
     with caplog.at_level("INFO"):
         ready = prepare(data, TokenizerConfig(kind="file", vocab_size=None, path=str(path)))
     assert ready.tokenizer.vocab_size == 257

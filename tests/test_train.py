@@ -37,8 +37,9 @@ from lm.config import (
 )
 from lm.config.identity import config_hash
 from lm.data.batches import TrainingStream
-from lm.data.tokenizer import EOT, byte_tokenizer, train_bpe
+from lm.data.tokenizer import EOT
 from lm.data.tokens import TextData, prepare
+from lm.data.vocabulary import byte_tokenizer, train_bpe
 from lm.exchange.portable import load_model
 from lm.inference.decode import decode
 from lm.inference.evaluate import evaluate, evaluate_run

@@ -16,7 +16,7 @@ from lm.data.corpus import stored_text
 from lm.data.encoding import decoded, encode, pieces
 from lm.data.rows import quiet_datasets
 from lm.data.split import Part
-from lm.data.tokenizer import train_bpe
+from lm.data.vocabulary import train_bpe
 
 TEXT, ROW = 4_000_000, 1_000  # bytes of the text; characters of a row, as in a corpus of short texts
 

@@ -14,7 +14,7 @@ from torch.optim import AdamW
 
 from lm.config import BadInput
 from lm.data.batches import Batch
-from lm.data.tokenizer import byte_tokenizer
+from lm.data.vocabulary import byte_tokenizer
 from lm.exchange.huggingface import export
 from lm.model.transformer import Transformer
 from lm.training.step import train_step

@@ -10,7 +10,7 @@ from statistics import median
 
 from lm.benchmark.measure import Measurement
 from lm.benchmark.shapes import DEFAULT
-from lm.data.tokenizer import byte_tokenizer
+from lm.data.vocabulary import byte_tokenizer
 from lm.exchange.portable import save_model
 
 COMMANDS = {  # name -> (words, exit code, limit in CPU seconds)

@@ -1,41 +1,37 @@
-"""Text to token ids and back: byte-level BPE, characters, bytes, or a given tokenizer.json.
+"""Text to token ids and back. lm/data/vocabulary.py makes tokenizers from a text.
 
 Every tokenizer has one end-of-text token, which no text can produce: a text that spells the token's name is encoded as
 ordinary characters.
 """
 
 import hashlib
-import itertools
 import json
 import re
-import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import pre_tokenizers, processors
 
-from lm.config import BadInput, TokenizerConfig
+from lm.config import BadInput
 
 EOT = "<|endoftext|>"
 # End-of-text tokens of tokenizer.json files in use, in the order of preference.
 EOT_NAMES = (EOT, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "<EOS>")
 CHARACTERS = pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
 BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False)
-RUN = 512  # characters of a word that BPE is trained on
-SPACES = re.compile(rf"\s{{{RUN + 1}}}")
-LONG_RUN = re.compile(rf"\S{{{RUN}}}(?=\S)|\s{{{RUN}}}(?=\s)")
 PRE_TOKENIZERS = [json.loads(one.__getstate__()) for one in (CHARACTERS, BYTES)]
 
 
 class Tokenizer:
     """The part of `tokenizers.Tokenizer` that this project needs.
 
-    Its end-of-text token is `eot`, or else the first special token that is one of EOT_NAMES, or else the one that the
+    Its end-of-text token is the first special token that is one of EOT_NAMES, or else `eot`, or else the one that the
     file's template puts before a text; if there is none, EOT is added. A text begins with the template's token, such as
     <|begin_of_text|> of Llama 3, or else with end of text.
 
+    >>> from lm.data.vocabulary import byte_tokenizer
     >>> tokenizer = byte_tokenizer()
     >>> tokenizer.decode(tokenizer.encode("héllo <|endoftext|>"))
     'héllo <|endoftext|>'
@@ -43,11 +39,12 @@ class Tokenizer:
 
     def __init__(self, backend: tokenizers.Tokenizer, eot: str | None = None) -> None:
         special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
-        before = template_token(json.loads(backend.to_str())["post_processor"])
+        layout = json.loads(backend.to_str())
+        before = template_token(layout["post_processor"])
         usual = next((name for name in EOT_NAMES if name in special), None)
-        if eot is not None and backend.token_to_id(eot) is None:
+        if usual is None and eot is not None and backend.token_to_id(eot) is None:
             raise BadInput(f"the tokenizer has no token {eot}, which is said to be its end of text")
-        self.eot_token = eot or usual or (before if before in special else None) or EOT
+        self.eot_token = usual or eot or (before if before in special else None) or EOT
         self.eot_added = backend.token_to_id(self.eot_token) is None
         backend.add_special_tokens([self.eot_token])  # an ordinary token of that name becomes a special one
         backend.encode_special_tokens = True  # "<|endoftext|>" in a text is ordinary text
@@ -68,7 +65,6 @@ class Tokenizer:
             raise BadInput(f"the tokenizer has {self.vocab_size} tokens but an id {highest}: expected ids without gaps")
         if self.eot_in_text():
             raise BadInput(f"the tokenizer encodes a text that spells {self.eot_token} as its end-of-text token")
-        layout = json.loads(backend.to_str())
         # whether a text gives the same ids when it is encoded in pieces that begin after a word
         self.splittable: bool = (
             layout["normalizer"] is None
@@ -163,102 +159,3 @@ def load_tokenizer(path: Path, eot: str | None = None) -> Tokenizer:
         return Tokenizer(backend, eot)
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from error
-
-
-def byte_level(vocab: dict[str, int] | None = None) -> tokenizers.Tokenizer:
-    backend = tokenizers.Tokenizer(models.BPE(vocab, [] if vocab else None))
-    backend.pre_tokenizer = BYTES
-    backend.decoder = decoders.ByteLevel()
-    return backend
-
-
-def train_bpe(texts: Iterable[str], vocab_size: int, progress: bool = False) -> Tokenizer:
-    """Byte-level BPE (Sennrich et al., 2016; Radford et al., 2019) with exactly `vocab_size` tokens."""
-    backend = byte_level()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=[EOT],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=progress,
-    )
-    interruptible(lambda given: backend.train_from_iterator(given, trainer), short_runs(texts))
-    if backend.get_vocab_size() != vocab_size:
-        raise BadInput(
-            f"tokenizer.vocab_size={vocab_size}: this text yields a vocabulary of at most"
-            f" {backend.get_vocab_size()}; choose that or less, or tokenizer=char"
-        )
-    return Tokenizer(backend)
-
-
-def short_runs(texts: Iterable[str]) -> Iterator[str]:
-    """The texts, with runs of more than RUN visible characters or spaces cut: the time to train grows with the square
-    of the length of a word."""
-    for text in texts:
-        long = max(map(len, text.split()), default=0) > RUN or SPACES.search(text)
-        cuts = [found.end() for found in LONG_RUN.finditer(text)] if long else []
-        yield from (text[begin:end] for begin, end in itertools.pairwise([0, *cuts, len(text)]))
-
-
-def interruptible(work: Callable[[Iterator[str]], None], texts: Iterator[str]) -> None:
-    """Call work(texts) in a thread, because a long call into the library keeps Ctrl-C from being heard."""
-    errors: list[BaseException] = []
-    reading, stopped = threading.Event(), threading.Event()
-    reading.set()
-
-    def until_stopped() -> Iterator[str]:
-        for text in texts:
-            if stopped.is_set():
-                raise InterruptedError
-            yield text
-        reading.clear()
-
-    def in_thread() -> None:
-        try:
-            work(until_stopped())
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=in_thread, daemon=True)
-    thread.start()
-    try:
-        thread.join()
-    except BaseException:
-        stopped.set()
-        if reading.is_set():  # it calls Python, so it must end before the interpreter does
-            thread.join()
-        raise
-    if errors:
-        raise errors[0]
-
-
-def char_tokenizer(texts: Iterable[str]) -> Tokenizer:
-    """A token for each distinct character of the texts, in order of code points, and end of text."""
-    alphabet = sorted(set().union(*map(set, texts)))
-    vocab = {EOT: 0} | {char: i for i, char in enumerate(alphabet, start=1)}
-    backend = tokenizers.Tokenizer(models.WordLevel(vocab, unk_token=""))
-    backend.pre_tokenizer = CHARACTERS
-    backend.decoder = decoders.Fuse()
-    return Tokenizer(backend)
-
-
-def byte_tokenizer() -> Tokenizer:
-    """The 256 bytes and end of text."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = byte_level({EOT: 0} | {symbol: i for i, symbol in enumerate(alphabet, start=1)})
-    return Tokenizer(backend)
-
-
-def build_tokenizer(
-    config: TokenizerConfig, train: Iterable[str], everything: Iterable[str], progress: bool
-) -> Tokenizer:
-    """The tokenizer of a run. BPE is trained on the training text alone; characters come from the whole text."""
-    if config.kind == "bpe":
-        assert config.vocab_size is not None
-        return train_bpe(train, config.vocab_size, progress)
-    if config.kind == "file":
-        assert config.path is not None
-        tokenizer, sample = load_tokenizer(Path(config.path)), next(iter(train), "")[:10_000]
-        if tokenizer.decode(tokenizer.encode(sample)) != sample:
-            raise BadInput(f"tokenizer.path={config.path}: loses part of the text, so bits per byte would be wrong")
-        return tokenizer
-    return char_tokenizer(everything) if config.kind == "char" else byte_tokenizer()

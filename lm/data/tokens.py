@@ -25,7 +25,8 @@ from lm.data.corpus import opened, stored_text, stored_validation
 from lm.data.encoding import decoded, encode, pieces, sample
 from lm.data.split import Part, Shared, published, split
 from lm.data.text import StoredText
-from lm.data.tokenizer import Tokenizer, build_tokenizer, load_tokenizer
+from lm.data.tokenizer import Tokenizer, load_tokenizer
+from lm.data.vocabulary import build_tokenizer
 from lm.system.files import read_sealed, sync_folder, write_sealed, write_text
 
 FORMAT = 2  # of the folder; a change causes folders to be built again

@@ -35,13 +35,19 @@ def read_base(init_from: str) -> Base:
     """Raises BadInput naming what is missing or damaged. It imports nothing heavy."""
     folder = model_folder(init_from, "init_from")
     settings, path = read_settings(folder), folder / TOKENIZER
-    if sha256(path) != settings.sha256[TOKENIZER]:
+    if settings.architecture is not None:
+        from lm.exchange.pretrained import weights_hash
+
+        weights = weights_hash(folder)
+    elif sha256(path) == settings.sha256[TOKENIZER]:
+        weights = settings.sha256[WEIGHTS]
+    else:
         raise BadInput(f"{path}: damaged, its bytes do not match config.json")
     steps, tokens = training_of(folder)
     return Base(
         folder=folder,
         settings=settings,
-        sha256=settings.sha256[WEIGHTS],
+        sha256=weights,
         tokenizer=TokenizerConfig(kind="file", vocab_size=None, path=str(path)),
         typed=kind_of(path, settings.vocab_size),
         steps=steps,

@@ -28,13 +28,13 @@ class ModelSettings:
     document_separator: int | None = None
     model: ModelConfig
     head: HeadConfig
-    sha256: dict[str, str]  # of FILES
+    sha256: dict[str, str]  # of FILES; empty for a Hugging Face folder, which says none
     architecture: str | None = None  # in transformers, of a Hugging Face folder
 
     def __post_init__(self) -> None:
         at_least(1, "", self, "vocab_size", "seq_len")
         at_least(0, "", self, "document_separator")
-        if set(self.sha256) != set(FILES):
+        if self.architecture is None and set(self.sha256) != set(FILES):
             raise BadInput(f"sha256: names {', '.join(self.sha256) or 'nothing'}; expected {' and '.join(FILES)}")
 
 
@@ -77,5 +77,7 @@ def own_settings(found: dict[str, Any]) -> ModelSettings:
     if number == FORMAT or "checksum" in found:
         found = unsealed({"format": number, **found})
         del found["format"]
+    if found.get("architecture") is not None:
+        raise ValueError(f"architecture={found['architecture']}: is not a setting of a model of this project")
     settings: ModelSettings = build(ModelSettings, {"format": number, **current(found)})
     return settings

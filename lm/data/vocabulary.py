@@ -1,0 +1,116 @@
+"""Tokenizers that are made from a text: byte-level BPE, characters, bytes."""
+
+import itertools
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from lm.config import BadInput, TokenizerConfig
+from lm.data.tokenizer import BYTES, CHARACTERS, EOT, Tokenizer, load_tokenizer
+
+RUN = 512  # characters of a word that BPE is trained on
+SPACES = re.compile(rf"\s{{{RUN + 1}}}")
+LONG_RUN = re.compile(rf"\S{{{RUN}}}(?=\S)|\s{{{RUN}}}(?=\s)")
+
+
+def byte_level(vocab: dict[str, int] | None = None) -> tokenizers.Tokenizer:
+    backend = tokenizers.Tokenizer(models.BPE(vocab, [] if vocab else None))
+    backend.pre_tokenizer = BYTES
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def train_bpe(texts: Iterable[str], vocab_size: int, progress: bool = False) -> Tokenizer:
+    """Byte-level BPE (Sennrich et al., 2016; Radford et al., 2019) with exactly `vocab_size` tokens."""
+    backend = byte_level()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[EOT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=progress,
+    )
+    interruptible(lambda given: backend.train_from_iterator(given, trainer), short_runs(texts))
+    if backend.get_vocab_size() != vocab_size:
+        raise BadInput(
+            f"tokenizer.vocab_size={vocab_size}: this text yields a vocabulary of at most"
+            f" {backend.get_vocab_size()}; choose that or less, or tokenizer=char"
+        )
+    return Tokenizer(backend)
+
+
+def short_runs(texts: Iterable[str]) -> Iterator[str]:
+    """The texts, with runs of more than RUN visible characters or spaces cut: the time to train grows with the square
+    of the length of a word."""
+    for text in texts:
+        long = max(map(len, text.split()), default=0) > RUN or SPACES.search(text)
+        cuts = [found.end() for found in LONG_RUN.finditer(text)] if long else []
+        yield from (text[begin:end] for begin, end in itertools.pairwise([0, *cuts, len(text)]))
+
+
+def interruptible(work: Callable[[Iterator[str]], None], texts: Iterator[str]) -> None:
+    """Call work(texts) in a thread, because a long call into the library keeps Ctrl-C from being heard."""
+    errors: list[BaseException] = []
+    reading, stopped = threading.Event(), threading.Event()
+    reading.set()
+
+    def until_stopped() -> Iterator[str]:
+        for text in texts:
+            if stopped.is_set():
+                raise InterruptedError
+            yield text
+        reading.clear()
+
+    def in_thread() -> None:
+        try:
+            work(until_stopped())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=in_thread, daemon=True)
+    thread.start()
+    try:
+        thread.join()
+    except BaseException:
+        stopped.set()
+        if reading.is_set():  # it calls Python, so it must end before the interpreter does
+            thread.join()
+        raise
+    if errors:
+        raise errors[0]
+
+
+def char_tokenizer(texts: Iterable[str]) -> Tokenizer:
+    """A token for each distinct character of the texts, in order of code points, and end of text."""
+    alphabet = sorted(set().union(*map(set, texts)))
+    vocab = {EOT: 0} | {char: i for i, char in enumerate(alphabet, start=1)}
+    backend = tokenizers.Tokenizer(models.WordLevel(vocab, unk_token=""))
+    backend.pre_tokenizer = CHARACTERS
+    backend.decoder = decoders.Fuse()
+    return Tokenizer(backend)
+
+
+def byte_tokenizer() -> Tokenizer:
+    """The 256 bytes and end of text."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = byte_level({EOT: 0} | {symbol: i for i, symbol in enumerate(alphabet, start=1)})
+    return Tokenizer(backend)
+
+
+def build_tokenizer(
+    config: TokenizerConfig, train: Iterable[str], everything: Iterable[str], progress: bool
+) -> Tokenizer:
+    """The tokenizer of a run. BPE is trained on the training text alone; characters come from the whole text."""
+    if config.kind == "bpe":
+        assert config.vocab_size is not None
+        return train_bpe(train, config.vocab_size, progress)
+    if config.kind == "file":
+        assert config.path is not None
+        tokenizer, sample = load_tokenizer(Path(config.path)), next(iter(train), "")[:10_000]
+        if tokenizer.decode(tokenizer.encode(sample)) != sample:
+            raise BadInput(f"tokenizer.path={config.path}: loses part of the text, so bits per byte would be wrong")
+        return tokenizer
+    return char_tokenizer(everything) if config.kind == "char" else byte_tokenizer()
