@@ -1,6 +1,5 @@
 """What tests share: a tiny model, a small text, and scripts run as real processes."""
 
-import logging
 import os
 import subprocess
 import sys
@@ -82,14 +81,6 @@ def one_thread() -> None:
     import torch
 
     torch.set_num_threads(1)
-
-
-@pytest.fixture(autouse=True)
-def loggers_are_on() -> None:
-    """A command that a test before called in this process may have disabled them, as Hydra does."""
-    for logger in list(logging.root.manager.loggerDict.values()):
-        if isinstance(logger, logging.Logger):
-            logger.disabled = False
 
 
 @dataclass(slots=True)

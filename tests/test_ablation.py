@@ -77,6 +77,7 @@ def status(study: Study) -> dict[tuple[str, int], str]:
     return {(row.arm, row.seed): row.status for row in study.rows}
 
 
+@pytest.mark.slow
 def test_what_is_missing_is_done_and_nothing_else(lab: Ablate, tmp_path: Path) -> None:
     first = stamps(lab().path)
     assert len(first) == 4
@@ -98,6 +99,7 @@ def test_a_cell_gives_what_the_run_alone_gives(lab: Ablate, tmp_path: Path) -> N
     assert alone["seed"] == 3
 
 
+@pytest.mark.slow
 def test_changed_sources_or_text_are_not_silently_reused(
     lab: Ablate, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,6 +231,7 @@ def test_the_default_folder_says_what_is_changed(monkeypatch: pytest.MonkeyPatch
     assert name("trainer.max_steps=300") == "ablations/test-f4edd512"
 
 
+@pytest.mark.slow
 def test_the_time_of_a_run_beyond_its_steps_is_measured(lab: Ablate, tmp_path: Path) -> None:
     planned = lab(plan_only=True)
     (beyond,) = planned.known.startup_seconds.values()
@@ -243,6 +246,7 @@ def test_the_time_of_a_run_beyond_its_steps_is_measured(lab: Ablate, tmp_path: P
     assert done.known.startup_seconds == read_record(done.path).startup_seconds, "measured once"
 
 
+@pytest.mark.slow
 def test_a_verdict_seen_early_is_told_by_the_next_call(lab: Ablate) -> None:
     lab(seeds=[0, 1])
     heads = [head for head, _ in read_record(lab(seeds=[0, 1, 2]).path).cautions]

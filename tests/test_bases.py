@@ -56,6 +56,7 @@ def result(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "result.json").read_text())
 
 
+@pytest.mark.slow
 def test_each_seed_continues_the_base_of_its_seed(lab: Lab, tmp_path: Path) -> None:
     out = lab().path
     bases, cells = stamps(out, "bases"), stamps(out)

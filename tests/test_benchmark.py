@@ -86,6 +86,7 @@ def trained(corpus: Path, run_dir: Path, **model: Any) -> str:
     return str(run_dir)
 
 
+@pytest.mark.slow
 def test_the_prompts_of_a_run_are_from_its_validation_text(tmp_path: Path, corpus: Path) -> None:
     run = run_prompts(trained(corpus, tmp_path / "run"))
     assert run.prompts.shape == (N_PROMPTS, 32 // 4)

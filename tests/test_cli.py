@@ -48,12 +48,15 @@ def enter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     monkeypatch.setattr(argparse.ArgumentParser, "error", argparse.ArgumentParser.error)
     ours, before = logging.getLogger("lm"), {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGHUP)}
-    handlers, level = ours.handlers.copy(), ours.level
+    handlers, levels = ours.handlers.copy(), {one: one.level for one in (ours, logging.root)}
     yield lambda name, words: monkeypatch.setattr(sys, "argv", [f"{name}.py", *words])
     for signum, handler in before.items():
         signal.signal(signum, handler)
     ours.handlers[:] = handlers
-    ours.setLevel(level)
+    for logger, level in levels.items():
+        logger.setLevel(level)
+    for name in logging.root.manager.loggerDict:  # Hydra disables those that exist
+        logging.getLogger(name).disabled = False
 
 
 @pytest.fixture

@@ -318,6 +318,7 @@ def undisturbed(corpus: Path) -> Path:
     return corpus.parent / "undisturbed"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("step", "where"),
     [
@@ -337,6 +338,7 @@ def test_a_killed_run_ends_with_the_same_rows(
     assert [int(row["step"]) for row in read(tmp_path / "run")] == [7, 14, 21, 28, 35, 40]
 
 
+@pytest.mark.slow
 def test_the_comparison_sees_a_count_that_was_not_restored(undisturbed: Path, corpus: Path, tmp_path: Path) -> None:
     run = a_measured_run(corpus, tmp_path / "run")
     kill(run, 25, "saved")

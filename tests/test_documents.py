@@ -259,6 +259,7 @@ def test_the_mask_of_an_evaluation_is_no_setting_of_its_text() -> None:
         EvaluateConfig(run_dir="r", data=DataConfig(document_mask=True))
 
 
+@pytest.mark.slow
 def test_the_script_of_the_docs_writes_a_text_of_short_documents(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

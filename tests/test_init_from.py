@@ -310,6 +310,7 @@ def test_in_python_another_model_or_tokenizer_is_refused(home: Path, tmp_path: P
 # --- the command
 
 
+@pytest.mark.slow
 def test_a_sweep_starts_from_a_run(home: Path, script: Script) -> None:
     words = [*RUN, f"data.path={home / 'text'}", f"init_from={home / 'tied'}", "trainer.max_steps=2"]
     found = script("train", "-m", *words, "head=tied,untied_from_embedding,untied")

@@ -147,6 +147,7 @@ def test_a_run_killed_at_random_ends_as_an_undisturbed_one(
     assert not list((tmp_path / "killed").rglob(".partial*"))
 
 
+@pytest.mark.slow
 def test_a_killed_bf16_muon_run_ends_as_an_undisturbed_one(corpus: Path, tmp_path: Path) -> None:
     alone, killed = (a_run(corpus, tmp_path / name) for name in ("alone", "killed"))
     options = alone.trainer | {"precision": "bf16-mixed"}
@@ -206,6 +207,7 @@ def resume_broken(run: RunConfig, change: Callable[[dict[str, Any]], None]) -> N
     work(run)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [break_optimizer, break_position, break_schedule, break_weights, break_dropout])
 def test_the_comparison_sees_each_mechanism_switched_off(
     undisturbed: RunConfig, corpus: Path, tmp_path: Path, change: Callable[[dict[str, Any]], None]
@@ -262,6 +264,7 @@ def stop(run: RunConfig, step: int, signum: signal.Signals) -> None:
     assert process.exitcode == (-signum if signum == signal.SIGKILL else 128 + signum)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("signum", "stops", "resumed_from"),
     [(signal.SIGKILL, [19, 20, 35], [10, 20, 30]), (signal.SIGTERM, [19, 20, 21], [19, 20, 21])],
@@ -298,6 +301,7 @@ def untie_again(checkpoint: dict[str, Any]) -> None:
     del moments[max(moments)]  # the head's, the last group
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("step", "change", "same"),
     [
@@ -447,6 +451,7 @@ def test_checkpoints_that_cannot_be_listed_are_not_absent(undisturbed: RunConfig
     assert outcome(run) == outcome(undisturbed)
 
 
+@pytest.mark.slow
 def test_the_checkpoint_of_another_run_is_refused_and_one_that_does_not_say_is_not(
     undisturbed: RunConfig, corpus: Path, tmp_path: Path
 ) -> None:

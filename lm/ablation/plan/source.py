@@ -8,7 +8,6 @@ import hashlib
 import inspect
 import json
 import sysconfig
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -58,7 +57,7 @@ def reached(ahead: list[Path], root: Path) -> list[Path]:
         path = ahead.pop()
         if path not in found and not counted_out(path):
             found.add(path)
-            ahead += [file for name in imported(path, root) for file in files_of(name, root)]
+            ahead += [file for name in imported(path, root, path.stat().st_mtime_ns) for file in files_of(name, root)]
     return sorted(found)
 
 
@@ -72,18 +71,16 @@ def counted_out(path: Path) -> bool:
     return any(name == one or name.startswith(f"{one}/") for one in NOT_COUNTED)
 
 
-def imported(path: Path, root: Path) -> Iterator[str]:
+@cache
+def imported(path: Path, root: Path, changed: int) -> set[str]:
     """Names of modules, of the packages around them, and of what is taken from them, which may be modules too."""
-    package = path.relative_to(root).parent.parts
+    package, names = path.relative_to(root).parent.parts, []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            names = [one.name for one in node.names]
+            names += [one.name for one in node.names]
         elif isinstance(node, ast.ImportFrom):
             above = package[: len(package) + 1 - node.level] if node.level else ()
             module = ".".join([*above, *([node.module] if node.module else [])])
-            names = [module, *(f"{module}.{one.name}".lstrip(".") for one in node.names)]
-        else:
-            continue
-        for name in filter(None, names):
-            parts = name.split(".")
-            yield from (".".join(parts[:n]) for n in range(1, len(parts) + 1))
+            names += [module, *(f"{module}.{one.name}".lstrip(".") for one in node.names)]
+    split = [name.split(".") for name in names if name]
+    return {".".join(parts[:n]) for parts in split for n in range(1, len(parts) + 1)}
