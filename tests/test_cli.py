@@ -268,6 +268,13 @@ def test_paths_arrive_as_typed(command: Callable[..., Outcome], value: str) -> N
     assert (seen[0].data.path, seen[0].run_dir, seen[0].data.cache_dir) == (value, value, value)
 
 
+@pytest.mark.parametrize("value", ["[a,b c]", *ODD])
+def test_lists_of_runs_and_texts_arrive_as_typed(command: Callable[..., Outcome], value: str) -> None:
+    code, error, seen = command([f"run_dir={value}", f"texts={value}", f"plot={value}.svg"], "evaluate")
+    assert (code, error) == (0, "")
+    assert (seen[0].run_dir, seen[0].texts, seen[0].plot) == (value, value, f"{value}.svg")
+
+
 @pytest.mark.parametrize("value", ["a\\", "a\\\\", "a\\'b", "${HOME}/x"])
 def test_paths_with_backslashes_and_braces_arrive_as_typed(command: Callable[..., Outcome], value: str) -> None:
     code, _, seen = command(["data=text", f"data.path={value}"])

@@ -20,10 +20,10 @@ from lm.config import BadInput, CheckpointConfig, DiagnosticsConfig, HeadConfig,
 from lm.data.batches import IGNORED
 from lm.data.tokens import prepare
 from lm.exchange.portable import load_model
-from lm.inference.evaluate import NLLByTarget
+from lm.inference import details
+from lm.inference.details import BANDS, NLLByTarget, frequency_bands, token_counts
 from lm.model.transformer import Transformer
-from lm.training import diagnostics
-from lm.training.diagnostics import BANDS, BY_BAND, COLUMNS, GRADIENTS, EmbeddingGradient, frequency_bands
+from lm.training.diagnostics import BY_BAND, COLUMNS, GRADIENTS, EmbeddingGradient
 from lm.training.train import train
 from lm.training.trainer import resolve
 
@@ -132,7 +132,7 @@ def zipf(vocab_size: int, n: int) -> np.ndarray:
 
 def test_bands_divide_the_vocabulary_into_equal_shares_of_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = zipf(1000, 50_000)
-    bands = frequency_bands(tokens, 1010)  # ten tokens never occur
+    bands = frequency_bands(token_counts(tokens, 1010))  # ten tokens never occur
     assert bands.shape == (1010,)
     assert set(bands.tolist()) == set(range(BANDS)), "each token in one band, no band empty"
     counts = np.bincount(tokens, minlength=1010)
@@ -140,15 +140,15 @@ def test_bands_divide_the_vocabulary_into_equal_shares_of_the_text(monkeypatch: 
     for i in range(BANDS - 1):
         assert counts[bands == i].min() >= counts[bands == i + 1].max(), "from frequent to rare"
     assert set(bands[1000:].tolist()) == {BANDS - 1}
-    monkeypatch.setattr(diagnostics, "CHUNK", 999)
-    assert np.array_equal(frequency_bands(tokens, 1010), bands)
+    monkeypatch.setattr(details, "CHUNK", 999)
+    assert np.array_equal(frequency_bands(token_counts(tokens, 1010)), bands)
 
 
 def test_a_very_frequent_token_leaves_equal_shares_for_other_bands() -> None:
     tokens = np.concatenate([np.zeros(1000, dtype=np.uint16), 1 + zipf(300, 1000)])
-    mass = np.bincount(frequency_bands(tokens, 301)[tokens], minlength=BANDS) / len(tokens)
+    mass = np.bincount(frequency_bands(token_counts(tokens, 301))[tokens], minlength=BANDS) / len(tokens)
     assert mass == pytest.approx([0.5, 0.125, 0.125, 0.125, 0.125], abs=0.03)
-    assert frequency_bands(np.array([2, 2, 0]), 3).tolist() == [1, 2, 0], "fewer tokens than bands"
+    assert frequency_bands(token_counts(np.array([2, 2, 0]), 3)).tolist() == [1, 2, 0], "fewer tokens than bands"
 
 
 def test_nothing_is_measured_by_default(corpus: Path, tmp_path: Path) -> None:
@@ -230,7 +230,7 @@ def test_each_target_gets_its_own_negative_log_likelihood() -> None:
 def test_losses_and_norms_by_band_match_the_saved_model(head: str, corpus: Path, tmp_path: Path) -> None:
     run = short(corpus, tmp_path / "run", head=HEADS[head], diagnostics=DiagnosticsConfig(every=8))
     result, data = train(run), prepare(run.data, run.tokenizer)
-    bands = frequency_bands(data.train, data.tokenizer.vocab_size)
+    bands = frequency_bands(token_counts(data.train, data.tokenizer.vocab_size))
     rows = read(tmp_path / "run")
     assert mean_loss(rows[-1], bands[data.val[1:]]) == pytest.approx(result["val_loss"], rel=1e-5)
     net, _ = load_model(tmp_path / "run")

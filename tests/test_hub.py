@@ -406,7 +406,7 @@ def test_a_run_is_scored_on_the_commit_that_it_was_trained_on(server: hub.Hub, t
     write_config(tmp_path, one, data_revision=data.revision, **hashes)
     server.commit("owner/stories", STORIES | {"small/val-00000-of-00001.parquet": hub.shard(["another"])})
     server.asked.clear()
-    tokens, n_bytes, _ = own_validation(tmp_path, trust=True)
+    tokens, n_bytes, *_ = own_validation(tmp_path, trust=True)
     assert (tokens.tolist(), n_bytes) == (data.val.tolist(), data.val_bytes)
     assert server.asked == []
 

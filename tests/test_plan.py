@@ -300,7 +300,11 @@ def test_what_a_run_computes_with_counts(sources: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["training/metrics", "training/checkpoint", "exchange/huggingface", "ablation/ablate", "cli/launch"]
+    "name",
+    [
+        *("training/metrics", "training/checkpoint", "inference/details"),
+        *("exchange/huggingface", "ablation/ablate", "cli/launch"),
+    ],
 )
 def test_what_only_records_does_not(sources: Path, name: str) -> None:
     before, path = source_files(), sources / f"{name}.py"

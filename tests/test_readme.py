@@ -101,7 +101,7 @@ def test_the_command_runs(page: str, command: str, script: Script, corpus: Path,
     else:
         less = {"train": SMALL, "ablate": [*QUICK, f"data.path={corpus}"], "benchmark": ["only=[limits]", "seconds=0"]}
         places = {"FILE": str(corpus), "RUN": "run", "DIR": "out"}
-        words = [re.sub(r"\b(FILE|RUN|DIR)\b", lambda found: places[found[0]], word) for word in words]
+        words = [re.sub(r"\b(FILE|RUN|DIR)\d?\b", lambda found: places[found[1]], word) for word in words]
         words += less.get(name, [])
     answer = script(name, *words)
     assert answer.returncode == 0, answer.stderr

@@ -6,7 +6,10 @@ from collections.abc import Iterable
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import OverrideParseException
 
-PATHS = ("path", "run_dir", "output_dir", "output", "prompt_file", "cache_dir", "nanogpt", "init_from")
+PATHS = (
+    *("path", "run_dir", "output_dir", "output", "prompt_file", "cache_dir", "nanogpt", "init_from"),
+    *("texts", "plot"),
+)
 SWEEP = ("-m", "--multirun")
 COMPLETION = ("-sc", "--shell_completion")
 

@@ -31,9 +31,12 @@ class GenerateConfig:
 
 @dataclass(slots=True, kw_only=True)
 class EvaluateConfig:
-    run_dir: str
+    run_dir: str  # also [RUN1,RUN2] or a glob: several runs
     data: DataConfig | None = None  # null: the validation split of the run
+    texts: str | None = None  # in place of data: the paths of several texts, [FILE1,FILE2] or a glob
     document_mask: bool | None = None  # whether attention is kept within documents; null: as in training
+    details: bool = False  # also calibration, and the loss by the frequency of the target
+    plot: str | None = None  # a file, .svg or .png, that gets a figure of the details
     threads: int | None = None
     trust: bool = False
 
@@ -41,6 +44,11 @@ class EvaluateConfig:
         if self.data is not None and self.data.document_mask:
             raise BadInput("data.document_mask=true: is for training; to evaluate, give document_mask=true")
         at_least(1, "", self, "threads")
+        self.details = self.details or self.plot is not None
+        if self.data is not None and self.texts is not None:
+            raise BadInput(f"texts={self.texts}: data names a text as well; give one of the two")
+        if self.plot is not None and not self.plot.endswith((".svg", ".png")):
+            raise BadInput(f"plot={self.plot}: expected the name of a file that ends in .svg or .png")
         for key in ("val_split", "val_path"):
             if self.data and (value := getattr(self.data, key)) is not None:
                 raise BadInput(f"data.{key}={value}: evaluate scores the whole of one text, data.{key[4:]}")

@@ -30,6 +30,27 @@ def check_paths(config: DataConfig, tokenizer: TokenizerConfig) -> None:
         local_files(config.val_path, SUFFIXES.get(config.source, ()), "data.val_path")
 
 
+def listed(value: str, key: str, folders: bool = False) -> list[str]:
+    """The paths that [PATH,PATH] or a glob stands for, in order; of anything else, the one path itself.
+
+    `folders`: of what a glob matches, only the folders. Raises BadInput.
+    """
+    several = value.startswith("[") and value.endswith("]") and not os.path.exists(value)
+    found: list[str] = []
+    for one in [part.strip() for part in value[1:-1].split(",")] if several else [value]:
+        if not one:
+            raise BadInput(f"{key}={value}: a path is empty; expected {key}=[PATH,PATH]")
+        path = os.path.expanduser(one)
+        if not glob.has_magic(one) or is_url(one) or os.path.exists(path):
+            found.append(one)
+            continue
+        matches = [match for match in sorted(glob.glob(path, recursive=True)) if not folders or os.path.isdir(match)]
+        if not matches:
+            raise BadInput(f"{key}={one}: no such {'folder' if folders else 'file'}, and as a glob it matches none")
+        found += matches
+    return found
+
+
 def local_files(path: str, suffixes: tuple[str, ...] = (), key: str = "data.path") -> dict[str, Path]:
     """The files of a file name, folder or glob, by their names, which are relative to the folder and sorted."""
     try:

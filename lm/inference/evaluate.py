@@ -1,6 +1,7 @@
 """The score of a model on a text: one pass, in which every token counts once."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,13 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 from tqdm import tqdm
 
 from lm.config import EvaluateConfig
 from lm.data.batches import IGNORED, validation_batches, validation_windows
+from lm.exchange.find_model import model_folder, read_settings
 from lm.exchange.portable import load_model
-from lm.inference.text import own_validation, whole_text
+from lm.inference.details import Details, Measure
+from lm.inference.text import own_text, own_validation, whole_text
 from lm.model.documents import documents
 from lm.model.transformer import Transformer
 from lm.system.device import best_device, set_threads
@@ -47,21 +49,6 @@ class Scores:
         return self.total_nll / (math.log(2) * n_bytes)
 
 
-class NLLByTarget:
-    """For each token id, over the targets equal to it: their total negative log-likelihood and their number, (V,)."""
-
-    def __init__(self, vocab_size: int) -> None:
-        self.total_nll, self.counts = np.zeros(vocab_size), np.zeros(vocab_size, dtype=np.int64)
-
-    def add(self, logits: Tensor, targets: Tensor) -> None:
-        """logits: (N, V); targets: (N,), IGNORED where there is none."""
-        nll = F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="none")
-        scored = targets != IGNORED
-        ids = targets[scored].cpu().numpy()
-        self.total_nll += np.bincount(ids, nll[scored].cpu().numpy(), len(self.total_nll))
-        self.counts += np.bincount(ids, minlength=len(self.counts))
-
-
 @torch.no_grad()
 def evaluate(
     net: Transformer,
@@ -70,12 +57,12 @@ def evaluate(
     batch_size: int,
     max_batches: int | None = None,
     bar: bool = False,
-    by_target: NLLByTarget | None = None,
+    measures: Sequence[Measure] = (),
 ) -> Scores:
     """Score every token of the stream except the first, in windows that do not overlap, in full precision.
 
     tokens: (n,) ids, the first of which is end of text. With `max_batches`, only that many batches of evenly spaced
-    windows are scored, an estimate. `by_target` accumulates the same scores by target token.
+    windows are scored, an estimate. `measures` get the same logits and targets.
     """
     device = net.embed.weight.device
     was_training = net.training
@@ -91,10 +78,17 @@ def evaluate(
             total_nll += F.cross_entropy(logits, y, ignore_index=IGNORED, reduction="sum").item()
             n_correct += int((logits.argmax(-1) == y).sum())
             n_tokens += int((y != IGNORED).sum())
-            if by_target is not None:
-                by_target.add(logits, y)
+            for measure in measures:
+                measure.add(logits, y)
     net.train(was_training)
     return Scores(n_tokens, total_nll, n_correct)
+
+
+def check(config: EvaluateConfig) -> None:
+    """Raise BadInput if the settings of the run, or what it says of its validation text, cannot be used."""
+    read_settings(model_folder(config.run_dir))
+    if config.data is None:
+        own_text(Path(config.run_dir).expanduser(), config.trust)
 
 
 def evaluate_run(config: EvaluateConfig, bar: bool = False) -> dict[str, Any]:
@@ -104,12 +98,13 @@ def evaluate_run(config: EvaluateConfig, bar: bool = False) -> dict[str, Any]:
     if config.document_mask is not None:
         net.documents = documents(tokenizer.eot if config.document_mask else None)
     if config.data is None:
-        tokens, n_bytes, batch_size = own_validation(Path(config.run_dir).expanduser(), config.trust, bar)
+        tokens, n_bytes, batch_size, train = own_validation(Path(config.run_dir).expanduser(), config.trust, bar)
     else:
-        tokens, n_bytes, batch_size = *whole_text(config.data, tokenizer, bar), config.data.batch_size
+        tokens, n_bytes, batch_size, train = *whole_text(config.data, tokenizer, bar), config.data.batch_size, None
+    details = [Details(net.vocab_size)] if config.details else []
     with adaptive_waiting(threads):
-        scores = evaluate(net.to(best_device()), tokens, net.seq_len, batch_size, bar=bar)
-    return {
+        scores = evaluate(net.to(best_device()), tokens, net.seq_len, batch_size, bar=bar, measures=details)
+    found: dict[str, Any] = {
         "loss": scores.loss,
         "perplexity": scores.perplexity,
         "bpb": scores.bpb(n_bytes),
@@ -117,3 +112,6 @@ def evaluate_run(config: EvaluateConfig, bar: bool = False) -> dict[str, Any]:
         "tokens": scores.n_tokens,
         "bytes": n_bytes,
     }
+    for one in details:
+        found |= one.scores(train)
+    return found

@@ -2,7 +2,7 @@
 
 import tempfile
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,11 +21,17 @@ from lm.data.tokens import prepare
 Found = TypeVar("Found")
 
 
-def own_validation(run_dir: Path, trust: bool, bar: bool = False) -> tuple[np.ndarray, int, int]:
-    """A run's validation tokens, the number of bytes of their text, and the run's batch size.
+@dataclass(slots=True, frozen=True)
+class OwnText:
+    """What a run's config.yaml says of its text, and the hashes of text and tokenizer."""
 
-    Without `trust`, nothing is downloaded from an address that the run's files name.
-    """
+    data: DataConfig
+    tokenizer: TokenizerConfig
+    hashes: tuple[str, str]
+
+
+def own_text(run_dir: Path, trust: bool) -> OwnText:
+    """Reads nothing of the text. Without `trust`, refuses an address that the run's files name. Raises BadInput."""
     try:
         settings = current(yaml.safe_load((run_dir / "config.yaml").read_text(encoding="utf-8")))
         hashes = settings["data_hash"], settings["tokenizer_hash"]
@@ -45,13 +51,22 @@ def own_validation(run_dir: Path, trust: bool, bar: bool = False) -> tuple[np.nd
             raise BadInput(f"run_dir={run_dir}: its text comes from {place}; trust=true downloads it")
     if not Path(config.cache_dir, "tokens").expanduser().is_dir():  # the run was made elsewhere
         config = replace(config, cache_dir=DataConfig().cache_dir)
-    data = in_a_cache(config, lambda config: prepare(config, tokenizer, not bar))
-    if (data.hash, data.tokenizer.hash) != hashes:
-        what = "text" if data.hash != hashes[0] else "tokenizer"
+    return OwnText(config, tokenizer, hashes)
+
+
+def own_validation(run_dir: Path, trust: bool, bar: bool = False) -> tuple[np.ndarray, int, int, np.ndarray]:
+    """A run's validation tokens, the number of bytes of their text, the run's batch size, and its training tokens.
+
+    Without `trust`, nothing is downloaded from an address that the run's files name. Raises BadInput.
+    """
+    own = own_text(run_dir, trust)
+    data = in_a_cache(own.data, lambda config: prepare(config, own.tokenizer, not bar))
+    if (data.hash, data.tokenizer.hash) != own.hashes:
+        what = "text" if data.hash != own.hashes[0] else "tokenizer"
         raise BadInput(
             f"run_dir={run_dir}: its {what} has changed since training; give a text: data=text data.path=FILE"
         )
-    return data.val, data.val_bytes, config.batch_size
+    return data.val, data.val_bytes, own.data.batch_size, data.train
 
 
 def whole_text(config: DataConfig, tokenizer: Tokenizer, bar: bool) -> tuple[np.ndarray, int]:

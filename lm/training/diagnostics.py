@@ -22,33 +22,15 @@ from lightning import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 
 from lm.data.batches import Batch
-from lm.inference.evaluate import NLLByTarget, evaluate
+from lm.inference.details import BANDS, NLLByTarget, frequency_bands, token_counts
+from lm.inference.evaluate import evaluate
 from lm.model.transformer import Transformer
 from lm.training.metrics import MetricsFile
 from lm.training.task import LMTask
 
-BANDS = 5
-CHUNK = 1 << 22  # training tokens counted at a time
 GRADIENTS = ("embedding_grad", "head_grad", "cosine")
 BY_BAND = [f"{name}/band{i}" for name in ("loss", "embedding_norm", "head_norm") for i in range(1, BANDS + 1)]
 COLUMNS = ("step", "tokens", "clip_rate", *GRADIENTS, *BY_BAND)
-
-
-def frequency_bands(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
-    """The band (V,) of each token id, from 0 for the most frequent ones in `tokens` (n,)."""
-    counts = np.zeros(vocab_size, dtype=np.int64)
-    for first in range(0, len(tokens), CHUNK):
-        counts += np.bincount(tokens[first : first + CHUNK], minlength=vocab_size)
-    order = np.argsort(-counts, kind="stable")
-    mass = np.concatenate([[0], counts[order].cumsum()])  # mass[i]: occurrences of the i most frequent tokens
-    ends = [0]
-    for left in range(BANDS, 1, -1):  # each band takes an equal share of the rest, however large the band before it
-        goal = mass[ends[-1]] + (mass[-1] - mass[ends[-1]]) / left
-        nearest = int(np.abs(mass - goal).argmin())
-        ends.append(min(max(nearest, ends[-1] + 1), vocab_size))
-    bands = np.empty(vocab_size, dtype=np.int64)
-    bands[order] = np.repeat(np.arange(BANDS), np.diff([*ends, vocab_size]))
-    return bands
 
 
 def means(name: str, sums: np.ndarray, counts: np.ndarray, bands: np.ndarray) -> dict[str, float]:
@@ -104,7 +86,7 @@ class Diagnostics(Callback):
 
     def on_train_start(self, trainer: Trainer, task: Any) -> None:
         self.file = MetricsFile(self.path, trainer.global_step, COLUMNS)
-        self.bands = frequency_bands(task.data.train, task.net.vocab_size)
+        self.bands = frequency_bands(token_counts(task.data.train, task.net.vocab_size))
         self.gradient = EmbeddingGradient(task.net)
 
     def due(self, trainer: Trainer, step: int) -> bool:
@@ -135,7 +117,7 @@ class Diagnostics(Callback):
         row |= zip(GRADIENTS, self.gradients.tolist(), strict=True)
         if step == task.total_steps:  # the validation split costs more than all else
             by_target = NLLByTarget(net.vocab_size)
-            evaluate(net, task.data.val, data.seq_len, data.batch_size, by_target=by_target)
+            evaluate(net, task.data.val, data.seq_len, data.batch_size, measures=[by_target])
             row |= means("loss", by_target.total_nll, by_target.counts, self.bands)
         for name, rows in (("embedding_norm", net.embed.matrix()), ("head_norm", net.head.matrix(net.embed.weight))):
             row |= means(name, rows.float().norm(dim=1).cpu().numpy(), np.ones(len(rows)), self.bands)

@@ -15,7 +15,8 @@ from lm.model.linear import LINEARS, linear_class
 
 HOME = Path(__file__).parents[3]
 NOT_COUNTED = {  # imported by training, but they only record, restore or show; settings are in a run's own hash
-    *("lm/__init__", "lm/config", "lm/system/files", "lm/inference/decode", "lm/inference/generate", "lm/exchange"),
+    *("lm/__init__", "lm/config", "lm/system/files", "lm/exchange"),
+    *(f"lm/inference/{name}" for name in ("decode", "details", "generate")),
     *(f"lm/training/{name}" for name in ("checkpoint", "diagnostics", "metrics", "run_directory", "samples")),
 }
 

@@ -1,0 +1,136 @@
+"""What the scores of a text consist of: the loss by the frequency of the target, and the calibration of the model."""
+
+from typing import Any, Protocol
+
+import numpy as np
+import torch.nn.functional as F
+from torch import Tensor
+
+from lm.data.batches import IGNORED
+
+BANDS = 5  # of frequency
+BINS = 10  # of confidence
+CHUNK = 1 << 22  # tokens counted at a time
+
+
+class Measure(Protocol):
+    """Sums over the targets of a text, given in pieces: logits (N, V); targets (N,), IGNORED where there is none."""
+
+    def add(self, logits: Tensor, targets: Tensor) -> None: ...
+
+
+class NLLByTarget:
+    """For each token id, over the targets equal to it: their total negative log-likelihood and their number, (V,)."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self.total_nll, self.counts = np.zeros(vocab_size), np.zeros(vocab_size, dtype=np.int64)
+
+    def add(self, logits: Tensor, targets: Tensor) -> None:
+        nll = F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="none")
+        scored = targets != IGNORED
+        ids = targets[scored].cpu().numpy()
+        self.total_nll += np.bincount(ids, nll[scored].cpu().numpy(), len(self.total_nll))
+        self.counts += np.bincount(ids, minlength=len(self.counts))
+
+
+class Calibration:
+    """Whether the most probable token is right as often as its probability, the confidence, says (Guo et al., 2017).
+
+    Targets are counted in BINS bins of equal width, by confidence: `counts`, `confidence` and `correct` (BINS,) are
+    their number, the sum of their confidences and how many of their most probable tokens are right.
+    """
+
+    def __init__(self) -> None:
+        self.counts, self.confidence, self.correct = np.zeros(BINS, np.int64), np.zeros(BINS), np.zeros(BINS, np.int64)
+
+    def add(self, logits: Tensor, targets: Tensor) -> None:
+        largest, predicted = logits.max(-1)
+        scored = targets != IGNORED
+        confidence = (largest - logits.logsumexp(-1)).exp()[scored].cpu().numpy()
+        bins = np.minimum((confidence * BINS).astype(np.int64), BINS - 1)  # a confidence of 1 is in the last bin
+        self.counts += np.bincount(bins, minlength=BINS)
+        self.confidence += np.bincount(bins, confidence, BINS)
+        self.correct += np.bincount(bins, (predicted == targets)[scored].cpu().numpy(), BINS).astype(np.int64)
+
+    @property
+    def error(self) -> float:
+        """The expected calibration error: the mean over all targets of their bin's |confidence - accuracy|."""
+        return float(np.abs(self.confidence - self.correct).sum() / self.counts.sum())
+
+    def bins(self) -> list[dict[str, float]]:
+        """The bins that are not empty, each with its bounds, its targets, their mean confidence and accuracy."""
+        return [
+            {
+                "from": i / BINS,
+                "to": (i + 1) / BINS,
+                "tokens": int(n),
+                "confidence": float(self.confidence[i] / n),
+                "accuracy": float(self.correct[i] / n),
+            }
+            for i, n in enumerate(self.counts)
+            if n
+        ]
+
+
+def token_counts(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
+    """How often each token id (V,) occurs in `tokens` (n,)."""
+    counts = np.zeros(vocab_size, dtype=np.int64)
+    for first in range(0, len(tokens), CHUNK):
+        counts += np.bincount(tokens[first : first + CHUNK], minlength=vocab_size)
+    return counts
+
+
+def frequency_bands(counts: np.ndarray) -> np.ndarray:
+    """The band (V,) of each token id, from 0 for the most frequent ones, by how often each occurs in a text, (V,).
+
+    Each band holds about an equal share of that text.
+    """
+    order = np.argsort(-counts, kind="stable")
+    mass = np.concatenate([[0], counts[order].cumsum()])  # mass[i]: occurrences of the i most frequent tokens
+    ends = [0]
+    for left in range(BANDS, 1, -1):  # each band takes an equal share of the rest, however large the band before it
+        goal = mass[ends[-1]] + (mass[-1] - mass[ends[-1]]) / left
+        nearest = int(np.abs(mass - goal).argmin())
+        ends.append(min(max(nearest, ends[-1] + 1), len(counts)))
+    bands = np.empty(len(counts), dtype=np.int64)
+    bands[order] = np.repeat(np.arange(BANDS), np.diff([*ends, len(counts)]))
+    return bands
+
+
+def by_frequency(found: NLLByTarget, counts: np.ndarray) -> list[dict[str, float]]:
+    """The loss in nats per token of each band that has targets; `counts` (V,) decides the bands.
+
+    `vocabulary` is the number of token ids in a band, `least` and `most` how often the rarest and the most frequent of
+    them occurs in the counted text, `tokens` the number of targets.
+    """
+    bands = frequency_bands(counts)
+    rows = []
+    for i in range(BANDS):
+        inside = bands == i
+        if n := int(found.counts[inside].sum()):
+            row = {"band": i + 1, "vocabulary": int(inside.sum())}
+            row |= {"least": int(counts[inside].min()), "most": int(counts[inside].max()), "tokens": n}
+            rows.append({**row, "loss": float(found.total_nll[inside].sum() / n)})
+    return rows
+
+
+class Details:
+    """The measures of `evaluate details=true`, and what they add to the scores."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self.by_target, self.calibration = NLLByTarget(vocab_size), Calibration()
+
+    def add(self, logits: Tensor, targets: Tensor) -> None:
+        self.by_target.add(logits, targets)
+        self.calibration.add(logits, targets)
+
+    def scores(self, train: np.ndarray | None) -> dict[str, Any]:
+        """`train` (n,): the tokens in which frequencies are counted; None: in the scored ones."""
+        vocab_size = len(self.by_target.counts)
+        counts = self.by_target.counts if train is None else token_counts(train, vocab_size)
+        return {
+            "ece": self.calibration.error,
+            "calibration": self.calibration.bins(),
+            "frequency_in": "the scored text" if train is None else "the training text",
+            "by_frequency": by_frequency(self.by_target, counts),
+        }
