@@ -12,7 +12,17 @@ from lm.cli.compose import compose as compose_words
 from lm.cli.compose import convert
 from lm.cli.errors import CONFIGS
 from lm.cli.names import trainer_arguments
-from lm.config import HEADS, OPTIMIZERS, SOURCES, TOKENIZERS, EvaluateConfig, ExportConfig, GenerateConfig, RunConfig
+from lm.config import (
+    HEADS,
+    OPTIMIZERS,
+    SOURCES,
+    TOKENIZERS,
+    EvaluateConfig,
+    ExportConfig,
+    GenerateConfig,
+    RunConfig,
+    RunsConfig,
+)
 from lm.config.ablation import AblateConfig, ReportConfig
 from lm.config.benchmark import BenchmarkConfig
 from lm.training.trainer import resolve
@@ -24,12 +34,14 @@ SCHEMAS = {
     "export": ExportConfig,
     "ablate": AblateConfig,
     "report": ReportConfig,
+    "runs": RunsConfig,
     "benchmark": BenchmarkConfig,
 }
 NEEDED = {
     "train": [],
     "generate": ["run_dir=r"],
     "evaluate": ["run_dir=r"],
+    "runs": [],
     "export": ["run_dir=r", "output_dir=o"],
     "ablate": ["ablation=smoke", "ablation.name=as-hydra-says"],
     "report": ["output_dir=o"],

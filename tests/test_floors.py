@@ -17,10 +17,11 @@ FLOORS = [  # lowest first; a module imports from its own room and from the floo
     ["lm.exchange"],
     ["lm.inference"],
     ["lm.training"],
+    ["lm.report"],
     ["lm.ablation.record", "lm.ablation.outcomes", "lm.ablation.duration"],
     ["lm.ablation.plan", "lm.ablation.judge"],
     ["lm.ablation.run", "lm.ablation.report"],
-    ["lm.ablation", "lm.benchmark"],
+    ["lm.ablation", "lm.benchmark", "lm.runs"],
     ["lm.cli"],
     ["scripts", "lm.__main__"],
 ]

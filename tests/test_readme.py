@@ -3,6 +3,7 @@
 import csv
 import re
 import shlex
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,8 @@ def test_the_command_runs(page: str, command: str, script: Script, corpus: Path,
     if name != "train" or any("RUN" in word for word in words):
         small = script("train", "data=text", "trainer=cpu", *SMALL, f"data.path={corpus}", "run_dir=run")
         assert small.returncode == 0, small.stderr
+    if name == "runs":
+        shutil.copytree(tmp_path / "run", tmp_path / "runs/run")
     if name == "report":
         small = script("ablate", "ablation=smoke", "output_dir=out", *QUICK, f"data.path={corpus}")
         assert small.returncode == 0, small.stderr

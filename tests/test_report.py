@@ -28,10 +28,10 @@ from lm.ablation.record import SearchRecord, TrialRecord
 from lm.ablation.report import looks_of, write_report
 from lm.ablation.report.diagnostics import SIDES
 from lm.ablation.report.forest import Line, draw_forest
-from lm.ablation.report.page import code, fence, page, plain, table
-from lm.ablation.report.plots import looks, panels
 from lm.ablation.report.tuning import draw_search
 from lm.config import BadInput
+from lm.report.page import code, fence, page, plain, table
+from lm.report.plots import looks, panels
 from lm.training.diagnostics import COLUMNS as DIAGNOSTICS
 
 ARMS = {"tied": 3.50, "untied": 3.53, "untied_matched": 3.502, "tied_naive": 4.4}  # and what they come to

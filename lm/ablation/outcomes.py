@@ -16,7 +16,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 from lm.config import BadInput
-from lm.config.renamed import current, current_column
+from lm.config.renamed import current
+from lm.report.metrics import Lines, read_lines
 from lm.training.finished import read_result
 
 RESULT: dict[str, type[int] | type[float] | type[str]] = {  # of a run's result.json, as columns of results.csv
@@ -28,7 +29,6 @@ RESULT: dict[str, type[int] | type[float] | type[str]] = {  # of a run's result.
     **dict.fromkeys(("device", "precision", "python"), str),
 }
 RUN_DIR = re.compile(r"(?:cells|trials)/([\w.-]+)-seed(\d+)-[\w.-]+")  # its arm and seed
-Lines = list[dict[str, str]]
 Kind = TypeVar("Kind")
 
 
@@ -100,9 +100,7 @@ class Outcomes:
     def lines(self, run_dir: str, name: str) -> Lines:
         """The whole rows of a CSV file of a run, those of curves.csv for a metrics.csv that is not here."""
         try:
-            with open(self.folder / run_dir / name, newline="") as file:
-                whole = [line for line in csv.DictReader(file) if None not in line.values()]
-            return [{current_column(key): value for key, value in line.items()} for line in whole]
+            return read_lines(self.folder / run_dir / name)
         except OSError:
             return self.curves.get(run_dir, []) if name == "metrics.csv" else []
 

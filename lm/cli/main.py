@@ -17,6 +17,7 @@ COMMANDS = {
     "evaluate": "score a run on its validation text or on a text of your own",
     "ablate": "answer a question: plan, tune, run every arm at every seed, report",
     "report": "write the report of an ablation again, or compare several",
+    "runs": "list runs with what differs between them, filter, sort and plot them",
     "export": "write a Hugging Face folder",
     "benchmark": "measure how fast it is on this machine",
 }

@@ -5,6 +5,8 @@ from collections import defaultdict
 from statistics import fmean, stdev
 from typing import Any
 
+from lm.system.table import visible
+
 
 def summary(result: dict[str, Any]) -> list[tuple[str, str]]:
     roles = ", ".join(f"{role} {count:,}" for role, count in result["n_params_by_role"].items())
@@ -66,12 +68,3 @@ def samples(pairs: list[dict[str, str]], own: bool) -> str:
 def block(label: str, text: str) -> list[str]:
     labels = [label, *[""] * text.count("\n")]
     return [f"  {name:6} | {visible(line)}".rstrip() for name, line in zip(labels, text.split("\n"), strict=True)]
-
-
-def visible(text: str) -> str:
-    """The text with what would steer a terminal written as an escape.
-
-    >>> visible("a" + chr(27) + "[31m" + chr(13))
-    'a\\\\x1b[31m\\\\r'
-    """
-    return "".join(c if c.isprintable() or c == "\t" else c.encode("unicode_escape").decode() for c in text)

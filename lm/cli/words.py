@@ -8,7 +8,7 @@ from hydra.errors import OverrideParseException
 
 PATHS = (
     *("path", "run_dir", "output_dir", "output", "prompt_file", "cache_dir", "nanogpt", "init_from"),
-    *("texts", "plot"),
+    *("texts", "plot", "folder", "csv"),
 )
 SWEEP = ("-m", "--multirun")
 COMPLETION = ("-sc", "--shell_completion")

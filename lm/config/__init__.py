@@ -5,7 +5,7 @@ Imports the standard library alone: a mistake in a setting is reported before to
 """
 
 from lm.config.checks import BadInput, Diverged, at_least, choose, seedable
-from lm.config.commands import EvaluateConfig, ExportConfig, GenerateConfig
+from lm.config.commands import EvaluateConfig, ExportConfig, GenerateConfig, RunsConfig
 from lm.config.data import SOURCES, TOKENIZERS, DataConfig, TokenizerConfig
 from lm.config.model import FFNS, HEADS, NORMS, POSITIONS, HeadConfig, ModelConfig
 from lm.config.optim import DECAYS, OPTIMIZERS, OptimConfig
@@ -47,6 +47,7 @@ __all__ = [
     "ModelConfig",
     "OptimConfig",
     "RunConfig",
+    "RunsConfig",
     "TokenizerConfig",
     "ValidationConfig",
     "at_least",

@@ -1,4 +1,4 @@
-"""The command lines that use a run: generate, evaluate, export."""
+"""The command lines that use runs: generate, evaluate, export, runs."""
 
 from dataclasses import dataclass
 
@@ -59,3 +59,18 @@ class ExportConfig:
     run_dir: str
     output_dir: str
     trust: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class RunsConfig:
+    """The command line of runs.py."""
+
+    folder: str = "runs"
+    where: str | None = None  # conditions on settings and results, as in "where=head.name=tied, val_loss<3.1"
+    sort: str = "val_bpb"  # a setting or a result; -KEY: descending
+    plot: str | None = None  # an .svg or .png file for the curves of all listed runs
+    csv: str | None = None  # a file for the list as CSV; - is standard output
+
+    def __post_init__(self) -> None:
+        if self.plot is not None and not self.plot.endswith((".svg", ".png")):
+            raise BadInput(f"plot={self.plot}: expected a name that ends in .svg or .png")

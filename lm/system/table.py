@@ -1,9 +1,40 @@
-"""Tables in a terminal."""
+"""Tables in a terminal and as CSV, in which text from outside can do no harm."""
 
-from collections.abc import Sequence
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 
 def format_table(rows: Sequence[Sequence[str]]) -> str:
     """Rows of equal length as aligned columns."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+    shown = [[visible(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in shown)
+
+
+def csv_text(first: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
+    """With these columns first, then every other that a row has; what a row does not have is empty."""
+    buffer, columns = io.StringIO(), dict.fromkeys([*first, *(key for row in rows for key in row)])
+    writer = csv.DictWriter(buffer, list(columns), restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return buffer.getvalue()
+
+
+def harmless(text: str) -> str:
+    """The cell of a CSV file that no spreadsheet takes for a formula and that does not steer a terminal.
+
+    >>> harmless("=1+1"), harmless("a=b")
+    ("'=1+1", 'a=b')
+    """
+    return visible(f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text)
+
+
+def visible(text: str) -> str:
+    """The text with what would steer a terminal written as an escape.
+
+    >>> visible("a" + chr(27) + "[31m" + chr(13))
+    'a\\\\x1b[31m\\\\r'
+    """
+    return "".join(c if c.isprintable() or c == "\t" else c.encode("unicode_escape").decode() for c in text)

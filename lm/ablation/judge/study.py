@@ -9,9 +9,10 @@ from typing import Any
 
 from lm.ablation.judge.sentence import decimals, sentence
 from lm.ablation.judge.statistics import Comparison, judge
-from lm.ablation.outcomes import Lines, Outcomes
+from lm.ablation.outcomes import Outcomes
 from lm.ablation.record import AblationRecord, SearchRecord, read_record
 from lm.config.ablation import METRICS
+from lm.report.metrics import Lines
 
 
 @dataclass(slots=True)

@@ -19,7 +19,6 @@ from lm.ablation.report.contrasts import contrasts_section
 from lm.ablation.report.curves import curves_section
 from lm.ablation.report.diagnostics import diagnostics_section
 from lm.ablation.report.numbers import curves_csv, report_json, results_csv
-from lm.ablation.report.page import page
 from lm.ablation.report.seeds import seeds_section
 from lm.ablation.report.setting import setting_section
 from lm.ablation.report.text import text_section
@@ -27,6 +26,7 @@ from lm.ablation.report.tuning import tuning_section
 from lm.ablation.report.warnings import warnings_list
 from lm.config.ablation import Look
 from lm.config.typed import build
+from lm.report.page import page
 from lm.system.files import write_text
 
 

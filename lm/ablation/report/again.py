@@ -7,7 +7,7 @@ from lm.ablation.outcomes import RunFiles
 from lm.ablation.record import AblationRecord
 from lm.ablation.report.answer import BUDGET_NAMES
 from lm.ablation.report.arms import spent
-from lm.ablation.report.page import code, fence, plain, table
+from lm.report.page import code, fence, plain, table
 
 
 def losses_section(study: Study) -> list[str]:

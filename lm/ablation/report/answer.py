@@ -6,7 +6,7 @@ from statistics import fmean
 from lm.ablation.judge.sentence import decimals
 from lm.ablation.judge.study import Contrast, Study
 from lm.ablation.record import AblationRecord
-from lm.ablation.report.page import code, plain
+from lm.report.page import code, plain
 
 BUDGET_NAMES = {"tokens": "tokens", "flops": "FLOPs", "time": "time"}
 METRIC_NAMES = {

@@ -6,7 +6,7 @@ from statistics import median
 from lm.ablation.duration import spell
 from lm.ablation.judge.study import Row, Study, spread
 from lm.ablation.report.answer import BUDGET_NAMES
-from lm.ablation.report.page import code, plain, table
+from lm.report.page import code, plain, table
 
 
 def arms_section(study: Study) -> list[str]:

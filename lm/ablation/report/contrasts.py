@@ -8,8 +8,8 @@ from lm.ablation.judge.statistics import ALPHA, POWER
 from lm.ablation.judge.study import Contrast, Study
 from lm.ablation.report.answer import BUDGET_NAMES
 from lm.ablation.report.forest import Line, draw_forest, label
-from lm.ablation.report.page import plain, table
-from lm.ablation.report.plots import drawing
+from lm.report.page import plain, table
+from lm.report.plots import drawing
 
 
 def contrasts_section(study: Study, contrasts: Sequence[Contrast], pictures: dict[str, str]) -> list[str]:

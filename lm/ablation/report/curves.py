@@ -1,6 +1,5 @@
 """Curves over training, mean and range over seeds; and the learning curves."""
 
-import math
 from statistics import fmean
 
 from matplotlib.axes import Axes
@@ -8,13 +7,12 @@ from matplotlib.figure import Figure
 
 from lm.ablation.judge.study import Study
 from lm.ablation.report.answer import BUDGET_NAMES, metric_name
-from lm.ablation.report.page import code
-from lm.ablation.report.plots import Look, drawing, legend, looks, panels, tokens_axis, window
+from lm.report.metrics import FILE, Points, points
+from lm.report.page import code
+from lm.report.plots import Look, drawing, legend, looks, panels, tokens_axis, window
 
-FILE = "metrics.csv"
 SCORED = "val/tokens"  # how many tokens a point was scored on; absent in runs of earlier versions
 NEAR_HALF = 0.1  # of the tokens: as far from half of them the validation may be that stands for it
-Points = dict[int, float]  # tokens -> value
 Curve = dict[int, tuple[float, float, float]]  # tokens -> mean, least and most over the seeds
 
 
@@ -83,9 +81,8 @@ def by_seed(study: Study, arm: str, file: str, name: str, alike: bool = False) -
     for seed, row in study.finished(arm, study.record.budgets[0]).items():
         lines = [line for line in study.lines(row, file) if line.get(name)]
         lines = [line for line in lines if not alike or line.get(SCORED) == lines[0].get(SCORED)]
-        points = {int(line["tokens"]): float(line[name]) for line in lines}
-        found[seed] = {tokens: value for tokens, value in points.items() if math.isfinite(value)}
-    return {seed: points for seed, points in found.items() if points}
+        found[seed] = points(lines, name)
+    return {seed: one for seed, one in found.items() if one}
 
 
 def over_seeds(curves: list[Points]) -> Curve:

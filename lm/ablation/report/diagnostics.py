@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 from lm.ablation.judge.statistics import interval
 from lm.ablation.judge.study import Study
 from lm.ablation.report.curves import by_seed, draw_curve, mean_curves
-from lm.ablation.report.page import plain, table
-from lm.ablation.report.plots import beyond, drawing, legend, log_axis, looks, panels, tokens_axis, window
+from lm.report.page import plain, table
+from lm.report.plots import beyond, drawing, legend, log_axis, looks, panels, tokens_axis, window
 
 FILE = "diagnostics.csv"
 BANDS = tuple(f"band{i}" for i in range(1, 6))

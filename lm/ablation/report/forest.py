@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lm.ablation.judge.statistics import Comparison
-from lm.ablation.report.plots import legend, panels, short, window
+from lm.report.plots import legend, panels, short, window
 
 VERDICTS = {  # colour and marker: the figure is to be read in black and white too
     "better": ("#0072B2", "^"),

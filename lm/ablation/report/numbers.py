@@ -1,10 +1,8 @@
 """The files for programs: results.csv, a row for each run, curves.csv and report.json, the report in numbers."""
 
-import csv
-import io
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -12,6 +10,7 @@ from lm.ablation.judge.statistics import interval
 from lm.ablation.judge.study import Contrast, Row, Study, spread
 from lm.ablation.outcomes import RESULT
 from lm.ablation.report.curves import SCORED
+from lm.system.table import csv_text
 
 WHO = ("arm", "purpose", "seed", "budgets", "status", "error")
 COLUMNS = (*WHO, *RESULT, "source_hash", "torch", "resumed_from", "run_dir")
@@ -48,15 +47,6 @@ def curves_csv(study: Study) -> str:
         if point.get("val/loss")
     ]
     return csv_text(["run_dir", *POINT], rows)
-
-
-def csv_text(first: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
-    """With these columns first, then every other that a row has; what a row does not have is empty."""
-    buffer, columns = io.StringIO(), dict.fromkeys([*first, *(key for row in rows for key in row)])
-    writer = csv.DictWriter(buffer, list(columns), restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return buffer.getvalue()
 
 
 def line(study: Study, row: Row, purpose: str) -> dict[str, Any]:

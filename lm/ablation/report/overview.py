@@ -14,12 +14,13 @@ from lm.ablation.judge.study import Contrast, Study, read_study
 from lm.ablation.report.answer import BUDGET_NAMES, primary
 from lm.ablation.report.contrasts import number
 from lm.ablation.report.forest import Line, draw_forest, label
-from lm.ablation.report.numbers import csv_text, results
-from lm.ablation.report.page import code, plain, table
-from lm.ablation.report.plots import drawing, short
+from lm.ablation.report.numbers import results
 from lm.ablation.report.warnings import warnings_of
 from lm.config.identity import identifying
+from lm.report.page import code, plain, table
+from lm.report.plots import drawing, short
 from lm.system.files import write_text
+from lm.system.table import csv_text
 
 HEAD = (
     *("comparison", "ablation", "verdict", "difference", "95 % CI", "unit", "equivalence margin", "seeds"),

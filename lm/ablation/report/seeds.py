@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 
 from lm.ablation.judge.study import Study
 from lm.ablation.report.answer import BUDGET_NAMES, metric_name
-from lm.ablation.report.plots import MARKERS, beyond, drawing, legend, panels, short, window
+from lm.report.plots import MARKERS, beyond, drawing, legend, panels, short, window
 
 
 def seeds_section(study: Study, pictures: dict[str, str]) -> list[str]:

@@ -8,8 +8,8 @@ from matplotlib.ticker import NullLocator
 
 from lm.ablation.judge.study import Contrast, Study
 from lm.ablation.report.answer import BUDGET_NAMES
-from lm.ablation.report.page import code, plain
-from lm.ablation.report.plots import drawing, panels
+from lm.report.page import code, plain
+from lm.report.plots import drawing, panels
 
 Series = dict[str, list[tuple[float, Contrast]]]  # baseline -> comparisons by their arm's value
 

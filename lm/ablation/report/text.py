@@ -4,7 +4,7 @@ import re
 from itertools import takewhile
 
 from lm.ablation.judge.study import Row, Study
-from lm.ablation.report.page import HERE, fence, plain
+from lm.report.page import HERE, fence, plain
 
 Samples = dict[str, dict[str, str]]  # arm -> prompt -> continuation
 

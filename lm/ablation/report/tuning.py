@@ -6,8 +6,8 @@ from matplotlib.figure import Figure
 from lm.ablation.judge.study import Study
 from lm.ablation.record import SearchRecord, TrialRecord
 from lm.ablation.report.answer import metric_name
-from lm.ablation.report.page import plain, table
-from lm.ablation.report.plots import Look, drawing, legend, log_axis, looks, panels, window
+from lm.report.page import plain, table
+from lm.report.plots import Look, drawing, legend, log_axis, looks, panels, window
 
 Searches = dict[str, SearchRecord]  # by arm
 HEAD = ("arm", "hyperparameter", "best", "position", "search range", "first", "trials", "without result")

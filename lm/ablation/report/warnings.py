@@ -9,9 +9,10 @@ from lm.ablation.judge.statistics import interval
 from lm.ablation.judge.study import Contrast, Study
 from lm.ablation.record import Caution
 from lm.ablation.report.answer import BUDGET_NAMES, primary
-from lm.ablation.report.curves import FILE, column, halfway, mean_curves
-from lm.ablation.report.page import plain
+from lm.ablation.report.curves import column, halfway, mean_curves
 from lm.ablation.report.tuning import best_trial
+from lm.report.metrics import FILE
+from lm.report.page import plain
 
 SAME_TIME = 0.1  # runs at equal time whose measured times differ by more did not have equal time
 FEW = 4  # seeds; with fewer, one more often changes a verdict

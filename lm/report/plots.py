@@ -5,6 +5,7 @@ import io
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ParamSpec
 
 import matplotlib
@@ -12,6 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
+
+from lm.system.files import atomic_file
 
 WIDTH = 4.8  # inches: on a telephone the letters are drawn at about their size
 NAME = 24  # letters of an arm's name that fit
@@ -67,6 +70,15 @@ def svg(figure: Figure, prefix: str) -> str:
     figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     text = buffer.getvalue()
     return re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{prefix}-", text[text.index("<svg") :])
+
+
+def save(draw: Callable[[], Figure], path: Path) -> None:
+    """Write a figure as an .svg or .png file."""
+    with matplotlib.rc_context(STYLE), atomic_file(path.parent, path.name) as file:
+        if path.suffix == ".svg":
+            file.write(svg(draw(), "curves").encode())
+        else:
+            draw().savefig(file, format="png", dpi=200, metadata={"Software": None})
 
 
 @dataclass(slots=True, frozen=True)

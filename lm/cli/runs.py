@@ -1,0 +1,45 @@
+"""List runs with what differs between them: lm-lab runs [FOLDER] [where=CONDITIONS] [sort=KEY]
+
+FOLDER holds runs at any depth, as runs/ (the default) or the folder of an ablation does. Settings that are equal in all
+runs are left out. Conditions are separated by commas: "where=head.name=tied, val_loss<3.1". sort=-val_loss descends.
+plot=FILE.svg draws the curves of the listed runs, csv=FILE (- is standard output) writes every result.
+"""
+
+import sys
+from pathlib import Path
+
+from lm.cli.imports import heavy_imports
+from lm.cli.launch import launch
+from lm.config import BadInput, RunsConfig
+from lm.runs.find import find_runs
+from lm.runs.listing import listing, listing_csv
+from lm.runs.query import ordered, where
+from lm.system.files import write_text
+
+
+def task(config: RunsConfig) -> None:
+    plot, table = (Path(name).expanduser() if name else None for name in (config.plot, config.csv))
+    for key, path in {"plot": plot, "csv": table}.items():
+        if path is not None and not path.parent.is_dir():
+            raise BadInput(f"{key}={path}: no such folder as {path.parent}")
+    found = find_runs(Path(config.folder).expanduser())
+    runs = ordered(where(found, config.where), config.sort) if found else []
+    if config.csv == "-":
+        print(listing_csv(runs), end="")
+    else:
+        print(listing(runs, len(found)))
+    if table is not None and config.csv != "-":
+        write_text(table, listing_csv(runs))
+    if plot is None:
+        return
+    with heavy_imports():
+        from lm.runs.curves import plot_runs
+
+    print(plot_runs(runs, plot), file=sys.stderr)
+
+
+def main(line: list[str] | None = None) -> None:
+    line = sys.argv[1:] if line is None else line
+    if line and "=" not in line[0] and not line[0].startswith("-"):  # a folder alone
+        line = [f"folder={line[0]}", *line[1:]]
+    launch(task, RunsConfig, "runs", line, verbatim=("where",))

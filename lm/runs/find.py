@@ -1,0 +1,88 @@
+"""The runs below a folder: the settings of each, its result, and what became of it."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from lm.ablation.outcomes import RunFiles
+from lm.config import BadInput
+from lm.config.identity import ADDED, flat, identifying
+from lm.training.run_directory import RunDirectory
+
+MARKS = ("config.yaml", "result.json")  # a directory that holds one of them is a run
+HASHES = ("data_hash", "tokenizer_hash")  # they say something where the settings of the text are equal
+
+
+@dataclass(slots=True)
+class FoundRun:
+    name: str  # its directory below the folder
+    path: Path
+    status: str  # finished, unfinished, diverged, failed or broken
+    note: str = ""  # why, or how far it is
+    settings: dict[str, Any] = field(default_factory=dict)  # by dotted keys
+    result: dict[str, Any] = field(default_factory=dict)  # by dotted keys; empty unless finished
+
+    def __getitem__(self, key: str) -> Any:
+        """A result, else a setting, else None."""
+        own = {"run": self.name, "status": self.status}
+        places = (own, self.result, self.settings, ADDED)
+        return next((place[key] for place in places if key in place), None)
+
+    def names(self) -> list[str]:
+        return ["run", "status", *self.result, *self.settings]
+
+
+def find_runs(folder: Path) -> list[FoundRun]:
+    """Raises BadInput if there is no such folder, or no run below it."""
+    if not folder.is_dir():
+        raise BadInput(f"folder={folder}: no such folder; expected one that holds runs")
+    places = []
+    for place, below, files in os.walk(folder):
+        below[:] = [] if any(mark in files for mark in MARKS) else sorted(one for one in below if one[0] != ".")
+        if not below and any(mark in files for mark in MARKS):
+            places.append(Path(place))
+    if not places:
+        raise BadInput(f"folder={folder}: holds no runs; expected a folder in which train or ablate has written some")
+    bar = tqdm(places, desc="reading runs", disable=None, leave=False, delay=1)  # on a terminal
+    return [
+        read_run(place, str(place.relative_to(folder)) if place != folder else folder.resolve().name) for place in bar
+    ]
+
+
+def read_run(path: Path, name: str) -> FoundRun:
+    place, files = RunDirectory(path), RunFiles(path.absolute())
+    try:
+        settings, result = flat(place.read_config()), place.read_result()
+        if "data_hash" not in settings:
+            raise BadInput(f"{place.config}: not what train wrote (data_hash is missing)")
+    except BadInput as error:
+        return FoundRun(name, path, "broken", str(error))
+    if result is not None:
+        return FoundRun(name, path, "finished", settings=settings, result=flat(result))
+    outcome, planned = files.read(), settings.get("trainer.max_steps")
+    steps = f"step {files.steps():,}" + (f" of {planned:,}" if isinstance(planned, int) else "")
+    status = outcome.status if outcome.error else "unfinished"
+    return FoundRun(name, path, status, outcome.error or steps, settings)
+
+
+def differing(runs: Sequence[FoundRun]) -> list[str]:
+    """The settings that decide what a run computes and are not equal in all runs, as dotted keys."""
+    known = [run for run in runs if run.settings]
+    keys = dict.fromkeys(key for run in known for key in identifying(run.settings))
+    found = [key for key in keys if len({str(run.settings.get(key)) for run in known}) > 1]
+    of_text = any(key.startswith(("data.", "tokenizer.")) for key in found)
+    return [key for key in found if not (of_text and key in HASHES)]
+
+
+def without_parts_of_the_head(keys: list[str], runs: Sequence[FoundRun]) -> list[str]:
+    """Leave out what head.name says already: every head brings its own initialisation and learning rates."""
+
+    def said(key: str) -> bool:
+        pairs = {(str(run["head.name"]), str(run[key])) for run in runs if run.settings}
+        return len(pairs) == len({name for name, _ in pairs})
+
+    return [key for key in keys if key == "head.name" or not (key.startswith("head.") and said(key))]

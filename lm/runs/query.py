@@ -1,0 +1,94 @@
+"""Which runs are shown, and in which order: conditions such as val_loss<3.1, and a key to sort by."""
+
+import difflib
+import operator
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from lm.config import BadInput
+from lm.config.renamed import KEYS
+from lm.runs.find import FoundRun
+from lm.training.finished import NAMES
+
+CONDITION = re.compile(r"\s*([\w.-]+)\s*(==|!=|<=|>=|=|<|>)\s*(.*?)\s*", re.DOTALL)
+NEXT = re.compile(r",(?=\s*[\w.-]+\s*(?:[!=]=|[<>=]))")  # a comma before a condition; others belong to a value
+ORDER: dict[str, Callable[[float, float], bool]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+
+
+def where(runs: Sequence[FoundRun], conditions: str | None) -> list[FoundRun]:
+    """The runs that meet all of the conditions, which are separated by commas. Raises BadInput naming a wrong one.
+
+    A run without a value meets a condition on it only if that says `=null`, or `!=` something else.
+    """
+    found = list(runs)
+    for condition in NEXT.split(conditions) if conditions else ():
+        if not (parts := CONDITION.fullmatch(condition)) or not parts[3]:
+            raise BadInput(f"where={condition.strip()}: expected a condition such as head.name=tied or val_loss<3.1")
+        key, sign, wanted = parts.groups()
+        check_key("where", key, runs)
+        if sign in ORDER:
+            least, holds = number(condition, wanted), ORDER[sign]
+            found = [run for run in found if is_number(run[key]) and holds(run[key], least)]
+        else:
+            found = [run for run in found if equal(run[key], wanted) != (sign == "!=")]
+    return found
+
+
+def ordered(runs: Sequence[FoundRun], key: str) -> list[FoundRun]:
+    """By a setting or a result, numbers before text, descending if `key` begins with a minus; runs without it last."""
+    name = key.removeprefix("-")
+    check_key("sort", name, runs)
+    known = [run for run in runs if run[name] is not None]
+
+    def rank(run: FoundRun) -> tuple[bool, float, str]:
+        value = run[name]
+        return (False, value, "") if is_number(value) else (True, 0, spelled(value))
+
+    return sorted(known, key=rank, reverse=key != name) + [run for run in runs if run[name] is None]
+
+
+def check_key(option: str, key: str, runs: Sequence[FoundRun]) -> None:
+    known = sorted({*NAMES, *(one for run in runs for one in run.names())})
+    if key in known:
+        return
+    if key in KEYS:
+        raise BadInput(f"{option}: {key} is called {KEYS[key]} now")
+    same = [one for one in known if one.rpartition(".")[2] == key]
+    close = same or difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    hint = f"; did you mean {' or '.join(close)}?" if close else "; csv=- shows settings and results"
+    raise BadInput(f"{option}: {key} is neither a setting nor a result of these runs{hint}")
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def number(condition: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise BadInput(f"where={condition.strip()}: {text} is no number") from None
+
+
+def equal(value: Any, text: str) -> bool:
+    try:
+        return float(text) == value if is_number(value) else spelled(value) == text
+    except ValueError:
+        return False
+
+
+def spelled(value: Any) -> str:
+    """A value as it is typed on a command line.
+
+    >>> spelled([0.9, 0.95]), spelled(True), spelled(None)
+    ('[0.9,0.95]', 'true', 'null')
+    """
+    if isinstance(value, list):
+        return f"[{','.join(map(spelled, value))}]"
+    return {"None": "null", "True": "true", "False": "false"}.get(str(value), str(value))

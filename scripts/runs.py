@@ -1,0 +1,6 @@
+"""List runs with what differs between them: python scripts/runs.py [FOLDER] [where=CONDITIONS] [sort=KEY]"""
+
+from lm.cli.runs import main
+
+if __name__ == "__main__":
+    main()
