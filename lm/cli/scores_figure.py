@@ -6,7 +6,7 @@ from typing import Any
 
 import matplotlib
 
-from lm.ablation.report.plots import STYLE, legend, looks, panels
+from lm.report.plots import STYLE, legend, looks, panels
 from lm.system.files import atomic_file
 
 
