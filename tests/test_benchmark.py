@@ -12,6 +12,7 @@ from test_generate import BYTE
 from test_resume import a_run
 
 from lm.benchmark.decoding import N_PROMPTS, prompt_lookup, run_prompts
+from lm.benchmark.imported import SIZES, measure
 from lm.benchmark.measure import Measurement, alternate, paired
 from lm.benchmark.nanogpt import nanogpt, their_model
 from lm.benchmark.reference import in_transformers
@@ -78,6 +79,19 @@ def test_each_section_has_the_threads_that_were_asked_for(monkeypatch: pytest.Mo
 
 def test_a_large_corpus_costs_four_bytes_a_window() -> None:
     assert corpus_memory(10**8) - corpus_memory(10**6) == pytest.approx(4 * 10**8 / DEFAULT.time, rel=0.05)
+
+
+@pytest.mark.slow
+def test_a_folder_of_transformers_is_read_exactly_and_in_little_memory() -> None:
+    narrow = {"vocab_size": 8192, "n_embd": 512, "n_layer": 5, "n_head": 8}
+    found = {one.name: one for one in measure("GPT-2", SIZES["GPT-2"] | narrow)}
+    logits, changed, memory, seconds = found.values()
+    assert logits.ratio is not None
+    assert logits.ratio <= 1
+    assert changed.value == 0
+    assert memory.ratio is not None
+    assert memory.ratio < 1.5  # 2 if the pages of the file stay
+    assert seconds.value > 0
 
 
 def trained(corpus: Path, run_dir: Path, **model: Any) -> str:

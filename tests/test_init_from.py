@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from conftest import TEXT, Script
 from hydra import initialize_config_dir
 from safetensors.torch import load_file
+from test_pretrained import FOLDERS, write_folder
 
 from lm.cli.compose import compose
 from lm.cli.errors import CONFIGS
@@ -185,6 +186,33 @@ def test_tying_needs_a_rule_and_reports_both_losses(home: Path, tmp_path: Path) 
     said = train(run)["init_from"]
     assert said["val_loss_before_conversion"] == result(home / "untied")["val_loss"]
     assert said["val_loss"] > said["val_loss_before_conversion"] + 0.01
+
+
+def test_a_pretrained_model_is_continued_with_either_head(home: Path, tmp_path: Path) -> None:
+    """At a learning rate of zero nothing changes: a head of its own starts as a copy of the tied matrix."""
+    shutil.copy(home / "text", tmp_path)
+    write_folder(tmp_path / "theirs", FOLDERS["SmolLM2"]())
+    there = load_file(tmp_path / "theirs/model.safetensors")["model.embed_tokens.weight"]
+    found = {}
+    for head in ("tied", "untied_from_embedding"):
+        still = ["optim.lr=0", "optim.adam_lr=0", "trainer.max_steps=1"]
+        found[head] = train(start(tmp_path, "theirs", *still, f"head={head}", f"run_dir={tmp_path / head}"))
+        weights = load_file(tmp_path / head / "model/model.safetensors")
+        matrices = {name for name, tensor in weights.items() if torch.equal(tensor, there)}
+        assert matrices == {"embed.weight"} | ({"head.proj.weight"} if head != "tied" else set())
+    assert found["tied"]["val_loss"] == found["untied_from_embedding"]["val_loss"]
+
+
+@pytest.mark.slow
+def test_untying_a_pretrained_model_is_an_ablation(home: Path, script: Script, tmp_path: Path) -> None:
+    write_folder(tmp_path / "theirs", FOLDERS["SmolLM2"]())
+    few = ["ablation.seeds=[0,1]", "ablation.tune.trials=0", "trainer.max_steps=4", "data.seq_len=32", "threads=1"]
+    text = ["data=text", f"data.path={home / 'text'}", f"data.cache_dir={home / 'cache'}"]
+    done = script("ablate", "ablation=continue_untied", "init_from=theirs", "output_dir=out", *few, *text)
+    assert done.returncode == 0, done.stderr
+    assert "untied" in done.stdout
+    report = (tmp_path / "out/report.md").read_text()
+    assert "all runs start from one given model (`theirs`" in report
 
 
 def test_tokens_add_up_over_a_chain_of_runs(home: Path, tmp_path: Path) -> None:

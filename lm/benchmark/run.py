@@ -16,6 +16,7 @@ from lm.benchmark.data import data
 from lm.benchmark.decoding import decoding, run_prompts
 from lm.benchmark.documents import documents
 from lm.benchmark.gemm import gemm
+from lm.benchmark.imported import imported
 from lm.benchmark.limits import limits
 from lm.benchmark.loss import loss
 from lm.benchmark.measure import Measurement
@@ -26,7 +27,7 @@ from lm.benchmark.startup import startup
 from lm.benchmark.trainer import trainer
 from lm.benchmark.training import training
 from lm.benchmark.workers import workers
-from lm.config.benchmark import BenchmarkConfig
+from lm.config.benchmark import DEFAULT, BenchmarkConfig
 from lm.system.device import best_device, set_threads
 from lm.system.files import write_text
 from lm.system.table import format_table
@@ -48,6 +49,7 @@ SECTIONS: dict[str, Section] = {
     "scale": scale,
     "startup": startup,
     "data": data,
+    "import": imported,
 }
 
 
@@ -63,7 +65,7 @@ def benchmark(config: BenchmarkConfig) -> str:
         "busy": partial(busy, theirs=theirs),
     }
     found: list[Measurement] = []
-    for name in config.only or sections:
+    for name in config.only or DEFAULT:
         set_threads(threads)  # the section before may have changed it
         for one in sections[name](device, config.seconds):
             print(*(word for word in row(one) if word), sep="  ", file=sys.stderr, flush=True)

@@ -8,13 +8,15 @@ from lm.config import BadInput, at_least, choose
 SECTIONS = (
     *("limits", "training", "nanogpt", "compile", "loss", "documents"),
     *("trainer", "optimizer", "gemm", "decoding", "workers", "busy", "scale", "startup", "data"),
+    "import",
 )
+DEFAULT = SECTIONS[:-1]  # "import" takes 10 GB of disk space
 RENAMED = {"product": "gemm", "starts": "startup"}
 
 
 @dataclass(slots=True, kw_only=True)
 class BenchmarkConfig:
-    only: list[str] | None = None  # sections; null: all
+    only: list[str] | None = None  # sections; null: all but import
     seconds: float = 10.0  # for each comparison, at least; a longer time gives less noise
     output: str | None = None  # a file for the measurements as JSON
     threads: int | None = None

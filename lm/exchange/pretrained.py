@@ -2,9 +2,9 @@
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -184,13 +184,24 @@ def shards(folder: Path) -> list[str]:
 
 
 def tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of the safetensors files; a copy of the embedding as the head comes last."""
+    """Every tensor of the safetensors files, the largest first; a copy of the embedding as the head comes after it.
+
+    The pages of a file that were read count as memory until it is closed, so it is opened for each tensor. With the
+    largest first, while the rest of the model has no pages yet, the peak is near the model's size.
+    """
     try:
-        with ExitStack() as stack:
-            files = [stack.enter_context(safe_open(folder / one, "pt")) for one in shards(folder)]
-            places = [(name, file) for file in files for name in file.keys()]  # noqa: SIM118
-            for name, file in sorted(places, key=lambda place: place[0] == "lm_head.weight"):
-                yield name, file.get_tensor(name)
+        places = [place for one in shards(folder) for place in contents(folder / one)]
+        for _, _, name, path in sorted(places):
+            with safe_open(path, "pt") as file:
+                tensor = file.get_tensor(name)
+            yield name, tensor
     except (OSError, ValueError, SafetensorError) as error:
         what = str(error).splitlines()[0]
         raise BadInput(f"{folder}: {what}; expected model.safetensors, or its parts and their index") from error
+
+
+def contents(path: Path) -> list[tuple[int, bool, str, Path]]:
+    """The tensors of a file, with what `tensors` sorts them by."""
+    with safe_open(path, "pt") as file:
+        shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+    return [(-math.prod(shape), name == "lm_head.weight", name, path) for name, shape in shapes.items()]
