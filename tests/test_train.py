@@ -20,7 +20,6 @@ import torch
 import yaml
 from conftest import HEADS, TEXT, TIED, UNTIED, as_nobody
 from safetensors.torch import load_file
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_resume import a_run
 
 from lm.config import (
@@ -308,17 +307,6 @@ def test_console_lines_follow_enable_progress_bar(
     run.trainer["enable_progress_bar"] = shown
     train(run)
     assert capsys.readouterr().err.count(" of 20: train/loss ") == 4 * shown
-
-
-def test_tensorboard_can_be_added(corpus: Path, tmp_path: Path) -> None:
-    logger = {"_target_": "lightning.pytorch.loggers.TensorBoardLogger", "name": "tensorboard", "version": ""}
-    result = train(short(corpus, tmp_path / "run", head=UNTIED, logger={"tensorboard": logger}))
-    events = EventAccumulator(str(tmp_path / "run/tensorboard")).Reload()
-    assert [point.step for point in events.Scalars("train/loss")] == list(range(1, 21))
-    assert [(point.step, point.value) for point in events.Scalars("val/loss")] == [
-        (20, pytest.approx(result["val_loss"]))
-    ]
-    assert len(rows(tmp_path / "run")) == 20
 
 
 @pytest.mark.skipif(not HAS_CHUNKED, reason="needs torch 2.13")

@@ -20,6 +20,7 @@ from lm.system.processes import is_first_process
 from lm.system.waiting import adaptive_waiting
 from lm.training.checkpoint import Checkpoints
 from lm.training.init_from import load_base, with_hash
+from lm.training.loggers import build_loggers, log_result, with_settings
 from lm.training.loss import build_loss, resolve_loss
 from lm.training.metrics import ConsoleLogger, MetricsFile
 from lm.training.optim import MIN_PEAK_LR_FACTOR, peak_lr_factor, step_flops
@@ -27,7 +28,7 @@ from lm.training.result import build_result, final_score
 from lm.training.run_directory import RunDirectory, default_dir
 from lm.training.task import LMTask
 from lm.training.threads import auto_threads
-from lm.training.trainer import build_loggers, build_trainer, resolve, tokens_per_step
+from lm.training.trainer import build_trainer, resolve, tokens_per_step
 
 CHUNK = 1 << 22  # tokens read at a time
 log = logging.getLogger(__name__)
@@ -138,20 +139,22 @@ def fit(
         if (peak := peak_lr_factor(trainer.max_steps, run.optim)) < MIN_PEAK_LR_FACTOR:
             log.warning("optim.warmup_steps: the learning rate reaches only about %.0f %% of optim.lr", 100 * peak)
     task = LMTask(net, run, data, trainer.max_steps, build_loss(settings["loss"], run.compile))
-    try:
-        with callback.handling_signals():
-            with fast_attention(device, mixed, run.data.seq_len):
-                trainer.fit(task, ckpt_path=resume, weights_only=True)
-            if not is_first_process():
-                return {}
-            scores = final_score(run, net, data, trainer, callback, bar)
-    except BaseException:
-        if callback.signum is not None and is_first_process():
-            save_model(net, data.tokenizer, directory.model)  # so that an interrupted run can generate text
-        raise
-    result = build_result(run, settings, size, net, data, trainer, callback, scores)
-    save_model(net, data.tokenizer, directory.model)
-    directory.write_result(result)
+    with with_settings(loggers if is_first_process() else [], settings):
+        try:
+            with callback.handling_signals():
+                with fast_attention(device, mixed, run.data.seq_len):
+                    trainer.fit(task, ckpt_path=resume, weights_only=True)
+                if not is_first_process():
+                    return {}
+                scores = final_score(run, net, data, trainer, callback, bar)
+        except BaseException:
+            if callback.signum is not None and is_first_process():
+                save_model(net, data.tokenizer, directory.model)  # so that an interrupted run can generate text
+            raise
+        result = build_result(run, settings, size, net, data, trainer, callback, scores)
+        save_model(net, data.tokenizer, directory.model)
+        directory.write_result(result)
+        log_result(loggers, settings, result)
     return result
 
 

@@ -1,4 +1,4 @@
-"""Lightning's Trainer and loggers, built from the configuration."""
+"""Lightning's Trainer, built from the configuration."""
 
 import logging
 import math
@@ -92,11 +92,3 @@ def check_processes(trainer: Trainer, options: dict[str, Any]) -> None:
     if trainer.world_size != wanted:
         found = "one process trains" if trainer.world_size == 1 else f"{trainer.world_size} processes train"
         raise BadInput(f"trainer.strategy: trainer.devices * trainer.num_nodes is {wanted}, but {found}; use ddp")
-
-
-def build_loggers(run: RunConfig, folder: Path) -> list[Any]:
-    """The configured Lightning loggers, which write into the run directory."""
-    try:
-        return [instantiate(one, save_dir=str(folder)) for one in run.logger.values()]
-    except Exception as error:
-        raise BadInput(f"logger: {str(error.__cause__ or error).splitlines()[0]}") from error
