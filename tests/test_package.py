@@ -40,7 +40,8 @@ def test_the_wheel_holds_the_configurations_the_types_and_the_licence(wheel: Pat
         there = set(archive.namelist())
         info = next(name for name in there if name.endswith(".dist-info/METADATA"))
         metadata = Parser().parsestr(archive.read(info).decode())
-    configs = {path.relative_to(ROOT).as_posix() for path in (ROOT / "configs").rglob("*.yaml")}
+    found = (path for suffix in ("yaml", "py") for path in (ROOT / "configs").rglob(f"*.{suffix}"))
+    configs = {path.relative_to(ROOT).as_posix() for path in found}
     assert {f"lm/{name}" for name in configs} | {"lm/py.typed"} <= there
     assert {name for name in there if name.endswith("/licenses/LICENSE")}
     assert (metadata["Name"], metadata["Version"]) == (PROJECT["name"], lm.__version__)
