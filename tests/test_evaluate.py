@@ -88,6 +88,13 @@ def test_the_calibration_error_is_the_distance_from_confidence_to_accuracy(right
     ]
 
 
+def test_an_excess_in_one_bin_does_not_make_up_for_a_lack_in_another() -> None:
+    found = Calibration()
+    for p, targets in ((0.75, [0, 0, 0, 0]), (0.9, [0, 0, 1, 1])):
+        found.add(torch.tensor([p, 1 - p]).log().expand(4, 2), torch.tensor(targets))
+    assert found.error == pytest.approx((0.25 + 0.4) / 2, abs=1e-6)
+
+
 # --- by frequency
 
 
