@@ -13,11 +13,11 @@ ROOT = Path(lm.__file__).parent.parent
 FLOORS = [  # lowest first; a module imports from its own room and from the floors below
     ["lm", "lm.config"],
     ["lm.system"],
+    ["lm.report"],
     ["lm.data", "lm.model"],
     ["lm.exchange"],
     ["lm.inference"],
     ["lm.training"],
-    ["lm.report"],
     ["lm.ablation.record", "lm.ablation.outcomes", "lm.ablation.duration"],
     ["lm.ablation.plan", "lm.ablation.judge"],
     ["lm.ablation.run", "lm.ablation.report"],

@@ -1,22 +1,36 @@
 """Write a Hugging Face folder: lm-lab export run_dir=RUN output_dir=DIR"""
 
+from pathlib import Path
+from typing import Any
+
 from lm.cli.imports import heavy_imports
 from lm.cli.launch import launch
 from lm.config import ExportConfig
 from lm.exchange.find_model import model_folder
+from lm.training.run_directory import RunDirectory
 
 
 def task(config: ExportConfig) -> None:
-    model_folder(config.run_dir)  # raises BadInput before the slow imports below
+    settings, result = training_of(config.run_dir)  # raises BadInput before the slow imports below
     with heavy_imports():
+        from lm.exchange.card import write_card
         from lm.exchange.huggingface import export
         from lm.exchange.portable import load_model
 
     net, tokenizer = load_model(config.run_dir, config.trust)
     architecture = export(net, tokenizer, config.output_dir)
+    write_card(Path(config.output_dir).expanduser(), net, settings, result)
     print(f"{config.output_dir}: {architecture}; AutoModelForCausalLM.from_pretrained loads it")
     if net.documents.separator is not None:
         print("transformers does not mask attention between documents: give it one document in a row of a batch")
+
+
+def training_of(run_dir: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The config.yaml and result.json of the run whose model is exported, each empty if there is none."""
+    folder = model_folder(run_dir)
+    run = RunDirectory(folder.parent)
+    known = folder.name == "model" and run.config.exists()
+    return (run.read_config(), run.read_result() or {}) if known else ({}, {})
 
 
 def main(line: list[str] | None = None) -> None:

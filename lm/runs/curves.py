@@ -9,8 +9,7 @@ from lm.config import BadInput
 from lm.report.metrics import FILE, Points, points, read_lines
 from lm.report.plots import NAME, legend, looks, panels, save, tokens_axis, window
 from lm.runs.find import FoundRun, differing, without_parts_of_the_head
-from lm.runs.query import spelled
-from lm.system.table import visible
+from lm.system.table import spelled, visible
 
 MOST = 16  # curves that a legend can tell apart
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from lm.runs.find import FoundRun, differing, without_parts_of_the_head
-from lm.runs.query import is_number, spelled
-from lm.system.table import csv_text, format_table, harmless, visible
+from lm.runs.query import is_number
+from lm.system.table import csv_text, format_table, harmless, spelled, visible
 
 RESULTS = {  # shown, with how many decimals
     **dict.fromkeys(("val_loss", "val_bpb", "val_top1"), ".4f"),

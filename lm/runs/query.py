@@ -9,6 +9,7 @@ from typing import Any
 from lm.config import BadInput
 from lm.config.renamed import KEYS
 from lm.runs.find import FoundRun
+from lm.system.table import spelled
 from lm.training.finished import NAMES
 
 CONDITION = re.compile(r"\s*([\w.-]+)\s*(==|!=|<=|>=|=|<|>)\s*(.*?)\s*", re.DOTALL)
@@ -81,14 +82,3 @@ def equal(value: Any, text: str) -> bool:
         return float(text) == value if is_number(value) else spelled(value) == text
     except ValueError:
         return False
-
-
-def spelled(value: Any) -> str:
-    """A value as it is typed on a command line.
-
-    >>> spelled([0.9, 0.95]), spelled(True), spelled(None)
-    ('[0.9,0.95]', 'true', 'null')
-    """
-    if isinstance(value, list):
-        return f"[{','.join(map(spelled, value))}]"
-    return {"None": "null", "True": "true", "False": "false"}.get(str(value), str(value))

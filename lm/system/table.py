@@ -38,3 +38,14 @@ def visible(text: str) -> str:
     'a\\\\x1b[31m\\\\r'
     """
     return "".join(c if c.isprintable() or c == "\t" else c.encode("unicode_escape").decode() for c in text)
+
+
+def spelled(value: Any) -> str:
+    """A value as it is typed on a command line.
+
+    >>> spelled([0.9, 0.95]), spelled(True), spelled(None)
+    ('[0.9,0.95]', 'true', 'null')
+    """
+    if isinstance(value, list):
+        return f"[{','.join(map(spelled, value))}]"
+    return {"None": "null", "True": "true", "False": "false"}.get(str(value), str(value))

@@ -54,6 +54,8 @@ def build_result(
         "val_bpb": scores.bpb(data.val_bytes),
         "val_top1": scores.top1,
         "val_tokens": scores.n_tokens,
+        "val_bytes": data.val_bytes,
+        "train_text_tokens": len(data.train),
         "baselines_bpb": data.baselines,
         **size,
         "steps": trainer.global_step,

@@ -1,0 +1,87 @@
+"""The model card of an exported folder, read back by huggingface_hub, and its example, which runs."""
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import TEXT, TINY_RUN
+from huggingface_hub import ModelCard
+from hydra import compose, initialize_config_dir
+
+from lm.cli.compose import convert, register
+from lm.cli.errors import CONFIGS
+from lm.cli.export import main
+from lm.config import RunConfig
+from lm.training.train import train
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The result of the run in `run`, on a text whose name is Markdown and HTML."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["export.py"])
+    text = tmp_path / "a_*text*<b>|.txt"
+    text.write_text(TEXT)
+    register("train", RunConfig)
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        composed = compose("train", [*TINY_RUN, "run_dir=run"])
+    composed.data.path = str(text)
+    return train(convert(composed, RunConfig, {}))
+
+
+def exported(run_dir: str, output_dir: str = "out") -> str:
+    with pytest.raises(SystemExit) as left:
+        main([f"run_dir={run_dir}", f"output_dir={output_dir}"])
+    assert left.value.code == 0
+    return Path(output_dir, "README.md").read_text()
+
+
+def test_the_card_says_what_the_run_says(
+    run: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = exported("run")
+    data = ModelCard(text).data
+    scores = {one.metric_type: one.metric_value for one in data.eval_results or []}
+    assert scores == {"loss": run["val_loss"], "bits_per_byte": run["val_bpb"], "accuracy": run["val_top1"]}
+    assert (data.library_name, data.pipeline_tag, data.license, data.language) == (
+        *("transformers", "text-generation"),
+        *(None, None),
+    )
+    assert f"On {run['val_tokens']:,} tokens ({run['val_bytes']:,} bytes) of text that was held out" in text
+    assert f"| tokens of the text | {run['train_text_tokens']:,} |" in text
+    assert f"{run['n_params']:,} parameters" in text
+    assert run["data_hash"] in text
+    assert f"| precision | {run['precision']} |" in text
+    assert r"| text | a\_\*text\*\<b\>\|.txt |" in text
+    assert "\nmodel.d_model=32\n" in text
+    assert str(tmp_path) not in text, "the folders of this machine are nobody's business"
+    (example,) = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    capsys.readouterr()
+    exec(example, {})
+    assert capsys.readouterr().out.startswith("Once")
+
+
+def test_a_model_without_a_result_gets_a_card_that_says_less(run: dict[str, Any], tmp_path: Path) -> None:
+    Path("run/result.json").unlink()
+    unfinished = exported("run")
+    assert "trained with lm-lab, not to its end" in unfinished
+    assert "There are no scores" in unfinished
+    assert "| text |" in unfinished
+    alone = exported("out", "again")
+    assert "says nothing about its training" in alone
+    assert "model-index" not in alone
+    assert "## Training" not in alone
+
+
+def test_a_damaged_result_stops_the_export(
+    run: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("run/result.json").write_text(json.dumps({**run, "val_loss": "low"}))
+    with pytest.raises(SystemExit) as left:
+        main(["run_dir=run", "output_dir=out"])
+    assert left.value.code == 2
+    assert "run/result.json: val_loss: expected float, found 'low'" in capsys.readouterr().err
+    assert not Path("out").exists()
