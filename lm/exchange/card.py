@@ -24,7 +24,8 @@ USE = """from transformers import AutoModelForCausalLM, AutoTokenizer
 folder = {folder!r}
 model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
 prompt = tokenizer("Once", return_tensors="pt")
-print(tokenizer.decode(model.generate(**prompt, do_sample=False, max_new_tokens=32)[0]))"""
+(answer,) = model.generate(**prompt, do_sample=False, max_new_tokens={n_tokens})
+print(tokenizer.decode(answer, skip_special_tokens=True))"""
 PLACE = ("seed", "precision", "device", "threads", "python")
 SCORES = {  # of result.json: how they are called, their unit, and the name of the metric for the Hub
     "val_loss": ("validation loss", "nats per token", "loss"),
@@ -53,7 +54,7 @@ def write_card(folder: Path, net: Transformer, settings: dict[str, Any], result:
         LIMITS if settings else UNKNOWN,
         LICENCE,
         "## How to load it",
-        f"```python\n{USE.format(folder=folder.resolve().name)}\n```",
+        f"```python\n{USE.format(folder=folder.resolve().name, n_tokens=min(64, net.seq_len // 2))}\n```",
         *(scores(result) if result else ["There are no scores: the run that made it has no result here."]),
         *(training(settings, result) if settings else []),
     ]
