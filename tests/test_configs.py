@@ -49,7 +49,7 @@ NEEDED = {
 }
 FILES = sorted(path for path in CONFIGS.rglob("*.yaml") if path.parent.name != "lm_eval")  # these are lm-eval's
 SHIPPED = (
-    *("aa", "continue_untied", "documents", "ffn", "position", "recipe"),
+    *("aa", "continue_untied", "documents", "ffn", "lora_rank", "position", "recipe"),
     *("smoke", "tying", "tying_core", "untie_when", "vocab"),
 )
 EXPERIMENTS = ("chars", "fineweb_edu", "shakespeare_char", "shakespeare_char_long", "tinystories", "wikitext103")

@@ -1,18 +1,26 @@
 """Linear: what it computes, its initialisation, and that another class can replace it."""
 
+import importlib
 import math
+import re
+import subprocess
 import sys
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import HEADS, SEQ, TIED, UNTIED, VOCAB, tiny
+from conftest import HEADS, ROOT, SEQ, TIED, TINY_RUN, UNTIED, VOCAB, tiny
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lm.config import BadInput, HeadConfig, OptimConfig
-from lm.model.linear import HAS_ONEDNN, ONEDNN_MIN_NUMEL, Linear, linear, linear_class
+from lm.data.vocabulary import byte_tokenizer
+from lm.exchange.huggingface import export
+from lm.model.linear import HAS_ONEDNN, ONEDNN_MIN_NUMEL, Linear, linear
+from lm.model.projection import linear_class
 from lm.model.transformer import Transformer
 from lm.training.optim import build_optimizer
 
@@ -238,3 +246,53 @@ def test_without_trust_nothing_is_imported() -> None:
     assert "this" not in sys.modules
     assert linear_class("torch.nn.Linear", trust=False) is nn.Linear
     assert linear_class("linear", trust=False) is Linear
+
+
+# --- the classes of docs/model.md
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The module that the page shows."""
+    page = (ROOT / "docs/model.md").read_text()
+    (code,) = (
+        block for block in re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.M) if "FakeQuantised" in block
+    )
+    (tmp_path / "mine.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    return importlib.import_module("mine")
+
+
+@pytest.mark.parametrize("name", ["LowRank", "FakeQuantised"])
+def test_the_classes_of_the_page_train_and_are_not_exported(name: str, mine: ModuleType, tmp_path: Path) -> None:
+    config = tiny(linear=f"mine.{name}", d_model=64, bias=True)
+    net = Transformer(config, TIED, vocab_size=257, seq_len=SEQ)
+    optimizer, losses = build_optimizer(net, OptimConfig(lr=0.01), TIED), []
+    tokens = torch.arange(SEQ)[None]
+    for _ in range(20):
+        losses.append(F.cross_entropy(net(tokens[:, :-1])[0], tokens[0, 1:]))
+        optimizer.zero_grad()
+        losses[-1].backward()
+        optimizer.step()
+    assert all(parameter.grad is not None for parameter in net.parameters())
+    assert losses[-1] < 0.5 * losses[0]
+    q_proj = net.blocks[0].attn.q_proj
+    with torch.no_grad():
+        matrix = q_proj(torch.eye(64)) - q_proj(torch.zeros(64))  # (in, out)
+    if name == "LowRank":
+        assert torch.linalg.matrix_rank(matrix, rtol=1e-4) == 8
+    else:
+        values = [len(row.div(row.abs().amax() / 7).round(decimals=2).unique()) for row in matrix.T]
+        assert max(values) <= 15 < len(q_proj.weight[0].unique())
+    with pytest.raises(BadInput, match=rf"model\.linear=mine\.{name}: only models with model\.linear=linear"):
+        export(net, byte_tokenizer(), tmp_path / "out")
+
+
+@pytest.mark.slow
+def test_a_module_in_the_current_folder_is_found(mine: ModuleType, corpus: Path, tmp_path: Path) -> None:
+    page = (ROOT / "docs/model.md").read_text()
+    for line in re.findall(r"^python (-m lm train model\.linear=mine\..*)$", page, re.MULTILINE):
+        words = [sys.executable, *line.split(), *TINY_RUN, f"data.path={corpus}", f"run_dir={line.split()[3]}"]
+        found = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        assert found.returncode == 0, found.stderr

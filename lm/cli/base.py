@@ -11,7 +11,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 
 from lm.cli.errors import CONFIGS
 from lm.config import BadInput, HeadConfig, RunConfig
-from lm.exchange.base import FREE, Base, read_base
+from lm.exchange.base import Base, agrees, read_base
 
 LOADED = ("model", "head", "tokenizer")
 
@@ -62,7 +62,7 @@ def fill_model(model: DictConfig, base: Base, path: str) -> None:
                 trust = f"add model.linear={loaded} if you trust it"
                 raise BadInput(f"init_from={path}: its linear class {loaded} would be imported; {trust}")
             model[key] = loaded
-        elif key not in FREE and model[key] != loaded:
+        elif not agrees(key, model[key], loaded):
             raise BadInput(f"model.{key}={model[key]}: the model of init_from={path} has {loaded}; leave it out")
 
 

@@ -11,11 +11,13 @@ from lm.system.table import visible
 def summary(result: dict[str, Any]) -> list[tuple[str, str]]:
     roles = ", ".join(f"{role} {count:,}" for role, count in result["n_params_by_role"].items())
     baselines = ", ".join(f"{name} {bits:.3f}" for name, bits in result["baselines_bpb"].items())
+    trained = result.get("n_params_trained", result["n_params"])
+    train = f", {trained:,} of which train" if trained < result["n_params"] else ""
     return [
         ("validation loss", f"{result['val_loss']:.4f} nats per token"),
         ("bits per byte", f"{result['val_bpb']:.3f} ({baselines})"),
         ("top-1 accuracy", f"{result['val_top1']:.1%}"),
-        ("parameters", f"{result['n_params']:,} ({roles})"),
+        ("parameters", f"{result['n_params']:,} ({roles}){train}"),
         ("training", f"{result['steps']:,} steps, {result['tokens']:,} tokens"),
         ("time", f"{result['seconds']:.0f} s, {result['tokens_per_second']:,.0f} tokens per second"),
     ]

@@ -16,6 +16,7 @@ ADDED: dict[str, Any] = {
     "model.attention_bias": None,
     "model.rope_scaling": None,
     "model.vocab_rows": None,
+    **dict.fromkeys(("model.lora_rank", "model.lora_alpha", "model.lora_targets")),
     "data.document_mask": False,
     **dict.fromkeys(("data.name", "data.revision", "data.val_split", "data.val_path")),
     "data.rows": "documents",

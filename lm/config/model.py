@@ -6,6 +6,7 @@ from lm.config.checks import BadInput, at_least, choose
 
 NORMS = ("rmsnorm", "layernorm")
 FFNS = ("relu", "gelu", "gelu_tanh", "relu2", "swiglu")
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 POSITIONS = ("rope", "learned", "none")
 
 
@@ -35,7 +36,10 @@ class ModelConfig:
     bias: bool = False  # in every projection and LayerNorm; the LM head never has one
     attention_bias: bool | None = None  # in the projections of attention; null: `bias`
     dropout: float = 0.0
-    linear: str = "linear"  # or the dotted path of a class called like torch.nn.Linear
+    linear: str = "linear"  # lora, or the dotted path of a class called like torch.nn.Linear
+    lora_rank: int | None = None  # of the adapters of linear=lora; null: 8
+    lora_alpha: float | None = None  # adapters are multiplied by alpha / rank; null: 16
+    lora_targets: list[str] | None = None  # the projections that have an adapter; null: all
     rope_theta: float = 10000.0
     rope_scaling: list[float] | None = None  # Llama 3's four numbers, see RoPE in lm/model/position.py; null: none
     previous_token_init: int = 0  # first layers whose heads initially attend to the token 1, 2, ... positions back
@@ -46,7 +50,19 @@ class ModelConfig:
         choose("model.norm", self.norm, NORMS)
         choose("model.ffn", self.ffn, FFNS)
         choose("model.position", self.position, POSITIONS)
-        at_least(1, "model.", self, "n_layers", "d_model", "n_heads", "n_kv_heads", "d_head", "d_ff", "vocab_rows")
+        at_least(
+            1,
+            "model.",
+            self,
+            "n_layers",
+            "d_model",
+            "n_heads",
+            "n_kv_heads",
+            "d_head",
+            "d_ff",
+            "vocab_rows",
+            "lora_rank",
+        )
         at_least(0, "model.", self, "dropout", "residual_scale", "previous_token_init")
         if self.previous_token_init and self.position != "rope":
             setting = f"model.previous_token_init={self.previous_token_init}"
@@ -63,6 +79,7 @@ class ModelConfig:
         for key in ("rope_theta", "norm_eps"):
             if not getattr(self, key) > 0:
                 raise BadInput(f"model.{key}={getattr(self, key)}: expected more than 0")
+        self.check_lora()
         if self.rope_scaling is not None:
             self.check_rope_scaling(self.rope_scaling)
 
@@ -73,6 +90,36 @@ class ModelConfig:
         if len(numbers) != 4 or not min(numbers) > 0 or not numbers[1] < numbers[2]:
             expected = "[factor, low_freq_factor, high_freq_factor, original_context], such as [32,1,4,8192]"
             raise BadInput(f"{setting}: expected four numbers above 0, the second below the third: {expected}")
+
+    def check_lora(self) -> None:
+        for key in ("lora_rank", "lora_alpha", "lora_targets"):
+            if self.linear != "lora" and (given := getattr(self, key)) is not None:
+                raise BadInput(f"model.{key}={given}: is for model.linear=lora, not {self.linear}; leave it null")
+        if not self.alpha > 0:
+            raise BadInput(f"model.lora_alpha={self.alpha}: expected more than 0")
+        if self.lora_targets == []:
+            raise BadInput("model.lora_targets=[]: expected one projection or more; null means all")
+        for one in self.adapted:
+            choose("model.lora_targets", one, self.projections)
+
+    @property
+    def projections(self) -> tuple[str, ...]:
+        return tuple(one for one in PROJECTIONS if one != "gate_proj" or self.ffn == "swiglu")
+
+    @property
+    def rank(self) -> int:
+        return 8 if self.lora_rank is None else self.lora_rank
+
+    @property
+    def alpha(self) -> float:
+        return 16.0 if self.lora_alpha is None else self.lora_alpha
+
+    @property
+    def adapted(self) -> tuple[str, ...]:
+        """The projections that have an adapter."""
+        if self.linear != "lora":
+            return ()
+        return self.projections if self.lora_targets is None else tuple(self.lora_targets)
 
     @property
     def head_dim(self) -> int:

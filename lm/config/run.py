@@ -105,9 +105,26 @@ class RunConfig:
         elif self.threads not in (None, AUTO):
             raise BadInput(f"threads={self.threads}: expected a number of threads, {AUTO} or null")
         seedable(self.seed)
+        if self.model.linear == "lora":
+            self.check_frozen()
         if self.run_dir == "":
             raise BadInput("run_dir: is empty; expected a directory, or null for one under runs/")
         self.check_trainer()
+
+    def check_frozen(self) -> None:
+        """Refuse what would change a matrix that adapters leave as it is, or measure its gradient."""
+        for key, value, refused in (
+            ("head.kind", self.head.kind, self.head.untie_at is not None),
+            ("init_tied_matrix", self.init_tied_matrix, self.init_tied_matrix is not None),
+            ("diagnostics.every", self.diagnostics.every, self.diagnostics.every > 0),
+        ):
+            if refused:
+                raise BadInput(f"{key}={value}: with model.linear=lora, the embedding and the head do not change")
+
+    def check_base(self) -> None:
+        """Raise BadInput if the run needs an init_from and has none."""
+        if self.model.linear == "lora" and self.init_from is None:
+            raise BadInput("model.linear=lora: trains adapters of a finished model; add init_from=RUN")
 
     def check_trainer(self) -> None:
         """Check Lightning's arguments as far as possible without importing it, which takes seconds."""

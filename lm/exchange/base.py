@@ -10,7 +10,7 @@ from lm.exchange.find_model import ModelSettings, model_folder, read_settings
 from lm.system.files import read_object, sha256
 
 WEIGHTS, TOKENIZER = "model.safetensors", "tokenizer.json"
-FREE = ("dropout",)  # settings of the model that its weights do not depend on
+FREE = ("dropout", "lora_rank", "lora_alpha", "lora_targets")  # settings that a model's weights do not depend on
 
 
 @dataclass(slots=True, kw_only=True)
@@ -29,6 +29,11 @@ class Base:
         """For result.json: where the weights came from."""
         head = self.settings.head.name
         return {"path": path, "sha256": self.sha256, "head": head, "steps": self.steps, "tokens": self.tokens}
+
+
+def agrees(key: str, value: Any, loaded: Any) -> bool:
+    """Whether a run whose setting model.KEY is `value` can start from a model where it is `loaded`."""
+    return key in FREE or value == loaded or (key, value, loaded) == ("linear", "lora", "linear")
 
 
 def read_base(init_from: str) -> Base:

@@ -11,7 +11,7 @@ from lm.config import BadInput
 from lm.data.tokenizer import Tokenizer, load_tokenizer
 from lm.exchange.find_model import FILES, ModelSettings, model_folder, read_settings
 from lm.exchange.pretrained import load_pretrained
-from lm.model.linear import linear_class
+from lm.model.projection import linear_class
 from lm.model.transformer import Transformer
 from lm.system.files import atomic_file, sha256, write_sealed, write_text
 

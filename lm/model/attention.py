@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 from lm.config import ModelConfig
 from lm.model.cache import NoCache
-from lm.model.linear import linear_class
 from lm.model.norm import NORMS
 from lm.model.position import Rotation
+from lm.model.projection import projection
 
 
 class Context(NamedTuple):
@@ -29,11 +29,11 @@ class Attention(nn.Module):
         self.layer, self.head_dim, self.dropout = layer, config.head_dim, config.dropout
         self.grouped = config.kv_heads != config.n_heads
         width, kv_width = config.n_heads * config.head_dim, config.kv_heads * config.head_dim
-        make, bias = linear_class(config.linear), config.attn_bias
-        self.q_proj = make(config.d_model, width, bias=bias)
-        self.k_proj = make(config.d_model, kv_width, bias=bias)
-        self.v_proj = make(config.d_model, kv_width, bias=bias)
-        self.o_proj = make(width, config.d_model, bias=bias)
+        bias = config.attn_bias
+        self.q_proj = projection(config, "q_proj")(config.d_model, width, bias=bias)
+        self.k_proj = projection(config, "k_proj")(config.d_model, kv_width, bias=bias)
+        self.v_proj = projection(config, "v_proj")(config.d_model, kv_width, bias=bias)
+        self.o_proj = projection(config, "o_proj")(width, config.d_model, bias=bias)
         self.q_norm = NORMS[config.norm](config.head_dim, config) if config.qk_norm else nn.Identity()
         self.k_norm = NORMS[config.norm](config.head_dim, config) if config.qk_norm else nn.Identity()
 

@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lm.config import ModelConfig
-from lm.model.linear import linear_class
+from lm.model.projection import projection
 
 
 class FFN(nn.Module):
@@ -12,9 +12,8 @@ class FFN(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        make = linear_class(config.linear)
-        self.up_proj = make(config.d_model, config.d_ff, bias=config.bias)
-        self.down_proj = make(config.d_ff, config.d_model, bias=config.bias)
+        self.up_proj = projection(config, "up_proj")(config.d_model, config.d_ff, bias=config.bias)
+        self.down_proj = projection(config, "down_proj")(config.d_ff, config.d_model, bias=config.bias)
 
     def hidden(self, x: Tensor) -> Tensor:
         """(B, T, D) to the activations (B, T, d_ff)."""
@@ -55,7 +54,7 @@ class SwiGLU(FFN):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
-        self.gate_proj = linear_class(config.linear)(config.d_model, config.d_ff, bias=config.bias)
+        self.gate_proj = projection(config, "gate_proj")(config.d_model, config.d_ff, bias=config.bias)
 
     def hidden(self, x: Tensor) -> Tensor:
         return F.silu(self.gate_proj(x)) * self.up_proj(x)

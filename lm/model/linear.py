@@ -1,16 +1,10 @@
 """The linear map: every projection, every FFN matrix and the LM head compute their matmul here."""
 
-import importlib
-import inspect
 import math
-import sys
-from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-
-from lm.config import BadInput
 
 ONEDNN_MIN_NUMEL = 2**21  # of a weight: 8 MiB
 HAS_ONEDNN = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
@@ -90,36 +84,3 @@ class Linear(nn.Module):
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
-
-
-LINEARS: dict[str, Callable[..., nn.Module]] = {"linear": Linear}
-
-
-def linear_class(name: str, trust: bool = True) -> Callable[..., nn.Module]:
-    """The class that `model.linear` names: a key of LINEARS or a dotted path such as `torch.nn.Linear`.
-
-    The class is called as `cls(in_features, out_features, bias=...)`. Pass `trust=False` for a name that was read from
-    a file: a class whose module has not been imported already is then refused. Raises BadInput if the name is refused
-    or does not lead to such a class.
-    """
-    if name in LINEARS:
-        return LINEARS[name]
-    module, _, attribute = name.rpartition(".")
-    if not all(part.isidentifier() for part in name.split(".")):
-        module = ""
-    if module and trust:
-        try:
-            importlib.import_module(module)
-        except Exception as error:  # importing a module runs its code
-            raise BadInput(f"model.linear={name}: {type(error).__name__}: {error}") from error
-    elif module and module not in sys.modules:
-        raise BadInput(f"model.linear={name} is the run's own class: trust=true imports it, if you trust the run")
-    found = getattr(sys.modules.get(module), attribute, None)
-    if not (isinstance(found, type) and issubclass(found, nn.Module)):
-        known = ", ".join(LINEARS)
-        raise BadInput(f"model.linear={name}: expected {known}, or the dotted path of a class like torch.nn.Linear")
-    try:
-        inspect.signature(found).bind(1, 1, bias=True)
-    except TypeError as error:
-        raise BadInput(f"model.linear={name}: cannot be called as cls(in, out, bias=...): {error}") from error
-    return found

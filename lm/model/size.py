@@ -6,13 +6,16 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from lm.model.lora import is_adapter
 from lm.model.transformer import Transformer
 
 ROLES = {"embed": "embedding", "position": "position", "head": "head", "norm": "norm"}  # the others are in the blocks
 
 
 def role(name: str) -> str:
-    """The role of a parameter by its name: embedding, position, attention, ffn, norm or head."""
+    """The role of a parameter by its name: embedding, position, attention, ffn, norm, head or adapter."""
+    if is_adapter(name):
+        return "adapter"
     first, *rest = name.split(".")
     if first in ROLES:
         return ROLES[first]
@@ -31,6 +34,10 @@ def n_params_by_role(net: nn.Module) -> dict[str, int]:
 
 def n_params(net: nn.Module) -> int:
     return sum(parameter.numel() for parameter in net.parameters())
+
+
+def n_params_trained(net: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in net.parameters() if parameter.requires_grad)
 
 
 def flops_per_token(net: Transformer) -> int:

@@ -19,6 +19,7 @@ from lm.model.cache import NO_CACHE, NoCache
 from lm.model.documents import documents
 from lm.model.ffn import FFNS
 from lm.model.head import HEADS, Embedding
+from lm.model.lora import freeze_base
 from lm.model.norm import NORMS
 from lm.model.position import POSITIONS
 from lm.model.previous_token import initialise_previous_token_heads
@@ -90,6 +91,7 @@ class Transformer(nn.Module):
             self.head = part("head", HEADS[head.kind], head, vocab_size, config.d_model)
         if device != "meta":
             self.initialise(seed, constructed=True)
+        freeze_base(self)
 
     @torch.no_grad()
     def initialise(self, seed: int, constructed: bool = False) -> None:
@@ -122,9 +124,10 @@ class Transformer(nn.Module):
     def load_from(self, other: "Transformer", tied_matrix: str | None = None) -> None:
         """Take over the weights of a model with the same ModelConfig; its head and its seq_len may differ.
 
+        Adapters, which a finished model does not have, keep their values.
         `tied_matrix` is the rule of `Head.convert`. Raises BadInput for a seq_len or a head that cannot be had.
         """
-        self.blocks.load_state_dict(other.blocks.state_dict())
+        self.blocks.load_state_dict(self.blocks.state_dict() | other.blocks.state_dict())
         self.norm.load_state_dict(other.norm.state_dict())
         self.position.load_from(other.position)
         self.head.convert(self.embed, other.head, other.embed, tied_matrix)
@@ -139,7 +142,9 @@ class Transformer(nn.Module):
             scale = 1 / math.sqrt(2 * self.config.n_layers)
         for name, module in self.blocks.named_modules():
             if name.endswith(("o_proj", "down_proj")):
-                matrices = [parameter for parameter in module.parameters() if parameter.ndim == 2]
+                own, every = (list(module.parameters(recurse)) for recurse in (False, True))
+                # the matrix of an adapter is one of a part
+                matrices = [one for one in own if one.ndim == 2] or [one for one in every if one.ndim == 2]
                 if not matrices and scale != 1:
                     raise BadInput(f"model.linear={self.config.linear}: has no matrix; add model.residual_scale=1")
                 for matrix in matrices[-1:]:  # a class may factorise its matrix: scaling the last factor scales it

@@ -6,7 +6,7 @@ from typing import Any
 
 from lm.config import BadInput, RunConfig
 from lm.data.tokens import TextData
-from lm.exchange.base import FREE, Base, read_base
+from lm.exchange.base import Base, agrees, read_base
 from lm.exchange.portable import load_model
 from lm.inference.evaluate import evaluate
 from lm.model.transformer import Transformer
@@ -16,6 +16,7 @@ log = logging.getLogger(__name__)
 
 def with_hash(run: RunConfig) -> RunConfig:
     """The run with the hash of the weights that it starts from, which is part of its identity."""
+    run.check_base()
     if run.init_from is None:
         if given := [key for key in ("init_sha256", "init_tied_matrix") if getattr(run, key) is not None]:
             raise BadInput(f"{given[0]}={getattr(run, given[0])}: is for a run with init_from")
@@ -62,5 +63,5 @@ def load_base(net: Transformer, run: RunConfig, data: TextData, accelerator: str
 
 def refuse_other_model(run: RunConfig, base: Base) -> None:
     for key, loaded in asdict(base.settings.model).items():
-        if key not in FREE and (own := getattr(run.model, key)) != loaded:
+        if not agrees(key, own := getattr(run.model, key), loaded):
             raise BadInput(f"model.{key}={own}: init_from={run.init_from} has {loaded}")

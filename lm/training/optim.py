@@ -31,7 +31,9 @@ def parameter_groups(net: nn.Module, config: OptimConfig, head: HeadConfig) -> l
     """The parameters in up to four groups, each with its learning rate and weight decay.
 
     block_matrices: the 2-D parameters of the transformer blocks, the only group with weight decay; embedding; head;
-    other: norms, biases, learned positions. The embedding and the head have no weight decay whether tied or not.
+    other: norms, biases, learned positions. The embedding and the head have no weight decay whether tied or not. Of a
+    model with adapters, block_matrices are the adapters' matrices, and the other parameters, which do not train, are in
+    no group.
     """
     adam_lr = config.lr if config.adam_lr is None else config.adam_lr
     head_lr = adam_lr if head.head_lr_multiplier is None else adam_lr * head.head_lr_multiplier
@@ -42,9 +44,11 @@ def parameter_groups(net: nn.Module, config: OptimConfig, head: HeadConfig) -> l
         "head": {"params": [], "lr": head_lr, "weight_decay": 0.0},
     }
     for name, parameter in net.named_parameters():
+        if not parameter.requires_grad:
+            continue
         part = role(name)
         if part not in groups:
-            part = "block_matrices" if part in ("attention", "ffn") and parameter.ndim == 2 else "other"
+            part = "block_matrices" if part in ("attention", "ffn", "adapter") and parameter.ndim == 2 else "other"
         groups[part]["params"].append(parameter)
     return [{"name": name, **group} for name, group in groups.items() if group["params"]]
 

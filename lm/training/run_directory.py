@@ -50,7 +50,7 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.checkpoints, self.model = path / "checkpoints", path / "model"
+        self.checkpoints, self.model, self.adapter = path / "checkpoints", path / "model", path / "adapter"
         self.tokenizer = self.model / "tokenizer.json"
         self.metrics, self.result, self.config = path / "metrics.csv", path / "result.json", path / "config.yaml"
 

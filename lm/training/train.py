@@ -11,9 +11,10 @@ from lm.config import RunConfig
 from lm.config.identity import config_hash
 from lm.config.run import AUTO
 from lm.data.tokens import TextData, prepare
+from lm.exchange.adapter import merged, save_adapter
 from lm.exchange.portable import save_model
 from lm.model.activation_checkpointing import enable_activation_checkpointing
-from lm.model.size import flops_per_token, n_params, n_params_by_role
+from lm.model.size import flops_per_token, n_params, n_params_by_role, n_params_trained
 from lm.model.transformer import Transformer
 from lm.system.device import fast_attention, is_mixed, set_threads
 from lm.system.processes import is_first_process
@@ -114,6 +115,7 @@ def fit(
         settings |= {"base": directory.read_config().get("base")}
     size = {  # measured before training: a class that cannot be built without memory fails here, not at the end
         "n_params": n_params(net),
+        "n_params_trained": n_params_trained(net),
         "n_params_by_role": n_params_by_role(net),
         "flops_per_token": flops_per_token(net) + step_flops(net, run.optim, run.head) // tokens_per_step(run, options),
     }
@@ -146,13 +148,15 @@ def fit(
                     trainer.fit(task, ckpt_path=resume, weights_only=True)
                 if not is_first_process():
                     return {}
-                scores = final_score(run, net, data, trainer, callback, bar)
+                whole = merged(net)
+                scores = final_score(run, whole, data, trainer, callback, bar)
         except BaseException:
             if callback.signum is not None and is_first_process():
-                save_model(net, data.tokenizer, directory.model)  # so that an interrupted run can generate text
+                save_model(merged(net), data.tokenizer, directory.model)  # so that an interrupted run can generate
             raise
-        result = build_result(run, settings, size, net, data, trainer, callback, scores)
-        save_model(net, data.tokenizer, directory.model)
+        result = build_result(run, settings, size, whole, data, trainer, callback, scores)
+        save_model(whole, data.tokenizer, directory.model)
+        save_adapter(net, run.init_from, directory.adapter)
         directory.write_result(result)
         log_result(loggers, settings, result)
     return result

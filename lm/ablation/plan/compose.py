@@ -7,6 +7,7 @@ from typing import Any
 from lm.config import BadInput, RunConfig
 from lm.config.ablation import AblationConfig
 from lm.config.identity import flat
+from lm.exchange.base import agrees
 
 Compose = Callable[[list[str]], RunConfig]  # overrides of train.py to a configuration
 OURS = {
@@ -16,7 +17,7 @@ OURS = {
 BUDGETED = "an arm trains as long as its budget allows; it may stand among the overrides of all arms"
 TUNABLE = ("optim.", "head.", "model.")
 SHARED = ("model.", "tokenizer.", "data.")  # by a base and its arms
-NOT_SHARED = ("model.dropout", "data.seq_len", "data.batch_size", "data.document_mask")
+NOT_SHARED = ("data.seq_len", "data.batch_size", "data.document_mask")
 NOT_AN_ARM = OURS | {"trainer.max_steps": BUDGETED, "max_tokens": BUDGETED}
 
 
@@ -60,18 +61,28 @@ def compose_base(
     """
     common = {key_of(word): word for word in [*config.overrides, *words]}
     if config.base is None or any(run.init_from for run in runs.values()):
+        for name, run in runs.items():
+            try:
+                run.check_base()
+            except BadInput as error:
+                raise BadInput(f"ablation.arms.{name}: {error}") from error
         return None
     own = {key_of(word): word for word in config.base}
     try:
         for key in own.keys() & {*OURS, "init_from"}:
             raise BadInput(f"{own[key]}: {OURS.get(key, 'a base starts anew')}")
         base = compose(list((common | own).values()))
+        base.check_base()
     except BadInput as error:
         raise BadInput(f"ablation.base: {error}") from error
     there = flat(asdict(base))
     for name, run in runs.items():
         for key, value in flat(asdict(run)).items():
-            if key.startswith(SHARED) and key not in NOT_SHARED and value != there.get(key):
+            if (
+                key.startswith(SHARED)
+                and key not in NOT_SHARED
+                and not agrees(key.removeprefix("model."), value, there.get(key))
+            ):
                 both = "they have it in common: choose it among the overrides"
                 raise BadInput(f"ablation.base: {key} is {there.get(key)}, that of {name} is {value}; {both}")
     return base

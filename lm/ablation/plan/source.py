@@ -11,7 +11,7 @@ import sysconfig
 from functools import cache
 from pathlib import Path
 
-from lm.model.linear import LINEARS, linear_class
+from lm.model.projection import LINEARS, linear_class
 
 HOME = Path(__file__).parents[3]
 NOT_COUNTED = {  # imported by training, but they only record, restore or show; settings are in a run's own hash
