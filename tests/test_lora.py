@@ -248,6 +248,7 @@ def test_peft_gives_the_same_logits_on_the_exported_base(
     theirs = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter")
     assert furthest(logits_of(theirs), logits(net)) < 1e-5
     assert furthest(logits(base), logits(net)) > 0.01  # so the comparison would see a missing adapter
+    assert (theirs.get_output_embeddings().weight is theirs.get_input_embeddings().weight) == (head == "tied")
     loaded = {key.replace(".default", "") for key in theirs.state_dict() if ".lora_" in key}
     assert loaded == load_file(tmp_path / "adapter/adapter_model.safetensors").keys()
 
