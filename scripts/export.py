@@ -1,4 +1,4 @@
-"""Write a Hugging Face folder: python scripts/export.py run_dir=RUN output_dir=DIR"""
+"""Write a Hugging Face folder or a GGUF file: python scripts/export.py run_dir=RUN output_dir=DIR [format=gguf]"""
 
 from lm.cli.export import main
 

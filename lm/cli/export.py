@@ -1,4 +1,4 @@
-"""Write a Hugging Face folder: lm-lab export run_dir=RUN output_dir=DIR"""
+"""Write a Hugging Face folder or a GGUF file: lm-lab export run_dir=RUN output_dir=DIR [format=gguf]"""
 
 from pathlib import Path
 from typing import Any
@@ -14,15 +14,21 @@ def task(config: ExportConfig) -> None:
     settings, result = training_of(config.run_dir)  # raises BadInput before the slow imports below
     with heavy_imports():
         from lm.exchange.card import write_card
+        from lm.exchange.gguf import FILE, export_gguf
         from lm.exchange.huggingface import export
         from lm.exchange.portable import load_model
 
     net, tokenizer = load_model(config.run_dir, config.trust)
-    architecture = export(net, tokenizer, config.output_dir)
-    write_card(Path(config.output_dir).expanduser(), net, settings, result)
-    print(f"{config.output_dir}: {architecture}; AutoModelForCausalLM.from_pretrained loads it")
+    if config.format == "gguf":
+        architecture = export_gguf(net, tokenizer, config.output_dir, config.dtype)
+        written, reader, program = Path(config.output_dir) / FILE, "llama.cpp", "llama.cpp"
+    else:
+        architecture = export(net, tokenizer, config.output_dir)
+        write_card(Path(config.output_dir).expanduser(), net, settings, result)
+        written, reader, program = Path(config.output_dir), "AutoModelForCausalLM.from_pretrained", "transformers"
+    print(f"{written}: {architecture}; {reader} loads it")
     if net.documents.separator is not None:
-        print("transformers does not mask attention between documents: give it one document in a row of a batch")
+        print(f"{program} does not mask attention between documents: give it one document in a row of a batch")
 
 
 def training_of(run_dir: str) -> tuple[dict[str, Any], dict[str, Any]]:

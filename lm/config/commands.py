@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from lm.config.checks import BadInput, at_least, seedable
+from lm.config.checks import BadInput, at_least, choose, seedable
 from lm.config.data import DataConfig
 
 
@@ -58,7 +58,15 @@ class EvaluateConfig:
 class ExportConfig:
     run_dir: str
     output_dir: str
+    format: str = "safetensors"  # a Hugging Face folder; gguf: a file for llama.cpp
+    dtype: str = "f32"  # of the matrices in a GGUF file: f32, f16, q8_0
     trust: bool = False
+
+    def __post_init__(self) -> None:
+        choose("format", self.format, ("safetensors", "gguf"))
+        choose("dtype", self.dtype, ("f32", "f16", "q8_0"))
+        if self.format != "gguf" and self.dtype != "f32":
+            raise BadInput(f"dtype={self.dtype}: is for format=gguf; a Hugging Face folder holds f32")
 
 
 @dataclass(slots=True, kw_only=True)

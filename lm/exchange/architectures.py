@@ -4,7 +4,7 @@ The weights are the same tensors under other names, so the logits are the same t
 the export reads the description from left to right, the import from right to left.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
@@ -155,12 +155,14 @@ ARCHITECTURES = (
 DISTINGUISHING = ("position", "qk_norm", "ffn", "norm", "bias")
 
 
-def architecture_of(config: ModelConfig) -> Architecture:
+def architecture_of(
+    config: ModelConfig, among: Sequence[Architecture] = ARCHITECTURES, where: str = ""
+) -> Architecture:
     """The first architecture that computes the same. Raises BadInput naming the setting that none has."""
-    for one in ARCHITECTURES:
+    for one in among:
         if not one.unsupported(config):
             return one
-    nearest = min(ARCHITECTURES, key=lambda one: [key in one.unsupported(config) for key in DISTINGUISHING])
+    nearest = min(among, key=lambda one: [key in one.unsupported(config) for key in DISTINGUISHING])
     key = nearest.unsupported(config)[0]
-    setting = f"model.{key}={str(getattr(config, key)).lower()}"
+    setting = f"{where}model.{key}={str(getattr(config, key)).lower()}"
     raise BadInput(f"{setting}: cannot be exported, {nearest.name} does not support it; see docs/model.md")

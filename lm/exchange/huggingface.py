@@ -11,7 +11,7 @@ from safetensors.torch import save
 
 from lm.config import BadInput
 from lm.data.tokenizer import Tokenizer
-from lm.exchange.architectures import architecture_of
+from lm.exchange.architectures import Architecture, architecture_of
 from lm.exchange.tensor_names import Weights
 from lm.model.linear import Linear
 from lm.model.transformer import Transformer
@@ -23,21 +23,12 @@ def export(net: Transformer, tokenizer: Tokenizer, output_dir: str | Path) -> st
 
     Raises BadInput naming the setting that no architecture of transformers has.
     """
-    folder = Path(output_dir).expanduser()
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise BadInput(f"output_dir={output_dir}: is not empty; choose a new or an empty folder")
-    if not all(type(module) is Linear for name, module in net.named_modules() if name.endswith("_proj")):
-        raise BadInput(f"model.linear={net.config.linear}: only models with model.linear=linear are exported")
     architecture = architecture_of(net.config)
-    weights = architecture.weights(trunk(net), net.config)
-    output = net.head.matrix(net.embed.weight)
-    tied = net.embed.matrix() is output
-    if not tied:
-        weights["lm_head.weight"] = output
+    weights = matrices(net, architecture)
     config = {
         "architectures": [architecture.name],
         "vocab_size": net.vocab_size,
-        "tie_word_embeddings": tied,
+        "tie_word_embeddings": "lm_head.weight" not in weights,
         "bos_token_id": tokenizer.begin,
         "eos_token_id": tokenizer.eot,
         "pad_token_id": tokenizer.eot,
@@ -58,10 +49,7 @@ def export(net: Transformer, tokenizer: Tokenizer, output_dir: str | Path) -> st
         },
         "special_tokens_map.json": special,
     }
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadInput(f"output_dir={output_dir}: {error.strerror}; expected a folder to write to") from error
+    folder = new_folder(output_dir)
     with atomic_file(folder, "model.safetensors") as file:
         file.write(save({key: value.detach().cpu().contiguous() for key, value in weights.items()}, {"format": "pt"}))
     layout = json.loads(tokenizer.to_json())
@@ -70,6 +58,27 @@ def export(net: Transformer, tokenizer: Tokenizer, output_dir: str | Path) -> st
     for filename, content in files.items():
         write_text(folder / filename, json.dumps(content, indent=2) + "\n")
     return architecture.name
+
+
+def new_folder(output_dir: str | Path) -> Path:
+    """An empty folder. Raises BadInput if it cannot be had."""
+    folder = Path(output_dir).expanduser()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise BadInput(f"output_dir={output_dir}: is not empty; choose a new or an empty folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"output_dir={output_dir}: {error.strerror}; expected a folder to write to") from error
+    return folder
+
+
+def matrices(net: Transformer, architecture: Architecture) -> Weights:
+    """All weights under the architecture's names; without lm_head.weight if the model is tied."""
+    if not all(type(module) is Linear for name, module in net.named_modules() if name.endswith("_proj")):
+        raise BadInput(f"model.linear={net.config.linear}: only models with model.linear=linear are exported")
+    weights = architecture.weights(trunk(net), net.config)
+    output = net.head.matrix(net.embed.weight)
+    return weights if net.embed.matrix() is output else weights | {"lm_head.weight": output}
 
 
 def trunk(net: Transformer) -> Weights:

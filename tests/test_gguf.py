@@ -1,0 +1,149 @@
+"""A GGUF file has our weights, our tokens and, in llama.cpp, our logits."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import Script, tiny
+from test_export import CONFIGS, LLAMA, net_for
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from lm.config import BadInput, ExportConfig
+from lm.data.tokenizer import Tokenizer
+from lm.data.vocabulary import byte_tokenizer, char_tokenizer, train_bpe
+from lm.exchange.gguf import export_gguf
+from lm.exchange.portable import save_model
+from lm.model.transformer import Transformer
+
+gguf = pytest.importorskip("gguf")
+BPE = train_bpe([Path(__file__).read_text()], 300)
+CARRIED = [name for name in CONFIGS if name.startswith(("Llama", "Qwen3"))]
+TEXT = "it's 1,234  naïve\n\n\tdef f(x): <|endoftext|> 日本 🙂 "
+
+
+def model(name: str, head: str = "tied", **changes: Any) -> Transformer:
+    net = net_for(tiny(**(CONFIGS[name] | changes)), head, BPE)
+    net.seq_len = 128  # with RoPE any length is possible
+    return net
+
+
+@pytest.mark.parametrize("head", ["tied", "untied", "tied_scaled", "tied_projected"])
+@pytest.mark.parametrize("name", ["LlamaForCausalLM", "Qwen3ForCausalLM"])
+def test_transformers_reads_the_same_model(name: str, head: str, tmp_path: Path) -> None:
+    net = model(name, head, n_kv_heads=2, vocab_rows=310)
+    assert export_gguf(net, BPE, tmp_path / "out") == name
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["model.gguf"]
+    config = AutoConfig.from_pretrained(tmp_path / "out", gguf_file="model.gguf")
+    config.head_dim = net.config.head_dim  # which transformers does not read for Qwen3
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out", gguf_file="model.gguf", config=config)
+    tokens = torch.randint(300, (2, 60), generator=torch.Generator().manual_seed(0))
+    expected = net(tokens)
+    assert (theirs(tokens).logits - expected).abs().max() <= 1e-5 * expected.abs().max()
+    assert theirs.config.tie_word_embeddings == (head == "tied")
+
+
+def test_transformers_reads_the_same_tokenizer(tmp_path: Path) -> None:
+    export_gguf(model("LlamaForCausalLM"), BPE, tmp_path)
+    theirs = AutoTokenizer.from_pretrained(tmp_path, gguf_file="model.gguf")
+    assert theirs(TEXT, add_special_tokens=False, split_special_tokens=True).input_ids == BPE.encode(TEXT)
+
+
+def test_matrices_may_have_fewer_bits(tmp_path: Path) -> None:
+    """Vectors stay f32, and a matrix whose rows are not whole blocks is f16."""
+    net = model("LlamaForCausalLM", d_ff=48)
+    found = {}
+    for dtype in ("f16", "q8_0"):
+        export_gguf(net, BPE, tmp_path / dtype, dtype)
+        tensors = gguf.GGUFReader(tmp_path / dtype / "model.gguf").tensors
+        found[dtype] = {one.name: one.tensor_type.name for one in tensors}
+        matrix = next(one for one in tensors if one.name == "token_embd.weight")
+        read = gguf.dequantize(matrix.data, matrix.tensor_type)
+        step = net.embed.weight.abs().max().item() / 127
+        np.testing.assert_allclose(read, net.embed.weight.detach().numpy(), rtol=0, atol=0.51 * step)
+    assert set(found["f16"].values()) == {"F16", "F32"}
+    there = found["q8_0"]
+    assert (there["blk.0.ffn_up.weight"], there["blk.0.ffn_down.weight"], there["output_norm.weight"]) == (
+        *("Q8_0", "F16", "F32"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "tokenizer", "said"),
+    [
+        ({"ffn": "relu2"}, BPE, r"format=gguf: model\.ffn=relu2: cannot be exported, LlamaForCausalLM does not"),
+        (
+            {"ffn": "relu2", "qk_norm": True},
+            BPE,
+            r"format=gguf: model\.ffn=relu2: cannot be exported, Qwen3ForCausalLM",
+        ),
+        ({"norm": "layernorm", "position": "learned", "ffn": "gelu"}, BPE, r"format=gguf: model\.position=learned"),
+        ({"qk_norm": True, "attention_bias": True}, BPE, r"model\.attention_bias=true: llama\.cpp's Qwen3 does not"),
+        ({"qk_norm": True, "rope_scaling": [8.0, 1.0, 4.0, 32.0]}, BPE, r"model\.rope_scaling=\[8\.0, 1\.0, 4\.0"),
+        ({}, byte_tokenizer(), "format=gguf: this tokenizer cannot be carried; expected a BPE"),
+        ({}, char_tokenizer(["abc"]), "format=gguf: this tokenizer cannot be carried; expected a BPE"),
+    ],
+)
+def test_what_llama_cpp_does_not_have_is_refused(
+    changes: dict[str, Any], tokenizer: Tokenizer, said: str, tmp_path: Path
+) -> None:
+    net = net_for(tiny(**(LLAMA | changes)), "tied", tokenizer)
+    with pytest.raises(BadInput, match=said):
+        export_gguf(net, tokenizer, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_the_package_one_line_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(
+        BadInput, match=r"format=gguf: needs the package gguf; pip install 'lm-lab\[gguf\]' installs it"
+    ):
+        export_gguf(model("LlamaForCausalLM"), BPE, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_type_is_for_gguf_alone() -> None:
+    with pytest.raises(BadInput, match="dtype=f16: is for format=gguf"):
+        ExportConfig(run_dir="r", output_dir="o", dtype="f16")
+    with pytest.raises(BadInput, match="format=onnx: choose one of safetensors, gguf"):
+        ExportConfig(run_dir="r", output_dir="o", format="onnx")
+
+
+@pytest.mark.slow
+def test_the_script_writes_the_file(script: Script, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    save_model(model("Qwen3ForCausalLM"), BPE, tmp_path / "run/model")
+    words = ("export", "run_dir=run", "output_dir=out", "format=gguf", "dtype=q8_0")
+    done = script(*words)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "out/model.gguf: Qwen3ForCausalLM; llama.cpp loads it\n"
+    again = script(*words)
+    assert (again.returncode, again.stderr.count("\n")) == (2, 1)
+    assert "output_dir=out: is not empty" in again.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("head", ["tied", "untied"])
+@pytest.mark.parametrize("name", CARRIED)
+def test_llama_cpp_generates_the_same_tokens(name: str, head: str, tmp_path: Path) -> None:
+    llama_cpp = pytest.importorskip("llama_cpp")
+    more = {"n_kv_heads": 2, "vocab_rows": 310} if head == "tied" else {}
+    net, prompt = model(name, head, **more), [BPE.begin, *BPE.encode(TEXT)]
+    for dtype, bound in (("f32", 1e-5), ("f16", 5e-3), ("q8_0", 0.1)):
+        export_gguf(net, BPE, tmp_path / dtype, dtype)
+        file, f32 = str(tmp_path / dtype / "model.gguf"), llama_cpp.GGML_TYPE_F32
+        theirs = llama_cpp.Llama(file, n_ctx=0, n_threads=1, logits_all=True, type_k=f32, type_v=f32, verbose=False)
+        assert theirs.tokenize(TEXT.encode(), special=False) == prompt
+        theirs.eval(prompt)
+        with torch.no_grad():
+            expected = net(torch.tensor([prompt]))[0].numpy()
+        found = theirs.scores[: len(prompt)]
+        assert np.abs(found - expected).max() <= bound * np.abs(expected).max()
+        if dtype == "f32":
+            ids = list(prompt)
+            for _ in range(32):
+                ids.append(int(net(torch.tensor([ids]))[0, -1].argmax()))
+                assert int(theirs.scores[theirs.n_tokens - 1].argmax()) == ids[-1]
+                theirs.eval(ids[-1:])
