@@ -29,7 +29,7 @@ def export_gguf(net: Transformer, tokenizer: Tokenizer, output_dir: str | Path, 
     try:
         import gguf
     except ImportError as error:
-        raise BadInput("format=gguf: needs the package gguf; pip install 'lm-lab[gguf]' installs it") from error
+        raise BadInput("format=gguf: the package gguf is not installed; pip install gguf") from error
     config, kind = net.config, architecture_in_gguf(net.config)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[kind.model_type.upper()], config.n_layers)
     writer = gguf.GGUFWriter(None, kind.model_type)
