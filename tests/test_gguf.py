@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 import torch
@@ -18,7 +19,6 @@ from lm.exchange.gguf import export_gguf
 from lm.exchange.portable import save_model
 from lm.model.transformer import Transformer
 
-gguf = pytest.importorskip("gguf")
 BPE = train_bpe([Path(__file__).read_text()], 300)
 CARRIED = [name for name in CONFIGS if name.startswith(("Llama", "Qwen3"))]
 TEXT = "it's 1,234  naïve\n\n\tdef f(x): <|endoftext|> 日本 🙂 "
