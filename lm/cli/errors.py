@@ -69,8 +69,8 @@ def stray(word: str, schema: type[Any], verbatim: tuple[str, ...]) -> str | None
         return None
     if "prompt" in verbatim:
         return f'{word}: give the prompt as "prompt={word}"'
-    for folder in ("run_dir", "output_dir") if word and Path(word).is_dir() else ():
-        if folder in names(schema):
+    for folder in names(schema) if word and Path(word).is_dir() else ():
+        if folder in ("run_dir", "output_dir"):
             return f"{word}: a setting is given as key=value; did you mean {folder}={word}?"
     choices = CONFIGS.glob(f"*/{glob.escape(word)}.yaml") if {"model", "ablation"} & set(names(schema)) else ()
     found = [path.parent.name for path in choices if "/" not in word]

@@ -1,26 +1,34 @@
 """Write the report of an ablation, also while it is running: lm-lab report output_dir=DIR
 
-For a folder of ablations, their comparisons side by side.
+For a folder of ablations, their comparisons side by side. lm-lab report run_dir=RUN writes a page about a single run.
 """
 
+from dataclasses import asdict
 from pathlib import Path
 
+from lm.cli.compose import compose
 from lm.cli.imports import heavy_imports
 from lm.cli.launch import launch
-from lm.config import BadInput
+from lm.config import BadInput, RunConfig
 from lm.config.ablation import ReportConfig
 
 
 def task(config: ReportConfig) -> None:
-    path = Path(config.output_dir).expanduser()
+    key = "run_dir" if config.output_dir is None else "output_dir"
+    path = Path(str(config.run_dir or config.output_dir)).expanduser()
     if not path.is_dir():  # importing the rest takes seconds
-        raise BadInput(f"output_dir={path}: no such folder; expected one that ablate wrote")
+        raise BadInput(
+            f"{key}={path}: no such folder; expected one that {'train' if config.run_dir else 'ablate'} wrote"
+        )
     with heavy_imports():
         from lm.ablation.report import write_report
         from lm.ablation.report.overview import folders, write_overview
         from lm.ablation.summary import overview_table, result_table
+        from lm.runs.page import write_page
 
-    if folders(path):
+    if config.run_dir is not None:
+        print(write_page(path, asdict(compose("train", [], RunConfig))))
+    elif folders(path):
         print(overview_table(path, write_overview(path)))
     else:
         write_report(path)

@@ -162,4 +162,11 @@ class AblateConfig:
 
 @dataclass(slots=True, kw_only=True)
 class ReportConfig:
-    output_dir: str
+    """The command line of report.py: one of the two."""
+
+    output_dir: str | None = None  # of an ablation, or a folder of ablations
+    run_dir: str | None = None  # of a single run
+
+    def __post_init__(self) -> None:
+        if (self.output_dir is None) == (self.run_dir is None):
+            raise BadInput("output_dir: give output_dir=DIR of an ablation or run_dir=RUN, one of the two")

@@ -15,7 +15,7 @@ Points = dict[int, float]  # tokens -> value
 def read_lines(path: Path) -> Lines:
     """The whole rows of a CSV file of a run. Raises OSError, and ValueError if it is no such file."""
     try:
-        with open(path, newline="") as file:
+        with open(path, newline="", encoding="utf-8") as file:
             whole = [line for line in csv.DictReader(file) if None not in (*line, *line.values())]
     except csv.Error as error:
         raise ValueError(f"{path}: {error}") from error

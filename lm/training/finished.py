@@ -1,5 +1,7 @@
-"""Reading the result.json of a finished run. It imports nothing heavy."""
+"""Reading the result.json of a finished run, and the samples of its training. It imports nothing heavy."""
 
+import json
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -61,3 +63,22 @@ def read_result(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise BadInput(f"{path}: {why}; remove it, and the same command writes it again") from error
+
+
+@dataclass(slots=True, kw_only=True)
+class SamplesAt:
+    """A line of samples.jsonl: the prompts and their greedy continuations after so many steps of training."""
+
+    step: int
+    tokens: int
+    samples: list[dict[str, str]]
+
+
+def read_samples(path: Path) -> list[SamplesAt]:
+    """The whole lines of a samples.jsonl; none if there is no such file."""
+    found: list[SamplesAt] = []
+    with suppress(OSError):
+        for line in path.read_bytes().splitlines():
+            with suppress(ValueError, TypeError, RecursionError):  # the last one, if its process was killed
+                found.append(build(SamplesAt, json.loads(line)))
+    return found

@@ -1,12 +1,23 @@
-"""The samples of a finished run: greedy continuations of its prompts, or of three places in the validation text."""
+"""The samples of a finished run: greedy continuations of its prompts, or of three places in the validation text.
 
+Prompts that the user has given are also continued at each validation during training, into samples.jsonl.
+"""
+
+import json
 import logging
 import re
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from lightning import Callback, Trainer
 
 from lm.config import BadInput
 from lm.data.tokens import TextData
 from lm.inference.generate import generate
 from lm.model.transformer import Transformer
+from lm.system.files import write_text
+from lm.training.finished import SamplesAt, read_samples
 
 NEW_TOKENS = 48  # of a continuation
 STRETCH = 4096  # tokens of validation text in which a prompt is searched for
@@ -50,3 +61,28 @@ def validation_prompts(data: TextData) -> list[str]:
 def readable(prompt: str) -> bool:
     """Whether it says something: six characters with a word, and no ruler such as ##### or -----."""
     return len(prompt) > 5 and re.search(r"\w\w", prompt) is not None and re.search(r"([^\w\s])\1{4}", prompt) is None
+
+
+class SamplesDuringTraining(Callback):
+    """A line of samples.jsonl for each validation but the last, whose samples are in result.json."""
+
+    def __init__(self, path: Path, tokens_per_step: int) -> None:
+        self.path, self.tokens_per_step = path, tokens_per_step
+
+    def on_train_start(self, trainer: Trainer, task: Any) -> None:
+        if trainer.is_global_zero:  # later steps will be repeated
+            kept = [one for one in read_samples(self.path) if one.step <= trainer.global_step]
+            write_text(self.path, "".join(map(as_line, kept)))
+
+    def on_train_batch_end(self, trainer: Trainer, task: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        step, run = trainer.global_step, task.run
+        if (batch_idx + 1) % trainer.accumulate_grad_batches or not trainer.is_global_zero:
+            return
+        if step % run.validation.every == 0 and step < task.total_steps:
+            found = samples(task.net, task.data, run.prompts)
+            with open(self.path, "a") as file:
+                file.write(as_line(SamplesAt(step=step, tokens=step * self.tokens_per_step, samples=found)))
+
+
+def as_line(found: SamplesAt) -> str:
+    return json.dumps(asdict(found)) + "\n"

@@ -19,6 +19,7 @@ from lm.system.device import best_device, has_native_bf16
 from lm.training.callbacks import ProgressBar, TrainingCallback
 from lm.training.checkpoint import Checkpoints
 from lm.training.diagnostics import Diagnostics
+from lm.training.samples import SamplesDuringTraining
 
 
 def resolve(run: RunConfig) -> dict[str, Any]:
@@ -58,6 +59,8 @@ def build_trainer(
     callbacks: list[Callback] = [ProgressBar(n_tokens)] if bar else []
     if run.diagnostics.every:
         callbacks.append(Diagnostics(folder / "diagnostics.csv", run.diagnostics.every, n_tokens))
+    if run.prompts and run.validation.every:
+        callbacks.append(SamplesDuringTraining(folder / "samples.jsonl", n_tokens))
     callbacks.append(callback)  # last, because it saves: the rows of a step are written before its checkpoint
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)  # not its tips and lists of absent accelerators
     warnings.filterwarnings("ignore", module="lightning", message=".*(num_workers|train_dataloader|LeafSpec).*")

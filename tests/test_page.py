@@ -1,0 +1,137 @@
+"""The page about a single run, and the samples that are taken during its training."""
+
+import json
+import re
+import sys
+from collections.abc import Sequence
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import TEXT, TINY_RUN
+from hydra import compose, initialize_config_dir
+
+from lm.cli.compose import convert, register
+from lm.cli.errors import CONFIGS
+from lm.cli.report import main
+from lm.config import RunConfig
+from lm.training.finished import read_samples
+from lm.training.train import train
+
+PROMPTS = ["def f0(x", "</code><script>alert(1)</script>"]
+OPTIONS = ["trainer.max_steps=20", "validation.every=5", "checkpoint.every=5", "checkpoint.keep=4", "model.dropout=0.1"]
+
+
+def trained(folder: Path, name: str, prompts: Sequence[str]) -> dict[str, Any]:
+    (folder / "corpus.txt").write_text(TEXT)
+    register("train", RunConfig)
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        composed = compose("train", [*TINY_RUN, *OPTIONS, f"data.path={folder}/corpus.txt", f"run_dir={folder}/{name}"])
+    composed.prompts = list(prompts)
+    return train(convert(composed, RunConfig, {}))
+
+
+def test_samples_during_training_change_nothing_and_survive_a_resume(tmp_path: Path) -> None:
+    trained(tmp_path, "plain", [])
+    assert not (tmp_path / "plain/samples.jsonl").exists()
+    result, run = trained(tmp_path, "run", PROMPTS), tmp_path / "run"
+    assert (run / "metrics.csv").read_bytes() == (tmp_path / "plain/metrics.csv").read_bytes()
+    whole = (run / "samples.jsonl").read_bytes()
+    lines = read_samples(run / "samples.jsonl")
+    assert [(one.step, one.tokens) for one in lines] == [(5, 640), (10, 1280), (15, 1920)]
+    assert [[pair["prompt"] for pair in one.samples] for one in lines] == [PROMPTS] * 3
+    with open(run / "samples.jsonl", "ab") as file:
+        file.write(b'{"step": 16, "tok')  # its process was killed
+    (run / "result.json").unlink()
+    for path in run.glob("checkpoints/*"):
+        if int(path.name.split("-")[1]) > 10:
+            path.unlink()
+    again = trained(tmp_path, "run", PROMPTS)
+    assert again["resumed_from"] == [10]
+    assert again["samples"] == result["samples"]
+    assert (run / "samples.jsonl").read_bytes() == whole
+
+
+class Tags(HTMLParser):
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.addresses: list[str] = []
+        self.words = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.addresses += [str(value) for key, value in attrs if key in ("src", "href", "xlink:href")]
+
+    def handle_data(self, data: str) -> None:
+        self.words += data
+
+
+def page(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Tags:
+    monkeypatch.setattr(sys, "argv", ["report.py"])
+    with pytest.raises(SystemExit) as left:
+        main([f"run_dir={run_dir}"])
+    assert left.value.code == 0
+    return Tags((run_dir / "report.html").read_text())
+
+
+def test_the_page_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    name = "a <b>run_*x*"
+    result = trained(tmp_path, "made", PROMPTS)
+    run_dir = (tmp_path / "made").rename(tmp_path / name)
+    damaged = result | {"samples": [*result["samples"], {"prompt": "\x1b[31m\udc80", "continuation": "\x00"}]}
+    (run_dir / "result.json").write_text(json.dumps(damaged))
+    found = page(run_dir, monkeypatch)
+    assert capsys.readouterr().out == f"{run_dir}/report.html: finished\n"
+    assert not {"script", "b", "link", "img", "iframe"} & {*found.tags}
+    assert found.tags.count("svg") == 1
+    assert all(address.startswith("#") for address in found.addresses)
+    assert found.words.count(name) == 2, "as the title and as the heading"
+    for said in (
+        f"{result['val_loss']:.4f} nats per token",
+        f"zlib {result['baselines_bpb']['zlib']:.3f}",
+        f"{result['n_params']:,}",
+        *(f"{count:,}" for count in result["n_params_by_role"].values()),
+        *("train/loss", "val/loss", "training tokens"),
+        *("model.dropout", "after 5 steps", "after 15 steps", "at the end"),
+        *PROMPTS,
+        r"\x1b[31m\udc80",
+        result["data_hash"],
+    ):
+        assert said in found.words
+    rows = re.findall(r"(model\.n_heads|optim\.betas|model\.d_model)\s+(\S+)\s+(\S+)", found.words)
+    assert rows == [("model.d_model", "32", "128")]
+
+
+def test_the_page_of_a_run_that_is_not_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained(tmp_path, "run", PROMPTS)
+    (tmp_path / "run/result.json").unlink()
+    found = page(tmp_path / "run", monkeypatch)
+    assert "unfinished: step 20 of 20" in found.words
+    assert "svg" in found.tags
+    assert "after 5 steps" in found.words
+    assert "How it was made" not in found.words
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ([], "output_dir: give output_dir=DIR of an ablation or run_dir=RUN, one of the two"),
+        (["run_dir=.", "output_dir=."], "output_dir: give output_dir=DIR of an ablation or run_dir=RUN"),
+        (["run_dir=none"], "run_dir=none: no such folder; expected one that train wrote"),
+        (["run_dir=."], "config.yaml: cannot be read"),
+        (["."], ".: a setting is given as key=value; did you mean output_dir=.?"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    line: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["report.py"])
+    with pytest.raises(SystemExit) as left:
+        main(line)
+    assert left.value.code == 2
+    assert capsys.readouterr().err.startswith(f"error: {said}")
+    assert list(tmp_path.iterdir()) == []
