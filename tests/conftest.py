@@ -104,7 +104,7 @@ class Listed:
 
 def stored(cache: Path, pairs: list[tuple[str, str]], max_bytes: int | None = None) -> "Text":
     """The same documents as a text on disk."""
-    from lm.data.text import StoredText
+    from lm.data.store import StoredText
 
     options = {"request": "r", "max_bytes": max_bytes, "verify": True, "quiet": True}
     return StoredText(cache, Listed(pairs), "here", **options).open()

@@ -25,7 +25,7 @@ from lm.data.corpus import SOURCES, stored_text
 from lm.data.documents import Document
 from lm.data.paths import check_paths
 from lm.data.split import Part, Shared, split
-from lm.data.text import limited, scan
+from lm.data.store import limited, scan
 
 
 @pytest.fixture

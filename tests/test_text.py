@@ -13,11 +13,11 @@ from conftest import Listed, as_nobody
 from test_data import BYTE, damage
 
 from lm.config import BadInput, DataConfig
-from lm.data import text as module
+from lm.data import store as module
 from lm.data.cache import ReadOnlyCache
 from lm.data.corpus import stored_text
 from lm.data.documents import Document, Fingerprint
-from lm.data.text import StoredText
+from lm.data.store import StoredText
 from lm.data.tokens import prepare
 
 

@@ -18,7 +18,8 @@ from lm.data.documents import Document, Files, Source, first_line
 from lm.data.hub import Hub
 from lm.data.paths import SUFFIXES, is_url, local_files
 from lm.data.rows import Rows
-from lm.data.text import StoredText, Text
+from lm.data.store import StoredText
+from lm.data.text import Text
 from lm.system.files import sha256
 
 EXCLUDED = ("test", "tests", "idle_test", "site-packages", "dist-packages", "encodings", "pydoc_data", "lib2to3")
