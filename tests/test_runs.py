@@ -46,7 +46,7 @@ def folder(tmp_path: Path) -> Path:
     write_run(tmp_path / "runs/cells/off", RunConfig(head=HEADS["tied"], seed=3))
     (tmp_path / "runs/cells/off.json").write_text('{"status": "diverged", "error": "the loss is nan"}')
     (tmp_path / "runs/torn").mkdir()
-    (tmp_path / "runs/torn/config.yaml").write_text("[" * 200_000)  # crashes a parser in C
+    (tmp_path / "runs/torn/config.yaml").write_text("[[")
     return tmp_path / "runs"
 
 
@@ -79,6 +79,14 @@ def test_a_text_that_has_changed_under_its_path_is_told(tmp_path: Path) -> None:
     assert differing(runs[1:]) == ["data.path"]
 
 
+def test_a_hash_is_shortened_in_the_table_only(tmp_path: Path) -> None:
+    for i, digest in enumerate(("0123456789abcdef", None)):
+        write_run(tmp_path / str(i), RunConfig(init_sha256=digest), {"head": "tied"})
+    runs = find_runs(tmp_path)
+    assert "01234567 " in listing(runs, 2)
+    assert "0123456789abcdef" in listing_csv(runs)
+
+
 def test_a_setting_that_an_earlier_version_did_not_have_has_its_default(tmp_path: Path) -> None:
     write_run(tmp_path / "new", RunConfig(model=ModelConfig(norm_eps=1e-6)))
     write_run(tmp_path / "old", RunConfig())
@@ -97,6 +105,11 @@ def test_runs_without_a_result_are_one_line_each(folder: Path) -> None:
     (broken,) = [line for line in said.splitlines() if line.startswith("broken: ")]
     assert "torn/config.yaml: cannot be read" in broken
     assert said.endswith("7 runs: 1 unfinished, 1 diverged, 4 finished, 1 broken")
+
+
+def test_settings_that_are_nested_too_deeply_are_a_broken_run(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("[" * 200_000)  # crashes a parser in C
+    assert "config.yaml: cannot be read" in listing(find_runs(tmp_path), 1)
 
 
 def test_a_damaged_result_is_a_broken_run(folder: Path) -> None:

@@ -31,7 +31,7 @@ def listing(runs: Sequence[FoundRun], total: int) -> str:
 
 def row(run: FoundRun, keys: Sequence[str], status: bool) -> list[str]:
     said = f"{run.status}: {run.note}" if run.note else run.status
-    settings = [run[key][:8] if key.endswith("_hash") else spelled(run[key]) for key in keys]
+    settings = [spelled(run[key])[: 8 if key.endswith(("_hash", "sha256")) else None] for key in keys]
     results = [format(run.result[key], how) if key in run.result else "" for key, how in RESULTS.items()]
     return [run.name, *[" ".join(said.split())] * status, *map(clipped, settings), *results]
 
