@@ -299,7 +299,7 @@ def test_without_adapters_of_that_form_a_line_says_so(
         ({"lora_alpha": 2.0}, "model.lora_alpha=2.0: is for model.linear=lora, not linear; leave it null"),
         ({"lora_targets": ["q_proj"]}, "model.lora_targets=['q_proj']: is for model.linear=lora"),
         ({"linear": "lora", "lora_rank": 0}, "model.lora_rank=0: expected 1 or more"),
-        ({"linear": "lora", "lora_alpha": 0.0}, "model.lora_alpha=0.0: expected more than 0"),
+        ({"linear": "lora", "lora_alpha": 0.0}, "model.lora_alpha=0.0: expected a number above 0"),
         ({"linear": "lora", "lora_targets": []}, "model.lora_targets=[]: expected one projection or more"),
         ({"linear": "lora", "lora_targets": ["head"]}, "model.lora_targets=head: choose one of q_proj, k_proj"),
         ({"linear": "lora", "ffn": "relu", "lora_targets": ["gate_proj"]}, "model.lora_targets=gate_proj: choose"),

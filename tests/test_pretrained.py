@@ -1,6 +1,7 @@
 """A Hugging Face folder gives the same logits here, and exported again it is the same."""
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -111,13 +112,20 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "softcap": ("SmolLM2", {"final_logit_softcapping": 30.0}, "final_logit_softcapping=30.0"),
     "xIELU": ("Apertus", {"hidden_act": "xielu"}, "hidden_act=xielu: is not supported in ApertusForCausalLM"),
     "quantised": ("SmolLM2", {"quantization_config": {"bits": 4}}, "quantization_config="),
-    "fewer rows than tokens": ("SmolLM2", {"vocab_size": 200}, "the tokenizer has 257 tokens, the model 200"),
     "other widths": ("SmolLM2", {"intermediate_size": 49}, "which config.json does not fit"),
     "more layers": ("SmolLM2", {"num_hidden_layers": 3}, "the tensor model.layers.2.input_layernorm.weight is missing"),
     "fewer layers": ("SmolLM2", {"num_hidden_layers": 1}, "holds a tensor model.layers.1."),
     "no head": ("SmolLM2", {"tie_word_embeddings": False}, "the tensor lm_head.weight is missing"),
+    "fewer rows": ("SmolLM2", {"vocab_size": 299}, "which config.json does not fit"),
     "not a number": ("SmolLM2", {"hidden_size": "wide"}, "expected the config.json of a model of transformers"),
     "a width of nothing": ("SmolLM2", {"hidden_size": 0}, "config.json"),
+    "half a layer": ("SmolLM2", {"num_hidden_layers": 2.5}, "config.json: model.n_layers: expected int, found 2.5"),
+    "no heads": ("SmolLM2", {"num_attention_heads": 0}, "expected the config.json of a model of transformers"),
+    "an endless context": ("SmolLM2", {"max_position_embeddings": math.inf}, "max_position_embeddings: expected int"),
+    "an endless epsilon": ("SmolLM2", {"rms_norm_eps": math.inf}, "model.norm_eps=inf"),
+    "layers without end": ("SmolLM2", {"num_hidden_layers": 10**12}, "too few for the 1000000000000 layers"),
+    "more than any memory": ("SmolLM2", {"intermediate_size": 10**15}, "which config.json does not fit"),
+    "more than a tensor can have": ("SmolLM2", {"intermediate_size": 10**30}, "expected sizes of a model"),
 }
 
 
@@ -131,6 +139,30 @@ def test_what_cannot_be_carried_is_refused_by_its_key(case: str, tmp_path: Path)
         load_model(tmp_path)
     assert expected in str(error.value)
     assert str(tmp_path) in str(error.value)
+
+
+def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
+    write_folder(tmp_path, LlamaConfig(**LLAMA | {"vocab_size": 200}))
+    with pytest.raises(BadInput, match="the tokenizer has 257 tokens, the model 200"):
+        load_model(tmp_path)
+
+
+def test_what_apertus_takes_where_its_file_is_silent(tmp_path: Path) -> None:
+    """Its frequencies are scaled; those of the other architectures are not."""
+    write_folder(tmp_path, FOLDERS["Apertus"]())
+    said, path = load_model(tmp_path)[0].config, tmp_path / "config.json"
+    rest = {key: value for key, value in json.loads(path.read_text()).items() if not key.startswith("rope")}
+    path.write_text(json.dumps(rest))
+    assert load_model(tmp_path)[0].config == said
+
+
+@pytest.mark.parametrize("content", ['{"eos_token": 5}', '{"eos_token": {"content": []}}', "[" * 100_000, "5"])
+def test_names_of_tokens_that_are_no_names(content: str, tmp_path: Path) -> None:
+    write_folder(tmp_path, FOLDERS["SmolLM2"]())
+    (tmp_path / "tokenizer.json").write_text(TOKENIZER.to_json().replace("<|endoftext|>", END))
+    (tmp_path / "tokenizer_config.json").write_text(content)
+    with pytest.raises(BadInput, match="its tokenizer has no end-of-text token"):
+        load_model(tmp_path)
 
 
 def test_a_head_that_contradicts_the_tie_is_refused(tmp_path: Path) -> None:
@@ -215,4 +247,11 @@ def test_an_index_leads_to_files_of_its_folder_only(name: str, tmp_path: Path) -
     write_folder(tmp_path, FOLDERS["SmolLM2"]())
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
     with pytest.raises(BadInput, match=r"outside of its folder|absent"):
+        load_model(tmp_path)
+
+
+def test_an_index_that_cannot_be_read(tmp_path: Path) -> None:
+    write_folder(tmp_path, FOLDERS["SmolLM2"]())
+    (tmp_path / "model.safetensors.index.json").write_text("[" * 100_000)
+    with pytest.raises(BadInput, match="expected the index of the safetensors files"):
         load_model(tmp_path)

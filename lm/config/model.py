@@ -1,5 +1,6 @@
 """The model: its transformer blocks and its LM head."""
 
+import math
 from dataclasses import dataclass
 
 from lm.config.checks import BadInput, at_least, choose
@@ -77,8 +78,8 @@ class ModelConfig:
         if self.dropout >= 1:
             raise BadInput(f"model.dropout={self.dropout}: expected less than 1")
         for key in ("rope_theta", "norm_eps"):
-            if not getattr(self, key) > 0:
-                raise BadInput(f"model.{key}={getattr(self, key)}: expected more than 0")
+            if not 0 < getattr(self, key) < math.inf:
+                raise BadInput(f"model.{key}={getattr(self, key)}: expected a number above 0")
         self.check_lora()
         if self.rope_scaling is not None:
             self.check_rope_scaling(self.rope_scaling)
@@ -95,8 +96,8 @@ class ModelConfig:
         for key in ("lora_rank", "lora_alpha", "lora_targets"):
             if self.linear != "lora" and (given := getattr(self, key)) is not None:
                 raise BadInput(f"model.{key}={given}: is for model.linear=lora, not {self.linear}; leave it null")
-        if not self.alpha > 0:
-            raise BadInput(f"model.lora_alpha={self.alpha}: expected more than 0")
+        if not 0 < self.alpha < math.inf:
+            raise BadInput(f"model.lora_alpha={self.alpha}: expected a number above 0")
         if self.lora_targets == []:
             raise BadInput("model.lora_targets=[]: expected one projection or more; null means all")
         for one in self.adapted:

@@ -104,6 +104,10 @@ UNGATED = ("relu", "gelu", "gelu_tanh", "relu2")
 RMSNORM_ROPE: dict[str, tuple[object, ...]] = {"position": ("rope",), "norm": ("rmsnorm",)}
 LAYERNORM_LEARNED: dict[str, tuple[object, ...]] = {"position": ("learned",), "norm": ("layernorm",)}
 LLAMA_DEFAULTS: Settings = {"rms_norm_eps": 1e-6, "attention_bias": False, "hidden_act": "silu"}
+APERTUS_ROPE: Settings = {
+    "rope_theta": 12e6,
+    "rope_scaling": {"rope_type": "llama3", **dict(zip(SCALING, (8.0, 1.0, 4.0, 8192), strict=True))},
+}
 ARCHITECTURES = (
     Architecture(
         "LlamaForCausalLM",
@@ -138,7 +142,7 @@ ARCHITECTURES = (
         LLAMA_KEYS,
         RMSNORM_ROPE | {"qk_norm": (True,), "ffn": UNGATED, "bias": (False,)},
         renamed(*LLAMA_PARTS, *APERTUS_NORMS),
-        LLAMA_DEFAULTS | {"rms_norm_eps": 1e-5, "hidden_act": "xielu"},
+        LLAMA_DEFAULTS | {"rms_norm_eps": 1e-5, "hidden_act": "xielu"} | APERTUS_ROPE,
         {"attention_dropout": 0.0},
     ),
     Architecture(
