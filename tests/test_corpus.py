@@ -279,6 +279,13 @@ def test_each_row_of_the_named_column_is_a_document(kind: str, tmp_path: Path) -
     assert refusal(kind, tmp_path / "empty").startswith(f"data.path={tmp_path / 'empty'}: a folder without .{kind}")
 
 
+@pytest.mark.parametrize("kind", [pa.large_string(), pa.string_view(), pa.dictionary(pa.int8(), pa.string())])
+def test_text_in_every_encoding_of_arrow_is_read(kind: pa.DataType, tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    pa.parquet.write_table(pa.table({"text": pa.array(["a", "é", "a"]).cast(kind)}), path)
+    assert load("parquet", path) == [("row 0", "a"), ("row 1", "é"), ("row 2", "a")]
+
+
 @pytest.mark.usefixtures("own_home")
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe"])
 @pytest.mark.parametrize("kind", ["json", "csv", "parquet"])

@@ -1,8 +1,10 @@
 """A text is read again if and only if its source may have changed, and what is kept of it is checked."""
 
+import logging
 import os
 import random
 import shutil
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,6 +20,7 @@ from lm.data.cache import ReadOnlyCache
 from lm.data.corpus import stored_text
 from lm.data.documents import Document, Fingerprint
 from lm.data.store import StoredText
+from lm.data.text import Text
 from lm.data.tokens import prepare
 
 
@@ -153,6 +156,37 @@ def test_what_killed_processes_left_is_removed(source: DataConfig) -> None:
         file.write("more")
     stored_text(source)
     assert list(texts.glob("*.partial")) == []
+
+
+def test_the_same_text_from_two_sources_at_once_is_not_taken_away(
+    source: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The folder that another process has made meanwhile, and may be reading, stays."""
+    (tmp_path / "copy").mkdir()
+    copy = replace(source, path=shutil.copy(str(source.path), tmp_path / "copy"))
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr("lm.data.cache.PATIENCE", 0.01)
+    made: list[tuple[int, int]] = []
+
+    def store_copy() -> None:
+        folder = stored_text(copy).folder
+        made.append(((folder / "text.bin").stat().st_ino, folder.stat().st_ino))
+
+    def open_late(folder: Path) -> Text:
+        try:
+            return open_text(folder)
+        except FileNotFoundError:
+            monkeypatch.setattr(module, "open_text", open_text)
+            other.start()
+            other.join(0.3)
+            raise
+
+    open_text, other = module.open_text, threading.Thread(target=store_copy)
+    monkeypatch.setattr(module, "open_text", open_late)
+    folder = stored_text(source).folder
+    other.join()
+    assert made == [((folder / "text.bin").stat().st_ino, folder.stat().st_ino)]
+    assert caplog.messages == [f"{folder}: is being written by another process; waiting for it"]
 
 
 def test_a_read_only_cache_serves_what_it_holds(source: DataConfig, open_folder: Path) -> None:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -258,6 +259,14 @@ def test_bpe_learns_from_the_training_text_and_char_from_all_text() -> None:
     assert bpe.to_json() == train_bpe([TEXT], 300).to_json()
     char = build_tokenizer(TokenizerConfig(kind="char", vocab_size=None), ["ab"], ["ab", "c"], progress=False)
     assert char.vocab_size == 4
+
+
+def test_the_characters_of_a_large_text_take_no_memory() -> None:
+    tracemalloc.start()
+    char_tokenizer(TEXT[:100] + str(i) for i in range(2000))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10**6  # a set for each text took 12 MB
 
 
 def test_a_vocabulary_that_the_text_cannot_fill_is_refused_with_what_it_yields() -> None:

@@ -1,6 +1,7 @@
 """Folders of the cache: each is written beside its final name under a lock, and renamed when it is whole."""
 
 import errno
+import logging
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -12,6 +13,8 @@ import xxhash
 from lm.config import BadInput
 
 BLOCK = 1 << 20
+PATIENCE = 2.0  # seconds of waiting for another process before it is said
+log = logging.getLogger(__name__)
 
 
 class ReadOnlyCache(BadInput):
@@ -36,7 +39,11 @@ def locked(folder: Path) -> Iterator[None]:
     lock = filelock.FileLock(folder.with_suffix(".lock"))
     with writing(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
+        try:
+            lock.acquire(timeout=PATIENCE)
+        except filelock.Timeout:
+            log.info("%s: is being written by another process; waiting for it", folder)
+            lock.acquire()
     try:
         yield
     finally:

@@ -1,7 +1,6 @@
 """Text to token ids, streamed from disk: a text of any size passes through little memory."""
 
 import codecs
-import os
 import re
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,7 +12,7 @@ from lm.data.split import Part
 from lm.data.tokenizer import Tokenizer
 
 PIECE = 1 << 13  # characters that a thread of the tokenizer encodes at a time
-GROUP = (1 << 18) * (os.cpu_count() or 1)  # characters that are handed to all its threads
+GROUP = 1 << 20  # characters that are handed to all its threads: enough for 64, and little memory on any machine
 SAMPLE = 1 << 25  # bytes of text from which BPE is trained
 STRETCH = 1 << 16  # bytes: the sample of a larger text consists of evenly spaced stretches
 # Where no token of byte-level BPE can cross: between a visible character and a space or line break.

@@ -62,7 +62,9 @@ def column_documents(batches: Iterable[Any], column: str) -> Iterator[Document]:
     for batch in batches:
         check_column(column, batch.column_names)
         texts = batch.column(column)
-        if not (pa.types.is_string(texts.type) or pa.types.is_large_string(texts.type)) or texts.null_count:
+        kind = texts.type.value_type if pa.types.is_dictionary(texts.type) else texts.type
+        is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+        if not is_text or texts.null_count:
             one = next(one for one in enumerate(texts.to_pylist(), number) if not isinstance(one[1], str))
             raise BadInput(f"data.column={column}: row {one[0]} holds {one[1]!r}, not a string")
         for text in texts.cast(pa.large_binary()).to_pylist():

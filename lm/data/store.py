@@ -170,10 +170,11 @@ class StoredText:
             meta = {"hash": found.hash, "size": found.size, "n_documents": found.n_documents, "checksums": checksums}
             write_sealed(partial / "meta.json", {"format": FORMAT, **meta})
             folder = folder_of(self.cache, found.hash)
-            try:
-                open_text(folder)  # the same text from another source
-            except (FileNotFoundError, ValueError):
-                shutil.rmtree(folder, ignore_errors=True)
-                os.rename(partial, folder)
+            with locked(folder):  # another process may write the same text from another source
+                try:
+                    open_text(folder)
+                except (FileNotFoundError, ValueError):
+                    shutil.rmtree(folder, ignore_errors=True)
+                    os.rename(partial, folder)
         self.index(found)
         return found.hash

@@ -85,8 +85,10 @@ def interruptible(work: Callable[[Iterator[str]], None], texts: Iterator[str]) -
 
 def char_tokenizer(texts: Iterable[str]) -> Tokenizer:
     """A token for each distinct character of the texts, in order of code points, and end of text."""
-    alphabet = sorted(set().union(*map(set, texts)))
-    vocab = {EOT: 0} | {char: i for i, char in enumerate(alphabet, start=1)}
+    alphabet: set[str] = set()
+    for text in texts:
+        alphabet.update(text)
+    vocab = {EOT: 0} | {char: i for i, char in enumerate(sorted(alphabet), start=1)}
     backend = tokenizers.Tokenizer(models.WordLevel(vocab, unk_token=""))
     backend.pre_tokenizer = CHARACTERS
     backend.decoder = decoders.Fuse()
