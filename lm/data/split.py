@@ -16,13 +16,14 @@ BUCKETS = 16  # bits of a position: documents are counted in 2**BUCKETS buckets 
 
 @dataclass(slots=True, frozen=True)
 class Part:
-    """Some documents of a text, or a stretch of its only one."""
+    """Some documents of a text, one of which may be cut."""
 
     text: Text
     first: int = 0  # documents at positions from `first` to `last`
     last: int = LAST
     begin: int = 0  # and of the bytes of the text, those from `begin` to `end`
     end: int = 2**63 - 1
+    cut: int = -1  # of the document in which this byte lies, only what is before it
 
     def spans(self) -> Iterator[np.ndarray]:
         """Begin and end of each document in text.bin, in arrays (n, 2)."""
@@ -31,6 +32,7 @@ class Part:
             sizes = records["size"].astype(np.int64)
             ends = offset + np.cumsum(sizes)
             spans = np.stack([ends - sizes, ends], axis=1).clip(self.begin, self.end)
+            spans[(spans[:, 0] <= self.cut) & (self.cut < spans[:, 1]), 1] = self.cut
             yield spans[self.chosen(records) & (spans[:, 0] < spans[:, 1])]
             offset = int(ends[-1])
 
@@ -56,16 +58,21 @@ def split(text: Text, val_fraction: float, val_max_bytes: int | None) -> tuple[P
     A single document is cut once, as in the usual benchmarks: its beginning is for training, its end for validation.
     Of several, the hash of each one's name decides its side, independently of the others; if a side would be empty,
     the document whose hash is nearest moves to it. At most `val_max_bytes` are held out: the end of a single document,
-    or those documents of lowest hash that fit together, but at least a character, or a document.
+    those documents of lowest hash that fit together, or the end of the one of lowest hash if it is larger.
     """
     if text.n_documents == 1:
         plain = character(text, val_fraction)
-        cut = plain if val_max_bytes is None else max(plain, last_bytes(text, val_max_bytes))
+        cut = plain if val_max_bytes is None else max(plain, last_bytes(text, text.size, val_max_bytes))
         parts = Part(text, end=cut), Part(text, begin=cut)
     else:
         plain = threshold(text, val_fraction)
         cut = plain if val_max_bytes is None else min(plain, fitting(text, val_max_bytes))
         parts = Part(text, first=cut + 1), Part(text, last=cut)
+    if val_max_bytes is not None and parts[1].n_bytes > val_max_bytes:  # the document of lowest hash, alone
+        end = next(int(spans[0, 1]) for spans in parts[1].spans() if len(spans))
+        begin = last_bytes(text, end, val_max_bytes)
+        parts = Part(text, cut=begin), Part(text, last=cut, begin=begin)
+        return *parts, hashlib.sha256(f"{text.hash} val_from={begin}".encode()).hexdigest()
     if cut == plain:
         return *parts, text.hash
     return *parts, hashlib.sha256(f"{text.hash} val_max_bytes={val_max_bytes}".encode()).hexdigest()
@@ -86,12 +93,11 @@ class Shared:
 
     @classmethod
     def between(cls, train: Part, val: Part) -> "Shared":
-        if train.text == val.text and train.text.n_documents == 1:  # each has a stretch of the document
-            return cls()
         records = np.concatenate([one[val.chosen(one)] for one in val.text.records()])
-        found = np.zeros(len(records), bool)
-        for others in train.text.records():
-            found |= np.isin(records["digest"], others["digest"][train.chosen(others)])
+        found, same = np.zeros(len(records), bool), train.text == val.text
+        for others in train.text.records():  # a document that is cut has a stretch in each part
+            chosen = train.chosen(others) & ~(same & val.chosen(others))
+            found |= np.isin(records["digest"], others["digest"][chosen])
         return cls(int(found.sum()), len(records), float(records["size"][found].sum() / records["size"].sum()))
 
 
@@ -111,10 +117,10 @@ def starts(block: bytes) -> np.ndarray:
     return np.frombuffer(block, np.int8) >= -64
 
 
-def last_bytes(text: Text, n: int) -> int:
-    """The first character of the last `n` bytes, 4 or more."""
-    begin = max(text.size - n, 0)
-    block, _ = next(Part(text, begin=begin).blocks())
+def last_bytes(text: Text, end: int, n: int) -> int:
+    """The first character of the `n` bytes before `end`, 4 or more."""
+    begin = max(end - n, 0)
+    block, _ = next(Part(text, begin=begin, end=end).blocks())
     return begin + int(starts(block[:4]).argmax())
 
 

@@ -29,7 +29,7 @@ from lm.data.tokenizer import Tokenizer, load_tokenizer
 from lm.data.vocabulary import build_tokenizer
 from lm.system.files import read_sealed, sync_folder, write_sealed, write_text
 
-FORMAT = 2  # of the folder; a change causes folders to be built again
+FORMAT = 3  # of the folder; a change causes folders to be built again
 FILES = ("train.bin", "val.bin", "tokenizer.json")
 WORTH_SAYING = 0.001  # of the validation text: so much of it is training text as well
 BASELINE_BYTES = 1 << 24  # zlib and lzma are measured on the first bytes of the text
