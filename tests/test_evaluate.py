@@ -18,6 +18,7 @@ from lm.cli.evaluate import task
 from lm.config import BadInput, DataConfig, DiagnosticsConfig, EvaluateConfig
 from lm.data.batches import IGNORED
 from lm.data.paths import listed
+from lm.exchange.portable import load_model, save_model
 from lm.inference.details import BINS, Calibration, Details
 from lm.inference.evaluate import evaluate_run
 from lm.training.train import train
@@ -165,6 +166,19 @@ def test_several_runs_and_texts_are_a_list_and_a_table(place: Path, capsys: pyte
     assert len({one["loss"] for one in found}) == 4
     (alone,), _ = answer(asked(place, run_dir=f"[{place}/a]"), capsys)
     assert (alone["run"], alone["text"]) == (f"{place}/a", "validation text")
+
+
+@pytest.mark.parametrize("details", [False, True])
+def test_weights_that_give_no_loss_are_named(details: bool, place: Path, tmp_path: Path) -> None:
+    net, tokenizer = load_model(place / "a")
+    with torch.no_grad():
+        net.norm.weight.fill_(torch.nan)
+    save_model(net, tokenizer, tmp_path / "model")
+    config = EvaluateConfig(
+        run_dir=str(tmp_path), data=DataConfig(source="text", path=str(place / "one.txt")), details=details, threads=1
+    )
+    with pytest.raises(BadInput, match=f"run_dir={tmp_path}: the loss is nan"):
+        evaluate_run(config)
 
 
 @pytest.mark.parametrize("suffix", ["svg", "png"])

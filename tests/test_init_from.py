@@ -188,6 +188,15 @@ def test_tying_needs_a_rule_and_reports_both_losses(home: Path, tmp_path: Path) 
     assert said["val_loss"] > said["val_loss_before_conversion"] + 0.01
 
 
+def test_a_model_that_was_untied_in_training_stays_as_it_is_with_an_untied_head(home: Path, tmp_path: Path) -> None:
+    train(composed(home, *MODEL, "tokenizer=char", "head=untied_midtraining", f"run_dir={tmp_path / 'base'}"))
+    words = ["head=untied", "optim.lr=0", "optim.adam_lr=0", f"run_dir={tmp_path / 'r'}"]
+    found = train(composed(home, f"init_from={tmp_path / 'base'}", *words))
+    said = found["init_from"]
+    losses = {said["val_loss"], said["val_loss_before_conversion"], found["val_loss"]}
+    assert losses == {result(tmp_path / "base")["val_loss"]}
+
+
 def test_a_pretrained_model_is_continued_with_either_head(home: Path, tmp_path: Path) -> None:
     """At a learning rate of zero nothing changes: a head of its own starts as a copy of the tied matrix."""
     shutil.copy(home / "text", tmp_path)

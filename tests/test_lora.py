@@ -320,6 +320,8 @@ def test_what_cannot_keep_the_base_is_refused(home: Path, tmp_path: Path) -> Non
     for changes in ({"head": untying}, {"init_tied_matrix": "mean"}, {"diagnostics": DiagnosticsConfig(every=1)}):
         with pytest.raises(BadInput, match=r"with model\.linear=lora, the embedding and the head do not change"):
             replace(run, **changes)
+    with pytest.raises(BadInput, match="precision=bf16-true: would round weights"):
+        replace(run, trainer=run.trainer | {"precision": "bf16-true"})
     with pytest.raises(BadInput, match=r"model\.n_layers=2: the model of init_from"):
         start(home, tmp_path / "new", "model.n_layers=2")
     assert not (tmp_path / "new").exists()

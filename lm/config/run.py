@@ -69,6 +69,9 @@ class DiagnosticsConfig:
         at_least(0, "diagnostics.", self, "every")
 
 
+FROZEN = "with model.linear=lora, the embedding and the head do not change"
+
+
 @dataclass(slots=True, kw_only=True)
 class RunConfig:
     """Everything that decides a training run, and where it goes."""
@@ -113,13 +116,14 @@ class RunConfig:
 
     def check_frozen(self) -> None:
         """Refuse what would change a matrix that adapters leave as it is, or measure its gradient."""
-        for key, value, refused in (
-            ("head.kind", self.head.kind, self.head.untie_at is not None),
-            ("init_tied_matrix", self.init_tied_matrix, self.init_tied_matrix is not None),
-            ("diagnostics.every", self.diagnostics.every, self.diagnostics.every > 0),
-        ):
-            if refused:
-                raise BadInput(f"{key}={value}: with model.linear=lora, the embedding and the head do not change")
+        if self.head.untie_at is not None:
+            raise BadInput(f"head.kind={self.head.kind}: {FROZEN}; choose head=untied_from_embedding")
+        if self.init_tied_matrix is not None:
+            raise BadInput(f"init_tied_matrix={self.init_tied_matrix}: {FROZEN}")
+        if self.diagnostics.every:
+            raise BadInput(f"diagnostics.every={self.diagnostics.every}: {FROZEN}")
+        if self.trainer.get("precision") == "bf16-true":
+            raise BadInput(f"trainer.precision=bf16-true: would round weights; {FROZEN}; choose bf16-mixed")
 
     def check_base(self) -> None:
         """Raise BadInput if the run needs an init_from and has none."""

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
-from lm.config import EvaluateConfig
+from lm.config import BadInput, EvaluateConfig
 from lm.data.batches import IGNORED, validation_batches, validation_windows
 from lm.exchange.find_model import model_folder, read_settings
 from lm.exchange.portable import load_model
@@ -62,7 +62,7 @@ def evaluate(
     """Score every token of the stream except the first, in windows that do not overlap, in full precision.
 
     tokens: (n,) ids, the first of which is end of text. With `max_batches`, only that many batches of evenly spaced
-    windows are scored, an estimate. `measures` get the same logits and targets.
+    windows are scored, an estimate. `measures` get the same logits and targets, as long as the loss is a number.
     """
     device = net.embed.weight.device
     was_training = net.training
@@ -78,7 +78,7 @@ def evaluate(
             total_nll += F.cross_entropy(logits, y, ignore_index=IGNORED, reduction="sum").item()
             n_correct += int((logits.argmax(-1) == y).sum())
             n_tokens += int((y != IGNORED).sum())
-            for measure in measures:
+            for measure in measures if math.isfinite(total_nll) else ():
                 measure.add(logits, y)
     net.train(was_training)
     return Scores(n_tokens, total_nll, n_correct)
@@ -104,6 +104,8 @@ def evaluate_run(config: EvaluateConfig, bar: bool = False) -> dict[str, Any]:
     details = [Details(net.vocab_size)] if config.details else []
     with adaptive_waiting(threads):
         scores = evaluate(net.to(best_device()), tokens, net.seq_len, batch_size, bar=bar, measures=details)
+    if not math.isfinite(scores.loss):
+        raise BadInput(f"run_dir={config.run_dir}: the loss is {scores.loss}; its weights are not those of a model")
     found: dict[str, Any] = {
         "loss": scores.loss,
         "perplexity": scores.perplexity,

@@ -52,10 +52,8 @@ def load_base(net: Transformer, run: RunConfig, data: TextData, accelerator: str
     record["val_loss"] = loss(net)
     said = f"starts from {run.init_from}, with a validation loss of {record['val_loss']:.4f}"
     if (loaded.head_config.kind, loaded.embed.multiplier) != (run.head.kind, net.embed.multiplier):
-        same = Transformer(run.model, loaded.head_config, vocab_size=net.vocab_size, seq_len=net.seq_len)
-        same.load_from(loaded)
-        same.documents = net.documents
-        record["val_loss_before_conversion"] = loss(same)
+        loaded.seq_len, loaded.documents = net.seq_len, net.documents  # it has the positions: net took them over
+        record["val_loss_before_conversion"] = loss(loaded)
         said += f" ({record['val_loss_before_conversion']:.4f} before its head became {run.head.name})"
     log.info("%s", said)
     return record
