@@ -37,7 +37,7 @@ REFUSED: list[tuple[type, dict[str, Any], str, str]] = [
     *((ModelConfig, {"dropout": value}, "model.dropout", "0 or more") for value in (-0.1, NAN)),
     *((ModelConfig, {"dropout": value}, "model.dropout", "less than 1") for value in (1.0, 2.0)),
     *((ModelConfig, {"residual_scale": value}, "model.residual_scale", "0 or more") for value in (-0.1, NAN)),
-    *((ModelConfig, {"rope_theta": value}, "model.rope_theta", "more than 0") for value in (0, -1, NAN)),
+    *((ModelConfig, {"rope_theta": value}, "model.rope_theta", "above 0") for value in (0, -1, NAN)),
     (ModelConfig, {"d_model": 30, "n_heads": 4}, "model.d_model=30", "not divisible by model.n_heads=4"),
     (ModelConfig, {"n_heads": 4, "n_kv_heads": 3}, "model.n_heads=4", "not divisible by model.n_kv_heads=3"),
     (ModelConfig, {"n_heads": 4, "n_kv_heads": 8}, "model.n_heads=4", "not divisible by model.n_kv_heads=8"),

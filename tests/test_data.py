@@ -1,10 +1,12 @@
 """The token folder is complete or absent, and batches have their properties for every length."""
 
 import itertools
+import lzma
 import multiprocessing
 import random
 import resource
 import shutil
+import zlib
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
@@ -23,7 +25,7 @@ from lm.data import encoding
 from lm.data.batches import IGNORED, TrainingStream, validation_batches, validation_windows
 from lm.data.encoding import decoded, encode, pieces
 from lm.data.split import Part
-from lm.data.tokens import prepare
+from lm.data.tokens import compressed_bits_per_byte, prepare
 from lm.data.vocabulary import train_bpe
 
 BYTE, BPE = TokenizerConfig(kind="byte", vocab_size=None), TokenizerConfig(vocab_size=300)
@@ -84,6 +86,19 @@ def test_the_token_files_hold_the_text(kind: TokenizerConfig, source: DataConfig
     assert ready.tokenizer.decode(ready.train) + ready.tokenizer.decode(ready.val) == text
     assert ready.val_bytes == len(text.encode()) - int(len(text) * 0.9)
     assert [int((part == ready.tokenizer.eot).sum()) for part in (ready.train, ready.val)] == [1, 1]
+
+
+def test_compression_is_measured_on_the_first_bytes_block_by_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = [f"{i} is the number of this document\n" * (i % 5 + 1) for i in range(400)]
+    part, whole = Part(stored(tmp_path, [(str(i), text) for i, text in enumerate(texts)])), "".join(texts).encode()
+    for n in (len(whole), 9_999):
+        monkeypatch.setattr("lm.data.tokens.BASELINE_BYTES", n)
+        found = compressed_bits_per_byte(part, quiet=False)
+        assert found["zlib"] == 8 * len(zlib.compress(whole[:n], 9)) / n
+        assert found["lzma"] == 8 * len(lzma.compress(whole[:n], preset=9)) / n
+    assert "compressing: " in capsys.readouterr().err
 
 
 def test_only_a_document_that_is_in_both_parts_is_said_to_be(

@@ -381,6 +381,10 @@ def test_a_validation_file_is_the_whole_validation_text(tmp_path: Path) -> None:
         ({"source": "text", "name": "x"}, "data.name=x: is for data=hub, not data.source=text"),
         ({"source": "json", "revision": "v1"}, "data.revision=v1: is for data=hub, not data.source=json"),
         ({"source": "csv", "split": "test"}, "data.split=test: is for data=hub, not data.source=csv"),
+        (
+            {"source": "text", "column": "body"},
+            "data.column=body: is for data=json or csv or parquet or hub, not data.",
+        ),
         ({"source": "text", "rows": "lines"}, "data.rows=lines: is for data=json or csv or parquet or hub, not data."),
         ({"rows": "words"}, "data.rows=words: choose one of documents, lines"),
         ({"name": ""}, "data.name: is empty"),

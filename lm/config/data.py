@@ -10,7 +10,7 @@ TABLES = ("json", "csv", "parquet", "hub")
 OF_SOURCES = (  # settings that have an effect with some sources only: their default, and these sources
     *(("name", None, ("hub",)), ("revision", None, ("hub",)), ("split", "train", ("hub",))),
     *(("val_split", None, ("hub",)), ("val_path", None, ("text", "json", "csv", "parquet"))),
-    *(("sha256", None, ("text",)), ("rows", "documents", TABLES)),
+    *(("sha256", None, ("text",)), ("column", "text", TABLES), ("rows", "documents", TABLES)),
 )
 TOKENIZERS = ("bpe", "char", "byte", "file")
 MAX_VOCAB_SIZE = 10_000_000
