@@ -89,6 +89,7 @@ def test_what_is_missing_is_done_and_nothing_else(lab: Ablate, tmp_path: Path) -
     assert set(status(read_study(tmp_path / "out")).values()) == {"done"}
 
 
+@pytest.mark.slow
 def test_a_cell_gives_what_the_run_alone_gives(lab: Ablate, tmp_path: Path) -> None:
     runner = lab(seeds=[3])
     (row,) = read_study(runner.path).finished("untied", "tokens").values()
@@ -160,6 +161,7 @@ def test_a_text_edited_while_runs_go_on_gives_no_verdict_of_two_texts(
     assert set(status(read_study(lab(seeds=[0, 1, 2, 3]).path)).values()) == {"done"}
 
 
+@pytest.mark.slow
 def test_a_cell_that_diverges_or_breaks_is_recorded_and_the_rest_go_on(lab: Ablate) -> None:
     arms = {
         "good": ["head=tied"],
@@ -206,6 +208,7 @@ def test_a_folder_of_something_else_is_refused(lab: Ablate, tmp_path: Path) -> N
         lab(folder="/proc/nowhere")
 
 
+@pytest.mark.slow
 def test_a_result_of_other_settings_is_not_accepted(lab: Ablate) -> None:
     path = lab(seeds=[0]).path
     place = next(path.glob("cells/tied-*/result.json"))

@@ -98,6 +98,7 @@ def test_the_plan_counts_bases_and_trains_nothing(lab: Lab, tmp_path: Path) -> N
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_an_ablation_without_bases_is_not_taken_for_one_with_them(lab: Lab) -> None:
     names = [{one.run_dir for one in lab(plan_only=True, base=base).all_cells()} for base in (None, BASE)]
     assert not names[0] & names[1]
@@ -126,6 +127,7 @@ def test_a_rule_for_tying_may_be_what_an_arm_is_about(lab: Lab) -> None:
     assert len(runner.all_cells()) == 4
 
 
+@pytest.mark.slow
 def test_one_given_run_takes_the_place_of_the_bases(lab: Lab, words: list[str], tmp_path: Path) -> None:
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
         train(run_of([*words, *BASE, f"run_dir={tmp_path / 'given'}"]))

@@ -132,6 +132,7 @@ def test_a_program_on_the_path_is_named_without_its_folder(tmp_path: Path, monke
 # --- shell completion, which is Hydra's
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "wanted"),
     [

@@ -351,6 +351,7 @@ def test_what_is_installed_has_a_version_and_is_not_followed() -> None:
     assert others == {"torch/nn/__init__.py", "torch/nn/modules/linear.py"}
 
 
+@pytest.mark.slow
 def test_what_changes_the_cost_of_a_step_is_measured_apart(build: Build) -> None:
     arms = {"plain": [], "mixed": ["trainer.precision=bf16-mixed"], "often": ["trainer.accumulate_grad_batches=4"]}
     arms |= {"tuned": ["optim.lr=0.1"], "compiled": ["compile=true"], "untied": ["head=untied"]}
@@ -360,6 +361,7 @@ def test_what_changes_the_cost_of_a_step_is_measured_apart(build: Build) -> None
     assert len(set(found.values())) == len(found)
 
 
+@pytest.mark.slow
 def test_a_step_of_a_larger_arm_takes_longer(build: Build) -> None:
     arms = build(question(arms={"small": [], "large": ["model.d_ff=4096"]}, baseline="small", primary=[]))
     small, large = calibrate(list(arms.values()))

@@ -52,7 +52,7 @@ def widths(net: Transformer, prompt: list[int], n: int, *sampling, **options) ->
     return continuation, seen
 
 
-@pytest.mark.parametrize("seq_len", [SEQ, 100])
+@pytest.mark.parametrize("seq_len", [SEQ, pytest.param(100, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("max_draft_tokens", [1, 3, 16])
 def test_the_tokens_are_equal_in_fewer_forward_passes(max_draft_tokens: int, seq_len: int) -> None:
     """With accepted and rejected draft tokens, across the end of the context and the growth of the cache."""

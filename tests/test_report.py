@@ -590,6 +590,7 @@ def shrink(path: Path, before: float, noise: float = 0.0, last: int = 1000) -> s
     return markdown(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budgets", [("tokens",), ("tokens", "flops")])
 def test_a_difference_that_shrinks_is_told(tmp_path: Path, budgets: tuple[str, ...]) -> None:
     path, where = make(tmp_path, budgets=budgets, report=False), " at equal tokens" * (len(budgets) > 1)
@@ -601,6 +602,7 @@ def test_a_difference_that_shrinks_is_told(tmp_path: Path, budgets: tuple[str, .
     assert SHRINKS not in shrink(path, -0.08)  # the sign was the opposite
 
 
+@pytest.mark.slow
 def test_a_negative_difference_that_shrinks_is_told(tmp_path: Path) -> None:
     path = make(tmp_path, budgets=("tokens",), report=False)
     for seed in (0, 1, 2):

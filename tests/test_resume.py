@@ -328,6 +328,7 @@ def test_the_comparison_sees_an_untying_that_is_repeated_or_loses_moments(
     assert (outcome(run) == outcome(undisturbed_midtraining)) == same
 
 
+@pytest.mark.slow
 def test_without_resume_a_run_starts_again(corpus: Path, tmp_path: Path) -> None:
     run = a_run(corpus, tmp_path / "run")
     kill_at_random(run, kills=1, seed=0)
@@ -537,6 +538,7 @@ def as_written_before_names_changed(run: RunConfig) -> None:
     (place / "diagnostics.csv").write_text(old_columns)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("renamed", [True, False])
 def test_a_run_of_an_earlier_version_resumes_bit_for_bit(
     renamed: bool, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -570,6 +572,7 @@ def resume_without_names(run: RunConfig) -> None:
     work(run)
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_skipped_and_only_damaged_ones_are_an_error(
     undisturbed: RunConfig, corpus: Path, tmp_path: Path
 ) -> None:

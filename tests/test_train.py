@@ -202,7 +202,9 @@ def test_run_names_ignore_what_does_not_change_the_run(corpus: Path, tmp_path: P
     assert config_hash(run) != config_hash(replace(run, optim=OptimConfig(lr=1.0)))
 
 
-@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize(
+    "head", [head if head in ("tied", "untied") else pytest.param(head, marks=pytest.mark.slow) for head in HEADS]
+)
 def test_one_batch_is_memorised_and_reproduced(head: str, corpus: Path, tmp_path: Path) -> None:
     """Targets, loss, optimizer, cache and argmax together: the model continues what it was trained on."""
     run = short(corpus, tmp_path / "run", head=HEADS[head])

@@ -122,6 +122,7 @@ def test_a_user_who_says_how_threads_wait_is_obeyed(name: str, monkeypatch: pyte
             assert len(watchers()) == STAT.exists()
 
 
+@pytest.mark.slow
 def test_a_run_and_its_evaluation_wait_adaptively(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
