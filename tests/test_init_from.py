@@ -104,6 +104,7 @@ def test_what_agrees_with_the_loaded_run_may_be_typed_again(home: Path) -> None:
     ("words", "said"),
     [
         (["model.n_layers=4"], "model.n_layers=4: the model of init_from=PATH has 1; leave it out"),  # the default
+        (["model.n_kv_heads=2"], "model.n_kv_heads=2: the model of init_from=PATH has null; leave it out"),
         (["model=medium"], "model.n_layers=6: "),
         (["experiment=shakespeare_char", "tokenizer=char"], "model.n_layers=3: "),
         (["model.rope_theta=100"], "model.rope_theta=100.0: "),

@@ -113,6 +113,8 @@ def test_the_page_of_a_run_that_is_not_finished(tmp_path: Path, monkeypatch: pyt
     assert "svg" in found.tags
     assert "after 5 steps" in found.words
     assert "How it was made" not in found.words
+    (tmp_path / "run/metrics.csv").write_text("step,tokens,val/loss\n5,-640,3.0\n")  # damaged
+    assert "svg" in page(tmp_path / "run", monkeypatch).tags
 
 
 @pytest.mark.parametrize(

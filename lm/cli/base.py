@@ -12,6 +12,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from lm.cli.errors import CONFIGS
 from lm.config import BadInput, HeadConfig, RunConfig
 from lm.exchange.base import Base, agrees, read_base
+from lm.system.table import spelled
 
 LOADED = ("model", "head", "tokenizer")
 
@@ -63,7 +64,9 @@ def fill_model(model: DictConfig, base: Base, path: str) -> None:
                 raise BadInput(f"init_from={path}: its linear class {loaded} would be imported; {trust}")
             model[key] = loaded
         elif not agrees(key, model[key], loaded):
-            raise BadInput(f"model.{key}={model[key]}: the model of init_from={path} has {loaded}; leave it out")
+            raise BadInput(
+                f"model.{key}={spelled(model[key])}: the model of init_from={path} has {spelled(loaded)}; leave it out"
+            )
 
 
 def fill_head(head: DictConfig, base: Base) -> None:

@@ -153,7 +153,8 @@ def window(core: Iterable[float], others: Iterable[float] = (), least: float = 0
     >>> window([0.0, 1.0], [1.5, 40.0])
     (-0.09, 1.59)
     """
-    values = list(core)
+    others = list(others)
+    values = list(core) or others
     low, high = min(values), max(values)
     reach = 2 * max(high - low, least) or abs(high) or 1.0
     values += [value for value in others if low - reach <= value <= high + reach]
