@@ -61,6 +61,22 @@ def test_an_unchanged_text_is_read_once(
     assert len(scans) == 2
 
 
+def test_a_file_of_the_future_is_read_once(
+    source: DataConfig, scans: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any change of it sets the time of its status, which no program can choose."""
+    monkeypatch.setattr(module, "RACY", 10**7)
+    os.utime(str(source.path), (2**32, 2**32))
+    age(Path(str(source.path)))
+    assert stored_text(source).hash == stored_text(source).hash
+    assert len(scans) == 1
+    text = Path(str(source.path)).read_bytes()
+    Path(str(source.path)).write_bytes(text[::-1])
+    os.utime(str(source.path), (2**32, 2**32))
+    assert stored_text(source).open().hash == stored_text(source).hash
+    assert len(scans) > 1
+
+
 def test_a_text_that_was_changed_just_before_is_read_again(source: DataConfig, scans: list[object]) -> None:
     """Its times could be the same after another change."""
     for _ in range(3):

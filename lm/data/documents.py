@@ -4,6 +4,7 @@ import codecs
 import hashlib
 import json
 import os
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,12 +115,13 @@ class Files:
         self.size: int | None = sum(status(path).st_size for path in files.values())
 
     def fingerprint(self) -> Fingerprint:
-        digest, newest = hashlib.sha256(), 0
+        digest, newest, now = hashlib.sha256(), 0, time.time_ns()
         for name, path in self.files.items():
             found = status(path)
             state = [name, found.st_size, found.st_ino, found.st_mtime_ns, found.st_ctime_ns]
             digest.update(json.dumps(state).encode())
-            newest = max(newest, found.st_mtime_ns, found.st_ctime_ns)
+            changed = found.st_mtime_ns if found.st_mtime_ns <= now else 0  # some program has set a time to come
+            newest = max(newest, changed, found.st_ctime_ns)
         return Fingerprint(digest.hexdigest(), newest)
 
     def documents(self) -> Iterator[Document]:
