@@ -24,7 +24,7 @@ from lm.config.identity import config_hash
 from lm.data.batches import TrainingStream
 from lm.data.tokens import prepare
 from lm.exchange.base import read_base
-from lm.exchange.portable import load_model
+from lm.exchange.portable import load_model, save_model
 from lm.inference.evaluate import evaluate_run
 from lm.model.transformer import named_seed
 from lm.system.files import read_sealed, write_sealed
@@ -187,6 +187,16 @@ def test_tying_needs_a_rule_and_reports_both_losses(home: Path, tmp_path: Path) 
     said = train(run)["init_from"]
     assert said["val_loss_before_conversion"] == result(home / "untied")["val_loss"]
     assert said["val_loss"] > said["val_loss_before_conversion"] + 0.01
+
+
+def test_weights_that_give_no_loss_are_refused(home: Path, tmp_path: Path) -> None:
+    net, tokenizer = load_model(home / "tied")
+    with torch.no_grad():
+        net.norm.weight.fill_(torch.nan)
+    save_model(net, tokenizer, tmp_path / "model")
+    with pytest.raises(BadInput, match=f"init_from={tmp_path}: its loss is nan"):
+        train(composed(home, f"init_from={tmp_path}", f"run_dir={tmp_path / 'r'}"))
+    assert not (tmp_path / "r").exists()
 
 
 def test_a_model_that_was_untied_in_training_stays_as_it_is_with_an_untied_head(home: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The weights of a run that starts from a finished one (init_from)."""
 
 import logging
+import math
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -50,6 +51,8 @@ def load_base(net: Transformer, run: RunConfig, data: TextData, accelerator: str
         return evaluate(model.to(device), data.val, run.data.seq_len, run.data.batch_size, batches).loss
 
     record["val_loss"] = loss(net)
+    if not math.isfinite(record["val_loss"]):
+        raise BadInput(f"init_from={run.init_from}: its loss is {record['val_loss']}; expected weights of a model")
     said = f"starts from {run.init_from}, with a validation loss of {record['val_loss']:.4f}"
     if (loaded.head_config.kind, loaded.embed.multiplier) != (run.head.kind, net.embed.multiplier):
         loaded.seq_len, loaded.documents = net.seq_len, net.documents  # it has the positions: net took them over
