@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import re
 import shutil
 from pathlib import Path
@@ -12,6 +13,7 @@ from markdown_it import MarkdownIt
 from scipy import stats
 from test_report import make
 
+from lm.ablation.judge.study import read_study
 from lm.ablation.report import write_report
 from lm.ablation.report.overview import folders, write_overview
 from lm.ablation.summary import overview_table
@@ -44,11 +46,12 @@ def rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def welch(one: list[float], other: list[float]) -> tuple[float, float]:
-    """By the formulas, with the degrees of freedom of Satterthwaite."""
-    a, b = variance(one) / len(one), variance(other) / len(other)
-    freedom = (a + b) ** 2 / (a**2 / (len(one) - 1) + b**2 / (len(other) - 1))
-    half = float(stats.t.ppf(0.975, freedom)) * (a + b) ** 0.5
+def welch(one: list[float], other: list[float], *noise: tuple[float, float]) -> tuple[float, float]:
+    """By the formulas, with the degrees of freedom of Satterthwaite. `noise`: further variances, each with its df."""
+    parts = [*((variance(values) / len(values), len(values) - 1) for values in (one, other)), *noise]
+    total = sum(part for part, _ in parts)
+    freedom = total**2 / sum(part**2 / df for part, df in parts)
+    half = float(stats.t.ppf(0.975, freedom)) * total**0.5
     middle = fmean(one) - fmean(other)
     return middle - half, middle + half
 
@@ -79,6 +82,13 @@ def test_every_primary_comparison_of_every_ablation_as_results_csv_gives_it(seve
         for column, shown in (("val_loss", difference), ("val_bpb", bits)):
             ours, theirs = ([float(row[column]) for row in chosen if row["arm"] == name] for name in (arm, "tied"))
             low, high = stats.ttest_rel(ours, theirs).confidence_interval(0.95)
+            here = [one - other for one, other in zip(ours, theirs, strict=True)]
+            noise = (
+                fmean(ours) / fmean(float(row["val_loss"]) for row in chosen if row["arm"] == arm) * own["tuning_sd"]
+            )
+            if noise:
+                error = math.hypot(stats.sem(here), noise)
+                low, high = stats.t.interval(0.95, own["df"], fmean(here), error)
             mean = sum(ours) / len(ours) - sum(theirs) / len(theirs)
             assert shown == f"{mean:+.4f}"
             if column == "val_loss":
@@ -86,9 +96,10 @@ def test_every_primary_comparison_of_every_ablation_as_results_csv_gives_it(seve
             else:
                 assert f">{mean:+.4f} [{low:+.4f}, {high:+.4f}]<" in figure
                 assert f">{verdict}<" in figure
-                here = [one - other for one, other in zip(ours, theirs, strict=True)]
                 first = bits_of.setdefault(heading, here)
-                low, high = welch(here, first)
+                runs = read_study(several / where).contrasts()
+                dfs = [run.tuning.df for run in runs if run.tuning and (run.arm, run.budget) == (arm, budget)]
+                low, high = welch(here, first, *((noise**2, df) for df in dfs))
                 assert than_first == ("" if here is first else f"{mean - fmean(first):+.4f} [{low:+.4f}, {high:+.4f}]")
     assert all(f">{text}<" in figure for pair in found for text in pair)
     assert "bits per byte (left is better)" in figure

@@ -170,7 +170,8 @@ def test_a_question_that_cannot_be_answered_is_refused(changes: dict, said: str)
 
 
 @pytest.mark.parametrize(
-    "changes", [{"trials": 9}, {"trials": 2, "seeds": []}, {"seeds": [7, 7]}, {"factor": 1.0}, {"extension_trials": -1}]
+    "changes",
+    [{"trials": 31}, {"trials": 2, "seeds": []}, {"seeds": [7, 7]}, {"factor": 1.0}, {"extension_trials": -1}],
 )
 def test_an_unfair_search_is_refused(changes: dict) -> None:
     with pytest.raises(BadInput, match=r"ablation\.tune"):

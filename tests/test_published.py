@@ -32,6 +32,10 @@ COMMANDS = {f"tying/{name}": f"ablation=tying_core {words}" for name, words in C
 COMMANDS |= {folder: words for words, folder in WHOLE}
 # `recipe` was run from a copy of its text; the others are what was seen before, with settings that are no more
 APART = {"recipe", "tying_pilot", "tying_trials"}
+TUNED = {"recipe", "tying_broken"} | {
+    f"tying/{name}"
+    for name in ("main", "small", "longer_tuned", "adamw", "adamw_longer", "vocab_512", "vocab_8192", "shakespeare")
+}
 RUN = sorted({str(path.relative_to(DOCS)) for path in STUDIES} - APART)
 
 
@@ -57,17 +61,20 @@ def differences(path: Path, metric: str, one: Contrast) -> tuple[tuple[str, ...]
     return runs, [float(a[metric]) - float(b[metric]) for a, b in pairs]
 
 
-def verdicts(family: dict[Any, list[float]], margin: float, sign: int) -> dict[Any, tuple[Any, ...]]:
+def student(values: list[float], noise: tuple[float, float]) -> Any:
+    """The distribution of the true mean, given the values and the noise of tuning (its standard deviation, its df)."""
+    seeds, (sd, df) = stats.sem(values) ** 2, noise
+    n_free = (seeds + sd**2) ** 2 / (seeds**2 / (len(values) - 1) + sd**4 / df)
+    return stats.t(n_free, np.mean(values), (seeds + sd**2) ** 0.5)
+
+
+def verdicts(
+    family: dict[Any, list[float]], noise: dict[Any, tuple[float, float]], margin: float, sign: int
+) -> dict[Any, tuple[Any, ...]]:
     """Mean, 95 % interval and verdict of each comparison of a family, corrected by Holm's method."""
-    tested = {key: values for key, values in family.items() if len(values) > 1}
-    different = {key: stats.ttest_1samp(values, 0).pvalue for key, values in tested.items()}
-    equivalent = {
-        key: max(
-            stats.ttest_1samp(values, -margin, alternative="greater").pvalue,
-            stats.ttest_1samp(values, margin, alternative="less").pvalue,
-        )
-        for key, values in tested.items()
-    }
+    tested = {key: student(values, noise[key]) for key, values in family.items() if len(values) > 1}
+    different = {key: 2 * min(found.cdf(0), found.sf(0)) for key, found in tested.items()}
+    equivalent = {key: max(found.cdf(-margin), found.sf(margin)) for key, found in tested.items()}
 
     def rejected(ps: dict[Any, float]) -> set[Any]:
         found = set()
@@ -78,11 +85,11 @@ def verdicts(family: dict[Any, list[float]], margin: float, sign: int) -> dict[A
         return found
 
     same, apart, found = rejected(equivalent), rejected(different), {}
-    for key, values in tested.items():
-        mean = float(np.mean(values))
+    for key, one in tested.items():
+        mean = one.mean()
         direction = "better" if sign * mean < 0 else "worse"
         verdict = "equivalent" if key in same else direction if key in apart else "undecided"
-        found[key] = (mean, *stats.ttest_1samp(values, 0).confidence_interval(0.95), verdict)
+        found[key] = (mean, *one.interval(0.95), verdict)
     return found
 
 
@@ -94,7 +101,12 @@ def test_what_is_said_of_a_study_follows_from_its_rows(path: Path) -> None:
     for primary in (True, False):
         mine = [one for one in contrasts if one.primary is primary]
         rows = [differences(path, study.metric, one) for one in mine]
-        expected = verdicts(dict(rows), margin, 1 if METRICS[study.metric][0] else -1)
+        noise = {
+            runs: (one.comparison.tuning_sd, one.tuning.df if one.tuning else 1)
+            for one, (runs, _) in zip(mine, rows, strict=True)
+        }
+        assert any(sd for sd, _ in noise.values()) == (named(path) in TUNED and bool(noise))
+        expected = verdicts(dict(rows), noise, margin, 1 if METRICS[study.metric][0] else -1)
         for one, (runs, values) in zip(mine, rows, strict=True):
             assert one.differences == pytest.approx(values)
             if len(values) < 2:

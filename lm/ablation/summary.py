@@ -24,7 +24,7 @@ def plan_table(runner: AblationRunner) -> str:
     ahead = runner.missing(cells)
     found = f"{len(cells)} runs, {len(cells) - len(ahead)} done"
     if trials:
-        more = ablation.tune.extension_trials * len(ablation.tune.seeds) * len(runner.arms)
+        more = runner.tuning.extension() * len(ablation.tune.seeds)
         found += f"; {len(trials)} search trials"
         found += f", and {more} more if a best value lies at the edge of the search range" if more else ""
     bases = runner.missing_bases()

@@ -14,6 +14,7 @@ METRICS = {  # name in result.json -> (whether less is better, its unit)
 }
 BUDGETS = ("tokens", "flops", "time")
 HYPERPARAMETERS = ["optim.lr", "head.embedding_lr_multiplier", "head.head_lr_multiplier"]
+MOST_TRIALS = 30
 NAME = r"[\w.-]{1,40}"
 MATCHED_BY = ("model.d_ff", "model.d_model", "model.n_layers")
 
@@ -30,16 +31,16 @@ def distinct(key: str, values: Sequence[object]) -> None:
 class TuneConfig:
     """The search of each arm's own best settings, on seeds that are not reported."""
 
-    trials: int = 0  # values tried for each arm, fewer where none is left around the best; 0: nothing is tuned
-    extension_trials: int = 4  # more for every arm, once, if the best value of any lies at the edge of the search range
+    trials: int = 0  # of the arm with the most hyperparameters, of others in proportion; 0: nothing is tuned
+    extension_trials: int = 4  # more, once, if the best value of any arm lies at the edge of the search range
     seeds: list[int] = field(default_factory=lambda: [1000])
     factor: float = 2.0  # between neighbouring values
     hyperparameters: list[str] = field(default_factory=HYPERPARAMETERS.copy)
 
     def __post_init__(self) -> None:
         at_least(0, "ablation.tune.", self, "trials", "extension_trials")
-        if self.trials > 8:
-            raise BadInput(f"ablation.tune.trials={self.trials}: expected 8 or fewer")
+        if self.trials > MOST_TRIALS:
+            raise BadInput(f"ablation.tune.trials={self.trials}: expected {MOST_TRIALS} or fewer")
         if not 1 < self.factor <= 10:
             raise BadInput(f"ablation.tune.factor={self.factor}: expected more than 1, up to 10")
         distinct("ablation.tune.seeds", self.seeds)

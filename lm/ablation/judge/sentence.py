@@ -26,7 +26,7 @@ def sentence(name: str, baseline: str, comparison: Comparison, unit: str, margin
     if one.verdict in ("better", "worse"):
         return f"{name} is {one.verdict} than {baseline}: {found}."
     if one.verdict == "equivalent":
-        half = critical(1 - ALPHA, one.n) * (one.sd or 0.0) / math.sqrt(one.n)
+        half = critical(1 - ALPHA, one.df or 1) * math.sqrt((one.sd or 0.0) ** 2 / one.n + one.tuning_sd**2)
         ends = f"90 % CI {one.mean - half:+z.{digits}f} to {one.mean + half:+z.{digits}f}, {one.n} seeds"
         return f"{name} and {baseline} are equivalent: {mean} ({ends}), within the equivalence margin of ±{margin:g}."
     if one.ci_low * one.ci_high > 0:

@@ -8,7 +8,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from statistics import fmean, stdev
 
 import numpy as np
@@ -21,6 +21,14 @@ MOST_SEEDS = 100
 
 
 @dataclass(slots=True, frozen=True)
+class Tuning:
+    """What is uncertain about the best settings of two arms, as part of their difference: more seeds do not help."""
+
+    variance: float  # in squared units of the metric
+    df: int  # of the estimate of this variance
+
+
+@dataclass(slots=True, frozen=True)
 class Comparison:
     """What paired differences say, in the metric's unit. Everything that needs two seeds is None with fewer."""
 
@@ -28,6 +36,8 @@ class Comparison:
     mean: float | None
     wins: int  # seeds on which the arm is better
     sd: float | None = None
+    tuning_sd: float = 0.0  # of the mean, because each arm's settings may not be its best
+    df: float | None = None  # of the interval and the tests
     ci_low: float | None = None  # of the 95 % interval, not corrected for the number of comparisons
     ci_high: float | None = None
     p_different: float | None = None
@@ -39,52 +49,73 @@ class Comparison:
     seeds_needed: int | None = None  # where undecided: about so many, if looked at once; None also above 100
 
 
-def interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float] | None:
+def welch(*parts: tuple[float, float]) -> tuple[float, float]:
+    """The variance of a sum of independent parts, each with its df, and its df (Satterthwaite, 1946; Welch, 1947)."""
+    total = sum(variance for variance, _ in parts)
+    return total, total**2 / sum(variance**2 / df for variance, df in parts)
+
+
+def with_tuning(sd: float, n: int, tuning: Tuning | None) -> tuple[float, float]:
+    """The standard deviation of a difference that n seeds would need for the whole error of their mean, and its df.
+
+    Without tuning these are `sd` and n - 1. With it, the error of the mean has a part that more seeds do not reduce.
+    """
+    if tuning is None or not tuning.variance:
+        return sd, n - 1
+    variance, df = welch((sd**2 / n, n - 1), (tuning.variance, tuning.df))
+    return math.sqrt(n * variance), df
+
+
+def interval(values: Sequence[float], level: float = 0.95, tuning: Tuning | None = None) -> tuple[float, float] | None:
     """The t interval of the mean, in the unit of the values (Student, 1908); None for fewer than two values."""
     if len(values) < 2:
         return None
-    mean, error = fmean(values), stdev(values) / math.sqrt(len(values))
-    half = critical((1 + level) / 2, len(values)) * error
+    sd, df = with_tuning(stdev(values), len(values), tuning)
+    mean, error = fmean(values), sd / math.sqrt(len(values))
+    half = critical((1 + level) / 2, df) * error
     return mean - half, mean + half
 
 
-@cache
-def critical(quantile: float, n: int) -> float:
-    return float(stats.t.ppf(quantile, n - 1))
+@lru_cache(10_000)
+def critical(quantile: float, df: float) -> float:
+    return float(stats.t.ppf(quantile, df))
 
 
-def above(t: float, n: int) -> float:
-    return float(special.stdtr(n - 1, -t))  # stats.t.sf, thirty times faster
+def above(t: float, df: float) -> float:
+    return float(special.stdtr(df, -t))  # stats.t.sf, thirty times faster
 
 
-@cache
-def spreads(n: int, count: int = 1000) -> NDArray[np.float64]:
-    """`count` equally likely quantiles of the sample standard deviation of n draws from N(0, 1)."""
+@lru_cache(1000)
+def spreads(df: float, count: int = 1000) -> NDArray[np.float64]:
+    """`count` equally likely quantiles of a sample standard deviation of draws from N(0, 1)."""
     middles = (np.arange(count) + 0.5) / count
-    return np.sqrt(stats.chi2.ppf(middles, n - 1) / (n - 1))
+    return np.sqrt(stats.chi2.ppf(middles, df) / df)
 
 
-def chance(effect: float, n: int, alpha: float = ALPHA, margin: float = 0.0) -> float:
+def chance(effect: float, n: int, alpha: float = ALPHA, margin: float = 0.0, df: float | None = None) -> float:
     """The probability that n seeds decide: by the two-sided paired t test, or by equivalence within +-margin.
 
     Effect and margin are in standard deviations of a difference; margin 0 gives the power of the t test alone. The
     mean and the standard deviation of a sample are independent, so given the latter this is a normal probability; it
     is averaged over the latter (to 1e-4). scipy's noncentral t, the usual way, returns nan far from its centre.
     """
-    limit, shift = critical(1 - alpha / 2, n) * spreads(n), effect * math.sqrt(n)
-    room = margin * math.sqrt(n) - critical(1 - alpha, n) * spreads(n)
+    df = df or n - 1
+    limit, shift = critical(1 - alpha / 2, df) * spreads(df), effect * math.sqrt(n)
+    room = margin * math.sqrt(n) - critical(1 - alpha, df) * spreads(df)
     different = special.ndtr(shift - limit) + special.ndtr(-limit - shift)
     equivalent = np.where(room > 0, special.ndtr(room - shift) - special.ndtr(-room - shift), 0.0)
     return float(np.mean(np.where(room < limit, different + equivalent, 1.0)))
 
 
-@cache
-def detectable(n: int, alpha: float, power: float) -> float:
-    surely = (critical(1 - alpha / 2, n) * spreads(n)[-1] + 10) / math.sqrt(n)  # beyond every limit
-    return float(optimize.brentq(lambda effect: chance(effect, n, alpha) - power, 0.0, surely))
+@lru_cache(1000)
+def detectable(n: int, alpha: float, power: float, df: float) -> float:
+    surely = (critical(1 - alpha / 2, df) * spreads(df)[-1] + 10) / math.sqrt(n)  # beyond every limit
+    return float(optimize.brentq(lambda effect: chance(effect, n, alpha, 0.0, df) - power, 0.0, surely))
 
 
-def minimum_detectable_effect(sd: float, n: int, alpha: float = ALPHA, power: float = POWER) -> float | None:
+def minimum_detectable_effect(
+    sd: float, n: int, alpha: float = ALPHA, power: float = POWER, tuning: Tuning | None = None
+) -> float | None:
     """The effect, in the unit of `sd`, that a two-sided paired t test at n seeds finds with this power.
 
     `sd` is that of a difference. None for n below two.
@@ -92,21 +123,24 @@ def minimum_detectable_effect(sd: float, n: int, alpha: float = ALPHA, power: fl
     >>> minimum_detectable_effect(sd=0.01, n=5)  # doctest: +ELLIPSIS
     0.0168...
     """
-    return None if n < 2 else sd * detectable(n, alpha, power)
+    if n < 2:
+        return None
+    whole, df = with_tuning(sd, n, tuning)
+    return whole * detectable(n, alpha, power, df)
 
 
-def difference_p(mean: float, sd: float, n: int) -> float:
+def difference_p(mean: float, sd: float, n: int, df: float) -> float:
     """The two-sided p of the paired t test."""
     if sd == 0:
         return float(mean == 0)
-    return 2 * above(abs(mean) * math.sqrt(n) / sd, n)
+    return 2 * above(abs(mean) * math.sqrt(n) / sd, df)
 
 
-def equivalence_p(mean: float, sd: float, n: int, margin: float) -> float:
+def equivalence_p(mean: float, sd: float, n: int, df: float, margin: float) -> float:
     """The larger p of the two one-sided tests that the true difference is within +-margin (Schuirmann, 1987)."""
     if sd == 0:
         return float(abs(mean) >= margin)
-    return above((margin - abs(mean)) * math.sqrt(n) / sd, n)
+    return above((margin - abs(mean)) * math.sqrt(n) / sd, df)
 
 
 def holm(ps: Sequence[float]) -> list[float]:
@@ -122,20 +156,32 @@ def holm(ps: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def seeds_to_decide(mean: float, sd: float, margin: float, comparisons: int = 1) -> int | None:
+def seeds_to_decide(
+    mean: float, sd: float, margin: float, comparisons: int = 1, tuning: Tuning | None = None
+) -> int | None:
     """The fewest seeds, 2 to 100, that would give a verdict with a probability of 80 %; None if more.
 
     Supposes that the truth is the observed mean and standard deviation, and counts either verdict, a difference or
     equivalence, at ALPHA / comparisons: never fewer than Holm's method needs. The probability is that of `chance`.
     """
-    if sd == 0:
+
+    def decided(n: int) -> bool:
+        whole, df = with_tuning(sd, n, tuning)
+        return chance(mean / whole, n, ALPHA / comparisons, margin / whole, df) >= POWER
+
+    if with_tuning(sd, 2, tuning)[0] == 0:
         return 2
-    alpha, sizes = ALPHA / comparisons, range(2, MOST_SEEDS + 1)
-    i = bisect_left(sizes, True, key=lambda n: chance(mean / sd, n, alpha, margin / sd) >= POWER)
+    sizes = range(2, MOST_SEEDS + 1)
+    i = bisect_left(sizes, True, key=decided)
     return sizes[i] if i < len(sizes) else None
 
 
-def judge(family: Mapping[str, Sequence[float]], margin: float, lower_is_better: bool = True) -> dict[str, Comparison]:
+def judge(
+    family: Mapping[str, Sequence[float]],
+    margin: float,
+    lower_is_better: bool = True,
+    tunings: Mapping[str, Tuning] | None = None,
+) -> dict[str, Comparison]:
     """A verdict on each comparison of a family from its paired differences, corrected for their number (Holm).
 
     `margin`, in the metric's unit, is the equivalence margin: the smallest difference that would change a decision.
@@ -144,7 +190,7 @@ def judge(family: Mapping[str, Sequence[float]], margin: float, lower_is_better:
     correction. At most 5 % of families without any true difference contain a better or a worse, and at most 5 % of
     those whose differences all exceed the margin contain an equivalent, if one looks once. Adding seeds until
     something is decided finds a difference where there is none more often: from 5 seeds, one by one, up to 10, in
-    about one case of ten.
+    about one case of ten. `tunings`: for comparisons of tuned arms, what their settings add to the uncertainty.
 
     Raises ValueError for a difference that is not finite, or for a margin of zero or less.
     """
@@ -154,24 +200,28 @@ def judge(family: Mapping[str, Sequence[float]], margin: float, lower_is_better:
         for value in values:
             if not math.isfinite(value):
                 raise ValueError(f"{name}: a difference is {value}; a run that diverged is no number to average")
-    samples = {name: (fmean(values), stdev(values), len(values)) for name, values in family.items() if len(values) > 1}
-    different = [difference_p(*sample) for sample in samples.values()]
-    equivalent = [equivalence_p(*sample, margin) for sample in samples.values()]
+    tunings, many = tunings or {}, {name: values for name, values in family.items() if len(values) > 1}
+    samples = {}
+    for name, values in many.items():
+        samples[name] = fmean(values), *with_tuning(stdev(values), len(values), tunings.get(name))
+    different = [difference_p(mean, sd, len(family[name]), df) for name, (mean, sd, df) in samples.items()]
+    equivalent = [equivalence_p(mean, sd, len(family[name]), df, margin) for name, (mean, sd, df) in samples.items()]
     adjusted = zip(holm(different), holm(equivalent), strict=True)
     wins = {name: sum((value < 0) == lower_is_better for value in values if value) for name, values in family.items()}
     found = {
         name: Comparison(len(values), values[0] if values else None, wins[name]) for name, values in family.items()
     }
     for name, p, q, (p_adjusted, q_adjusted) in zip(samples, different, equivalent, adjusted, strict=True):
-        mean, sd, n = samples[name]
+        (mean, _, df), sd, n, tuning = samples[name], stdev(family[name]), len(family[name]), tunings.get(name)
         verdict, needed = "undecided", None
         if q_adjusted <= ALPHA:
             verdict = "equivalent"
         elif p_adjusted <= ALPHA:
             verdict = "better" if (mean < 0) == lower_is_better else "worse"
-        elif needed := seeds_to_decide(mean, sd, margin, len(samples)):
+        elif needed := seeds_to_decide(mean, sd, margin, len(samples), tuning):
             needed = max(needed, n + 1)  # n have just failed to, if only by bad luck
-        low, high = interval(family[name]) or (None, None)
-        tests = (p, q, p_adjusted, q_adjusted, minimum_detectable_effect(sd, n))
-        found[name] = Comparison(n, mean, wins[name], sd, low, high, *tests, verdict, needed)
+        low, high = interval(family[name], 0.95, tuning) or (None, None)
+        tests = (p, q, p_adjusted, q_adjusted, minimum_detectable_effect(sd, n, tuning=tuning))
+        tuning_sd = math.sqrt(tuning.variance) if tuning else 0.0
+        found[name] = Comparison(n, mean, wins[name], sd, tuning_sd, df, low, high, *tests, verdict, needed)
     return found

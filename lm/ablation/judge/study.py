@@ -7,8 +7,9 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from lm.ablation.judge.regret import tunings
 from lm.ablation.judge.sentence import decimals, sentence
-from lm.ablation.judge.statistics import Comparison, judge
+from lm.ablation.judge.statistics import Comparison, Tuning, judge
 from lm.ablation.outcomes import Outcomes
 from lm.ablation.record import AblationRecord, SearchRecord, read_record
 from lm.config.ablation import METRICS
@@ -41,6 +42,7 @@ class Contrast:
     lost: list[int]  # seeds that lack one of the two
     diverged: dict[str, list[int]]  # arm -> the seeds on which it did
     runs: str  # the same for contrasts of the same runs: under several budgets they are one comparison
+    tuning: Tuning | None  # None: the interval counts the seeds only
     comparison: Comparison = field(init=False)
 
 
@@ -87,7 +89,7 @@ class Study:
 
     def contrasts(self) -> list[Contrast]:
         """Every arm against its baseline under every budget. The primary ones and the others are corrected apart."""
-        found, compared = [], dict[str, Comparison]()
+        found, compared, known = [], dict[str, Comparison](), tunings(self.record)
         for budget in self.record.budgets:
             for arm, other in self.record.contrasts.items():
                 ours, theirs = self.finished(arm, budget), self.finished(other, budget)
@@ -97,10 +99,12 @@ class Study:
                 differences = [float(one.result[self.metric]) - float(two.result[self.metric]) for one, two in pairs]
                 runs = "|".join(f"{one.run_dir} {two.run_dir}" for one, two in pairs) or f"{arm} {budget}"
                 about = (arm, other, budget, arm in self.record.primary, seeds, differences, lost)
-                found.append(Contrast(*about, self.diverged((arm, other), budget), runs))
+                found.append(Contrast(*about, self.diverged((arm, other), budget), runs, known.get((arm, other))))
         for primary in (True, False):
-            family = {one.runs: one.differences for one in found if one.primary is primary}
-            compared |= judge(family, self.record.equivalence_margin, self.lower_is_better)
+            asked = [one for one in found if one.primary is primary]
+            family = {one.runs: one.differences for one in asked}
+            noise = {one.runs: one.tuning for one in asked if one.tuning}
+            compared |= judge(family, self.record.equivalence_margin, self.lower_is_better, noise)
         for one in found:
             one.comparison = without_praise_of_survivors(one, compared[one.runs])
         return found

@@ -66,7 +66,8 @@ def basis(study: Study, contrasts: Sequence[Contrast]) -> list[str]:
         f"Each arm has {most}{n} seed{'s' * (n > 1)}; {start(record)} The "
         f"metric is the {metric_name(study)}; {'lower' if study.lower_is_better else 'higher'} is better. The "
         "equivalence margin, the smallest difference that matters, is "
-        f"{record.equivalence_margin:g}. Arms are compared at equal {equal}. {matched}{tuned(record)}"
+        f"{record.equivalence_margin:g}. Arms are compared at equal {equal}. {matched}"
+        f"{tuned(record)} {counted(contrasts)}"
     )
     alone = f" For {n_rows} of {len(study.rows)} runs, results.csv is all that is left." * bool(n_rows)
     return [text + alone, others(study, contrasts)]
@@ -105,4 +106,17 @@ def tuned(record: AblationRecord) -> str:
     return (
         f"The hyperparameters of each arm were tuned separately{under}, in {number} search trials on {seeds}; results "
         "use other seeds, but the same validation text."
+    )
+
+
+def counted(contrasts: Sequence[Contrast]) -> str:
+    """What the intervals, and so the verdicts, cover."""
+    noise = [one.comparison.tuning_sd for one in contrasts if one.tuning]
+    if not noise:
+        return "The confidence intervals count the seeds only."
+    sizes = " to ".join(dict.fromkeys(f"{sd:.2g}" for sd in (min(noise), max(noise))))
+    most = "" if len(noise) == len(contrasts) else "where there are enough search trials, "
+    return (
+        f"The confidence intervals count the seeds and, {most}that each arm's settings may not be "
+        f"its best (standard deviation {sizes}, from the noise of the search trials)."
     )

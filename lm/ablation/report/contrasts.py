@@ -39,7 +39,8 @@ READING = """\
 - **Bold** arms are the primary comparisons: they answer the question.
 - **Pairing**: with the same seed, an arm and its baseline see the data in the same order and share the initialisation \
 of all parameters that both have.
-- **95 % CI**: the t interval of the mean paired difference, not corrected for the number of comparisons.
+- **95 % CI**: the t interval of the mean paired difference, not corrected for the number of comparisons. Where arms \
+were tuned, its error and that of all tests counts how far the settings of both may be from their best.
 - **Verdict**: equivalent if p equivalence (Holm) is at most {alpha:g}; otherwise better or worse if p (Holm) is at \
 most {alpha:g}; otherwise undecided.
 - **p**: two-sided paired t test. **Holm**: corrected for the number of comparisons, primary and others separately.

@@ -1,15 +1,15 @@
 """Several ablations side by side: one question under different conditions, each in a folder of its own."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, variance
 from urllib.parse import quote
 
 from matplotlib.figure import Figure
-from scipy import stats
 
-from lm.ablation.judge.statistics import Comparison, interval
+from lm.ablation.judge.statistics import Comparison, Tuning, critical, interval, welch
 from lm.ablation.judge.study import Contrast, Study, read_study
 from lm.ablation.report.answer import BUDGET_NAMES, primary
 from lm.ablation.report.contrasts import number
@@ -46,6 +46,7 @@ class Shown:
     contrast: Contrast
     bits: Comparison
     differences: list[float]  # in bits per byte, seed by seed
+    tuning: Tuning | None  # in bits per byte
 
     @property
     def heading(self) -> str:
@@ -85,9 +86,12 @@ def shown(folder: Path, study: Study) -> list[Shown]:
             continue
         ours, theirs = (study.scores(arm, one.budget, "val_bpb") for arm in (one.arm, one.baseline))
         bits = [ours[seed] - theirs[seed] for seed in one.seeds]
-        low, high = interval(bits) or (None, None)
+        tuning = one.tuning and in_bits(
+            one.tuning, fmean(ours.values()) / fmean(study.scores(one.arm, one.budget).values())
+        )
+        low, high = interval(bits, tuning=tuning) or (None, None)
         same = replace(one.comparison, mean=fmean(bits), ci_low=low, ci_high=high)
-        found[one.runs] = Shown(folder, study, one, same, bits)
+        found[one.runs] = Shown(folder, study, one, same, bits, tuning)
     return list(found.values())
 
 
@@ -132,17 +136,24 @@ def row(one: Shown, first: Shown) -> list[str]:
     span = "-" if found.ci_low is None else f"{found.ci_low:+.4f} to {found.ci_high:+.4f}"
     margin = f"{one.study.record.equivalence_margin:g}"
     own = [found.verdict, number(found.mean, "+.4f"), span, one.study.unit, margin, str(found.n)]
-    bits = [number(one.bits.mean, "+.4f"), "" if one is first else apart(one.differences, first.differences)]
+    bits = [number(one.bits.mean, "+.4f"), "" if one is first else apart(one, first)]
     return [plain(one.heading), place, *own, *bits]
 
 
-def apart(ours: Sequence[float], theirs: Sequence[float]) -> str:
-    """The difference of two means and its interval (Welch, 1947)."""
-    mean = f"{fmean(ours) - fmean(theirs):+.4f}"
-    if min(len(ours), len(theirs)) < 2:
-        return mean
-    low, high = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval(0.95)
-    return f"{mean} [{low:+.4f}, {high:+.4f}]"
+def in_bits(tuning: Tuning, bits: float) -> Tuning:
+    """`bits`: bits per byte for one of the metric, which is the same for all arms of one tokenizer."""
+    return replace(tuning, variance=tuning.variance * bits**2)
+
+
+def apart(one: Shown, first: Shown) -> str:
+    """The difference of two means and its 95 % interval (Welch, 1947), the noise of tuning included."""
+    mean = fmean(one.differences) - fmean(first.differences)
+    if min(len(one.differences), len(first.differences)) < 2:
+        return f"{mean:+.4f}"
+    parts = [(variance(of.differences) / (n := len(of.differences)), n - 1) for of in (one, first)]
+    total, df = welch(*parts, *((of.tuning.variance, of.tuning.df) for of in (one, first) if of.tuning))
+    half = critical(0.975, df) * math.sqrt(total)
+    return f"{mean:+.4f} [{mean - half:+.4f}, {mean + half:+.4f}]"
 
 
 def weaknesses(studies: dict[Path, Study], everything: Sequence[Shown]) -> list[str]:

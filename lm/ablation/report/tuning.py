@@ -39,7 +39,8 @@ def tuning_table(study: Study, searches: Searches) -> str:
         for setting in search.hyperparameters:
             values = [trial.values[setting] for trial in trials]
             where = {True: "inside", False: "**at the edge**", None: "**not varied**"}[search.inside[setting]]
-            found = f"{best.values[setting]:g}" if best else "-"
+            chosen = study.record.arms[arm].tuned or (best.values if best else {})
+            found = f"{chosen[setting]:g}" if setting in chosen else "-"
             tried = f"{min(values):g} to {max(values):g}"
             rows.append([plain(arm), plain(setting), found, where, tried, f"{values[0]:g}", str(len(trials)), failed])
     return table(HEAD, rows)

@@ -37,7 +37,7 @@ def warnings_of(study: Study, contrasts: Sequence[Contrast]) -> list[Caution]:
     asked, planned = primary(contrasts), study.record.cautions
     about_runs = [*progress(study), *unused(study), *losses(study), *without_curve(study), *untuned(study)]
     about_curves = [*fading(study, asked), *rising(study)]
-    about_trials = [*edges(study), *unlike_trials(study, asked)]
+    about_trials = [*edges(study), *few_trials(study, contrasts), *unlike_trials(study, asked)]
     return [*about_runs, *planned, *about_trials, *small(study, asked), *about_curves, *unequal(study, asked)]
 
 
@@ -96,6 +96,16 @@ def edges(study: Study) -> Iterator[Caution]:
         outer = {arm: [key for key, where in one.inside.items() if where is lies] for arm, one in searches}
         if named := "; ".join(f"{arm} ({', '.join(keys)})" for arm, keys in outer.items() if keys):
             yield Caution(f"{head}: {named}.", meaning)
+
+
+def few_trials(study: Study, asked: Sequence[Contrast]) -> Iterator[Caution]:
+    """Tuned arms whose regret is not known."""
+    pairs = [one for one in asked if not one.tuning and {one.arm, one.baseline} <= study.searches.keys()]
+    if named := ", ".join(f"{one.arm} minus {one.baseline}{at(study, one)}" for one in pairs if one.seeds):
+        yield Caution(
+            f"The noise of tuning is not counted: {named}.",
+            "For k hyperparameters this needs 2k + 1 trials that did not diverge. The interval counts the seeds only.",
+        )
 
 
 def unlike_trials(study: Study, asked: Sequence[Contrast]) -> Iterator[Caution]:

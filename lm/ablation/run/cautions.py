@@ -44,8 +44,8 @@ def warm_up(ablation: AblationConfig, arms: Arms) -> Iterator[Caution]:
 
 
 def short_search(tuning: Tuning) -> Iterator[Caution]:
-    trials = tuning.decided or tuning.settings.trials
     for name, search in tuning.searches.items():
+        trials = len(search.done) if search.arm.tuned else tuning.share(name, tuning.settings.trials)
         if trials < (least := 1 + 2 * len(search.start)):
             yield Caution(
                 f"Few search trials for arm {name} ({trials}):",

@@ -1,7 +1,7 @@
-"""The tuning of the arms with real runs: as many trials for each may be made, on seeds that are not reported."""
+"""The tuning of the arms with real runs, in proportion to what each has to tune, on seeds that are not reported."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 from lm.ablation.outcomes import Outcomes
@@ -22,16 +22,24 @@ class Search:
         self.sign = 1 if METRICS[ablation.metric][0] else -1
         known = flat(asdict(arm.run))
         self.start = {key: float(known[key]) for key in self.settings.hyperparameters if known[key]}  # not null, not 0
-        self.done: pattern.Trials = {}
+        self.done: pattern.Done = {}
         self.asked: list[pattern.Point] = []
+        self.known: SearchRecord | None = None  # of an earlier call
 
-    def values(self, point: pattern.Point) -> dict[str, float]:
+    def values(self, point: Sequence[float]) -> dict[str, float]:
         found = pattern.values(point, list(self.start.values()), self.settings.factor)
         return dict(zip(self.start, found, strict=True))
 
     def cells(self, point: pattern.Point) -> list[Cell]:
         steps, values = self.arm.steps[self.ablation.budgets[0]], self.values(point)
         return [cell(self.arm, seed, steps, values, "trials") for seed in self.settings.seeds]
+
+    def restore(self, known: SearchRecord) -> None:
+        """Take the trials of an earlier call, so that nothing is tried again, whatever today's search would try."""
+        self.known, half = known, math.log(self.settings.factor) / 2
+        for trial in known.trials:
+            point = tuple(round(math.log(trial.values[key] / start) / half) for key, start in self.start.items())
+            self.done[point] = math.inf if trial.score is None else self.sign * trial.score
 
     def run_dirs(self, point: pattern.Point) -> list[str]:
         return [one.run_dir for one in self.cells(point)]
@@ -63,6 +71,8 @@ class Search:
         return total / len(found) if all(found) else math.inf
 
     def record(self) -> SearchRecord:
+        if self.known:
+            return self.known
         score = {point: self.sign * loss if loss < math.inf else None for point, loss in self.done.items()}
         return SearchRecord(
             hyperparameters=[*self.start],
@@ -79,43 +89,59 @@ class Tuning:
         self.ablation, self.settings, self.arms, self.outcomes = ablation, ablation.tune, arms, outcomes
         searched = arms if self.settings.trials else {}
         self.searches = {name: Search(ablation, arm, outcomes) for name, arm in searched.items()}
-        self.decided: int | None = None  # trials that every arm makes
+        self.decided: int | None = None  # trials that the arm with the most hyperparameters makes
         # where the first trial runs tells whether settings, text and code are still those that were decided for
-        first = {name: one.trials[0].run_dirs for name, one in before.searches.items() if before.tune == ablation.tune}
+        known = before.searches if before.tune == ablation.tune else {}
         for name, search in self.searches.items():
-            if first.get(name) == search.run_dirs((0,) * len(search.start)):
-                self.decided = before.trials_made
-                arms[name].tuned = before.arms[name].tuned if self.decided else {}
+            same = name in known and known[name].trials[0].run_dirs == search.run_dirs((0,) * len(search.start))
+            if same and before.trials_made and (tuned := before.arms[name].tuned):
+                self.decided, arms[name].tuned = before.trials_made, tuned
+                search.restore(known[name])
 
     def open(self) -> list[Arm]:
         """Arms that have no settings of their own yet."""
         return [search.arm for search in self.searches.values() if not search.arm.tuned]
 
+    def share(self, arm: str, trials: int) -> int:
+        """The trials of an arm if the one with the most hyperparameters makes `trials`: in proportion, after two."""
+        most = max(len(search.start) for search in self.searches.values())
+        return min(trials, round(2 + (trials - 2) * len(self.searches[arm].start) / most))
+
+    def extension(self) -> int:
+        """The trials of all arms that have no settings yet, if one of them ends at an edge."""
+        first = self.settings.trials
+        last = first + self.settings.extension_trials
+        return sum(self.share(arm.name, last) - self.share(arm.name, first) for arm in self.open())
+
     def to_make(self) -> dict[str, int]:
         """By arm, how many trials there are at least to make."""
         left = {}
         for arm in self.open():
-            search = Search(self.ablation, arm, self.outcomes)  # another one, to go as far as trials have ended
-            while search.next_cells(self.settings.trials) and not search.broken():
+            search, number = Search(self.ablation, arm, self.outcomes), self.share(arm.name, self.settings.trials)
+            while search.next_cells(number) and not search.broken():  # another one, to go as far as trials have ended
                 pass
-            left[arm.name] = self.settings.trials - len(search.done)
+            left[arm.name] = number - len(search.done)
         return left
 
     def rounds(self) -> Iterator[list[Cell]]:
         """Batch after batch of trials, to be run before the next is asked for.
 
-        All arms may make `trials`, and if one of them ended at an edge all may make `extension_trials` more: also
-        those that are added later, so that what is decided stays. An arm whose trial came to no end is left as it is.
+        Arms make their share of `trials`, and if one of them ended at an edge all make that of `extension_trials` more:
+        also those that are added later, so that what is decided stays. An arm whose trial came to no end is left as it
+        is.
         """
+        open_ones = {arm.name: self.searches[arm.name] for arm in self.open()}
         for number in (self.settings.trials, self.settings.trials + self.settings.extension_trials):
-            while batch := [one for search in self.searches.values() for one in search.next_cells(number)]:
+            while batch := [
+                one for name, search in open_ones.items() for one in search.next_cells(self.share(name, number))
+            ]:
                 yield batch
             settled = all(all(pattern.inside(search.done)) for search in self.searches.values() if search.done)
             if self.decided == number or (self.decided is None and settled):
                 break
         if not self.broken():
             self.decided = number or None
-        for name, search in self.searches.items():
+        for name, search in open_ones.items():
             self.arms[name].tuned = {} if search.broken() else search.values(pattern.best(search.done))
 
     def broken(self) -> dict[str, list[str]]:
