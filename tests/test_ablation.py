@@ -1,7 +1,6 @@
 """An ablation at work, with real processes: isolated, resumable, fair, and finished whatever happens to a cell."""
 
 import json
-import math
 import os
 import re
 import shutil
