@@ -115,8 +115,8 @@ def counted(contrasts: Sequence[Contrast]) -> str:
     if not noise:
         return "The confidence intervals count the seeds only."
     sizes = " to ".join(dict.fromkeys(f"{sd:.2g}" for sd in (min(noise), max(noise))))
-    most = "" if len(noise) == len(contrasts) else "where there are enough search trials, "
+    most = "" if len(noise) == len(contrasts) else ", where there are enough search trials,"
     return (
-        f"The confidence intervals count the seeds and, {most}that each arm's settings may not be "
+        f"The confidence intervals count the seeds and{most} that each arm's settings may not be "
         f"its best (standard deviation {sizes}, from the noise of the search trials)."
     )
