@@ -33,6 +33,8 @@ def choices(choices: str | None = None, **others: Any) -> dict[str, Dataset]:
 def checked(row: Any) -> dict[str, Any]:
     if not (isinstance(row, dict) and row.keys() >= {"question", "choices", "answer"}):
         raise ValueError("expected question, choices and answer")
-    if row["answer"] not in range(len(row["choices"])):
+    if not (isinstance(row["choices"], list) and all(isinstance(one, str) for one in row["choices"])):
+        raise ValueError(f"choices={row['choices']}, expected a list of texts")
+    if type(row["answer"]) is not int or row["answer"] not in range(len(row["choices"])):
         raise ValueError(f"answer={row['answer']}, expected 0 to {len(row['choices']) - 1}")
     return {key: row[key] for key in ("question", "choices", "answer")}
