@@ -132,7 +132,7 @@ def test_ctrl_c_is_heard_while_bpe_is_trained() -> None:
         time.sleep(0.5)
         run.send_signal(signal.SIGINT)
         try:
-            _, error = run.communicate(timeout=60)
+            _, error = run.communicate(timeout=150)
         finally:
             run.kill()
         assert error.strip().endswith("KeyboardInterrupt")
