@@ -200,6 +200,7 @@ def test_the_details_are_drawn(suffix: str, place: Path, tmp_path: Path, capsys:
     ("settings", "said"),
     [
         ({"run_dir": "[{0}/a,{0}/c]"}, "run_dir={0}/c: no such folder; expected a run directory that train wrote"),
+        ({"run_dir": "{0}/one.txt"}, "run_dir={0}/one.txt: is a file; expected a run directory that train wrote"),
         ({"run_dir": "{0}/z*"}, "run_dir={0}/z*: no such folder, and as a glob it matches none"),
         ({"run_dir": "[{0}/a,]"}, "run_dir=[{0}/a,]: a path is empty; expected run_dir=[PATH,PATH]"),
         ({"run_dir": "[{0}/a,{0}/a/model]"}, "{0}/a/model/config.yaml: No such file or directory; expected a finished"),

@@ -239,6 +239,11 @@ def test_a_name_that_is_no_module_class_is_refused(name: str) -> None:
         linear_class(name)
 
 
+def test_a_class_that_its_module_lacks_is_named() -> None:
+    with pytest.raises(BadInput, match="torch.nn.Linaer: torch.nn has no Linaer"):
+        linear_class("torch.nn.Linaer")
+
+
 def test_without_trust_nothing_is_imported() -> None:
     """The module `this` prints a text when it is imported, so nothing imports it."""
     with pytest.raises(BadInput, match="trust=true"):

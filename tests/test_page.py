@@ -123,7 +123,7 @@ def test_the_page_of_a_run_that_is_not_finished(tmp_path: Path, monkeypatch: pyt
         ([], "output_dir: give output_dir=DIR of an ablation or run_dir=RUN, one of the two"),
         (["run_dir=.", "output_dir=."], "output_dir: give output_dir=DIR of an ablation or run_dir=RUN"),
         (["run_dir=none"], "run_dir=none: no such folder; expected one that train wrote"),
-        (["run_dir=."], "config.yaml: cannot be read"),
+        (["run_dir=."], "run_dir=.: holds no config.yaml; expected the directory of a run"),
         (["."], ".: a setting is given as key=value; did you mean output_dir=.?"),
     ],
 )

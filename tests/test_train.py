@@ -48,7 +48,7 @@ from lm.model.transformer import Transformer
 from lm.training.callbacks import Interrupted
 from lm.training.loss import HAS_CHUNKED
 from lm.training.metrics import MetricsFile
-from lm.training.run_directory import default_dir
+from lm.training.run_directory import RunDirectory, default_dir
 from lm.training.samples import validation_prompts
 from lm.training.task import LMTask
 from lm.training.train import train
@@ -335,6 +335,13 @@ def test_a_directory_with_other_files_is_never_touched(corpus: Path, tmp_path: P
     with pytest.raises(BadInput, match="holds other files"):
         train(short(corpus, tmp_path / "mine"))
     assert [path.read_text() for path in (tmp_path / "mine").iterdir()] == ["precious: true\n"]
+
+
+def test_a_file_in_the_place_of_the_directory_is_named(corpus: Path) -> None:
+    """The text itself, say: no advice may lead to its removal."""
+    assert RunDirectory(corpus).read_result() is None
+    with pytest.raises(BadInput, match=f"run_dir={corpus}: is a file; expected a directory"):
+        train(short(corpus, corpus))
 
 
 def test_a_changed_tokenizer_is_refused(corpus: Path, tmp_path: Path) -> None:

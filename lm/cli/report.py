@@ -20,6 +20,8 @@ def task(config: ReportConfig) -> None:
         raise BadInput(
             f"{key}={path}: no such folder; expected one that {'train' if config.run_dir else 'ablate'} wrote"
         )
+    if config.run_dir is not None and not (path / "config.yaml").exists():
+        raise BadInput(f"run_dir={path}: holds no config.yaml; expected the directory of a run that train wrote")
     with heavy_imports():
         from lm.ablation.report import write_report
         from lm.ablation.report.overview import folders, write_overview

@@ -92,5 +92,7 @@ class TokenizerConfig:
             raise BadInput(f"tokenizer.vocab_size={self.vocab_size}: expected {MAX_VOCAB_SIZE} or less")
         if self.kind != "bpe" and self.vocab_size is not None:
             raise BadInput(f"tokenizer.vocab_size={self.vocab_size}: tokenizer.kind={self.kind} decides its own size")
-        if (self.kind == "file") != (self.path is not None):
-            raise BadInput("tokenizer.path: expected with tokenizer=file, and only there")
+        if self.kind == "file" and self.path is None:
+            raise BadInput("tokenizer.path: tokenizer=file needs one; give the file of a tokenizer.json")
+        if self.kind != "file" and self.path is not None:
+            raise BadInput(f"tokenizer.path={self.path}: is for tokenizer=file, not {self.kind}")

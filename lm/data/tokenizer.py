@@ -96,7 +96,8 @@ class Tokenizer:
             if missing is None:
                 raise
             raise BadInput(
-                f"the tokenizer does not know the character {missing!r}, which was not in its training text"
+                f"tokenizer: does not know the character {missing!r}, which the text of its run did not have; "
+                "expected a text of known characters, or a run with tokenizer=byte or bpe"
             ) from error
 
     def decode(self, ids: Iterable[int]) -> str:

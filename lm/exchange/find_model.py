@@ -45,7 +45,8 @@ def model_folder(run_dir: str | Path, key: str = "run_dir") -> Path:
     """
     folder = Path(run_dir).expanduser()
     if not folder.is_dir():
-        raise BadInput(f"{key}={run_dir}: no such folder; expected a run directory that train wrote")
+        what = "is a file" if folder.exists() else "no such folder"
+        raise BadInput(f"{key}={run_dir}: {what}; expected a run directory that train wrote")
     if (folder / "model").is_dir():
         folder = folder / "model"
     if not os.path.lexists(folder / "config.json"):

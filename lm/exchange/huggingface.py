@@ -64,7 +64,8 @@ def new_folder(output_dir: str | Path) -> Path:
     """An empty folder. Raises BadInput if it cannot be had."""
     folder = Path(output_dir).expanduser()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise BadInput(f"output_dir={output_dir}: is not empty; choose a new or an empty folder")
+        what = "is not empty" if folder.is_dir() else "is a file"
+        raise BadInput(f"output_dir={output_dir}: {what}; choose a new or an empty folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

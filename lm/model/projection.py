@@ -37,6 +37,8 @@ def linear_class(name: str, trust: bool = True) -> Callable[..., nn.Module]:
     found = getattr(sys.modules.get(module), attribute, None)
     if not (isinstance(found, type) and issubclass(found, nn.Module)):
         known = ", ".join(LINEARS)
+        if module and not hasattr(sys.modules[module], attribute):
+            raise BadInput(f"model.linear={name}: {module} has no {attribute}")
         raise BadInput(f"model.linear={name}: expected {known}, or the dotted path of a class like torch.nn.Linear")
     try:
         inspect.signature(found).bind(1, 1, bias=True)

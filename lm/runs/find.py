@@ -39,7 +39,8 @@ class FoundRun:
 def find_runs(folder: Path) -> list[FoundRun]:
     """Raises BadInput if there is no such folder, or no run below it."""
     if not folder.is_dir():
-        raise BadInput(f"folder={folder}: no such folder; expected one that holds runs")
+        what = "is a file" if folder.exists() else "no such folder"
+        raise BadInput(f"folder={folder}: {what}; expected a folder that holds runs")
     places = []
     for place, below, files in os.walk(folder):
         below[:] = [] if any(mark in files for mark in MARKS) else sorted(one for one in below if one[0] != ".")

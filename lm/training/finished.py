@@ -58,7 +58,7 @@ def read_result(path: Path) -> dict[str, Any] | None:
                 raise BadInput(f"{name}: is missing")
         build(Result, {name: found[name] for name in NAMES})
         return found
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
