@@ -240,7 +240,7 @@ def test_a_name_that_is_no_module_class_is_refused(name: str) -> None:
 
 
 def test_a_class_that_its_module_lacks_is_named() -> None:
-    with pytest.raises(BadInput, match="torch.nn.Linaer: torch.nn has no Linaer"):
+    with pytest.raises(BadInput, match=r"torch\.nn\.Linaer: torch\.nn has no Linaer"):
         linear_class("torch.nn.Linaer")
 
 
