@@ -70,7 +70,10 @@ def test_a_text_is_one_document_and_a_question_a_row(tmp_path: Path) -> None:
         ('{"question": "q", "choices": ["a"], "answer": "a"}', "line 2: answer=a, expected 0 to 0"),
         ('{"question": "q", "choices": ["a", "b"], "answer": true}', "line 2: answer=True, expected 0 to 1"),
         ('{"question": "q", "choices": "ab", "answer": 0}', "line 2: choices=ab, expected a list of texts"),
-        ('{"question": "q", "choices": ["a", 7], "answer": 0}', "line 2: choices=['a', 7], expected a list of texts"),
+        (
+            '{"question": "q", "choices": ["a", 7], "answer": 0}',
+            r"line 2: choices=\['a', 7\], expected a list of texts",
+        ),
         ("[1", "line 2: not JSON"),
     ],
 )
