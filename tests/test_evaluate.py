@@ -151,6 +151,16 @@ def test_one_run_and_one_text_are_an_object_as_ever(place: Path, capsys: pytest.
     assert "\nband  vocabulary  occurrences in the training text  loss" in table
 
 
+def test_windows_may_be_shorter_than_the_context(place: Path) -> None:
+    """Each token has less before it, so the loss is another; the tokens are the same."""
+    whole, same, short = (evaluate_run(asked(place, seq_len=one)) for one in (None, 32, 8))
+    assert same == whole
+    assert short["tokens"] == whole["tokens"]
+    assert short["loss"] != whole["loss"]
+    with pytest.raises(BadInput, match=f"^seq_len=33: the context of run_dir={place}/a is 32$"):
+        evaluate_run(asked(place, seq_len=33))
+
+
 def test_several_runs_and_texts_are_a_list_and_a_table(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     texts = [f"{place}/one.txt", f"{place}/two, three.txt"]
     found, table = answer(asked(place, run_dir=f"[{place}/a,{place}/b]", texts=f"{place}/[ot]*.txt"), capsys)
@@ -227,6 +237,8 @@ def test_a_mistake_is_told_before_anything_is_scored(
     ("settings", "said"),
     [
         ({"plot": "f.pdf"}, r"^plot=f\.pdf: expected the name of a file that ends in \.svg or \.png$"),
+        ({"data": DataConfig(seq_len=4)}, r"^data\.seq_len=4: is for training; give seq_len=4$"),
+        ({"seq_len": 0}, r"^seq_len=0: expected 1 or more$"),
         ({"texts": "a", "data": DataConfig()}, r"^texts=a: data names a text as well; give one of the two$"),
     ],
 )

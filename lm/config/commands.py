@@ -34,6 +34,7 @@ class EvaluateConfig:
     run_dir: str  # also [RUN1,RUN2] or a glob: several runs
     data: DataConfig | None = None  # null: the validation split of the run
     texts: str | None = None  # in place of data: the paths of several texts, [FILE1,FILE2] or a glob
+    seq_len: int | None = None  # tokens of a window, which takes memory; null: the model's context
     document_mask: bool | None = None  # whether attention is kept within documents; null: as in training
     details: bool = False  # also calibration, and the loss by the frequency of the target
     plot: str | None = None  # a file, .svg or .png, that gets a figure of the details
@@ -43,7 +44,9 @@ class EvaluateConfig:
     def __post_init__(self) -> None:
         if self.data is not None and self.data.document_mask:
             raise BadInput("data.document_mask=true: is for training; to evaluate, give document_mask=true")
-        at_least(1, "", self, "threads")
+        if self.data is not None and self.data.seq_len != DataConfig().seq_len:
+            raise BadInput(f"data.seq_len={self.data.seq_len}: is for training; give seq_len={self.data.seq_len}")
+        at_least(1, "", self, "threads", "seq_len")
         self.details = self.details or self.plot is not None
         if self.data is not None and self.texts is not None:
             raise BadInput(f"texts={self.texts}: data names a text as well; give one of the two")

@@ -95,6 +95,8 @@ def evaluate_run(config: EvaluateConfig, bar: bool = False) -> dict[str, Any]:
     """Score a finished run on its own validation text, or on the whole of another text. Raises BadInput."""
     threads = set_threads(config.threads)
     net, tokenizer = load_model(config.run_dir, config.trust)
+    if (config.seq_len or 1) > net.seq_len:
+        raise BadInput(f"seq_len={config.seq_len}: the context of run_dir={config.run_dir} is {net.seq_len}")
     if config.document_mask is not None:
         net.documents = documents(tokenizer.eot if config.document_mask else None)
     if config.data is None:
@@ -103,7 +105,8 @@ def evaluate_run(config: EvaluateConfig, bar: bool = False) -> dict[str, Any]:
         tokens, n_bytes, batch_size, train = *whole_text(config.data, tokenizer, bar), config.data.batch_size, None
     details = [Details(net.vocab_size)] if config.details else []
     with adaptive_waiting(threads):
-        scores = evaluate(net.to(best_device()), tokens, net.seq_len, batch_size, bar=bar, measures=details)
+        window = config.seq_len or net.seq_len
+        scores = evaluate(net.to(best_device()), tokens, window, batch_size, bar=bar, measures=details)
     if not math.isfinite(scores.loss):
         raise BadInput(f"run_dir={config.run_dir}: the loss is {scores.loss}; its weights are not those of a model")
     found: dict[str, Any] = {
