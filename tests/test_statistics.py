@@ -17,18 +17,9 @@ from numpy.typing import NDArray
 from scipy import integrate, stats
 
 from lm.ablation.judge import statistics
+from lm.ablation.judge.power import ALPHA, POWER, chance, minimum_detectable_effect, seeds_to_decide
 from lm.ablation.judge.sentence import sentence
-from lm.ablation.judge.statistics import (
-    ALPHA,
-    POWER,
-    Comparison,
-    chance,
-    holm,
-    interval,
-    judge,
-    minimum_detectable_effect,
-    seeds_to_decide,
-)
+from lm.ablation.judge.statistics import Comparison, holm, interval, judge
 
 Array = NDArray[np.float64]
 Ends = Callable[[Array, Array], tuple[float, float]]

@@ -53,9 +53,7 @@ def byte_level(*special: str, words: str | None = WORDS, normalizer: normalizers
 def llama_3() -> Backend:
     begin = "<|begin_of_text|>"
     backend = byte_level(begin, "<|end_of_text|>", "<|eot_id|>")
-    template = processors.TemplateProcessing(
-        single=f"{begin} $A", special_tokens=[(begin, backend.token_to_id(begin))]
-    )
+    template = processors.TemplateProcessing(single=f"{begin} $A", special_tokens=[(begin, backend.token_to_id(begin))])
     backend.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=False), template])
     return backend
 

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 
 from lm.ablation.judge import statistics
+from lm.ablation.judge.power import Tuning
 from lm.ablation.judge.regret import regrets, together
-from lm.ablation.judge.statistics import Tuning, judge
+from lm.ablation.judge.statistics import judge
 from lm.ablation.judge.surface import Array
 from lm.ablation.run import search
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lm.ablation.judge.statistics import Tuning
+from lm.ablation.judge.power import Tuning
 from lm.ablation.judge.surface import Array, Trials, fit, quadratic
 from lm.ablation.record import AblationRecord, SearchRecord
 from lm.config.ablation import METRICS

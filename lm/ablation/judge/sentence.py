@@ -2,7 +2,8 @@
 
 import math
 
-from lm.ablation.judge.statistics import ALPHA, MOST_SEEDS, Comparison, critical
+from lm.ablation.judge.power import ALPHA, MOST_SEEDS, critical
+from lm.ablation.judge.statistics import Comparison
 
 
 def decimals(margin: float) -> int:

@@ -7,9 +7,10 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from lm.ablation.judge.power import Tuning
 from lm.ablation.judge.regret import tunings
 from lm.ablation.judge.sentence import decimals, sentence
-from lm.ablation.judge.statistics import Comparison, Tuning, judge
+from lm.ablation.judge.statistics import Comparison, judge
 from lm.ablation.outcomes import Outcomes
 from lm.ablation.record import AblationRecord, SearchRecord, read_record
 from lm.config.ablation import METRICS

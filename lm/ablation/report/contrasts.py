@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from matplotlib.figure import Figure
 
-from lm.ablation.judge.statistics import ALPHA, POWER
+from lm.ablation.judge.power import ALPHA, POWER
 from lm.ablation.judge.study import Contrast, Study
 from lm.ablation.report.answer import BUDGET_NAMES
 from lm.ablation.report.forest import Line, draw_forest, label

@@ -9,7 +9,8 @@ from urllib.parse import quote
 
 from matplotlib.figure import Figure
 
-from lm.ablation.judge.statistics import Comparison, Tuning, critical, interval, welch
+from lm.ablation.judge.power import Tuning, critical, welch
+from lm.ablation.judge.statistics import Comparison, interval
 from lm.ablation.judge.study import Contrast, Study, read_study
 from lm.ablation.report.answer import BUDGET_NAMES, primary
 from lm.ablation.report.contrasts import number
