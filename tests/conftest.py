@@ -1,6 +1,7 @@
 """What tests share: a tiny model, a small text, and scripts run as real processes."""
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from lm.data.text import Text
 
 ROOT = Path(__file__).resolve().parent.parent
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in what it starts in the background
 os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
 
 TINY = ModelConfig(n_layers=2, d_model=32, n_heads=4, d_ff=64, ffn="relu2")

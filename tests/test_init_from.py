@@ -93,7 +93,7 @@ def test_a_head_may_be_chosen_and_the_loaded_one_adjusted(home: Path) -> None:
 
 def test_what_agrees_with_the_loaded_run_may_be_typed_again(home: Path) -> None:
     words = [*MODEL, "model=small", "tokenizer=char", "experiment=chars", "data.seq_len=32"]
-    with pytest.raises(BadInput, match=r"model\.qk_norm=False: "):
+    with pytest.raises(BadInput, match=r"model\.qk_norm=false: "):
         start(home, "tied", *words, "model.qk_norm=false")
     run = start(home, "tied", *words)
     assert replace(run.model, dropout=0.0) == start(home, "tied").model
