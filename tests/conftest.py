@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -72,6 +72,14 @@ WHOLE_RESULT: dict[str, Any] = {  # the keys of a result.json
     "versions": {"torch": "2"},
     "samples": [],
 }
+
+
+def some(cases: Iterable[Any], every: int) -> list[Any]:
+    """Cases of a test: one of `every` in the fast tests, the others in the slow ones. A tuple is several arguments."""
+    return [
+        pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=[pytest.mark.slow] * (i % every > 0))
+        for i, case in enumerate(cases)
+    ]
 
 
 def tiny(**changes: Any) -> ModelConfig:

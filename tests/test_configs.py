@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import yaml
+from conftest import some
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 
@@ -80,14 +81,14 @@ def test_an_experiment_may_be_made_shorter(path: Path) -> None:
     assert resolve(run)["max_steps"] == 50
 
 
-@pytest.mark.parametrize("path", CHOICES, ids=label)
+@pytest.mark.parametrize("path", some(CHOICES, 3), ids=label)
 def test_every_choice_composes_and_converts(path: Path) -> None:
     run = composed("train", *choose(path))
     assert isinstance(run, RunConfig)
     assert set(run.trainer) <= set(trainer_arguments())
 
 
-@pytest.mark.parametrize("path", ABLATIONS, ids=label)
+@pytest.mark.parametrize("path", some(ABLATIONS, 4), ids=label)
 def test_every_arm_of_every_ablation_composes(path: Path) -> None:
     ablation = composed("ablate", f"ablation={path.stem}").ablation
     assert ablation.question.endswith("?")

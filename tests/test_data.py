@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import stored
+from conftest import some, stored
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -255,7 +255,7 @@ def damage(path: Path, draw: random.Random) -> None:
             path.unlink()
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", some(FILES, 2))
 def test_a_damaged_folder_is_built_again(name: str, source: DataConfig) -> None:
     right, draw = prepare(source, BYTE), random.Random(0)
     train, val = np.array(right.train), np.array(right.val)  # the files of the mapped ones are damaged

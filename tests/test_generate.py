@@ -9,7 +9,7 @@ from itertools import islice, takewhile
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import SEQ, TIED, UNTIED, VOCAB, tiny
+from conftest import SEQ, TIED, UNTIED, VOCAB, some, tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.overrides import TorchFunctionMode
@@ -76,7 +76,7 @@ def test_the_window_moves_by_half_a_context(seq_len: int) -> None:
 
 @pytest.mark.parametrize("seq_len", [SEQ, 7, 1])
 @pytest.mark.parametrize("n_kv_heads", [None, 1])
-@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize("position", some(POSITIONS, 3))
 def test_cached_equals_uncached_equals_batched_far_past_the_context(
     position: str, n_kv_heads: int | None, seq_len: int
 ) -> None:

@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import ROOT
+from conftest import ROOT, some
 from hydra import compose, initialize_config_dir
 
 from lm.cli.compose import register
@@ -26,11 +26,6 @@ OF_RUNS = {old: new for old, new in KEYS.items() if not old.startswith("ablation
 OF_ABLATIONS = {old: new for old, new in KEYS.items() if old.startswith("ablation.")}
 CHOSEN = [(key, old, new) for key, renamed in CHOICES.items() for old, new in renamed.items()]
 CHOSEN_ELSEWHERE = [(key, theirs, ours) for key, found in CHOICES_ELSEWHERE.items() for theirs, ours in found.items()]
-
-
-def some(names: Iterable[str]) -> list[Any]:
-    """A few of them in the fast tests, the others in the slow ones: each composes a configuration."""
-    return [pytest.param(name, marks=[pytest.mark.slow] * (i > 3)) for i, name in enumerate(names)]
 
 
 @pytest.fixture
@@ -51,26 +46,26 @@ def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
 
 @pytest.mark.parametrize("plus", ["", *(pytest.param(plus, marks=pytest.mark.slow) for plus in ("+", "++"))])
-@pytest.mark.parametrize("old", KEYS)
+@pytest.mark.parametrize("old", some(KEYS, 3))
 def test_an_earlier_key_is_answered_with_todays(refused: Refused, old: str, plus: str) -> None:
     for name in ("train", "ablate") if old == next(iter(OF_RUNS)) else ("train",) if old in OF_RUNS else ("ablate",):
         assert refused(name, f"{plus}{old}=1") == f"{old} is called {KEYS[old]} now"
 
 
-@pytest.mark.parametrize("old", some(old for old in KEYS if "." in old))
+@pytest.mark.parametrize("old", some([old for old in KEYS if "." in old], 5))
 def test_an_earlier_key_without_its_group_is_answered_too(refused: Refused, old: str) -> None:
     name = "train" if old in OF_RUNS else "ablate"
     word = old.rpartition(".")[2]
     assert refused(name, f"{word}=1") == f"{word}: no such key; did you mean {KEYS[old]}?"
 
 
-@pytest.mark.parametrize(("key", "old", "new"), CHOSEN)
+@pytest.mark.parametrize(("key", "old", "new"), some(CHOSEN, 3))
 def test_an_earlier_choice_is_answered_with_todays(refused: Refused, key: str, old: str, new: str) -> None:
     said = f"{key}={old} is called {key}={new} now"
     assert refused("train", f"{key}={old}") == refused("ablate", "ablation=ffn", f"{key}={old}") == said
 
 
-@pytest.mark.parametrize("theirs", some(ELSEWHERE))
+@pytest.mark.parametrize("theirs", some(ELSEWHERE, 8))
 def test_another_programs_key_is_answered_with_ours(refused: Refused, theirs: str) -> None:
     """By each of the commands that has one of the settings which are suggested."""
     ours = ELSEWHERE[theirs].split(" or ")
@@ -85,13 +80,13 @@ def test_another_programs_key_is_answered_with_ours(refused: Refused, theirs: st
     assert asked
 
 
-@pytest.mark.parametrize("theirs", ["learning_rate", "device", "epochs", "n_embd"])
+@pytest.mark.parametrize("theirs", some(["learning_rate", "device", "epochs", "n_embd"], 4))
 def test_an_ablation_answers_them_too(refused: Refused, theirs: str) -> None:
     said = refused("ablate", "ablation=smoke", f"{theirs}=1")
     assert said == f"{theirs}: no such key; did you mean {ELSEWHERE[theirs]}?"
 
 
-@pytest.mark.parametrize(("key", "theirs", "ours"), CHOSEN_ELSEWHERE)
+@pytest.mark.parametrize(("key", "theirs", "ours"), some(CHOSEN_ELSEWHERE, 3))
 def test_another_programs_choice_is_answered_with_ours(refused: Refused, key: str, theirs: str, ours: str) -> None:
     said = f"{key}={theirs}: no such config; did you mean {key}={ours}?"
     assert refused("train", f"{key}={theirs}") == refused("ablate", "ablation=ffn", f"{key}={theirs}") == said
@@ -113,21 +108,21 @@ def nested(key: str, value: Any) -> dict[str, Any]:
 SMOKE = yaml.safe_load((CONFIGS / "ablation/smoke.yaml").read_text())
 
 
-@pytest.mark.parametrize("old", some(OF_RUNS))
+@pytest.mark.parametrize("old", some(OF_RUNS, 5))
 def test_an_earlier_key_in_an_experiment_is_answered(refused: Refused, tmp_path: Path, old: str) -> None:
     write(tmp_path / "my/experiment/mine.yaml", nested(old, 1))
     said = refused("train", "--config-dir", "my", "experiment=mine")
     assert said == f"In 'experiment/mine': {old} is called {KEYS[old]} now"
 
 
-@pytest.mark.parametrize("old", some(OF_ABLATIONS))
+@pytest.mark.parametrize("old", some(OF_ABLATIONS, 5))
 def test_an_earlier_key_in_an_ablation_is_answered(refused: Refused, tmp_path: Path, old: str) -> None:
     write(tmp_path / "my/ablation/mine.yaml", SMOKE | nested(old.removeprefix("ablation."), 1))
     said = refused("ablate", "--config-dir", "my", "ablation=mine")
     assert said == f"In 'ablation/mine': {old} is called {KEYS[old]} now"
 
 
-@pytest.mark.parametrize("old", some(OF_RUNS))
+@pytest.mark.parametrize("old", some(OF_RUNS, 5))
 def test_an_earlier_key_of_an_arm_is_answered(refused: Refused, tmp_path: Path, old: str) -> None:
     write(tmp_path / "my/ablation/mine.yaml", SMOKE | {"arms": {"tied": [], "other": [f"{old}=1"]}, "primary": []})
     said = refused("ablate", "--config-dir", "my", "ablation=mine")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT, WHOLE_RESULT
+from conftest import ROOT, WHOLE_RESULT, some
 from test_report import make, numbers, results
 
 from lm.ablation.outcomes import RESULT, Outcomes
@@ -184,7 +184,7 @@ def val_losses(folder: Path) -> dict[str, str]:
         return {row["run_dir"]: row["val_loss"] for row in csv.DictReader(file) if row["val_loss"]}
 
 
-@pytest.mark.parametrize("spoil", ["other text", "empty folder", "torn result"])
+@pytest.mark.parametrize("spoil", some(["other text", "empty folder", "torn result"], 3))
 def test_a_report_never_erases_the_only_copy_of_a_result(tmp_path: Path, spoil: str) -> None:
     for name in ("ablation.json", "results.csv", "curves.csv"):
         shutil.copy(STUDY / name, tmp_path)

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, TINY_RUN, Script
+from conftest import ROOT, TINY_RUN, Script, some
 
 from lm import generate, load_model
 
@@ -47,24 +47,27 @@ def test_train_then_generate_verbatim(script: Script, run_dir: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "words", "said"),
-    [
-        ("train", ["data=text", "data.path=none"], "data.path=none: no such file, folder or glob"),
-        ("train", ["tokenizer=file", "tokenizer.path=none"], "tokenizer.path=none: no such file"),
-        ("train", ["trainer.max_steps=-3"], "trainer.max_steps=-3: expected a number of steps, 1 or more"),
-        ("ablate", ["data=json", "data.path=."], "data.path=.: a folder without .json or .jsonl"),
-        ("ablate", ["plan_onyl=true"], "plan_onyl: no such key; did you mean plan_only?"),
-        ("ablate", ["max_steps=3"], "max_steps: no such key; did you mean trainer.max_steps?"),
-        ("ablate", ["seeds=[0,1]"], "seeds: no such key; did you mean ablation.seeds?"),
-        (
-            "ablate",
-            ["ablation.tune.hyperparameters=[optim.lrr]"],
-            "ablation.tune.hyperparameters: optim.lrr is none of a run's settings",
-        ),
-        ("generate", ["run_dir=none", "prompt=x"], "run_dir=none: no such folder"),
-        ("evaluate", ["run_dir=."], "run_dir=.: holds no model"),
-        ("export", ["run_dir=none", "output_dir=out"], "run_dir=none: no such folder"),
-        ("report", ["output_dir=none"], "output_dir=none: no such folder"),
-    ],
+    some(
+        [
+            ("train", ["data=text", "data.path=none"], "data.path=none: no such file, folder or glob"),
+            ("train", ["tokenizer=file", "tokenizer.path=none"], "tokenizer.path=none: no such file"),
+            ("train", ["trainer.max_steps=-3"], "trainer.max_steps=-3: expected a number of steps, 1 or more"),
+            ("ablate", ["data=json", "data.path=."], "data.path=.: a folder without .json or .jsonl"),
+            ("ablate", ["plan_onyl=true"], "plan_onyl: no such key; did you mean plan_only?"),
+            ("ablate", ["max_steps=3"], "max_steps: no such key; did you mean trainer.max_steps?"),
+            ("ablate", ["seeds=[0,1]"], "seeds: no such key; did you mean ablation.seeds?"),
+            (
+                "ablate",
+                ["ablation.tune.hyperparameters=[optim.lrr]"],
+                "ablation.tune.hyperparameters: optim.lrr is none of a run's settings",
+            ),
+            ("generate", ["run_dir=none", "prompt=x"], "run_dir=none: no such folder"),
+            ("evaluate", ["run_dir=."], "run_dir=.: holds no model"),
+            ("export", ["run_dir=none", "output_dir=out"], "run_dir=none: no such folder"),
+            ("report", ["output_dir=none"], "output_dir=none: no such folder"),
+        ],
+        2,
+    ),
 )
 def test_a_mistake_is_told_before_torch_is_imported(script: Script, name: str, words: list[str], said: str) -> None:
     answer = script(name, *words, env={"PYTHONPROFILEIMPORTTIME": "1"})

@@ -11,6 +11,7 @@ from functools import cache, partial
 
 import numpy as np
 import pytest
+from conftest import some
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -26,8 +27,8 @@ Ends = Callable[[Array, Array], tuple[float, float]]
 REPEATS = 2000
 TINY = 1e-9  # a margin so small that nothing is equivalent: what is tested is the difference alone
 
-some = st.lists(st.integers(-300, 300).map(lambda i: i / 64), min_size=2, max_size=6)  # sums of these are exact
-families = st.dictionaries(st.sampled_from("abcdef"), some, min_size=1)
+differences = st.lists(st.integers(-300, 300).map(lambda i: i / 64), min_size=2, max_size=6)  # sums of these are exact
+families = st.dictionaries(st.sampled_from("abcdef"), differences, min_size=1)
 
 
 def near(rate: float, nominal: float, repeats: int = REPEATS) -> bool:
@@ -56,7 +57,7 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 # By comparison with others
 
 
-@given(some.filter(lambda values: len(set(values)) > 1))
+@given(differences.filter(lambda values: len(set(values)) > 1))
 @settings(deadline=None, max_examples=50)
 def test_the_interval_and_the_difference_are_those_of_scipys_paired_t_test(values: list[float]) -> None:
     found, baseline = only(values, TINY), np.linspace(3, 4, len(values))
@@ -68,7 +69,7 @@ def test_the_interval_and_the_difference_are_those_of_scipys_paired_t_test(value
     assert interval(values, 0.8) == pytest.approx(tuple(single.confidence_interval(0.8)))
 
 
-@given(some.filter(lambda values: len(set(values)) > 1), st.floats(0.01, 10))
+@given(differences.filter(lambda values: len(set(values)) > 1), st.floats(0.01, 10))
 @settings(deadline=None, max_examples=50)
 def test_equivalence_is_two_one_sided_t_tests_and_the_90_percent_interval_inside_the_margin(
     values: list[float], margin: float
@@ -230,7 +231,7 @@ def found_any(differences: Array, margin: float, *kinds: str, corrected: bool = 
 
 
 @pytest.mark.usefixtures("hurried")
-@pytest.mark.parametrize("n", [2, 3, 5, 8])
+@pytest.mark.parametrize("n", some([2, 3, 5, 8], 3))
 def test_arms_that_do_not_differ_are_told_apart_5_times_in_100(n: int) -> None:
     found = verdicts(noise(n), TINY).ravel()
     assert near(rate(one != "undecided" for one in found), ALPHA)
@@ -239,7 +240,7 @@ def test_arms_that_do_not_differ_are_told_apart_5_times_in_100(n: int) -> None:
 
 
 @pytest.mark.usefixtures("hurried")
-@pytest.mark.parametrize("correlated", [False, True])
+@pytest.mark.parametrize("correlated", some([False, True], 2))
 def test_among_six_arms_that_do_not_differ_any_is_told_apart_at_most_5_times_in_100(correlated: bool) -> None:
     families = noise(5, 6, correlated, 600)
     assert at_most(found_any(families, TINY, "better", "worse"), ALPHA, 600)
@@ -254,7 +255,7 @@ def sure_of_nothing(values: list[float], margin: float) -> str:
 
 @pytest.mark.usefixtures("hurried")
 @pytest.mark.parametrize("n", [3, 5, 8])
-@pytest.mark.parametrize("margin", [1.0, 4.0])
+@pytest.mark.parametrize("margin", some([1.0, 4.0], 3))
 def test_a_difference_of_the_margin_is_called_equivalent_at_most_5_times_in_100(n: int, margin: float) -> None:
     differences = noise(n) + margin
     assert at_most(found_any(differences, margin, "equivalent"), ALPHA)
@@ -270,7 +271,7 @@ def test_among_six_that_matter_any_is_called_equivalent_at_most_5_times_in_100()
 
 
 @pytest.mark.usefixtures("hurried")
-@pytest.mark.parametrize("n", [3, 5, 8])
+@pytest.mark.parametrize("n", some([3, 5, 8], 3))
 def test_the_minimum_detectable_effect_is_found_80_times_in_100(n: int) -> None:
     effect = minimum_detectable_effect(1, n) or 0
     assert near(found_any(noise(n) - effect, TINY, "better"), POWER)
@@ -295,7 +296,7 @@ def decided(mean: float, margin: float, n: int, contrasts: int = 1, repeats: int
 
 
 @pytest.mark.usefixtures("hurried")
-@pytest.mark.parametrize(("mean", "margin"), CASES)
+@pytest.mark.parametrize(("mean", "margin"), some(CASES, 3))
 def test_so_many_seeds_decide_80_times_in_100_and_one_fewer_do_not(mean: float, margin: float) -> None:
     n = seeds_to_decide(mean, 1, margin)
     assert n is not None
@@ -322,7 +323,7 @@ def test_for_a_family_it_takes_more_seeds(mean: float, margin: float) -> None:
 # What changes nothing, and what changes sides
 
 
-@given(some, st.lists(st.integers(-999, 999), min_size=6, max_size=6))
+@given(differences, st.lists(st.integers(-999, 999), min_size=6, max_size=6))
 @settings(deadline=None, max_examples=50)
 def test_what_a_seed_adds_to_both_arms_changes_nothing(arm: list[float], seeds: list[int]) -> None:
     baseline = [i / 8 for i in range(len(arm))]
