@@ -1,0 +1,73 @@
+"""Warnings about the runs: what is missing, was lost or left out, and runs that were not made alike."""
+
+from collections.abc import Iterator, Sequence
+from statistics import median
+
+from lm.ablation.judge.study import Contrast, Study
+from lm.ablation.record import Caution
+
+SAME_TIME = 0.1  # runs at equal time whose measured times differ by more did not have equal time
+FEW = 4  # seeds; with fewer, one more often changes a verdict
+PLACE = ("device", "threads", "precision", "python")
+OTHERS = "the settings, the text or the training code were different"
+LOST = {
+    "diverged": "Comparisons leave its seed out, and an arm that diverged is never called better or equivalent.",
+    "failed": "Comparisons leave its seed out until the same command has repeated the run.",
+}
+
+
+def progress(study: Study) -> Iterator[Caution]:
+    counts = study.counts()
+    n = len(study.record.seeds)
+    if counts["missing"]:
+        yield Caution(f"{counts['done']} of {len(study.rows)} runs are done.", "Verdicts can still change.")
+    if n == 1:
+        yield Caution("There is only one seed.", "A confidence interval and a verdict need at least two.")
+    elif n < FEW:
+        yield Caution(
+            f"There are only {n} seeds.", "Their standard deviation is a rough estimate: a verdict is a hint."
+        )
+    if study.record.tune.trials and not study.record.tuning_done:
+        yield Caution("Tuning is not finished.", "The missing runs wait for it.")
+
+
+def unused(study: Study) -> Iterator[Caution]:
+    """Finished runs of other seeds: taking seeds away after seeing their results can produce any verdict."""
+    rows = [row for row in study.unused() if row.result and row.run_dir.startswith("cells/")]
+    known = {(row.arm, row.seed) for row in study.rows}
+    if seeds := sorted({(row.arm, row.seed) for row in rows} - known):
+        names = ", ".join(f"{arm} seed {seed}" for arm, seed in seeds)
+        yield Caution(f"Finished runs are left out: {names}.", "Leaving runs out can change a verdict.")
+    if others := [row.run_dir for row in rows if (row.arm, row.seed) in known]:
+        reasons = dict.fromkeys(study.record.set_aside.get(run_dir, OTHERS) for run_dir in others)
+        many = "s are" if len(others) > 1 else " is"
+        yield Caution(f"{len(others)} finished run{many} not used:", f"{'; '.join(reasons)}.")
+
+
+def losses(study: Study) -> Iterator[Caution]:
+    for kind, meaning in LOST.items():
+        rows = [row for row in study.rows if row.status == kind]
+        arms = ", ".join(dict.fromkeys(row.arm for row in rows))
+        if rows:
+            yield Caution(f"{len(rows)} run{'s' * (len(rows) > 1)} {kind} ({arms}).", meaning)
+
+
+def without_curve(study: Study) -> Iterator[Caution]:
+    """Runs of which neither metrics.csv nor rows of curves.csv are left."""
+    if n := sum(bool(row.result) and not study.lines(row, "metrics.csv") for row in study.rows):
+        said = "Whether a difference shrinks during training cannot be checked for them."
+        yield Caution(f"{n} run{'s have' if n > 1 else ' has'} no learning curve.", said)
+
+
+def unequal(study: Study, asked: Sequence[Contrast]) -> Iterator[Caution]:
+    for one in asked:
+        if one.budget == "time" and one.seeds:
+            ours, theirs = (study.scores(arm, "time", "seconds").values() for arm in (one.arm, one.baseline))
+            ratio = median(ours) / median(theirs)
+            if abs(ratio - 1) > SAME_TIME:
+                said = f"{one.arm} took {ratio:.2f} times as long as {one.baseline}."
+                yield Caution("Training times at equal time are not equal.", said)
+    done = [row.result for row in study.rows if row.result]
+    places = {(*(str(one[key]) for key in PLACE), one["versions"]["torch"]) for one in done}
+    if len(places) > 1:
+        yield Caution("Runs differ in device, threads, precision or versions.", "See results.csv.")
