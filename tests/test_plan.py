@@ -1,12 +1,15 @@
 """From a question to runs: arms composed and checked, parameters matched by the program, budgets made equal."""
 
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 from conftest import some
 from hydra import initialize_config_dir
 
@@ -282,8 +285,10 @@ def test_arms_may_have_seeds_of_their_own(build: Build) -> None:
 
 @pytest.fixture
 def sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A copy of lm/ that is hashed in its place."""
+    """A copy of lm/ that is hashed in its place, beside other packages, as a wheel is installed."""
     shutil.copytree(source.HOME / "lm", tmp_path / "lm", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch/__init__.py").write_text("")
     before = source_files()
     monkeypatch.setattr(source, "HOME", tmp_path)
     assert source_files() == before
@@ -299,43 +304,28 @@ def test_the_sources_are_hashed_without_their_comments(sources: Path) -> None:
     assert source_files() != before
 
 
-@pytest.mark.parametrize(
-    "name",
-    some(
-        [
-            *("training/muon", "training/loss", "data/corpus", "data/documents", "data/rows", "data/batches"),
-            *(
-                "data/tokenizer",
-                "data/vocabulary",
-                "inference/evaluate",
-                "system/device",
-                "model/previous_token",
-                "model/head",
-            ),
-        ],
-        3,
-    ),
+COUNTED = (
+    *("training/muon", "training/loss", "training/checkpoint", "training/diagnostics", "data/corpus", "data/documents"),
+    *("data/batches", "data/tokenizer", "inference/evaluate", "system/device", "model/previous_token", "model/head"),
+    *("config/model", "config/optim", "config/run", "config/data", "exchange/adapter", "exchange/weights"),
 )
-def test_what_a_run_computes_with_counts(sources: Path, name: str) -> None:
-    before, path = source_files(), sources / f"{name}.py"
-    path.write_text(path.read_text() + "MORE = 1\n")
-    assert source_files() != before
 
 
-@pytest.mark.parametrize(
-    "name",
-    some(
-        [
-            *("training/metrics", "training/checkpoint", "inference/details"),
-            *("exchange/huggingface", "ablation/ablate", "cli/launch"),
-        ],
-        3,
-    ),
-)
-def test_what_only_records_does_not(sources: Path, name: str) -> None:
-    before, path = source_files(), sources / f"{name}.py"
-    path.write_text(path.read_text() + "MORE = 1\n")
-    assert source_files() == before
+def test_a_change_in_any_module_that_training_imports_counts_unless_a_reason_is_given(
+    sources: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, everything = source_files(), {path: path.read_text() for path in sources.rglob("*.py")}
+    assert {f"lm/{name}.py" for name in COUNTED} <= before.keys()
+    for path, text in everything.items():
+        path.write_text(f"{text}MORE = 1\n")
+    after = source_files()
+    assert after.keys() == before.keys()
+    assert not before.items() & after.items()
+    reasons = source.NOT_COUNTED
+    monkeypatch.setattr(source, "NOT_COUNTED", {})
+    left_out = {name.removesuffix(".py").removesuffix("/__init__") for name in source_files().keys() - before.keys()}
+    assert left_out == {name.replace(".", "/") for name in reasons}
+    assert all(reasons.values())
 
 
 def test_a_layer_of_the_users_counts_as_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -349,32 +339,63 @@ def test_a_layer_of_the_users_counts_as_source(tmp_path: Path, monkeypatch: pyte
 
 
 def test_helpers_of_a_layer_of_the_users_count_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However they are imported: by name, as a module, from a package, one by another."""
+    """However they are imported: by name, as a module, from a package, one by another, late, from another folder."""
     monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "kit_of_mine").mkdir()
+    monkeypatch.syspath_prepend(tmp_path / "elsewhere")
+    monkeypatch.syspath_prepend(tmp_path / "site-packages")
     helpers = {
-        "helped.py": "import scale_of_mine, numpy\nfrom kit_of_mine import bias\nfrom lm.model.linear import Linear\n"
-        "class Own(Linear):\n    pass\n",
+        "helped.py": "import scale_of_mine, numpy, wheel_of_mine\nimport kit_of_mine.norm as norm\n"
+        "from kit_of_mine import bias\nfrom lm.model.linear import Linear\n"
+        "class Own(Linear):\n    def forward(self, x):\n        import late_of_mine\n",
         "scale_of_mine.py": "from deeper_of_mine import SCALE\n",
         "deeper_of_mine.py": "SCALE = 1\n",
+        "late_of_mine.py": "from importlib import import_module\nONE = import_module('named_of_mine')\n",
         "kit_of_mine/__init__.py": "from . import bias\n",
         "kit_of_mine/bias.py": "from .zero import ZERO\n",
         "kit_of_mine/zero.py": "ZERO = 0\n",
+        "kit_of_mine/norm.py": "",
+        "elsewhere/named_of_mine.py": "",
     }
-    for name, text in [*helpers.items(), ("stranger.py", "")]:
+    for name, text in [*helpers.items(), ("stranger.py", ""), ("site-packages/wheel_of_mine.py", "")]:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     before = source_files("helped.Own")
-    assert before.keys() - source_files().keys() == helpers.keys()
+    assert before.keys() - source_files().keys() == {name.removeprefix("elsewhere/") for name in helpers}
     for name, text in helpers.items():
         (tmp_path / name).write_text(f"{text}MORE = 1\n")
         after = source_files("helped.Own")
-        assert {file for file in after if after[file] != before[file]} == {name}
+        assert {file for file in after if after[file] != before[file]} == {name.removeprefix("elsewhere/")}
         before = after
 
 
-def test_what_is_installed_has_a_version_and_is_not_followed() -> None:
+def test_a_package_that_is_installed_counts_only_if_the_layer_is_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others have a version, and so has torch."""
+    monkeypatch.syspath_prepend(tmp_path / "site-packages")
+    own = tmp_path / "site-packages/kit_with_layers"
+    own.mkdir(parents=True)
+    (own / "__init__.py").write_text("")
+    (own / "layers.py").write_text("import torch, scipy\nfrom .scale import S\nclass Own(torch.nn.Linear):\n    pass\n")
+    (own / "scale.py").write_text("S = 1\n")
+    files = {f"kit_with_layers/{name}.py" for name in ("__init__", "layers", "scale")}
+    assert source_files("kit_with_layers.layers.Own").keys() - source_files().keys() == files
     others = source_files("torch.nn.Linear").keys() - source_files().keys()
     assert others == {"torch/nn/__init__.py", "torch/nn/modules/linear.py"}
+
+
+def test_a_layer_whose_changes_cannot_be_seen_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    module = ModuleType("made_by_hand")
+    module.Own = type("Own", (torch.nn.Linear,), {"__module__": "made_by_hand"})  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "made_by_hand", module)
+    with pytest.raises(BadInput, match=r"^model\.linear=made_by_hand\.Own: made_by_hand has no source file"):
+        source_files("made_by_hand.Own")
+    (tmp_path / "torn_of_mine.py").write_text("import torch\nclass Own(torch.nn.Linear):\n    pass\n")
+    source_files("torn_of_mine.Own")
+    (tmp_path / "torn_of_mine.py").write_text("class Own(\n")
+    with pytest.raises(BadInput, match=r"torn_of_mine\.py: .*; expected Python"):
+        source_files("torn_of_mine.Own")
 
 
 @pytest.mark.slow

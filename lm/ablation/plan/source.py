@@ -1,24 +1,36 @@
 """Which code a run's numbers depend on: a hash of each file, without comments, docstrings and layout.
 
-Another Python may give other hashes for the same code, as 3.12 does after 3.11: it writes the syntax tree anew.
+The hashes are the same wherever the code is installed. Another Python may give others for the same code, as 3.12 does
+after 3.11: it writes the syntax tree anew.
 """
 
 import ast
 import hashlib
-import inspect
+import importlib.util
 import json
 import sysconfig
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
+from lm.config import BadInput
 from lm.model.projection import LINEARS, linear_class
 
 HOME = Path(__file__).parents[3]
-NOT_COUNTED = {  # imported by training, but they only record, restore or show; settings are in a run's own hash
-    *("lm/__init__", "lm/config", "lm/system/files", "lm/exchange"),
-    *(f"lm/inference/{name}" for name in ("decode", "details", "generate")),
-    *(f"lm/training/{name}" for name in ("checkpoint", "diagnostics", "metrics", "run_directory", "samples")),
+NAMES = "names, checks and hashes of settings; their values are in the hash of a run's configuration"
+FILES = "writes and reads what a run leaves; no number of a later step comes from it"
+TEXT = "continues prompts, which leaves weights and random numbers as they are"
+NOT_COUNTED = {  # modules that training imports and that cannot change its numbers -> why
+    "lm": "names of the package",
+    **dict.fromkeys(("lm.config", "lm.config.checks", "lm.config.commands", "lm.config.identity"), NAMES),
+    **dict.fromkeys(("lm.config.renamed", "lm.config.typed"), NAMES),
+    **dict.fromkeys(("lm.system.files", "lm.training.finished", "lm.training.metrics"), FILES),
+    "lm.training.run_directory": FILES,
+    **dict.fromkeys(("lm.inference.decode", "lm.inference.generate", "lm.inference.prompt_lookup"), TEXT),
+    **dict.fromkeys(("lm.inference.sampling", "lm.training.samples"), TEXT),
 }
+VERSIONED = {"torch"}  # its version stands in every result
 
 
 def source_hash(files: dict[str, str]) -> str:
@@ -28,60 +40,110 @@ def source_hash(files: dict[str, str]) -> str:
 def source_files(linear: str = "linear") -> dict[str, str]:
     """File -> hash: lm/training/train.py and every module of this project that it imports, directly or not.
 
-    `linear` is the config's model.linear: for a class of the user's own, its module counts too, and every module in
-    its folder, or in its package, that it imports. Files are named as they are imported, as in lm/model/ffn.py.
+    `linear` is the config's model.linear: for a class of the user's own, its module counts too, and every module that
+    it imports from its own package or from where nothing is installed, such as the current directory. Files are named
+    as they are imported, as in lm/model/ffn.py. Raises BadInput if that class has no source file.
     """
-    found = {path.relative_to(HOME).as_posix(): path for path in reached([HOME / "lm/training/train.py"], HOME)}
+    found = reached(["lm.training.train"], lambda top: top == "lm")
     if linear not in LINEARS:
-        module, file = linear_class(linear).__module__, Path(inspect.getfile(linear_class(linear)))
-        root = file.parents[module.count(".") + (file.stem == "__init__")]
-        own = [file, *files_of(linear.rpartition(".")[0], root)]
-        if "site-packages" not in file.parts and not file.is_relative_to(sysconfig.get_path("stdlib")):
-            own = reached(own, root)  # what is installed has a version instead
-        found |= {path.relative_to(root).as_posix(): path for path in own}
+        modules = dict.fromkeys([linear_class(linear).__module__, linear.rpartition(".")[0]])
+        if lost := [name for name in modules if file_of(name) is None]:
+            raise BadInput(f"model.linear={linear}: {lost[0]} has no source file, so its changes could not be noticed")
+        packages = {name.partition(".")[0] for name in modules} | {"lm"}
+        found |= reached(modules, lambda top: top not in VERSIONED and (top in packages or not installed(top)))
     return {name: digest(path, path.stat().st_mtime_ns) for name, path in sorted(found.items())}
+
+
+def reached(modules: Iterable[str], counts: Callable[[str], bool]) -> dict[str, Path]:
+    """The files of these modules and of all that they import, directly or not, from packages that count, by name."""
+    ahead, seen, found = [*modules], {*NOT_COUNTED}, dict[str, Path]()
+    while ahead:
+        if (module := ahead.pop()) not in seen and (path := file_of(module)):
+            is_package = path.stem == "__init__"
+            found[module.replace(".", "/") + "/__init__" * is_package + path.suffix] = path
+            package = module if is_package else module.rpartition(".")[0]
+            named = imported(path, package, path.stat().st_mtime_ns) if path.suffix == ".py" else set()
+            ahead += [name for name in named if counts(name.partition(".")[0])]
+        seen.add(module)
+    return found
+
+
+def file_of(module: str) -> Path | None:
+    """Where a module lies; None if there is none, or no file. It is not imported."""
+    spec = place(module)
+    return Path(spec.origin) if spec and spec.has_location and spec.origin else None
+
+
+def place(module: str) -> ModuleSpec | None:
+    top, *names = module.split(".")
+    try:
+        spec = PathFinder.find_spec(top, [str(HOME)]) if top == "lm" else importlib.util.find_spec(top)
+    except (ImportError, ValueError):  # a module that was made by hand
+        return None
+    for name in names:
+        if spec is None or spec.submodule_search_locations is None:
+            return None
+        spec = PathFinder.find_spec(f"{spec.name}.{name}", spec.submodule_search_locations)
+    return spec
+
+
+def installed(top: str) -> bool:
+    """Whether a package or module is of Python itself, or lies where a package manager puts what has a version."""
+    spec = place(top)
+    if spec is None or not (spec.has_location or spec.submodule_search_locations):
+        return True
+    first = [*(spec.submodule_search_locations or []), spec.origin][0]
+    folder = Path(str(first)).parent
+    return (
+        folder.is_relative_to(sysconfig.get_path("stdlib"))
+        or not {"site-packages", "dist-packages"}.isdisjoint(folder.parts)
+        or any(folder.glob("*.dist-info"))
+    )
 
 
 @cache
 def digest(path: Path, changed: int) -> str:
-    tree = ast.parse(path.read_text())
+    if path.suffix != ".py":
+        return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    tree = parsed(path)
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
             node.body = node.body[1:] or [ast.Pass()]
     return hashlib.sha256(ast.unparse(tree).encode()).hexdigest()[:16]
 
 
-def reached(ahead: list[Path], root: Path) -> list[Path]:
-    """These files and all that they import from below `root`, directly or not, but for NOT_COUNTED."""
-    found: set[Path] = set()
-    while ahead:
-        path = ahead.pop()
-        if path not in found and not counted_out(path):
-            found.add(path)
-            ahead += [file for name in imported(path, root, path.stat().st_mtime_ns) for file in files_of(name, root)]
-    return sorted(found)
-
-
-def files_of(module: str, root: Path) -> list[Path]:
-    place = root / module.replace(".", "/")
-    return [path for path in (place.with_name(f"{place.name}.py"), place / "__init__.py") if path.exists()]
-
-
-def counted_out(path: Path) -> bool:
-    name = path.relative_to(HOME).with_suffix("").as_posix() if path.is_relative_to(HOME) else ""
-    return any(name == one or name.startswith(f"{one}/") for one in NOT_COUNTED)
-
-
 @cache
-def imported(path: Path, root: Path, changed: int) -> set[str]:
+def imported(path: Path, package: str, changed: int) -> set[str]:
     """Names of modules, of the packages around them, and of what is taken from them, which may be modules too."""
-    package, names = path.relative_to(root).parent.parts, []
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            names += [one.name for one in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            above = package[: len(package) + 1 - node.level] if node.level else ()
-            module = ".".join([*above, *([node.module] if node.module else [])])
-            names += [module, *(f"{module}.{one.name}".lstrip(".") for one in node.names)]
-    split = [name.split(".") for name in names if name]
+    split = [name.split(".") for node in ast.walk(parsed(path)) for name in names_in(node, package)]
     return {".".join(parts[:n]) for parts in split for n in range(1, len(parts) + 1)}
+
+
+def parsed(path: Path) -> ast.Module:
+    try:
+        return ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError) as error:
+        raise BadInput(f"{path}: {error}; expected Python") from error
+
+
+def names_in(node: ast.AST, package: str) -> Iterator[str]:
+    """Of import a, from .a import b, import_module("a") and __import__("a")."""
+    if isinstance(node, ast.Import):
+        yield from (one.name for one in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        module = absolute("." * node.level + (node.module or ""), package)
+        yield from (f"{module}.{one.name}".lstrip(".") for one in node.names)
+    elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+        name = node.args[0].value
+        if ast.unparse(node.func).rpartition(".")[2] in ("import_module", "__import__") and isinstance(name, str):
+            yield absolute(name, package)
+
+
+def absolute(name: str, package: str) -> str:
+    """
+    >>> absolute(".scale", "kit.layers"), absolute("..scale", "kit.layers"), absolute(".scale", "")
+    ('kit.layers.scale', 'kit.scale', 'scale')
+    """
+    level = len(name) - len(name.lstrip("."))
+    above = package.split(".")[: package.count(".") + 2 - level] if level else []
+    return ".".join([*above, name[level:]]).strip(".")

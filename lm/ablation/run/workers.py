@@ -113,7 +113,9 @@ def work(run: RunConfig, identity: dict[str, str], files: RunFiles, line: Connec
         given = os.environ.get("CUDA_VISIBLE_DEVICES")
         os.environ["CUDA_VISIBLE_DEVICES"] = given.split(",")[gpu] if given else str(gpu)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    from lm.ablation.plan.source import source_files, source_hash
     from lm.data.tokens import prepare
+    from lm.model.projection import LINEARS
     from lm.training.callbacks import Interrupted
     from lm.training.train import train
 
@@ -121,6 +123,10 @@ def work(run: RunConfig, identity: dict[str, str], files: RunFiles, line: Connec
         data = prepare(run.data, run.tokenizer)
         if (data.hash, data.tokenizer.hash) != (identity["data_hash"], identity["tokenizer_hash"]):
             raise BadInput("the text has changed since these runs were planned; the same command plans anew")
+        if run.model.linear not in LINEARS and source_hash(source_files(run.model.linear)) != identity["source_hash"]:
+            raise BadInput(
+                "the code of model.linear has changed since these runs were planned; the same command plans anew"
+            )
         train(run, data)
     except Interrupted as error:
         sys.exit(128 + error.signum)
