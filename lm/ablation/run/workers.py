@@ -24,7 +24,9 @@ from typing import Any
 from lm.ablation.outcomes import RunFiles
 from lm.ablation.plan.arms import Arm
 from lm.ablation.plan.cells import Cell, cell
+from lm.ablation.plan.source import source_files, source_hash
 from lm.config import BadInput, Diverged, RunConfig
+from lm.model.projection import LINEARS
 from lm.system.files import write_text
 
 START = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
@@ -113,9 +115,7 @@ def work(run: RunConfig, identity: dict[str, str], files: RunFiles, line: Connec
         given = os.environ.get("CUDA_VISIBLE_DEVICES")
         os.environ["CUDA_VISIBLE_DEVICES"] = given.split(",")[gpu] if given else str(gpu)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    from lm.ablation.plan.source import source_files, source_hash
     from lm.data.tokens import prepare
-    from lm.model.projection import LINEARS
     from lm.training.callbacks import Interrupted
     from lm.training.train import train
 
