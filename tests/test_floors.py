@@ -22,6 +22,7 @@ FLOORS = [  # lowest first; a module imports from its own room and from the floo
     ["lm.ablation.plan", "lm.ablation.judge"],
     ["lm.ablation.run", "lm.ablation.report"],
     ["lm.ablation", "lm.benchmark", "lm.runs"],
+    ["lm.results"],
     ["lm.cli"],
     ["scripts", "lm.__main__"],
 ]
@@ -107,10 +108,9 @@ def loaded(statement: str) -> set[str]:
     "statement",
     [
         "import lm",
-        "import lm.config; lm.config.RunConfig()",
+        "import lm.config; lm.config.RunConfig(); from lm import BadInput",
         "import lm.system.files, lm.system.table, lm.training.run_directory",
         "import lm.config.ablation",
-        "from lm import BadInput",
     ],
 )
 def test_a_low_floor_loads_nothing_heavy(statement: str) -> None:
@@ -126,6 +126,10 @@ def test_a_model_runs_without_lightning_hydra_or_datasets() -> None:
     found = loaded("import lm.inference.generate, lm.exchange.portable, lm.data.tokens, lm.training.optim")
     assert {"hydra", "omegaconf", "lightning", "datasets"} & found == set()
     assert "torch" in found
+
+
+def test_results_are_read_without_torch() -> None:
+    assert HEAVY & loaded("import lm.results") == {"numpy"}
 
 
 def test_public_names_are_what_they_say() -> None:

@@ -30,8 +30,7 @@ def results(study: Study) -> list[dict[str, Any]]:
     """A row for each run; what a run does not have is empty. `purpose` says which rows belong together:
 
     reported: what the verdicts rest on; trial: of the tuning; unused: made for other settings, code or seeds than are
-    asked for now, kept so that nothing is lost. A table by arm wants one of them:
-    pandas.read_csv("results.csv").query("purpose == 'reported'").
+    asked for now, kept so that nothing is lost. A table by arm wants one of them; lm.results gives them apart.
     """
     tuned = tuned_values(study)
     kinds = ((study.rows, "reported"), (study.trials, "trial"), (study.unused(), "unused"))
