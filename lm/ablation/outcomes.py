@@ -29,6 +29,7 @@ RESULT: dict[str, type[int] | type[float] | type[str]] = {  # of a run's result.
     **dict.fromkeys(("device", "precision", "python"), str),
 }
 RUN_DIR = re.compile(r"(?:cells|trials)/([\w.-]+)-seed(\d+)-[\w.-]+")  # its arm and seed
+KILLED = "killed by signal"  # so begins the error of a run that was ended from outside
 Kind = TypeVar("Kind")
 
 
@@ -37,6 +38,21 @@ class Outcome(NamedTuple):
     error: str = ""
     result: Mapping[str, Any] = MappingProxyType({})  # result.json, or empty
     row: Mapping[str, str] | None = None  # of results.csv, where the run has no folder
+
+
+def cause_of_death(exitcode: int) -> str:
+    """Of a process that has said nothing. 128 and a signal is how one exits that has handled the signal."""
+    signum = exitcode - 128 if exitcode > 128 else -exitcode
+    return f"{KILLED} {signum}" if signum > 0 else f"ended with exit code {exitcode}"
+
+
+def broke(status: str, error: str) -> bool:
+    """Whether a run failed for a reason of its own, such as an exception or an exit code.
+
+    One that was killed by a signal is lost at random, whatever its arm. The kernel kills by SIGKILL too when memory
+    runs out, which cannot be told from any other kill.
+    """
+    return status == "failed" and not error.startswith(KILLED)
 
 
 class RunFiles:

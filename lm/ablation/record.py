@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from lm.config import BadInput
 from lm.config.ablation import BUDGETS, HYPERPARAMETERS, Look, Question
+from lm.config.interactions import check_interactions
 from lm.config.renamed import KEYS, current
 from lm.config.typed import build
 from lm.system.files import write_text
@@ -158,6 +159,7 @@ def checked(record: AblationRecord) -> AblationRecord:
     for key, names in named.items():
         if lost := [name for name in names if name not in arms]:
             raise BadInput(f"{key}: no such arm as {lost[0]}; expected one of {', '.join(arms)}")
+    check_interactions(record.interactions, record.contrasts, "interactions")
     budgets = [*record.budgets, *(one.budget for one in record.cells)]
     if lost := [budget for budget in budgets if budget not in BUDGETS]:
         raise BadInput(f"budgets: {lost[0]}; choose among {', '.join(BUDGETS)}")

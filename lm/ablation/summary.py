@@ -5,7 +5,8 @@ from pathlib import Path
 
 from lm.ablation.ablate import AblationRunner
 from lm.ablation.duration import spell
-from lm.ablation.judge.study import Contrast, Study, read_study
+from lm.ablation.judge.contrasts import Contrast
+from lm.ablation.judge.study import Study, read_study
 from lm.ablation.report.answer import BUDGET_NAMES, primary, sentences
 from lm.ablation.report.warnings import warnings_of
 from lm.system.table import format_table
@@ -48,8 +49,9 @@ def result_table(path: Path) -> str:
     """The comparisons, their verdicts in words, and where the report lies."""
     study = read_study(path)
     contrasts = study.contrasts()
-    lines = [format_table([HEAD, *map(row, contrasts)]), ""]
-    lines += sentences(study, [one for one in contrasts if one.primary])
+    interactions = study.interactions()
+    lines = [format_table([HEAD, *map(row, [*contrasts, *interactions])]), ""]
+    lines += sentences(study, [*(one for one in contrasts if one.primary), *interactions])
     lines += [f"{head} {meaning}" for head, meaning in warnings_of(study, contrasts)]
     lines += [
         f"{one.status}: {one.run_dir} ({one.error})" for one in study.rows if one.status in ("failed", "diverged")

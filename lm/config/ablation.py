@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from lm.config import BadInput, at_least, choose, seedable
+from lm.config.interactions import NAME, check_interactions
 
 METRICS = {  # name in result.json -> (whether less is better, its unit)
     "val_loss": (True, "nats per token"),
@@ -15,7 +16,6 @@ METRICS = {  # name in result.json -> (whether less is better, its unit)
 BUDGETS = ("tokens", "flops", "time")
 HYPERPARAMETERS = ["optim.lr", "head.embedding_lr_multiplier", "head.head_lr_multiplier"]
 MOST_TRIALS = 30
-NAME = r"[\w.-]{1,40}"
 MATCHED_BY = ("model.d_ff", "model.d_model", "model.n_layers")
 
 
@@ -58,6 +58,7 @@ class Look:
     primary: list[str] = field(default_factory=list)  # arms whose comparison answers the question; others: secondary
     baselines: dict[str, str] = field(default_factory=dict)  # arm -> the arm it is compared with, if not the baseline
     equivalence_margin: float  # the smallest difference in `metric` that would change a decision
+    interactions: dict[str, str] = field(default_factory=dict)  # name -> "(arm - baseline) - (arm - baseline)"
     budgets: list[str] = field(default_factory=lambda: ["tokens"])  # what is held equal; each has runs of its own
 
 
@@ -116,6 +117,7 @@ class AblationConfig(Question):
             if self.baselines.get(arm) == arm:
                 raise BadInput(f"ablation.baselines: {arm} is compared with itself")
             self.root(arm)
+        check_interactions(self.interactions, self.contrasts(), "ablation.interactions")
         for arm, key in self.match_parameters.items():
             choose(f"ablation.match_parameters.{arm}", key, MATCHED_BY)
             if arm not in self.contrasts() or self.contrasts()[arm] in self.match_parameters:

@@ -22,19 +22,18 @@ class Regret:
     df: int  # of the noise of a trial
 
 
-def tunings(record: AblationRecord) -> dict[tuple[str, str], Tuning]:
-    """By arm and baseline, what their tuning adds to the uncertainty of their difference.
+def together(weights: Mapping[str, int], known: Mapping[str, Regret]) -> Tuning | None:
+    """What the tuning of arms adds to the uncertainty of the sum of their metrics with these weights.
 
-    A pair of which one has too few trials for a surface is missing.
+    A difference of an arm from its baseline has the weights 1 and -1. None if the regret of one of them is not known.
+    Of the expected regrets' sum, only the size is used: a mean is not corrected by what it may be biased.
     """
-    known = regrets(*read(record))
-    pairs = [(arm, other) for arm, other in record.contrasts.items() if arm in known and other in known]
-    return {(arm, other): together(known[arm], known[other]) for arm, other in pairs}
-
-
-def together(arm: Regret, baseline: Regret) -> Tuning:
-    """Of the expected regrets' difference, only the size is used: a mean is not corrected by what it may be biased."""
-    return Tuning(arm.variance + baseline.variance + (arm.mean - baseline.mean) ** 2, max(arm.df, 1))
+    if not weights.keys() <= known.keys():
+        return None
+    parts = [(weight, known[arm]) for arm, weight in weights.items()]
+    variance = sum(weight**2 * one.variance for weight, one in parts)
+    shift = sum(weight * one.mean for weight, one in parts)
+    return Tuning(variance + shift**2, max(parts[0][1].df, 1))
 
 
 def regrets(trials: Mapping[str, Trials], at: Mapping[str, Array]) -> dict[str, Regret]:

@@ -6,11 +6,12 @@ and all of their initialisation that they can, so what the seed adds to both dro
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 
 from scipy import special
 
+from lm.ablation.judge.divergence import Divergence
 from lm.ablation.judge.power import (
     ALPHA,
     Tuning,
@@ -40,6 +41,9 @@ class Comparison:
     minimum_detectable: float | None = None
     verdict: str = "undecided"  # better, worse, equivalent, undecided
     seeds_needed: int | None = None  # where undecided: about so many, if looked at once; None also above 100
+    p_diverged: float | None = None  # that both arms diverge equally often; None: not tested
+    p_diverged_adjusted: float | None = None
+    by_divergence: bool = False  # whether the verdict rests on it, not on the differences
 
 
 def interval(values: Sequence[float], level: float = 0.95, tuning: Tuning | None = None) -> tuple[float, float] | None:
@@ -88,6 +92,7 @@ def judge(
     margin: float,
     lower_is_better: bool = True,
     tunings: Mapping[str, Tuning] | None = None,
+    divergences: Mapping[str, Divergence] | None = None,
 ) -> dict[str, Comparison]:
     """A verdict on each comparison of a family from its paired differences, corrected for their number (Holm).
 
@@ -98,6 +103,10 @@ def judge(
     those whose differences all exceed the margin contain an equivalent, if one looks once. Adding seeds until
     something is decided finds a difference where there is none more often: from 5 seeds, one by one, up to 10, in
     about one case of ten. `tunings`: for comparisons of tuned arms, what their settings add to the uncertainty.
+
+    `divergences`: how often the arms diverged. Where one of the two did so significantly more often it is the worse
+    one, whatever the differences of the other seeds are. These tests and those of the differences are corrected as one
+    family, so all of the above holds for both together.
 
     Raises ValueError for a difference that is not finite, or for a margin of zero or less.
     """
@@ -113,7 +122,9 @@ def judge(
         samples[name] = fmean(values), *with_tuning(stdev(values), len(values), tunings.get(name))
     different = [difference_p(mean, sd, len(family[name]), df) for name, (mean, sd, df) in samples.items()]
     equivalent = [equivalence_p(mean, sd, len(family[name]), df, margin) for name, (mean, sd, df) in samples.items()]
-    adjusted = zip(holm(different), holm(equivalent), strict=True)
+    diverged = {name: one for name, one in (divergences or {}).items() if one.testable()}
+    corrected = holm([*different, *(one.p for one in diverged.values())])
+    adjusted = zip(corrected[: len(samples)], holm(equivalent), strict=True)
     wins = {name: sum((value < 0) == lower_is_better for value in values if value) for name, values in family.items()}
     found = {
         name: Comparison(len(values), values[0] if values else None, wins[name]) for name, values in family.items()
@@ -125,10 +136,15 @@ def judge(
             verdict = "equivalent"
         elif p_adjusted <= ALPHA:
             verdict = "better" if (mean < 0) == lower_is_better else "worse"
-        elif needed := seeds_to_decide(mean, sd, margin, len(samples), tuning):
+        elif needed := seeds_to_decide(mean, sd, margin, len(corrected), tuning):
             needed = max(needed, n + 1)  # n have just failed to, if only by bad luck
         low, high = interval(family[name], 0.95, tuning) or (None, None)
         tests = (p, q, p_adjusted, q_adjusted, minimum_detectable_effect(sd, n, tuning=tuning))
         tuning_sd = math.sqrt(tuning.variance) if tuning else 0.0
         found[name] = Comparison(n, mean, wins[name], sd, tuning_sd, df, low, high, *tests, verdict, needed)
+    for (name, count), p in zip(diverged.items(), corrected[len(samples) :], strict=True):
+        found[name] = replace(found[name], p_diverged=count.p, p_diverged_adjusted=p, by_divergence=p <= ALPHA)
+        if p <= ALPHA:
+            more = count.arm * count.baseline_ended > count.baseline * count.arm_ended
+            found[name] = replace(found[name], verdict="worse" if more else "better", seeds_needed=None)
     return found

@@ -2,18 +2,17 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from lm.ablation.judge.power import Tuning
-from lm.ablation.judge.regret import tunings
-from lm.ablation.judge.sentence import decimals, sentence
-from lm.ablation.judge.statistics import Comparison, judge
-from lm.ablation.outcomes import Outcomes
+from lm.ablation.judge.contrasts import Contrast, decide, paired, say
+from lm.ablation.judge.regret import Regret, read, regrets, together
+from lm.ablation.outcomes import Outcomes, broke
 from lm.ablation.record import AblationRecord, SearchRecord, read_record
 from lm.config.ablation import METRICS
+from lm.config.interactions import interaction
 from lm.report.metrics import Lines
 
 
@@ -30,21 +29,6 @@ class Row:
     error: str = ""
     result: Mapping[str, Any] = field(default_factory=dict)
     row: Mapping[str, str] | None = None
-
-
-@dataclass(slots=True)
-class Contrast:
-    arm: str
-    baseline: str
-    budget: str
-    primary: bool
-    seeds: list[int]  # that both arms have finished
-    differences: list[float]  # arm minus baseline, in the order of the seeds
-    lost: list[int]  # seeds that lack one of the two
-    diverged: dict[str, list[int]]  # arm -> the seeds on which it did
-    runs: str  # the same for contrasts of the same runs: under several budgets they are one comparison
-    tuning: Tuning | None  # None: the interval counts the seeds only
-    comparison: Comparison = field(init=False)
 
 
 @dataclass(slots=True)
@@ -90,39 +74,60 @@ class Study:
 
     def contrasts(self) -> list[Contrast]:
         """Every arm against its baseline under every budget. The primary ones and the others are corrected apart."""
-        found, compared, known = [], dict[str, Comparison](), tunings(self.record)
-        for budget in self.record.budgets:
-            for arm, other in self.record.contrasts.items():
-                ours, theirs = self.finished(arm, budget), self.finished(other, budget)
-                seeds = [seed for seed in self.record.seeds if seed in ours and seed in theirs]
-                lost = [seed for seed in self.record.seeds if seed not in seeds]
-                pairs = [(ours[seed], theirs[seed]) for seed in seeds]
-                differences = [float(one.result[self.metric]) - float(two.result[self.metric]) for one, two in pairs]
-                runs = "|".join(f"{one.run_dir} {two.run_dir}" for one, two in pairs) or f"{arm} {budget}"
-                about = (arm, other, budget, arm in self.record.primary, seeds, differences, lost)
-                found.append(Contrast(*about, self.diverged((arm, other), budget), runs, known.get((arm, other))))
+        known, pairs = regrets(*read(self.record)), self.record.contrasts.items()
+        found = [
+            self.contrast((arm, other), {arm: 1, other: -1}, budget, known)
+            for budget in self.record.budgets
+            for arm, other in pairs
+        ]
         for primary in (True, False):
-            asked = [one for one in found if one.primary is primary]
-            family = {one.runs: one.differences for one in asked}
-            noise = {one.runs: one.tuning for one in asked if one.tuning}
-            compared |= judge(family, self.record.equivalence_margin, self.lower_is_better, noise)
-        for one in found:
-            one.comparison = without_praise_of_survivors(one, compared[one.runs])
+            self.decide([one for one in found if one.primary is primary])
         return found
 
-    def diverged(self, arms: tuple[str, str], budget: str) -> dict[str, list[int]]:
-        """By arm, the seeds on which it diverged, if any."""
-        rows = [row for row in self.rows if row.status == "diverged" and budget in row.budgets]
-        return {arm: seeds for arm in arms if (seeds := [row.seed for row in rows if row.arm == arm])}
+    def interactions(self) -> list[Contrast]:
+        """Every interaction under every budget, corrected as a family of their own."""
+        known, found = regrets(*read(self.record)) if self.record.interactions else {}, []
+        for budget in self.record.budgets:
+            for name, formula in self.record.interactions.items():
+                differences, weights = interaction(formula)
+                found.append(self.contrast(differences, weights, budget, known, name))
+        self.decide(found)
+        return found
+
+    def contrast(
+        self,
+        sides: tuple[str, str],
+        weights: dict[str, int],
+        budget: str,
+        known: Mapping[str, Regret],
+        interaction: str | None = None,
+    ) -> Contrast:
+        rows = {arm: [row for row in self.rows if row.arm == arm and budget in row.budgets] for arm in weights}
+        found = paired(weights, {arm: self.scores(arm, budget) for arm in weights}, self.record.seeds)
+        diverged = {arm: [row.seed for row in of if row.status == "diverged"] for arm, of in rows.items()}
+        broken = {arm: [row.seed for row in of if broke(row.status, row.error)] for arm, of in rows.items()}
+        return Contrast(
+            *sides,
+            budget,
+            primary=interaction is None and sides[0] in self.record.primary,
+            weights=weights,
+            seeds=list(found),
+            differences=list(found.values()),
+            lost=[seed for seed in self.record.seeds if seed not in found],
+            ended={arm: sum(row.status in ("done", "diverged") for row in of) for arm, of in rows.items()},
+            diverged={arm: seeds for arm, seeds in diverged.items() if seeds},
+            broken={arm: seeds for arm, seeds in broken.items() if seeds},
+            runs=" ".join(row.run_dir for of in rows.values() for row in of) or f"{sides} {budget}",
+            tuning=together(weights, known),
+            interaction=interaction,
+        )
+
+    def decide(self, family: list[Contrast]) -> None:
+        decide(family, self.record.equivalence_margin, self.lower_is_better)
 
     def say(self, one: Contrast) -> str:
         """A contrast's verdict in a sentence."""
-        lost = " and ".join(f"{arm} diverged on seed {', '.join(map(str, of))}" for arm, of in one.diverged.items())
-        if lost and one.comparison.verdict == "undecided" and one.comparison.mean is not None:
-            size = f"{one.comparison.mean:+.{decimals(self.record.equivalence_margin)}f} {self.unit}"
-            return f"{one.arm} compared with {one.baseline} is undecided: {lost}; on the other seeds it is {size}."
-        said = sentence(one.arm, one.baseline, one.comparison, self.unit, self.record.equivalence_margin)
-        return f"{said} And {lost}." if lost else said
+        return say(one, self.unit, self.record.equivalence_margin)
 
     def lines(self, row: Row, name: str) -> Lines:
         """The whole rows of a CSV file of a run; none if it has no such file."""
@@ -136,14 +141,6 @@ class Study:
         return {
             kind: sum(row.status == kind for row in self.rows) for kind in ("done", "failed", "diverged", "missing")
         }
-
-
-def without_praise_of_survivors(one: Contrast, found: Comparison) -> Comparison:
-    """Against survivorship bias: an arm that diverged on a seed can be called worse, not better or equivalent."""
-    praised = {"better": {one.arm}, "worse": {one.baseline}, "equivalent": {one.arm, one.baseline}}
-    if praised.get(found.verdict, set()) & one.diverged.keys():
-        return replace(found, verdict="undecided", seeds_needed=None)
-    return found
 
 
 def read_study(path: Path) -> Study:

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from lm.ablation.judge.study import Contrast, Study, read_study
+from lm.ablation.judge.contrasts import Contrast
+from lm.ablation.judge.study import Study, read_study
 from lm.ablation.record import AblationRecord, look
 from lm.ablation.report.again import again_section, losses_section
-from lm.ablation.report.answer import answer, basis, primary, sentences
+from lm.ablation.report.answer import answer, asked_about, basis, primary, sentences
 from lm.ablation.report.arms import arms_section
 from lm.ablation.report.contrasts import contrasts_section
 from lm.ablation.report.curves import curves_section
@@ -45,9 +46,9 @@ def write_report(path: Path) -> None:
     write_text(path / "report.html", page(study.record.question, markdown, pictures))
     write_text(path / "results.csv", results_csv(study))
     write_text(path / "curves.csv", curves_csv(study))
-    asked = primary(contrasts)
-    looks = [asdict(one) for one in with_look(looks_of(path), study.record, asked)]
-    write_text(path / "report.json", report_json(study, contrasts, sentences(study, asked), looks))
+    looks = [asdict(one) for one in with_look(looks_of(path), study.record, primary(contrasts))]
+    said = sentences(study, asked_about(study, contrasts))
+    write_text(path / "report.json", report_json(study, contrasts, said, looks))
 
 
 def looks_of(path: Path) -> list[Look]:

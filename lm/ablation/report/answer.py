@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from statistics import fmean
 
+from lm.ablation.judge.contrasts import Contrast
 from lm.ablation.judge.sentence import decimals
-from lm.ablation.judge.study import Contrast, Study
+from lm.ablation.judge.study import Study
 from lm.ablation.record import AblationRecord
 from lm.report.page import code, plain
 
@@ -23,7 +24,7 @@ HELD_EQUAL = {
 
 def answer(study: Study, contrasts: Sequence[Contrast]) -> list[str]:
     """The title, and the verdicts as a quotation."""
-    said = [line.partition(":") for line in sentences(study, primary(contrasts))]
+    said = [line.partition(":") for line in sentences(study, asked_about(study, contrasts))]
     lines = [f"{'- ' * (len(said) > 1)}**{plain(head + colon)}** {plain(rest)}" for head, colon, rest in said]
     lines = ["**Results so far:**", "", *lines] if study.counts()["missing"] else lines
     return [f"# {plain(study.record.question)}", "\n".join(f"> {line}".rstrip() for line in lines)]
@@ -32,6 +33,11 @@ def answer(study: Study, contrasts: Sequence[Contrast]) -> list[str]:
 def primary(contrasts: Sequence[Contrast]) -> list[Contrast]:
     """Those that answer the question; all of them where none was named."""
     return [one for one in contrasts if one.primary] or list(contrasts)
+
+
+def asked_about(study: Study, contrasts: Sequence[Contrast]) -> list[Contrast]:
+    """All that a sentence of the answer is about: the primary comparisons and the interactions."""
+    return [*primary(contrasts), *study.interactions()]
 
 
 def sentences(study: Study, asked: Sequence[Contrast]) -> list[str]:
@@ -45,15 +51,20 @@ def sentences(study: Study, asked: Sequence[Contrast]) -> list[str]:
 
 def others(study: Study, contrasts: Sequence[Contrast]) -> str:
     """What is decided about the comparisons that are not primary, under the first budget."""
-    asked, budget = primary(contrasts), study.record.budgets[0]
+    main, budget = primary(contrasts), study.record.budgets[0]
     digits, where = decimals(study.record.equivalence_margin), f" at equal {BUDGET_NAMES[budget]}"
     found = [
         f"{one.arm} is {one.comparison.verdict} {'to' if one.comparison.verdict == 'equivalent' else 'than'} "
-        f"{one.baseline} ({one.comparison.mean:+z.{digits}f})"
+        f"{one.baseline} ({reason(one, digits)})"
         for one in contrasts
-        if one not in asked and one.budget == budget and one.comparison.verdict != "undecided"
+        if one not in main and one.budget == budget and one.comparison.verdict != "undecided"
     ]
     return plain(f"Other comparisons{where * (len(study.record.budgets) > 1)}: {'; '.join(found)}.") if found else ""
+
+
+def reason(one: Contrast, digits: int) -> str:
+    """What a verdict rests on, in short."""
+    return "by divergence" if one.comparison.by_divergence else f"{one.comparison.mean:+z.{digits}f}"
 
 
 def basis(study: Study, contrasts: Sequence[Contrast]) -> list[str]:

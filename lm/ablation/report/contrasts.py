@@ -1,40 +1,76 @@
 """The comparisons: every arm minus its baseline, as a forest plot and as tables."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
+from lm.ablation.judge.contrasts import Contrast
 from lm.ablation.judge.power import ALPHA, POWER
-from lm.ablation.judge.study import Contrast, Study
+from lm.ablation.judge.study import Study
 from lm.ablation.report.answer import BUDGET_NAMES
+from lm.ablation.report.columns import DIVERGENCE, RESULTS, by_budget, of_interactions, statistics
 from lm.ablation.report.forest import Line, draw_forest, label
-from lm.report.page import plain, table
+from lm.report.page import plain
 from lm.report.plots import drawing
 
 
 def contrasts_section(study: Study, contrasts: Sequence[Contrast], pictures: dict[str, str]) -> list[str]:
-    if not any(one.seeds for one in contrasts):
+    interactions = study.interactions()
+    everything = [*contrasts, *interactions]
+    if not any(one.seeds or one.diverged for one in contrasts):
         return []
-    pictures["forest"] = forest(study, contrasts)
-    said = [(f"{one.arm} minus {one.baseline} at equal {BUDGET_NAMES[one.budget]}", one) for one in contrasts]
-    alt = plain("; ".join(f"{words}: {label(one.comparison)} {one.comparison.verdict}" for words, one in said))
     margin = f"{study.record.equivalence_margin:g}"
-    once = " Runs that serve several budgets are drawn once." if len(study.record.budgets) > 1 else ""
     return [
         "## Comparisons",
-        f"Each row is an arm minus its baseline, in {study.unit}; {direction(study)}. Lines are 95 % confidence "
-        f"intervals (CI). The shaded band is the equivalence margin of ±{margin}.{once}",
-        f"![Differences with their 95 % CI. {alt}](figures/forest.svg)",
-        *by_budget(study, contrasts, RESULT, result),
+        *figure(study, everything, pictures),
+        *by_budget(study, contrasts, RESULTS),
+        *divergence_table(study, contrasts),
+        *interactions_table(study, interactions),
         "### How to read this",
         READING.format(margin=margin, alpha=ALPHA, power=100 * POWER),
         "### Test statistics",
-        *by_budget(study, contrasts, STATISTICS, statistics),
+        *by_budget(study, everything, statistics(everything)),
     ]
 
 
-RESULT = ("arm", "difference", "95 % CI", "verdict", "seeds", "baseline")
-STATISTICS = ("arm", "p", "p (Holm)", "p equivalence (Holm)", "minimum detectable effect", "per-seed wins")
+def figure(study: Study, contrasts: Sequence[Contrast], pictures: dict[str, str]) -> list[str]:
+    if not any(one.seeds for one in contrasts):
+        return []
+    pictures["forest"] = forest(study, contrasts)
+    said = [(f"{one.name} at equal {BUDGET_NAMES[one.budget]}", one) for one in contrasts]
+    alt = plain("; ".join(f"{words}: {label(one.comparison)} {one.comparison.verdict}" for words, one in said))
+    once = " Runs that serve several budgets are drawn once." if len(study.record.budgets) > 1 else ""
+    return [
+        f"Each row is an arm minus its baseline, in {study.unit}; {direction(study)}. Lines are 95 % confidence "
+        f"intervals (CI). The shaded band is the equivalence margin of ±{study.record.equivalence_margin:g}.{once}",
+        f"![Differences with their 95 % CI. {alt}](figures/forest.svg)",
+    ]
+
+
+def divergence_table(study: Study, contrasts: Sequence[Contrast]) -> list[str]:
+    if not any(one.diverged for one in contrasts):
+        return []
+    return [
+        "### Divergence",
+        "How many of the runs that came to an end diverged, and p of Fisher's exact test that both arms diverge "
+        "equally often, corrected by Holm's method together with the tests of the differences. If that is at most "
+        f"{ALPHA:g}, the arm that diverges more often is worse, whatever its other seeds say. No test is made of so "
+        "few that it could not be significant.",
+        *by_budget(study, [one for one in contrasts if one.diverged], DIVERGENCE),
+    ]
+
+
+def interactions_table(study: Study, interactions: Sequence[Contrast]) -> list[str]:
+    if not interactions:
+        return []
+    return [
+        "### Interactions",
+        "An interaction is a difference of two differences, seed by seed: better or worse means that the first "
+        "difference favours its arm more, or less, than the second does. Interactions are corrected as a family.",
+        *by_budget(study, interactions, of_interactions(study)),
+    ]
+
+
 READING = """\
 - **Bold** arms are the primary comparisons: they answer the question.
 - **Pairing**: with the same seed, an arm and its baseline see the data in the same order and share the initialisation \
@@ -48,44 +84,13 @@ most {alpha:g}; otherwise undecided.
 belongs to them.
 - **Minimum detectable effect**: the true difference that the t test, uncorrected, finds with {power:.0f} % power at \
 this number of seeds and this standard deviation.
+- **p (sign-flip)**: the share of all patterns of signs of the differences that give a mean as far from zero. It needs \
+no normal distribution, is not corrected, and does not count the noise of tuning.
 - **Per-seed wins**: the seeds with which the arm is better than its baseline."""
 
 
 def direction(study: Study) -> str:
     return f"{'left' if study.lower_is_better else 'right'} is better"
-
-
-def by_budget(
-    study: Study, contrasts: Sequence[Contrast], head: Sequence[str], row: Callable[[Contrast], list[str]]
-) -> Iterator[str]:
-    """A table for each budget: a column less, so that it fits a telephone."""
-    for budget in study.record.budgets:
-        if len(study.record.budgets) > 1:
-            yield f"**At equal {BUDGET_NAMES[budget]}**"
-        yield table(head, [[named(one), *row(one)] for one in contrasts if one.budget == budget])
-
-
-def named(one: Contrast) -> str:
-    return f"**{plain(one.arm)}**" if one.primary else plain(one.arm)
-
-
-def result(one: Contrast) -> list[str]:
-    found = one.comparison
-    ends = "-" if found.ci_low is None else f"{found.ci_low:+.4f}\N{NO-BREAK SPACE}to {found.ci_high:+.4f}"
-    return [number(found.mean, "+.4f"), ends, found.verdict, str(found.n), plain(one.baseline)]
-
-
-def statistics(one: Contrast) -> list[str]:
-    found = one.comparison
-    ps = (found.p_different, found.p_different_adjusted, found.p_equivalent_adjusted)
-    least = number(found.minimum_detectable, ".4f")
-    return [*(number(p, ".3f") for p in ps), least, f"{found.wins} of {found.n}"]
-
-
-def number(value: float | None, form: str) -> str:
-    if value is None:
-        return "-"
-    return "<0.001" if form == ".3f" and value < 0.001 else format(value, form)
 
 
 @drawing
@@ -95,5 +100,7 @@ def forest(study: Study, contrasts: Sequence[Contrast]) -> Figure:
     for one in (one for one in contrasts if one.seeds and drawn[one.runs] is one):
         name = one.arm if one.baseline == study.record.baseline else f"{one.arm} - {one.baseline}"
         heading = f"At equal {BUDGET_NAMES[one.budget]}" if many else ""
+        if one.interaction:
+            name, heading = one.interaction, f"Interactions{heading.replace('At', ' at')}"
         groups.setdefault(heading, []).append(Line(name, one.comparison, one.primary))
     return draw_forest(groups, study.record.equivalence_margin, f"difference, {study.unit} ({direction(study)})")

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from lm.ablation.judge.contrasts import Contrast
+from lm.ablation.judge.shape import normality_p, sign_flip_p
 from lm.ablation.judge.statistics import interval
-from lm.ablation.judge.study import Contrast, Row, Study, spread
+from lm.ablation.judge.study import Row, Study, spread
 from lm.ablation.outcomes import RESULT
 from lm.ablation.report.curves import SCORED
 from lm.system.table import csv_text
@@ -77,6 +79,10 @@ def report_json(study: Study, contrasts: Sequence[Contrast], verdict: list[str],
         "question": record.question,
         "verdict": verdict,
         "contrasts": [contrast(study, one) for one in contrasts],
+        "interactions": [
+            {"name": one.interaction, "formula": record.interactions[str(one.interaction)]} | contrast(study, one)
+            for one in study.interactions()
+        ],
         "arms": [arm_mean(study, name, budget) for budget in record.budgets for name in record.arms],
         "cost": {name: cost(study, name) for name in record.arms},
         "cells": study.counts()
@@ -91,7 +97,9 @@ def report_json(study: Study, contrasts: Sequence[Contrast], verdict: list[str],
 
 def contrast(study: Study, one: Contrast) -> dict[str, Any]:
     about = {"arm": one.arm, "baseline": one.baseline, "budget": one.budget, "primary": one.primary}
-    about |= {"seeds": one.seeds, "lost_seeds": one.lost, "differences": one.differences, "diverged": one.diverged}
+    about |= {"seeds": one.seeds, "lost_seeds": one.lost, "differences": one.differences}
+    about |= {"ended": one.ended, "diverged": one.diverged, "broken": one.broken}
+    about |= {"p_sign_flip": sign_flip_p(one.differences), "p_normal": normality_p(one.differences)}
     found = {STATISTICS.get(key, key): value for key, value in asdict(one.comparison).items()}
     return about | found | {"sentence": study.say(one)}
 

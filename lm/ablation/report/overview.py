@@ -9,11 +9,12 @@ from urllib.parse import quote
 
 from matplotlib.figure import Figure
 
+from lm.ablation.judge.contrasts import Contrast
 from lm.ablation.judge.power import Tuning, critical, welch
 from lm.ablation.judge.statistics import Comparison, interval
-from lm.ablation.judge.study import Contrast, Study, read_study
+from lm.ablation.judge.study import Study, read_study
 from lm.ablation.report.answer import BUDGET_NAMES, primary
-from lm.ablation.report.contrasts import number
+from lm.ablation.report.columns import number
 from lm.ablation.report.forest import Line, draw_forest, label
 from lm.ablation.report.numbers import results
 from lm.ablation.report.warnings import warnings_of

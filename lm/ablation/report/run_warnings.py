@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Sequence
 from statistics import median
 
-from lm.ablation.judge.study import Contrast, Study
+from lm.ablation.judge.contrasts import Contrast
+from lm.ablation.judge.study import Study
 from lm.ablation.record import Caution
 
 SAME_TIME = 0.1  # runs at equal time whose measured times differ by more did not have equal time
@@ -12,7 +13,8 @@ PLACE = ("device", "threads", "precision", "python")
 OTHERS = "the settings, the text or the training code were different"
 LOST = {
     "diverged": "Comparisons leave its seed out, and an arm that diverged is never called better or equivalent.",
-    "failed": "Comparisons leave its seed out until the same command has repeated the run.",
+    "failed": "Comparisons leave its seed out until the same command has repeated the run, and meanwhile an arm that "
+    "failed, unless it was killed, is never called better or equivalent.",
 }
 
 

@@ -6,7 +6,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from lm.ablation.judge.study import Contrast, Study
+from lm.ablation.judge.contrasts import Contrast
+from lm.ablation.judge.study import Study
 from lm.ablation.report.answer import BUDGET_NAMES
 from lm.report.page import code, plain
 from lm.report.plots import drawing, panels

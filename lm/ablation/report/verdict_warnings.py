@@ -4,9 +4,12 @@ import math
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 
+from lm.ablation.judge.contrasts import Contrast
+from lm.ablation.judge.power import ALPHA
 from lm.ablation.judge.sentence import decimals
-from lm.ablation.judge.statistics import interval
-from lm.ablation.judge.study import Contrast, Study
+from lm.ablation.judge.shape import normality_p
+from lm.ablation.judge.statistics import holm, interval
+from lm.ablation.judge.study import Study
 from lm.ablation.record import Caution
 from lm.ablation.report.answer import BUDGET_NAMES
 from lm.ablation.report.curves import column, halfway, mean_curves
@@ -35,8 +38,8 @@ def edges(study: Study) -> Iterator[Caution]:
 
 def few_trials(study: Study, asked: Sequence[Contrast]) -> Iterator[Caution]:
     """Tuned arms whose regret is not known."""
-    pairs = [one for one in asked if not one.tuning and {one.arm, one.baseline} <= study.searches.keys()]
-    if named := ", ".join(f"{one.arm} minus {one.baseline}{at(study, one)}" for one in pairs if one.seeds):
+    pairs = [one for one in asked if not one.tuning and one.weights.keys() <= study.searches.keys()]
+    if named := ", ".join(f"{one.name}{at(study, one)}" for one in pairs if one.seeds):
         yield Caution(
             f"The noise of tuning is not counted: {named}.",
             "For k hyperparameters this needs 2k + 1 trials that did not diverge. The interval counts the seeds only.",
@@ -68,6 +71,19 @@ def small(study: Study, asked: Sequence[Contrast]) -> Iterator[Caution]:
             names = f"between {one.arm} and {one.baseline}{at(study, one)}"
             meaning = f"The 95 % CI reaches into the equivalence margin of ±{margin:g}."
             yield Caution(f"The difference {names} may be too small to matter.", meaning)
+
+
+def shape(study: Study, asked: Sequence[Contrast]) -> Iterator[Caution]:
+    """Differences that are skewed or spiked, after correction for their number (Holm)."""
+    runs = {one.runs: one for one in reversed(asked)}  # under several budgets the same runs are one
+    ps = holm([normality_p(one.differences) for one in runs.values()])
+    odd = [one for one, p in zip(runs.values(), ps, strict=True) if p <= ALPHA]
+    if named := ", ".join(f"{one.name}{at(study, one)}" for one in reversed(odd)):
+        yield Caution(
+            f"Differences are skewed or have outliers: {named}.",
+            "The t test takes them for normal; of such differences it finds one where there is none in about 10 of 100 "
+            "cases, not 5. Look at the results per seed.",
+        )
 
 
 def fading(study: Study, asked: Sequence[Contrast]) -> Iterator[Caution]:
@@ -102,7 +118,11 @@ def rising(study: Study) -> Iterator[Caution]:
 def decided(asked: Sequence[Contrast], budget: str | None = None) -> Iterator[tuple[Contrast, float]]:
     """Comparisons with a difference that was shown, of one budget or of all, and that difference."""
     for one in asked:
-        if one.comparison.verdict in ("better", "worse") and budget in (None, one.budget):
+        if (
+            not one.comparison.by_divergence
+            and one.comparison.verdict in ("better", "worse")
+            and budget in (None, one.budget)
+        ):
             yield one, one.comparison.mean or 0.0
 
 

@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 
-from lm.ablation.judge.study import Contrast, Study
+from lm.ablation.judge.contrasts import Contrast
+from lm.ablation.judge.study import Study
 from lm.ablation.record import Caution
 from lm.ablation.report.answer import primary
 from lm.ablation.report.run_warnings import losses, progress, unequal, unused, without_curve
-from lm.ablation.report.verdict_warnings import edges, fading, few_trials, rising, small, unlike_trials, untuned
+from lm.ablation.report.verdict_warnings import edges, fading, few_trials, rising, shape, small, unlike_trials, untuned
 from lm.report.page import plain
 
 
@@ -16,8 +17,13 @@ def warnings_list(study: Study, contrasts: Sequence[Contrast]) -> list[str]:
 
 
 def warnings_of(study: Study, contrasts: Sequence[Contrast]) -> list[Caution]:
-    asked, planned = primary(contrasts), study.record.cautions
+    asked, planned, interactions = primary(contrasts), study.record.cautions, study.interactions()
     about_runs = [*progress(study), *unused(study), *losses(study), *without_curve(study), *untuned(study)]
     about_curves = [*fading(study, asked), *rising(study)]
-    about_trials = [*edges(study), *few_trials(study, contrasts), *unlike_trials(study, asked)]
-    return [*about_runs, *planned, *about_trials, *small(study, asked), *about_curves, *unequal(study, asked)]
+    about_differences = [*small(study, asked), *shape(study, [*asked, *interactions])]
+    about_trials = [
+        *edges(study),
+        *few_trials(study, [*contrasts, *interactions]),
+        *unlike_trials(study, asked),
+    ]
+    return [*about_runs, *planned, *about_trials, *about_differences, *about_curves, *unequal(study, asked)]

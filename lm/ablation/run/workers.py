@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from lm.ablation.outcomes import RunFiles
+from lm.ablation.outcomes import RunFiles, cause_of_death
 from lm.ablation.plan.arms import Arm
 from lm.ablation.plan.cells import Cell, cell
 from lm.ablation.plan.source import source_files, source_hash
@@ -99,8 +99,8 @@ def begin(cell: Cell, folder: Path, gpu: int | None) -> tuple[Any, Connection]:
 def record_death(files: RunFiles, exitcode: int) -> None:
     """What a worker that said nothing died of."""
     if files.read().status == "missing":
-        cause = f"killed by signal {-exitcode}" if exitcode < 0 else f"ended with exit code {exitcode}"
-        write_text(files.outcome, json.dumps({"status": "failed", "error": cause}) + "\n")
+        said = {"status": "failed", "error": cause_of_death(exitcode)}
+        write_text(files.outcome, json.dumps(said) + "\n")
 
 
 def work(run: RunConfig, identity: dict[str, str], files: RunFiles, line: Connection, gpu: int | None) -> None:
