@@ -31,7 +31,7 @@ def before(build: Build, tmp_path: Path) -> AblationRecord:
     )
     for one in record.cells:
         (tmp_path / one.run_dir).mkdir(parents=True)
-        (tmp_path / one.run_dir / "result.json").write_text(json.dumps(WHOLE_RESULT))
+        (tmp_path / one.run_dir / "result.json").write_text(json.dumps(WHOLE_RESULT | {"seed": one.seed}))
     return record
 
 

@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import re
 import shutil
 import subprocess
 import sys
@@ -13,14 +14,20 @@ import pytest
 from conftest import ROOT, WHOLE_RESULT, some
 from test_report import make, numbers, results
 
-from lm.ablation.outcomes import RESULT, Outcomes
+from lm.ablation.outcomes import RESULT, Outcomes, row_hash
 from lm.ablation.report import write_report
 from lm.config import BadInput
 from lm.training.run_directory import RunDirectory
 
 NAME = "cells/a-seed0-0123456789"
 PLANNED = {"config_hash": "c", "data_hash": "d", "device": "cuda"}
-RUN = WHOLE_RESULT | {"config_hash": "c", "data_hash": "d", "device": "NVIDIA H200", "precision": "bf16-mixed"}
+RUN = WHOLE_RESULT | {
+    "seed": 0,
+    "config_hash": "c",
+    "data_hash": "d",
+    "device": "NVIDIA H200",
+    "precision": "bf16-mixed",
+}
 
 
 def put(folder: Path, content: str) -> None:
@@ -28,10 +35,12 @@ def put(folder: Path, content: str) -> None:
     (folder / NAME / "result.json").write_text(content)
 
 
-def put_row(folder: Path, **changes: Any) -> None:
+def put_row(folder: Path, checked: bool = True, edited: dict[str, Any] | None = None, **changes: Any) -> None:
     row: dict[str, Any] = dict.fromkeys(RESULT, 1) | {"run_dir": NAME, "arm": "a", "seed": 0, "status": "done"}
     row |= {"config_hash": "c", "data_hash": "d", "source_hash": "s", "torch": "2", "resumed_from": "5 7", "error": ""}
     row |= changes
+    row |= {"row_hash": row_hash(row)} if checked else {}
+    row |= edited or {}
     with open(folder / "results.csv", "w", newline="") as file:
         writer = csv.DictWriter(file, row)
         writer.writeheader()
@@ -45,15 +54,31 @@ def test_hashes_decide_and_not_what_a_device_and_a_precision_are_called(tmp_path
 
 @pytest.mark.parametrize("key", ["config_hash", "data_hash"])
 def test_a_result_of_something_else_is_not_accepted(tmp_path: Path, key: str) -> None:
-    put(tmp_path, json.dumps(RUN))
-    found = Outcomes(tmp_path).of(NAME, PLANNED | {key: "other"})
+    put(tmp_path, json.dumps(RUN | {key: "copied"}))
+    found = Outcomes(tmp_path).of(NAME, PLANNED)
     assert (found.status, found.result) == ("failed", {})
     assert found.error == f"its {key} is not the one planned: remove {NAME}"
 
 
-def test_a_result_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_a_result_of_another_seed_is_not_accepted(tmp_path: Path) -> None:
+    """Also where the plan has no hash of its settings, as that of version 1 and the trials in a report."""
+    put(tmp_path, json.dumps(RUN | {"seed": 3}))
+    assert Outcomes(tmp_path).of(NAME).error == f"its seed is not the one planned: remove {NAME}"
+
+
+@pytest.mark.parametrize("key", ["val_loss", "seed", "config_hash", "checksum"])
+def test_a_result_that_was_changed_is_named(tmp_path: Path, key: str) -> None:
     put(tmp_path, "")
-    assert "result.json cannot be read" in Outcomes(tmp_path).of(NAME).error
+    place = RunDirectory(tmp_path / NAME)
+    place.write_result(RUN)
+    assert place.read_result() == RUN
+    written = json.loads(place.result.read_text())
+    place.result.write_text(json.dumps(written | {key: {"val_loss": 0.5, "seed": 2}.get(key, "0")}))
+    with pytest.raises(BadInput, match=r"result\.json: damaged, its content does not match its checksum; remove it"):
+        place.read_result()
+    found = Outcomes(tmp_path).of(NAME)
+    assert (found.status, found.result) == ("failed", {})
+    assert f"{NAME}/result.json: damaged" in found.error
 
 
 @pytest.mark.parametrize("key", WHOLE_RESULT)
@@ -61,7 +86,7 @@ def test_a_result_without_a_key_or_with_a_wrong_one_is_named(tmp_path: Path, key
     for content in ({name: value for name, value in RUN.items() if name != key}, RUN | {key: None}):
         path = tmp_path / str(len(content))
         put(path, json.dumps(content))
-        assert "result.json cannot be read" in Outcomes(path).of(NAME).error
+        assert f"result.json: {key}: " in Outcomes(path).of(NAME).error
         with pytest.raises(BadInput, match=rf"result\.json: {key}: .*; remove it, and the same command"):
             RunDirectory(path / NAME).read_result()
 
@@ -123,10 +148,28 @@ def test_a_spoilt_results_csv_is_named(tmp_path: Path, text: str, said: str) -> 
         Outcomes(tmp_path)
 
 
-def test_a_number_that_is_none_is_named(tmp_path: Path) -> None:
-    put_row(tmp_path, val_loss="three")
-    with pytest.raises(BadInput, match=r"results\.csv: .*three"):
-        Outcomes(tmp_path)
+@pytest.mark.parametrize("value", ["three", "nan", ""])
+def test_a_number_that_is_none_is_named(tmp_path: Path, value: str) -> None:
+    put_row(tmp_path, checked=False, val_loss=value)
+    found = Outcomes(tmp_path).of(NAME)
+    assert (found.status, found.result) == ("failed", {})
+    assert found.error.startswith(f"line 2 of results.csv ({NAME}): val_loss={value}: expected a number; remove it")
+
+
+@pytest.mark.parametrize("key", ["val_loss", "seconds", "config_hash", "status", "torch", "cpu", "threads", "row_hash"])
+def test_a_row_that_was_changed_is_named(tmp_path: Path, key: str) -> None:
+    put_row(tmp_path, edited={key: "diverged" if key == "status" else 7})
+    found = Outcomes(tmp_path).of(NAME, PLANNED)
+    assert (found.status, found.result) == ("failed", {})
+    assert found.error.startswith(f"line 2 of results.csv ({NAME}) was changed after it was written")
+
+
+def test_a_row_of_an_earlier_version_is_read_as_it_is(tmp_path: Path) -> None:
+    put_row(tmp_path, checked=False)
+    text = (tmp_path / "results.csv").read_text().replace("cpu", "no_such_column")
+    (tmp_path / "results.csv").write_text(text)
+    found = Outcomes(tmp_path).of(NAME, PLANNED)
+    assert (found.status, found.result["cpu"]) == ("done", "unknown")
 
 
 def test_a_row_cannot_name_a_place_outside(tmp_path: Path) -> None:
@@ -146,13 +189,27 @@ def test_a_report_says_how_many_runs_are_rows(tmp_path: Path) -> None:
     assert numbers(path)["cells"]["rows"] == 3
 
 
-def test_an_edited_row_is_a_row(tmp_path: Path) -> None:
-    """Where there is a folder, results.csv decides nothing; where there is none, the report says so."""
+def test_an_edited_row_is_no_result(tmp_path: Path) -> None:
+    """Where there is a folder, results.csv decides nothing; where there is none, the row is named and kept."""
     path = make(tmp_path, budgets=("tokens",))
     rows = (path / "results.csv").read_text()
-    (path / "results.csv").write_text(rows.replace(results(path)[0]["val_loss"], "1.0"))
+    edited = rows.replace(results(path)[0]["val_loss"], "1.0")
+    (path / "results.csv").write_text(edited)
     write_report(path)
     assert (path / "results.csv").read_text() == rows
+    shutil.rmtree(path / "cells")
+    write_report(path)
+    assert (path / "results.csv").read_text() == rows, "rows alone are written as they were read"
+    (path / "results.csv").write_text(edited)
+    for _ in range(2):
+        write_report(path)
+        assert numbers(path)["cells"]["failed"] == 1
+        assert "(cells/tied-seed0-1000) was changed after it was written" in (path / "report.md").read_text()
+        assert {row["run_dir"]: row["val_loss"] for row in results(path)}["cells/tied-seed0-1000"] == "1.0"
+    (path / "results.csv").write_text(re.sub(r",[0-9a-f]{16},cells/", ",,cells/", rows))
+    write_report(path)
+    assert "An earlier version wrote 12 of these rows without a row_hash" in (path / "report.md").read_text()
+    assert {row["row_hash"] for row in results(path)} == {""}, "a report vouches for no row that it has only read"
 
 
 WRITE = """

@@ -14,12 +14,13 @@ from conftest import some
 from hydra import initialize_config_dir
 
 from lm.ablation.plan import source
-from lm.ablation.plan.arms import Arm, build_arms
+from lm.ablation.plan.arms import Arm, build_arms, common_threads
 from lm.ablation.plan.calibrate import calibrate, computation
 from lm.ablation.plan.cells import Cell, cell, cells, set_steps
 from lm.ablation.plan.compose import compose_arms
 from lm.ablation.plan.match import SAME_SIZE, change, meta_model
 from lm.ablation.plan.source import source_files
+from lm.ablation.record import AblationRecord, asked
 from lm.cli.compose import compose
 from lm.cli.errors import CONFIGS
 from lm.config import BadInput, RunConfig
@@ -73,6 +74,16 @@ def test_arms_are_composed_with_what_is_common_and_their_own(build: Build) -> No
 @pytest.mark.parametrize(("said", "threads"), [("auto", 1), ("null", 1), ("2", 2)])
 def test_all_arms_have_a_number_of_threads_that_no_load_decides(build: Build, said: str, threads: int) -> None:
     assert [arm.run.threads for arm in build(question(), f"threads={said}").values()] == [threads] * 2
+
+
+def test_runs_of_later_calls_have_the_threads_of_the_first() -> None:
+    silent = RunConfig(trainer={"max_steps": 9})
+    two, four = (replace(silent, threads=threads) for threads in (2, 4))
+    record = AblationRecord(**asked(question()))
+    assert [common_threads(record, runs) for runs in ([silent, two], [silent, silent])] == [2, 1]
+    for threads in (1, 2):  # of the first call; a later one may add an arm with its own
+        record = replace(record, begun="yesterday", threads=threads)
+        assert [common_threads(record, runs) for runs in ([silent, two], [silent, four])] == [threads] * 2
 
 
 @pytest.mark.parametrize("steps", ["-1", "null"])

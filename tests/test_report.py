@@ -823,12 +823,34 @@ def test_what_cannot_be_compared_is_said(tmp_path: Path) -> None:
         for place in path.glob(f"cells/{arm}-seed*/result.json"):
             write(place, json.loads(place.read_text()) | {"tokenizer_hash": arm})
     write(path / "ablation.json", record)
-    result = json.loads((path / "cells/tied-seed0-1000/result.json").read_text())
-    write(path / "cells/tied-seed0-1000/result.json", result | {"threads": 8})
     write_report(path)
-    assert "**Runs differ in device, threads, precision or versions.**" in markdown(path)
     assert "### Loss by frequency" not in markdown(path)  # a band holds other tokens in each arm
     assert "tokenizer hash (untied)" in markdown(path)
+
+
+def change_results(path: Path, pattern: str, **changes: Any) -> str:
+    """The report after these results have been changed."""
+    for place in path.glob(f"cells/{pattern}/result.json"):
+        write(place, json.loads(place.read_text()) | changes)
+    write_report(path)
+    return markdown(path)
+
+
+def test_pairs_that_mix_conditions_are_named(tmp_path: Path) -> None:
+    path = make(tmp_path, budgets=("tokens",))
+    assert "conditions" not in markdown(path)
+    assert "| CPU of the runs | unknown |" in markdown(path)
+    said = change_results(path, "*-seed2-*", threads=2, cpu="one")
+    assert "**Conditions differ between seeds: threads 1, 2.**" in said
+    assert "| threads of the runs | 1 (8 of 12 runs), 2 (4 of 12 runs) |" in said
+    assert "| CPU of the runs | one (4 of 12 runs), unknown (8 of 12 runs) |" in said
+    change_results(path, "untied-seed2-*", cpu="another")
+    said = change_results(path, "tied-seed[01]-*", threads=8, versions={"torch": "2.12.0"})
+    pairs = "untied and tied, threads 1 and 8, torch 2.13.0 and 2.12.0, seed 0, 1; untied and tied, CPU another and one"
+    assert f"**Two runs of a pair were made under different conditions: {pairs}, seed 2;" in said
+    assert "Conditions differ between seeds" not in said
+    row = {row["run_dir"]: row for row in results(path)}["cells/untied-seed2-1000"]
+    assert (row["cpu"], row["threads"], row["torch"]) == ("another", "2", "2.13.0")
 
 
 def test_a_folder_without_an_ablation_is_refused(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def make(tuning: Tuning, folder: Path, loss: Loss) -> list[str]:
             place = folder / one.run_dir / "result.json"
             if not place.exists() and (value := loss(one)) is not None:
                 place.parent.mkdir(parents=True, exist_ok=True)
-                place.write_text(json.dumps(WHOLE_RESULT | one.identity | {"val_loss": value}))
+                place.write_text(json.dumps(WHOLE_RESULT | one.identity | {"val_loss": value, "seed": one.seed}))
                 made.append(Path(one.run_dir).name)
     return made
 

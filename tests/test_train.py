@@ -45,6 +45,8 @@ from lm.inference.evaluate import evaluate, evaluate_run
 from lm.inference.generate import generate
 from lm.model.head import UntiedMidTrainingHead
 from lm.model.transformer import Transformer
+from lm.system.device import cpu_name
+from lm.system.files import checksum
 from lm.training.callbacks import Interrupted
 from lm.training.loss import HAS_CHUNKED
 from lm.training.metrics import MetricsFile
@@ -87,7 +89,8 @@ def losses(run_dir: Path) -> list[float]:
 def test_a_run_leaves_what_the_design_promises(corpus: Path, tmp_path: Path) -> None:
     run = short(corpus, tmp_path / "run")
     result = train(run)
-    assert json.loads((tmp_path / "run/result.json").read_text()) == result
+    assert json.loads((tmp_path / "run/result.json").read_text()) == result | {"checksum": checksum(result)}
+    assert result["cpu"] == cpu_name()
     assert set(PROMISED.split()) <= result.keys()
     assert result["config_hash"] == config_hash(run)
     assert result["n_params"] == sum(result["n_params_by_role"].values())

@@ -14,7 +14,7 @@ import torch
 
 from lm.ablation.judge.study import read_study
 from lm.ablation.outcomes import Outcomes
-from lm.ablation.plan.arms import build_arms, sources_of
+from lm.ablation.plan.arms import build_arms, common_threads, sources_of
 from lm.ablation.plan.bases import NAME, build_bases
 from lm.ablation.plan.calibrate import machine, measure
 from lm.ablation.plan.cells import Cell, cell, cells, set_steps
@@ -67,13 +67,12 @@ class AblationRunner:
         if not config.plan_only:
             prepare_workers()
         self.gpus = torch.cuda.device_count()
-        # as many threads for all runs, whenever they are made
-        quiet = not sys.stderr.isatty()
-        self.arms = build_arms(self.ablation, runs, before.threads, quiet)
-        self.bases = build_bases(self.ablation, base, self.arms, self.outcomes, before.bases, before.threads, quiet)
+        threads, quiet = common_threads(before, [*runs.values(), *([base] if base else [])]), not sys.stderr.isatty()
+        self.arms = build_arms(self.ablation, runs, threads, quiet)
+        self.bases = build_bases(self.ablation, base, self.arms, self.outcomes, before.bases, threads, quiet)
         self.timed = self.arms | ({NAME: self.bases.arm} if self.bases else {})
-        threads = set_threads(max(int(arm.run.threads or 1) for arm in self.timed.values()))
-        self.workers = config.workers or self.gpus or max(1, cores() // threads)
+        most = set_threads(max(int(arm.run.threads or 1) for arm in self.timed.values()))
+        self.workers = config.workers or self.gpus or max(1, cores() // most)
         seconds_per_step = measure(self.timed, before.seconds_per_step)
         set_steps(self.ablation, self.arms)
         self.tuning = Tuning(self.ablation, self.arms, self.outcomes, before)

@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from functools import cached_property
+from itertools import count
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
@@ -18,7 +19,8 @@ from typing import Any, NamedTuple, TypeVar
 from lm.config import BadInput
 from lm.config.renamed import current
 from lm.report.metrics import Lines, read_lines
-from lm.training.finished import read_result
+from lm.system.files import checksum
+from lm.training.finished import UNKNOWN, read_result
 
 RESULT: dict[str, type[int] | type[float] | type[str]] = {  # of a run's result.json, as columns of results.csv
     **dict.fromkeys(("val_loss", "val_bpb", "val_top1"), float),
@@ -26,8 +28,10 @@ RESULT: dict[str, type[int] | type[float] | type[str]] = {  # of a run's result.
     **dict.fromkeys(("seconds", "tokens_per_second"), float),
     **dict.fromkeys(("config_hash", "data_hash", "tokenizer_hash"), str),
     "threads": int,
-    **dict.fromkeys(("device", "precision", "python"), str),
+    **dict.fromkeys(("device", "cpu", "precision", "python"), str),
 }
+CHECKED = ("run_dir", "status", *RESULT, "source_hash", "torch", "resumed_from")  # columns that row_hash is a hash of
+AGAIN = "remove it, and the same command makes the run again"
 RUN_DIR = re.compile(r"(?:cells|trials)/([\w.-]+)-seed(\d+)-[\w.-]+")  # its arm and seed
 KILLED = "killed by signal"  # so begins the error of a run that was ended from outside
 Kind = TypeVar("Kind")
@@ -67,8 +71,8 @@ class RunFiles:
         try:
             if (result := read_result(path)) is not None:
                 return Outcome("done", result=result)
-        except BadInput:
-            return Outcome("failed", f"{path} cannot be read; remove its folder, and it is run again")
+        except BadInput as error:
+            return Outcome("failed", str(error))
         try:
             return Outcome(**json.loads(self.outcome.read_text()))
         except (OSError, ValueError, TypeError):
@@ -92,16 +96,22 @@ class Outcomes:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        rows = self.table("results.csv", lambda row: (row["run_dir"], from_row(current(row))))
+        lines = count(2)
+        rows = self.table("results.csv", lambda row: (row["run_dir"], from_row(current(row), next(lines))))
         self.rows = {run_dir: one for run_dir, one in rows if one.status in ("done", "failed", "diverged")}
 
     def of(self, run_dir: str, planned: Mapping[str, str] = MappingProxyType({})) -> Outcome:
-        """`planned` has the hashes that a result must have, if it says them: one of other settings or text fails."""
+        """`planned` has the hashes that a result must have, if it says them.
+
+        One of other settings, another text or another seed than its directory is named by fails.
+        """
         found = RunFiles(self.folder / run_dir).read()
         if found.status == "missing" and not (self.folder / run_dir).exists():
             found = self.rows.get(run_dir, found)
         said = found.row or found.result
         other = [key for key, value in planned.items() if key.endswith("_hash") and said.get(key, value) != value]
+        if (named := RUN_DIR.fullmatch(run_dir)) and int(found.result.get("seed", named[2])) != int(named[2]):
+            other.insert(0, "seed")
         if found.status != "done" or not other:
             return found
         where = "its row in results.csv" if found.row else run_dir
@@ -142,12 +152,25 @@ class Outcomes:
             raise BadInput(f"{path}: not what a report has written ({error!r}); remove it") from error
 
 
-def from_row(row: dict[str, str]) -> Outcome:
-    result: dict[str, Any] = {}
+def from_row(row: dict[str, str], line: int) -> Outcome:
+    """A row that does not match its row_hash, or whose values are no such numbers, fails and is named."""
+    where, result = f"line {line} of results.csv ({row['run_dir']})", dict[str, Any]()
+    if row.get("row_hash", "") not in ("", row_hash(row)):
+        return Outcome("failed", f"{where} was changed after it was written: its row_hash is another; {AGAIN}", row=row)
     if row["status"] == "done":
-        result = {key: kind(row[key]) for key, kind in RESULT.items()}
-        if lost := [key for key, value in result.items() if isinstance(value, float) and not math.isfinite(value)]:
-            raise ValueError(f"{lost[0]} is {row[lost[0]]}")
-        result |= {"versions": {"torch": row["torch"]}, "samples": []}
+        row.setdefault("cpu", "")  # earlier versions did not write it
+        for key, kind in RESULT.items():
+            try:
+                result[key] = kind(row[key])
+            except ValueError:
+                result[key] = math.nan
+            if isinstance(result[key], float) and not math.isfinite(result[key]):
+                return Outcome("failed", f"{where}: {key}={row[key]}: expected a number; {AGAIN}", row=row)
+        result |= {"cpu": row["cpu"] or UNKNOWN, "versions": {"torch": row["torch"]}, "samples": []}
         result["resumed_from"] = [int(step) for step in row["resumed_from"].split()]
     return Outcome(row["status"], row["error"], result, row)
+
+
+def row_hash(row: Mapping[str, Any]) -> str:
+    """Of what a row says of its run. Empty columns are left out, so that a later version may add some."""
+    return checksum({key: str(row[key]) for key in CHECKED if row.get(key) not in (None, "")})[:16]

@@ -19,7 +19,7 @@ from lm.training.finished import read_result, read_samples
 
 SHOWN = 5  # times during training whose samples are shown
 RESOLVED = ("threads", "loss")  # settings that config.yaml has as they were found out
-FACTS = ("head", "seed", "device", "precision", "threads", "python", "resumed_from")
+FACTS = ("head", "seed", "device", "cpu", "precision", "threads", "python", "resumed_from")
 HASHES = ("config_hash", "data_hash", "tokenizer_hash")
 Curves = dict[str, Points]
 
@@ -144,7 +144,7 @@ def block(text: str) -> str:
 
 
 def facts(result: Mapping[str, Any]) -> list[str]:
-    rows = [[name.replace("_", " "), shown(result[name])] for name in FACTS if result[name] != []]
+    rows = [[name.replace("_", " "), shown(result[name])] for name in FACTS if result.get(name, []) != []]
     rows += [[name.replace("_", " "), code(result[name])] for name in HASHES]
     rows.append(["packages", shown(", ".join(f"{name} {number}" for name, number in result["versions"].items()))])
     return ["## How it was made", table(["what", "value"], rows)]

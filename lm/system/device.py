@@ -1,9 +1,11 @@
 """The device, the precision and the number of threads to compute with."""
 
 import os
+import platform
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
+from pathlib import Path
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -17,6 +19,16 @@ MAX_FAST_SEQ_LEN = 512  # up to here, attention in bf16 on a CPU is faster as pl
 def cores() -> int:
     """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@cache
+def cpu_name() -> str:
+    """The model of the CPU, as the system calls it."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 def set_threads(threads: int | None) -> int:

@@ -46,7 +46,7 @@ def sha256(path: Path) -> str:
 
 def write_sealed(path: Path, content: dict[str, Any]) -> None:
     """Write JSON with a hash of its own content under "checksum"."""
-    write_text(path, json.dumps({**content, "checksum": checksum(content)}, indent=2) + "\n")
+    write_text(path, json.dumps({**content, "checksum": checksum(content)}, indent=2, allow_nan=False) + "\n")
 
 
 def read_sealed(path: Path) -> dict[str, Any]:

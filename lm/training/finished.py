@@ -2,13 +2,15 @@
 
 import json
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from lm.config import BadInput, at_least
 from lm.config.typed import build
-from lm.system.files import read_object
+from lm.system.files import read_object, unsealed
+
+UNKNOWN = "unknown"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,25 +40,28 @@ class Result:
     python: str
     versions: dict[str, str]
     samples: list[dict[str, str]]
+    cpu: str = UNKNOWN  # results of earlier versions do not say it
 
     def __post_init__(self) -> None:
         at_least(0, "", self, "val_loss", "val_bpb", "val_top1", "seconds", "tokens_per_second")
 
 
-NAMES = tuple(one.name for one in fields(Result))
+NAMES = {one.name: one.default is MISSING for one in fields(Result)}  # and whether every result has it
 
 
 def read_result(path: Path) -> dict[str, Any] | None:
-    """The content of a result.json, None if there is none: the run is not finished.
+    """The content of a result.json without its checksum, None if there is none: the run is not finished.
 
-    Raises BadInput naming the file, and the key that is missing or wrong.
+    Raises BadInput naming the file, and the key that is missing or wrong, or that what is there does not match the
+    checksum. Results of earlier versions have none.
     """
     try:
         found = read_object(path)
-        for name in NAMES:
-            if name not in found:
+        found = unsealed(found) if "checksum" in found else found
+        for name, needed in NAMES.items():
+            if needed and name not in found:
                 raise BadInput(f"{name}: is missing")
-        build(Result, {name: found[name] for name in NAMES})
+        build(Result, {name: found[name] for name in NAMES if name in found})
         return found
     except (FileNotFoundError, NotADirectoryError):
         return None

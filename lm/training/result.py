@@ -13,6 +13,7 @@ from lm.config.identity import config_hash
 from lm.data.tokens import TextData
 from lm.inference.evaluate import Scores, evaluate
 from lm.model.transformer import Transformer
+from lm.system.device import cpu_name
 from lm.training.callbacks import TrainingCallback
 from lm.training.metrics import validation_metrics
 from lm.training.samples import samples
@@ -72,6 +73,7 @@ def build_result(
         "tokenizer_hash": data.tokenizer.hash,
         "threads": settings["threads"],
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
+        "cpu": cpu_name(),
         "precision": str(trainer.precision),
         "python": platform.python_version(),
         "versions": {package: version(package) for package in PACKAGES},

@@ -1,6 +1,5 @@
 """A run is a directory: its name, lock, configuration and result."""
 
-import json
 import os
 import socket
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ import yaml
 from lm.config import BadInput, RunConfig
 from lm.config.identity import config_hash, identifying
 from lm.config.renamed import FORMAT, current, earlier
-from lm.system.files import remove_partial, write_text
+from lm.system.files import remove_partial, write_sealed, write_text
 from lm.training.finished import read_result
 
 
@@ -131,4 +130,4 @@ class RunDirectory:
         return read_result(self.result)
 
     def write_result(self, result: dict[str, Any]) -> None:
-        write_text(self.result, json.dumps(result, indent=2, allow_nan=False) + "\n")
+        write_sealed(self.result, result)

@@ -137,6 +137,10 @@ class Study:
         """Finished runs of which results.csv is all that is left."""
         return sum(row.row is not None for row in self.rows if row.result)
 
+    def rows_unchecked(self) -> int:
+        """Those of them in which a change could not be noticed: earlier versions wrote no row_hash."""
+        return sum(row.row is not None and not row.row.get("row_hash") for row in self.rows if row.result)
+
     def counts(self) -> dict[str, int]:
         return {
             kind: sum(row.status == kind for row in self.rows) for kind in ("done", "failed", "diverged", "missing")

@@ -1,6 +1,6 @@
 """The arms of an ablation: checked, matched and counted. Nothing is trained here."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
@@ -8,7 +8,7 @@ import torch
 
 from lm.ablation.plan.match import change, match_parameters, meta_model
 from lm.ablation.plan.source import source_files, source_hash
-from lm.ablation.record import ArmRecord
+from lm.ablation.record import AblationRecord, ArmRecord
 from lm.config import BadInput, HeadConfig, ModelConfig, RunConfig
 from lm.config.ablation import AblationConfig
 from lm.config.identity import config_hash, flat
@@ -72,6 +72,15 @@ def build_arms(config: AblationConfig, runs: dict[str, RunConfig], threads: int,
     refuse_twins(config, arms)
     refuse_other_texts(config, arms)
     return arms
+
+
+def common_threads(before: AblationRecord, runs: Iterable[RunConfig]) -> int:
+    """Of every run that does not say its own: the most that one says at the first call, and the same at later ones."""
+    return (
+        before.threads
+        if before.begun
+        else max((run.threads for run in runs if isinstance(run.threads, int)), default=1)
+    )
 
 
 def as_cell(run: RunConfig, threads: int) -> RunConfig:

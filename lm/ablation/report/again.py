@@ -7,6 +7,7 @@ from lm.ablation.outcomes import RunFiles
 from lm.ablation.record import AblationRecord
 from lm.ablation.report.answer import BUDGET_NAMES
 from lm.ablation.report.arms import spent
+from lm.ablation.report.conditions import made_with
 from lm.report.page import code, fence, plain, table
 
 
@@ -34,17 +35,14 @@ def state(study: Study, row: Row) -> str:
 
 def again_section(study: Study) -> list[str]:
     record, done = study.record, [row for row in study.rows if row.result]
-    versions = "".join(f", {name} {version}" for name, version in record.versions.items())
-    devices = sorted({str(row.result["device"]) for row in done})
     seeds, resumed = ", ".join(map(str, record.seeds)), sum(bool(row.result.get("resumed_from")) for row in done)
     tuned = f"; search trials {', '.join(map(str, record.tune.seeds))}" if record.tune.trials else ""
     sizes = {arm.identity["data_hash"]: (arm.train_tokens, arm.val_tokens) for arm in record.arms.values()}
     text = "; ".join(f"{train:,} training tokens, {val:,} validation tokens" for train, val in sizes.values())
     facts = [
         ["started, ended", f"{record.begun}, {record.ended or 'not yet'}"],
-        ["machine", plain(f"{record.machine}; runs in parallel: {record.workers}, threads per run: {record.threads}")],
-        ["devices of the runs", plain(", ".join(devices) or "none yet")],
-        ["Python", plain(f"{record.python}{versions}")],
+        ["machine of the last call", plain(f"{record.machine}; runs in parallel: {record.workers}")],
+        *([what, plain(value)] for what, value in made_with(study)),
         ["seeds", f"{seeds}{tuned}"],
         *bases(record),
         ["text", text],

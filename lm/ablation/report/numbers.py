@@ -10,12 +10,12 @@ from lm.ablation.judge.contrasts import Contrast
 from lm.ablation.judge.shape import normality_p, sign_flip_p
 from lm.ablation.judge.statistics import interval
 from lm.ablation.judge.study import Row, Study, spread
-from lm.ablation.outcomes import RESULT
+from lm.ablation.outcomes import RESULT, row_hash
 from lm.ablation.report.curves import SCORED
 from lm.system.table import csv_text
 
 WHO = ("arm", "purpose", "seed", "budgets", "status", "error")
-COLUMNS = (*WHO, *RESULT, "source_hash", "torch", "resumed_from", "run_dir")
+COLUMNS = (*WHO, *RESULT, "source_hash", "torch", "resumed_from", "row_hash", "run_dir")
 POINT = ("step", "tokens", "val/loss", "val/bpb", "val/top1")  # of metrics.csv
 STATISTICS = {"n": "n_seeds", "mean": "mean_difference", "p_different": "p", "p_different_adjusted": "p_adjusted"}
 RECORDED = (
@@ -52,17 +52,19 @@ def curves_csv(study: Study) -> str:
 
 def line(study: Study, row: Row, purpose: str) -> dict[str, Any]:
     kept = study.outcomes.rows.get(row.run_dir)
-    if kept and kept.row and kept.result and not row.result:  # the only copy of a result that does not count now
+    if kept and kept.row and kept.row["status"] == "done" and not row.result:  # the only copy of what does not count
         return {**kept.row, "purpose": "unused"}
-    result, found = row.result, dict[str, Any](row.row or {}) if purpose == "unused" else {}
+    result, found = row.result, dict[str, Any](row.row or {})  # a row stays as it was written, with its row_hash
     found |= {"arm": row.arm, "seed": row.seed, "budgets": " ".join(row.budgets), "purpose": purpose}
     found |= {"status": row.status, "error": row.error, "run_dir": row.run_dir}
+    if row.row:
+        return found
     if purpose != "unused":
         found["source_hash"] = study.record.arms[row.arm].identity["source_hash"]
     if result:
         found |= {key: result.get(key) for key in RESULT}
         found |= {"torch": result["versions"]["torch"], "resumed_from": " ".join(map(str, result["resumed_from"]))}
-    return found
+    return found | ({"row_hash": row_hash(found)} if row.status != "missing" else {})
 
 
 def tuned_values(study: Study) -> dict[str, dict[str, float]]:
@@ -86,7 +88,11 @@ def report_json(study: Study, contrasts: Sequence[Contrast], verdict: list[str],
         "arms": [arm_mean(study, name, budget) for budget in record.budgets for name in record.arms],
         "cost": {name: cost(study, name) for name in record.arms},
         "cells": study.counts()
-        | {"rows": study.rows_alone(), "reasons": [reason(row) for row in study.rows if row.error]},
+        | {
+            "rows": study.rows_alone(),
+            "rows_unchecked": study.rows_unchecked(),
+            "reasons": [reason(row) for row in study.rows if row.error],
+        },
         "tuning": {name: asdict(search) for name, search in study.searches.items()},
         "looks": looks,
         "hashes": {name: arm.identity for name, arm in record.arms.items()},

@@ -9,7 +9,6 @@ from lm.ablation.record import Caution
 
 SAME_TIME = 0.1  # runs at equal time whose measured times differ by more did not have equal time
 FEW = 4  # seeds; with fewer, one more often changes a verdict
-PLACE = ("device", "threads", "precision", "python")
 OTHERS = "the settings, the text or the training code were different"
 LOST = {
     "diverged": "Comparisons leave its seed out, and an arm that diverged is never called better or equivalent.",
@@ -69,7 +68,3 @@ def unequal(study: Study, asked: Sequence[Contrast]) -> Iterator[Caution]:
             if abs(ratio - 1) > SAME_TIME:
                 said = f"{one.arm} took {ratio:.2f} times as long as {one.baseline}."
                 yield Caution("Training times at equal time are not equal.", said)
-    done = [row.result for row in study.rows if row.result]
-    places = {(*(str(one[key]) for key in PLACE), one["versions"]["torch"]) for one in done}
-    if len(places) > 1:
-        yield Caution("Runs differ in device, threads, precision or versions.", "See results.csv.")

@@ -6,6 +6,7 @@ from lm.ablation.judge.contrasts import Contrast
 from lm.ablation.judge.study import Study
 from lm.ablation.record import Caution
 from lm.ablation.report.answer import primary
+from lm.ablation.report.conditions import mixed
 from lm.ablation.report.run_warnings import losses, progress, unequal, unused, without_curve
 from lm.ablation.report.verdict_warnings import edges, fading, few_trials, rising, shape, small, unlike_trials, untuned
 from lm.report.page import plain
@@ -26,4 +27,5 @@ def warnings_of(study: Study, contrasts: Sequence[Contrast]) -> list[Caution]:
         *few_trials(study, [*contrasts, *interactions]),
         *unlike_trials(study, asked),
     ]
-    return [*about_runs, *planned, *about_trials, *about_differences, *about_curves, *unequal(study, asked)]
+    about_conditions = [*unequal(study, asked), *mixed(study, contrasts)]
+    return [*about_runs, *planned, *about_trials, *about_differences, *about_curves, *about_conditions]
