@@ -54,6 +54,41 @@ def test_the_settings_are_those_of_the_directory(tmp_path: Path) -> None:
     assert config_hash(found) == config_hash(run)
 
 
+EVIL = {"_target_": "pathlib.Path.touch", "self": {"_target_": "pathlib.Path", "_args_": ["touched"]}}
+CSV = "lightning.pytorch.loggers.CSVLogger"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"logger": {"x": {"_target_": CSV, "name": EVIL}}}, "its logger would be called"),
+        ({"logger": {"tensorboard": {"_target_": CSV, "name": "../../elsewhere"}}}, "its logger would be called"),
+        ({"logger": {"tensorboard": EVIL}}, "its logger would be called"),
+        ({"trainer": {"max_steps": 7, "profiler": EVIL}}, "trainer.profiler._target_=pathlib.Path.touch would be"),
+        ({"trainer": {"max_steps": 7, "_target_": "mine.Trainer"}}, "trainer._target_=mine.Trainer would be called"),
+        ({"trainer": {"max_steps": 7, "strategy": [EVIL]}}, "trainer.strategy=.* would be called"),
+        ({"trainer": {"max_steps": 7, "accelerator": "${oc.env:HOME}"}}, "trainer.accelerator=.* would be called"),
+        ({"model": asdict(tiny()) | {"linear": "mine.LowRank"}}, "its linear class mine.LowRank would be imported"),
+    ],
+)
+def test_a_file_does_not_name_what_is_called(tmp_path: Path, changes: dict[str, object], said: str) -> None:
+    """A folder of a stranger cannot be told from one's own, and Hydra calls whatever `_target_` names."""
+    place = tmp_path / "r"
+    lay(place, a_run())
+    settings = yaml.safe_load((place / "config.yaml").read_text())
+    (place / "config.yaml").write_text(yaml.safe_dump(settings | changes))
+    with pytest.raises(BadInput, match=f"config.yaml: {said}"):
+        as_it_was(typed(place), [f"run_dir={place}"])
+
+
+def test_code_that_is_typed_may_be_named(tmp_path: Path) -> None:
+    lay(tmp_path / "r", a_run(model=tiny(linear="mine.LowRank"), logger={"mine": {"_target_": "mine.Logger"}}))
+    now = typed(tmp_path / "r", model=tiny(linear="mine.LowRank"))
+    assert as_it_was(now, ["run_dir=r", "model.linear=mine.LowRank", "logger=none"]).model.linear == "mine.LowRank"
+    other = typed(tmp_path / "r", model=tiny(linear="mine.Other"))
+    assert as_it_was(other, ["run_dir=r", "model.linear=mine.Other", "logger=none"]) is other
+
+
 def test_what_may_differ_on_resume_is_applied(tmp_path: Path) -> None:
     lay(tmp_path / "r", a_run())
     words = ["+checkpoint.every=9", "logger=none", "prompts=[a]", "trainer.enable_progress_bar=false", "run_dir=r"]

@@ -4,29 +4,37 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from lm.cli.errors import CONFIGS
 from lm.cli.names import names
 from lm.cli.words import key_of
 from lm.config import RUNTIME, BadInput, RunConfig
-from lm.config.identity import config_hash
+from lm.config.identity import config_hash, flat
 from lm.config.renamed import earlier
 from lm.config.typed import build
 from lm.training.run_directory import LENGTH, RunDirectory
+
+LINEAR, TRAINER = "model.linear", ("trainer._target_", "lightning.Trainer")
 
 
 def as_it_was(run: RunConfig, line: list[str]) -> RunConfig:
     """The run whose settings are in run_dir, if every other argument in `line` sets a key that may differ on resume.
 
     Those keys (RUNTIME in lm/config/run.py) are applied to it, and those of another length, which train then refuses
-    for what they are. Returns `run` itself if an argument sets another key or
-    if the directory holds no settings. Raises BadInput if config.yaml is not one that train wrote.
+    for what they are. Returns `run` itself if an argument sets another key or if the directory holds no settings.
+    Raises BadInput if config.yaml is not one that train wrote, or names code to run that was not typed.
     """
     keys = [key_of(word) for word in line]
-    if run.run_dir is None or not all(is_runtime(key) or key in LENGTH for key in keys):
+    if run.run_dir is None or not all(is_runtime(key) or key in (*LENGTH, LINEAR) for key in keys):
         return run
     place = RunDirectory(Path(run.run_dir).expanduser())
     if not place.config.exists():
         return run
     settings = place.read_config()
+    if LINEAR in keys and flat(settings).get(LINEAR) != run.model.linear:
+        return run
+    refuse_code({key: value for key, value in settings.items() if key not in keys}, keys, place.config)
     for key in keys:
         copy_setting(key, asdict(run), settings)
     try:
@@ -40,6 +48,25 @@ def as_it_was(run: RunConfig, line: list[str]) -> RunConfig:
         return with_loss_as_typed(found, settings, place.path)
     except (TypeError, AttributeError, ValueError) as error:
         raise BadInput(f"{place.config}: not what train wrote ({error})") from error
+
+
+def refuse_code(settings: dict[str, Any], keys: list[str], path: Path) -> None:
+    """Raise BadInput for a setting by which the file, perhaps a stranger's, would import or call what it names."""
+    linear, loggers = flat(settings).get(LINEAR), settings.get("logger")
+    if linear not in (None, "linear", "lora") and LINEAR not in keys:
+        raise BadInput(f"{path}: its linear class {linear} would be imported; add {LINEAR}={linear} if you trust it")
+    for key, value in flat({"trainer": settings.get("trainer")}).items():
+        if (key, value) != TRAINER and ("._" in key or "_target_" in str(value) or "${" in str(value)):
+            raise BadInput(f"{path}: {key}={value} would be called; if you trust it, repeat the run's whole command")
+    if isinstance(loggers, dict) and not all(is_ours(name, one) for name, one in loggers.items()):
+        raise BadInput(f"{path}: its logger would be called, and is not one of configs/logger; add logger=NAME")
+
+
+def is_ours(name: str, logger: Any) -> bool:
+    """Whether a logger is, as far as it has settings, one of configs/logger."""
+    files = CONFIGS.glob("logger/*.yaml")
+    known = {key: one for file in files for key, one in yaml.safe_load(file.read_text()).items()}
+    return isinstance(logger, dict) and logger.items() <= known.get(name, {}).items()
 
 
 def is_runtime(key: str) -> bool:
