@@ -87,6 +87,11 @@ def read(folder: Path, **changes: Any) -> AblationRecord:
         ({"equivalence_margin": 0.0}, "equivalence_margin: 0.0; expected more than 0"),
         ({"threads": True}, "threads: expected int, found True"),
         ({"begn": "x"}, "begn: no such key"),
+        ({"bases": [{"seed": 0, "run_dir": "/", "sha256": None, "val_loss": None}]}, "run_dir=/: leads out of the"),
+        (
+            {"bases": [{"seed": 0, "run_dir": "a/../..", "sha256": None, "val_loss": None}]},
+            "run_dir=a/../..: leads out",
+        ),
     ],
 )
 def test_a_record_that_cannot_be_used_is_named_with_its_key(tmp_path: Path, changes: dict, said: str) -> None:

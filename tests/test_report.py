@@ -525,6 +525,19 @@ def test_tuning_shows_every_trial_and_warns_of_an_edge(full: Path) -> None:
     assert "| tied | optim.lr | 0.003 | inside | 0.0015 to 0.006 | 0.003 | 3 | 0 |" in section
 
 
+def test_a_link_in_the_folder_does_not_lead_what_is_written_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    path = make(tmp_path / "study", report=False)
+    (path / "figures").symlink_to(tmp_path / "elsewhere")
+    (path / "report.md").symlink_to(tmp_path / "elsewhere/notes")
+    with pytest.raises(BadInput, match="figures: is a link"):
+        write_report(path)
+    (path / "figures").unlink()
+    write_report(path)
+    assert not (path / "report.md").is_symlink()
+    assert not any((tmp_path / "elsewhere").iterdir())
+
+
 def test_nothing_finished(tmp_path: Path) -> None:
     path = make(tmp_path, done=lambda arm, seed: False, tune={"trials": 5, "seeds": [1000]}, tuning_done=False)
     assert headings(path) == ["Arms", "Runs without a result", "How to reproduce this"]

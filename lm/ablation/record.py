@@ -168,6 +168,10 @@ def checked(record: AblationRecord) -> AblationRecord:
     for name, one in record.arms.items():
         if lost := [key for key in HASHES if key not in one.identity]:
             raise BadInput(f"arms.{name}.identity.{lost[0]}: is missing")
+    trials = [one for search in record.searches.values() for trial in search.trials for one in trial.run_dirs]
+    for run_dir in [one.run_dir for one in record.cells] + [one.run_dir for one in record.bases] + trials:
+        if Path(run_dir).is_absolute() or ".." in Path(run_dir).parts:
+            raise BadInput(f"run_dir={run_dir}: leads out of the ablation's folder")
     for name, search in record.searches.items():
         for trial in search.trials:
             if len(trial.run_dirs) != len(search.seeds) or {*search.hyperparameters} - trial.values.keys():

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from lm.config import BadInput
+
 
 @contextmanager
 def atomic_file(folder: Path, name: str | Callable[[Path], str]) -> Iterator[IO[bytes]]:
@@ -32,6 +34,13 @@ def atomic_file(folder: Path, name: str | Callable[[Path], str]) -> Iterator[IO[
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def make_folder(path: Path) -> None:
+    """A folder to write to, in a folder that may be a stranger's. Raises BadInput for a link, which leads elsewhere."""
+    if path.is_symlink():
+        raise BadInput(f"{path}: is a link; expected a folder, so that nothing is written elsewhere")
+    path.mkdir(exist_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -28,7 +28,7 @@ from lm.ablation.report.warnings import warnings_list
 from lm.config.ablation import Look
 from lm.config.typed import build
 from lm.report.page import page
-from lm.system.files import write_text
+from lm.system.files import make_folder, write_text
 
 
 def write_report(path: Path) -> None:
@@ -39,7 +39,7 @@ def write_report(path: Path) -> None:
     study = read_study(path)
     contrasts = study.contrasts()
     markdown, pictures = compose(study, contrasts)
-    (path / "figures").mkdir(exist_ok=True)
+    make_folder(path / "figures")
     for name, picture in pictures.items():
         write_text(path / "figures" / f"{name}.svg", picture)
     write_text(path / "report.md", markdown)

@@ -21,7 +21,7 @@ from lm.ablation.report.warnings import warnings_of
 from lm.config.identity import identifying
 from lm.report.page import code, plain, table
 from lm.report.plots import drawing, short
-from lm.system.files import write_text
+from lm.system.files import make_folder, write_text
 from lm.system.table import csv_text
 
 HEAD = (
@@ -72,7 +72,7 @@ def write_overview(path: Path) -> dict[Path, Study]:
     for folder, study in studies.items():
         for one in shown(folder, study):
             groups.setdefault(one.heading, []).append(one)
-    (path / "figures").mkdir(exist_ok=True)
+    make_folder(path / "figures")
     write_text(path / "results.csv", all_results(studies))
     write_text(path / "overview.md", overview(path.name, studies, groups))
     if groups:
