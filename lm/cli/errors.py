@@ -2,6 +2,8 @@
 
 import errno
 import glob
+import io
+import os
 import re
 import sys
 import traceback
@@ -16,6 +18,7 @@ from omegaconf.errors import OmegaConfBaseException, ValidationError
 from lm.cli.names import expected, meant, names, no_such_choice, no_such_key, trainer_arguments
 from lm.config import DECIDED, OURS, BadInput
 from lm.system.streams import ReaderLeft
+from lm.system.table import visible
 
 PACKAGE = Path(__file__).resolve().parents[1]
 CONFIGS = next((path for path in (PACKAGE / "configs", PACKAGE.parent / "configs") if path.is_dir()), PACKAGE)
@@ -34,8 +37,8 @@ def report(error: Exception) -> int:
         return complain(in_one_line(error), 2)
     if isinstance(error, ReaderLeft) and error.delivered:  # it has seen enough: generate ... | head
         return 0
-    if isinstance(error, OSError) and (error.filename or error.errno in FULL):
-        place = f"{error.filename}: " if error.filename else ""
+    if isinstance(error, OSError) and ((name := file_of(error)) or error.errno in FULL):
+        place = f"{name}: " if name else ""
         advice = "; free some space and run the same command again" if error.errno in FULL else ""
         return complain(f"{place}{error.strerror or error}{advice}", 2 if error.errno in PATHS else 1)
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "can't allocate" in str(error):
@@ -46,8 +49,20 @@ def report(error: Exception) -> int:
 
 
 def complain(message: str, code: int) -> int:
-    print("error:", " ".join(message.split()), file=sys.stderr)
+    print("error:", visible(" ".join(message.split())), file=sys.stderr)
     return code
+
+
+def file_of(error: OSError) -> str | None:
+    """The name of the file that an error is about. Reading and writing do not say it: it is that of an open file among
+    the variables of the innermost function that has one."""
+    found = error.filename
+    for frame, _ in traceback.walk_tb(None if found else error.__traceback__):
+        files = [one for one in frame.f_locals.values() if isinstance(one, io.IOBase)]
+        found = next(
+            (name for one in files if isinstance(name := getattr(one, "name", None), str | os.PathLike)), found
+        )
+    return None if found is None else os.fspath(found)
 
 
 def before_the_task(error: Exception, line: list[str], schema: type[Any], verbatim: tuple[str, ...]) -> str:
@@ -92,6 +107,9 @@ def in_one_line(error: BaseException) -> str:
         quotes = """, a word that holds '=' needs quotes: 'key=["head=untied"]'"""
         inner = "=" in str(error.override).partition("=")[2]
         return f"{error.override}: cannot be read as key=value ({text}){quotes if inner else ''}"
+    if "is not Optional" in text or "Got NoneType" in text:  # a group of settings, or its choice
+        key = getattr(error, "full_key", None) or getattr(error.__cause__, "full_key", None)
+        return f"{key or 'a group'}=null: a group of settings cannot be null; leave it out"
     if text.startswith("Ambiguous value"):
         return f"{text}: several values, a run for each, need -m"
     cause = error.__cause__ or error

@@ -21,6 +21,7 @@ from lm.cli.names import names
 from lm.config import BadInput
 from lm.system.processes import is_first_process
 from lm.system.streams import ReaderLeft, protect
+from lm.system.table import lines_visible
 
 STOPPING = (signal.SIGTERM, signal.SIGHUP)
 
@@ -50,6 +51,8 @@ def launch(
         if signal.getsignal(signum) != signal.SIG_IGN:  # as nohup starts a command
             signal.signal(signum, lambda signum, _: sys.exit(128 + signum))
     speak(output_is_the_result=not resumable)
+    if strange := words.not_utf8(line):
+        sys.exit(complain(strange, 2))
     repair_argparse()
     taken: dict[str, Any] = {}
     if not words.has(line, words.COMPLETION):
@@ -133,11 +136,18 @@ def interrupted(error: BaseException) -> int | None:
     return None if signum is None else 128 + int(signum)
 
 
+class Visible(logging.Formatter):
+    """Messages may hold names from outside, which must not steer a terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return lines_visible(super().format(record))
+
+
 def speak(output_is_the_result: bool) -> None:
     """Our own messages go to standard error."""
     protect(output_is_the_result)
     handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(message)s"))
+    handler.setFormatter(Visible("%(message)s"))
     ours = logging.getLogger("lm")
     ours.handlers[:] = [handler]
     ours.setLevel(logging.INFO if is_first_process() else logging.WARNING)

@@ -1,6 +1,7 @@
 """The words of a command line, before Hydra reads them."""
 
 import re
+import sys
 from collections.abc import Iterable
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -21,6 +22,16 @@ def key_of(word: str) -> str:
 
 def has(words: Iterable[str], flags: tuple[str, ...]) -> bool:
     return any(word in flags for word in words)
+
+
+def not_utf8(words: Iterable[str]) -> str | None:
+    """What is said of the first word that is not UTF-8, as most files hold names: a run under it could not be read."""
+    for word in words:
+        if any("\ud800" <= c <= "\udfff" for c in word) and not is_setting(word, ("prompt",)):  # which names no file
+            encoding = sys.getfilesystemencoding()
+            hint = "rename the file" if encoding == "utf-8" else f"words are {encoding} here; set PYTHONUTF8=1"
+            return f"{word}: not UTF-8; {hint}"
+    return None
 
 
 def fixed_run_dir(line: list[str]) -> str | None:

@@ -6,8 +6,10 @@ ordinary characters.
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ EOT = "<|endoftext|>"
 EOT_NAMES = (EOT, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "<EOS>")
 CHARACTERS = pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
 BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False)
+MOST_GROWTH = 100  # characters that the steps of a tokenizer.json may make of one: more could fill any memory
 PRE_TOKENIZERS = [json.loads(one.__getstate__()) for one in (CHARACTERS, BYTES)]
 
 
@@ -40,6 +43,9 @@ class Tokenizer:
     def __init__(self, backend: tokenizers.Tokenizer, eot: str | None = None) -> None:
         special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
         layout = json.loads(backend.to_str())
+        for step in ("normalizer", "decoder"):
+            if (times := growth(layout[step])) > MOST_GROWTH:
+                raise BadInput(f"{step}: makes up to {times:.3g} characters of one, expected at most {MOST_GROWTH}")
         before = template_token(layout["post_processor"])
         usual = next((name for name in EOT_NAMES if name in special), None)
         if usual is None and eot is not None and backend.token_to_id(eot) is None:
@@ -89,7 +95,10 @@ class Tokenizer:
     def encode_all(self, texts: list[str]) -> list[list[int]]:
         """The ids of each text. Raises BadInput for a character that the vocabulary lacks (character level only)."""
         try:
-            return [encoding.ids for encoding in self.backend.encode_batch_fast(texts, add_special_tokens=False)]
+            with refusing_panics():
+                return [encoding.ids for encoding in self.backend.encode_batch_fast(texts, add_special_tokens=False)]
+        except BadInput:
+            raise
         except Exception as error:  # tokenizers raises bare Exception
             known = self.backend.get_vocab()
             missing = next((c for text in texts for c in text if c not in known), None)
@@ -101,7 +110,8 @@ class Tokenizer:
             ) from error
 
     def decode(self, ids: Iterable[int]) -> str:
-        return self.backend.decode(list(ids), skip_special_tokens=True)
+        with refusing_panics():
+            return self.backend.decode(list(ids), skip_special_tokens=True)
 
     def stream(self, ids: Iterable[int]) -> Iterator[str]:
         """Yield text as ids arrive, in pieces of whole characters; joined, they equal `decode` of all ids.
@@ -128,6 +138,28 @@ class Tokenizer:
     @property
     def hash(self) -> str:
         return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+
+@contextmanager
+def refusing_panics() -> Iterator[None]:
+    """Raise BadInput for a panic of the library, as for a pattern that takes too long: it is a BaseException."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise BadInput(f"tokenizer: its library gives up on this text ({str(error).splitlines()[0]})") from error
+
+
+def growth(step: dict[str, Any] | None) -> float:
+    """At most how many characters a normaliser or a decoder makes of one."""
+    if step is None:
+        return 1
+    pattern = (step.get("pattern") or {}).get("String") or "."
+    added = (
+        len(step.get("content", "")) / len(pattern) if step["type"] == "Replace" else len(step.get("prepend", "")) + 1
+    )
+    return math.prod(map(growth, step.get("normalizers") or step.get("decoders") or ()), start=max(1, added))
 
 
 def template_token(post_processor: dict[str, Any] | None) -> str | None:

@@ -11,12 +11,14 @@ import yaml
 
 from lm.config import BadInput, DataConfig, TokenizerConfig
 from lm.config.renamed import current
+from lm.config.typed import build
 from lm.data.cache import ReadOnlyCache, writing
 from lm.data.corpus import opened, stored_text
 from lm.data.encoding import encode
 from lm.data.split import Part
 from lm.data.tokenizer import Tokenizer
 from lm.data.tokens import prepare
+from lm.system.files import read_yaml
 
 Found = TypeVar("Found")
 
@@ -33,18 +35,18 @@ class OwnText:
 def own_text(run_dir: Path, trust: bool) -> OwnText:
     """Reads nothing of the text. Without `trust`, refuses an address that the run's files name. Raises BadInput."""
     try:
-        settings = current(yaml.safe_load((run_dir / "config.yaml").read_text(encoding="utf-8")))
+        settings = current(read_yaml(run_dir / "config.yaml"))
         hashes = settings["data_hash"], settings["tokenizer_hash"]
-        config = DataConfig(**{"val_max_bytes": None} | settings["data"])  # earlier versions had no limit
+        config: DataConfig = build(DataConfig, {"val_max_bytes": None} | settings["data"])  # once there was no limit
         if revision := settings.get("data_revision"):
             config = replace(config, revision=revision)  # the branch may have moved on
-        tokenizer = TokenizerConfig(**settings["tokenizer"])
+        tokenizer: TokenizerConfig = build(TokenizerConfig, settings["tokenizer"])
         if tokenizer.kind == "file":  # the run has a copy; the file that it was made with may be gone
             tokenizer = replace(tokenizer, path=str(run_dir / "model/tokenizer.json"))
     except OSError as error:
         hint = "expected a finished run, or a text: data=text data.path=FILE"
         raise BadInput(f"{error.filename}: {error.strerror}; {hint}") from error
-    except (yaml.YAMLError, TypeError, KeyError, ValueError) as error:
+    except (yaml.YAMLError, TypeError, KeyError, ValueError, RecursionError) as error:
         raise BadInput(f"{run_dir}/config.yaml: not what train wrote ({error})") from error
     for place in (config.path or "", config.val_path or ""):
         if not trust and (config.source == "hub" or "://" in place):

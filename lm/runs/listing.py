@@ -49,9 +49,7 @@ def listing_csv(runs: Sequence[FoundRun]) -> str:
         found = {key: run[key] for key in keys if run.settings} | results
         rows.append({"run": run.name, "status": run.status, "note": run.note} | found)
     first = ["run", "status", "note", *keys, *RESULTS]
-    return csv_text(
-        [*map(harmless, first)], [{harmless(key): cell(value) for key, value in one.items()} for one in rows]
-    )
+    return csv_text(first, [{key: cell(value) for key, value in one.items()} for one in rows])
 
 
 def cell(value: Any) -> Any:

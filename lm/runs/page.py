@@ -14,7 +14,7 @@ from lm.report.page import code, fence, page, plain, table
 from lm.report.plots import drawing, legend, panels, tokens_axis, window
 from lm.runs.find import FoundRun, read_run
 from lm.system.files import write_text
-from lm.system.table import spelled, visible
+from lm.system.table import lines_visible, spelled, visible
 from lm.training.finished import read_result, read_samples
 
 SHOWN = 5  # times during training whose samples are shown
@@ -140,7 +140,7 @@ def samples_section(run: FoundRun, result: Mapping[str, Any]) -> list[str]:
 
 
 def block(text: str) -> str:
-    return few_lines("\n".join(map(visible, text.split("\n"))))
+    return few_lines(lines_visible(text))
 
 
 def facts(result: Mapping[str, Any]) -> list[str]:

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+import yaml
+
 from lm.config import BadInput
 
 
@@ -74,6 +76,23 @@ def read_object(path: Path) -> dict[str, Any]:
     return found
 
 
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping of a YAML file that a program has written. Raises ValueError or yaml.YAMLError for anything else.
+
+    An alias is refused: nine lines of them can stand for a billion values.
+    """
+    text = path.read_text(encoding="utf-8")
+    deepest = text.count("[") + text.count("{") + max(map(len, text.splitlines()), default=0)
+    # the loader in C is ten times as fast, but crashes where the text is nested too deeply
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader) if deepest < 2000 else yaml.SafeLoader
+    if "*" in text and any(isinstance(one, yaml.AliasEvent) for one in yaml.parse(text, loader)):
+        raise ValueError("holds an alias, expected plain settings")
+    found = yaml.load(text, loader)
+    if not isinstance(found, dict):
+        raise ValueError(f"expected settings, found {type(found).__name__}")
+    return found
+
+
 def unsealed(content: dict[str, Any]) -> dict[str, Any]:
     """The content without its hash. Raises ValueError if the hash is missing or wrong."""
     rest = {key: value for key, value in content.items() if key != "checksum"}
@@ -93,6 +112,8 @@ def sync_folder(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         os.close(descriptor)
 

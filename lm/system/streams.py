@@ -6,6 +6,8 @@ import os
 import sys
 from typing import Any, TextIO
 
+from lm.system.table import lines_visible
+
 GONE = (errno.EPIPE, errno.EBADF)  # the reader has left; there was none, as in `train >&-`
 
 
@@ -42,6 +44,13 @@ class Descriptor(io.FileIO):
         return written
 
 
+class Terminal(io.TextIOWrapper):
+    """Standard output on a terminal, which nothing that is printed can steer: texts of models, names of files."""
+
+    def write(self, text: str, /) -> int:
+        return super().write(lines_visible(text))
+
+
 def protect(output_is_the_result: bool) -> None:
     """Replace sys.stdout and sys.stderr by streams whose reader may leave, unless somebody else has replaced them."""
     if sys.stdout is sys.__stdout__:
@@ -58,7 +67,8 @@ def stream(descriptor: int, before: TextIO | None, strict: bool) -> TextIO:
     encoding, errors = (before.encoding, before.errors) if before else ("utf-8", "backslashreplace")
     unbuffered = bool(getattr(before, "write_through", False))  # by PYTHONUNBUFFERED; then by_line alone would be false
     by_line = unbuffered or bool(before and before.line_buffering)
-    return io.TextIOWrapper(io.BufferedWriter(Descriptor(descriptor, strict)), encoding, errors, line_buffering=by_line)
+    kind = Terminal if descriptor == 1 and os.isatty(1) else io.TextIOWrapper
+    return kind(io.BufferedWriter(Descriptor(descriptor, strict)), encoding, errors, line_buffering=by_line)
 
 
 def silence(descriptor: int, mode: int) -> None:

@@ -3,6 +3,7 @@
 import csv
 import io
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 
@@ -15,11 +16,19 @@ def format_table(rows: Sequence[Sequence[str]]) -> str:
 
 def csv_text(first: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
     """With these columns first, then every other that a row has; what a row does not have is empty."""
-    buffer, columns = io.StringIO(), dict.fromkeys([*first, *(key for row in rows for key in row)])
+    buffer, columns = io.StringIO(), dict.fromkeys(map(harmless, [*first, *(key for row in rows for key in row)]))
     writer = csv.DictWriter(buffer, list(columns), restval="", lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({harmless(key): harmless_cell(value) for key, value in row.items()} for row in rows)
     return buffer.getvalue()
+
+
+def harmless_cell(value: Any) -> Any:
+    """A number stays as it is, also one that was read from a CSV file."""
+    with suppress(TypeError, ValueError):
+        float(value)
+        return value
+    return harmless(value) if isinstance(value, str) else value
 
 
 def harmless(text: str) -> str:
@@ -38,6 +47,11 @@ def visible(text: str) -> str:
     'a\\\\x1b[31m\\\\r'
     """
     return "".join(c if c.isprintable() or c == "\t" else c.encode("unicode_escape").decode() for c in text)
+
+
+def lines_visible(text: str) -> str:
+    """The same for a text of several lines."""
+    return "\n".join(map(visible, text.split("\n")))
 
 
 def spelled(value: Any) -> str:

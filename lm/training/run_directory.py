@@ -13,7 +13,7 @@ import yaml
 from lm.config import BadInput, RunConfig
 from lm.config.identity import config_hash, identifying
 from lm.config.renamed import FORMAT, current, earlier
-from lm.system.files import remove_partial, write_sealed, write_text
+from lm.system.files import read_yaml, remove_partial, write_sealed, write_text
 from lm.training.finished import read_result
 
 
@@ -36,12 +36,6 @@ def named(run: RunConfig, head: str, digest: str) -> Path:
 
 
 LENGTH = ("trainer.max_steps", "max_tokens")  # of a run, which its learning-rate schedule follows
-
-
-def loader(text: str) -> Any:
-    """The loader in C, which is ten times as fast, but crashes where the text is nested too deeply."""
-    deepest = text.count("[") + text.count("{") + max(map(len, text.splitlines()), default=0)
-    return getattr(yaml, "CSafeLoader", yaml.SafeLoader) if deepest < 2000 else yaml.SafeLoader
 
 
 class RunDirectory:
@@ -98,8 +92,7 @@ class RunDirectory:
     def read_config(self) -> dict[str, Any]:
         """The settings of the run in this directory under today's names. Raises BadInput if they cannot be read."""
         try:
-            text = self.config.read_text()
-            return current(yaml.load(text, loader(text)))
+            return current(read_yaml(self.config))
         except (OSError, ValueError, yaml.YAMLError, AttributeError, RecursionError) as error:
             raise BadInput(f"{self.config}: cannot be read ({str(error).splitlines()[0]})") from error
 

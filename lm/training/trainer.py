@@ -63,7 +63,7 @@ def build_trainer(
         callbacks.append(SamplesDuringTraining(folder / "samples.jsonl", n_tokens))
     callbacks.append(callback)  # last, because it saves: the rows of a step are written before its checkpoint
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)  # not its tips and lists of absent accelerators
-    warnings.filterwarnings("ignore", module="lightning", message=".*(num_workers|train_dataloader|LeafSpec).*")
+    warnings.filterwarnings("ignore", module="lightning", message=".*(num_workers|train_dataloader|LeafSpec|srun).*")
     try:
         trainer: Trainer = instantiate(
             options,
