@@ -3,10 +3,13 @@
 import csv
 import json
 import math
+import random
 import re
 import shutil
 from pathlib import Path
 from statistics import fmean, variance
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from conftest import some
@@ -14,8 +17,11 @@ from markdown_it import MarkdownIt
 from scipy import stats
 from test_report import make
 
+from lm.ablation.judge.power import Tuning
+from lm.ablation.judge.statistics import holm
 from lm.ablation.judge.study import read_study
 from lm.ablation.report import write_report
+from lm.ablation.report.across import Apart, Shown, all_apart, apart
 from lm.ablation.report.overview import folders, write_overview
 from lm.ablation.summary import overview_table
 from lm.config import BadInput
@@ -47,14 +53,15 @@ def rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def welch(one: list[float], other: list[float], *noise: tuple[float, float]) -> tuple[float, float]:
-    """By the formulas, with the degrees of freedom of Satterthwaite. `noise`: further variances, each with its df."""
-    parts = [*((variance(values) / len(values), len(values) - 1) for values in (one, other)), *noise]
+def distribution(samples: list[list[float]], noise: list[tuple[float, float]]) -> Any:
+    """Of the true difference of two samples, or the true mean of one; by the formulas, with Satterthwaite's freedom.
+
+    `noise`: further variances, each with its df.
+    """
+    parts = [*((variance(values) / len(values), len(values) - 1) for values in samples), *noise]
     total = sum(part for part, _ in parts)
     freedom = total**2 / sum(part**2 / df for part, df in parts)
-    half = float(stats.t.ppf(0.975, freedom)) * total**0.5
-    middle = fmean(one) - fmean(other)
-    return middle - half, middle + half
+    return stats.t(freedom, fmean(samples[0]) - sum(map(fmean, samples[1:])), total**0.5)
 
 
 def comparisons(path: Path) -> dict[tuple[str, str], list[str]]:
@@ -74,7 +81,8 @@ def test_every_primary_comparison_of_every_ablation_as_results_csv_gives_it(seve
         ("untied - tied, at equal FLOPs", SECOND),
     ]
     bits_of: dict[str, list[float]] = {}
-    for (heading, where), (verdict, difference, span, unit, margin, n, bits, than_first) in found.items():
+    ps: dict[str, list[float]] = {"expected": [], "shown": []}
+    for (heading, where), (verdict, difference, span, unit, margin, n, bits, than_first, p) in found.items():
         arm, budget = heading.partition(" ")[0], heading.rpartition(" ")[2].lower()
         chosen = [row for row in rows(several) if row["ablation"] == where and budget in row["budgets"].split()]
         report = json.loads((several / where / "report.json").read_text())["contrasts"]
@@ -100,10 +108,56 @@ def test_every_primary_comparison_of_every_ablation_as_results_csv_gives_it(seve
                 first = bits_of.setdefault(heading, here)
                 runs = read_study(several / where).contrasts()
                 dfs = [run.tuning.df for run in runs if run.tuning and (run.arm, run.budget) == (arm, budget)]
-                low, high = welch(here, first, *((noise**2, df) for df in dfs))
-                assert than_first == ("" if here is first else f"{mean - fmean(first):+.4f} [{low:+.4f}, {high:+.4f}]")
+                if here is first:
+                    assert (than_first, p) == ("", "")
+                    continue
+                apart = [ours - theirs for ours, theirs in zip(here, first, strict=False)]  # of the seeds of both
+                truth = distribution([apart], [(noise**2, df) for df in dfs])
+                low, high = truth.interval(0.95)
+                assert than_first == f"{fmean(apart):+.4f} [{low:+.4f}, {high:+.4f}]"
+                ps["expected"].append(2 * min(truth.cdf(0), truth.sf(0)))
+                ps["shown"].append(float(p.replace("<", "")))
+    lower, higher = sorted(ps["expected"])
+    corrected = {lower: min(1, 2 * lower), higher: max(higher, min(1, 2 * lower))}
+    assert ps["shown"] == pytest.approx([corrected[p] for p in ps["expected"]], abs=0.0006)
     assert all(f">{text}<" in figure for pair in found for text in pair)
     assert "bits per byte (left is better)" in figure
+
+
+def apart_by(ours: dict[int, float], theirs: dict[int, float], noise: Tuning | None = None) -> Apart:
+    study: Any = None
+    one, first = (Shown(Path(), study, study, study, values, noise) for values in (ours, theirs))
+    return apart(one, first)
+
+
+def test_ablations_that_share_their_seeds_are_paired_and_others_are_not() -> None:
+    values = [0.1, 0.5, 0.2, 0.9, 0.4]
+    first, shifted = dict(enumerate(values)), {seed: 0.3 + value + seed / 1000 for seed, value in enumerate(values)}
+    same = apart_by(shifted, first)
+    truth = distribution([[0.3 + seed / 1000 for seed in range(5)]], [])
+    assert same.by_seed
+    assert (same.low, same.high) == pytest.approx(truth.interval(0.95))
+    other = apart_by({seed + 3: value for seed, value in shifted.items()}, first)  # two seeds of five are the same
+    truth = distribution([[*shifted.values()], values], [])
+    assert not other.by_seed
+    assert (other.low, other.high) == pytest.approx(truth.interval(0.95))
+    assert other.p == pytest.approx(2 * truth.cdf(0))
+    noisy = apart_by(shifted, first, Tuning(0.01, 4))
+    assert (noisy.high or 0) - (noisy.low or 0) > 2 * 2 * 0.02**0.5  # of both
+    assert apart_by({0: 1.0}, first).low is None
+    assert (apart_by(first, first).mean, apart_by(first, first).p) == (0, 1)
+
+
+def test_the_number_of_differences_is_corrected_for() -> None:
+    rng = random.Random(0)
+    group = []
+    for i in range(5):
+        found: Any = SimpleNamespace(folder=Path(str(i)), contrast=SimpleNamespace(runs="r"), tuning=None)
+        found.differences = {seed: rng.gauss(0, 1) + i for seed in range(5)}
+        group.append(found)
+    everything = list(all_apart([group[:3], group[3:]]).values())
+    assert [one.p_adjusted for one in everything] == holm([one.p or 0 for one in everything])
+    assert len(everything) == 3
 
 
 def test_the_terminal_shows_the_primary_comparisons_as_a_table(several: Path) -> None:
