@@ -40,10 +40,10 @@ COUNTS: Columns = {"step": int, "tokens": int, "val/tokens": int}  # of metrics.
 CONTRAST = (  # names of report.json; floats, but for those of the next two tables
     *("baseline", "budget", "primary", "metric", "n_seeds", "mean_difference", "ci_low", "ci_high"),
     *("equivalence_margin", "verdict", "wins", "sd", "tuning_sd", "df", "p", "p_adjusted", "p_equivalent"),
-    *("p_equivalent_adjusted", "minimum_detectable", "seeds_needed", "sentence"),
+    *("p_equivalent_adjusted", "minimum_detectable", "seeds_needed_low", "seeds_needed_high", "sentence"),
 )
 WORDS = dict.fromkeys(("baseline", "budget", "metric", "verdict", "sentence"), str)
-NUMBERS: Columns = {"primary": bool, **dict.fromkeys(("n_seeds", "wins", "seeds_needed"), int)}
+NUMBERS: Columns = {"primary": bool, **dict.fromkeys(("n_seeds", "wins", "seeds_needed_low", "seeds_needed_high"), int)}
 
 
 class Run(NamedTuple):
@@ -122,8 +122,8 @@ def contrasts(folder: str | Path) -> pd.DataFrame:
     (val_loss: nats per token) `mean_difference`, arm minus baseline, its 95 % interval `ci_low` to `ci_high`, and the
     `equivalence_margin`; `verdict`; `wins`, the pairs in which the arm is better; `sd` of a difference, `tuning_sd` of
     the mean, `df`; p values, also adjusted for the comparisons of this ablation; the `minimum_detectable` difference;
-    `seeds_needed` where undecided, missing above 100; `sentence`. A verdict that is seen is a look. Nothing is written
-    here, so the look is not recorded: write the report too before you add seeds.
+    `seeds_needed_low` to `seeds_needed_high` where undecided, missing above 100; `sentence`. A verdict that is seen is
+    a look. Nothing is written here, so the look is not recorded: write the report too before you add seeds.
     """
     from lm.ablation.report.numbers import contrast  # imports matplotlib
 

@@ -16,6 +16,7 @@ from test_report import make, markdown, numbers, write
 from test_study import row, study
 
 from lm.ablation.judge import statistics
+from lm.ablation.judge.advice import Advice
 from lm.ablation.judge.divergence import Divergence
 from lm.ablation.judge.statistics import judge
 from lm.ablation.judge.study import Row, read_study
@@ -31,7 +32,7 @@ Array = NDArray[np.float64]
 
 def hurry(patch: pytest.MonkeyPatch) -> None:
     """A verdict does not depend on these, and they take most of the time."""
-    patch.setattr(statistics, "seeds_to_decide", lambda *_: None)
+    patch.setattr(statistics, "advise", lambda *_: Advice(None, None))
     patch.setattr(statistics, "minimum_detectable_effect", lambda *_, **__: None)
 
 

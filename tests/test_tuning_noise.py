@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from lm.ablation.judge import statistics
+from lm.ablation.judge.advice import Advice
 from lm.ablation.judge.power import Tuning
 from lm.ablation.judge.regret import regrets, together
 from lm.ablation.judge.statistics import judge
@@ -107,7 +108,7 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def hurry(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(statistics, "seeds_to_decide", lambda *_: None)
+    patch.setattr(statistics, "advise", lambda *_: Advice(None, None))
     patch.setattr(statistics, "minimum_detectable_effect", lambda *_, **__: None)
 
 

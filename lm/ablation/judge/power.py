@@ -1,9 +1,10 @@
 """How likely a number of seeds is to decide, and the error of a mean that also counts the tuning: pure functions."""
 
 import math
-from bisect import bisect_left
+import operator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, reduce
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +12,8 @@ from scipy import optimize, special, stats
 
 ALPHA = 0.05
 POWER = 0.8
-MOST_SEEDS = 100
+Values = float | NDArray[np.float64]
+Number = TypeVar("Number", float, NDArray[np.float64])
 
 
 @dataclass(slots=True, frozen=True)
@@ -22,10 +24,10 @@ class Tuning:
     df: int  # of the estimate of this variance
 
 
-def welch(*parts: tuple[float, float]) -> tuple[float, float]:
+def welch(*parts: tuple[Number, Number]) -> tuple[Number, Number]:
     """The variance of a sum of independent parts, each with its df, and its df (Satterthwaite, 1946; Welch, 1947)."""
-    total = sum(variance for variance, _ in parts)
-    return total, total**2 / sum(variance**2 / df for variance, df in parts)
+    total = reduce(operator.add, (variance for variance, _ in parts))
+    return total, total**2 / reduce(operator.add, (variance**2 / df for variance, df in parts))
 
 
 def with_tuning(sd: float, n: int, tuning: Tuning | None) -> tuple[float, float]:
@@ -51,25 +53,38 @@ def spreads(df: float, count: int = 1000) -> NDArray[np.float64]:
     return np.sqrt(stats.chi2.ppf(middles, df) / df)
 
 
-def chance(effect: float, n: int, alpha: float = ALPHA, margin: float = 0.0, df: float | None = None) -> float:
+def chance(
+    effect: Values,
+    n: Values,
+    alpha: float = ALPHA,
+    margin: Values = 0.0,
+    df: Values | None = None,
+    count: int = 1000,
+) -> NDArray[np.float64]:
     """The probability that n seeds decide: by the two-sided paired t test, or by equivalence within +-margin.
 
     Effect and margin are in standard deviations of a difference; margin 0 gives the power of the t test alone. The
     mean and the standard deviation of a sample are independent, so given the latter this is a normal probability; it
-    is averaged over the latter (to 1e-4). scipy's noncentral t, the usual way, returns nan far from its centre.
+    is averaged over the latter (to 1e-4 with a `count` of 1000). scipy's noncentral t, the usual way, returns nan far
+    from its centre. All but `alpha` and `count` may be arrays of one shape, which the answer has too.
     """
-    df = df or n - 1
-    limit, shift = critical(1 - alpha / 2, df) * spreads(df), effect * math.sqrt(n)
-    room = margin * math.sqrt(n) - critical(1 - alpha, df) * spreads(df)
-    different = special.ndtr(shift - limit) + special.ndtr(-limit - shift)
-    equivalent = np.where(room > 0, special.ndtr(room - shift) - special.ndtr(-room - shift), 0.0)
-    return float(np.mean(np.where(room < limit, different + equivalent, 1.0)))
+    effects, ns, margins, dfs = np.broadcast_arrays(effect, n, margin, np.subtract(n, 1) if df is None else df)
+    flat = [float(one) for one in dfs.flat]
+    deviations = np.array([spreads(one, count) for one in flat]).reshape(*dfs.shape, count)
+    different, equivalent = (
+        np.array([critical(1 - tail, one) for one in flat]).reshape(*dfs.shape, 1) * deviations
+        for tail in (alpha / 2, alpha)
+    )
+    shift, room = (effects * np.sqrt(ns))[..., None], (margins * np.sqrt(ns))[..., None] - equivalent
+    found = special.ndtr(shift - different) + special.ndtr(-different - shift)
+    found += np.where(room > 0, special.ndtr(room - shift) - special.ndtr(-room - shift), 0.0)
+    return np.asarray(np.mean(np.where(room < different, found, 1.0), axis=-1))
 
 
 @lru_cache(1000)
 def detectable(n: int, alpha: float, power: float, df: float) -> float:
     surely = (critical(1 - alpha / 2, df) * spreads(df)[-1] + 10) / math.sqrt(n)  # beyond every limit
-    return float(optimize.brentq(lambda effect: chance(effect, n, alpha, 0.0, df) - power, 0.0, surely))
+    return float(optimize.brentq(lambda effect: float(chance(effect, n, alpha, 0.0, df)) - power, 0.0, surely))
 
 
 def minimum_detectable_effect(
@@ -86,23 +101,3 @@ def minimum_detectable_effect(
         return None
     whole, df = with_tuning(sd, n, tuning)
     return whole * detectable(n, alpha, power, df)
-
-
-def seeds_to_decide(
-    mean: float, sd: float, margin: float, comparisons: int = 1, tuning: Tuning | None = None
-) -> int | None:
-    """The fewest seeds, 2 to 100, that would give a verdict with a probability of 80 %; None if more.
-
-    Supposes that the truth is the observed mean and standard deviation, and counts either verdict, a difference or
-    equivalence, at ALPHA / comparisons: never fewer than Holm's method needs. The probability is that of `chance`.
-    """
-
-    def decided(n: int) -> bool:
-        whole, df = with_tuning(sd, n, tuning)
-        return chance(mean / whole, n, ALPHA / comparisons, margin / whole, df) >= POWER
-
-    if with_tuning(sd, 2, tuning)[0] == 0:
-        return 2
-    sizes = range(2, MOST_SEEDS + 1)
-    i = bisect_left(sizes, True, key=decided)
-    return sizes[i] if i < len(sizes) else None

@@ -2,7 +2,8 @@
 
 import math
 
-from lm.ablation.judge.power import ALPHA, MOST_SEEDS, critical
+from lm.ablation.judge.advice import MOST_SEEDS
+from lm.ablation.judge.power import critical
 from lm.ablation.judge.statistics import Comparison
 
 
@@ -11,10 +12,20 @@ def decimals(margin: float) -> int:
     return max(0, 2 - math.floor(math.log10(margin)))
 
 
+def percent(level: float) -> str:
+    """A confidence level, to a tenth.
+
+    >>> percent(0.95), percent(0.97888)
+    ('95 %', '97.9 %')
+    """
+    return f"{100 * level:.3g} %"
+
+
 def sentence(name: str, baseline: str, comparison: Comparison, unit: str, margin: float) -> str:
     """A verdict in words. Confidence intervals (CI) are not corrected for the number of comparisons.
 
-    Differences are signed: arm minus baseline. Equivalence leaves 5 % for each side, so its CI is that of 90 %.
+    Differences are signed: arm minus baseline. Equivalence leaves 5 % for each side, so its CI is that of 90 %; where
+    looks are planned, each leaves the level of a look.
     """
     one, digits = comparison, decimals(margin)
     undecided = f"{name} compared with {baseline} is undecided"
@@ -23,15 +34,25 @@ def sentence(name: str, baseline: str, comparison: Comparison, unit: str, margin
     mean = f"{one.mean:+z.{digits}f} {unit}"
     if one.ci_low is None or one.ci_high is None:
         return f"{undecided}: {mean} with one seed, which gives no confidence interval."
-    found = f"{mean} (95 % CI {one.ci_low:+z.{digits}f} to {one.ci_high:+z.{digits}f}, {one.n} seeds)"
+    found = (
+        f"{mean} ({percent(1 - one.alpha)} CI {one.ci_low:+z.{digits}f} to {one.ci_high:+z.{digits}f}, {one.n} seeds)"
+    )
     if one.verdict in ("better", "worse"):
         return f"{name} is {one.verdict} than {baseline}: {found}."
     if one.verdict == "equivalent":
-        half = critical(1 - ALPHA, one.df or 1) * math.sqrt((one.sd or 0.0) ** 2 / one.n + one.tuning_sd**2)
-        ends = f"90 % CI {one.mean - half:+z.{digits}f} to {one.mean + half:+z.{digits}f}, {one.n} seeds"
-        return f"{name} and {baseline} are equivalent: {mean} ({ends}), within the equivalence margin of ±{margin:g}."
+        half = critical(1 - one.alpha, one.df or 1) * math.sqrt((one.sd or 0.0) ** 2 / one.n + one.tuning_sd**2)
+        within = f"within the equivalence margin of ±{margin:g}"
+        ends = f"{one.mean - half:+z.{digits}f} to {one.mean + half:+z.{digits}f}, {one.n} seeds"
+        return f"{name} and {baseline} are equivalent: {mean} ({percent(1 - 2 * one.alpha)} CI {ends}), {within}."
     if one.ci_low * one.ci_high > 0:
         found += ", which excludes zero, but not after correction for the number of comparisons"
-    more = f"about {one.seeds_needed} new seeds would probably decide"
-    more = more if one.seeds_needed else f"even {MOST_SEEDS} seeds would probably not decide"
-    return f"{undecided}: {found}; {more}."
+    return f"{undecided}: {found}; {advice(one)}."
+
+
+def advice(one: Comparison) -> str:
+    fewest, most = one.seeds_needed_low, one.seeds_needed_high
+    if fewest is None:
+        return f"even {MOST_SEEDS} seeds would probably not decide"
+    if most is None:
+        return f"{fewest} new seeds could decide, but it may take more than {MOST_SEEDS} (80 % range)"
+    return f"{fewest} to {most} new seeds (80 % range) would probably decide"

@@ -11,15 +11,9 @@ from statistics import fmean, stdev
 
 from scipy import special
 
+from lm.ablation.judge.advice import Advice, advise
 from lm.ablation.judge.divergence import Divergence
-from lm.ablation.judge.power import (
-    ALPHA,
-    Tuning,
-    critical,
-    minimum_detectable_effect,
-    seeds_to_decide,
-    with_tuning,
-)
+from lm.ablation.judge.power import ALPHA, Tuning, critical, minimum_detectable_effect, with_tuning
 
 
 @dataclass(slots=True, frozen=True)
@@ -32,15 +26,17 @@ class Comparison:
     sd: float | None = None
     tuning_sd: float = 0.0  # of the mean, because each arm's settings may not be its best
     df: float | None = None  # of the interval and the tests
-    ci_low: float | None = None  # of the 95 % interval, not corrected for the number of comparisons
+    ci_low: float | None = None  # of the interval, not corrected for the number of comparisons
     ci_high: float | None = None
     p_different: float | None = None
     p_equivalent: float | None = None
     p_different_adjusted: float | None = None  # for the number of comparisons in the family
     p_equivalent_adjusted: float | None = None
-    minimum_detectable: float | None = None
+    minimum_detectable: float | None = None  # at the level of the tests divided by the number of comparisons
+    alpha: float = ALPHA  # level of the tests; 1 - alpha is that of the interval
     verdict: str = "undecided"  # better, worse, equivalent, undecided
-    seeds_needed: int | None = None  # where undecided: about so many, if looked at once; None also above 100
+    seeds_needed_low: int | None = None  # where undecided: an 80 % range of the new seeds that would decide, if looked
+    seeds_needed_high: int | None = None  # at once; None also above 100
     p_diverged: float | None = None  # that both arms diverge equally often; None: not tested
     p_diverged_adjusted: float | None = None
     by_divergence: bool = False  # whether the verdict rests on it, not on the differences
@@ -93,6 +89,7 @@ def judge(
     lower_is_better: bool = True,
     tunings: Mapping[str, Tuning] | None = None,
     divergences: Mapping[str, Divergence] | None = None,
+    alpha: float = ALPHA,
 ) -> dict[str, Comparison]:
     """A verdict on each comparison of a family from its paired differences, corrected for their number (Holm).
 
@@ -131,20 +128,22 @@ def judge(
     }
     for name, p, q, (p_adjusted, q_adjusted) in zip(samples, different, equivalent, adjusted, strict=True):
         (mean, _, df), sd, n, tuning = samples[name], stdev(family[name]), len(family[name]), tunings.get(name)
-        verdict, needed = "undecided", None
-        if q_adjusted <= ALPHA:
+        verdict, needed = "undecided", Advice(None, None)
+        if q_adjusted <= alpha:
             verdict = "equivalent"
-        elif p_adjusted <= ALPHA:
+        elif p_adjusted <= alpha:
             verdict = "better" if (mean < 0) == lower_is_better else "worse"
-        elif needed := seeds_to_decide(mean, sd, margin, len(corrected), tuning):
-            needed = max(needed, n + 1)  # n have just failed to, if only by bad luck
-        low, high = interval(family[name], 0.95, tuning) or (None, None)
-        tests = (p, q, p_adjusted, q_adjusted, minimum_detectable_effect(sd, n, tuning=tuning))
+        else:
+            needed = advise(mean, sd, n, margin, alpha / len(corrected), tuning)
+        low, high = interval(family[name], 1 - alpha, tuning) or (None, None)
+        least = minimum_detectable_effect(sd, n, alpha / len(corrected), tuning=tuning)
+        tests = (p, q, p_adjusted, q_adjusted, least)
         tuning_sd = math.sqrt(tuning.variance) if tuning else 0.0
-        found[name] = Comparison(n, mean, wins[name], sd, tuning_sd, df, low, high, *tests, verdict, needed)
+        found[name] = Comparison(n, mean, wins[name], sd, tuning_sd, df, low, high, *tests, alpha, verdict, *needed)
     for (name, count), p in zip(diverged.items(), corrected[len(samples) :], strict=True):
-        found[name] = replace(found[name], p_diverged=count.p, p_diverged_adjusted=p, by_divergence=p <= ALPHA)
-        if p <= ALPHA:
+        found[name] = replace(found[name], p_diverged=count.p, p_diverged_adjusted=p, by_divergence=p <= alpha)
+        if p <= alpha:
             more = count.arm * count.baseline_ended > count.baseline * count.arm_ended
-            found[name] = replace(found[name], verdict="worse" if more else "better", seeds_needed=None)
+            verdict = "worse" if more else "better"
+            found[name] = replace(found[name], verdict=verdict, seeds_needed_low=None, seeds_needed_high=None)
     return found

@@ -82,8 +82,8 @@ most {alpha:g}; otherwise undecided.
 - **p**: two-sided paired t test. **Holm**: corrected for the number of comparisons, primary and others separately.
 - **p equivalence**: two one-sided t tests (TOST) of a true difference within ±{margin}; the 90 % CI of an equivalence \
 belongs to them.
-- **Minimum detectable effect**: the true difference that the t test, uncorrected, finds with {power:.0f} % power at \
-this number of seeds and this standard deviation.
+- **Minimum detectable effect**: the true difference that the t test finds with {power:.0f} % power at this number of \
+seeds and this standard deviation, at a level of {alpha:g} divided by the number of comparisons.
 - **p (sign-flip)**: the share of all patterns of signs of the differences that give a mean as far from zero. It needs \
 no normal distribution, is not corrected, and does not count the noise of tuning.
 - **Per-seed wins**: the seeds with which the arm is better than its baseline."""
