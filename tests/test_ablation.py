@@ -239,7 +239,7 @@ def test_the_time_of_a_run_beyond_its_steps_is_measured(lab: Ablate, tmp_path: P
     (beyond,) = planned.known.startup_seconds.values()
     made = planned.all_cells()
     started = time.perf_counter()
-    run_cells(made[:1], tmp_path, 1, 0, lambda *_: None)
+    run_cells(made[:1], tmp_path, planned.executor, 1, lambda *_: None)
     took = time.perf_counter() - started
     assert 0.3 < planned.cost(made[0]) / took < 3
     assert beyond > 30 * planned.arms["tied"].seconds_per_step, "of so short a run it is nearly all"

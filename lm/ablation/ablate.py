@@ -22,13 +22,14 @@ from lm.ablation.plan.changes import set_aside
 from lm.ablation.record import AblationRecord, asked, write_record
 from lm.ablation.report import looks_of, write_report
 from lm.ablation.run.cautions import cautions
+from lm.ablation.run.executors import EXECUTORS
 from lm.ablation.run.folder import claim, default_dir, earlier
 from lm.ablation.run.progress import Progress
 from lm.ablation.run.tuning import Tuning
-from lm.ablation.run.workers import measure_startup, prepare_workers, run_cells
+from lm.ablation.run.workers import measure_startup, place_of, run_cells
 from lm.config import RunConfig
 from lm.config.ablation import AblateConfig
-from lm.system.device import cores, set_threads
+from lm.system.device import set_threads
 
 PACKAGES = ("torch", "lightning", "scipy", "numpy", "tokenizers", "datasets")
 
@@ -62,17 +63,17 @@ class AblationRunner:
     def __init__(
         self, config: AblateConfig, path: Path, runs: dict[str, RunConfig], command: str, base: RunConfig | None
     ) -> None:
-        self.ablation, self.path = config.ablation, path
+        self.ablation, self.path, gpus = config.ablation, path, torch.cuda.device_count()
         before, self.outcomes = earlier(path, config), Outcomes(path)
+        self.executor = EXECUTORS[config.executor](config, path)
         if not config.plan_only:
-            prepare_workers()
-        self.gpus = torch.cuda.device_count()
+            self.executor.prepare(place_of(path) if self.executor.remote else None)
         threads, quiet = common_threads(before, [*runs.values(), *([base] if base else [])]), not sys.stderr.isatty()
         self.arms = build_arms(self.ablation, runs, threads, quiet)
         self.bases = build_bases(self.ablation, base, self.arms, self.outcomes, before.bases, threads, quiet)
         self.timed = self.arms | ({NAME: self.bases.arm} if self.bases else {})
         most = set_threads(max(int(arm.run.threads or 1) for arm in self.timed.values()))
-        self.workers = config.workers or self.gpus or max(1, cores() // most)
+        self.workers = config.workers or self.executor.slots(most)
         seconds_per_step = measure(self.timed, before.seconds_per_step)
         set_steps(self.ablation, self.arms)
         self.tuning = Tuning(self.ablation, self.arms, self.outcomes, before)
@@ -87,7 +88,7 @@ class AblationRunner:
             ended=None,
             planned=sorted({*self.ablation.seeds, *(before.planned or before.seeds)}),
             command=command,
-            machine=f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {self.gpus} GPUs",
+            machine=f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {gpus} GPUs",
             threads=threads,
             workers=self.workers,
             python=platform.python_version(),
@@ -96,7 +97,7 @@ class AblationRunner:
         )
         if machine() not in self.known.startup_seconds and (self.missing(self.all_cells()) or self.expected_trials()):
             self.known.startup_seconds[machine()] = measure_startup(
-                self.timed[NAME if self.bases else self.ablation.baseline], self.gpus
+                self.timed[NAME if self.bases else self.ablation.baseline], config
             )
 
     def run(self) -> None:
@@ -122,7 +123,7 @@ class AblationRunner:
     def carry_out(self, wanted: list[Cell], trials: bool = False) -> None:
         ahead = self.missing(wanted)
         self.progress.begin(ahead, trials)
-        run_cells(ahead, self.path, self.workers, self.gpus, self.progress.tick)
+        run_cells(ahead, self.path, self.executor, self.workers, self.progress.tick)
 
     def missing(self, wanted: list[Cell]) -> list[Cell]:
         """Those that have no result yet. A diverged one has: it would diverge again."""

@@ -33,7 +33,7 @@ RESULT: dict[str, type[int] | type[float] | type[str]] = {  # of a run's result.
 CHECKED = ("run_dir", "status", *RESULT, "source_hash", "torch", "resumed_from")  # columns that row_hash is a hash of
 AGAIN = "remove it, and the same command makes the run again"
 RUN_DIR = re.compile(r"(?:cells|trials)/([\w.-]+)-seed(\d+)-[\w.-]+")  # its arm and seed
-KILLED = "killed by signal"  # so begins the error of a run that was ended from outside
+KILLED, LOST = "killed by signal", "lost:"  # so begins the error of a run that was ended from outside
 Kind = TypeVar("Kind")
 
 
@@ -53,18 +53,19 @@ def cause_of_death(exitcode: int) -> str:
 def broke(status: str, error: str) -> bool:
     """Whether a run failed for a reason of its own, such as an exception or an exit code.
 
-    One that was killed by a signal is lost at random, whatever its arm. The kernel kills by SIGKILL too when memory
-    runs out, which cannot be told from any other kill.
+    One that was killed by a signal, or whose node is gone, is lost at random, whatever its arm. The kernel kills by
+    SIGKILL too when memory runs out, which cannot be told from any other kill.
     """
-    return status == "failed" and not error.startswith(KILLED)
+    return status == "failed" and not error.startswith((KILLED, LOST))
 
 
 class RunFiles:
-    """Where the files of a run lie: its directory, what became of it if it has no result, what it said."""
+    """Where the files of a run lie: its directory, what became of it if it has no result, its log, where it ran."""
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
-        self.outcome, self.log = (run_dir.with_name(run_dir.name + suffix) for suffix in (".json", ".log"))
+        names = (run_dir.name + suffix for suffix in (".json", ".log", ".where"))
+        self.outcome, self.log, self.where = map(run_dir.with_name, names)
 
     def read(self) -> Outcome:
         path = self.run_dir / "result.json"

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from lm.config import BadInput, at_least, choose, seedable
+from lm.config.executor import EXECUTORS, RayConfig, SlurmConfig
 from lm.config.interactions import NAME, check_interactions
 
 METRICS = {  # name in result.json -> (whether less is better, its unit)
@@ -156,11 +157,15 @@ class AblateConfig:
     ablation: AblationConfig
     output_dir: str | None = None  # null: ablations/, under the ablation's name
     plan_only: bool = False
-    workers: int | None = None  # runs at a time; null: a core, or a GPU, for each
+    executor: str = "local"  # what carries out the runs: local, ray or slurm
+    ray: RayConfig = field(default_factory=RayConfig)
+    slurm: SlurmConfig = field(default_factory=SlurmConfig)
+    workers: int | None = None  # runs at a time; null: a core, or a GPU, for each; on Slurm 64 jobs
     overrides: list[str] = field(default_factory=list)  # of train.py, for every arm
 
     def __post_init__(self) -> None:
         at_least(1, "", self, "workers")
+        choose("executor", self.executor, EXECUTORS)
 
 
 @dataclass(slots=True, kw_only=True)

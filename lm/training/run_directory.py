@@ -38,6 +38,10 @@ def named(run: RunConfig, head: str, digest: str) -> Path:
 LENGTH = ("trainer.max_steps", "max_tokens")  # of a run, which its learning-rate schedule follows
 
 
+class Held(BadInput):
+    """Another process is writing to the run's directory."""
+
+
 class RunDirectory:
     """The files of one run; the README describes each of them."""
 
@@ -51,7 +55,7 @@ class RunDirectory:
     def claim(self) -> Iterator[None]:
         """Lock the directory while writing to it. The kernel keeps the lock, so it ends with the process.
 
-        Raises BadInput naming the process that holds it. A directory that this call has created is removed again if
+        Raises Held naming the process that holds it. A directory that this call has created is removed again if
         no configuration was written to it.
         """
         if self.path.exists() and not self.path.is_dir():
@@ -65,8 +69,8 @@ class RunDirectory:
             lock.acquire(blocking=False)
         except filelock.Timeout:
             with suppress(OSError):
-                raise BadInput(f"run_dir={self.path}: is being written by {holder.read_text()}") from None
-            raise BadInput(f"run_dir={self.path}: is being written by another process") from None
+                raise Held(f"run_dir={self.path}: is being written by {holder.read_text()}") from None
+            raise Held(f"run_dir={self.path}: is being written by another process") from None
         except OSError as error:
             raise BadInput(f"run_dir={self.path}: {error.strerror}; expected a directory to write to") from error
         try:

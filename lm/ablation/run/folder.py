@@ -10,6 +10,7 @@ from pathlib import Path
 import filelock
 
 from lm.ablation.record import FILE, AblationRecord, asked, read_record
+from lm.ablation.run.task import TOKEN
 from lm.config import BadInput
 from lm.config.ablation import AblateConfig
 from lm.config.renamed import current_word
@@ -33,7 +34,7 @@ def default_dir(config: AblateConfig) -> Path:
 def earlier(path: Path, config: AblateConfig) -> AblationRecord:
     """What an earlier call has left in the folder, or an empty record. Raises BadInput for another ablation's."""
     if not (path / FILE).exists():
-        if path.exists() and (not path.is_dir() or any(one.name != LOCK for one in path.iterdir())):
+        if path.exists() and (not path.is_dir() or any(one.name not in (LOCK, TOKEN) for one in path.iterdir())):
             raise BadInput(f"output_dir={path}: holds no ablation; name a new or an empty folder")
         return AblationRecord(**asked(config.ablation))
     record, question = read_record(path), config.ablation
@@ -66,7 +67,8 @@ def claim(path: Path) -> Iterator[None]:
         yield
     finally:
         if not (path / FILE).exists():
-            (path / LOCK).unlink(missing_ok=True)
+            for name in (LOCK, TOKEN):
+                (path / name).unlink(missing_ok=True)
             with contextlib.suppress(OSError):  # somebody else's files are in it
                 for folder in made:
                     folder.rmdir()

@@ -1,0 +1,56 @@
+"""The seam between the loop that carries out runs and the engine that they run on."""
+
+import hashlib
+import importlib.util
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from pathlib import Path
+
+from lm.ablation.run.task import Place, Task
+from lm.config import BadInput
+from lm.config.ablation import AblateConfig
+
+
+class Executor(ABC):
+    """Where tasks run. An engine never runs two tasks of one name at a time, whoever has started them."""
+
+    kind: str
+    package: str | None = None  # that the engine needs
+    remote = True  # runs may be on other machines, so the ablation's folder must be on storage that all of them share
+    retries = 2  # further tries of a task whose process ended without a word: its node was lost, or it was killed
+
+    def __init__(self, config: AblateConfig, folder: Path) -> None:
+        if self.package and importlib.util.find_spec(self.package) is None:
+            extra = f'install it with `pip install "lm-lab[{self.kind}]"`'
+            raise BadInput(f"executor={self.kind}: the package {self.package} is missing; {extra}")
+        self.config, self.folder = config, folder
+        self.prefix = f"lm-{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:8]}-"
+
+    def name(self, task: Task) -> str:
+        """Of a task in the engine: the same in every call of the command, and another in every other folder."""
+        return self.prefix + task.run_dir.replace("/", "-")
+
+    def prepare(self, place: Place | None) -> None:  # noqa: B027
+        """Called once before anything starts. Raises BadInput if a node is known to lack what runs need there."""
+
+    @abstractmethod
+    def slots(self, threads: int) -> int:
+        """How many tasks of so many threads to hand over at a time, if the user does not say."""
+
+    def adopt(self, tasks: Iterable[Task]) -> list[Task]:
+        """Those of the tasks that an earlier driver has left queued or running. From now on they are ours."""
+        return []
+
+    @abstractmethod
+    def start(self, task: Task) -> None: ...
+
+    @abstractmethod
+    def poll(self) -> dict[str, str]:
+        """Wait a moment; the run_dirs of tasks that have ended since the last call, and what ended each process.
+
+        Raises BadInput if one ended because its node lacks what it needs.
+        """
+
+    @abstractmethod
+    def cancel(self) -> None:
+        """End what is queued or running. A run that the engine lets save a checkpoint has a minute for it."""

@@ -1,0 +1,137 @@
+"""One run in a process of its own, on this machine or on another: the same function on every engine."""
+
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from lm.ablation.outcomes import RunFiles
+from lm.ablation.plan.cells import Cell
+from lm.ablation.plan.source import source_files, source_hash
+from lm.config import BadInput, Diverged, RunConfig
+from lm.model.projection import LINEARS
+from lm.system.files import write_text
+
+TOKEN = ".token"
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, frozen=True)
+class Place:
+    """What a process on another machine must find there: the driver's folders, and the same code."""
+
+    output_dir: str  # absolute
+    token: str  # content of a file in it
+    cwd: str  # that paths in settings are relative to
+    source_hash: str
+
+    def check(self) -> None:
+        """Go to the driver's working directory. Raises BadInput naming what this machine lacks."""
+        here, token = f"on node {socket.gethostname()}", Path(self.output_dir) / TOKEN
+        try:
+            same = token.read_text() == self.token
+        except OSError:
+            same = False
+        if not same:
+            raise BadInput(f"output_dir={self.output_dir}: is not the same folder {here}; expected shared storage")
+        try:
+            os.chdir(self.cwd)
+        except OSError as error:
+            raise BadInput(f"{self.cwd}: {error.strerror} {here}; start the command in a shared folder") from None
+        if source_hash(source_files()) != self.source_hash:
+            raise BadInput(f"lm: the training code {here} is not that of the driver; install the same version there")
+
+
+@dataclass(slots=True, frozen=True)
+class Task:
+    """A cell with all that a process needs to carry it out."""
+
+    run_dir: str  # relative to the ablation's folder
+    run: RunConfig
+    identity: dict[str, str]
+    files: RunFiles
+    executor: str
+    place: Place | None  # None: this machine
+
+    @property
+    def threads(self) -> int:
+        return int(self.run.threads or 1)
+
+    @property
+    def gpus(self) -> int:
+        return int(self.identity["device"] in ("cuda", "gpu"))
+
+
+def task(cell: Cell, folder: Path, executor: str, place: Place | None) -> Task:
+    files = RunFiles(folder / cell.run_dir)
+    run = replace(cell.run, run_dir=str(files.run_dir))
+    return Task(cell.run_dir, run, cell.identity, files, executor, place)
+
+
+def work(task: Task, **where: Any) -> None:
+    """Make one run in this process. Whatever it says goes to its log. Ends in SystemExit if the run did not.
+
+    `where` is added to the file that says where the run is made. Raises BadInput if this machine lacks what it needs.
+    """
+    if task.place:
+        task.place.check()
+        if not task.gpus:
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal, for all its processes; the driver says when to stop
+    signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(128 + signum))
+    with open(task.files.log, "ab") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+    where = {"executor": task.executor, "host": socket.gethostname(), "pid": os.getpid(), **where}
+    write_text(task.files.where, json.dumps(where) + "\n")
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    from lm.training.callbacks import Interrupted
+
+    try:
+        carry_out(task)
+    except Interrupted as error:
+        sys.exit(128 + error.signum)
+    except Exception as error:
+        traceback.print_exc()
+        status = "diverged" if isinstance(error, Diverged) else "failed"
+        kind = "" if isinstance(error, BadInput) else f"{type(error).__name__}: "
+        reason = str(error).strip() or "no reason given"
+        write_text(task.files.outcome, json.dumps({"status": status, "error": kind + reason.splitlines()[0]}) + "\n")
+        sys.exit(1)
+
+
+def carry_out(task: Task) -> None:
+    from lm.data.tokens import prepare
+    from lm.training.run_directory import Held
+    from lm.training.train import train
+    from lm.training.trainer import resolve
+
+    run, planned = task.run, task.identity
+    data = prepare(run.data, run.tokenizer)
+    if (data.hash, data.tokenizer.hash) != (planned["data_hash"], planned["tokenizer_hash"]):
+        raise BadInput("the text has changed since these runs were planned; the same command plans anew")
+    if run.model.linear not in LINEARS and source_hash(source_files(run.model.linear)) != planned["source_hash"]:
+        raise BadInput(
+            "the code of model.linear has changed since these runs were planned; the same command plans anew"
+        )
+    if task.place:
+        here = {"device": (found := resolve(run))["accelerator"], "precision": str(found["precision"])}
+        for key, value in here.items():
+            if value != planned[key]:
+                raise BadInput(f"{key} is {value} on node {socket.gethostname()}, {planned[key]} where it was planned")
+    while True:
+        try:
+            train(run, data)
+            return
+        except Held as error:  # by a process whose node the engine has given up too early
+            if not task.place:
+                raise
+            log.info("%s: waiting for it", error)
+            time.sleep(5)

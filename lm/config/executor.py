@@ -1,0 +1,28 @@
+"""Schemas of the engines that carry out the runs of an ablation."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from lm.config.checks import BadInput, at_least
+
+EXECUTORS = ("local", "ray", "slurm")
+
+
+@dataclass(slots=True, kw_only=True)
+class RayConfig:
+    address: str = "auto"  # of the cluster; auto: the one that this machine belongs to
+
+
+@dataclass(slots=True, kw_only=True)
+class SlurmConfig:
+    """What sbatch is asked for by each run. Cores and GPUs follow from the run: its threads and its device."""
+
+    partition: str | None = None  # null: the cluster's default
+    minutes: int = 60  # of a run; one that takes longer saves, is queued again and resumes, up to three times
+    memory_gb: float | None = None  # null: the cluster's default
+    parameters: dict[str, Any] = field(default_factory=dict)  # further ones, as submitit names them: {qos: long}
+
+    def __post_init__(self) -> None:
+        at_least(1, "slurm.", self, "minutes")
+        if self.memory_gb is not None and self.memory_gb <= 0:
+            raise BadInput(f"slurm.memory_gb={self.memory_gb}: expected more than 0")
