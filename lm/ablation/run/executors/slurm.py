@@ -64,7 +64,8 @@ class SlurmExecutor(Executor):
 
     def start(self, task: Task) -> None:
         name, asked = self.name(task), self.config.slurm
-        given = {"job_name": name, "partition": asked.partition, "time": asked.minutes, "mem_gb": asked.memory_gb}
+        given: dict[str, Any] = {"job_name": name, "partition": asked.partition}
+        given |= {"timeout_min": asked.minutes, "mem_gb": asked.memory_gb}
         given |= {"ntasks_per_node": 1, "cpus_per_task": task.threads, "gpus_per_node": task.gpus or None}
         given |= asked.parameters
         given["additional_parameters"] = {"dependency": "singleton"} | given.get("additional_parameters", {})
