@@ -1,26 +1,46 @@
 """Files and words of strangers, and files that fail: one line for each, no hang, nothing that steers a terminal."""
 
 import errno
+import io
 import json
 import logging
+import math
 import os
 import pty
+import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 import yaml
+from conftest import HEADS, SEQ, WHOLE_RESULT, tiny
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-from lm.cli.errors import complain, report
+from lm.ablation.report.seeds import seeds as draw_seeds
+from lm.cli.errors import complain, in_one_line, report
+from lm.cli.generate import typed_prompts, utf8
 from lm.cli.launch import Visible
+from lm.cli.scores import number
 from lm.cli.words import not_utf8
-from lm.config import BadInput
+from lm.config import BadInput, DataConfig, ModelConfig, RunConfig
+from lm.config.ablation import Question
+from lm.config.checks import LARGEST
+from lm.config.optim import OptimConfig
 from lm.data.tokenizer import Tokenizer, load_tokenizer
 from lm.data.vocabulary import byte_tokenizer
+from lm.inference.evaluate import Scores, evaluate
+from lm.inference.generate import generate
+from lm.inference.text import from_above
+from lm.model.transformer import Transformer
 from lm.system import streams
 from lm.system.files import read_yaml, sha256, sync_folder
 from lm.system.table import csv_text
+from lm.training.finished import read_result, read_samples
 
 # --- errors
 
@@ -143,3 +163,108 @@ def test_a_panic_of_the_tokenizer_is_bad_input(tmp_path: Path) -> None:
     tokenizer: Tokenizer = load_tokenizer(with_step(tmp_path, normalizer=SLOW))
     with pytest.raises(BadInput, match="tokenizer: its library gives up on this text"):
         tokenizer.encode("a" * 40 + "!")
+
+
+# --- sizes
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "said"),
+    [
+        (ModelConfig, {"n_layers": 10**8}, "model.n_layers=100000000: expected at most 10000"),
+        (ModelConfig, {"d_ff": 10**20}, f"model.d_ff={10**20}: expected 1 or more, at most {LARGEST}"),
+        (OptimConfig, {"lr": 1e300}, f"optim.lr=1e+300: expected 0 or more, at most {LARGEST}"),
+        (RunConfig, {"data": DataConfig(batch_size=4_000_000)}, "data.batch_size * data.seq_len=512000000: expected "),
+    ],
+)
+def test_sizes_beyond_reason_are_refused(kind: Any, settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(BadInput, match=re.escape(said)):
+        kind(**settings)
+
+
+def test_a_size_that_torch_cannot_count_is_too_little_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**40, 2**40)
+    assert report(caught.value) == 1
+    assert capsys.readouterr().err.startswith("error: out of memory; ")
+
+
+@pytest.mark.parametrize("key", ["tune", "arms"])
+def test_a_group_that_is_null_is_one_plain_line(key: str) -> None:
+    composed = OmegaConf.structured(Question)
+    with pytest.raises(OmegaConfBaseException) as caught:
+        composed[key if key == "tune" else "seeds"] = None
+    assert in_one_line(caught.value).endswith("=null: a group of settings cannot be null; leave it out")
+
+
+# --- models and results of somebody else
+
+
+def test_weights_that_are_no_numbers_do_not_decode() -> None:
+    net = Transformer(tiny(), HEADS["tied"], vocab_size=257, seq_len=SEQ)
+    torch.nn.init.constant_(net.norm.weight, math.nan)
+    with pytest.raises(BadInput, match="the model's logits are not numbers"):
+        generate(net, byte_tokenizer(), "a")
+
+
+def test_a_context_of_any_length_is_scored() -> None:
+    net = Transformer(tiny(position="none"), HEADS["tied"], vocab_size=257, seq_len=10**12)
+    tokens = np.arange(9, dtype=np.uint16)
+    assert evaluate(net, tokens, 10**12, 1) == evaluate(net, tokens, 8, 1)
+
+
+def test_a_perplexity_beyond_all_numbers_is_null() -> None:
+    assert json.loads(json.dumps(Scores(1, 800.0, 0).perplexity)) is None
+    assert number(None) == "beyond e^700"
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"samples": [{}]}, {"train_text_tokens": 0}, {"val_tokens": "x"}, {"n_params_trained": "x"}]
+)
+def test_a_result_that_a_page_could_not_show_is_refused(wrong: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "result.json").write_text(json.dumps(WHOLE_RESULT | wrong))
+    with pytest.raises(BadInput, match=next(iter(wrong))):
+        read_result(tmp_path / "result.json")
+
+
+def test_a_file_that_cannot_be_read_is_not_absent(tmp_path: Path) -> None:
+    (tmp_path / "samples.jsonl").mkdir()
+    with pytest.raises(IsADirectoryError):
+        read_samples(tmp_path / "samples.jsonl")
+
+
+def test_the_text_of_a_run_is_found_from_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.txt").touch()
+    (tmp_path / "runs/one").mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert from_above(tmp_path / "runs/one", "a.txt") == str(tmp_path.resolve() / "a.txt")
+    assert from_above(tmp_path / "runs/one", "b.txt") == "b.txt"
+    (tmp_path / "elsewhere/a.txt").touch()
+    assert from_above(tmp_path / "runs/one", "a.txt") == "a.txt"
+
+
+def test_a_typed_prompt_that_is_not_utf8_is_told_from_an_unknown_character(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a\n\xff\nb\n"), "utf-8"))
+    prompts = list(typed_prompts())
+    assert len(prompts) == 3
+    with pytest.raises(BadInput, match="prompt: not UTF-8 at character 0"):
+        utf8(prompts[1])
+
+
+def test_a_figure_of_a_hundred_seeds_has_room_for_its_legend() -> None:
+    """matplotlib warns where the axes have none left, and a warning is an error here."""
+    study = SimpleNamespace(
+        record=SimpleNamespace(
+            arms={"a": 0, "b": 0},
+            budgets=["tokens"],
+            seeds=[*range(100)],
+            baseline="a",
+            primary=[],
+            equivalence_margin=0.01,
+        ),
+        scores=lambda arm, _: {seed: 1.0 + seed / 100 + (arm == "a") for seed in range(100)},
+        unit="nats",
+    )
+    found = draw_seeds(study)  # type: ignore[arg-type]
+    assert found.count(">seed ") == 20

@@ -41,7 +41,11 @@ def report(error: Exception) -> int:
         place = f"{name}: " if name else ""
         advice = "; free some space and run the same command again" if error.errno in FULL else ""
         return complain(f"{place}{error.strerror or error}{advice}", 2 if error.errno in PATHS else 1)
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "can't allocate" in str(error):
+    if (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or any(one in str(error) for one in ("can't allocate", "size calculation overflowed"))
+    ):
         less = "a smaller data.batch_size, trainer.accumulate_grad_batches, loss=chunked, activation_checkpointing=true"
         return complain(f"out of memory; these settings need less: {less}", 1)
     traceback.print_exception(error)

@@ -15,6 +15,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from lm.cli.errors import report
 from lm.cli.imports import heavy_imports
 from lm.cli.launch import launch
 from lm.cli.scores import detail_tables, score_table
@@ -51,7 +52,7 @@ def draw(found: list[dict[str, Any]], path: Path) -> None:
     scores_figure.draw(found, path)
 
 
-def task(config: EvaluateConfig) -> None:
+def task(config: EvaluateConfig) -> int:
     each = one_by_one(config)  # raises BadInput before the slow imports below
     if config.plot is not None and not (folder := Path(config.plot).expanduser().parent).is_dir():
         raise BadInput(f"plot={config.plot}: {folder} is no folder")
@@ -61,10 +62,15 @@ def task(config: EvaluateConfig) -> None:
     for one in each:
         check(one)
     several, bar = config.texts is not None or each[0].run_dir != config.run_dir, sys.stderr.isatty()
-    found = [
-        {"run": one.run_dir, "text": name_of(one.data), **evaluate_run(one, bar)}
-        for one in tqdm(each, "texts", leave=False, disable=not bar or len(each) == 1)
-    ]
+    found: list[dict[str, Any]] = []
+    failed: list[BadInput] = []
+    for one in tqdm(each, "texts", leave=False, disable=not bar or len(each) == 1):
+        try:
+            found.append({"run": one.run_dir, "text": name_of(one.data), **evaluate_run(one, bar)})
+        except BadInput as error:  # the others are scored all the same
+            failed.append(error)
+    if not found:
+        raise failed[0]
     print(format_table(score_table(found, several)), file=sys.stderr)
     for title, rows in detail_tables(found, several):
         print("", title, format_table(rows), sep="\n", file=sys.stderr)
@@ -73,6 +79,7 @@ def task(config: EvaluateConfig) -> None:
     for one_found in found if not several else ():
         del one_found["run"], one_found["text"]
     print(json.dumps(found if several else found[0]))
+    return max(map(report, failed), default=0)
 
 
 def main(line: list[str] | None = None) -> None:

@@ -4,6 +4,7 @@ The prompt is taken verbatim, whatever it contains; prompt_file=FILE reads it (-
 is the prompt and its continuation, as it is decoded.
 """
 
+import io
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -27,11 +28,7 @@ def read_prompt(config: GenerateConfig) -> str:
     if (config.prompt is None) == (config.prompt_file is None):
         raise BadInput("prompt: give prompt=TEXT or prompt_file=FILE, one of the two")
     if config.prompt is not None:
-        try:
-            config.prompt.encode()
-        except UnicodeEncodeError as error:
-            raise BadInput(f"prompt: not UTF-8 at character {error.start}") from error
-        return config.prompt
+        return utf8(config.prompt)
     if config.prompt_file == "-":
         if sys.stdin is None:
             raise BadInput("standard input: is closed; expected a prompt")
@@ -61,7 +58,7 @@ def task(config: GenerateConfig) -> None:
     net.to(best_device())
     for prompt in prompts:
         try:
-            tokenizer.encode(prompt)  # or fail before anything is printed
+            tokenizer.encode(utf8(prompt))  # or fail before anything is printed
         except BadInput as error:
             if not config.interactive:
                 raise
@@ -78,8 +75,18 @@ def task(config: GenerateConfig) -> None:
             print()
 
 
+def utf8(prompt: str) -> str:
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
+        raise BadInput(f"prompt: not UTF-8 at character {error.start}") from error
+    return prompt
+
+
 def typed_prompts() -> Iterator[str]:
     """Lines of standard input until it ends; on a terminal, with editing and a history."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")  # a line that is not UTF-8 is refused, and the next one read
     with suppress(ImportError):
         import readline  # noqa: F401  # input() uses it once it is imported
     while True:

@@ -43,4 +43,4 @@ def count(row: dict[str, Any]) -> str:
 
 
 def number(value: Any) -> str:
-    return f"{value:,.4f}" if isinstance(value, float) else str(value)
+    return f"{value:,.4f}" if isinstance(value, float) else "beyond e^700" if value is None else str(value)

@@ -17,11 +17,15 @@ def choose(key: str, name: str, names: tuple[str, ...]) -> None:
         raise BadInput(f"{key}={name}: choose one of {', '.join(names)}")
 
 
+LARGEST = 2**53  # what every number type of the program holds exactly
+
+
 def at_least(minimum: float, prefix: str, config: Any, *keys: str) -> None:
     for key in keys:
         value = getattr(config, key)
-        if value is not None and not minimum <= value < math.inf:  # refuses nan too
-            raise BadInput(f"{prefix}{key}={value}: expected {minimum} or more")
+        if value is not None and not minimum <= value <= LARGEST:  # refuses nan too
+            limit = f", at most {LARGEST}" if LARGEST < value < math.inf else ""
+            raise BadInput(f"{prefix}{key}={value}: expected {minimum} or more{limit}")
 
 
 def seedable(seed: int) -> None:

@@ -9,6 +9,7 @@ NORMS = ("rmsnorm", "layernorm")
 FFNS = ("relu", "gelu", "gelu_tanh", "relu2", "swiglu")
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 POSITIONS = ("rope", "learned", "none")
+MOST_LAYERS = 10_000  # many more would take minutes to build
 
 
 @dataclass(slots=True, kw_only=True)
@@ -65,6 +66,8 @@ class ModelConfig:
             "lora_rank",
         )
         at_least(0, "model.", self, "dropout", "residual_scale", "previous_token_init")
+        if self.n_layers > MOST_LAYERS:
+            raise BadInput(f"model.n_layers={self.n_layers}: expected at most {MOST_LAYERS}")
         if self.previous_token_init and self.position != "rope":
             setting = f"model.previous_token_init={self.previous_token_init}"
             raise BadInput(f"model.position={self.position}: {setting} needs rope; add model.previous_token_init=0")

@@ -145,6 +145,9 @@ class RunConfig:
             raise BadInput(
                 f"trainer.accumulate_grad_batches={accumulate}: does not divide data.batch_size={self.data.batch_size}"
             )
+        if (n_tokens := self.data.batch_size // accumulate * self.data.seq_len) > MOST_TOKENS:
+            times = f"data.batch_size * data.seq_len{' / trainer.accumulate_grad_batches' if accumulate > 1 else ''}"
+            raise BadInput(f"{times}={n_tokens}: expected at most {MOST_TOKENS} tokens in memory at a time")
         choose("trainer.precision", str(given.get("precision") or "auto"), PRECISIONS)
         clip = given.get("gradient_clip_val")
         if clip is not None and not (isinstance(clip, int | float) and 0 <= clip < math.inf):
@@ -169,6 +172,8 @@ RUNTIME = (
     *("format", "config_hash", "data_revision", "run_dir", "logger", "checkpoint", "prompts", "init_from", "base"),
     *("activation_checkpointing", "data.cache_dir", "data.verify", "trainer.enable_progress_bar"),
 )
+
+MOST_TOKENS = 2**24  # in a batch on one device: the smallest of models needs gigabytes for them
 
 # Arguments of lightning.Trainer that are counts, with their defaults.
 SINGLE = {"devices": 1, "num_nodes": 1, "accumulate_grad_batches": 1}

@@ -57,7 +57,7 @@ def load_model(run_dir: str | Path, trust: bool = False) -> tuple[Transformer, T
         check_shapes(settings, weights)
         net = construct(settings)
         net.load_state_dict(load_file(weights))
-    except (ValueError, TypeError, RuntimeError, SafetensorError) as error:
+    except (ValueError, TypeError, RuntimeError, SafetensorError, FileNotFoundError) as error:
         raise BadInput(f"{folder / 'config.json'}: {str(error).splitlines()[0]}; expected what train wrote") from error
     tokenizer = load_tokenizer(folder / "tokenizer.json")
     if max(tokenizer.vocab_size, net.config.vocab_rows or 0) != net.vocab_size:

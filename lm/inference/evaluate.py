@@ -37,8 +37,9 @@ class Scores:
         return self.total_nll / self.n_tokens
 
     @property
-    def perplexity(self) -> float:
-        return math.exp(self.loss) if self.loss < 700 else math.inf
+    def perplexity(self) -> float | None:
+        """None where it is larger than a number can be: JSON has no infinity."""
+        return math.exp(self.loss) if self.loss < 700 else None
 
     @property
     def top1(self) -> float:
@@ -65,6 +66,7 @@ def evaluate(
     windows are scored, an estimate. `measures` get the same logits and targets, as long as the loss is a number.
     """
     device = net.embed.weight.device
+    seq_len = min(seq_len, len(tokens) - 1)  # a context may be said to be of any length
     was_training = net.training
     net.eval()
     n_tokens, total_nll, n_correct = 0, 0.0, 0

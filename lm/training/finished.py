@@ -40,10 +40,16 @@ class Result:
     python: str
     versions: dict[str, str]
     samples: list[dict[str, str]]
-    cpu: str = UNKNOWN  # results of earlier versions do not say it
+    cpu: str = UNKNOWN  # results of earlier versions do not say these
+    n_params_trained: int = 0
+    val_tokens: int = 0
+    train_text_tokens: int = 1
 
     def __post_init__(self) -> None:
         at_least(0, "", self, "val_loss", "val_bpb", "val_top1", "seconds", "tokens_per_second")
+        at_least(1, "", self, "train_text_tokens")
+        if any(one.keys() != {"prompt", "continuation"} for one in self.samples):
+            raise BadInput("samples: expected a prompt and a continuation in each")
 
 
 NAMES = {one.name: one.default is MISSING for one in fields(Result)}  # and whether every result has it
@@ -82,7 +88,7 @@ class SamplesAt:
 def read_samples(path: Path) -> list[SamplesAt]:
     """The whole lines of a samples.jsonl; none if there is no such file."""
     found: list[SamplesAt] = []
-    with suppress(OSError):
+    with suppress(FileNotFoundError):
         for line in path.read_bytes().splitlines():
             with suppress(ValueError, TypeError, RecursionError):  # the last one, if its process was killed
                 found.append(build(SamplesAt, json.loads(line)))

@@ -40,7 +40,7 @@ def again_section(study: Study) -> list[str]:
     sizes = {arm.identity["data_hash"]: (arm.train_tokens, arm.val_tokens) for arm in record.arms.values()}
     text = "; ".join(f"{train:,} training tokens, {val:,} validation tokens" for train, val in sizes.values())
     facts = [
-        ["started, ended", f"{record.begun}, {record.ended or 'not yet'}"],
+        ["started, ended", plain(f"{record.begun}, {record.ended or 'not yet'}")],
         ["machine of the last call", plain(f"{record.machine}; runs in parallel: {record.workers}")],
         *([what, plain(value)] for what, value in made_with(study)),
         ["seeds", f"{seeds}{tuned}"],

@@ -8,6 +8,8 @@ from lm.ablation.judge.study import Study
 from lm.ablation.report.answer import BUDGET_NAMES, metric_name
 from lm.report.plots import MARKERS, beyond, drawing, legend, panels, short, window
 
+LABELS = 24  # in the legend; of more seeds every second, third ... is named
+
 
 def seeds_section(study: Study, pictures: dict[str, str]) -> list[str]:
     if not any(row.result for row in study.rows):
@@ -30,7 +32,7 @@ def seeds(study: Study) -> Figure:
     main = {study.record.baseline, *(study.record.primary or arms)}
     core = [value for (arm, _), one in scores.items() if arm in main for value in one.values()]
     limits = window(core or everything, everything, study.record.equivalence_margin)
-    crowded = sum(map(len, arms)) > 38
+    crowded, named = sum(map(len, arms)) > 38, -(-len(numbers) // LABELS)
     figure, axes = panels(len(budgets), 2.4, 0.5 + 0.5 * crowded, sharex=True)
     for one, budget in zip(axes, budgets, strict=True):
         one.set(ylabel=study.unit, ylim=limits, xlim=(-0.5, len(arms) - 0.5))
@@ -38,7 +40,8 @@ def seeds(study: Study) -> Figure:
             values = [scores[arm, budget].get(seed, math.nan) for arm in arms]
             shown = [value if limits[0] <= value <= limits[1] else math.nan for value in values]
             color = f"{0.65 * i / max(1, len(numbers) - 1):.2f}"  # from black to grey
-            one.plot(range(len(arms)), shown, marker=MARKERS[i % len(MARKERS)], color=color, lw=1, label=f"seed {seed}")
+            name = None if i % named else f"seed {seed}"
+            one.plot(range(len(arms)), shown, marker=MARKERS[i % len(MARKERS)], color=color, lw=1, label=name)
         for x, arm in enumerate(arms):
             beyond(one, x, list(scores[arm, budget].values()))
         if len(budgets) > 1:
