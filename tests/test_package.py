@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, TEXT, TINY_RUN
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import lm
 
@@ -53,6 +55,13 @@ def test_torch_is_capped() -> None:
     """An open range would pull a newer CUDA build of several gigabytes."""
     (torch,) = (one for one in PROJECT["dependencies"] if one.startswith("torch"))
     assert ",<" in torch
+
+
+def test_the_tested_versions_are_in_the_ranges_of_the_project() -> None:
+    tested = dict(line.split("==") for line in (ROOT / ".ci/constraints.txt").read_text().splitlines())
+    tested = {canonicalize_name(name): version for name, version in tested.items()}
+    for one in map(Requirement, PROJECT["dependencies"] + PROJECT["optional-dependencies"]["dev"]):
+        assert tested[canonicalize_name(one.name)] in one.specifier, one
 
 
 def test_every_command_runs_outside_of_the_checkout(installed: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from conftest import ROOT, TINY_RUN, Script
 
 README = (ROOT / "README.md").read_text()
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-LINKING = [*PAGES, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*/**/*.md"))]
+LINKING = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*/**/*.md"))]
 QUICK = ["data=text", "tokenizer=byte", "tokenizer.vocab_size=null", "trainer.max_steps=4", "threads=1"]
 SMALL = [word for word in TINY_RUN if word.split("=")[0] not in ("data", "trainer")]
 
