@@ -26,6 +26,7 @@ from lm.config import (
     BadInput,
     CheckpointConfig,
     DataConfig,
+    Diverged,
     EvaluateConfig,
     HeadConfig,
     ModelConfig,
@@ -272,6 +273,14 @@ def test_a_diverging_run_stops_and_keeps_its_last_good_checkpoint(corpus: Path, 
     for path in (tmp_path / "run/checkpoints").iterdir():
         weights = torch.load(path, weights_only=True)["state_dict"]
         assert not any(weight.isnan().any() for weight in weights.values())
+
+
+def test_divergence_that_surfaces_as_another_exception_is_divergence(corpus: Path, tmp_path: Path) -> None:
+    run = short(corpus, tmp_path / "run")
+    run.trainer |= {"gradient_clip_val": None, "log_every_n_steps": 10}
+    model = replace(run.model, linear="brittle.Finite")
+    with pytest.raises(Diverged, match=r"are not finite after step \d, which ended in RuntimeError: no scale"):
+        train(replace(run, model=model, optim=OptimConfig(lr=1e30, warmup_steps=0)))
 
 
 @pytest.mark.parametrize(

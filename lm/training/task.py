@@ -47,6 +47,12 @@ class LMTask(LightningModule):
         """The loss of the last optimizer step: the mean over its micro-batches and ranks."""
         return float(self.trainer.strategy.reduce(torch.stack(self.micro_losses).mean(), reduce_op="mean"))
 
+    def is_finite(self) -> bool:
+        """Whether all weights and gradients are numbers."""
+        weights = list(self.net.parameters())
+        gradients = [one.grad for one in weights if one.grad is not None]
+        return all(bool(one.isfinite().all()) for one in (*weights, *gradients))
+
     def configure_gradient_clipping(
         self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
     ) -> None:

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from lm.config import RunConfig
+from lm.config import BadInput, Diverged, RunConfig
 from lm.config.identity import config_hash
 from lm.config.run import AUTO
 from lm.data.tokens import TextData, prepare
@@ -150,9 +150,12 @@ def fit(
                     return {}
                 whole = merged(net)
                 scores = final_score(run, whole, data, trainer, callback, bar)
-        except BaseException:
+        except BaseException as error:
             if callback.signum is not None and is_first_process():
                 save_model(merged(net), data.tokenizer, directory.model)  # so that an interrupted run can generate
+            elif isinstance(error, Exception) and not isinstance(error, BadInput) and not task.is_finite():
+                said = f"weights or gradients are not finite after step {trainer.global_step}"
+                raise Diverged(f"{said}, which ended in {type(error).__name__}: {error}") from error
             raise
         result = build_result(run, settings, size, whole, data, trainer, callback, scores)
         save_model(whole, data.tokenizer, directory.model)
