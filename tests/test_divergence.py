@@ -66,7 +66,7 @@ def false_verdicts(n: int, rate: float, same: float, repeats: int) -> tuple[floa
 def test_arms_that_diverge_equally_often_are_seldom_told_apart(
     same: float, repeats: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Means and divergences are one family: the same check must see that two families of their own are too many."""
+    """Differences and divergences are one family; the same check must see tests that are not corrected."""
     hurry(monkeypatch)
     found, uncorrected, _ = false_verdicts(8, 0.4, same, repeats)
     allowed = 0.05 + 2 * (0.05 * 0.95 / repeats) ** 0.5
