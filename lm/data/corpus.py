@@ -11,10 +11,10 @@ import sysconfig
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from urllib.parse import unquote, urlparse
 
 from lm.config import BadInput, DataConfig
-from lm.data.documents import Document, Files, Source, first_line
+from lm.data.documents import Document, Files, Source
+from lm.data.download import download
 from lm.data.hub import Hub
 from lm.data.paths import SUFFIXES, is_url, local_files
 from lm.data.rows import Rows
@@ -53,23 +53,13 @@ def refuse(error: OSError) -> None:
     raise BadInput(f"{error.filename}: {error.strerror}") from error
 
 
-def download(url: str) -> Path:
-    """A local copy of an http(s) URL, which `datasets` caches until the server's ETag changes."""
-    from datasets import DownloadConfig, DownloadManager
-
-    try:
-        return Path(DownloadManager(download_config=DownloadConfig(disable_tqdm=True, max_retries=1)).download(url))
-    except Exception as error:
-        raise BadInput(
-            f"data.path={url}: could not be downloaded ({first_line(error)}); give data.path=FILE, a local copy"
-        ) from error
-
-
 def files(config: DataConfig) -> dict[str, Path]:
     """The files of data.path by their names; a URL is downloaded."""
     assert config.path is not None
     if is_url(config.path):
-        return {Path(unquote(urlparse(config.path).path)).name: download(config.path)}
+        part = config.max_bytes if config.source == "text" and config.sha256 is None else None  # a table needs its end
+        path = download(config.path, Path(config.cache_dir).expanduser(), part)
+        return {path.name: path}
     return local_files(config.path, SUFFIXES.get(config.source, ()))
 
 

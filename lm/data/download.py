@@ -1,0 +1,95 @@
+"""A file from an http(s) address, within limits: strangers' servers may send without end, or nothing."""
+
+import hashlib
+import http.client
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.parse import unquote, urlparse
+from urllib.request import Request, urlopen
+
+from tqdm import tqdm
+
+from lm.config import BadInput
+from lm.data.cache import locked, partial_folder
+from lm.data.documents import first_line
+
+MOST_BYTES = 32 << 30
+TIMEOUT = 30.0  # seconds: the longest wait for a byte, and the time in which SLOWEST bytes must arrive
+SLOWEST = 10_000
+BLOCK = 1 << 20
+HEADERS = {"User-Agent": "lm-lab", "Accept-Encoding": "identity"}  # a compressed body could grow a thousandfold
+
+
+class Refused(Exception):
+    """What the server sends is not wanted."""
+
+
+def download(url: str, cache: Path, max_bytes: int | None = None) -> Path:
+    """A local copy, which is kept in `cache` until the server names another version; of a text, the first `max_bytes`.
+
+    Raises BadInput if there is none within MOST_BYTES and TIMEOUT, or if it breaks off.
+    """
+    try:
+        with urlopen(Request(url, headers=HEADERS), timeout=TIMEOUT) as answer:
+            version = answer.headers.get("ETag") or answer.headers.get("Last-Modified")
+            key = hashlib.sha256(json.dumps([url, version, max_bytes]).encode()).hexdigest()[:32]
+            folder = cache / "downloads" / key
+            path = folder / (Path(unquote(urlparse(url).path)).name or "index")
+            if version is None or not path.exists():
+                keep(checked(answer, max_bytes), path)
+            return path
+    except (http.client.HTTPException, ValueError, Refused) as error:
+        if isinstance(error, BadInput):  # of the cache
+            raise
+        raise unusable(url, error) from error
+    except OSError as error:
+        if error.filename is not None and not str(error.filename).startswith("http"):  # of the disk
+            raise
+        if isinstance(error, HTTPError):
+            error.close()
+        raise unusable(url, error) from error
+
+
+def unusable(url: str, error: Exception) -> BadInput:
+    why = str(error) if isinstance(error, Refused) else first_line(error)
+    return BadInput(f"data.path={url}: could not be downloaded ({why}); give data.path=FILE, a local copy")
+
+
+def keep(blocks: Iterator[bytes], path: Path) -> None:
+    with locked(path.parent), partial_folder(path.parent) as partial:
+        with open(partial / path.name, "wb") as file:
+            for block in blocks:
+                try:
+                    file.write(block)
+                except OSError as error:
+                    raise OSError(error.errno, error.strerror, str(path)) from error
+        path.parent.mkdir(exist_ok=True)
+        os.replace(partial / path.name, path)
+
+
+def checked(answer: http.client.HTTPResponse, max_bytes: int | None) -> Iterator[bytes]:
+    """The body in blocks, with a progress bar on a terminal."""
+    if (encoding := answer.headers.get("Content-Encoding", "identity")) != "identity":
+        raise Refused(f"it is sent compressed by {encoding}, which was not asked for")
+    said, read, since = answer.headers.get("Content-Length"), 0, (time.monotonic(), 0)
+    total = int(said) if said else None
+    most = MOST_BYTES if max_bytes is None else max_bytes + 1  # so that the text is known to go on
+    if max_bytes is None and (total or 0) > most:
+        raise Refused(f"{total} bytes, expected at most {most}")
+    with tqdm(total=total, desc="downloading", unit="B", unit_scale=True, disable=None, leave=False, delay=1) as bar:
+        while read < most and (block := answer.read1(min(BLOCK, most - read))):
+            yield block
+            read += len(block)
+            bar.update(len(block))
+            if (now := time.monotonic()) > since[0] + TIMEOUT:
+                if read < since[1] + SLOWEST:
+                    raise Refused(f"fewer than {SLOWEST} bytes in {TIMEOUT:.0f} seconds")
+                since = now, read
+    if max_bytes is None and read >= most:
+        raise Refused(f"more than {most} bytes")
+    if total is not None and read < min(total, most):
+        raise Refused(f"it breaks off after {read} of {total} bytes")

@@ -1,0 +1,93 @@
+"""What is downloaded from an address ends within stated limits, in one line if it cannot be used."""
+
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from lm.config import BadInput, DataConfig
+from lm.data import download as module
+from lm.data.corpus import stored_text
+from lm.data.download import download
+
+PARTS = {  # headers, then the body in blocks; None: a pause longer than any time-out
+    "/whole.txt": [{"ETag": "1"}, b"the text"],
+    "/endless.txt": [{}, *[b"x" * 100] * 10_000],
+    "/large.txt": [{"Content-Length": "5000000"}],
+    "/stalled.txt": [{}, b"x", None],
+    "/dribbling.txt": [{}, *[b"x"] * 10_000],
+    "/torn.txt": [{"Content-Length": "10"}, b"x"],
+    "/gzip.txt": [{"Content-Encoding": "gzip"}, b"x"],
+    "/cut.txt": [{}, "é".encode() * 5000],
+}
+SAID = {
+    "/endless.txt": "more than 1000 bytes",
+    "/large.txt": "5000000 bytes, expected at most 1000",
+    "/stalled.txt": "TimeoutError: timed out",
+    "/dribbling.txt": "fewer than 10000 bytes in 0 seconds",
+    "/torn.txt": "it breaks off after 1 of 10 bytes",
+    "/gzip.txt": "it is sent compressed by gzip, which was not asked for",
+    "/absent.txt": "HTTPError: HTTP Error 404: Not Found",
+}
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        headers, *blocks = PARTS.get(self.path, [None])  # type: ignore[misc]
+        self.send_response(404 if headers is None else 200)
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
+        self.end_headers()
+        try:
+            for block in blocks:
+                if block is None or len(block) == 1 < len(blocks):
+                    time.sleep(0.02 if block else 1)
+                self.wfile.write(block or b"")
+        except OSError:  # nobody reads it any more
+            pass
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
+        running.daemon_threads = True
+        running.block_on_close = False
+        threading.Thread(target=running.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{running.server_port}"
+        running.shutdown()
+
+
+@pytest.mark.parametrize("path", SAID)
+def test_what_has_no_end_or_is_not_whole_is_refused(
+    path: str, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MOST_BYTES", 1000)
+    monkeypatch.setattr(module, "TIMEOUT", 0.2)
+    with pytest.raises(BadInput) as caught:
+        download(f"{server}{path}", tmp_path)
+    advice = "give data.path=FILE, a local copy"
+    assert str(caught.value) == f"data.path={server}{path}: could not be downloaded ({SAID[path]}); {advice}"
+    assert not [one for one in tmp_path.rglob("*") if one.is_file() and one.suffix != ".lock"]
+
+
+def test_a_version_is_downloaded_once(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BLOCK", 3)
+    first = download(f"{server}/whole.txt", tmp_path)
+    assert first.read_text() == "the text"
+    written = first.stat()
+    assert download(f"{server}/whole.txt", tmp_path).stat() == written
+    monkeypatch.setitem(PARTS, "/whole.txt", [{"ETag": "2"}, b"another text"])
+    assert download(f"{server}/whole.txt", tmp_path).read_text() == "another text"
+
+
+def test_no_more_is_downloaded_of_a_text_than_is_read(server: str, tmp_path: Path) -> None:
+    config = DataConfig(source="text", path=f"{server}/cut.txt", max_bytes=999, cache_dir=str(tmp_path))
+    assert stored_text(config).open().size == 998
+    (kept,) = tmp_path.glob("downloads/*/cut.txt")
+    assert kept.stat().st_size == 1000
