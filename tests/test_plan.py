@@ -15,7 +15,7 @@ from hydra import initialize_config_dir
 
 from lm.ablation.plan import source
 from lm.ablation.plan.arms import Arm, build_arms, common_threads
-from lm.ablation.plan.calibrate import calibrate, computation
+from lm.ablation.plan.calibrate import computation, machine, measure
 from lm.ablation.plan.cells import Cell, cell, cells, set_steps
 from lm.ablation.plan.compose import compose_arms
 from lm.ablation.plan.match import SAME_SIZE, change, meta_model
@@ -26,6 +26,8 @@ from lm.cli.errors import CONFIGS
 from lm.config import BadInput, RunConfig
 from lm.config.ablation import AblationConfig, TuneConfig
 from lm.model.size import n_params
+from lm.system.device import cpu_name
+from lm.training.timed import STEPS, TimedTraining
 
 SMALL = [
     *("data=text", "data.seq_len=32", "data.batch_size=4", "tokenizer=byte", "trainer=cpu", "trainer.max_steps=30"),
@@ -414,13 +416,31 @@ def test_what_changes_the_cost_of_a_step_is_measured_apart(build: Build) -> None
     arms = {"plain": [], "mixed": ["trainer.precision=bf16-mixed"], "often": ["trainer.accumulate_grad_batches=4"]}
     arms |= {"tuned": ["optim.lr=0.1"], "compiled": ["compile=true"], "untied": ["head=untied"]}
     arms |= {"adamw": ["optim=adamw"], "ns_steps": ["optim.ns_steps=3"]}
+    arms |= {"validated": ["validation.every=3"]}
     found = {name: computation(arm) for name, arm in build(question(arms=arms, baseline="plain", primary=[])).items()}
     assert found.pop("tuned") == found["plain"]
     assert len(set(found.values())) == len(found)
 
 
 @pytest.mark.slow
-def test_a_step_of_a_larger_arm_takes_longer(build: Build) -> None:
+@pytest.mark.parametrize("decides", [True, False])
+def test_a_step_of_a_larger_arm_takes_longer(build: Build, decides: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the real Trainer, where the number of steps follows from it, as by a bare step."""
+    monkeypatch.setattr("lm.ablation.plan.calibrate.LONG_ENOUGH", 1.0)
     arms = build(question(arms={"small": [], "large": ["model.d_ff=4096"]}, baseline="small", primary=[]))
-    small, large = calibrate(list(arms.values()))
-    assert 0 < small < large
+    known = measure(arms, {}, decides)
+    assert 0 < arms["small"].seconds_per_step < arms["large"].seconds_per_step
+    assert measure(arms, known, decides) == known
+
+
+def test_the_cost_of_a_step_is_one_of_threads_of_a_cpu_and_of_how_it_is_measured(arm: Arm) -> None:
+    other = replace(arm, run=replace(arm.run, threads=2))
+    assert len({computation(arm), computation(other), computation(arm, True)}) == 3
+    assert cpu_name() in machine()
+
+
+def test_validations_take_their_share_of_a_step(build: Build) -> None:
+    arms = build(question(arms={"rarely": [], "often": ["validation.every=1"]}, baseline="rarely", primary=[]))
+    both = [TimedTraining(arm.run, arm.steps["own"]) for arm in arms.values()]
+    assert [one.validations for one in both] == [0, 29 / 30]
+    assert [len(one.clocked()) for one in both] == [STEPS, STEPS]

@@ -26,9 +26,14 @@ from lm.ablation.judge.statistics import judge
 from lm.ablation.judge.study import read_study
 from lm.ablation.record import SearchRecord, TrialRecord
 from lm.ablation.report import looks_of, write_report
+from lm.ablation.report.conditions import made_with
 from lm.ablation.report.diagnostics import SIDES
 from lm.ablation.report.forest import Line, draw_forest
+from lm.ablation.report.matches import matches_section
+from lm.ablation.report.matches import row as matches_row
+from lm.ablation.report.numbers import results as all_rows
 from lm.ablation.report.tuning import draw_search
+from lm.ablation.report.warnings import warnings_of
 from lm.config import BadInput
 from lm.report.page import code, fence, page, plain, table
 from lm.report.plots import looks, panels
@@ -799,17 +804,32 @@ def test_a_difference_that_the_trials_do_not_show_is_told(
     assert 0.028 < abs(found["mean_difference"]) < 0.032
 
 
-def test_unequal_times_at_equal_time_are_told(tmp_path: Path) -> None:
-    path = make(tmp_path, budgets=("time",))
-    assert "Training times" not in markdown(path)
-    for result in path.glob("cells/untied-*/result.json"):
-        found = json.loads(result.read_text())
-        write(result, found | {"seconds": 1.5 * found["seconds"]})
-    write_report(path)
-    assert re.search(
-        r"\*\*Training times at equal time are not equal.\*\* untied took 1\.[3-6]\d times as long as tied",
-        markdown(path),
-    )
+@pytest.mark.parametrize(("factor", "told"), [(1.015, False), (1.03, True), (0.95, True)])
+def test_unequal_times_at_equal_time_are_told(tmp_path: Path, factor: float, told: bool) -> None:
+    path = make(tmp_path, budgets=("time",), report=False)
+    change_results(path, "*", seconds=100.0)
+    change_results(path, "untied-*", seconds=100.0 * factor)
+    study = read_study(path)
+    heads = [head for head, _ in warnings_of(study, study.contrasts()) if "equal time" in head]
+    said = f"untied took {factor:.3f} times as long as tied (median of 3 pairs: {factor:.2f} to {factor:.2f})"
+    assert heads == [f"Training times at equal time differ by more than 2 %: {said}."] * told
+    assert matches_row(study, "untied", "tied", "time")[-1] == f"{factor:.3f}"
+
+
+def test_how_near_arms_come_to_what_is_held_equal_is_said(tmp_path: Path) -> None:
+    study = read_study(make(tmp_path, report=False, done=lambda arm, seed: False))
+    arms = study.record.arms
+    arms["untied"].flops_per_token, arms["untied"].n_params = 6_630_000, 1_018_000
+    for arm in arms.values():
+        arm.settings["optim.warmup_steps"] = 50
+    assert matches_row(study, "untied", "tied", "tokens") == ["untied", "tied", "tokens", *NEAR_TOKENS, "-"]
+    assert matches_row(study, "untied", "tied", "flops") == ["untied", "tied", "FLOPs", *NEAR_FLOPS, "-"]
+    warm_up = "The warm-up is a fixed number of steps, `optim.warmup_steps=50`, in runs of 900 to 1,000 steps."
+    (*_, said) = matches_section(study)
+    assert warm_up in said
+
+
+NEAR_TOKENS, NEAR_FLOPS = ["1.0005", "1.0000", "1.1050"], ["1.0005", "0.9000", "0.9945"]
 
 
 def test_a_trial_outside_the_plot_is_marked_at_the_nearer_edge(tmp_path: Path) -> None:
@@ -841,29 +861,31 @@ def test_what_cannot_be_compared_is_said(tmp_path: Path) -> None:
     assert "tokenizer hash (untied)" in markdown(path)
 
 
-def change_results(path: Path, pattern: str, **changes: Any) -> str:
-    """The report after these results have been changed."""
+def change_results(path: Path, pattern: str, **changes: Any) -> None:
     for place in path.glob(f"cells/{pattern}/result.json"):
         write(place, json.loads(place.read_text()) | changes)
-    write_report(path)
-    return markdown(path)
 
 
 def test_pairs_that_mix_conditions_are_named(tmp_path: Path) -> None:
-    path = make(tmp_path, budgets=("tokens",))
-    assert "conditions" not in markdown(path)
-    assert "| CPU of the runs | unknown |" in markdown(path)
-    said = change_results(path, "*-seed2-*", threads=2, cpu="one")
-    assert "**Conditions differ between seeds: threads 1, 2.**" in said
-    assert "| threads of the runs | 1 (8 of 12 runs), 2 (4 of 12 runs) |" in said
-    assert "| CPU of the runs | one (4 of 12 runs), unknown (8 of 12 runs) |" in said
+    def said() -> list[str]:
+        study = read_study(path)
+        return [head for head, _ in warnings_of(study, study.contrasts()) if "onditions" in head]
+
+    path = make(tmp_path, budgets=("tokens",), report=False)
+    assert said() == []
+    assert ["CPU of the runs", "unknown"] in made_with(read_study(path))
+    change_results(path, "*-seed2-*", threads=2, cpu="one")
+    assert said() == ["Conditions differ between seeds: threads 1, 2."]
+    rows = dict(made_with(read_study(path)))
+    assert rows["threads of the runs"] == "1 (8 of 12 runs), 2 (4 of 12 runs)"
+    assert rows["CPU of the runs"] == "one (4 of 12 runs), unknown (8 of 12 runs)"
     change_results(path, "untied-seed2-*", cpu="another")
-    said = change_results(path, "tied-seed[01]-*", threads=8, versions={"torch": "2.12.0"})
+    change_results(path, "tied-seed[01]-*", threads=8, versions={"torch": "2.12.0"})
+    (found,) = said()
     pairs = "untied and tied, threads 1 and 8, torch 2.13.0 and 2.12.0, seed 0, 1; untied and tied, CPU another and one"
-    assert f"**Two runs of a pair were made under different conditions: {pairs}, seed 2;" in said
-    assert "Conditions differ between seeds" not in said
-    row = {row["run_dir"]: row for row in results(path)}["cells/untied-seed2-1000"]
-    assert (row["cpu"], row["threads"], row["torch"]) == ("another", "2", "2.13.0")
+    assert found.startswith(f"Two runs of a pair were made under different conditions: {pairs}, seed 2;")
+    row = {row["run_dir"]: row for row in all_rows(read_study(path))}["cells/untied-seed2-1000"]
+    assert (row["cpu"], row["threads"], row["torch"]) == ("another", 2, "2.13.0")
 
 
 def test_a_folder_without_an_ablation_is_refused(tmp_path: Path) -> None:

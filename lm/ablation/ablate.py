@@ -74,7 +74,7 @@ class AblationRunner:
         self.timed = self.arms | ({NAME: self.bases.arm} if self.bases else {})
         most = set_threads(max(int(arm.run.threads or 1) for arm in self.timed.values()))
         self.workers = config.workers or self.executor.slots(most)
-        seconds_per_step = measure(self.timed, before.seconds_per_step)
+        seconds_per_step = measure(self.timed, before.seconds_per_step, "time" in self.ablation.budgets)
         set_steps(self.ablation, self.arms)
         self.tuning = Tuning(self.ablation, self.arms, self.outcomes, before)
         self.known = replace(  # the earlier record with all that stays during this call

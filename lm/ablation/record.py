@@ -40,7 +40,7 @@ class ArmRecord:
     n_params: int
     flops_per_token: int  # forward and backward
     tokens_per_step: int
-    seconds_per_step: float = 0.0  # as measured when it was planned
+    seconds_per_step: float = 0.0  # with its share of validations, as measured when it was planned
     steps: dict[str, int]  # by budget; "own" is what its configuration says
     vocab_size: int
     train_tokens: int

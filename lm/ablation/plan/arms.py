@@ -17,6 +17,7 @@ from lm.exchange.base import read_base
 from lm.model.size import flops_per_token, n_params
 from lm.model.transformer import Transformer
 from lm.training.optim import step_flops
+from lm.training.timed import n_batches
 from lm.training.trainer import resolve, tokens_per_step
 
 
@@ -30,11 +31,8 @@ class Arm(ArmRecord):
     start: Callable[[int], dict[str, Any]] = lambda seed: {}  # settings by seed: the run that this one starts from
 
     def seconds(self, steps: int) -> float:
-        """What a run of so many steps takes, validation included: a forward pass is a third of a step."""
-        validation, batches = self.run.validation, -(-self.val_tokens // self.tokens_per_step)
-        estimates = (steps - 1) // validation.every if validation.every else 0
-        passes = estimates * min(validation.batches or batches, batches) + batches
-        return (steps + passes / 3) * self.seconds_per_step
+        """What a run of so many steps takes, with the final score, in which a forward pass is a third of a step."""
+        return (steps + n_batches(self.run, self.val_tokens) / 3) * self.seconds_per_step
 
     def record(self) -> ArmRecord:
         return ArmRecord(**{one.name: getattr(self, one.name) for one in fields(ArmRecord)})

@@ -18,7 +18,7 @@ METRIC_NAMES = {
 HELD_EQUAL = {
     "tokens": "training tokens",
     "flops": "training FLOPs (within 2 %)",
-    "time": "training time (planned from the measured time per step, within 2 %)",
+    "time": "training time (planned from steps of each arm measured in turns; the ratios reached are among the arms)",
 }
 
 

@@ -6,6 +6,7 @@ from statistics import median
 from lm.ablation.duration import spell
 from lm.ablation.judge.study import Row, Study, spread
 from lm.ablation.report.answer import BUDGET_NAMES
+from lm.ablation.report.matches import matches_section
 from lm.report.page import code, plain, table
 
 
@@ -23,6 +24,7 @@ def arms_section(study: Study) -> list[str]:
         table(head, rows),
         "Times are sums over all seeds." + f" Changed in all arms: {common}." * bool(common),
         *reached(study),
+        *matches_section(study),
     ]
 
 
