@@ -13,8 +13,9 @@ from test_report import make
 from test_runs import write_run
 
 from lm.ablation.judge.study import read_study
+from lm.ablation.report.numbers import contrast
 from lm.config import BadInput, RunConfig
-from lm.results import contrasts, curves, runs, trials
+from lm.results import CONTRAST, contrasts, curves, runs, trials
 
 STUDY = ROOT / "docs/studies/tying/main"
 
@@ -123,6 +124,7 @@ def test_contrasts_are_those_of_the_report(folder: Path) -> None:
     assert found.p_adjusted.tolist() == [one.comparison.p_different_adjusted for one in wanted]
     assert found.n_seeds.tolist() == [len(one.seeds) for one in wanted]
     assert found.sentence.tolist() == [study.say(one) for one in wanted]
+    assert set(CONTRAST) <= {*contrast(study, wanted[0]), "metric", "equivalence_margin"}
     first = runs(STUDY).pivot(index=["budget", "seed"], columns="arm", values="val_loss").loc["tokens"]
     assert (first.untied - first.tied).mean() == pytest.approx(found.mean_difference[0])
 
