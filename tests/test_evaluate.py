@@ -3,6 +3,7 @@
 import csv
 import json
 import shutil
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -179,7 +180,9 @@ def test_several_runs_and_texts_are_a_list_and_a_table(place: Path, capsys: pyte
 
 
 @pytest.mark.parametrize("details", [False, True])
-def test_weights_that_give_no_loss_are_named(details: bool, place: Path, tmp_path: Path) -> None:
+def test_weights_that_give_no_loss_are_named_and_other_runs_are_scored(
+    details: bool, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     net, tokenizer = load_model(place / "a")
     with torch.no_grad():
         net.norm.weight.fill_(torch.nan)
@@ -189,6 +192,10 @@ def test_weights_that_give_no_loss_are_named(details: bool, place: Path, tmp_pat
     )
     with pytest.raises(BadInput, match=f"run_dir={tmp_path}: the loss is nan"):
         evaluate_run(config)
+    assert task(replace(config, run_dir=f"[{tmp_path},{place}/a]")) == 2
+    out, err = capsys.readouterr()
+    assert [one["run"] for one in json.loads(out)] == [f"{place}/a"]
+    assert f"error: run_dir={tmp_path}: the loss is nan" in err
 
 
 @pytest.mark.parametrize("suffix", ["svg", "png"])

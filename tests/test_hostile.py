@@ -37,6 +37,7 @@ from lm.inference.evaluate import Scores, evaluate
 from lm.inference.generate import generate
 from lm.inference.text import from_above
 from lm.model.transformer import Transformer
+from lm.report.page import code, fence, plain
 from lm.system import streams
 from lm.system.files import read_yaml, sha256, sync_folder
 from lm.system.table import csv_text
@@ -102,6 +103,11 @@ def test_a_table_for_spreadsheets_holds_no_formula() -> None:
 def test_words_that_are_not_utf8_are_refused_but_for_a_prompt() -> None:
     assert not_utf8(["run_dir=é", "prompt=\udcff"]) is None
     assert not_utf8(["run_dir=é", "run_dir=\udcff"]) == "run_dir=\udcff: not UTF-8; rename the file"
+
+
+@pytest.mark.parametrize("form", [plain, code, fence])
+def test_no_text_in_a_report_steers_a_terminal(form: Callable[[str], str]) -> None:
+    assert "\x1b" not in form("a\x1b[31m")
 
 
 # --- settings of a run

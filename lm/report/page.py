@@ -9,21 +9,29 @@ from typing import Any
 
 from markdown_it import MarkdownIt
 
+from lm.system.table import visible
+
 CSS = Path(__file__).with_name("report.css")
 HERE = "▶"  # a place in a block of code, where nothing can be bold; coloured in the page
 LONG = 40  # letters of a table's cell that may be broken into lines
+CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 NUMBER = re.compile(r"-|[-+<]?\d[\d,.e+-]*(\s.{0,24})?")  # also with its unit or its interval
+
+
+def tame(text: str) -> str:
+    """Text without characters that would steer a terminal which shows the report: they become escapes."""
+    return CONTROL.sub(lambda found: visible(found[0]), text)
 
 
 def plain(text: str) -> str:
     """Text from outside as Markdown that shows it as it is, in a paragraph or in the cell of a table."""
-    text = re.sub(r"([\\`*\[\]<>|&~!#$])", r"\\\1", " ".join(text.split()))
+    text = re.sub(r"([\\`*\[\]<>|&~!#$])", r"\\\1", tame(" ".join(text.split())))
     return re.sub(r"(?<![^\W_])_|_(?![^\W_])", r"\\_", text)  # a_b needs none, and reads better without
 
 
 def code(text: str) -> str:
     """Text in a line as code; in a table a | would end the cell if it had no backslash."""
-    ticks, text = "`" * (longest_run(text) + 1), " ".join(text.split()).replace("|", "\\|")
+    ticks, text = "`" * (longest_run(text) + 1), tame(" ".join(text.split())).replace("|", "\\|")
     pad = " " if text.startswith("`") or text.endswith("`") else ""
     return f"{ticks}{pad}{text}{pad}{ticks}"
 
@@ -31,7 +39,7 @@ def code(text: str) -> str:
 def fence(text: str) -> str:
     """Text from outside as a block of code that it cannot leave."""
     ticks, text = "`" * max(3, longest_run(text) + 1), re.sub(r"\r\n?", "\n", text)
-    return f"{ticks}\n{text}\n{ticks}"
+    return f"{ticks}\n{tame(text)}\n{ticks}"
 
 
 def longest_run(text: str) -> int:
