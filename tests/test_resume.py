@@ -36,7 +36,7 @@ from lm.training.run_directory import default_dir
 
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["lm.training.train"])  # imports, which take seconds, run once for all processes
-CLOCK = ("seconds", "tokens_per_second", "resumed_from")
+CLOCK = ("seconds", "tokens_per_second", "resumed_from", "checksum")  # the last is one of all the others
 
 
 def a_run(corpus: Path, run_dir: Path, steps: int = 120, **changes: Any) -> RunConfig:
