@@ -1,10 +1,12 @@
 """Files that are whole or recognised as damaged."""
 
+import os
 from pathlib import Path
 
 import pytest
 
-from lm.system.files import read_sealed, write_sealed
+from lm.ablation.run.folder import ABANDONED, claim
+from lm.system.files import atomic_file, read_sealed, write_sealed
 
 CONTENT = {"format": 3, "theta": 10000.0, "betas": (0.9, 0.95), "by": {2: "two", 10: None}, "name": "é\u2028"}
 
@@ -30,3 +32,14 @@ def test_what_was_never_sealed_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "a.json").write_text(text, errors="surrogateescape")
     with pytest.raises(ValueError, match=r"."):
         read_sealed(tmp_path / "a.json")
+
+
+def test_an_ablation_that_begins_leaves_what_a_report_is_writing(tmp_path: Path) -> None:
+    (tmp_path / ".partial-old").write_text("half")
+    os.utime(tmp_path / ".partial-old", (0, os.stat(tmp_path).st_mtime - 2 * ABANDONED))
+    with atomic_file(tmp_path, "report.md") as file:
+        file.write(b"whole")
+        with claim(tmp_path):
+            pass
+    assert (tmp_path / "report.md").read_text() == "whole"
+    assert not list(tmp_path.glob(".partial-*"))

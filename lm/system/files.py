@@ -4,8 +4,9 @@ import hashlib
 import json
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -118,10 +119,16 @@ def sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
-def remove_partial(folder: Path) -> None:
-    """Delete the temporary files of a killed process. The caller holds the folder's lock."""
+def remove_partial(folder: Path, older_than: float = 0.0) -> None:
+    """Delete the temporary files of a killed process. The caller holds the folder's lock.
+
+    Where others write without that lock, theirs are told by their age: those that have changed in the last
+    `older_than` seconds stay.
+    """
     for path in folder.rglob(".partial-*"):
-        path.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):  # written to its end meanwhile
+            if time.time() - path.stat().st_mtime >= older_than:
+                path.unlink()
 
 
 UMASK = os.umask(0)

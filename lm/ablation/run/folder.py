@@ -17,6 +17,7 @@ from lm.config.renamed import current_word
 from lm.system.files import remove_partial
 
 LOCK = ".lock"
+ABANDONED = 600.0  # seconds without a change to a temporary file: its process is gone
 READABLE = 40  # characters of the overrides in a folder's name
 
 
@@ -63,7 +64,7 @@ def claim(path: Path) -> Iterator[None]:
     except OSError as error:
         raise BadInput(f"output_dir={path}: cannot be written to ({error.strerror})") from error
     try:
-        remove_partial(path)
+        remove_partial(path, older_than=ABANDONED)  # a report, or a run on another node, may be writing now
         yield
     finally:
         if not (path / FILE).exists():
