@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from lm.ablation.record import (
-    VERSION,
     AblationRecord,
     ArmRecord,
     Caution,
@@ -17,6 +16,7 @@ from lm.ablation.record import (
     read_record,
     write_record,
 )
+from lm.ablation.versions import VERSION
 from lm.config import BadInput
 from lm.config.ablation import Look, TuneConfig
 
@@ -53,7 +53,8 @@ def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
         cells=[cell],
         cautions=[Caution("A few words:", "and what they mean.")],
         searches={"a": search},
-        looks=[look],
+        looks=[1, 2],
+        verdicts_seen=[look],
         trials_made=3,
         ended="2026-02-01",
     )
@@ -72,7 +73,7 @@ def read(folder: Path, **changes: Any) -> AblationRecord:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"version": 3}, "version=3: was written by a newer version of this program; expected 2"),
+        ({"version": 4}, "version=4: was written by a newer version of this program; expected 3"),
         ({"version": "2"}, "not what ablate.py wrote"),
         ({"seeds": "0,1"}, "seeds: expected list, found '0,1'"),
         ({"seeds": [0, "1"]}, "seeds[1]: expected int, found '1'"),
@@ -110,6 +111,17 @@ def test_another_file_of_this_name_is_no_record(tmp_path: Path, text: str) -> No
         read_record(tmp_path / "absent")
 
 
+def test_version_2_has_the_verdicts_that_were_seen_under_the_name_of_todays_setting(tmp_path: Path) -> None:
+    one = Look(seeds=[0, 1], baseline="a", equivalence_margin=0.1)
+    write_record(record(verdicts_seen=[one]), tmp_path)
+    content = json.loads((tmp_path / "ablation.json").read_text())
+    old = {key: value for key, value in content.items() if key != "looks"} | {"version": 2}
+    old["looks"] = old.pop("verdicts_seen")
+    (tmp_path / "ablation.json").write_text(json.dumps(old))
+    found = read_record(tmp_path)
+    assert (found.verdicts_seen, found.looks) == ([one], [])
+
+
 def test_a_record_of_version_1_is_read_under_todays_names() -> None:
     found = read_record(STUDIES / "tying/main")
     assert (found.equivalence_margin, found.baselines["split"]) == (0.02, "untied")
@@ -119,7 +131,8 @@ def test_a_record_of_version_1_is_read_under_todays_names() -> None:
     assert found.searches["tied"].hyperparameters == ["optim.lr", "head.embedding_lr_multiplier"]
     assert {*found.searches["tied"].trials[0].values, *found.searches["tied"].inside} <= {*found.arms["tied"].settings}
     assert found.arms["split"].settings["head.name"] == "untied_midtraining"
-    assert found.looks[0].equivalence_margin == 0.02
+    assert found.verdicts_seen[0].equivalence_margin == 0.02
+    assert found.looks == []
     assert "head.table_lr=8.5" in found.arms["tied"].words  # as it was typed
     assert read_record(STUDIES / "tying_untie_when").plot_over == "head.untie_at"
 

@@ -24,8 +24,8 @@ from scipy import stats
 
 from lm.ablation.judge.statistics import judge
 from lm.ablation.judge.study import read_study
-from lm.ablation.record import SearchRecord, TrialRecord
-from lm.ablation.report import looks_of, write_report
+from lm.ablation.record import SearchRecord, TrialRecord, read_record
+from lm.ablation.report import write_report
 from lm.ablation.report.conditions import made_with
 from lm.ablation.report.diagnostics import SIDES
 from lm.ablation.report.forest import Line, draw_forest
@@ -34,6 +34,8 @@ from lm.ablation.report.matches import row as matches_row
 from lm.ablation.report.numbers import results as all_rows
 from lm.ablation.report.tuning import draw_search
 from lm.ablation.report.warnings import warnings_of
+from lm.ablation.seen import verdicts_seen
+from lm.ablation.summary import result_table
 from lm.config import BadInput
 from lm.report.page import code, fence, page, plain, table
 from lm.report.plots import looks, panels
@@ -702,22 +704,25 @@ def test_why_there_is_no_learning_figure_is_said(tmp_path: Path, every: int, tol
     assert ("Learning curves" in headings(path)) is told
 
 
+def seen(path: Path) -> list[list[int]]:
+    return [one.seeds for one in verdicts_seen(path, read_record(path))]
+
+
 def test_a_verdict_that_was_shown_is_remembered(tmp_path: Path) -> None:
     path = make(tmp_path, done=lambda arm, seed: seed == 0)
-    assert looks_of(path) == []  # one seed gives no verdict
-    (path / "report.json").unlink()
+    assert seen(path) == []  # one seed gives no verdict
     make(path, done=lambda arm, seed: seed < 2)
-    make(path, done=lambda arm, seed: True)
+    (path / "report.json").write_text("{")
+    make(path, report=False)
+    result_table(path)  # it shows verdicts too
     write_report(path)
-    assert [one.seeds for one in looks_of(path)] == [[0, 1], [0, 1, 2]]
-    assert looks_of(path)[0].equivalence_margin == 0.01
-    content = json.loads((path / "report.json").read_text())
-    for damaged in ({"seeds": [0]}, {**content["looks"][0], "seeds": "01"}, 3):
-        write(path / "report.json", content | {"looks": [damaged, content["looks"][1]]})
-        assert [one.seeds for one in looks_of(path)] == [[0, 1, 2]]
-    write(path / "report.json", content)
-    write(path / "report.json", "{")
-    assert looks_of(path) == []
+    assert seen(path) == [[0, 1], [0, 1, 2]]
+    assert verdicts_seen(path, read_record(path))[0].equivalence_margin == 0.01
+    assert [one["seeds"] for one in numbers(path)["verdicts_seen"]] == seen(path)
+    first, second = (path / "verdicts.jsonl").read_text().splitlines()
+    for damaged in ('{"seeds": [0]}', first.replace("[0, 1]", '"01"'), "3", first[:20]):
+        (path / "verdicts.jsonl").write_text(f"{damaged}\n{second}\n")
+        assert seen(path) == [[0, 1, 2]]
 
 
 def test_missing_learning_curves_are_told(tmp_path: Path) -> None:

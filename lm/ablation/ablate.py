@@ -12,21 +12,23 @@ from pathlib import Path
 
 import torch
 
-from lm.ablation.judge.study import read_study
+from lm.ablation.judge.looks import decides, look_now
+from lm.ablation.judge.study import read_study, study_of
 from lm.ablation.outcomes import Outcomes
 from lm.ablation.plan.arms import build_arms, common_threads, sources_of
 from lm.ablation.plan.bases import NAME, build_bases
 from lm.ablation.plan.calibrate import machine, measure
 from lm.ablation.plan.cells import Cell, cell, cells, set_steps
 from lm.ablation.plan.changes import set_aside
-from lm.ablation.record import AblationRecord, asked, write_record
-from lm.ablation.report import looks_of, write_report
+from lm.ablation.record import AblationRecord, asked, first_seeds, write_record
+from lm.ablation.report import write_report
 from lm.ablation.run.cautions import cautions
 from lm.ablation.run.executors import EXECUTORS
 from lm.ablation.run.folder import claim, default_dir, earlier
 from lm.ablation.run.progress import Progress
 from lm.ablation.run.tuning import Tuning
 from lm.ablation.run.workers import measure_startup, place_of, run_cells
+from lm.ablation.seen import remember, verdicts_seen
 from lm.config import RunConfig
 from lm.config.ablation import AblateConfig
 from lm.system.device import set_threads
@@ -64,6 +66,7 @@ class AblationRunner:
         self, config: AblateConfig, path: Path, runs: dict[str, RunConfig], command: str, base: RunConfig | None
     ) -> None:
         self.ablation, self.path, gpus = config.ablation, path, torch.cuda.device_count()
+        self.plan_only = config.plan_only
         before, self.outcomes = earlier(path, config), Outcomes(path)
         self.executor = EXECUTORS[config.executor](config, path)
         if not config.plan_only:
@@ -95,6 +98,8 @@ class AblationRunner:
             versions={package: version(package) for package in PACKAGES},
             seconds_per_step=seconds_per_step,
         )
+        self.stopped: int | None = None  # the number of seeds at which a planned look has decided
+        self.look()
         if machine() not in self.known.startup_seconds and (self.missing(self.all_cells()) or self.expected_trials()):
             self.known.startup_seconds[machine()] = measure_startup(
                 self.timed[NAME if self.bases else self.ablation.baseline], config
@@ -114,7 +119,10 @@ class AblationRunner:
                 write_record(self.record(), self.path)
             write_record(self.record(), self.path)
             untuned = self.tuning.broken()
-            self.carry_out([one for one in self.all_cells() if one.arm not in untuned])
+            for n in self.ablation.looks or [len(self.ablation.seeds)]:
+                self.carry_out([one for one in self.all_cells(n) if one.arm not in untuned])
+                if self.look(self.progress.say):
+                    break
         self.known.ended = now()
         write_record(self.record(), self.path)
         write_report(self.path)
@@ -137,10 +145,23 @@ class AblationRunner:
         seeds |= {*self.ablation.tune.seeds} if self.tuning.open() else set()
         return self.missing([self.bases.cell(seed) for seed in sorted(seeds)])
 
-    def all_cells(self) -> list[Cell]:
-        """Every reported cell once, seed by seed, so that whatever is interrupted has whole pairs."""
-        found = sorted(cells(self.ablation, self.arms), key=lambda pair: self.ablation.seeds.index(pair[0].seed))
-        return list({one.run_dir: one for _, one in found}.values())
+    def look(self, say: Callable[[str], None] = lambda _: None) -> bool:
+        """Whether the runs have reached a planned look and it decides all that is asked, so that no more are made."""
+        self.stopped = None
+        study = study_of(self.record(), self.outcomes)
+        if (n := look_now(study)) is None:
+            return False
+        self.stopped = n if decides(study, n) else None
+        if not self.plan_only:
+            remember(self.path, study.record, study.record.seeds[:n])
+        say(f"look with {n} of {study.record.looks[-1]} seeds: {'decided' if self.stopped else 'undecided'}")
+        return self.stopped is not None
+
+    def all_cells(self, n: int | None = None) -> list[Cell]:
+        """Every cell of the first n seeds, or of all that are reported, seed by seed, so that pairs are made whole."""
+        order = {seed: i for i, seed in enumerate(self.ablation.seeds[: n or self.stopped])}
+        found = [pair for pair in cells(self.ablation, self.arms) if pair[0].seed in order]
+        return list({one.run_dir: one for _, one in sorted(found, key=lambda pair: order[pair[0].seed])}.values())
 
     def expected_trials(self) -> list[Cell]:
         """As many runs as the searches will make at least."""
@@ -163,22 +184,22 @@ class AblationRunner:
 
     def record(self) -> AblationRecord:
         planned, tuning = [one for one, _ in cells(self.ablation, self.arms)], self.tuning
-        looks = [*self.known.looks, *looks_of(self.path)]  # whenever a verdict was seen
-        looks = [one for i, one in enumerate(looks) if one not in looks[:i]]
-        return replace(
+        seen = verdicts_seen(self.path, self.known)
+        record = replace(
             self.known,
             arms={name: arm.record() for name, arm in self.arms.items()},
             cells=planned,
             bases=self.bases.record(self.base_seeds()) if self.bases else [],
-            cautions=cautions(tuning, looks, self.known.planned),
+            cautions=cautions(tuning, seen, self.known.planned),
             tuning_done=not tuning.open(),
             untuned=tuning.broken(),
             searches={name: search.record() for name, search in tuning.searches.items() if search.done},
             trials_made=tuning.decided,
-            looks=looks,
+            verdicts_seen=seen,
             sources=sources_of(self.arms),
             set_aside=set_aside(self.known, planned, self.arms, self.outcomes),
         )
+        return first_seeds(record, self.stopped)
 
 
 def now() -> str:

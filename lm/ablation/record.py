@@ -1,23 +1,21 @@
 """The record of an ablation, ablation.json: what was asked, planned and tuned. One reader, one writer.
 
-Version 2 is the present one. Version 1 says no version; some of its settings have earlier names, which are read as
-today's (lm/config/renamed.py). Words that a person typed stay as they were typed.
+Version 3 is the present one; lm/ablation/versions.py reads the earlier ones. What a person typed stays as it was typed.
 """
 
 import json
 import math
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lm.ablation.versions import VERSION, current_version
 from lm.config import BadInput
-from lm.config.ablation import BUDGETS, HYPERPARAMETERS, Look, Question
+from lm.config.ablation import BUDGETS, Look, Question
 from lm.config.interactions import check_interactions
-from lm.config.renamed import KEYS, current
 from lm.config.typed import build
 from lm.system.files import write_text
 
-VERSION = 2
 FILE = "ablation.json"
 HASHES = ("data_hash", "tokenizer_hash", "source_hash")
 
@@ -107,7 +105,7 @@ class AblationRecord(Question):
     untuned: dict[str, list[str]] = field(default_factory=dict)  # arm -> trials that have come to no end
     searches: dict[str, SearchRecord] = field(default_factory=dict)
     trials_made: int | None = None  # by every arm, once it is decided
-    looks: list[Look] = field(default_factory=list)
+    verdicts_seen: list[Look] = field(default_factory=list)
     planned: list[int] = field(default_factory=list)  # every seed that was ever asked for
     # where
     command: str = ""
@@ -127,6 +125,12 @@ def look(asked: Question, seeds: list[int]) -> Look:
     return Look(**{one.name: getattr(asked, one.name) for one in fields(Look)} | {"seeds": seeds})
 
 
+def first_seeds(record: AblationRecord, n: int | None) -> AblationRecord:
+    """The record as if only the first n seeds were asked for; None: all."""
+    seeds = record.seeds[:n]
+    return replace(record, seeds=seeds, cells=[one for one in record.cells if one.seed in seeds])
+
+
 def asked(question: Question) -> dict[str, Any]:
     return {one.name: getattr(question, one.name) for one in fields(Question)}
 
@@ -136,10 +140,7 @@ def read_record(folder: Path) -> AblationRecord:
     path = folder / FILE
     try:
         found = json.loads(path.read_text())
-        if (version := found.get("version", 1)) > VERSION:
-            raise BadInput(f"version={version}: was written by a newer version of this program; expected {VERSION}")
-        found = from_version_1(found) if version == 1 else found
-        return checked(build(AblationRecord, {key: value for key, value in found.items() if key != "version"}))
+        return checked(build(AblationRecord, current_version(found)))
     except FileNotFoundError:
         raise BadInput(f"output_dir={folder}: holds no {FILE}; expected what ablate.py wrote") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -183,19 +184,3 @@ def checked(record: AblationRecord) -> AblationRecord:
 
 def write_record(record: AblationRecord, folder: Path) -> None:
     write_text(folder / FILE, json.dumps({"version": VERSION} | asdict(record), indent=1) + "\n")
-
-
-def from_version_1(old: dict[str, Any]) -> dict[str, Any]:
-    found = current(old, "ablation.")
-    found["plot_over"] = KEYS.get(found["plot_over"], found["plot_over"])
-    found["looks"] = [current(look, "ablation.") for look in old.get("looks", [])]
-    for arm in found["arms"].values():
-        arm |= {key: current(arm[key]) for key in ("settings", "matched", "tuned")}
-    found["searches"] = {arm: current(one, "ablation.tune.") for arm, one in old.get("searches", {}).items()}
-    for search in found["searches"].values():
-        search["inside"] = current(search["inside"])
-        for trial in search["trials"]:
-            trial |= {"values": current(trial["values"]), "score": trial.pop(found["metric"])}
-    for tune in (found["tune"], *found["searches"].values()):
-        tune["hyperparameters"] = [KEYS.get(key, key) for key in tune.get("hyperparameters", HYPERPARAMETERS)]
-    return found

@@ -6,9 +6,11 @@ from pathlib import Path
 from lm.ablation.ablate import AblationRunner
 from lm.ablation.duration import spell
 from lm.ablation.judge.contrasts import Contrast
-from lm.ablation.judge.study import Study, read_study
+from lm.ablation.judge.looks import saved, seeds_looked_at
+from lm.ablation.judge.study import Study, read_study, study_of
 from lm.ablation.report.answer import BUDGET_NAMES, primary, sentences
 from lm.ablation.report.warnings import warnings_of
+from lm.ablation.seen import remember
 from lm.system.table import format_table
 
 
@@ -24,6 +26,9 @@ def plan_table(runner: AblationRunner) -> str:
     cells, trials = runner.all_cells(), runner.expected_trials()
     ahead = runner.missing(cells)
     found = f"{len(cells)} runs, {len(cells) - len(ahead)} done"
+    if ablation.looks:
+        looks = ", ".join(map(str, ablation.looks))
+        found += f", with looks at {looks} seeds"
     if trials:
         more = runner.tuning.extension() * len(ablation.tune.seeds)
         found += f"; {len(trials)} search trials"
@@ -34,6 +39,8 @@ def plan_table(runner: AblationRunner) -> str:
     seconds = sum(map(runner.cost, [*bases, *ahead, *trials])) / runner.workers
     lines = [ablation.question, "", format_table(rows), ""]
     lines += [f"{found}; {record.workers} at a time, {record.threads} thread{'s' * (record.threads > 1)} each"]
+    if stop := saved(study_of(record, runner.outcomes)):
+        lines += [stop]
     lines += [*no_longer_count(record.set_aside), *(f"{head} {meaning}" for head, meaning in record.cautions)]
     lines += [f"about {spell(seconds)} to go, as measured on this machine; all goes to {runner.path}"]
     return "\n".join(lines)
@@ -50,8 +57,10 @@ def result_table(path: Path) -> str:
     study = read_study(path)
     contrasts = study.contrasts()
     interactions = study.interactions()
-    lines = [format_table([HEAD, *map(row, [*contrasts, *interactions])]), ""]
+    remember(path, study.record, seeds_looked_at(study, primary(contrasts)))
+    lines = [format_table([heads(study), *map(row, [*contrasts, *interactions])]), ""]
     lines += sentences(study, [*(one for one in contrasts if one.primary), *interactions])
+    lines += [stop] if (stop := saved(study)) else []
     lines += [f"{head} {meaning}" for head, meaning in warnings_of(study, contrasts)]
     lines += [
         f"{one.status}: {one.run_dir} ({one.error})" for one in study.rows if one.status in ("failed", "diverged")
@@ -69,6 +78,10 @@ def overview_table(path: Path, studies: dict[Path, Study]) -> str:
 
 
 HEAD = ("arm", "baseline", "budget", "seeds", "difference", "95 % CI", "verdict")
+
+
+def heads(study: Study) -> tuple[str, ...]:
+    return tuple(head.replace("95 % CI", study.ci) for head in HEAD)
 
 
 def row(one: Contrast) -> tuple[str, ...]:

@@ -61,6 +61,7 @@ class Look:
     equivalence_margin: float  # the smallest difference in `metric` that would change a decision
     interactions: dict[str, str] = field(default_factory=dict)  # name -> "(arm - baseline) - (arm - baseline)"
     budgets: list[str] = field(default_factory=lambda: ["tokens"])  # what is held equal; each has runs of its own
+    looks: list[int] = field(default_factory=list)  # numbers of seeds at which it may stop; empty: once, with all seeds
 
 
 @dataclass(slots=True, kw_only=True)
@@ -125,6 +126,10 @@ class AblationConfig(Question):
                 raise BadInput(f"ablation.match_parameters: {arm} needs an arm to match that is itself not matched")
         for seed in self.seeds:
             seedable(seed)
+        n = len(self.seeds)
+        if self.looks and (self.looks != sorted({*self.looks}) or self.looks[0] < 2 or self.looks[-1] != n):
+            expected = f"expected increasing numbers of seeds from 2 on, of which the last is all, {n}"
+            raise BadInput(f"ablation.looks={self.looks}: {expected}")
         for name in self.arms:
             offset = self.seed_offsets.get(name, 0)
             own = {seed + offset for seed in self.seeds}

@@ -52,12 +52,12 @@ def paired(
     return {seed: sum(weight * scores[name][seed] for name, weight in weights.items()) for seed in whole}
 
 
-def decide(family: Sequence[Contrast], margin: float, lower_is_better: bool) -> None:
-    """Set the comparison of each; they are corrected for their number."""
+def decide(family: Sequence[Contrast], margin: float, lower_is_better: bool, alpha: float) -> None:
+    """Set the comparison of each at a level; they are corrected for their number."""
     differences = {one.runs: one.differences for one in family}
     noise = {one.runs: one.tuning for one in family if one.tuning}
     divergences = {one.runs: one.divergence for one in family if one.divergence}
-    found = judge(differences, margin, lower_is_better, noise, divergences)
+    found = judge(differences, margin, lower_is_better, noise, divergences, alpha)
     for one in family:
         one.comparison = without_praise_of_survivors(one, found[one.runs])
 

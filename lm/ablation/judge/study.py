@@ -8,7 +8,9 @@ from statistics import fmean, stdev
 from typing import Any
 
 from lm.ablation.judge.contrasts import Contrast, decide, paired, say
+from lm.ablation.judge.level import level
 from lm.ablation.judge.regret import Regret, read, regrets, together
+from lm.ablation.judge.sentence import percent
 from lm.ablation.outcomes import Outcomes, broke
 from lm.ablation.record import AblationRecord, SearchRecord, read_record
 from lm.config.ablation import METRICS
@@ -49,6 +51,17 @@ class Study:
     @property
     def unit(self) -> str:
         return METRICS[self.metric][1]
+
+    @property
+    def alpha(self) -> float:
+        """The level of each look, which is that of all where one is planned; 1 - alpha is that of the intervals."""
+        record = self.record
+        comparisons = len(record.budgets) * (len(record.contrasts) + len(record.interactions))
+        return level(tuple(record.looks), comparisons)
+
+    @property
+    def ci(self) -> str:
+        return f"{percent(1 - self.alpha)} CI"
 
     @property
     def searches(self) -> dict[str, SearchRecord]:
@@ -123,7 +136,7 @@ class Study:
         )
 
     def decide(self, family: list[Contrast]) -> None:
-        decide(family, self.record.equivalence_margin, self.lower_is_better)
+        decide(family, self.record.equivalence_margin, self.lower_is_better, self.alpha)
 
     def say(self, one: Contrast) -> str:
         """A contrast's verdict in a sentence."""
@@ -149,7 +162,12 @@ class Study:
 
 def read_study(path: Path) -> Study:
     """Raises BadInput if the folder holds no ablation."""
-    record, outcomes, rows = read_record(path), Outcomes(path), dict[str, Row]()
+    return study_of(read_record(path), Outcomes(path))
+
+
+def study_of(record: AblationRecord, outcomes: Outcomes) -> Study:
+    """The runs of a record, which need not be written yet."""
+    rows = dict[str, Row]()
     for one in record.cells:
         if one.run_dir not in rows:
             identity = record.arms[one.arm].identity | ({"config_hash": one.config_hash} if one.config_hash else {})

@@ -4,15 +4,12 @@ In: an ablation's folder, at any moment. Out: report.md, report.html, report.jso
 Imports lm.ablation.judge and the modules below it; matplotlib and scipy, not torch.
 """
 
-import contextlib
-import json
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from lm.ablation.judge.contrasts import Contrast
+from lm.ablation.judge.looks import seeds_looked_at
 from lm.ablation.judge.study import Study, read_study
-from lm.ablation.record import AblationRecord, look
 from lm.ablation.report.again import again_section, losses_section
 from lm.ablation.report.answer import answer, asked_about, basis, primary, sentences
 from lm.ablation.report.arms import arms_section
@@ -25,8 +22,7 @@ from lm.ablation.report.setting import setting_section
 from lm.ablation.report.text import text_section
 from lm.ablation.report.tuning import tuning_section
 from lm.ablation.report.warnings import warnings_list
-from lm.config.ablation import Look
-from lm.config.typed import build
+from lm.ablation.seen import remember, verdicts_seen
 from lm.report.page import page
 from lm.system.files import make_folder, write_text
 
@@ -38,6 +34,7 @@ def write_report(path: Path) -> None:
     """
     study = read_study(path)
     contrasts = study.contrasts()
+    remember(path, study.record, seeds_looked_at(study, primary(contrasts)))
     markdown, pictures = compose(study, contrasts)
     make_folder(path / "figures")
     for name, picture in pictures.items():
@@ -46,28 +43,9 @@ def write_report(path: Path) -> None:
     write_text(path / "report.html", page(study.record.question, markdown, pictures))
     write_text(path / "results.csv", results_csv(study))
     write_text(path / "curves.csv", curves_csv(study))
-    looks = [asdict(one) for one in with_look(looks_of(path), study.record, primary(contrasts))]
     said = sentences(study, asked_about(study, contrasts))
-    write_text(path / "report.json", report_json(study, contrasts, said, looks))
-
-
-def looks_of(path: Path) -> list[Look]:
-    """The verdicts that earlier reports in this folder have shown."""
-    try:
-        looks = json.loads((path / "report.json").read_text())["looks"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
-    found = []
-    for one in looks if isinstance(looks, list) else ():
-        with contextlib.suppress(ValueError, TypeError):  # one that is damaged says nothing of the others
-            found.append(build(Look, one))
-    return found
-
-
-def with_look(looks: list[Look], record: AblationRecord, asked: Sequence[Contrast]) -> list[Look]:
-    """And the one that is shown now, if it is one: with two seeds or more."""
-    now = look(record, [seed for seed in record.seeds if any(seed in one.seeds for one in asked)])
-    return [*looks, now] if len(now.seeds) > 1 and now not in looks else looks
+    seen = [asdict(one) for one in verdicts_seen(path, study.record)]
+    write_text(path / "report.json", report_json(study, contrasts, said, seen))
 
 
 def compose(study: Study, contrasts: list[Contrast]) -> tuple[str, dict[str, str]]:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from lm.ablation.judge.contrasts import Contrast
+from lm.ablation.judge.looks import saved
 from lm.ablation.judge.sentence import decimals
 from lm.ablation.judge.study import Study
 from lm.ablation.record import AblationRecord
@@ -83,6 +84,8 @@ def basis(study: Study, contrasts: Sequence[Contrast]) -> list[str]:
     alone = f" For {n_rows} of {len(study.rows)} runs, results.csv is all that is left." * bool(n_rows)
     if n := study.rows_unchecked():
         alone += f" An earlier version wrote {n} of these rows without a row_hash: a change in them goes unnoticed."
+    if stop := saved(study):
+        alone = f" The ablation was {stop}.{alone}"
     return [text + alone, others(study, contrasts)]
 
 

@@ -17,7 +17,8 @@ def by_budget(study: Study, contrasts: Sequence[Contrast], columns: Columns) -> 
         if len(study.record.budgets) > 1:
             yield f"**At equal {BUDGET_NAMES[budget]}**"
         cells = columns.values()
-        yield table([*columns], [[cell(one) for cell in cells] for one in contrasts if one.budget == budget])
+        heads = [head.replace("95 % CI", study.ci) for head in columns]
+        yield table(heads, [[cell(one) for cell in cells] for one in contrasts if one.budget == budget])
 
 
 RESULTS: Columns = {

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 
 from lm.ablation.judge.contrasts import Contrast
-from lm.ablation.judge.power import ALPHA, POWER
+from lm.ablation.judge.power import POWER
+from lm.ablation.judge.sentence import percent
 from lm.ablation.judge.study import Study
 from lm.ablation.report.answer import BUDGET_NAMES
 from lm.ablation.report.columns import DIVERGENCE, RESULTS, by_budget, of_interactions, statistics
@@ -27,7 +28,7 @@ def contrasts_section(study: Study, contrasts: Sequence[Contrast], pictures: dic
         *divergence_table(study, contrasts),
         *interactions_table(study, interactions),
         "### How to read this",
-        READING.format(margin=margin, alpha=ALPHA, power=100 * POWER),
+        READING.format(margin=margin, power=100 * POWER, **levels(study)),
         "### Test statistics",
         *by_budget(study, everything, statistics(everything)),
     ]
@@ -41,9 +42,10 @@ def figure(study: Study, contrasts: Sequence[Contrast], pictures: dict[str, str]
     alt = plain("; ".join(f"{words}: {label(one.comparison)} {one.comparison.verdict}" for words, one in said))
     once = " Runs that serve several budgets are drawn once." if len(study.record.budgets) > 1 else ""
     return [
-        f"Each row is an arm minus its baseline, in {study.unit}; {direction(study)}. Lines are 95 % confidence "
-        f"intervals (CI). The shaded band is the equivalence margin of ±{study.record.equivalence_margin:g}.{once}",
-        f"![Differences with their 95 % CI. {alt}](figures/forest.svg)",
+        f"Each row is an arm minus its baseline, in {study.unit}; {direction(study)}. Lines are confidence "
+        f"intervals, {study.ci}. The shaded band is the equivalence margin of "
+        f"±{study.record.equivalence_margin:g}.{once}",
+        f"![Differences with their {study.ci}. {alt}](figures/forest.svg)",
     ]
 
 
@@ -54,8 +56,8 @@ def divergence_table(study: Study, contrasts: Sequence[Contrast]) -> list[str]:
         "### Divergence",
         "How many of the runs that came to an end diverged, and p of Fisher's exact test that both arms diverge "
         "equally often, corrected by Holm's method together with the tests of the differences. If that is at most "
-        f"{ALPHA:g}, the arm that diverges more often is worse, whatever its other seeds say. No test is made of so "
-        "few that it could not be significant.",
+        f"{study.alpha:.3g}, the arm that diverges more often is worse, whatever its other seeds say. No test is made "
+        "of so few that it could not be significant.",
         *by_budget(study, [one for one in contrasts if one.diverged], DIVERGENCE),
     ]
 
@@ -75,18 +77,29 @@ READING = """\
 - **Bold** arms are the primary comparisons: they answer the question.
 - **Pairing**: with the same seed, an arm and its baseline see the data in the same order and share the initialisation \
 of all parameters that both have.
-- **95 % CI**: the t interval of the mean paired difference, not corrected for the number of comparisons. Where arms \
-were tuned, its error and that of all tests counts how far the settings of both may be from their best.
-- **Verdict**: equivalent if p equivalence (Holm) is at most {alpha:g}; otherwise better or worse if p (Holm) is at \
-most {alpha:g}; otherwise undecided.
+- **{ci}**: the t interval of the mean paired difference, not corrected for the number of comparisons. Where arms \
+were tuned, its error and that of all tests counts how far the settings of both may be from their best.{looks}
+- **Verdict**: equivalent if p equivalence (Holm) is at most {alpha}; otherwise better or worse if p (Holm) is at \
+most {alpha}; otherwise undecided.
 - **p**: two-sided paired t test. **Holm**: corrected for the number of comparisons, primary and others separately.
-- **p equivalence**: two one-sided t tests (TOST) of a true difference within ±{margin}; the 90 % CI of an equivalence \
-belongs to them.
+- **p equivalence**: two one-sided t tests (TOST) of a true difference within ±{margin}; the {inner} CI of an \
+equivalence belongs to them.
 - **Minimum detectable effect**: the true difference that the t test finds with {power:.0f} % power at this number of \
-seeds and this standard deviation, at a level of {alpha:g} divided by the number of comparisons.
+seeds and this standard deviation, at a level of {alpha} divided by the number of comparisons.
 - **p (sign-flip)**: the share of all patterns of signs of the differences that give a mean as far from zero. It needs \
 no normal distribution, is not corrected, and does not count the noise of tuning.
 - **Per-seed wins**: the seeds with which the arm is better than its baseline."""
+
+
+def levels(study: Study) -> dict[str, str]:
+    """The level of the tests in words; that of each look is chosen so that all looks together keep 5 %."""
+    number = ", ".join(map(str, study.record.looks))
+    said = (
+        f" It is a repeated interval (Jennison and Turnbull, 1989): it holds at all planned looks at once (with "
+        f"{number} seeds), as the level of {study.alpha:.3g} at each look does (Pocock, 1977, for t tests)."
+    )
+    inner = percent(1 - 2 * study.alpha)
+    return {"alpha": f"{study.alpha:.3g}", "ci": study.ci, "inner": inner, "looks": said * bool(number)}
 
 
 def direction(study: Study) -> str:

@@ -75,7 +75,7 @@ def tuned_values(study: Study) -> dict[str, dict[str, float]]:
     return found
 
 
-def report_json(study: Study, contrasts: Sequence[Contrast], verdict: list[str], looks: list[dict[str, Any]]) -> str:
+def report_json(study: Study, contrasts: Sequence[Contrast], verdict: list[str], seen: list[dict[str, Any]]) -> str:
     record = study.record
     found = {
         "question": record.question,
@@ -94,7 +94,7 @@ def report_json(study: Study, contrasts: Sequence[Contrast], verdict: list[str],
             "reasons": [reason(row) for row in study.rows if row.error],
         },
         "tuning": {name: asdict(search) for name, search in study.searches.items()},
-        "looks": looks,
+        "verdicts_seen": seen,
         "hashes": {name: arm.identity for name, arm in record.arms.items()},
     }
     found |= {key: getattr(record, key) for key in RECORDED}

@@ -6,12 +6,15 @@ from urllib.parse import quote
 
 from matplotlib.figure import Figure
 
+from lm.ablation.judge.looks import seeds_looked_at
 from lm.ablation.judge.study import Study, read_study
 from lm.ablation.report.across import Apart, Shown, all_apart, shown
+from lm.ablation.report.answer import primary
 from lm.ablation.report.columns import number
 from lm.ablation.report.forest import Line, draw_forest, label
 from lm.ablation.report.numbers import results
 from lm.ablation.report.warnings import warnings_of
+from lm.ablation.seen import remember
 from lm.config.identity import identifying
 from lm.report.page import code, plain, table
 from lm.report.plots import drawing
@@ -45,6 +48,8 @@ def write_overview(path: Path) -> dict[Path, Study]:
     Raises BadInput if what one of the folders holds cannot be read.
     """
     found = {folder: read_study(folder) for folder in folders(path)}
+    for folder, study in found.items():
+        remember(folder, study.record, seeds_looked_at(study, primary(study.contrasts())))
     studies = dict(sorted(found.items(), key=lambda pair: pair[1].record.begun))
     groups: dict[str, list[Shown]] = {}
     for folder, study in studies.items():

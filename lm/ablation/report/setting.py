@@ -22,7 +22,7 @@ def setting_section(study: Study, contrasts: Sequence[Contrast], pictures: dict[
     pictures["setting"] = setting(study, contrasts)
     return [
         f"## Comparisons over {plain(key)}",
-        f"Each arm minus its baseline over the arm's {code(key)}: mean and 95 % CI; "
+        f"Each arm minus its baseline over the arm's {code(key)}: mean and {study.ci}; "
         f"{'below' if study.lower_is_better else 'above'} zero is better. A hollow mark is the baseline. The shaded "
         f"band is the equivalence margin of ±{study.record.equivalence_margin:g}.",
         f"![Comparisons over {plain(key)}](figures/setting.svg)",

@@ -69,7 +69,7 @@ def small(study: Study, asked: Sequence[Contrast]) -> Iterator[Caution]:
     for one, _ in decided(asked):
         if min(abs(one.comparison.ci_low or 0), abs(one.comparison.ci_high or 0)) < margin:
             names = f"between {one.arm} and {one.baseline}{at(study, one)}"
-            meaning = f"The 95 % CI reaches into the equivalence margin of ±{margin:g}."
+            meaning = f"The {study.ci} reaches into the equivalence margin of ±{margin:g}."
             yield Caution(f"The difference {names} may be too small to matter.", meaning)
 
 

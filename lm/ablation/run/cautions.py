@@ -17,9 +17,10 @@ def cautions(tuning: Tuning, looks: Sequence[Look], planned: Sequence[int]) -> l
 def history(ablation: AblationConfig, looks: Sequence[Look], planned: Sequence[int]) -> Iterator[Caution]:
     """5 % is the chance of a false verdict for who looks once, not for who goes on, or stops, because of what is seen.
 
-    `planned`: every seed that was ever asked for.
+    `planned`: every seed that was ever asked for. Planned looks are no reason for a caution.
     """
-    if before := {len(one.seeds) for one in looks if len(one.seeds) > 1 and set(one.seeds) < set(ablation.seeds)}:
+    fewer = [one for one in looks if len(one.seeds) > 1 and set(one.seeds) < set(ablation.seeds)]
+    if before := {len(one.seeds) for one in fewer if not in_plan(ablation, one)}:
         seen = ", ".join(map(str, sorted(before)))
         yield Caution(
             f"A verdict was seen with fewer seeds (at {seen}, now {len(ablation.seeds)}):",
@@ -33,6 +34,11 @@ def history(ablation: AblationConfig, looks: Sequence[Look], planned: Sequence[i
     for key in (one.name for one in fields(Look) if one.name != "seeds"):
         if values := [str(getattr(one, key)) for one in looks if getattr(one, key) != getattr(ablation, key)]:
             yield Caution(f"Changed after a verdict was seen: {key}", f"(before: {', '.join(dict.fromkeys(values))}).")
+
+
+def in_plan(ablation: AblationConfig, look: Look) -> bool:
+    n = len(look.seeds)
+    return look.looks == ablation.looks and n in ablation.looks and look.seeds == ablation.seeds[:n]
 
 
 def warm_up(ablation: AblationConfig, arms: Arms) -> Iterator[Caution]:

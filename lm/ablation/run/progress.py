@@ -37,6 +37,9 @@ class Progress:
         self.ahead = {one.run_dir: one for one in cells}
         self.expected = list(map(self.cost, trials))
 
+    def say(self, line: str) -> None:
+        tqdm.write(f"{self.name}: {line}", file=sys.stderr)
+
     def begin(self, cells: list[Cell], trials: bool) -> None:
         """These start now. Trials were expected in number only, and may be more."""
         self.ahead |= {one.run_dir: one for one in cells}

@@ -1,0 +1,50 @@
+"""Planned looks at an ablation: which one the runs have reached, whether it decides, and what a stop saves."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from lm.ablation.duration import spell
+from lm.ablation.judge.contrasts import Contrast
+from lm.ablation.judge.study import Study
+from lm.ablation.record import first_seeds
+
+ENDED = ("done", "diverged")
+
+
+def seeds_looked_at(study: Study, asked: Sequence[Contrast]) -> list[int]:
+    """The seeds that a verdict rests on: those with a pair, or all of a planned look whose runs have ended."""
+    if n := look_now(study):
+        return study.record.seeds[:n]
+    return [seed for seed in study.record.seeds if any(seed in one.seeds for one in asked)]
+
+
+def look_now(study: Study) -> int | None:
+    """The planned look that the runs have reached: all of its seeds have ended, and none after them."""
+    ended = {row.seed for row in study.rows if row.status in ENDED}
+    open_ones = {row.seed for row in study.rows if row.status not in ENDED}
+    for n in study.record.looks:
+        first = study.record.seeds[:n]
+        if ended <= {*first} and not open_ones & {*first}:
+            return n
+    return None
+
+
+def decides(study: Study, n: int) -> bool:
+    """Whether everything that is asked is decided by the first n seeds."""
+    first = study.record.seeds[:n]
+    rows = [row for row in study.rows if row.seed in first]
+    now = replace(study, record=first_seeds(study.record, n), rows=rows)
+    contrasts = now.contrasts()
+    asked = [one for one in contrasts if one.primary] or contrasts
+    return all(one.comparison.verdict != "undecided" for one in [*asked, *now.interactions()])
+
+
+def saved(study: Study) -> str:
+    """What was not made because a planned look decided; empty if nothing was."""
+    n, looks = len(study.record.seeds), study.record.looks
+    if not looks or n >= looks[-1]:
+        return ""
+    left = len(study.rows) * (looks[-1] - n) // n
+    seconds = [float(row.result["seconds"]) for row in study.rows if row.result]
+    took = spell(left * sum(seconds) / max(1, len(seconds)) / study.record.workers)
+    return f"decided with {n} of {looks[-1]} seeds: {left} runs, about {took}, were not made"

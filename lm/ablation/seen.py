@@ -1,0 +1,42 @@
+"""The verdicts that were seen, in verdicts.jsonl: a line for each, written by whatever shows one, also during runs.
+
+ablate.py, which alone writes ablation.json, takes them over into it.
+"""
+
+import contextlib
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from lm.ablation.record import AblationRecord, look
+from lm.config.ablation import Look
+from lm.config.typed import build
+from lm.system.files import write_text
+
+FILE = "verdicts.jsonl"
+
+
+def verdicts_seen(folder: Path, record: AblationRecord) -> list[Look]:
+    """What was asked whenever a verdict was seen, each once."""
+    found = [*record.verdicts_seen, *written(folder)]
+    return [one for i, one in enumerate(found) if one not in found[:i]]
+
+
+def remember(folder: Path, record: AblationRecord, seeds: list[int]) -> None:
+    """That a verdict on these seeds is shown; one seed gives none. A folder that may only be read stays as it is."""
+    now = look(record, seeds)
+    if len(seeds) > 1 and now not in verdicts_seen(folder, record):
+        with contextlib.suppress(OSError):
+            write_text(folder / FILE, "".join(f"{json.dumps(asdict(one))}\n" for one in [*written(folder), now]))
+
+
+def written(folder: Path) -> list[Look]:
+    try:
+        lines = (folder / FILE).read_text(errors="replace").splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        with contextlib.suppress(ValueError, TypeError):  # one that is damaged says nothing of the others
+            found.append(build(Look, json.loads(line)))
+    return found
