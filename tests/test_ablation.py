@@ -28,8 +28,11 @@ from lm.ablation.plan.cells import cells
 from lm.ablation.plan.compose import compose_arms
 from lm.ablation.plan.match import change
 from lm.ablation.record import read_record
+from lm.ablation.report import write_report
 from lm.ablation.run.folder import claim, default_dir
+from lm.ablation.run.progress import Progress
 from lm.ablation.run.workers import run_cells
+from lm.ablation.summary import plan_table, result_table
 from lm.cli.compose import compose
 from lm.cli.errors import CONFIGS
 from lm.config import BadInput, RunConfig
@@ -249,12 +252,44 @@ def test_the_time_of_a_run_beyond_its_steps_is_measured(lab: Ablate, tmp_path: P
 
 
 @pytest.mark.slow
-def test_a_verdict_seen_early_is_told_by_the_next_call(lab: Ablate) -> None:
-    lab(seeds=[0, 1])
-    heads = [head for head, _ in read_record(lab(seeds=[0, 1, 2]).path).cautions]
-    assert heads == ["A verdict was seen with fewer seeds (at 2, now 3):"]
-    heads = [head for head, _ in read_record(lab(seeds=[0, 1]).path).cautions]
-    assert heads == ["Seeds were taken away after a verdict was seen (2):"]
+def test_a_verdict_seen_early_is_told_by_the_next_call(lab: Ablate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ablation is interrupted after two of three pairs, and a report of these is looked at."""
+
+    def stop(progress: Progress, steps: dict[str, int], ended: list[str]) -> None:
+        tick(progress, steps, ended)
+        if len(progress.done) >= 4:
+            raise KeyboardInterrupt
+
+    tick = Progress.tick
+    monkeypatch.setattr(Progress, "tick", stop)
+    with pytest.raises(KeyboardInterrupt):
+        lab(seeds=[0, 1, 2])
+    monkeypatch.setattr(Progress, "tick", tick)
+    path = lab(seeds=[0, 1, 2], plan_only=True).path
+    write_report(path)
+    (path / "report.json").unlink()
+    for key, seeds in {"seen with fewer seeds (at 2, now 3)": [0, 1, 2], "Seeds were taken away": [0, 1]}.items():
+        heads = [head for head, _ in read_record(lab(seeds=seeds).path).cautions]
+        assert any(key in head for head in heads), heads
+
+
+@pytest.mark.slow
+def test_a_planned_look_that_decides_ends_the_ablation(lab: Ablate, capsys: pytest.CaptureFixture[str]) -> None:
+    plan: dict[str, Any] = {"seeds": [0, 1, 2], "looks": [2, 3], "equivalence_margin": 1e9}
+    path = lab(**plan).path
+    first = stamps(path)
+    assert len(first) == 4
+    assert "look with 2 of 3 seeds: decided" in capsys.readouterr().err
+    said = "decided with 2 of 3 seeds: 2 runs, about"
+    assert said in (path / "report.md").read_text()
+    assert said in plan_table(lab(**plan, plan_only=True))
+    again = lab(**plan)
+    assert stamps(path) == first, "a later call finds it decided"
+    assert read_record(path).cautions == []
+    assert read_record(path).seeds == [0, 1]
+    assert said in result_table(again.path)
+    assert len(stamps(lab(**{**plan, "looks": []}).path)) == 6
+    assert read_record(path).cautions[0].head == "A verdict was seen with fewer seeds (at 2, now 3):"
 
 
 def test_a_plan_leaves_nothing_behind(lab: Ablate, tmp_path: Path) -> None:

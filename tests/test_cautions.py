@@ -9,11 +9,11 @@ from lm.ablation.run.cautions import history
 from lm.config.ablation import Look
 
 
-def later(looks: list[Look], **changes: Any) -> list[str]:
+def later(seen: list[Look], **changes: Any) -> list[str]:
     """The cautions of an ablation that is asked again; afterwards its verdict has been seen."""
     asked = question(**changes)
-    found = [head for head, _ in history(asked, looks, asked.seeds)]
-    looks.append(look(asked, asked.seeds))
+    found = [head for head, _ in history(asked, seen, asked.seeds)]
+    seen.append(look(asked, asked.seeds))
     return found
 
 

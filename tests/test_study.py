@@ -15,7 +15,7 @@ LOSSES = {"a": [1.0, 1.1, 1.2], "b": [0.9, 1.02, 1.09], "c": [1.01, 1.12, 1.19]}
 
 def study(rows: list[Row], budgets: tuple[str, ...] = ("tokens", "flops"), **changes: Any) -> Study:
     asked = {"contrasts": {"b": "a", "c": "a"}, "primary": ["b", "c"], "seeds": [0, 1, 2]}
-    found = record(equivalence_margin=0.001, budgets=list(budgets), **(asked | changes))
+    found = record(**({"equivalence_margin": 0.001, "budgets": list(budgets)} | asked | changes))
     return Study(found, Outcomes(Path("absent")), rows, [])
 
 
