@@ -18,17 +18,16 @@ import pytest
 import torch
 import yaml
 from conftest import HEADS, SEQ, WHOLE_RESULT, tiny
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from hydra import initialize_config_dir
 
 from lm.ablation.report.seeds import seeds as draw_seeds
-from lm.cli.errors import complain, in_one_line, report
+from lm.cli.compose import compose
+from lm.cli.errors import CONFIGS, complain, report
 from lm.cli.generate import typed_prompts, utf8
 from lm.cli.launch import Visible
 from lm.cli.scores import number
 from lm.cli.words import not_utf8
 from lm.config import BadInput, DataConfig, ModelConfig, RunConfig
-from lm.config.ablation import Question
 from lm.config.checks import LARGEST
 from lm.config.optim import OptimConfig
 from lm.data.tokenizer import Tokenizer, load_tokenizer
@@ -195,12 +194,14 @@ def test_a_size_that_torch_cannot_count_is_too_little_memory(capsys: pytest.Capt
     assert capsys.readouterr().err.startswith("error: out of memory; ")
 
 
-@pytest.mark.parametrize("key", ["tune", "arms"])
-def test_a_group_that_is_null_is_one_plain_line(key: str) -> None:
-    composed = OmegaConf.structured(Question)
-    with pytest.raises(OmegaConfBaseException) as caught:
-        composed[key if key == "tune" else "seeds"] = None
-    assert in_one_line(caught.value).endswith("=null: a group of settings cannot be null; leave it out")
+@pytest.mark.parametrize(
+    ("word", "named"), [("validation=null", "validation=null: "), ("optim.betas=null", None), ("data=null", "")]
+)
+def test_a_group_that_is_null_is_one_plain_line(word: str, named: str | None) -> None:
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"), pytest.raises(BadInput) as caught:
+        compose("train", [word], RunConfig)
+    said = str(caught.value)
+    assert (said == f"{named}a group of settings cannot be null; leave it out") == (named is not None)
 
 
 # --- models and results of somebody else

@@ -111,9 +111,9 @@ def in_one_line(error: BaseException) -> str:
         quotes = """, a word that holds '=' needs quotes: 'key=["head=untied"]'"""
         inner = "=" in str(error.override).partition("=")[2]
         return f"{error.override}: cannot be read as key=value ({text}){quotes if inner else ''}"
-    if "is not Optional" in text or "Got NoneType" in text:  # a group of settings, or its choice
+    if "is not Optional" in f"{text} {error.__cause__}" or "Got NoneType" in text:  # a group of settings, or its choice
         key = getattr(error, "full_key", None) or getattr(error.__cause__, "full_key", None)
-        return f"{key or 'a group'}=null: a group of settings cannot be null; leave it out"
+        return f"{f'{key}=null: ' if key else ''}a group of settings cannot be null; leave it out"
     if text.startswith("Ambiguous value"):
         return f"{text}: several values, a run for each, need -m"
     cause = error.__cause__ or error
