@@ -187,3 +187,21 @@ def test_the_default_model_can_be_exported(tmp_path: Path) -> None:
         run: RunConfig = convert(compose("train"), RunConfig, {})
     small = replace(run.model, n_layers=1, d_model=run.model.n_heads * 8, d_ff=32)
     assert export(net_for(small, "tied", TOKENIZERS["byte"]), TOKENIZERS["byte"], tmp_path / "out")
+
+
+def test_an_interrupted_export_is_written_anew_and_a_folder_of_other_files_is_not(tmp_path: Path) -> None:
+    net = net_for(tiny(**LLAMA), "tied", TOKENIZERS["byte"])
+
+    def fail(folder: Path) -> None:
+        (folder / ".partial-x").touch()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        export(net, TOKENIZERS["byte"], tmp_path / "out", fail)
+    export(net, TOKENIZERS["byte"], tmp_path / "out")
+    export(net, TOKENIZERS["byte"], tmp_path / "again")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == {
+        path.name: path.read_bytes() for path in (tmp_path / "again").iterdir()
+    }
+    with pytest.raises(BadInput, match="is not empty"):
+        export(net, TOKENIZERS["byte"], tmp_path / "out")

@@ -524,7 +524,7 @@ def as_written_before_names_changed(run: RunConfig) -> None:
         torch.save(checkpoint, place / "new")
         (place / "new").rename(path.with_name(f"{path.stem[:13]}-{sha256(place / 'new')[:16]}.ckpt"))
     settings = yaml.safe_load((place / "config.yaml").read_text())
-    del settings["format"]
+    del settings["format"], settings["checksum"]
     for old, new in KEYS.items():
         group, _, name = new.rpartition(".")
         section = settings.get(group, {}) if group else settings

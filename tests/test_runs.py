@@ -19,6 +19,7 @@ from lm.config import DataConfig, ModelConfig, RunConfig
 from lm.runs.find import differing, find_runs
 from lm.runs.listing import listing, listing_csv
 from lm.runs.query import ordered, where
+from lm.training.run_directory import RunDirectory
 
 HASHES = {"data_hash": "text", "tokenizer_hash": "tok", "config_hash": "x"}
 LOSSES = {"tied": 3.0, "untied": 3.2}
@@ -249,3 +250,12 @@ def test_the_picture_has_a_curve_for_each_run(draw: Draw, capsys: pytest.Capture
 
 def test_the_picture_can_be_a_bitmap(draw: Draw) -> None:
     assert draw("curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_damaged_setting_is_not_believed(tmp_path: Path) -> None:
+    place = RunDirectory(tmp_path / "run")
+    place.path.mkdir()
+    place.write_config({"data_hash": "x", "seed": 0, "optim": {"lr": 1e-05, "betas": (0.9, float("inf"))}})
+    assert find_runs(tmp_path)[0].settings["optim.lr"] == 1e-05
+    place.config.write_text(place.config.read_text().replace("seed: 0", "seed: 1"))
+    assert "damaged, its content does not match its checksum" in listing(find_runs(tmp_path), 1)

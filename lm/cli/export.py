@@ -1,5 +1,6 @@
 """Write a Hugging Face folder or a GGUF file: lm-lab export run_dir=RUN output_dir=DIR [format=gguf]"""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,8 @@ def task(config: ExportConfig) -> None:
         architecture = export_gguf(net, tokenizer, config.output_dir, config.dtype)
         written, reader, program = Path(config.output_dir) / FILE, "llama.cpp", "llama.cpp"
     else:
-        architecture = export(net, tokenizer, config.output_dir)
-        write_card(Path(config.output_dir).expanduser(), net, settings, result)
+        card = partial(write_card, net=net, settings=settings, result=result)
+        architecture = export(net, tokenizer, config.output_dir, card)
         written, reader, program = Path(config.output_dir), "AutoModelForCausalLM.from_pretrained", "transformers"
     print(f"{written}: {architecture}; {reader} loads it")
     if net.documents.separator is not None:

@@ -4,6 +4,8 @@ It is written with safetensors and json alone; only loading it needs transformer
 """
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,17 @@ from lm.exchange.architectures import Architecture, architecture_of
 from lm.exchange.tensor_names import Weights
 from lm.model.linear import Linear
 from lm.model.transformer import Transformer
-from lm.system.files import atomic_file, write_text
+from lm.system.files import atomic_file, remove_partial, write_text
+
+UNFINISHED = ".unfinished"  # in a folder to which an export has not yet written everything
 
 
-def export(net: Transformer, tokenizer: Tokenizer, output_dir: str | Path) -> str:
+def export(
+    net: Transformer, tokenizer: Tokenizer, output_dir: str | Path, also: Callable[[Path], object] = lambda _: None
+) -> str:
     """Write config.json, model.safetensors and the tokenizer's files; returns the architecture's name.
+
+    `also` is called with the folder and may add files.
 
     Raises BadInput naming the setting that no architecture of transformers has.
     """
@@ -49,28 +57,36 @@ def export(net: Transformer, tokenizer: Tokenizer, output_dir: str | Path) -> st
         },
         "special_tokens_map.json": special,
     }
-    folder = new_folder(output_dir)
-    with atomic_file(folder, "model.safetensors") as file:
-        file.write(save({key: value.detach().cpu().contiguous() for key, value in weights.items()}, {"format": "pt"}))
-    layout = json.loads(tokenizer.to_json())
-    layout["post_processor"] = begin_template(tokenizer)
-    write_text(folder / "tokenizer.json", json.dumps(layout, ensure_ascii=False))
-    for filename, content in files.items():
-        write_text(folder / filename, json.dumps(content, indent=2) + "\n")
+    with new_folder(output_dir) as folder:
+        with atomic_file(folder, "model.safetensors") as file:
+            file.write(
+                save({key: value.detach().cpu().contiguous() for key, value in weights.items()}, {"format": "pt"})
+            )
+        layout = json.loads(tokenizer.to_json())
+        layout["post_processor"] = begin_template(tokenizer)
+        write_text(folder / "tokenizer.json", json.dumps(layout, ensure_ascii=False))
+        for filename, content in files.items():
+            write_text(folder / filename, json.dumps(content, indent=2) + "\n")
+        also(folder)
     return architecture.name
 
 
-def new_folder(output_dir: str | Path) -> Path:
-    """An empty folder. Raises BadInput if it cannot be had."""
+@contextmanager
+def new_folder(output_dir: str | Path) -> Iterator[Path]:
+    """An empty folder, or one that an export has left unfinished. Raises BadInput if it cannot be had."""
     folder = Path(output_dir).expanduser()
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        what = "is not empty" if folder.is_dir() else "is a file"
-        raise BadInput(f"output_dir={output_dir}: {what}; choose a new or an empty folder")
+    if folder.exists() and not folder.is_dir():
+        raise BadInput(f"output_dir={output_dir}: is a file; choose a new or an empty folder")
+    if folder.exists() and any(folder.iterdir()) and not (folder / UNFINISHED).exists():
+        raise BadInput(f"output_dir={output_dir}: is not empty; choose a new or an empty folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        (folder / UNFINISHED).touch()
     except OSError as error:
         raise BadInput(f"output_dir={output_dir}: {error.strerror}; expected a folder to write to") from error
-    return folder
+    remove_partial(folder)
+    yield folder
+    (folder / UNFINISHED).unlink()
 
 
 def matrices(net: Transformer, architecture: Architecture) -> Weights:

@@ -13,7 +13,7 @@ import yaml
 from lm.config import BadInput, RunConfig
 from lm.config.identity import config_hash, identifying
 from lm.config.renamed import FORMAT, current, earlier
-from lm.system.files import read_yaml, remove_partial, write_sealed, write_text
+from lm.system.files import checksum, read_yaml, remove_partial, unsealed, write_sealed, write_text
 from lm.training.finished import read_result
 
 
@@ -87,16 +87,22 @@ class RunDirectory:
             lock.release()
 
     def write_config(self, settings: dict[str, Any]) -> None:
-        write_text(self.config, yaml.safe_dump({"format": FORMAT, **settings}, sort_keys=False, allow_unicode=True))
+        content = {"format": FORMAT, **settings}
+        sealed = {**content, "checksum": checksum(content)}
+        write_text(self.config, yaml.safe_dump(sealed, sort_keys=False, allow_unicode=True))
 
     def write_tokenizer(self, content: str) -> None:
         self.model.mkdir(exist_ok=True)
         write_text(self.tokenizer, content)
 
     def read_config(self) -> dict[str, Any]:
-        """The settings of the run in this directory under today's names. Raises BadInput if they cannot be read."""
+        """The settings of the run in this directory under today's names. Raises BadInput if they cannot be read.
+
+        Earlier versions wrote no checksum.
+        """
         try:
-            return current(read_yaml(self.config))
+            found = read_yaml(self.config)
+            return current(unsealed(found) if "checksum" in found else found)
         except (OSError, ValueError, yaml.YAMLError, AttributeError, RecursionError) as error:
             raise BadInput(f"{self.config}: cannot be read ({str(error).splitlines()[0]})") from error
 

@@ -39,7 +39,10 @@ DIFFERS = "Settings of the baseline arm, before tuning, that differ from those o
 
 def folders(path: Path) -> list[Path]:
     """Of the ablations in a folder; none if it holds one itself."""
-    return [] if (path / "ablation.json").exists() else sorted(one.parent for one in path.glob("*/ablation.json"))
+    inside = sorted(path.iterdir()) if path.is_dir() and not (path / "ablation.json").exists() else ()
+    return [
+        one for one in inside if (one / "ablation.json").exists()
+    ]  # a closed folder is an error; glob leaves it out
 
 
 def write_overview(path: Path) -> dict[Path, Study]:

@@ -1,0 +1,1 @@
+"""The reliability campaign, python -m tests.campaign; docs/reliability.md describes it."""

@@ -1,0 +1,90 @@
+"""kill -9 of commands, drivers and workers; file operations that fail."""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+from contextlib import suppress
+from importlib.util import find_spec
+
+from .case import LIMIT, Command, Failed, alone, run, session
+from .inject import KINDS, Injection
+from .prepared import ABLATE, COMMANDS, TRAIN, Made, spread
+
+AT_OPERATIONS = ("train", "resume", "train", "report", "resume", "export")
+
+
+def kills(made: Made, case: int, rng: random.Random, seed: int) -> int:
+    """Kill a cold training command at random moments, or a command at a file operation; then run it again."""
+    name = AT_OPERATIONS[case % len(AT_OPERATIONS)] if case % 3 else "train"
+    words, needs, _ = COMMANDS[name]
+    made.copy(*needs.split())
+    at, n = 1 + spread(len(made.operations[name]), case // len(AT_OPERATIONS), seed), 1
+    if case % 3 == 0 and made.seconds["cold"] > 1:
+        n = rng.randint(1, 3)
+        for _ in range(n):
+            Command([*TRAIN, "run_dir=run"], cold=True).end(rng.uniform(0, made.seconds["cold"]))
+    elif (killed := run(words, Injection("kill", at))).code != -signal.SIGKILL:
+        made.check(name, killed.proper(0), f"{name} with fewer operations")
+        return 0
+    made.check(name, run(words).proper(0), f"{name} killed (operation {at})")
+    return n
+
+
+def executors() -> list[str]:
+    """Those that carry out runs on this machine."""
+    found = {
+        "ray": find_spec("ray") and os.environ.get("RAY_ADDRESS"),
+        "slurm": find_spec("submitit")
+        and shutil.which("sinfo")
+        and not subprocess.call(["sinfo"], stdout=-3, stderr=-3),
+    }
+    return ["local", *(name for name, there in found.items() if there)]
+
+
+def drivers(made: Made, case: int, rng: random.Random, seed: int) -> int:
+    """Kill the driver of an ablation at a random moment, in every third case one of its workers; then run it again."""
+    made.copy("text.txt")
+    there = executors()
+    words = [*ABLATE, f"executor={there[case % len(there)]}"]
+    driver, victim = Command(words), case % 3 == 2
+    time.sleep(rng.uniform(0, made.seconds["ablate"]))
+    if victim:
+        with suppress(ProcessLookupError):
+            below = [pid for pid in session(os.getsid(0)) if pid != driver.pid]
+            os.kill(rng.choice(below or [driver.pid]), signal.SIGKILL)
+    driver.end(5 * LIMIT if victim else 0)
+    if victim and (driver.code not in (0, 1, -signal.SIGKILL) or "Traceback" in driver.err):
+        driver.proper()
+    alone()
+    again = run(words, seconds=5 * LIMIT)
+    if again.code:
+        raise Failed(f"ablate again: exit code {again.code}: {again.err.strip()[-200:]}")
+    made.check("report", run(COMMANDS["report"][0]).proper(0), "the study")
+    return 1
+
+
+def faults(made: Made, case: int, rng: random.Random, seed: int) -> int:
+    """A command with a fault ends well with the right result or says what failed; then it can be run again."""
+    every = [
+        (name, at, kind)
+        for name, letters in sorted(made.operations.items())
+        for at, letter in enumerate(letters, 1)
+        for kind, where in KINDS.items()
+        if letter in where
+    ]
+    name, at, kind = every[spread(len(every), case, seed)]
+    words, needs, _ = COMMANDS[name]
+    made.copy(*needs.split())
+    what = f"{name} with {kind} at operation {at} of {len(made.operations[name])}"
+    try:
+        command = run(words, Injection(kind, at)).proper()
+        if command.code == 0:
+            made.check(name, command, "", "")
+        else:
+            made.check(name, run(words).proper(0), "again")
+    except Failed as error:
+        raise Failed(f"{what}: {error}") from error
+    return 1
