@@ -10,7 +10,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import count
 from pathlib import Path
 from types import MappingProxyType
@@ -59,6 +59,12 @@ def broke(status: str, error: str) -> bool:
     return status == "failed" and not error.startswith((KILLED, LOST))
 
 
+@lru_cache(maxsize=1 << 14)
+def read_once(path: Path, version: tuple[int, ...]) -> Mapping[str, Any] | None:
+    """The content of a result.json, read again only if the file is another: all are asked for many times."""
+    return read_result(path)
+
+
 class RunFiles:
     """Where the files of a run lie: its directory, what became of it if it has no result, its log, where it ran."""
 
@@ -70,7 +76,13 @@ class RunFiles:
     def read(self) -> Outcome:
         path = self.run_dir / "result.json"
         try:
-            if (result := read_result(path)) is not None:
+            try:
+                now = path.stat()
+            except OSError:  # nearly always: there is none
+                result = read_result(path)
+            else:
+                result = read_once(path, (now.st_ino, now.st_size, now.st_mtime_ns))
+            if result is not None:
                 return Outcome("done", result=result)
         except BadInput as error:
             return Outcome("failed", str(error))

@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import cache
 from typing import Any
 
 from lm.config.run import RUNTIME, RunConfig
@@ -39,13 +40,17 @@ def identifying(settings: dict[str, Any]) -> dict[str, Any]:
     """The settings that decide what a run computes, as dotted keys."""
 
     def decides(key: str, value: Any) -> bool:
-        runtime = any(key == one or key.startswith(one + ".") for one in RUNTIME)
-        return not runtime and not (key in ADDED and value == ADDED[key])
+        return not is_runtime(key) and not (key in ADDED and value == ADDED[key])
 
     found = {key: value for key, value in flat(settings).items() if decides(key, value)}
     if found.get("init_sha256"):  # the tokenizer is that of the loaded model, wherever its file lies
         found.pop("tokenizer.path", None)
     return found
+
+
+@cache
+def is_runtime(key: str) -> bool:
+    return any(key == one or key.startswith(one + ".") for one in RUNTIME)
 
 
 def config_hash(run: RunConfig, names: Callable[[dict[str, Any]], dict[str, Any]] = dict) -> str:

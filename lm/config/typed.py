@@ -1,6 +1,7 @@
 """Nested settings from a file as typed dataclasses."""
 
 from dataclasses import is_dataclass
+from functools import cache
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -23,7 +24,7 @@ def build(kind: Any, value: Any, key: str = "") -> Any:
     stored = dict if record else list if pair else origin or kind
     if type(value) is not stored:
         raise BadInput(f"{key}: expected {stored.__name__}, found {value!r:.60}")
-    hints = get_type_hints(kind) if record or pair else {}
+    hints = hints_of(kind) if record or pair else {}
     if record:
         if unknown := [name for name in found if name not in hints]:
             raise BadInput(f"{key}.{unknown[0]}: no such key".lstrip("."))
@@ -35,3 +36,8 @@ def build(kind: Any, value: Any, key: str = "") -> Any:
     if origin is dict:
         return {name: build(of[1], one, f"{key}.{name}") for name, one in found.items()}
     return value
+
+
+@cache  # of a class it never changes, and is slow to find
+def hints_of(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)

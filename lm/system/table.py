@@ -46,6 +46,8 @@ def visible(text: str) -> str:
     >>> visible("a" + chr(27) + "[31m" + chr(13))
     'a\\\\x1b[31m\\\\r'
     """
+    if text.isprintable():  # nearly always, and a table of many runs has many cells
+        return text
     return "".join(c if c.isprintable() or c == "\t" else c.encode("unicode_escape").decode() for c in text)
 
 

@@ -1,6 +1,7 @@
 """What the t test takes for granted: the shape of the differences, and a test that asks less of it."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,7 @@ def sign_flip_p(differences: Sequence[float]) -> float | None:
     return reached / len(means) if n <= EXACT else (reached + 1) / (len(means) + 1)
 
 
+@lru_cache(maxsize=1)  # each number of seeds asks for the same ones several times
 def signs(n: int) -> NDArray[np.int8]:
     """(patterns, n) of 1 and -1."""
     if n > EXACT:

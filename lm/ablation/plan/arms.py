@@ -1,7 +1,7 @@
 """The arms of an ablation: checked, matched and counted. Nothing is trained here."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ class Arm(ArmRecord):
     run: RunConfig
     sources: dict[str, str]  # file of the training code -> hash
     start: Callable[[int], dict[str, Any]] = lambda seed: {}  # settings by seed: the run that this one starts from
+    cells: dict[tuple[Any, ...], Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def seconds(self, steps: int) -> float:
         """What a run of so many steps takes, with the final score, in which a forward pass is a third of a step."""

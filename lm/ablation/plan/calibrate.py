@@ -7,6 +7,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
+from functools import cache
 
 import torch
 from tqdm import tqdm
@@ -43,6 +44,7 @@ def measure(arms: Arms, known: dict[str, float], decides: bool) -> dict[str, flo
     return known
 
 
+@cache
 def machine() -> str:
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     return f"torch {torch.__version__}, {platform.machine()}, {cpu_name()}, {os.cpu_count()} cores, {gpu}"

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from dataclasses import dataclass, replace
+from typing import Any
 
 from lm.ablation.plan.arms import Arm, Arms
 from lm.ablation.plan.match import change
@@ -58,8 +59,16 @@ def cells(config: AblationConfig, arms: Arms) -> list[tuple[CellRecord, Cell]]:
 
 
 def cell(arm: Arm, seed: int, steps: int, tuned: dict[str, float], folder: str = "cells") -> Cell:
+    start = arm.start(seed)
+    key = (seed, steps, *tuned.items(), folder, *start.items())
+    if key not in arm.cells:  # a thousand are asked for many times, and each takes milliseconds
+        arm.cells[key] = build_cell(arm, seed, steps, tuned, folder, start)
+    return arm.cells[key]
+
+
+def build_cell(arm: Arm, seed: int, steps: int, tuned: dict[str, float], folder: str, start: dict[str, Any]) -> Cell:
     run = replace(arm.run, trainer={**arm.run.trainer, "max_steps": steps})
-    run = change(run, {**tuned, "seed": seed, "max_tokens": None, **arm.start(seed)})
+    run = change(run, {**tuned, "seed": seed, "max_tokens": None, **start})
     settings = config_hash(run)
     decisive = json.dumps({"config": settings, **arm.identity}, sort_keys=True)
     name = f"{arm.name}-seed{seed}-{hashlib.sha256(decisive.encode()).hexdigest()[:10]}"

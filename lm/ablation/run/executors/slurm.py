@@ -65,7 +65,7 @@ class SlurmExecutor(Executor):
     def start(self, task: Task) -> None:
         name, asked = self.name(task), self.config.slurm
         given: dict[str, Any] = {"job_name": name, "partition": asked.partition}
-        given |= {"timeout_min": asked.minutes, "mem_gb": asked.memory_gb}
+        given |= {"time": asked.minutes, "mem": asked.memory_gb and f"{1024 * asked.memory_gb:.0f}MB"}
         given |= {"ntasks_per_node": 1, "cpus_per_task": task.threads, "gpus_per_node": task.gpus or None}
         given |= asked.parameters
         given["additional_parameters"] = {"dependency": "singleton"} | given.get("additional_parameters", {})
