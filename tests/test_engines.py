@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from test_plan import question
 
-from lm.ablation.outcomes import RunFiles
+from lm.ablation.outcomes import Outcomes, RunFiles, broke
 from lm.ablation.plan.cells import Cell
 from lm.ablation.run.executors import EXECUTORS
 from lm.ablation.run.executors.executor import Executor
@@ -128,3 +128,18 @@ def test_an_engine_that_is_absent_is_told(kind: str, tmp_path: Path, monkeypatch
 def test_of_several_jobs_with_one_name_the_one_that_goes_on_counts() -> None:
     text = "7|FAILED|n1|lm-1-a\n8|PENDING||lm-1-a\n9|CANCELLED|n1|lm-1-a\n10|TIMEOUT|n2|lm-1-b\n11|RUNNING|n2|lm-2-a\n"
     assert read_jobs(text, "lm-1-") == {"lm-1-a": ("8", "PENDING", ""), "lm-1-b": ("10", "TIMEOUT", "n2")}
+
+
+def test_a_row_says_where_its_run_was_made(tmp_path: Path) -> None:
+    where = RunFiles(tmp_path / "cells/a-seed0-0").where
+    where.parent.mkdir()
+    assert Outcomes(tmp_path).where("cells/a-seed0-0") == {}
+    where.write_text('{"executor": "ray", "host": "node7", "pid": 1}')
+    assert Outcomes(tmp_path).where("cells/a-seed0-0") == {"host": "node7", "executor": "ray"}
+    where.write_text('["node7"]')
+    assert Outcomes(tmp_path).where("cells/a-seed0-0") == {}
+
+
+def test_a_run_whose_node_is_gone_is_no_failure_of_its_arm() -> None:
+    assert not broke("failed", "lost: Slurm says NODE_FAIL on n1")
+    assert broke("failed", "Slurm says OUT_OF_MEMORY on n1")

@@ -10,6 +10,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cached_property, lru_cache
 from itertools import count
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 from lm.config import BadInput
 from lm.config.renamed import current
 from lm.report.metrics import Lines, read_lines
-from lm.system.files import checksum
+from lm.system.files import checksum, read_object
 from lm.training.finished import UNKNOWN, read_result
 
 RESULT: dict[str, type[int] | type[float] | type[str]] = {  # of a run's result.json, as columns of results.csv
@@ -33,6 +34,7 @@ RESULT: dict[str, type[int] | type[float] | type[str]] = {  # of a run's result.
 CHECKED = ("run_dir", "status", *RESULT, "source_hash", "torch", "resumed_from")  # columns that row_hash is a hash of
 AGAIN = "remove it, and the same command makes the run again"
 RUN_DIR = re.compile(r"(?:cells|trials)/([\w.-]+)-seed(\d+)-[\w.-]+")  # its arm and seed
+WHERE = ("host", "executor")  # columns of results.csv, too
 KILLED, LOST = "killed by signal", "lost:"  # so begins the error of a run that was ended from outside
 Kind = TypeVar("Kind")
 
@@ -60,7 +62,7 @@ def broke(status: str, error: str) -> bool:
 
 
 @lru_cache(maxsize=1 << 14)
-def read_once(path: Path, version: tuple[int, ...]) -> Mapping[str, Any] | None:
+def read_once(path: Path, version: tuple[int, ...]) -> dict[str, Any] | None:
     """The content of a result.json, read again only if the file is another: all are asked for many times."""
     return read_result(path)
 
@@ -129,6 +131,13 @@ class Outcomes:
             return found
         where = "its row in results.csv" if found.row else run_dir
         return Outcome("failed", f"its {other[0]} is not the one planned: remove {where}")
+
+    def where(self, run_dir: str) -> dict[str, str]:
+        """The host and the executor that made a run. Those of earlier versions do not say it."""
+        with suppress(OSError, ValueError):
+            said = read_object(RunFiles(self.folder / run_dir).where)
+            return {key: str(said[key]) for key in WHERE if key in said}
+        return {}
 
     def ended(self) -> dict[str, tuple[str, int]]:
         """Every run that has come to an end, by its folder or its row, with its arm and its own seed."""

@@ -62,7 +62,7 @@ def line(study: Study, row: Row, purpose: str) -> dict[str, Any]:
     if purpose != "unused":
         found["source_hash"] = study.record.arms[row.arm].identity["source_hash"]
     if result:
-        found |= {key: result.get(key) for key in RESULT}
+        found |= {key: result.get(key) for key in RESULT} | study.outcomes.where(row.run_dir)
         found |= {"torch": result["versions"]["torch"], "resumed_from": " ".join(map(str, result["resumed_from"]))}
     return found | ({"row_hash": row_hash(found)} if row.status != "missing" else {})
 

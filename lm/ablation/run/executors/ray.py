@@ -109,7 +109,7 @@ class RayExecutor(Executor):
         for name in names:
             try:
                 where = json.loads(running[name].files.where.read_text())
-                self.on_node(where["node"], os.kill, where["pid"], signal.SIGTERM)
+                self.on_node(where["node"], terminate, where["pid"])
             except (KeyError, OSError, ValueError):  # it is queued, or about to begin
                 self.end(name)
         while time.monotonic() < until and {*self.ray.util.list_named_actors()} & {*names}:
@@ -128,6 +128,10 @@ def refusal_at(place: Place) -> str:
     except BadInput as error:
         return str(error)
     return ""
+
+
+def terminate(pid: int) -> None:
+    os.kill(pid, signal.SIGTERM)
 
 
 def reason(text: str) -> str:
