@@ -4,9 +4,10 @@ import hashlib
 import importlib.util
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from functools import cached_property
 from pathlib import Path
 
-from lm.ablation.run.task import Place, Task
+from lm.ablation.run.task import TOKEN, Place, Task
 from lm.config import BadInput
 from lm.config.ablation import AblateConfig
 
@@ -24,7 +25,13 @@ class Executor(ABC):
             extra = f'install it with `pip install "lm-lab[{self.kind}]"`'
             raise BadInput(f"executor={self.kind}: the package {self.package} is missing; {extra}")
         self.config, self.folder = config, folder
-        self.prefix = f"lm-{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:8]}-"
+
+    @cached_property
+    def prefix(self) -> str:
+        """Of all names of this folder. One that was deleted and made again has another token, hence other names."""
+        token = self.folder / TOKEN
+        this = f"{self.folder.resolve()} {token.read_text() if token.exists() else ''}"
+        return f"lm-{hashlib.sha256(this.encode()).hexdigest()[:8]}-"
 
     def name(self, task: Task) -> str:
         """Of a task in the engine: the same in every call of the command, and another in every other folder."""

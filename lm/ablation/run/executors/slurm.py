@@ -51,7 +51,7 @@ class SlurmExecutor(Executor):
             self.submitter = submitit.SlurmExecutor(folder.resolve() / ".slurm")
         except RuntimeError:
             raise BadInput("executor=slurm: there is no srun here; expected a machine that submits to Slurm") from None
-        self.jobs()  # raises what is wrong with the cluster
+        queue()  # raises what is wrong with the cluster
 
     def slots(self, threads: int) -> int:
         return 64
@@ -125,11 +125,15 @@ class SlurmExecutor(Executor):
 
     def jobs(self) -> Jobs:
         """The jobs of this folder. Of several with one name the one that has not ended, else the newest."""
-        line = ["squeue", f"--user={getpass.getuser()}", "--states=all", "--noheader", "--format=%A|%T|%N|%j"]
-        found = subprocess.run(line, capture_output=True, text=True)
-        if found.returncode:
-            raise BadInput(f"executor=slurm: {found.stderr.strip() or 'squeue failed'}")
-        return read_jobs(found.stdout, self.prefix)
+        return read_jobs(queue(), self.prefix)
+
+
+def queue() -> str:
+    line = ["squeue", f"--user={getpass.getuser()}", "--states=all", "--noheader", "--format=%A|%T|%N|%j"]
+    found = subprocess.run(line, capture_output=True, text=True)
+    if found.returncode:
+        raise BadInput(f"executor=slurm: {found.stderr.strip() or 'squeue failed'}")
+    return found.stdout
 
 
 def read_jobs(text: str, prefix: str) -> Jobs:
