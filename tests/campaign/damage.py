@@ -12,12 +12,16 @@ FILES = [  # the command that reads it, a kind of file; with a ! its result must
     *("resume !cache/tokens/*/train.bin", "resume !cache/tokens/*/val.bin", "resume !cache/tokens/*/meta.json"),
     *("resume !cache/tokens/*/tokenizer.json", "resume !cache/texts/*/*.*", "resume !cache/sources/*.json"),
     *("resume text.txt", "evaluate run/model/model.safetensors", "export run/model/model.safetensors"),
-    *("evaluate run/model/config.json", "generate run/model/config.json", "evaluate run/model/tokenizer.json"),
+    *("evaluate run/model/config.json", "export run/model/config.json", "evaluate run/model/tokenizer.json"),
     *("generate run/model/tokenizer.json", "runs run/config.yaml", "show run/config.yaml", "runs run/result.json"),
     *("page run/result.json", "page run/metrics.csv", "report study/ablation.json", "rows rows/ablation.json"),
     *("report study/cells/*/result.json", "report study/cells/*/metrics.csv", "rows rows/results.csv"),
     *("rows rows/curves.csv", "overview rows/report.json"),
 ]
+
+
+def kind(case: int) -> str:
+    return FILES[case % len(FILES)]
 
 
 def damaged(content: bytes, rng: random.Random) -> tuple[str, bytes]:
@@ -34,7 +38,7 @@ def damaged(content: bytes, rng: random.Random) -> tuple[str, bytes]:
 
 def damage(made: Made, case: int, rng: random.Random, seed: int) -> int:
     """The result is the right one, or the damage is said: in one line, or in a word about the file."""
-    name, pattern = FILES[case % len(FILES)].split()
+    name, pattern = kind(case).split()
     must, (words, needs, _) = pattern[0] == "!", COMMANDS[name]
     made.copy(*needs.split())
     path = rng.choice(sorted(path for path in Path().glob(pattern.lstrip("!")) if path.is_file()))
