@@ -5,8 +5,8 @@ from typing import Any
 from test_plan import question
 
 from lm.ablation.record import look
-from lm.ablation.run.cautions import history
-from lm.config.ablation import Look
+from lm.ablation.run.cautions import early, history
+from lm.config.ablation import Look, TuneConfig
 
 
 def later(seen: list[Look], **changes: Any) -> list[str]:
@@ -45,3 +45,10 @@ def test_seeds_taken_away_after_a_verdict_are_told() -> None:
     assert list(history(asked, [], range(8))) == []  # nothing was seen
     ((head, _),) = history(asked, [look(asked, [0, 1, 2])], range(5))
     assert head == "Seeds were taken away after a verdict was seen (3, 4):"
+
+
+def test_an_early_look_at_tuned_arms_is_told() -> None:
+    tune = TuneConfig(trials=6, seeds=[900])
+    found = [[*early(question(looks=looks, seeds=[*range(8)], tune=tune))] for looks in ([3, 8], [5, 8], [])]
+    assert [len(one) for one in found] == [1, 0, 0]
+    assert not [*early(question(looks=[3, 8], seeds=[*range(8)]))]

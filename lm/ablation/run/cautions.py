@@ -9,9 +9,12 @@ from lm.ablation.run.tuning import Tuning
 from lm.config.ablation import AblationConfig, Look
 from lm.training.optim import MIN_PEAK_LR_FACTOR, peak_lr_factor
 
+FEWEST = 5  # seeds at the first look, where arms are tuned
+
 
 def cautions(tuning: Tuning, looks: Sequence[Look], planned: Sequence[int]) -> list[Caution]:
-    return [*history(tuning.ablation, looks, planned), *warm_up(tuning.ablation, tuning.arms), *short_search(tuning)]
+    ablation, arms = tuning.ablation, tuning.arms
+    return [*history(ablation, looks, planned), *early(ablation), *warm_up(ablation, arms), *short_search(tuning)]
 
 
 def history(ablation: AblationConfig, looks: Sequence[Look], planned: Sequence[int]) -> Iterator[Caution]:
@@ -39,6 +42,15 @@ def history(ablation: AblationConfig, looks: Sequence[Look], planned: Sequence[i
 def in_plan(ablation: AblationConfig, look: Look) -> bool:
     n = len(look.seeds)
     return look.looks == ablation.looks and n in ablation.looks and look.seeds == ablation.seeds[:n]
+
+
+def early(ablation: AblationConfig) -> Iterator[Caution]:
+    """With three seeds the noise of tuning has too few degrees of freedom for so small a level (tests/test_looks.py)."""
+    if ablation.tune.trials and ablation.looks and ablation.looks[0] < FEWEST:
+        yield Caution(
+            f"The first look comes at {ablation.looks[0]} seeds, and arms are tuned:",
+            f"false verdicts are then more likely than 5 %. Plan it at {FEWEST} seeds or more.",
+        )
 
 
 def warm_up(ablation: AblationConfig, arms: Arms) -> Iterator[Caution]:
