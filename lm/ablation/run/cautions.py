@@ -45,7 +45,7 @@ def in_plan(ablation: AblationConfig, look: Look) -> bool:
 
 
 def early(ablation: AblationConfig) -> Iterator[Caution]:
-    """With three seeds the noise of tuning has too few degrees of freedom for so small a level (tests/test_looks.py)."""
+    """With three seeds the noise of tuning has too few degrees of freedom for a small level (tests/test_looks.py)."""
     if ablation.tune.trials and ablation.looks and ablation.looks[0] < FEWEST:
         yield Caution(
             f"The first look comes at {ablation.looks[0]} seeds, and arms are tuned:",
