@@ -127,8 +127,6 @@ class Campaign:
                     self.show(max(0, int(deadline - now)))
             while self.running:
                 self.wait(5)
-        except (KeyboardInterrupt, SystemExit):
-            print("interrupted: the table counts what was done", file=sys.stderr)
         finally:
             for pid, case in [*self.running.items()]:
                 self.end(pid, case, "0")
@@ -217,7 +215,8 @@ def main(words: list[str]) -> int:
             else:
                 campaign = Campaign(made, seed, only, without, cores)
                 campaign.cases = max(1, cases)
-                campaign.go_on(0 if cases else 60 * minutes)
+                with suppress(KeyboardInterrupt, SystemExit):  # the table counts what was done
+                    campaign.go_on(0 if cases else 60 * minutes)
         finally:
             os.chdir("/")
     print(campaign.table())
