@@ -156,6 +156,7 @@ class GPT(torch.nn.Module):
 """
 
 
+@pytest.mark.slow
 def test_a_clone_of_nanogpt_is_measured_beside_ours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "model.py").write_text(STAND_IN)
     found = list(nanogpt("cpu", 0.0, their_model(str(tmp_path))))

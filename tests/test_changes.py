@@ -69,6 +69,7 @@ def test_a_changed_setting_is_named(asked: Any) -> None:
     assert set(asked(*many).values()) == {"settings changed (model.bias, model.d_ff, model.dropout and 2 more)"}
 
 
+@pytest.mark.slow
 def test_a_changed_file_of_the_training_code_is_named(
     asked: Any, before: AblationRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,22 +82,26 @@ def test_a_changed_file_of_the_training_code_is_named(
     assert set(asked().values()) == {"the training code changed"}
 
 
+@pytest.mark.slow
 def test_a_changed_text_is_named(asked: Any, corpus: Path) -> None:
     corpus.write_text(corpus.read_text() + "another line\n" * 9)
     assert set(asked().values()) == {"the text changed"}
 
 
+@pytest.mark.slow
 def test_an_arm_and_a_seed_that_are_left_out_are_named(asked: Any) -> None:
     assert list(asked(seeds=[0, 2]).values()) == ["the seed is no longer asked for"] * 2
     arms = {"tied": ["head=tied"], "other": ["head=tied_naive"]}
     assert list(asked(arms=arms, primary=[]).values()) == ["the arm is no longer asked for"] * 2
 
 
+@pytest.mark.slow
 def test_what_the_program_chose_otherwise_is_named(asked: Any) -> None:
     assert set(asked(steps=31).values()) == {"the number of steps changed"}
     assert set(asked(tuned={"optim.lr": 0.1}).values()) == {"the tuned settings changed (optim.lr)"}
 
 
+@pytest.mark.slow
 def test_why_a_run_does_not_count_is_remembered(asked: Any, before: AblationRecord) -> None:
     """The plan that asked for it is overwritten by the next."""
     first = asked("model.d_ff=48")
@@ -106,6 +111,7 @@ def test_why_a_run_does_not_count_is_remembered(asked: Any, before: AblationReco
     assert set(asked("model.d_ff=48").values()) == {"an earlier plan asked for them"}
 
 
+@pytest.mark.slow
 def test_a_run_of_a_version_with_other_names_is_told(asked: Any, before: AblationRecord, tmp_path: Path) -> None:
     for one in before.cells:
         (tmp_path / one.run_dir).rename(tmp_path / f"{one.run_dir[:-10]}0123456789")

@@ -36,7 +36,7 @@ RUN = [
     *("trainer.enable_progress_bar=false", "trainer.log_every_n_steps=1", "checkpoint.every=4", "prompts=[]"),
     *("validation.every=0", "validation.batches=null"),
 ]
-CLOCK = ("seconds", "tokens_per_second", "resumed_from")
+CLOCK = ("seconds", "tokens_per_second", "resumed_from", "checksum")
 each = pytest.mark.parametrize
 
 
@@ -91,6 +91,7 @@ def test_a_head_may_be_chosen_and_the_loaded_one_adjusted(home: Path) -> None:
     assert adjusted == replace(composed(home, "head=untied").head, head_lr_multiplier=2.0)
 
 
+@pytest.mark.slow
 def test_what_agrees_with_the_loaded_run_may_be_typed_again(home: Path) -> None:
     words = [*MODEL, "model=small", "tokenizer=char", "experiment=chars", "data.seq_len=32"]
     with pytest.raises(BadInput, match=r"model\.qk_norm=false: "):
@@ -135,6 +136,7 @@ def test_a_linear_class_is_imported_by_consent_alone(home: Path, tmp_path: Path)
 # --- identity
 
 
+@pytest.mark.slow
 def test_a_moved_run_is_the_same_and_other_weights_are_another(home: Path, tmp_path: Path) -> None:
     shutil.copytree(home / "tied", tmp_path / "moved")
     hashes = [config_hash(composed(home, f"init_from={path}")) for path in (home / "tied", tmp_path / "moved")]
@@ -199,6 +201,7 @@ def test_weights_that_give_no_loss_are_refused(home: Path, tmp_path: Path) -> No
     assert not (tmp_path / "r").exists()
 
 
+@pytest.mark.slow
 def test_a_model_that_was_untied_in_training_stays_as_it_is_with_an_untied_head(home: Path, tmp_path: Path) -> None:
     train(composed(home, *MODEL, "tokenizer=char", "head=untied_midtraining", f"run_dir={tmp_path / 'base'}"))
     words = ["head=untied", "optim.lr=0", "optim.adam_lr=0", f"run_dir={tmp_path / 'r'}"]
@@ -282,6 +285,7 @@ def test_without_a_checkpoint_the_same_weights_are_needed(interrupted: Path, hom
     assert found["val_loss"] == result(interrupted.parent / "whole")["val_loss"]
 
 
+@pytest.mark.slow
 def test_another_loaded_run_is_another_run(interrupted: Path, home: Path) -> None:
     with pytest.raises(BadInput, match=r"holds another run .*init_sha256 is"):
         train(composed(home, f"init_from={home / 'untied'}", f"run_dir={interrupted}"))
@@ -345,6 +349,7 @@ def test_what_the_loaded_model_cannot_do_is_named(home: Path, tmp_path: Path) ->
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.slow
 def test_in_python_another_model_or_tokenizer_is_refused(home: Path, tmp_path: Path) -> None:
     run = start(home, "tied", f"run_dir={tmp_path / 'new'}")
     with pytest.raises(BadInput, match=r"model\.n_layers=4: init_from=.*tied has 1"):

@@ -168,6 +168,7 @@ def test_the_terminal_shows_the_primary_comparisons_as_a_table(several: Path) ->
     assert end == f"2 ablations; {several / 'overview.md'}"
 
 
+@pytest.mark.slow
 def test_links_lead_to_the_reports_that_there_are(several: Path) -> None:
     write_overview(several)
     assert {path.name for path in several.iterdir()} >= {"overview.md", "results.csv", "figures"}
@@ -178,6 +179,7 @@ def test_links_lead_to_the_reports_that_there_are(several: Path) -> None:
     assert "small/report.md" not in (several / "overview.md").read_text()
 
 
+@pytest.mark.slow
 def test_one_results_csv_has_every_row_and_column_of_all(several: Path) -> None:
     write_overview(several)
     assert "optim.lr" in rows(several)[0]  # which only the tuned one has
@@ -187,6 +189,7 @@ def test_one_results_csv_has_every_row_and_column_of_all(several: Path) -> None:
         assert [{key: row[key] for key in theirs[0]} for row in ours] == theirs
 
 
+@pytest.mark.slow
 def test_under_version_control_only_plans_and_rows_are_left(several: Path) -> None:
     write_overview(several)
     before = (several / "overview.md").read_text(), rows(several)
@@ -220,6 +223,7 @@ def test_what_weakens_an_answer_and_what_is_left_out_is_said(several: Path) -> N
     assert "tied_naive - tied" in text  # where none is primary, all are shown
 
 
+@pytest.mark.slow
 def test_what_differs_between_the_conditions_is_told(several: Path) -> None:
     write_overview(several)
     assert "Settings that differ" not in (several / "overview.md").read_text()  # nothing does

@@ -32,6 +32,7 @@ def trained(folder: Path, name: str, prompts: Sequence[str]) -> dict[str, Any]:
     return train(convert(composed, RunConfig, {}))
 
 
+@pytest.mark.slow
 def test_samples_during_training_change_nothing_and_survive_a_resume(tmp_path: Path) -> None:
     trained(tmp_path, "plain", [])
     assert not (tmp_path / "plain/samples.jsonl").exists()

@@ -575,6 +575,7 @@ def test_runs_that_were_left_out_are_named(tmp_path: Path) -> None:
     assert "**Finished runs are left out: untied seed 7.**" in markdown(path)
 
 
+@pytest.mark.slow
 def test_rows_of_runs_that_are_asked_for_no_more_are_kept(tmp_path: Path) -> None:
     path = make(tmp_path, tuned=True)
     before = results(path)
@@ -594,6 +595,7 @@ def test_rows_of_runs_that_are_asked_for_no_more_are_kept(tmp_path: Path) -> Non
         assert all(row[key] == one[key] for one in before for key in same for row in [kept[one["run_dir"]]])
 
 
+@pytest.mark.slow
 def test_the_other_comparisons_follow_the_answer(tmp_path: Path) -> None:
     path = make(tmp_path, primary=["untied_matched"])
     assert re.search(r"^Other comparisons at equal tokens: untied is worse than tied \(\+0", markdown(path), re.M)
@@ -708,6 +710,7 @@ def seen(path: Path) -> list[list[int]]:
     return [one.seeds for one in verdicts_seen(path, read_record(path))]
 
 
+@pytest.mark.slow
 def test_a_verdict_that_was_shown_is_remembered(tmp_path: Path) -> None:
     path = make(tmp_path, done=lambda arm, seed: seed == 0)
     assert seen(path) == []  # one seed gives no verdict

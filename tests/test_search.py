@@ -126,6 +126,7 @@ def test_an_arm_that_comes_later_gets_as_many_and_moves_nobody(arms: dict[str, A
     assert arms["tied"].tuned == tuned
 
 
+@pytest.mark.slow
 def test_what_was_decided_for_other_runs_decides_nothing(build: Build, arms: dict[str, Arm], tmp_path: Path) -> None:
     config = question(tune=TUNE)
     first = Tuning(config, arms, Outcomes(tmp_path), test_record.record())
@@ -136,6 +137,7 @@ def test_what_was_decided_for_other_runs_decides_nothing(build: Build, arms: dic
     assert len(make(anew, tmp_path, near(1.0))) == 2 * 9  # widened, for its own best lies far away
 
 
+@pytest.mark.slow
 def test_another_number_of_trials_is_decided_anew(arms: dict[str, Arm], tmp_path: Path) -> None:
     first = Tuning(question(tune=TUNE), arms, Outcomes(tmp_path), test_record.record())
     make(first, tmp_path, near(3e-3))

@@ -202,6 +202,7 @@ def test_the_check_of_coverage_sees_a_normal_quantile(n: int) -> None:
     assert not near(coverage(normal_ends, runs(n, 0)), 0.95)
 
 
+@pytest.mark.slow
 def test_the_check_of_coverage_sees_torn_pairs() -> None:
     few = runs(5, 5, 500)
     assert not near(coverage(unpaired_ends, few), 0.95, 500)
@@ -269,6 +270,7 @@ def test_a_difference_of_the_margin_is_called_equivalent_at_most_5_times_in_100(
         assert not at_most(rate(sure_of_nothing(row[0].tolist(), margin) == "equivalent" for row in differences), ALPHA)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("hurried")
 def test_among_six_that_matter_any_is_called_equivalent_at_most_5_times_in_100() -> None:
     families = noise(5, 6, repeats=600) + 4.0
