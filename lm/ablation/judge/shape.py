@@ -9,6 +9,7 @@ from scipy import stats
 
 FEWEST = 6  # with five differences no sign-flip p is below 1/16
 EXACT = 16  # differences of which all patterns of signs are tried
+DRAWN = 10_000  # patterns of more differences
 BITS = 1 << np.arange(EXACT)
 TINY = 1e-9  # relative: sums of the same numbers in another order may differ by as much
 
@@ -18,7 +19,7 @@ def sign_flip_p(differences: Sequence[float]) -> float | None:
 
     If the arms are the same, the sign of each difference is a fair coin whatever its size is, so the share of the
     patterns of signs that give a mean as far from zero as the observed one is a p value, for noise of any shape
-    (Fisher, 1935). All patterns are tried up to 16 differences, above that 2^16 random ones, always the same.
+    (Fisher, 1935). All patterns are tried up to 16 differences, above that 10,000 random ones, always the same.
     """
     n = len(differences)
     if n < FEWEST:
@@ -34,7 +35,7 @@ def sign_flip_p(differences: Sequence[float]) -> float | None:
 def signs(n: int) -> NDArray[np.int8]:
     """(patterns, n) of 1 and -1."""
     if n > EXACT:
-        return np.random.default_rng(n).choice(np.array([-1, 1], np.int8), (1 << EXACT, n))
+        return np.random.default_rng(n).choice(np.array([-1, 1], np.int8), (DRAWN, n))
     return np.where(np.arange(1 << n)[:, None] & BITS[:n], np.int8(1), np.int8(-1))
 
 
