@@ -1,5 +1,6 @@
 """`train run_dir=RUN` continues the run that lies there with its own settings, or shows its result."""
 
+import contextlib
 import csv
 import json
 import re
@@ -70,6 +71,10 @@ CSV = "lightning.pytorch.loggers.CSVLogger"
         ({"trainer": {"max_steps": 7, "strategy": [EVIL]}}, "trainer.strategy=.* would be called"),
         ({"trainer": {"max_steps": 7, "accelerator": "${oc.env:HOME}"}}, "trainer.accelerator=.* would be called"),
         ({"model": asdict(tiny()) | {"linear": "mine.LowRank"}}, "its linear class mine.LowRank would be imported"),
+        (
+            {"model": asdict(tiny()) | {"linear": "mine.LowRank"}, "z": 0, "model.linear": "linear"},
+            "its linear class mine.LowRank would be imported",
+        ),
     ],
 )
 def test_a_file_does_not_name_what_is_called(tmp_path: Path, changes: dict[str, object], said: str) -> None:
@@ -82,6 +87,14 @@ def test_a_file_does_not_name_what_is_called(tmp_path: Path, changes: dict[str, 
     )
     with pytest.raises(BadInput, match=f"config.yaml: {said}"):
         as_it_was(typed(place), [f"run_dir={place}"])
+
+
+@pytest.mark.parametrize(("key", "value", "resumes"), [("offline", True, True), ("save_dir", "../elsewhere", False)])
+def test_a_switch_of_a_logger_may_be_added(tmp_path: Path, key: str, value: object, resumes: bool) -> None:
+    logger = {"wandb": {"_target_": "lightning.pytorch.loggers.WandbLogger", "project": "lm", key: value}}
+    lay(tmp_path / "r", a_run(logger=logger))
+    with contextlib.nullcontext() if resumes else pytest.raises(BadInput, match="its logger would be called"):
+        assert as_it_was(typed(tmp_path / "r"), ["run_dir=r"]).logger == logger
 
 
 def test_code_that_is_typed_may_be_named(tmp_path: Path) -> None:

@@ -78,10 +78,11 @@ def test_fishers_test_by_hand_and_where_it_is_made() -> None:
     assert Divergence(4, 4, 0, 4).p == pytest.approx(2 / 70)
     assert Divergence(3, 3, 0, 3).p == pytest.approx(2 / 20)
     assert Divergence(2, 5, 2, 5).p == 1
-    testable = {(n, total) for n in (3, 4, 5, 8) for total in range(n + 1) if Divergence(total, n, 0, n).testable()}
+    testable = {(n, total) for n in (3, 4, 5, 8) for total in range(n + 1) if Divergence(total, n, 0, n).testable(0.05)}
     assert testable == {(4, 4), (5, 4), (5, 5), (8, 5), (8, 6), (8, 7), (8, 8)}
-    assert Divergence(2, 5, 2, 5).testable()  # four divergences would be significant if they were all of one arm
-    assert Divergence(0, 6, 2, 2).testable()  # p is 1/28, though the other extreme, 2 of 6, is not significant
+    assert not Divergence(4, 4, 0, 4).testable(0.021)  # p is 1/35: never significant at the level of a planned look
+    assert Divergence(2, 5, 2, 5).testable(0.05)  # four divergences would be significant if they were all of one arm
+    assert Divergence(0, 6, 2, 2).testable(0.05)  # p is 1/28, though the other extreme, 2 of 6, is not significant
 
 
 def test_no_divergence_and_too_few_change_no_correction() -> None:

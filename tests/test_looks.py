@@ -150,6 +150,8 @@ def test_a_look_is_reached_when_its_seeds_have_ended_and_none_after_them() -> No
     assert seeds_looked_at(whole, [one]) == [0, 1, 2]
     early = study([*rows[:5], replace(rows[5], status="missing", result={})], ("tokens",), **plan)
     assert seeds_looked_at(early, early.contrasts()) == [0, 1]  # those with a pair
+    lost = study([*rows[:5], replace(rows[5], status="diverged", result={})], ("tokens",), **plan | {"looks": []})
+    assert seeds_looked_at(lost, lost.contrasts()) == [0, 1, 2]  # a run that diverged will not come any more
     assert saved(whole) == ""
 
 

@@ -34,7 +34,8 @@ def as_it_was(run: RunConfig, line: list[str]) -> RunConfig:
     settings = place.read_config()
     if LINEAR in keys and flat(settings).get(LINEAR) != run.model.linear:
         return run
-    refuse_code({key: value for key, value in settings.items() if key not in keys}, keys, place.config)
+    named = {key: value for key, value in settings.items() if key in names(RunConfig)}
+    refuse_code({key: value for key, value in named.items() if key not in keys}, keys, place.config)
     for key in keys:
         copy_setting(key, asdict(run), settings)
     try:
@@ -59,14 +60,23 @@ def refuse_code(settings: dict[str, Any], keys: list[str], path: Path) -> None:
         if (key, value) != TRAINER and ("._" in key or "_target_" in str(value) or "${" in str(value)):
             raise BadInput(f"{path}: {key}={value} would be called; if you trust it, repeat the run's whole command")
     if isinstance(loggers, dict) and not all(is_ours(name, one) for name, one in loggers.items()):
-        raise BadInput(f"{path}: its logger would be called, and is not one of configs/logger; add logger=NAME")
+        said = "its logger would be called, and is not one of configs/logger; add logger=NAME and its settings"
+        raise BadInput(f"{path}: {said}")
 
 
 def is_ours(name: str, logger: Any) -> bool:
-    """Whether a logger is, as far as it has settings, one of configs/logger."""
+    """Whether a logger is one of configs/logger. Further settings may be switches and numbers, not names or paths."""
     files = CONFIGS.glob("logger/*.yaml")
     known = {key: one for file in files for key, one in yaml.safe_load(file.read_text()).items()}
-    return isinstance(logger, dict) and logger.items() <= known.get(name, {}).items()
+    if not isinstance(logger, dict):
+        return False
+    further = {key: value for key, value in logger.items() if key not in known.get(name, {})}
+    given = {key: value for key, value in logger.items() if key not in further}
+    return given.items() <= known.get(name, {}).items() and all(map(is_plain, further.values())) and "_target_" in given
+
+
+def is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, bool | int | float)
 
 
 def is_runtime(key: str) -> bool:

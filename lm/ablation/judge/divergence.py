@@ -5,8 +5,6 @@ from functools import lru_cache
 
 from scipy import stats
 
-from lm.ablation.judge.power import ALPHA
-
 
 @dataclass(slots=True, frozen=True)
 class Divergence:
@@ -26,15 +24,15 @@ class Divergence:
         """
         return fisher(self.arm, self.arm_ended, self.baseline, self.baseline_ended)
 
-    def testable(self) -> bool:
-        """Whether so many divergences would be significant if they were all of one arm.
+    def testable(self, alpha: float) -> bool:
+        """Whether so many divergences would be significant at level `alpha` if they were all of one arm.
 
         Otherwise no test is made, and none is counted among the comparisons: it could not reject (Tarone, 1990).
         """
         total = self.arm + self.baseline
         first, last = min(total, self.arm_ended), min(total, self.baseline_ended)
         one_sided = ((first, total - first), (total - last, last))
-        return any(fisher(arm, self.arm_ended, other, self.baseline_ended) <= ALPHA for arm, other in one_sided)
+        return any(fisher(arm, self.arm_ended, other, self.baseline_ended) <= alpha for arm, other in one_sided)
 
 
 @lru_cache(10_000)

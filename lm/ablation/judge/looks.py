@@ -12,10 +12,16 @@ ENDED = ("done", "diverged")
 
 
 def seeds_looked_at(study: Study, asked: Sequence[Contrast]) -> list[int]:
-    """The seeds that a verdict rests on: those with a pair, or all of a planned look whose runs have ended."""
+    """The seeds that a verdict rests on: of a planned look all, else those on which all arms of one of `asked` ended.
+
+    A run that diverged has ended, and may be what the verdict rests on.
+    """
     if n := look_now(study):
         return study.record.seeds[:n]
-    return [seed for seed in study.record.seeds if any(seed in one.seeds for one in asked)]
+    ended = {(row.arm, row.seed) for row in study.rows if row.status in ENDED}
+    return [
+        seed for seed in study.record.seeds if any(all((arm, seed) in ended for arm in one.weights) for one in asked)
+    ]
 
 
 def look_now(study: Study) -> int | None:

@@ -119,7 +119,7 @@ def judge(
         samples[name] = fmean(values), *with_tuning(stdev(values), len(values), tunings.get(name))
     different = [difference_p(mean, sd, len(family[name]), df) for name, (mean, sd, df) in samples.items()]
     equivalent = [equivalence_p(mean, sd, len(family[name]), df, margin) for name, (mean, sd, df) in samples.items()]
-    diverged = {name: one for name, one in (divergences or {}).items() if one.testable()}
+    diverged = {name: one for name, one in (divergences or {}).items() if one.testable(alpha)}
     corrected = holm([*different, *(one.p for one in diverged.values())])
     adjusted = zip(corrected[: len(samples)], holm(equivalent), strict=True)
     wins = {name: sum((value < 0) == lower_is_better for value in values if value) for name, values in family.items()}
