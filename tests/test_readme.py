@@ -34,7 +34,7 @@ def commands(text: str) -> list[str]:
     ]
 
 
-COMMANDS = [(page.relative_to(ROOT).as_posix(), command) for page in PAGES for command in commands(page.read_text())]
+COMMANDS = {command: page.relative_to(ROOT).as_posix() for page in PAGES for command in commands(page.read_text())}
 
 
 def test_the_readme_has_at_most_two_hundred_lines() -> None:
@@ -88,8 +88,8 @@ def test_every_relative_link_leads_to_a_file(page: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("page", "command"), COMMANDS)
-def test_the_command_runs(page: str, command: str, script: Script, corpus: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("command", "page"), COMMANDS.items())
+def test_the_command_runs(command: str, page: str, script: Script, corpus: Path, tmp_path: Path) -> None:
     name, words = read(command)
     if name != "train" or any("RUN" in word for word in words):
         small = script("train", "data=text", "trainer=cpu", *SMALL, f"data.path={corpus}", "run_dir=run")

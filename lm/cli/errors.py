@@ -111,9 +111,6 @@ def in_one_line(error: BaseException) -> str:
         quotes = """, a word that holds '=' needs quotes: 'key=["head=untied"]'"""
         inner = "=" in str(error.override).partition("=")[2]
         return f"{error.override}: cannot be read as key=value ({text}){quotes if inner else ''}"
-    if "is not Optional" in f"{text} {error.__cause__}" or "Got NoneType" in text:  # a group of settings, or its choice
-        key = getattr(error, "full_key", None) or getattr(error.__cause__, "full_key", None)
-        return f"{f'{key}=null: ' if key else ''}a group of settings cannot be null; leave it out"
     if text.startswith("Ambiguous value"):
         return f"{text}: several values, a run for each, need -m"
     cause = error.__cause__ or error
@@ -124,6 +121,9 @@ def in_one_line(error: BaseException) -> str:
         return f"{text.split(': ')[0]}: {in_a_file(error.__context__)}"
     if isinstance(cause, ValidationError) and is_dataclass(schema) and (kind := expected(schema, word or full_key)):
         return f"{text.removeprefix('Error merging override ')}: expected {kind}"
+    if "is not Optional" in f"{text} {error.__cause__}" or "Got NoneType" in text:  # a group of settings, or its choice
+        key = getattr(error, "full_key", None) or getattr(error.__cause__, "full_key", None)
+        return f"{f'{key}=null: ' if key else ''}a group of settings cannot be null; leave it out"
     if "Could not override" in text and is_dataclass(schema):
         return no_such_key(full_key, names(schema), schema)
     if "Could not override" in text and parent == "trainer":
