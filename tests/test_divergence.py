@@ -159,6 +159,8 @@ def test_a_failure_of_its_own_earns_no_praise_and_a_kill_costs_nothing() -> None
         (-9, "killed by signal 9", False),
         (143, "killed by signal 15", False),  # the worker has handled it
         (1, "ended with exit code 1", True),
+        (-11, "crashed by signal 11", True),
+        (134, "crashed by signal 6", True),
     ],
 )
 def test_what_a_process_died_of_says_whose_fault_it_is(exitcode: int, cause: str, own: bool) -> None:

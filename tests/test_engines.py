@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from test_plan import question
@@ -11,13 +13,15 @@ from lm.ablation.outcomes import Outcomes, RunFiles, broke
 from lm.ablation.plan.cells import Cell
 from lm.ablation.run.executors import EXECUTORS
 from lm.ablation.run.executors.executor import Executor
-from lm.ablation.run.executors.slurm import read_jobs
+from lm.ablation.run.executors.ray import RayExecutor, cause
+from lm.ablation.run.executors.slurm import read_jobs, request
 from lm.ablation.run.task import Place, Task
 from lm.ablation.run.workers import place_of, run_cells
 from lm.cli.compose import compose
 from lm.cli.errors import CONFIGS
 from lm.config import BadInput, RunConfig
 from lm.config.ablation import AblateConfig
+from lm.config.executor import SlurmConfig
 
 
 class Listed(Executor):
@@ -31,6 +35,7 @@ class Listed(Executor):
         self.started: list[str] = []
         self.running: list[Task] = []
         self.most, self.cancelled = 0, 0
+        self.room = 9  # how many it takes at a time
 
     def slots(self, threads: int) -> int:
         return 1
@@ -40,6 +45,8 @@ class Listed(Executor):
         return [*self.running]
 
     def start(self, task: Task) -> None:
+        if len(self.running) >= self.room:
+            raise BadInput("too many jobs")
         assert task.run_dir not in [one.run_dir for one in self.running], "a second copy"
         self.started.append(task.run_dir)
         self.running.append(task)
@@ -100,6 +107,18 @@ def test_an_interrupt_cancels_what_is_with_the_engine(cells: list[Cell], tmp_pat
     assert executor.cancelled == 1
 
 
+def test_a_run_that_the_engine_refuses_waits_while_others_run(
+    cells: list[Cell], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    executor = Listed(tmp_path)
+    executor.room = 1
+    assert carried_out(cells, executor) == [one.run_dir for one in cells]
+    assert (caplog.text.count("too many jobs"), executor.cancelled) == (1, 0)
+    executor.room = 0
+    with pytest.raises(BadInput, match="too many jobs"):
+        carried_out(cells, executor)
+
+
 def test_a_node_that_lacks_what_runs_need_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     place = place_of(tmp_path)
@@ -110,6 +129,7 @@ def test_a_node_that_lacks_what_runs_need_is_told(tmp_path: Path, monkeypatch: p
         (replace(place, output_dir="/nowhere"), "output_dir=/nowhere: is not the same folder on node "),
         (replace(place, cwd="/nowhere"), "/nowhere: No such file or directory on node "),
         (replace(place, source_hash="0"), "lm: the training code on node "),
+        (replace(place, torch="1.0"), r"torch: version \d\S+ on node .*; expected the driver's, 1\.0"),
     ]
     for there, said in wrong:
         with pytest.raises(BadInput, match=said):
@@ -123,6 +143,52 @@ def test_an_engine_that_is_absent_is_told(kind: str, tmp_path: Path, monkeypatch
         BadInput, match=rf'executor={kind}: the package \w+ is missing; .*pip install "lm-lab\[{kind}\]"'
     ):
         EXECUTORS[kind](AblateConfig(ablation=question(), executor=kind), tmp_path)
+
+
+@pytest.mark.parametrize("given", [{"job_name": "x"}, {"additional_parameters": {"job-name": "x"}}])
+def test_a_job_keeps_the_name_by_which_it_is_found(given: dict[str, Any]) -> None:
+    with pytest.raises(BadInput, match=r"slurm\.parameters\.(additional_parameters\.)?job.name: expected no such key"):
+        SlurmConfig(parameters=given)
+    asked = request("ours", 2, 0, SlurmConfig())
+    assert (asked["job_name"], asked["cpus_per_task"], asked["additional_parameters"]) == (
+        "ours",
+        2,
+        {"dependency": "singleton"},
+    )
+
+
+def test_a_job_with_a_dependency_still_waits_for_the_others_of_its_name() -> None:
+    further = {"dependency": "afterok:8", "reservation": "lab"}
+    given = {"qos": "long", "dependency": "afterok:7", "additional_parameters": further}
+    asked = request("ours", 2, 0, SlurmConfig(parameters=given))
+    assert asked["qos"] == "long"
+    assert asked["additional_parameters"] == {"dependency": "afterok:7,afterok:8,singleton", "reservation": "lab"}
+    assert further["dependency"] == "afterok:8", "the settings are as they were for the next job"
+
+
+def test_what_ray_says_of_a_process_decides_whose_fault_its_end_was() -> None:
+    died = "The actor died unexpectedly before finishing this task.\n\tpid: 7\nWorker exit detail: "
+    assert not broke("failed", cause(died + "Worker unexpectedly exits with a connection error code 2.", False))
+    assert broke("failed", cause(died + "Worker exits with an exit code 3.", False))
+    assert not broke("failed", cause(died + "Worker exits with an exit code 143.", False))
+    assert broke("failed", cause("Memory on the node was too low.", True))
+
+
+class NoLm(Exception):
+    """Stands for Ray's own, which CI need not have: of a node on which a function cannot be unpickled."""
+
+
+def test_a_node_on_which_lm_cannot_be_imported_is_named(tmp_path: Path) -> None:
+    def get(answer: object) -> str:
+        raise NoLm("System error\ntraceback:\nModuleNotFoundError: No module named 'lm'")
+
+    executor = object.__new__(RayExecutor)
+    nodes = [{"NodeID": "1", "NodeManagerHostname": "node7", "Alive": True}]
+    known: Any = SimpleNamespace(nodes=lambda: nodes, get=get, exceptions=SimpleNamespace(RayError=NoLm))
+    executor.ray = known
+    executor.on_node = lambda *_: None  # type: ignore[method-assign]
+    with pytest.raises(BadInput, match=r"executor=ray: node node7 cannot .*No module named 'lm'"):
+        executor.prepare(place_of(tmp_path))
 
 
 def test_of_several_jobs_with_one_name_the_one_that_goes_on_counts() -> None:

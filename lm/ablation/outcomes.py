@@ -9,6 +9,7 @@ import json
 import math
 import os
 import re
+import signal
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cached_property, lru_cache
@@ -36,6 +37,7 @@ AGAIN = "remove it, and the same command makes the run again"
 RUN_DIR = re.compile(r"(?:cells|trials)/([\w.-]+)-seed(\d+)-[\w.-]+")  # its arm and seed
 WHERE = ("host", "executor")  # columns of results.csv, too
 KILLED, LOST = "killed by signal", "lost:"  # so begins the error of a run that was ended from outside
+CRASHES = {getattr(signal, name, None) for name in ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL")}  # of code
 Kind = TypeVar("Kind")
 
 
@@ -49,14 +51,16 @@ class Outcome(NamedTuple):
 def cause_of_death(exitcode: int) -> str:
     """Of a process that has said nothing. 128 and a signal is how one exits that has handled the signal."""
     signum = exitcode - 128 if exitcode > 128 else -exitcode
+    if signum in CRASHES:
+        return f"crashed by signal {signum}"
     return f"{KILLED} {signum}" if signum > 0 else f"ended with exit code {exitcode}"
 
 
 def broke(status: str, error: str) -> bool:
-    """Whether a run failed for a reason of its own, such as an exception or an exit code.
+    """Whether a run failed for a reason of its own, such as an exception, an exit code or a crash of native code.
 
-    One that was killed by a signal, or whose node is gone, is lost at random, whatever its arm. The kernel kills by
-    SIGKILL too when memory runs out, which cannot be told from any other kill.
+    One that was killed by another signal, or whose node is gone, is lost at random, whatever its arm. The kernel kills
+    by SIGKILL too when memory runs out, which cannot be told from any other kill.
     """
     return status == "failed" and not error.startswith((KILLED, LOST))
 

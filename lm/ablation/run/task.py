@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from lm.ablation.outcomes import RunFiles
 from lm.ablation.plan.cells import Cell
 from lm.ablation.plan.source import source_files, source_hash
@@ -31,6 +33,7 @@ class Place:
     token: str  # content of a file in it
     cwd: str  # that paths in settings are relative to
     source_hash: str
+    torch: str  # its version
 
     def check(self) -> None:
         """Go to the driver's working directory. Raises BadInput naming what this machine lacks."""
@@ -47,6 +50,8 @@ class Place:
             raise BadInput(f"{self.cwd}: {error.strerror} {here}; start the command in a shared folder") from None
         if source_hash(source_files()) != self.source_hash:
             raise BadInput(f"lm: the training code {here} is not that of the driver; install the same version there")
+        if torch.__version__ != self.torch:
+            raise BadInput(f"torch: version {torch.__version__} {here}; expected the driver's, {self.torch}")
 
 
 @dataclass(slots=True, frozen=True)

@@ -9,12 +9,15 @@ from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+
 from lm.ablation.plan.arms import Arm
 from lm.ablation.plan.cells import Cell, cell
 from lm.ablation.plan.source import source_files, source_hash
 from lm.ablation.run.executors.executor import Executor
 from lm.ablation.run.executors.local import PROCESSES, LocalExecutor
 from lm.ablation.run.task import TOKEN, Place, Task, task
+from lm.config import BadInput
 from lm.config.ablation import AblateConfig
 from lm.system.files import write_text
 
@@ -27,18 +30,28 @@ def run_cells(cells: list[Cell], folder: Path, executor: Executor, workers: int,
 
     `tick` is called about twice a second with the steps that the running cells have made and the cells that have ended
     since, by run_dir. Cells that an earlier driver has left with the engine are waited for, not started again. On an
-    interrupt what is queued or running is ended, and the interrupt goes on to the caller.
+    interrupt what is queued or running is ended, and the interrupt goes on to the caller. Raises BadInput if the engine
+    refuses a cell while none is with it.
     """
     place = place_of(folder) if executor.remote else None
     tasks = {one.run_dir: task(one, folder, executor.kind, place) for one in cells}
-    running, tries = dict[str, Task](), Counter[str]()
+    running, tries, refused = dict[str, Task](), Counter[str](), set[str]()
     try:
         running |= {one.run_dir: one for one in executor.adopt(tasks.values())}
         waiting = deque(one for one in tasks.values() if one.run_dir not in running)
         while waiting or running:
             while waiting and len(running) < workers:
                 one = waiting.popleft()
-                begin(one, executor)
+                try:
+                    begin(one, executor)
+                except BadInput as error:  # the engine takes no more now, as at a limit of queued jobs
+                    if not running:
+                        raise
+                    if str(error) not in refused:
+                        log.warning("%s: %s; it is tried again while others run", one.run_dir, error)
+                    refused.add(str(error))
+                    waiting.appendleft(one)
+                    break
                 running[one.run_dir] = one
             ended = list[str]()
             for run_dir, cause in executor.poll().items():
@@ -70,7 +83,8 @@ def place_of(folder: Path) -> Place:
     token = folder / TOKEN
     if not token.exists():
         write_text(token, secrets.token_hex())
-    return Place(str(folder.resolve()), token.read_text(), str(Path.cwd()), source_hash(source_files()))
+    files = source_hash(source_files())
+    return Place(str(folder.resolve()), token.read_text(), str(Path.cwd()), files, str(torch.__version__))
 
 
 def measure_startup(arm: Arm, config: AblateConfig) -> float:

@@ -6,6 +6,7 @@ An actor is detached, so it outlives its driver, and has the task's name, which 
 import contextlib
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -13,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from lm.ablation.outcomes import LOST
+from lm.ablation.outcomes import LOST, cause_of_death
 from lm.ablation.run.executors.executor import Executor
 from lm.ablation.run.task import Place, Task, work
 from lm.config import BadInput
@@ -64,9 +65,17 @@ class RayExecutor(Executor):
         return max(1, int(self.ray.cluster_resources().get("CPU", 1)) // threads)
 
     def prepare(self, place: Place | None) -> None:
-        answers = [self.on_node(node["NodeID"], refusal_at, place) for node in self.ray.nodes() if node["Alive"]]
-        for said in filter(None, self.ray.get(answers)):
-            raise BadInput(said)
+        alive = [node for node in self.ray.nodes() if node["Alive"]]
+        answers = [self.on_node(node["NodeID"], refusal_at, place) for node in alive]
+        for node, answer in zip(alive, answers, strict=True):
+            try:
+                said = self.ray.get(answer)
+            except self.ray.exceptions.RayError as error:  # such as lm missing there
+                last = str(error).strip().splitlines()[-1]
+                name = node["NodeManagerHostname"]
+                raise BadInput(f"executor=ray: node {name} cannot make runs ({last}); expected lm there") from error
+            if said:
+                raise BadInput(said)
 
     def on_node(self, node: str, function: Any, *words: Any) -> Any:
         """Call a function in a process of its own on a node."""
@@ -96,8 +105,9 @@ class RayExecutor(Executor):
             task = self.running.pop(answer)
             try:
                 refused = self.ray.get(answer)
-            except self.ray.exceptions.RayActorError as error:
-                ended[task.run_dir] = f"{LOST} {reason(str(error))}"
+            except self.ray.exceptions.RayError as error:
+                own = isinstance(error, self.ray.exceptions.OutOfMemoryError)
+                ended[task.run_dir] = cause(str(error), own or getattr(error, "actor_init_failed", False))
             else:
                 self.end(self.name(task))
                 raise BadInput(refused)
@@ -132,6 +142,16 @@ def refusal_at(place: Place) -> str:
 
 def terminate(pid: int) -> None:
     os.kill(pid, signal.SIGTERM)
+
+
+def cause(text: str, own: bool) -> str:
+    """What ended an actor. `own`: Ray says that memory ran out or that the actor raised an exception.
+
+    A crash by a signal and a kill are one to Ray, which sees that the process is gone.
+    """
+    if code := re.search(r"\bexit code (\d+)", text):
+        return cause_of_death(int(code[1]))
+    return reason(text) if own else f"{LOST} {reason(text)}"
 
 
 def reason(text: str) -> str:

@@ -18,6 +18,7 @@ from lm.ablation.run.executors.executor import Executor
 from lm.ablation.run.task import Task, work
 from lm.config import BadInput
 from lm.config.ablation import AblateConfig
+from lm.config.executor import SlurmConfig
 
 PERIOD = 2.0  # seconds between two looks at the queue
 OWN_FAULT = ("COMPLETED", "FAILED", "OUT_OF_MEMORY", "TIMEOUT")
@@ -63,14 +64,9 @@ class SlurmExecutor(Executor):
         return list(found.values())
 
     def start(self, task: Task) -> None:
-        name, asked = self.name(task), self.config.slurm
-        given: dict[str, Any] = {"job_name": name, "partition": asked.partition}
-        given |= {"time": asked.minutes, "mem": asked.memory_gb and f"{1024 * asked.memory_gb:.0f}MB"}
-        given |= {"ntasks_per_node": 1, "cpus_per_task": task.threads, "gpus_per_node": task.gpus or None}
-        given |= asked.parameters
-        given["additional_parameters"] = {"dependency": "singleton"} | given.get("additional_parameters", {})
+        name = self.name(task)
         try:
-            self.submitter.update_parameters(**{key: value for key, value in given.items() if value is not None})
+            self.submitter.update_parameters(**request(name, task.threads, task.gpus, self.config.slurm))
         except (ValueError, TypeError) as error:
             raise BadInput(f"slurm.parameters: {str(error).splitlines()[0]}") from error
         try:
@@ -126,6 +122,19 @@ class SlurmExecutor(Executor):
     def jobs(self) -> Jobs:
         """The jobs of this folder. Of several with one name the one that has not ended, else the newest."""
         return read_jobs(queue(), self.prefix)
+
+
+def request(name: str, threads: int, gpus: int, asked: SlurmConfig) -> dict[str, Any]:
+    """The parameters of a job, as submitit names them. Whatever the user adds, no second job of a name starts."""
+    ours: dict[str, Any] = {"job_name": name, "partition": asked.partition, "time": asked.minutes}
+    ours |= {"mem": asked.memory_gb and f"{1024 * asked.memory_gb:.0f}MB"}
+    ours |= {"ntasks_per_node": 1, "cpus_per_task": threads, "gpus_per_node": gpus or None}
+    theirs = dict(asked.parameters)
+    further = dict(theirs.pop("additional_parameters", None) or {})
+    waits = [theirs.pop("dependency", None), further.pop("dependency", None), "singleton"]
+    further["dependency"] = ",".join(dict.fromkeys(one for one in waits if one))  # all of them
+    ours["additional_parameters"] = further
+    return theirs | {key: value for key, value in ours.items() if value is not None}
 
 
 def queue() -> str:
