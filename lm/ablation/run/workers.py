@@ -36,11 +36,12 @@ def run_cells(cells: list[Cell], folder: Path, executor: Executor, workers: int,
     place = place_of(folder) if executor.remote else None
     tasks = {one.run_dir: task(one, folder, executor.kind, place) for one in cells}
     running, tries, refused = dict[str, Task](), Counter[str](), set[str]()
+    full = False  # until one has ended: each submission that is refused costs the engine time and leaves files
     try:
         running |= {one.run_dir: one for one in executor.adopt(tasks.values())}
         waiting = deque(one for one in tasks.values() if one.run_dir not in running)
         while waiting or running:
-            while waiting and len(running) < workers:
+            while waiting and len(running) < workers and not full:
                 one = waiting.popleft()
                 try:
                     begin(one, executor)
@@ -48,14 +49,16 @@ def run_cells(cells: list[Cell], folder: Path, executor: Executor, workers: int,
                     if not running:
                         raise
                     if str(error) not in refused:
-                        log.warning("%s: %s; it is tried again while others run", one.run_dir, error)
+                        log.warning("%s: %s; it is tried again when another has ended", one.run_dir, error)
                     refused.add(str(error))
                     waiting.appendleft(one)
+                    full = True
                     break
                 running[one.run_dir] = one
             ended = list[str]()
             for run_dir, cause in executor.poll().items():
                 one = running.pop(run_dir)
+                full = False
                 tries[run_dir] += 1
                 if one.files.read().status != "missing":
                     ended.append(run_dir)
