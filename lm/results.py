@@ -38,7 +38,7 @@ STATUS = {"finished": "done", "unfinished": "missing", "broken": "failed"}  # of
 SAID: Columns = {"status": str, "error": str}
 COUNTS: Columns = {"step": int, "tokens": int, "val/tokens": int}  # of metrics.csv; its other columns are floats
 CONTRAST = (  # names of report.json; floats, but for those of the next two tables
-    *("baseline", "budget", "primary", "metric", "n_seeds", "mean_difference", "ci_low", "ci_high"),
+    *("baseline", "budget", "primary", "metric", "n_seeds", "mean_difference", "alpha", "ci_low", "ci_high"),
     *("equivalence_margin", "verdict", "by_divergence", "wins", "sd", "tuning_sd", "df", "p", "p_adjusted"),
     *("p_equivalent", "p_equivalent_adjusted", "p_sign_flip", "p_diverged", "p_diverged_adjusted"),
     *("minimum_detectable", "seeds_needed_low", "seeds_needed_high", "sentence"),
@@ -123,12 +123,12 @@ def contrasts(folder: str | Path) -> pd.DataFrame:
     """A row for each comparison of an arm with its baseline, as the ablation's report has it.
 
     Columns: `ablation`, `arm`, `baseline`, `budget`, `primary`, `metric`; over `n_seeds` pairs and in the metric's unit
-    (val_loss: nats per token) `mean_difference`, arm minus baseline, its 95 % interval `ci_low` to `ci_high`, and the
-    `equivalence_margin`; `verdict`, and whether it rests on how often arms diverge; `wins`, the pairs in which the arm
-    is better; `sd` of a difference, `tuning_sd` of the mean, `df`; p values, also adjusted for the comparisons of this
-    ablation; the `minimum_detectable` difference; `seeds_needed_low` to `seeds_needed_high` where undecided, missing
-    above 100; `sentence`. A verdict that is seen is a look. Nothing is written here, so the look is not recorded: write
-    the report too before you add seeds.
+    (val_loss: nats per token) `mean_difference`, arm minus baseline, its interval `ci_low` to `ci_high` at the level
+    `alpha` (0.05: 95 %; less with planned looks), and the `equivalence_margin`; `verdict`, and whether it rests on how
+    often arms diverge; `wins`, the pairs in which the arm is better; `sd` of a difference, `tuning_sd` of the mean,
+    `df`; p values, also adjusted for the comparisons of this ablation; the `minimum_detectable` difference;
+    `seeds_needed_low` to `seeds_needed_high` where undecided, missing above 100; `sentence`. A verdict that is seen is
+    a look. Nothing is written here, so the look is not recorded: write the report too before you add seeds.
     """
     from lm.ablation.report.numbers import contrast  # imports matplotlib
 

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from lm.config import BadInput, DataConfig
 from lm.data import download as module
+from lm.data.cache import locked
 from lm.data.corpus import stored_text
 from lm.data.download import download
 
@@ -84,6 +86,33 @@ def test_a_version_is_downloaded_once(server: str, tmp_path: Path, monkeypatch: 
     assert download(f"{server}/whole.txt", tmp_path).stat() == written
     monkeypatch.setitem(PARTS, "/whole.txt", [{"ETag": "2"}, b"another text"])
     assert download(f"{server}/whole.txt", tmp_path).read_text() == "another text"
+
+
+def test_what_another_process_has_downloaded_meanwhile_is_used(
+    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = []
+
+    def late(folder: Path) -> AbstractContextManager[None]:
+        monkeypatch.setattr(module, "locked", locked)
+        begun.append(download(f"{server}/whole.txt", tmp_path).stat())  # by the other, which had the lock
+        return locked(folder)
+
+    monkeypatch.setattr(module, "locked", late)
+    assert [download(f"{server}/whole.txt", tmp_path).stat()] == begun
+
+
+def test_a_copy_serves_where_the_server_cannot_be_reached(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
+        threading.Thread(target=running.serve_forever, args=[0.01], daemon=True).start()
+        url = f"http://127.0.0.1:{running.server_port}/whole.txt"
+        kept = download(url, tmp_path)
+        running.shutdown()
+    assert download(url, tmp_path) == kept
+    assert f"data.path={url}: could not be reached (" in caplog.text
+    for other, part in ((url, 5), (f"{url}?2", None)):
+        with pytest.raises(BadInput, match="could not be downloaded"):
+            download(other, tmp_path, part)
 
 
 def test_no_more_is_downloaded_of_a_text_than_is_read(server: str, tmp_path: Path) -> None:

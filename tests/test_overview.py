@@ -6,6 +6,7 @@ import math
 import random
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, variance
 from types import SimpleNamespace
@@ -22,9 +23,11 @@ from lm.ablation.judge.statistics import holm
 from lm.ablation.judge.study import read_study
 from lm.ablation.report import write_report
 from lm.ablation.report.across import Apart, Shown, all_apart, apart
-from lm.ablation.report.overview import folders, write_overview
+from lm.ablation.report.across import shown as shown_of
+from lm.ablation.report.overview import folders, grouped, overview, write_overview
 from lm.ablation.summary import overview_table
 from lm.config import BadInput
+from lm.report.plots import short
 
 FIRST, SECOND = "wide vocabulary", "small"
 
@@ -166,6 +169,36 @@ def test_the_terminal_shows_the_primary_comparisons_as_a_table(several: Path) ->
     assert [line.rpartition("untied")[0].strip() for line in lines][:1] == [FIRST]
     assert not any("|" in line or "`" in line for line in [head, *lines])
     assert end == f"2 ablations; {several / 'overview.md'}"
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_intervals_are_called_by_their_level(both: bool, tmp_path: Path) -> None:
+    study = read_study(make(tmp_path / "other", budgets=("tokens",), report=False))
+    with_looks = replace(study, record=replace(study.record, looks=[2, 3]))
+    studies = {tmp_path / "one": with_looks, tmp_path / "other": with_looks if both else study}
+    groups = grouped(one for folder, study in studies.items() for one in shown_of(folder, study))
+    ci = with_looks.ci
+    assert ci != "95 % CI"
+    written = overview("?", studies, groups).partition("overview.svg)")[2]
+    for text in (written, overview_table(tmp_path, studies)):
+        head, *lines = [line for line in text.splitlines() if re.search("difference |untied", line)][:5]
+        assert (ci in head, "95 % CI" in head) == (both, False)
+        for line in lines:
+            name = re.findall(r"\bone\b|\bother\b", line)[0]
+            assert ("(" in line) == (not both), line
+            assert both or f"({ci if name == 'one' else '95 % CI'})" in line
+
+
+def test_arms_with_names_that_look_alike_are_not_compared(tmp_path: Path) -> None:
+    make(tmp_path / "one", budgets=("tokens",), report=False)
+    (study,) = write_overview(tmp_path).values()
+    long = [f"an_arm_with_a_long_name_{i}_which_ends_like_the_other" for i in range(2)]
+    assert short(long[0]) == short(long[1])
+    contrasts = study.contrasts()
+    for one, name in zip(contrasts, long, strict=False):
+        one.arm = name
+    groups = grouped(Shown(Path(), study, one, one.comparison, {}, None) for one in contrasts[:2])
+    assert [[one.contrast.arm for one in group] for group in groups.values()] == [[long[0]], [long[1]]]
 
 
 @pytest.mark.slow

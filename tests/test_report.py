@@ -9,6 +9,7 @@ import re
 import shutil
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
+from dataclasses import asdict
 from html.parser import HTMLParser
 from pathlib import Path
 from statistics import fmean
@@ -22,9 +23,10 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from scipy import stats
 
+from lm.ablation import seen as seen_module
 from lm.ablation.judge.statistics import judge
 from lm.ablation.judge.study import read_study
-from lm.ablation.record import SearchRecord, TrialRecord, read_record
+from lm.ablation.record import SearchRecord, TrialRecord, look, read_record
 from lm.ablation.report import write_report
 from lm.ablation.report.conditions import made_with
 from lm.ablation.report.diagnostics import SIDES
@@ -34,9 +36,10 @@ from lm.ablation.report.matches import row as matches_row
 from lm.ablation.report.numbers import results as all_rows
 from lm.ablation.report.tuning import draw_search
 from lm.ablation.report.warnings import warnings_of
-from lm.ablation.seen import verdicts_seen
+from lm.ablation.seen import remember, verdicts_seen
 from lm.ablation.summary import result_table
 from lm.config import BadInput
+from lm.config.ablation import Look
 from lm.report.page import code, fence, page, plain, table
 from lm.report.plots import looks, panels
 from lm.training.diagnostics import COLUMNS as DIAGNOSTICS
@@ -346,7 +349,7 @@ def test_the_main_table_has_few_columns_and_the_statistics_follow(full: Path) ->
 
 def test_labels_of_the_forest_plot_are_clear_of_the_line_at_zero() -> None:
     groups = {"At equal tokens": [Line(arm, judge({arm: [0.1, 0.2]}, 0.01)[arm]) for arm in ARMS]}
-    (axes,) = draw_forest(groups, 0.01, "difference").axes
+    (axes,) = draw_forest([*groups.items()], 0.01, "difference").axes
     zeros = [sorted(map(float, line.get_ydata())) for line in axes.get_lines() if set(line.get_xdata()) == {0}]
     assert len(zeros) == len(ARMS)
     half = 0.15  # of a label's height, in rows
@@ -726,6 +729,31 @@ def test_a_verdict_that_was_shown_is_remembered(tmp_path: Path) -> None:
     for damaged in ('{"seeds": [0]}', first.replace("[0, 1]", '"01"'), "3", first[:20]):
         (path / "verdicts.jsonl").write_text(f"{damaged}\n{second}\n")
         assert seen(path) == [[0, 1, 2]]
+
+
+def test_looks_of_several_processes_are_all_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make(tmp_path, report=False)
+    record, file, read, others = read_record(path), path / "verdicts.jsonl", seen_module.written, list[list[int]]()
+
+    def while_another_writes(folder: Path) -> list[Look]:
+        found = read(folder)
+        others.append([0, 10 + len(others)])
+        with open(file, "a") as its:
+            its.write(json.dumps(asdict(look(record, others[-1]))) + "\n")
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(seen_module, "written", while_another_writes)
+        remember(path, record, [0, 1, 2])
+    assert seen(path) == [*others, [0, 1, 2]]
+    file.write_text(file.read_text() + '{"se')  # broken off
+    remember(path, record, [1, 2])
+    assert seen(path) == [*others, [0, 1, 2], [1, 2]]
+    file.rename(path / "elsewhere")
+    file.symlink_to(path / "elsewhere")
+    before = (path / "elsewhere").read_text()
+    remember(path, record, [0, 2])
+    assert (path / "elsewhere").read_text() == before, "no link is followed"
 
 
 def test_missing_learning_curves_are_told(tmp_path: Path) -> None:

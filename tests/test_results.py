@@ -122,6 +122,7 @@ def test_contrasts_are_those_of_the_report(folder: Path) -> None:
     assert found.verdict.tolist() == [one.comparison.verdict for one in wanted]
     assert found.mean_difference.tolist() == [one.comparison.mean for one in wanted]
     assert found.p_adjusted.tolist() == [one.comparison.p_different_adjusted for one in wanted]
+    assert found.alpha.tolist() == [study.alpha for _ in wanted]
     assert found.n_seeds.tolist() == [len(one.seeds) for one in wanted]
     assert found.sentence.tolist() == [study.say(one) for one in wanted]
     assert set(CONTRAST) <= {*contrast(study, wanted[0]), "metric", "equivalence_margin"}

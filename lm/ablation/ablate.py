@@ -109,10 +109,7 @@ class AblationRunner:
         write_record(self.record(), self.path)
         with Progress(self.ablation.name, self.ablation.metric, self.path, self.workers, self.cost) as self.progress:
             self.progress.expect([*self.missing_bases(), *self.missing(self.all_cells())], self.expected_trials())
-            if ahead := self.missing_bases():
-                self.carry_out(ahead)
-                write_record(self.record(), self.path)
-                self.progress.expect(self.missing(self.all_cells()), self.expected_trials())  # under their final names
+            self.make_bases(0)
             for batch in self.tuning.rounds():
                 for _ in range(2):  # what was killed gets another try: an arm must not lose a value by an accident
                     self.carry_out(batch, trials=True)
@@ -120,6 +117,7 @@ class AblationRunner:
             write_record(self.record(), self.path)
             untuned = self.tuning.broken()
             for n in self.ablation.looks or [len(self.ablation.seeds)]:
+                self.make_bases(n)
                 self.carry_out([one for one in self.all_cells(n) if one.arm not in untuned])
                 if self.look(self.progress.say):
                     break
@@ -137,11 +135,18 @@ class AblationRunner:
         """Those that have no result yet. A diverged one has: it would diverge again."""
         return [one for one in wanted if self.outcomes.of(one.run_dir, one.identity).status in ("missing", "failed")]
 
-    def missing_bases(self) -> list[Cell]:
-        """Those that a missing run starts from."""
+    def make_bases(self, n: int) -> None:
+        if ahead := self.missing_bases(n):
+            self.carry_out(ahead)
+            write_record(self.record(), self.path)
+            cells = [*self.missing_bases(), *self.missing(self.all_cells())]  # under their final names
+            self.progress.expect(cells, self.expected_trials())
+
+    def missing_bases(self, n: int | None = None) -> list[Cell]:
+        """Those that a missing run starts from: one of the search, of the first n seeds, or of all."""
         if self.bases is None:
             return []
-        seeds = {one.seed for one in self.missing(self.all_cells())}
+        seeds = {one.seed for one in self.missing(self.all_cells(n))}
         seeds |= {*self.ablation.tune.seeds} if self.tuning.open() else set()
         return self.missing([self.bases.cell(seed) for seed in sorted(seeds)])
 
@@ -159,7 +164,7 @@ class AblationRunner:
 
     def all_cells(self, n: int | None = None) -> list[Cell]:
         """Every cell of the first n seeds, or of all that are reported, seed by seed, so that pairs are made whole."""
-        order = {seed: i for i, seed in enumerate(self.ablation.seeds[: n or self.stopped])}
+        order = {seed: i for i, seed in enumerate(self.ablation.seeds[: self.stopped if n is None else n])}
         found = [pair for pair in cells(self.ablation, self.arms) if pair[0].seed in order]
         return list({one.run_dir: one for _, one in sorted(found, key=lambda pair: order[pair[0].seed])}.values())
 

@@ -5,13 +5,13 @@ ablate.py, which alone writes ablation.json, takes them over into it.
 
 import contextlib
 import json
+import os
 from dataclasses import asdict
 from pathlib import Path
 
 from lm.ablation.record import AblationRecord, look
 from lm.config.ablation import Look
 from lm.config.typed import build
-from lm.system.files import write_text
 
 FILE = "verdicts.jsonl"
 
@@ -26,8 +26,14 @@ def remember(folder: Path, record: AblationRecord, seeds: list[int]) -> None:
     """That a verdict on these seeds is shown; one seed gives none. A folder that may only be read stays as it is."""
     now = look(record, seeds)
     if len(seeds) > 1 and now not in verdicts_seen(folder, record):
-        with contextlib.suppress(OSError):
-            write_text(folder / FILE, "".join(f"{json.dumps(asdict(one))}\n" for one in [*written(folder), now]))
+        with contextlib.suppress(OSError), open(folder / FILE, "a+b", buffering=0, opener=no_link) as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
+            end = b"" if file.read(1) in (b"", b"\n") else b"\n"  # a line that broke off ends here
+            file.write(end + f"{json.dumps(asdict(now))}\n".encode())  # at once, beside those of other processes
+
+
+def no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 def written(folder: Path) -> list[Look]:

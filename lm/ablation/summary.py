@@ -9,6 +9,7 @@ from lm.ablation.judge.contrasts import Contrast
 from lm.ablation.judge.looks import saved, seeds_looked_at
 from lm.ablation.judge.study import Study, read_study, study_of
 from lm.ablation.report.answer import BUDGET_NAMES, primary, sentences
+from lm.ablation.report.overview import common_ci
 from lm.ablation.report.warnings import warnings_of
 from lm.ablation.seen import remember
 from lm.system.table import format_table
@@ -58,7 +59,7 @@ def result_table(path: Path) -> str:
     contrasts = study.contrasts()
     interactions = study.interactions()
     remember(path, study.record, seeds_looked_at(study, primary(contrasts)))
-    lines = [format_table([heads(study), *map(row, [*contrasts, *interactions])]), ""]
+    lines = [format_table([heads(study.ci), *map(row, [*contrasts, *interactions])]), ""]
     lines += sentences(study, [*(one for one in contrasts if one.primary), *interactions])
     lines += [stop] if (stop := saved(study)) else []
     lines += [f"{head} {meaning}" for head, meaning in warnings_of(study, contrasts)]
@@ -73,19 +74,23 @@ def result_table(path: Path) -> str:
 
 def overview_table(path: Path, studies: dict[Path, Study]) -> str:
     """The primary comparisons of several ablations, each in its own unit, and where the whole overview lies."""
-    rows = [(folder.name, *row(one)) for folder, study in studies.items() for one in primary(study.contrasts())]
-    return f"{format_table([('ablation', *HEAD), *rows])}\n\n{len(studies)} ablations; {path / 'overview.md'}"
+    ci, rows = common_ci(studies.values()), []
+    for folder, study in studies.items():
+        level = f" ({study.ci})" * (study.ci != ci)
+        rows += [(folder.name, *row(one, level)) for one in primary(study.contrasts())]
+    return f"{format_table([('ablation', *heads(ci)), *rows])}\n\n{len(studies)} ablations; {path / 'overview.md'}"
 
 
-HEAD = ("arm", "baseline", "budget", "seeds", "difference", "95 % CI", "verdict")
+HEAD = ("arm", "baseline", "budget", "seeds", "difference", "CI", "verdict")
 
 
-def heads(study: Study) -> tuple[str, ...]:
-    return tuple(head.replace("95 % CI", study.ci) for head in HEAD)
+def heads(ci: str) -> tuple[str, ...]:
+    return tuple(ci if head == "CI" else head for head in HEAD)
 
 
-def row(one: Contrast) -> tuple[str, ...]:
+def row(one: Contrast, level: str = "") -> tuple[str, ...]:
+    """`level` is added to the interval."""
     found = one.comparison
     mean = "" if found.mean is None else f"{found.mean:+.4f}"
-    interval = "" if found.ci_low is None else f"{found.ci_low:+.4f} to {found.ci_high:+.4f}"
+    interval = "" if found.ci_low is None else f"{found.ci_low:+.4f} to {found.ci_high:+.4f}{level}"
     return (one.arm, one.baseline, one.budget, str(found.n), mean, interval, found.verdict)

@@ -3,10 +3,13 @@
 import hashlib
 import http.client
 import json
+import logging
 import os
 import time
 from collections.abc import Iterator
+from glob import escape
 from pathlib import Path
+from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import unquote, urlparse
 from urllib.request import Request, urlopen
@@ -22,6 +25,7 @@ TIMEOUT = 30.0  # seconds: the longest wait for a byte, and the time in which SL
 SLOWEST = 10_000
 BLOCK = 1 << 20
 HEADERS = {"User-Agent": "lm-lab", "Accept-Encoding": "identity"}  # a compressed body could grow a thousandfold
+log = logging.getLogger(__name__)
 
 
 class Refused(Exception):
@@ -31,16 +35,16 @@ class Refused(Exception):
 def download(url: str, cache: Path, max_bytes: int | None = None) -> Path:
     """A local copy, which is kept in `cache` until the server names another version; of a text, the first `max_bytes`.
 
-    Raises BadInput if there is none within MOST_BYTES and TIMEOUT, or if it breaks off.
+    An earlier copy is used, with a warning, if the server cannot be reached. Whether it is the text that is wanted, the
+    caller tells by its hash. Raises BadInput if there is none within MOST_BYTES and TIMEOUT, or if it breaks off.
     """
+    of, name = hash_of([url, max_bytes]), Path(unquote(urlparse(url).path)).name or "index"
     try:
         with urlopen(Request(url, headers=HEADERS), timeout=TIMEOUT) as answer:
             version = answer.headers.get("ETag") or answer.headers.get("Last-Modified")
-            key = hashlib.sha256(json.dumps([url, version, max_bytes]).encode()).hexdigest()[:32]
-            folder = cache / "downloads" / key
-            path = folder / (Path(unquote(urlparse(url).path)).name or "index")
+            path = cache / "downloads" / f"{of}-{hash_of(version)}" / name
             if version is None or not path.exists():
-                keep(checked(answer, max_bytes), path)
+                keep(checked(answer, max_bytes), path, replacing=version is None)
             return path
     except (http.client.HTTPException, ValueError, Refused) as error:
         if isinstance(error, BadInput):  # of the cache
@@ -51,6 +55,9 @@ def download(url: str, cache: Path, max_bytes: int | None = None) -> Path:
             raise
         if isinstance(error, HTTPError):
             error.close()
+        elif copies := [*(cache / "downloads").glob(f"{of}-*/{escape(name)}")]:
+            log.warning("data.path=%s: could not be reached (%s); its last copy is used", url, first_line(error))
+            return max(copies, key=lambda one: one.stat().st_mtime)
         raise unusable(url, error) from error
 
 
@@ -59,8 +66,14 @@ def unusable(url: str, error: Exception) -> BadInput:
     return BadInput(f"data.path={url}: could not be downloaded ({why}); give data.path=FILE, a local copy")
 
 
-def keep(blocks: Iterator[bytes], path: Path) -> None:
+def hash_of(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
+
+
+def keep(blocks: Iterator[bytes], path: Path, replacing: bool) -> None:
     with locked(path.parent), partial_folder(path.parent) as partial:
+        if path.exists() and not replacing:  # another process was first
+            return
         with open(partial / path.name, "wb") as file:
             for block in blocks:
                 try:

@@ -1,7 +1,7 @@
 """Comparisons across ablations: each in bits per byte, and how far it is from that of the first ablation."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, variance
@@ -11,7 +11,6 @@ from lm.ablation.judge.power import Tuning, critical, welch
 from lm.ablation.judge.statistics import Comparison, difference_p, holm, interval
 from lm.ablation.judge.study import Study
 from lm.ablation.report.answer import BUDGET_NAMES, primary
-from lm.report.plots import short
 
 
 @dataclass(slots=True)
@@ -26,9 +25,14 @@ class Shown:
     tuning: Tuning | None  # in bits per byte
 
     @property
-    def heading(self) -> str:
-        arms = f"{short(self.contrast.arm)} - {short(self.contrast.baseline)}"
-        return f"{arms}, at equal {BUDGET_NAMES[self.contrast.budget]}"
+    def key(self) -> tuple[str, str, str]:
+        """The same for the same comparison in every ablation."""
+        return self.contrast.arm, self.contrast.baseline, self.contrast.budget
+
+    def heading(self, name: Callable[[str], str] = str) -> str:
+        """`name`: how an arm is called."""
+        arm, baseline, budget = self.key
+        return f"{name(arm)} - {name(baseline)}, at equal {BUDGET_NAMES[budget]}"
 
 
 def shown(folder: Path, study: Study) -> list[Shown]:

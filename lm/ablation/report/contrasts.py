@@ -116,4 +116,6 @@ def forest(study: Study, contrasts: Sequence[Contrast]) -> Figure:
         if one.interaction:
             name, heading = one.interaction, f"Interactions{heading.replace('At', ' at')}"
         groups.setdefault(heading, []).append(Line(name, one.comparison, one.primary))
-    return draw_forest(groups, study.record.equivalence_margin, f"difference, {study.unit} ({direction(study)})")
+    return draw_forest(
+        [*groups.items()], study.record.equivalence_margin, f"difference, {study.unit} ({direction(study)})"
+    )

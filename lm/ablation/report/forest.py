@@ -1,6 +1,6 @@
 """A forest plot: a row for each comparison, its interval on one scale with the others, grouped under headings."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -35,18 +35,18 @@ def label(found: Comparison) -> str:
     return f"{found.mean:+.4f} [{found.ci_low:+.4f}, {found.ci_high:+.4f}]"
 
 
-def draw_forest(groups: Mapping[str, Sequence[Line]], margin: float, xlabel: str) -> Figure:
+def draw_forest(groups: Sequence[tuple[str, Sequence[Line]]], margin: float, xlabel: str) -> Figure:
     """Name and numbers of a row stand above its interval, and the line at zero is drawn beside intervals only.
 
     Bold rows set the scale, or, where there are none, those that are not far off. `margin` is shaded around zero; 0 for
     nothing. A group whose heading is empty has none.
     """
-    lines = [line for group in groups.values() for line in group]
+    lines = [line for _, group in groups for line in group]
     main = [line for line in lines if line.bold] or near(lines)
     limits = window([*ends(main), 0, -margin, margin], ends(lines), margin)
-    figure, (axes,) = panels(1, 1.1 + 0.46 * len(lines) + 0.4 * sum(map(bool, groups)))
+    figure, (axes,) = panels(1, 1.1 + 0.46 * len(lines) + 0.4 * sum(bool(heading) for heading, _ in groups))
     y = 0.0
-    for heading, group in groups.items():
+    for heading, group in groups:
         if heading:
             write(axes, 0, y, heading, style="italic")
             y += 0.8

@@ -1,6 +1,6 @@
 """Several ablations side by side: one question under different conditions, each in a folder of its own."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
@@ -17,22 +17,24 @@ from lm.ablation.report.warnings import warnings_of
 from lm.ablation.seen import remember
 from lm.config.identity import identifying
 from lm.report.page import code, plain, table
-from lm.report.plots import drawing
+from lm.report.plots import drawing, short
 from lm.system.files import make_folder, write_text
 from lm.system.table import csv_text
 
+Groups = dict[tuple[str, str, str], list[Shown]]  # by arm, baseline and budget
+
 HEAD = (
-    *("comparison", "ablation", "verdict", "difference", "95 % CI", "unit", "equivalence margin", "seeds"),
+    *("comparison", "ablation", "verdict", "difference", "CI", "unit", "equivalence margin", "seeds"),
     *("bits per byte", "minus the first row", "p (Holm)"),
 )
 CAPTION = (
     "The primary comparisons of each ablation, or all if none is primary. A difference is an arm minus its baseline; "
     "runs that serve two budgets are listed under the first. The figure shows bits per byte, which can be compared "
-    "between tokenizers, with 95 % confidence intervals (CI). Verdicts are those of the reports: each has its own unit "
-    "and equivalence margin and is corrected within its report only. The last columns tell whether the answer depends "
-    "on the conditions: the difference in bits per byte minus that of the first row of the same comparison, with its "
-    "95 % CI, and the p of no such difference, corrected by Holm's method for all rows. The two are paired by seed "
-    "where more than half of their seeds are the same; (Welch) marks those that are not."
+    "between tokenizers, with 95 % confidence intervals (CI). Verdicts are those of the reports: each has its own "
+    "unit, level and equivalence margin and is corrected within its report only. The last columns tell whether the "
+    "answer depends on the conditions: the difference in bits per byte minus that of the first row of the same "
+    "comparison, with its 95 % CI, and the p of no such difference, corrected by Holm's method for all rows. The two "
+    "are paired by seed where more than half of their seeds are the same; (Welch) marks those that are not."
 )
 DIFFERS = "Settings of the baseline arm, before tuning, that differ from those of the first ablation."
 
@@ -54,10 +56,7 @@ def write_overview(path: Path) -> dict[Path, Study]:
     for folder, study in found.items():
         remember(folder, study.record, seeds_looked_at(study, primary(study.contrasts())))
     studies = dict(sorted(found.items(), key=lambda pair: pair[1].record.begun))
-    groups: dict[str, list[Shown]] = {}
-    for folder, study in studies.items():
-        for one in shown(folder, study):
-            groups.setdefault(one.heading, []).append(one)
+    groups = grouped(one for folder, study in studies.items() for one in shown(folder, study))
     make_folder(path / "figures")
     write_text(path / "results.csv", all_results(studies))
     write_text(path / "overview.md", overview(path.name, studies, groups))
@@ -66,22 +65,28 @@ def write_overview(path: Path) -> dict[Path, Study]:
     return studies
 
 
+def grouped(everything: Iterable[Shown]) -> Groups:
+    groups: Groups = {}
+    for one in everything:
+        groups.setdefault(one.key, []).append(one)
+    return groups
+
+
 @drawing
-def forest(groups: dict[str, list[Shown]]) -> Figure:
-    lines = {heading: [Line(one.folder.name, one.bits) for one in group] for heading, group in groups.items()}
+def forest(groups: Groups) -> Figure:
+    lines = [(group[0].heading(short), [Line(one.folder.name, one.bits) for one in group]) for group in groups.values()]
     return draw_forest(lines, 0, "difference, bits per byte (left is better)")
 
 
-def overview(title: str, studies: dict[Path, Study], groups: dict[str, list[Shown]]) -> str:
+def overview(title: str, studies: dict[Path, Study], groups: Groups) -> str:
     everything, further = [one for group in groups.values() for one in group], all_apart(groups.values())
-    lines = [f"{one.heading}: {one.folder.name} {label(one.bits)} {one.bits.verdict}" for one in everything]
+    lines = [f"{one.heading()}: {one.folder.name} {label(one.bits)} {one.bits.verdict}" for one in everything]
     alt = plain(f"Differences with their 95 % CI. {'; '.join(lines)}")
     parts = [f"# {plain(title)}", CAPTION]
     if everything:
-        parts += [
-            f"![{alt}](figures/overview.svg)",
-            table(HEAD, [row(one, further.get((one.folder, one.contrast.runs))) for one in everything]),
-        ]
+        ci = common_ci(one.study for one in everything)
+        rows = [row(one, further.get((one.folder, one.contrast.runs)), ci) for one in everything]
+        parts += [f"![{alt}](figures/overview.svg)", table([ci if head == "CI" else head for head in HEAD], rows)]
     if others := conditions(studies):
         parts += ["## Settings that differ", table(["ablation", "settings"], others), DIFFERS]
     if weak := list(weaknesses(studies, everything)):
@@ -101,14 +106,21 @@ def conditions(studies: dict[Path, Study]) -> list[list[str]]:
     return [[plain(one.name), " ".join(map(code, said)) or "-"] for one, said in others.items()] * any(others.values())
 
 
-def row(one: Shown, further: Apart | None) -> list[str]:
+def common_ci(studies: Iterable[Study]) -> str:
+    """The heading of intervals: with their level if all have the same."""
+    found = {one.ci for one in studies}
+    return found.pop() if len(found) == 1 else "CI"
+
+
+def row(one: Shown, further: Apart | None, ci: str) -> list[str]:
     found, name = one.contrast.comparison, plain(one.folder.name)
     place = f"[{name}]({quote(one.folder.name)}/report.md)" if (one.folder / "report.md").exists() else name
     span = "-" if found.ci_low is None else f"{found.ci_low:+.4f} to {found.ci_high:+.4f}"
+    span += f" ({one.study.ci})" * (found.ci_low is not None and ci != one.study.ci)
     margin = f"{one.study.record.equivalence_margin:g}"
     own = [found.verdict, number(found.mean, "+.4f"), span, one.study.unit, margin, str(found.n)]
     bits = [number(one.bits.mean, "+.4f"), *(("", "") if further is None else said(further))]
-    return [plain(one.heading), place, *own, *bits]
+    return [plain(one.heading()), place, *own, *bits]
 
 
 def said(further: Apart) -> tuple[str, str]:
