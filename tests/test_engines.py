@@ -1,13 +1,23 @@
 """Engines that carry out runs: the loop, what is told of an absent engine, and real clusters where there are."""
 
-from collections.abc import Iterable
+import contextlib
+import csv
+import json
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from test_plan import question
+from conftest import Script
+from test_plan import SMALL, question
 
 from lm.ablation.outcomes import Outcomes, RunFiles, broke
 from lm.ablation.plan.cells import Cell
@@ -209,3 +219,50 @@ def test_a_row_says_where_its_run_was_made(tmp_path: Path) -> None:
 def test_a_run_whose_node_is_gone_is_no_failure_of_its_arm() -> None:
     assert not broke("failed", "lost: Slurm says NODE_FAIL on n1")
     assert broke("failed", "Slurm says OUT_OF_MEMORY on n1")
+
+
+@contextlib.contextmanager
+def node(*words: str) -> Iterator[None]:
+    """A node of a Ray cluster, with one core."""
+    start = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=1", "--disable-usage-stats"]
+    memory = ["--node-ip-address=127.0.0.1", "--object-store-memory=100000000"]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen([*start, *memory, *words], **quiet)
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def listening(port: int) -> bool:
+    with socket.socket() as line:
+        return line.connect_ex(("127.0.0.1", port)) == 0
+
+
+def scores(folder: Path) -> dict[str, Any]:
+    results = {one.parent.name: json.loads(one.read_text()) for one in folder.glob("cells/*/result.json")}
+    return {name: (result["val_loss"], result["config_hash"]) for name, result in results.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra `ray`")
+def test_two_nodes_of_ray_give_the_results_of_the_local_pool(script: Script, corpus: Path, tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = ["ablation=smoke", *SMALL, "tokenizer.vocab_size=null", f"data.path={corpus}"]
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as short,  # for the names of Ray's sockets
+        node("--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={short}"),
+    ):
+        while not listening(port):
+            time.sleep(0.5)
+        with node(f"--address=127.0.0.1:{port}"):
+            far = script("ablate", *words, "output_dir=far", "executor=ray", f"ray.address=127.0.0.1:{port}")
+    assert far.returncode == 0, far.stderr
+    near = script("ablate", *words, "output_dir=near")
+    assert near.returncode == 0, near.stderr
+    assert scores(tmp_path / "far") == scores(tmp_path / "near") != {}
+    with open(tmp_path / "far/results.csv", newline="") as file:
+        assert {row["executor"] for row in csv.DictReader(file)} == {"ray"}
