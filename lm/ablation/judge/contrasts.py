@@ -98,12 +98,13 @@ def lost(one: Contrast, subject: str | None = None) -> str:
         counts = [(names[arm], len(one.diverged.get(arm, ())), n) for arm, n in one.ended.items()]
         (name, k, n), *rest = counts
         words = [f"{name} diverged on {k} of {n} seeds", *(f"{name} on {k} of {n}" for name, k, n in rest)]
-        parts.append(", ".join(words) + test(one.comparison))
+        parts.append(", ".join(words) + tested(one.comparison))
     parts += [f"{names[arm]} failed on seed {', '.join(map(str, seeds))}" for arm, seeds in one.broken.items()]
     return " and ".join(parts)
 
 
-def test(found: Comparison) -> str:
+def tested(found: Comparison) -> str:
+    """The p of the divergences, in brackets; empty if they were too few to test."""
     if found.p_diverged is None or found.p_diverged_adjusted is None:
         return ""
     corrected = ", corrected for the number of tests" * (found.p_diverged_adjusted > found.p_diverged)
