@@ -19,17 +19,12 @@ if TYPE_CHECKING:
 
 # Resolved on first use, so that a mistake in a configuration is reported before torch is imported.
 HOMES = {
-    "BadInput": "lm.config",
-    "HeadConfig": "lm.config",
-    "ModelConfig": "lm.config",
-    "generate": "lm.inference.generate",
-    "stream": "lm.inference.generate",
-    "Linear": "lm.model.linear",
-    "linear": "lm.model.linear",
+    **dict.fromkeys(("BadInput", "HeadConfig", "ModelConfig"), "lm.config"),
+    **dict.fromkeys(("Tokenizer", "load_tokenizer"), "lm.data.tokenizer"),
+    **dict.fromkeys(("generate", "stream"), "lm.inference.generate"),
+    **dict.fromkeys(("Linear", "linear"), "lm.model.linear"),
     "Transformer": "lm.model.transformer",
     "load_model": "lm.exchange.portable",
-    "Tokenizer": "lm.data.tokenizer",
-    "load_tokenizer": "lm.data.tokenizer",
 }
 __all__ = [
     "BadInput",

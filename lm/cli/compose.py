@@ -14,11 +14,8 @@ from lm.config import BadInput
 from lm.config.renamed import CHOICES, KEYS
 
 Config = TypeVar("Config")
-NAMING = (
-    "ablation.tune.hyperparameters",
-    "ablation.match_parameters",
-    "ablation.plot_over",
-)  # their values are settings
+# Keys whose values are settings.
+NAMING = ("ablation.tune.hyperparameters", "ablation.match_parameters", "ablation.plot_over")
 
 
 def register(name: str, schema: type[Any]) -> None:

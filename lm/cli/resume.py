@@ -9,8 +9,8 @@ import yaml
 from lm.cli.errors import CONFIGS
 from lm.cli.names import names
 from lm.cli.words import key_of
-from lm.config import RUNTIME, BadInput, RunConfig
-from lm.config.identity import config_hash, flat
+from lm.config import BadInput, RunConfig
+from lm.config.identity import config_hash, flat, is_runtime
 from lm.config.renamed import earlier
 from lm.config.typed import build
 from lm.training.run_directory import LENGTH, RunDirectory
@@ -42,9 +42,8 @@ def as_it_was(run: RunConfig, line: list[str]) -> RunConfig:
         if "data_hash" not in settings:
             raise TypeError("data_hash is missing")
         found = build(RunConfig, {key: settings[key] for key in settings if key in names(RunConfig)})
-        if (
-            found.init_from and found.tokenizer.kind == "file" and place.tokenizer.exists()
-        ):  # the loaded run may be gone
+        # the loaded run may be gone
+        if found.init_from and found.tokenizer.kind == "file" and place.tokenizer.exists():
             found.tokenizer = replace(found.tokenizer, path=str(place.tokenizer))
         return with_loss_as_typed(found, settings, place.path)
     except (TypeError, AttributeError, ValueError) as error:
@@ -77,10 +76,6 @@ def is_ours(name: str, logger: Any) -> bool:
 
 def is_plain(value: Any) -> bool:
     return value is None or isinstance(value, bool | int | float)
-
-
-def is_runtime(key: str) -> bool:
-    return any(key == one or key.startswith(f"{one}.") for one in RUNTIME)
 
 
 def copy_setting(key: str, source: dict[str, Any], target: dict[str, Any]) -> None:

@@ -52,19 +52,8 @@ class ModelConfig:
         choose("model.norm", self.norm, NORMS)
         choose("model.ffn", self.ffn, FFNS)
         choose("model.position", self.position, POSITIONS)
-        at_least(
-            1,
-            "model.",
-            self,
-            "n_layers",
-            "d_model",
-            "n_heads",
-            "n_kv_heads",
-            "d_head",
-            "d_ff",
-            "vocab_rows",
-            "lora_rank",
-        )
+        heads = ("n_heads", "n_kv_heads", "d_head")
+        at_least(1, "model.", self, "n_layers", "d_model", *heads, "d_ff", "vocab_rows", "lora_rank")
         at_least(0, "model.", self, "dropout", "residual_scale", "previous_token_init")
         if self.n_layers > MOST_LAYERS:
             raise BadInput(f"model.n_layers={self.n_layers}: expected at most {MOST_LAYERS}")
@@ -172,17 +161,8 @@ class HeadConfig:
 
     def __post_init__(self) -> None:
         choose("head.kind", self.kind, HEADS)
-        at_least(
-            0,
-            "head.",
-            self,
-            "embedding_std",
-            "embedding_multiplier",
-            "embedding_lr_multiplier",
-            "head_std",
-            "head_lr_multiplier",
-            "untie_at",
-        )
+        at_least(0, "head.", self, "embedding_std", "embedding_multiplier", "embedding_lr_multiplier")
+        at_least(0, "head.", self, "head_std", "head_lr_multiplier", "untie_at")
         for key in ("head_lr_multiplier", "head_std", "untie_at"):
             needed, given = key in OWN_SETTINGS[self.kind], getattr(self, key) is not None
             if needed and not given:

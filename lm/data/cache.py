@@ -1,6 +1,7 @@
 """Folders of the cache: each is written beside its final name under a lock, and renamed when it is whole."""
 
 import errno
+import hashlib
 import logging
 import shutil
 from collections.abc import Iterator
@@ -12,7 +13,6 @@ import xxhash
 
 from lm.config import BadInput
 
-BLOCK = 1 << 20
 PATIENCE = 2.0  # seconds of waiting for another process before it is said
 log = logging.getLogger(__name__)
 
@@ -73,8 +73,5 @@ def remove_if_left(partial: Path) -> None:
 
 def checksum(path: Path) -> str:
     """XXH3 with 128 bits, which finds damage as fast as files are read. It is no protection against forgery."""
-    digest = xxhash.xxh3_128()
     with open(path, "rb", buffering=0) as file:
-        while block := file.read(BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()

@@ -23,15 +23,8 @@ from lm.data.text import Text
 from lm.system.files import sha256
 
 EXCLUDED = ("test", "tests", "idle_test", "site-packages", "dist-packages", "encodings", "pydoc_data", "lib2to3")
-SELECTING = (
-    "source",
-    "path",
-    "sha256",
-    "name",
-    "column",
-    "split",
-    "max_bytes",
-)  # settings that decide which text is read
+# Settings that decide which text is read.
+SELECTING = ("source", "path", "sha256", "name", "column", "split", "max_bytes")
 
 
 def stdlib() -> Files:

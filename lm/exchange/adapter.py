@@ -6,13 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from safetensors.torch import save
 
 from lm.config import BadInput
 from lm.exchange.architectures import architecture_of
+from lm.exchange.weights import write_weights
 from lm.model.lora import LoRALinear, is_adapter
 from lm.model.transformer import Transformer
-from lm.system.files import atomic_file, write_text
+from lm.system.files import write_text
 
 log = logging.getLogger(__name__)
 
@@ -54,9 +54,7 @@ def save_adapter(net: Transformer, base: str | None, folder: Path) -> None:
     except BadInput as error:
         log.info("%s is not written, PEFT could not use it: %s; model/ holds the merged model", folder, error)
         return
-    tensors = {
-        f"base_model.model.{theirs}": ours[name].detach().cpu().contiguous() for theirs, (name,) in names.items()
-    }
+    tensors = {f"base_model.model.{theirs}": ours[name] for theirs, (name,) in names.items()}
     settings = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -70,6 +68,5 @@ def save_adapter(net: Transformer, base: str | None, folder: Path) -> None:
         "inference_mode": True,
     }
     folder.mkdir(exist_ok=True)
-    with atomic_file(folder, "adapter_model.safetensors") as file:
-        file.write(save(tensors, {"format": "pt"}))
+    write_weights(folder / "adapter_model.safetensors", tensors)
     write_text(folder / "adapter_config.json", json.dumps(settings, indent=2) + "\n")

@@ -92,12 +92,7 @@ GPT2_KEYS = {
     "norm_eps": "layer_norm_epsilon",
     "seq_len": "n_positions",
 }
-LLAMA_PARTS = (
-    ("embed", "embed_tokens"),
-    ("blocks", "layers"),
-    ("attn", "self_attn"),
-    ("ffn", "mlp"),
-)
+LLAMA_PARTS = (("embed", "embed_tokens"), ("blocks", "layers"), ("attn", "self_attn"), ("ffn", "mlp"))
 PRE_NORMS = (("attn_norm", "input_layernorm"), ("ffn_norm", "post_attention_layernorm"))
 APERTUS_NORMS = (("attn_norm", "attention_layernorm"), ("ffn_norm", "feedforward_layernorm"))
 UNGATED = ("relu", "gelu", "gelu_tanh", "relu2")

@@ -63,13 +63,10 @@ def read_base(init_from: str) -> Base:
 def kind_of(path: Path, vocab_size: int) -> dict[str, Any]:
     """The settings with which a tokenizer of this project was made; those of another are its file's alone."""
     model = json.loads(path.read_text(encoding="utf-8")).get("model", {})
-    if model.get("type") == "WordLevel":
-        return {"kind": "char", "vocab_size": None}
-    if model.get("type") == "BPE":
-        return (
-            {"kind": "bpe", "vocab_size": vocab_size} if model.get("merges") else {"kind": "byte", "vocab_size": None}
-        )
-    return {}
+    if model.get("type") == "BPE" and model.get("merges"):
+        return {"kind": "bpe", "vocab_size": vocab_size}
+    kind = {"WordLevel": "char", "BPE": "byte"}.get(model.get("type"))
+    return {"kind": kind, "vocab_size": None} if kind else {}
 
 
 def training_of(folder: Path) -> tuple[int | None, int | None]:

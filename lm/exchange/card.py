@@ -110,9 +110,7 @@ def training(settings: dict[str, Any], result: dict[str, Any]) -> list[str]:
         facts.append(["tokens of the text", f"{result['train_text_tokens']:,}"])
     if result:
         facts.append(["tokens seen in training", f"{result['tokens']:,} in {result['steps']:,} steps"])
-        facts += [
-            [key, plain(visible(str(result[key])))] for key in ("seed", "precision", "device", "threads", "python")
-        ]
+        facts += [[key, plain(visible(str(result[key])))] for key in PLACE]
         facts.append(["packages", plain(", ".join(f"{name} {found}" for name, found in result["versions"].items()))])
     own = {key: value for key, value in identifying(settings).items() if value is not None}
     own |= {key: Path(str(own[key])).name for key in own if key.endswith("path") and "://" not in str(own[key])}

@@ -9,15 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save
-
 from lm.config import BadInput
 from lm.data.tokenizer import Tokenizer
 from lm.exchange.architectures import Architecture, architecture_of
 from lm.exchange.tensor_names import Weights
+from lm.exchange.weights import write_weights
 from lm.model.linear import Linear
 from lm.model.transformer import Transformer
-from lm.system.files import atomic_file, remove_partial, write_text
+from lm.system.files import remove_partial, write_text
 
 UNFINISHED = ".unfinished"  # in a folder to which an export has not yet written everything
 
@@ -58,10 +57,7 @@ def export(
         "special_tokens_map.json": special,
     }
     with new_folder(output_dir) as folder:
-        with atomic_file(folder, "model.safetensors") as file:
-            file.write(
-                save({key: value.detach().cpu().contiguous() for key, value in weights.items()}, {"format": "pt"})
-            )
+        write_weights(folder / "model.safetensors", weights)
         layout = json.loads(tokenizer.to_json())
         layout["post_processor"] = begin_template(tokenizer)
         write_text(folder / "tokenizer.json", json.dumps(layout, ensure_ascii=False))

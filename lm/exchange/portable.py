@@ -5,24 +5,23 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file
 
 from lm.config import BadInput
 from lm.data.tokenizer import Tokenizer, load_tokenizer
 from lm.exchange.find_model import FILES, ModelSettings, model_folder, read_settings
 from lm.exchange.pretrained import load_pretrained
+from lm.exchange.weights import write_weights
 from lm.model.projection import linear_class
 from lm.model.transformer import Transformer
-from lm.system.files import atomic_file, sha256, write_sealed, write_text
+from lm.system.files import sha256, write_sealed, write_text
 
 
 def save_model(net: Transformer, tokenizer: Tokenizer, folder: Path) -> None:
     """Write model.safetensors, tokenizer.json and, last, config.json, which holds their hashes and its own."""
     folder.mkdir(exist_ok=True)
     net.head.finalise(net.embed.weight)
-    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in net.state_dict().items()}
-    with atomic_file(folder, "model.safetensors") as file:
-        file.write(save(weights, {"format": "pt"}))
+    write_weights(folder / "model.safetensors", net.state_dict())
     write_text(folder / "tokenizer.json", tokenizer.to_json())
     settings = ModelSettings(
         vocab_size=net.vocab_size,

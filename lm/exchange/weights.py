@@ -1,4 +1,4 @@
-"""The weights of a Hugging Face folder: model.safetensors, or several files and their index."""
+"""Weights as safetensors: one file is written; a Hugging Face folder has model.safetensors, or several and an index."""
 
 import json
 import math
@@ -10,16 +10,24 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import Tensor
 
 from lm.config import BadInput
 from lm.exchange.architectures import ARCHITECTURES
 from lm.exchange.find_model import INDEX, ModelSettings
-from lm.exchange.tensor_names import Stacked
+from lm.exchange.tensor_names import Stacked, Weights
 from lm.model.transformer import Transformer
+from lm.system.files import atomic_file
 
 NOT_WEIGHTS = re.compile(r".*(rotary_emb\.inv_freq|attn\.(masked_)?bias)")  # constants that some files hold
 EMBEDDING, OWN_HEAD = "embed.weight", "head.proj.weight"
+
+
+def write_weights(path: Path, weights: Weights) -> None:
+    whole = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
+    with atomic_file(path.parent, path.name) as file:
+        file.write(save(whole, {"format": "pt"}))
 
 
 class Source(NamedTuple):

@@ -2,13 +2,15 @@
 
 from collections.abc import Iterator
 from itertools import islice, takewhile
-from typing import TypedDict, Unpack, overload
+from typing import TypedDict, TypeVar, Unpack
 
 from lm.config import BadInput
 from lm.data.tokenizer import Tokenizer
 from lm.inference.decode import decode
 from lm.inference.sampling import Sampling
 from lm.model.transformer import Transformer
+
+Prompt = TypeVar("Prompt", str, list[str])
 
 
 class Options(TypedDict, total=False):
@@ -29,38 +31,17 @@ def stream(
 ) -> Iterator[str]:
     """Yield the continuation of one prompt, up to end of text, in pieces of whole characters as they are decoded."""
     check(max_new_tokens)
-    texts = [[tokenizer.begin, *tokenizer.encode(prompt)]]
-    ids = (one for (one,) in decode(net, texts, Sampling(**options)))
+    ids = (one for (one,) in decode(net, begun(tokenizer, [prompt]), Sampling(**options)))
     yield from tokenizer.stream(islice(takewhile(lambda one: one not in tokenizer.separator, ids), max_new_tokens))
 
 
-@overload
 def generate(
     net: Transformer,
     tokenizer: Tokenizer,
-    prompt: str,
-    max_new_tokens: int = ...,
-    **options: Unpack[Options],
-) -> str: ...
-
-
-@overload
-def generate(
-    net: Transformer,
-    tokenizer: Tokenizer,
-    prompt: list[str],
-    max_new_tokens: int = ...,
-    **options: Unpack[Options],
-) -> list[str]: ...
-
-
-def generate(
-    net: Transformer,
-    tokenizer: Tokenizer,
-    prompt: str | list[str],
+    prompt: Prompt,
     max_new_tokens: int = 128,
     **options: Unpack[Options],
-) -> str | list[str]:
+) -> Prompt:
     """Continue a prompt, or each prompt of a list in one batch; returns the continuation without the prompt.
 
     Decoding is greedy at temperature 0, the default, and sampled above it; `top_k` and `min_p` restrict the sample. It
@@ -77,11 +58,10 @@ def generate(
     True
     """
     check(max_new_tokens)
-    prompts = [prompt] if isinstance(prompt, str) else prompt
+    prompts: list[str] = [prompt] if isinstance(prompt, str) else prompt
     continuations: list[list[int]] = [[] for _ in prompts]
     unfinished = set(range(len(prompts)))
-    texts = [[tokenizer.begin, *tokenizer.encode(one)] for one in prompts]
-    steps = decode(net, texts, Sampling(**options))
+    steps = decode(net, begun(tokenizer, prompts), Sampling(**options))
     for ids in islice(steps, max_new_tokens) if prompts else ():
         for row in tuple(unfinished):
             if ids[row] in tokenizer.separator:
@@ -92,6 +72,10 @@ def generate(
             break
     found = [tokenizer.decode(ids) for ids in continuations]
     return found[0] if isinstance(prompt, str) else found
+
+
+def begun(tokenizer: Tokenizer, prompts: list[str]) -> list[list[int]]:
+    return [[tokenizer.begin, *tokenizer.encode(one)] for one in prompts]
 
 
 def check(max_new_tokens: int) -> None:
