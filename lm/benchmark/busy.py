@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from statistics import median
@@ -15,6 +14,7 @@ from lm.benchmark.nanogpt import SHAPES, Theirs, their_step
 from lm.benchmark.shapes import DEFAULT
 from lm.system.device import has_native_bf16
 from lm.system.waiting import adaptive_waiting
+from lm.training.step import step_time
 
 ROUNDS = 5
 SETTLING = 0.6  # seconds, in which adaptive waiting notices the load
@@ -56,12 +56,3 @@ def other_program() -> Iterator[subprocess.Popen[bytes]]:
             yield program
         finally:
             program.kill()
-
-
-def step_time(step: Callable[[], None], seconds: float) -> float:
-    """The mean of the steps that so many seconds hold."""
-    started, made = time.perf_counter(), 0
-    while not made or time.perf_counter() - started < seconds:
-        step()
-        made += 1
-    return (time.perf_counter() - started) / made

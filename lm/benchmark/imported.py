@@ -24,50 +24,26 @@ from lm.exchange.huggingface import export
 from lm.exchange.portable import load_model
 
 IDS: dict[str, Any] = {"bos_token_id": 0, "eos_token_id": 0}
-LLAMA_3 = {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+KEYS = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps"),
+)
+
+
+def sized(model_type: str, *sizes: float, **rope: Any) -> dict[str, Any]:
+    """The values of KEYS, and what is said of RoPE."""
+    found = {"model_type": model_type, "tie_word_embeddings": True, **dict(zip(KEYS, sizes, strict=True))}
+    return found | {"rope_parameters": {"rope_type": "default", **rope}}
+
+
+SCALED = {"factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 SIZES: dict[str, dict[str, Any]] = {  # what transformers does not take by default
     "GPT-2": {"model_type": "gpt2"},
-    "SmolLM2-135M": {
-        "model_type": "llama",
-        "vocab_size": 49152,
-        "hidden_size": 576,
-        "intermediate_size": 1536,
-        "num_hidden_layers": 30,
-        "num_attention_heads": 9,
-        "num_key_value_heads": 3,
-        "max_position_embeddings": 8192,
-        "rms_norm_eps": 1e-5,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1e5},
-        "tie_word_embeddings": True,
-    },
-    "Qwen3-0.6B": {
-        "model_type": "qwen3",
-        "vocab_size": 151936,
-        "hidden_size": 1024,
-        "intermediate_size": 3072,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "max_position_embeddings": 40960,
-        "rms_norm_eps": 1e-6,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
-        "tie_word_embeddings": True,
-    },
-    "Llama-3.2-1B": {
-        "model_type": "llama",
-        "vocab_size": 128256,
-        "hidden_size": 2048,
-        "intermediate_size": 8192,
-        "num_hidden_layers": 16,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 64,
-        "max_position_embeddings": 131072,
-        "rms_norm_eps": 1e-5,
-        "rope_parameters": {**LLAMA_3, "original_max_position_embeddings": 8192, "rope_theta": 5e5},
-        "tie_word_embeddings": True,
-    },
+    "SmolLM2-135M": sized("llama", 49152, 576, 1536, 30, 9, 3, 64, 8192, 1e-5, rope_theta=1e5),
+    "Qwen3-0.6B": sized("qwen3", 151936, 1024, 3072, 28, 16, 8, 128, 40960, 1e-6, rope_theta=1e6),
+    "Llama-3.2-1B": sized(
+        "llama", 128256, 2048, 8192, 16, 32, 8, 64, 131072, 1e-5, rope_type="llama3", rope_theta=5e5, **SCALED
+    ),
 }
 
 

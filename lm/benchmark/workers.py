@@ -1,7 +1,6 @@
 """Training throughput of an ablation: a worker of one thread for each core beside one worker with all threads."""
 
 import multiprocessing
-import time
 from collections.abc import Iterator
 from statistics import median
 from threading import Barrier
@@ -11,6 +10,7 @@ import torch
 from lm.benchmark.measure import Measurement
 from lm.benchmark.shapes import DEFAULT
 from lm.system.device import has_native_bf16
+from lm.training.step import step_time
 
 ROUNDS = 4
 
@@ -33,11 +33,7 @@ def workers(device: str, seconds: float) -> Iterator[Measurement]:
 def steps_per_second(threads: int, seconds: float, together: Barrier) -> float:
     """Of one worker; the clock starts when all workers have warmed up."""
     torch.set_num_threads(threads)
-    step, made = DEFAULT.step("cpu", mixed=has_native_bf16("cpu")), 0
+    step = DEFAULT.step("cpu", mixed=has_native_bf16("cpu"))
     step(), step()
     together.wait()
-    started = time.perf_counter()
-    while not made or time.perf_counter() - started < seconds:
-        step()
-        made += 1
-    return made / (time.perf_counter() - started)
+    return 1 / step_time(step, seconds)

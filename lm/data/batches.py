@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterable, Iterator
+from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ def shift(windows: np.ndarray) -> Batch:
     return whole[:, :-1], whole[:, 1:]
 
 
+@dataclass(eq=False)
 class TrainingStream(IterableDataset[Batch]):
     """An endless stream of batches in which batch k is a pure function of (seed, k), so that a resume needs no state.
 
@@ -25,22 +27,20 @@ class TrainingStream(IterableDataset[Batch]):
     is a target about once an epoch.
     """
 
-    def __init__(
-        self,
-        tokens: np.ndarray,
-        *,
-        seq_len: int,
-        batch_size: int,
-        seed: int,
-        start: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
-        overfit_batches: int = 0,
-    ) -> None:
-        self.tokens, self.seq_len, self.batch_size, self.seed = tokens, seq_len, batch_size, seed
-        self.start, self.rank, self.world_size, self.overfit_batches = start, rank, world_size, overfit_batches
-        self.max_offset = min(seq_len - 1, len(tokens) - 1 - seq_len)  # the largest that leaves a whole window
-        self.per_epoch = (len(tokens) - 1 - self.max_offset) // seq_len
+    tokens: np.ndarray
+    _: KW_ONLY
+    seq_len: int
+    batch_size: int
+    seed: int
+    start: int = 0
+    rank: int = 0
+    world_size: int = 1
+    overfit_batches: int = 0
+
+    def __post_init__(self) -> None:
+        last = len(self.tokens) - 1
+        self.max_offset = min(self.seq_len - 1, last - self.seq_len)  # the largest that leaves a whole window
+        self.per_epoch = (last - self.max_offset) // self.seq_len
         self.epoch = -1
 
     def window_starts(self, samples: Iterable[int]) -> np.ndarray:

@@ -10,10 +10,9 @@ from torch.optim import Optimizer
 
 from lm.config import RunConfig
 from lm.data.batches import Batch
-from lm.model.activation_checkpointing import enable_activation_checkpointing
-from lm.model.transformer import Transformer
 from lm.system.device import fast_attention, is_mixed
 from lm.training.loss import build_loss, resolve_loss
+from lm.training.model import build_model
 from lm.training.optim import build_optimizer
 from lm.training.trainer import resolve
 
@@ -32,19 +31,22 @@ def train_step(
     optimizer.zero_grad()
 
 
+def step_time(step: Callable[[], object], seconds: float) -> float:
+    """The mean seconds of the steps that so many seconds hold, of one at least."""
+    started, made = time.perf_counter(), 0
+    while not made or time.perf_counter() - started < seconds:
+        step()
+        made += 1
+    return (time.perf_counter() - started) / made
+
+
 class TimedStep:
     """A training step on random tokens; called, it returns its seconds."""
 
     def __init__(self, run: RunConfig, vocab_size: int) -> None:
         options = resolve(run)
         self.device = {"gpu": "cuda"}.get(options["accelerator"], options["accelerator"])
-        separator = 0 if run.data.document_mask else None  # which token it is does not change the cost
-        self.net = Transformer(
-            run.model, run.head, vocab_size=vocab_size, seq_len=run.data.seq_len, document_separator=separator
-        )
-        self.net.to(self.device)
-        if run.activation_checkpointing:
-            enable_activation_checkpointing(self.net)
+        self.net = build_model(run, vocab_size).to(self.device)
         self.mixed, micro = is_mixed(options["precision"]), options["accumulate_grad_batches"]
         loss = resolve_loss(run.loss, self.net, options["accelerator"], run.compile, self.mixed)
         self.loss = partial(build_loss(loss, run.compile), self.net)

@@ -1,7 +1,6 @@
 """threads=auto: the number of threads with which a run is fastest beside the programs that run when it begins."""
 
 import logging
-import time
 from dataclasses import replace
 from statistics import median
 
@@ -11,7 +10,7 @@ from lm.config import RunConfig
 from lm.system.device import cores, set_threads
 from lm.system.waiting import PERIOD, adaptive_waiting
 from lm.training.run_directory import RunDirectory
-from lm.training.step import TimedStep
+from lm.training.step import TimedStep, step_time
 from lm.training.trainer import resolve
 
 ROUNDS, TURN = 3, 0.3  # each number of threads gets so many turns of so many seconds
@@ -39,18 +38,10 @@ def fastest_threads(run: RunConfig, vocab_size: int) -> int:
         for _ in range(ROUNDS):
             for n, times in seconds.items():
                 with adaptive_waiting(set_threads(n)):
-                    turn(step, SETTLING)
-                    times.append(turn(step, TURN))
+                    step_time(step, SETTLING)
+                    times.append(step_time(step, TURN))
     found = {n: median(times) for n, times in seconds.items()}
     chosen = set_threads(min(found, key=lambda n: found[n]))
     shown = ", ".join(f"{1000 * one:.3g} ms with {n}" for n, one in found.items())
     log.info("threads=auto: chose %d; at the present load a step takes %s", chosen, shown)
     return chosen
-
-
-def turn(step: TimedStep, seconds: float) -> float:
-    """The mean of the steps that so many seconds hold."""
-    end, times = time.perf_counter() + seconds, [step()]
-    while time.perf_counter() < end:
-        times.append(step())
-    return sum(times) / len(times)

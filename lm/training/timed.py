@@ -14,13 +14,12 @@ from lightning import Callback, LightningModule, Trainer
 from lm.config import RunConfig
 from lm.data.tokens import prepare
 from lm.inference.evaluate import evaluate
-from lm.model.activation_checkpointing import enable_activation_checkpointing
-from lm.model.transformer import Transformer
 from lm.system.device import fast_attention, is_mixed
 from lm.system.waiting import adaptive_waiting
 from lm.training.checkpoint import Checkpoints
 from lm.training.loss import build_loss, resolve_loss
 from lm.training.metrics import MetricsFile
+from lm.training.model import build_model
 from lm.training.task import LMTask
 from lm.training.trainer import build_trainer, resolve
 
@@ -39,19 +38,10 @@ class TimedTraining:
         self.data = prepare(run.data, run.tokenizer)
         self.options = resolve(run) | {"max_steps": WARM_UP + STEPS}
         self.validation, self.validations = run.validation, n_validations(run, steps) / steps  # for each step
-        separator = self.data.tokenizer.eot if run.data.document_mask else None
-        self.net = Transformer(
-            run.model,
-            run.head,
-            vocab_size=self.data.tokenizer.vocab_size,
-            seq_len=run.data.seq_len,
-            document_separator=separator,
-        )
+        self.net = build_model(run, self.data.tokenizer.vocab_size, self.data.tokenizer.eot)
         self.mixed = is_mixed(self.options["precision"])
         loss = resolve_loss(run.loss, self.net, self.options["accelerator"], run.compile, self.mixed)
         self.loss = build_loss(loss, run.compile)
-        if run.activation_checkpointing:
-            enable_activation_checkpointing(self.net)
         self.run = replace(
             run,
             checkpoint=replace(run.checkpoint, every=NEVER),

@@ -13,9 +13,7 @@ from lm.config.run import AUTO
 from lm.data.tokens import TextData, prepare
 from lm.exchange.adapter import merged, save_adapter
 from lm.exchange.portable import save_model
-from lm.model.activation_checkpointing import enable_activation_checkpointing
 from lm.model.size import flops_per_token, n_params, n_params_by_role, n_params_trained
-from lm.model.transformer import Transformer
 from lm.system.device import fast_attention, is_mixed, set_threads
 from lm.system.processes import is_first_process
 from lm.system.waiting import adaptive_waiting
@@ -24,6 +22,7 @@ from lm.training.init_from import load_base, with_hash
 from lm.training.loggers import build_loggers, log_result, with_settings
 from lm.training.loss import build_loss, resolve_loss
 from lm.training.metrics import ConsoleLogger, MetricsFile
+from lm.training.model import build_model
 from lm.training.optim import MIN_PEAK_LR_FACTOR, peak_lr_factor, step_flops
 from lm.training.result import build_result, final_score
 from lm.training.run_directory import RunDirectory, default_dir
@@ -90,14 +89,7 @@ def fit(
     data: TextData,
     bar: bool,
 ) -> dict[str, Any]:
-    net = Transformer(
-        run.model,
-        run.head,
-        vocab_size=data.tokenizer.vocab_size,
-        seq_len=run.data.seq_len,
-        document_separator=data.tokenizer.eot if run.data.document_mask else None,
-        seed=run.seed,
-    )
+    net = build_model(run, data.tokenizer.vocab_size, data.tokenizer.eot)
     device, mixed = options["accelerator"], is_mixed(options["precision"])
     settings |= {"loss": resolve_loss(run.loss, net, device, run.compile, mixed)}
     identity = {
@@ -123,8 +115,6 @@ def fit(
         log.info("resuming %s from %s", directory.path, resume.name)
     trainer, callback = build_trainer(run, options, checkpoints, directory.path, bar)
     loggers = build_loggers(run, directory.path)
-    if run.activation_checkpointing:
-        enable_activation_checkpointing(net)
     if is_first_process():
         for old in checkpoints.paths() if not run.checkpoint.resume else ():
             checkpoints.remove_checkpoint(old)
