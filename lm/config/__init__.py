@@ -4,7 +4,7 @@ In: what Hydra composes from the YAML files of `configs/`. Out: checked dataclas
 Imports the standard library alone: a mistake in a setting is reported before torch or Lightning is imported.
 """
 
-from lm.config.checks import BadInput, Diverged, at_least, choose, seedable
+from lm.config.checks import BadInput, Diverged, at_least, choose, expect, seedable
 from lm.config.commands import EvaluateConfig, ExportConfig, GenerateConfig, RunsConfig
 from lm.config.data import SOURCES, TOKENIZERS, DataConfig, TokenizerConfig
 from lm.config.model import FFNS, HEADS, NORMS, POSITIONS, HeadConfig, ModelConfig
@@ -52,5 +52,6 @@ __all__ = [
     "ValidationConfig",
     "at_least",
     "choose",
+    "expect",
     "seedable",
 ]

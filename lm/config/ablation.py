@@ -5,9 +5,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from lm.config import BadInput, at_least, choose, seedable
+from lm.config import BadInput, at_least, choose, expect, seedable
 from lm.config.executor import EXECUTORS, RayConfig, SlurmConfig
-from lm.config.interactions import NAME, check_interactions
+from lm.config.interactions import NAME, NAMES, check_interactions
 
 METRICS = {  # name in result.json -> (whether less is better, its unit)
     "val_loss": (True, "nats per token"),
@@ -40,10 +40,8 @@ class TuneConfig:
 
     def __post_init__(self) -> None:
         at_least(0, "ablation.tune.", self, "trials", "extension_trials")
-        if self.trials > MOST_TRIALS:
-            raise BadInput(f"ablation.tune.trials={self.trials}: expected {MOST_TRIALS} or fewer")
-        if not 1 < self.factor <= 10:
-            raise BadInput(f"ablation.tune.factor={self.factor}: expected more than 1, up to 10")
+        expect(self.trials <= MOST_TRIALS, f"ablation.tune.trials={self.trials}", f"{MOST_TRIALS} or fewer")
+        expect(1 < self.factor <= 10, f"ablation.tune.factor={self.factor}", "more than 1, up to 10")
         distinct("ablation.tune.seeds", self.seeds)
         distinct("ablation.tune.hyperparameters", self.hyperparameters)
         for seed in self.seeds:
@@ -105,8 +103,7 @@ class AblationConfig(Question):
             (f"ablation.name={self.name}", self.name),
             *((f"ablation.arms.{one}", one) for one in self.arms),
         ]:
-            if not re.fullmatch(NAME, name) or set(name) == {"."}:
-                raise BadInput(f"{key}: expected a name of letters, digits, dots, - and _")
+            expect(bool(re.fullmatch(NAME, name)) and set(name) != {"."}, key, NAMES)
         places = [("baseline", [self.baseline]), ("primary", self.primary), ("baselines", self.baselines.values())]
         places += [(key, getattr(self, key)) for key in ("baselines", "match_parameters", "seed_offsets")]
         for key, name in [(key, name) for key, names in places for name in names]:
@@ -137,9 +134,8 @@ class AblationConfig(Question):
                 raise BadInput(f"ablation.seed_offsets.{name}={offset}: expected a number that leads to other seeds")
             if self.tune.trials and (both := own & set(self.tune.seeds)):
                 raise BadInput(f"ablation.tune.seeds: {min(both)} is also reported for {name}; tune on other seeds")
-        if not 0 < self.equivalence_margin < math.inf:
-            expected = f"expected more than 0, in {METRICS[self.metric][1]}"
-            raise BadInput(f"ablation.equivalence_margin={self.equivalence_margin}: {expected}")
+        margin, unit = self.equivalence_margin, METRICS[self.metric][1]
+        expect(0 < margin < math.inf, f"ablation.equivalence_margin={margin}", f"more than 0, in {unit}")
 
     def contrasts(self) -> dict[str, str]:
         """Which arm is compared with which."""

@@ -17,6 +17,11 @@ def choose(key: str, name: str, names: tuple[str, ...]) -> None:
         raise BadInput(f"{key}={name}: choose one of {', '.join(names)}")
 
 
+def expect(holds: bool, setting: str, what: str) -> None:
+    if not holds:
+        raise BadInput(f"{setting}: expected {what}")
+
+
 LARGEST = 2**53  # what every number type of the program holds exactly
 
 
@@ -29,5 +34,4 @@ def at_least(minimum: float, prefix: str, config: Any, *keys: str) -> None:
 
 
 def seedable(seed: int) -> None:
-    if not 0 <= seed < 2**63:
-        raise BadInput(f"seed={seed}: expected 0 to 2**63 - 1")
+    expect(0 <= seed < 2**63, f"seed={seed}", "0 to 2**63 - 1")

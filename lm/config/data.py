@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from lm.config.checks import BadInput, at_least, choose
+from lm.config.checks import BadInput, at_least, choose, expect
 
 SOURCES = ("stdlib", "text", "json", "csv", "parquet", "hub")
 ROWS = ("documents", "lines")
@@ -45,8 +45,7 @@ class DataConfig:
         at_least(1, "data.", self, "seq_len", "batch_size", "max_bytes")
         at_least(4, "data.", self, "val_max_bytes")  # the bytes of the longest character
         at_least(0, "data.", self, "overfit_batches")
-        if not 0 < self.val_fraction < 1:
-            raise BadInput(f"data.val_fraction={self.val_fraction}: expected between 0 and 1")
+        expect(0 < self.val_fraction < 1, f"data.val_fraction={self.val_fraction}", "between 0 and 1")
         if self.source != "stdlib" and not self.path:
             form = "OWNER/NAME" if self.source == "hub" else "FILE"
             raise BadInput(f"data.path: data.source={self.source} needs one (data.path={form})")

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from lm.config.checks import BadInput, at_least
+from lm.config.checks import BadInput, at_least, expect
 
 EXECUTORS = ("local", "ray", "slurm")
 FROM_RUN = {"job_name", "time", "cpus_per_task", "gpus_per_node", "ntasks_per_node"}  # of sbatch: each run decides them
@@ -28,8 +28,7 @@ class SlurmConfig:
         if self.memory_gb is not None and self.memory_gb <= 0:
             raise BadInput(f"slurm.memory_gb={self.memory_gb}: expected more than 0")
         further = self.parameters.get("additional_parameters") or {}
-        if not isinstance(further, dict):
-            raise BadInput(f"slurm.parameters.additional_parameters={further}: expected names and values")
+        expect(isinstance(further, dict), f"slurm.parameters.additional_parameters={further}", "names and values")
         names = {"": self.parameters, "additional_parameters.": further}
         for where, key in ((where, key) for where, given in names.items() for key in given):
             if key.replace("-", "_") in FROM_RUN:

@@ -3,9 +3,10 @@
 import re
 from collections.abc import Mapping
 
-from lm.config.checks import BadInput
+from lm.config.checks import BadInput, expect
 
 NAME = r"[\w.-]{1,40}"  # of an arm, and of an ablation
+NAMES = "a name of letters, digits, dots, - and _"
 FORMULA = re.compile(rf"\(({NAME}) - ({NAME})\) - \(({NAME}) - ({NAME})\)")
 
 
@@ -31,8 +32,7 @@ def check_interactions(interactions: Mapping[str, str], contrasts: Mapping[str, 
     known = [f"{arm} - {other}" for arm, other in contrasts.items()]
     for name, formula in interactions.items():
         said = f"{key}.{name}={formula}"
-        if not re.fullmatch(NAME, name):
-            raise BadInput(f"{said}: expected a name of letters, digits, dots, - and _")
+        expect(bool(re.fullmatch(NAME, name)), said, NAMES)
         try:
             pair, _ = interaction(formula)
         except ValueError:
@@ -41,5 +41,4 @@ def check_interactions(interactions: Mapping[str, str], contrasts: Mapping[str, 
             if one not in known:
                 choice = f"choose two of {', '.join(known)}"
                 raise BadInput(f"{said}: {one} is no comparison of this ablation; {choice}")
-        if pair[0] == pair[1]:
-            raise BadInput(f"{said}: expected two different comparisons")
+        expect(pair[0] != pair[1], said, "two different comparisons")

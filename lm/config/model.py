@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from lm.config.checks import BadInput, at_least, choose
+from lm.config.checks import BadInput, at_least, choose, expect
 
 NORMS = ("rmsnorm", "layernorm")
 FFNS = ("relu", "gelu", "gelu_tanh", "relu2", "swiglu")
@@ -55,8 +55,7 @@ class ModelConfig:
         heads = ("n_heads", "n_kv_heads", "d_head")
         at_least(1, "model.", self, "n_layers", "d_model", *heads, "d_ff", "vocab_rows", "lora_rank")
         at_least(0, "model.", self, "dropout", "residual_scale", "previous_token_init")
-        if self.n_layers > MOST_LAYERS:
-            raise BadInput(f"model.n_layers={self.n_layers}: expected at most {MOST_LAYERS}")
+        expect(self.n_layers <= MOST_LAYERS, f"model.n_layers={self.n_layers}", f"at most {MOST_LAYERS}")
         if self.previous_token_init and self.position != "rope":
             setting = f"model.previous_token_init={self.previous_token_init}"
             raise BadInput(f"model.position={self.position}: {setting} needs rope; add model.previous_token_init=0")
@@ -67,11 +66,9 @@ class ModelConfig:
         if self.position == "rope" and self.head_dim % 2:
             key = "d_model/n_heads" if self.d_head is None else "model.d_head"
             raise BadInput(f"model.position=rope needs an even head width, not {key}={self.head_dim}")
-        if self.dropout >= 1:
-            raise BadInput(f"model.dropout={self.dropout}: expected less than 1")
-        for key in ("rope_theta", "norm_eps"):
-            if not 0 < getattr(self, key) < math.inf:
-                raise BadInput(f"model.{key}={getattr(self, key)}: expected a number above 0")
+        expect(self.dropout < 1, f"model.dropout={self.dropout}", "less than 1")
+        for key, value in {"rope_theta": self.rope_theta, "norm_eps": self.norm_eps}.items():
+            expect(0 < value < math.inf, f"model.{key}={value}", "a number above 0")
         self.check_lora()
         if self.rope_scaling is not None:
             self.check_rope_scaling(self.rope_scaling)
@@ -88,10 +85,8 @@ class ModelConfig:
         for key in ("lora_rank", "lora_alpha", "lora_targets"):
             if self.linear != "lora" and (given := getattr(self, key)) is not None:
                 raise BadInput(f"model.{key}={given}: is for model.linear=lora, not {self.linear}; leave it null")
-        if not 0 < self.alpha < math.inf:
-            raise BadInput(f"model.lora_alpha={self.alpha}: expected a number above 0")
-        if self.lora_targets == []:
-            raise BadInput("model.lora_targets=[]: expected one projection or more; null means all")
+        expect(0 < self.alpha < math.inf, f"model.lora_alpha={self.alpha}", "a number above 0")
+        expect(self.lora_targets != [], "model.lora_targets=[]", "one projection or more; null means all")
         for one in self.adapted:
             choose("model.lora_targets", one, self.projections)
 
@@ -169,5 +164,4 @@ class HeadConfig:
                 raise BadInput(f"head.{key}: head.kind={self.kind} needs one; see configs/head/")
             if given and not needed:
                 raise BadInput(f"head.{key}={getattr(self, key)}: head.kind={self.kind} has none; leave it null")
-        if (self.untie_at or 0) > 1:
-            raise BadInput(f"head.untie_at={self.untie_at}: expected 0 to 1, a fraction of training")
+        expect((self.untie_at or 0) <= 1, f"head.untie_at={self.untie_at}", "0 to 1, a fraction of training")

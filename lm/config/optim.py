@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from lm.config.checks import BadInput, at_least, choose
+from lm.config.checks import BadInput, at_least, choose, expect
 
 OPTIMIZERS = ("adamw", "muon")
 DECAYS = ("cosine", "linear", "constant")
@@ -33,14 +33,11 @@ class OptimConfig:
         choose("optim.decay", self.decay, DECAYS)
         rates = ("lr", "adam_lr", "eps", "weight_decay", "final_lr_fraction")
         at_least(0, "optim.", self, *rates, "warmup_steps", "decay_fraction")
-        if self.ns_steps is not None and not 1 <= self.ns_steps <= 7:
-            raise BadInput(f"optim.ns_steps={self.ns_steps}: expected 1 to 7")
+        expect(self.ns_steps is None or 1 <= self.ns_steps <= 7, f"optim.ns_steps={self.ns_steps}", "1 to 7")
         for key in ("adam_lr", "momentum", "ns_steps"):
             if (self.name == "muon") != (getattr(self, key) is not None):
                 raise BadInput(f"optim.{key}={getattr(self, key)}: expected with optim=muon, and only there")
-        if not 0 <= (self.momentum or 0) < 1:
-            raise BadInput(f"optim.momentum={self.momentum}: expected from 0 to below 1")
-        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
-            raise BadInput(f"optim.betas={self.betas}: expected two numbers from 0 to below 1")
-        if self.decay_fraction > 1:
-            raise BadInput(f"optim.decay_fraction={self.decay_fraction}: expected 0 to 1")
+        expect(0 <= (self.momentum or 0) < 1, f"optim.momentum={self.momentum}", "from 0 to below 1")
+        two = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
+        expect(two, f"optim.betas={self.betas}", "two numbers from 0 to below 1")
+        expect(self.decay_fraction <= 1, f"optim.decay_fraction={self.decay_fraction}", "0 to 1")

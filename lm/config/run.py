@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from lm.config.checks import BadInput, at_least, choose, seedable
+from lm.config.checks import BadInput, at_least, choose, expect, seedable
 from lm.config.data import DataConfig, TokenizerConfig
 from lm.config.model import HeadConfig, ModelConfig
 from lm.config.optim import OptimConfig
@@ -136,8 +136,7 @@ class RunConfig:
         for key in given.keys() & set(OURS):
             raise BadInput(f"trainer.{key}: {DECIDED}")
         for key in SINGLE:
-            if type(given[key]) is not int or given[key] < 1:
-                raise BadInput(f"trainer.{key}={given[key]}: expected a number, 1 or more")
+            expect(type(given[key]) is int and given[key] >= 1, f"trainer.{key}={given[key]}", "a number, 1 or more")
         steps, accumulate = given["max_steps"], given["accumulate_grad_batches"]
         if self.max_tokens is None and (type(steps) is not int or steps < 1):
             raise BadInput(f"trainer.max_steps={steps}: expected a number of steps, 1 or more")

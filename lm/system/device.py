@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from lm.config import BadInput
+from lm.config import expect
 
 MOST_THREADS = 8  # for each core; with many more, torch stalls the machine or crashes
 MAX_FAST_SEQ_LEN = 512  # up to here, attention in bf16 on a CPU is faster as plain matmuls
@@ -39,10 +39,9 @@ def set_threads(threads: int | None) -> int:
     """
     key, most = "threads" if threads else "OMP_NUM_THREADS", MOST_THREADS * cores()
     wanted = str(threads or os.environ.get("OMP_NUM_THREADS") or cores()).split(",")[0]
-    if not wanted.isdigit() or int(wanted) < 1:
-        raise BadInput(f"{key}={wanted}: expected a number of threads, 1 or more")
-    if int(wanted) > most:
-        raise BadInput(f"{key}={wanted}: expected at most {most}, {MOST_THREADS} for each core that may be used here")
+    expect(wanted.isdigit() and int(wanted) >= 1, f"{key}={wanted}", "a number of threads, 1 or more")
+    limit = f"at most {most}, {MOST_THREADS} for each core that may be used here"
+    expect(int(wanted) <= most, f"{key}={wanted}", limit)
     torch.set_num_threads(int(wanted))
     return int(wanted)
 

@@ -9,7 +9,6 @@ import torch
 from lightning import Trainer
 
 from lm.config import Diverged, RunConfig
-from lm.config.identity import config_hash
 from lm.data.tokens import TextData
 from lm.inference.evaluate import Scores, evaluate
 from lm.model.transformer import Transformer
@@ -18,6 +17,7 @@ from lm.training.callbacks import TrainingCallback
 from lm.training.metrics import validation_metrics
 from lm.training.samples import samples
 
+FROM_SETTINGS = ("config_hash", "data_hash", "data_revision", "tokenizer_hash", "threads")
 PACKAGES = ("torch", "lightning", "hydra-core", "tokenizers", "datasets", "numpy", "safetensors")
 
 
@@ -67,11 +67,7 @@ def build_result(
         "head": run.head.name,
         "init_from": settings.get("base"),
         "resumed_from": callback.resumed_from,
-        "config_hash": config_hash(run),
-        "data_hash": data.hash,
-        "data_revision": data.revision,
-        "tokenizer_hash": data.tokenizer.hash,
-        "threads": settings["threads"],
+        **{key: settings[key] for key in FROM_SETTINGS},
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
         "cpu": cpu_name(),
         "precision": str(trainer.precision),
