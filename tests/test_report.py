@@ -28,11 +28,10 @@ from lm.ablation.judge.statistics import judge
 from lm.ablation.judge.study import read_study
 from lm.ablation.record import SearchRecord, TrialRecord, look, read_record
 from lm.ablation.report import write_report
+from lm.ablation.report.arms import matches_row, matches_section
 from lm.ablation.report.conditions import made_with
 from lm.ablation.report.diagnostics import SIDES
 from lm.ablation.report.forest import Line, draw_forest
-from lm.ablation.report.matches import matches_section
-from lm.ablation.report.matches import row as matches_row
 from lm.ablation.report.numbers import results as all_rows
 from lm.ablation.report.tuning import draw_search
 from lm.ablation.report.warnings import warnings_of

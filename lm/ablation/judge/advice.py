@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from lm.ablation.judge.power import ALPHA, POWER, Tuning, chance, spreads, welch
+from lm.ablation.judge.power import ALPHA, POWER, Tuning, chance, spreads, with_tuning
 
 Array = NDArray[np.float64]
 MOST_SEEDS = 100
@@ -34,8 +34,7 @@ def advise(mean: float, sd: float, n: int, margin: float, alpha: float = ALPHA, 
     deviations, shifts = truths(n)
     found = seeds_to_decide(mean + shifts * sd, deviations * sd, margin, alpha, tuning)
     ends = np.quantile(found, RANGE, method="inverted_cdf")
-    fewest, most = (max(int(end), n + 1) if end <= MOST_SEEDS else None for end in ends)
-    return Advice(fewest, most)
+    return Advice(*(max(int(end), n + 1) if end <= MOST_SEEDS else None for end in ends))
 
 
 @lru_cache(1000)
@@ -58,13 +57,10 @@ def seeds_to_decide(
     means, sds = np.broadcast_arrays(np.asarray(mean, float), np.asarray(sd, float))
 
     def enough(n: Array) -> NDArray[np.bool_]:
-        whole, df = sds, n - 1
-        if tuning is not None and tuning.variance:
-            variance, df = welch((sds**2 / n, n - 1), (np.full_like(n, tuning.variance), np.full_like(n, tuning.df)))
-            whole, df = np.sqrt(n * variance), np.maximum(np.rint(df), 1)
+        whole, df = with_tuning(sds, n, tuning)
         certain = whole == 0
         safe = np.where(certain, 1.0, whole)
-        return certain | (chance(means / safe, n, alpha, margin / safe, df, COUNT) >= POWER)
+        return certain | (chance(means / safe, n, alpha, margin / safe, np.maximum(np.rint(df), 1), COUNT) >= POWER)
 
     few, many = np.full(means.shape, 1.0), np.full(means.shape, MOST_SEEDS + 1.0)  # not enough; enough
     while np.any(many - few > 1):

@@ -31,11 +31,7 @@ def level(looks: tuple[int, ...], comparisons: int = 1) -> float:
 def smallest(looks: tuple[int, ...]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """The smallest p over the looks where there is no difference, in each of DRAWS samples."""
     draw, before = np.random.default_rng(0), 0
-    total, squares, least = (
-        np.zeros(DRAWS),
-        np.zeros(DRAWS),
-        np.ones(DRAWS),
-    )  # sums of the differences and their squares
+    total, squares, least = np.zeros(DRAWS), np.zeros(DRAWS), np.ones(DRAWS)  # of the differences, and their squares
     for n in looks:
         more = n - before
         mean = draw.standard_normal(DRAWS) / math.sqrt(more)

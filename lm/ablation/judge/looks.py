@@ -18,10 +18,8 @@ def seeds_looked_at(study: Study, asked: Sequence[Contrast]) -> list[int]:
     """
     if n := look_now(study):
         return study.record.seeds[:n]
-    ended = {(row.arm, row.seed) for row in study.rows if row.status in ENDED}
-    return [
-        seed for seed in study.record.seeds if any(all((arm, seed) in ended for arm in one.weights) for one in asked)
-    ]
+    ended, seeds = {(row.arm, row.seed) for row in study.rows if row.status in ENDED}, study.record.seeds
+    return [seed for seed in seeds if any(all((arm, seed) in ended for arm in one.weights) for one in asked)]
 
 
 def look_now(study: Study) -> int | None:

@@ -4,7 +4,7 @@ import math
 import operator
 from dataclasses import dataclass
 from functools import lru_cache, reduce
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,15 +30,16 @@ def welch(*parts: tuple[Number, Number]) -> tuple[Number, Number]:
     return total, total**2 / reduce(operator.add, (variance**2 / df for variance, df in parts))
 
 
-def with_tuning(sd: float, n: int, tuning: Tuning | None) -> tuple[float, float]:
+def with_tuning(sd: Any, n: Any, tuning: Tuning | None) -> tuple[Any, Any]:
     """The standard deviation of a difference that n seeds would need for the whole error of their mean, and its df.
 
     Without tuning these are `sd` and n - 1. With it, the error of the mean has a part that more seeds do not reduce.
+    `sd` and `n` are numbers, or arrays of one shape, which the answers have too.
     """
     if tuning is None or not tuning.variance:
         return sd, n - 1
     variance, df = welch((sd**2 / n, n - 1), (tuning.variance, tuning.df))
-    return math.sqrt(n * variance), df
+    return np.sqrt(n * variance), df
 
 
 @lru_cache(10_000)
@@ -82,15 +83,13 @@ def chance(
 
 
 @lru_cache(1000)
-def detectable(n: int, alpha: float, power: float, df: float) -> float:
+def detectable(n: int, alpha: float, df: float) -> float:
     surely = (critical(1 - alpha / 2, df) * spreads(df)[-1] + 10) / math.sqrt(n)  # beyond every limit
-    return float(optimize.brentq(lambda effect: float(chance(effect, n, alpha, 0.0, df)) - power, 0.0, surely))
+    return float(optimize.brentq(lambda effect: float(chance(effect, n, alpha, 0.0, df)) - POWER, 0.0, surely))
 
 
-def minimum_detectable_effect(
-    sd: float, n: int, alpha: float = ALPHA, power: float = POWER, tuning: Tuning | None = None
-) -> float | None:
-    """The effect, in the unit of `sd`, that a two-sided paired t test at n seeds finds with this power.
+def minimum_detectable_effect(sd: float, n: int, alpha: float = ALPHA, tuning: Tuning | None = None) -> float | None:
+    """The effect, in the unit of `sd`, that a two-sided paired t test at n seeds finds with a probability of POWER.
 
     `sd` is that of a difference. None for n below two.
 
@@ -100,4 +99,4 @@ def minimum_detectable_effect(
     if n < 2:
         return None
     whole, df = with_tuning(sd, n, tuning)
-    return whole * detectable(n, alpha, power, df)
+    return whole * detectable(n, alpha, df)

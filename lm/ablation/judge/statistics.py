@@ -136,7 +136,7 @@ def judge(
         else:
             needed = advise(mean, sd, n, margin, alpha / len(corrected), tuning)
         low, high = interval(family[name], 1 - alpha, tuning) or (None, None)
-        least = minimum_detectable_effect(sd, n, alpha / len(corrected), tuning=tuning)
+        least = minimum_detectable_effect(sd, n, alpha / len(corrected), tuning)
         tests = (p, q, p_adjusted, q_adjusted, least)
         tuning_sd = math.sqrt(tuning.variance) if tuning else 0.0
         found[name] = Comparison(n, mean, wins[name], sd, tuning_sd, df, low, high, *tests, alpha, verdict, *needed)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -33,7 +34,7 @@ class Row:
     row: Mapping[str, str] | None = None
 
 
-@dataclass(slots=True)
+@dataclass
 class Study:
     record: AblationRecord
     outcomes: Outcomes
@@ -87,11 +88,10 @@ class Study:
 
     def contrasts(self) -> list[Contrast]:
         """Every arm against its baseline under every budget. The primary ones and the others are corrected apart."""
-        known, pairs = regrets(*read(self.record)), self.record.contrasts.items()
         found = [
-            self.contrast((arm, other), {arm: 1, other: -1}, budget, known)
+            self.contrast((arm, other), {arm: 1, other: -1}, budget)
             for budget in self.record.budgets
-            for arm, other in pairs
+            for arm, other in self.record.contrasts.items()
         ]
         for primary in (True, False):
             self.decide([one for one in found if one.primary is primary])
@@ -99,21 +99,20 @@ class Study:
 
     def interactions(self) -> list[Contrast]:
         """Every interaction under every budget, corrected as a family of their own."""
-        known, found = regrets(*read(self.record)) if self.record.interactions else {}, []
-        for budget in self.record.budgets:
-            for name, formula in self.record.interactions.items():
-                differences, weights = interaction(formula)
-                found.append(self.contrast(differences, weights, budget, known, name))
+        found = [
+            self.contrast(*interaction(formula), budget, name)
+            for budget in self.record.budgets
+            for name, formula in self.record.interactions.items()
+        ]
         self.decide(found)
         return found
 
+    @cached_property
+    def regrets(self) -> dict[str, Regret]:
+        return regrets(*read(self.record))
+
     def contrast(
-        self,
-        sides: tuple[str, str],
-        weights: dict[str, int],
-        budget: str,
-        known: Mapping[str, Regret],
-        interaction: str | None = None,
+        self, sides: tuple[str, str], weights: dict[str, int], budget: str, interaction: str | None = None
     ) -> Contrast:
         rows = {arm: [row for row in self.rows if row.arm == arm and budget in row.budgets] for arm in weights}
         found = paired(weights, {arm: self.scores(arm, budget) for arm in weights}, self.record.seeds)
@@ -131,7 +130,7 @@ class Study:
             diverged={arm: seeds for arm, seeds in diverged.items() if seeds},
             broken={arm: seeds for arm, seeds in broken.items() if seeds},
             runs=" ".join(row.run_dir for of in rows.values() for row in of) or f"{sides} {budget}",
-            tuning=together(weights, known),
+            tuning=together(weights, self.regrets),
             interaction=interaction,
         )
 
@@ -155,9 +154,8 @@ class Study:
         return sum(row.row is not None and not row.row.get("row_hash") for row in self.rows if row.result)
 
     def counts(self) -> dict[str, int]:
-        return {
-            kind: sum(row.status == kind for row in self.rows) for kind in ("done", "failed", "diverged", "missing")
-        }
+        kinds = ("done", "failed", "diverged", "missing")
+        return {kind: sum(row.status == kind for row in self.rows) for kind in kinds}
 
 
 def read_study(path: Path) -> Study:

@@ -75,11 +75,8 @@ def build_arms(config: AblationConfig, runs: dict[str, RunConfig], threads: int,
 
 def common_threads(before: AblationRecord, runs: Iterable[RunConfig]) -> int:
     """Of every run that does not say its own: the most that one says at the first call, and the same at later ones."""
-    return (
-        before.threads
-        if before.begun
-        else max((run.threads for run in runs if isinstance(run.threads, int)), default=1)
-    )
+    said = [before.threads] if before.begun else [run.threads for run in runs if isinstance(run.threads, int)]
+    return max(said, default=1)
 
 
 def as_cell(run: RunConfig, threads: int) -> RunConfig:

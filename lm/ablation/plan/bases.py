@@ -18,11 +18,11 @@ NOT_TRAINED = "not trained yet"  # in place of the hash of the weights
 
 @dataclass(slots=True)
 class Bases:
-    """`arm` has the configuration of the base runs; `before` is what an earlier call knew of them."""
+    """`arm` has the configuration of the base runs; `before` is what an earlier call knew of them, by run_dir."""
 
     arm: Arm
     outcomes: Outcomes
-    before: list[BaseRecord]
+    before: dict[str, BaseRecord]
     hashes: dict[str, str] = field(default_factory=dict)  # run_dir -> hash of the weights
 
     def cell(self, seed: int) -> Cell:
@@ -37,18 +37,15 @@ class Bases:
         """Of the weights of a finished base, also of one that is a line of the record and whose folder is gone."""
         if one.run_dir not in self.hashes and self.outcomes.of(one.run_dir, one.identity).status == "done":
             self.hashes[one.run_dir] = read_base(str(self.outcomes.folder / one.run_dir)).sha256
-        known = {base.run_dir: base.sha256 for base in self.before}
-        return self.hashes.get(one.run_dir, known.get(one.run_dir))
+        before = self.before.get(one.run_dir)
+        return self.hashes.get(one.run_dir) or (before.sha256 if before else None)
 
     def record(self, seeds: Iterable[int]) -> list[BaseRecord]:
-        found, known = [], {base.run_dir: base for base in self.before}
-        for seed in seeds:
-            one = self.cell(seed)
+        found = []
+        for one in map(self.cell, seeds):
             loss = self.outcomes.of(one.run_dir, one.identity).result.get("val_loss")
-            if loss is None and one.run_dir in known:
-                found.append(known[one.run_dir])
-            else:
-                found.append(BaseRecord(seed, one.run_dir, self.sha256(one), loss))
+            now = BaseRecord(one.seed, one.run_dir, self.sha256(one), loss)
+            found.append(self.before.get(one.run_dir, now) if loss is None else now)
         return found
 
 
@@ -65,7 +62,8 @@ def build_bases(
     if run is None:
         return None
     try:
-        bases = Bases(build_lone_arm(NAME, config.base or [], run, threads, quiet), outcomes, before)
+        arm = build_lone_arm(NAME, config.base or [], run, threads, quiet)
+        bases = Bases(arm, outcomes, {one.run_dir: one for one in before})
     except BadInput as error:
         raise BadInput(f"ablation.base: {error}") from error
     for name, arm in arms.items():

@@ -44,18 +44,14 @@ def shown(folder: Path, study: Study) -> list[Shown]:
         ours, theirs = (study.scores(arm, one.budget, "val_bpb") for arm in (one.arm, one.baseline))
         differences = paired(one.weights, {one.arm: ours, one.baseline: theirs}, one.seeds)
         bits = list(differences.values())
-        tuning = one.tuning and in_bits(
-            one.tuning, fmean(ours.values()) / fmean(study.scores(one.arm, one.budget).values())
-        )
+        tuning = one.tuning
+        if tuning:  # bits per byte for one of the metric are the same for all arms of one tokenizer
+            rate = fmean(ours.values()) / fmean(study.scores(one.arm, one.budget).values())
+            tuning = replace(tuning, variance=tuning.variance * rate**2)
         low, high = interval(bits, tuning=tuning) or (None, None)
         same = replace(one.comparison, mean=fmean(bits), ci_low=low, ci_high=high)
         found[one.runs] = Shown(folder, study, one, same, differences, tuning)
     return list(found.values())
-
-
-def in_bits(tuning: Tuning, bits: float) -> Tuning:
-    """`bits`: bits per byte for one of the metric, which is the same for all arms of one tokenizer."""
-    return replace(tuning, variance=tuning.variance * bits**2)
 
 
 @dataclass(slots=True)

@@ -1,10 +1,11 @@
 """The end of a report: which runs have no result and why, and how to reproduce the ablation."""
 
 import re
+from collections.abc import Iterator
 
 from lm.ablation.judge.study import Row, Study
 from lm.ablation.outcomes import RunFiles
-from lm.ablation.record import AblationRecord
+from lm.ablation.record import HASHES, AblationRecord
 from lm.ablation.report.answer import BUDGET_NAMES
 from lm.ablation.report.arms import spent
 from lm.ablation.report.conditions import made_with
@@ -62,26 +63,20 @@ def again_section(study: Study) -> list[str]:
     ]
 
 
-def bases(record: AblationRecord) -> list[list[str]]:
+def bases(record: AblationRecord) -> Iterator[list[str]]:
     """The models that the arms start from."""
-    return [
-        [
-            f"base of seed {one.seed}",
-            f"{code(one.run_dir)}: loss {one.val_loss:.4f}, weights {code((one.sha256 or '')[:16])}",
-        ]
-        for one in record.bases
-        if one.val_loss is not None
-    ]
+    for one in record.bases:
+        if one.val_loss is not None:
+            made = f"{code(one.run_dir)}: loss {one.val_loss:.4f}, weights {code((one.sha256 or '')[:16])}"
+            yield [f"base of seed {one.seed}", made]
 
 
-def hashes(study: Study) -> list[list[str]]:
+def hashes(study: Study) -> Iterator[list[str]]:
     """A line each for text, tokenizer and source if all arms share them, else one for each that there is."""
-    rows = []
-    for key in ("data_hash", "tokenizer_hash", "source_hash"):
+    for key in HASHES:
         users: dict[str, list[str]] = {}
         for name, arm in study.record.arms.items():
             users.setdefault(arm.identity[key], []).append(name)
         for value, names in users.items():
             whose = f" ({plain(', '.join(names))})" if len(users) > 1 else ""
-            rows.append([f"{key.removesuffix('_hash')} hash{whose}", code(value[:16])])
-    return rows
+            yield [f"{key.removesuffix('_hash')} hash{whose}", code(value[:16])]

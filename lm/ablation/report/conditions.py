@@ -22,24 +22,22 @@ def mixed(study: Study, contrasts: Sequence[Contrast]) -> Iterator[Caution]:
     pairs: dict[str, list[int]] = {}
     named: set[str] = set()
     for one in {each.runs: each for each in contrasts}.values():
-        ours, theirs = study.finished(one.arm, one.budget), study.finished(one.baseline, one.budget)
+        runs = [study.finished(arm, one.budget) for arm in (one.arm, one.baseline)]
         for seed in one.seeds:
-            both = [conditions(row) for row in (ours[seed], theirs[seed])]
-            if differing := [
-                key for key in both[0] if UNKNOWN not in (a := both[0][key], b := both[1][key]) and a != b
-            ]:
+            ours, theirs = (conditions(each[seed]) for each in runs)
+            known = [key for key in ours if UNKNOWN not in (ours[key], theirs[key])]
+            if differing := [key for key in known if ours[key] != theirs[key]]:
                 named |= {*differing}
-                values = ", ".join(f"{key} {both[0][key]} and {both[1][key]}" for key in differing)
+                values = ", ".join(f"{key} {ours[key]} and {theirs[key]}" for key in differing)
                 pairs.setdefault(f"{one.arm} and {one.baseline}, {values}", []).append(seed)
     if pairs:
         said = "; ".join(f"{who}, seed {', '.join(map(str, seeds))}" for who, seeds in pairs.items())
-        meaning = (
-            "Their difference is partly one of these conditions. Remove such runs, and the same command repeats them."
+        yield Caution(
+            f"Two runs of a pair were made under different conditions: {said}.",
+            "Their difference is partly one of these conditions. Remove such runs, and the same command repeats them.",
         )
-        yield Caution(f"Two runs of a pair were made under different conditions: {said}.", meaning)
-    found = {key: counts for key, counts in tallies(study).items() if key not in named and len(counts) > 1}
-    if found:
-        said = "; ".join(f"{key} {', '.join(counts)}" for key, counts in found.items())
+    others = {key: counts for key, counts in tallies(study).items() if key not in named and len(counts) > 1}
+    if said := "; ".join(f"{key} {', '.join(counts)}" for key, counts in others.items()):
         meaning = "Both runs of each pair were made under the same, so only the spread over seeds can be affected."
         yield Caution(f"Conditions differ between seeds: {said}.", meaning)
 
@@ -66,7 +64,6 @@ def made_with(study: Study) -> list[list[str]]:
     for row in study.rows:
         for name, version in row.result.get("versions", {}).items():
             packages.setdefault(name, {})[version] = None
-    others = [f"{name} {' and '.join(versions)}" for name, versions in packages.items() if name != "torch"]
-    if others:
+    if others := [f"{name} {' and '.join(versions)}" for name, versions in packages.items() if name != "torch"]:
         rows.append(["other packages of the runs", ", ".join(others)])
     return rows or [["made with", "no run is finished yet"]]

@@ -17,7 +17,7 @@ Curve = dict[int, tuple[float, float, float]]  # tokens -> mean, least and most 
 
 
 def curves_section(study: Study, pictures: dict[str, str]) -> list[str]:
-    found = mean_curves(study, FILE, column(study))
+    found = mean_curves(study)
     if not any(len(curve) > 1 for curve in found.values()):
         return no_curve(study)
     pictures["learning"] = learning(study, found)
@@ -62,22 +62,21 @@ def no_curve(study: Study) -> list[str]:
     return ["## Learning curves", f"There are no learning curves: {short}. Set {more} to record them."]
 
 
-def column(study: Study) -> str:
-    return f"val/{study.metric.removeprefix('val_')}"
-
-
-def mean_curves(study: Study, file: str, name: str, alike: bool = False) -> dict[str, Curve]:
+def mean_curves(study: Study, file: str = FILE, name: str | None = None, alike: bool = False) -> dict[str, Curve]:
     """Of each arm, over its finished runs under the first budget."""
     found = {arm: over_seeds(list(by_seed(study, arm, file, name, alike).values())) for arm in study.record.arms}
     return {arm: curve for arm, curve in found.items() if curve}
 
 
-def by_seed(study: Study, arm: str, file: str, name: str, alike: bool = False) -> dict[int, Points]:
+def by_seed(
+    study: Study, arm: str, file: str = FILE, name: str | None = None, alike: bool = False
+) -> dict[int, Points]:
     """A column of each run's CSV file, without what is no number; runs that have none are left out.
 
-    `alike`: without the points that were scored on more of the text than the first one was.
+    By default that of the ablation's metric. `alike`: without the points that were scored on more of the text than the
+    first one was.
     """
-    found = {}
+    name, found = name or f"val/{study.metric.removeprefix('val_')}", {}
     for seed, row in study.finished(arm, study.record.budgets[0]).items():
         lines = [line for line in study.lines(row, file) if line.get(name)]
         lines = [line for line in lines if not alike or line.get(SCORED) == lines[0].get(SCORED)]
@@ -126,7 +125,7 @@ def differences(study: Study) -> dict[str, Curve]:
 
 def gaps(study: Study, arm: str, other: str) -> list[Points]:
     """The difference of two arms during training, for each seed that both have finished."""
-    ours, theirs = (by_seed(study, one, FILE, column(study)) for one in (arm, other))
+    ours, theirs = (by_seed(study, one) for one in (arm, other))
     pairs = [(ours[seed], theirs[seed]) for seed in ours if seed in theirs]
     return [{x: one[x] - two[x] for x in one if x in two} for one, two in pairs]
 

@@ -51,8 +51,7 @@ def diagnostics_section(study: Study, pictures: dict[str, str]) -> list[str]:
 
 def last(study: Study, arm: str, column: str) -> dict[int, float]:
     """The last value of a column of each seed's run."""
-    curves = by_seed(study, arm, FILE, column)
-    return {seed: curve[max(curve)] for seed, curve in curves.items() if curve}
+    return {seed: curve[max(curve)] for seed, curve in by_seed(study, arm, FILE, column).items()}
 
 
 def norms(study: Study, arm: str, key: str) -> list[str]:
@@ -62,8 +61,7 @@ def norms(study: Study, arm: str, key: str) -> list[str]:
 
 def clip_rate(study: Study, arm: str) -> str:
     """The rows of the file are evenly spaced, so their mean is that of the run."""
-    rates = [fmean(curve.values()) for curve in by_seed(study, arm, FILE, "clip_rate").values() if curve]
-    return f"{100 * fmean(rates):.0f} %"
+    return f"{100 * fmean(fmean(curve.values()) for curve in by_seed(study, arm, FILE, 'clip_rate').values()):.0f} %"
 
 
 def bands_part(study: Study, pictures: dict[str, str]) -> list[str]:

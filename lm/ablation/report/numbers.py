@@ -1,7 +1,6 @@
 """The files for programs: results.csv, a row for each run, curves.csv and report.json, the report in numbers."""
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -87,8 +86,8 @@ def report_json(study: Study, contrasts: Sequence[Contrast], verdict: list[str],
         ],
         "arms": [arm_mean(study, name, budget) for budget in record.budgets for name in record.arms],
         "cost": {name: cost(study, name) for name in record.arms},
-        "cells": study.counts()
-        | {
+        "cells": {
+            **study.counts(),
             "rows": study.rows_alone(),
             "rows_unchecked": study.rows_unchecked(),
             "reasons": [reason(row) for row in study.rows if row.error],
@@ -98,7 +97,8 @@ def report_json(study: Study, contrasts: Sequence[Contrast], verdict: list[str],
         "hashes": {name: arm.identity for name, arm in record.arms.items()},
     }
     found |= {key: getattr(record, key) for key in RECORDED}
-    return json.dumps(without_nan(found), indent=1, allow_nan=False) + "\n"
+    finite = json.loads(json.dumps(found), parse_constant=lambda _: None)  # JSON has no word for what is no number
+    return json.dumps(finite, indent=1) + "\n"
 
 
 def contrast(study: Study, one: Contrast) -> dict[str, Any]:
@@ -126,12 +126,3 @@ def cost(study: Study, name: str) -> dict[str, float]:
 
 def reason(row: Row) -> dict[str, Any]:
     return {"arm": row.arm, "seed": row.seed, "status": row.status, "error": row.error, "run_dir": row.run_dir}
-
-
-def without_nan(value: Any) -> Any:
-    """JSON has no word for what is no number."""
-    if isinstance(value, dict):
-        return {key: without_nan(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [without_nan(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -42,9 +42,7 @@ DIFFERS = "Settings of the baseline arm, before tuning, that differ from those o
 def folders(path: Path) -> list[Path]:
     """Of the ablations in a folder; none if it holds one itself."""
     inside = sorted(path.iterdir()) if path.is_dir() and not (path / "ablation.json").exists() else ()
-    return [
-        one for one in inside if (one / "ablation.json").exists()
-    ]  # a closed folder is an error; glob leaves it out
+    return [one for one in inside if (one / "ablation.json").exists()]  # a closed folder is an error, not so for glob
 
 
 def write_overview(path: Path) -> dict[Path, Study]:
@@ -58,7 +56,8 @@ def write_overview(path: Path) -> dict[Path, Study]:
     studies = dict(sorted(found.items(), key=lambda pair: pair[1].record.begun))
     groups = grouped(one for folder, study in studies.items() for one in shown(folder, study))
     make_folder(path / "figures")
-    write_text(path / "results.csv", all_results(studies))
+    rows = [{"ablation": folder.name} | row for folder, study in studies.items() for row in results(study)]
+    write_text(path / "results.csv", csv_text(["ablation"], rows))
     write_text(path / "overview.md", overview(path.name, studies, groups))
     if groups:
         write_text(path / "figures" / "overview.svg", forest(groups))
@@ -139,10 +138,3 @@ def weaknesses(studies: dict[Path, Study], everything: Sequence[Shown]) -> list[
             told = warnings_of(study, study.contrasts())
             found += [f"**{plain(folder.name)}:** {plain(f'{head} {meaning}')}" for head, meaning in told]
     return found
-
-
-def all_results(studies: dict[Path, Study]) -> str:
-    """The results.csv of every ablation below each other, with the folder's name before each row."""
-    return csv_text(
-        ["ablation"], [{"ablation": one.name} | row for one, study in studies.items() for row in results(study)]
-    )

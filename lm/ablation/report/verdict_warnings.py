@@ -12,9 +12,8 @@ from lm.ablation.judge.statistics import holm, interval
 from lm.ablation.judge.study import Study
 from lm.ablation.record import Caution
 from lm.ablation.report.answer import BUDGET_NAMES
-from lm.ablation.report.curves import column, halfway, mean_curves
+from lm.ablation.report.curves import halfway, mean_curves
 from lm.ablation.report.tuning import best_trial
-from lm.report.metrics import FILE
 
 EDGES = {  # what a search says of a hyperparameter -> the warning
     False: ("The best value lies at the edge of the search range", "A better value may lie beyond it."),
@@ -108,7 +107,7 @@ def fading(study: Study, asked: Sequence[Contrast]) -> Iterator[Caution]:
 
 def rising(study: Study) -> Iterator[Caution]:
     """Arms that overfit, as models do that see a small text in many epochs. Estimates are compared with estimates."""
-    curves = mean_curves(study, FILE, column(study), alike=True) if study.lower_is_better else {}
+    curves = mean_curves(study, alike=True) if study.lower_is_better else {}
     rises = {arm: curve[max(curve)][0] - min(mean for mean, _, _ in curve.values()) for arm, curve in curves.items()}
     margin = study.record.equivalence_margin
     if named := ", ".join(f"{arm} (by {rise:.2g})" for arm, rise in rises.items() if rise > margin):
@@ -118,12 +117,9 @@ def rising(study: Study) -> Iterator[Caution]:
 def decided(asked: Sequence[Contrast], budget: str | None = None) -> Iterator[tuple[Contrast, float]]:
     """Comparisons with a difference that was shown, of one budget or of all, and that difference."""
     for one in asked:
-        if (
-            not one.comparison.by_divergence
-            and one.comparison.verdict in ("better", "worse")
-            and budget in (None, one.budget)
-        ):
-            yield one, one.comparison.mean or 0.0
+        found = one.comparison
+        if found.verdict in ("better", "worse") and not found.by_divergence and budget in (None, one.budget):
+            yield one, found.mean or 0.0
 
 
 def at(study: Study, one: Contrast) -> str:

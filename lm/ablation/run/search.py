@@ -7,6 +7,7 @@ factors, as integer offsets, so they are exact keys; what is chosen at the end i
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import product
 
 import numpy as np
 
@@ -40,10 +41,8 @@ def candidates(done: Done) -> Iterator[list[Point]]:
         order = [int(i) for i in np.argsort(-found.regrets(lowest, reach=1.0).mean(0))]
     if not all(min(values) < at < max(values) for at, values in zip(centre, zip(*done, strict=True), strict=True)):
         yield [centre]
-    for middle in (centre, best_trial(done)):
-        for by in (2, 3, 1, 4):
-            for i in order:
-                yield [shift(middle, i, by), shift(middle, i, -by)]
+    for middle, by, i in product((centre, best_trial(done)), (2, 3, 1, 4), order):
+        yield [shift(middle, i, by), shift(middle, i, -by)]
 
 
 def shift(point: Point, setting: int, by: int) -> Point:

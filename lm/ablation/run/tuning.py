@@ -60,8 +60,7 @@ class Search:
 
     def broken(self) -> list[str]:
         """Trials that were asked for and have no outcome, as when they were killed: they say nothing about a value."""
-        asked = [one for point in self.asked for one in self.cells(point)]
-        ended = ("done", "diverged")
+        asked, ended = [one for point in self.asked for one in self.cells(point)], ("done", "diverged")
         return [one.run_dir for one in asked if self.outcomes.of(one.run_dir, one.identity).status not in ended]
 
     def loss(self, point: pattern.Point) -> float:
