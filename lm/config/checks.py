@@ -1,6 +1,8 @@
 """The errors that a wrong setting raises, and the checks that several dataclasses share."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -10,6 +12,15 @@ class BadInput(ValueError):
 
 class Diverged(BadInput):
     """The loss is no longer finite: an outcome of these settings, the same in every attempt."""
+
+
+@contextmanager
+def about(place: str) -> Iterator[None]:
+    """Let the message of a BadInput from inside begin with the key or the file that it is about."""
+    try:
+        yield
+    except BadInput as error:
+        raise BadInput(f"{place}: {error}") from error
 
 
 def choose(key: str, name: str, names: tuple[str, ...]) -> None:

@@ -17,6 +17,7 @@ import tokenizers
 from tokenizers import pre_tokenizers, processors
 
 from lm.config import BadInput
+from lm.config.checks import about
 
 EOT = "<|endoftext|>"
 # End-of-text tokens of tokenizer.json files in use, in the order of preference.
@@ -188,7 +189,5 @@ def load_tokenizer(path: Path, eot: str | None = None) -> Tokenizer:
         if isinstance(error, KeyboardInterrupt | SystemExit):
             raise
         raise BadInput(f"{path}: not a tokenizer.json ({str(error).splitlines()[0]})") from error
-    try:
+    with about(str(path)):
         return Tokenizer(backend, eot)
-    except BadInput as error:
-        raise BadInput(f"{path}: {error}") from error

@@ -81,12 +81,13 @@ def say(one: Contrast, unit: str, margin: float) -> str:
     said = sentence(one.arm, one.baseline, found, unit, margin)
     if not (one.diverged or one.broken):
         return said
-    if found.by_divergence or (found.verdict == "undecided" and found.mean is not None):
-        size = "" if found.mean is None else f"{found.mean:+z.{decimals(margin)}f} {unit}"
-        n = f"seed{'s' * (found.n > 1)} that {'all' if one.interaction else 'both'} finished"
-        others = f"; on the {found.n} {n} the difference is {size}" if size else ""
-        if found.by_divergence:
-            return f"{one.arm} is {found.verdict} than {one.baseline}: {lost(one, 'it')}{others}."
+    others = ""
+    if found.mean is not None:
+        n = f"{found.n} seed{'s' * (found.n > 1)} that {'all' if one.interaction else 'both'} finished"
+        others = f"; on the {n} the difference is {found.mean:+z.{decimals(margin)}f} {unit}"
+    if found.by_divergence:
+        return f"{one.arm} is {found.verdict} than {one.baseline}: {lost(one, 'it')}{others}."
+    if found.verdict == "undecided" and others:
         return f"{one.arm} compared with {one.baseline} is undecided: {lost(one)}{others}."
     return f"{said} {lost(one)}."
 

@@ -35,9 +35,8 @@ def look_now(study: Study) -> int | None:
 
 def decides(study: Study, n: int) -> bool:
     """Whether everything that is asked is decided by the first n seeds."""
-    first = study.record.seeds[:n]
-    rows = [row for row in study.rows if row.seed in first]
-    now = replace(study, record=first_seeds(study.record, n), rows=rows)
+    first = first_seeds(study.record, n)
+    now = replace(study, record=first, rows=[row for row in study.rows if row.seed in first.seeds])
     contrasts = now.contrasts()
     asked = [one for one in contrasts if one.primary] or contrasts
     return all(one.comparison.verdict != "undecided" for one in [*asked, *now.interactions()])

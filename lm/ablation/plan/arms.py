@@ -11,6 +11,7 @@ from lm.ablation.plan.source import source_files, source_hash
 from lm.ablation.record import AblationRecord, ArmRecord
 from lm.config import BadInput, HeadConfig, ModelConfig, RunConfig
 from lm.config.ablation import AblationConfig
+from lm.config.checks import about
 from lm.config.identity import config_hash, flat
 from lm.data.tokens import TextData, prepare
 from lm.exchange.base import read_base
@@ -52,7 +53,7 @@ def build_arms(config: AblationConfig, runs: dict[str, RunConfig], threads: int,
     arms: Arms = {}
     for name in sorted(config.arms, key=lambda name: name in config.match_parameters):  # after their baselines
         run = as_cell(runs[name], threads)
-        try:
+        with about(f"ablation.arms.{name}"):
             source = repr((run.data, run.tokenizer))
             if source not in texts:
                 texts[source] = prepare(run.data, run.tokenizer, quiet)
@@ -61,8 +62,6 @@ def build_arms(config: AblationConfig, runs: dict[str, RunConfig], threads: int,
                 value = match_parameters(run, arm.vocab_size, key, arms[config.contrasts()[name]].n_params)
                 arm = build_arm(name, config.arms[name], change(run, value), texts[source])
                 arm.matched = value
-        except BadInput as error:
-            raise BadInput(f"ablation.arms.{name}: {error}") from error
         arms[name] = arm
         if run.init_from:
             loaded = read_base(run.init_from).settings
@@ -93,12 +92,10 @@ def build_lone_arm(name: str, words: list[str], run: RunConfig, threads: int, qu
 
 def check_start(arm: Arm, model: ModelConfig, head: HeadConfig, seq_len: int) -> None:
     """Raise BadInput if the arm cannot start from such a model. On the meta device, so weights are not needed."""
-    try:
+    with about(f"ablation.arms.{arm.name}"):
         with torch.device("meta"):
             loaded = Transformer(model, head, vocab_size=arm.vocab_size, seq_len=seq_len)
         meta_model(arm.run, arm.vocab_size).load_from(loaded, arm.run.init_tied_matrix)
-    except BadInput as error:
-        raise BadInput(f"ablation.arms.{arm.name}: {error}") from error
 
 
 def build_arm(name: str, words: list[str], run: RunConfig, data: TextData) -> Arm:

@@ -10,6 +10,7 @@ from lm.ablation.plan.cells import Cell, cell
 from lm.ablation.record import BaseRecord
 from lm.config import BadInput, RunConfig
 from lm.config.ablation import AblationConfig
+from lm.config.checks import about
 from lm.exchange.base import read_base
 
 NAME = "base"
@@ -61,14 +62,12 @@ def build_bases(
     """And let the arms start from them. Raises BadInput if an arm cannot."""
     if run is None:
         return None
-    try:
+    with about("ablation.base"):
         arm = build_lone_arm(NAME, config.base or [], run, threads, quiet)
-        bases = Bases(arm, outcomes, {one.run_dir: one for one in before})
-    except BadInput as error:
-        raise BadInput(f"ablation.base: {error}") from error
-    for name, arm in arms.items():
-        if arm.identity["tokenizer_hash"] != bases.arm.identity["tokenizer_hash"]:
+    bases = Bases(arm, outcomes, {one.run_dir: one for one in before})
+    for name, one in arms.items():
+        if one.identity["tokenizer_hash"] != arm.identity["tokenizer_hash"]:
             raise BadInput(f"ablation.arms.{name}: has another tokenizer than ablation.base")
-        check_start(arm, bases.arm.run.model, bases.arm.run.head, bases.arm.run.data.seq_len)
-        arm.start = bases.start
+        check_start(one, arm.run.model, arm.run.head, arm.run.data.seq_len)
+        one.start = bases.start
     return bases

@@ -42,8 +42,7 @@ def set_steps(config: AblationConfig, arms: Arms) -> None:
 
 
 def per_token(arm: Arm, budget: str) -> float:
-    costs = {"tokens": 1.0, "flops": arm.flops_per_token, "time": arm.seconds_per_step / arm.tokens_per_step}
-    return costs[budget]
+    return {"tokens": 1.0, "flops": arm.flops_per_token, "time": arm.seconds_per_step / arm.tokens_per_step}[budget]
 
 
 def cells(config: AblationConfig, arms: Arms) -> list[tuple[CellRecord, Cell]]:

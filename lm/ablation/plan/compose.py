@@ -6,6 +6,7 @@ from typing import Any
 
 from lm.config import BadInput, RunConfig
 from lm.config.ablation import AblationConfig
+from lm.config.checks import about
 from lm.config.identity import flat
 from lm.exchange.base import agrees
 
@@ -62,27 +63,20 @@ def compose_base(
     common = {key_of(word): word for word in [*config.overrides, *words]}
     if config.base is None or any(run.init_from for run in runs.values()):
         for name, run in runs.items():
-            try:
+            with about(f"ablation.arms.{name}"):
                 run.check_base()
-            except BadInput as error:
-                raise BadInput(f"ablation.arms.{name}: {error}") from error
         return None
     own = {key_of(word): word for word in config.base}
-    try:
+    with about("ablation.base"):
         for key in own.keys() & {*OURS, "init_from"}:
             raise BadInput(f"{own[key]}: {OURS.get(key, 'a base starts anew')}")
         base = compose(list((common | own).values()))
         base.check_base()
-    except BadInput as error:
-        raise BadInput(f"ablation.base: {error}") from error
     there = flat(asdict(base))
     for name, run in runs.items():
         for key, value in flat(asdict(run)).items():
-            if (
-                key.startswith(SHARED)
-                and key not in NOT_SHARED
-                and not agrees(key.removeprefix("model."), value, there.get(key))
-            ):
+            shared = key.startswith(SHARED) and key not in NOT_SHARED
+            if shared and not agrees(key.removeprefix("model."), value, there.get(key)):
                 both = "they have it in common: choose it among the overrides"
                 raise BadInput(f"ablation.base: {key} is {there.get(key)}, that of {name} is {value}; {both}")
     return base

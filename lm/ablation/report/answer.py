@@ -76,7 +76,7 @@ def basis(study: Study, contrasts: Sequence[Contrast]) -> list[str]:
     matched = "".join(f"{plain(arm)} is parameter-matched by {key}. " for arm, key in record.match_parameters.items())
     text = (
         f"Each arm has {most}{n} seed{'s' * (n > 1)}; {start(record)} The "
-        f"metric is the {metric_name(study)}; {'lower' if study.lower_is_better else 'higher'} is better. The "
+        f"metric is the {METRIC_NAMES[study.metric]}; {'lower' if study.lower_is_better else 'higher'} is better. The "
         "equivalence margin, the smallest difference that matters, is "
         f"{record.equivalence_margin:g}. Arms are compared at equal {equal}. {matched}"
         f"{tuned(record)} {counted(contrasts)}"
@@ -106,10 +106,6 @@ def start(record: AblationRecord) -> str:
             "and intervals hold for that model alone. A seed sets the order of the data."
         )
     return "a seed sets the initialisation and the order of the data."
-
-
-def metric_name(study: Study) -> str:
-    return METRIC_NAMES[study.metric]
 
 
 def tuned(record: AblationRecord) -> str:

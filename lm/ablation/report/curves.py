@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lm.ablation.judge.study import Study
-from lm.ablation.report.answer import BUDGET_NAMES, metric_name
+from lm.ablation.report.answer import BUDGET_NAMES, METRIC_NAMES
 from lm.report.metrics import FILE, Points, points
 from lm.report.page import code
 from lm.report.plots import Look, drawing, legend, looks, panels, tokens_axis, window
@@ -25,9 +25,9 @@ def curves_section(study: Study, pictures: dict[str, str]) -> list[str]:
     at = f" (runs at equal {BUDGET_NAMES[budget]})" if len(study.record.budgets) > 1 else ""
     return [
         "## Learning curves",
-        f"The {metric_name(study)}, during training{at}: means over seeds; the shaded area reaches from the lowest to "
-        f"the highest seed. Below, each arm minus {study.record.baseline}, paired by seed. An arm far from the others "
-        f"may lie outside the plot. {coverage(study)}",
+        f"The {METRIC_NAMES[study.metric]}, during training{at}: means over seeds; the shaded area reaches from the "
+        f"lowest to the highest seed. Below, each arm minus {study.record.baseline}, paired by seed. An arm far from "
+        f"the others may lie outside the plot. {coverage(study)}",
         "![Learning curves of all arms](figures/learning.svg)",
     ]
 

@@ -71,14 +71,13 @@ def bands_part(study: Study, pictures: dict[str, str]) -> list[str]:
     if not found or len({arm.identity["tokenizer_hash"] for arm in study.record.arms.values()}) > 1:
         return []
     pictures["bands"] = bands(study, found)
+    rows = [[plain(arm), *(spell_interval(*triple) for triple in one)] for arm, one in found.items()]
     return [
         "### Loss by frequency of the target token",
         "Each arm minus its baseline at the end of training, in nats per token: mean and 95 % CI over seeds. Each band "
         "covers about a fifth of the training text; band1 has the most frequent tokens, band5 the rarest.",
         "![Difference in loss by frequency of the target token](figures/bands.svg)",
-        table(
-            ["arm", *HEAD], [[plain(arm), *(spell_interval(*triple) for triple in one)] for arm, one in found.items()]
-        ),
+        table(["arm", *HEAD], rows),
     ]
 
 
@@ -104,9 +103,8 @@ def bands(study: Study, found: dict[str, Intervals]) -> Figure:
     main = [one for arm, one in found.items() if arm in study.record.primary] or list(found.values())
     figure, (axes,) = panels(1, 2.8, 0.3)
     axes.axhline(0, color="black", lw=1)
-    axes.set(
-        ylabel="nats per token", ylim=window([0, *ends(main)], ends(found.values()), study.record.equivalence_margin)
-    )
+    limits = window([0, *ends(main)], ends(found.values()), study.record.equivalence_margin)
+    axes.set(ylabel="nats per token", ylim=limits)
     for i, (arm, intervals) in enumerate(found.items()):
         x = [band + 0.6 * ((i + 0.5) / len(found) - 0.5) for band in range(len(BANDS))]
         mean, low, high = zip(*intervals, strict=True)

@@ -5,7 +5,7 @@ import math
 from matplotlib.figure import Figure
 
 from lm.ablation.judge.study import Study
-from lm.ablation.report.answer import BUDGET_NAMES, metric_name
+from lm.ablation.report.answer import BUDGET_NAMES, METRIC_NAMES
 from lm.report.plots import MARKERS, beyond, drawing, legend, panels, short, window
 
 LABELS = 24  # in the legend; of more seeds every second, third ... is named
@@ -17,8 +17,8 @@ def seeds_section(study: Study, pictures: dict[str, str]) -> list[str]:
     pictures["seeds"] = seeds(study)
     return [
         "## Results per seed",
-        f"Final {metric_name(study)}, of every run. A line joins the runs with one seed: where lines are parallel, the "
-        "seeds agree about the arms. An arrow with numbers stands for runs outside the plot.",
+        f"Final {METRIC_NAMES[study.metric]}, of every run. A line joins the runs with one seed: where lines are "
+        "parallel, the seeds agree about the arms. An arrow with numbers stands for runs outside the plot.",
         "![A line for each seed across the arms](figures/seeds.svg)",
     ]
 

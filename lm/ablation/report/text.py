@@ -46,11 +46,8 @@ def continuation(study: Study, samples: Samples, arm: str, prompt: str) -> list[
     if ours == theirs:
         return [f"**{plain(arm)}**: the same as {plain(other)}."]
     n = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(ours, theirs, strict=False))))
-    said = (
-        f"the same as {plain(other)} for {n} character{'s' * (n > 1)}, then:"
-        if n
-        else f"differs from {plain(other)} from the first character:"
-    )
+    alike = f"the same as {plain(other)} for {n} character{'s' * (n > 1)}, then:"
+    said = alike if n else f"differs from {plain(other)} from the first character:"
     return [f"**{plain(arm)}**: {said}", fence(few_lines(ours[:n] + HERE + ours[n:]))]
 
 

@@ -5,7 +5,7 @@ from matplotlib.figure import Figure
 
 from lm.ablation.judge.study import Study
 from lm.ablation.record import SearchRecord, TrialRecord
-from lm.ablation.report.answer import metric_name
+from lm.ablation.report.answer import METRIC_NAMES
 from lm.report.page import plain, table
 from lm.report.plots import Look, drawing, legend, log_axis, looks, panels, window
 
@@ -22,7 +22,7 @@ def tuning_section(study: Study, pictures: dict[str, str]) -> list[str]:
     seeds = study.record.tune.seeds
     return [
         "## Tuning",
-        f"The {metric_name(study)}, of every search trial, over each tuned hyperparameter; "
+        f"The {METRIC_NAMES[study.metric]}, of every search trial, over each tuned hyperparameter; "
         f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}. Several trials can share a value, because they "
         "differ in another hyperparameter: lines join the best trial at each value. A ring marks the best trial of an "
         "arm, a cross at the edge a trial that diverged, a hollow triangle a trial outside the plot.",

@@ -120,12 +120,11 @@ def carry_out(task: Task) -> None:
 
     run, planned = task.run, task.identity
     data = prepare(run.data, run.tokenizer)
+    changed = "has changed since these runs were planned; the same command plans anew"
     if (data.hash, data.tokenizer.hash) != (planned["data_hash"], planned["tokenizer_hash"]):
-        raise BadInput("the text has changed since these runs were planned; the same command plans anew")
+        raise BadInput(f"the text {changed}")
     if run.model.linear not in LINEARS and source_hash(source_files(run.model.linear)) != planned["source_hash"]:
-        raise BadInput(
-            "the code of model.linear has changed since these runs were planned; the same command plans anew"
-        )
+        raise BadInput(f"the code of model.linear {changed}")
     if task.place:
         here = {"device": (found := resolve(run))["accelerator"], "precision": str(found["precision"])}
         for key, value in here.items():

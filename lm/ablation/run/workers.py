@@ -42,7 +42,7 @@ def run_cells(cells: list[Cell], folder: Path, executor: Executor, workers: int,
         waiting = deque(one for one in tasks.values() if one.run_dir not in running)
         while waiting or running:
             while waiting and len(running) < workers and not full:
-                one = waiting.popleft()
+                one = waiting[0]
                 try:
                     begin(one, executor)
                 except BadInput as error:  # the engine takes no more now, as at a limit of queued jobs
@@ -51,23 +51,22 @@ def run_cells(cells: list[Cell], folder: Path, executor: Executor, workers: int,
                     if str(error) not in refused:
                         log.warning("%s: %s; it is tried again when another has ended", one.run_dir, error)
                     refused.add(str(error))
-                    waiting.appendleft(one)
                     full = True
-                    break
-                running[one.run_dir] = one
+                else:
+                    running[one.run_dir] = waiting.popleft()
             ended = list[str]()
             for run_dir, cause in executor.poll().items():
                 one = running.pop(run_dir)
                 full = False
                 tries[run_dir] += 1
-                if one.files.read().status != "missing":
-                    ended.append(run_dir)
-                elif tries[run_dir] <= executor.retries:
+                silent = one.files.read().status == "missing"
+                if silent and tries[run_dir] <= executor.retries:
                     log.info("%s: %s; it is started again", run_dir, cause)
                     waiting.append(one)
-                else:
+                    continue
+                if silent:
                     write_text(one.files.outcome, json.dumps({"status": "failed", "error": cause}) + "\n")
-                    ended.append(run_dir)
+                ended.append(run_dir)
             tick({run_dir: one.files.steps() for run_dir, one in running.items()}, ended)
     finally:
         if running:
