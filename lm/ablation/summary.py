@@ -63,9 +63,8 @@ def result_table(path: Path) -> str:
     lines += sentences(study, [*(one for one in contrasts if one.primary), *interactions])
     lines += [stop] if (stop := saved(study)) else []
     lines += [f"{head} {meaning}" for head, meaning in warnings_of(study, contrasts)]
-    lines += [
-        f"{one.status}: {one.run_dir} ({one.error})" for one in study.rows if one.status in ("failed", "diverged")
-    ]
+    lost = [one for one in study.rows if one.status in ("failed", "diverged")]
+    lines += [f"{one.status}: {one.run_dir} ({one.error})" for one in lost]
     counts = ", ".join(f"{n} {kind}" for kind, n in study.counts().items() if n)
     if alone := study.rows_alone():
         counts += f" ({alone} of them rows of results.csv without their folder)"

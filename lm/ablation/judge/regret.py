@@ -55,11 +55,9 @@ def read(record: AblationRecord) -> tuple[dict[str, Trials], dict[str, Array]]:
     sign, step = 1 if METRICS[record.metric][0] else -1, math.log(record.tune.factor)
     trials, at = {}, {}
     for arm, one in tuned.items():
-        trials[arm] = Trials(
-            np.array([place(trial.values, one, step) for trial in one.trials]),
-            np.array([math.inf if trial.score is None else sign * trial.score for trial in one.trials]),
-        )
-        at[arm] = np.array(place(record.arms[arm].tuned, one, step))
+        x = [place(trial.values, one, step) for trial in one.trials]
+        y = [math.inf if trial.score is None else sign * trial.score for trial in one.trials]
+        trials[arm], at[arm] = Trials(np.array(x), np.array(y)), np.array(place(record.arms[arm].tuned, one, step))
     return trials, at
 
 

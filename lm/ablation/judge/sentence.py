@@ -34,16 +34,17 @@ def sentence(name: str, baseline: str, comparison: Comparison, unit: str, margin
     mean = f"{one.mean:+z.{digits}f} {unit}"
     if one.ci_low is None or one.ci_high is None:
         return f"{undecided}: {mean} with one seed, which gives no confidence interval."
-    found = (
-        f"{mean} ({percent(1 - one.alpha)} CI {one.ci_low:+z.{digits}f} to {one.ci_high:+z.{digits}f}, {one.n} seeds)"
-    )
+
+    def within(level: float, low: float, high: float) -> str:
+        return f"{mean} ({percent(level)} CI {low:+z.{digits}f} to {high:+z.{digits}f}, {one.n} seeds)"
+
+    found = within(1 - one.alpha, one.ci_low, one.ci_high)
     if one.verdict in ("better", "worse"):
         return f"{name} is {one.verdict} than {baseline}: {found}."
     if one.verdict == "equivalent":
         half = critical(1 - one.alpha, one.df or 1) * math.sqrt((one.sd or 0.0) ** 2 / one.n + one.tuning_sd**2)
-        within = f"within the equivalence margin of ±{margin:g}"
-        ends = f"{one.mean - half:+z.{digits}f} to {one.mean + half:+z.{digits}f}, {one.n} seeds"
-        return f"{name} and {baseline} are equivalent: {mean} ({percent(1 - 2 * one.alpha)} CI {ends}), {within}."
+        found = within(1 - 2 * one.alpha, one.mean - half, one.mean + half)
+        return f"{name} and {baseline} are equivalent: {found}, within the equivalence margin of ±{margin:g}."
     if one.ci_low * one.ci_high > 0:
         found += ", which excludes zero, but not after correction for the number of comparisons"
     return f"{undecided}: {found}; {advice(one)}."

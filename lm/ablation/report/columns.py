@@ -16,9 +16,8 @@ def by_budget(study: Study, contrasts: Sequence[Contrast], columns: Columns) -> 
     for budget in study.record.budgets:
         if len(study.record.budgets) > 1:
             yield f"**At equal {BUDGET_NAMES[budget]}**"
-        cells = columns.values()
-        heads = [head.replace("95 % CI", study.ci) for head in columns]
-        yield table(heads, [[cell(one) for cell in cells] for one in contrasts if one.budget == budget])
+        rows = [[cell(one) for cell in columns.values()] for one in contrasts if one.budget == budget]
+        yield table([head.replace("95 % CI", study.ci) for head in columns], rows)
 
 
 RESULTS: Columns = {

@@ -1,6 +1,6 @@
 """Several ablations side by side: one question under different conditions, each in a folder of its own."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
@@ -88,7 +88,7 @@ def overview(title: str, studies: dict[Path, Study], groups: Groups) -> str:
         parts += [f"![{alt}](figures/overview.svg)", table([ci if head == "CI" else head for head in HEAD], rows)]
     if others := conditions(studies):
         parts += ["## Settings that differ", table(["ablation", "settings"], others), DIFFERS]
-    if weak := list(weaknesses(studies, everything)):
+    if weak := [*weaknesses(studies, everything)]:
         parts += ["## What weakens the answers", "\n".join(f"- {one}" for one in weak)]
     return "\n\n".join(parts) + "\n"
 
@@ -127,14 +127,12 @@ def said(further: Apart) -> tuple[str, str]:
     return f"{further.mean:+.4f}{span}{'' if further.by_seed else ' (Welch)'}", number(further.p_adjusted, ".3f")
 
 
-def weaknesses(studies: dict[Path, Study], everything: Sequence[Shown]) -> list[str]:
+def weaknesses(studies: dict[Path, Study], everything: Sequence[Shown]) -> Iterator[str]:
     """What weakens each ablation's answer, and which ablations are not shown."""
-    found = []
     for folder, study in studies.items():
-        if not any(one.folder == folder for one in everything):
-            why = "no pair of runs yet" if study.lower_is_better else f"its metric is {study.metric}"
-            found.append(f"**{plain(folder.name)}** is not shown: {why}.")
-        else:
+        if any(one.folder == folder for one in everything):
             told = warnings_of(study, study.contrasts())
-            found += [f"**{plain(folder.name)}:** {plain(f'{head} {meaning}')}" for head, meaning in told]
-    return found
+            yield from (f"**{plain(folder.name)}:** {plain(f'{head} {meaning}')}" for head, meaning in told)
+        else:
+            why = "no pair of runs yet" if study.lower_is_better else f"its metric is {study.metric}"
+            yield f"**{plain(folder.name)}** is not shown: {why}."

@@ -108,9 +108,8 @@ class Tuning:
 
     def extension(self) -> int:
         """The trials of all arms that have no settings yet, if one of them ends at an edge."""
-        first = self.settings.trials
-        last = first + self.settings.extension_trials
-        return sum(self.share(arm.name, last) - self.share(arm.name, first) for arm in self.open())
+        first, more = self.settings.trials, self.settings.extension_trials
+        return sum(self.share(arm.name, first + more) - self.share(arm.name, first) for arm in self.open())
 
     def to_make(self) -> dict[str, int]:
         """By arm, how many trials there are at least to make."""
