@@ -171,7 +171,7 @@ def reported(name: str, study: Study) -> Iterator[Run]:
 def alone(found: FoundRun) -> Run:
     def lines() -> Lines:
         with suppress(FileNotFoundError):  # before its first step
-            return read_lines(found.path / METRICS)
+            return read_lines(found.path / METRICS, found.result)
         return []
 
     return Run({"run_dir": found.name, "seed": found["seed"]}, found, lines)

@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import os
 import re
 import shutil
 import subprocess
@@ -20,6 +21,8 @@ from lm.ablation.report import write_report
 from lm.ablation.report.answer import basis
 from lm.ablation.report.numbers import results_csv
 from lm.config import BadInput
+from lm.report.metrics import read_lines
+from lm.system.files import sha256
 from lm.training.run_directory import RunDirectory
 
 NAME = "cells/a-seed0-0123456789"
@@ -107,6 +110,14 @@ def test_a_file_that_is_no_result_is_one_line(tmp_path: Path, content: str) -> N
     assert Outcomes(tmp_path).of(NAME).status == "failed"
 
 
+def test_a_pipe_in_the_place_of_a_result_is_not_waited_for(tmp_path: Path) -> None:
+    put(tmp_path, "")
+    (tmp_path / NAME / "result.json").unlink()
+    os.mkfifo(tmp_path / NAME / "result.json")
+    with pytest.raises(BadInput, match=r"result\.json: is not a regular file; remove it"):
+        RunDirectory(tmp_path / NAME).read_result()
+
+
 def test_earlier_columns_of_diagnostics_are_read_under_todays_names(tmp_path: Path) -> None:
     put(tmp_path, json.dumps(RUN))
     (tmp_path / NAME / "diagnostics.csv").write_text("step,lookup_grad,table_norm/band1\n1,2,3\n")
@@ -190,6 +201,28 @@ def test_a_report_says_how_many_runs_are_rows(tmp_path: Path) -> None:
     write_report(path)
     assert "For 3 of 12 runs, results.csv is all that is left." in (path / "report.md").read_text()
     assert numbers(path)["cells"]["rows"] == 3
+
+
+def test_a_curve_that_was_changed_is_named(tmp_path: Path) -> None:
+    path = make(tmp_path, budgets=("tokens",))
+    run, curves = path / "cells/tied-seed0-1000", path / "curves.csv"
+    result, rows = run / "result.json", (run / "metrics.csv").read_text()
+    sealed = json.loads(result.read_text()) | {"metrics_hash": sha256(run / "metrics.csv")}
+    result.write_text(json.dumps(sealed))
+    assert read_lines(run / "metrics.csv", sealed)
+    (run / "metrics.csv").write_text(rows.replace("7", "8", 1))
+    with pytest.raises(BadInput, match=r"seed0-1000/metrics\.csv: was changed after its run had finished; remove it"):
+        write_report(path)
+    shutil.rmtree(path / "cells")
+    write_report(path)
+    whole = curves.read_text()
+    curves.write_text(whole.replace("7", "8", 1))
+    with pytest.raises(
+        BadInput, match=r"curves\.csv: the rows of cells/tied-seed0-1000 were changed .*; remove the file"
+    ):
+        write_report(path)
+    (path / "results.csv").write_text((path / "results.csv").read_text().replace("curve_hash", "of_old"))
+    write_report(path)  # rows of earlier versions do not say it
 
 
 def test_an_edited_row_is_no_result(tmp_path: Path) -> None:

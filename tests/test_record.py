@@ -66,6 +66,8 @@ def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
 def read(folder: Path, **changes: Any) -> AblationRecord:
     write_record(record(arms={"a": arm()}), folder)
     content = json.loads((folder / "ablation.json").read_text())
+    if changes:  # as an earlier version, without a checksum
+        del content["checksum"]
     (folder / "ablation.json").write_text(json.dumps(content | changes))
     return read_record(folder)
 
@@ -111,11 +113,19 @@ def test_another_file_of_this_name_is_no_record(tmp_path: Path, text: str) -> No
         read_record(tmp_path / "absent")
 
 
+def test_a_record_that_was_changed_is_refused(tmp_path: Path) -> None:
+    write_record(record(), tmp_path)
+    path = tmp_path / "ablation.json"
+    path.write_text(path.read_text().replace('"version": 3', '"version": 2'))
+    with pytest.raises(BadInput, match="damaged, its content does not match its checksum"):
+        read_record(tmp_path)
+
+
 def test_version_2_has_the_verdicts_that_were_seen_under_the_name_of_todays_setting(tmp_path: Path) -> None:
     one = Look(seeds=[0, 1], baseline="a", equivalence_margin=0.1)
     write_record(record(verdicts_seen=[one]), tmp_path)
     content = json.loads((tmp_path / "ablation.json").read_text())
-    old = {key: value for key, value in content.items() if key != "looks"} | {"version": 2}
+    old = {key: value for key, value in content.items() if key not in ("looks", "checksum")} | {"version": 2}
     old["looks"] = old.pop("verdicts_seen")
     (tmp_path / "ablation.json").write_text(json.dumps(old))
     found = read_record(tmp_path)

@@ -1,6 +1,7 @@
 """A run that is killed and resumed ends with the same numbers, bit for bit, as an undisturbed one."""
 
 import errno
+import hashlib
 import json
 import multiprocessing
 import os
@@ -492,6 +493,7 @@ def test_a_resume_refuses_damaged_metrics_and_leaves_them(corpus: Path, tmp_path
         b"step,tokens,le\n" + rest,
         bytes(50),
         first.replace(b"p", b"q") + b"\n" + rest,
+        first + b"\n" + rest.replace(b"0.", b"1.", 1),
         b"\xff" + whole,
     ):
         path.write_bytes(damaged)
@@ -501,6 +503,12 @@ def test_a_resume_refuses_damaged_metrics_and_leaves_them(corpus: Path, tmp_path
     path.write_bytes(whole)
     train(run)
     assert path.read_bytes() == whole
+    (tmp_path / "run/result.json").unlink()
+    for checkpoint in tmp_path.glob("run/checkpoints/*"):
+        checkpoint.unlink()
+    checkpoint.with_name(f"step-00000009-{hashlib.sha256(b'pickle').hexdigest()[:16]}.ckpt").write_bytes(b"pickle")
+    with pytest.raises(BadInput, match=r"\.ckpt: no checkpoint that train has written; remove it"):
+        train(run)
 
 
 OLD_GROUPS = {"block_matrices": "body", "other": "vectors", "embedding": "table", "head": "head"}

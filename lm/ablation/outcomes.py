@@ -35,6 +35,7 @@ RESULT: dict[str, type[int] | type[float] | type[str]] = {  # of a run's result.
 CHECKED = ("run_dir", "status", *RESULT, "source_hash", "torch", "resumed_from")  # columns that row_hash is a hash of
 AGAIN = "remove it, and the same command makes the run again"
 RUN_DIR = re.compile(r"(?:cells|trials)/([\w.-]+)-seed(\d+)-[\w.-]+")  # its arm and seed
+CURVE = "curve_hash"  # column of results.csv: of the rows of the run in curves.csv, absent in earlier versions
 WHERE = ("host", "executor")  # columns of results.csv, too
 KILLED, LOST = "killed by signal", "lost:"  # so begins the error of a run that was ended from outside
 CRASHES = {getattr(signal, name, None) for name in ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL")}  # of code
@@ -149,10 +150,13 @@ class Outcomes:
         named = {run_dir: RUN_DIR.fullmatch(run_dir) for run_dir in sorted(folders | self.rows.keys())}
         return {run_dir: (found[1], int(found[2])) for run_dir, found in named.items() if found}
 
-    def lines(self, run_dir: str, name: str) -> Lines:
-        """The whole rows of a CSV file of a run, those of curves.csv for a metrics.csv that is not here."""
+    def lines(self, run_dir: str, name: str, result: Mapping[str, Any] = MappingProxyType({})) -> Lines:
+        """The whole rows of a CSV file of a run, those of curves.csv for a metrics.csv that is not here.
+
+        Raises BadInput if they are not those that the run, or the report, has written.
+        """
         try:
-            return read_lines(self.folder / run_dir / name)
+            return read_lines(self.folder / run_dir / name, result)
         except OSError:
             return self.curves.get(run_dir, []) if name == "metrics.csv" else []
 
@@ -161,6 +165,11 @@ class Outcomes:
         found: dict[str, Lines] = {}
         for run_dir, point in self.table("curves.csv", lambda row: (row["run_dir"], row)):
             found.setdefault(run_dir, []).append(point)
+        for run_dir, one in self.rows.items():
+            written = one.row.get(CURVE) if found and one.row and one.status == "done" else ""
+            if written and curve_hash(found.get(run_dir, [])) != written:
+                where = f"{self.folder / 'curves.csv'}: the rows of {run_dir}"
+                raise BadInput(f"{where} were changed after they were written; remove the file to go on without curves")
         return found
 
     def table(self, name: str, read: Callable[[dict[str, str]], tuple[str, Kind]]) -> list[tuple[str, Kind]]:
@@ -168,9 +177,12 @@ class Outcomes:
         path = self.folder / name
         try:
             with open(path, newline="") as file:
-                rows = list(csv.DictReader(file))
+                reader = csv.DictReader(file)
+                rows = list(reader)
             if torn := [i for i, row in enumerate(rows, 2) if None in (*row, *row.values())]:
                 raise ValueError(f"line {torn[0]} is not a whole row")
+            if "run_dir" not in (reader.fieldnames or ()):
+                raise ValueError("has no column run_dir")
             return [read(row) for row in rows]
         except FileNotFoundError:
             return []
@@ -200,3 +212,9 @@ def from_row(row: dict[str, str], line: int) -> Outcome:
 def row_hash(row: Mapping[str, Any]) -> str:
     """Of what a row says of its run. Empty columns are left out, so that a later version may add some."""
     return checksum({key: str(row[key]) for key in CHECKED if row.get(key) not in (None, "")})[:16]
+
+
+def curve_hash(points: Lines) -> str:
+    """Of the rows of a run in curves.csv. Empty columns are left out."""
+    rows = [{key: value for key, value in one.items() if value and key != "run_dir"} for one in points]
+    return checksum({"rows": rows})[:16]

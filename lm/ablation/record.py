@@ -14,7 +14,7 @@ from lm.config import BadInput
 from lm.config.ablation import BUDGETS, Look, Question
 from lm.config.interactions import check_interactions
 from lm.config.typed import build
-from lm.system.files import write_text
+from lm.system.files import checksum, read_object, unsealed, write_text
 
 FILE = "ablation.json"
 HASHES = ("data_hash", "tokenizer_hash", "source_hash")
@@ -136,10 +136,11 @@ def asked(question: Question) -> dict[str, Any]:
 
 
 def read_record(folder: Path) -> AblationRecord:
-    """Raises BadInput naming the file, and the key whose value is wrong."""
+    """Raises BadInput naming the file, and the key whose value is wrong. Earlier versions wrote no checksum."""
     path = folder / FILE
     try:
-        found = json.loads(path.read_text())
+        found = read_object(path)
+        found = unsealed(found) if "checksum" in found else found
         return checked(build(AblationRecord, current_version(found)))
     except FileNotFoundError:
         raise BadInput(f"output_dir={folder}: holds no {FILE}; expected what ablate.py wrote") from None
@@ -183,4 +184,5 @@ def checked(record: AblationRecord) -> AblationRecord:
 
 
 def write_record(record: AblationRecord, folder: Path) -> None:
-    write_text(folder / FILE, json.dumps({"version": VERSION} | asdict(record), indent=1) + "\n")
+    content = {"version": VERSION} | asdict(record)
+    write_text(folder / FILE, json.dumps(content | {"checksum": checksum(content)}, indent=1) + "\n")

@@ -2,24 +2,40 @@
 
 import csv
 import math
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
+from lm.config import BadInput
 from lm.config.renamed import current_column
+from lm.system.files import sha256
 
 FILE = "metrics.csv"
 Lines = list[dict[str, str]]
 Points = dict[int, float]  # tokens -> value
 
 
-def read_lines(path: Path) -> Lines:
-    """The whole rows of a CSV file of a run. Raises OSError, and ValueError if it is no such file."""
+def read_lines(path: Path, result: Mapping[str, Any] = MappingProxyType({})) -> Lines:
+    """The whole rows of a CSV file of a run. Raises OSError, and BadInput if it is no such file.
+
+    `result` is its result.json. Raises BadInput, too, if the file is not the one whose hash is there; the result of an
+    earlier version has none.
+    """
+    if (written := result.get(hash_name(path))) and path.is_file() and sha256(path) != written:
+        raise BadInput(f"{path}: was changed after its run had finished; remove it to go on without its rows")
     try:
         with open(path, newline="", encoding="utf-8") as file:
             whole = [line for line in csv.DictReader(file) if None not in (*line, *line.values())]
-    except csv.Error as error:
-        raise ValueError(f"{path}: {error}") from error
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise BadInput(f"{path}: {error}; remove it to go on without its rows") from error
     return [{current_column(key): value for key, value in line.items()} for line in whole]
+
+
+def hash_name(path: Path) -> str:
+    """The key of result.json that has the file's hash."""
+    return f"{path.stem}_hash"
 
 
 def points(lines: Lines, column: str) -> Points:

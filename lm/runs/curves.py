@@ -27,8 +27,8 @@ def plot_runs(runs: Sequence[FoundRun], path: Path) -> str:
 
 def curve_of(run: FoundRun) -> Points:
     try:
-        return points(read_lines(run.path / FILE), "val/loss")
-    except (OSError, ValueError):
+        return points(read_lines(run.path / FILE, run.result), "val/loss")
+    except FileNotFoundError:
         return {}
 
 

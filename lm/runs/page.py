@@ -69,8 +69,8 @@ def scores(result: Mapping[str, Any]) -> list[str]:
 
 def curves_section(run: FoundRun, pictures: dict[str, str]) -> list[str]:
     try:
-        lines = read_lines(run.path / FILE)
-    except (FileNotFoundError, ValueError):
+        lines = read_lines(run.path / FILE, run.result)
+    except FileNotFoundError:
         lines = []
     found = {name: points(lines, name) for name in ("train/loss", "val/loss", "lr")}
     if not found["train/loss"] and not found["val/loss"]:

@@ -1,5 +1,6 @@
 """Atomic writes: a file is written under a temporary name, synced to disk, then renamed. JSON that knows its hash."""
 
+import errno
 import hashlib
 import json
 import os
@@ -69,7 +70,7 @@ def read_sealed(path: Path) -> dict[str, Any]:
 def read_object(path: Path) -> dict[str, Any]:
     """A JSON object. Raises ValueError if the file holds anything else."""
     try:
-        found = json.loads(path.read_bytes().decode())
+        found = json.loads(read_regular(path).decode())
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
     if not isinstance(found, dict):
@@ -77,12 +78,19 @@ def read_object(path: Path) -> dict[str, Any]:
     return found
 
 
+def read_regular(path: Path) -> bytes:
+    """The content of a file. Raises OSError for a pipe or a device, which could be read without end."""
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "is not a regular file", str(path))
+    return path.read_bytes()
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping of a YAML file that a program has written. Raises ValueError or yaml.YAMLError for anything else.
 
     An alias is refused: nine lines of them can stand for a billion values.
     """
-    text = path.read_text(encoding="utf-8")
+    text = read_regular(path).decode()
     deepest = text.count("[") + text.count("{") + max(map(len, text.splitlines()), default=0)
     # the loader in C is ten times as fast, but crashes where the text is nested too deeply
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader) if deepest < 2000 else yaml.SafeLoader

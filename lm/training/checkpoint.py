@@ -16,6 +16,7 @@ import torch
 from lightning.pytorch.plugins.io import CheckpointIO
 
 from lm.config import BadInput
+from lm.report.metrics import FILE, hash_name
 from lm.system.files import atomic_file, sha256
 
 GROUPS = {"body": "block_matrices", "vectors": "other", "table": "embedding"}  # of the optimizer: old name -> new
@@ -30,10 +31,12 @@ class Checkpoints(CheckpointIO):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         self.folder.mkdir(exist_ok=True)
-        step = checkpoint["global_step"]
+        step, rows = checkpoint["global_step"], self.folder.with_name(FILE)
         with atomic_file(self.folder, lambda file: f"step-{step:08d}-{sha256(file)[:16]}.ckpt") as file:
             try:
-                torch.save({**checkpoint, "run": self.run}, file)
+                torch.save(
+                    {**checkpoint, "run": self.run, hash_name(rows): sha256(rows) if rows.exists() else ""}, file
+                )
             except RuntimeError as error:  # what torch makes of an error of the file, such as a full disk
                 if isinstance(error.__context__, OSError):
                     raise error.__context__ from error
@@ -74,12 +77,26 @@ class Checkpoints(CheckpointIO):
             raise BadInput(f"{self.folder}: every checkpoint is damaged; delete the folder to train from the start")
         return None
 
+    def metrics_hash(self, path: Path | None) -> str | None:
+        """Of the rows that were logged before a checkpoint. Those of earlier versions do not say it."""
+        return plain(path).get(hash_name(Path(FILE))) if path else None
+
     def refuse_another(self, path: Path) -> None:
-        there = torch.load(path, map_location="cpu", weights_only=True, mmap=True).get("run", {})
+        there = plain(path).get("run", {})
         for key, here in self.run.items():
             if there.get(key, here) != here:
                 found = f"{key} is {there[key]} there, {here} here"
                 raise BadInput(f"{path}: a checkpoint of another run ({found}); remove it")
+
+
+def plain(path: Path) -> Any:
+    """The content of a checkpoint; its tensors are not read. Raises BadInput if the file is something else."""
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except OSError:
+        raise
+    except Exception as error:  # torch and the unpickler have many
+        raise BadInput(f"{path}: no checkpoint that train has written; remove it") from error
 
 
 def current(checkpoint: dict[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,9 @@
 """What a run reports while it trains: a row of metrics.csv for each logged step, a line for each validation."""
 
 import csv
+import hashlib
 import io
+import logging
 import os
 import sys
 import time
@@ -18,6 +20,9 @@ from lm.inference.evaluate import Scores
 from lm.system.files import write_text
 
 COLUMNS = ("step", "tokens", "lr", "train/loss", "train/grad_norm", "val/loss", "val/bpb", "val/top1", "val/tokens")
+
+
+log = logging.getLogger(__name__)
 
 
 def validation_metrics(scores: Scores, data: TextData) -> dict[str, float]:
@@ -64,15 +69,23 @@ class ConsoleLogger(BaseLogger):
 class MetricsFile(BaseLogger):
     """A CSV file with a row for each logged step, in order, also after a resume. It holds no times."""
 
-    def __init__(self, path: Path, resumed_step: int, columns: tuple[str, ...] = COLUMNS) -> None:
+    def __init__(
+        self, path: Path, resumed_step: int, columns: tuple[str, ...] = COLUMNS, expected: str | None = None
+    ) -> None:
         """Keep the rows of an existing file up to `resumed_step`; later steps will be logged again.
 
-        Raises BadInput if it begins with other columns.
+        `expected` is the hash of a file that holds them alone, if it is known. Raises BadInput if there are others,
+        or if the file begins with other columns.
         """
         super().__init__()
         self.path, self.columns = path, columns
         kept = [row for row in self.rows() if int(row["step"]) <= resumed_step] if resumed_step else []
-        write_text(path, self.lines([dict(zip(columns, columns, strict=True)), *kept]))
+        content = self.lines([dict(zip(columns, columns, strict=True)), *kept])
+        if expected and hashlib.sha256(content.encode()).hexdigest() != expected:
+            if kept:
+                raise BadInput(f"{path}: was changed after step {resumed_step}; remove it to go on without its rows")
+            log.warning("%s: has no rows up to step %d, as if it had been removed", path, resumed_step)
+        write_text(path, content)
 
     def rows(self) -> list[dict[str, str]]:
         """The rows that are there, without an incomplete one: the disk was full, or the power failed."""

@@ -143,7 +143,7 @@ class Study:
 
     def lines(self, row: Row, name: str) -> Lines:
         """The whole rows of a CSV file of a run; none if it has no such file."""
-        return self.outcomes.lines(row.run_dir, name)
+        return self.outcomes.lines(row.run_dir, name, row.result)
 
     def rows_alone(self) -> int:
         """Finished runs of which results.csv is all that is left."""

@@ -9,8 +9,9 @@ from lm.ablation.judge.contrasts import Contrast
 from lm.ablation.judge.shape import normality_p, sign_flip_p
 from lm.ablation.judge.statistics import interval
 from lm.ablation.judge.study import Row, Study, spread
-from lm.ablation.outcomes import RESULT, row_hash
+from lm.ablation.outcomes import CURVE, RESULT, curve_hash, row_hash
 from lm.ablation.report.curves import SCORED
+from lm.report.metrics import FILE, Lines
 from lm.system.table import csv_text
 
 WHO = ("arm", "purpose", "seed", "budgets", "status", "error")
@@ -40,13 +41,14 @@ def results(study: Study) -> list[dict[str, Any]]:
 
 def curves_csv(study: Study) -> str:
     """What each run but the trials scored during its training. Runs of earlier versions have no `val/tokens`."""
-    rows = [
-        {"run_dir": row.run_dir} | {key: point[key] for key in (*POINT, SCORED) if key in point}
-        for row in (*study.rows, *study.unused())
-        for point in study.lines(row, "metrics.csv")
-        if point.get("val/loss")
-    ]
-    return csv_text(["run_dir", *POINT], rows)
+    rows = (*study.rows, *study.unused())
+    points = [{"run_dir": row.run_dir} | point for row in rows for point in scored(study, row)]
+    return csv_text(["run_dir", *POINT], points)
+
+
+def scored(study: Study, row: Row) -> Lines:
+    lines = (line for line in study.lines(row, FILE) if line.get("val/loss"))
+    return [{key: line[key] for key in (*POINT, SCORED) if key in line} for line in lines]
 
 
 def line(study: Study, row: Row, purpose: str) -> dict[str, Any]:
@@ -63,6 +65,7 @@ def line(study: Study, row: Row, purpose: str) -> dict[str, Any]:
     if result:
         found |= {key: result.get(key) for key in RESULT} | study.outcomes.where(row.run_dir)
         found |= {"torch": result["versions"]["torch"], "resumed_from": " ".join(map(str, result["resumed_from"]))}
+        found |= {CURVE: curve_hash(points)} if purpose != "trial" and (points := scored(study, row)) else {}
     return found | ({"row_hash": row_hash(found)} if row.status != "missing" else {})
 
 
