@@ -11,7 +11,6 @@ The first columns say which run a row is about: `ablation` (its folder below `fo
 """
 
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -27,7 +26,7 @@ from lm.config import BadInput
 from lm.config.identity import flat
 from lm.report.metrics import FILE as METRICS
 from lm.report.metrics import Lines, read_lines
-from lm.runs.find import MARKS, FoundRun, differing, find_runs, without_parts_of_the_head
+from lm.runs.find import FoundRun, differing, find_runs, folders_with, without_parts_of_the_head
 from lm.runs.query import check_key
 from lm.system.table import spelled
 
@@ -141,15 +140,12 @@ def contrasts(folder: str | Path) -> pd.DataFrame:
 
 def studies(folder: str | Path, needed: bool = False) -> dict[str, Study]:
     """The ablations at or below a folder, by name. Raises BadInput if one is `needed` and there is none."""
-    top, places = Path(folder).expanduser(), list[Path]()
-    for place, below, files in os.walk(top):
-        places += [Path(place)] * (RECORD in files)
-        below[:] = [] if {RECORD, *MARKS} & {*files} else sorted(one for one in below if one[0] != ".")
+    top = Path(folder).expanduser()
+    places = folders_with([RECORD], top)
     if needed and not places:
         what = f"holds no {RECORD}" if top.is_dir() else "no such folder"
         raise BadInput(f"folder={folder}: {what}; expected a folder that holds an ablation")
-    names = (place.relative_to(top).as_posix() if place != top else top.resolve().name for place in places)
-    return {name: read_study(place) for name, place in zip(names, places, strict=True)}
+    return {name: read_study(place) for name, place in places.items()}
 
 
 def read_runs(folder: str | Path) -> list[Run]:

@@ -14,7 +14,6 @@ from lm.benchmark.busy import busy
 from lm.benchmark.compiled import compiled
 from lm.benchmark.data import data
 from lm.benchmark.decoding import decoding, run_prompts
-from lm.benchmark.documents import documents
 from lm.benchmark.gemm import gemm
 from lm.benchmark.imported import imported
 from lm.benchmark.limits import limits
@@ -25,7 +24,7 @@ from lm.benchmark.optimizer import optimizer
 from lm.benchmark.scale import scale
 from lm.benchmark.startup import startup
 from lm.benchmark.trainer import trainer
-from lm.benchmark.training import training
+from lm.benchmark.training import documents, training
 from lm.benchmark.workers import workers
 from lm.config.benchmark import DEFAULT, BenchmarkConfig
 from lm.system.device import best_device, set_threads

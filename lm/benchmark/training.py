@@ -1,4 +1,4 @@
-"""A training step beside the same step of transformers, and its throughput beside the GEMM throughput."""
+"""A training step beside the same step of transformers, with and without a mask, and beside the GEMM throughput."""
 
 from collections.abc import Iterator
 from statistics import median
@@ -29,3 +29,13 @@ def training(device: str, seconds: float) -> Iterator[Measurement]:
             flops = flops_per_token(net) * shape.batch * shape.time / median(times["ours"])
             limit = gemm_throughput(device, dtype)
             yield Measurement("training", f"throughput, {what}", flops / 1e9, "GFLOP/s", "GEMM throughput", limit / 1e9)
+
+
+def documents(device: str, seconds: float) -> Iterator[Measurement]:
+    """With the mask between documents and without, of equally many tokens. How many documents they are does not matter:
+    the kernel computes all scores."""
+    for time in (128, 512, 1024):
+        shape = DEFAULT._replace(batch=1024 // time, time=time)
+        times = alternate({"with": shape.step(device, document_mask=True), "without": shape.step(device)}, seconds)
+        ours, other = (1000 * one for one in paired(times["with"], times["without"]))
+        yield Measurement("documents", f"step time, document mask, context {time:,}", ours, "ms", "causal", other)

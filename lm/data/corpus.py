@@ -4,8 +4,6 @@ Plain text is read here, so that an error can name the file and the byte. Other 
 `datasets` library.
 """
 
-import hashlib
-import json
 import os
 import sysconfig
 from collections.abc import Callable, Iterator
@@ -20,7 +18,7 @@ from lm.data.paths import SUFFIXES, is_url, local_files
 from lm.data.rows import Rows
 from lm.data.store import StoredText
 from lm.data.text import Text
-from lm.system.files import sha256
+from lm.system.files import hash_of, sha256
 
 EXCLUDED = ("test", "tests", "idle_test", "site-packages", "dist-packages", "encodings", "pydoc_data", "lib2to3")
 # Settings that decide which text is read.
@@ -95,7 +93,7 @@ def stored_text(config: DataConfig, quiet: bool = True) -> StoredText:
         Path(config.cache_dir).expanduser(),
         source,
         f"data.path={config.path}",
-        request=hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:32],
+        request=hash_of(settings)[:32],
         max_bytes=config.max_bytes,
         verify=config.verify,
         quiet=quiet,

@@ -1,15 +1,12 @@
 """A file from an http(s) address, within limits: strangers' servers may send without end, or nothing."""
 
-import hashlib
 import http.client
-import json
 import logging
 import os
 import time
 from collections.abc import Iterator
 from glob import escape
 from pathlib import Path
-from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import unquote, urlparse
 from urllib.request import Request, urlopen
@@ -19,6 +16,7 @@ from tqdm import tqdm
 from lm.config import BadInput
 from lm.data.cache import locked, partial_folder
 from lm.data.documents import first_line
+from lm.system.files import hash_of
 
 MOST_BYTES = 32 << 30
 TIMEOUT = 30.0  # seconds: the longest wait for a byte, and the time in which SLOWEST bytes must arrive
@@ -38,11 +36,11 @@ def download(url: str, cache: Path, max_bytes: int | None = None) -> Path:
     An earlier copy is used, with a warning, if the server cannot be reached. Whether it is the text that is wanted, the
     caller tells by its hash. Raises BadInput if there is none within MOST_BYTES and TIMEOUT, or if it breaks off.
     """
-    of, name = hash_of([url, max_bytes]), Path(unquote(urlparse(url).path)).name or "index"
+    of, name = hash_of([url, max_bytes])[:16], Path(unquote(urlparse(url).path)).name or "index"
     try:
         with urlopen(Request(url, headers=HEADERS), timeout=TIMEOUT) as answer:
             version = answer.headers.get("ETag") or answer.headers.get("Last-Modified")
-            path = cache / "downloads" / f"{of}-{hash_of(version)}" / name
+            path = cache / "downloads" / f"{of}-{hash_of(version)[:16]}" / name
             if version is None or not path.exists():
                 keep(checked(answer, max_bytes), path, replacing=version is None)
             return path
@@ -64,10 +62,6 @@ def download(url: str, cache: Path, max_bytes: int | None = None) -> Path:
 def unusable(url: str, error: Exception) -> BadInput:
     why = str(error) if isinstance(error, Refused) else first_line(error)
     return BadInput(f"data.path={url}: could not be downloaded ({why}); give data.path=FILE, a local copy")
-
-
-def hash_of(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
 
 
 def keep(blocks: Iterator[bytes], path: Path, replacing: bool) -> None:

@@ -24,10 +24,9 @@ def check_paths(config: DataConfig, tokenizer: TokenizerConfig) -> None:
     """Raise BadInput if a local path leads to no file. It can be called before anything heavy is imported."""
     if tokenizer.path is not None and not Path(tokenizer.path).is_file():
         raise BadInput(f"tokenizer.path={tokenizer.path}: no such file; expected a tokenizer.json")
-    if config.source in ("text", *SUFFIXES) and config.path and not is_url(config.path):
-        local_files(config.path, SUFFIXES.get(config.source, ()))
-    if config.val_path is not None and not is_url(config.val_path):
-        local_files(config.val_path, SUFFIXES.get(config.source, ()), "data.val_path")
+    for key, path in {"data.path": config.path, "data.val_path": config.val_path}.items():
+        if config.source in ("text", *SUFFIXES) and path and not is_url(path):
+            local_files(path, SUFFIXES.get(config.source, ()), key)
 
 
 def listed(value: str, key: str, folders: bool = False) -> list[str]:

@@ -6,8 +6,6 @@ into place; every file is checked when it is opened, and a damaged folder is bui
 each document, so every token of the text has a token before it.
 """
 
-import hashlib
-import json
 import logging
 import lzma
 import os
@@ -28,7 +26,7 @@ from lm.data.split import Part, Shared, published, split
 from lm.data.store import StoredText
 from lm.data.tokenizer import Tokenizer, load_tokenizer
 from lm.data.vocabulary import build_tokenizer
-from lm.system.files import read_sealed, sync_folder, write_sealed, write_text
+from lm.system.files import hash_of, read_sealed, sync_folder, write_sealed, write_text
 
 FORMAT = 3  # of the folder; a change causes folders to be built again
 FILES = ("train.bin", "val.bin", "tokenizer.json")
@@ -79,8 +77,7 @@ def prepare(config: DataConfig, tokenizer: TokenizerConfig, quiet: bool = True) 
         identity["path"] = own.hash
         note = "is added, because it has no usual end-of-text token" if own.eot_added else "is its end-of-text token"
         log.info("tokenizer.path=%s: %s %s; %d tokens", tokenizer.path, own.eot_token, note, own.vocab_size)
-    key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
-    folder = Path(config.cache_dir).expanduser() / "tokens" / key
+    folder = Path(config.cache_dir).expanduser() / "tokens" / hash_of(identity)[:16]
     data = usable(folder)
     if data is None:
         with locked(folder):

@@ -41,17 +41,24 @@ def find_runs(folder: Path) -> list[FoundRun]:
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "no such folder"
         raise BadInput(f"folder={folder}: {what}; expected a folder that holds runs")
-    places = []
-    for place, below, files in os.walk(folder):
-        below[:] = [] if any(mark in files for mark in MARKS) else sorted(one for one in below if one[0] != ".")
-        if not below and any(mark in files for mark in MARKS):
-            places.append(Path(place))
-    if not places:
+    if not (places := folders_with(MARKS, folder)):
         raise BadInput(f"folder={folder}: holds no runs; expected a folder in which train or ablate has written some")
-    bar = tqdm(places, desc="reading runs", disable=None, leave=False, delay=1)  # on a terminal
-    return [
-        read_run(place, str(place.relative_to(folder)) if place != folder else folder.resolve().name) for place in bar
-    ]
+    bar = tqdm(places.items(), desc="reading runs", disable=None, leave=False, delay=1)  # on a terminal
+    return [read_run(place, name) for name, place in bar]
+
+
+def folders_with(marks: Sequence[str], top: Path) -> dict[str, Path]:
+    """The folders at or below `top` that hold a file of such a name, by their own names below it, in order.
+
+    Not searched are hidden folders, and what lies in a run or in a folder that was found.
+    """
+    found = {}
+    for folder, below, files in os.walk(top):
+        if any(mark in files for mark in marks):
+            place = Path(folder)
+            found[str(place.relative_to(top)) if place != top else top.resolve().name] = place
+        below[:] = [] if {*marks, *MARKS} & {*files} else sorted(one for one in below if one[0] != ".")
+    return found
 
 
 def read_run(path: Path, name: str) -> FoundRun:

@@ -33,11 +33,9 @@ def atomic_file(folder: Path, name: str | Callable[[Path], str]) -> Iterator[IO[
         temporary.replace(folder / (name if isinstance(name, str) else name(temporary)))
         sync_folder(folder)
     except OSError as error:  # for example a full disk: name the final path
-        temporary.unlink(missing_ok=True)
         raise OSError(error.errno, error.strerror, str(folder / name if isinstance(name, str) else folder)) from error
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    finally:
+        temporary.unlink(missing_ok=True)  # it is there after an error only
 
 
 def make_folder(path: Path) -> None:
@@ -55,6 +53,11 @@ def write_text(path: Path, text: str) -> None:
 def sha256(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def hash_of(value: Any) -> str:
+    """The SHA-256 of a value as JSON with sorted keys."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def write_sealed(path: Path, content: dict[str, Any]) -> None:
