@@ -5,6 +5,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from unittest.mock import patch
 
 from lm.benchmark.measure import Measurement, alternate, paired, wait
 from lm.benchmark.reference import step_in_transformers
@@ -36,14 +37,8 @@ def compiled(device: str, seconds: float) -> Iterator[Measurement]:
 
 def compile_seconds(step: Callable[[], None]) -> float:
     """Seconds of the first step, with an empty compilation cache."""
-    before = os.environ.get(CACHE)
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        os.environ[CACHE] = folder
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, patch.dict(os.environ, {CACHE: folder}):
         started = time.perf_counter()
-        try:
-            step()
-            wait()
-            return time.perf_counter() - started
-        finally:
-            os.environ.pop(CACHE)
-            os.environ |= {CACHE: before} if before is not None else {}
+        step()
+        wait()
+        return time.perf_counter() - started

@@ -107,11 +107,6 @@ def trainer_arguments() -> list[str]:
     assert spec is not None
     assert spec.submodule_search_locations
     source = Path(spec.submodule_search_locations[0], "pytorch/trainer/trainer.py").read_text()
-    init = next(
-        part
-        for node in ast.parse(source).body
-        if isinstance(node, ast.ClassDef) and node.name == "Trainer"
-        for part in node.body
-        if isinstance(part, ast.FunctionDef) and part.name == "__init__"
-    )
+    functions = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef))
+    init = next(one for one in functions if one.name == "__init__")  # its only class is Trainer
     return ["_target_", *(argument.arg for argument in init.args.kwonlyargs)]
