@@ -11,6 +11,7 @@ from conftest import SEQ, TEXT, TIED, VOCAB, Script, tiny
 from test_generate import BYTE
 from test_resume import a_run
 
+from lm.benchmark import growth
 from lm.benchmark.decoding import N_PROMPTS, prompt_lookup, run_prompts
 from lm.benchmark.imported import SIZES, measure
 from lm.benchmark.measure import Measurement, alternate, paired
@@ -79,6 +80,18 @@ def test_each_section_has_the_threads_that_were_asked_for(monkeypatch: pytest.Mo
 
 def test_a_large_corpus_costs_four_bytes_a_window() -> None:
     assert corpus_memory(10**8) - corpus_memory(10**6) == pytest.approx(4 * 10**8 / DEFAULT.time, rel=0.05)
+
+
+@pytest.mark.slow
+def test_growth_is_measured_from_real_runs_and_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = {"STEPS": (10, 30), "RUNS": 20, "LINE": 30_000, "FILES": 10, "RACY": 0, "alone": growth.measured}
+    for name, value in small.items():
+        monkeypatch.setattr(growth, name, value)
+    found = {one.name: one for one in growth.growth("cpu", 0.0)}
+    assert len(found) == 1 + 2 * (1 + 3 * 2 + 2)  # of runs, of three kinds of two lines, of two starts
+    times = [one for name, one in found.items() if name.startswith("time")]
+    assert all(one.value > 0 and one.reference_value for one in times)
+    assert len(growth.words(1000)) == 1000
 
 
 @pytest.mark.slow

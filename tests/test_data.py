@@ -25,8 +25,9 @@ from lm.data import encoding
 from lm.data.batches import IGNORED, TrainingStream, validation_batches, validation_windows
 from lm.data.encoding import decoded, encode, pieces
 from lm.data.split import Part
+from lm.data.tokenizer import Tokenizer
 from lm.data.tokens import compressed_bits_per_byte, prepare
-from lm.data.vocabulary import train_bpe
+from lm.data.vocabulary import byte_tokenizer, char_tokenizer, train_bpe
 
 BYTE, BPE = TokenizerConfig(kind="byte", vocab_size=None), TokenizerConfig(vocab_size=300)
 BREAKS = "".join(f"ab {i}\n\n  c\t\r\n d\x1c\n\x85\nf(x);\n" for i in range(30))
@@ -62,14 +63,25 @@ def test_encoding_in_pieces_equals_encoding_at_once(
     text: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     length, block, group = (data.draw(st.integers(2, 5)) for _ in range(3))
+    tokenizer = data.draw(st.sampled_from([TRAINED, byte_tokenizer(), char_tokenizer([text])]))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(encoding, "PIECE", length)
         patch.setattr(encoding, "GROUP", group)
         patch.setattr("lm.data.split.BLOCK", block)
         part = Part(stored(tmp_path_factory.getbasetemp() / "cache", [("a", text), ("b", text)]))
         assert "".join(piece for piece, _ in pieces(decoded(part))) == text * 2
-        found = np.concatenate(list(encode(TRAINED, part)))
-    assert found.tolist() == [TRAINED.eot, *TRAINED.encode(text)] * 2
+        found = np.concatenate(list(encode(tokenizer, part)))
+    assert found.tolist() == [tokenizer.eot, *tokenizer.encode(text)] * 2
+
+
+@pytest.mark.parametrize("tokenizer", [byte_tokenizer(), char_tokenizer(["acgt"])], ids=["byte", "char"])
+def test_a_text_without_spaces_is_cut_too_where_each_character_is_encoded_alone(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(encoding, "PIECE", 10)
+    monkeypatch.setattr(encoding, "GROUP", 10)
+    part = Part(stored(tmp_path, [("a", "acgt" * 25)]))
+    assert [len(ids) for ids in encode(tokenizer, part)] == [11, *[10] * 9]
 
 
 def test_a_long_text_is_encoded_in_several_pieces(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ FLOORS = [  # lowest first; a module imports from its own room and from the floo
     ["lm.ablation.seen"],
     ["lm.ablation.plan", "lm.ablation.judge"],
     ["lm.ablation.run", "lm.ablation.report"],
-    ["lm.ablation", "lm.benchmark", "lm.runs"],
-    ["lm.results"],
+    ["lm.ablation", "lm.runs"],
+    ["lm.benchmark", "lm.results"],
     ["lm.cli"],
     ["scripts", "lm.__main__"],
 ]

@@ -34,10 +34,10 @@ def two_steps(step: Callable[[], object]) -> None:
     step(), step()
 
 
-def resident() -> int:
-    """The peak resident set size of this process so far, in bytes."""
+def resident(field: str = "VmHWM") -> int:
+    """The peak resident set size of this process so far, in bytes; on Linux with VmRSS that of now."""
     if STATUS.exists():  # Linux: getrusage would include the parent process
-        (line,) = (line for line in STATUS.read_text().splitlines() if line.startswith("VmHWM:"))
+        (line,) = (line for line in STATUS.read_text().splitlines() if line.startswith(f"{field}:"))
         return int(line.split()[1]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 

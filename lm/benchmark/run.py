@@ -15,6 +15,7 @@ from lm.benchmark.compiled import compiled
 from lm.benchmark.data import data
 from lm.benchmark.decoding import decoding, run_prompts
 from lm.benchmark.gemm import gemm
+from lm.benchmark.growth import growth
 from lm.benchmark.imported import imported
 from lm.benchmark.limits import limits
 from lm.benchmark.loss import loss
@@ -48,6 +49,7 @@ SECTIONS: dict[str, Section] = {
     "scale": scale,
     "startup": startup,
     "data": data,
+    "growth": growth,
     "import": imported,
 }
 

@@ -25,18 +25,7 @@ def trainer(device: str, seconds: float) -> Iterator[Measurement]:
     """Runs of two lengths are compared, so start and end drop out. The model is very small, so that the overhead can be
     measured: the step time of a real model varies by more than the overhead."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "text.txt"
-        path.write_text("".join(f"line {i}: {i * i} is the square of it\n" for i in range(400)))
-        run = RunConfig(
-            data=DataConfig(source="text", path=str(path), batch_size=1, seq_len=16, cache_dir=f"{folder}/cache"),
-            model=ModelConfig(d_model=16, n_heads=1, d_ff=16),
-            tokenizer=TokenizerConfig(kind="byte", vocab_size=None),
-            trainer={"accelerator": device, "precision": "32-true", "log_every_n_steps": 10, "gradient_clip_val": 1.0},
-            checkpoint=CheckpointConfig(every=10**6),
-            validation=ValidationConfig(every=0, batches=1),
-            prompts=[],
-            threads=1,
-        )
+        run = very_small(folder, device)
         data, number = prepare(run.data, run.tokenizer), count()
         net = Transformer(run.model, run.head, vocab_size=data.tokenizer.vocab_size, seq_len=run.data.seq_len)
         optimizer = build_optimizer(net.to(device), run.optim, run.head)
@@ -55,3 +44,19 @@ def trainer(device: str, seconds: float) -> Iterator[Measurement]:
     long, short, bare = (min(times[name]) for name in calls)  # other load on the machine can only add to a time
     overhead = 1000 * (long - short - bare) / (LONG - SHORT)
     yield Measurement("trainer", "overhead per step", overhead, "ms", "3 % of 40 ms", LIMIT)
+
+
+def very_small(folder: str, device: str) -> RunConfig:
+    """A run whose steps take little more than the Trainer itself; its text is written into `folder`."""
+    path = Path(folder) / "text.txt"
+    path.write_text("".join(f"line {i}: {i * i} is the square of it\n" for i in range(400)))
+    return RunConfig(
+        data=DataConfig(source="text", path=str(path), batch_size=1, seq_len=16, cache_dir=f"{folder}/cache"),
+        model=ModelConfig(d_model=16, n_heads=1, d_ff=16),
+        tokenizer=TokenizerConfig(kind="byte", vocab_size=None),
+        trainer={"accelerator": device, "precision": "32-true", "log_every_n_steps": 10, "gradient_clip_val": 1.0},
+        checkpoint=CheckpointConfig(every=10**6),
+        validation=ValidationConfig(every=0, batches=1),
+        prompts=[],
+        threads=1,
+    )

@@ -8,15 +8,16 @@ from lm.config import BadInput, at_least, choose
 SECTIONS = (
     *("limits", "training", "nanogpt", "compile", "loss", "documents"),
     *("trainer", "optimizer", "gemm", "decoding", "workers", "busy", "scale", "startup", "data"),
+    "growth",
     "import",
 )
-DEFAULT = SECTIONS[:-1]  # "import" takes 10 GB of disk space
+DEFAULT = SECTIONS[:-2]  # "import" takes 10 GB of disk space, "growth" twenty minutes
 RENAMED = {"product": "gemm", "starts": "startup"}
 
 
 @dataclass(slots=True, kw_only=True)
 class BenchmarkConfig:
-    only: list[str] | None = None  # sections; null: all but import
+    only: list[str] | None = None  # sections; null: all but growth and import
     seconds: float = 10.0  # for each comparison, at least; a longer time gives less noise
     output: str | None = None  # a file for the measurements as JSON
     threads: int | None = None

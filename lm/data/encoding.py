@@ -17,6 +17,7 @@ SAMPLE = 1 << 25  # bytes of text from which BPE is trained
 STRETCH = 1 << 16  # bytes: the sample of a larger text consists of evenly spaced stretches
 # Where no token of byte-level BPE can cross: between a visible character and a space or line break.
 CUT = re.compile(r"(?<=\S)[ \n]")
+ANYWHERE = re.compile(r"(?s:.)")
 
 
 def decoded(part: Part) -> Iterator[tuple[str, bool]]:
@@ -25,18 +26,18 @@ def decoded(part: Part) -> Iterator[tuple[str, bool]]:
     return ((decoder.decode(block), last) for block, last in part.blocks())
 
 
-def pieces(blocks: Iterable[tuple[str, bool]], whole: bool = False) -> Iterator[tuple[str, bool]]:
+def pieces(blocks: Iterable[tuple[str, bool]], cut: re.Pattern[str] | None = CUT) -> Iterator[tuple[str, bool]]:
     """The same text in strings of about PIECE characters, and whether a document begins with this string.
 
-    It is cut where the ids of the parts are those of the whole; a text without such a place stays in one string. With
-    `whole`, each document is one string.
+    It is cut before `cut`, where the ids of the parts are those of the whole; a text without such a place stays in one
+    string. With None, each document is one string.
     """
     held, searched, first = "", 0, True
     for block, last in blocks:
         held += block
         begin = 0
-        while not whole and len(held) - begin > PIECE:
-            found = CUT.search(held, max(begin + PIECE, searched))
+        while cut and len(held) - begin > PIECE:
+            found = cut.search(held, max(begin + PIECE, searched))
             if found is None:
                 searched = len(held)
                 break
@@ -66,8 +67,8 @@ def encode(tokenizer: Tokenizer, part: Part, label: str = "", quiet: bool = True
                 bar.update(len(text.encode()))
             return np.array(flat, dtype=dtype)
 
-        waiting = None
-        for group in groups(pieces(decoded(part), whole=not tokenizer.splittable)):
+        cut, waiting = ANYWHERE if tokenizer.divisible else CUT if tokenizer.splittable else None, None
+        for group in groups(pieces(decoded(part), cut)):
             begun = group, pool.submit(tokenizer.encode_all, [text for text, _ in group])
             if waiting:
                 yield ids(*waiting)

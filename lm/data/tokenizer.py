@@ -78,6 +78,12 @@ class Tokenizer:
             and layout["pre_tokenizer"] in PRE_TOKENIZERS
             and not any(token["rstrip"] or re.search(r"\S\s", token["content"]) for token in layout["added_tokens"])
         )
+        # and whether it does so wherever the text is cut, because no token is more than one character
+        self.divisible: bool = (
+            self.splittable
+            and (layout["pre_tokenizer"] == PRE_TOKENIZERS[0] or layout["model"].get("merges") == [])
+            and all(token["special"] for token in layout["added_tokens"])
+        )
 
     @property
     def separator(self) -> list[int]:
