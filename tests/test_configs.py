@@ -26,7 +26,7 @@ from lm.config import (
 )
 from lm.config.ablation import AblateConfig, ReportConfig
 from lm.config.benchmark import BenchmarkConfig
-from lm.training.trainer import resolve
+from lm.training.options import resolve
 
 SCHEMAS = {
     "train": RunConfig,

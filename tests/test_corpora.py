@@ -11,7 +11,7 @@ from lm.cli.errors import CONFIGS
 from lm.model.size import flops_per_token, n_params
 from lm.model.transformer import Transformer
 from lm.training.optim import step_flops
-from lm.training.trainer import resolve, tokens_per_step
+from lm.training.options import resolve, tokens_per_step
 
 CORPORA = ("tinystories", "wikitext103", "fineweb_edu")
 

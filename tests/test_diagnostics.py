@@ -24,8 +24,8 @@ from lm.inference import details
 from lm.inference.details import BANDS, NLLByTarget, frequency_bands, token_counts
 from lm.model.transformer import Transformer
 from lm.training.diagnostics import BY_BAND, COLUMNS, GRADIENTS, EmbeddingGradient
+from lm.training.options import resolve
 from lm.training.train import train
-from lm.training.trainer import resolve
 
 TOKENS, TARGETS = torch.randint(VOCAB, (2, 4, SEQ), generator=torch.Generator().manual_seed(0))
 LOSSES = BY_BAND[:BANDS]

@@ -20,8 +20,8 @@ from test_resume import a_run
 from lm.config import BadInput, RunConfig
 from lm.config.run import IN_WORKERS, NO_STRATEGIES, STRATEGIES
 from lm.system.processes import is_first_process
+from lm.training.options import resolve
 from lm.training.train import train
-from lm.training.trainer import resolve
 
 PAGE = (ROOT / "docs/distributed.md").read_text()
 TRAIN = str(ROOT / "scripts/train.py")

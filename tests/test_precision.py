@@ -15,8 +15,8 @@ from lm.model.transformer import Transformer
 from lm.system.device import MAX_FAST_SEQ_LEN, fast_attention, has_native_bf16, is_mixed, set_threads
 from lm.training.loss import plain
 from lm.training.muon import Muon
+from lm.training.options import resolve
 from lm.training.step import train_step
-from lm.training.trainer import resolve
 
 
 @pytest.fixture(autouse=True)

@@ -51,11 +51,11 @@ from lm.system.files import checksum, sha256
 from lm.training.callbacks import Interrupted
 from lm.training.loss import HAS_CHUNKED
 from lm.training.metrics import MetricsFile
+from lm.training.options import resolve
 from lm.training.run_directory import RunDirectory, default_dir
 from lm.training.samples import validation_prompts
 from lm.training.task import LMTask
 from lm.training.train import train
-from lm.training.trainer import resolve
 
 GOLDEN = Path(__file__).parent / "golden.json"
 PROMISED = (

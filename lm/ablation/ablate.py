@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from lm.ablation.judge.looks import decides, look_now
-from lm.ablation.judge.study import read_study, study_of
+from lm.ablation.judge.study import study_of
 from lm.ablation.outcomes import Outcomes
 from lm.ablation.plan.arms import build_arms, common_threads, sources_of
 from lm.ablation.plan.bases import NAME, build_bases
@@ -21,7 +21,7 @@ from lm.ablation.plan.calibrate import machine, measure
 from lm.ablation.plan.cells import Cell, cell, cells, set_steps
 from lm.ablation.plan.changes import set_aside
 from lm.ablation.record import AblationRecord, asked, first_seeds, write_record
-from lm.ablation.report import write_report
+from lm.ablation.report import is_current, write_report
 from lm.ablation.run.cautions import cautions
 from lm.ablation.run.executors import EXECUTORS
 from lm.ablation.run.folder import claim, default_dir, earlier
@@ -68,11 +68,12 @@ class AblationRunner:
         self.ablation, self.path, gpus = config.ablation, path, torch.cuda.device_count()
         self.plan_only = config.plan_only
         before, self.outcomes = earlier(path, config), Outcomes(path)
-        self.executor = EXECUTORS[config.executor](config, path)
-        if not config.plan_only:
-            self.executor.prepare(place_of(path) if self.executor.remote else None)
+        self.before, self.executor = before, EXECUTORS[config.executor](config, path)
+        late = before.ended is not None  # else early, for an engine gets ready while the plan is made
+        if not (config.plan_only or late):
+            self.prepare()
         threads, quiet = common_threads(before, [*runs.values(), *([base] if base else [])]), not sys.stderr.isatty()
-        self.arms = build_arms(self.ablation, runs, threads, quiet)
+        self.arms = build_arms(self.ablation, runs, threads, quiet, before.arms)
         self.bases = build_bases(self.ablation, base, self.arms, self.outcomes, before.bases, threads, quiet)
         self.timed = self.arms | ({NAME: self.bases.arm} if self.bases else {})
         most = set_threads(max(int(arm.run.threads or 1) for arm in self.timed.values()))
@@ -100,12 +101,27 @@ class AblationRunner:
         )
         self.stopped: int | None = None  # the number of seeds at which a planned look has decided
         self.look()
-        if machine() not in self.known.startup_seconds and (self.missing(self.all_cells()) or self.expected_trials()):
+        ahead = [*self.missing_bases(), *self.missing(self.all_cells()), *self.expected_trials()]
+        if ahead and late and not config.plan_only:
+            self.prepare()
+        if ahead and machine() not in self.known.startup_seconds:
             self.known.startup_seconds[machine()] = measure_startup(
                 self.timed[NAME if self.bases else self.ablation.baseline], config
             )
 
+    def prepare(self) -> None:
+        self.executor.prepare(place_of(self.path) if self.executor.remote else None)
+
+    def unchanged(self) -> bool:
+        """Whether an earlier call has ended with all runs and its report shows all that there is."""
+        if self.missing_bases() or self.missing(self.all_cells()) or self.expected_trials():
+            return False
+        same = replace(self.record(), ended=self.before.ended) == self.before
+        return same and self.before.ended is not None and is_current(self.path)
+
     def run(self) -> None:
+        if self.unchanged():
+            return
         write_record(self.record(), self.path)
         with Progress(self.ablation.name, self.ablation.metric, self.path, self.workers, self.cost) as self.progress:
             self.progress.expect([*self.missing_bases(), *self.missing(self.all_cells())], self.expected_trials())
@@ -153,6 +169,8 @@ class AblationRunner:
     def look(self, say: Callable[[str], None] = lambda _: None) -> bool:
         """Whether the runs have reached a planned look and it decides all that is asked, so that no more are made."""
         self.stopped = None
+        if not self.ablation.looks:
+            return False
         study = study_of(self.record(), self.outcomes)
         if (n := look_now(study)) is None:
             return False
@@ -184,7 +202,7 @@ class AblationRunner:
 
     def n_failed(self) -> int:
         """Reported runs that failed or diverged, and search trials without an outcome."""
-        counts = read_study(self.path).counts()
+        counts = study_of(self.record(), self.outcomes).counts()
         return counts["failed"] + counts["diverged"] + sum(map(len, self.tuning.broken().values()))
 
     def record(self) -> AblationRecord:

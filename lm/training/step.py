@@ -14,7 +14,7 @@ from lm.system.device import fast_attention, is_mixed
 from lm.training.loss import build_loss, resolve_loss
 from lm.training.model import build_model
 from lm.training.optim import build_optimizer
-from lm.training.trainer import resolve
+from lm.training.options import resolve
 
 
 def train_step(

@@ -9,9 +9,9 @@ import torch
 from lm.config import RunConfig
 from lm.system.device import cores, set_threads
 from lm.system.waiting import PERIOD, adaptive_waiting
+from lm.training.options import resolve
 from lm.training.run_directory import RunDirectory
 from lm.training.step import TimedStep, step_time
-from lm.training.trainer import resolve
 
 ROUNDS, TURN = 3, 0.3  # each number of threads gets so many turns of so many seconds
 SETTLING = 2 * PERIOD  # seconds before each turn, in which threads that wait adapt to the load

@@ -20,8 +20,9 @@ from lm.training.checkpoint import Checkpoints
 from lm.training.loss import build_loss, resolve_loss
 from lm.training.metrics import MetricsFile
 from lm.training.model import build_model
+from lm.training.options import n_batches, n_validations, resolve
 from lm.training.task import LMTask
-from lm.training.trainer import build_trainer, resolve
+from lm.training.trainer import build_trainer
 
 WARM_UP, STEPS = 2, 6  # optimizer steps of a turn
 BATCHES = 4  # of a validation, that are timed
@@ -93,13 +94,3 @@ class Clock(Callback):
             if task.device.type == "cuda":
                 torch.cuda.synchronize()
             self.ends.append(time.perf_counter())
-
-
-def n_batches(run: RunConfig, val_tokens: int) -> int:
-    """Batches of the whole validation text."""
-    return -(-val_tokens // (run.data.batch_size * run.data.seq_len))
-
-
-def n_validations(run: RunConfig, steps: int) -> int:
-    """During a run of so many steps, without the final score."""
-    return (steps - 1) // run.validation.every if run.validation.every else 0

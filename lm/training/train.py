@@ -26,11 +26,12 @@ from lm.training.loss import build_loss, resolve_loss
 from lm.training.metrics import ConsoleLogger, MetricsFile
 from lm.training.model import build_model
 from lm.training.optim import MIN_PEAK_LR_FACTOR, peak_lr_factor, step_flops
+from lm.training.options import resolve, tokens_per_step
 from lm.training.result import build_result, final_score
 from lm.training.run_directory import RunDirectory, default_dir
 from lm.training.task import LMTask
 from lm.training.threads import auto_threads
-from lm.training.trainer import build_trainer, resolve, tokens_per_step
+from lm.training.trainer import build_trainer
 
 CHUNK = 1 << 22  # tokens read at a time
 log = logging.getLogger(__name__)

@@ -1,53 +1,22 @@
 """Lightning's Trainer, built from the configuration."""
 
 import logging
-import math
-import os
 import warnings
 from pathlib import Path
 from typing import Any
 
-import torch
 from hydra.utils import instantiate
 from lightning import Callback, Trainer
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.strategies.launchers.multiprocessing import _MultiProcessingLauncher
 
-from lm.config import SINGLE, BadInput, RunConfig
+from lm.config import BadInput, RunConfig
 from lm.config.run import IN_WORKERS, STRATEGIES
-from lm.system.device import best_device, has_native_bf16
 from lm.training.callbacks import ProgressBar, TrainingCallback
 from lm.training.checkpoint import Checkpoints
 from lm.training.diagnostics import Diagnostics
+from lm.training.options import tokens_per_step
 from lm.training.samples import SamplesDuringTraining
-
-
-def resolve(run: RunConfig) -> dict[str, Any]:
-    """The trainer's arguments with the device, the precision and the number of steps decided. Raises BadInput."""
-    run.check_trainer()  # again: run.trainer is a dictionary, which may have been changed
-    options = {"_target_": "lightning.Trainer", **SINGLE, **run.trainer}
-    started, wanted = os.environ.get("WORLD_SIZE", "1"), options["devices"] * options["num_nodes"]
-    if "TORCHELASTIC_RUN_ID" in os.environ and started != str(wanted):
-        found = f"torchrun has started {started} processes, trainer.devices * trainer.num_nodes is {wanted}"
-        raise BadInput(f"{found}; give the numbers of processes on a node and of nodes to both")
-    if options.get("accelerator", "auto") == "auto":
-        options["accelerator"] = best_device()
-    if options["accelerator"] in ("gpu", "cuda") and not torch.cuda.is_available() and best_device() == "cpu":
-        raise BadInput(f"trainer.accelerator={options['accelerator']}: torch finds no GPU here; leave it at auto")
-    if run.activation_checkpointing and run.model.dropout and options["accelerator"] == "mps":
-        raise BadInput("activation_checkpointing=true: torch cannot repeat dropout on MPS; choose model.dropout=0")
-    if options.get("precision") in (None, "auto"):
-        options["precision"] = "bf16-mixed" if has_native_bf16(options["accelerator"]) else "32-true"
-    if run.max_tokens is not None:
-        options["max_steps"] = math.ceil(run.max_tokens / tokens_per_step(run, options))
-    if "max_steps" not in options:
-        raise BadInput("trainer.max_steps: is missing; give it as trainer.max_steps=VALUE")
-    return options
-
-
-def tokens_per_step(run: RunConfig, options: dict[str, Any]) -> int:
-    """Target positions of one optimizer step, on all devices together."""
-    return int(run.data.batch_size * run.data.seq_len * options["devices"] * options["num_nodes"])
 
 
 def build_trainer(

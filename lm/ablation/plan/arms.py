@@ -1,7 +1,8 @@
 """The arms of an ablation: checked, matched and counted. Nothing is trained here."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -18,8 +19,7 @@ from lm.exchange.base import read_base
 from lm.model.size import flops_per_token, n_params
 from lm.model.transformer import Transformer
 from lm.training.optim import step_flops
-from lm.training.timed import n_batches
-from lm.training.trainer import resolve, tokens_per_step
+from lm.training.options import n_batches, resolve, tokens_per_step
 
 
 @dataclass(slots=True, kw_only=True)
@@ -47,8 +47,17 @@ def sources_of(arms: Arms) -> dict[str, str]:
     return {file: value for arm in arms.values() for file, value in arm.sources.items()}
 
 
-def build_arms(config: AblationConfig, runs: dict[str, RunConfig], threads: int, quiet: bool = True) -> Arms:
-    """Every arm checked, matched and counted. Raises BadInput naming the culprit."""
+def build_arms(
+    config: AblationConfig,
+    runs: dict[str, RunConfig],
+    threads: int,
+    quiet: bool = True,
+    known: Mapping[str, ArmRecord] = MappingProxyType({}),
+) -> Arms:
+    """Every arm checked, matched and counted, but for those that are `known` from an earlier call and unchanged.
+
+    Raises BadInput naming the culprit.
+    """
     texts: dict[str, TextData] = {}
     arms: Arms = {}
     for name in sorted(config.arms, key=lambda name: name in config.match_parameters):  # after their baselines
@@ -57,10 +66,10 @@ def build_arms(config: AblationConfig, runs: dict[str, RunConfig], threads: int,
             source = repr((run.data, run.tokenizer))
             if source not in texts:
                 texts[source] = prepare(run.data, run.tokenizer, quiet)
-            arm = build_arm(name, config.arms[name], run, texts[source])
+            arm = build_arm(name, config.arms[name], run, texts[source], known.get(name))
             if key := config.match_parameters.get(name):
                 value = match_parameters(run, arm.vocab_size, key, arms[config.contrasts()[name]].n_params)
-                arm = build_arm(name, config.arms[name], change(run, value), texts[source])
+                arm = build_arm(name, config.arms[name], change(run, value), texts[source], known.get(name))
                 arm.matched = value
         arms[name] = arm
         if run.init_from:
@@ -98,31 +107,37 @@ def check_start(arm: Arm, model: ModelConfig, head: HeadConfig, seq_len: int) ->
         meta_model(arm.run, arm.vocab_size).load_from(loaded, arm.run.init_tied_matrix)
 
 
-def build_arm(name: str, words: list[str], run: RunConfig, data: TextData) -> Arm:
+def build_arm(name: str, words: list[str], run: RunConfig, data: TextData, known: ArmRecord | None = None) -> Arm:
     options = resolve(run)
     if options["devices"] * options["num_nodes"] > 1:
         raise BadInput("trainer.devices: a run of an ablation trains on one device; several runs go on at a time")
     sources = source_files(run.model.linear)
-    net, tokens = meta_model(run, data.tokenizer.vocab_size), tokens_per_step(run, options)
+    tokens, settings = tokens_per_step(run, options), flat(asdict(run) | {"logger": {}})
+    identity = {  # what decides a run's numbers beside its configuration
+        "data_hash": data.hash,
+        "tokenizer_hash": data.tokenizer.hash,
+        "source_hash": source_hash(sources),
+        "device": options["accelerator"],
+        "precision": str(options["precision"]),
+    }
+    if known and (known.settings, known.identity) == (settings, identity):  # counting again takes seconds
+        size, flops = known.n_params, known.flops_per_token
+    else:
+        net = meta_model(run, data.tokenizer.vocab_size)
+        size, flops = n_params(net), flops_per_token(net) + step_flops(net, run.optim, run.head) // tokens
     return Arm(
         name=name,
         words=words,
         run=run,
-        settings=flat(asdict(run) | {"logger": {}}),
+        settings=settings,
         vocab_size=data.tokenizer.vocab_size,
         train_tokens=len(data.train),
         val_tokens=len(data.val),
         sources=sources,
-        identity={  # what decides a run's numbers beside its configuration
-            "data_hash": data.hash,
-            "tokenizer_hash": data.tokenizer.hash,
-            "source_hash": source_hash(sources),
-            "device": options["accelerator"],
-            "precision": str(options["precision"]),
-        },
+        identity=identity,
         tokens_per_step=tokens,
-        n_params=n_params(net),
-        flops_per_token=flops_per_token(net) + step_flops(net, run.optim, run.head) // tokens,
+        n_params=size,
+        flops_per_token=flops,
         steps={"own": options["max_steps"]},
     )
 

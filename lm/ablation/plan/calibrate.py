@@ -14,9 +14,8 @@ from tqdm import tqdm
 
 from lm.ablation.plan.arms import Arm, Arms
 from lm.system.device import cpu_name
+from lm.training.options import n_batches, n_validations, resolve
 from lm.training.step import TimedStep
-from lm.training.timed import TimedTraining, n_batches, n_validations
-from lm.training.trainer import resolve
 
 LONG_ENOUGH = 20.0  # seconds
 FEWEST_ROUNDS, MOST_ROUNDS = 5, 40
@@ -35,7 +34,7 @@ def measure(arms: Arms, known: dict[str, float], decides: bool) -> dict[str, flo
     distinct = {keys[name]: arm for name, arm in arms.items()}  # arms that compute the same take the same time
     if distinct.keys() - known.keys():
         log.info("measuring a training step of each arm")
-        timers = [TimedTraining(arm.run, arm.steps["own"]) if decides else bare_step(arm) for arm in distinct.values()]
+        timers = [real_step(arm) if decides else bare_step(arm) for arm in distinct.values()]
         found = dict(zip(distinct, calibrate(timers), strict=True))
         scale = statistics.median([known[key] / seconds for key, seconds in found.items() if key in known] or [1])
         known = {key: seconds * scale for key, seconds in found.items()} | known
@@ -48,6 +47,12 @@ def measure(arms: Arms, known: dict[str, float], decides: bool) -> dict[str, flo
 def machine() -> str:
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     return f"torch {torch.__version__}, {platform.machine()}, {cpu_name()}, {os.cpu_count()} cores, {gpu}"
+
+
+def real_step(arm: Arm) -> Callable[[], float]:
+    from lm.training.timed import TimedTraining  # Lightning takes three seconds, which most plans do not need
+
+    return TimedTraining(arm.run, arm.steps["own"])
 
 
 def bare_step(arm: Arm) -> Callable[[], float]:

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from lm.ablation.plan.arms import Arm, Arms
@@ -66,8 +66,8 @@ def cell(arm: Arm, seed: int, steps: int, tuned: dict[str, float], folder: str =
 
 
 def build_cell(arm: Arm, seed: int, steps: int, tuned: dict[str, float], folder: str, start: dict[str, Any]) -> Cell:
-    run = replace(arm.run, trainer={**arm.run.trainer, "max_steps": steps})
-    run = change(run, {**tuned, "seed": seed, "max_tokens": None, **start})
+    trainer = {**arm.run.trainer, "max_steps": steps}
+    run = change(arm.run, {**tuned, "trainer": trainer, "seed": seed, "max_tokens": None, **start})
     settings = config_hash(run)
     decisive = json.dumps({"config": settings, **arm.identity}, sort_keys=True)
     name = f"{arm.name}-seed{seed}-{hashlib.sha256(decisive.encode()).hexdigest()[:10]}"

@@ -14,10 +14,12 @@ SAME_SIZE = 0.01  # how near a matched arm comes to its baseline's parameters
 
 def change(run: RunConfig, values: dict[str, Any]) -> RunConfig:
     """The run with dotted keys set; checked as if they had been typed."""
+    groups: dict[str, dict[str, Any]] = {"": {}}
     for key, value in values.items():
         group, _, name = key.rpartition(".")
-        run = replace(run, **({group: replace(getattr(run, group), **{name: value})} if group else {name: value}))
-    return run
+        groups.setdefault(group, {})[name] = value
+    own = groups.pop("")
+    return replace(run, **own, **{group: replace(getattr(run, group), **found) for group, found in groups.items()})
 
 
 def meta_model(run: RunConfig, vocab_size: int) -> Transformer:

@@ -7,6 +7,7 @@ Imports lm.ablation.judge and the modules below it; matplotlib and scipy, not to
 from dataclasses import asdict
 from pathlib import Path
 
+import lm
 from lm.ablation.judge.contrasts import Contrast
 from lm.ablation.judge.looks import seeds_looked_at
 from lm.ablation.judge.study import Study, read_study
@@ -25,6 +26,8 @@ from lm.ablation.report.warnings import warnings_list
 from lm.ablation.seen import remember, verdicts_seen
 from lm.report.page import page
 from lm.system.files import make_folder, write_text
+
+FILES = ("figures", "report.md", "report.html", "results.csv", "curves.csv", "report.json")  # in the order of writing
 
 
 def write_report(path: Path) -> None:
@@ -46,6 +49,18 @@ def write_report(path: Path) -> None:
     said = sentences(study, asked_about(study, contrasts))
     seen = [asdict(one) for one in verdicts_seen(path, study.record)]
     write_text(path / "report.json", report_json(study, contrasts, said, seen))
+
+
+def is_current(path: Path) -> bool:
+    """Whether all files of a report are there and newer than the runs and the program, which would write the same."""
+    *outputs, last = (path / name for name in FILES)
+    try:
+        changed = [one.stat().st_mtime_ns for one in outputs]
+        drawn_from = [*path.glob("*/*.json"), *path.glob("*/*/*.json"), *path.glob("*/*/*.csv")]
+        changed += [one.stat().st_mtime_ns for one in [*drawn_from, *Path(lm.__file__).parent.rglob("*.py")]]
+        return max(changed) <= last.stat().st_mtime_ns
+    except OSError:
+        return False
 
 
 def compose(study: Study, contrasts: list[Contrast]) -> tuple[str, dict[str, str]]:

@@ -114,9 +114,9 @@ def work(task: Task, **where: Any) -> None:
 
 def carry_out(task: Task) -> None:
     from lm.data.tokens import prepare
+    from lm.training.options import resolve
     from lm.training.run_directory import Held
     from lm.training.train import train
-    from lm.training.trainer import resolve
 
     run, planned = task.run, task.identity
     data = prepare(run.data, run.tokenizer)
