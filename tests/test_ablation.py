@@ -75,6 +75,10 @@ def stamps(path: Path, folder: str = "cells") -> dict[str, int]:
     return {one.parent.name: one.stat().st_mtime_ns for one in path.glob(f"{folder}/*/result.json")}
 
 
+def written(path: Path) -> dict[str, int]:
+    return {one.name: one.stat().st_mtime_ns for one in path.glob("*.*") if one.is_file()}
+
+
 def status(study: Study) -> dict[tuple[str, int], str]:
     return {(row.arm, row.seed): row.status for row in study.rows}
 
@@ -84,6 +88,15 @@ def test_what_is_missing_is_done_and_nothing_else(lab: Ablate, tmp_path: Path) -
     first = stamps(lab().path)
     assert len(first) == 4
     assert stamps(lab().path) == first  # nothing to do
+    drawn = written(tmp_path / "out")
+    lab()
+    assert written(tmp_path / "out") == drawn, "nor is anything written that says the same"
+    next(tmp_path.glob("out/cells/*/metrics.csv")).touch()
+    lab()
+    assert written(tmp_path / "out")["report.html"] > drawn["report.html"]
+    (tmp_path / "out/report.md").unlink()
+    lab()
+    assert "report.md" in written(tmp_path / "out")
     more = {"tied": ["head=tied"], "untied": ["head=untied"], "copied": ["head=untied_from_embedding"]}
     grown = stamps(lab(arms=more, seeds=[0, 1, 2]).path)
     assert len(grown) == 9

@@ -124,8 +124,8 @@ def test_the_command_line_is_read_before_anything_heavy_is_loaded() -> None:
     assert HEAVY & loaded(f"import {commands}") == {"hydra", "omegaconf"}
 
 
-def test_a_model_runs_without_lightning_hydra_or_datasets() -> None:
-    found = loaded("import lm.inference.generate, lm.exchange.portable, lm.data.tokens, lm.training.optim")
+def test_a_model_runs_and_an_ablation_is_planned_without_lightning_hydra_or_datasets() -> None:
+    found = loaded("import lm.inference.generate, lm.exchange.portable, lm.data.tokens, lm.ablation.summary")
     assert {"hydra", "omegaconf", "lightning", "datasets"} & found == set()
     assert "torch" in found
 
