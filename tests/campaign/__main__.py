@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
+from itertools import count, islice
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
@@ -25,11 +26,11 @@ from hydra.core.plugins import Plugins
 
 from .case import Failed, session
 from .controls import CONTROLS, PATIENCE
-from .damage import FILES, damage, kind
+from .damage import damage, kind
 from .fuzz import prompts, texts, typos
 from .hostile import hostile
-from .kills import drivers, faults, kills
-from .limits import limits
+from .kills import command, drivers, faults, kills
+from .limits import limit, limits
 from .prepared import Made, prepare
 
 MODULES = [
@@ -50,6 +51,9 @@ PARTS: dict[str, tuple[float, Callable[[Made, int, random.Random, int], int]]] =
     "texts": (0.015, texts),
     "limits": (0.03, limits),
 }
+
+
+ABOUT: dict[str, Callable[[int], str]] = {"kills": command, "damage": kind, "limits": lambda n: limit(n).__name__}
 
 
 class Case(NamedTuple):
@@ -168,10 +172,10 @@ def try_controls(made: Made, seed: int, only: list[str]) -> int:
     unnoticed = 0
     print("| without | part | case | what fails |\n| --- | --- | ---: | --- |", flush=True)
     for without, (place, _) in CONTROLS.items():
-        part, _, file = place.partition(" ")
+        part, _, about = place.partition(" ")
         if part not in only:
             continue
-        for number in range(PATIENCE) if not file else (n for n in range(60 * len(FILES)) if kind(n).endswith(file)):
+        for number in islice((n for n in count() if about in ABOUT.get(part, str)(n)), PATIENCE):
             failures = one_case(made, seed, part, number, without).failures
             if failures and not one_case(made, seed, part, number).failures:
                 break

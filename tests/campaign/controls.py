@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-PATIENCE = 150  # cases within which the campaign must fail
+PATIENCE = 200  # cases within which the campaign must fail
 
 
 def put(place: str, make: Callable[[Any], Any]) -> None:
@@ -107,13 +107,13 @@ def any_pickle(load: Any) -> Any:
 
 
 CONTROLS: dict[str, tuple[str, Callable[[], object]]] = {  # mechanism -> the part that must fail, what switches it off
-    "atomic-files": ("kills", atomic),
+    "atomic-files": ("kills resume", atomic),
     "place-in-the-data": ("kills", other("lm.training.task:TrainingStream.__init__", from_the_start)),
     "removal-of-partial-files": ("kills", off("lm.training.run_directory:remove_partial")),
     "errors-in-one-line": ("faults", other("lm.cli.launch:report", lambda _: raising)),
     "hashes-of-tokens": ("damage val.bin", other("lm.data.tokens:checksum", expected("meta.json", "checksums"))),
-    "hash-of-a-checkpoint": ("damage step-00000004*", other("lm.training.checkpoint:sha256", by_its_name)),
-    "earlier-checkpoint": ("damage step-00000004*", other("lm.training.checkpoint:Checkpoints.newest", newest)),
+    "hash-of-a-checkpoint": ("damage step-00000004", other("lm.training.checkpoint:sha256", by_its_name)),
+    "earlier-checkpoint": ("damage step-00000004", other("lm.training.checkpoint:Checkpoints.newest", newest)),
     "hash-of-weights": (
         "damage model.safetensors",
         other("lm.exchange.portable:sha256", expected("config.json", "sha256")),
@@ -124,10 +124,14 @@ CONTROLS: dict[str, tuple[str, Callable[[], object]]] = {  # mechanism -> the pa
         "damage results.csv",
         other("lm.ablation.outcomes:row_hash", lambda _: lambda row: row.get("row_hash", "")),
     ),
+    "hash-of-curves": ("damage cells/*/metrics.csv", off("lm.report.metrics:hash_name", "")),
+    "hash-of-rows-of-curves": ("damage curves.csv", other("lm.ablation.outcomes:CURVE", lambda _: "none")),
+    "rows-before-a-checkpoint": ("damage half/metrics.csv", off("lm.training.checkpoint:Checkpoints.metrics_hash")),
+    "seal-of-a-record": ("damage ablation.json", other("lm.ablation.record:unsealed", without_checksum)),
     "weights-only": ("hostile", other("torch:load", any_pickle)),
     "no-aliases": ("hostile", other("yaml:parse", lambda _: lambda *args, **options: ())),
-    "lock-of-a-run": ("limits", lock),
-    "state-of-a-source": ("limits", other("lm.data.documents:Files.fingerprint", no_fingerprint)),
+    "lock-of-a-run": ("limits many", lock),
+    "state-of-a-source": ("limits a_text_that_changes", other("lm.data.documents:Files.fingerprint", no_fingerprint)),
     "whole-characters": ("prompts", other("lm.data.tokenizer:Tokenizer.stream", one_by_one)),
     "special-tokens-as-text": ("prompts", special_tokens),
     "exit-code-of-a-refusal": ("typos", off("lm.cli.launch:complain", 0)),

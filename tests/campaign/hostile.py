@@ -5,6 +5,7 @@ import os
 import pickle
 import random
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,8 @@ LINKED = [
     "generate run/model/model.safetensors",
 ]
 OUR_OWN = ("/dev/", "/proc/", os.path.expanduser("~/.cache/"), os.path.expanduser("~/.config/matplotlib"))
-BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
-    f"{b}: &{b} [{'*' + a + ','}{(',*' + a) * 8}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
+BOMB = "a: &a {x: 0, y: 0}\n" + "".join(
+    f"{b}: &{b} {{x: *{a}, y: *{a}}}\n" for a, b in pairwise([*"abcdefghijklmnopqrstuvwxyz", *"ABCDEFGHIJKLMNOPQR"])
 )
 
 

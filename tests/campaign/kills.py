@@ -18,9 +18,14 @@ from .prepared import ABLATE, COMMANDS, TRAIN, Made, spread
 AT_OPERATIONS = ("train", "resume", "train", "report", "resume", "export")
 
 
+def command(case: int) -> str:
+    """The command that a case kills."""
+    return AT_OPERATIONS[case % len(AT_OPERATIONS)] if case % 3 else "train"
+
+
 def kills(made: Made, case: int, rng: random.Random, seed: int) -> int:
     """Kill a cold training command at random moments, or a command at a file operation; then run it again."""
-    name = AT_OPERATIONS[case % len(AT_OPERATIONS)] if case % 3 else "train"
+    name = command(case)
     words, needs, _ = COMMANDS[name]
     made.copy(*needs.split())
     at, n = 1 + spread(len(made.operations[name]), case // len(AT_OPERATIONS), seed), 1
