@@ -41,13 +41,13 @@ MODULES = [
 ]
 CASE_LIMIT = 900.0  # seconds of a case, which runs several commands
 PARTS: dict[str, tuple[float, Callable[[Made, int, random.Random, int], int]]] = {  # its share of the time
-    "kills": (0.16, kills),
-    "drivers": (0.2, drivers),
-    "faults": (0.14, faults),
-    "damage": (0.36, damage),
+    "kills": (0.14, kills),
+    "drivers": (0.3, drivers),
+    "faults": (0.11, faults),
+    "damage": (0.31, damage),
     "hostile": (0.05, hostile),
-    "typos": (0.03, typos),
-    "prompts": (0.015, prompts),
+    "typos": (0.035, typos),
+    "prompts": (0.01, prompts),
     "texts": (0.015, texts),
     "limits": (0.03, limits),
 }
