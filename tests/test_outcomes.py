@@ -20,6 +20,7 @@ from lm.ablation.outcomes import RESULT, Outcomes, row_hash
 from lm.ablation.report import write_report
 from lm.ablation.report.answer import basis
 from lm.ablation.report.numbers import results_csv
+from lm.ablation.report.warnings import changed
 from lm.config import BadInput
 from lm.report.metrics import read_lines
 from lm.system.files import sha256
@@ -243,6 +244,8 @@ def test_an_edited_row_is_no_result(tmp_path: Path) -> None:
     shutil.rmtree(path / "cells")
     assert write_again().rows_unchecked() == 0
     assert (path / "results.csv").read_text() == rows, "rows alone are written as they were read"
+    (path / "results.csv").write_text(rows.replace("cells/tied-seed0-1000", "cells/tied-seed9-1000"))
+    assert "(cells/tied-seed9-1000) was changed after it was written" in next(changed(read_study(path))).head
     (path / "results.csv").write_text(edited)
     for _ in range(2):
         (broken,) = (row for row in write_again().rows if row.status != "done")

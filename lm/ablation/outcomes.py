@@ -33,6 +33,7 @@ RESULT: dict[str, type[int] | type[float] | type[str]] = {  # of a run's result.
     **dict.fromkeys(("device", "cpu", "precision", "python"), str),
 }
 CHECKED = ("run_dir", "status", *RESULT, "source_hash", "torch", "resumed_from")  # columns that row_hash is a hash of
+CHANGED = "was changed after it was written: its row_hash is another"
 AGAIN = "remove it, and the same command makes the run again"
 RUN_DIR = re.compile(r"(?:cells|trials)/([\w.-]+)-seed(\d+)-[\w.-]+")  # its arm and seed
 CURVE = "curve_hash"  # column of results.csv: of the rows of the run in curves.csv, absent in earlier versions
@@ -95,16 +96,16 @@ class RunFiles:
             return Outcome("failed", str(error))
         try:
             return Outcome(**json.loads(self.outcome.read_text()))
-        except (OSError, ValueError, TypeError):
+        except (FileNotFoundError, NotADirectoryError, ValueError, TypeError):
             return Outcome("missing")
 
     def steps(self) -> int:
-        """Optimizer steps that the run has logged so far."""
+        """Optimizer steps that the run has logged so far. Raises OSError if they cannot be read."""
         try:
             with open(self.run_dir / "metrics.csv", "rb") as file:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - 400))
                 return int(file.read().splitlines()[-1].split(b",")[0])
-        except (OSError, ValueError, IndexError):
+        except (FileNotFoundError, NotADirectoryError, ValueError, IndexError):
             return 0
 
 
@@ -157,7 +158,7 @@ class Outcomes:
         """
         try:
             return read_lines(self.folder / run_dir / name, result)
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError):
             return self.curves.get(run_dir, []) if name == "metrics.csv" else []
 
     @cached_property
@@ -194,7 +195,7 @@ def from_row(row: dict[str, str], line: int) -> Outcome:
     """A row that does not match its row_hash, or whose values are no such numbers, fails and is named."""
     where, result = f"line {line} of results.csv ({row['run_dir']})", dict[str, Any]()
     if row.get("row_hash", "") not in ("", row_hash(row)):
-        return Outcome("failed", f"{where} was changed after it was written: its row_hash is another; {AGAIN}", row=row)
+        return Outcome("failed", f"{where} {CHANGED}; {AGAIN}", row=row)
     if row["status"] == "done":
         row.setdefault("cpu", "")  # earlier versions did not write it
         for key, kind in RESULT.items():

@@ -72,7 +72,11 @@ def read_run(path: Path, name: str) -> FoundRun:
     if result is not None:
         return FoundRun(name, path, "finished", settings=settings, result=flat(result))
     outcome, planned = files.read(), settings.get("trainer.max_steps")
-    steps = f"step {files.steps():,}" + (f" of {planned:,}" if isinstance(planned, int) else "")
+    try:
+        made = files.steps()
+    except OSError as error:
+        return FoundRun(name, path, "broken", f"{error.filename}: {error.strerror}")
+    steps = f"step {made:,}" + (f" of {planned:,}" if isinstance(planned, int) else "")
     status = outcome.status if outcome.error else "unfinished"
     return FoundRun(name, path, status, outcome.error or steps, settings)
 

@@ -177,7 +177,7 @@ def try_controls(made: Made, seed: int, only: list[str]) -> int:
             continue
         for number in islice((n for n in count() if about in ABOUT.get(part, str)(n)), PATIENCE):
             failures = one_case(made, seed, part, number, without).failures
-            if failures and not one_case(made, seed, part, number).failures:
+            if failures and "the case itself" not in failures[0] and not one_case(made, seed, part, number).failures:
                 break
         else:
             failures, unnoticed = ["nothing"], unnoticed + 1

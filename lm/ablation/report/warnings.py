@@ -5,6 +5,7 @@ from statistics import median
 
 from lm.ablation.judge.contrasts import Contrast
 from lm.ablation.judge.study import Study
+from lm.ablation.outcomes import CHANGED
 from lm.ablation.record import Caution
 from lm.ablation.report.answer import primary
 from lm.ablation.report.arms import ratios_of_time
@@ -29,7 +30,8 @@ def warnings_list(study: Study, contrasts: Sequence[Contrast]) -> list[str]:
 
 def warnings_of(study: Study, contrasts: Sequence[Contrast]) -> list[Caution]:
     asked, planned, interactions = primary(contrasts), study.record.cautions, study.interactions()
-    about_runs = [*progress(study), *unused(study), *losses(study), *without_curve(study), *untuned(study)]
+    about_runs = [*progress(study), *unused(study), *losses(study), *changed(study), *without_curve(study)]
+    about_runs += untuned(study)
     about_curves = [*fading(study, asked), *rising(study)]
     about_differences = [*small(study, asked), *shape(study, [*asked, *interactions])]
     about_trials = [*edges(study), *few_trials(study, [*contrasts, *interactions]), *unlike_trials(study, asked)]
@@ -71,6 +73,14 @@ def losses(study: Study) -> Iterator[Caution]:
         arms = ", ".join(dict.fromkeys(row.arm for row in rows))
         if rows:
             yield Caution(f"{len(rows)} run{'s' * (len(rows) > 1)} {kind} ({arms}).", meaning)
+
+
+def changed(study: Study) -> Iterator[Caution]:
+    """Rows of results.csv that were changed so that they stand for no run."""
+    known = {row.run_dir for row in (*study.rows, *study.trials)}
+    for row in (row for run_dir, row in study.outcomes.rows.items() if run_dir not in known):
+        if CHANGED in row.error:
+            yield Caution(f"{row.error}.", "It is the row of no run that the ablation asks for.")
 
 
 def without_curve(study: Study) -> Iterator[Caution]:

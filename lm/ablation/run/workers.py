@@ -7,10 +7,12 @@ import tempfile
 import time
 from collections import Counter, deque
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 
+from lm.ablation.outcomes import RunFiles
 from lm.ablation.plan.arms import Arm
 from lm.ablation.plan.cells import Cell, cell
 from lm.ablation.plan.source import source_files, source_hash
@@ -67,7 +69,7 @@ def run_cells(cells: list[Cell], folder: Path, executor: Executor, workers: int,
                 if silent:
                     write_text(one.files.outcome, json.dumps({"status": "failed", "error": cause}) + "\n")
                 ended.append(run_dir)
-            tick({run_dir: one.files.steps() for run_dir, one in running.items()}, ended)
+            tick({run_dir: steps(one.files) for run_dir, one in running.items()}, ended)
     finally:
         if running:
             executor.cancel()
@@ -99,3 +101,10 @@ def measure_startup(arm: Arm, config: AblateConfig) -> float:
         started = time.perf_counter()
         run_cells([cell(arm, 0, 1, {})], Path(folder), LocalExecutor(config, Path(folder)), 1, lambda *_: None)
         return max(0.0, time.perf_counter() - started - arm.seconds(1))
+
+
+def steps(files: RunFiles) -> int:
+    """For a progress bar, which must not end the ablation."""
+    with suppress(OSError):
+        return files.steps()
+    return 0
