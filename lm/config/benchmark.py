@@ -11,7 +11,7 @@ SECTIONS = (
     "growth",
     "import",
 )
-DEFAULT = SECTIONS[:-2]  # "import" takes 10 GB of disk space, "growth" twenty minutes
+DEFAULT = SECTIONS[:-2]  # "import" takes 10 GB of disk space, "growth" ten minutes
 RENAMED = {"product": "gemm", "starts": "startup"}
 
 
