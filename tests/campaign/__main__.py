@@ -19,10 +19,13 @@ from contextlib import suppress
 from importlib import import_module
 from itertools import count, islice
 from pathlib import Path
+from pkgutil import walk_packages
 from typing import NamedTuple, NoReturn
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
+
+import lm
 
 from .case import Failed, session
 from .controls import CONTROLS, PATIENCE
@@ -33,12 +36,6 @@ from .kills import command, drivers, faults, kills
 from .limits import limit, limits
 from .prepared import Made, prepare
 
-MODULES = [
-    *("datasets", "matplotlib.backends.backend_svg", "lm.ablation.ablate", "lm.ablation.report.overview"),
-    *("lm.cli.ablate", "lm.cli.evaluate", "lm.cli.export", "lm.cli.generate", "lm.cli.report", "lm.cli.resume"),
-    *("lm.cli.runs", "lm.cli.summary", "lm.cli.train", "lm.exchange.card", "lm.exchange.huggingface"),
-    *("lm.inference.evaluate", "lm.runs.listing", "lm.runs.page", "lm.runs.query", "lm.training.train"),
-]
 CASE_LIMIT = 900.0  # seconds of a case, which runs several commands
 PARTS: dict[str, tuple[float, Callable[[Made, int, random.Random, int], int]]] = {  # its share of the time
     "kills": (0.14, kills),
@@ -190,8 +187,13 @@ def try_controls(made: Made, seed: int, only: list[str]) -> int:
 
 def preload() -> None:
     """Import once what the commands need, and fill the caches of Hydra: a case then costs a third."""
-    for name in MODULES:
-        import_module(name)
+    for name in (
+        "datasets",
+        "matplotlib.backends.backend_svg",
+        *(one.name for one in walk_packages(lm.__path__, "lm.")),
+    ):
+        if not name.endswith("__main__"):
+            import_module(name)
     Plugins.instance()
     OverridesParser.create().parse_overrides(["a=1", "b=[c]"])
     gc.freeze()

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 PATIENCE = 300  # cases within which the campaign must fail
+Switch = Callable[[], object]
 
 
 def put(place: str, make: Callable[[Any], Any]) -> None:
-    """Replace a function, given as module:name or module:class.name, by what `make` makes of it."""
+    """Replace what is at module:name or module:class.name by what `make` makes of it."""
     module, _, path = place.partition(":")
     owner: Any = import_module(module)
     *outer, name = path.split(".")
@@ -21,13 +22,13 @@ def put(place: str, make: Callable[[Any], Any]) -> None:
     setattr(owner, name, make(getattr(owner, name)))
 
 
-def off(place: str, value: Any = None) -> Callable[[], None]:
-    """Make a function do nothing but return `value`."""
-    return lambda: put(place, lambda _: lambda *args, **options: value)
-
-
-def other(place: str, make: Callable[[Any], Any]) -> Callable[[], None]:
+def other(place: str, make: Callable[[Any], Any]) -> Switch:
     return lambda: put(place, make)
+
+
+def off(place: str, value: Any = None) -> Switch:
+    """Make a function do nothing but return `value`."""
+    return other(place, lambda _: lambda *args, **options: value)
 
 
 @contextmanager
@@ -42,56 +43,42 @@ def atomic() -> None:
             put(f"{name}:atomic_file", lambda _: in_place)
 
 
-def expected(name: str, key: str) -> Callable[[Any], Callable[[Path], str]]:
+def beside(file: str, key: str) -> Callable[[Any], Any]:
     """In place of a hash, the one that a file beside says that it should be."""
 
-    def make(real: Callable[[Path], str]) -> Callable[[Path], str]:
-        def hash_of(path: Path) -> str:
-            beside = path.with_name(name)
-            return str(json.loads(beside.read_text())[key][path.name]) if beside.exists() else real(path)
+    def of(path: Path, real: Any) -> Any:
+        said = path.with_name(file)
+        return json.loads(said.read_text())[key][path.name] if said.exists() else real(path)
 
-        return hash_of
-
-    return make
-
-
-def lock() -> None:
-    import filelock
-
-    for kind in (filelock.FileLock, filelock.BaseFileLock):
-        kind.acquire = lambda self, *args, **options: nullcontext()  # type: ignore[method-assign,assignment]
+    return lambda real: lambda path: of(path, real)
 
 
 def special_tokens() -> None:
-    def spelled(init: Any) -> Any:
-        def then(self: Any, *args: Any) -> None:
-            init(self, *args)
-            self.backend.encode_special_tokens = False
-
-        return then
+    def then(self: Any, init: Any, *args: Any) -> None:
+        init(self, *args)
+        self.backend.encode_special_tokens = False
 
     off("lm.data.tokenizer:Tokenizer.eot_in_text", False)()
-    put("lm.data.tokenizer:Tokenizer.__init__", spelled)
+    put("lm.data.tokenizer:Tokenizer.__init__", lambda init: lambda self, *args: then(self, init, *args))
 
 
-def raising(error: Exception) -> int:
-    raise error
+def errors(_: Any) -> Any:
+    def raising(error: Exception) -> int:
+        raise error
+
+    return raising
 
 
-def from_the_start(init: Any) -> Any:
-    return lambda self, *args, **options: init(self, *args, **options | {"start": 0})
-
-
-def by_its_name(sha256: Any) -> Any:
-    return lambda path: path.stem[-16:] if path.suffix == ".ckpt" else sha256(path)
+def with_option(**changed: Any) -> Callable[[Any], Any]:
+    return lambda real: lambda *args, **options: real(*args, **options | changed)
 
 
 def without_checksum(_: Any) -> Any:
     return lambda found: {key: found[key] for key in found if key != "checksum"}
 
 
-def newest(_: Any) -> Any:
-    return lambda self: next(iter(self.paths()), None)
+def by_its_name(sha256: Any) -> Any:
+    return lambda path: path.stem[-16:] if path.suffix == ".ckpt" else sha256(path)
 
 
 def no_fingerprint(_: Any) -> Any:
@@ -100,41 +87,39 @@ def no_fingerprint(_: Any) -> Any:
     return lambda self: Fingerprint("", 0)
 
 
-def one_by_one(_: Any) -> Any:
-    return lambda self, ids: (self.decode([one]) for one in ids)
-
-
-def any_pickle(load: Any) -> Any:
-    return lambda *args, **options: load(*args, **options | {"weights_only": False})
-
-
-CONTROLS: dict[str, tuple[str, Callable[[], object]]] = {  # mechanism -> the part that must fail, what switches it off
+CONTROLS: dict[str, tuple[str, Switch]] = {  # mechanism -> the part that must fail, in cases about what; the switch
     "atomic-files": ("kills resume", atomic),
-    "place-in-the-data": ("kills", other("lm.training.task:TrainingStream.__init__", from_the_start)),
+    "place-in-the-data": ("kills", other("lm.training.task:TrainingStream.__init__", with_option(start=0))),
     "removal-of-partial-files": ("kills", off("lm.training.run_directory:remove_partial")),
-    "errors-in-one-line": ("faults", other("lm.cli.launch:report", lambda _: raising)),
-    "hashes-of-tokens": ("damage val.bin", other("lm.data.tokens:checksum", expected("meta.json", "checksums"))),
+    "errors-in-one-line": ("faults", other("lm.cli.launch:report", errors)),
+    "hashes-of-tokens": ("damage val.bin", other("lm.data.tokens:checksum", beside("meta.json", "checksums"))),
     "hash-of-a-checkpoint": ("damage step-00000004", other("lm.training.checkpoint:sha256", by_its_name)),
-    "earlier-checkpoint": ("damage step-00000004", other("lm.training.checkpoint:Checkpoints.newest", newest)),
+    "earlier-checkpoint": (
+        "damage step-00000004",
+        other("lm.training.checkpoint:Checkpoints.newest", lambda _: lambda self: next(iter(self.paths()), None)),
+    ),
     "hash-of-weights": (
         "damage model.safetensors",
-        other("lm.exchange.portable:sha256", expected("config.json", "sha256")),
+        other("lm.exchange.portable:sha256", beside("config.json", "sha256")),
     ),
     "seal-of-settings": ("damage model/config.json", other("lm.exchange.find_model:unsealed", without_checksum)),
     "seal-of-results": ("damage run/result.json", other("lm.training.finished:unsealed", without_checksum)),
+    "seal-of-a-record": ("damage ablation.json", other("lm.ablation.record:unsealed", without_checksum)),
     "hash-of-rows": (
         "damage results.csv",
-        other("lm.ablation.outcomes:row_hash", lambda _: lambda row: row.get("row_hash", "")),
+        other("lm.ablation.outcomes:row_hash", lambda _: lambda row: row["row_hash"]),
     ),
     "hash-of-curves": ("damage cells/*/metrics.csv", off("lm.report.metrics:hash_name", "")),
     "hash-of-rows-of-curves": ("damage curves.csv", other("lm.ablation.outcomes:CURVE", lambda _: "none")),
     "rows-before-a-checkpoint": ("damage half/metrics.csv", off("lm.training.checkpoint:Checkpoints.metrics_hash")),
-    "seal-of-a-record": ("damage ablation.json", other("lm.ablation.record:unsealed", without_checksum)),
-    "weights-only": ("hostile", other("torch:load", any_pickle)),
-    "no-aliases": ("hostile", other("yaml:parse", lambda _: lambda *args, **options: ())),
-    "lock-of-a-run": ("limits many", lock),
+    "weights-only": ("hostile", other("torch:load", with_option(weights_only=False))),
+    "no-aliases": ("hostile", off("yaml:parse", ())),
+    "lock-of-a-run": ("limits many", off("filelock:BaseFileLock.acquire", nullcontext())),
     "state-of-a-source": ("limits a_text_that_changes", other("lm.data.documents:Files.fingerprint", no_fingerprint)),
-    "whole-characters": ("prompts", other("lm.data.tokenizer:Tokenizer.stream", one_by_one)),
+    "whole-characters": (
+        "prompts",
+        other("lm.data.tokenizer:Tokenizer.stream", lambda _: lambda self, ids: (self.decode([one]) for one in ids)),
+    ),
     "special-tokens-as-text": ("prompts", special_tokens),
     "exit-code-of-a-refusal": ("typos", off("lm.cli.launch:complain", 0)),
 }
