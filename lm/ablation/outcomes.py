@@ -140,7 +140,7 @@ class Outcomes:
 
     def where(self, run_dir: str) -> dict[str, str]:
         """The host and the executor that made a run. Those of earlier versions do not say it."""
-        with suppress(OSError, ValueError):
+        with suppress(FileNotFoundError, NotADirectoryError, ValueError):
             said = read_object(RunFiles(self.folder / run_dir).where)
             return {key: str(said[key]) for key in WHERE if key in said}
         return {}
