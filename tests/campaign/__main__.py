@@ -121,6 +121,8 @@ class Campaign:
             self.failures.append(
                 f"{case.part}: {failure} (only=[{case.part}] case={case.number} seed={self.seed}{without})"
             )
+            if not self.without:
+                print(self.failures[-1], file=sys.stderr)
 
     def go_on(self, seconds: float) -> "Campaign":
         """Begin cases until the time is over; each part gets its share of it, and at least one case."""
