@@ -164,6 +164,14 @@ def test_a_tokenizer_that_marks_the_beginning_of_a_text_is_read(tmp_path: Path) 
     assert load_tokenizer(with_step(tmp_path, normalizer=MARK)).encode("a") == byte_tokenizer().encode("_b")
 
 
+def test_a_file_that_the_library_panics_at_is_named_without_its_message(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(BadInput, match=r"tokenizer\.json: not a tokenizer\.json \(Precompiled"):
+        load_tokenizer(with_step(tmp_path, normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAA"}))
+    assert capfd.readouterr().err == ""
+
+
 def test_a_panic_of_the_tokenizer_is_bad_input(tmp_path: Path) -> None:
     tokenizer: Tokenizer = load_tokenizer(with_step(tmp_path, normalizer=SLOW))
     with pytest.raises(BadInput, match="tokenizer: its library gives up on this text"):

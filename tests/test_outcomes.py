@@ -1,6 +1,7 @@
 """What became of a run: by its own folder, by its row in results.csv, and never by another run's."""
 
 import csv
+import errno
 import json
 import math
 import os
@@ -117,6 +118,15 @@ def test_a_pipe_in_the_place_of_a_result_is_not_waited_for(tmp_path: Path) -> No
     os.mkfifo(tmp_path / NAME / "result.json")
     with pytest.raises(BadInput, match=r"result\.json: is not a regular file; remove it"):
         RunDirectory(tmp_path / NAME).read_result()
+
+
+def test_a_result_that_cannot_be_read_is_not_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tmp_path, json.dumps(RUN))
+    monkeypatch.setattr(
+        Path, "read_bytes", lambda self: (_ for _ in ()).throw(OSError(errno.EIO, "Input/output error"))
+    )
+    with pytest.raises(OSError, match="Input/output error"):
+        Outcomes(tmp_path).of(NAME)
 
 
 def test_earlier_columns_of_diagnostics_are_read_under_todays_names(tmp_path: Path) -> None:

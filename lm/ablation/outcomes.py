@@ -82,6 +82,7 @@ class RunFiles:
         self.outcome, self.log, self.where = map(run_dir.with_name, names)
 
     def read(self) -> Outcome:
+        """Raises OSError if what is there cannot be read: it is not missing, and need not be made again."""
         path = self.run_dir / "result.json"
         try:
             try:

@@ -18,6 +18,7 @@ from tokenizers import pre_tokenizers, processors
 
 from lm.config import BadInput
 from lm.config.checks import about
+from lm.system.streams import muted
 
 EOT = "<|endoftext|>"
 # End-of-text tokens of tokenizer.json files in use, in the order of preference.
@@ -188,10 +189,11 @@ def load_tokenizer(path: Path, eot: str | None = None) -> Tokenizer:
     try:
         text = path.read_text(encoding="utf-8")
         json.loads(text)
-        backend = tokenizers.Tokenizer.from_str(text)
+        with muted():  # a malformed file can panic in Rust, which prints a message of its own and raises BaseException
+            backend = tokenizers.Tokenizer.from_str(text)
     except OSError as error:
         raise BadInput(f"{path}: {error.strerror}; expected a tokenizer.json") from error
-    except BaseException as error:  # a malformed file can panic in Rust, which raises a BaseException
+    except BaseException as error:
         if isinstance(error, KeyboardInterrupt | SystemExit):
             raise
         raise BadInput(f"{path}: not a tokenizer.json ({str(error).splitlines()[0]})") from error

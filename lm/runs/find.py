@@ -67,7 +67,7 @@ def read_run(path: Path, name: str) -> FoundRun:
         settings, result = flat(place.read_config()), place.read_result()
         if "data_hash" not in settings:
             raise BadInput(f"{place.config}: not what train wrote (data_hash is missing)")
-    except BadInput as error:
+    except (BadInput, OSError) as error:
         return FoundRun(name, path, "broken", str(error))
     if result is not None:
         return FoundRun(name, path, "finished", settings=settings, result=flat(result))

@@ -4,6 +4,8 @@ import errno
 import io
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, TextIO
 
 from lm.system.table import lines_visible
@@ -69,6 +71,18 @@ def stream(descriptor: int, before: TextIO | None, strict: bool) -> TextIO:
     by_line = unbuffered or bool(before and before.line_buffering)
     kind = Terminal if descriptor == 1 and os.isatty(1) else io.TextIOWrapper
     return kind(io.BufferedWriter(Descriptor(descriptor, strict)), encoding, errors, line_buffering=by_line)
+
+
+@contextmanager
+def muted() -> Iterator[None]:
+    """A context in which nothing reaches standard error, also what a library writes there by itself."""
+    kept = os.dup(2)
+    silence(2, os.O_WRONLY)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def silence(descriptor: int, mode: int) -> None:

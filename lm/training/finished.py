@@ -71,9 +71,8 @@ def read_result(path: Path) -> dict[str, Any] | None:
         return found
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise BadInput(f"{path}: {why}; remove it, and the same command writes it again") from error
+    except ValueError as error:
+        raise BadInput(f"{path}: {error}; remove it, and the same command writes it again") from error
 
 
 @dataclass(slots=True, kw_only=True)
