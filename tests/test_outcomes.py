@@ -116,8 +116,11 @@ def test_a_pipe_in_the_place_of_a_result_is_not_waited_for(tmp_path: Path) -> No
     put(tmp_path, "")
     (tmp_path / NAME / "result.json").unlink()
     os.mkfifo(tmp_path / NAME / "result.json")
-    with pytest.raises(BadInput, match=r"result\.json: is not a regular file; remove it"):
+    os.mkfifo(tmp_path / "results.csv")
+    with pytest.raises(OSError, match=r"is not a regular file: '.*result\.json'"):
         RunDirectory(tmp_path / NAME).read_result()
+    with pytest.raises(OSError, match=r"is not a regular file: '.*results\.csv'"):
+        Outcomes(tmp_path)
 
 
 def test_a_result_that_cannot_be_read_is_not_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ its curve curves.csv, say of it. Nothing is written here.
 """
 
 import csv
+import io
 import json
 import math
 import os
@@ -21,7 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 from lm.config import BadInput
 from lm.config.renamed import current
 from lm.report.metrics import Lines, read_lines
-from lm.system.files import checksum, read_object
+from lm.system.files import checksum, read_object, read_regular
 from lm.training.finished import UNKNOWN, read_result
 
 RESULT: dict[str, type[int] | type[float] | type[str]] = {  # of a run's result.json, as columns of results.csv
@@ -96,17 +97,20 @@ class RunFiles:
         except BadInput as error:
             return Outcome("failed", str(error))
         try:
-            return Outcome(**json.loads(self.outcome.read_text()))
+            return Outcome(**json.loads(read_regular(self.outcome)))
         except (FileNotFoundError, NotADirectoryError, ValueError, TypeError):
             return Outcome("missing")
 
     def steps(self) -> int:
         """Optimizer steps that the run has logged so far. Raises OSError if they cannot be read."""
+        path = self.run_dir / "metrics.csv"
+        if not path.is_file():
+            return 0
         try:
-            with open(self.run_dir / "metrics.csv", "rb") as file:
+            with open(path, "rb") as file:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - 400))
                 return int(file.read().splitlines()[-1].split(b",")[0])
-        except (FileNotFoundError, NotADirectoryError, ValueError, IndexError):
+        except (FileNotFoundError, ValueError, IndexError):
             return 0
 
 
@@ -178,9 +182,8 @@ class Outcomes:
         """Every row of a file in the ablation's folder, none if there is no such file."""
         path = self.folder / name
         try:
-            with open(path, newline="") as file:
-                reader = csv.DictReader(file)
-                rows = list(reader)
+            reader = csv.DictReader(io.StringIO(read_regular(path).decode(), newline=""))
+            rows = list(reader)
             if torn := [i for i, row in enumerate(rows, 2) if None in (*row, *row.values())]:
                 raise ValueError(f"line {torn[0]} is not a whole row")
             if "run_dir" not in (reader.fieldnames or ()):
@@ -188,7 +191,7 @@ class Outcomes:
             return [read(row) for row in rows]
         except FileNotFoundError:
             return []
-        except (OSError, ValueError, KeyError, csv.Error) as error:
+        except (ValueError, KeyError, csv.Error) as error:
             raise BadInput(f"{path}: not what a report has written ({error!r}); remove it") from error
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from lm.ablation.record import AblationRecord, look
 from lm.config.ablation import Look
 from lm.config.typed import build
+from lm.system.files import read_regular
 
 FILE = "verdicts.jsonl"
 
@@ -38,8 +39,8 @@ def no_link(path: str, flags: int) -> int:
 
 def written(folder: Path) -> list[Look]:
     try:
-        lines = (folder / FILE).read_text(errors="replace").splitlines()
-    except OSError:
+        lines = read_regular(folder / FILE).decode(errors="replace").splitlines()
+    except FileNotFoundError:
         return []
     found = []
     for line in lines:

@@ -1,6 +1,8 @@
 """The curves of a run, as the columns of its metrics.csv."""
 
 import csv
+import hashlib
+import io
 import math
 from collections.abc import Mapping
 from contextlib import suppress
@@ -10,7 +12,7 @@ from typing import Any
 
 from lm.config import BadInput
 from lm.config.renamed import current_column
-from lm.system.files import sha256
+from lm.system.files import read_regular
 
 FILE = "metrics.csv"
 Lines = list[dict[str, str]]
@@ -23,11 +25,12 @@ def read_lines(path: Path, result: Mapping[str, Any] = MappingProxyType({})) -> 
     `result` is its result.json. Raises BadInput, too, if the file is not the one whose hash is there; the result of an
     earlier version has none.
     """
-    if (written := result.get(hash_name(path))) and path.is_file() and sha256(path) != written:
+    content = read_regular(path)
+    if (written := result.get(hash_name(path))) and hashlib.sha256(content).hexdigest() != written:
         raise BadInput(f"{path}: was changed after its run had finished; remove it to go on without its rows")
     try:
-        with open(path, newline="", encoding="utf-8") as file:
-            whole = [line for line in csv.DictReader(file) if None not in (*line, *line.values())]
+        lines = csv.DictReader(io.StringIO(content.decode(), newline=""))
+        whole = [line for line in lines if None not in (*line, *line.values())]
     except (csv.Error, UnicodeDecodeError) as error:
         raise BadInput(f"{path}: {error}; remove it to go on without its rows") from error
     return [{current_column(key): value for key, value in line.items()} for line in whole]

@@ -1,5 +1,6 @@
 """Atomic writes: a file is written under a temporary name, synced to disk, then renamed. JSON that knows its hash."""
 
+import errno
 import hashlib
 import json
 import os
@@ -81,9 +82,9 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_regular(path: Path) -> bytes:
-    """The content of a file. Raises ValueError for a pipe or a device, which could be read without end."""
+    """The content of a file. Raises OSError for a pipe or a device, which could be read without end."""
     if path.exists() and not path.is_file():
-        raise ValueError("is not a regular file")
+        raise OSError(errno.EINVAL, "is not a regular file", str(path))
     return path.read_bytes()
 
 

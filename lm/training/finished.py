@@ -8,7 +8,7 @@ from typing import Any
 
 from lm.config import BadInput, at_least
 from lm.config.typed import build
-from lm.system.files import read_object, unsealed
+from lm.system.files import read_object, read_regular, unsealed
 
 UNKNOWN = "unknown"
 
@@ -88,7 +88,7 @@ def read_samples(path: Path) -> list[SamplesAt]:
     """The whole lines of a samples.jsonl; none if there is no such file."""
     found: list[SamplesAt] = []
     with suppress(FileNotFoundError):
-        for line in path.read_bytes().splitlines():
+        for line in read_regular(path).splitlines():
             with suppress(ValueError, TypeError, RecursionError):  # the last one, if its process was killed
                 found.append(build(SamplesAt, json.loads(line)))
     return found

@@ -17,7 +17,7 @@ from lm.config import BadInput
 from lm.config.renamed import current_column
 from lm.data.tokens import TextData
 from lm.inference.evaluate import Scores
-from lm.system.files import write_text
+from lm.system.files import read_regular, write_text
 
 COLUMNS = ("step", "tokens", "lr", "train/loss", "train/grad_norm", "val/loss", "val/bpb", "val/top1", "val/tokens")
 
@@ -90,7 +90,7 @@ class MetricsFile(BaseLogger):
     def rows(self) -> list[dict[str, str]]:
         """The rows that are there, without an incomplete one: the disk was full, or the power failed."""
         try:
-            lines = list(csv.reader(io.StringIO(self.path.read_bytes().decode(), newline="")))
+            lines = list(csv.reader(io.StringIO(read_regular(self.path).decode(), newline="")))
             names = tuple(map(current_column, lines[0] if lines else ()))
             if not names or names != self.columns[: len(names)]:  # earlier versions had fewer columns
                 raise ValueError(f"begins with {','.join(names)!r:.60}")
