@@ -63,7 +63,7 @@ def drivers(made: Made, case: int, rng: random.Random, seed: int) -> int:
     made.copy("text.txt")
     there = executors()
     words = [*ABLATE, f"executor={there[case % len(there)]}"]
-    driver, victim = Command(words), case % 3 == 2
+    driver, victim = Command(words), case // len(there) % 3 == 2
     time.sleep(rng.uniform(0, made.seconds["ablate"]))
     if victim:
         with suppress(ProcessLookupError):
