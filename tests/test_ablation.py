@@ -27,7 +27,7 @@ from lm.ablation.outcomes import RunFiles
 from lm.ablation.plan.cells import cells
 from lm.ablation.plan.compose import compose_arms
 from lm.ablation.plan.match import change
-from lm.ablation.record import read_record
+from lm.ablation.record import read_record, write_record
 from lm.ablation.report import write_report
 from lm.ablation.run.folder import claim, default_dir
 from lm.ablation.run.progress import Progress
@@ -91,12 +91,15 @@ def test_what_is_missing_is_done_and_nothing_else(lab: Ablate, tmp_path: Path) -
     drawn = written(tmp_path / "out")
     lab()
     assert written(tmp_path / "out") == drawn, "nor is anything written that says the same"
-    next(tmp_path.glob("out/cells/*/metrics.csv")).touch()
-    lab()
-    assert written(tmp_path / "out")["report.html"] > drawn["report.html"]
-    (tmp_path / "out/report.md").unlink()
-    lab()
-    assert "report.md" in written(tmp_path / "out")
+    for disturb in (
+        next(tmp_path.glob("out/cells/*/metrics.csv")).touch,
+        (tmp_path / "out/report.md").unlink,
+        lambda: write_record(replace(read_record(tmp_path / "out"), report=None), tmp_path / "out"),  # as if killed
+    ):
+        disturb()
+        before = written(tmp_path / "out")["report.html"]
+        lab()
+        assert written(tmp_path / "out")["report.html"] > before
     more = {"tied": ["head=tied"], "untied": ["head=untied"], "copied": ["head=untied_from_embedding"]}
     grown = stamps(lab(arms=more, seeds=[0, 1, 2]).path)
     assert len(grown) == 9

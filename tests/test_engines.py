@@ -3,14 +3,18 @@
 import contextlib
 import csv
 import json
+import os
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from importlib.util import find_spec
+from multiprocessing import forkserver
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,9 +27,10 @@ from lm.ablation.outcomes import Outcomes, RunFiles, broke
 from lm.ablation.plan.cells import Cell
 from lm.ablation.run.executors import EXECUTORS
 from lm.ablation.run.executors.executor import Executor
+from lm.ablation.run.executors.local import START, LocalExecutor
 from lm.ablation.run.executors.ray import RayExecutor, cause
 from lm.ablation.run.executors.slurm import read_jobs, request
-from lm.ablation.run.task import Place, Task
+from lm.ablation.run.task import Place, Task, task
 from lm.ablation.run.workers import place_of, run_cells
 from lm.cli.compose import compose
 from lm.cli.errors import CONFIGS
@@ -108,6 +113,22 @@ def test_what_is_left_with_the_engine_is_waited_for_and_not_started(cells: list[
     assert sorted(carried_out(cells, executor)) == [one.run_dir for one in cells]
     assert executor.started == [cells[0].run_dir, cells[2].run_dir]
     assert RunFiles(tmp_path / left[0]).read().status == "diverged"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(START != "forkserver", reason="needs a server that forks")
+def test_a_run_is_started_though_the_server_of_the_processes_is_killed(cells: list[Cell], tmp_path: Path) -> None:
+    executor = LocalExecutor(AblateConfig(ablation=question()), tmp_path)
+    forkserver.ensure_running()
+    server = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    os.kill(server, signal.SIGSTOP)
+    threading.Timer(0.1, os.kill, (server, signal.SIGKILL)).start()
+    (tmp_path / "cells").mkdir()
+    executor.start(task(cells[0], tmp_path, "local", None))
+    (_, process, _), *others = executor.running.values()
+    assert process.pid
+    assert not others
+    executor.cancel()
 
 
 def test_an_interrupt_cancels_what_is_with_the_engine(cells: list[Cell], tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import time
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -184,6 +185,26 @@ def test_a_text_is_encoded_as_at_once_whatever_tokens_a_file_adds(
     text = "ab a b  ab x\n x\nb ab  b" * 5
     found = list(encoding.encode(tokenizer, Part(stored(tmp_path, [("one", text)]))))
     assert np.concatenate(found).tolist() == [tokenizer.eot, *tokenizer.encode(text)]
+
+
+@pytest.mark.parametrize(
+    ("setting", "piece"),
+    [({"ignore_merges": True}, "hello"), ({"end_of_word_suffix": "</w>"}, "o</w>"), ({}, "hello")],
+    ids=["whole words", "suffix", "neither"],
+)
+def test_a_word_is_not_cut_where_its_ids_would_change(
+    setting: dict[str, Any], piece: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout = json.loads(BYTE.to_json())
+    layout["model"]["vocab"][piece] = 256
+    layout["model"] |= setting
+    layout["added_tokens"][0]["id"] = 257
+    (tmp_path / "tokenizer.json").write_text(json.dumps(layout))
+    tokenizer = load_tokenizer(tmp_path / "tokenizer.json")
+    monkeypatch.setattr(encoding, "PIECE", 2)
+    found = list(encoding.encode(tokenizer, Part(stored(tmp_path, [("one", "hello")]))))
+    assert np.concatenate(found).tolist() == [tokenizer.eot, *tokenizer.encode("hello")]
+    assert tokenizer.divisible == (not setting)
 
 
 @pytest.mark.parametrize("tokenizer", [BPE, BYTE, CHAR], ids=["bpe", "byte", "char"])

@@ -21,7 +21,7 @@ from lm.ablation.plan.calibrate import machine, measure
 from lm.ablation.plan.cells import Cell, cell, cells, set_steps
 from lm.ablation.plan.changes import set_aside
 from lm.ablation.record import AblationRecord, asked, first_seeds, write_record
-from lm.ablation.report import is_current, write_report
+from lm.ablation.report import fingerprint, write_report
 from lm.ablation.run.cautions import cautions
 from lm.ablation.run.executors import EXECUTORS
 from lm.ablation.run.folder import claim, default_dir, earlier
@@ -69,8 +69,8 @@ class AblationRunner:
         self.plan_only = config.plan_only
         before, self.outcomes = earlier(path, config), Outcomes(path)
         self.before, self.executor = before, EXECUTORS[config.executor](config, path)
-        late = before.ended is not None  # else early, for an engine gets ready while the plan is made
-        if not (config.plan_only or late):
+        late = before.ended is not None  # an ablation that has ended may need no engine
+        if not (config.plan_only or late):  # early, for an engine gets ready while the plan is made
             self.prepare()
         threads, quiet = common_threads(before, [*runs.values(), *([base] if base else [])]), not sys.stderr.isatty()
         self.arms = build_arms(self.ablation, runs, threads, quiet, before.arms)
@@ -90,6 +90,7 @@ class AblationRunner:
             contrasts=self.ablation.contrasts(),
             begun=before.begun or now(),
             ended=None,
+            report=None,
             planned=sorted({*self.ablation.seeds, *(before.planned or before.seeds)}),
             command=command,
             machine=f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {gpus} GPUs",
@@ -116,8 +117,8 @@ class AblationRunner:
         """Whether an earlier call has ended with all runs and its report shows all that there is."""
         if self.missing_bases() or self.missing(self.all_cells()) or self.expected_trials():
             return False
-        same = replace(self.record(), ended=self.before.ended) == self.before
-        return same and self.before.ended is not None and is_current(self.path)
+        same = replace(self.record(), ended=self.before.ended, report=self.before.report) == self.before
+        return same and self.before.report == fingerprint(self.path)
 
     def run(self) -> None:
         if self.unchanged():
@@ -140,6 +141,7 @@ class AblationRunner:
         self.known.ended = now()
         write_record(self.record(), self.path)
         write_report(self.path)
+        self.known.report = fingerprint(self.path)
         write_record(self.record(), self.path)  # with the verdict that was shown
 
     def carry_out(self, wanted: list[Cell], trials: bool = False) -> None:

@@ -101,6 +101,7 @@ class AblationRecord(Question):
     # how far it is
     begun: str = ""
     ended: str | None = None
+    report: str | None = None  # the fingerprint of the report that shows this record; None: none does
     tuning_done: bool = False
     untuned: dict[str, list[str]] = field(default_factory=dict)  # arm -> trials that have come to no end
     searches: dict[str, SearchRecord] = field(default_factory=dict)

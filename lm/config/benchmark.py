@@ -5,13 +5,11 @@ from pathlib import Path
 
 from lm.config import BadInput, at_least, choose
 
-SECTIONS = (
+DEFAULT = (
     *("limits", "training", "nanogpt", "compile", "loss", "documents"),
     *("trainer", "optimizer", "gemm", "decoding", "workers", "busy", "scale", "startup", "data"),
-    "growth",
-    "import",
 )
-DEFAULT = SECTIONS[:-2]  # "import" takes 10 GB of disk space, "growth" ten minutes
+SECTIONS = (*DEFAULT, "growth", "import")  # "import" takes 10 GB of disk space, "growth" ten minutes
 RENAMED = {"product": "gemm", "starts": "startup"}
 
 

@@ -26,6 +26,8 @@ EOT_NAMES = (EOT, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "<EOS>
 CHARACTERS = pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
 BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False)
 MOST_GROWTH = 100  # characters that the steps of a tokenizer.json may make of one: more could fill any memory
+# Of a BPE model: each lets an id depend on more than one character.
+JOINING = ("merges", "ignore_merges", "fuse_unk", "continuing_subword_prefix", "end_of_word_suffix")
 PRE_TOKENIZERS = [json.loads(one.__getstate__()) for one in (CHARACTERS, BYTES)]
 
 
@@ -79,10 +81,11 @@ class Tokenizer:
             and layout["pre_tokenizer"] in PRE_TOKENIZERS
             and not any(token["rstrip"] or re.search(r"\S\s", token["content"]) for token in layout["added_tokens"])
         )
-        # and whether it does so wherever the text is cut, because no token is more than one character
+        # and whether it does so wherever the text is cut, because no token depends on more than one character
+        alone = "merges" in layout["model"] and not any(layout["model"].get(key) for key in JOINING)
         self.divisible: bool = (
             self.splittable
-            and (layout["pre_tokenizer"] == PRE_TOKENIZERS[0] or layout["model"].get("merges") == [])
+            and (layout["pre_tokenizer"] == PRE_TOKENIZERS[0] or alone)
             and all(token["special"] for token in layout["added_tokens"])
         )
 

@@ -21,7 +21,6 @@ from lm.system.files import read_regular, write_text
 
 COLUMNS = ("step", "tokens", "lr", "train/loss", "train/grad_norm", "val/loss", "val/bpb", "val/top1", "val/tokens")
 
-
 log = logging.getLogger(__name__)
 
 
@@ -80,12 +79,20 @@ class MetricsFile(BaseLogger):
         super().__init__()
         self.path, self.columns = path, columns
         kept = [row for row in self.rows() if int(row["step"]) <= resumed_step] if resumed_step else []
-        content = self.lines([dict(zip(columns, columns, strict=True)), *kept])
-        if expected and hashlib.sha256(content.encode()).hexdigest() != expected:
+        if expected and self.hash_until(resumed_step) != expected:
             if kept:
                 raise BadInput(f"{path}: was changed after step {resumed_step}; remove it to go on without its rows")
             log.warning("%s: has no rows up to step %d, as if it had been removed", path, resumed_step)
-        write_text(path, content)
+        write_text(path, self.lines([dict(zip(columns, columns, strict=True)), *kept]))
+
+    def hash_until(self, step: int) -> str:
+        """Of the file as it was when a checkpoint of this step was written, whatever columns it has."""
+        content = self.path.read_bytes() if self.path.exists() else b""
+        head, *lines = content.splitlines(keepends=True) or [b""]
+        numbers = [line.partition(b",")[0] for line in lines]
+        first = [line for line, number in zip(lines, numbers, strict=True) if number.isdigit() and int(number) <= step]
+        whole = [line for line in first if line.endswith(b"\n")]  # the last one may have been cut off
+        return hashlib.sha256(b"".join([head, *whole])).hexdigest()
 
     def rows(self) -> list[dict[str, str]]:
         """The rows that are there, without an incomplete one: the disk was full, or the power failed."""

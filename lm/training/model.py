@@ -6,7 +6,7 @@ from lm.model.transformer import Transformer
 
 
 def build_model(run: RunConfig, vocab_size: int, eot: int = 0) -> Transformer:
-    """`eot` is the id of the token that begins each document; which one it is does not change the cost of a step."""
+    """`eot`: the id of the token that begins each document. The default serves where only the cost of a step counts."""
     net = Transformer(
         run.model,
         run.head,

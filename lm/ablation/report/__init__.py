@@ -5,6 +5,7 @@ Imports lm.ablation.judge and the modules below it; matplotlib and scipy, not to
 """
 
 from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 
 import lm
@@ -25,9 +26,10 @@ from lm.ablation.report.tuning import tuning_section
 from lm.ablation.report.warnings import warnings_list
 from lm.ablation.seen import remember, verdicts_seen
 from lm.report.page import page
-from lm.system.files import make_folder, write_text
+from lm.system.files import hash_of, make_folder, sha256, write_text
 
-FILES = ("figures", "report.md", "report.html", "results.csv", "curves.csv", "report.json")  # in the order of writing
+RUNS = ("*/*.json", "*/*.where", "*/*/*.json", "*/*/*.csv")
+DRAWN = (*RUNS, "*.csv", "report.*", "figures/*.svg")  # files from which a report is drawn, and its own
 
 
 def write_report(path: Path) -> None:
@@ -51,16 +53,12 @@ def write_report(path: Path) -> None:
     write_text(path / "report.json", report_json(study, contrasts, said, seen))
 
 
-def is_current(path: Path) -> bool:
-    """Whether all files of a report are there and newer than the runs and the program, which would write the same."""
-    *outputs, last = (path / name for name in FILES)
-    try:
-        changed = [one.stat().st_mtime_ns for one in outputs]
-        drawn_from = [*path.glob("*/*.json"), *path.glob("*/*/*.json"), *path.glob("*/*/*.csv")]
-        changed += [one.stat().st_mtime_ns for one in [*drawn_from, *Path(lm.__file__).parent.rglob("*.py")]]
-        return max(changed) <= last.stat().st_mtime_ns
-    except OSError:
-        return False
+def fingerprint(path: Path) -> str:
+    """A hash that changes with the runs, with the report's own files and with the program that writes them."""
+    files = sorted({one for pattern in DRAWN for one in path.glob(pattern)})
+    found = [(str(one.relative_to(path)), one.stat().st_size, one.stat().st_mtime_ns) for one in files if one.is_file()]
+    program = [sha256(one) for one in sorted(Path(lm.__file__).parent.rglob("*")) if one.suffix in (".py", ".css")]
+    return hash_of([found, program, version("matplotlib")])
 
 
 def compose(study: Study, contrasts: list[Contrast]) -> tuple[str, dict[str, str]]:

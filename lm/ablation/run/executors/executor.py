@@ -38,7 +38,7 @@ class Executor(ABC):
         return self.prefix + task.run_dir.replace("/", "-")
 
     def prepare(self, place: Place | None) -> None:  # noqa: B027
-        """Called once before anything starts. Raises BadInput if a node is known to lack what runs need there."""
+        """Called once before the first start. Raises BadInput if a node is known to lack what runs need there."""
 
     @abstractmethod
     def slots(self, threads: int) -> int:

@@ -41,6 +41,12 @@ class LocalExecutor(Executor):
         return self.gpus or max(1, cores() // threads)
 
     def start(self, task: Task) -> None:
+        try:
+            self.fork(task)
+        except (EOFError, ConnectionError):  # the server was killed; now another is started
+            self.fork(task)
+
+    def fork(self, task: Task) -> None:
         slot = next(slot for slot in range(len(self.running) + 1) if slot not in self.running)
         theirs, ours = PROCESSES.Pipe(duplex=False)
         gpu = slot % self.gpus if self.gpus else None
