@@ -26,25 +26,20 @@ class Failed(Exception):
 
 
 class Command:
-    """A command in a fork of this process, which has imported what it needs, or `cold`, as a user starts it.
+    """A command in a fork of this process, which has imported what it needs. `hook` is called in the fork at first."""
 
-    `hook` is called in the fork at first.
-    """
-
-    def __init__(self, words: list[str], hook: Callable[[], object] = int, cold: bool = False) -> None:
+    def __init__(self, words: list[str], hook: Callable[[], object] = int) -> None:
         self.name, self.code, self.files = words[0], 0, [tempfile.TemporaryFile() for _ in range(2)]  # noqa: SIM115
         if not (pid := os.fork()):
-            os._exit(self.live(words, hook, cold))
+            os._exit(self.live(words, hook))
         self.pid = pid
 
-    def live(self, words: list[str], hook: Callable[[], object], cold: bool) -> int:
+    def live(self, words: list[str], hook: Callable[[], object]) -> int:
         code: Any = 0
         try:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             for number, file in enumerate((os.open(os.devnull, os.O_RDONLY), *(file.fileno() for file in self.files))):
                 os.dup2(file, number)
-            if cold:
-                os.execv(sys.executable, [sys.executable, "-m", "lm", *words])
             sys.argv = ["lm-lab", *words]
             hook()
             import_module(f"lm.cli.{words[0]}").main(words[1:])
@@ -78,6 +73,11 @@ class Command:
             what = "hangs, or is killed" if self.code == -signal.SIGKILL else f"exit code {self.code}, {errors} errors"
             raise Failed(f"{self.name}: {what}: {last}")
         return self
+
+
+def cold(words: list[str]) -> Command:
+    """A command as a user starts it."""
+    return Command(words, lambda: os.execv(sys.executable, [sys.executable, "-m", "lm", *words]))
 
 
 def run(words: list[str], hook: Callable[[], object] = int, seconds: float = LIMIT, signum: int = 9) -> Command:

@@ -5,13 +5,12 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 import time
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
-from .case import LIMIT, Command, Failed, alone, run, session
+from .case import LIMIT, Command, Failed, alone, cold, run, session
 from .inject import KINDS, Injection
 from .prepared import ABLATE, COMMANDS, TRAIN, Made, spread
 
@@ -32,7 +31,7 @@ def kills(made: Made, case: int, rng: random.Random, seed: int) -> int:
     if case % 3 == 0 and made.seconds["cold"] > 1:
         n = rng.randint(1, 3)
         for _ in range(n):
-            Command([*TRAIN, "run_dir=run"], cold=True).end(rng.uniform(0, made.seconds["cold"]))
+            cold([*TRAIN, "run_dir=run"]).end(rng.uniform(0, made.seconds["cold"]))
     elif (killed := run(words, Injection("kill", at))).code != -signal.SIGKILL:
         made.check(name, killed.proper(0), f"{name} with fewer operations")
         return 0
@@ -42,13 +41,9 @@ def kills(made: Made, case: int, rng: random.Random, seed: int) -> int:
 
 def executors() -> list[str]:
     """Those that carry out runs on this machine."""
-    found = {
-        "ray": find_spec("ray") and os.environ.get("RAY_ADDRESS"),
-        "slurm": find_spec("submitit")
-        and shutil.which("sinfo")
-        and not subprocess.call(["sinfo"], stdout=-3, stderr=-3),
-    }
-    return ["local", *(name for name, there in found.items() if there)]
+    ray = find_spec("ray") and os.environ.get("RAY_ADDRESS")
+    slurm = find_spec("submitit") and shutil.which("sinfo")
+    return ["local", *["ray"] * bool(ray), *["slurm"] * bool(slurm)]
 
 
 def scores(folder: Path) -> list[list[str]]:

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .case import SAID, Command, Failed, content, run
+from .case import SAID, Command, Failed, cold, content, run
 from .inject import SEEN, Injection
 
 SIZES = [
@@ -79,7 +79,7 @@ def killed_at_step_5() -> None:
     TrainingCallback.on_train_batch_end = then  # type: ignore[method-assign]
 
 
-def prepare(work: Path, cold: bool) -> Made:
+def prepare(work: Path, time_cold: bool) -> Made:
     """Make the folder, and run each command undisturbed."""
     made = Made(work / "made", {}, {}, {})
     made.folder.mkdir()
@@ -91,8 +91,8 @@ def prepare(work: Path, cold: bool) -> Made:
         raise Failed("the half run was not killed")
     for name, words in {"ablate": ABLATE, "cold": [*TRAIN, "run_dir=cold"]}.items():
         begun = time.monotonic()
-        if name == "ablate" or cold:
-            Command(words, cold=name == "cold").end(600).proper(0)
+        if name == "ablate" or time_cold:
+            (cold if name == "cold" else Command)(words).end(600).proper(0)
         made.seconds[name] = time.monotonic() - begun
     shutil.copytree("study", "rows", ignore=shutil.ignore_patterns("cells", "trials"))
     for name, (words, needs, _) in COMMANDS.items():
