@@ -46,6 +46,12 @@ def name_of(text: DataConfig | None) -> str:
     return "validation text" if text is None else text.path or text.source
 
 
+def draw(found: list[dict[str, Any]], path: Path) -> None:
+    from lm.cli import scores_figure  # matplotlib takes a second, and few ask for a figure
+
+    scores_figure.draw(found, path)
+
+
 def task(config: EvaluateConfig) -> int:
     each = one_by_one(config)  # raises BadInput before the slow imports below
     if config.plot is not None and not (folder := Path(config.plot).expanduser().parent).is_dir():
@@ -69,9 +75,7 @@ def task(config: EvaluateConfig) -> int:
     for title, rows in detail_tables(found, several):
         print("", title, format_table(rows), sep="\n", file=sys.stderr)
     if config.plot is not None:
-        from lm.cli import scores_figure  # matplotlib takes a second, and few ask for a figure
-
-        scores_figure.draw(found, Path(config.plot).expanduser())
+        draw(found, Path(config.plot).expanduser())
     for one_found in found if not several else ():
         del one_found["run"], one_found["text"]
     print(json.dumps(found if several else found[0]))

@@ -133,6 +133,9 @@ class UntiedHead(Head):
     def matrix(self, embedding: Tensor) -> Tensor:
         return self.proj.weight
 
+    def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
+        return self.proj(x)
+
     def convert(self, embedding: Embedding, old: Head, old_embedding: Embedding, rule: str | None) -> None:
         embedding.weight.copy_(embedding.rescaled(old_embedding))
         self.proj.weight.copy_(old.matrix(old_embedding.weight))
@@ -159,6 +162,9 @@ class UntiedMidTrainingHead(UntiedFromEmbeddingHead):
 
     def matrix(self, embedding: Tensor) -> Tensor:
         return embedding if self.tied else self.proj.weight
+
+    def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
+        return linear(x, self.matrix(embedding))
 
     @torch.no_grad()
     def on_train_step(self, progress: float, embedding: Tensor, optimizer_state: OptimizerState) -> None:
