@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import errno
 import json
 import os
 import signal
@@ -23,8 +24,9 @@ import pytest
 from conftest import Script
 from test_plan import SMALL, question
 
-from lm.ablation.outcomes import Outcomes, RunFiles, broke
+from lm.ablation.outcomes import Outcome, Outcomes, RunFiles, broke
 from lm.ablation.plan.cells import Cell
+from lm.ablation.run import workers
 from lm.ablation.run.executors import EXECUTORS
 from lm.ablation.run.executors.executor import Executor
 from lm.ablation.run.executors.local import START, LocalExecutor
@@ -70,6 +72,8 @@ class Listed(Executor):
     def poll(self) -> dict[str, str]:
         if self.interrupt:
             raise KeyboardInterrupt
+        if not self.running:
+            return {}
         task = self.running.pop(0)
         if self.started.count(task.run_dir) > self.lost:
             task.files.outcome.write_text('{"status": "diverged"}')
@@ -148,6 +152,30 @@ def test_a_run_that_the_engine_refuses_waits_while_others_run(
     executor.room = 0
     with pytest.raises(BadInput, match="too many jobs"):
         carried_out(cells, executor)
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_a_file_that_cannot_be_read_for_a_moment_ends_nothing(
+    comes_back: bool,
+    cells: list[Cell],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    first = RunFiles(tmp_path / cells[0].run_dir)
+
+    def read(self: RunFiles, read: Any = RunFiles.read) -> Outcome:
+        if self.run_dir == first.run_dir and (not comes_back or len(waited) < 3):
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return read(self)
+
+    waited: list[float] = []
+    monkeypatch.setattr(RunFiles, "read", read)
+    monkeypatch.setattr(workers.time, "sleep", waited.append)
+    executor = Listed(tmp_path)
+    assert sorted(carried_out(cells, executor)) == [one.run_dir for one in cells]
+    assert (executor.cancelled, len(waited)) == (0, 3 if comes_back else workers.PATIENCE - 1)
+    assert caplog.text.count("Stale file handle; it is read again") == 1
 
 
 def test_a_node_that_lacks_what_runs_need_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from lm.ablation.duration import spell
-from lm.ablation.outcomes import RunFiles
+from lm.ablation.outcomes import Outcome, RunFiles
 from lm.ablation.plan.cells import Cell
 
 
@@ -71,7 +71,10 @@ class Progress:
         return f"{spell(left / (done / elapsed if done > 0.02 * (done + left) else self.workers))} left"
 
     def line(self, cell: Cell) -> str:
-        found = RunFiles(self.folder / cell.run_dir).read()
+        try:
+            found = RunFiles(self.folder / cell.run_dir).read()
+        except OSError as error:  # a line about a run must not end the others
+            found = Outcome("unknown", str(error))
         said = found.status + (f" ({found.error})" if found.error else "")
         if found.result:
             said = f"{self.metric} {found.result[self.metric]:.4f}"

@@ -24,6 +24,7 @@ from lm.config.ablation import AblateConfig
 from lm.system.files import write_text
 
 Tick = Callable[[dict[str, int], list[str]], None]
+PATIENCE = 120  # times half a second in which storage that has failed may come back
 log = logging.getLogger(__name__)
 
 
@@ -38,6 +39,7 @@ def run_cells(cells: list[Cell], folder: Path, executor: Executor, workers: int,
     place = place_of(folder) if executor.remote else None
     tasks = {one.run_dir: task(one, folder, executor.kind, place) for one in cells}
     running, tries, refused = dict[str, Task](), Counter[str](), set[str]()
+    unread, failures = dict[str, str](), Counter[str]()  # what ended runs of which it is not known yet how they ended
     full = False  # until one has ended: each submission that is refused costs the engine time and leaves files
     try:
         running |= {one.run_dir: one for one in executor.adopt(tasks.values())}
@@ -57,11 +59,21 @@ def run_cells(cells: list[Cell], folder: Path, executor: Executor, workers: int,
                 else:
                     running[one.run_dir] = waiting.popleft()
             ended = list[str]()
-            for run_dir, cause in executor.poll().items():
+            unread |= executor.poll()
+            for run_dir, cause in [*unread.items()]:
+                try:
+                    silent = running[run_dir].files.read().status == "missing"
+                except OSError as error:  # it must not end the others
+                    failures[run_dir] += 1
+                    if failures[run_dir] == 1:
+                        log.warning("%s: %s; it is read again for a minute", run_dir, error)
+                    if failures[run_dir] < PATIENCE:
+                        continue
+                    silent = False  # whoever reads it next says what is wrong
                 one = running.pop(run_dir)
+                del unread[run_dir]
                 full = False
                 tries[run_dir] += 1
-                silent = one.files.read().status == "missing"
                 if silent and tries[run_dir] <= executor.retries:
                     log.info("%s: %s; it is started again", run_dir, cause)
                     waiting.append(one)
@@ -70,6 +82,8 @@ def run_cells(cells: list[Cell], folder: Path, executor: Executor, workers: int,
                     write_text(one.files.outcome, json.dumps({"status": "failed", "error": cause}) + "\n")
                 ended.append(run_dir)
             tick({run_dir: steps(one.files) for run_dir, one in running.items()}, ended)
+            if unread:
+                time.sleep(0.5)
     finally:
         if running:
             executor.cancel()
