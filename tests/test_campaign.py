@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from conftest import ROOT
@@ -38,3 +39,13 @@ def test_a_word_that_it_does_not_know_is_refused(word: str, capsys: pytest.Captu
 
     assert main([word]) == 2
     assert capsys.readouterr().err.startswith(f"error: {word}: cannot be read")
+
+
+def test_a_control_that_no_case_is_about_is_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from campaign import __main__ as campaign
+
+    monkeypatch.setattr(campaign, "CONTROLS", {"hash": ("damage nothing", int)})
+    assert campaign.try_controls(campaign.Made(tmp_path, {}, {}, {}), 0, ["damage"]) == 1
+    assert "| hash | damage | 0 | no case is about nothing |" in capsys.readouterr().out
