@@ -113,9 +113,12 @@ def test_settings_that_are_nested_too_deeply_are_a_broken_run(tmp_path: Path) ->
     assert "config.yaml: cannot be read" in listing(find_runs(tmp_path), 1)
 
 
-def test_a_damaged_result_is_a_broken_run(folder: Path) -> None:
+def test_a_damaged_file_is_a_broken_run(folder: Path) -> None:
     (folder / "tied-0/result.json").write_text("{}")
-    assert "tied-0/result.json: val_loss: is missing" in listing(find_runs(folder), 7)
+    (folder / "cells/late.json").mkdir()
+    said = listing(find_runs(folder), 7)
+    assert "tied-0/result.json: val_loss: is missing" in said
+    assert f"Is a directory: '{folder}/cells/late.json'" in said
 
 
 @pytest.mark.parametrize(

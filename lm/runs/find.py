@@ -67,15 +67,11 @@ def read_run(path: Path, name: str) -> FoundRun:
         settings, result = flat(place.read_config()), place.read_result()
         if "data_hash" not in settings:
             raise BadInput(f"{place.config}: not what train wrote (data_hash is missing)")
+        if result is not None:
+            return FoundRun(name, path, "finished", settings=settings, result=flat(result))
+        outcome, made, planned = files.read(), files.steps(), settings.get("trainer.max_steps")
     except (BadInput, OSError) as error:
         return FoundRun(name, path, "broken", str(error))
-    if result is not None:
-        return FoundRun(name, path, "finished", settings=settings, result=flat(result))
-    outcome, planned = files.read(), settings.get("trainer.max_steps")
-    try:
-        made = files.steps()
-    except OSError as error:
-        return FoundRun(name, path, "broken", f"{error.filename}: {error.strerror}")
     steps = f"step {made:,}" + (f" of {planned:,}" if isinstance(planned, int) else "")
     status = outcome.status if outcome.error else "unfinished"
     return FoundRun(name, path, status, outcome.error or steps, settings)
