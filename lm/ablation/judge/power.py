@@ -30,7 +30,7 @@ def welch(*parts: tuple[Number, Number]) -> tuple[Number, Number]:
     return total, total**2 / reduce(operator.add, (variance**2 / df for variance, df in parts))
 
 
-def with_tuning(sd: Any, n: Any, tuning: Tuning | None) -> tuple[Any, Any]:
+def with_tuning(sd: Number, n: Number, tuning: Tuning | None) -> tuple[Number, Number]:
     """The standard deviation of a difference that n seeds would need for the whole error of their mean, and its df.
 
     Without tuning these are `sd` and n - 1. With it, the error of the mean has a part that more seeds do not reduce.
@@ -38,7 +38,8 @@ def with_tuning(sd: Any, n: Any, tuning: Tuning | None) -> tuple[Any, Any]:
     """
     if tuning is None or not tuning.variance:
         return sd, n - 1
-    variance, df = welch((sd**2 / n, n - 1), (tuning.variance, tuning.df))
+    part: tuple[Any, Any] = (tuning.variance, tuning.df)  # numbers, which go with arrays too
+    variance, df = welch((sd**2 / n, n - 1), part)
     return np.sqrt(n * variance), df
 
 
