@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from lm.ablation.judge.study import Study, read_study
+from lm.ablation.judge.study import Row, Study, read_study
 from lm.ablation.outcomes import RESULT
 from lm.ablation.record import FILE as RECORD
 from lm.config import BadInput
@@ -161,7 +161,14 @@ def reported(name: str, study: Study) -> Iterator[Run]:
             settings = arm.settings | arm.tuned | {"trainer.max_steps": row.steps}
             found = FoundRun(row.run_dir, path, row.status, row.error, settings, flat(dict(row.result)))
             who = {"ablation": name, "arm": row.arm, "budget": budget, "seed": row.seed, "run_dir": row.run_dir}
-            yield Run(who, found, partial(study.lines, row, METRICS))
+            yield Run(who, found, partial(lines_of, study, row))
+
+
+def lines_of(study: Study, row: Row) -> Lines:
+    found = study.lines(row, METRICS)
+    for what in study.outcomes.damaged.values():
+        raise BadInput(what)
+    return found
 
 
 def alone(found: FoundRun) -> Run:

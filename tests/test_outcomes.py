@@ -16,12 +16,14 @@ import pytest
 from conftest import ROOT, WHOLE_RESULT, some
 from test_report import make, numbers, results
 
+from lm import results as frames
 from lm.ablation.judge.study import Study, read_study
 from lm.ablation.outcomes import RESULT, Outcomes, row_hash
 from lm.ablation.report import write_report
 from lm.ablation.report.answer import basis
 from lm.ablation.report.numbers import results_csv
-from lm.ablation.report.warnings import changed
+from lm.ablation.report.warnings import changed, damaged
+from lm.ablation.summary import result_table
 from lm.config import BadInput
 from lm.report.metrics import read_lines
 from lm.system.files import sha256
@@ -168,6 +170,7 @@ def test_a_row_without_a_result_says_what_became_of_its_run(tmp_path: Path, stat
         ("status\ndone\n", "run_dir"),
         (f"{','.join(['run_dir', 'arm', 'seed', 'status', *RESULT])}\n{NAME},done\n", "line 2 is not a whole row"),
         ("\n\n3\n", "line 2 is not a whole row"),
+        ("", "has no column run_dir"),
     ],
 )
 def test_a_spoilt_results_csv_is_named(tmp_path: Path, text: str, said: str) -> None:
@@ -217,26 +220,63 @@ def test_a_report_says_how_many_runs_are_rows(tmp_path: Path) -> None:
     assert numbers(path)["cells"]["rows"] == 3
 
 
-def test_a_curve_that_was_changed_is_named(tmp_path: Path) -> None:
+def test_a_curve_that_was_changed_is_named_and_verdicts_stay(tmp_path: Path) -> None:
+    def warned() -> str:
+        """What the report and the terminal say of the files of curves."""
+        write_report(path)
+        assert "## Learning curves" in (path / "report.md").read_text()
+        (told,) = [one.head for one in damaged(read_study(path))] or [""]
+        assert told in result_table(path)
+        return told
+
     path = make(tmp_path, budgets=("tokens",))
     run, curves = path / "cells/tied-seed0-1000", path / "curves.csv"
-    result, rows = run / "result.json", (run / "metrics.csv").read_text()
+    result, rows, whole = run / "result.json", (run / "metrics.csv").read_text(), curves.read_text()
     sealed = json.loads(result.read_text()) | {"metrics_hash": sha256(run / "metrics.csv")}
     result.write_text(json.dumps(sealed))
     assert read_lines(run / "metrics.csv", sealed)
     (run / "metrics.csv").write_text(rows.replace("7", "8", 1))
-    with pytest.raises(BadInput, match=r"seed0-1000/metrics\.csv: was changed after its run had finished; remove it"):
-        write_report(path)
+    assert f"{run}/metrics.csv: was changed after its run had finished; restore it, or remove it" in warned()
+    (run / "metrics.csv").unlink()
+    (run / "metrics.csv").symlink_to(run / "metrics.csv")
+    assert f"{run}/metrics.csv: cannot be read (Too many levels of symbolic links)" in warned()
+    with pytest.raises(BadInput, match=r"metrics\.csv: cannot be read"):
+        frames.curves(path)
+    assert curves.read_text() == whole, "its rows in curves.csv stand for a metrics.csv that is damaged"
     shutil.rmtree(path / "cells")
-    write_report(path)
-    whole = curves.read_text()
-    curves.write_text(whole.replace("7", "8", 1))
-    with pytest.raises(
-        BadInput, match=r"curves\.csv: the rows of cells/tied-seed0-1000 were changed .*; remove the file"
+    assert not warned()
+    changed = whole.replace("7", "8", 1)
+    for text, said in (
+        (changed, "the rows of cells/tied-seed0-1000 were changed after they were written; restore the file, or"),
+        (whole.replace("run_dir", "x", 1), "not what a report has written (ValueError('has no column run_dir'))"),
     ):
+        curves.write_text(text)
+        assert f"{curves}: {said}" in (warned() if text == changed else next(damaged(read_study(path))).head)
         write_report(path)
-    (path / "results.csv").write_text((path / "results.csv").read_text().replace("curve_hash", "of_old"))
-    write_report(path)  # rows of earlier versions do not say it
+        assert curves.read_text() == text, "it is the only copy of its other rows"
+    curves.write_text(changed)
+    whole = (path / "results.csv").read_text()
+    (path / "results.csv").write_text(whole.replace(results(path)[0]["curve_hash"], ""))
+    assert "was changed after it was written" in Outcomes(path).of("cells/tied-seed0-1000").error
+    earlier = re.sub(r",[0-9a-f]{16},cells/", ",,cells/", whole.replace("curve_hash", "of_old"))
+    (path / "results.csv").write_text(earlier)
+    assert not warned(), "rows of earlier versions do not say it"
+
+
+def test_curves_are_checked_where_they_are_asked_for(tmp_path: Path) -> None:
+    """Not those of a run that has its folder, as after a report that was killed between its files, nor removed ones."""
+    path = make(tmp_path, budgets=("tokens",))
+    assert (path / "curves.csv").stat().st_mtime_ns <= (path / "results.csv").stat().st_mtime_ns
+    shutil.rmtree(path / "cells/tied-seed0-1000")
+    whole = (path / "curves.csv").read_text()
+    (path / "curves.csv").write_text(re.sub(r"(cells/tied-seed1-1000,.*)7", r"\g<1>8", whole))
+    write_report(path)
+    assert (path / "curves.csv").read_text() == whole
+    (path / "curves.csv").unlink()
+    for _ in range(2):
+        write_report(path)
+        assert not [*damaged(read_study(path))]
+        assert "**1 run has no learning curve.**" in (path / "report.md").read_text()
 
 
 def test_an_edited_row_is_no_result(tmp_path: Path) -> None:
@@ -258,7 +298,10 @@ def test_an_edited_row_is_no_result(tmp_path: Path) -> None:
     assert write_again().rows_unchecked() == 0
     assert (path / "results.csv").read_text() == rows, "rows alone are written as they were read"
     (path / "results.csv").write_text(rows.replace("cells/tied-seed0-1000", "cells/tied-seed9-1000"))
-    assert "(cells/tied-seed9-1000) was changed after it was written" in next(changed(read_study(path))).head
+    told = next(changed(read_study(path))).head
+    assert told.endswith(
+        " of results.csv (cells/tied-seed9-1000) was changed after it was written: its row_hash is another."
+    )
     (path / "results.csv").write_text(edited)
     for _ in range(2):
         (broken,) = (row for row in write_again().rows if row.status != "done")

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from lm.config import BadInput
 from lm.config.renamed import current
-from lm.report.metrics import Lines, read_lines
+from lm.report.metrics import FILE, Lines, read_lines
 from lm.system.files import checksum, read_object, read_regular
 from lm.training.finished import UNKNOWN, read_result
 
@@ -33,11 +33,11 @@ RESULT: dict[str, type[int] | type[float] | type[str]] = {  # of a run's result.
     "threads": int,
     **dict.fromkeys(("device", "cpu", "precision", "python"), str),
 }
-CHECKED = ("run_dir", "status", *RESULT, "source_hash", "torch", "resumed_from")  # columns that row_hash is a hash of
 CHANGED = "was changed after it was written: its row_hash is another"
 AGAIN = "remove it, and the same command makes the run again"
 RUN_DIR = re.compile(r"(?:cells|trials)/([\w.-]+)-seed(\d+)-[\w.-]+")  # its arm and seed
 CURVE = "curve_hash"  # column of results.csv: of the rows of the run in curves.csv, absent in earlier versions
+CHECKED = ("run_dir", "status", *RESULT, "source_hash", "torch", "resumed_from", CURVE)  # what row_hash is a hash of
 WHERE = ("host", "executor")  # columns of results.csv, too
 KILLED, LOST = "killed by signal", "lost:"  # so begins the error of a run that was ended from outside
 CRASHES = {getattr(signal, name, None) for name in ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL")}  # of code
@@ -117,11 +117,12 @@ class RunFiles:
 class Outcomes:
     """The runs of an ablation's folder. A run is named by its directory below it, as in cells/tied-seed0-1a2b3c4d5e.
 
-    Raises BadInput if results.csv or curves.csv is not what a report has written.
+    Raises BadInput if results.csv is not what a report has written. No verdict rests on curves: what is wrong with
+    their files is in `damaged`, by file, as soon as they are asked for.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder, self.damaged = folder, dict[Path, str]()
         lines = count(2)
         rows = self.table("results.csv", lambda row: (row["run_dir"], from_row(current(row), next(lines))))
         self.rows = {run_dir: one for run_dir, one in rows if one.status in ("done", "failed", "diverged")}
@@ -157,25 +158,38 @@ class Outcomes:
         return {run_dir: (found[1], int(found[2])) for run_dir, found in named.items() if found}
 
     def lines(self, run_dir: str, name: str, result: Mapping[str, Any] = MappingProxyType({})) -> Lines:
-        """The whole rows of a CSV file of a run, those of curves.csv for a metrics.csv that is not here.
-
-        Raises BadInput if they are not those that the run, or the report, has written.
-        """
+        """The whole rows of a CSV file of a run, those of curves.csv for a metrics.csv that is absent or damaged."""
+        path = self.folder / run_dir / name
         try:
-            return read_lines(self.folder / run_dir / name, result)
+            return read_lines(path, result)
         except (FileNotFoundError, NotADirectoryError):
-            return self.curves.get(run_dir, []) if name == "metrics.csv" else []
+            pass
+        except BadInput as error:
+            self.damaged[path] = str(error)
+        return self.curve(run_dir) if name == FILE else []
+
+    def curve(self, run_dir: str) -> Lines:
+        """The rows of a run in curves.csv, none if they are not those whose hash is in its row of results.csv."""
+        found, one = self.curves.get(run_dir, []), self.rows.get(run_dir)
+        written = one.row.get(CURVE) if one and one.row and one.status == "done" else ""
+        if not (found and written) or curve_hash(found) == written:
+            return found
+        said = f"{self.curves_csv}: the rows of {run_dir} were changed after they were written"
+        self.damaged.setdefault(self.curves_csv, f"{said}; restore the file, or remove it to go on without its curves")
+        return []
+
+    @property
+    def curves_csv(self) -> Path:
+        return self.folder / "curves.csv"
 
     @cached_property
     def curves(self) -> dict[str, Lines]:
         found: dict[str, Lines] = {}
-        for run_dir, point in self.table("curves.csv", lambda row: (row["run_dir"], row)):
-            found.setdefault(run_dir, []).append(point)
-        for run_dir, one in self.rows.items():
-            written = one.row.get(CURVE) if found and one.row and one.status == "done" else ""
-            if written and curve_hash(found.get(run_dir, [])) != written:
-                where = f"{self.folder / 'curves.csv'}: the rows of {run_dir}"
-                raise BadInput(f"{where} were changed after they were written; remove the file to go on without curves")
+        try:
+            for run_dir, point in self.table("curves.csv", lambda row: (row["run_dir"], row)):
+                found.setdefault(run_dir, []).append(point)
+        except BadInput as error:
+            self.damaged[self.curves_csv] = str(error)
         return found
 
     def table(self, name: str, read: Callable[[dict[str, str]], tuple[str, Kind]]) -> list[tuple[str, Kind]]:

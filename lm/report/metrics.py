@@ -20,19 +20,23 @@ Points = dict[int, float]  # tokens -> value
 
 
 def read_lines(path: Path, result: Mapping[str, Any] = MappingProxyType({})) -> Lines:
-    """The whole rows of a CSV file of a run. Raises OSError, and BadInput if it is no such file.
+    """The whole rows of a CSV file of a run. Raises FileNotFoundError or NotADirectoryError if there is none.
 
-    `result` is its result.json. Raises BadInput, too, if the file is not the one whose hash is there; the result of an
-    earlier version has none.
+    `result` is its result.json. Raises BadInput if the file cannot be read, is no such file, or is not the one whose
+    hash is there; the result of an earlier version has none.
     """
-    content = read_regular(path)
-    if (written := result.get(hash_name(path))) and hashlib.sha256(content).hexdigest() != written:
-        raise BadInput(f"{path}: was changed after its run had finished; remove it to go on without its rows")
     try:
+        content = read_regular(path)
+        if (written := result.get(hash_name(path))) and hashlib.sha256(content).hexdigest() != written:
+            raise ValueError("was changed after its run had finished")
         lines = csv.DictReader(io.StringIO(content.decode(), newline=""))
         whole = [line for line in lines if None not in (*line, *line.values())]
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise BadInput(f"{path}: {error}; remove it to go on without its rows") from error
+    except (FileNotFoundError, NotADirectoryError):
+        raise
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read ({error.strerror})") from error
+    except (csv.Error, ValueError) as error:
+        raise BadInput(f"{path}: {error}; restore it, or remove it to go on without its rows") from error
     return [{current_column(key): value for key, value in line.items()} for line in whole]
 
 

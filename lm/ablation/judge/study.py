@@ -142,7 +142,7 @@ class Study:
         return say(one, self.unit, self.record.equivalence_margin)
 
     def lines(self, row: Row, name: str) -> Lines:
-        """The whole rows of a CSV file of a run; none if it has no such file."""
+        """The whole rows of a CSV file of a run; none if it has no such file, or one that is in `outcomes.damaged`."""
         return self.outcomes.lines(row.run_dir, name, row.result)
 
     def rows_alone(self) -> int:

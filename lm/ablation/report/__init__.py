@@ -46,8 +46,10 @@ def write_report(path: Path) -> None:
         write_text(path / "figures" / f"{name}.svg", picture)
     write_text(path / "report.md", markdown)
     write_text(path / "report.html", page(study.record.question, markdown, pictures))
-    write_text(path / "results.csv", results_csv(study))
-    write_text(path / "curves.csv", curves_csv(study))
+    curves, rows = curves_csv(study), results_csv(study)
+    if study.outcomes.curves_csv not in study.outcomes.damaged:  # else it may be the only copy of its other rows
+        write_text(study.outcomes.curves_csv, curves)
+    write_text(path / "results.csv", rows)  # after the curves that it has hashes of
     said = sentences(study, asked_about(study, contrasts))
     seen = [asdict(one) for one in verdicts_seen(path, study.record)]
     write_text(path / "report.json", report_json(study, contrasts, said, seen))

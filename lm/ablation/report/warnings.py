@@ -5,12 +5,14 @@ from statistics import median
 
 from lm.ablation.judge.contrasts import Contrast
 from lm.ablation.judge.study import Study
-from lm.ablation.outcomes import CHANGED
+from lm.ablation.outcomes import AGAIN, CHANGED
 from lm.ablation.record import Caution
 from lm.ablation.report.answer import primary
 from lm.ablation.report.arms import ratios_of_time
 from lm.ablation.report.conditions import mixed
+from lm.ablation.report.diagnostics import FILE as DIAGNOSTICS
 from lm.ablation.report.verdict_warnings import edges, fading, few_trials, rising, shape, small, unlike_trials, untuned
+from lm.report.metrics import FILE as METRICS
 from lm.report.page import plain
 
 SAME_TIME = 0.02  # runs at equal time whose measured times differ by more did not have equal time
@@ -31,7 +33,7 @@ def warnings_list(study: Study, contrasts: Sequence[Contrast]) -> list[str]:
 def warnings_of(study: Study, contrasts: Sequence[Contrast]) -> list[Caution]:
     asked, planned, interactions = primary(contrasts), study.record.cautions, study.interactions()
     about_runs = [*progress(study), *unused(study), *losses(study), *changed(study), *without_curve(study)]
-    about_runs += untuned(study)
+    about_runs += [*damaged(study), *untuned(study)]
     about_curves = [*fading(study, asked), *rising(study)]
     about_differences = [*small(study, asked), *shape(study, [*asked, *interactions])]
     about_trials = [*edges(study), *few_trials(study, [*contrasts, *interactions]), *unlike_trials(study, asked)]
@@ -80,14 +82,25 @@ def changed(study: Study) -> Iterator[Caution]:
     known = {row.run_dir for row in (*study.rows, *study.trials)}
     for row in (row for run_dir, row in study.outcomes.rows.items() if run_dir not in known):
         if CHANGED in row.error:
-            yield Caution(f"{row.error}.", "It is the row of no run that the ablation asks for.")
+            yield Caution(
+                f"{row.error.removesuffix(f'; {AGAIN}')}.", "It is the row of no run that the ablation asks for."
+            )
 
 
 def without_curve(study: Study) -> Iterator[Caution]:
     """Runs of which neither metrics.csv nor rows of curves.csv are left."""
-    if n := sum(bool(row.result) and not study.lines(row, "metrics.csv") for row in study.rows):
+    if n := sum(bool(row.result) and not study.lines(row, METRICS) for row in study.rows):
         said = "Whether a difference shrinks during training cannot be checked for them."
         yield Caution(f"{n} run{'s have' if n > 1 else ' has'} no learning curve.", said)
+
+
+def damaged(study: Study) -> Iterator[Caution]:
+    """Files of curves that cannot be read or are not what was written."""
+    for row in (*study.rows, *study.unused()):
+        for name in (METRICS, DIAGNOSTICS):
+            study.lines(row, name)
+    for what in study.outcomes.damaged.values():
+        yield Caution(f"{what}.", "The report shows what is left of the curves. No verdict rests on them.")
 
 
 def unequal(study: Study, asked: Sequence[Contrast]) -> Iterator[Caution]:
