@@ -47,8 +47,6 @@ PARTS: dict[str, tuple[float, Callable[[Made, int, random.Random, int], int]]] =
     "texts": (0.015, texts),
     "limits": (0.03, limits),
 }
-
-
 ABOUT: dict[str, Callable[[int], str]] = {"kills": command, "damage": kind, "limits": lambda n: limit(n).__name__}
 
 
@@ -188,14 +186,10 @@ def try_controls(made: Made, seed: int, only: list[str]) -> int:
 
 
 def preload() -> None:
-    """Import once what the commands need, and fill the caches of Hydra: a case then costs a third."""
-    for name in (
-        "datasets",
-        "matplotlib.backends.backend_svg",
-        *(one.name for one in walk_packages(lm.__path__, "lm.")),
-    ):
-        if not name.endswith("__main__"):
-            import_module(name)
+    """Import once what the commands need, and fill the caches of Hydra."""
+    ours = [one.name for one in walk_packages(lm.__path__, "lm.") if one.name != "lm.__main__"]
+    for name in ("datasets", "matplotlib.backends.backend_svg", *ours):
+        import_module(name)
     Plugins.instance()
     OverridesParser.create().parse_overrides(["a=1", "b=[c]"])
     gc.freeze()
