@@ -1,8 +1,10 @@
 """The list of runs: what differs, conditions, order, CSV, the picture of their curves."""
 
 import csv
+import errno
 import io
 import json
+import os
 import sys
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
@@ -260,5 +262,22 @@ def test_a_damaged_setting_is_not_believed(tmp_path: Path) -> None:
     place.path.mkdir()
     place.write_config({"data_hash": "x", "seed": 0, "optim": {"lr": 1e-05, "betas": (0.9, float("inf"))}})
     assert find_runs(tmp_path)[0].settings["optim.lr"] == 1e-05
-    place.config.write_text(place.config.read_text().replace("seed: 0", "seed: 1"))
-    assert "damaged, its content does not match its checksum" in listing(find_runs(tmp_path), 1)
+    whole = place.config.read_text()
+    for damaged in (whole.replace("seed: 0", "seed: 1"), "".join(whole.splitlines(keepends=True)[:-1])):
+        place.config.write_text(damaged)
+        assert "damaged, its content does not match its checksum" in listing(find_runs(tmp_path), 1)
+
+
+def test_a_folder_that_cannot_be_listed_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    scandir = os.scandir
+
+    def closed(path: Any) -> Any:
+        if str(path).endswith("cells"):
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", closed)
+    assert len(find_runs(folder)) == 5
+    assert "cells is left out: Permission denied" in caplog.text

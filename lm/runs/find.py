@@ -1,5 +1,6 @@
 """The runs below a folder: the settings of each, its result, and what became of it."""
 
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from lm.config.identity import ADDED, flat, identifying
 from lm.training.run_directory import RunDirectory
 
 MARKS = ("config.yaml", "result.json")  # a directory that holds one of them is a run
+log = logging.getLogger(__name__)
 HASHES = ("data_hash", "tokenizer_hash")  # they say something where the settings of the text are equal
 
 
@@ -53,7 +55,9 @@ def folders_with(marks: Sequence[str], top: Path) -> dict[str, Path]:
     Not searched are hidden folders, and what lies in a run or in a folder that was found.
     """
     found = {}
-    for folder, below, files in os.walk(top):
+    for folder, below, files in os.walk(
+        top, onerror=lambda error: log.warning("%s is left out: %s", error.filename, error.strerror)
+    ):
         if any(mark in files for mark in marks):
             place = Path(folder)
             found[str(place.relative_to(top)) if place != top else top.resolve().name] = place

@@ -83,7 +83,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 def read_regular(path: Path) -> bytes:
     """The content of a file. Raises OSError for a pipe or a device, which could be read without end."""
-    if path.exists() and not path.is_file():
+    if path.exists() and not path.is_file() and not path.is_dir():
         raise OSError(errno.EINVAL, "is not a regular file", str(path))
     return path.read_bytes()
 

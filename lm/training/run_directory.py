@@ -88,7 +88,7 @@ class RunDirectory:
 
     def write_config(self, settings: dict[str, Any]) -> None:
         content = {"format": FORMAT, **settings}
-        sealed = {**content, "checksum": checksum(content)}
+        sealed = {"checksum": checksum(content), **content}  # at first: where the end is cut off, it is still there
         write_text(self.config, yaml.safe_dump(sealed, sort_keys=False, allow_unicode=True))
 
     def tables(self) -> list[Path]:
