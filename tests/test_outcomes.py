@@ -254,6 +254,10 @@ def test_a_curve_that_was_changed_is_named_and_verdicts_stay(tmp_path: Path) -> 
         assert f"{curves}: {said}" in (warned() if text == changed else next(damaged(read_study(path))).head)
         write_report(path)
         assert curves.read_text() == text, "it is the only copy of its other rows"
+    curves.unlink()
+    curves.mkdir()
+    assert next(damaged(read_study(path))).head == f"{curves}: cannot be read (is not a regular file)."
+    curves.rmdir()
     curves.write_text(changed)
     whole = (path / "results.csv").read_text()
     (path / "results.csv").write_text(whole.replace(results(path)[0]["curve_hash"], ""))

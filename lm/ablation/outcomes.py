@@ -190,6 +190,8 @@ class Outcomes:
                 found.setdefault(run_dir, []).append(point)
         except BadInput as error:
             self.damaged[self.curves_csv] = str(error)
+        except OSError as error:
+            self.damaged[self.curves_csv] = f"{self.curves_csv}: cannot be read ({error.strerror})"
         return found
 
     def table(self, name: str, read: Callable[[dict[str, str]], tuple[str, Kind]]) -> list[tuple[str, Kind]]:
