@@ -34,7 +34,7 @@ RESULT: dict[str, type[int] | type[float] | type[str]] = {  # of a run's result.
     **dict.fromkeys(("device", "cpu", "precision", "python"), str),
 }
 CHANGED = "was changed after it was written: its row_hash is another"
-AGAIN = "remove it, and the same command makes the run again"
+AGAIN = "remove it, and ablate makes the run again"
 RUN_DIR = re.compile(r"(?:cells|trials)/([\w.-]+)-seed(\d+)-[\w.-]+")  # its arm and seed
 CURVE = "curve_hash"  # column of results.csv: of the rows of the run in curves.csv, absent in earlier versions
 CHECKED = ("run_dir", "status", *RESULT, "source_hash", "torch", "resumed_from", CURVE)  # what row_hash is a hash of

@@ -72,7 +72,7 @@ def read_result(path: Path) -> dict[str, Any] | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except ValueError as error:
-        raise BadInput(f"{path}: {error}; remove it, and the same command writes it again") from error
+        raise BadInput(f"{path}: {error}; remove it, and train or ablate writes it again") from error
 
 
 @dataclass(slots=True, kw_only=True)

@@ -20,7 +20,7 @@ FEW = 4  # seeds; with fewer, one more often changes a verdict
 OTHERS = "the settings, the text or the training code were different"
 LOST = {
     "diverged": "Comparisons leave its seed out, and an arm that diverged is never called better or equivalent.",
-    "failed": "Comparisons leave its seed out until the same command has repeated the run, and meanwhile an arm that "
+    "failed": "Comparisons leave its seed out until ablate has repeated the run, and meanwhile an arm that "
     "failed, unless it was killed, is never called better or equivalent.",
 }
 
@@ -90,7 +90,7 @@ def changed(study: Study) -> Iterator[Caution]:
 def without_curve(study: Study) -> Iterator[Caution]:
     """Runs of which neither metrics.csv nor rows of curves.csv are left."""
     if n := sum(bool(row.result) and not study.lines(row, METRICS) for row in study.rows):
-        said = "Whether a difference shrinks during training cannot be checked for them."
+        said = "Whether a difference shrinks during training cannot be checked there."
         yield Caution(f"{n} run{'s have' if n > 1 else ' has'} no learning curve.", said)
 
 
