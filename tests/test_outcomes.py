@@ -97,7 +97,7 @@ def test_a_result_without_a_key_or_with_a_wrong_one_is_named(tmp_path: Path, key
         path = tmp_path / str(len(content))
         put(path, json.dumps(content))
         assert f"result.json: {key}: " in Outcomes(path).of(NAME).error
-        with pytest.raises(BadInput, match=rf"result\.json: {key}: .*; remove it, and the same command"):
+        with pytest.raises(BadInput, match=rf"result\.json: {key}: .*; remove it, and train or ablate writes it again"):
             RunDirectory(path / NAME).read_result()
 
 
@@ -256,7 +256,7 @@ def test_a_curve_that_was_changed_is_named_and_verdicts_stay(tmp_path: Path) -> 
         assert curves.read_text() == text, "it is the only copy of its other rows"
     curves.unlink()
     curves.mkdir()
-    assert next(damaged(read_study(path))).head == f"{curves}: cannot be read (is not a regular file)."
+    assert next(damaged(read_study(path))).head == f"{curves}: cannot be read (Is a directory)."
     curves.rmdir()
     curves.write_text(changed)
     whole = (path / "results.csv").read_text()
