@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from lm.ablation.run.folder import ABANDONED, claim
-from lm.system.files import atomic_file, read_sealed, write_sealed
+from lm.ablation.run.folder import claim
+from lm.system.files import ABANDONED, atomic_file, read_sealed, write_sealed
 
 CONTENT = {"format": 3, "theta": 10000.0, "betas": (0.9, 0.95), "by": {2: "two", 10: None}, "name": "é\u2028"}
 

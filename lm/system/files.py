@@ -142,5 +142,6 @@ def remove_partial(folder: Path, older_than: float = 0.0) -> None:
                 path.unlink()
 
 
+ABANDONED = 600.0  # seconds without a change to a temporary file: its process is gone
 UMASK = os.umask(0)
 os.umask(UMASK)

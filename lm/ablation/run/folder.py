@@ -14,10 +14,9 @@ from lm.ablation.run.task import TOKEN
 from lm.config import BadInput
 from lm.config.ablation import AblateConfig
 from lm.config.renamed import current_word
-from lm.system.files import remove_partial
+from lm.system.files import ABANDONED, remove_partial
 
 LOCK = ".lock"
-ABANDONED = 600.0  # seconds without a change to a temporary file: its process is gone
 READABLE = 40  # characters of the overrides in a folder's name
 
 

@@ -108,9 +108,10 @@ def place_of(folder: Path) -> Place:
 def measure_startup(arm: Arm, config: AblateConfig) -> float:
     """Seconds of a run beyond its steps (process, model, samples, saving), from a real one that leaves nothing."""
     log.info("measuring what a run takes beyond its steps")
-    first = PROCESSES.Process(target=int)  # waits until the server of the workers has done its imports
-    first.start()
-    first.join()
+    with suppress(EOFError, ConnectionError):  # the server was killed; the run below starts another
+        first = PROCESSES.Process(target=int)  # waits until the server of the workers has done its imports
+        first.start()
+        first.join()
     with tempfile.TemporaryDirectory() as folder:
         started = time.perf_counter()
         run_cells([cell(arm, 0, 1, {})], Path(folder), LocalExecutor(config, Path(folder)), 1, lambda *_: None)

@@ -8,6 +8,7 @@ import multiprocessing
 import multiprocessing.forkserver
 import os
 import threading
+import time
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,8 @@ class LocalExecutor(Executor):
     def start(self, task: Task) -> None:
         try:
             self.fork(task)
-        except (EOFError, ConnectionError):  # the server was killed; now another is started
+        except (EOFError, ConnectionError):  # the server was killed; another is started when it has ended
+            time.sleep(1)
             self.fork(task)
 
     def fork(self, task: Task) -> None:
