@@ -5,6 +5,7 @@ import csv
 import errno
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -12,7 +13,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from importlib.util import find_spec
 from multiprocessing import forkserver
@@ -294,13 +295,12 @@ def scores(folder: Path) -> dict[str, Any]:
     return {name: (result["val_loss"], result["config_hash"]) for name, result in results.items()}
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra `ray`")
-def test_two_nodes_of_ray_give_the_results_of_the_local_pool(script: Script, corpus: Path, tmp_path: Path) -> None:
+@contextlib.contextmanager
+def ray() -> Iterator[list[str]]:
+    """A cluster of two nodes."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    words = ["ablation=smoke", *SMALL, "tokenizer.vocab_size=null", f"data.path={corpus}"]
     with (
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as short,  # for the names of Ray's sockets
         node("--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={short}"),
@@ -308,10 +308,33 @@ def test_two_nodes_of_ray_give_the_results_of_the_local_pool(script: Script, cor
         while not listening(port):
             time.sleep(0.5)
         with node(f"--address=127.0.0.1:{port}"):
-            far = script("ablate", *words, "output_dir=far", "executor=ray", f"ray.address=127.0.0.1:{port}")
+            yield ["executor=ray", f"ray.address=127.0.0.1:{port}"]
+
+
+@contextlib.contextmanager
+def slurm() -> Iterator[list[str]]:
+    """The cluster whose nodes see the temporary folders of this machine."""
+    yield ["executor=slurm"]
+
+
+NO_RAY, NO_SLURM = find_spec("ray") is None, find_spec("submitit") is None or shutil.which("sinfo") is None
+ENGINES = [
+    pytest.param(ray, marks=pytest.mark.skipif(NO_RAY, reason="needs the extra `ray`")),
+    pytest.param(slurm, marks=pytest.mark.skipif(NO_SLURM, reason="needs the extra `slurm` and a cluster")),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_engine_gives_the_results_of_the_local_pool(
+    engine: Callable[[], contextlib.AbstractContextManager[list[str]]], script: Script, corpus: Path, tmp_path: Path
+) -> None:
+    words = ["ablation=smoke", *SMALL, "tokenizer.vocab_size=null", f"data.path={corpus}"]
+    with engine() as further:
+        far = script("ablate", *words, "output_dir=far", *further)
     assert far.returncode == 0, far.stderr
     near = script("ablate", *words, "output_dir=near")
     assert near.returncode == 0, near.stderr
     assert scores(tmp_path / "far") == scores(tmp_path / "near") != {}
     with open(tmp_path / "far/results.csv", newline="") as file:
-        assert {row["executor"] for row in csv.DictReader(file)} == {"ray"}
+        assert {row["executor"] for row in csv.DictReader(file)} == {engine.__name__}
