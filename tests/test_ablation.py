@@ -23,7 +23,6 @@ from test_plan import SMALL, question
 
 from lm.ablation.ablate import AblationRunner, ablate
 from lm.ablation.judge.study import Study, read_study
-from lm.ablation.outcomes import RunFiles
 from lm.ablation.plan.cells import cells
 from lm.ablation.plan.compose import compose_arms
 from lm.ablation.plan.match import change
@@ -32,6 +31,7 @@ from lm.ablation.report import write_report
 from lm.ablation.run.folder import claim, default_dir
 from lm.ablation.run.progress import Progress
 from lm.ablation.run.workers import run_cells
+from lm.ablation.run_files import RunFiles
 from lm.ablation.summary import plan_table, result_table
 from lm.cli.compose import compose
 from lm.cli.errors import CONFIGS

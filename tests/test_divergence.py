@@ -20,8 +20,8 @@ from lm.ablation.judge.advice import Advice
 from lm.ablation.judge.divergence import Divergence
 from lm.ablation.judge.statistics import judge
 from lm.ablation.judge.study import Row, read_study
-from lm.ablation.outcomes import broke, cause_of_death
 from lm.ablation.report.answer import others
+from lm.ablation.run_files import broke, cause_of_death
 from lm.ablation.summary import result_table
 from lm.report.page import plain
 

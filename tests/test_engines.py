@@ -25,7 +25,7 @@ import pytest
 from conftest import Script
 from test_plan import SMALL, question
 
-from lm.ablation.outcomes import Outcome, Outcomes, RunFiles, broke
+from lm.ablation.outcomes import Outcomes
 from lm.ablation.plan.cells import Cell
 from lm.ablation.run import workers
 from lm.ablation.run.executors import EXECUTORS
@@ -35,6 +35,7 @@ from lm.ablation.run.executors.ray import RayExecutor, cause
 from lm.ablation.run.executors.slurm import read_jobs, request
 from lm.ablation.run.task import Place, Task, task
 from lm.ablation.run.workers import place_of, run_cells
+from lm.ablation.run_files import Outcome, RunFiles, broke
 from lm.cli.compose import compose
 from lm.cli.errors import CONFIGS
 from lm.config import BadInput, RunConfig

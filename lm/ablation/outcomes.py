@@ -6,24 +6,22 @@ its curve curves.csv, say of it. Nothing is written here.
 
 import csv
 import io
-import json
 import math
-import os
 import re
-import signal
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import count
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
+from lm.ablation.run_files import Outcome, RunFiles
 from lm.config import BadInput
 from lm.config.renamed import current
 from lm.report.metrics import FILE, Lines, read_lines
 from lm.system.files import checksum, read_object, read_regular
-from lm.training.finished import UNKNOWN, read_result
+from lm.training.finished import UNKNOWN
 
 RESULT: dict[str, type[int] | type[float] | type[str]] = {  # of a run's result.json, as columns of results.csv
     **dict.fromkeys(("val_loss", "val_bpb", "val_top1"), float),
@@ -39,79 +37,7 @@ RUN_DIR = re.compile(r"(?:cells|trials)/([\w.-]+)-seed(\d+)-[\w.-]+")  # its arm
 CURVE = "curve_hash"  # column of results.csv: of the rows of the run in curves.csv, absent in earlier versions
 CHECKED = ("run_dir", "status", *RESULT, "source_hash", "torch", "resumed_from", CURVE)  # what row_hash is a hash of
 WHERE = ("host", "executor")  # columns of results.csv, too
-KILLED, LOST = "killed by signal", "lost:"  # so begins the error of a run that was ended from outside
-CRASHES = {getattr(signal, name, None) for name in ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL")}  # of code
 Kind = TypeVar("Kind")
-
-
-class Outcome(NamedTuple):
-    status: str  # done, failed, diverged, or missing: not run yet, or running
-    error: str = ""
-    result: Mapping[str, Any] = MappingProxyType({})  # result.json, or empty
-    row: Mapping[str, str] | None = None  # of results.csv, where the run has no folder
-
-
-def cause_of_death(exitcode: int) -> str:
-    """Of a process that has said nothing. 128 and a signal is how one exits that has handled the signal."""
-    signum = exitcode - 128 if exitcode > 128 else -exitcode
-    if signum in CRASHES:
-        return f"crashed by signal {signum}"
-    return f"{KILLED} {signum}" if signum > 0 else f"ended with exit code {exitcode}"
-
-
-def broke(status: str, error: str) -> bool:
-    """Whether a run failed for a reason of its own, such as an exception, an exit code or a crash of native code.
-
-    One that was killed by another signal, or whose node is gone, is lost at random, whatever its arm. The kernel kills
-    by SIGKILL too when memory runs out, which cannot be told from any other kill.
-    """
-    return status == "failed" and not error.startswith((KILLED, LOST))
-
-
-@lru_cache(maxsize=1 << 14)
-def read_once(path: Path, version: tuple[int, ...]) -> dict[str, Any] | None:
-    """The content of a result.json, read again only if the file is another: all are asked for many times."""
-    return read_result(path)
-
-
-class RunFiles:
-    """Where the files of a run lie: its directory, what became of it if it has no result, its log, where it ran."""
-
-    def __init__(self, run_dir: Path) -> None:
-        self.run_dir = run_dir
-        names = (run_dir.name + suffix for suffix in (".json", ".log", ".where"))
-        self.outcome, self.log, self.where = map(run_dir.with_name, names)
-
-    def read(self) -> Outcome:
-        """Raises OSError if what is there cannot be read: it is not missing, and need not be made again."""
-        path = self.run_dir / "result.json"
-        try:
-            try:
-                now = path.stat()
-            except OSError:  # nearly always: there is none
-                result = read_result(path)
-            else:
-                result = read_once(path, (now.st_ino, now.st_size, now.st_mtime_ns))
-            if result is not None:
-                return Outcome("done", result=result)
-        except BadInput as error:
-            return Outcome("failed", str(error))
-        try:
-            return Outcome(**json.loads(read_regular(self.outcome)))
-        except (FileNotFoundError, NotADirectoryError, ValueError, TypeError):
-            return Outcome("missing")
-
-    def steps(self) -> int:
-        """Optimizer steps that the run has logged so far. Raises OSError if they cannot be read."""
-        path = self.run_dir / "metrics.csv"
-        if not path.is_file():
-            return 0
-        try:
-            with open(path, "rb") as file:
-                file.seek(max(0, os.fstat(file.fileno()).st_size - 400))
-                return int(file.read().splitlines()[-1].split(b",")[0])
-        except (FileNotFoundError, ValueError, IndexError):
-            return 0
 
 
 class Outcomes:

@@ -9,7 +9,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from lm.ablation.outcomes import RunFiles
+from lm.ablation.run_files import RunFiles
 from lm.config import BadInput
 from lm.config.identity import ADDED, flat, identifying
 from lm.training.run_directory import RunDirectory

@@ -4,11 +4,11 @@ import re
 from collections.abc import Iterator
 
 from lm.ablation.judge.study import Row, Study
-from lm.ablation.outcomes import RunFiles
 from lm.ablation.record import HASHES, AblationRecord
 from lm.ablation.report.answer import BUDGET_NAMES
 from lm.ablation.report.arms import spent
 from lm.ablation.report.conditions import made_with
+from lm.ablation.run_files import RunFiles
 from lm.report.page import code, fence, plain, table
 
 

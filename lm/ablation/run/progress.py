@@ -8,8 +8,8 @@ from pathlib import Path
 from tqdm import tqdm
 
 from lm.ablation.duration import spell
-from lm.ablation.outcomes import Outcome, RunFiles
 from lm.ablation.plan.cells import Cell
+from lm.ablation.run_files import Outcome, RunFiles
 
 
 class Progress:

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from lm.ablation.outcomes import RunFiles
 from lm.ablation.plan.cells import Cell
 from lm.ablation.plan.source import source_files, source_hash
+from lm.ablation.run_files import RunFiles
 from lm.config import BadInput, Diverged, RunConfig
 from lm.model.projection import LINEARS
 from lm.system.files import write_text

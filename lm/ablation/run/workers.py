@@ -12,13 +12,13 @@ from pathlib import Path
 
 import torch
 
-from lm.ablation.outcomes import RunFiles
 from lm.ablation.plan.arms import Arm
 from lm.ablation.plan.cells import Cell, cell
 from lm.ablation.plan.source import source_files, source_hash
 from lm.ablation.run.executors.executor import Executor
 from lm.ablation.run.executors.local import PROCESSES, LocalExecutor
 from lm.ablation.run.task import TOKEN, Place, Task, task
+from lm.ablation.run_files import RunFiles
 from lm.config import BadInput
 from lm.config.ablation import AblateConfig
 from lm.system.files import write_text

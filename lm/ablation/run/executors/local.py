@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from lm.ablation.outcomes import cause_of_death
 from lm.ablation.run.executors.executor import Executor
 from lm.ablation.run.task import Place, Task, work
+from lm.ablation.run_files import cause_of_death
 from lm.config.ablation import AblateConfig
 from lm.system.device import cores
 

@@ -14,9 +14,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from lm.ablation.outcomes import LOST, cause_of_death
 from lm.ablation.run.executors.executor import Executor
 from lm.ablation.run.task import Place, Task, work
+from lm.ablation.run_files import LOST, cause_of_death
 from lm.config import BadInput
 from lm.config.ablation import AblateConfig
 

@@ -13,9 +13,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from lm.ablation.outcomes import LOST
 from lm.ablation.run.executors.executor import Executor
 from lm.ablation.run.task import Task, work
+from lm.ablation.run_files import LOST
 from lm.config import BadInput
 from lm.config.ablation import AblateConfig
 from lm.config.executor import SlurmConfig
