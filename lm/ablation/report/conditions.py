@@ -34,7 +34,7 @@ def mixed(study: Study, contrasts: Sequence[Contrast]) -> Iterator[Caution]:
         said = "; ".join(f"{who}, seed {', '.join(map(str, seeds))}" for who, seeds in pairs.items())
         yield Caution(
             f"Two runs of a pair were made under different conditions: {said}.",
-            "Their difference is partly one of these conditions. Remove such runs, and ablate repeats them.",
+            "Their difference is partly one of these conditions. Remove such runs, then call ablate to repeat them.",
         )
     others = {key: counts for key, counts in tallies(study).items() if key not in named and len(counts) > 1}
     if said := "; ".join(f"{key} {', '.join(counts)}" for key, counts in others.items()):

@@ -24,7 +24,7 @@ EDGES = {  # what a search says of a hyperparameter -> the warning
 def untuned(study: Study) -> Iterator[Caution]:
     for arm, trials in study.record.untuned.items():
         named = ", ".join(f"{trial}.log" for trial in trials)
-        yield Caution(f"{arm} could not be tuned.", f"A trial failed ({named}). ablate repeats it.")
+        yield Caution(f"{arm} could not be tuned.", f"A trial failed ({named}). Call ablate again to repeat it.")
 
 
 def edges(study: Study) -> Iterator[Caution]:
