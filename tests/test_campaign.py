@@ -33,7 +33,7 @@ def test_it_notices_mechanisms_that_are_switched_off_and_repeats_a_case() -> Non
     assert "is not their text (only=[prompts] case=0 seed=0 without=whole-characters)" in red.stdout
 
 
-@pytest.mark.parametrize("word", ["mniutes=1", "only=[kill]", "without=nothing"])
+@pytest.mark.parametrize("word", ["mniutes=1", "only=[kill]", "without=nothing", "seed=x"])
 def test_a_word_that_it_does_not_know_is_refused(word: str, capsys: pytest.CaptureFixture[str]) -> None:
     from campaign.__main__ import main
 
@@ -41,11 +41,13 @@ def test_a_word_that_it_does_not_know_is_refused(word: str, capsys: pytest.Captu
     assert capsys.readouterr().err.startswith(f"error: {word}: cannot be read")
 
 
-def test_a_control_that_no_case_is_about_is_said(
+def test_a_mechanism_that_no_case_notices_is_said(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from campaign import __main__ as campaign
 
-    monkeypatch.setattr(campaign, "CONTROLS", {"hash": ("damage nothing", int)})
-    assert campaign.try_controls(campaign.Made(tmp_path, {}, {}, {}), 0, ["damage"]) == 1
-    assert "| hash | damage | 0 | no case is about nothing |" in capsys.readouterr().out
+    monkeypatch.setattr(campaign, "CONTROLS", {"hash": ("damage", "os.path:sep", str)})
+    monkeypatch.setattr(campaign, "PATIENCE", 3)
+    monkeypatch.setitem(campaign.PARTS, "damage", (1.0, lambda *given: 1))
+    assert campaign.try_controls(campaign.Made(tmp_path / "made", {}, {}, {}), 0, ["damage"], 2) == 1
+    assert "| hash | damage | -1 | nothing |" in capsys.readouterr().out

@@ -466,6 +466,8 @@ def test_too_little_memory_is_said_in_one_line(capsys: pytest.CaptureFixture[str
         assert capsys.readouterr().err.startswith("error: out of memory; these settings need less: ")
     assert report(MemoryError()) == 1
     assert capsys.readouterr().err.startswith("error: out of memory; these settings need less: ")
+    assert report(RuntimeError("can't start new thread")) == 1  # as threading says it
+    assert capsys.readouterr().err.startswith("error: no further thread can be started: free some memory")
 
 
 @pytest.mark.parametrize(
@@ -485,6 +487,14 @@ def test_an_error_about_a_file_is_one_line(
 ) -> None:
     assert report(OSError(number, os.strerror(number), "some/file")) == code
     assert capsys.readouterr().err == f"error: some/file: {os.strerror(number)}{advice}\n"
+
+
+def test_an_error_about_a_file_descriptor_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with pytest.raises(NotADirectoryError) as caught, open(tmp_path / "some", "w") as file:
+        os.listdir(file.fileno())
+    assert isinstance(caught.value.filename, int)
+    assert report(caught.value) == 2
+    assert re.fullmatch("error: file descriptor [0-9]+: Not a directory\n", capsys.readouterr().err)
 
 
 def test_an_error_about_no_file_keeps_its_traceback(capsys: pytest.CaptureFixture[str]) -> None:

@@ -280,7 +280,8 @@ def test_curves_are_checked_where_they_are_asked_for(tmp_path: Path) -> None:
     for _ in range(2):
         write_report(path)
         assert not [*damaged(read_study(path))]
-        assert "**1 run has no learning curve.**" in (path / "report.md").read_text()
+        text = (path / "report.md").read_text()
+        assert "**1 run has no learning curve.** There is neither a metrics.csv nor rows in curves.csv." in text
 
 
 def test_an_edited_row_is_no_result(tmp_path: Path) -> None:

@@ -48,6 +48,8 @@ def report(error: Exception) -> int:
     ):
         less = "a smaller data.batch_size, trainer.accumulate_grad_batches, loss=chunked, activation_checkpointing=true"
         return complain(f"out of memory; these settings need less: {less}", 1)
+    if "can't start new thread" in str(error):
+        return complain("no further thread can be started: free some memory, or raise the limit by ulimit -u", 1)
     traceback.print_exception(error)
     return 1
 
@@ -60,13 +62,13 @@ def complain(message: str, code: int) -> int:
 def file_of(error: OSError) -> str | None:
     """The name of the file that an error is about. Reading and writing do not say it: it is that of an open file among
     the variables of the innermost function that has one."""
-    found = error.filename
+    found = f"file descriptor {error.filename}" if isinstance(error.filename, int) else error.filename
     for frame, _ in traceback.walk_tb(None if found else error.__traceback__):
         files = [one for one in frame.f_locals.values() if isinstance(one, io.IOBase)]
         found = next(
             (name for one in files if isinstance(name := getattr(one, "name", None), str | os.PathLike)), found
         )
-    return None if found is None else os.fspath(found)
+    return None if found is None else os.fsdecode(found)
 
 
 def before_the_task(error: Exception, line: list[str], schema: type[Any], verbatim: tuple[str, ...]) -> str:

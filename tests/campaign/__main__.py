@@ -14,25 +14,28 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from importlib import import_module
+from itertools import takewhile
 from pathlib import Path
 from pkgutil import walk_packages
 from typing import NamedTuple, NoReturn
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
+from tqdm import tqdm
 
 import lm
 
 from .case import Failed, session
-from .controls import CONTROLS, PATIENCE
-from .damage import damage, kind
+from .controls import CONTROLS, PATIENCE, put
+from .damage import damage
 from .fuzz import prompts, texts, typos
 from .hostile import hostile
-from .kills import command, drivers, faults, kills
-from .limits import limit, limits
+from .kills import drivers, faults, kills
+from .limits import limits
 from .prepared import Made, prepare
 
 CASE_LIMIT = 900.0  # seconds of a case, which runs several commands
@@ -47,141 +50,124 @@ PARTS: dict[str, tuple[float, Callable[[Made, int, random.Random, int], int]]] =
     "texts": (0.015, texts),
     "limits": (0.03, limits),
 }
-ABOUT: dict[str, Callable[[int], str]] = {"kills": command, "damage": kind, "limits": lambda n: limit(n).__name__}
+NUMBERS = {"minutes": 60, "seed": 0, "case": -1, "cases": 0, "cores": 2}
 
 
 class Case(NamedTuple):
+    pid: int
     part: str
     number: int
     folder: Path
     begun: float
-    pipe: int
 
 
 class Campaign:
     """Each case is a fork of this process, in a session and a folder of its own, which end with it."""
 
-    def __init__(self, made: Made, seed: int, only: list[str], without: str = "", cores: int = 2) -> None:
-        self.made, self.seed, self.without, self.cores = made, seed, without, cores
-        self.begun, self.tried = dict.fromkeys(only, 0), dict.fromkeys(only, 0)
-        self.seconds, self.running = dict.fromkeys(only, 0.0), dict[int, Case]()
-        self.failures: list[str] = []
-        self.cases = 1  # of each part at least
+    def __init__(self, made: Made, seed: int, only: list[str], cores: int = 2, without: str = "") -> None:
+        self.made, self.seed, self.only, self.cores, self.without = made, seed, only, cores, without
+        self.tried, self.seconds, self.failures = Counter[str](), Counter[str](), list[str]()
+        self.running: dict[int, Case] = {}  # by the pipe through which it says how it ended
 
-    def begin(self, name: str, number: int) -> None:
-        folder = self.made.folder.with_name(f"{name}-{number}")
-        (folder / "here").mkdir(parents=True)
-        (folder / "tmp").mkdir()
+    def run(self, cases: Iterable[tuple[str, int]]) -> "Campaign":
+        try:
+            for part, number in cases:
+                self.begin(part, number)
+                while len(self.running) >= self.cores:
+                    self.wait()
+            while self.running:
+                self.wait()
+        finally:
+            for pipe in [*self.running]:
+                self.end(pipe, "0")
+        return self
+
+    def until(self, seconds: float) -> Iterator[tuple[str, int]]:
+        """Cases until the time is over: each part gets its share of it, and at least one case."""
+        start, begun = time.monotonic(), Counter(dict.fromkeys(self.only, 0))
+        with tqdm(total=round(seconds), unit="s", disable=None) as bar:
+            while (now := time.monotonic() - start) < seconds or 0 in begun.values():
+                bar.update(int(now) - bar.n)
+                bar.set_description(f"{self.tried.total():,} tried, {len(self.failures)} failed")
+                under_way = Counter(case.part for case in self.running.values())
+                part = min(begun, key=lambda one: (self.seconds[one] + 5 * under_way[one]) / PARTS[one][0])
+                yield part, begun[part]
+                begun[part] += 1
+
+    def begin(self, part: str, number: int) -> None:
+        folder = self.made.folder.with_name(f"{part}-{number}")
+        for name in ("here", "tmp"):
+            (folder / name).mkdir(parents=True)
         reading, writing = os.pipe()
         if not (pid := os.fork()):
-            self.work(name, number, folder, writing)
+            self.work(part, number, folder, writing)
         os.close(writing)
-        self.running[pid] = Case(name, number, folder, time.monotonic(), reading)
-        self.begun[name] += 1
+        self.running[reading] = Case(pid, part, number, folder, time.monotonic())
 
-    def work(self, name: str, number: int, folder: Path, pipe: int) -> NoReturn:
+    def work(self, part: str, number: int, folder: Path, pipe: int) -> NoReturn:
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(signum, signal.SIG_DFL)
         os.setsid()
         os.chdir(folder / "here")
         os.environ["TMPDIR"] = tempfile.tempdir = str(folder / "tmp")
+        rng = random.Random(f"{part} {number} {self.seed}")
         try:
             if self.without:
-                CONTROLS[self.without][1]()
-            said = str(PARTS[name][1](self.made, number, random.Random(f"{name} {number} {self.seed}"), self.seed))
+                put(*CONTROLS[self.without][1:])
+            said = str(PARTS[part][1](self.made, number, rng, self.seed))
         except BaseException as error:
             said = f"1 {error}" if isinstance(error, Failed) else f"1 the case itself: {type(error).__name__}: {error}"
         os.write(pipe, ascii(" ".join(said.split()))[1:-1][:1000].encode())
         os._exit(0)
 
-    def wait(self, seconds: float) -> None:
-        """Wait for a case to end, at most so long."""
-        ready, *_ = select.select([case.pipe for case in self.running.values()], [], [], seconds)
-        for pid, case in [*self.running.items()]:
-            late = time.monotonic() - case.begun > CASE_LIMIT
-            if case.pipe in ready or late:
-                self.end(pid, case, "1 hangs" if late else os.read(case.pipe, 4096).decode() or "1 died")
+    def wait(self) -> None:
+        """Wait for a case to end, at most a second."""
+        ready = select.select([*self.running], [], [], 1)[0]
+        for pipe, case in [*self.running.items()]:
+            if pipe in ready:
+                self.end(pipe, os.read(pipe, 4096).decode() or "1 died")
+            elif time.monotonic() - case.begun > CASE_LIMIT:
+                self.end(pipe, "1 hangs")
 
-    def end(self, pid: int, case: Case, said: str) -> None:
-        for one in [pid, *session(pid)]:
+    def end(self, pipe: int, said: str) -> None:
+        case = self.running.pop(pipe)
+        for one in [case.pid, *session(case.pid)]:
             with suppress(ProcessLookupError):
                 os.kill(one, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        os.close(case.pipe)
+        os.waitpid(case.pid, 0)
+        os.close(pipe)
         shutil.rmtree(case.folder, ignore_errors=True)
-        del self.running[pid]
         n, _, failure = said.partition(" ")
         self.tried[case.part] += int(n)
         self.seconds[case.part] += time.monotonic() - case.begun
         if failure:
-            without = f" without={self.without}" if self.without else ""
-            self.failures.append(
-                f"{case.part}: {failure} (only=[{case.part}] case={case.number} seed={self.seed}{without})"
-            )
+            again = f"only=[{case.part}] case={case.number} seed={self.seed}"
+            again += f" without={self.without}" * bool(self.without)
+            self.failures.append(f"{case.part}: {failure} ({again})")
             if not self.without:
-                print(self.failures[-1], file=sys.stderr)
-
-    def go_on(self, seconds: float) -> "Campaign":
-        """Begin cases until the time is over; each part gets its share of it, and at least one case."""
-        deadline, shown = time.monotonic() + seconds, 0.0
-        try:
-            while (now := time.monotonic()) < deadline or min(self.begun.values()) < self.cases:
-                if len(self.running) < self.cores:
-                    under_way = {name: sum(case.part == name for case in self.running.values()) for name in self.begun}
-                    spent = {name: (self.seconds[name] + 5 * n) / PARTS[name][0] for name, n in under_way.items()}
-                    name = min(spent, key=lambda one: (self.begun[one] >= self.cases, spent[one]))
-                    self.begin(name, self.begun[name])
-                else:
-                    self.wait(1)
-                if now - shown > (1 if sys.stderr.isatty() else 60):
-                    shown = now
-                    self.show(max(0, int(deadline - now)))
-            while self.running:
-                self.wait(5)
-        finally:
-            for pid, case in [*self.running.items()]:
-                self.end(pid, case, "0")
-        return self
-
-    def show(self, left: int) -> None:
-        done = ", ".join(f"{name} {n}" for name, n in self.tried.items())
-        start, end = ("\r\x1b[K", "") if sys.stderr.isatty() else ("", "\n")
-        print(f"{start}{left // 60}:{left % 60:02} left; {done}; {len(self.failures)} failed", end=end, file=sys.stderr)
-        sys.stderr.flush()
+                tqdm.write(self.failures[-1], sys.stderr)
 
     def table(self) -> str:
-        rows = ["| part | tried | failed | seconds |", "| --- | ---: | ---: | ---: |"]
-        for name, n in self.tried.items():
-            failed = sum(one.startswith(f"{name}:") for one in self.failures)
-            rows.append(f"| {name} | {n:,} | {failed} | {self.seconds[name]:,.0f} |")
-        return "\n".join(["", *rows, "", *(f"- {one}" for one in self.failures)])
+        rows = ["", "| part | tried | failed | seconds |", "| --- | ---: | ---: | ---: |"]
+        for part in self.only:
+            failed = sum(one.startswith(f"{part}:") for one in self.failures)
+            rows.append(f"| {part} | {self.tried[part]:,} | {failed} | {self.seconds[part]:,.0f} |")
+        return "\n".join([*rows, "", *(f"- {one}" for one in self.failures)])
 
 
-def one_case(made: Made, seed: int, part: str, number: int, without: str = "") -> Campaign:
-    campaign = Campaign(made, seed, [part], without)
-    campaign.begin(part, number)
-    return campaign.go_on(0)
-
-
-def try_controls(made: Made, seed: int, only: list[str]) -> int:
+def try_controls(made: Made, seed: int, only: list[str], cores: int) -> int:
     """Switch off each mechanism. How many stay unnoticed: no case fails without them that ends well with them."""
     unnoticed = 0
     print("| without | part | case | what fails |\n| --- | --- | ---: | --- |", flush=True)
-    for without, (place, _) in CONTROLS.items():
-        part, _, about = place.partition(" ")
-        if part not in only:
-            continue
-        number, cases = 0, [n for n in range(100 * PATIENCE) if about in ABOUT.get(part, str)(n)]
-        for number in cases[:PATIENCE]:
-            failures = one_case(made, seed, part, number, without).failures
-            if failures and "the case itself" not in failures[0] and not one_case(made, seed, part, number).failures:
-                break
-        else:
-            failures, unnoticed = ["nothing" if cases else f"no case is about {about}"], unnoticed + 1
-        print(
-            f"| {without} | {part} | {number} | {failures[0].rpartition(' (only=')[0] or failures[0]:.150} |",
-            flush=True,
-        )
+    for without, (part, *_) in CONTROLS.items():
+        if part in only:
+            red = Campaign(made, seed, [part], cores, without)
+            red.run((part, n) for n in takewhile(lambda _: not red.failures, range(PATIENCE)))  # noqa: B023
+            what, _, again = (red.failures or ["nothing (only= case=-1 "])[0].rpartition(" (only=")
+            number = int(again.partition(" case=")[2].partition(" ")[0])
+            if number < 0 or "the case itself" in what or Campaign(made, seed, [part]).run([(part, number)]).failures:
+                unnoticed += 1
+            print(f"| {without} | {part} | {number} | {what:.150} |", flush=True)
     return unnoticed
 
 
@@ -196,16 +182,15 @@ def preload() -> None:
 
 
 def main(words: list[str]) -> int:
-    names = ("minutes", "seed", "only", "case", "cases", "without", "cores", "controls")
     given = dict(word.partition("=")[::2] for word in words)
-    only = [one for one in given.get("only", "").strip("[]").split(",") if one] or [*PARTS]
-    without = given.get("without", "")
-    if {*given} - {*names} or {*only} - {*PARTS} or without not in ("", *CONTROLS):
+    only, without = given.get("only", ",".join(PARTS)).strip("[]").split(","), given.get("without", "")
+    unknown = {*given} - {*NUMBERS, "only", "without", "controls"} or {*only} - {*PARTS}
+    numbers = all(given.get(key, "0").isdecimal() for key in NUMBERS)
+    if unknown or not numbers or without not in ("", *CONTROLS):
         lists = f"PART: {', '.join(PARTS)}\nMECHANISM: {', '.join(CONTROLS)}"
         print(f"error: {' '.join(words)}: cannot be read\n{__doc__}\n{lists}", file=sys.stderr)
         return 2
-    minutes, cases = float(given.get("minutes", 60)), int(given.get("cases", 0))
-    seed, cores = int(given.get("seed", 0)), int(given.get("cores", 2))
+    minutes, seed, case, cases, cores = (int(given.get(key, default)) for key, default in NUMBERS.items())
     for signum in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, lambda number, _: sys.exit(128 + number))
     with tempfile.TemporaryDirectory(prefix="campaign-") as folder:
@@ -213,24 +198,23 @@ def main(words: list[str]) -> int:
         os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
         os.environ |= {"PYTHONPATH": os.getcwd(), "TMPDIR": folder}
         preload()
-        made = Made(Path(folder, "made"), {}, {}, {})
         try:
-            if {*only} - {"typos", "prompts"}:
-                cold = minutes > 2 and not cases and "controls" not in given and "kills" in only
-                made = prepare(Path(folder).resolve(), cold)
+            needed = {*only} - {"typos", "prompts"}
+            made = prepare(Path(folder).resolve(), only) if needed else Made(Path(folder, "made"), {}, {}, {})
             if "controls" in given:
-                return min(1, try_controls(made, seed, only))
-            if "case" in given:
-                campaign = one_case(made, seed, only[0], int(given["case"]), without)
+                return int(try_controls(made, seed, only, cores) > 0)
+            campaign = Campaign(made, seed, only, cores, without)
+            if case >= 0:
+                campaign.run([(only[0], case)])
+            elif cases:
+                campaign.run((part, n) for n in range(cases) for part in only)
             else:
-                campaign = Campaign(made, seed, only, without, cores)
-                campaign.cases = max(1, cases)
                 with suppress(KeyboardInterrupt, SystemExit):  # the table counts what was done
-                    campaign.go_on(0 if cases else 60 * minutes)
+                    campaign.run(campaign.until(60 * minutes))
         finally:
             os.chdir("/")
     print(campaign.table())
-    return min(1, len(campaign.failures))
+    return int(campaign.failures != [])
 
 
 if __name__ == "__main__":

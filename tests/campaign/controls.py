@@ -8,8 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-PATIENCE = 300  # cases within which the campaign must fail
-Switch = Callable[[], object]
+PATIENCE = 1000  # cases within which the campaign must fail
 
 
 def put(place: str, make: Callable[[Any], Any]) -> None:
@@ -22,13 +21,13 @@ def put(place: str, make: Callable[[Any], Any]) -> None:
     setattr(owner, name, make(getattr(owner, name)))
 
 
-def other(place: str, make: Callable[[Any], Any]) -> Switch:
-    return lambda: put(place, make)
+def value(given: Any) -> Callable[[Any], Any]:
+    """A function that does nothing but return this."""
+    return lambda real: lambda *args, **options: given
 
 
-def off(place: str, value: Any = None) -> Switch:
-    """Make a function do nothing but return `value`."""
-    return other(place, lambda _: lambda *args, **options: value)
+def option(**changed: Any) -> Callable[[Any], Any]:
+    return lambda real: lambda *args, **options: real(*args, **options | changed)
 
 
 @contextmanager
@@ -37,10 +36,11 @@ def in_place(folder: Path, name: Any) -> Iterator[Any]:
         yield file
 
 
-def atomic() -> None:
+def atomic(real: Any) -> Any:
     for name, module in [*sys.modules.items()]:
         if name.startswith("lm.") and hasattr(module, "atomic_file"):
             put(f"{name}:atomic_file", lambda _: in_place)
+    return in_place
 
 
 def beside(file: str, key: str) -> Callable[[Any], Any]:
@@ -53,73 +53,65 @@ def beside(file: str, key: str) -> Callable[[Any], Any]:
     return lambda real: lambda path: of(path, real)
 
 
-def special_tokens() -> None:
-    def then(self: Any, init: Any, *args: Any) -> None:
+def by_its_name(sha256: Any) -> Any:
+    return lambda path: path.stem[-16:] if path.suffix == ".ckpt" else sha256(path)
+
+
+def special_tokens(init: Any) -> Any:
+    def then(self: Any, *args: Any) -> None:
         init(self, *args)
         self.backend.encode_special_tokens = False
 
-    off("lm.data.tokenizer:Tokenizer.eot_in_text", False)()
-    put("lm.data.tokenizer:Tokenizer.__init__", lambda init: lambda self, *args: then(self, init, *args))
+    put("lm.data.tokenizer:Tokenizer.eot_in_text", value(False))
+    return then
 
 
-def errors(_: Any) -> Any:
-    def raising(error: Exception) -> int:
+def raising(_: Any) -> Any:
+    def report(error: Exception) -> int:
         raise error
 
-    return raising
+    return report
 
 
-def with_option(**changed: Any) -> Callable[[Any], Any]:
-    return lambda real: lambda *args, **options: real(*args, **options | changed)
-
-
-def without_checksum(_: Any) -> Any:
+def unsealed(_: Any) -> Any:
     return lambda found: {key: found[key] for key in found if key != "checksum"}
-
-
-def by_its_name(sha256: Any) -> Any:
-    return lambda path: path.stem[-16:] if path.suffix == ".ckpt" else sha256(path)
 
 
 def no_fingerprint(_: Any) -> Any:
     from lm.data.documents import Fingerprint
 
-    return lambda self: Fingerprint("", 0)
+    return value(Fingerprint("", 0))(None)
 
 
-CONTROLS: dict[str, tuple[str, Switch]] = {  # mechanism -> the part that must fail, in cases about what; the switch
-    "atomic-files": ("kills resume", atomic),
-    "place-in-the-data": ("kills", other("lm.training.task:TrainingStream.__init__", with_option(start=0))),
-    "removal-of-partial-files": ("kills", off("lm.training.run_directory:remove_partial")),
-    "errors-in-one-line": ("faults", other("lm.cli.launch:report", errors)),
-    "hashes-of-tokens": ("damage val.bin", other("lm.data.tokens:checksum", beside("meta.json", "checksums"))),
-    "hash-of-a-checkpoint": ("damage step-00000004", other("lm.training.checkpoint:sha256", by_its_name)),
+CONTROLS: dict[str, tuple[str, str, Callable[[Any], Any]]] = {  # the part that must fail, what is replaced, by what
+    "atomic-files": ("faults", "lm.system.files:atomic_file", atomic),
+    "place-in-the-data": ("kills", "lm.training.task:TrainingStream.__init__", option(start=0)),
+    "removal-of-partial-files": ("kills", "lm.training.run_directory:remove_partial", value(None)),
+    "errors-in-one-line": ("faults", "lm.cli.launch:report", raising),
+    "hashes-of-tokens": ("damage", "lm.data.tokens:checksum", beside("meta.json", "checksums")),
+    "hash-of-a-checkpoint": ("damage", "lm.training.checkpoint:sha256", by_its_name),
     "earlier-checkpoint": (
-        "damage step-00000004",
-        other("lm.training.checkpoint:Checkpoints.newest", lambda _: lambda self: next(iter(self.paths()), None)),
+        "damage",
+        "lm.training.checkpoint:Checkpoints.newest",
+        lambda _: lambda self: next(iter(self.paths()), None),
     ),
-    "hash-of-weights": (
-        "damage model.safetensors",
-        other("lm.exchange.portable:sha256", beside("config.json", "sha256")),
-    ),
-    "seal-of-settings": ("damage model/config.json", other("lm.exchange.find_model:unsealed", without_checksum)),
-    "seal-of-results": ("damage run/result.json", other("lm.training.finished:unsealed", without_checksum)),
-    "seal-of-a-record": ("damage ablation.json", other("lm.ablation.record:unsealed", without_checksum)),
-    "hash-of-rows": (
-        "damage results.csv",
-        other("lm.ablation.outcomes:row_hash", lambda _: lambda row: row["row_hash"]),
-    ),
-    "hash-of-curves": ("damage cells/*/metrics.csv", off("lm.report.metrics:hash_name", "")),
-    "hash-of-rows-of-curves": ("damage curves.csv", other("lm.ablation.outcomes:CURVE", lambda _: "none")),
-    "rows-before-a-checkpoint": ("damage half/metrics.csv", off("lm.training.checkpoint:Checkpoints.metrics_hash")),
-    "weights-only": ("hostile", other("torch:load", with_option(weights_only=False))),
-    "no-aliases": ("hostile", off("yaml:parse", ())),
-    "lock-of-a-run": ("limits many", off("filelock:BaseFileLock.acquire", nullcontext())),
-    "state-of-a-source": ("limits a_text_that_changes", other("lm.data.documents:Files.fingerprint", no_fingerprint)),
+    "hash-of-weights": ("damage", "lm.exchange.portable:sha256", beside("config.json", "sha256")),
+    "seal-of-settings": ("damage", "lm.exchange.find_model:unsealed", unsealed),
+    "seal-of-results": ("damage", "lm.training.finished:unsealed", unsealed),
+    "seal-of-a-record": ("damage", "lm.ablation.record:unsealed", unsealed),
+    "hash-of-rows": ("damage", "lm.ablation.outcomes:row_hash", lambda _: lambda row: row["row_hash"]),
+    "hash-of-curves": ("damage", "lm.report.metrics:hash_name", value("")),
+    "hash-of-rows-of-curves": ("damage", "lm.ablation.outcomes:CURVE", lambda _: "none"),
+    "rows-before-a-checkpoint": ("damage", "lm.training.checkpoint:Checkpoints.metrics_hash", value(None)),
+    "weights-only": ("hostile", "torch:load", option(weights_only=False)),
+    "no-aliases": ("hostile", "yaml:parse", value(())),
+    "lock-of-a-run": ("limits", "filelock:BaseFileLock.acquire", value(nullcontext())),
+    "state-of-a-source": ("limits", "lm.data.documents:Files.fingerprint", no_fingerprint),
     "whole-characters": (
         "prompts",
-        other("lm.data.tokenizer:Tokenizer.stream", lambda _: lambda self, ids: (self.decode([one]) for one in ids)),
+        "lm.data.tokenizer:Tokenizer.stream",
+        lambda _: lambda self, ids: (self.decode([one]) for one in ids),
     ),
-    "special-tokens-as-text": ("prompts", special_tokens),
-    "exit-code-of-a-refusal": ("typos", off("lm.cli.launch:complain", 0)),
+    "special-tokens-as-text": ("prompts", "lm.data.tokenizer:Tokenizer.__init__", special_tokens),
+    "exit-code-of-a-refusal": ("typos", "lm.cli.launch:complain", value(0)),
 }

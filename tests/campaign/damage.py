@@ -20,10 +20,6 @@ FILES = [  # the command that reads it, a kind of file; with a ! its result must
 ]
 
 
-def kind(case: int) -> str:
-    return FILES[case % len(FILES)]
-
-
 def damaged(content: bytes, rng: random.Random) -> tuple[str, bytes]:
     """What was done, and the content after it."""
     digits = [found.start() for found in re.finditer(rb"\d", content)]
@@ -38,7 +34,7 @@ def damaged(content: bytes, rng: random.Random) -> tuple[str, bytes]:
 
 def damage(made: Made, case: int, rng: random.Random, seed: int) -> int:
     """The result is the right one, or the damage is said: in one line, or in a word about the file."""
-    name, pattern = kind(case).split()
+    name, pattern = FILES[case % len(FILES)].split()
     must, (words, needs, _) = pattern[0] == "!", COMMANDS[name]
     made.copy(*needs.split())
     path = rng.choice(sorted(path for path in Path().glob(pattern.lstrip("!")) if path.is_file()))

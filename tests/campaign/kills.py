@@ -12,31 +12,49 @@ from pathlib import Path
 
 from .case import LIMIT, Command, Failed, alone, cold, run, session
 from .inject import KINDS, Injection
-from .prepared import ABLATE, COMMANDS, TRAIN, Made, spread
-
-AT_OPERATIONS = ("train", "resume", "train", "report", "resume", "export")
-
-
-def command(case: int) -> str:
-    """The command that a case kills."""
-    return AT_OPERATIONS[case % len(AT_OPERATIONS)] if case % 3 else "train"
+from .prepared import ABLATE, COMMANDS, TRAIN, Made
 
 
 def kills(made: Made, case: int, rng: random.Random, seed: int) -> int:
     """Kill a cold training command at random moments, or a command at a file operation; then run it again."""
-    name = command(case)
+    if case % 3:
+        return at_an_operation(made, case - case // 3 - 1, seed, {"kill": "clrw"})
+    made.copy("text.txt")
+    n = rng.randint(1, 3)
+    for _ in range(n):
+        cold([*TRAIN, "run_dir=run"]).end(rng.uniform(0, made.seconds["cold"]))
+    made.check("train", run(COMMANDS["train"][0]).proper(0), "train killed")
+    return n
+
+
+def faults(made: Made, case: int, rng: random.Random, seed: int) -> int:
+    return at_an_operation(made, case, seed, KINDS)
+
+
+def at_an_operation(made: Made, case: int, seed: int, kinds: dict[str, str]) -> int:
+    """A command with a fault ends well with the right result or says what failed; then it can be run again."""
+    every = [
+        (name, at, kind)
+        for name, letters in sorted(made.operations.items())
+        for at, letter in enumerate(letters, 1)
+        for kind, where in kinds.items()
+        if letter in where
+    ]
+    shuffled = random.Random(f"{len(every)} {seed}").sample(every, len(every))  # successive cases try each once
+    name, at, kind = shuffled[case % len(every)]
     words, needs, _ = COMMANDS[name]
     made.copy(*needs.split())
-    at, n = 1 + spread(len(made.operations[name]), case // len(AT_OPERATIONS), seed), 1
-    if case % 3 == 0 and made.seconds["cold"] > 1:
-        n = rng.randint(1, 3)
-        for _ in range(n):
-            cold([*TRAIN, "run_dir=run"]).end(rng.uniform(0, made.seconds["cold"]))
-    elif (killed := run(words, Injection("kill", at))).code != -signal.SIGKILL:
-        made.check(name, killed.proper(0), f"{name} with fewer operations")
-        return 0
-    made.check(name, run(words).proper(0), f"{name} killed (operation {at})")
-    return n
+    try:
+        command = run(words, Injection(kind, at))
+        if command.code != -signal.SIGKILL or kind != "kill":
+            command.proper()
+        if command.code == 0:
+            made.check(name, command, "", "")
+        else:
+            made.check(name, run(words).proper(0), "again")
+    except Failed as error:
+        raise Failed(f"{name} with {kind} at operation {at} of {len(made.operations[name])}: {error}") from error
+    return 1
 
 
 def executors() -> list[str]:
@@ -74,28 +92,4 @@ def drivers(made: Made, case: int, rng: random.Random, seed: int) -> int:
     run(COMMANDS["report"][0]).proper(0)
     if scores(Path()) != scores(made.folder):
         raise Failed("silent: the study: another results.csv")
-    return 1
-
-
-def faults(made: Made, case: int, rng: random.Random, seed: int) -> int:
-    """A command with a fault ends well with the right result or says what failed; then it can be run again."""
-    every = [
-        (name, at, kind)
-        for name, letters in sorted(made.operations.items())
-        for at, letter in enumerate(letters, 1)
-        for kind, where in KINDS.items()
-        if letter in where
-    ]
-    name, at, kind = every[spread(len(every), case, seed)]
-    words, needs, _ = COMMANDS[name]
-    made.copy(*needs.split())
-    what = f"{name} with {kind} at operation {at} of {len(made.operations[name])}"
-    try:
-        command = run(words, Injection(kind, at)).proper()
-        if command.code == 0:
-            made.check(name, command, "", "")
-        else:
-            made.check(name, run(words).proper(0), "again")
-    except Failed as error:
-        raise Failed(f"{what}: {error}") from error
     return 1

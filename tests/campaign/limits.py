@@ -80,13 +80,12 @@ def a_cache_deleted(made: Made, rng: random.Random) -> None:
     running.end().proper()
 
 
-def limit(case: int) -> Callable[[Made, random.Random], None]:
-    return (many, a_signal, a_hook, little_memory, a_text_that_changes, a_cache_deleted)[case % 6]
+LIMITS = (many, a_signal, a_hook, little_memory, a_text_that_changes, a_cache_deleted)
 
 
 def limits(made: Made, case: int, rng: random.Random, seed: int) -> int:
     """Whatever happens, the same command gives the right result afterwards."""
-    one = limit(case)
+    one = LIMITS[case % len(LIMITS)]
     made.copy("text.txt")
     try:
         one(made, rng)

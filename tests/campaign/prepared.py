@@ -1,7 +1,6 @@
 """The folder that all cases copy from: tiny runs, finished and half done, a study, texts; and what is right."""
 
 import os
-import random
 import shutil
 import signal
 import time
@@ -28,7 +27,7 @@ COMMANDS = {  # name -> its words, what it reads, the files that it writes
     "show": (["train", "run_dir=run"], "text.txt cache run", ""),
     "page": (["report", "run_dir=run"], "run", "run/report.html"),
     "report": (["report", "output_dir=study"], "study", "study/report.json study/report.md study/results.csv"),
-    "rows": (["report", "output_dir=rows"], "rows", "rows/report.json rows/report.md rows/results.csv"),
+    "rows": (["report", "output_dir=rows"], "rows", "rows/report.json rows/report.md rows/*.csv"),
     "overview": (["report", "output_dir=."], "study rows", "results.csv overview.md"),
 }
 
@@ -80,7 +79,7 @@ def killed_at_step_5() -> None:
     TrainingCallback.on_train_batch_end = then  # type: ignore[method-assign]
 
 
-def prepare(work: Path, time_cold: bool) -> Made:
+def prepare(work: Path, parts: list[str]) -> Made:
     """Make the folder, and run each command undisturbed."""
     made = Made(work / "made", {}, {}, {})
     made.folder.mkdir()
@@ -90,10 +89,10 @@ def prepare(work: Path, time_cold: bool) -> Made:
     run(COMMANDS["train"][0]).proper(0)
     if run([*TRAIN, "run_dir=half"], killed_at_step_5).code != -signal.SIGKILL:
         raise Failed("the half run was not killed")
-    for name, words in {"ablate": ABLATE, "cold": [*TRAIN, "run_dir=cold"]}.items():
+    for name, start, words in ("ablate", Command, ABLATE), ("cold", cold, [*TRAIN, "run_dir=cold"]):
         begun = time.monotonic()
-        if name == "ablate" or time_cold:
-            (cold if name == "cold" else Command)(words).end(600).proper(0)
+        if name == "ablate" or "kills" in parts:
+            start(words).end(600).proper(0)
         made.seconds[name] = time.monotonic() - begun
     shutil.copytree("study", "rows", ignore=shutil.ignore_patterns("cells", "trials"))
     for name, (words, needs, _) in COMMANDS.items():
@@ -104,8 +103,3 @@ def prepare(work: Path, time_cold: bool) -> Made:
         made.operations[name] = SEEN[:].rstrip(b"\0").decode()
     os.chdir(work)
     return made
-
-
-def spread(n: int, case: int, seed: int) -> int:
-    """A number below n; n successive cases give each number once."""
-    return random.Random(f"{n} {seed}").sample(range(n), n)[case % n]

@@ -90,7 +90,7 @@ def changed(study: Study) -> Iterator[Caution]:
 def without_curve(study: Study) -> Iterator[Caution]:
     """Runs of which neither metrics.csv nor rows of curves.csv are left."""
     if n := sum(bool(row.result) and not study.lines(row, METRICS) for row in study.rows):
-        said = "Whether a difference shrinks during training cannot be checked there."
+        said = "There is neither a metrics.csv nor rows in curves.csv. Whether a difference shrinks cannot be checked."
         yield Caution(f"{n} run{'s have' if n > 1 else ' has'} no learning curve.", said)
 
 
