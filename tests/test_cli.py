@@ -123,6 +123,10 @@ MISTAKES = {  # command line of train.py: what its error must say
     "model=large": "model=large: no such config; choose one of gpt2, medium, small",
     "head=twisted": "head=twisted: no such config; choose one of tied, tied_naive,",
     "modle=small": "modle",
+    "head=teid": "head=teid: no such config; did you mean head=tied?",
+    "optim=moun": "optim=moun: no such config; did you mean optim=muon?",
+    "data=tetx": "data=tetx: no such config; did you mean data=text?",
+    "--config-dir absent": "Additional config directory '",
     "head=tied,untied": "head=tied,untied",
     "seed=0,1": "seed=0,1",
     "model.d_model=31": "model.d_model=31 is not divisible by model.n_heads=2",
@@ -197,6 +201,7 @@ def test_evaluate_needs_nothing_but_a_run(command: Callable[..., Outcome]) -> No
         ("export", "run_dir=x somewhere", "somewhere: a setting is given as key=value; see --help"),
         ("export", "run_dir=x tied", "tied: a setting is given as key=value; see --help"),
         ("benchmark", "training", "training: a setting is given as key=value; see --help"),
+        ("ablate", "ablation=smok", "ablation=smok: no such config; did you mean ablation=smoke?"),
         ("ablate", "ablation=smoke tying", "tying: a setting is given as key=value; did you mean ablation=tying?"),
     ],
 )

@@ -272,6 +272,13 @@ def test_a_resume_does_not_need_the_loaded_run(interrupted: Path) -> None:
         assert evaluate_run(EvaluateConfig(run_dir=str(one), threads=1))["loss"] == found["val_loss"]
 
 
+def test_a_run_dir_that_is_not_there_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    run = RunConfig(run_dir=str(tmp_path / "RUM"))
+    assert as_it_was(run, [f"run_dir={run.run_dir}"]) is run
+    assert caplog.messages == [f"run_dir={run.run_dir}: does not exist yet, so this is a new run"]
+
+
 def test_without_a_checkpoint_the_same_weights_are_needed(interrupted: Path, home: Path) -> None:
     shutil.rmtree(interrupted / "checkpoints")
     shutil.rmtree(interrupted.parent / "base")

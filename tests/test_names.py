@@ -92,6 +92,19 @@ def test_another_programs_choice_is_answered_with_ours(refused: Refused, key: st
     assert refused("train", f"{key}={theirs}") == refused("ablate", "ablation=ffn", f"{key}={theirs}") == said
 
 
+def test_an_ablation_that_nobody_named_is_named_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.txt").touch()
+    monkeypatch.setattr(sys, "argv", ["ablate.py"])
+    error = f"error: output_dir={tmp_path}: holds no ablation; name a new or an empty folder"
+    for words in (["ablation=smoke"], ["ablation.seeds=[7,8]"]):
+        with pytest.raises(SystemExit):
+            import_module("lm.cli.ablate").main([*words, f"output_dir={tmp_path}"])
+        told = ["ablation=smoke is the default; --help lists the others"] * (words != ["ablation=smoke"])
+        assert capsys.readouterr().err.splitlines() == [*told, error]
+
+
 # --- in a user's own YAML
 
 

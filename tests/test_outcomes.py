@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from conftest import ROOT, WHOLE_RESULT, some
-from test_report import make, numbers, results
+from test_report import ARMS, make, numbers, results
 
 from lm import results as frames
 from lm.ablation.judge.study import Study, read_study
@@ -22,6 +22,7 @@ from lm.ablation.outcomes import RESULT, Outcomes, row_hash
 from lm.ablation.report import write_report
 from lm.ablation.report.answer import basis
 from lm.ablation.report.numbers import results_csv
+from lm.ablation.report.text import text_section
 from lm.ablation.report.warnings import changed, damaged
 from lm.ablation.summary import result_table
 from lm.config import BadInput
@@ -211,13 +212,17 @@ def test_a_row_cannot_name_a_place_outside(tmp_path: Path) -> None:
 def test_a_report_says_how_many_runs_are_rows(tmp_path: Path) -> None:
     path = make(tmp_path, budgets=("tokens",))
     assert "all that is left" not in (path / "report.md").read_text()
+    shutil.rmtree(path / "cells/untied-seed0-1000")
+    assert "seed 1. " in text_section(read_study(path))[1], "the first seed of which all samples are there"
     for folder in path.glob("cells/untied-*"):
-        (folder / "result.json").unlink()
-        (folder / "metrics.csv").unlink()
-        folder.rmdir()
+        shutil.rmtree(folder)
     write_report(path)
+    lost = "There are no samples of untied: the folders of these runs are gone, and results.csv holds none."
+    assert lost in (path / "report.md").read_text()
     assert "For 3 of 12 runs, results.csv is all that is left." in (path / "report.md").read_text()
     assert numbers(path)["cells"]["rows"] == 3
+    shutil.rmtree(path / "cells")
+    assert text_section(read_study(path)) == ["## Samples", lost.replace("untied", ", ".join(ARMS))]
 
 
 def test_a_curve_that_was_changed_is_named_and_verdicts_stay(tmp_path: Path) -> None:

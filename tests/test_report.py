@@ -28,6 +28,7 @@ from lm.ablation.judge.statistics import judge
 from lm.ablation.judge.study import read_study
 from lm.ablation.record import SearchRecord, TrialRecord, look, read_record
 from lm.ablation.report import write_report
+from lm.ablation.report.again import again_section
 from lm.ablation.report.arms import matches_row, matches_section
 from lm.ablation.report.conditions import made_with
 from lm.ablation.report.diagnostics import SIDES
@@ -468,6 +469,11 @@ def test_continuations_say_where_they_leave_the_baseline(full: Path) -> None:
     assert "**untied**: differs from tied from the first character:" in section
 
 
+def test_the_command_that_updates_a_report_names_its_folder(tmp_path: Path) -> None:
+    path = make(tmp_path / "my folder", budgets=("tokens",), report=False)
+    assert again_section(read_study(path))[-1] == f"```\npython scripts/report.py 'output_dir={path}'\n```"
+
+
 def cell(text: str) -> list[str]:
     return Page(page("", table(["a", "b"], [[text, "x"]]), {})).cells
 
@@ -761,6 +767,7 @@ def test_missing_learning_curves_are_told(tmp_path: Path) -> None:
         (path / f"cells/untied-seed{seed}-1000/metrics.csv").unlink()
     write_report(path)
     assert "**2 runs have no learning curve.**" in markdown(path)
+    assert "**There are only 3 seeds.**" in markdown(path)
     assert ">untied</text>" in (path / "figures/learning.svg").read_text()
 
 
@@ -777,6 +784,7 @@ def test_one_seed_decides_nothing(tmp_path: Path) -> None:
 def test_while_runs_go_on(tmp_path: Path) -> None:
     path = make(tmp_path, done=lambda arm, seed: seed == 0 or (seed == 1 and arm in ("tied", "untied")))
     assert "**8 of 15 runs are done.**" in markdown(path)
+    assert "**Only 3 seeds are planned.**" in markdown(path)
     assert "> **Results so far:**" in markdown(path)
     assert [one["seeds"] for one in numbers(path)["contrasts"]][:3] == [[0, 1], [0], [0]]
     assert "| untied_matched | 1 | equal tokens and FLOPs | not started |" in markdown(path)

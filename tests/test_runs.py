@@ -82,6 +82,14 @@ def test_a_text_that_has_changed_under_its_path_is_told(tmp_path: Path) -> None:
     assert differing(runs[1:]) == ["data.path"]
 
 
+def test_the_setting_of_the_loss_is_not_taken_for_a_score(tmp_path: Path) -> None:
+    for loss in ("plain", "chunked"):
+        write_run(tmp_path / loss, RunConfig(loss=loss), {"head": "tied"})
+    runs = find_runs(tmp_path)
+    assert "  loss (setting)  val_loss  " in listing(runs, 2)
+    assert "run,status,note,loss,val_loss," in listing_csv(runs)
+
+
 def test_a_hash_is_shortened_in_the_table_only(tmp_path: Path) -> None:
     for i, digest in enumerate(("0123456789abcdef", None)):
         write_run(tmp_path / str(i), RunConfig(init_sha256=digest), {"head": "tied"})

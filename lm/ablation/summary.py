@@ -40,8 +40,12 @@ def plan_table(runner: AblationRunner) -> str:
     seconds = sum(map(runner.cost, [*bases, *ahead, *trials])) / runner.workers
     lines = [ablation.question, "", format_table(rows), ""]
     lines += [f"{found}; {record.workers} at a time, {record.threads} thread{'s' * (record.threads > 1)} each"]
-    if stop := saved(study_of(record, runner.outcomes)):
+    study = study_of(record, runner.outcomes)
+    if stop := saved(study):
         lines += [stop]
+    if alone := study.rows_alone():
+        gone = "finished runs that count by their row in results.csv, as their folder is gone"
+        lines += [f"{gone}: {alone}; remove a row to make its run again"]
     lines += [*no_longer_count(record.set_aside), *(f"{head} {meaning}" for head, meaning in record.cautions)]
     lines += [f"about {spell(seconds)} to go, as measured on this machine; all goes to {runner.path}"]
     return "\n".join(lines)

@@ -9,6 +9,8 @@ import difflib
 import shlex
 import sys
 
+from hydra.core.hydra_config import HydraConfig
+
 from lm.ablation.plan.compose import compose_arms, compose_base, key_of
 from lm.cli import program
 from lm.cli.compose import compose
@@ -33,6 +35,8 @@ def task(config: AblateConfig) -> int:
             raise BadInput(no_such_key(key, ours, AblateConfig))
     runs = compose_arms(config.ablation, config.overrides, arm)
     base = compose_base(config.ablation, config.overrides, runs, arm)
+    if "ablation" not in map(key_of, HydraConfig.get().overrides.task):
+        print(f"ablation={config.ablation.name} is the default; --help lists the others", file=sys.stderr, flush=True)
     with heavy_imports():
         from lm.ablation.ablate import ablate
         from lm.ablation.summary import plan_table, result_table

@@ -86,6 +86,8 @@ def no_such_choice(group: str, name: str, known: Sequence[str]) -> str:
 
     >>> no_such_choice("data", "jsonl", ["csv", "json"])
     'data=jsonl: no such config; did you mean data=json?'
+    >>> no_such_choice("data", "prquet", ["json", "parquet"])
+    'data=prquet: no such config; did you mean data=parquet?'
     """
     if name in CHOICES.get(group, {}):
         return renamed_choice(group, name)
@@ -93,7 +95,9 @@ def no_such_choice(group: str, name: str, known: Sequence[str]) -> str:
         return f"{group}={name}: no such config; did you mean {group}={CHOICES_ELSEWHERE[group][name]}?"
     if group == "data" and Path(name).exists():
         return f"{group}={name}: no such config; did you mean data=text data.path={name}?"
-    return f"{group}={name}: no such config; choose one of {', '.join(known) or 'none yet'}"
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+    hint = f"did you mean {group}={close[0]}?" if close else f"choose one of {', '.join(known) or 'none yet'}"
+    return f"{group}={name}: no such config; {hint}"
 
 
 def renamed_choice(key: str, name: str) -> str:

@@ -1,5 +1,6 @@
 """Resuming a run that is given by run_dir alone: its settings are read from the config.yaml in that directory."""
 
+import logging
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from lm.config.renamed import earlier
 from lm.config.typed import build
 from lm.training.run_directory import LENGTH, RunDirectory
 
+log = logging.getLogger(__name__)
 LINEAR, TRAINER = "model.linear", ("trainer._target_", "lightning.Trainer")
 
 
@@ -29,6 +31,8 @@ def as_it_was(run: RunConfig, line: list[str]) -> RunConfig:
     if run.run_dir is None or not all(is_runtime(key) or key in (*LENGTH, LINEAR) for key in keys):
         return run
     place = RunDirectory(Path(run.run_dir).expanduser())
+    if not place.path.exists():  # it may be mistyped
+        log.info("run_dir=%s: does not exist yet, so this is a new run", run.run_dir)
     if not place.config.exists():
         return run
     settings = place.read_config()

@@ -90,7 +90,7 @@ class RunConfig:
     init_sha256: str | None = None  # of those weights; null: any, and found out when they are read
     init_tied_matrix: str | None = None  # untied to tied: embedding, head or mean, where the one matrix comes from
     prompts: list[str] | None = None  # continued greedily at the end; null: three from the validation text
-    max_tokens: int | None = None  # length of the run in tokens; takes precedence over trainer.max_steps
+    max_tokens: int | None = None  # length of the run, rounded up to whole steps; overrides trainer.max_steps
     seed: int = 0
     threads: int | str | None = None  # null: OMP_NUM_THREADS, else the cores; auto: measured when the run begins
     loss: str = "auto"  # plain or chunked compute the same; auto: the faster one

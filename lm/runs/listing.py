@@ -13,6 +13,7 @@ RESULTS = {  # shown, with how many decimals
     **dict.fromkeys(("n_params", "steps", "tokens"), ","),
     "seconds": ",.0f",
 }
+HEADS = {"loss": "loss (setting)"}  # plain or chunked, which nobody should take for a score
 WIDTH = 32  # of a cell; a hash says enough in a quarter of it
 
 
@@ -20,7 +21,7 @@ def listing(runs: Sequence[FoundRun], total: int) -> str:
     """A row for each run that can be read, a line for each other, and how many there are of each kind."""
     shown = [run for run in runs if run.status != "broken"]
     keys, status = without_parts_of_the_head(differing(shown), shown), any(run.note for run in shown)
-    head = ["run", *["status"] * status, *keys, *RESULTS]
+    head = ["run", *["status"] * status, *(HEADS.get(key, key) for key in keys), *RESULTS]
     rows = [row(run, keys, status) for run in shown]
     broken = [visible(" ".join(f"broken: {run.note}".split())) for run in runs if run.status == "broken"]
     counts = ", ".join(f"{n} {kind}" for kind, n in Counter(run.status for run in runs).items())

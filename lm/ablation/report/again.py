@@ -1,6 +1,7 @@
 """The end of a report: which runs have no result and why, and how to reproduce the ablation."""
 
 import re
+import shlex
 from collections.abc import Iterator
 
 from lm.ablation.judge.study import Row, Study
@@ -51,6 +52,7 @@ def again_section(study: Study) -> list[str]:
         ["resumed after an interruption", f"{resumed} of {len(done)}"],
         ["computing time", f"reported runs {spent(study.rows)}; search trials {spent(study.trials)}"],
     ]
+    report = re.sub(r"ablate(\.py)?\b.*", r"report\1", record.command, flags=re.DOTALL)
     return [
         "## How to reproduce this",
         fence(record.command),
@@ -59,7 +61,7 @@ def again_section(study: Study) -> list[str]:
         "each run; `trials/`, the same for the search trials; `ablation.json`, the plan with every setting of every "
         "arm; `results.csv`, a row for each run; and `report.json`, the numbers of this report. This command updates "
         "the report, also while runs go on:",
-        fence(re.sub(r"ablate(\.py)?\b.*", r"report\1 output_dir=DIR", record.command, flags=re.DOTALL)),
+        fence(f"{report} {shlex.quote(f'output_dir={study.outcomes.folder}')}"),
     ]
 
 

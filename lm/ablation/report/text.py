@@ -13,13 +13,16 @@ def text_section(study: Study) -> list[str]:
     rows = first_finished(study)
     samples = {arm: {one["prompt"]: one["continuation"] for one in row.result["samples"]} for arm, row in rows.items()}
     prompts = list(dict.fromkeys(prompt for one in samples.values() for prompt in one))
+    gone = ", ".join(arm for arm, row in rows.items() if row.row)
+    lost = f"There are no samples of {plain(gone)}: the folders of these runs are gone, and results.csv holds none."
     if not prompts:
-        return []
+        return ["## Samples", lost] if gone else []
     seed = next(iter(rows.values())).seed
     parts = [
         "## Samples",
         f"Greedy continuations at the end of training, seed {seed}. {HERE} marks the first difference from the "
         "baseline's text; ⏎ 9 stands for nine line breaks. Samples illustrate the models; no verdict rests on them.",
+        lost if gone else "",
     ]
     for i, prompt in enumerate(prompts, 1):
         parts += [f"### Prompt {i}", fence(few_lines(prompt))]
@@ -30,12 +33,11 @@ def text_section(study: Study) -> list[str]:
 
 
 def first_finished(study: Study) -> dict[str, Row]:
-    """The runs of the first seed that all arms have finished."""
+    """The runs of the first seed that all arms have finished, of those for which the most have their folder."""
     finished = {arm: study.finished(arm, study.record.budgets[0]) for arm in study.record.arms}
-    for seed in study.record.seeds:
-        if all(seed in runs for runs in finished.values()):
-            return {arm: runs[seed] for arm, runs in finished.items()}
-    return {}
+    seeds = [seed for seed in study.record.seeds if all(seed in runs for runs in finished.values())]
+    found = [{arm: runs[seed] for arm, runs in finished.items()} for seed in seeds]
+    return min(found, key=lambda rows: sum(row.row is not None for row in rows.values()), default={})
 
 
 def continuation(study: Study, samples: Samples, arm: str, prompt: str) -> list[str]:

@@ -49,9 +49,8 @@ def progress(study: Study) -> Iterator[Caution]:
     if n == 1:
         yield Caution("There is only one seed.", "A confidence interval and a verdict need at least two.")
     elif n < FEW:
-        yield Caution(
-            f"There are only {n} seeds.", "Their standard deviation is a rough estimate: a verdict is a hint."
-        )
+        head = f"Only {n} seeds are planned." if counts["done"] < len(study.rows) else f"There are only {n} seeds."
+        yield Caution(head, "Their standard deviation is a rough estimate: a verdict is a hint.")
     if study.record.tune.trials and not study.record.tuning_done:
         yield Caution("Tuning is not finished.", "The missing runs wait for it.")
 
