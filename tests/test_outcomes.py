@@ -18,7 +18,7 @@ from test_report import ARMS, make, numbers, results
 
 from lm import results as frames
 from lm.ablation.judge.study import Study, read_study
-from lm.ablation.outcomes import RESULT, Outcomes, row_hash
+from lm.ablation.outcomes import RESULT, WHO, Outcomes, row_hash
 from lm.ablation.report import write_report
 from lm.ablation.report.answer import basis
 from lm.ablation.report.numbers import results_csv
@@ -48,6 +48,7 @@ def put(folder: Path, content: str) -> None:
 
 def put_row(folder: Path, checked: bool = True, edited: dict[str, Any] | None = None, **changes: Any) -> None:
     row: dict[str, Any] = dict.fromkeys(RESULT, 1) | {"run_dir": NAME, "arm": "a", "seed": 0, "status": "done"}
+    row |= {"purpose": "reported", "budgets": "tokens"}
     row |= {"config_hash": "c", "data_hash": "d", "source_hash": "s", "torch": "2", "resumed_from": "5 7", "error": ""}
     row |= changes
     row |= {"row_hash": row_hash(row)} if checked else {}
@@ -169,7 +170,8 @@ def test_a_row_without_a_result_says_what_became_of_its_run(tmp_path: Path, stat
     ("text", "said"),
     [
         ("status\ndone\n", "run_dir"),
-        (f"{','.join(['run_dir', 'arm', 'seed', 'status', *RESULT])}\n{NAME},done\n", "line 2 is not a whole row"),
+        (f"{','.join(['run_dir', *WHO, *RESULT])}\n{NAME},done\n", "line 2 is not a whole row"),
+        (f"{','.join(['run_dir', *WHO, *RESULT])}\n".replace("arm", "aRm"), "has no column arm"),
         ("\n\n3\n", "line 2 is not a whole row"),
         ("", "has no column run_dir"),
     ],

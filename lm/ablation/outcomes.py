@@ -31,6 +31,7 @@ RESULT: dict[str, type[int] | type[float] | type[str]] = {  # of a run's result.
     "threads": int,
     **dict.fromkeys(("device", "cpu", "precision", "python"), str),
 }
+WHO = ("arm", "purpose", "seed", "budgets", "status", "error")  # columns of results.csv before these
 CHANGED = "was changed after it was written: its row_hash is another"
 AGAIN = "remove it, and ablate makes the run again"
 RUN_DIR = re.compile(r"(?:cells|trials)/([\w.-]+)-seed(\d+)-[\w.-]+")  # its arm and seed
@@ -50,7 +51,7 @@ class Outcomes:
     def __init__(self, folder: Path) -> None:
         self.folder, self.damaged = folder, dict[Path, str]()
         lines = count(2)
-        rows = self.table("results.csv", lambda row: (row["run_dir"], from_row(current(row), next(lines))))
+        rows = self.table("results.csv", lambda row: (row["run_dir"], from_row(current(row), next(lines))), WHO)
         self.rows = {run_dir: one for run_dir, one in rows if one.status in ("done", "failed", "diverged")}
 
     def of(self, run_dir: str, planned: Mapping[str, str] = MappingProxyType({})) -> Outcome:
@@ -120,16 +121,18 @@ class Outcomes:
             self.damaged[self.curves_csv] = f"{self.curves_csv}: cannot be read ({error.strerror})"
         return found
 
-    def table(self, name: str, read: Callable[[dict[str, str]], tuple[str, Kind]]) -> list[tuple[str, Kind]]:
-        """Every row of a file in the ablation's folder, none if there is no such file."""
+    def table(
+        self, name: str, read: Callable[[dict[str, str]], tuple[str, Kind]], columns: tuple[str, ...] = ()
+    ) -> list[tuple[str, Kind]]:
+        """Every row of a file in the ablation's folder that must have these columns, none if there is no such file."""
         path = self.folder / name
         try:
             reader = csv.DictReader(io.StringIO(read_regular(path).decode(), newline=""))
             rows = list(reader)
             if torn := [i for i, row in enumerate(rows, 2) if None in (*row, *row.values())]:
                 raise ValueError(f"line {torn[0]} is not a whole row")
-            if "run_dir" not in (reader.fieldnames or ()):
-                raise ValueError("has no column run_dir")
+            if absent := [one for one in ("run_dir", *columns) if one not in (reader.fieldnames or ())]:
+                raise ValueError(f"has no column {absent[0]}")
             return [read(row) for row in rows]
         except FileNotFoundError:
             return []

@@ -9,12 +9,11 @@ from lm.ablation.judge.contrasts import Contrast
 from lm.ablation.judge.shape import normality_p, sign_flip_p
 from lm.ablation.judge.statistics import interval
 from lm.ablation.judge.study import Row, Study, spread
-from lm.ablation.outcomes import CURVE, RESULT, curve_hash, row_hash
+from lm.ablation.outcomes import CURVE, RESULT, WHO, curve_hash, row_hash
 from lm.ablation.report.curves import SCORED
 from lm.report.metrics import FILE, Lines
 from lm.system.table import csv_text
 
-WHO = ("arm", "purpose", "seed", "budgets", "status", "error")
 COLUMNS = (*WHO, *RESULT, "source_hash", "torch", "resumed_from", "row_hash", "run_dir")
 POINT = ("step", "tokens", "val/loss", "val/bpb", "val/top1")  # of metrics.csv
 STATISTICS = {"n": "n_seeds", "mean": "mean_difference", "p_different": "p", "p_different_adjusted": "p_adjusted"}
