@@ -48,7 +48,7 @@ def put(folder: Path, content: str) -> None:
 
 def put_row(folder: Path, checked: bool = True, edited: dict[str, Any] | None = None, **changes: Any) -> None:
     row: dict[str, Any] = dict.fromkeys(RESULT, 1) | {"run_dir": NAME, "arm": "a", "seed": 0, "status": "done"}
-    row |= {"purpose": "reported", "budgets": "tokens"}
+    row |= {"purpose": "reported", "budgets": "tokens", "host": "here"}
     row |= {"config_hash": "c", "data_hash": "d", "source_hash": "s", "torch": "2", "resumed_from": "5 7", "error": ""}
     row |= changes
     row |= {"row_hash": row_hash(row)} if checked else {}
@@ -190,7 +190,7 @@ def test_a_number_that_is_none_is_named(tmp_path: Path, value: str) -> None:
     assert found.error.startswith(f"line 2 of results.csv ({NAME}): val_loss={value}: expected a number; remove it")
 
 
-@pytest.mark.parametrize("key", ["val_loss", "seconds", "config_hash", "status", "torch", "cpu", "threads", "row_hash"])
+@pytest.mark.parametrize("key", ["val_loss", "seconds", "config_hash", "status", "torch", "cpu", "host", "row_hash"])
 def test_a_row_that_was_changed_is_named(tmp_path: Path, key: str) -> None:
     put_row(tmp_path, edited={key: "diverged" if key == "status" else 7})
     found = Outcomes(tmp_path).of(NAME, PLANNED)
@@ -204,6 +204,11 @@ def test_a_row_of_an_earlier_version_is_read_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "results.csv").write_text(text)
     found = Outcomes(tmp_path).of(NAME, PLANNED)
     assert (found.status, found.result["cpu"]) == ("done", "unknown")
+
+
+def test_a_row_whose_hash_does_not_count_its_host_is_of_an_earlier_version(tmp_path: Path) -> None:
+    put_row(tmp_path, host="", edited={"host": "there"})
+    assert Outcomes(tmp_path).of(NAME, PLANNED).status == "done"
 
 
 def test_a_row_cannot_name_a_place_outside(tmp_path: Path) -> None:

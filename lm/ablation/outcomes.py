@@ -36,8 +36,8 @@ CHANGED = "was changed after it was written: its row_hash is another"
 AGAIN = "remove it, and ablate makes the run again"
 RUN_DIR = re.compile(r"(?:cells|trials)/([\w.-]+)-seed(\d+)-[\w.-]+")  # its arm and seed
 CURVE = "curve_hash"  # column of results.csv: of the rows of the run in curves.csv, absent in earlier versions
-CHECKED = ("run_dir", "status", *RESULT, "source_hash", "torch", "resumed_from", CURVE)  # what row_hash is a hash of
-WHERE = ("host", "executor")  # columns of results.csv, too
+WHERE = ("host", "executor")  # columns of results.csv, too, that row_hash did not count in earlier versions
+CHECKED = ("run_dir", "status", *RESULT, "source_hash", "torch", "resumed_from", CURVE, *WHERE)  # those of row_hash
 Kind = TypeVar("Kind")
 
 
@@ -143,7 +143,7 @@ class Outcomes:
 def from_row(row: dict[str, str], line: int) -> Outcome:
     """A row that does not match its row_hash, or whose values are no such numbers, fails and is named."""
     where, result = f"line {line} of results.csv ({row['run_dir']})", dict[str, Any]()
-    if row.get("row_hash", "") not in ("", row_hash(row)):
+    if row.get("row_hash", "") not in ("", row_hash(row), row_hash(row | dict.fromkeys(WHERE, ""))):
         return Outcome("failed", f"{where} {CHANGED}; {AGAIN}", row=row)
     if row["status"] == "done":
         row.setdefault("cpu", "")  # earlier versions did not write it
