@@ -32,11 +32,13 @@ from lm.config.checks import LARGEST
 from lm.config.optim import OptimConfig
 from lm.data.tokenizer import Tokenizer, load_tokenizer
 from lm.data.vocabulary import byte_tokenizer
+from lm.exchange.pretrained import eot_name
 from lm.inference.evaluate import Scores, evaluate
 from lm.inference.generate import generate
 from lm.inference.text import from_above
 from lm.model.transformer import Transformer
 from lm.report.page import code, fence, plain
+from lm.report.plots import short
 from lm.system import streams
 from lm.system.files import read_yaml, sha256, sync_folder
 from lm.system.table import csv_text
@@ -104,7 +106,7 @@ def test_words_that_are_not_utf8_are_refused_but_for_a_prompt() -> None:
     assert not_utf8(["run_dir=é", "run_dir=\udcff"]) == "run_dir=\udcff: not UTF-8; rename the file"
 
 
-@pytest.mark.parametrize("form", [plain, code, fence])
+@pytest.mark.parametrize("form", [plain, code, fence, short])
 def test_no_text_in_a_report_steers_a_terminal(form: Callable[[str], str]) -> None:
     assert "\x1b" not in form("a\x1b[31m")
 
@@ -176,6 +178,18 @@ def test_a_panic_of_the_tokenizer_is_bad_input(tmp_path: Path) -> None:
     tokenizer: Tokenizer = load_tokenizer(with_step(tmp_path, normalizer=SLOW))
     with pytest.raises(BadInput, match="tokenizer: its library gives up on this text"):
         tokenizer.encode("a" * 40 + "!")
+
+
+def test_a_pipe_in_the_place_of_a_file_of_a_model_is_not_read(tmp_path: Path) -> None:
+    """It could have no end."""
+    reading, writing = os.pipe()
+    os.write(writing, b'{"eos_token": "x"}')
+    os.close(writing)
+    (tmp_path / "tokenizer_config.json").symlink_to(f"/proc/self/fd/{reading}")
+    try:
+        assert eot_name(tmp_path) is None
+    finally:
+        os.close(reading)
 
 
 # --- sizes
@@ -273,7 +287,7 @@ def test_a_figure_of_a_hundred_seeds_has_room_for_its_legend() -> None:
         record=SimpleNamespace(
             arms={"a": 0, "b": 0},
             budgets=["tokens"],
-            seeds=[*range(100)],
+            seeds=[*range(110)],  # ten have no run, and no line
             baseline="a",
             primary=[],
             equivalence_margin=0.01,

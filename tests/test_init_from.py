@@ -23,7 +23,7 @@ from lm.config import BadInput, EvaluateConfig, HeadConfig, ModelConfig, RunConf
 from lm.config.identity import config_hash
 from lm.data.batches import TrainingStream
 from lm.data.tokens import prepare
-from lm.exchange.base import read_base
+from lm.exchange.base import kind_of, read_base
 from lm.exchange.portable import load_model, save_model
 from lm.inference.evaluate import evaluate_run
 from lm.model.transformer import named_seed
@@ -342,6 +342,13 @@ def test_what_is_damaged_is_named(home: Path, tmp_path: Path, name: str) -> None
     with pytest.raises(BadInput, match=f"{name}: "):
         train(composed(home, f"init_from={tmp_path / 'r'}", f"run_dir={tmp_path / 'new'}"))
     assert not (tmp_path / "new").exists()
+
+
+@each("text", ["[]", "{", "5", '{"model": []}', '{"model": {"type": {}}}', "[" * 100_000])
+def test_of_what_is_no_tokenizer_nothing_is_known(text: str, tmp_path: Path) -> None:
+    """The message is that of the tokenizer, which is read next."""
+    (tmp_path / "tokenizer.json").write_text(text)
+    assert kind_of(tmp_path / "tokenizer.json", 7) == {}
 
 
 def test_what_the_loaded_model_cannot_do_is_named(home: Path, tmp_path: Path) -> None:

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import HEADS, SEQ, TEXT, tiny
+from conftest import HEADS, SEQ, TEXT, as_nobody, tiny
 from safetensors.torch import load_file
 
 from lm.config import BadInput
 from lm.data.tokenizer import Tokenizer
 from lm.data.vocabulary import byte_tokenizer, train_bpe
-from lm.exchange.find_model import read_settings
+from lm.exchange.find_model import model_folder, read_settings
 from lm.exchange.portable import load_model, save_model
 from lm.inference.generate import generate
 from lm.model.head import UntiedMidTrainingHead
@@ -175,3 +175,10 @@ def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:
         load_model(tmp_path / "absent")
     with pytest.raises(BadInput, match="holds no model"):
         load_model(tmp_path)
+
+
+def test_a_closed_folder_is_not_empty(open_folder: Path) -> None:
+    (open_folder / "model").mkdir(mode=0)
+    with as_nobody(), pytest.raises(PermissionError) as caught:
+        model_folder(open_folder)
+    assert caught.value.filename == str(open_folder / "model")

@@ -22,6 +22,7 @@ from lm.data.documents import Document, Fingerprint
 from lm.data.store import StoredText
 from lm.data.text import Text
 from lm.data.tokens import prepare
+from lm.system.files import ABANDONED
 
 
 @pytest.fixture
@@ -168,10 +169,15 @@ def test_what_killed_processes_left_is_removed(source: DataConfig) -> None:
     for name in ("other.partial", f"{stored_text(source).request.name}.partial"):
         (texts / name).mkdir()
         (texts / name / "text.bin").write_text("half of it")
+    old, new = (texts.with_name("sources") / f".partial-{age}" for age in ("old", "new"))
+    for one in old, new:  # one is of a process that may still be writing
+        one.touch()
+    os.utime(old, (time.time() - ABANDONED,) * 2)
     with open(str(source.path), "a") as file:
         file.write("more")
     stored_text(source)
     assert list(texts.glob("*.partial")) == []
+    assert (old.exists(), new.exists()) == (False, True)
 
 
 def test_the_same_text_from_two_sources_at_once_is_not_taken_away(

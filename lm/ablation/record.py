@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lm.ablation.versions import VERSION, current_version
-from lm.config import BadInput
-from lm.config.ablation import BUDGETS, Look, Question
-from lm.config.interactions import check_interactions
+from lm.config import BadInput, choose
+from lm.config.ablation import BUDGETS, METRICS, Look, Question, check_looks, distinct
+from lm.config.interactions import NAMES, check_interactions
 from lm.config.typed import build
 from lm.system.files import checksum, read_object, unsealed, write_text
 
@@ -163,6 +163,12 @@ def checked(record: AblationRecord) -> AblationRecord:
         if lost := [name for name in names if name not in arms]:
             raise BadInput(f"{key}: no such arm as {lost[0]}; expected one of {', '.join(arms)}")
     check_interactions(record.interactions, record.contrasts, "interactions")
+    check_looks("looks", record)
+    choose("metric", record.metric, tuple(METRICS))
+    hyperparameters = [key for search in record.searches.values() for key in search.hyperparameters]
+    if strange := [name for name in (*arms, *hyperparameters, record.plot_over or "") if not name.isprintable()]:
+        raise BadInput(f"{strange[0]!r}: expected {NAMES}")  # figures show it
+    distinct("budgets", record.budgets)
     budgets = [*record.budgets, *(one.budget for one in record.cells)]
     if lost := [budget for budget in budgets if budget not in BUDGETS]:
         raise BadInput(f"budgets: {lost[0]}; choose among {', '.join(BUDGETS)}")

@@ -75,6 +75,13 @@ class Question(Look):
     plot_over: str | None = None  # a setting to draw the comparisons over
 
 
+def check_looks(key: str, asked: Look) -> None:
+    looks, n = asked.looks, len(asked.seeds)
+    if looks and (looks != sorted({*looks}) or looks[0] < 2 or looks[-1] != n):
+        expected = f"expected increasing numbers of seeds from 2 on, of which the last is all, {n}"
+        raise BadInput(f"{key}={looks}: {expected}")
+
+
 @dataclass(slots=True, kw_only=True)
 class AblationConfig(Question):
     """One question and its arms. Words in lists are overrides of train.py.
@@ -123,10 +130,7 @@ class AblationConfig(Question):
                 raise BadInput(f"ablation.match_parameters: {arm} needs an arm to match that is itself not matched")
         for seed in self.seeds:
             seedable(seed)
-        n = len(self.seeds)
-        if self.looks and (self.looks != sorted({*self.looks}) or self.looks[0] < 2 or self.looks[-1] != n):
-            expected = f"expected increasing numbers of seeds from 2 on, of which the last is all, {n}"
-            raise BadInput(f"ablation.looks={self.looks}: {expected}")
+        check_looks("ablation.looks", self)
         for name in self.arms:
             offset = self.seed_offsets.get(name, 0)
             own = {seed + offset for seed in self.seeds}

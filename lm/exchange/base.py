@@ -1,6 +1,5 @@
 """What init_from names, a finished model that a run starts from, as far as it can be known without its weights."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,10 +61,13 @@ def read_base(init_from: str) -> Base:
 
 def kind_of(path: Path, vocab_size: int) -> dict[str, Any]:
     """The settings with which a tokenizer of this project was made; those of another are its file's alone."""
-    model = json.loads(path.read_text(encoding="utf-8")).get("model", {})
-    if model.get("type") == "BPE" and model.get("merges"):
-        return {"kind": "bpe", "vocab_size": vocab_size}
-    kind = {"WordLevel": "char", "BPE": "byte"}.get(model.get("type"))
+    try:
+        model = read_object(path)["model"]
+        if model["type"] == "BPE" and model.get("merges"):
+            return {"kind": "bpe", "vocab_size": vocab_size}
+        kind = {"WordLevel": "char", "BPE": "byte"}.get(model["type"])
+    except (ValueError, KeyError, TypeError):  # load_tokenizer says what is wrong with the file
+        return {}
     return {"kind": kind, "vocab_size": None} if kind else {}
 
 

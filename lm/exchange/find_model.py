@@ -49,7 +49,7 @@ def model_folder(run_dir: str | Path, key: str = "run_dir") -> Path:
         raise BadInput(f"{key}={run_dir}: {what}; expected a run directory that train wrote")
     if (folder / "model").is_dir():
         folder = folder / "model"
-    if not os.path.lexists(folder / "config.json"):
+    if "config.json" not in os.listdir(folder):  # raises OSError for a folder that cannot be read
         raise BadInput(f"{key}={run_dir}: holds no model; expected a run directory that train has finished")
     index = [INDEX] if (folder / INDEX).exists() else []
     for name in ("config.json", "tokenizer.json", *(index or ["model.safetensors"])):

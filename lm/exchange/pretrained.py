@@ -1,7 +1,6 @@
 """A model from a Hugging Face folder: config.json, safetensors and tokenizer.json, none of which can run code."""
 
 import hashlib
-import json
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -14,7 +13,7 @@ from lm.exchange.architectures import ACTIVATIONS, ARCHITECTURES, SCALING, Archi
 from lm.exchange.find_model import ModelSettings
 from lm.exchange.weights import fill, shards, sources
 from lm.model.transformer import Transformer
-from lm.system.files import sha256
+from lm.system.files import read_object, sha256
 
 NEUTRAL: dict[str, object] = {  # keys that change what a model computes, with the value of a model that we have
     "use_sliding_window": False,
@@ -71,10 +70,10 @@ def load_pretrained(folder: Path, settings: ModelSettings) -> tuple[Transformer,
 def eot_name(folder: Path) -> str | None:
     """The end-of-text token that tokenizer_config.json names, if there is such a file and it names one."""
     try:
-        found = json.loads((folder / NAMES).read_text()).get("eos_token")
+        found = read_object(folder / NAMES).get("eos_token")
         found = found.get("content") if isinstance(found, dict) else found
         return found if isinstance(found, str) else None
-    except (OSError, ValueError, AttributeError, RecursionError):
+    except (OSError, ValueError):
         return None
 
 

@@ -26,8 +26,10 @@ def seeds_section(study: Study, pictures: dict[str, str]) -> list[str]:
 @drawing
 def seeds(study: Study) -> Figure:
     """Arms in the order of the question; a panel for each budget."""
-    arms, budgets, numbers = list(study.record.arms), study.record.budgets, study.record.seeds
+    arms, budgets = list(study.record.arms), study.record.budgets
     scores = {(arm, budget): study.scores(arm, budget) for arm in arms for budget in budgets}
+    found = {seed for one in scores.values() for seed in one}
+    numbers = [seed for seed in study.record.seeds if seed in found]
     everything = [value for one in scores.values() for value in one.values()]
     main = {study.record.baseline, *(study.record.primary or arms)}
     core = [value for (arm, _), one in scores.items() if arm in main for value in one.values()]
