@@ -62,11 +62,15 @@ def changed(tree: Any, rng: random.Random) -> tuple[Any, str]:
 
 def seal(path: Path, tree: Any) -> None:
     """Write a file, with hashes that are right."""
+    import yaml
+
     from lm.system.files import checksum, sha256
 
     if isinstance(tree, dict) and "checksum" in tree:
         tree["checksum"] = checksum({key: value for key, value in tree.items() if key != "checksum"})
-    path.write_text(json.dumps(tree).replace(f'"{DEEP}"', "[" * 100_000 + "]" * 100_000))  # also YAML
+    # as JSON, 1e-05 would be a text in YAML, and the checksum another
+    text = json.dumps(tree) if path.suffix == ".json" else yaml.safe_dump(tree).replace(f"'{DEEP}'", f'"{DEEP}"')
+    path.write_text(text.replace(f'"{DEEP}"', "[" * 100_000 + "]" * 100_000))
     if path.parent.name == "model" and path.name != "config.json":
         config = json.loads(Path("run/model/config.json").read_text())
         seal(path.with_name("config.json"), config | {"sha256": config["sha256"] | {path.name: sha256(path)}})
@@ -76,7 +80,8 @@ def mutated(rng: random.Random) -> tuple[str, str]:
     import yaml
 
     name, file = rng.choice(TREES).split()
-    tree, where = changed(yaml.load(Path(file).read_text(), yaml.CSafeLoader), rng)
+    read = json.loads if file.endswith(".json") else yaml.safe_load
+    tree, where = changed(read(Path(file).read_text()), rng)
     seal(Path(file), tree)
     return name, f"{file}: {where}"
 
