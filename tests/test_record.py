@@ -86,6 +86,8 @@ def read(folder: Path, **changes: Any) -> AblationRecord:
         ({"tune": {"trials": 99}}, "ablation.tune.trials=99"),
         ({"cautions": [["one word"]]}, "not what ablate.py wrote (ValueError"),
         ({"baseline": "zzz"}, "baseline: no such arm as zzz; expected one of a"),
+        ({"contrasts": {"a": "zzz"}}, "contrasts: no such arm as zzz; expected one of a"),
+        ({"contrasts": {"a": "a"}}, "contrasts: a is compared with itself"),
         ({"budgets": ["zzz"]}, "budgets: zzz; choose among"),
         ({"budgets": ["tokens"] * 2}, "budgets: tokens is given twice"),
         ({"metric": "zzz"}, "metric=zzz: choose one of val_loss"),

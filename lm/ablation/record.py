@@ -156,12 +156,15 @@ def checked(record: AblationRecord) -> AblationRecord:
     named = {
         "baseline": [record.baseline],
         "primary": record.primary,
+        "contrasts": [*record.contrasts, *record.contrasts.values()],
         "cells": [one.arm for one in record.cells],
         "searches": [*record.searches],
     }
     for key, names in named.items():
         if lost := [name for name in names if name not in arms]:
             raise BadInput(f"{key}: no such arm as {lost[0]}; expected one of {', '.join(arms)}")
+    if lost := [name for name, other in record.contrasts.items() if name == other]:
+        raise BadInput(f"contrasts: {lost[0]} is compared with itself")
     check_interactions(record.interactions, record.contrasts, "interactions")
     check_looks("looks", record)
     choose("metric", record.metric, tuple(METRICS))
