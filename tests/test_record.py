@@ -32,7 +32,7 @@ def arm(**changes: Any) -> ArmRecord:
 
 def record(**changes: Any) -> AblationRecord:
     settings: dict[str, Any] = {"name": "test", "question": "?", "baseline": "a", "seeds": [0, 1]}
-    settings |= {"equivalence_margin": 0.01, "overrides": [], "common": [], "contrasts": {"b": "a"}, "cells": []}
+    settings |= {"equivalence_margin": 0.01, "overrides": [], "common": [], "contrasts": {}, "cells": []}
     settings |= {"arms": {"a": arm(), "b": arm()}, "cautions": [], "begun": "2026-01-31", "tuning_done": True}
     settings |= {"untuned": {}, "command": "the command", "machine": "here", "threads": 1, "workers": 2}
     return AblationRecord(**settings | {"python": "3.11", "versions": {}} | changes)
