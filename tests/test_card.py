@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import TEXT, TINY_RUN
+from conftest import HEADS, SEQ, TEXT, TINY_RUN, tiny
 from huggingface_hub import ModelCard
 from hydra import compose, initialize_config_dir
 
@@ -15,6 +15,8 @@ from lm.cli.compose import convert, register
 from lm.cli.errors import CONFIGS
 from lm.cli.export import main
 from lm.config import RunConfig
+from lm.exchange.card import write_card
+from lm.model.transformer import Transformer
 from lm.training.train import train
 
 
@@ -74,6 +76,12 @@ def test_a_model_without_a_result_gets_a_card_that_says_less(run: dict[str, Any]
     assert "says nothing about its training" in alone
     assert "model-index" not in alone
     assert "## Training" not in alone
+
+
+def test_settings_of_a_stranger_have_a_card(tmp_path: Path) -> None:
+    net = Transformer(tiny(), HEADS["tied"], vocab_size=257, seq_len=SEQ)
+    write_card(tmp_path, net, {"data": {"source": "hub"}, "base": {"sha256": 5}, "data_hash": ["x"]}, {})
+    assert "the weights of `None (5)`" in (tmp_path / "README.md").read_text()
 
 
 def test_a_damaged_result_stops_the_export(

@@ -23,6 +23,7 @@ PARTS = {  # headers, then the body in blocks; None: a pause longer than any tim
     "/dribbling.txt": [{}, *[b"x"] * 10_000],
     "/torn.txt": [{"Content-Length": "10"}, b"x"],
     "/gzip.txt": [{"Content-Encoding": "gzip"}, b"x"],
+    "/elsewhere.txt": [{"Location": "file:///etc/passwd"}],
     "/cut.txt": [{}, "é".encode() * 5000],
 }
 SAID = {
@@ -32,6 +33,7 @@ SAID = {
     "/dribbling.txt": "fewer than 10000 bytes in 0 seconds",
     "/torn.txt": "it breaks off after 1 of 10 bytes",
     "/gzip.txt": "it is sent compressed by gzip, which was not asked for",
+    "/elsewhere.txt": "HTTPError: HTTP Error 302: Found - Redirection to url 'file:///etc/passwd' is not allowed",
     "/absent.txt": "HTTPError: HTTP Error 404: Not Found",
 }
 
@@ -39,7 +41,7 @@ SAID = {
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         headers, *blocks = PARTS.get(self.path, [None])  # type: ignore[misc]
-        self.send_response(404 if headers is None else 200)
+        self.send_response(404 if headers is None else 302 if "Location" in headers else 200)
         for name, value in (headers or {}).items():
             self.send_header(name, value)
         self.end_headers()

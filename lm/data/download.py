@@ -49,10 +49,10 @@ def download(url: str, cache: Path, max_bytes: int | None = None) -> Path:
             raise
         raise unusable(url, error) from error
     except OSError as error:
-        if error.filename is not None and not str(error.filename).startswith("http"):  # of the disk
-            raise
-        if isinstance(error, HTTPError):
+        if isinstance(error, HTTPError):  # its filename is the address, or one that the server leads to
             error.close()
+        elif error.filename is not None:  # of the disk
+            raise
         elif copies := [*(cache / "downloads").glob(f"{of}-*/{escape(name)}")]:
             log.warning("data.path=%s: could not be reached (%s); its last copy is used", url, first_line(error))
             return max(copies, key=lambda one: one.stat().st_mtime)

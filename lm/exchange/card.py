@@ -41,7 +41,7 @@ def write_card(folder: Path, net: Transformer, settings: dict[str, Any], result:
         library_name="transformers",
         pipeline_tag="text-generation",
         tags=["lm-lab", "small-language-model"],
-        datasets=[settings["data.path"]] if settings.get("data.source") == "hub" else None,
+        datasets=[str(settings.get("data.path"))] if settings.get("data.source") == "hub" else None,
         model_name=folder.resolve().name if result else None,
         eval_results=evaluations(settings, result) if result else None,
     )
@@ -70,7 +70,7 @@ def origin(settings: dict[str, Any], result: dict[str, Any]) -> str:
 
 
 def base_of(settings: dict[str, Any]) -> str:
-    return f"{Path(str(settings['base.path'])).name} ({settings['base.sha256'][:16]})"
+    return f"{Path(str(settings.get('base.path'))).name} ({str(settings['base.sha256'])[:16]})"
 
 
 def evaluations(settings: dict[str, Any], result: dict[str, Any]) -> list[EvalResult]:
@@ -103,7 +103,7 @@ def scores(result: dict[str, Any]) -> list[str]:
 
 
 def training(settings: dict[str, Any], result: dict[str, Any]) -> list[str]:
-    facts = [["text", plain(visible(text_of(settings)))], ["hash of the text", code(settings["data_hash"])]]
+    facts = [["text", plain(visible(text_of(settings)))], ["hash of the text", code(str(settings.get("data_hash")))]]
     if settings.get("data_revision"):
         facts.append(["revision of the text", code(str(settings["data_revision"]))])
     if "train_text_tokens" in result:

@@ -43,6 +43,7 @@ class Result:
     cpu: str = UNKNOWN  # results of earlier versions do not say these
     n_params_trained: int = 0
     val_tokens: int = 0
+    val_bytes: int = 0
     train_text_tokens: int = 1
 
     def __post_init__(self) -> None:

@@ -1,5 +1,6 @@
 """Several ablations side by side: one question under different conditions, each in a folder of its own."""
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from urllib.parse import quote
@@ -90,7 +91,7 @@ def overview(title: str, studies: dict[Path, Study], groups: Groups) -> str:
         parts += ["## Settings that differ", table(["ablation", "settings"], others), DIFFERS]
     if weak := [*weaknesses(studies, everything)]:
         parts += ["## What weakens the answers", "\n".join(f"- {one}" for one in weak)]
-    return "\n\n".join(parts) + "\n"
+    return ("\n\n".join(parts) + "\n").encode(errors="replace").decode()  # the name of a folder may not be UTF-8
 
 
 def conditions(studies: dict[Path, Study]) -> list[list[str]]:
@@ -113,7 +114,7 @@ def common_ci(studies: Iterable[Study]) -> str:
 
 def row(one: Shown, further: Apart | None, ci: str) -> list[str]:
     found, name = one.contrast.comparison, plain(one.folder.name)
-    place = f"[{name}]({quote(one.folder.name)}/report.md)" if (one.folder / "report.md").exists() else name
+    place = f"[{name}]({quote(os.fsencode(one.folder.name))}/report.md)" if (one.folder / "report.md").exists() else name
     span = "-" if found.ci_low is None else f"{found.ci_low:+.4f} to {found.ci_high:+.4f}"
     span += f" ({one.study.ci})" * (found.ci_low is not None and ci != one.study.ci)
     margin = f"{one.study.record.equivalence_margin:g}"
