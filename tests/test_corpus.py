@@ -287,6 +287,16 @@ def test_each_row_of_the_named_column_is_a_document(kind: str, tmp_path: Path) -
     assert refusal(kind, tmp_path / "empty").startswith(f"data.path={tmp_path / 'empty'}: a folder without .{kind}")
 
 
+@pytest.mark.usefixtures("own_home")
+def test_nobody_is_told_that_a_table_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr("socket.getaddrinfo", lambda *place, **_: asked.append(place))
+    for name in ("datasets.config.HF_HUB_OFFLINE", "huggingface_hub.constants.HF_HUB_OFFLINE"):
+        monkeypatch.setattr(name, False)
+    load("json", write_table("json", tmp_path))
+    assert asked == []
+
+
 @pytest.mark.parametrize("kind", [pa.large_string(), pa.string_view(), pa.dictionary(pa.int8(), pa.string())])
 def test_text_in_every_encoding_of_arrow_is_read(kind: pa.DataType, tmp_path: Path) -> None:
     path = tmp_path / "t.parquet"

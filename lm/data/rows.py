@@ -77,4 +77,5 @@ def quiet_datasets() -> Any:
 
     datasets.disable_progress_bars()
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
+    datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False  # else each call, also for local files, is reported to its makers
     return datasets
