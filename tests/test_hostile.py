@@ -248,7 +248,8 @@ def test_a_perplexity_beyond_all_numbers_is_null() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"samples": [{}]}, {"train_text_tokens": 0}, {"val_tokens": "x"}, {"val_bytes": "x"}, {"n_params_trained": "x"}]
+    "wrong",
+    [{"samples": [{}]}, {"train_text_tokens": 0}, {"val_tokens": "x"}, {"val_bytes": "x"}, {"n_params_trained": "x"}],
 )
 def test_a_result_that_a_page_could_not_show_is_refused(wrong: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "result.json").write_text(json.dumps(WHOLE_RESULT | wrong))

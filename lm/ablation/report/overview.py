@@ -114,7 +114,8 @@ def common_ci(studies: Iterable[Study]) -> str:
 
 def row(one: Shown, further: Apart | None, ci: str) -> list[str]:
     found, name = one.contrast.comparison, plain(one.folder.name)
-    place = f"[{name}]({quote(os.fsencode(one.folder.name))}/report.md)" if (one.folder / "report.md").exists() else name
+    address = f"{quote(os.fsencode(one.folder.name))}/report.md"
+    place = f"[{name}]({address})" if (one.folder / "report.md").exists() else name
     span = "-" if found.ci_low is None else f"{found.ci_low:+.4f} to {found.ci_high:+.4f}"
     span += f" ({one.study.ci})" * (found.ci_low is not None and ci != one.study.ci)
     margin = f"{one.study.record.equivalence_margin:g}"
