@@ -1,6 +1,7 @@
 """What load_model accepts, and what of a damaged or hostile folder it refuses."""
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -175,6 +176,15 @@ def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:
         load_model(tmp_path / "absent")
     with pytest.raises(BadInput, match="holds no model"):
         load_model(tmp_path)
+
+
+def test_a_pipe_beside_a_model_is_refused(tmp_path: Path) -> None:
+    """An index of weights could name it, and reading it would wait without end."""
+    for name in ("config.json", "tokenizer.json", "model.safetensors.index.json"):
+        (tmp_path / name).touch()
+    os.mkfifo(tmp_path / "part-1")
+    with pytest.raises(BadInput, match="part-1: is a pipe or a device"):
+        model_folder(tmp_path)
 
 
 def test_a_closed_folder_is_not_empty(open_folder: Path) -> None:
