@@ -140,6 +140,11 @@ def test_a_run_that_cannot_be_read_is_refused_before_anything_is_measured(tmp_pa
         BenchmarkConfig(run_dir=run_dir, only=["limits"])
 
 
+def test_a_folder_is_refused_as_the_output_before_anything_is_measured(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="is a folder"):
+        BenchmarkConfig(output=str(tmp_path))
+
+
 STAND_IN = """
 from dataclasses import dataclass
 import torch

@@ -31,6 +31,8 @@ class BenchmarkConfig:
             raise BadInput(f"only: is empty; choose among {', '.join(SECTIONS)}, or leave it out")
         if self.output is not None and not Path(self.output).expanduser().parent.is_dir():
             raise BadInput(f"output={self.output}: its folder does not exist")
+        if self.output is not None and Path(self.output).expanduser().is_dir():
+            raise BadInput(f"output={self.output}: is a folder; expected the name of a file")
         if self.run_dir is not None and "decoding" not in (self.only or SECTIONS):
             raise BadInput("run_dir: is for only=[decoding], or for all sections")
         if self.nanogpt is None and "nanogpt" in (self.only or ()):
