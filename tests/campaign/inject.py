@@ -25,8 +25,8 @@ class Injection:
     """Counts the file operations below the working directory; `kind` happens at number `at`, or never if it is 0.
 
     ENOSPC stays: from there on nothing more can be written. From "short" on, each write writes the half and says so;
-    "torn" writes the half and fails. Files are opened by the implementation of `io` in Python, which calls os.read and
-    os.write for what it reads and writes.
+    "torn" writes the half and fails. Files are opened by the implementation of `io` in Python, whose FileIO calls
+    os.read and os.write, with the buffers of the usual one: torch calls them while an error is being raised.
     """
 
     def __init__(self, kind: str = "", at: int = 0) -> None:
@@ -35,6 +35,8 @@ class Injection:
     def __call__(self) -> None:
         SEEN[:] = bytes(len(SEEN))
         sys.addaudithook(self.audit)
+        for name in ("BufferedReader", "BufferedWriter", "BufferedRandom", "TextIOWrapper"):
+            setattr(_pyio, name, getattr(io, name))
         builtins.open = io.open = _pyio.open  # type: ignore[assignment]
         for name in ("read", "write", "fsync"):
             setattr(os, name, self.counted(getattr(os, name), "read" if name == "read" else "write"))
