@@ -78,7 +78,7 @@ class Listed(Executor):
             return {}
         task = self.running.pop(0)
         if self.started.count(task.run_dir) > self.lost:
-            task.files.outcome.write_text('{"status": "diverged"}')
+            task.files.outcome.write_text('{"status": "diverged", "error": "nan"}')
         return {task.run_dir: "its node is gone"}
 
     def cancel(self) -> None:
@@ -263,6 +263,8 @@ def test_a_row_says_where_its_run_was_made(tmp_path: Path) -> None:
     assert Outcomes(tmp_path).where("cells/a-seed0-0") == {}
     where.write_text('{"executor": "ray", "host": "node7", "pid": 1}')
     assert Outcomes(tmp_path).where("cells/a-seed0-0") == {"host": "node7", "executor": "ray"}
+    where.write_text('{"host": ["node7"], "executor": null}')
+    assert Outcomes(tmp_path).where("cells/a-seed0-0") == {}
     where.write_text('["node7"]')
     assert Outcomes(tmp_path).where("cells/a-seed0-0") == {}
 

@@ -191,4 +191,12 @@ def test_a_closed_folder_is_not_empty(open_folder: Path) -> None:
     (open_folder / "model").mkdir(mode=0)
     with as_nobody(), pytest.raises(PermissionError) as caught:
         model_folder(open_folder)
-    assert caught.value.filename == str(open_folder / "model")
+    assert caught.value.filename == str(open_folder / "model/config.json")
+
+
+def test_a_folder_that_may_be_entered_and_not_listed_holds_a_model(open_folder: Path) -> None:
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        (open_folder / name).touch()
+    open_folder.chmod(0o311)
+    with as_nobody():
+        assert model_folder(open_folder) == open_folder

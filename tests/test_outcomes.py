@@ -116,6 +116,24 @@ def test_a_file_that_is_no_result_is_one_line(tmp_path: Path, content: str) -> N
     assert Outcomes(tmp_path).of(NAME).status == "failed"
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{"status": "failed", "error": 5}',
+        '{"status": "failed"}',
+        '{"status": [], "error": ""}',
+        "[" * 10**5,
+        '{"status": "done", "error": ""}',
+        '{"status": "failed", "error": "", "result": [1]}',
+    ],
+)
+def test_a_file_that_is_no_outcome_is_a_failure_and_no_result(tmp_path: Path, content: str) -> None:
+    (tmp_path / "cells").mkdir()
+    path = tmp_path / f"{NAME}.json"
+    path.write_text(content)
+    assert Outcomes(tmp_path).of(NAME)[:3] == ("failed", f"{path.name}: not what ablate wrote", {})
+
+
 def test_a_pipe_in_the_place_of_a_result_is_not_waited_for(tmp_path: Path) -> None:
     put(tmp_path, "")
     (tmp_path / NAME / "result.json").unlink()
@@ -174,6 +192,7 @@ def test_a_row_without_a_result_says_what_became_of_its_run(tmp_path: Path, stat
         (f"{','.join(['run_dir', *WHO, *RESULT])}\n".replace("arm", "aRm"), "has no column arm"),
         ("\n\n3\n", "line 2 is not a whole row"),
         ("", "has no column run_dir"),
+        ("", "; restore it, or remove it"),
     ],
 )
 def test_a_spoilt_results_csv_is_named(tmp_path: Path, text: str, said: str) -> None:

@@ -1,6 +1,7 @@
 """The record of an ablation: what is written is what is read, earlier versions are read, and a mistake is named."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,13 @@ STUDIES = Path(__file__).parents[1] / "docs/studies"
 
 
 def arm(**changes: Any) -> ArmRecord:
-    settings: dict[str, Any] = {"words": [], "settings": {}, "n_params": 7, "flops_per_token": 42, "steps": {"own": 10}}
+    settings: dict[str, Any] = {
+        "words": [],
+        "settings": {},
+        "n_params": 7,
+        "flops_per_token": 42,
+        "steps": {"own": 10, "tokens": 10},
+    }
     settings |= {"tokens_per_step": 128, "vocab_size": 257, "train_tokens": 900, "val_tokens": 100}
     settings["identity"] = dict.fromkeys(("data_hash", "tokenizer_hash", "source_hash"), "")
     return ArmRecord(**settings | changes)
@@ -63,6 +70,11 @@ def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "ablation.json").read_text())["version"] == VERSION
 
 
+def searched(*scores: float) -> dict[str, Any]:
+    trials = [TrialRecord(values={}, score=one, run_dirs=[]) for one in scores]
+    return {"a": asdict(SearchRecord(hyperparameters=[], seeds=[], inside={}, trials=trials))}
+
+
 def read(folder: Path, **changes: Any) -> AblationRecord:
     write_record(record(arms={"a": arm()}), folder)
     content = json.loads((folder / "ablation.json").read_text())
@@ -92,8 +104,13 @@ def read(folder: Path, **changes: Any) -> AblationRecord:
         ({"budgets": ["tokens"] * 2}, "budgets: tokens is given twice"),
         ({"metric": "zzz"}, "metric=zzz: choose one of val_loss"),
         ({"looks": [1, 2]}, "looks=[1, 2]: expected increasing numbers of seeds from 2 on"),
-        ({"plot_over": "\x1b[31m"}, r"'\x1b[31m': expected a name of letters"),
-        ({"equivalence_margin": 0.0}, "equivalence_margin: 0.0; expected more than 0"),
+        ({"plot_over": "\x1b[31m"}, r"plot_over: '\x1b[31m'; expected a printable name"),
+        ({"equivalence_margin": 0.0}, "equivalence_margin: 0.0; expected more than 0, less than 1e+06"),
+        ({"equivalence_margin": 10**30}, f"equivalence_margin: {10**30}; expected more than 0, less"),
+        ({"arms": {"a": asdict(arm(steps={}))}}, "arms.a.steps.tokens: is missing"),
+        ({"arms": {"a": asdict(arm(matched={"model.d_ff": 1}))}}, "contrasts: has no a, which is matched to"),
+        ({"searches": searched()}, "searches.a.trials: is empty"),
+        ({"searches": searched(1e308)}, "searches.a.trials: score=1e+308; expected a number below 1e+06"),
         ({"threads": True}, "threads: expected int, found True"),
         ({"begn": "x"}, "begn: no such key"),
         ({"bases": [{"seed": 0, "run_dir": "/", "sha256": None, "val_loss": None}]}, "run_dir=/: leads out of the"),

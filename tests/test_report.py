@@ -731,7 +731,7 @@ def test_a_verdict_that_was_shown_is_remembered(tmp_path: Path) -> None:
     assert verdicts_seen(path, read_record(path))[0].equivalence_margin == 0.01
     assert [one["seeds"] for one in numbers(path)["verdicts_seen"]] == seen(path)
     first, second = (path / "verdicts.jsonl").read_text().splitlines()
-    for damaged in ('{"seeds": [0]}', first.replace("[0, 1]", '"01"'), "3", first[:20]):
+    for damaged in ('{"seeds": [0]}', "[" * 10**5, first.replace("[0, 1]", '"01"'), "3", first[:20]):
         (path / "verdicts.jsonl").write_text(f"{damaged}\n{second}\n")
         assert seen(path) == [[0, 1, 2]]
 

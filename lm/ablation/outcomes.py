@@ -75,7 +75,7 @@ class Outcomes:
         """The host and the executor that made a run. Those of earlier versions do not say it."""
         with suppress(FileNotFoundError, NotADirectoryError, ValueError):
             said = read_object(RunFiles(self.folder / run_dir).where)
-            return {key: str(said[key]) for key in WHERE if key in said}
+            return {key: said[key] for key in WHERE if isinstance(said.get(key), str)}
         return {}
 
     def ended(self) -> dict[str, tuple[str, int]]:
@@ -137,7 +137,7 @@ class Outcomes:
         except FileNotFoundError:
             return []
         except (ValueError, KeyError, csv.Error) as error:
-            raise BadInput(f"{path}: not what a report has written ({error!r}); remove it") from error
+            raise BadInput(f"{path}: not what a report has written ({error!r}); restore it, or remove it") from error
 
 
 def from_row(row: dict[str, str], line: int) -> Outcome:

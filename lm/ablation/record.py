@@ -4,7 +4,6 @@ Version 3 is the present one; lm/ablation/versions.py reads the earlier ones. Wh
 """
 
 import json
-import math
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,11 +11,12 @@ from typing import Any, NamedTuple
 from lm.ablation.versions import VERSION, current_version
 from lm.config import BadInput, choose
 from lm.config.ablation import BUDGETS, METRICS, Look, Question, check_looks, distinct
-from lm.config.interactions import NAMES, check_interactions
+from lm.config.interactions import check_interactions
 from lm.config.typed import build
 from lm.system.files import checksum, read_object, unsealed, write_text
 
 FILE = "ablation.json"
+MOST = 1e6  # of a metric: no figure can be drawn of what is far beyond
 HASHES = ("data_hash", "tokenizer_hash", "source_hash")
 
 
@@ -169,15 +169,20 @@ def checked(record: AblationRecord) -> AblationRecord:
     check_looks("looks", record)
     choose("metric", record.metric, tuple(METRICS))
     hyperparameters = [key for search in record.searches.values() for key in search.hyperparameters]
-    if strange := [name for name in (*arms, *hyperparameters, record.plot_over or "") if not name.isprintable()]:
-        raise BadInput(f"{strange[0]!r}: expected {NAMES}")  # figures show it
+    for key, names in {"arms": arms, "searches": hyperparameters, "plot_over": [record.plot_over or ""]}.items():
+        if strange := [name for name in names if not name.isprintable()]:
+            raise BadInput(f"{key}: {strange[0]!r}; expected a printable name")  # figures show it
     distinct("budgets", record.budgets)
     budgets = [*record.budgets, *(one.budget for one in record.cells)]
     if lost := [budget for budget in budgets if budget not in BUDGETS]:
         raise BadInput(f"budgets: {lost[0]}; choose among {', '.join(BUDGETS)}")
-    if not 0 < record.equivalence_margin < math.inf:
-        raise BadInput(f"equivalence_margin: {record.equivalence_margin}; expected more than 0")
+    if not 0 < record.equivalence_margin < MOST:
+        raise BadInput(f"equivalence_margin: {record.equivalence_margin}; expected more than 0, less than {MOST:g}")
     for name, one in record.arms.items():
+        if lost := [budget for budget in record.budgets if budget not in one.steps]:
+            raise BadInput(f"arms.{name}.steps.{lost[0]}: is missing")
+        if one.matched and name not in record.contrasts:
+            raise BadInput(f"contrasts: has no {name}, which is matched to the arm that it is compared with")
         if lost := [key for key in HASHES if key not in one.identity]:
             raise BadInput(f"arms.{name}.identity.{lost[0]}: is missing")
     trials = [one for search in record.searches.values() for trial in search.trials for one in trial.run_dirs]
@@ -185,9 +190,13 @@ def checked(record: AblationRecord) -> AblationRecord:
         if Path(run_dir).is_absolute() or ".." in Path(run_dir).parts:
             raise BadInput(f"run_dir={run_dir}: leads out of the ablation's folder")
     for name, search in record.searches.items():
+        if not search.trials:
+            raise BadInput(f"searches.{name}.trials: is empty; a search has one or more")
         for trial in search.trials:
             if len(trial.run_dirs) != len(search.seeds) or {*search.hyperparameters} - trial.values.keys():
                 raise BadInput(f"searches.{name}.trials: a trial does not fit the seeds and hyperparameters")
+            if not abs(trial.score or 0) < MOST:
+                raise BadInput(f"searches.{name}.trials: score={trial.score}; expected a number below {MOST:g}")
         if {*search.hyperparameters} - search.inside.keys():
             raise BadInput(f"searches.{name}.inside: expected every hyperparameter")
     return record

@@ -1,6 +1,5 @@
 """The files of a run of an ablation, and what became of it."""
 
-import json
 import os
 import signal
 from collections.abc import Mapping
@@ -10,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from lm.config import BadInput
-from lm.system.files import read_regular
+from lm.system.files import read_object
 from lm.training.finished import read_result
 
 KILLED, LOST = "killed by signal", "lost:"  # so begins the error of a run that was ended from outside
@@ -70,9 +69,15 @@ class RunFiles:
         except BadInput as error:
             return Outcome("failed", str(error))
         try:
-            return Outcome(**json.loads(read_regular(self.outcome)))
-        except (FileNotFoundError, NotADirectoryError, ValueError, TypeError):
+            said = read_object(self.outcome)
+            status, error = said["status"], said["error"]
+            if status in ("failed", "diverged") and isinstance(error, str) and len(said) == 2:
+                return Outcome(status, error)
+        except (FileNotFoundError, NotADirectoryError):
             return Outcome("missing")
+        except (ValueError, KeyError):
+            pass
+        return Outcome("failed", f"{self.outcome.name}: not what ablate wrote")
 
     def steps(self) -> int:
         """Optimizer steps that the run has logged so far. Raises OSError if they cannot be read."""

@@ -44,6 +44,8 @@ def written(folder: Path) -> list[Look]:
         return []
     found = []
     for line in lines:
-        with contextlib.suppress(ValueError, TypeError):  # one that is damaged says nothing of the others
+        with contextlib.suppress(
+            ValueError, TypeError, RecursionError
+        ):  # one that is damaged says nothing of the others
             found.append(build(Look, json.loads(line)))
     return found

@@ -49,14 +49,15 @@ def model_folder(run_dir: str | Path, key: str = "run_dir") -> Path:
         raise BadInput(f"{key}={run_dir}: {what}; expected a run directory that train wrote")
     if (folder / "model").is_dir():
         folder = folder / "model"
-    present = os.listdir(folder)  # raises OSError for a folder that cannot be read
-    if "config.json" not in present:
-        raise BadInput(f"{key}={run_dir}: holds no model; expected a run directory that train has finished")
+    try:
+        os.stat(folder / "config.json")  # raises PermissionError in a closed folder, which need not be empty
+    except (FileNotFoundError, NotADirectoryError):
+        raise BadInput(f"{key}={run_dir}: holds no model; expected a run directory that train has finished") from None
     index = [INDEX] if (folder / INDEX).exists() else []
     for name in ("config.json", "tokenizer.json", *(index or ["model.safetensors"])):
         if not (folder / name).is_file():  # also a device, which could be read without end
             raise BadInput(f"{folder / name}: no such file; expected what train wrote, or a folder of transformers")
-    for one in (folder / name for name in present):  # the index may name any of them
+    for one in folder.iterdir() if index else ():  # the index may name any of them
         if one.exists() and not (one.is_file() or one.is_dir()):
             raise BadInput(f"{one}: is a pipe or a device, which could have no end; expected a file")
     return folder
