@@ -169,7 +169,8 @@ def checked(record: AblationRecord) -> AblationRecord:
     check_looks("looks", record)
     choose("metric", record.metric, tuple(METRICS))
     hyperparameters = [key for search in record.searches.values() for key in search.hyperparameters]
-    for key, names in {"arms": arms, "searches": hyperparameters, "plot_over": [record.plot_over or ""]}.items():
+    shown = {"arms": [*arms], "searches": hyperparameters, "plot_over": [record.plot_over or ""]}
+    for key, names in shown.items():
         if strange := [name for name in names if not name.isprintable()]:
             raise BadInput(f"{key}: {strange[0]!r}; expected a printable name")  # figures show it
     distinct("budgets", record.budgets)

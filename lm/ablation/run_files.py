@@ -70,9 +70,9 @@ class RunFiles:
             return Outcome("failed", str(error))
         try:
             said = read_object(self.outcome)
-            status, error = said["status"], said["error"]
-            if status in ("failed", "diverged") and isinstance(error, str) and len(said) == 2:
-                return Outcome(status, error)
+            status, why = said["status"], said["error"]
+            if status in ("failed", "diverged") and isinstance(why, str) and len(said) == 2:
+                return Outcome(status, why)
         except (FileNotFoundError, NotADirectoryError):
             return Outcome("missing")
         except (ValueError, KeyError):

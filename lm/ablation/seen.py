@@ -44,8 +44,7 @@ def written(folder: Path) -> list[Look]:
         return []
     found = []
     for line in lines:
-        with contextlib.suppress(
-            ValueError, TypeError, RecursionError
-        ):  # one that is damaged says nothing of the others
+        # one that is damaged says nothing of the others
+        with contextlib.suppress(ValueError, TypeError, RecursionError):
             found.append(build(Look, json.loads(line)))
     return found
