@@ -98,7 +98,7 @@ def test_an_ablation_that_nobody_named_is_named_first(
     (tmp_path / "mine.txt").touch()
     monkeypatch.setattr(sys, "argv", ["ablate.py"])
     error = f"error: output_dir={tmp_path}: holds no ablation; name a new or an empty folder"
-    for words in (["ablation=smoke"], ["ablation.seeds=[7,8]"]):
+    for words in (["ablation=smoke"], ["ablation.name=mine"]):
         with pytest.raises(SystemExit):
             import_module("lm.cli.ablate").main([*words, f"output_dir={tmp_path}"])
         told = ["ablation=smoke is the default; --help lists the others"] * (words != ["ablation=smoke"])

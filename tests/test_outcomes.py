@@ -243,12 +243,16 @@ def test_a_report_says_how_many_runs_are_rows(tmp_path: Path) -> None:
     for folder in path.glob("cells/untied-*"):
         shutil.rmtree(folder)
     write_report(path)
-    lost = "There are no samples of untied: the folders of these runs are gone, and results.csv holds none."
+    lost = "Of the runs of untied results.csv is all that is left, and it holds no samples."
     assert lost in (path / "report.md").read_text()
     assert "For 3 of 12 runs, results.csv is all that is left." in (path / "report.md").read_text()
     assert numbers(path)["cells"]["rows"] == 3
     shutil.rmtree(path / "cells")
-    assert text_section(read_study(path)) == ["## Samples", lost.replace("untied", ", ".join(ARMS))]
+    study = read_study(path)
+    assert text_section(study) == ["## Samples", lost.replace("untied", ", ".join(ARMS))]
+    for arm in study.record.arms.values():
+        arm.settings["prompts"] = []
+    assert text_section(study) == [], "samples that were not asked for are not lost"
 
 
 def test_a_curve_that_was_changed_is_named_and_verdicts_stay(tmp_path: Path) -> None:
@@ -312,7 +316,7 @@ def test_curves_are_checked_where_they_are_asked_for(tmp_path: Path) -> None:
         write_report(path)
         assert not [*damaged(read_study(path))]
         text = (path / "report.md").read_text()
-        assert "**1 run has no learning curve.** There is neither a metrics.csv nor rows in curves.csv." in text
+        assert "**1 run has no learning curve.** Neither a metrics.csv nor rows in curves.csv can be used." in text
 
 
 def test_an_edited_row_is_no_result(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import math
 import random
 import re
+import shlex
 import shutil
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
@@ -35,7 +36,7 @@ from lm.ablation.report.diagnostics import SIDES
 from lm.ablation.report.forest import Line, draw_forest
 from lm.ablation.report.numbers import results as all_rows
 from lm.ablation.report.tuning import draw_search
-from lm.ablation.report.warnings import warnings_of
+from lm.ablation.report.warnings import progress, warnings_of
 from lm.ablation.seen import remember, verdicts_seen
 from lm.ablation.summary import result_table
 from lm.config import BadInput
@@ -469,9 +470,16 @@ def test_continuations_say_where_they_leave_the_baseline(full: Path) -> None:
     assert "**untied**: differs from tied from the first character:" in section
 
 
-def test_the_command_that_updates_a_report_names_its_folder(tmp_path: Path) -> None:
+def test_the_command_that_updates_a_report_names_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = make(tmp_path / "my folder", budgets=("tokens",), report=False)
-    assert again_section(read_study(path))[-1] == f"```\npython scripts/report.py 'output_dir={path}'\n```"
+    for place, said in ((tmp_path, "my folder"), (path, "."), (tmp_path.parent, f"{tmp_path.name}/my folder")):
+        monkeypatch.chdir(place)
+        word = shlex.quote(f"output_dir={said}")
+        assert again_section(read_study(path))[-1] == f"```\npython scripts/report.py {word}\n```"
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert "'output_dir=my folder'" in again_section(read_study(path))[-1], "no path of the machine"
+    assert "'output_dir=../my folder'" in again_section(read_study(Path("../my folder")))[-1], "as it was given"
 
 
 def cell(text: str) -> list[str]:
@@ -789,6 +797,11 @@ def test_while_runs_go_on(tmp_path: Path) -> None:
     assert [one["seeds"] for one in numbers(path)["contrasts"]][:3] == [[0, 1], [0], [0]]
     assert "| untied_matched | 1 | equal tokens and FLOPs | not started |" in markdown(path)
     assert not {"Tuning", "Training diagnostics", "Comparisons over head.untie_at"} & set(headings(path))
+
+
+def test_seeds_are_planned_only_while_runs_are_missing(tmp_path: Path) -> None:
+    path = make(tmp_path, seeds=(0, 1), budgets=("tokens",), broken=True, report=False)  # a run failed
+    assert [one.head for one in progress(read_study(path))] == ["There are only 2 seeds."]
 
 
 def test_where_more_is_better_the_right_side_is(tmp_path: Path) -> None:

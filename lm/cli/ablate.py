@@ -36,7 +36,8 @@ def task(config: AblateConfig) -> int:
     runs = compose_arms(config.ablation, config.overrides, arm)
     base = compose_base(config.ablation, config.overrides, runs, arm)
     if "ablation" not in map(key_of, HydraConfig.get().overrides.task):
-        print(f"ablation={config.ablation.name} is the default; --help lists the others", file=sys.stderr, flush=True)
+        default = HydraConfig.get().runtime.choices["ablation"]  # whatever ablation.name calls it
+        print(f"ablation={default} is the default; --help lists the others", file=sys.stderr, flush=True)
     with heavy_imports():
         from lm.ablation.ablate import ablate
         from lm.ablation.summary import plan_table, result_table
@@ -56,7 +57,7 @@ def task(config: AblateConfig) -> int:
 
 
 def command() -> str:
-    """The command line for the record, without the paths of this machine."""
+    """The command line for the record: the settings as they were typed, the program without its path."""
     script, name = program.start("ablate"), "ablate"
     line = sys.argv[2:] if script[-1] == name else sys.argv[1:]
     return shlex.join([*script, *line])

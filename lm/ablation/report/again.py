@@ -3,6 +3,7 @@
 import re
 import shlex
 from collections.abc import Iterator
+from pathlib import Path
 
 from lm.ablation.judge.study import Row, Study
 from lm.ablation.record import HASHES, AblationRecord
@@ -59,10 +60,19 @@ def again_section(study: Study) -> list[str]:
         table(["what", "value"], facts),
         "The folder of the ablation contains `cells/`, a directory (settings, metrics, model, result) and a log for "
         "each run; `trials/`, the same for the search trials; `ablation.json`, the plan with every setting of every "
-        "arm; `results.csv`, a row for each run; and `report.json`, the numbers of this report. This command updates "
-        "the report, also while runs go on:",
-        fence(f"{report} {shlex.quote(f'output_dir={study.outcomes.folder}')}"),
+        "arm; `results.csv`, a row for each run; and `report.json`, the numbers of this report. This command, with the "
+        "path of the folder, updates the report, also while runs go on:",
+        fence(f"{report} {shlex.quote(f'output_dir={named(study.outcomes.folder)}')}"),
     ]
+
+
+def named(folder: Path) -> str:
+    """A relative path as it was given, an absolute one from the working directory if it lies below, else its last name.
+
+    A report that is published thus says nothing of the machine's other folders; the last name needs its path again.
+    """
+    below = folder.is_relative_to(Path.cwd())
+    return str(folder.relative_to(Path.cwd()) if below else folder.name if folder.is_absolute() else folder)
 
 
 def bases(record: AblationRecord) -> Iterator[list[str]]:

@@ -13,8 +13,9 @@ def text_section(study: Study) -> list[str]:
     rows = first_finished(study)
     samples = {arm: {one["prompt"]: one["continuation"] for one in row.result["samples"]} for arm, row in rows.items()}
     prompts = list(dict.fromkeys(prompt for one in samples.values() for prompt in one))
-    gone = ", ".join(arm for arm, row in rows.items() if row.row)
-    lost = f"There are no samples of {plain(gone)}: the folders of these runs are gone, and results.csv holds none."
+    asked = (arm for arm, one in study.record.arms.items() if one.settings.get("prompts") != [])
+    gone = ", ".join(arm for arm in asked if arm in rows and rows[arm].row)
+    lost = f"Of the runs of {plain(gone)} results.csv is all that is left, and it holds no samples."
     if not prompts:
         return ["## Samples", lost] if gone else []
     seed = next(iter(rows.values())).seed

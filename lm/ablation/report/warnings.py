@@ -49,7 +49,7 @@ def progress(study: Study) -> Iterator[Caution]:
     if n == 1:
         yield Caution("There is only one seed.", "A confidence interval and a verdict need at least two.")
     elif n < FEW:
-        head = f"Only {n} seeds are planned." if counts["done"] < len(study.rows) else f"There are only {n} seeds."
+        head = f"Only {n} seeds are planned." if counts["missing"] else f"There are only {n} seeds."
         yield Caution(head, "Their standard deviation is a rough estimate: a verdict is a hint.")
     if study.record.tune.trials and not study.record.tuning_done:
         yield Caution("Tuning is not finished.", "The missing runs wait for it.")
@@ -87,9 +87,11 @@ def changed(study: Study) -> Iterator[Caution]:
 
 
 def without_curve(study: Study) -> Iterator[Caution]:
-    """Runs of which neither metrics.csv nor rows of curves.csv are left."""
+    """Runs whose metrics.csv and rows of curves.csv are absent or, as another warning then says, damaged."""
     if n := sum(bool(row.result) and not study.lines(row, METRICS) for row in study.rows):
-        said = "There is neither a metrics.csv nor rows in curves.csv. Whether a difference shrinks cannot be checked."
+        said = (
+            "Neither a metrics.csv nor rows in curves.csv can be used. Whether a difference shrinks cannot be checked."
+        )
         yield Caution(f"{n} run{'s have' if n > 1 else ' has'} no learning curve.", said)
 
 
