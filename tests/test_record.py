@@ -1,6 +1,7 @@
 """The record of an ablation: what is written is what is read, earlier versions are read, and a mistake is named."""
 
 import json
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -70,8 +71,8 @@ def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "ablation.json").read_text())["version"] == VERSION
 
 
-def searched(*scores: float) -> dict[str, Any]:
-    trials = [TrialRecord(values={}, score=one, run_dirs=[]) for one in scores]
+def searched(*scores: float, at: float = 1.0) -> dict[str, Any]:
+    trials = [TrialRecord(values={"x": at}, score=one, run_dirs=[]) for one in scores]
     return {"a": asdict(SearchRecord(hyperparameters=[], seeds=[], inside={}, trials=trials))}
 
 
@@ -110,6 +111,9 @@ def read(folder: Path, **changes: Any) -> AblationRecord:
         ({"arms": {"a": asdict(arm(steps={}))}}, "arms.a.steps.tokens: is missing"),
         ({"arms": {"a": asdict(arm(matched={"model.d_ff": 1}))}}, "contrasts: has no a, which is matched to"),
         ({"searches": searched()}, "searches.a.trials: is empty"),
+        ({"searches": searched(1.0, at=0.0)}, "searches.a.trials: x=0.0; expected a few factors from 0.0"),
+        ({"searches": searched(1.0, at=math.nan)}, "searches.a.trials: x=nan; expected a few factors from nan"),
+        ({"searches": searched(1.0, at=10**400)}, "not what ablate.py wrote (OverflowError"),
         ({"searches": searched(1e308)}, "searches.a.trials: score=1e+308; expected a number below 1e+06"),
         ({"threads": True}, "threads: expected int, found True"),
         ({"begn": "x"}, "begn: no such key"),

@@ -17,9 +17,9 @@ import pytest
 from lm.ablation.judge import statistics
 from lm.ablation.judge.advice import Advice
 from lm.ablation.judge.power import Tuning
-from lm.ablation.judge.regret import regrets, together
+from lm.ablation.judge.regret import Regret, regrets, together
 from lm.ablation.judge.statistics import judge
-from lm.ablation.judge.surface import Array
+from lm.ablation.judge.surface import Array, Trials
 from lm.ablation.run import search
 
 CURVATURES = (0.035, 0.012, 0.01)  # nats per squared factor of two: lr, embedding matrix, LM head
@@ -169,3 +169,7 @@ def table(repeats: int) -> None:
 if __name__ == "__main__":
     hurry(pytest.MonkeyPatch())
     table(2000)
+
+
+def test_an_arm_with_nothing_to_tune_has_no_regret() -> None:
+    assert regrets({"a": Trials(np.zeros((1, 0)), np.ones(1))}, {"a": np.zeros(0)}) == {"a": Regret(0.0, 0.0, 0)}

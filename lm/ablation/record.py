@@ -17,6 +17,7 @@ from lm.system.files import checksum, read_object, unsealed, write_text
 
 FILE = "ablation.json"
 MOST = 1e6  # of a metric: no figure can be drawn of what is far beyond
+MOST_STEPS = 100  # of a search, from where it began: a surface is computed over all that was tried
 HASHES = ("data_hash", "tokenizer_hash", "source_hash")
 
 
@@ -145,7 +146,7 @@ def read_record(folder: Path) -> AblationRecord:
         return checked(build(AblationRecord, current_version(found)))
     except FileNotFoundError:
         raise BadInput(f"output_dir={folder}: holds no {FILE}; expected what ablate.py wrote") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         why = error if isinstance(error, BadInput) else f"not what ablate.py wrote ({error!r})"
         raise BadInput(f"{path}: {why}") from error
 
@@ -198,6 +199,12 @@ def checked(record: AblationRecord) -> AblationRecord:
                 raise BadInput(f"searches.{name}.trials: a trial does not fit the seeds and hyperparameters")
             if not abs(trial.score or 0) < MOST:
                 raise BadInput(f"searches.{name}.trials: score={trial.score}; expected a number below {MOST:g}")
+        for values in [*(trial.values for trial in search.trials), record.arms[name].tuned]:
+            for key, value in values.items():
+                start = search.trials[0].values.get(key, value)
+                ends = sorted(start * record.tune.factor**power for power in (-MOST_STEPS, MOST_STEPS))
+                if not ends[0] < value < ends[1]:
+                    raise BadInput(f"searches.{name}.trials: {key}={value}; expected a few factors from {start}")
         if {*search.hyperparameters} - search.inside.keys():
             raise BadInput(f"searches.{name}.inside: expected every hyperparameter")
     return record

@@ -43,7 +43,8 @@ def regrets(trials: Mapping[str, Trials], at: Mapping[str, Array]) -> dict[str, 
     squares, df = (sum(column) for column in zip(*residuals, strict=True)) if residuals else (0.0, 0)
     found = {}
     for arm, one in known.items():
-        draws = fit(one, math.sqrt(squares / df) if df else None).regrets(at[arm]).sum(1)
+        noise = math.sqrt(squares / df) if df else None
+        draws = fit(one, noise).regrets(at[arm]).sum(1) if one.x.shape[1] else np.zeros(1)  # nothing to tune
         found[arm] = Regret(float(draws.mean()), float(draws.var()), int(df))
     return found
 
