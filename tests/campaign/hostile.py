@@ -17,8 +17,10 @@ DEEP = "@deep@"  # stands for 100,000 nested lists
 EVIL: list[Any] = [None, True, -1, 0, 1, 10**9, 10**30, 1e308, float("nan"), "x", "../../x", "", [], {}, [[]], DEEP]
 EVIL += ["\x1b]0;x\x07", "<script>alert(1)</script>", "=1+1", {"_target_": "os.system", "command": "touch x"}]
 EVIL += ["a" * 10**6, {"/dev/zero": "x"}, "os.system", "evil.Evil", ["\x1b[2J"], "!!python/name:os.system"]
-OURS = [one for one in FILES if "!" not in one and "*" not in one and "text.txt" not in one]
-TREES = [one for one in OURS if one.endswith((".json", ".yaml"))]
+OURS = [one for one in FILES if "!" not in one and "text.txt" not in one]
+OURS += ["report study/verdicts.jsonl", "report study/cells/*.where", "show run/result.json", "page run/config.yaml"]
+TREES = [one for one in OURS if one.endswith((".json", ".jsonl", ".where", ".yaml"))]
+SETTINGS = [one for one in OURS if one.endswith(".yaml")]
 OUR_OWN = ("/dev/", "/proc/", os.path.expanduser("~/.cache/"), os.path.expanduser("~/.config/matplotlib"))
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQR"
 BOMB = "a: &a {x: 0, y: 0}\n" + "".join(f"{b}: &{b} {{x: *{a}, y: *{a}}}\n" for a, b in pairwise(LETTERS))
@@ -69,17 +71,28 @@ def seal(path: Path, tree: Any) -> None:
     if isinstance(tree, dict) and "checksum" in tree:
         tree["checksum"] = checksum({key: value for key, value in tree.items() if key != "checksum"})
     # as JSON, 1e-05 would be a text in YAML, and the checksum another
-    text = json.dumps(tree) if path.suffix == ".json" else yaml.safe_dump(tree).replace(f"'{DEEP}'", f'"{DEEP}"')
+    text = json.dumps(tree) if path.suffix != ".yaml" else yaml.safe_dump(tree).replace(f"'{DEEP}'", f'"{DEEP}"')
     path.write_text(text.replace(f'"{DEEP}"', "[" * 100_000 + "]" * 100_000))
     if path.parent.name == "model" and path.name != "config.json":
         config = json.loads(Path("run/model/config.json").read_text())
         seal(path.with_name("config.json"), config | {"sha256": config["sha256"] | {path.name: sha256(path)}})
 
 
+def one_of(files: list[str], rng: random.Random) -> tuple[str, str]:
+    name, pattern = rng.choice(files).split()
+    return name, str(rng.choice(sorted(Path().glob(pattern))))
+
+
+def written(rng: random.Random) -> tuple[str, str]:
+    (name, file), what = one_of(SETTINGS, rng), rng.choice(TEXTS)
+    Path(file).write_text(what)
+    return name, f"{file}: {what[:40]}"
+
+
 def mutated(rng: random.Random) -> tuple[str, str]:
     import yaml
 
-    name, file = rng.choice(TREES).split()
+    name, file = one_of(TREES, rng)
     read = json.loads if file.endswith(".json") else yaml.safe_load
     tree, where = changed(read(Path(file).read_text()), rng)
     seal(Path(file), tree)
@@ -87,13 +100,10 @@ def mutated(rng: random.Random) -> tuple[str, str]:
 
 
 def replaced(rng: random.Random) -> tuple[str, str]:
-    name, file = rng.choice(OURS).split()
-    what = rng.choice(["/dev/zero", "fifo", Path(file).name, "/etc/passwd", "/proc/self/mem", "folder", *TEXTS])
+    name, file = one_of(OURS, rng)
+    what = rng.choice(["/dev/zero", "fifo", Path(file).name, "/etc/passwd", "/proc/self/mem", "folder"])
     Path(file).unlink()
-    if what in TEXTS:
-        Path(file).write_text(what)
-    else:
-        {"fifo": os.mkfifo, "folder": os.mkdir}.get(what, lambda there: os.symlink(what, there))(file)
+    {"fifo": os.mkfifo, "folder": os.mkdir}.get(what, lambda there: os.symlink(what, there))(file)
     return name, f"{file} is {what[:40]}"
 
 
@@ -113,7 +123,7 @@ def pickled(rng: random.Random) -> tuple[str, str]:
     return "resume", "a pickle as a checkpoint"
 
 
-KINDS = (mutated, replaced, mutated, replaced, mutated, replaced, tokenizer, pickled)
+KINDS = (mutated, replaced, mutated, replaced, mutated, written, tokenizer, pickled)
 
 
 def hostile(made: Made, case: int, rng: random.Random, seed: int) -> int:

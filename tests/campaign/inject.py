@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 CHANGING = {"os.rename", "os.mkdir", "os.rmdir", "os.truncate", "os.chmod", "os.link", "os.symlink"}
-KINDS = {"ENOSPC": "cw", "EIO": "clrw", "EACCES": "cl", "short": "w", "torn": "w"}  # at which operations each can be
-SEEN = mmap.mmap(-1, 1 << 14)  # a letter for each operation: change, look, read, write; shared with forked processes
+KINDS = {"ENOSPC": "cws", "EIO": "clrws", "EACCES": "cl", "short": "w", "torn": "w"}  # at which operations each can be
+SEEN = mmap.mmap(-1, 1 << 14)  # a letter for each operation: change, look, read, write, sync; shared with forks
 
 
 def changes(event: str, args: tuple[Any, ...]) -> bool:
@@ -25,8 +25,7 @@ class Injection:
     """Counts the file operations below the working directory; `kind` happens at number `at`, or never if it is 0.
 
     ENOSPC stays: from there on nothing more can be written. From "short" on, each write writes the half and says so;
-    "torn" writes the half and fails. Files are opened by the implementation of `io` in Python, whose FileIO calls
-    os.read and os.write, with the buffers of the usual one: torch calls them while an error is being raised.
+    "torn" writes the half and fails. Files are opened by io.open as Python's own implementation has it, with this File.
     """
 
     def __init__(self, kind: str = "", at: int = 0) -> None:
@@ -37,9 +36,10 @@ class Injection:
         sys.addaudithook(self.audit)
         for name in ("BufferedReader", "BufferedWriter", "BufferedRandom", "TextIOWrapper"):
             setattr(_pyio, name, getattr(io, name))
+        File.operation, _pyio.FileIO = self.operation, File  # type: ignore[method-assign, assignment]
         builtins.open = io.open = _pyio.open  # type: ignore[assignment]
-        for name in ("read", "write", "fsync"):
-            setattr(os, name, self.counted(getattr(os, name), "read" if name == "read" else "write"))
+        fsync = os.fsync
+        os.fsync = lambda file: (self.operation("sync", name_of(file)), fsync(file))[1]  # type: ignore[func-returns-value]
 
     def audit(self, event: str, args: tuple[Any, ...]) -> None:
         change = changes(event, args)
@@ -47,32 +47,44 @@ class Injection:
         if watched and isinstance(args[0], str | bytes | os.PathLike):
             self.operation("change" if change else "look", os.path.abspath(os.fsdecode(args[0])))
 
-    def counted(self, real: Callable[..., Any], what: str) -> Callable[..., Any]:
-        def call(file: int, *args: Any) -> Any:
-            name = os.readlink(f"/proc/self/fd/{file}")
-            half = self.operation(what, name) and args
-            if half:
-                data = bytes(args[0])
-                args = (data[: max(1, len(data) // 2)],)
-            result = real(file, *args)
-            if half and self.kind == "torn":
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), name)
-            return result
-
-        return call
-
-    def operation(self, what: str, name: str) -> bool:
-        """Count it, and do what is to be done at this one. Whether only the half is to be written."""
+    def operation(self, what: str, name: str) -> str:
+        """Count it, and do what is to be done at this one. The kind of fault if only the half is to be written."""
         if not name.startswith(self.root):
-            return False
+            return ""
         self.seen += 1
         SEEN[self.seen - 1 : self.seen] = what[:1].encode()
         here, past = self.seen == self.at, 0 < self.at <= self.seen
         if here and self.kind == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
-        if (here and self.kind in ("EIO", "EACCES")) or (
-            past and self.kind == "ENOSPC" and what in ("change", "write")
-        ):
-            number = getattr(errno, self.kind)
-            raise OSError(number, os.strerror(number), name)
-        return what == "write" and (past if self.kind == "short" else here and self.kind == "torn")
+        full = past and self.kind == "ENOSPC" and what in ("change", "write", "sync")
+        if full or (here and self.kind in ("EIO", "EACCES")):
+            number = getattr(errno, self.kind)  # reads and writes do not say of which file
+            raise OSError(number, os.strerror(number), *[name] * (what in ("change", "look")))
+        cut = what == "write" and (past if self.kind == "short" else here and self.kind == "torn")
+        return self.kind if cut else ""
+
+
+def name_of(file: int) -> str:
+    return os.readlink(f"/proc/self/fd/{file}")
+
+
+class File(io.FileIO):
+    """Reads and writes that are counted."""
+
+    operation: Callable[[str, str], str]
+
+    def write(self, data: Any, /) -> int:
+        cut = self.operation("write", name_of(self.fileno()))
+        view = memoryview(data).cast("B")
+        n = super().write(view[: max(1, len(view) // 2)] if cut else view)
+        if cut == "torn":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return n
+
+    def readinto(self, buffer: Any, /) -> int | None:
+        self.operation("read", name_of(self.fileno()))
+        return super().readinto(buffer)
+
+    def readall(self) -> bytes:
+        self.operation("read", name_of(self.fileno()))
+        return super().readall()

@@ -46,10 +46,13 @@ def at_an_operation(made: Made, case: int, seed: int, kinds: dict[str, str]) -> 
     made.copy(*needs.split())
     try:
         command = run(words, Injection(kind, at))
-        if command.code != -signal.SIGKILL or kind != "kill":
+        if kind != "kill":
             command.proper()
+        elif command.code != -signal.SIGKILL:  # it had fewer operations
+            made.check(name, command.proper(0), "not killed")
+            return 0
         if command.code == 0:
-            made.check(name, command, "", "")
+            made.check(name, command, "", [])
         else:
             made.check(name, run(words).proper(0), "again")
     except Failed as error:

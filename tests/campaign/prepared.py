@@ -43,12 +43,12 @@ class Made(NamedTuple):
         for name in names:
             (shutil.copytree if (self.folder / name).is_dir() else shutil.copy)(self.folder / name, name)
 
-    def check(self, name: str, command: Command, what: str, unless_said: str | None = None) -> None:
+    def check(self, name: str, command: Command, what: str, unless_said: list[str] | None = None) -> None:
         """Raise Failed unless a command has found what is right, or says of a file why not."""
         found, right = facts(name, command), self.facts[name]
         differing = [key for key in right if found.get(key) != right[key]]
         usual, here = str(right), command.err + str(found)
-        words = [*SAID, unless_said] if unless_said else SAID
+        words = [*SAID, *(unless_said or [])]
         if differing and (unless_said is None or all(here.count(word) <= usual.count(word) for word in words)):
             raise Failed(f"silent: {what}: another {', '.join(differing)}")
         left = [path for path in Path().rglob(".partial*") if path.parent.name != "sources"]  # there by their age
