@@ -19,6 +19,7 @@ FLOORS = [  # lowest first; a module imports from its own room and from the floo
     ["lm.inference"],
     ["lm.training"],
     ["lm.ablation.versions"],
+    ["lm.ablation.checks"],
     ["lm.ablation.record", "lm.ablation.run_files", "lm.ablation.duration"],
     ["lm.ablation.outcomes"],
     ["lm.ablation.seen"],

@@ -5,8 +5,9 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
+from lm.ablation.checks import HASHES
 from lm.ablation.judge.study import Row, Study
-from lm.ablation.record import HASHES, AblationRecord
+from lm.ablation.record import AblationRecord
 from lm.ablation.report.answer import BUDGET_NAMES
 from lm.ablation.report.arms import spent
 from lm.ablation.report.conditions import made_with
