@@ -10,9 +10,13 @@ from lm.config.interactions import check_interactions
 if TYPE_CHECKING:
     from lm.ablation.record import AblationRecord
 
-MOST = 1e6  # of a metric: no figure can be drawn of what is far beyond
 MOST_STEPS = 100  # of a search, from where it began: a surface is computed over all that was tried
 HASHES = ("data_hash", "tokenizer_hash", "source_hash")
+
+
+def drawable(number: float) -> bool:
+    """Whether a figure can be drawn of it. A training that goes wrong may score 1e38."""
+    return abs(number) < 2**63 or (isinstance(number, float) and abs(number) < 1e100)
 
 
 def checked(record: "AblationRecord") -> "AblationRecord":
@@ -42,8 +46,8 @@ def checked(record: "AblationRecord") -> "AblationRecord":
     budgets = [*record.budgets, *(one.budget for one in record.cells)]
     if lost := [budget for budget in budgets if budget not in BUDGETS]:
         raise BadInput(f"budgets: {lost[0]}; choose among {', '.join(BUDGETS)}")
-    if not 0 < record.equivalence_margin < MOST:
-        raise BadInput(f"equivalence_margin: {record.equivalence_margin}; expected more than 0, less than {MOST:g}")
+    if not record.equivalence_margin > 0 or not drawable(record.equivalence_margin):
+        raise BadInput(f"equivalence_margin: {record.equivalence_margin}; expected more than 0, less than 1e100")
     for name, one in record.arms.items():
         if lost := [budget for budget in record.budgets if budget not in one.steps]:
             raise BadInput(f"arms.{name}.steps.{lost[0]}: is missing")
@@ -67,8 +71,8 @@ def check_search(record: "AblationRecord", name: str) -> None:
     for trial in search.trials:
         if len(trial.run_dirs) != len(search.seeds) or {*search.hyperparameters} - trial.values.keys():
             raise BadInput(f"searches.{name}.trials: a trial does not fit the seeds and hyperparameters")
-        if not abs(trial.score or 0) < MOST:
-            raise BadInput(f"searches.{name}.trials: score={trial.score}; expected a number below {MOST:g}")
+        if not drawable(trial.score or 0):
+            raise BadInput(f"searches.{name}.trials: score={trial.score}; expected a number below 1e100")
     for values in [*(trial.values for trial in search.trials), record.arms[name].tuned]:
         for key, value in values.items():
             start = search.trials[0].values.get(key, value)
