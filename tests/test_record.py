@@ -114,10 +114,6 @@ def read(folder: Path, **changes: Any) -> AblationRecord:
         ({"searches": searched(1.0, at=0.0)}, "searches.a.trials: x=0.0; expected a few factors from 0.0"),
         ({"searches": searched(1.0, at=math.nan)}, "searches.a.trials: x=nan; expected a few factors from nan"),
         ({"searches": searched(1.0, at=10**400)}, "not what ablate.py wrote (OverflowError"),
-        (
-            {"equivalence_margin": 10**30},
-            "equivalence_margin: 1000000000000000000000000000000; expected more than 0, less",
-        ),
         ({"searches": searched(1e308)}, "searches.a.trials: score=1e+308; expected a number below 1e100"),
         ({"threads": True}, "threads: expected int, found True"),
         ({"begn": "x"}, "begn: no such key"),
