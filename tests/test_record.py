@@ -61,7 +61,7 @@ def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
         cells=[cell],
         cautions=[Caution("A few words:", "and what they mean.")],
         searches={"a": search},
-        looks=[2],
+        looks=[2, 3],  # the first has decided
         verdicts_seen=[look],
         trials_made=3,
         ended="2026-02-01",

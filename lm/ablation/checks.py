@@ -35,7 +35,7 @@ def checked(record: "AblationRecord") -> "AblationRecord":
     if lost := [name for name, other in record.contrasts.items() if name == other]:
         raise BadInput(f"contrasts: {lost[0]} is compared with itself")
     check_interactions(record.interactions, record.contrasts, "interactions")
-    check_looks("looks", record)
+    check_looks("looks", record, decided=True)
     choose("metric", record.metric, tuple(METRICS))
     hyperparameters = [key for search in record.searches.values() for key in search.hyperparameters]
     shown = {"arms": [*arms], "searches": hyperparameters, "plot_over": [record.plot_over or ""]}

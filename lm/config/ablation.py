@@ -75,9 +75,11 @@ class Question(Look):
     plot_over: str | None = None  # a setting to draw the comparisons over
 
 
-def check_looks(key: str, asked: Look) -> None:
+def check_looks(key: str, asked: Look, decided: bool = False) -> None:
+    """Raises BadInput. After a look that has decided, a record asks for its seeds alone."""
     looks, n = asked.looks, len(asked.seeds)
-    if looks and (looks != sorted({*looks}) or looks[0] < 2 or looks[-1] != n):
+    ends = n in looks[-1:] or (decided and n in looks)
+    if looks and (looks != sorted({*looks}) or looks[0] < 2 or not ends):
         expected = f"expected increasing numbers of seeds from 2 on, of which the last is all, {n}"
         raise BadInput(f"{key}={looks}: {expected}")
 
