@@ -141,7 +141,9 @@ def test_rows_of_results_csv_stand_for_runs_that_are_gone(
     curves, picture = (path / "curves.csv").read_text(), (path / "figures/learning.svg").read_text()
     shutil.rmtree(path / "cells")
     shutil.rmtree(path / "trials")
-    assert "their folder is gone: 4; remove a row to make its run again" in plan_table(lab(tune=tune))
+    assert "finished runs without a folder, read from results.csv: 4; remove a row to run one again" in plan_table(
+        lab(tune=tune)
+    )
     assert not list(path.glob("*/*/model")), "nothing was trained"
     assert (path / "results.csv").read_text() == rows
     assert (path / "curves.csv").read_text() == curves

@@ -15,7 +15,7 @@ HASHES = ("data_hash", "tokenizer_hash", "source_hash")
 
 
 def drawable(number: float) -> bool:
-    """Whether a figure can be drawn of it. A training that goes wrong may score 1e38."""
+    """Whether numpy and matplotlib can plot it. The limit is above any float32 loss, so no real score is refused."""
     return abs(number) < 2**63 or (isinstance(number, float) and abs(number) < 1e100)
 
 

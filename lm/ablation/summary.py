@@ -44,8 +44,7 @@ def plan_table(runner: AblationRunner) -> str:
     if stop := saved(study):
         lines += [stop]
     if alone := study.rows_alone():
-        gone = "finished runs that count by their row in results.csv, as their folder is gone"
-        lines += [f"{gone}: {alone}; remove a row to make its run again"]
+        lines += [f"finished runs without a folder, read from results.csv: {alone}; remove a row to run one again"]
     lines += [*no_longer_count(record.set_aside), *(f"{head} {meaning}" for head, meaning in record.cautions)]
     lines += [f"about {spell(seconds)} to go, as measured on this machine; all goes to {runner.path}"]
     return "\n".join(lines)
