@@ -12,9 +12,10 @@ from typing import Any
 
 from lm.config import BadInput
 from lm.config.renamed import current_column
-from lm.system.files import read_regular
+from lm.system.files import read_regular, sha256
 
 FILE = "metrics.csv"
+HASHED = (FILE, "diagnostics.csv", "samples.jsonl")  # what a run writes row by row
 Lines = list[dict[str, str]]
 Points = dict[int, float]  # tokens -> value
 
@@ -26,10 +27,7 @@ def read_lines(path: Path, result: Mapping[str, Any] = MappingProxyType({})) -> 
     hash is there; the result of an earlier version has none.
     """
     try:
-        content = read_regular(path)
-        if (written := result.get(hash_name(path))) and hashlib.sha256(content).hexdigest() != written:
-            raise ValueError("was changed after its run had finished")
-        lines = csv.DictReader(io.StringIO(content.decode(), newline=""))
+        lines = csv.DictReader(io.StringIO(read_unchanged(path, result).decode(), newline=""))
         whole = [line for line in lines if None not in (*line, *line.values())]
     except (FileNotFoundError, NotADirectoryError):
         raise
@@ -40,8 +38,21 @@ def read_lines(path: Path, result: Mapping[str, Any] = MappingProxyType({})) -> 
     return [{current_column(key): value for key, value in line.items()} for line in whole]
 
 
+def read_unchanged(path: Path, result: Mapping[str, Any]) -> bytes:
+    """The content of a file of a run. Raises ValueError if it is not the one whose hash is in `result`."""
+    content = read_regular(path)
+    if (written := result.get(hash_name(path))) and hashlib.sha256(content).hexdigest() != written:
+        raise ValueError("was changed after its run had finished")
+    return content
+
+
+def hashes(run_dir: Path) -> dict[str, str]:
+    """Of the files that are there, as a result.json and a checkpoint hold them."""
+    return {hash_name(path): sha256(path) for name in HASHED if (path := run_dir / name).is_file()}
+
+
 def hash_name(path: Path) -> str:
-    """The key of result.json that has the file's hash."""
+    """The key of the file's hash."""
     return f"{path.stem}_hash"
 
 

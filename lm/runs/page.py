@@ -124,7 +124,7 @@ def settings_section(run: FoundRun, defaults: Mapping[str, Any]) -> list[str]:
 
 def samples_section(run: FoundRun, result: Mapping[str, Any]) -> list[str]:
     """Each prompt with its continuations, those during training first."""
-    times = read_samples(run.path / "samples.jsonl")
+    times = read_samples(run.path / "samples.jsonl", result)
     chosen = [times[i * (len(times) - 1) // (SHOWN - 1)] for i in range(SHOWN)] if len(times) > SHOWN else times
     found: dict[str, list[tuple[str, str]]] = {}
     steps = [(f"after {one.step:,} steps", one.samples) for one in chosen]

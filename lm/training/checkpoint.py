@@ -16,7 +16,7 @@ import torch
 from lightning.pytorch.plugins.io import CheckpointIO
 
 from lm.config import BadInput
-from lm.report.metrics import FILE, hash_name
+from lm.report.metrics import FILE, hash_name, hashes
 from lm.system.files import atomic_file, sha256
 
 GROUPS = {"body": "block_matrices", "vectors": "other", "table": "embedding"}  # of the optimizer: old name -> new
@@ -31,12 +31,10 @@ class Checkpoints(CheckpointIO):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         self.folder.mkdir(exist_ok=True)
-        step, rows = checkpoint["global_step"], self.folder.with_name(FILE)
+        step = checkpoint["global_step"]
         with atomic_file(self.folder, lambda file: f"step-{step:08d}-{sha256(file)[:16]}.ckpt") as file:
             try:
-                torch.save(
-                    {**checkpoint, "run": self.run, hash_name(rows): sha256(rows) if rows.exists() else ""}, file
-                )
+                torch.save({**checkpoint, "run": self.run, **hashes(self.folder.parent)}, file)
             except RuntimeError as error:  # what torch makes of an error of the file, such as a full disk
                 if isinstance(error.__context__, OSError):
                     raise error.__context__ from error

@@ -1,14 +1,16 @@
 """Reading the result.json of a finished run, and the samples of its training. It imports nothing heavy."""
 
-import json
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from lm.config import BadInput, at_least
 from lm.config.typed import build
-from lm.system.files import read_object, read_regular, unsealed
+from lm.report.metrics import read_unchanged
+from lm.system.files import read_object, unsealed
+from lm.system.lines import read_sealed_lines
 
 UNKNOWN = "unknown"
 
@@ -85,11 +87,17 @@ class SamplesAt:
     samples: list[dict[str, str]]
 
 
-def read_samples(path: Path) -> list[SamplesAt]:
-    """The whole lines of a samples.jsonl; none if there is no such file."""
-    found: list[SamplesAt] = []
-    with suppress(FileNotFoundError):
-        for line in read_regular(path).splitlines():
-            with suppress(ValueError, TypeError, RecursionError):  # the last one, if its process was killed
-                found.append(build(SamplesAt, json.loads(line)))
-    return found
+def read_samples(path: Path, result: Mapping[str, Any] = MappingProxyType({})) -> list[SamplesAt]:
+    """The whole lines of a samples.jsonl; none if there is no such file.
+
+    Raises BadInput for a line that was changed, and for a file that is not the one whose hash is in `result`.
+    """
+    try:
+        found, damaged = read_sealed_lines(read_unchanged(path, result), SamplesAt)
+        if damaged:
+            raise ValueError(f"line {damaged[0]} is not what train has written")
+        return found
+    except FileNotFoundError:
+        return []
+    except ValueError as error:
+        raise BadInput(f"{path}: {error}; restore it, or remove it to go on without these samples") from error

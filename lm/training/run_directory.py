@@ -91,10 +91,6 @@ class RunDirectory:
         sealed = {"checksum": checksum(content), **content}  # at first: where the end is cut off, it is still there
         write_text(self.config, yaml.safe_dump(sealed, sort_keys=False, allow_unicode=True))
 
-    def tables(self) -> list[Path]:
-        """The CSV files that training has written."""
-        return [path for path in (self.metrics, self.path / "diagnostics.csv") if path.exists()]
-
     def write_tokenizer(self, content: str) -> None:
         self.model.mkdir(exist_ok=True)
         write_text(self.tokenizer, content)

@@ -3,20 +3,22 @@
 Prompts that the user has given are also continued at each validation during training, into samples.jsonl.
 """
 
-import json
+import hashlib
 import logging
 import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from lightning import Callback, Trainer
+from lightning import Callback, LightningModule, Trainer
 
 from lm.config import BadInput
 from lm.data.tokens import TextData
 from lm.inference.generate import generate
 from lm.model.transformer import Transformer
+from lm.report.metrics import hash_name
 from lm.system.files import write_text
+from lm.system.lines import sealed_line
 from lm.training.finished import SamplesAt, read_samples
 
 NEW_TOKENS = 48  # of a continuation
@@ -69,10 +71,18 @@ class SamplesDuringTraining(Callback):
     def __init__(self, path: Path, tokens_per_step: int) -> None:
         self.path, self.tokens_per_step = path, tokens_per_step
 
+    def on_load_checkpoint(self, trainer: Trainer, task: LightningModule, checkpoint: dict[str, Any]) -> None:
+        if trainer.is_global_zero:
+            kept, expected = self.until(step := checkpoint["global_step"]), checkpoint.get(hash_name(self.path))
+            if expected and hashlib.sha256(kept.encode()).hexdigest() != expected:
+                log.warning("%s: lacks lines that were written up to step %d", self.path, step)
+
     def on_train_start(self, trainer: Trainer, task: Any) -> None:
         if trainer.is_global_zero:  # later steps will be repeated
-            kept = [one for one in read_samples(self.path) if one.step <= trainer.global_step]
-            write_text(self.path, "".join(map(as_line, kept)))
+            write_text(self.path, self.until(trainer.global_step))
+
+    def until(self, step: int) -> str:
+        return "".join(as_line(one) for one in read_samples(self.path) if one.step <= step) if step else ""
 
     def on_train_batch_end(self, trainer: Trainer, task: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         step, run = trainer.global_step, task.run
@@ -85,4 +95,4 @@ class SamplesDuringTraining(Callback):
 
 
 def as_line(found: SamplesAt) -> str:
-    return json.dumps(asdict(found)) + "\n"
+    return sealed_line(asdict(found))

@@ -14,9 +14,8 @@ from lm.data.tokens import TextData, prepare
 from lm.exchange.adapter import merged, save_adapter
 from lm.exchange.portable import save_model
 from lm.model.size import flops_per_token, n_params, n_params_by_role, n_params_trained
-from lm.report.metrics import hash_name
+from lm.report.metrics import hashes
 from lm.system.device import fast_attention, is_mixed, set_threads
-from lm.system.files import sha256
 from lm.system.processes import is_first_process
 from lm.system.waiting import adaptive_waiting
 from lm.training.checkpoint import Checkpoints
@@ -152,7 +151,7 @@ def fit(
                 raise Diverged(f"{said}, which ended in {type(error).__name__}: {error}") from error
             raise
         result = build_result(run, settings, size, whole, data, trainer, callback, scores)
-        result |= {hash_name(path): sha256(path) for path in directory.tables()}
+        result |= hashes(directory.path)
         save_model(whole, data.tokenizer, directory.model)
         save_adapter(net, run.init_from, directory.adapter)
         directory.write_result(result)
