@@ -359,6 +359,20 @@ def test_a_run_killed_before_its_result_keeps_its_rows(undisturbed: Path) -> Non
     assert (undisturbed / "diagnostics.csv").read_bytes() == before
 
 
+def test_rows_that_were_changed_before_a_resume_are_refused(undisturbed: Path) -> None:
+    path = undisturbed / "diagnostics.csv"
+    (undisturbed / "result.json").unlink()
+    whole = path.read_text()
+    try:
+        path.write_text(whole.replace("7,", "8,", 1))
+        with pytest.raises(BadInput, match=r"diagnostics\.csv: was changed after step 40; remove it to go on without"):
+            train(a_measured_run(undisturbed.parent / "corpus.txt", undisturbed))
+    finally:
+        path.write_text(whole)
+        train(a_measured_run(undisturbed.parent / "corpus.txt", undisturbed))
+    assert path.read_text() == whole
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's own, inside its compiler
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # which torch hides from users

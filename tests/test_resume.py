@@ -522,6 +522,7 @@ def as_written_before_names_changed(run: RunConfig) -> None:
     for path in place.glob("checkpoints/step-*"):
         checkpoint = torch.load(path, weights_only=True)
         checkpoint["callbacks"]["Journal"] = checkpoint["callbacks"].pop("TrainingCallback")
+        del checkpoint["diagnostics_hash"]
         for group in checkpoint["optimizer_states"][0]["param_groups"]:
             group["name"] = OLD_GROUPS[group["name"]]
             if "ns_steps" in group:
