@@ -40,7 +40,6 @@ from lm.ablation.report.warnings import progress, warnings_of
 from lm.ablation.seen import remember, verdicts_seen
 from lm.ablation.summary import result_table
 from lm.config import BadInput
-from lm.config.ablation import Look
 from lm.report.page import code, fence, page, plain, table
 from lm.report.plots import looks, panels
 from lm.training.diagnostics import COLUMNS as DIAGNOSTICS
@@ -722,6 +721,12 @@ def test_why_there_is_no_learning_figure_is_said(tmp_path: Path, every: int, tol
     assert ("Learning curves" in headings(path)) is told
 
 
+def told_of_looks(path: Path) -> list[str]:
+    study = read_study(path)
+    heads = [one.head for one in warnings_of(study, study.contrasts())]
+    return [found[1] for head in heads if (found := re.search(r"verdicts\.jsonl: (line \d+) is not what", head))]
+
+
 def seen(path: Path) -> list[list[int]]:
     return [one.seeds for one in verdicts_seen(path, read_record(path))]
 
@@ -742,13 +747,23 @@ def test_a_verdict_that_was_shown_is_remembered(tmp_path: Path) -> None:
     for damaged in ('{"seeds": [0]}', "[" * 10**5, first.replace("[0, 1]", '"01"'), "3", first[:20]):
         (path / "verdicts.jsonl").write_text(f"{damaged}\n{second}\n")
         assert seen(path) == [[0, 1, 2]]
+        assert told_of_looks(path) == ["line 1"]
+    (path / "verdicts.jsonl").write_text(f"{first}\n{second}\n".replace("0.01", "0.02", 1))
+    assert told_of_looks(path) == ["line 1"], "a digit"
+    (path / "verdicts.jsonl").write_text(f"{first}\n{second}?")
+    write_report(path)
+    assert told_of_looks(path) == ["line 2"], "the line break is another character"
+    assert "verdicts.jsonl: line 2 is not what was written; restore the file, or remove the line.**" in markdown(path)
+    assert seen(path) == [[0, 1], [0, 1, 2]]
+    (path / "verdicts.jsonl").write_text(re.sub(r', "checksum": "\w+"', "", f"{first}\n{second}\n"))
+    assert (seen(path), told_of_looks(path)) == ([[0, 1], [0, 1, 2]], []), "those of earlier versions"
 
 
 def test_looks_of_several_processes_are_all_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = make(tmp_path, report=False)
     record, file, read, others = read_record(path), path / "verdicts.jsonl", seen_module.written, list[list[int]]()
 
-    def while_another_writes(folder: Path) -> list[Look]:
+    def while_another_writes(folder: Path) -> Any:
         found = read(folder)
         others.append([0, 10 + len(others)])
         with open(file, "a") as its:
@@ -762,6 +777,7 @@ def test_looks_of_several_processes_are_all_kept(tmp_path: Path, monkeypatch: py
     file.write_text(file.read_text() + '{"se')  # broken off
     remember(path, record, [1, 2])
     assert seen(path) == [*others, [0, 1, 2], [1, 2]]
+    assert told_of_looks(path) == [], "a line that broke off is no damage"
     file.rename(path / "elsewhere")
     file.symlink_to(path / "elsewhere")
     before = (path / "elsewhere").read_text()

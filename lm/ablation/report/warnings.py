@@ -12,6 +12,8 @@ from lm.ablation.report.arms import ratios_of_time
 from lm.ablation.report.conditions import mixed
 from lm.ablation.report.diagnostics import FILE as DIAGNOSTICS
 from lm.ablation.report.verdict_warnings import edges, fading, few_trials, rising, shape, small, unlike_trials, untuned
+from lm.ablation.seen import FILE as LOOKS
+from lm.ablation.seen import written
 from lm.report.metrics import FILE as METRICS
 from lm.report.page import plain
 
@@ -33,7 +35,7 @@ def warnings_list(study: Study, contrasts: Sequence[Contrast]) -> list[str]:
 def warnings_of(study: Study, contrasts: Sequence[Contrast]) -> list[Caution]:
     asked, planned, interactions = primary(contrasts), study.record.cautions, study.interactions()
     about_runs = [*progress(study), *unused(study), *losses(study), *changed(study), *without_curve(study)]
-    about_runs += [*damaged(study), *untuned(study)]
+    about_runs += [*damaged(study), *changed_looks(study), *untuned(study)]
     about_curves = [*fading(study, asked), *rising(study)]
     about_differences = [*small(study, asked), *shape(study, [*asked, *interactions])]
     about_trials = [*edges(study), *few_trials(study, [*contrasts, *interactions]), *unlike_trials(study, asked)]
@@ -102,6 +104,14 @@ def damaged(study: Study) -> Iterator[Caution]:
             study.lines(row, name)
     for what in study.outcomes.damaged.values():
         yield Caution(f"{what}.", "The report shows what is left of the curves. No verdict rests on them.")
+
+
+def changed_looks(study: Study) -> Iterator[Caution]:
+    _, lines = written(study.outcomes.folder)
+    if lines:
+        said = f"{study.outcomes.folder / LOOKS}: line {lines[0]} is not what was written"
+        head = f"{said}; restore the file, or remove the line."
+        yield Caution(head, "How often verdicts were seen, and on which seeds, is then not known for certain.")
 
 
 def unequal(study: Study, asked: Sequence[Contrast]) -> Iterator[Caution]:
