@@ -27,7 +27,7 @@ from lm.ablation.report.warnings import changed, damaged
 from lm.ablation.summary import result_table
 from lm.config import BadInput
 from lm.report.metrics import read_lines
-from lm.system.files import sha256
+from lm.system.files import sha256, write_sealed
 from lm.training.run_directory import RunDirectory
 
 NAME = "cells/a-seed0-0123456789"
@@ -317,6 +317,19 @@ def test_curves_are_checked_where_they_are_asked_for(tmp_path: Path) -> None:
         assert not [*damaged(read_study(path))]
         text = (path / "report.md").read_text()
         assert "**1 run has no learning curve.** Neither a metrics.csv nor rows in curves.csv can be used." in text
+
+
+def test_the_file_that_says_where_a_run_was_made_is_checked(tmp_path: Path) -> None:
+    path = make(tmp_path, budgets=("tokens",), report=False)
+    where = path / "cells/tied-seed0-1000.where"
+    write_sealed(where, {"host": "node7", "executor": "ray", "pid": 1})
+    write_report(path)
+    assert results(path)[0]["host"] == "node7"
+    where.write_text(where.read_text().replace("node7", "node6"))
+    write_report(path)
+    assert "host" not in results(path)[0]
+    assert f"**{where}: damaged, its content does not match its checksum; rest" in (path / "report.md").read_text()
+    assert f"{where}: damaged" in result_table(path)
 
 
 def test_an_edited_row_is_no_result(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import io
 import math
 import re
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import cached_property
 from itertools import count
 from pathlib import Path
@@ -20,7 +19,7 @@ from lm.ablation.run_files import Outcome, RunFiles
 from lm.config import BadInput
 from lm.config.renamed import current
 from lm.report.metrics import FILE, Lines, read_lines
-from lm.system.files import checksum, read_object, read_regular
+from lm.system.files import checksum, read_object, read_regular, unsealed
 from lm.training.finished import UNKNOWN
 
 RESULT: dict[str, type[int] | type[float] | type[str]] = {  # of a run's result.json, as columns of results.csv
@@ -44,8 +43,8 @@ Kind = TypeVar("Kind")
 class Outcomes:
     """The runs of an ablation's folder. A run is named by its directory below it, as in cells/tied-seed0-1a2b3c4d5e.
 
-    Raises BadInput if results.csv is not what a report has written. No verdict rests on curves: what is wrong with
-    their files is in `damaged`, by file, as soon as they are asked for.
+    Raises BadInput if results.csv is not what a report has written. No verdict rests on curves, nor on
+    where a run was made: what is wrong with such files is in `damaged`, by file, as soon as they are asked for.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -72,10 +71,16 @@ class Outcomes:
         return Outcome("failed", f"its {other[0]} is not the one planned: remove {where}")
 
     def where(self, run_dir: str) -> dict[str, str]:
-        """The host and the executor that made a run. Those of earlier versions do not say it."""
-        with suppress(FileNotFoundError, NotADirectoryError, ValueError):
-            said = read_object(RunFiles(self.folder / run_dir).where)
+        """The host and the executor that made a run. Those of earlier versions do not say it, or have no checksum."""
+        path = RunFiles(self.folder / run_dir).where
+        try:
+            said = read_object(path)
+            said = unsealed(said) if "checksum" in said else said
             return {key: said[key] for key in WHERE if isinstance(said.get(key), str)}
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        except ValueError as error:
+            self.damaged[path] = f"{path}: {error}; restore it, or remove it"
         return {}
 
     def ended(self) -> dict[str, tuple[str, int]]:

@@ -98,12 +98,17 @@ def without_curve(study: Study) -> Iterator[Caution]:
 
 
 def damaged(study: Study) -> Iterator[Caution]:
-    """Files of curves that cannot be read or are not what was written."""
-    for row in (*study.rows, *study.unused()):
+    """Files of curves, or of where runs were made, that cannot be read or are not what was written."""
+    unused = study.unused()
+    for row in (*study.rows, *unused):
         for name in (METRICS, DIAGNOSTICS):
             study.lines(row, name)
-    for what in study.outcomes.damaged.values():
-        yield Caution(f"{what}.", "The report shows what is left of the curves. No verdict rests on them.")
+    for row in (one for one in (*study.rows, *study.trials, *unused) if one.result and not one.row):
+        study.outcomes.where(row.run_dir)
+    for path, what in study.outcomes.damaged.items():
+        lost = "results.csv does not say where this run was made. No verdict rests on it."
+        left = "The report shows what is left of the curves. No verdict rests on them."
+        yield Caution(f"{what}.", lost if path.suffix == ".where" else left)
 
 
 def changed_looks(study: Study) -> Iterator[Caution]:

@@ -19,7 +19,7 @@ from lm.ablation.plan.source import source_files, source_hash
 from lm.ablation.run_files import RunFiles
 from lm.config import BadInput, Diverged, RunConfig
 from lm.model.projection import LINEARS
-from lm.system.files import write_text
+from lm.system.files import write_sealed, write_text
 
 TOKEN = ".token"
 log = logging.getLogger(__name__)
@@ -95,7 +95,7 @@ def work(task: Task, **where: Any) -> None:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
     where = {"executor": task.executor, "host": socket.gethostname(), "pid": os.getpid(), **where}
-    write_text(task.files.where, json.dumps(where) + "\n")
+    write_sealed(task.files.where, where)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     from lm.training.callbacks import Interrupted
 
