@@ -2,6 +2,7 @@
 
 import csv
 import errno
+import itertools
 import json
 import math
 import os
@@ -23,7 +24,7 @@ from lm.ablation.report import write_report
 from lm.ablation.report.answer import basis
 from lm.ablation.report.numbers import results_csv
 from lm.ablation.report.text import text_section
-from lm.ablation.report.warnings import changed, damaged
+from lm.ablation.report.warnings import changed, damaged, warnings_of
 from lm.ablation.summary import result_table
 from lm.config import BadInput
 from lm.report.metrics import read_lines
@@ -317,6 +318,31 @@ def test_curves_are_checked_where_they_are_asked_for(tmp_path: Path) -> None:
         assert not [*damaged(read_study(path))]
         text = (path / "report.md").read_text()
         assert "**1 run has no learning curve.** Neither a metrics.csv nor rows in curves.csv can be used." in text
+
+
+def test_a_column_whose_name_was_changed_is_named(tmp_path: Path) -> None:
+    """Where it matters: the rows of runs that have their folders are written anew."""
+
+    def told() -> list[str]:
+        study = read_study(path)
+        return [one.head for one in warnings_of(study, study.contrasts()) if "has a column" in one.head]
+
+    path = make(tmp_path, budgets=("tokens",), tuned=True)
+    whole = (path / "results.csv").read_text()
+    for name, folders in itertools.product(("optim.lr", "row_hash", "head.head_lr_multiplier"), (True, False)):
+        if not folders:
+            shutil.rmtree(path / "cells", ignore_errors=True)
+            shutil.rmtree(path / "trials", ignore_errors=True)
+        other = name[:-1] + "x"
+        (path / "results.csv").write_text(whole.replace(name, other, 1))
+        assert len(told()) == (not (path / "cells").exists())
+        assert all(
+            f"/results.csv: has a column {other}, expected settings of this ablation; rest" in one for one in told()
+        )
+    (path / "results.csv").write_text(whole)
+    assert not told()
+    write_report(path)
+    assert (path / "results.csv").read_text() == whole
 
 
 def test_the_file_that_says_where_a_run_was_made_is_checked(tmp_path: Path) -> None:

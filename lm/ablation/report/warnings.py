@@ -5,7 +5,7 @@ from statistics import median
 
 from lm.ablation.judge.contrasts import Contrast
 from lm.ablation.judge.study import Study
-from lm.ablation.outcomes import AGAIN, CHANGED
+from lm.ablation.outcomes import AGAIN, CHANGED, CHECKED, WHO
 from lm.ablation.record import Caution
 from lm.ablation.report.answer import primary
 from lm.ablation.report.arms import ratios_of_time
@@ -16,6 +16,7 @@ from lm.ablation.seen import FILE as LOOKS
 from lm.ablation.seen import written
 from lm.report.metrics import FILE as METRICS
 from lm.report.page import plain
+from lm.system.table import harmless
 
 SAME_TIME = 0.02  # runs at equal time whose measured times differ by more did not have equal time
 FEW = 4  # seeds; with fewer, one more often changes a verdict
@@ -35,7 +36,7 @@ def warnings_list(study: Study, contrasts: Sequence[Contrast]) -> list[str]:
 def warnings_of(study: Study, contrasts: Sequence[Contrast]) -> list[Caution]:
     asked, planned, interactions = primary(contrasts), study.record.cautions, study.interactions()
     about_runs = [*progress(study), *unused(study), *losses(study), *changed(study), *without_curve(study)]
-    about_runs += [*damaged(study), *changed_looks(study), *untuned(study)]
+    about_runs += [*damaged(study), *changed_columns(study), *changed_looks(study), *untuned(study)]
     about_curves = [*fading(study, asked), *rising(study)]
     about_differences = [*small(study, asked), *shape(study, [*asked, *interactions])]
     about_trials = [*edges(study), *few_trials(study, [*contrasts, *interactions]), *unlike_trials(study, asked)]
@@ -109,6 +110,18 @@ def damaged(study: Study) -> Iterator[Caution]:
         lost = "results.csv does not say where this run was made. No verdict rests on it."
         left = "The report shows what is left of the curves. No verdict rests on them."
         yield Caution(f"{what}.", lost if path.suffix == ".where" else left)
+
+
+def changed_columns(study: Study) -> Iterator[Caution]:
+    """Columns of results.csv that are neither its own nor settings, in rows that are written as they were read."""
+    record, every = study.record, (*study.rows, *study.trials, *study.unused())
+    anew = {row.run_dir for row in every if row.result and not row.row}
+    read = {key for run_dir, one in study.outcomes.rows.items() if run_dir not in anew for key in one.row or ()}
+    settings = {key for arm in record.arms.values() for key in (*arm.settings, *arm.tuned)}
+    settings |= {key for one in record.searches.values() for trial in one.trials for key in trial.values}
+    if others := sorted(read - {*WHO, *CHECKED, "row_hash", *map(harmless, settings)}):
+        said = f"{study.outcomes.folder / 'results.csv'}: has a column {others[0]}, expected settings of this ablation"
+        yield Caution(f"{said}; restore the file, or give the column its name.", "No verdict rests on it.")
 
 
 def changed_looks(study: Study) -> Iterator[Caution]:
