@@ -1,13 +1,20 @@
 """Files that are whole or recognised as damaged."""
 
+import multiprocessing
 import os
+import sys
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
 
 import pytest
+from inject import KINDS, Injection
 
 from lm.ablation.run.folder import claim
 from lm.system.files import ABANDONED, atomic_file, read_sealed, write_sealed
 
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["lm.system.files"])
 CONTENT = {"format": 3, "theta": 10000.0, "betas": (0.9, 0.95), "by": {2: "two", 10: None}, "name": "é\u2028"}
 
 
@@ -43,3 +50,30 @@ def test_an_ablation_that_begins_leaves_what_a_report_is_writing(tmp_path: Path)
             pass
     assert (tmp_path / "report.md").read_text() == "whole"
     assert not list(tmp_path.glob(".partial-*"))
+
+
+def write_with_faults(folder: Path, kind: str) -> None:
+    os.chdir(folder)
+    for at in count(1):
+        write_sealed(folder / "a.json", {"old": 1})
+        if not (pid := os.fork()):
+            injection = Injection(kind, at)
+            injection()
+            with suppress(OSError):
+                write_sealed(folder / "a.json", {"new": 2})
+                os._exit(3 if injection.seen < at else 0)
+            os._exit(1)
+        code, found = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), read_sealed(folder / "a.json")
+        assert found == {"new": 2} if code in (0, 3) else found in ({"old": 1}, {"new": 2})
+        assert kind == "kill" or os.listdir(folder) == ["a.json"]
+        if code == 3:  # there are fewer operations
+            sys.exit(at)
+
+
+@pytest.mark.parametrize("kind", ["kill", *KINDS])
+def test_whatever_fails_while_a_file_is_written_it_is_the_old_or_the_new_one(tmp_path: Path, kind: str) -> None:
+    process = PROCESSES.Process(target=write_with_faults, args=(tmp_path, kind))
+    process.start()
+    process.join()
+    assert process.exitcode is not None
+    assert process.exitcode > 5, "file operations"

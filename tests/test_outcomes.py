@@ -94,6 +94,15 @@ def test_a_result_that_was_changed_is_named(tmp_path: Path, key: str) -> None:
     assert f"{NAME}/result.json: damaged" in found.error
 
 
+def test_a_result_whose_checksum_has_lost_its_name_is_damaged_and_not_one_of_an_earlier_version(tmp_path: Path) -> None:
+    put(tmp_path, "")
+    place = RunDirectory(tmp_path / NAME)
+    place.write_result(RUN)
+    place.result.write_text(place.result.read_text().replace('"checksum"', '"bhecksum"'))
+    with pytest.raises(BadInput, match=r"result\.json: damaged, its checksum is called 'bhecksum'; remove it"):
+        place.read_result()
+
+
 @pytest.mark.parametrize("key", WHOLE_RESULT)
 def test_a_result_without_a_key_or_with_a_wrong_one_is_named(tmp_path: Path, key: str) -> None:
     for content in ({name: value for name, value in RUN.items() if name != key}, RUN | {key: None}):

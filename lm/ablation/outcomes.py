@@ -19,7 +19,7 @@ from lm.ablation.run_files import Outcome, RunFiles
 from lm.config import BadInput
 from lm.config.renamed import current
 from lm.report.metrics import FILE, Lines, read_lines
-from lm.system.files import checksum, read_object, read_regular, unsealed
+from lm.system.files import checksum, read_object, read_regular, without_checksum
 from lm.training.finished import UNKNOWN
 
 RESULT: dict[str, type[int] | type[float] | type[str]] = {  # of a run's result.json, as columns of results.csv
@@ -74,8 +74,7 @@ class Outcomes:
         """The host and the executor that made a run. Those of earlier versions do not say it, or have no checksum."""
         path = RunFiles(self.folder / run_dir).where
         try:
-            said = read_object(path)
-            said = unsealed(said) if "checksum" in said else said
+            said = without_checksum(read_object(path))
             return {key: said[key] for key in WHERE if isinstance(said.get(key), str)}
         except (FileNotFoundError, NotADirectoryError):
             pass

@@ -13,7 +13,7 @@ from lm.ablation.versions import VERSION, current_version
 from lm.config import BadInput
 from lm.config.ablation import Look, Question
 from lm.config.typed import build
-from lm.system.files import checksum, read_object, unsealed, write_text
+from lm.system.files import checksum, read_object, without_checksum, write_text
 
 FILE = "ablation.json"
 
@@ -138,8 +138,7 @@ def read_record(folder: Path) -> AblationRecord:
     """Raises BadInput naming the file, and the key whose value is wrong. Earlier versions wrote no checksum."""
     path = folder / FILE
     try:
-        found = read_object(path)
-        found = unsealed(found) if "checksum" in found else found
+        found = without_checksum(read_object(path))
         return checked(build(AblationRecord, current_version(found)))
     except FileNotFoundError:
         raise BadInput(f"output_dir={folder}: holds no {FILE}; expected what ablate.py wrote") from None

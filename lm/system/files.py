@@ -113,6 +113,16 @@ def unsealed(content: dict[str, Any]) -> dict[str, Any]:
     return rest
 
 
+def without_checksum(content: dict[str, Any]) -> dict[str, Any]:
+    """The content without its hash, if it has one: earlier versions wrote none. Raises ValueError if it is damaged."""
+    if "checksum" in content:
+        return unsealed(content)
+    for key in [key for key, value in content.items() if isinstance(value, str) and len(value) == 64]:
+        if content[key] == checksum({other: content[other] for other in content if other != key}):
+            raise ValueError(f"damaged, its checksum is called {key!r}")
+    return content
+
+
 def checksum(content: dict[str, Any]) -> str:
     as_read = json.loads(json.dumps(content))  # tuples as lists, all keys as strings
     canonical = json.dumps(as_read, sort_keys=True, separators=(",", ":"))

@@ -9,7 +9,7 @@ from typing import Any
 from lm.config import BadInput, at_least
 from lm.config.typed import build
 from lm.report.metrics import read_unchanged
-from lm.system.files import read_object, unsealed
+from lm.system.files import read_object, without_checksum
 from lm.system.lines import read_sealed_lines
 
 UNKNOWN = "unknown"
@@ -65,8 +65,7 @@ def read_result(path: Path) -> dict[str, Any] | None:
     checksum. Results of earlier versions have none.
     """
     try:
-        found = read_object(path)
-        found = unsealed(found) if "checksum" in found else found
+        found = without_checksum(read_object(path))
         for name, needed in NAMES.items():
             if needed and name not in found:
                 raise BadInput(f"{name}: is missing")

@@ -13,7 +13,7 @@ import yaml
 from lm.config import BadInput, RunConfig
 from lm.config.identity import config_hash, identifying
 from lm.config.renamed import FORMAT, current, earlier
-from lm.system.files import checksum, read_yaml, remove_partial, unsealed, write_sealed, write_text
+from lm.system.files import checksum, read_yaml, remove_partial, without_checksum, write_sealed, write_text
 from lm.training.finished import read_result
 
 
@@ -101,8 +101,7 @@ class RunDirectory:
         Earlier versions wrote no checksum.
         """
         try:
-            found = read_yaml(self.config)
-            return current(unsealed(found) if "checksum" in found else found)
+            return current(without_checksum(read_yaml(self.config)))
         except (OSError, ValueError, yaml.YAMLError, AttributeError, RecursionError) as error:
             raise BadInput(f"{self.config}: cannot be read ({str(error).splitlines()[0]})") from error
 

@@ -1,115 +1,142 @@
-"""Commands of the program in processes of their own, and what they must not do."""
+"""What all cases copy from: tiny runs, finished and half done, an ablation, texts; and what is right."""
 
-import json
 import os
+import random
 import re
-import select
+import shutil
 import signal
-import sys
-import tempfile
 import time
-import traceback
-from collections.abc import Callable
-from contextlib import suppress
-from importlib import import_module
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-LIMIT = 60.0  # seconds that a command on these tiny files may take on a busy machine before it counts as hanging
-CLOCK = {"seconds", "tokens_per_second", "resumed_from", "checksum", "begun", "ended"}  # differ between equal results
-SAID = ["broken", "damaged", "cannot be read", "does not match", "is not what", "was changed"]  # of a file
-SAID += ["Permission denied", "Input/output error", "No space left"]
+import pandas as pd
+
+from tests.inject import SEEN, Injection
+
+from .program import Command, Failed, run, start_cold
+
+SIZES = [
+    *("data.cache_dir=cache", "data.seq_len=16", "data.batch_size=2", "tokenizer=byte", "tokenizer.vocab_size=null"),
+    *("model.n_layers=1", "model.d_model=16", "model.n_heads=2", "model.d_ff=32", "trainer.max_steps=6", "threads=1"),
+    *("trainer.log_every_n_steps=1", "checkpoint.every=2", "validation.every=3", "validation.batches=1"),
+]
+TEXT = ["data=text", "data.path=text.txt"]
+TRAIN, ROWS = ["train", "trainer=cpu", *SIZES, *TEXT], ["train", "trainer=cpu", *SIZES, "run_dir=b", "prompts=[]"]
+ABLATE = ["ablate", "ablation=smoke", "output_dir=study", "workers=2", *SIZES, *TEXT]
+HERE = [*TRAIN, "run_dir=run", "prompts=[def]"]
+GENERATE = ["generate", "prompt=def f", "max_new_tokens=8", "threads=1"]
+COMMANDS = {  # its words, what it reads, the files that it writes
+    "train": (HERE, "text.txt", "run/result.json run/*.csv run/*.jsonl run/model/*"),
+    "resume": (
+        ["train", "run_dir=half"],
+        "text.txt cache half",
+        "half/result.json half/*.csv half/*.jsonl half/model/*",
+    ),
+    "json": ([*ROWS, "data=json", "data.path=rows.jsonl"], "rows.jsonl", "b/result.json"),
+    "csv": ([*ROWS, "data=csv", "data.path=rows.csv"], "rows.csv", "b/result.json"),
+    "parquet": ([*ROWS, "data=parquet", "data.path=rows.parquet"], "rows.parquet", "b/result.json"),
+    "generate": ([*GENERATE, "run_dir=run"], "run", ""),
+    "foreign": ([*GENERATE, "run_dir=out"], "out", ""),
+    "evaluate": (["evaluate", "run_dir=run", "texts=other.txt", "threads=1"], "run other.txt", ""),
+    "export": (["export", "run_dir=run", "output_dir=out"], "run", "out/*"),
+    "runs": (["runs", "folder=.", "csv=-"], "run half", ""),
+    "show": (["train", "run_dir=run"], "text.txt cache run", ""),
+    "page": (["report", "run_dir=run"], "run", "run/report.html"),
+    "report": (["report", "output_dir=study"], "study", "study/report.json study/report.md study/results.csv"),
+    "rows": (["report", "output_dir=rows"], "rows", "rows/report.json rows/report.md rows/*.csv"),
+    "overview": (["report", "output_dir=."], "study rows", "results.csv overview.md"),
+}
+CLOCK = rb'"(seconds|tokens_per_second|checksum|begun|ended|resumed_from)": ("[^"]*"|\[[^]]*\]|[^,\s}]*)'
+MADE = Path("../../made")  # from the folder of a case
+FACTS: dict[str, dict[str, Any]] = {}  # by command, what it says and writes undisturbed
+OPERATIONS: dict[str, str] = {}  # by command, a letter for each of its file operations
+SECONDS: dict[str, float] = {}  # by command
 
 
-class Failed(Exception):
-    """The program did what it must not do."""
+def prepare(work: Path) -> None:
+    """Make the folder that cases copy from, and run each command undisturbed."""
+    os.makedirs(work / "made")
+    os.chdir(work / "made")
+    Path("text.txt").write_text(text(120))
+    Path("other.txt").write_text(text(60)[::-1])
+    rows = pd.DataFrame({"text": text(120).splitlines()})
+    rows.to_json("rows.jsonl", orient="records", lines=True)
+    rows.to_csv("rows.csv"), rows.to_parquet("rows.parquet")
+    for name, words in ("cold", [*HERE, "run_dir=cold"]), ("train", HERE), ("ablate", ABLATE), ("export", []):
+        begun = time.monotonic()
+        (start_cold if name == "cold" else Command)(words or COMMANDS[name][0]).end().proper(0)
+        SECONDS[name] = time.monotonic() - begun
+    if run([*HERE, "run_dir=half"], killed_at_step_5).code != -signal.SIGKILL:
+        raise Failed("the half run was not killed")
+    shutil.copytree("study", "rows", ignore=shutil.ignore_patterns("cells", "trials"))
+    for name, (words, needs, _) in COMMANDS.items():
+        os.makedirs(work / "right" / name)
+        os.chdir(work / "right" / name)
+        copy(*needs.split())
+        FACTS[name] = facts(name, run(words, Injection()).proper(0))
+        OPERATIONS[name] = SEEN[:].rstrip(b"\0").decode()
 
 
-class Command:
-    """A command in a fork of this process, which has imported what it needs. `hook` is called in the fork at first."""
-
-    def __init__(self, words: list[str], hook: Callable[[], object] = int) -> None:
-        self.name, self.code, self.files = words[0], 0, [tempfile.TemporaryFile() for _ in range(2)]  # noqa: SIM115
-        if not (pid := os.fork()):
-            os._exit(self.live(words, hook))
-        self.pid = pid
-
-    def live(self, words: list[str], hook: Callable[[], object]) -> int:
-        code: Any = 0
-        try:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            for number, file in enumerate((os.open(os.devnull, os.O_RDONLY), *(file.fileno() for file in self.files))):
-                os.dup2(file, number)
-            sys.argv = ["lm-lab", *words]
-            hook()
-            import_module(f"lm.cli.{words[0]}").main(words[1:])
-        except SystemExit as left:
-            code = left.code
-        except BaseException:
-            traceback.print_exc()
-            code = 1
-        with suppress(Exception):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        return code if isinstance(code, int) else int(code is not None)
-
-    def end(self, seconds: float = LIMIT, signum: int = signal.SIGKILL) -> "Command":
-        """After `seconds` it gets the signal; its code is then -9 if that is SIGKILL."""
-        file = os.pidfd_open(self.pid)
-        for limit, number in (seconds, signum), (LIMIT, signal.SIGKILL):
-            if not select.select([file], [], [], limit)[0]:
-                os.kill(self.pid, number)
-        os.close(file)
-        self.code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        self.out, self.err = (os.pread(one.fileno(), 1 << 20, 0).decode(errors="replace") for one in self.files)
-        return self
-
-    def proper(self, *codes: int) -> "Command":
-        """Raise Failed unless this is success, or one line that says what is wrong and the exit code 1 or 2."""
-        last, errors = (self.err.strip().splitlines() or [""])[-1], len(re.findall("^error: ", self.err, re.MULTILINE))
-        if "Traceback" in self.err or "panicked at" in self.err:
-            raise Failed(f"{self.name}: traceback: {last}")
-        if self.code not in (codes or (0, 1, 2)) or errors != (self.code > 0):
-            what = "hangs, or is killed" if self.code == -signal.SIGKILL else f"exit code {self.code}, {errors} errors"
-            raise Failed(f"{self.name}: {what}: {last}")
-        return self
+def copy(*names: str) -> None:
+    """Copy files and folders to the working directory."""
+    for name in names:
+        (shutil.copytree if (MADE / name).is_dir() else shutil.copy)(MADE / name, name)
 
 
-def cold(words: list[str]) -> Command:
-    """A command as a user starts it."""
-    return Command(words, lambda: os.execv(sys.executable, [sys.executable, "-m", "lm", *words]))
+def facts(name: str, command: Command) -> dict[str, Any]:
+    """What a command has found, but for what a clock decides."""
+    files = [path for pattern in COMMANDS[name][2].split() for path in Path().glob(pattern)]
+    found = {str(path): re.sub(CLOCK, b"", path.read_bytes()) for path in files}
+    return found if name in ("train", "resume", "json", "csv", "parquet") else found | {"output": command.out}
 
 
-def run(words: list[str], hook: Callable[[], object] = int, seconds: float = LIMIT, signum: int = 9) -> Command:
-    return Command(words, hook).end(seconds, signum)
+def check(name: str, command: Command, unless: Iterable[str] = ()) -> None:
+    """Raise Failed unless a command has found what is right, or says one of the words `unless` about a file."""
+    found, right = facts(name, command), FACTS[name]
+    differing = [key for key in right if found.get(key) != right[key]]
+    here, usual = command.err + str(found), str(right)
+    if differing and not any(here.count(word) > usual.count(word) for word in unless):
+        raise Failed(f"silent: another {', '.join(differing)}")
+    left = [path for path in Path().rglob(".partial*") if path.parent.name != "sources"]  # there by their age
+    if name in ("train", "resume") and left:
+        raise Failed(f"{left[0]} is left behind")
 
 
-def session(leader: int) -> list[int]:
-    """The processes of a session, but for its leader and this one."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            state, *fields = path.read_text().rpartition(")")[2].split()
-            if fields[2] == str(leader) and state != "Z" and int(path.parent.name) not in (leader, os.getpid()):
-                found.append(int(path.parent.name))
-    return found
+@dataclass
+class Case:
+    """The n-th case of a part of the campaign. `about`: words about it for a failure."""
+
+    part: str
+    number: int
+    seed: int
+    tried: int = 1
+    about: str = ""
+    failure: str = ""
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.rng = random.Random(f"{self.part} {self.number} {self.seed}")
+
+    def copy(self, name: str, pattern: str) -> Path:
+        """Copy what a command reads. Any file in it that the pattern means."""
+        copy(*COMMANDS[name][1].split())
+        return self.rng.choice(sorted(path for path in Path().glob(pattern.lstrip("!?")) if path.is_file()))
 
 
-def alone(seconds: float = 30) -> None:
-    """Raise Failed unless all other processes of this case end."""
-    deadline = time.monotonic() + seconds
-    while left := session(os.getsid(0)):
-        if time.monotonic() > deadline:
-            raise Failed(f"{len(left)} processes outlive the one that started them")
-        time.sleep(0.05)
+def text(n: int) -> str:
+    return "".join(f"def f{i}(x, y):\n    return x * {i * 7 % 31} + y  # {i:x}\n" for i in range(n))
 
 
-def timeless(found: Any) -> Any:
-    """The content of a JSON file without what a clock decides."""
-    if isinstance(found, dict):
-        return {key: timeless(value) for key, value in found.items() if key not in CLOCK}
-    return [timeless(one) for one in found] if isinstance(found, list) else found
+def killed_at_step_5() -> None:
+    from lm.training.callbacks import TrainingCallback as Callback
 
+    end = Callback.on_train_batch_end
 
-def content(path: Path) -> Any:
-    return timeless(json.loads(path.read_bytes())) if path.suffix == ".json" else path.read_bytes()
+    def then(self: Any, trainer: Any, *args: Any) -> None:
+        end(self, trainer, *args)
+        if trainer.global_step == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    Callback.on_train_batch_end = then

@@ -1,12 +1,20 @@
-"""Mechanisms that can be switched off: without any one of them the campaign must fail."""
+"""python -m tests.controls [seed=0] [only=[PART,...]] [without=MECHANISM]
+
+Switches each mechanism off in turn, or one of them: some case of the reliability campaign must then fail that ends well
+with the mechanism. Prints a row for each, exit code 1 if one stays unnoticed.
+"""
 
 import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+from tests.campaign.case import Case
+from tests.campaign.run import PARTS, prepared, run
 
 PATIENCE = 1000  # cases within which the campaign must fail
 
@@ -97,8 +105,10 @@ CONTROLS: dict[str, tuple[str, str, Callable[[Any], Any]]] = {  # the part that 
     ),
     "hash-of-weights": ("damage", "lm.exchange.portable:sha256", beside("config.json", "sha256")),
     "seal-of-settings": ("damage", "lm.exchange.find_model:unsealed", unsealed),
-    "seal-of-results": ("damage", "lm.training.finished:unsealed", unsealed),
-    "seal-of-a-record": ("damage", "lm.ablation.record:unsealed", unsealed),
+    "seal-of-results": ("damage", "lm.training.finished:without_checksum", unsealed),
+    "seal-of-a-record": ("damage", "lm.ablation.record:without_checksum", unsealed),
+    "seal-of-a-place": ("damage", "lm.ablation.outcomes:without_checksum", unsealed),
+    "seal-of-lines": ("damage", "lm.system.lines:unsealed", unsealed),
     "hash-of-rows": ("damage", "lm.ablation.outcomes:row_hash", lambda _: lambda row: row["row_hash"]),
     "hash-of-curves": ("damage", "lm.report.metrics:hash_name", value("")),
     "hash-of-rows-of-curves": ("damage", "lm.ablation.outcomes:CURVE", lambda _: "none"),
@@ -115,3 +125,34 @@ CONTROLS: dict[str, tuple[str, str, Callable[[Any], Any]]] = {  # the part that 
     "special-tokens-as-text": ("prompts", "lm.data.tokenizer:Tokenizer.__init__", special_tokens),
     "exit-code-of-a-refusal": ("typos", "lm.cli.launch:complain", value(0)),
 }
+
+
+def noticed(seed: int, part: str, place: str, make: Callable[[Any], Any]) -> str:
+    """The first case that fails without a mechanism and ends well with it, as two cells of a table."""
+    for one in run((Case(part, n, seed) for n in range(PATIENCE)), first=partial(put, place, make)):
+        if one.failure and "the case itself" not in one.failure:
+            with_it = next(run([Case(part, one.number, seed)]))
+            if not with_it.failure:
+                return f"{one.number} | {one.failure.partition(' (only=')[0]:.150}"
+    return "- | nothing"
+
+
+def main(words: list[str]) -> int:
+    given = dict(word.partition("=")[::2] for word in words)
+    only, seed = given.pop("only", ",".join(PARTS)).strip("[]").split(","), given.pop("seed", "0")
+    names, unnoticed = [given.pop("without")] if "without" in given else [*CONTROLS], 0
+    if given or not {*only} <= PARTS.keys() or not {*names} <= CONTROLS.keys() or not seed.isdecimal():
+        print(f"error: {' '.join(words)}: cannot be read\n{__doc__}\nMECHANISM: {', '.join(CONTROLS)}", file=sys.stderr)
+        return 2
+    with prepared(only):
+        print("| without | part | case | what fails |\n| --- | --- | ---: | --- |", flush=True)
+        for name in names:
+            if CONTROLS[name][0] in only:
+                row = noticed(int(seed), *CONTROLS[name])
+                print(f"| {name} | {CONTROLS[name][0]} | {row} |", flush=True)
+                unnoticed += row[0] == "-"
+    return int(unnoticed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -22,7 +22,7 @@ def changes(event: str, args: tuple[Any, ...]) -> bool:
 
 
 class Injection:
-    """Counts the file operations below the working directory; `kind` happens at number `at`, or never if it is 0.
+    """A hook that counts the file operations below the working directory; at number `at` the fault `kind` happens.
 
     ENOSPC stays: from there on nothing more can be written. From "short" on, each write writes the half and says so;
     "torn" writes the half and fails. Files are opened by io.open as Python's own implementation has it, with this File.
@@ -36,10 +36,9 @@ class Injection:
         sys.addaudithook(self.audit)
         for name in ("BufferedReader", "BufferedWriter", "BufferedRandom", "TextIOWrapper"):
             setattr(_pyio, name, getattr(io, name))
-        File.operation, _pyio.FileIO = self.operation, File  # type: ignore[method-assign, assignment]
-        builtins.open = io.open = _pyio.open  # type: ignore[assignment]
-        fsync = os.fsync
-        os.fsync = lambda file: (self.operation("sync", name_of(file)), fsync(file))[1]  # type: ignore[func-returns-value]
+        File.operation, _pyio.FileIO, fsync = self.operation, File, os.fsync
+        builtins.open = io.open = _pyio.open
+        os.fsync = lambda file: (self.operation("sync", file), fsync(file))[1]
 
     def audit(self, event: str, args: tuple[Any, ...]) -> None:
         change = changes(event, args)
@@ -47,8 +46,9 @@ class Injection:
         if watched and isinstance(args[0], str | bytes | os.PathLike):
             self.operation("change" if change else "look", os.path.abspath(os.fsdecode(args[0])))
 
-    def operation(self, what: str, name: str) -> str:
+    def operation(self, what: str, file: str | int) -> str:
         """Count it, and do what is to be done at this one. The kind of fault if only the half is to be written."""
+        name = file if isinstance(file, str) else os.readlink(f"/proc/self/fd/{file}")
         if not name.startswith(self.root):
             return ""
         self.seen += 1
@@ -58,23 +58,18 @@ class Injection:
             os.kill(os.getpid(), signal.SIGKILL)
         full = past and self.kind == "ENOSPC" and what in ("change", "write", "sync")
         if full or (here and self.kind in ("EIO", "EACCES")):
-            number = getattr(errno, self.kind)  # reads and writes do not say of which file
-            raise OSError(number, os.strerror(number), *[name] * (what in ("change", "look")))
-        cut = what == "write" and (past if self.kind == "short" else here and self.kind == "torn")
-        return self.kind if cut else ""
-
-
-def name_of(file: int) -> str:
-    return os.readlink(f"/proc/self/fd/{file}")
+            number = getattr(errno, self.kind)
+            raise OSError(number, os.strerror(number), *[file] * isinstance(file, str))  # reads and writes name no file
+        return self.kind if what == "write" and (past if self.kind == "short" else here and self.kind == "torn") else ""
 
 
 class File(io.FileIO):
     """Reads and writes that are counted."""
 
-    operation: Callable[[str, str], str]
+    operation: Callable[[str, str | int], str]
 
     def write(self, data: Any, /) -> int:
-        cut = self.operation("write", name_of(self.fileno()))
+        cut = self.operation("write", self.fileno())
         view = memoryview(data).cast("B")
         n = super().write(view[: max(1, len(view) // 2)] if cut else view)
         if cut == "torn":
@@ -82,9 +77,9 @@ class File(io.FileIO):
         return n
 
     def readinto(self, buffer: Any, /) -> int | None:
-        self.operation("read", name_of(self.fileno()))
+        self.operation("read", self.fileno())
         return super().readinto(buffer)
 
     def readall(self) -> bytes:
-        self.operation("read", name_of(self.fileno()))
+        self.operation("read", self.fileno())
         return super().readall()

@@ -1,0 +1,83 @@
+"""kill -9 of commands, drivers and workers; file operations that fail."""
+
+import os
+import random
+import shutil
+import signal
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import pandas as pd
+import psutil
+
+from tests.inject import KINDS, Injection
+
+from .case import ABLATE, COMMANDS, MADE, OPERATIONS, SECONDS, Case, check, copy
+from .program import LIMIT, Command, Failed, end_all, run, start_cold
+
+SAID = ("No space left", "Input/output error", "Permission denied")
+ENGINES = ["local", *["ray"] * bool(find_spec("ray") and os.environ.get("RAY_ADDRESS"))]
+ENGINES += ["slurm"] * bool(find_spec("submitit") and shutil.which("sinfo"))
+
+
+def cold(case: Case) -> None:
+    """Kill a training command, as a user starts it, at up to three random moments; then it ends as if undisturbed."""
+    copy("text.txt")
+    case.tried = case.rng.randint(1, 3)
+    for _ in range(case.tried):
+        start_cold(COMMANDS["train"][0]).end(signal.SIGKILL, case.rng.uniform(0, SECONDS["cold"]))
+    check("train", run(COMMANDS["train"][0]).proper(0))
+
+
+def kills(case: Case) -> None:
+    faults(case, {"kill": "clrw"})
+
+
+def faults(case: Case, kinds: dict[str, str] = KINDS) -> None:
+    """A fault at a file operation: the command ends well or says what failed; then it can be run again."""
+    every = [
+        (name, at, kind)
+        for name, letters in sorted(OPERATIONS.items())
+        for at, letter in enumerate(letters, 1)
+        for kind, where in kinds.items()
+        if letter in where
+    ]
+    shuffled = random.Random(case.seed).sample(every, len(every))  # successive cases try each once
+    name, at, kind = shuffled[case.number % len(every)]
+    case.about, (words, needs, _) = f"{name} with {kind} at operation {at}", COMMANDS[name]
+    copy(*needs.split())
+    command = run(words, Injection(kind, at))
+    if (killed := command.code == -signal.SIGKILL) or command.proper().code:
+        check(name, run(words).proper(0))
+    else:
+        check(name, command, SAID)
+    case.tried = int(killed or kind != "kill")  # else it had fewer operations
+
+
+def scores(folder: Path) -> str:
+    """The rows of an ablation without what a clock or an interruption decides."""
+    columns = ["run_dir", "status", "val_loss", "val_top1", "config_hash"]
+    return pd.read_csv(folder / "study/results.csv", usecols=columns, dtype=str).sort_values("run_dir").to_csv()
+
+
+def drivers(case: Case) -> None:
+    """Kill the driver of an ablation at a random moment, in every third case one of its workers; then run it again."""
+    copy("text.txt")
+    case.about = ENGINES[case.number % len(ENGINES)]
+    words = [*ABLATE, f"executor={case.about}"]
+    driver, of_worker = Command(words, limit=5 * LIMIT), case.number // len(ENGINES) % 3 == 2
+    time.sleep(case.rng.uniform(0, SECONDS["ablate"]))
+    if of_worker and (workers := psutil.Process(driver.pid).children(recursive=True)):
+        psutil.Process.kill(case.rng.choice(workers))
+        if driver.end().code not in (0, 1) or "Traceback" in driver.err:
+            driver.proper()
+    else:
+        driver.end(signal.SIGKILL)
+    if left := end_all(30):
+        raise Failed(f"{left} processes outlive the driver")
+    if (again := run(words, limit=5 * LIMIT)).code:
+        raise Failed(f"again: exit code {again.code}: {again.err.strip()[-200:]}")
+    run(COMMANDS["report"][0]).proper(0)
+    if scores(Path()) != scores(MADE):
+        raise Failed("silent: another results.csv")
