@@ -15,6 +15,7 @@ from lm.data.cache import locked
 from lm.data.corpus import stored_text
 from lm.data.download import download
 
+CHUNKED = {"Transfer-Encoding": "chunked"}
 PARTS = {  # headers, then the body in blocks; None: a pause longer than any time-out
     "/whole.txt": [{"ETag": "1"}, b"the text"],
     "/endless.txt": [{}, *[b"x" * 100] * 10_000],
@@ -22,6 +23,11 @@ PARTS = {  # headers, then the body in blocks; None: a pause longer than any tim
     "/stalled.txt": [{}, b"x", None],
     "/dribbling.txt": [{}, *[b"x"] * 10_000],
     "/torn.txt": [{"Content-Length": "10"}, b"x"],
+    "/slow_headers.txt": [{}, b"x"],
+    "/slow_redirects.txt": [{"Location": "/slow_redirects.txt"}],
+    "/slow_chunk.txt": [CHUNKED, *[b"0"] * 100],
+    "/slow_trailer.txt": [CHUNKED, b"1\r\nx\r\n0\r\n", *[b"x"] * 100],
+    "/long_redirect.txt": [{"Location": "/absent.txt"}, *[b"x"] * 100],
     "/gzip.txt": [{"Content-Encoding": "gzip"}, b"x"],
     "/elsewhere.txt": [{"Location": "file:///etc/passwd"}],
     "/cut.txt": [{}, "é".encode() * 5000],
@@ -29,8 +35,13 @@ PARTS = {  # headers, then the body in blocks; None: a pause longer than any tim
 SAID = {
     "/endless.txt": "more than 1000 bytes",
     "/large.txt": "5000000 bytes, expected at most 1000",
-    "/stalled.txt": "TimeoutError: timed out",
-    "/dribbling.txt": "fewer than 10000 bytes in 0 seconds",
+    "/stalled.txt": "TimeoutError: fewer than 10000 bytes in 0 seconds",
+    "/dribbling.txt": "TimeoutError: fewer than 10000 bytes in 0 seconds",
+    "/slow_headers.txt": "TimeoutError: no whole answer in 0 seconds",
+    "/slow_redirects.txt": "TimeoutError: no whole answer in 0 seconds",
+    "/slow_chunk.txt": "TimeoutError: fewer than 10000 bytes in 0 seconds",
+    "/slow_trailer.txt": "TimeoutError: fewer than 10000 bytes in 0 seconds",
+    "/long_redirect.txt": "HTTPError: HTTP Error 404: Not Found",
     "/torn.txt": "it breaks off after 1 of 10 bytes",
     "/gzip.txt": "it is sent compressed by gzip, which was not asked for",
     "/elsewhere.txt": "HTTPError: HTTP Error 302: Found - Redirection to url 'file:///etc/passwd' is not allowed",
@@ -39,13 +50,22 @@ SAID = {
 
 
 class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
     def do_GET(self) -> None:
         headers, *blocks = PARTS.get(self.path, [None])  # type: ignore[misc]
+        self.close_connection = True
         self.send_response(404 if headers is None else 302 if "Location" in headers else 200)
         for name, value in (headers or {}).items():
             self.send_header(name, value)
-        self.end_headers()
         try:
+            if self.path == "/slow_redirects.txt":
+                time.sleep(0.1)
+            if self.path == "/slow_headers.txt":
+                for byte in b"HTTP/1.1 200 OK\r\nETag: " + b"1" * 100:
+                    time.sleep(0.02)
+                    self.wfile.write(bytes([byte]))
+            self.end_headers()
             for block in blocks:
                 if block is None or len(block) == 1 < len(blocks):
                     time.sleep(0.02 if block else 1)

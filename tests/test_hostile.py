@@ -32,15 +32,17 @@ from lm.config.checks import LARGEST
 from lm.config.optim import OptimConfig
 from lm.data.tokenizer import Tokenizer, load_tokenizer
 from lm.data.vocabulary import byte_tokenizer
+from lm.exchange.find_model import INDEX
 from lm.exchange.pretrained import eot_name
+from lm.exchange.weights import shards
 from lm.inference.evaluate import Scores, evaluate
 from lm.inference.generate import generate
 from lm.inference.text import from_above
 from lm.model.transformer import Transformer
-from lm.report.page import code, fence, plain
+from lm.report.page import code, fence, page, plain
 from lm.report.plots import short
 from lm.system import streams
-from lm.system.files import read_yaml, sha256, sync_folder
+from lm.system.files import read_object, read_yaml, sha256, sync_folder
 from lm.system.table import csv_text
 from lm.training.finished import read_result, read_samples
 
@@ -123,6 +125,27 @@ def test_settings_that_no_program_has_written_are_refused(text: str, tmp_path: P
         read_yaml(tmp_path / "config.yaml")
 
 
+def test_settings_and_json_that_take_long_to_read_are_refused(tmp_path: Path) -> None:
+    for name, reader, most in (("config.yaml", read_yaml, 500_000), ("result.json", read_object, 16_000_000)):
+        path = tmp_path / name
+        path.write_text('{"a": 1}'.ljust(most))
+        assert reader(path) == {"a": 1}
+        path.write_text('{"a": 1}'.ljust(most + 1))
+        with pytest.raises(BadInput, match=f"holds {most + 1:,} bytes, expected at most {most:,}"):
+            reader(path)
+    with pytest.raises(BadInput, match=r"result\.json: holds 16,000,001 bytes, expected at most 16,000,000"):
+        read_result(path)
+    (tmp_path / INDEX).symlink_to(path)
+    with pytest.raises(BadInput, match=rf"{INDEX}: holds 16,000,001 bytes, expected at most 16,000,000"):
+        shards(tmp_path)
+
+
+def test_a_page_that_takes_long_to_write_is_refused() -> None:
+    page("title", "[" * 1000, {})
+    with pytest.raises(BadInput, match="its report would have 2,000,001 letters, expected at most 2,000,000"):
+        page("title", "[" * 2_000_001, {})
+
+
 def test_a_bomb_of_aliases_is_refused_at_once(tmp_path: Path) -> None:
     """Nine levels of ten are a billion values; a text with a star that is no alias is read."""
     levels = [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 10)]
@@ -160,6 +183,30 @@ def with_step(folder: Path, **steps: Step) -> Path:
 def test_a_tokenizer_that_multiplies_a_text_is_refused(steps: dict[str, Step], tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=f"{next(iter(steps))}: makes up to .* characters of one, expected at most 100"):
         load_tokenizer(with_step(tmp_path, **steps))
+
+
+def test_a_tokenizer_that_takes_long_to_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before its library reads it."""
+    layout = json.loads(byte_tokenizer().to_json())
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(layout))
+    monkeypatch.setattr("lm.data.tokenizer.MOST_TOKENS", 257)
+    monkeypatch.setattr("lm.data.tokenizer.MOST_BYTES", path.stat().st_size)
+    assert load_tokenizer(path).vocab_size == 257
+    monkeypatch.setattr("lm.data.tokenizer.tokenizers", None)
+    monkeypatch.setattr("lm.data.tokenizer.MOST_TOKENS", 256)
+    with pytest.raises(BadInput, match=r"tokenizer\.json: vocab: has 257 tokens, expected at most 256"):
+        load_tokenizer(path)
+    layout["added_tokens"] *= 257
+    layout["model"]["vocab"] = {}
+    monkeypatch.undo()
+    path.write_text(json.dumps(layout))
+    monkeypatch.setattr("lm.data.tokenizer.MOST_TOKENS", 256)
+    with pytest.raises(BadInput, match=r"tokenizer\.json: added_tokens: has 257 tokens, expected at most 256"):
+        load_tokenizer(path)
+    monkeypatch.setattr("lm.data.tokenizer.MOST_BYTES", 9)
+    with pytest.raises(BadInput, match=r"tokenizer\.json: holds \S+ bytes, expected at most 9"):
+        load_tokenizer(path)
 
 
 def test_a_tokenizer_that_marks_the_beginning_of_a_text_is_read(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from html.parser import HTMLParser
 from pathlib import Path
@@ -17,6 +17,7 @@ from lm.cli.compose import convert, register
 from lm.cli.errors import CONFIGS
 from lm.cli.report import main
 from lm.config import BadInput, RunConfig
+from lm.report.metrics import after
 from lm.runs.page import write_page
 from lm.system.files import sha256
 from lm.training.finished import SamplesAt, read_samples
@@ -175,3 +176,16 @@ def test_a_mistake_is_one_line(
     assert left.value.code == 2
     assert capsys.readouterr().err.startswith(f"error: {said}")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_long_curve_is_gone_through_once_for_its_range() -> None:
+    """A metrics.csv may have a million rows."""
+    begun = []
+
+    class Curve(dict[int, float]):
+        def __iter__(self) -> Iterator[int]:
+            begun.append(1)
+            return super().__iter__()
+
+    assert after(Curve({x: float(x) for x in range(1, 31)}), 3) == [float(x) for x in range(10, 31)]
+    assert len(begun) == 1

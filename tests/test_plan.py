@@ -48,6 +48,21 @@ def question(**changes: Any) -> AblationConfig:
     return AblationConfig(**(settings | changes))
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"arms": {f"a{i}": [] for i in range(301)}}, "ablation.arms: 301 comparisons: expected at most 300"),
+        ({"seeds": [*range(2001)]}, "ablation.seeds: 4,002 runs: expected at most 4,000 under all budgets"),
+        ({"seeds": [0] * 1976, "tune": TuneConfig(trials=21)}, "ablation.seeds: 4,002 runs: expected at most 4,000"),
+        ({"looks": [*range(2, 23)]}, "ablation.looks: 21: expected at most 20"),
+    ],
+)
+def test_an_ablation_whose_record_would_be_refused_is_not_planned(changes: dict, said: str) -> None:
+    with pytest.raises(BadInput) as error:
+        question(**changes)
+    assert str(error.value).startswith(said)
+
+
 Build = Callable[..., dict[str, Arm]]
 
 

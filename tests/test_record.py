@@ -22,6 +22,7 @@ from lm.ablation.versions import VERSION
 from lm.config import BadInput
 from lm.config.ablation import Look, TuneConfig
 
+CELL = {"arm": "a", "seed": 0, "budget": "tokens", "run_dir": "cells/a-seed0-0", "steps": 1}
 STUDIES = Path(__file__).parents[1] / "docs/studies"
 
 
@@ -105,6 +106,17 @@ def read(folder: Path, **changes: Any) -> AblationRecord:
         ({"budgets": ["tokens"] * 2}, "budgets: tokens is given twice"),
         ({"metric": "zzz"}, "metric=zzz: choose one of val_loss"),
         ({"looks": [1, 2]}, "looks=[1, 2]: expected increasing numbers of seeds from 2 on"),
+        ({"looks": [*range(2, 23)]}, "looks: 21: expected at most 20"),
+        (
+            {"arms": {f"a{i}": asdict(arm()) for i in range(301)}},
+            "arms: 301 comparisons: expected at most 300, of arms",
+        ),
+        ({"budgets": ["tokens"] * 301}, "arms: 301 comparisons: expected at most 300"),
+        ({"interactions": {f"i{i}": "" for i in range(300)}}, "arms: 301 comparisons: expected at most 300"),
+        ({"seeds": [*range(4001)]}, "seeds: 4,001 runs: expected at most 4,000 under all budgets"),
+        ({"cells": [CELL] * 4001}, "seeds: 4,001 runs: expected at most 4,000 under all budgets"),
+        ({"searches": searched(*[1.0] * 4001)}, "seeds: 4,001 runs: expected at most 4,000 under all budgets"),
+        ({"command": "x" * 16_000_000}, "holds 16,001,"),
         ({"plot_over": "\x1b[31m"}, r"plot_over: '\x1b[31m'; expected a printable name"),
         ({"equivalence_margin": 0.0}, "equivalence_margin: 0.0; expected more than 0, less than 1e100"),
         ({"equivalence_margin": 10**30}, f"equivalence_margin: {10**30}; expected more than 0, less"),

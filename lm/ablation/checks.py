@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lm.config import BadInput, choose
-from lm.config.ablation import BUDGETS, METRICS, check_looks, distinct
+from lm.config.ablation import BUDGETS, METRICS, check_looks, check_size, distinct
 from lm.config.interactions import check_interactions
 
 if TYPE_CHECKING:
@@ -21,6 +21,10 @@ def drawable(number: float) -> bool:
 
 def checked(record: "AblationRecord") -> "AblationRecord":
     """The record, if what it names is there. Raises BadInput naming the key."""
+    trials = [one for search in record.searches.values() for trial in search.trials for one in trial.run_dirs]
+    n_trials = max(len(trials), sum(len(search.trials) for search in record.searches.values()))
+    n_runs = max(len(record.cells) + n_trials, len(record.seeds), len(record.bases))
+    check_size("", record, len(record.arms), n_runs)
     arms = record.arms.keys()
     named = {
         "baseline": [record.baseline],
@@ -55,7 +59,6 @@ def checked(record: "AblationRecord") -> "AblationRecord":
             raise BadInput(f"contrasts: has no {name}, which is matched to the arm that it is compared with")
         if lost := [key for key in HASHES if key not in one.identity]:
             raise BadInput(f"arms.{name}.identity.{lost[0]}: is missing")
-    trials = [one for search in record.searches.values() for trial in search.trials for one in trial.run_dirs]
     for run_dir in [one.run_dir for one in record.cells] + [one.run_dir for one in record.bases] + trials:
         if Path(run_dir).is_absolute() or ".." in Path(run_dir).parts:
             raise BadInput(f"run_dir={run_dir}: leads out of the ablation's folder")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from lm.ablation.record import AblationRecord, look
 from lm.config.ablation import Look
-from lm.system.files import read_regular
+from lm.system.files import hash_of, read_regular
 from lm.system.lines import BROKE_OFF, read_sealed_lines, sealed_line
 
 FILE = "verdicts.jsonl"
@@ -19,7 +19,7 @@ FILE = "verdicts.jsonl"
 def verdicts_seen(folder: Path, record: AblationRecord) -> list[Look]:
     """What was asked whenever a verdict was seen, each once."""
     found = [*record.verdicts_seen, *written(folder)[0]]
-    return [one for i, one in enumerate(found) if one not in found[:i]]
+    return [*{hash_of(asdict(one)): one for one in found}.values()]
 
 
 def remember(folder: Path, record: AblationRecord, seeds: list[int]) -> None:

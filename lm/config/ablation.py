@@ -17,15 +17,20 @@ METRICS = {  # name in result.json -> (whether less is better, its unit)
 BUDGETS = ("tokens", "flops", "time")
 HYPERPARAMETERS = ["optim.lr", "head.embedding_lr_multiplier", "head.head_lr_multiplier"]
 MOST_TRIALS = 30
+MOST_COMPARISONS = 300  # with 4,000 runs, a report of them is written in less than 30 seconds
+MOST_RUNS = 4000
+MOST_LOOKS = 20
 MATCHED_BY = ("model.d_ff", "model.d_model", "model.n_layers")
 
 
 def distinct(key: str, values: Sequence[object]) -> None:
     if not values:
         raise BadInput(f"{key}: is empty; expected one or more")
-    for i, value in enumerate(values):
-        if value in values[:i]:
+    seen = set[object]()
+    for value in values:
+        if value in seen:
             raise BadInput(f"{key}: {value} is given twice")
+        seen.add(value)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -46,6 +51,9 @@ class TuneConfig:
         distinct("ablation.tune.hyperparameters", self.hyperparameters)
         for seed in self.seeds:
             seedable(seed)
+
+    def most_trials(self) -> int:
+        return self.trials + self.extension_trials if self.trials else 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -84,6 +92,15 @@ def check_looks(key: str, asked: Look, decided: bool = False) -> None:
         raise BadInput(f"{key}={looks}: {expected}")
 
 
+def check_size(key: str, asked: Look, arms: int, runs: int) -> None:
+    """Raises BadInput. `runs` are those under every budget, trials included."""
+    compared = len(asked.budgets) * (arms + len(asked.interactions))
+    what = f"at most {MOST_COMPARISONS}, of arms and interactions under every budget"
+    expect(compared <= MOST_COMPARISONS, f"{key}arms: {compared:,} comparisons", what)
+    expect(runs <= MOST_RUNS, f"{key}seeds: {runs:,} runs", f"at most {MOST_RUNS:,} under all budgets, trials included")
+    expect(len(asked.looks) <= MOST_LOOKS, f"{key}looks: {len(asked.looks):,}", f"at most {MOST_LOOKS}")
+
+
 @dataclass(slots=True, kw_only=True)
 class AblationConfig(Question):
     """One question and its arms. Words in lists are overrides of train.py.
@@ -101,6 +118,8 @@ class AblationConfig(Question):
     def __post_init__(self) -> None:
         if self.base is not None and "base" in self.arms:
             raise BadInput("ablation.arms.base: is what the runs of ablation.base are called; name the arm otherwise")
+        each = len(self.budgets) * len(self.seeds) + self.tune.most_trials() * len(self.tune.seeds)
+        check_size("ablation.", self, len(self.arms), len(self.arms) * each)
         choose("ablation.metric", self.metric, tuple(METRICS))
         distinct("ablation.seeds", self.seeds)
         distinct("ablation.budgets", self.budgets)

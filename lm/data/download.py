@@ -3,13 +3,18 @@
 import http.client
 import logging
 import os
-import time
-from collections.abc import Iterator
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
 from glob import escape
 from pathlib import Path
+from threading import Thread
+from typing import IO, Any, TypeVar
 from urllib.error import HTTPError
 from urllib.parse import unquote, urlparse
-from urllib.request import Request, urlopen
+from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from tqdm import tqdm
 
@@ -19,10 +24,11 @@ from lm.data.documents import first_line
 from lm.system.files import hash_of
 
 MOST_BYTES = 32 << 30
-TIMEOUT = 30.0  # seconds: the longest wait for a byte, and the time in which SLOWEST bytes must arrive
+TIMEOUT = 30.0  # seconds: from the request to the end of the headers, and for each SLOWEST bytes of the body
 SLOWEST = 10_000
 BLOCK = 1 << 20
 HEADERS = {"User-Agent": "lm-lab", "Accept-Encoding": "identity"}  # a compressed body could grow a thousandfold
+Answer = TypeVar("Answer")
 log = logging.getLogger(__name__)
 
 
@@ -30,15 +36,23 @@ class Refused(Exception):
     """What the server sends is not wanted."""
 
 
+class Redirects(HTTPRedirectHandler):
+    def redirect_request(self, req: Request, fp: IO[bytes], *args: Any, **kwargs: Any) -> Request | None:
+        fp.close()  # its body would be read to an end that it need not have
+        return super().redirect_request(req, fp, *args, **kwargs)
+
+
 def download(url: str, cache: Path, max_bytes: int | None = None) -> Path:
     """A local copy, which is kept in `cache` until the server names another version; of a text, the first `max_bytes`.
 
-    An earlier copy is used, with a warning, if the server cannot be reached. Whether it is the text that is wanted, the
-    caller tells by its hash. Raises BadInput if there is none within MOST_BYTES and TIMEOUT, or if it breaks off.
+    An earlier copy is used, with a warning, if the server cannot be reached or is too slow. Whether it is the text that
+    is wanted, the caller tells by its hash. Raises BadInput if there is none within MOST_BYTES and TIMEOUT, or if it
+    breaks off.
     """
     of, name = hash_of([url, max_bytes])[:16], Path(unquote(urlparse(url).path)).name or "index"
     try:
-        with urlopen(Request(url, headers=HEADERS), timeout=TIMEOUT) as answer:
+        ask = partial(build_opener(Redirects).open, Request(url, headers=HEADERS), timeout=TIMEOUT)
+        with in_time(ask, "no whole answer") as answer:
             version = answer.headers.get("ETag") or answer.headers.get("Last-Modified")
             path = cache / "downloads" / f"{of}-{hash_of(version)[:16]}" / name
             if version is None or not path.exists():
@@ -57,6 +71,27 @@ def download(url: str, cache: Path, max_bytes: int | None = None) -> Path:
             log.warning("data.path=%s: could not be reached (%s); its last copy is used", url, first_line(error))
             return max(copies, key=lambda one: one.stat().st_mtime)
         raise unusable(url, error) from error
+
+
+def in_time(call: Callable[[], Answer], otherwise: str) -> Answer:
+    """What a call returns or raises. After TIMEOUT it is left to its thread, and `otherwise` is raised as TimeoutError.
+
+    A time-out of a socket limits one wait for a byte. It does not limit how long a name is looked up, at how many
+    addresses a connection is tried, nor redirects, headers and lengths of chunks whose bytes arrive one by one.
+    """
+    answer = Future[Answer]()
+
+    def work() -> None:
+        try:
+            answer.set_result(call())
+        except BaseException as error:
+            answer.set_exception(error)
+
+    Thread(target=work, daemon=True).start()
+    try:
+        return answer.result(TIMEOUT)
+    except TimeoutError as error:
+        raise TimeoutError(f"{otherwise} in {TIMEOUT:.0f} seconds") from error
 
 
 def unusable(url: str, error: Exception) -> BadInput:
@@ -82,21 +117,34 @@ def checked(answer: http.client.HTTPResponse, max_bytes: int | None) -> Iterator
     """The body in blocks, with a progress bar on a terminal."""
     if (encoding := answer.headers.get("Content-Encoding", "identity")) != "identity":
         raise Refused(f"it is sent compressed by {encoding}, which was not asked for")
-    said, read, since = answer.headers.get("Content-Length"), 0, (time.monotonic(), 0)
+    said, read = answer.headers.get("Content-Length"), 0
     total = int(said) if said else None
     most = MOST_BYTES if max_bytes is None else max_bytes + 1  # so that the text is known to go on
     if max_bytes is None and (total or 0) > most:
         raise Refused(f"{total} bytes, expected at most {most}")
     with tqdm(total=total, desc="downloading", unit="B", unit_scale=True, disable=None, leave=False, delay=1) as bar:
-        while read < most and (block := answer.read1(min(BLOCK, most - read))):
+        while read < most and (block := next_block(answer, most - read)):
             yield block
             read += len(block)
             bar.update(len(block))
-            if (now := time.monotonic()) > since[0] + TIMEOUT:
-                if read < since[1] + SLOWEST:
-                    raise Refused(f"fewer than {SLOWEST} bytes in {TIMEOUT:.0f} seconds")
-                since = now, read
     if max_bytes is None and read >= most:
         raise Refused(f"more than {most} bytes")
     if total is not None and read < min(total, most):
         raise Refused(f"it breaks off after {read} of {total} bytes")
+
+
+def next_block(answer: http.client.HTTPResponse, most: int) -> bytes:
+    """At least SLOWEST bytes and at most about BLOCK, fewer at the end. Raises TimeoutError."""
+
+    def read() -> bytes:
+        found = b""
+        while len(found) < min(SLOWEST, most) and (more := answer.read1(min(BLOCK, most - len(found)))):
+            found += more
+        return found
+
+    try:
+        return in_time(read, f"fewer than {SLOWEST} bytes")
+    except TimeoutError:
+        with suppress(OSError, AttributeError), socket.socket(fileno=os.dup(answer.fileno())) as connection:
+            connection.shutdown(socket.SHUT_RDWR)  # ends the thread, for which closing the answer would wait
+        raise

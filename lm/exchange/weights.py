@@ -1,6 +1,5 @@
 """Weights as safetensors: one file is written; a Hugging Face folder has model.safetensors, or several and an index."""
 
-import json
 import math
 import re
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from lm.exchange.architectures import ARCHITECTURES
 from lm.exchange.find_model import INDEX, ModelSettings
 from lm.exchange.tensor_names import Stacked, Weights
 from lm.model.transformer import Transformer
-from lm.system.files import atomic_file
+from lm.system.files import atomic_file, read_object
 
 NOT_WEIGHTS = re.compile(r".*(rotary_emb\.inv_freq|attn\.(masked_)?bias)")  # constants that some files hold
 EMBEDDING, OWN_HEAD = "embed.weight", "head.proj.weight"
@@ -114,7 +113,7 @@ def shards(folder: Path) -> list[str]:
     if not index.is_file():
         return ["model.safetensors"]
     try:
-        names = set(json.loads(index.read_text())["weight_map"].values())
+        names = set(read_object(index)["weight_map"].values())
         if any(Path(one).name != one for one in names):
             raise ValueError("it names a file outside of its folder")
         return sorted(names)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from lm.config import BadInput
 from lm.config.renamed import current_column
@@ -17,6 +17,7 @@ from lm.system.files import read_regular, sha256
 FILE = "metrics.csv"
 HASHED = (FILE, "diagnostics.csv", "samples.jsonl")  # what a run writes row by row
 Lines = list[dict[str, str]]
+Value = TypeVar("Value")
 Points = dict[int, float]  # tokens -> value
 
 
@@ -63,3 +64,13 @@ def points(lines: Lines, column: str) -> Points:
         with suppress(KeyError, ValueError):
             found[int(line["tokens"])] = float(line[column])
     return {tokens: value for tokens, value in found.items() if math.isfinite(value)}
+
+
+def after(curve: Mapping[int, Value], part: int) -> list[Value]:
+    """The values after the first 1/part of a curve: the first ones are often far off.
+
+    >>> after({10: 5.0, 20: 4.0, 30: 3.0}, 2)
+    [4.0, 3.0]
+    """
+    end = max(curve, default=0)
+    return [value for x, value in curve.items() if part * x >= end]

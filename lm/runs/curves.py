@@ -6,7 +6,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from lm.config import BadInput
-from lm.report.metrics import FILE, Points, points, read_lines
+from lm.report.metrics import FILE, Points, after, points, read_lines
 from lm.report.plots import NAME, legend, looks, panels, save, tokens_axis, window
 from lm.runs.find import FoundRun, differing, without_parts_of_the_head
 from lm.system.table import spelled, visible
@@ -47,7 +47,7 @@ def picture(curves: dict[str, Points], names: dict[str, str]) -> Figure:
     for name, curve in curves.items():
         look, marker = style[name], "o" if len(curve) == 1 else None
         axes.plot(*zip(*curve.items(), strict=True), c=look.color, ls=look.linestyle, marker=marker, label=names[name])
-    late = [value for one in curves.values() for x, value in one.items() if 3 * x >= max(one)]
+    late = [value for one in curves.values() for value in after(one, 3)]
     every = [value for one in curves.values() for value in one.values()]
     axes.set(ylabel="validation loss, nats per token", ylim=window(late, every))
     tokens_axis(axes)

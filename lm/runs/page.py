@@ -8,8 +8,9 @@ from matplotlib.figure import Figure
 
 from lm.ablation.report.text import few_lines
 from lm.config import BadInput
+from lm.config.checks import about
 from lm.config.identity import flat, identifying
-from lm.report.metrics import FILE, Points, points, read_lines
+from lm.report.metrics import FILE, Points, after, points, read_lines
 from lm.report.page import code, fence, page, plain, table
 from lm.report.plots import drawing, legend, panels, tokens_axis, window
 from lm.runs.find import FoundRun, read_run
@@ -43,7 +44,9 @@ def write_page(run_dir: Path, defaults: Mapping[str, Any]) -> str:
         *samples_section(run, result),
         *(facts(result) if result else []),
     ]
-    write_text(run_dir / "report.html", page(visible(run.name), "\n\n".join(parts) + "\n", pictures))
+    with about(str(run_dir)):
+        html = page(visible(run.name), "\n\n".join(parts) + "\n", pictures)
+    write_text(run_dir / "report.html", html)
     return f"{run_dir / 'report.html'}: {run.status}{f', {run.note}' * bool(run.note)}"
 
 
@@ -91,7 +94,7 @@ def curves(found: Curves) -> Figure:
         if found[name]:
             above.plot(*zip(*found[name].items(), strict=True), color=color, marker=marker, lw=1.2, label=name)
     losses = [found["train/loss"], found["val/loss"]]
-    late = [value for one in losses for x, value in one.items() if 10 * x >= max(one)]
+    late = [value for one in losses for value in after(one, 10)]
     above.set(ylabel="nats per token", ylim=window(late, [value for one in losses for value in one.values()]))
     if found["lr"]:
         below.plot(*zip(*found["lr"].items(), strict=True), color="#0072B2")

@@ -15,6 +15,9 @@ import yaml
 
 from lm.config import BadInput
 
+MOST_JSON = 16_000_000  # bytes: a hundred times what this program or transformers writes
+MOST_YAML = 500_000  # of which the loader in Python, which cannot crash, reads 100,000 in a second
+
 
 @contextmanager
 def atomic_file(folder: Path, name: str | Callable[[Path], str]) -> Iterator[IO[bytes]]:
@@ -73,7 +76,7 @@ def read_sealed(path: Path) -> dict[str, Any]:
 def read_object(path: Path) -> dict[str, Any]:
     """A JSON object. Raises ValueError if the file holds anything else."""
     try:
-        found = json.loads(read_regular(path).decode())
+        found = json.loads(read_regular(path, MOST_JSON).decode())
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
     if not isinstance(found, dict):
@@ -81,11 +84,19 @@ def read_object(path: Path) -> dict[str, Any]:
     return found
 
 
-def read_regular(path: Path) -> bytes:
-    """The content of a file. Raises OSError for a pipe or a device, which could be read without end."""
+def read_regular(path: Path, most: int | None = None) -> bytes:
+    """The content of a file. Raises OSError for a pipe or a device, which could be read without end, and BadInput for
+    more than `most` bytes.
+    """
     if path.exists() and not path.is_file() and not path.is_dir():
         raise OSError(errno.EINVAL, "is not a regular file", str(path))
-    return path.read_bytes()
+    if most is None:
+        return path.read_bytes()
+    with open(path, "rb") as file:
+        found = file.read(most + 1)
+    if len(found) > most:
+        raise BadInput(f"holds {path.stat().st_size:,} bytes, expected at most {most:,}")
+    return found
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -93,7 +104,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
     An alias is refused: nine lines of them can stand for a billion values.
     """
-    text = read_regular(path).decode()
+    text = read_regular(path, MOST_YAML).decode()
     deepest = text.count("[") + text.count("{") + max(map(len, text.splitlines()), default=0)
     # the loader in C is ten times as fast, but crashes where the text is nested too deeply
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader) if deepest < 2000 else yaml.SafeLoader

@@ -25,6 +25,7 @@ from lm.ablation.report.text import text_section
 from lm.ablation.report.tuning import tuning_section
 from lm.ablation.report.warnings import warnings_list
 from lm.ablation.seen import remember, verdicts_seen
+from lm.config.checks import about
 from lm.report.page import page
 from lm.system.files import hash_of, make_folder, sha256, write_text
 
@@ -41,11 +42,13 @@ def write_report(path: Path) -> None:
     contrasts = study.contrasts()
     remember(path, study.record, seeds_looked_at(study, primary(contrasts)))
     markdown, pictures = compose(study, contrasts)
+    with about(str(path)):
+        html = page(study.record.question, markdown, pictures)
     make_folder(path / "figures")
     for name, picture in pictures.items():
         write_text(path / "figures" / f"{name}.svg", picture)
     write_text(path / "report.md", markdown)
-    write_text(path / "report.html", page(study.record.question, markdown, pictures))
+    write_text(path / "report.html", html)
     curves, rows = curves_csv(study), results_csv(study)
     if study.outcomes.curves_csv not in study.outcomes.damaged:  # else it may be the only copy of its other rows
         write_text(study.outcomes.curves_csv, curves)

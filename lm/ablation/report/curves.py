@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from lm.ablation.judge.study import Study
 from lm.ablation.report.answer import BUDGET_NAMES, METRIC_NAMES
-from lm.report.metrics import FILE, Points, points
+from lm.report.metrics import FILE, Points, after, points
 from lm.report.page import code
 from lm.report.plots import Look, drawing, legend, looks, panels, tokens_axis, window
 
@@ -150,4 +150,4 @@ def late(study: Study, curves: dict[str, Curve], every: bool = False) -> list[fl
     """Values after the first third, when curves have come down; of the primary arms, or of every arm."""
     main = {study.record.baseline, *study.record.primary}
     chosen = [curve for arm, curve in curves.items() if arm in main and not every] or list(curves.values())
-    return [value for curve in chosen for x, triple in curve.items() if 3 * x >= max(curve) for value in triple]
+    return [value for curve in chosen for triple in after(curve, 3) for value in triple]
