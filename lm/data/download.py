@@ -4,14 +4,12 @@ import http.client
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from glob import escape
 from pathlib import Path
-from threading import Thread
-from typing import IO, Any, TypeVar
+from typing import IO, Any
 from urllib.error import HTTPError
 from urllib.parse import unquote, urlparse
 from urllib.request import HTTPRedirectHandler, Request, build_opener
@@ -21,6 +19,7 @@ from tqdm import tqdm
 from lm.config import BadInput
 from lm.data.cache import locked, partial_folder
 from lm.data.documents import first_line
+from lm.system.deadline import in_time
 from lm.system.files import hash_of
 
 MOST_BYTES = 32 << 30
@@ -28,7 +27,6 @@ TIMEOUT = 30.0  # seconds: from the request to the end of the headers, and for e
 SLOWEST = 10_000
 BLOCK = 1 << 20
 HEADERS = {"User-Agent": "lm-lab", "Accept-Encoding": "identity"}  # a compressed body could grow a thousandfold
-Answer = TypeVar("Answer")
 log = logging.getLogger(__name__)
 
 
@@ -52,7 +50,7 @@ def download(url: str, cache: Path, max_bytes: int | None = None) -> Path:
     of, name = hash_of([url, max_bytes])[:16], Path(unquote(urlparse(url).path)).name or "index"
     try:
         ask = partial(build_opener(Redirects).open, Request(url, headers=HEADERS), timeout=TIMEOUT)
-        with in_time(ask, "no whole answer") as answer:
+        with in_time(ask, TIMEOUT, "no whole answer") as answer:
             version = answer.headers.get("ETag") or answer.headers.get("Last-Modified")
             path = cache / "downloads" / f"{of}-{hash_of(version)[:16]}" / name
             if version is None or not path.exists():
@@ -71,27 +69,6 @@ def download(url: str, cache: Path, max_bytes: int | None = None) -> Path:
             log.warning("data.path=%s: could not be reached (%s); its last copy is used", url, first_line(error))
             return max(copies, key=lambda one: one.stat().st_mtime)
         raise unusable(url, error) from error
-
-
-def in_time(call: Callable[[], Answer], otherwise: str) -> Answer:
-    """What a call returns or raises. After TIMEOUT it is left to its thread, and `otherwise` is raised as TimeoutError.
-
-    A time-out of a socket limits one wait for a byte. It does not limit how long a name is looked up, at how many
-    addresses a connection is tried, nor redirects, headers and lengths of chunks whose bytes arrive one by one.
-    """
-    answer = Future[Answer]()
-
-    def work() -> None:
-        try:
-            answer.set_result(call())
-        except BaseException as error:
-            answer.set_exception(error)
-
-    Thread(target=work, daemon=True).start()
-    try:
-        return answer.result(TIMEOUT)
-    except TimeoutError as error:
-        raise TimeoutError(f"{otherwise} in {TIMEOUT:.0f} seconds") from error
 
 
 def unusable(url: str, error: Exception) -> BadInput:
@@ -143,7 +120,7 @@ def next_block(answer: http.client.HTTPResponse, most: int) -> bytes:
         return found
 
     try:
-        return in_time(read, f"fewer than {SLOWEST} bytes")
+        return in_time(read, TIMEOUT, f"fewer than {SLOWEST} bytes")
     except TimeoutError:
         with suppress(OSError, AttributeError), socket.socket(fileno=os.dup(answer.fileno())) as connection:
             connection.shutdown(socket.SHUT_RDWR)  # ends the thread, for which closing the answer would wait

@@ -4,16 +4,18 @@ import logging
 import re
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from lm.config import BadInput, DataConfig
 from lm.data.documents import Document, Fingerprint, first_line
 from lm.data.rows import ROWS, column_documents, parquet_batches, quiet_datasets
+from lm.system.deadline import in_time
 from lm.system.files import checksum, read_sealed, write_sealed
 
 TIMEOUT = 10.0  # seconds, to the first answer
+LISTING = 300.0  # seconds to list the files of a data set, for which the library has no time-out
 BLOCK = 1 << 22  # bytes of a file that are asked for at a time
 LOGIN = "log in by `hf auth login` or set HF_TOKEN"
 
@@ -100,7 +102,7 @@ def ask(config: DataConfig, revision: str | None) -> str:
     try:
         found = api.dataset_info(name, revision=revision, timeout=TIMEOUT)
         if found.gated:
-            api.auth_check(name, repo_type="dataset")
+            in_time(partial(api.auth_check, name, repo_type="dataset"), TIMEOUT, "no answer")
     except errors.GatedRepoError as error:
         page = f"{constants.ENDPOINT}/datasets/{name}"
         raise BadInput(f"{place}: its owner grants access on request; ask for it at {page}, then {LOGIN}") from error
@@ -131,12 +133,14 @@ def build(config: DataConfig, commit: str) -> Any:
     names: list[str] = []
     reason: Exception
     try:
-        builder = datasets.load_dataset_builder(path, config.name, revision=commit)
+        load = partial(datasets.load_dataset_builder, path, config.name, revision=commit)
+        builder = in_time(load, LISTING, "no list of its files")
         if builder.hash != commit:  # without an answer, the library takes any version that it finds in its own cache
             raise ConnectionError("its files cannot be listed")
         return builder
     except ValueError as error:
-        names, reason = datasets.get_dataset_config_names(path, revision=commit), error
+        load_names, reason = partial(datasets.get_dataset_config_names, path, revision=commit), error
+        names = in_time(load_names, LISTING, "no list of its configurations")
     except Exception as error:
         reason = error
     what = f"the configurations of {config.path} are {', '.join(names)}"
