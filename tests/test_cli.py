@@ -502,6 +502,14 @@ def test_an_error_about_a_file_descriptor_is_one_line(capsys: pytest.CaptureFixt
     assert re.fullmatch("error: file descriptor [0-9]+: Not a directory\n", capsys.readouterr().err)
 
 
+@pytest.mark.parametrize(("number", "said"), [(errno.EIO, ""), (errno.ENOSPC, "; free some space")])
+def test_an_error_about_a_file_without_a_name_is_one_line(
+    capsys: pytest.CaptureFixture[str], number: int, said: str
+) -> None:
+    assert report(OSError(number, os.strerror(number))) == 1
+    assert capsys.readouterr().err.startswith(f"error: {os.strerror(number)}{said}")
+
+
 def test_an_error_about_no_file_keeps_its_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     assert report(BrokenPipeError(errno.EPIPE, "Broken pipe")) == 1  # of a worker, say
     assert "BrokenPipeError" in capsys.readouterr().err

@@ -433,6 +433,14 @@ def without_permission(run: RunConfig) -> None:
     work(run)
 
 
+def test_a_pipe_in_the_place_of_a_checkpoint_is_not_waited_for(tmp_path: Path) -> None:
+    from lm.training.checkpoint import Checkpoints
+
+    os.mkfifo(tmp_path / "step-00000001-0000000000000000.ckpt")
+    with pytest.raises(OSError, match="is not a regular file"):
+        Checkpoints(tmp_path, keep=1).newest()
+
+
 def test_checkpoints_that_cannot_be_listed_are_not_absent(undisturbed: RunConfig, corpus: Path, tmp_path: Path) -> None:
     run = a_run(corpus, tmp_path / "run")
     kill_at_random(run, kills=1, seed=0)

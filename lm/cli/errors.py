@@ -37,7 +37,7 @@ def report(error: Exception) -> int:
         return complain(in_one_line(error), 2)
     if isinstance(error, ReaderLeft) and error.delivered:  # it has seen enough: generate ... | head
         return 0
-    if isinstance(error, OSError) and ((name := file_of(error)) or error.errno in FULL):
+    if isinstance(error, OSError) and ((name := file_of(error)) or error.errno in (*FULL, errno.EIO)):
         place = f"{name}: " if name else ""
         advice = "; free some space and run the same command again" if error.errno in FULL else ""
         return complain(f"{place}{error.strerror or error}{advice}", 2 if error.errno in PATHS else 1)

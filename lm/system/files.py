@@ -54,7 +54,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def sha256(path: Path) -> str:
-    with open(path, "rb") as file:
+    with open(regular(path), "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -84,15 +84,18 @@ def read_object(path: Path) -> dict[str, Any]:
     return found
 
 
-def read_regular(path: Path, most: int | None = None) -> bytes:
-    """The content of a file. Raises OSError for a pipe or a device, which could be read without end, and BadInput for
-    more than `most` bytes.
-    """
+def regular(path: Path) -> Path:
+    """The path. Raises OSError for a pipe or a device, which could be read without end."""
     if path.exists() and not path.is_file() and not path.is_dir():
         raise OSError(errno.EINVAL, "is not a regular file", str(path))
+    return path
+
+
+def read_regular(path: Path, most: int | None = None) -> bytes:
+    """The content of a file. Raises OSError for a pipe or a device, and BadInput for more than `most` bytes."""
     if most is None:
-        return path.read_bytes()
-    with open(path, "rb") as file:
+        return regular(path).read_bytes()
+    with open(regular(path), "rb") as file:
         found = file.read(most + 1)
     if len(found) > most:
         raise BadInput(f"holds {path.stat().st_size:,} bytes, expected at most {most:,}")
