@@ -5,6 +5,7 @@ import random
 import shutil
 import signal
 import time
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import psutil
 
 from tests.inject import KINDS, Injection
 
-from .case import ABLATE, COMMANDS, MADE, OPERATIONS, SECONDS, Case, check, copy
+from .case import ABLATE, COMMANDS, HERE, MADE, OPERATIONS, SECONDS, Case, check, copy
 from .program import LIMIT, Command, Failed, end_all, run, start_cold
 
 SAID = ("No space left", "Input/output error", "Permission denied")
@@ -26,8 +27,8 @@ def cold(case: Case) -> None:
     copy("text.txt")
     case.tried = case.rng.randint(1, 3)
     for _ in range(case.tried):
-        start_cold(COMMANDS["train"][0]).end(signal.SIGKILL, case.rng.uniform(0, SECONDS["cold"]))
-    check("train", run(COMMANDS["train"][0]).proper(0))
+        start_cold(HERE).end(signal.SIGKILL, case.rng.uniform(0, SECONDS["cold"]))
+    check("train", run(HERE).proper(0))
 
 
 def kills(case: Case) -> None:
@@ -69,7 +70,8 @@ def drivers(case: Case) -> None:
     driver, of_worker = Command(words, limit=5 * LIMIT), case.number // len(ENGINES) % 3 == 2
     time.sleep(case.rng.uniform(0, SECONDS["ablate"]))
     if of_worker and (workers := psutil.Process(driver.pid).children(recursive=True)):
-        psutil.Process.kill(case.rng.choice(workers))
+        with suppress(psutil.NoSuchProcess):
+            case.rng.choice(workers).kill()
         if driver.end().code not in (0, 1) or "Traceback" in driver.err:
             driver.proper()
     else:
