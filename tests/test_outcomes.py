@@ -265,6 +265,13 @@ def test_a_report_says_how_many_runs_are_rows(tmp_path: Path) -> None:
     assert text_section(study) == [], "samples that were not asked for are not lost"
 
 
+def test_what_a_result_says_of_its_machine_steers_no_terminal_that_a_pipe_leads_to(tmp_path: Path) -> None:
+    result = make(tmp_path, budgets=("tokens",)) / "cells/tied-seed0-1000/result.json"
+    result.write_text(json.dumps(json.loads(result.read_text()) | {"python": "\x1b]0;x\x07"}))
+    assert "Python " in result_table(tmp_path)
+    assert r" \x1b]0;x\x07" in result_table(tmp_path)
+
+
 def test_a_curve_that_was_changed_is_named_and_verdicts_stay(tmp_path: Path) -> None:
     def warned() -> str:
         """What the report and the terminal say of the files of curves."""
