@@ -24,8 +24,9 @@ def changes(event: str, args: tuple[Any, ...]) -> bool:
 class Injection:
     """A hook that counts the file operations below the working directory; at number `at` the fault `kind` happens.
 
-    ENOSPC stays: from there on nothing more can be written. From "short" on, each write writes the half and says so;
-    "torn" writes the half and fails. Files are opened by io.open as Python's own implementation has it, with this File.
+    ENOSPC stays: from there on nothing more can be written. "torn" writes the half, and then the disk is full. From
+    "short" on, each write writes the half and says so. Files are opened by io.open as Python's own implementation has
+    it, with this File.
     """
 
     def __init__(self, kind: str = "", at: int = 0) -> None:
@@ -46,35 +47,32 @@ class Injection:
         if watched and isinstance(args[0], str | bytes | os.PathLike):
             self.operation("change" if change else "look", os.path.abspath(os.fsdecode(args[0])))
 
-    def operation(self, what: str, file: str | int) -> str:
-        """Count it, and do what is to be done at this one. The kind of fault if only the half is to be written."""
+    def operation(self, what: str, file: str | int) -> bool:
+        """Count it, and do what is to be done at this one. Whether only the half is to be written."""
         name = file if isinstance(file, str) else os.readlink(f"/proc/self/fd/{file}")
         if not name.startswith(self.root):
-            return ""
+            return False
         self.seen += 1
         SEEN[self.seen - 1 : self.seen] = what[:1].encode()
         here, past = self.seen == self.at, 0 < self.at <= self.seen
         if here and self.kind == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
-        full = past and self.kind == "ENOSPC" and what in ("change", "write", "sync")
-        if full or (here and self.kind in ("EIO", "EACCES")):
-            number = getattr(errno, self.kind)
+        full = self.kind == "ENOSPC" or (self.kind == "torn" and not here)
+        if (past and full and what in ("change", "write", "sync")) or (here and self.kind in ("EIO", "EACCES")):
+            number = getattr(errno, self.kind, errno.ENOSPC)
             raise OSError(number, os.strerror(number), *[file] * isinstance(file, str))  # reads and writes name no file
-        return self.kind if what == "write" and (past if self.kind == "short" else here and self.kind == "torn") else ""
+        return what == "write" and (past if self.kind == "short" else here and self.kind == "torn")
 
 
 class File(io.FileIO):
     """Reads and writes that are counted."""
 
-    operation: Callable[[str, str | int], str]
+    operation: Callable[[str, str | int], bool]
 
     def write(self, data: Any, /) -> int:
-        cut = self.operation("write", self.fileno())
         view = memoryview(data).cast("B")
-        n = super().write(view[: max(1, len(view) // 2)] if cut else view)
-        if cut == "torn":
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return n
+        half = self.operation("write", self.fileno())
+        return super().write(view[: max(1, len(view) // 2)] if half else view)
 
     def readinto(self, buffer: Any, /) -> int | None:
         self.operation("read", self.fileno())
