@@ -115,6 +115,11 @@ CONTROLS: dict[str, tuple[str, str, Callable[[Any], Any]]] = {  # the part that 
     "rows-before-a-checkpoint": ("damage", "lm.training.checkpoint:Checkpoints.metrics_hash", value(None)),
     "weights-only": ("hostile", "torch:load", option(weights_only=False)),
     "no-aliases": ("hostile", "yaml:parse", value(())),
+    "another-server": (
+        "drivers",
+        "lm.ablation.run.executors.local:LocalExecutor.start",
+        lambda _: lambda self, task: self.fork(task),
+    ),
     "lock-of-a-run": ("limits", "filelock:BaseFileLock.acquire", value(nullcontext())),
     "state-of-a-source": ("limits", "lm.data.documents:Files.fingerprint", no_fingerprint),
     "whole-characters": (

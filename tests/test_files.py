@@ -8,10 +8,10 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from inject import KINDS, Injection
 
 from lm.ablation.run.folder import claim
 from lm.system.files import ABANDONED, atomic_file, read_sealed, write_sealed
+from tests.inject import KINDS, Injection
 
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["lm.system.files"])

@@ -121,7 +121,7 @@ def next_block(answer: http.client.HTTPResponse, most: int) -> bytes:
 
     try:
         return in_time(read, TIMEOUT, f"fewer than {SLOWEST} bytes")
-    except TimeoutError:
+    except BaseException:  # Ctrl-C too
         with suppress(OSError, AttributeError), socket.socket(fileno=os.dup(answer.fileno())) as connection:
             connection.shutdown(socket.SHUT_RDWR)  # ends the thread, for which closing the answer would wait
         raise

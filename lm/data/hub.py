@@ -15,7 +15,7 @@ from lm.system.deadline import in_time
 from lm.system.files import checksum, read_sealed, write_sealed
 
 TIMEOUT = 10.0  # seconds, to the first answer
-LISTING = 300.0  # seconds to list the files of a data set, for which the library has no time-out
+LISTING = 150.0  # seconds to list the files of a data set, for which the library has no time-out
 BLOCK = 1 << 22  # bytes of a file that are asked for at a time
 LOGIN = "log in by `hf auth login` or set HF_TOKEN"
 
@@ -139,8 +139,9 @@ def build(config: DataConfig, commit: str) -> Any:
             raise ConnectionError("its files cannot be listed")
         return builder
     except ValueError as error:
-        load_names, reason = partial(datasets.get_dataset_config_names, path, revision=commit), error
-        names = in_time(load_names, LISTING, "no list of its configurations")
+        reason = error
+        with suppress(Exception):  # the reason stays
+            names = in_time(partial(datasets.get_dataset_config_names, path, revision=commit), LISTING, "no list")
     except Exception as error:
         reason = error
     what = f"the configurations of {config.path} are {', '.join(names)}"

@@ -131,7 +131,7 @@ def without_checksum(content: dict[str, Any]) -> dict[str, Any]:
     """The content without its hash, if it has one: earlier versions wrote none. Raises ValueError if it is damaged."""
     if "checksum" in content:
         return unsealed(content)
-    for key in [key for key, value in content.items() if isinstance(value, str) and len(value) == 64]:
+    for key in {*[*content][:1], *[*content][-1:]}:  # where it is written
         if content[key] == checksum({other: content[other] for other in content if other != key}):
             raise ValueError(f"damaged, its checksum is called {key!r}")
     return content

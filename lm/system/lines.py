@@ -17,9 +17,11 @@ def sealed_line(content: dict[str, Any]) -> str:
 def read_sealed_lines(content: bytes, kind: type[Kind]) -> tuple[list[Kind], list[int]]:
     """The lines of a file, and the numbers of those that are not as they were written.
 
-    A line that broke off because its process was killed is neither. Lines of earlier versions have no checksum.
+    A line that broke off because its process was killed is neither. Lines of earlier versions have no checksum, and no
+    mark where one broke off.
     """
     found, damaged, lines = list[Kind](), list[int](), content.split(b"\n")
+    earlier = b'"checksum"' not in content
     for number, line in enumerate(lines, 1):
         text = line.removesuffix(BROKE_OFF)
         try:
@@ -27,7 +29,7 @@ def read_sealed_lines(content: bytes, kind: type[Kind]) -> tuple[list[Kind], lis
             sealed = isinstance(read, dict) and "checksum" in read
             found.append(build(kind, unsealed(read) if sealed else read))
         except (ValueError, TypeError, RecursionError):
-            killed = number == len(lines) or text != line
+            killed = number == len(lines) or text != line or earlier
             if not (killed and is_beginning(text)):
                 damaged.append(number)
     return found, damaged

@@ -7,7 +7,6 @@ One table at the end, exit code 1 if anything has failed, nothing left behind. `
 import sys
 import time
 from collections.abc import Iterable
-from contextlib import suppress
 from itertools import count, takewhile
 
 from tqdm import tqdm
@@ -38,25 +37,24 @@ def main(words: list[str]) -> int:
         print(f"error: {' '.join(words)}: cannot be read\n{__doc__}\nPART: {', '.join(PARTS)}", file=sys.stderr)
         return 2
     minutes, seed, case, cases, cores = (int(given.get(key, default)) for key, default in NUMBERS.items())
-    start, done = time.monotonic(), list[Case]()
+    start, done, code = time.monotonic(), list[Case](), 0
     rounds = ((part, i * PARTS[part][0] + n) for i in count() for part in only for n in range(PARTS[part][0]))
     chosen: Iterable[tuple[str, int]] = takewhile(lambda _: time.monotonic() < start + 60 * minutes, rounds)
     if case >= 0 or cases:
         chosen = [(only[0], case)] if case >= 0 else [(part, n) for n in range(cases) for part in only]
     tqdm.monitor_interval = 0  # no thread before the forks
-    with (
-        prepared(only),
-        tqdm(total=60 * minutes, unit="s", disable=None) as bar,
-        suppress(KeyboardInterrupt, SystemExit),  # the table counts what was done
-    ):
-        for one in run((Case(part, number, seed) for part, number in chosen), cores):
-            done.append(one)
-            bar.update(int(time.monotonic() - start) - bar.n)
-            bar.set_description(f"{len(done):,} cases, {sum(one.failure != '' for one in done)} failed")
-            if one.failure:
-                tqdm.write(one.failure, sys.stderr)
+    with prepared(only), tqdm(total=60 * minutes, unit="s", disable=None) as bar:
+        try:
+            for one in run((Case(part, number, seed) for part, number in chosen), cores or 1):
+                done.append(one)
+                bar.update(int(time.monotonic() - start) - bar.n)
+                bar.set_description(f"{len(done):,} cases, {sum(one.failure != '' for one in done)} failed")
+                if one.failure:
+                    tqdm.write(one.failure, sys.stderr)
+        except (KeyboardInterrupt, SystemExit) as ended:  # the table counts what was done
+            code = 130 if isinstance(ended, KeyboardInterrupt) else int(ended.code or 0)
     print(table(only, done))
-    return int(any(one.failure for one in done))
+    return 1 if any(one.failure for one in done) else code
 
 
 if __name__ == "__main__":

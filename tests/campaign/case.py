@@ -15,7 +15,7 @@ import pandas as pd
 
 from tests.inject import SEEN, Injection
 
-from .program import Command, Failed, run, start_cold
+from .program import LIMIT, Command, Failed, run, start_cold
 
 SIZES = [
     *("data.cache_dir=cache", "data.seq_len=16", "data.batch_size=2", "tokenizer=byte", "tokenizer.vocab_size=null"),
@@ -66,7 +66,7 @@ def prepare(work: Path) -> None:
     rows.to_csv("rows.csv"), rows.to_parquet("rows.parquet")
     for name, words in ("cold", [*HERE, "run_dir=cold"]), ("train", HERE), ("ablate", ABLATE), ("export", []):
         begun = time.monotonic()
-        (start_cold if name == "cold" else Command)(words or COMMANDS[name][0]).end().proper(0)
+        (start_cold if name == "cold" else Command)(words or COMMANDS[name][0], limit=5 * LIMIT).end().proper(0)
         SECONDS[name] = time.monotonic() - begun
     if run([*HERE, "run_dir=half"], killed_at_step_5).code != -signal.SIGKILL:
         raise Failed("the half run was not killed")

@@ -33,7 +33,6 @@ FILES = [  # the command that reads it, a kind of file; with ! its result must b
     *("foreign ?out/model.safetensors", "json ?rows.jsonl", "csv ?rows.csv", "parquet ?rows.parquet"),
 ]
 SAID = ["broken", "damaged", "cannot be read", "does not match", "is not what", "was changed"]  # of a file
-LOST = {"results.csv": ["Results so far"]}  # a cut between two rows leaves runs that have yet to be made
 
 
 def damage(case: Case) -> None:
@@ -50,11 +49,14 @@ def damage(case: Case) -> None:
         "flip": bytes([content[at] ^ 1 << rng.randrange(8)]),
         "cut": b"",
     }[kind]
-    path.write_bytes(content[:at] + put + content[at + len(put) :] * (kind != "cut"))
+    damaged = content[:at] + put + content[at + len(put) :] * (kind != "cut")
+    path.write_bytes(damaged)
+    case.tried = int(damaged != content)  # there may have been zeros
     case.about = f"{path}, {kind} at byte {at}"
     command = run(COMMANDS[name][0]).proper(*[0] * (pattern[0] == "!"))
     if command.code == 0 and pattern[0] != "?":
-        check(name, command, [*SAID, path.name, *LOST.get(path.name, [])] * (pattern[0] != "!"))
+        said = [*SAID, path.name, *["Results so far"] * (kind == "cut" and path.name == "results.csv")]  # lost rows
+        check(name, command, said * (pattern[0] != "!"))
 
 
 class Payload:
@@ -138,12 +140,12 @@ def put(path: Path, content: bytes) -> None:
 
 def guard() -> None:
     """Note what starts a process, connects, or writes outside of the folder of the case."""
-    root = os.path.realpath("..")
+    root = os.path.realpath("..") + os.sep
 
     def note(event: str, args: tuple[Any, ...]) -> None:
         outside = changes(event, args) and isinstance(args[0], str)
         outside = outside and not os.path.realpath(args[0]).startswith((root, *OUR_OWN))
         if event in ("os.system", "subprocess.Popen", "os.exec", "os.posix_spawn", "socket.connect") or outside:
-            os.close(os.open(f"{root}/EXECUTED", os.O_CREAT | os.O_WRONLY))
+            os.close(os.open(f"{root}EXECUTED", os.O_CREAT | os.O_WRONLY))
 
     sys.addaudithook(note)

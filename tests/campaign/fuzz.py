@@ -25,13 +25,12 @@ def typos(case: Case) -> None:
     word = known[key] if of_value else key
     at, letter = case.rng.randrange(len(word)), case.rng.choice(LETTERS)
     wrong = word[:at] + case.rng.choice(["", letter, letter + word[at]]) + word[at + 1 :]
-    free = wrong in known or wrong.split(".")[0] in ("hydra", "trainer", "logger", "experiment")
     case.about = f"{key}={wrong}" if of_value else f"{wrong}={known[key]}"
 
     def compose_only() -> None:
         lm.cli.train.task = lambda run: None
 
-    run([*TRAIN, case.about], compose_only).proper(*([0, 2] if of_value or free else [2]))
+    run([*TRAIN, case.about], compose_only).proper(*([0, 2] if of_value or wrong in known else [2]))
 
 
 def random_text(rng: random.Random, n: int = 40) -> str:

@@ -3,10 +3,10 @@
 import ctypes
 import multiprocessing
 import os
-import re
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -39,10 +39,10 @@ class Command(FORK.Process):
         self.hook()
         main()
 
-    def end(self, signum: int = 0, after: float | None = None) -> "Command":
-        """Wait until it has ended; after so many seconds it gets the signal."""
-        self.join(after)
-        if signum and self.is_alive():
+    def end(self, signum: int = 0, after: float = 0.0) -> "Command":
+        """Wait until it has ended; after so many seconds it gets the signal, if there is one."""
+        if signum:
+            time.sleep(after)  # join would return when another program is executed
             os.kill(self.pid, signum)
         self.join()
         self.code = self.exitcode
@@ -50,11 +50,12 @@ class Command(FORK.Process):
         return self
 
     def proper(self, *codes: int) -> "Command":
-        """Raise Failed unless this is success, or one line that says what is wrong and the exit code 1 or 2."""
-        errors = len(re.findall("^error: ", self.err, re.MULTILINE))
+        """Raise Failed unless this is success, or ends in one line that says what is wrong and the exit code 1 or 2."""
+        lines = self.err.strip().splitlines()
+        errors = [line for line in lines if line.startswith("error: ")]
         what = "traceback" * ("Traceback" in self.err or "panicked at" in self.err)
-        if self.code not in (codes or (0, 1, 2)) or errors != (self.code > 0):
-            what = what or ("hangs" if self.code == -signal.SIGALRM else f"exit code {self.code}, {errors} errors")
+        if self.code not in (codes or (0, 1, 2)) or errors != lines[-1:] * (self.code > 0):
+            what = what or ("hangs" if self.code == -signal.SIGALRM else f"exit code {self.code}, {len(errors)} errors")
         if what:
             raise Failed(f"{self.words[0]}: {what}: {self.err.strip()[-200:]}")
         return self
@@ -64,9 +65,9 @@ def run(words: list[str], hook: Callable[[], object] = int, limit: int = LIMIT) 
     return Command(words, hook, limit).end()
 
 
-def start_cold(words: list[str]) -> Command:
+def start_cold(words: list[str], limit: int = LIMIT) -> Command:
     """A command as a user starts it."""
-    return Command(words, lambda: os.execv(sys.executable, [sys.executable, "-m", "lm", *words]))
+    return Command(words, lambda: os.execv(sys.executable, [sys.executable, "-m", "lm", *words]), limit)
 
 
 def lead(first: Callable[[], object]) -> None:
@@ -80,9 +81,10 @@ def lead(first: Callable[[], object]) -> None:
 
 
 def end_all(seconds: float) -> int:
-    """How many processes that were started here have not ended by themselves after so many seconds."""
+    """How many processes that were started here have not ended by themselves after so many seconds; they are killed."""
     left = psutil.wait_procs(psutil.Process().children(recursive=True), seconds)[1]
     for process in left:
         with suppress(psutil.NoSuchProcess):
             process.kill()
-    return len(psutil.wait_procs(left, seconds)[0])
+    psutil.wait_procs(left, 5)
+    return len(left)

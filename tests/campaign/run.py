@@ -35,6 +35,7 @@ PARTS: dict[str, tuple[int, Callable[[Case], None]]] = {  # how many cases of a 
     "texts": (2, texts),
     "limits": (1, limits),
 }
+TIDY = ("faults", "damage", "hostile", "typos", "texts")  # where no command is killed, temporary files are removed
 
 
 @contextmanager
@@ -75,7 +76,7 @@ def run(cases: Iterable[Case], cores: int = 2, first: Callable[[], object] = int
 
 
 def attempt(case: Case) -> Case:
-    """A case, in a folder that is removed with all processes that are left."""
+    """A case, in a folder that is removed. No process may be left, nor a temporary file where none was killed."""
     begun, home = time.monotonic(), Path.cwd()
     folder = home / f"{case.part}-{case.number}"
     for name in ("here", "tmp"):
@@ -84,6 +85,9 @@ def attempt(case: Case) -> Case:
     os.chdir(folder / "here")
     try:
         PARTS[case.part][1](case)
+        left = [f"{n} processes"] if (n := end_all(30)) else os.listdir(folder / "tmp") if case.part in TIDY else []
+        if left:
+            raise Failed(f"{', '.join(left)} left behind")
     except Exception as error:
         kind = "" if isinstance(error, Failed) else f"the case itself: {type(error).__name__}: "
         said = ascii(" ".join(f"{case.about}: {kind}{error}".split()))[1:-1]
