@@ -534,3 +534,19 @@ def test_the_script_answers_with_a_table_and_an_exit_code(script: Script, words:
     assert failing.returncode == 1
     assert "diverged" in failing.stdout
     assert json.loads((tmp_path / "wild/report.json").read_text())["cells"]["diverged"]
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_the_workers_start_is_a_line_and_no_traceback(tmp_path: Path, corpus: Path) -> None:
+    words = [*("ablation=smoke", "output_dir=out"), *SMALL, "tokenizer.vocab_size=null", f"data.path={corpus}"]
+    command = [sys.executable, ROOT / "scripts/ablate.py", *words]
+    options: dict[str, Any] = {"cwd": tmp_path, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    with subprocess.Popen(command, **options) as driver:
+        assert driver.stderr
+        while "go to out" not in (line := driver.stderr.readline()):
+            assert line
+        os.killpg(driver.pid, signal.SIGINT)  # as a terminal does: to all its processes
+        said = driver.stderr.read()
+    assert driver.returncode == 130
+    assert "Traceback" not in said
+    assert re.search("^interrupted; resume with: ", said, re.MULTILINE)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from .case import HERE, TRAIN, Case, check, copy, text
+from .case import ABLATE, HERE, SECONDS, TRAIN, Case, check, copy, text
 from .program import LIMIT, Command, Failed, run
 
 WEIGHTS = "model/model.safetensors"
@@ -32,6 +32,16 @@ def a_signal(case: Case) -> None:
     one = Command(HERE).end(signum, case.rng.uniform(0.3, 1.5))
     if one.code not in (128 + signum, 0) or "Traceback" in one.err:
         raise Failed(f"{signum.name}: exit code {one.code}: {one.err.strip()[-200:]}")
+
+
+def ctrl_c(case: Case) -> None:
+    """It reaches all processes of an ablation, as a terminal sends it."""
+    driver = Command(ABLATE, os.setpgrp, 5 * LIMIT)
+    time.sleep(case.rng.uniform(0.5, SECONDS["ablate"]))
+    os.killpg(driver.pid, signal.SIGINT)
+    if driver.end().code not in (128 + signal.SIGINT, 0) or "Traceback" in driver.err:
+        raise Failed(f"exit code {driver.code}: {driver.err.strip()[-400:]}")
+    run(ABLATE, limit=5 * LIMIT).proper(0)
 
 
 def a_clock_that_jumps(case: Case) -> None:
@@ -110,7 +120,7 @@ def a_cache_deleted(case: Case) -> None:
     running.end().proper()
 
 
-LIMITS: list[Callable[[Case], None]] = [many, a_signal, a_clock_that_jumps, a_full_disk, little_memory]
+LIMITS: list[Callable[[Case], None]] = [many, a_signal, ctrl_c, a_clock_that_jumps, a_full_disk, little_memory]
 LIMITS += [files_that_may_not_grow, a_stream_that_nobody_reads, a_text_that_changes, a_cache_deleted]
 
 

@@ -16,7 +16,7 @@ from lm.ablation.plan.arms import Arm
 from lm.ablation.plan.cells import Cell, cell
 from lm.ablation.plan.source import source_files, source_hash
 from lm.ablation.run.executors.executor import Executor
-from lm.ablation.run.executors.local import PROCESSES, LocalExecutor
+from lm.ablation.run.executors.local import PROCESSES, LocalExecutor, start
 from lm.ablation.run.task import TOKEN, Place, Task, task
 from lm.ablation.run_files import RunFiles
 from lm.config import BadInput
@@ -110,7 +110,7 @@ def measure_startup(arm: Arm, config: AblateConfig) -> float:
     log.info("measuring what a run takes beyond its steps")
     with suppress(EOFError, ConnectionError):  # the server was killed; the run below starts another
         first = PROCESSES.Process(target=int)  # waits until the server of the workers has done its imports
-        first.start()
+        start(first)
         first.join()
     with tempfile.TemporaryDirectory() as folder:
         started = time.perf_counter()

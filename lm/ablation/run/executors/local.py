@@ -6,9 +6,13 @@ driver holds open: when the driver ends, however it ends, the pipe closes and th
 
 import multiprocessing
 import multiprocessing.forkserver
+import multiprocessing.resource_tracker
 import os
+import signal
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -36,7 +40,7 @@ class LocalExecutor(Executor):
     def prepare(self, place: Place | None) -> None:
         if START == "forkserver":  # the server imports while the driver plans
             PROCESSES.set_forkserver_preload(["lm.training.train", "datasets"])
-            multiprocessing.forkserver.ensure_running()
+        start_server()
 
     def slots(self, threads: int) -> int:
         return self.gpus or max(1, cores() // threads)
@@ -53,7 +57,7 @@ class LocalExecutor(Executor):
         theirs, ours = PROCESSES.Pipe(duplex=False)
         gpu = slot % self.gpus if self.gpus else None
         process = PROCESSES.Process(target=work_here, args=(task, theirs, gpu), name=task.run_dir)
-        process.start()
+        start(process)
         theirs.close()
         self.running[slot] = task.run_dir, process, ours
 
@@ -73,6 +77,30 @@ class LocalExecutor(Executor):
         for _, process, line in self.running.values():
             process.join(60)
             line.close()  # ends what still runs
+
+
+@contextmanager
+def held(*signums: signal.Signals) -> Iterator[None]:
+    """A context in which these signals wait. Ctrl-C reaches all processes of a terminal; none may be half started."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signums)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def start_server() -> None:
+    """Start the server of processes, which like all that it forks never gets SIGINT."""
+    if START == "forkserver":
+        multiprocessing.resource_tracker.ensure_running()  # for the server; it would let SIGINT through again
+        with held(signal.SIGINT):
+            multiprocessing.forkserver.ensure_running()
+
+
+def start(process: Any) -> None:
+    start_server()
+    with held(*[signal.SIGINT, signal.SIGTERM, signal.SIGHUP] * (START == "forkserver")):
+        process.start()
 
 
 def work_here(task: Task, line: Connection, gpu: int | None) -> None:
