@@ -540,13 +540,13 @@ def test_the_script_answers_with_a_table_and_an_exit_code(script: Script, words:
 def test_ctrl_c_while_the_workers_start_is_a_line_and_no_traceback(tmp_path: Path, corpus: Path) -> None:
     words = [*("ablation=smoke", "output_dir=out"), *SMALL, "tokenizer.vocab_size=null", f"data.path={corpus}"]
     command = [sys.executable, ROOT / "scripts/ablate.py", *words]
-    options: dict[str, Any] = {"cwd": tmp_path, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
-    with subprocess.Popen(command, **options) as driver:
-        assert driver.stderr
-        while "go to out" not in (line := driver.stderr.readline()):
+    options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen(command, cwd=tmp_path, start_new_session=True, **options) as driver:
+        assert driver.stdout
+        while "goes to out" not in (line := driver.stdout.readline()):
             assert line
         os.killpg(driver.pid, signal.SIGINT)  # as a terminal does: to all its processes
-        said = driver.stderr.read()
+        said = driver.stdout.read()
     assert driver.returncode == 130
     assert "Traceback" not in said
     assert re.search("^interrupted; resume with: ", said, re.MULTILINE)
