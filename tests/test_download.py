@@ -1,5 +1,7 @@
 """What is downloaded from an address ends within stated limits, in one line if it cannot be used."""
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -26,12 +28,14 @@ PARTS = {  # headers, then the body in blocks; None: a pause longer than any tim
     "/slow_headers.txt": [{}, b"x"],
     "/slow_redirects.txt": [{"Location": "/slow_redirects.txt"}],
     "/slow_chunk.txt": [CHUNKED, *[b"0"] * 100],
+    "/long_chunk.txt": [CHUNKED, *[b"0"] * 100],
     "/slow_trailer.txt": [CHUNKED, b"1\r\nx\r\n0\r\n", *[b"x"] * 100],
     "/long_redirect.txt": [{"Location": "/absent.txt"}, *[b"x"] * 100],
     "/gzip.txt": [{"Content-Encoding": "gzip"}, b"x"],
     "/elsewhere.txt": [{"Location": "file:///etc/passwd"}],
     "/cut.txt": [{}, "é".encode() * 5000],
 }
+SENT: list[str] = []  # the path for each block that a server has written
 SAID = {
     "/endless.txt": "more than 1000 bytes",
     "/large.txt": "5000000 bytes, expected at most 1000",
@@ -70,6 +74,7 @@ class Handler(BaseHTTPRequestHandler):
                 if block is None or len(block) == 1 < len(blocks):
                     time.sleep(0.02 if block else 1)
                 self.wfile.write(block or b"")
+                SENT.append(self.path)
         except OSError:  # nobody reads it any more
             pass
 
@@ -98,6 +103,14 @@ def test_what_has_no_end_or_is_not_whole_is_refused(
     advice = "give data.path=FILE, a local copy"
     assert str(caught.value) == f"data.path={server}{path}: could not be downloaded ({SAID[path]}); {advice}"
     assert not [one for one in tmp_path.rglob("*") if one.is_file() and one.suffix != ".lock"]
+
+
+def test_ctrl_c_ends_a_download_at_once(server: str, tmp_path: Path) -> None:
+    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        download(f"{server}/long_chunk.txt", tmp_path)
+    assert 0 < SENT.count("/long_chunk.txt") < 100
 
 
 def test_a_version_is_downloaded_once(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,14 +4,23 @@ import multiprocessing
 import os
 import sys
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
 import pytest
 
 from lm.ablation.run.folder import claim
-from lm.system.files import ABANDONED, atomic_file, read_sealed, write_sealed
+from lm.system import files
+from lm.system.files import ABANDONED, atomic_file, read_sealed, without_checksum, write_sealed
+from lm.system.lines import read_sealed_lines, sealed_line
 from tests.inject import KINDS, Injection
+
+
+@dataclass(slots=True, kw_only=True)
+class Seen:
+    step: int
+
 
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["lm.system.files"])
@@ -50,6 +59,21 @@ def test_an_ablation_that_begins_leaves_what_a_report_is_writing(tmp_path: Path)
             pass
     assert (tmp_path / "report.md").read_text() == "whole"
     assert not list(tmp_path.glob(".partial-*"))
+
+
+def test_a_file_without_a_checksum_is_not_hashed_for_each_of_its_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[object] = []
+    monkeypatch.setattr(files, "checksum", lambda content: hashed.append(content) or "")
+    content = {f"{i}": "a" * 64 for i in range(100)}
+    assert without_checksum(content) == content
+    assert len(hashed) == 2
+
+
+def test_lines_of_earlier_versions_may_break_off_anywhere() -> None:
+    torn = b'{"step": 1\n{"step": 2}\n'
+    assert [one.step for one in read_sealed_lines(torn, Seen)[0]] == [2]
+    assert read_sealed_lines(torn, Seen)[1] == []
+    assert read_sealed_lines(torn + sealed_line({"step": 3}).encode(), Seen)[1] == [1], "today's have a mark"
 
 
 def write_with_faults(folder: Path, kind: str) -> None:

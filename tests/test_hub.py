@@ -245,6 +245,18 @@ def test_a_server_that_falls_silent_is_one_line(
     over.set()
 
 
+def test_a_list_of_configurations_that_does_not_come_keeps_the_reason(
+    server: hub.Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late(*_: object, **__: object) -> list[str]:
+        raise TimeoutError("no list in 1 seconds")
+
+    server.commit("owner/stories", STORIES)
+    monkeypatch.setattr(datasets, "get_dataset_config_names", late)
+    with pytest.raises(BadInput, match=r"^data\.path=owner/stories: cannot be read as a data set \("):
+        prepare(config(tmp_path, name="absent"), BYTES)
+
+
 def test_files_that_are_not_parquet_are_not_asked_for_again_for_minutes(
     server: hub.Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
