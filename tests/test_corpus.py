@@ -304,6 +304,14 @@ def test_text_in_every_encoding_of_arrow_is_read(kind: pa.DataType, tmp_path: Pa
     assert load("parquet", path) == [("row 0", "a"), ("row 1", "é"), ("row 2", "a")]
 
 
+def test_a_parquet_file_whose_text_is_not_utf_8_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    texts = pa.array([b"a", b"\xb5"]).cast(pa.binary()).view(pa.string())
+    pa.parquet.write_table(pa.table({"text": texts}), path)
+    with pytest.raises(BadInput, match=r"^data\.column=text: not UTF-8 in rows 0 to 1 \("):
+        load("parquet", path)
+
+
 @pytest.mark.usefixtures("own_home")
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe"])
 @pytest.mark.parametrize("kind", ["json", "csv", "parquet"])

@@ -143,7 +143,8 @@ def read_record(folder: Path) -> AblationRecord:
     except FileNotFoundError:
         raise BadInput(f"output_dir={folder}: holds no {FILE}; expected what ablate.py wrote") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        why = error if isinstance(error, BadInput) else f"not what ablate.py wrote ({error!r})"
+        what = error if isinstance(error, ValueError) else repr(error)
+        why = error if isinstance(error, BadInput) else f"not what ablate.py wrote ({what})"
         raise BadInput(f"{path}: {why}") from error
 
 

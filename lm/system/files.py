@@ -84,15 +84,22 @@ def read_object(path: Path) -> dict[str, Any]:
     return found
 
 
+class NotRegular(OSError):
+    """A pipe or a device, which could be read without end."""
+
+    def __str__(self) -> str:
+        return f"{self.filename}: {self.strerror}"
+
+
 def regular(path: Path) -> Path:
-    """The path. Raises OSError for a pipe or a device, which could be read without end."""
+    """The path. Raises NotRegular."""
     if path.exists() and not path.is_file() and not path.is_dir():
-        raise OSError(errno.EINVAL, "is not a regular file", str(path))
+        raise NotRegular(errno.EINVAL, "is a pipe or a device, expected a file", str(path))
     return path
 
 
 def read_regular(path: Path, most: int | None = None) -> bytes:
-    """The content of a file. Raises OSError for a pipe or a device, and BadInput for more than `most` bytes."""
+    """The content of a file. Raises NotRegular, and BadInput for more than `most` bytes."""
     if most is None:
         return regular(path).read_bytes()
     with open(regular(path), "rb") as file:
