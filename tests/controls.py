@@ -147,7 +147,7 @@ def main(words: list[str]) -> int:
     only, seed = given.pop("only", ",".join(PARTS)).strip("[]").split(","), given.pop("seed", "0")
     names, unnoticed = [given.pop("without")] if "without" in given else [*CONTROLS], 0
     if given or not {*only} <= PARTS.keys() or not {*names} <= CONTROLS.keys() or not seed.isdecimal():
-        print(f"error: {' '.join(words)}: cannot be read\n{__doc__}\nMECHANISM: {', '.join(CONTROLS)}", file=sys.stderr)
+        print(f"error: {' '.join(words)}: not understood\n{__doc__}\nMECHANISM: {', '.join(CONTROLS)}", file=sys.stderr)
         return 2
     with prepared(only):
         print("| without | part | case | what fails |\n| --- | --- | ---: | --- |", flush=True)

@@ -41,7 +41,7 @@ def test_a_word_that_it_does_not_know_is_refused(
     command: Callable[[list[str]], int], word: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command([word]) == 2
-    assert capsys.readouterr().err.startswith(f"error: {word}: cannot be read")
+    assert capsys.readouterr().err.startswith(f"error: {word}: not understood")
 
 
 def test_a_mechanism_that_no_case_notices_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,7 @@ def main(words: list[str]) -> int:
     given = dict(word.partition("=")[::2] for word in words)
     only = given.pop("only", ",".join(PARTS)).strip("[]").split(",")
     if not (given.keys() <= NUMBERS.keys() and {*only} <= PARTS.keys() and all(map(str.isdecimal, given.values()))):
-        print(f"error: {' '.join(words)}: cannot be read\n{__doc__}\nPART: {', '.join(PARTS)}", file=sys.stderr)
+        print(f"error: {' '.join(words)}: not understood\n{__doc__}\nPART: {', '.join(PARTS)}", file=sys.stderr)
         return 2
     minutes, seed, case, cases, cores = (int(given.get(key, default)) for key, default in NUMBERS.items())
     start, done, code = time.monotonic(), list[Case](), 0
