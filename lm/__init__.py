@@ -11,7 +11,8 @@ __version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from lm.config import BadInput, HeadConfig, ModelConfig
-    from lm.data.tokenizer import Tokenizer, load_tokenizer
+    from lm.data.tokenizer import Tokenizer
+    from lm.data.tokenizer_file import load_tokenizer
     from lm.exchange.portable import load_model
     from lm.inference.generate import generate, stream
     from lm.model.linear import Linear, linear
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 # Resolved on first use, so that a mistake in a configuration is reported before torch is imported.
 HOMES = {
     **dict.fromkeys(("BadInput", "HeadConfig", "ModelConfig"), "lm.config"),
-    **dict.fromkeys(("Tokenizer", "load_tokenizer"), "lm.data.tokenizer"),
+    "Tokenizer": "lm.data.tokenizer",
+    "load_tokenizer": "lm.data.tokenizer_file",
     **dict.fromkeys(("generate", "stream"), "lm.inference.generate"),
     **dict.fromkeys(("Linear", "linear"), "lm.model.linear"),
     "Transformer": "lm.model.transformer",

@@ -30,7 +30,8 @@ from lm.cli.words import not_utf8
 from lm.config import BadInput, DataConfig, ModelConfig, RunConfig
 from lm.config.checks import LARGEST
 from lm.config.optim import OptimConfig
-from lm.data.tokenizer import Tokenizer, load_tokenizer
+from lm.data.tokenizer import Tokenizer
+from lm.data.tokenizer_file import load_tokenizer
 from lm.data.vocabulary import byte_tokenizer
 from lm.exchange.find_model import INDEX
 from lm.exchange.pretrained import eot_name
@@ -190,21 +191,21 @@ def test_a_tokenizer_that_takes_long_to_read_is_refused(tmp_path: Path, monkeypa
     layout = json.loads(byte_tokenizer().to_json())
     path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps(layout))
-    monkeypatch.setattr("lm.data.tokenizer.MOST_TOKENS", 257)
-    monkeypatch.setattr("lm.data.tokenizer.MOST_BYTES", path.stat().st_size)
+    monkeypatch.setattr("lm.data.tokenizer_file.MOST_TOKENS", 257)
+    monkeypatch.setattr("lm.data.tokenizer_file.MOST_BYTES", path.stat().st_size)
     assert load_tokenizer(path).vocab_size == 257
-    monkeypatch.setattr("lm.data.tokenizer.tokenizers", None)
-    monkeypatch.setattr("lm.data.tokenizer.MOST_TOKENS", 256)
+    monkeypatch.setattr("lm.data.tokenizer_file.tokenizers", None)
+    monkeypatch.setattr("lm.data.tokenizer_file.MOST_TOKENS", 256)
     with pytest.raises(BadInput, match=r"tokenizer\.json: vocab: has 257 tokens, expected at most 256"):
         load_tokenizer(path)
     layout["added_tokens"] *= 257
     layout["model"]["vocab"] = {}
     monkeypatch.undo()
     path.write_text(json.dumps(layout))
-    monkeypatch.setattr("lm.data.tokenizer.MOST_TOKENS", 256)
+    monkeypatch.setattr("lm.data.tokenizer_file.MOST_TOKENS", 256)
     with pytest.raises(BadInput, match=r"tokenizer\.json: added_tokens: has 257 tokens, expected at most 256"):
         load_tokenizer(path)
-    monkeypatch.setattr("lm.data.tokenizer.MOST_BYTES", 9)
+    monkeypatch.setattr("lm.data.tokenizer_file.MOST_BYTES", 9)
     with pytest.raises(BadInput, match=r"tokenizer\.json: holds \S+ bytes, expected at most 9"):
         load_tokenizer(path)
 

@@ -22,7 +22,8 @@ from hypothesis import strategies as st
 from lm.config import BadInput, DataConfig, TokenizerConfig
 from lm.data import encoding
 from lm.data.split import Part
-from lm.data.tokenizer import EOT, Tokenizer, load_tokenizer
+from lm.data.tokenizer import EOT, Tokenizer
+from lm.data.tokenizer_file import load_tokenizer
 from lm.data.tokens import prepare
 from lm.data.vocabulary import RUN, build_tokenizer, byte_tokenizer, char_tokenizer, short_runs, train_bpe
 

@@ -1,4 +1,4 @@
-"""Text to token ids and back. lm/data/vocabulary.py makes tokenizers from a text.
+"""Text to token ids and back. vocabulary.py makes tokenizers from a text, tokenizer_file.py reads them.
 
 Every tokenizer has one end-of-text token, which no text can produce: a text that spells the token's name is encoded as
 ordinary characters.
@@ -9,25 +9,19 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager
 from typing import Any
 
 import tokenizers
 from tokenizers import pre_tokenizers, processors
 
 from lm.config import BadInput
-from lm.config.checks import about
-from lm.system.files import read_regular
-from lm.system.streams import muted
 
 EOT = "<|endoftext|>"
 # End-of-text tokens of tokenizer.json files in use, in the order of preference.
 EOT_NAMES = (EOT, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "<EOS>")
 CHARACTERS = pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
 BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False)
-MOST_BYTES = 100_000_000  # of a tokenizer.json: three times the largest one in use
-MOST_TOKENS = 1_000_000  # four times
 MOST_GROWTH = 100  # characters that the steps of a tokenizer.json may make of one: more could fill any memory
 # Of a BPE model: each lets an id depend on more than one character.
 JOINING = ("merges", "ignore_merges", "fuse_unk", "continuing_subword_prefix", "end_of_word_suffix")
@@ -183,34 +177,3 @@ def template_token(post_processor: dict[str, Any] | None) -> str | None:
         if single and "SpecialToken" in single[0]:
             return str(single[0]["SpecialToken"]["id"])
     return None
-
-
-def refuse_many_tokens(layout: Any) -> None:
-    with suppress(KeyError, TypeError, AttributeError):  # the library says what is wrong
-        for key, found in (("vocab", layout["model"]["vocab"]), ("added_tokens", layout.get("added_tokens") or ())):
-            if len(found) > MOST_TOKENS:
-                raise BadInput(f"{key}: has {len(found):,} tokens, expected at most {MOST_TOKENS:,}")
-
-
-def load_tokenizer(path: Path, eot: str | None = None) -> Tokenizer:
-    """Read a tokenizer.json. Raises BadInput naming the file if it is missing or damaged.
-
-    >>> load_tokenizer(Path("absent.json"))
-    Traceback (most recent call last):
-    lm.config.checks.BadInput: absent.json: No such file or directory; expected a tokenizer.json
-    """
-    try:
-        text = read_regular(path, MOST_BYTES).decode()
-        refuse_many_tokens(json.loads(text))
-        with muted():  # a malformed file can panic in Rust, which prints a message of its own and raises BaseException
-            backend = tokenizers.Tokenizer.from_str(text)
-    except OSError as error:
-        raise BadInput(f"{path}: {error.strerror}; expected a tokenizer.json") from error
-    except BaseException as error:
-        if isinstance(error, KeyboardInterrupt | SystemExit):
-            raise
-        if isinstance(error, BadInput):
-            raise BadInput(f"{path}: {error}") from error
-        raise BadInput(f"{path}: not a tokenizer.json ({str(error).splitlines()[0]})") from error
-    with about(str(path)):
-        return Tokenizer(backend, eot)

@@ -24,7 +24,8 @@ from lm.data.corpus import opened, stored_text, stored_validation
 from lm.data.encoding import decoded, encode, pieces, sample
 from lm.data.split import Part, Shared, published, split
 from lm.data.store import StoredText
-from lm.data.tokenizer import Tokenizer, load_tokenizer
+from lm.data.tokenizer import Tokenizer
+from lm.data.tokenizer_file import load_tokenizer
 from lm.data.vocabulary import build_tokenizer
 from lm.system.files import hash_of, read_sealed, sync_folder, write_sealed, write_text
 

@@ -10,7 +10,8 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from lm.config import BadInput, TokenizerConfig
-from lm.data.tokenizer import BYTES, CHARACTERS, EOT, Tokenizer, load_tokenizer
+from lm.data.tokenizer import BYTES, CHARACTERS, EOT, Tokenizer
+from lm.data.tokenizer_file import load_tokenizer
 
 RUN = 512  # characters of a word that BPE is trained on
 SPACES = re.compile(rf"\s{{{RUN + 1}}}")
