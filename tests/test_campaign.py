@@ -4,12 +4,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 from conftest import ROOT
 
 from tests import controls
 from tests.campaign.__main__ import main
+from tests.campaign.program import Command, Failed
 
 
 def call(module: str, *words: str) -> subprocess.CompletedProcess[str]:
@@ -48,3 +50,14 @@ def test_a_mechanism_that_no_case_notices_is_said(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(controls, "PATIENCE", 3)
     monkeypatch.setattr(controls, "run", lambda cases, **options: cases)
     assert controls.noticed(0, "damage", "os.path:sep", str) == "- | nothing"
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "ends_well"),
+    [("a word\nerror: x\n", 2, True), ("", 2, False), ("error: x\nmore\n", 2, False), ("error: x", 0, False)],
+)
+def test_a_command_that_fails_ends_in_one_line(said: str, code: int, ends_well: bool) -> None:
+    command = Command.__new__(Command)
+    command.words, command.err, command.code = ["train"], said, code
+    with nullcontext() if ends_well else pytest.raises(Failed):
+        command.proper()

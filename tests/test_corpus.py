@@ -306,9 +306,9 @@ def test_text_in_every_encoding_of_arrow_is_read(kind: pa.DataType, tmp_path: Pa
 
 def test_a_parquet_file_whose_text_is_not_utf_8_is_one_line(tmp_path: Path) -> None:
     path = tmp_path / "t.parquet"
-    texts = pa.array([b"a", b"\xb5"]).cast(pa.binary()).view(pa.string())
+    texts = pa.array([b"a", b"\xb5", None]).cast(pa.binary()).view(pa.string())
     pa.parquet.write_table(pa.table({"text": texts}), path)
-    with pytest.raises(BadInput, match=r"^data\.column=text: not UTF-8 in rows 0 to 1 \("):
+    with pytest.raises(BadInput, match=r"^data\.column=text: not UTF-8 in rows 0 to 2 \("):
         load("parquet", path)
 
 

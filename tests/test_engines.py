@@ -30,7 +30,7 @@ from lm.ablation.plan.cells import Cell
 from lm.ablation.run import workers
 from lm.ablation.run.executors import EXECUTORS
 from lm.ablation.run.executors.executor import Executor
-from lm.ablation.run.executors.local import START, LocalExecutor
+from lm.ablation.run.executors.local import START, LocalExecutor, held
 from lm.ablation.run.executors.ray import RayExecutor, cause
 from lm.ablation.run.executors.slurm import read_jobs, request
 from lm.ablation.run.task import Place, Task, task
@@ -174,7 +174,7 @@ def test_a_file_that_cannot_be_read_for_a_moment_ends_nothing(
 
     waited: list[float] = []
     monkeypatch.setattr(RunFiles, "read", read)
-    monkeypatch.setattr(workers.time, "sleep", waited.append)
+    monkeypatch.setattr(workers, "time", SimpleNamespace(sleep=waited.append))  # other threads may sleep meanwhile
     executor = Listed(tmp_path)
     assert sorted(carried_out(cells, executor)) == [one.run_dir for one in cells]
     assert (executor.cancelled, len(waited)) == (0, 3 if comes_back else workers.PATIENCE - 1)
@@ -348,3 +348,16 @@ def test_an_engine_gives_the_results_of_the_local_pool(
     assert scores(tmp_path / "far") == scores(tmp_path / "near") != {}
     with open(tmp_path / "far/results.csv", newline="") as file:
         assert {row["executor"] for row in csv.DictReader(file)} == {engine.__name__}
+
+
+def test_ctrl_c_waits_until_a_process_has_started() -> None:
+    def start_one() -> None:
+        with held():
+            os.kill(os.getpid(), signal.SIGINT)
+            done.append(1)
+
+    done: list[int] = []
+    with pytest.raises(KeyboardInterrupt):
+        start_one()
+    assert done == [1]
+    assert signal.getsignal(signal.SIGINT) == signal.default_int_handler

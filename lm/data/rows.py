@@ -64,14 +64,14 @@ def column_documents(batches: Iterable[Any], column: str) -> Iterator[Document]:
         texts = batch.column(column)
         kind = texts.type.value_type if pa.types.is_dictionary(texts.type) else texts.type
         is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
-        if not is_text or texts.null_count:
-            one = next(one for one in enumerate(texts.to_pylist(), number) if not isinstance(one[1], str))
-            raise BadInput(f"data.column={column}: row {one[0]} holds {one[1]!r}, not a string")
         try:
             texts.validate(full=True)
         except pa.ArrowInvalid as error:  # bytes of a file that was written by something else, or is damaged
             rows = f"rows {number} to {number + len(texts) - 1}"
             raise BadInput(f"data.column={column}: not UTF-8 in {rows} ({first_line(error)})") from error
+        if not is_text or texts.null_count:
+            one = next(one for one in enumerate(texts.to_pylist(), number) if not isinstance(one[1], str))
+            raise BadInput(f"data.column={column}: row {one[0]} holds {one[1]!r}, not a string")
         for text in texts.cast(pa.large_binary()).to_pylist():
             yield Document(f"row {number}", len(text), (text,))
             number += 1

@@ -21,7 +21,7 @@ def read_sealed_lines(content: bytes, kind: type[Kind]) -> tuple[list[Kind], lis
     mark where one broke off.
     """
     found, damaged, lines = list[Kind](), list[int](), content.split(b"\n")
-    earlier = b'"checksum"' not in content
+    earlier = b"checksum" not in content
     for number, line in enumerate(lines, 1):
         text = line.removesuffix(BROKE_OFF)
         try:

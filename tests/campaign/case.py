@@ -99,9 +99,15 @@ def check(name: str, command: Command, unless: Iterable[str] = ()) -> None:
     here, usual = command.err + str(found), str(right)
     if differing and not any(here.count(word) > usual.count(word) for word in unless):
         raise Failed(f"silent: another {', '.join(differing)}")
-    left = [path for path in Path().rglob(".partial*") if path.parent.name != "sources"]  # there by their age
-    if name in ("train", "resume") and left:
-        raise Failed(f"{left[0]} is left behind")
+    if name in ("train", "resume"):
+        none_partial()
+
+
+def none_partial() -> None:
+    """Raise Failed if a temporary file is left beside the file that it was to become."""
+    for path in Path().rglob(".partial*"):
+        if path.parent.name != "sources":  # there by their age
+            raise Failed(f"{path} is left behind")
 
 
 @dataclass

@@ -5,7 +5,6 @@ import random
 import shutil
 import signal
 import time
-from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import psutil
 
 from tests.inject import KINDS, Injection
 
-from .case import ABLATE, COMMANDS, HERE, MADE, OPERATIONS, SECONDS, Case, check, copy
+from .case import ABLATE, COMMANDS, HERE, MADE, OPERATIONS, SECONDS, Case, check, copy, none_partial
 from .program import LIMIT, Command, Failed, end_all, run, start_cold
 
 SAID = ("No space left", "Input/output error", "Permission denied")
@@ -48,7 +47,9 @@ def faults(case: Case, kinds: dict[str, str] = KINDS) -> None:
     case.about, (words, needs, _) = f"{name} with {kind} at operation {at}", COMMANDS[name]
     copy(*needs.split())
     command = run(words, Injection(kind, at))
-    if (killed := command.code == -signal.SIGKILL) or command.proper().code:
+    if not (killed := command.code == -signal.SIGKILL):
+        none_partial()
+    if killed or command.proper().code:
         check(name, run(words).proper(0))
     else:
         check(name, command, SAID)
@@ -69,8 +70,10 @@ def drivers(case: Case) -> None:
     driver, of_worker = Command(words, limit=5 * LIMIT), case.number // len(ENGINES) % 3 == 2
     time.sleep(case.rng.uniform(0, SECONDS["ablate"]))
     if of_worker and (workers := psutil.Process(driver.pid).children(recursive=True)):
-        with suppress(psutil.NoSuchProcess):
+        try:
             case.rng.choice(workers).kill()
+        except psutil.NoSuchProcess:
+            case.tried = 0
         if driver.end().code not in (0, 1) or "Traceback" in driver.err:
             driver.proper()
     else:

@@ -40,7 +40,8 @@ def damage(case: Case) -> None:
     name, pattern = FILES[case.number % len(FILES)].split()
     path, rng = case.copy(name, pattern), case.rng
     content = path.read_bytes()
-    digits = [found.start() for found in re.finditer(rb"\d", content)]
+    digit = rng.choice([rb"\d", rb"(?<![\da-f])\d"])  # any, or the first one of a number
+    digits = [found.start() for found in re.finditer(digit, content)]
     kind = rng.choice(["flip", "flip", "cut", "zeros", *["digit"] * 3 * bool(digits)])
     at = rng.choice(digits) if kind == "digit" else rng.randrange(len(content))
     put = {

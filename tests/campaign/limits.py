@@ -30,6 +30,7 @@ def many(case: Case) -> None:
 def a_signal(case: Case) -> None:
     signum = case.rng.choice([signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
     one = Command(HERE).end(signum, case.rng.uniform(0.3, 1.5))
+    case.tried = int(one.code != 0)
     if one.code not in (128 + signum, 0) or "Traceback" in one.err:
         raise Failed(f"{signum.name}: exit code {one.code}: {one.err.strip()[-200:]}")
 
@@ -41,6 +42,7 @@ def ctrl_c(case: Case) -> None:
     os.killpg(driver.pid, signal.SIGINT)
     if driver.end().code not in (128 + signal.SIGINT, 0) or "Traceback" in driver.err:
         raise Failed(f"exit code {driver.code}: {driver.err.strip()[-400:]}")
+    case.tried = int(driver.code != 0)
     run(ABLATE, limit=5 * LIMIT).proper(0)
 
 

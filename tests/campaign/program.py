@@ -54,7 +54,7 @@ class Command(FORK.Process):
         lines = self.err.strip().splitlines()
         errors = [line for line in lines if line.startswith("error: ")]
         what = "traceback" * ("Traceback" in self.err or "panicked at" in self.err)
-        if self.code not in (codes or (0, 1, 2)) or errors != lines[-1:] * (self.code > 0):
+        if self.code not in (codes or (0, 1, 2)) or errors != (lines[-1:] or ["none"]) * (self.code > 0):
             what = what or ("hangs" if self.code == -signal.SIGALRM else f"exit code {self.code}, {len(errors)} errors")
         if what:
             raise Failed(f"{self.words[0]}: {what}: {self.err.strip()[-200:]}")

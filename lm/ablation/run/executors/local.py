@@ -79,28 +79,43 @@ class LocalExecutor(Executor):
             line.close()  # ends what still runs
 
 
-@contextmanager
-def held(*signums: signal.Signals) -> Iterator[None]:
-    """A context in which these signals wait. Ctrl-C reaches all processes of a terminal; none may be half started."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signums)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 def start_server() -> None:
-    """Start the server of processes, which like all that it forks never gets SIGINT."""
+    """Start the server of processes, which like all that it forks never gets SIGINT: Ctrl-C is for the driver."""
     if START == "forkserver":
         multiprocessing.resource_tracker.ensure_running()  # for the server; it would let SIGINT through again
-        with held(signal.SIGINT):
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        try:
             multiprocessing.forkserver.ensure_running()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def start(process: Any) -> None:
     start_server()
-    with held(*[signal.SIGINT, signal.SIGTERM, signal.SIGHUP] * (START == "forkserver")):
+    with held():
         process.start()
+
+
+@contextmanager
+def held() -> Iterator[None]:
+    """A context at whose end signals take effect that come in it, so that no process is half started.
+
+    A mask would not hold them: libraries have threads, and the kernel gives a signal to any of them.
+    """
+    came: list[int] = []
+    handlers = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    heard = [one for one, handler in handlers.items() if callable(handler)]
+    if threading.current_thread() is not threading.main_thread():  # where no handler runs, and none can be set
+        heard = []
+    for signum in heard:
+        signal.signal(signum, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        for signum in heard:
+            signal.signal(signum, handlers[signum])
+        for number in came[:1]:
+            signal.raise_signal(number)
 
 
 def work_here(task: Task, line: Connection, gpu: int | None) -> None:
