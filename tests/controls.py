@@ -111,7 +111,7 @@ CONTROLS: dict[str, tuple[str, str, Callable[[Any], Any]]] = {  # the part that 
     "seal-of-a-place": ("damage", "lm.ablation.outcomes:without_checksum", unsealed),
     "seal-of-lines": ("damage", "lm.system.lines:unsealed", unsealed),
     "hash-of-rows": ("damage", "lm.ablation.outcomes:row_hash", lambda _: lambda row: row["row_hash"]),
-    "hash-of-curves": ("damage", "lm.report.metrics:hash_name", value("")),
+    "hash-of-curves": ("damage", "lm.report.metrics:read_unchanged", lambda _: lambda path, result: path.read_bytes()),
     "hash-of-rows-of-curves": ("damage", "lm.ablation.outcomes:CURVE", lambda _: "none"),
     "rows-before-a-checkpoint": ("damage", "lm.training.checkpoint:Checkpoints.metrics_hash", value(None)),
     "weights-only": ("hostile", "torch:load", option(weights_only=False)),
