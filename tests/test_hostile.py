@@ -143,7 +143,7 @@ def test_settings_and_json_that_take_long_to_read_are_refused(tmp_path: Path) ->
 
 def test_a_page_that_takes_long_to_write_is_refused() -> None:
     page("title", "[" * 1000, {})
-    with pytest.raises(BadInput, match="its report would have 2,000,001 letters, expected at most 2,000,000"):
+    with pytest.raises(BadInput, match="its report would have 2,000,001 characters, expected at most 2,000,000"):
         page("title", "[" * 2_000_001, {})
 
 

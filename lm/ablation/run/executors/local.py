@@ -98,9 +98,9 @@ def start(process: Any) -> None:
 
 @contextmanager
 def held() -> Iterator[None]:
-    """A context at whose end signals take effect that come in it, so that no process is half started.
+    """Delay signals until the end of the context, so that no process is half started.
 
-    A mask would not hold them: libraries have threads, and the kernel gives a signal to any of them.
+    A signal mask would not do: it is of one thread, and the kernel delivers a signal to any thread, also a library's.
     """
     came: list[int] = []
     handlers = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
