@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from conftest import ROOT, TEXT, TINY_RUN
 from lightning.pytorch.strategies import StrategyRegistry
@@ -107,6 +108,8 @@ def test_one_process_of_all_writes_and_prints(
 
 # --- real processes
 
+STACKS = {"PYTHONFAULTHANDLER": "1"}  # at SIGABRT
+
 
 def result(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((folder / "result.json").read_text())
@@ -136,10 +139,32 @@ def torchrun(*options: str) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", *options, TRAIN]
 
 
+def slurm(port: str) -> list[dict[str, str]]:
+    """The variables that srun sets for each of two nodes."""
+    common = {"SLURM_JOB_ID": "1", "SLURM_JOB_NAME": "train", "SLURM_NTASKS": "2", "SLURM_NNODES": "2"}
+    common |= {"SLURM_NTASKS_PER_NODE": "1", "SLURM_LOCALID": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    return [common | dict.fromkeys(("SLURM_PROCID", "SLURM_NODEID"), node) for node in "01"]
+
+
 def free_port() -> str:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return str(one.getsockname()[1])
+
+
+def communicate(started: list[subprocess.Popen[str]], seconds: float) -> list[tuple[str, str]]:
+    """What each prints. Processes that hang print where, and end."""
+    deadline, said, hung = time.monotonic() + seconds, [], []
+    for process in started:
+        try:
+            said.append(process.communicate(timeout=max(0, deadline - time.monotonic())))
+        except subprocess.TimeoutExpired:
+            hung.append(process.args)
+            for one in (*psutil.Process(process.pid).children(recursive=True), process):
+                one.send_signal(signal.SIGABRT)
+            said.append(process.communicate(timeout=30))
+    assert not hung, said
+    return said
 
 
 def together(lines: list[list[str]], folder: Path, envs: list[dict[str, str]] | None = None) -> list[str]:
@@ -147,11 +172,11 @@ def together(lines: list[list[str]], folder: Path, envs: list[dict[str, str]] | 
     environments = envs or [{} for _ in lines]
     started = [
         subprocess.Popen(
-            line, cwd=folder, env=os.environ | env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            line, cwd=folder, env=os.environ | STACKS | env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         for line, env in zip(lines, environments, strict=True)
     ]
-    said = [process.communicate(timeout=300) for process in started]
+    said = communicate(started, 240)
     assert [process.returncode for process in started] == [0] * len(lines), said
     return ["".join(one) for one in said]
 
@@ -172,19 +197,33 @@ def test_two_processes_train_as_one_with_twice_the_batch(whole: dict[str, Any], 
 def test_two_nodes_train_as_one_process_with_twice_the_batch(
     launcher: str, whole: dict[str, Any], corpus: Path, tmp_path: Path
 ) -> None:
-    """Two launchers on this machine stand for two nodes; for Slurm, the variables that srun sets."""
+    """Two launchers on this machine stand for two nodes."""
     words, port = [*TINY_RUN, f"data.path={corpus}", *NODES, "run_dir=nodes"], free_port()
     if launcher == "torchrun":
         common = ["--nnodes=2", "--nproc-per-node=1", "--master-addr=127.0.0.1", "--master-port", port]
         said = together([[*torchrun(*common, f"--node-rank={node}"), *words] for node in (0, 1)], tmp_path)
     else:
-        common = {"SLURM_JOB_ID": "1", "SLURM_JOB_NAME": "train", "SLURM_NTASKS": "2", "SLURM_NNODES": "2"}
-        common |= {"SLURM_NTASKS_PER_NODE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        envs = [common | dict.fromkeys(("SLURM_PROCID", "SLURM_NODEID"), str(node)) for node in (0, 1)]
-        envs = [env | {"SLURM_LOCALID": "0"} for env in envs]
-        said = together([[sys.executable, TRAIN, *words]] * 2, tmp_path, envs)
+        said = together([[sys.executable, TRAIN, *words]] * 2, tmp_path, slurm(port))
     assert ["20 steps" in one for one in said] == [True, False], "the second node prints nothing of the run"
     assert same(result(tmp_path / "nodes"), whole)
+
+
+LAST = f"""
+import os, runpy, time, torch
+try:
+    runpy.run_path({TRAIN!r}, run_name="__main__")
+finally:
+    time.sleep(float(os.environ["SLURM_PROCID"]))
+    work = torch.distributed.all_reduce(torch.ones(1), async_op=True)
+    work.get_future().then(lambda _: [time.sleep(0.001) for _ in range(1000)])  # in its thread
+"""
+
+
+@pytest.mark.slow
+def test_a_process_waits_for_its_last_collective_operation(corpus: Path, tmp_path: Path) -> None:
+    """Its thread would abort the process while the interpreter ends."""
+    words = [*TINY_RUN, f"data.path={corpus}", *NODES, "run_dir=nodes"]
+    together([[sys.executable, "-c", LAST, *words]] * 2, tmp_path, slurm(free_port()))
 
 
 def wait_for(condition: Callable[[], object]) -> None:
@@ -200,11 +239,13 @@ def test_sigterm_to_torchrun_saves_and_the_same_command_resumes(corpus: Path, tm
     words += ["checkpoint.every=1000", "validation.every=0"]
     whole = torchrun("--nproc-per-node=2", "--master-port", free_port())
     together([[*whole, *words, "run_dir=undisturbed"]], tmp_path)
-    process = subprocess.Popen([*whole, *words, "run_dir=stopped"], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [*whole, *words, "run_dir=stopped"], cwd=tmp_path, env=os.environ | STACKS, stderr=subprocess.PIPE, text=True
+    )
     rows = tmp_path / "stopped/metrics.csv"
     wait_for(lambda: rows.exists() and "\n20," in rows.read_text())
     process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=120)
+    ((_, errors),) = communicate([process], 120)
     assert process.returncode != 0
     assert "resume with" in errors
     assert len(list(tmp_path.glob("stopped/checkpoints/*"))) == 1

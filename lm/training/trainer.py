@@ -1,10 +1,12 @@
 """Lightning's Trainer, built from the configuration."""
 
+import atexit
 import logging
 import warnings
 from pathlib import Path
 from typing import Any
 
+import torch.distributed
 from hydra.utils import instantiate
 from lightning import Callback, Trainer
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
@@ -50,6 +52,8 @@ def build_trainer(
         reason = error.__cause__ or error
         raise BadInput(f"trainer: {str(reason).splitlines()[0]}") from error
     check_processes(trainer, options)
+    if trainer.world_size > 1:
+        atexit.register(leave_process_group)
     return trainer, callback
 
 
@@ -64,3 +68,13 @@ def check_processes(trainer: Trainer, options: dict[str, Any]) -> None:
     if trainer.world_size != wanted:
         found = "one process trains" if trainer.world_size == 1 else f"{trainer.world_size} processes train"
         raise BadInput(f"trainer.strategy: trainer.devices * trainer.num_nodes is {wanted}, but {found}; use ddp")
+
+
+def leave_process_group() -> None:
+    """Wait for the last collective operations of this process, and end their threads.
+
+    A thread of Gloo that is still busy while the interpreter ends would abort the process, and the other nodes of
+    torchrun would wait five minutes for this one. Lightning does the same for NCCL.
+    """
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
