@@ -140,7 +140,7 @@ def noticed(seed: int, part: str, place: str, make: Callable[[Any], Any]) -> str
         if one.failure and "the case itself" not in one.failure:
             with_it = next(run([Case(part, one.number, seed)]))
             if not with_it.failure:
-                return f"{one.number} | {one.failure.partition(' (only=')[0]:.150}"
+                return f"{one.number} | {one.failure.partition(' (only=')[0][-150:]}"
     return "- | nothing"
 
 

@@ -4,6 +4,7 @@ import os
 import random
 import shutil
 import signal
+import socket
 import time
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pandas as pd
 import psutil
 
+from lm.system.files import read_sealed
 from tests.inject import KINDS, Injection
 
 from .case import ABLATE, COMMANDS, HERE, MADE, OPERATIONS, SECONDS, Case, check, copy, none_partial
@@ -62,22 +64,33 @@ def scores(folder: Path) -> str:
     return pd.read_csv(folder / "study/results.csv", usecols=columns, dtype=str).sort_values("run_dir").to_csv()
 
 
+def of_the_driver(case: Case, driver: Command) -> list[int]:
+    """The processes of an ablation: its children, or those that an engine has started on this host, once there are."""
+    time.sleep(case.rng.uniform(0, SECONDS["ablate"]))
+    if case.about == "local":
+        return [one.pid for one in psutil.Process(driver.pid).children(recursive=True)]
+    while driver.is_alive() and not (places := [*Path().glob("study/cells/*.where")]):
+        time.sleep(0.01)
+    time.sleep(case.rng.uniform(0, 3))
+    return [one["pid"] for one in map(read_sealed, places) if one["host"] == socket.gethostname()]
+
+
 def drivers(case: Case) -> None:
     """Kill the driver of an ablation at a random moment, in every third case one of its workers; then run it again."""
     copy("text.txt")
     case.about = ENGINES[case.number % len(ENGINES)]
     words = [*ABLATE, f"executor={case.about}"]
-    driver, of_worker = Command(words, limit=5 * LIMIT), case.number // len(ENGINES) % 3 == 2
-    time.sleep(case.rng.uniform(0, SECONDS["ablate"]))
-    if of_worker and (workers := psutil.Process(driver.pid).children(recursive=True)):
+    driver = Command(words, limit=5 * LIMIT)
+    if case.number // len(ENGINES) % 3 == 2:
         try:
-            case.rng.choice(workers).kill()
-        except psutil.NoSuchProcess:
+            os.kill(case.rng.choice(of_the_driver(case, driver)), signal.SIGKILL)
+        except (IndexError, ProcessLookupError):  # none is there yet, or it has ended
             case.tried = 0
         if driver.end().code not in (0, 1) or "Traceback" in driver.err:
             driver.proper()
     else:
-        case.tried = int(driver.end(signal.SIGKILL).code == -signal.SIGKILL)
+        moment = case.rng.uniform(0, SECONDS["ablate"])
+        case.tried = int(driver.end(signal.SIGKILL, moment).code == -signal.SIGKILL)
     if left := end_all(30):
         raise Failed(f"{left} processes outlive the driver")
     if (again := run(words, limit=5 * LIMIT)).code:
