@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ def test_torchrun_and_the_trainer_must_agree(monkeypatch: pytest.MonkeyPatch) ->
     run = RunConfig(trainer={"max_steps": 1})
     monkeypatch.setenv("WORLD_SIZE", "2")
     resolve(run)  # a variable that somebody else has left
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    monkeypatch.setenv("TORCHELATE_OPERATIONIC_RUN_ID", "x")
     with pytest.raises(BadInput, match=r"torchrun has started 2 processes, trainer.devices \* trainer.num_nodes is 1"):
         resolve(run)
     run.trainer["devices"] = 2
@@ -157,11 +158,12 @@ def communicate(started: list[subprocess.Popen[str]], seconds: float) -> list[tu
     deadline, said, hung = time.monotonic() + seconds, [], []
     for process in started:
         try:
-            said.append(process.communicate(timeout=max(0, deadline - time.monotonic())))
+            said.append(process.communicate(timeout=max(1, deadline - time.monotonic())))
         except subprocess.TimeoutExpired:
             hung.append(process.args)
             for one in (*psutil.Process(process.pid).children(recursive=True), process):
-                one.send_signal(signal.SIGABRT)
+                with suppress(psutil.NoSuchProcess):
+                    one.send_signal(signal.SIGABRT)
             said.append(process.communicate(timeout=30))
     assert not hung, said
     return said
@@ -208,14 +210,14 @@ def test_two_nodes_train_as_one_process_with_twice_the_batch(
     assert same(result(tmp_path / "nodes"), whole)
 
 
-LAST = f"""
+LATE_OPERATION = f"""
 import os, runpy, time, torch
 try:
     runpy.run_path({TRAIN!r}, run_name="__main__")
 finally:
     time.sleep(float(os.environ["SLURM_PROCID"]))
     work = torch.distributed.all_reduce(torch.ones(1), async_op=True)
-    work.get_future().then(lambda _: [time.sleep(0.001) for _ in range(1000)])  # in its thread
+    work.get_future().then(lambda _: [time.sleep(0.001) for _ in range(1000)])  # in the thread of Gloo
 """
 
 
@@ -223,7 +225,7 @@ finally:
 def test_a_process_waits_for_its_last_collective_operation(corpus: Path, tmp_path: Path) -> None:
     """Its thread would abort the process while the interpreter ends."""
     words = [*TINY_RUN, f"data.path={corpus}", *NODES, "run_dir=nodes"]
-    together([[sys.executable, "-c", LAST, *words]] * 2, tmp_path, slurm(free_port()))
+    together([[sys.executable, "-c", LATE_OPERATION, *words]] * 2, tmp_path, slurm(free_port()))
 
 
 def wait_for(condition: Callable[[], object]) -> None:

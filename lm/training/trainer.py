@@ -2,6 +2,7 @@
 
 import atexit
 import logging
+import signal
 import warnings
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from lightning.pytorch.strategies.launchers.multiprocessing import _MultiProcess
 
 from lm.config import BadInput, RunConfig
 from lm.config.run import IN_WORKERS, STRATEGIES
-from lm.training.callbacks import ProgressBar, TrainingCallback
+from lm.training.callbacks import ProgressBar, TrainingCallback, heard
 from lm.training.checkpoint import Checkpoints
 from lm.training.diagnostics import Diagnostics
 from lm.training.options import tokens_per_step
@@ -74,7 +75,10 @@ def leave_process_group() -> None:
     """Wait for the last collective operations of this process, and end their threads.
 
     A thread of Gloo that is still busy while the interpreter ends would abort the process, and the other nodes of
-    torchrun would wait five minutes for this one. Lightning does the same for NCCL.
+    torchrun would wait five minutes for this one. Lightning does the same for NCCL. A process that was ended is not
+    waited for, one that was stopped for at most half an hour.
     """
+    for signum in heard():  # this waits outside of Python, where a handler is not called
+        signal.signal(signum, signal.SIG_DFL)
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()

@@ -64,27 +64,33 @@ def scores(folder: Path) -> str:
     return pd.read_csv(folder / "study/results.csv", usecols=columns, dtype=str).sort_values("run_dir").to_csv()
 
 
-def of_the_driver(case: Case, driver: Command) -> list[int]:
-    """The processes of an ablation: its children, or those that an engine has started on this host, once there are."""
+def processes_of(case: Case, driver: Command) -> list[psutil.Process]:
+    """The children of the driver of an ablation, or what an engine starts here to make runs, once there are any."""
     time.sleep(case.rng.uniform(0, SECONDS["ablate"]))
     if case.about == "local":
-        return [one.pid for one in psutil.Process(driver.pid).children(recursive=True)]
-    while driver.is_alive() and not (places := [*Path().glob("study/cells/*.where")]):
+        return psutil.Process(driver.pid).children(recursive=True)
+    places: list[Path] = []
+    while driver.is_alive() and not places:
         time.sleep(0.01)
+        places = [*Path().glob("study/cells/*.where")]
     time.sleep(case.rng.uniform(0, 3))
-    return [one["pid"] for one in map(read_sealed, places) if one["host"] == socket.gethostname()]
+    here = [one for one in places if read_sealed(one)["host"] == socket.gethostname()]
+    found = [(one, psutil.Process(read_sealed(one)["pid"])) for one in here]
+    return [
+        process for one, process in found if process.create_time() < one.stat().st_mtime
+    ]  # else its number is reused
 
 
 def drivers(case: Case) -> None:
-    """Kill the driver of an ablation at a random moment, in every third case one of its workers; then run it again."""
+    """Kill the driver of an ablation at a random moment, or in every third case one of its processes; run it again."""
     copy("text.txt")
     case.about = ENGINES[case.number % len(ENGINES)]
     words = [*ABLATE, f"executor={case.about}"]
     driver = Command(words, limit=5 * LIMIT)
     if case.number // len(ENGINES) % 3 == 2:
         try:
-            os.kill(case.rng.choice(of_the_driver(case, driver)), signal.SIGKILL)
-        except (IndexError, ProcessLookupError):  # none is there yet, or it has ended
+            case.rng.choice(processes_of(case, driver)).kill()
+        except (IndexError, psutil.NoSuchProcess, FileNotFoundError):  # none is there yet, or it has ended
             case.tried = 0
         if driver.end().code not in (0, 1) or "Traceback" in driver.err:
             driver.proper()
