@@ -78,7 +78,7 @@ def test_torchrun_and_the_trainer_must_agree(monkeypatch: pytest.MonkeyPatch) ->
     run = RunConfig(trainer={"max_steps": 1})
     monkeypatch.setenv("WORLD_SIZE", "2")
     resolve(run)  # a variable that somebody else has left
-    monkeypatch.setenv("TORCHELATE_OPERATIONIC_RUN_ID", "x")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
     with pytest.raises(BadInput, match=r"torchrun has started 2 processes, trainer.devices \* trainer.num_nodes is 1"):
         resolve(run)
     run.trainer["devices"] = 2
