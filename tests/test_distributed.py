@@ -109,7 +109,7 @@ def test_one_process_of_all_writes_and_prints(
 
 # --- real processes
 
-STACKS = {"PYTHONFAULTHANDLER": "1"}  # at SIGABRT
+STACKS = {"PYTHONFAULTHANDLER": "1"}  # SIGABRT prints the stacks of all threads
 
 
 def result(folder: Path) -> dict[str, Any]:
@@ -154,7 +154,7 @@ def free_port() -> str:
 
 
 def communicate(started: list[subprocess.Popen[str]], seconds: float) -> list[tuple[str, str]]:
-    """What each prints. Processes that hang print where, and end."""
+    """The output of each process. One that is late is aborted with its children, which print their stacks."""
     deadline, said, hung = time.monotonic() + seconds, [], []
     for process in started:
         try:
@@ -217,13 +217,13 @@ try:
 finally:
     time.sleep(float(os.environ["SLURM_PROCID"]))
     work = torch.distributed.all_reduce(torch.ones(1), async_op=True)
-    work.get_future().then(lambda _: [time.sleep(0.001) for _ in range(1000)])  # in the thread of Gloo
+    work.get_future().then(lambda _: [time.sleep(0.001) for _ in range(1000)])  # keeps the Gloo thread busy
 """
 
 
 @pytest.mark.slow
 def test_a_process_waits_for_its_last_collective_operation(corpus: Path, tmp_path: Path) -> None:
-    """Its thread would abort the process while the interpreter ends."""
+    """A Gloo thread that is busy when the interpreter exits would abort the process."""
     words = [*TINY_RUN, f"data.path={corpus}", *NODES, "run_dir=nodes"]
     together([[sys.executable, "-c", LATE_OPERATION, *words]] * 2, tmp_path, slurm(free_port()))
 

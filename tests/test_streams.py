@@ -127,8 +127,8 @@ def test_scores_that_nobody_reads_are_an_error(script: Script, corpus: Path, tmp
     assert process.wait(60) == 0
 
 
-def hear_hangups() -> None:
-    """nohup may have started the tests."""
+def default_hangup() -> None:
+    """Restore the default action of SIGHUP, which is ignored if the tests run under nohup."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
@@ -139,7 +139,7 @@ def test_a_terminal_that_closes_stops_a_run_after_a_checkpoint_unless_it_is_igno
     words = [*TINY_RUN, f"data.path={corpus}", "trainer.max_steps=100000", "validation.every=0", "run_dir=run"]
     line = [sys.executable, str(ROOT / "scripts/train.py"), *words]
     for start, code in ([], 128 + signal.SIGHUP), (["nohup"], 128 + signal.SIGTERM):
-        process = subprocess.Popen([*start, *line], cwd=tmp_path, stdout=gone, stderr=gone, preexec_fn=hear_hangups)
+        process = subprocess.Popen([*start, *line], cwd=tmp_path, stdout=gone, stderr=gone, preexec_fn=default_hangup)
         newest = max(tmp_path.glob("run/checkpoints/*"), default=None)
         deadline = time.monotonic() + 120
         while max(tmp_path.glob("run/checkpoints/*"), default=None) == newest:

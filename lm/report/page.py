@@ -15,7 +15,7 @@ from lm.system.table import visible
 CSS = Path(__file__).with_name("report.css")
 HERE = "▶"  # a place in a block of code, where nothing can be bold; coloured in the page
 MOST = 2_000_000  # characters of Markdown: a report of 300 comparisons has 300,000
-LONG = 40  # letters of a table's cell that may be broken into lines
+LONG = 40  # characters of a table's cell that may be broken into lines
 CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 NUMBER = re.compile(r"-|[-+<]?\d[\d,.e+-]*(\s.{0,24})?")  # also with its unit or its interval
 

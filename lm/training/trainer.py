@@ -72,13 +72,13 @@ def check_processes(trainer: Trainer, options: dict[str, Any]) -> None:
 
 
 def leave_process_group() -> None:
-    """Wait for the last collective operations of this process, and end their threads.
+    """Destroy the process group when the interpreter exits: only then, for the jobs of a sweep share it.
 
-    A thread of Gloo that is still busy while the interpreter ends would abort the process, and the other nodes of
-    torchrun would wait five minutes for this one. Lightning does the same for NCCL. A process that was ended is not
-    waited for, one that was stopped for at most half an hour.
+    A Gloo thread that is still busy at exit would abort the process, and torchrun on the other nodes would wait five
+    minutes for this one. Lightning destroys the group for NCCL only. This blocks until pending collectives have
+    ended: at once where another process has died, after the group's timeout of 30 minutes where it hangs.
     """
-    for signum in heard():  # this waits outside of Python, where a handler is not called
+    for signum in heard():  # Python's handlers are not called while this blocks
         signal.signal(signum, signal.SIG_DFL)
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()

@@ -65,7 +65,7 @@ def scores(folder: Path) -> str:
 
 
 def processes_of(case: Case, driver: Command) -> list[psutil.Process]:
-    """The children of the driver of an ablation, or what an engine starts here to make runs, once there are any."""
+    """The children of the driver of an ablation; on Ray and Slurm, once there are any, the processes that make runs."""
     time.sleep(case.rng.uniform(0, SECONDS["ablate"]))
     if case.about == "local":
         return psutil.Process(driver.pid).children(recursive=True)
@@ -74,11 +74,14 @@ def processes_of(case: Case, driver: Command) -> list[psutil.Process]:
         time.sleep(0.01)
         places = [*Path().glob("study/cells/*.where")]
     time.sleep(case.rng.uniform(0, 3))
-    here = [one for one in places if read_sealed(one)["host"] == socket.gethostname()]
-    found = [(one, psutil.Process(read_sealed(one)["pid"])) for one in here]
-    return [
-        process for one, process in found if process.create_time() < one.stat().st_mtime
-    ]  # else its number is reused
+    found = []
+    for path in places:
+        where = read_sealed(path)
+        if where["host"] == socket.gethostname():
+            process = psutil.Process(where["pid"])
+            if process.create_time() < path.stat().st_mtime:  # else the pid was reused
+                found.append(process)
+    return found
 
 
 def drivers(case: Case) -> None:

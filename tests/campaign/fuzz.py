@@ -57,7 +57,7 @@ def prompts(case: Case) -> None:
                     raise Failed(str(error)) from error
                 continue
             if tokenizer.decode(ids) != given or tokenizer.eot in ids:
-                raise Failed(f"{tokenizer.decode(ids)!r} comes back")
+                raise Failed(f"is decoded to {tokenizer.decode(ids)!r}, end of text in it: {tokenizer.eot in ids}")
             ids = [rng.randrange(tokenizer.vocab_size) for _ in range(rng.randrange(20))]
             if "".join(tokenizer.stream(ids)) != tokenizer.decode(ids):
                 raise Failed(f"the stream of {ids} is not their text")

@@ -100,7 +100,7 @@ def start(process: Any) -> None:
 def held() -> Iterator[None]:
     """Delay signals until the end of the context, so that no process is half started.
 
-    A signal mask would not do: it is of one thread, and the kernel delivers a signal to any thread, also a library's.
+    A signal mask would not do: it applies to one thread, and the kernel may deliver a signal to a library's thread.
     """
     came: list[int] = []
     handlers = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
