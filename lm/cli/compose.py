@@ -9,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from lm.cli.base import with_base
 from lm.cli.errors import in_one_line
-from lm.cli.names import no_such_key, renamed_choice, trainer_arguments
+from lm.cli.names import no_such_key, renamed_choice
 from lm.config import BadInput
 from lm.config.renamed import CHOICES, KEYS
 
@@ -59,9 +59,6 @@ def check_keys(node: Any, schema: Any, prefix: str = "") -> None:
         nested = [one for one in (known[key], *get_args(known[key])) if is_dataclass(one)]
         if nested and not OmegaConf.is_missing(node, key) and OmegaConf.is_config(node[key]):
             check_keys(node[key], nested[0], f"{prefix}{key}.")
-    for key in node.get("trainer") or {} if not prefix else {}:
-        if key not in trainer_arguments():
-            raise BadInput(no_such_key(f"trainer.{key}", trainer_arguments()))
 
 
 def check_choices(composed: DictConfig) -> None:

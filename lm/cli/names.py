@@ -1,16 +1,12 @@
 """What is said of a key or a choice that does not exist, and which one was probably meant."""
 
-import ast
 import difflib
-import importlib.util
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
-from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from lm.config import OURS
 from lm.config.renamed import CHOICES, CHOICES_ELSEWHERE, ELSEWHERE, KEYS
 
 KINDS: dict[Any, str] = {
@@ -49,8 +45,6 @@ def meant(key: str, schema: Any) -> list[str]:
     if parent:
         return [one for one in elsewhere(word) if one in {f"{parent}.{name}" for name in names(schema)}]
     groups = {one.name: names(one.type) for one in fields(schema) if is_dataclass(one.type)}
-    if "trainer" in names(schema):
-        groups["trainer"] = [one for one in trainer_arguments() if one not in OURS]
     deeper = [f"{group}.{word}" for group, keys in groups.items() if word in keys]
     renamed = [new for old, new in KEYS.items() if old.rpartition(".")[2] == word and has(new, schema)]
     return deeper or renamed or [one for one in elsewhere(word) if has(one, schema)]
@@ -102,15 +96,3 @@ def no_such_choice(group: str, name: str, known: Sequence[str]) -> str:
 
 def renamed_choice(key: str, name: str) -> str:
     return f"{key}={name} is called {key}={CHOICES[key][name]} now"
-
-
-@cache
-def trainer_arguments() -> list[str]:
-    """What lightning.Trainer takes, read from its source: importing Lightning takes seconds."""
-    spec = importlib.util.find_spec("lightning")
-    assert spec is not None
-    assert spec.submodule_search_locations
-    source = Path(spec.submodule_search_locations[0], "pytorch/trainer/trainer.py").read_text()
-    functions = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef))
-    init = next(one for one in functions if one.name == "__init__")  # its only class is Trainer
-    return ["_target_", *(argument.arg for argument in init.args.kwonlyargs)]
