@@ -11,6 +11,9 @@ from typing import Any
 
 from lightning import Callback, LightningModule, Trainer
 
+from lm.training.callbacks import step_metrics
+from lm.training.module import LMModule
+
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 log = logging.getLogger(__name__)
 
@@ -77,14 +80,17 @@ class StopOnSignal(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        assert isinstance(module, LMModule)
         step = trainer.global_step
         if (batch_idx + 1) % trainer.accumulate_grad_batches:
             return
         if trainer.world_size == 1 or step % trainer.log_every_n_steps == 0 or step == trainer.max_steps:
-            self._raise(trainer)
+            self._raise(trainer, module)
 
-    def _raise(self, trainer: Trainer) -> None:
+    def _raise(self, trainer: Trainer, module: LMModule | None = None) -> None:
         if trainer.strategy.reduce_boolean_decision(self.signum is not None, all=False):
+            if module is not None:
+                step_metrics(module, trainer.global_step)  # raises Diverged: no checkpoint of a step that is not finite
             raise Interrupted(self.signum or signal.SIGTERM, trainer.global_step)
 
 
