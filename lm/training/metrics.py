@@ -3,7 +3,7 @@
 import csv
 import io
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -116,7 +116,7 @@ class TrackioLogger(Logger):
     """Trackio keeps its runs on this machine; `trackio show` opens them in a browser."""
 
     def __init__(self, folder: Path, project: str) -> None:
-        import trackio
+        import trackio  # type: ignore[import-not-found, unused-ignore]
 
         super().__init__()
         self.trackio, self.project, self.folder = trackio, project, folder
@@ -139,4 +139,4 @@ class TrackioLogger(Logger):
         self.trackio.finish()
 
 
-TRACKERS = {"tensorboard": _tensorboard, "wandb": _wandb, "trackio": TrackioLogger}
+TRACKERS: dict[str, Callable[..., Logger]] = {"tensorboard": _tensorboard, "wandb": _wandb, "trackio": TrackioLogger}

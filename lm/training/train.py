@@ -6,7 +6,7 @@ import math
 import signal
 import sys
 import warnings
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,7 @@ def train(run: RunConfig, data: TextData | None = None) -> tuple[Path, dict[str,
     if directory and (result := finished_result(directory, run)):
         return directory.path, result
     data = data or prepare(run.data, run.tokenizer, quiet=not shows_bar(run))
-    settings = {
+    settings: dict[str, Any] = {
         "config_hash": config_hash(run, data.hash, data.tokenizer.hash),
         "data_hash": data.hash,
         "data_revision": data.revision,
@@ -108,7 +108,8 @@ def fit(run: RunConfig, directory: RunDirectory, settings: dict[str, Any], data:
         settings["init_record"] = load_init_weights(net, run, data)
     size = size_of(net, run)  # a class that cannot be built without memory fails here, not at the end
 
-    with trackers(run, directory.path, settings) if first else nullcontext([]) as loggers:
+    with ExitStack() as stack:
+        loggers = stack.enter_context(trackers(run, directory.path, settings)) if first else []
         module = LMModule(net, run, data, settings["config_hash"])
         metrics = None
         if first:
@@ -127,9 +128,9 @@ def fit(run: RunConfig, directory: RunDirectory, settings: dict[str, Any], data:
         trainer = build_trainer(run, directory, [timing, stop])
         trainer.loggers = loggers
         try:
-            with stop.handling_signals(trainer):
-                with fast_attention(run.trainer.accelerator, is_mixed(run.trainer.precision), run.data.seq_len):
-                    trainer.fit(module, ckpt_path=resume, weights_only=True)
+            attention = fast_attention(run.trainer.accelerator, is_mixed(run.trainer.precision), run.data.seq_len)
+            with stop.handling_signals(trainer), attention:
+                trainer.fit(module, ckpt_path=resume, weights_only=True)
             if not first:
                 return {}
             model = merged(net)
