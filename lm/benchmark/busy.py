@@ -9,11 +9,11 @@ from statistics import median
 
 import torch
 
+from lm.ablation.plan.timing import step_time
 from lm.benchmark.measure import Measurement
 from lm.benchmark.nanogpt import SHAPES, Theirs, their_step
 from lm.benchmark.shapes import DEFAULT
 from lm.system.device import has_native_bf16
-from lm.ablation.plan.timing import step_time
 
 ROUNDS = 5
 WARM_UP = 0.3  # seconds

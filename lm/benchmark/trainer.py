@@ -7,14 +7,22 @@ from functools import partial
 from itertools import count, islice
 from pathlib import Path
 
+from lm.ablation.plan.timing import train_step
 from lm.benchmark.measure import Measurement, alternate
-from lm.config import CheckpointConfig, DataConfig, ModelConfig, RunConfig, TokenizerConfig, TrainerConfig, ValidationConfig
+from lm.config import (
+    CheckpointConfig,
+    DataConfig,
+    ModelConfig,
+    RunConfig,
+    TokenizerConfig,
+    TrainerConfig,
+    ValidationConfig,
+)
 from lm.data.batches import TrainingStream
 from lm.data.tokens import prepare
 from lm.model.transformer import Transformer
 from lm.training.loss import plain
 from lm.training.optim import build_optimizer
-from lm.ablation.plan.timing import train_step
 from lm.training.train import train
 
 SHORT, LONG = 5, 505  # steps

@@ -62,7 +62,7 @@ class TextFiles(Files):
 
     def __init__(self, config: DataConfig) -> None:
         paths = files(config)
-        super().__init__(paths if len(paths) > 1 else {"": path for path in paths.values()})
+        super().__init__(paths if len(paths) > 1 else dict(zip([""], paths.values(), strict=True)))
         self.config = config
 
     def documents(self) -> Iterator[Document]:

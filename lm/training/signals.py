@@ -74,9 +74,7 @@ class StopOnSignal(Callback):
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
         self._install()  # again: Lightning has installed a handler of SIGTERM, which could end a run within a step
 
-    def on_train_batch_end(
-        self, trainer: Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         step, config = trainer.global_step, module.run.trainer
         if (batch_idx + 1) % config.accumulate_grad_batches:
             return

@@ -227,4 +227,3 @@ def has_several_documents(data: TextData, chunk: int = 1 << 22) -> bool:
     """Whether the training text is more than one document. It is read in parts, since it may be larger than memory."""
     parts = (data.train[first : first + chunk] for first in range(1, len(data.train), chunk))
     return any((part == data.tokenizer.eot).any() for part in parts)
-
