@@ -12,7 +12,6 @@ from lm.cli.names import names
 from lm.cli.words import key_of
 from lm.config import BadInput, RunConfig
 from lm.config.identity import config_hash, flat, is_runtime
-from lm.config.renamed import earlier
 from lm.config.typed import build
 from lm.training.run_directory import LENGTH, RunDirectory
 
@@ -98,6 +97,5 @@ def with_loss_as_typed(run: RunConfig, settings: dict[str, Any], path: Path) -> 
     """
     auto = replace(run, loss="auto")
     found = config_hash(auto)
-    hashes = found, config_hash(auto, earlier)
-    named = path.resolve().name.endswith(tuple(f"-{one[:8]}" for one in hashes))
-    return auto if named or settings.get("config_hash") in hashes else run
+    named = path.resolve().name.endswith(f"-{found[:8]}")
+    return auto if named or settings.get("config_hash") == found else run

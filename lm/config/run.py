@@ -168,7 +168,7 @@ class RunConfig:
 
 # Settings that do not change what a run computes: left out of its hash, and free to differ when it is resumed.
 RUNTIME = (
-    *("format", "config_hash", "data_revision", "run_dir", "logger", "checkpoint", "prompts", "init_from", "base"),
+    *("config_hash", "data_revision", "run_dir", "logger", "checkpoint", "prompts", "init_from", "base"),
     *("activation_checkpointing", "data.cache_dir", "data.verify", "trainer.enable_progress_bar"),
 )
 

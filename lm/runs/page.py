@@ -57,14 +57,14 @@ def shown(text: Any) -> str:
 
 def scores(result: Mapping[str, Any]) -> list[str]:
     baselines = ", ".join(f"{name} {bits:.3f}" for name, bits in result["baselines_bpb"].items())
-    epochs = f", {result['tokens'] / result['train_text_tokens']:.2f} epochs" if "train_text_tokens" in result else ""
+    epochs = result["tokens"] / result["train_text_tokens"]
     rows = [
         ["validation loss", f"{result['val_loss']:.4f} nats per token"],
         ["bits per byte", f"{result['val_bpb']:.4f}"],
         ["bits per byte of compressors", shown(baselines)],
         ["top-1 accuracy", f"{result['val_top1']:.2%}"],
-        ["scored on", f"{result['val_tokens']:,} tokens" if "val_tokens" in result else "the whole validation text"],
-        ["training", f"{result['steps']:,} steps, {result['tokens']:,} tokens{epochs}"],
+        ["scored on", f"{result['val_tokens']:,} tokens"],
+        ["training", f"{result['steps']:,} steps, {result['tokens']:,} tokens, {epochs:.2f} epochs"],
         ["time", f"{result['seconds']:,.0f} s, {result['tokens_per_second']:,.0f} tokens per second"],
     ]
     return [table(["score", "value"], rows)]

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from lm.config import BadInput
-from lm.config.renamed import KEYS
 from lm.runs.find import FoundRun
 from lm.system.table import spelled
 from lm.training.finished import NAMES
@@ -58,8 +57,6 @@ def check_key(option: str, key: str, runs: Sequence[FoundRun]) -> None:
     known = sorted({*NAMES, *(one for run in runs for one in run.names())})
     if key in known:
         return
-    if key in KEYS:
-        raise BadInput(f"{option}: {key} is called {KEYS[key]} now")
     same = [one for one in known if one.rpartition(".")[2] == key]
     close = same or difflib.get_close_matches(key, known, n=1, cutoff=0.5)
     hint = f"; did you mean {' or '.join(close)}?" if close else "; csv=- shows settings and results"

@@ -142,7 +142,7 @@ class TrainingCallback(Callback):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.step, self.seconds_before = state["step"], state["seconds"]
         self.resumed_from = [*state["resumed_from"], self.step]
-        self.last_metrics = state.get("last_metrics", {})  # absent in checkpoints of earlier versions
+        self.last_metrics = state["last_metrics"]
 
 
 class ProgressBar(Callback):

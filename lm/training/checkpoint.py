@@ -19,7 +19,6 @@ from lm.config import BadInput
 from lm.report.metrics import FILE, hash_name, hashes
 from lm.system.files import atomic_file, sha256
 
-GROUPS = {"body": "block_matrices", "vectors": "other", "table": "embedding"}  # of the optimizer: old name -> new
 log = logging.getLogger(__name__)
 
 
@@ -45,7 +44,8 @@ class Checkpoints(CheckpointIO):
     def load_checkpoint(
         self, path: Any, map_location: Callable[..., Any] | None = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        return current(torch.load(path, map_location="cpu", weights_only=True))
+        content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        return content
 
     def remove_checkpoint(self, path: Any) -> None:
         Path(path).unlink(missing_ok=True)
@@ -60,7 +60,7 @@ class Checkpoints(CheckpointIO):
     def newest(self) -> Path | None:
         """The newest intact checkpoint, None if there is none.
 
-        Raises BadInput if every one is damaged, or if it is one of another run. Those of earlier versions do not say.
+        Raises BadInput if every one is damaged, or if it is one of another run.
         """
         damaged: list[Path] = []
         for path in self.paths():
@@ -76,7 +76,7 @@ class Checkpoints(CheckpointIO):
         return None
 
     def metrics_hash(self, path: Path | None) -> str | None:
-        """Of the rows that were logged before a checkpoint. Those of earlier versions do not say it."""
+        """Of the rows that were logged before a checkpoint."""
         return plain(path).get(hash_name(Path(FILE))) if path else None
 
     def refuse_another(self, path: Path) -> None:
@@ -95,16 +95,3 @@ def plain(path: Path) -> Any:
         raise
     except Exception as error:  # torch and the unpickler have many
         raise BadInput(f"{path}: no checkpoint that train has written; remove it") from error
-
-
-def current(checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """A checkpoint of an earlier version under today's names: of the callback, the groups and their settings."""
-    callbacks = checkpoint.get("callbacks", {})
-    if "Journal" in callbacks:
-        callbacks["TrainingCallback"] = callbacks.pop("Journal")
-    for optimizer in checkpoint["optimizer_states"]:
-        for group in optimizer["param_groups"]:
-            group["name"] = GROUPS.get(group["name"], group["name"])
-            if "rounds" in group:
-                group["ns_steps"] = group.pop("rounds")
-    return checkpoint

@@ -1,7 +1,7 @@
 """Reading the result.json of a finished run, and the samples of its training. It imports nothing heavy."""
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -42,11 +42,11 @@ class Result:
     python: str
     versions: dict[str, str]
     samples: list[dict[str, str]]
-    cpu: str = UNKNOWN  # results of earlier versions do not say these
-    n_params_trained: int = 0
-    val_tokens: int = 0
-    val_bytes: int = 0
-    train_text_tokens: int = 1
+    cpu: str
+    n_params_trained: int
+    val_tokens: int
+    val_bytes: int
+    train_text_tokens: int
 
     def __post_init__(self) -> None:
         at_least(0, "", self, "val_loss", "val_bpb", "val_top1", "seconds", "tokens_per_second")
@@ -55,21 +55,21 @@ class Result:
             raise BadInput("samples: expected a prompt and a continuation in each")
 
 
-NAMES = {one.name: one.default is MISSING for one in fields(Result)}  # and whether every result has it
+NAMES = [one.name for one in fields(Result)]
 
 
 def read_result(path: Path) -> dict[str, Any] | None:
     """The content of a result.json without its checksum, None if there is none: the run is not finished.
 
     Raises BadInput naming the file, and the key that is missing or wrong, or that what is there does not match the
-    checksum. Results of earlier versions have none.
+    checksum.
     """
     try:
         found = without_checksum(read_object(path))
-        for name, needed in NAMES.items():
-            if needed and name not in found:
+        for name in NAMES:
+            if name not in found:
                 raise BadInput(f"{name}: is missing")
-        build(Result, {name: found[name] for name in NAMES if name in found})
+        build(Result, {name: found[name] for name in NAMES})
         return found
     except (FileNotFoundError, NotADirectoryError):
         return None

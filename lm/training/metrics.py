@@ -14,7 +14,6 @@ from lightning.pytorch.loggers.logger import Logger
 from tqdm import tqdm
 
 from lm.config import BadInput
-from lm.config.renamed import current_column
 from lm.data.tokens import TextData
 from lm.inference.evaluate import Scores
 from lm.system.files import read_regular, write_text
@@ -98,8 +97,8 @@ class MetricsFile(BaseLogger):
         """The rows that are there, without an incomplete one: the disk was full, or the power failed."""
         try:
             lines = list(csv.reader(io.StringIO(read_regular(self.path).decode(), newline="")))
-            names = tuple(map(current_column, lines[0] if lines else ()))
-            if not names or names != self.columns[: len(names)]:  # earlier versions had fewer columns
+            names = tuple(lines[0] if lines else ())
+            if names != self.columns:
                 raise ValueError(f"begins with {','.join(names)!r:.60}")
         except FileNotFoundError:
             return []

@@ -12,26 +12,16 @@ import yaml
 
 from lm.config import BadInput, RunConfig
 from lm.config.identity import config_hash, identifying
-from lm.config.renamed import FORMAT, current, earlier
 from lm.system.files import checksum, read_yaml, remove_partial, without_checksum, write_sealed, write_text
 from lm.training.finished import read_result
 
 
 def default_dir(run: RunConfig) -> Path:
-    """runs/ and a name that describes the run and ends in its hash, so that the same command finds it again.
-
-    A run that an earlier version has made under its name for the same settings is found too.
-    """
-    today = named(run, run.head.name, config_hash(run))
-    before = named(run, earlier({"head.name": run.head.name})["head.name"], config_hash(run, earlier))
-    return before if before.exists() and not today.exists() else today
-
-
-def named(run: RunConfig, head: str, digest: str) -> Path:
+    """runs/ and a name that describes the run and ends in its hash, so that the same command finds it again."""
     corpus = Path(run.data.path.rstrip("/")).stem if run.data.path else run.data.source
     tokens = f"{run.tokenizer.kind}{run.tokenizer.vocab_size or ''}"
     shape = f"{run.model.n_layers}x{run.model.d_model}"
-    name = f"{corpus[:40]}-{tokens}-{shape}-{head}-seed{run.seed}-{digest[:8]}"
+    name = f"{corpus[:40]}-{tokens}-{shape}-{run.head.name}-seed{run.seed}-{config_hash(run)[:8]}"
     return Path("runs") / "".join(c if c.isalnum() or c == "-" else "_" for c in name)
 
 
@@ -87,8 +77,7 @@ class RunDirectory:
             lock.release()
 
     def write_config(self, settings: dict[str, Any]) -> None:
-        content = {"format": FORMAT, **settings}
-        sealed = {"checksum": checksum(content), **content}  # at first: where the end is cut off, it is still there
+        sealed = {"checksum": checksum(settings), **settings}  # at first: where the end is cut off, it is still there
         write_text(self.config, yaml.safe_dump(sealed, sort_keys=False, allow_unicode=True))
 
     def write_tokenizer(self, content: str) -> None:
@@ -96,12 +85,9 @@ class RunDirectory:
         write_text(self.tokenizer, content)
 
     def read_config(self) -> dict[str, Any]:
-        """The settings of the run in this directory under today's names. Raises BadInput if they cannot be read.
-
-        Earlier versions wrote no checksum.
-        """
+        """The settings of the run in this directory. Raises BadInput if they cannot be read."""
         try:
-            return current(without_checksum(read_yaml(self.config)))
+            return without_checksum(read_yaml(self.config))
         except (OSError, ValueError, yaml.YAMLError, AttributeError, RecursionError) as error:
             raise BadInput(f"{self.config}: cannot be read ({str(error).splitlines()[0]})") from error
 
