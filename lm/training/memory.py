@@ -8,7 +8,7 @@ import torch
 from lm.config import BadInput, RunConfig
 from lm.model.size import n_params, n_params_trained
 from lm.system.device import is_mixed
-from lm.training.module import build_model
+from lm.training.resolve import build_model
 
 FFN_WIDTHS = {"relu": 1, "gelu": 2, "gelu_tanh": 2, "relu2": 2, "swiglu": 4}  # tensors (B, T, d_ff) kept for backward
 

@@ -12,7 +12,6 @@ from typing import Any
 from lightning import Callback, LightningModule, Trainer
 
 from lm.training.callbacks import step_metrics
-from lm.training.module import LMModule
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 log = logging.getLogger(__name__)
@@ -77,17 +76,15 @@ class StopOnSignal(Callback):
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
         self._install()  # again: Lightning has installed a handler of SIGTERM, which could end a run within a step
 
-    def on_train_batch_end(
-        self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        assert isinstance(module, LMModule)
-        step = trainer.global_step
-        if (batch_idx + 1) % trainer.accumulate_grad_batches:
+    def on_train_batch_end(self, trainer: Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        step, config = trainer.global_step, module.run.trainer
+        if (batch_idx + 1) % config.accumulate_grad_batches:
             return
-        if trainer.world_size == 1 or step % trainer.log_every_n_steps == 0 or step == trainer.max_steps:
+        # several ranks agree on whether to stop, which takes a collective operation
+        if config.world_size == 1 or step % config.log_every_n_steps == 0 or step == config.max_steps:
             self._raise(trainer, module)
 
-    def _raise(self, trainer: Trainer, module: LMModule | None = None) -> None:
+    def _raise(self, trainer: Trainer, module: Any = None) -> None:
         if trainer.strategy.reduce_boolean_decision(self.signum is not None, all=False):
             if module is not None:
                 step_metrics(module, trainer.global_step)  # raises Diverged: no checkpoint of a step that is not finite
