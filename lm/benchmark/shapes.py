@@ -7,8 +7,7 @@ import torch
 
 from lm.config import HeadConfig, ModelConfig, OptimConfig
 from lm.data.batches import Batch
-from lm.model.activation_checkpointing import enable_activation_checkpointing
-from lm.model.transformer import Transformer
+from lm.model.transformer import Transformer, enable_activation_checkpointing
 from lm.training.loss import build_loss, resolve_loss
 from lm.training.optim import build_optimizer
 from lm.training.step import train_step

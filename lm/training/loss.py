@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lm.config import BadInput
-from lm.model.linear import linear
 from lm.model.transformer import Transformer
 
 Loss = Callable[[Transformer, Tensor, Tensor], Tensor]  # the model, token ids (B, T) and targets (B, T) to a scalar
@@ -50,22 +49,14 @@ def resolve_loss(name: str, net: Transformer, device: str, compiled: bool, mixed
         raise BadInput(
             f"loss=chunked: needs torch 2.13 or later, not {torch.__version__}; loss=plain computes the same"
         )
-    if name == "chunked" and not is_linear(net):
+    if name == "chunked" and not net.head.is_linear:
         raise BadInput(
             f"loss=chunked: {type(net.head).__name__} has logits that are not a matrix product; choose loss=plain"
         )
     if name == "auto":
         faster = HAS_CHUNKED and device == "cpu" and net.vocab_size >= CHUNKED_FROM_VOCAB_SIZE[mixed] and not compiled
-        return "chunked" if faster and is_linear(net) else "plain"
+        return "chunked" if faster and net.head.is_linear else "plain"
     return name
-
-
-@torch.no_grad()
-def is_linear(net: Transformer) -> bool:
-    """Whether the logits are the product of the head's factors: a head of your own may apply a nonlinearity to them."""
-    embedding = net.embed.weight
-    x = torch.linspace(-100, 100, 2 * embedding.shape[1], device=embedding.device).view(2, -1)
-    return torch.allclose(net.head(x, embedding), linear(*net.head.factors(x, embedding)), rtol=1e-3)
 
 
 def build_loss(name: str, compiled: bool) -> Loss:

@@ -1,8 +1,7 @@
 """The model of a run, before its training."""
 
 from lm.config import RunConfig
-from lm.model.activation_checkpointing import enable_activation_checkpointing
-from lm.model.transformer import Transformer
+from lm.model.transformer import Transformer, enable_activation_checkpointing
 
 
 def build_model(run: RunConfig, vocab_size: int, eot: int = 0) -> Transformer:

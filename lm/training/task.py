@@ -12,7 +12,8 @@ from torch.utils.data import DataLoader
 from lm.config import RunConfig
 from lm.data.batches import Batch, TrainingStream
 from lm.data.tokens import TextData
-from lm.model.transformer import Transformer, named_seed
+from lm.model.init import named_seed
+from lm.model.transformer import Transformer
 from lm.system.device import seed_generators
 from lm.training.loss import Loss
 from lm.training.optim import build_optimizer, lr_factor
@@ -33,8 +34,8 @@ class LMTask(LightningModule):
         self.net.head.on_train_step(progress, self.net.embed.weight, state)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Finalise the head as before saving a model: a resumed run with no step left evaluates these parameters."""
-        self.net.head.finalise(self.net.embed.weight)  # in place, on the tensors that the checkpoint holds
+        """Prepare the head as before saving a model: a resumed run with no step left evaluates these parameters."""
+        self.net.head.before_save(self.net.embed.weight)  # in place, on the tensors that the checkpoint holds
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         seed_generators(named_seed(self.run.seed, "step", batch_idx, self.global_rank), self.device)
