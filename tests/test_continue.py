@@ -69,10 +69,10 @@ CSV = "lightning.pytorch.loggers.CSVLogger"
         ({"trainer": {"max_steps": 7, "_target_": "mine.Trainer"}}, "trainer._target_=mine.Trainer would be called"),
         ({"trainer": {"max_steps": 7, "strategy": [EVIL]}}, "trainer.strategy=.* would be called"),
         ({"trainer": {"max_steps": 7, "accelerator": "${oc.env:HOME}"}}, "trainer.accelerator=.* would be called"),
-        ({"model": asdict(tiny()) | {"linear": "mine.LowRank"}}, "its linear class mine.LowRank would be imported"),
+        ({"model": asdict(tiny()) | {"linear": "mine.LowRank"}}, "its class mine.LowRank would be imported"),
         (
             {"model": asdict(tiny()) | {"linear": "mine.LowRank"}, "z": 0, "model.linear": "linear"},
-            "its linear class mine.LowRank would be imported",
+            "its class mine.LowRank would be imported",
         ),
     ],
 )
@@ -96,12 +96,15 @@ def test_a_switch_of_a_logger_may_be_added(tmp_path: Path, key: str, value: obje
         assert as_it_was(typed(tmp_path / "r"), ["run_dir=r"]).logger == logger
 
 
-def test_code_that_is_typed_may_be_named(tmp_path: Path) -> None:
-    lay(tmp_path / "r", a_run(model=tiny(linear="mine.LowRank"), logger={"mine": {"_target_": "mine.Logger"}}))
-    now = typed(tmp_path / "r", model=tiny(linear="mine.LowRank"))
-    assert as_it_was(now, ["run_dir=r", "model.linear=mine.LowRank", "logger=none"]).model.linear == "mine.LowRank"
-    other = typed(tmp_path / "r", model=tiny(linear="mine.Other"))
-    assert as_it_was(other, ["run_dir=r", "model.linear=mine.Other", "logger=none"]) is other
+@pytest.mark.parametrize("name", ["linear", "norm", "ffn", "position"])
+def test_code_that_is_typed_may_be_named(tmp_path: Path, name: str) -> None:
+    lay(tmp_path / "r", a_run(model=tiny(**{name: "mine.Part"}), logger={"mine": {"_target_": "mine.Logger"}}))
+    now = typed(tmp_path / "r", model=tiny(**{name: "mine.Part"}))
+    assert as_it_was(now, ["run_dir=r", f"model.{name}=mine.Part", "logger=none"]).model == now.model
+    with pytest.raises(BadInput, match=f"add model.{name}=mine.Part if you trust it"):
+        as_it_was(now, ["run_dir=r", "logger=none"])
+    other = typed(tmp_path / "r", model=tiny(**{name: "mine.Other"}))
+    assert as_it_was(other, ["run_dir=r", f"model.{name}=mine.Other", "logger=none"]) is other
 
 
 def test_what_may_differ_on_resume_is_applied(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 
 from lm.cli.errors import CONFIGS
-from lm.config import BadInput, HeadConfig, RunConfig
+from lm.config import BadInput, HeadConfig, RunConfig, foreign_classes
 from lm.exchange.base import Base, agrees, read_base
 from lm.system.table import spelled
 
@@ -59,9 +59,9 @@ def compose_what_is_set(words: list[str]) -> DictConfig:
 def fill_model(model: DictConfig, base: Base, path: str) -> None:
     for key, loaded in asdict(base.settings.model).items():
         if OmegaConf.is_missing(model, key):
-            if key == "linear" and loaded != "linear":
-                trust = f"add model.linear={loaded} if you trust it"
-                raise BadInput(f"init_from={path}: its linear class {loaded} would be imported; {trust}")
+            if f"model.{key}" in foreign_classes(base.settings.model):
+                trust = f"add model.{key}={loaded} if you trust it"
+                raise BadInput(f"init_from={path}: its class {loaded} would be imported; {trust}")
             model[key] = loaded
         elif not agrees(key, model[key], loaded):
             raise BadInput(

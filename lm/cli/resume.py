@@ -7,13 +7,12 @@ from typing import Any
 
 from lm.cli.names import names
 from lm.cli.words import key_of
-from lm.config import BadInput, RunConfig
+from lm.config import CLASSES, BadInput, RunConfig
 from lm.config.identity import PLACES, flat, is_runtime
 from lm.config.typed import build
 from lm.training.run_directory import LENGTH, RunDirectory
 
 log = logging.getLogger(__name__)
-LINEAR = "model.linear"
 
 
 def as_it_was(run: RunConfig, line: list[str]) -> RunConfig:
@@ -24,7 +23,7 @@ def as_it_was(run: RunConfig, line: list[str]) -> RunConfig:
     Raises BadInput if config.yaml is not one that train wrote, or names code to run that was not typed.
     """
     keys = [key_of(word) for word in line]
-    if run.run_dir is None or not all(is_runtime(key) or key in (*LENGTH, *PLACES, LINEAR) for key in keys):
+    if run.run_dir is None or not all(is_runtime(key) or key in (*LENGTH, *PLACES, *CLASSES) for key in keys):
         return run
     place = RunDirectory(Path(run.run_dir).expanduser())
     if not place.path.exists():  # it may be mistyped
@@ -32,7 +31,7 @@ def as_it_was(run: RunConfig, line: list[str]) -> RunConfig:
     if not place.config.exists():
         return run
     settings = place.read_config()
-    if LINEAR in keys and flat(settings).get(LINEAR) != run.model.linear:
+    if any(flat(settings).get(key) != flat(asdict(run))[key] for key in CLASSES if key in keys):
         return run
     named = {key: value for key, value in settings.items() if key in names(RunConfig)}
     refuse_code({key: value for key, value in named.items() if key not in keys}, keys, place.config)
@@ -53,9 +52,10 @@ def as_it_was(run: RunConfig, line: list[str]) -> RunConfig:
 
 def refuse_code(settings: dict[str, Any], keys: list[str], path: Path) -> None:
     """Raise BadInput for a setting by which the file, perhaps a stranger's, would import or call what it names."""
-    linear = flat(settings).get(LINEAR)
-    if linear not in (None, "linear", "lora") and LINEAR not in keys:
-        raise BadInput(f"{path}: its linear class {linear} would be imported; add {LINEAR}={linear} if you trust it")
+    named = flat(settings)
+    for key, ours in CLASSES.items():
+        if (cls := named.get(key)) not in (None, *ours) and key not in keys:
+            raise BadInput(f"{path}: its class {cls} would be imported; add {key}={cls} if you trust it")
 
 
 def copy_setting(key: str, source: dict[str, Any], target: dict[str, Any]) -> None:

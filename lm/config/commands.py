@@ -19,7 +19,7 @@ class GenerateConfig:
     interactive: bool = False  # ask for prompts until end of input
     seed: int = 0
     threads: int | None = None
-    trust: bool = False  # import the class that the run's model.linear names
+    trust: bool = False  # import the classes of the user's own that the run's settings name
 
     def __post_init__(self) -> None:
         at_least(0, "", self, "max_new_tokens", "temperature")

@@ -5,11 +5,13 @@ from dataclasses import dataclass
 
 from lm.config.checks import BadInput, at_least, choose, expect
 
+LINEARS = ("linear", "lora")
 NORMS = ("rmsnorm", "layernorm")
 FFNS = ("relu", "gelu", "gelu_tanh", "relu2", "swiglu")
-PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 POSITIONS = ("rope", "learned", "none")
-MOST_LAYERS = 10_000  # many more would take minutes to build
+CLASSES = {"model.linear": LINEARS, "model.norm": NORMS, "model.ffn": FFNS, "model.position": POSITIONS}
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+MAX_LAYERS = 10_000  # many more would take minutes to build
 
 
 @dataclass(slots=True, kw_only=True)
@@ -17,7 +19,8 @@ class ModelConfig:
     """The transformer without its head. Widths and counts are final values: nothing is rounded later.
 
     The defaults are a plain transformer. configs/model/small.yaml, the default model of train.py, adds qk_norm=true,
-    rope_theta=100 and previous_token_init=2.
+    rope_theta=100 and previous_token_init=2. `norm`, `ffn`, `position` and `linear` may also be the dotted path of a
+    class, see lm/model/user_class.py.
 
     >>> ModelConfig(d_model=100, n_heads=3)
     Traceback (most recent call last):
@@ -43,19 +46,20 @@ class ModelConfig:
     lora_alpha: float | None = None  # adapters are multiplied by alpha / rank; null: 16
     lora_targets: list[str] | None = None  # the projections that have an adapter; null: all
     rope_theta: float = 10000.0
-    rope_scaling: list[float] | None = None  # Llama 3's four numbers, see RoPE in lm/model/position.py; null: none
+    rope_scaling: list[float] | None = None  # Llama 3's four numbers, see RoPE in lm/model/transformer.py; null: none
     previous_token_init: int = 0  # first layers whose heads initially attend to the token 1, 2, ... positions back
     vocab_rows: int | None = None  # rows of the embedding if more than the tokenizer has tokens; null: as many
     residual_scale: float | None = None  # initial o_proj and down_proj are multiplied by it; null: 1/sqrt(2 n_layers)
 
     def __post_init__(self) -> None:
-        choose("model.norm", self.norm, NORMS)
-        choose("model.ffn", self.ffn, FFNS)
-        choose("model.position", self.position, POSITIONS)
+        for key, path in foreign_classes(self).items():
+            if "." not in path or not all(part.isidentifier() for part in path.split(".")):
+                names = ", ".join(CLASSES[key])
+                raise BadInput(f"{key}={path}: choose one of {names}, or the dotted path of a class")
         heads = ("n_heads", "n_kv_heads", "d_head")
         at_least(1, "model.", self, "n_layers", "d_model", *heads, "d_ff", "vocab_rows", "lora_rank")
         at_least(0, "model.", self, "dropout", "residual_scale", "previous_token_init")
-        expect(self.n_layers <= MOST_LAYERS, f"model.n_layers={self.n_layers}", f"at most {MOST_LAYERS}")
+        expect(self.n_layers <= MAX_LAYERS, f"model.n_layers={self.n_layers}", f"at most {MAX_LAYERS}")
         if self.previous_token_init and self.position != "rope":
             setting = f"model.previous_token_init={self.previous_token_init}"
             raise BadInput(f"model.position={self.position}: {setting} needs rope; add model.previous_token_init=0")
@@ -87,16 +91,16 @@ class ModelConfig:
                 raise BadInput(f"model.{key}={given}: is for model.linear=lora, not {self.linear}; leave it null")
         expect(0 < self.alpha < math.inf, f"model.lora_alpha={self.alpha}", "a number above 0")
         expect(self.lora_targets != [], "model.lora_targets=[]", "one projection or more; null means all")
-        for one in self.adapted:
-            choose("model.lora_targets", one, self.projections)
+        for name in self.adapted:
+            choose("model.lora_targets", name, self.projections)
 
     @property
     def projections(self) -> tuple[str, ...]:
-        return tuple(one for one in PROJECTIONS if one != "gate_proj" or self.ffn == "swiglu")
+        return tuple(name for name in PROJECTIONS if name != "gate_proj" or self.ffn == "swiglu")
 
     @property
     def rank(self) -> int:
-        return 8 if self.lora_rank is None else self.lora_rank
+        return self.lora_rank or 8
 
     @property
     def alpha(self) -> float:
@@ -111,7 +115,7 @@ class ModelConfig:
 
     @property
     def head_dim(self) -> int:
-        return self.d_model // self.n_heads if self.d_head is None else self.d_head
+        return self.d_head or self.d_model // self.n_heads
 
     @property
     def attn_bias(self) -> bool:
@@ -119,7 +123,13 @@ class ModelConfig:
 
     @property
     def kv_heads(self) -> int:
-        return self.n_heads if self.n_kv_heads is None else self.n_kv_heads
+        return self.n_kv_heads or self.n_heads
+
+
+def foreign_classes(config: ModelConfig) -> dict[str, str]:
+    """The settings that name a class of the user's own, such as model.ffn, with its dotted path."""
+    named = {key: getattr(config, key.removeprefix("model.")) for key in CLASSES}
+    return {key: path for key, path in named.items() if path not in CLASSES[key]}
 
 
 # Settings that only some kinds of head have: each kind needs its own and accepts no others.
