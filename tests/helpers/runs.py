@@ -16,6 +16,7 @@ from hydra import initialize_config_dir
 
 from lm.cli.compose import compose
 from lm.cli.errors import CONFIGS
+from lm.cli.resume import as_it_was
 from lm.config import (
     BadInput,
     CheckpointConfig,
@@ -72,9 +73,9 @@ def short_run(text: Path, run_dir: Path, **changes: Any) -> RunConfig:
 
 
 def composed(*overrides: str) -> RunConfig:
-    """The configuration of train with these overrides."""
+    """The configuration of train with these overrides; with run_dir=RUN that of the run there."""
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        return compose("train", [*overrides], RunConfig)
+        return as_it_was(compose("train", [*overrides], RunConfig), [*overrides])
 
 
 # --- the files of a run
