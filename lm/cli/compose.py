@@ -9,13 +9,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from lm.cli.base import with_base
 from lm.cli.errors import in_one_line
-from lm.cli.names import no_such_key, renamed_choice, trainer_arguments
+from lm.cli.names import no_such_key
 from lm.config import BadInput
-from lm.config.renamed import CHOICES, KEYS
 
 Config = TypeVar("Config")
-# Keys whose values are settings.
-NAMING = ("ablation.tune.hyperparameters", "ablation.match_parameters", "ablation.plot_over")
 
 
 def register(name: str, schema: type[Any]) -> None:
@@ -30,7 +27,6 @@ def convert(composed: DictConfig, schema: type[Config], words: dict[str, Any]) -
     """
     composed.update({key: None for key, word in words.items() if isinstance(word, str)})
     check_keys(composed, schema)
-    check_choices(composed)
     for key in sorted(OmegaConf.missing_keys(composed)):
         raise BadInput(f"{key}: is missing; give it as {key}=VALUE")
     config = OmegaConf.to_object(composed)
@@ -59,20 +55,3 @@ def check_keys(node: Any, schema: Any, prefix: str = "") -> None:
         nested = [one for one in (known[key], *get_args(known[key])) if is_dataclass(one)]
         if nested and not OmegaConf.is_missing(node, key) and OmegaConf.is_config(node[key]):
             check_keys(node[key], nested[0], f"{prefix}{key}.")
-    for key in node.get("trainer") or {} if not prefix else {}:
-        if key not in trainer_arguments():
-            raise BadInput(no_such_key(f"trainer.{key}", trainer_arguments()))
-
-
-def check_choices(composed: DictConfig) -> None:
-    """Refuse values that have another name now; the dataclass would say that there is none such."""
-    for key, renamed in CHOICES.items():
-        value = OmegaConf.select(composed, key, throw_on_missing=False)
-        if isinstance(value, str) and value in renamed:
-            raise BadInput(renamed_choice(key, value))
-    for key in NAMING:
-        named = OmegaConf.select(composed, key, throw_on_missing=False) or ()
-        values = named.values() if isinstance(named, DictConfig) else [named] if isinstance(named, str) else named
-        for setting in values:
-            if setting in KEYS:
-                raise BadInput(f"{key}: {setting} is called {KEYS[setting]} now")

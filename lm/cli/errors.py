@@ -15,8 +15,8 @@ import yaml
 from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf.errors import OmegaConfBaseException, ValidationError
 
-from lm.cli.names import expected, meant, names, no_such_choice, no_such_key, trainer_arguments
-from lm.config import DECIDED, OURS, BadInput
+from lm.cli.names import expected, meant, names, no_such_choice, no_such_key
+from lm.config import BadInput
 from lm.system.streams import ReaderLeft
 from lm.system.table import visible
 
@@ -117,7 +117,7 @@ def in_one_line(error: BaseException) -> str:
         return f"{text}: several values, a run for each, need -m"
     cause = error.__cause__ or error
     full_key = str(getattr(cause, "full_key", None) or "")
-    parent, _, word = full_key.rpartition(".")
+    _, _, word = full_key.rpartition(".")
     schema = getattr(cause, "object_type", None)
     if text.endswith("raised while composing config:") and error.__context__:  # what is wrong with a user's own YAML
         return f"{text.split(': ')[0]}: {in_a_file(error.__context__)}"
@@ -128,11 +128,6 @@ def in_one_line(error: BaseException) -> str:
         return f"{f'{key}=null: ' if key else ''}a group of settings cannot be null; leave it out"
     if "Could not override" in text and is_dataclass(schema):
         return no_such_key(full_key, names(schema), schema)
-    if "Could not override" in text and parent == "trainer":
-        if word in OURS:
-            return f"{full_key}: {DECIDED}"
-        known = word in trainer_arguments()
-        return f"{full_key}: write +{full_key}=..." if known else no_such_key(full_key, trainer_arguments())
     if "Unexpected type for root" in text:
         return "data: no source is chosen; choose one with its path, as in data=text data.path=FILE"
     if cause is not error:

@@ -19,9 +19,9 @@ from lm.cli.errors import CONFIGS, before_the_task, complain, report
 from lm.cli.help import offer_help
 from lm.cli.names import names
 from lm.config import BadInput
-from lm.system.processes import is_first_process
 from lm.system.streams import ReaderLeft, protect
 from lm.system.table import lines_visible
+from lm.system.terminal import is_first_process
 
 STOPPING = (signal.SIGTERM, signal.SIGHUP)
 

@@ -1,17 +1,11 @@
 """What is said of a key or a choice that does not exist, and which one was probably meant."""
 
-import ast
 import difflib
-import importlib.util
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
-from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
-
-from lm.config import OURS
-from lm.config.renamed import CHOICES, CHOICES_ELSEWHERE, ELSEWHERE, KEYS
 
 KINDS: dict[Any, str] = {
     float: "a number",
@@ -26,14 +20,10 @@ KINDS: dict[Any, str] = {
 def no_such_key(key: str, known: Sequence[str], schema: Any = None) -> str:
     """The message about a key that does not exist; `known` are the keys beside it, `schema` is the class of its parent.
 
-    >>> no_such_key("head.table_lr", [])
-    'head.table_lr is called head.embedding_lr_multiplier now'
     >>> no_such_key("sead", ["model", "seed"])
     'sead: no such key; did you mean seed?'
     """
     parent, dot, word = key.rpartition(".")
-    if key in KEYS and (schema is None or "." in key or has(KEYS[key], schema)):
-        return f"{key} is called {KEYS[key]} now"
     if found := meant(key, schema) if schema is not None else []:
         return f"{key}: no such key; did you mean {' or '.join(found)}?"
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
@@ -43,29 +33,15 @@ def no_such_key(key: str, known: Sequence[str], schema: Any = None) -> str:
 
 
 def meant(key: str, schema: Any) -> list[str]:
-    """The settings that `key` probably means: one of that name in a group of the schema, else the current name of an
-    earlier setting, else ours for a name that other programs use."""
-    parent, _, word = key.rpartition(".")
-    if parent:
-        return [one for one in elsewhere(word) if one in {f"{parent}.{name}" for name in names(schema)}]
+    """The settings of that name in a group of the schema."""
+    if "." in key:
+        return []
     groups = {one.name: names(one.type) for one in fields(schema) if is_dataclass(one.type)}
-    if "trainer" in names(schema):
-        groups["trainer"] = [one for one in trainer_arguments() if one not in OURS]
-    deeper = [f"{group}.{word}" for group, keys in groups.items() if word in keys]
-    renamed = [new for old, new in KEYS.items() if old.rpartition(".")[2] == word and has(new, schema)]
-    return deeper or renamed or [one for one in elsewhere(word) if has(one, schema)]
+    return [f"{group}.{key}" for group, keys in groups.items() if key in keys]
 
 
 def names(schema: Any) -> list[str]:
     return [one.name for one in fields(schema)]
-
-
-def has(key: str, schema: Any) -> bool:
-    return key.partition(".")[0] in names(schema)
-
-
-def elsewhere(word: str) -> list[str]:
-    return ELSEWHERE[word].split(" or ") if word in ELSEWHERE else []
 
 
 def expected(schema: Any, name: str) -> str | None:
@@ -84,33 +60,11 @@ def expected(schema: Any, name: str) -> str | None:
 def no_such_choice(group: str, name: str, known: Sequence[str]) -> str:
     """The message about a file of configs/ that does not exist.
 
-    >>> no_such_choice("data", "jsonl", ["csv", "json"])
-    'data=jsonl: no such config; did you mean data=json?'
     >>> no_such_choice("data", "prquet", ["json", "parquet"])
     'data=prquet: no such config; did you mean data=parquet?'
     """
-    if name in CHOICES.get(group, {}):
-        return renamed_choice(group, name)
-    if name in CHOICES_ELSEWHERE.get(group, {}):
-        return f"{group}={name}: no such config; did you mean {group}={CHOICES_ELSEWHERE[group][name]}?"
     if group == "data" and Path(name).exists():
         return f"{group}={name}: no such config; did you mean data=text data.path={name}?"
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
     hint = f"did you mean {group}={close[0]}?" if close else f"choose one of {', '.join(known) or 'none yet'}"
     return f"{group}={name}: no such config; {hint}"
-
-
-def renamed_choice(key: str, name: str) -> str:
-    return f"{key}={name} is called {key}={CHOICES[key][name]} now"
-
-
-@cache
-def trainer_arguments() -> list[str]:
-    """What lightning.Trainer takes, read from its source: importing Lightning takes seconds."""
-    spec = importlib.util.find_spec("lightning")
-    assert spec is not None
-    assert spec.submodule_search_locations
-    source = Path(spec.submodule_search_locations[0], "pytorch/trainer/trainer.py").read_text()
-    functions = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef))
-    init = next(one for one in functions if one.name == "__init__")  # its only class is Trainer
-    return ["_target_", *(argument.arg for argument in init.args.kwonlyargs)]

@@ -5,19 +5,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from lm.cli.errors import CONFIGS
 from lm.cli.names import names
 from lm.cli.words import key_of
 from lm.config import CLASSES, BadInput, RunConfig
-from lm.config.identity import config_hash, flat, is_runtime
-from lm.config.renamed import earlier
+from lm.config.identity import PLACES, flat, is_runtime
 from lm.config.typed import build
 from lm.training.run_directory import LENGTH, RunDirectory
 
 log = logging.getLogger(__name__)
-TRAINER = ("trainer._target_", "lightning.Trainer")
 
 
 def as_it_was(run: RunConfig, line: list[str]) -> RunConfig:
@@ -28,7 +23,7 @@ def as_it_was(run: RunConfig, line: list[str]) -> RunConfig:
     Raises BadInput if config.yaml is not one that train wrote, or names code to run that was not typed.
     """
     keys = [key_of(word) for word in line]
-    if run.run_dir is None or not all(is_runtime(key) or key in (*LENGTH, *CLASSES) for key in keys):
+    if run.run_dir is None or not all(is_runtime(key) or key in (*LENGTH, *PLACES, *CLASSES) for key in keys):
         return run
     place = RunDirectory(Path(run.run_dir).expanduser())
     if not place.path.exists():  # it may be mistyped
@@ -47,40 +42,20 @@ def as_it_was(run: RunConfig, line: list[str]) -> RunConfig:
             raise TypeError("data_hash is missing")
         found = build(RunConfig, {key: settings[key] for key in settings if key in names(RunConfig)})
         # the loaded run may be gone
-        if found.init_from and found.tokenizer.kind == "file" and place.tokenizer.exists():
-            found.tokenizer = replace(found.tokenizer, path=str(place.tokenizer))
-        return with_loss_as_typed(found, settings, place.path)
+        tokenizer = place.model / "tokenizer.json"
+        if found.init_from and found.tokenizer.kind == "file" and tokenizer.exists():
+            found.tokenizer = replace(found.tokenizer, path=str(tokenizer))
+        return found
     except (TypeError, AttributeError, ValueError) as error:
         raise BadInput(f"{place.config}: not what train wrote ({error})") from error
 
 
 def refuse_code(settings: dict[str, Any], keys: list[str], path: Path) -> None:
     """Raise BadInput for a setting by which the file, perhaps a stranger's, would import or call what it names."""
-    named, loggers = flat(settings), settings.get("logger")
-    for key, ours in CLASSES.items():
-        if (cls := named.get(key)) not in (None, *ours) and key not in keys:
+    named = flat(settings)
+    for key, choices in CLASSES.items():
+        if (cls := named.get(key)) not in (None, *choices) and key not in keys:
             raise BadInput(f"{path}: its class {cls} would be imported; add {key}={cls} if you trust it")
-    for key, value in flat({"trainer": settings.get("trainer")}).items():
-        if (key, value) != TRAINER and ("._" in key or "_target_" in str(value) or "${" in str(value)):
-            raise BadInput(f"{path}: {key}={value} would be called; if you trust it, repeat the run's whole command")
-    if isinstance(loggers, dict) and not all(is_ours(name, one) for name, one in loggers.items()):
-        said = "its logger would be called, and is not one of configs/logger; add logger=NAME and its settings"
-        raise BadInput(f"{path}: {said}")
-
-
-def is_ours(name: str, logger: Any) -> bool:
-    """Whether a logger is one of configs/logger. Further settings may be switches and numbers, not names or paths."""
-    files = CONFIGS.glob("logger/*.yaml")
-    known = {key: one for file in files for key, one in yaml.safe_load(file.read_text()).items()}
-    if not isinstance(logger, dict):
-        return False
-    further = {key: value for key, value in logger.items() if key not in known.get(name, {})}
-    given = {key: value for key, value in logger.items() if key not in further}
-    return given.items() <= known.get(name, {}).items() and all(map(is_plain, further.values())) and "_target_" in given
-
-
-def is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, bool | int | float)
 
 
 def copy_setting(key: str, source: dict[str, Any], target: dict[str, Any]) -> None:
@@ -90,15 +65,3 @@ def copy_setting(key: str, source: dict[str, Any], target: dict[str, Any]) -> No
         copy_setting(deeper, source[name], target[name])
     else:
         target[name] = source[name]
-
-
-def with_loss_as_typed(run: RunConfig, settings: dict[str, Any], path: Path) -> RunConfig:
-    """The run with loss=auto if that was the setting.
-
-    config.yaml holds the loss that auto chose; config_hash shows whether the setting was auto.
-    """
-    auto = replace(run, loss="auto")
-    found = config_hash(auto)
-    hashes = found, config_hash(auto, earlier)
-    named = path.resolve().name.endswith(tuple(f"-{one[:8]}" for one in hashes))
-    return auto if named or settings.get("config_hash") in hashes else run

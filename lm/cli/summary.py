@@ -11,7 +11,7 @@ from lm.system.table import visible
 def summary(result: dict[str, Any]) -> list[tuple[str, str]]:
     roles = ", ".join(f"{role} {count:,}" for role, count in result["n_params_by_role"].items())
     baselines = ", ".join(f"{name} {bits:.3f}" for name, bits in result["baselines_bpb"].items())
-    trained = result.get("n_params_trained", result["n_params"])
+    trained = result["n_params_trained"]
     train = f", {trained:,} of which train" if trained < result["n_params"] else ""
     return [
         ("validation loss", f"{result['val_loss']:.4f} nats per token"),
