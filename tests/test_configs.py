@@ -8,6 +8,7 @@ import yaml
 from conftest import some
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
+from lm.training.options import resolve
 
 from lm.cli.compose import compose as compose_words
 from lm.cli.compose import convert
@@ -26,7 +27,6 @@ from lm.config import (
 )
 from lm.config.ablation import AblateConfig, ReportConfig
 from lm.config.benchmark import BenchmarkConfig
-from lm.training.options import resolve
 
 SCHEMAS = {
     "train": RunConfig,

@@ -5,13 +5,13 @@ import re
 import pytest
 import torch
 from conftest import ROOT
+from lm.training.options import resolve, tokens_per_step
 from test_configs import composed
 
 from lm.cli.errors import CONFIGS
 from lm.model.size import flops_per_token, n_params
 from lm.model.transformer import Transformer
 from lm.training.optim import step_flops
-from lm.training.options import resolve, tokens_per_step
 
 CORPORA = ("tinystories", "wikitext103", "fineweb_edu")
 

@@ -19,6 +19,7 @@ import torch
 import yaml
 from conftest import HEADS, SEQ, WHOLE_RESULT, tiny
 from hydra import initialize_config_dir
+from lm.training.finished import read_result, read_samples
 
 from lm.ablation.report.seeds import seeds as draw_seeds
 from lm.cli.compose import compose
@@ -45,7 +46,6 @@ from lm.report.plots import short
 from lm.system import streams
 from lm.system.files import read_object, read_yaml, sha256, sync_folder
 from lm.system.table import csv_text
-from lm.training.finished import read_result, read_samples
 
 # --- errors
 

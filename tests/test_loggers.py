@@ -10,13 +10,13 @@ import pytest
 import yaml
 from conftest import ROOT, TEXT, TINY_RUN
 from hydra import compose, initialize_config_dir
+from lm.training.loggers import FINAL, loggable, with_settings
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from lm.cli.compose import convert, register
 from lm.cli.errors import CONFIGS
 from lm.config import BadInput, RunConfig
-from lm.training.loggers import FINAL, loggable, with_settings
 from lm.training.train import train
 
 

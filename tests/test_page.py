@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from conftest import TEXT, TINY_RUN
 from hydra import compose, initialize_config_dir
+from lm.training.finished import SamplesAt, read_samples
 
 from lm.cli.compose import convert, register
 from lm.cli.errors import CONFIGS
@@ -20,7 +21,6 @@ from lm.config import BadInput, RunConfig
 from lm.report.metrics import after
 from lm.runs.page import write_page
 from lm.system.files import sha256
-from lm.training.finished import SamplesAt, read_samples
 from lm.training.samples import as_line
 from lm.training.train import train
 

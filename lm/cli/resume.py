@@ -53,8 +53,8 @@ def as_it_was(run: RunConfig, line: list[str]) -> RunConfig:
 def refuse_code(settings: dict[str, Any], keys: list[str], path: Path) -> None:
     """Raise BadInput for a setting by which the file, perhaps a stranger's, would import or call what it names."""
     named = flat(settings)
-    for key, choices in CLASSES.items():
-        if (cls := named.get(key)) not in (None, *choices) and key not in keys:
+    for key, ours in CLASSES.items():
+        if (cls := named.get(key)) not in (None, *ours) and key not in keys:
             raise BadInput(f"{path}: its class {cls} would be imported; add {key}={cls} if you trust it")
 
 
