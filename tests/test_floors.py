@@ -113,7 +113,7 @@ def loaded(statement: str) -> set[str]:
     [
         "import lm",
         "import lm.config; lm.config.RunConfig(); from lm import BadInput",
-        "import lm.system.files, lm.system.table, lm.training.run_directory",
+        "import lm.system.files, lm.system.terminal, lm.training.run_directory",
         "import lm.config.ablation",
     ],
 )

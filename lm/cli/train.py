@@ -17,7 +17,7 @@ from lm.cli.summary import comparison, over_seeds, samples, summary
 from lm.config import RunConfig
 from lm.data.paths import check_paths
 from lm.system.processes import is_first_process
-from lm.system.table import format_table
+from lm.system.terminal import format_table
 
 finished: list[tuple[str, str, dict[str, Any]]] = []  # a run's name, its overrides without the seed, its result
 

@@ -16,7 +16,6 @@ import torch
 from lightning.pytorch.plugins.io import CheckpointIO
 
 from lm.config import BadInput
-from lm.report.metrics import FILE, hash_name, hashes
 from lm.system.files import atomic_file, sha256
 
 log = logging.getLogger(__name__)
@@ -33,7 +32,7 @@ class Checkpoints(CheckpointIO):
         step = checkpoint["global_step"]
         with atomic_file(self.folder, lambda file: f"step-{step:08d}-{sha256(file)[:16]}.ckpt") as file:
             try:
-                torch.save({**checkpoint, "run": self.run, **hashes(self.folder.parent)}, file)
+                torch.save({**checkpoint, "run": self.run}, file)
             except RuntimeError as error:  # what torch makes of an error of the file, such as a full disk
                 if isinstance(error.__context__, OSError):
                     raise error.__context__ from error
@@ -74,10 +73,6 @@ class Checkpoints(CheckpointIO):
         if damaged:
             raise BadInput(f"{self.folder}: every checkpoint is damaged; delete the folder to train from the start")
         return None
-
-    def metrics_hash(self, path: Path | None) -> str | None:
-        """Of the rows that were logged before a checkpoint."""
-        return plain(path).get(hash_name(Path(FILE))) if path else None
 
     def refuse_another(self, path: Path) -> None:
         there = plain(path).get("run", {})

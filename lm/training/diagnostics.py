@@ -25,7 +25,6 @@ from lm.data.batches import Batch
 from lm.inference.details import BANDS, NLLByTarget, frequency_bands, token_counts
 from lm.inference.evaluate import evaluate
 from lm.model.transformer import Transformer
-from lm.report.metrics import hash_name
 from lm.training.metrics import MetricsFile
 from lm.training.task import LMTask
 
@@ -84,10 +83,6 @@ class Diagnostics(Callback):
         self.path, self.every, self.tokens_per_step = path, every, tokens_per_step
         self.steps = 0  # since the last row
         self.clipped: int | Tensor = 0  # of these steps; a tensor during training, so that a GPU need not synchronise
-
-    def on_load_checkpoint(self, trainer: Trainer, task: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Refuse rows that were changed since. A resume after the last step does not come to `on_train_start`."""
-        MetricsFile(self.path, checkpoint["global_step"], COLUMNS, checkpoint.get(hash_name(self.path)))
 
     def on_train_start(self, trainer: Trainer, task: Any) -> None:
         self.file = MetricsFile(self.path, trainer.global_step, COLUMNS)

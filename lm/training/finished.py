@@ -1,16 +1,13 @@
 """Reading the result.json of a finished run, and the samples of its training. It imports nothing heavy."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from lm.config import BadInput, at_least
+from lm.config.checks import reading
 from lm.config.typed import build
-from lm.report.metrics import read_unchanged
-from lm.system.files import read_object, without_checksum
-from lm.system.lines import read_sealed_lines
+from lm.system.files import read_json, read_json_lines
 
 UNKNOWN = "unknown"
 
@@ -59,22 +56,17 @@ NAMES = [one.name for one in fields(Result)]
 
 
 def read_result(path: Path) -> dict[str, Any] | None:
-    """The content of a result.json without its checksum, None if there is none: the run is not finished.
-
-    Raises BadInput naming the file, and the key that is missing or wrong, or that what is there does not match the
-    checksum.
-    """
+    """The content of a result.json, None if there is none: the run is not finished. Raises BadInput naming the file."""
     try:
-        found = without_checksum(read_object(path))
-        for name in NAMES:
-            if name not in found:
-                raise BadInput(f"{name}: is missing")
-        build(Result, {name: found[name] for name in NAMES})
-        return found
+        with reading(path):
+            found = read_json(path)
+            for name in NAMES:
+                if name not in found:
+                    raise BadInput(f"{name}: is missing")
+            build(Result, {name: found[name] for name in NAMES})
+            return found
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except ValueError as error:
-        raise BadInput(f"{path}: {error}; remove it, and train or ablate writes it again") from error
 
 
 @dataclass(slots=True, kw_only=True)
@@ -86,17 +78,10 @@ class SamplesAt:
     samples: list[dict[str, str]]
 
 
-def read_samples(path: Path, result: Mapping[str, Any] = MappingProxyType({})) -> list[SamplesAt]:
-    """The whole lines of a samples.jsonl; none if there is no such file.
-
-    Raises BadInput for a line that was changed, and for a file that is not the one whose hash is in `result`.
-    """
+def read_samples(path: Path) -> list[SamplesAt]:
+    """The whole lines of a samples.jsonl; none if there is no such file. Raises BadInput naming the file."""
     try:
-        found, damaged = read_sealed_lines(read_unchanged(path, result), SamplesAt)
-        if damaged:
-            raise ValueError(f"line {damaged[0]} is not what train has written")
-        return found
+        with reading(path):
+            return [build(SamplesAt, row) for row in read_json_lines(path)]
     except FileNotFoundError:
         return []
-    except ValueError as error:
-        raise BadInput(f"{path}: {error}; restore it, or remove it to go on without these samples") from error

@@ -11,8 +11,9 @@ import filelock
 import yaml
 
 from lm.config import BadInput, RunConfig
+from lm.config.checks import reading
 from lm.config.identity import config_hash, identifying
-from lm.system.files import checksum, read_yaml, remove_partial, without_checksum, write_sealed, write_text
+from lm.system.files import read_yaml, remove_partial, write_json, write_text
 from lm.training.finished import read_result
 
 
@@ -77,8 +78,7 @@ class RunDirectory:
             lock.release()
 
     def write_config(self, settings: dict[str, Any]) -> None:
-        sealed = {"checksum": checksum(settings), **settings}  # at first: where the end is cut off, it is still there
-        write_text(self.config, yaml.safe_dump(sealed, sort_keys=False, allow_unicode=True))
+        write_text(self.config, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
 
     def write_tokenizer(self, content: str) -> None:
         self.model.mkdir(exist_ok=True)
@@ -86,10 +86,8 @@ class RunDirectory:
 
     def read_config(self) -> dict[str, Any]:
         """The settings of the run in this directory. Raises BadInput if they cannot be read."""
-        try:
-            return without_checksum(read_yaml(self.config))
-        except (OSError, ValueError, yaml.YAMLError, AttributeError, RecursionError) as error:
-            raise BadInput(f"{self.config}: cannot be read ({str(error).splitlines()[0]})") from error
+        with reading(self.config):
+            return read_yaml(self.config)
 
     def refuse_changes(self, settings: dict[str, Any], but: tuple[str, ...] = ()) -> None:
         """Raise BadInput naming what differs if `settings` are not those of the run in this directory.
@@ -118,4 +116,4 @@ class RunDirectory:
         return read_result(self.result)
 
     def write_result(self, result: dict[str, Any]) -> None:
-        write_sealed(self.result, result)
+        write_json(self.result, result)

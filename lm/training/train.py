@@ -14,7 +14,6 @@ from lm.data.tokens import TextData, prepare
 from lm.exchange.adapter import merged, save_adapter
 from lm.exchange.portable import save_model
 from lm.model.size import flops_per_token, n_params, n_params_by_role, n_params_trained
-from lm.report.metrics import hashes
 from lm.system.device import fast_attention, is_mixed, set_threads
 from lm.system.processes import is_first_process
 from lm.system.waiting import adaptive_waiting
@@ -126,8 +125,7 @@ def fit(
         first, shown = step_of(resume), run.trainer.get("enable_progress_bar", True)
         console = [ConsoleLogger(first, trainer.max_steps, len(data.val) - 1)] if shown else []
         kept = min(first, trainer.max_steps - 1)  # the row of the last step comes after its checkpoint
-        metrics = MetricsFile(directory.metrics, kept, expected=checkpoints.metrics_hash(resume))
-        trainer.loggers = [metrics, *console, *loggers]
+        trainer.loggers = [MetricsFile(directory.metrics, kept), *console, *loggers]
         log.info("%s: %s parameters, %s steps", directory.path, f"{size['n_params']:,}", f"{trainer.max_steps:,}")
         if run.data.document_mask and not several_documents(data):
             log.warning("data.document_mask: the training text is one document, so the mask changes nothing")
@@ -151,7 +149,6 @@ def fit(
                 raise Diverged(f"{said}, which ended in {type(error).__name__}: {error}") from error
             raise
         result = build_result(run, settings, size, whole, data, trainer, callback, scores)
-        result |= hashes(directory.path)
         save_model(whole, data.tokenizer, directory.model)
         save_adapter(net, run.init_from, directory.adapter)
         directory.write_result(result)
