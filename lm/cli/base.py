@@ -12,7 +12,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from lm.cli.errors import CONFIGS
 from lm.config import BadInput, HeadConfig, RunConfig, foreign_classes
 from lm.exchange.base import Base, agrees, read_base
-from lm.system.table import spelled
+from lm.system.terminal import spelled
 
 LOADED = ("model", "head", "tokenizer")
 

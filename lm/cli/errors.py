@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException, ValidationError
 from lm.cli.names import expected, meant, names, no_such_choice, no_such_key
 from lm.config import BadInput
 from lm.system.streams import ReaderLeft
-from lm.system.table import visible
+from lm.system.terminal import printable
 
 PACKAGE = Path(__file__).resolve().parents[1]
 CONFIGS = next((path for path in (PACKAGE / "configs", PACKAGE.parent / "configs") if path.is_dir()), PACKAGE)
@@ -55,7 +55,7 @@ def report(error: Exception) -> int:
 
 
 def complain(message: str, code: int) -> int:
-    print("error:", visible(" ".join(message.split())), file=sys.stderr)
+    print("error:", printable(" ".join(message.split())), file=sys.stderr)
     return code
 
 

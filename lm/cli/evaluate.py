@@ -22,7 +22,7 @@ from lm.cli.scores import detail_tables, score_table
 from lm.config import BadInput, DataConfig, EvaluateConfig, TokenizerConfig
 from lm.data.paths import check_paths, is_url, listed, local_files
 from lm.exchange.find_model import model_folder
-from lm.system.table import format_table
+from lm.system.terminal import format_table
 
 
 def one_by_one(config: EvaluateConfig) -> list[EvaluateConfig]:

@@ -20,8 +20,7 @@ from lm.cli.help import offer_help
 from lm.cli.names import names
 from lm.config import BadInput
 from lm.system.streams import ReaderLeft, protect
-from lm.system.table import lines_visible
-from lm.system.terminal import is_first_process
+from lm.system.terminal import is_first_process, printable
 
 STOPPING = (signal.SIGTERM, signal.SIGHUP)
 
@@ -140,7 +139,7 @@ class Visible(logging.Formatter):
     """Messages may hold names from outside, which must not steer a terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return lines_visible(super().format(record))
+        return printable(super().format(record))
 
 
 def speak(output_is_the_result: bool) -> None:

@@ -15,6 +15,7 @@ from lm.runs.find import find_runs
 from lm.runs.listing import listing, listing_csv
 from lm.runs.query import ordered, where
 from lm.system.files import write_text
+from lm.system.terminal import printable
 
 
 def task(config: RunsConfig) -> None:
@@ -25,7 +26,7 @@ def task(config: RunsConfig) -> None:
     found = find_runs(Path(config.folder).expanduser())
     runs = ordered(where(found, config.where), config.sort) if found else []
     if config.csv == "-":
-        print(listing_csv(runs), end="")
+        print(printable(listing_csv(runs)), end="")
     else:
         print(listing(runs, len(found)))
     if table is not None and config.csv != "-":

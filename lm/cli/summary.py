@@ -5,7 +5,7 @@ from collections import defaultdict
 from statistics import fmean, stdev
 from typing import Any
 
-from lm.system.table import visible
+from lm.system.terminal import printable
 
 
 def summary(result: dict[str, Any]) -> list[tuple[str, str]]:
@@ -69,4 +69,4 @@ def samples(pairs: list[dict[str, str]], own: bool) -> str:
 
 def block(label: str, text: str) -> list[str]:
     labels = [label, *[""] * text.count("\n")]
-    return [f"  {name:6} | {visible(line)}".rstrip() for name, line in zip(labels, text.split("\n"), strict=True)]
+    return [f"  {name:6} | {printable(line)}".rstrip() for name, line in zip(labels, text.split("\n"), strict=True)]

@@ -16,8 +16,7 @@ from lm.cli.resume import as_it_was
 from lm.cli.summary import comparison, over_seeds, samples, summary
 from lm.config import RunConfig
 from lm.data.paths import check_paths
-from lm.system.table import format_table
-from lm.system.terminal import is_first_process
+from lm.system.terminal import format_table, is_first_process
 
 finished: list[tuple[str, str, dict[str, Any]]] = []  # a run's name, its overrides without the seed, its result
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
-from lm.system.table import lines_visible
+from lm.system.terminal import printable
 
 GONE = (errno.EPIPE, errno.EBADF)  # the reader has left; there was none, as in `train >&-`
 
@@ -50,7 +50,7 @@ class Terminal(io.TextIOWrapper):
     """Standard output on a terminal, which nothing that is printed can steer: texts of models, names of files."""
 
     def write(self, text: str, /) -> int:
-        return super().write(lines_visible(text))
+        return super().write(printable(text))
 
 
 def protect(output_is_the_result: bool) -> None:
