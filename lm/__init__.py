@@ -4,10 +4,17 @@
 >>> net = Transformer(ModelConfig(d_model=32, n_heads=2, d_ff=64), HeadConfig(), vocab_size=97, seq_len=16)
 """
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.2.0"
+
+# How often a thread of GNU's OpenMP, with which torch is built on Linux, looks for work before it sleeps. Its default
+# keeps cores from other programs for milliseconds, and a step beside one takes many times as long. See
+# docs/performance.md. It is read when torch is imported.
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 if TYPE_CHECKING:
     from lm.config import BadInput, HeadConfig, ModelConfig

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from lm.config import BadInput
 from lm.system.files import read_object
-from lm.training.finished import read_result
+from lm.training.run_directory import read_result
 
 KILLED, LOST = "killed by signal", "lost:"  # so begins the error of a run that was ended from outside
 CRASHES = {getattr(signal, name, None) for name in ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL")}  # of code

@@ -49,11 +49,10 @@ def task(config: GenerateConfig) -> None:
         from lm.inference.generate import stream
         from lm.inference.sampling import Sampling
         from lm.system.device import best_device, set_threads
-        from lm.system.waiting import adaptive_waiting
 
     options = {key: getattr(config, key) for key in ("temperature", "top_k", "min_p", "seed")}
     Sampling(**options)  # raises BadInput before the model is loaded
-    threads = set_threads(config.threads)
+    set_threads(config.threads)
     net, tokenizer = load_model(config.run_dir, config.trust)
     net.to(best_device())
     for prompt in prompts:
@@ -69,9 +68,8 @@ def task(config: GenerateConfig) -> None:
                 print(f"=== sample {number + 1} of {config.n_samples}")
             print(prompt, end="", flush=True)
             one = options | {"seed": config.seed + number}
-            with adaptive_waiting(threads):
-                for piece in stream(net, tokenizer, prompt, config.max_new_tokens, **one):
-                    print(piece, end="", flush=True)
+            for piece in stream(net, tokenizer, prompt, config.max_new_tokens, **one):
+                print(piece, end="", flush=True)
             print()
 
 

@@ -16,7 +16,7 @@ from lm.cli.resume import as_it_was
 from lm.cli.summary import comparison, over_seeds, samples, summary
 from lm.config import RunConfig
 from lm.data.paths import check_paths
-from lm.system.processes import is_first_process
+from lm.system.terminal import is_first_process
 from lm.system.table import format_table
 
 finished: list[tuple[str, str, dict[str, Any]]] = []  # a run's name, its overrides without the seed, its result
@@ -27,12 +27,11 @@ def task(run: RunConfig) -> None:
     run = as_it_was(run, list(hydra.overrides.task))
     check_paths(run.data, run.tokenizer)
     with heavy_imports():
-        from lm.training.train import run_directory, train
+        from lm.training.train import train
 
-    result = train(run)
+    place, result = train(run)
     if not is_first_process():
         return
-    place = run_directory(run)
     words = [word for word in hydra.overrides.task if word.partition("=")[0] not in ("seed", "run_dir")]
     finished.append((place.name, " ".join(words) or "the defaults", result))
     print(format_table(summary(result)), f"\n{place}\n", sep="\n")

@@ -1,31 +1,23 @@
-"""The identity of a run: the settings that decide what it computes, and their hash."""
+"""What makes two runs the same run: the settings that change its numbers, and their hash."""
 
 import hashlib
 import json
-from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache
 from typing import Any
 
-from lm.config.run import RUNTIME, RunConfig
+from lm.config.run import RunConfig
 
-# Settings that did not exist in the first version, with the value that has the effect of their absence. At this value
-# a setting is no part of a run's identity, so earlier runs keep their hash.
-ADDED: dict[str, Any] = {
-    "model.d_head": None,
-    "model.norm_eps": 1e-5,
-    "model.attention_bias": None,
-    "model.rope_scaling": None,
-    "model.vocab_rows": None,
-    **dict.fromkeys(("model.lora_rank", "model.lora_alpha", "model.lora_targets")),
-    "data.document_mask": False,
-    **dict.fromkeys(("data.name", "data.revision", "data.val_split", "data.val_path")),
-    "data.rows": "documents",
-    "data.max_bytes": None,
-    "data.val_max_bytes": 4_000_000,  # where it has an effect, the hash of the data says so
-    "init_sha256": None,
-    "init_tied_matrix": None,
-}
+# Settings that do not change what a run computes. They may differ when it is resumed.
+RUNTIME = (
+    *("run_dir", "logger", "checkpoint", "prompts", "init_from", "init_record", "config_hash", "data_revision"),
+    *("activation_checkpointing", "data.cache_dir", "data.verify"),
+    *("trainer.enable_progress_bar", "trainer.detect_anomaly", "trainer.profiler"),
+)
+# Where something lies. The hashes of the text and of the tokenizer say what it is.
+PLACES = ("data.path", "data.val_path", "tokenizer.path")
+# Settings that `lm.training.resolve` fills in by the machine.
+RESOLVED = ("trainer.accelerator", "trainer.precision", "loss", "threads")
 
 
 def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -36,27 +28,36 @@ def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return leaves
 
 
-def identifying(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings that decide what a run computes, as dotted keys."""
-
-    def decides(key: str, value: Any) -> bool:
-        return not is_runtime(key) and not (key in ADDED and value == ADDED[key])
-
-    found = {key: value for key, value in flat(settings).items() if decides(key, value)}
-    if found.get("init_sha256"):  # the tokenizer is that of the loaded model, wherever its file lies
-        found.pop("tokenizer.path", None)
-    return found
-
-
 @cache
 def is_runtime(key: str) -> bool:
-    return any(key == one or key.startswith(one + ".") for one in RUNTIME)
+    return any(key == name or key.startswith(f"{name}.") for name in RUNTIME)
 
 
-def config_hash(run: RunConfig, names: Callable[[dict[str, Any]], dict[str, Any]] = dict) -> str:
-    """The same for equal settings on any machine. The thread count is left out and compared on resume instead.
+def identifying(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings that change what a run computes, as dotted keys."""
+    return {key: value for key, value in flat(settings).items() if not is_runtime(key)}
 
-    `names` may give the settings other names: `lm.config.renamed.earlier` gives the hash of an earlier version.
+
+def config_hash(run: RunConfig, data_hash: str = "", tokenizer_hash: str = "") -> str:
+    """SHA-256 of what was asked of a run: equal on all machines, and wherever its text and tokenizer lie.
+
+    What the machine decides is hashed as it was asked (`auto`), the number of threads not at all.
     """
-    settings = names(identifying(asdict(run) | {"threads": None}))
-    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+    run = replace(run, threads=None, max_tokens=None, trainer=replace(run.trainer, max_steps=run.steps))
+    settings = {key: value for key, value in identifying(asdict(run)).items() if key not in PLACES}
+    content = {**settings, "data_hash": data_hash, "tokenizer_hash": tokenizer_hash}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def differences(saved: dict[str, Any], settings: dict[str, Any], ignored: tuple[str, ...] = ()) -> dict[str, str]:
+    """What differs between the settings of a run's config.yaml and others that would be resumed there, by key.
+
+    Places and keys in `ignored` are not compared; threads only where they change numbers, on a CPU.
+    """
+    before, now = identifying(saved), identifying(settings)
+    ignored += PLACES if now.get("trainer.accelerator") == "cpu" else (*PLACES, "threads")
+    return {
+        key: f"{key} is {before.get(key, 'absent')!s:.40} there, {now.get(key, 'absent')!s:.40} now"
+        for key in sorted({*before, *now} - {*ignored})
+        if before.get(key, "absent") != now.get(key, "absent")
+    }

@@ -20,7 +20,6 @@ from lm.inference.text import own_text, own_validation, whole_text
 from lm.model.documents import documents
 from lm.model.transformer import Transformer
 from lm.system.device import best_device, set_threads
-from lm.system.waiting import adaptive_waiting
 
 LOGIT_ROWS = 512  # rows of logits in memory at a time
 
@@ -95,7 +94,7 @@ def check(config: EvaluateConfig) -> None:
 
 def evaluate_run(config: EvaluateConfig, bar: bool = False) -> dict[str, Any]:
     """Score a finished run on its own validation text, or on the whole of another text. Raises BadInput."""
-    threads = set_threads(config.threads)
+    set_threads(config.threads)
     net, tokenizer = load_model(config.run_dir, config.trust)
     if (config.seq_len or 1) > net.seq_len:
         raise BadInput(f"seq_len={config.seq_len}: the context of run_dir={config.run_dir} is {net.seq_len}")
@@ -106,9 +105,8 @@ def evaluate_run(config: EvaluateConfig, bar: bool = False) -> dict[str, Any]:
     else:
         tokens, n_bytes, batch_size, train = *whole_text(config.data, tokenizer, bar), config.data.batch_size, None
     details = [Details(net.vocab_size)] if config.details else []
-    with adaptive_waiting(threads):
-        window = config.seq_len or net.seq_len
-        scores = evaluate(net.to(best_device()), tokens, window, batch_size, bar=bar, measures=details)
+    window = config.seq_len or net.seq_len
+    scores = evaluate(net.to(best_device()), tokens, window, batch_size, bar=bar, measures=details)
     if not math.isfinite(scores.loss):
         raise BadInput(f"run_dir={config.run_dir}: the loss is {scores.loss}; its weights are not those of a model")
     found: dict[str, Any] = {

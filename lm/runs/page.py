@@ -16,7 +16,7 @@ from lm.report.plots import drawing, legend, panels, tokens_axis, window
 from lm.runs.find import FoundRun, read_run
 from lm.system.files import write_text
 from lm.system.table import lines_visible, spelled, visible
-from lm.training.finished import read_result, read_samples
+from lm.training.run_directory import read_result, read_samples
 
 SHOWN = 5  # times during training whose samples are shown
 RESOLVED = ("threads", "loss")  # settings that config.yaml has as they were found out

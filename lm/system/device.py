@@ -1,5 +1,6 @@
 """The device, the precision and the number of threads to compute with."""
 
+import math
 import os
 import platform
 from collections.abc import Iterator
@@ -12,13 +13,17 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lm.config import expect
 
-MOST_THREADS = 8  # for each core; with many more, torch stalls the machine or crashes
+MAX_THREADS = 8  # for each core; with many more, torch stalls the machine or crashes
 MAX_FAST_SEQ_LEN = 512  # up to here, attention in bf16 on a CPU is faster as plain matmuls
 
 
 def cores() -> int:
-    """The number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """The number of cores that this process may use: its affinity, and the quota of its control group."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with suppress(OSError, ValueError):  # "max 100000", or microseconds of CPU time in each period
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        allowed = min(allowed, math.ceil(int(quota) / int(period)))
+    return max(1, allowed)
 
 
 @cache
@@ -31,19 +36,25 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def set_threads(threads: int | None) -> int:
-    """Let torch use this many threads (None: OMP_NUM_THREADS, else the number of cores); returns the number.
+def count_threads(threads: int | None) -> int:
+    """The number of threads for torch: `threads`, else OMP_NUM_THREADS, else the number of cores.
 
-    On a CPU, results are equal bit for bit only for the same number of threads. Raises BadInput if OMP_NUM_THREADS is
-    not a positive integer, and for more than MOST_THREADS for each core.
+    Raises BadInput if OMP_NUM_THREADS is not a positive integer, and for more than MAX_THREADS for each core.
     """
-    key, most = "threads" if threads else "OMP_NUM_THREADS", MOST_THREADS * cores()
+    key, limit = "threads" if threads else "OMP_NUM_THREADS", MAX_THREADS * cores()
     wanted = str(threads or os.environ.get("OMP_NUM_THREADS") or cores()).split(",")[0]
-    expect(wanted.isdigit() and int(wanted) >= 1, f"{key}={wanted}", "a number of threads, 1 or more")
-    limit = f"at most {most}, {MOST_THREADS} for each core that may be used here"
-    expect(int(wanted) <= most, f"{key}={wanted}", limit)
-    torch.set_num_threads(int(wanted))
+    expect(wanted.isdigit() and 1 <= int(wanted) <= limit, f"{key}={wanted}", f"a number of threads from 1 to {limit}")
     return int(wanted)
+
+
+def set_threads(threads: int | None) -> int:
+    """Let torch use `count_threads(threads)` threads; returns the number.
+
+    On a CPU, results are equal bit for bit only for the same number of threads.
+    """
+    number = count_threads(threads)
+    torch.set_num_threads(number)
+    return number
 
 
 def best_device() -> str:
@@ -53,15 +64,18 @@ def best_device() -> str:
 
 @cache
 def has_native_bf16(device: str) -> bool:
-    """Whether the device is taken to multiply bf16 matrices faster than fp32: every GPU, and CPUs with AMX.
+    """Whether the device multiplies bf16 matrices faster than fp32: GPUs from Ampere on, and CPUs with AMX.
 
     AVX-512 BF16 alone counts where the CPU is not Intel's: a GEMM by it takes 1.7 times as long as in fp32 on Intel's
-    (where AMX is switched off). Other CPUs emulate bf16; GPUs before Ampere do too, but are not detected.
+    (where AMX is switched off). Other CPUs emulate bf16. On MPS it was not measured.
     """
+    if device == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
     if device != "cpu":
-        return True
-    known: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
-    return bool(known.get("amx_bf16") or (known.get("avx512_bf16") and "Intel" not in str(known.get("cpu_name"))))
+        return False
+    capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
+    intel = "Intel" in str(capabilities.get("cpu_name"))
+    return bool(capabilities.get("amx_bf16") or (capabilities.get("avx512_bf16") and not intel))
 
 
 def is_mixed(precision: object) -> bool:
@@ -71,10 +85,7 @@ def is_mixed(precision: object) -> bool:
 
 @contextmanager
 def fast_attention(device: str, mixed: bool, seq_len: int) -> Iterator[None]:
-    """A context in which attention runs as plain matmuls where that is faster: in bf16 on a CPU, for short contexts.
-
-    torch's fused kernel takes up to three times as long there.
-    """
+    """A context in which attention runs as plain matmuls where that is faster: in bf16 on a CPU, for short contexts."""
     if device != "cpu" or not mixed or seq_len > MAX_FAST_SEQ_LEN:
         yield
         return

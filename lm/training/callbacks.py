@@ -1,11 +1,8 @@
-"""The training callback, which logs, validates, saves and stops between two optimizer steps, and the progress bar."""
+"""What happens after an optimizer step: a row of metrics, a validation, a line on the terminal, a progress bar."""
 
 import math
-import signal
+import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType
 from typing import Any
 
 from lightning import Callback, LightningModule, Trainer
@@ -13,156 +10,124 @@ from tqdm import tqdm
 
 from lm.config import Diverged
 from lm.inference.evaluate import evaluate
-from lm.training.metrics import validation_metrics
+from lm.training.metrics import MetricsFile, validation_metrics
+from lm.training.module import LMModule
 from lm.training.optim import lr_factor
-from lm.training.task import LMTask
-
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def heard() -> list[signal.Signals]:
-    """SIGNALS without a SIGHUP that is ignored, as nohup starts a command."""
-    return [one for one in SIGNALS if one != signal.SIGHUP or signal.getsignal(one) != signal.SIG_IGN]
+class LogAndValidate(Callback):
+    """Logs every `trainer.log_every_n_steps` steps and validates every `validation.every` steps.
 
-
-class Interrupted(BaseException):
-    """A signal has stopped the run, after a checkpoint. Not an Exception, so that a sweep stops as well."""
-
-    def __init__(self, signum: int, step: int) -> None:
-        super().__init__(f"stopped by {signal.Signals(signum).name} after step {step}")
-        self.signum, self.step = signum, step
-
-
-class TrainingCallback(Callback):
-    """What is due after an optimizer step, in an order that a resume repeats exactly: log, validate, save, stop.
-
-    The last step is not validated here: its row is logged with the final score, after its checkpoint.
+    The last step has no row here: its row is written with the final score, after its checkpoint. `metrics` is None on
+    all ranks but the first.
     """
 
-    def __init__(self, tokens_per_step: int, log_every: int) -> None:
-        self.tokens_per_step, self.log_every = tokens_per_step, log_every
+    def __init__(self, metrics: MetricsFile | None) -> None:
+        self.metrics = metrics
         self.started: float | None = None  # when the training of this process began; None before and after it
         self.seconds_before = 0.0  # spent by the processes before this one, if the run was resumed
         self.resumed_from: list[int] = []
-        self.step = 0
         self.last_metrics: dict[str, float] = {}  # of the last step
-        self.scoring = False
-        self.signum: int | None = None
+        self.step = self.first_step = 0  # now, and when this process began
 
     @property
     def seconds(self) -> float:
         """Seconds of training, without the final score."""
         return self.seconds_before + (time.perf_counter() - self.started if self.started is not None else 0)
 
-    @contextmanager
-    def handling_signals(self) -> Iterator[None]:
-        """A context in which the first of SIGNALS takes effect at the end of the step."""
-        before = {signum: signal.signal(signum, self.on_signal) for signum in heard()}
-        try:
-            yield
-        finally:
-            for signum, handler in before.items():
-                signal.signal(signum, handler)
+    def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
+        self.started, self.first_step = time.perf_counter(), trainer.global_step
 
-    def on_train_start(self, trainer: Trainer, task: LightningModule) -> None:
-        self.started = time.perf_counter()
-        for signum in heard() if self.signum is None else ():  # Lightning has installed its own handlers
-            signal.signal(signum, self.on_signal)
-        if self.signum is not None:
-            raise Interrupted(self.signum, trainer.global_step)
-
-    def on_train_end(self, trainer: Trainer, task: LightningModule) -> None:
+    def on_train_end(self, trainer: Trainer, module: LightningModule) -> None:
         self.seconds_before, self.started = self.seconds, None
 
-    def on_signal(self, signum: int, frame: FrameType | None) -> None:
-        self.signum = signum
-        signal.signal(signum, signal.SIG_DFL)  # a second signal takes effect at once
-        if self.scoring:  # every step is saved
-            raise Interrupted(signum, self.step)
-
     def on_train_batch_end(
-        self, trainer: Trainer, task: LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        assert isinstance(task, LMTask)
+        assert isinstance(module, LMModule)
         if (batch_idx + 1) % trainer.accumulate_grad_batches:
             return
-        self.step = step = trainer.global_step
-        run, last = task.run, step == task.total_steps
-        metrics: dict[str, float] = {}
-        logs = step % self.log_every == 0 and not last
+        run, self.step = module.run, trainer.global_step
+        step, last = self.step, self.step == run.steps
+        logs = step % run.trainer.log_every_n_steps == 0 and not last
         validates = run.validation.every and step % run.validation.every == 0 and not last
-        stops = trainer.strategy.reduce_boolean_decision(self.signum is not None, all=False)  # a signal on any rank
-        saves = step % run.checkpoint.every == 0 or last or stops
-        if logs or validates or saves:
-            metrics |= self.train_metrics(task, step)
-        task.micro_losses.clear()
+        if not (logs or validates or last or step % run.checkpoint.every == 0):
+            return
+        metrics = step_metrics(module, step)  # raises Diverged before anything of this step is saved
         if last:
             self.last_metrics = metrics
         if validates:
-            val, data = task.data.val, run.data
-            scores = evaluate(task.net, val, data.seq_len, data.batch_size, run.validation.batches)
-            metrics |= validation_metrics(scores, task.data)
-        if logs or validates:
-            for logger in trainer.loggers:
-                logger.log_metrics(metrics, step)
-        if saves:
-            for logger in trainer.loggers:
-                logger.save()  # a checkpoint must not be newer than the rows on disk
-            trainer.save_checkpoint("")  # Checkpoints chooses the file name
-        if stops:
-            raise Interrupted(self.signum or signal.SIGTERM, step)
+            data, batches = module.data, run.validation.batches
+            scores = evaluate(module.net, data.val, run.data.seq_len, run.data.batch_size, batches)
+            metrics |= validation_metrics(scores, data)
+        if (logs or validates) and self.metrics is not None:
+            self.log_row(trainer, metrics)
+            if validates and run.trainer.enable_progress_bar:
+                self._print(metrics, step, run.steps, len(module.data.val) - 1)
 
-    def train_metrics(self, task: LMTask, step: int) -> dict[str, float]:
-        loss, norm = task.step_loss(), task.grad_norm.item()
-        if not (math.isfinite(loss) and math.isfinite(norm)):  # raised before anything of this step is saved
-            found = f"the loss is {loss} and the gradient norm {norm} at step {step}"
-            raise Diverged(f"{found}: choose optim.lr below {task.run.optim.lr} or a lower trainer.gradient_clip_val")
-        return {
-            "tokens": step * self.tokens_per_step,
-            "lr": task.run.optim.lr * lr_factor(step - 1, task.total_steps, task.run.optim),
-            "train/loss": loss,
-            "train/grad_norm": norm,
-        }
+    def log_row(self, trainer: Trainer, metrics: dict[str, float]) -> None:
+        """A row of metrics.csv, and the same for the trackers."""
+        assert self.metrics is not None
+        self.metrics.append(trainer.global_step, metrics)
+        for logger in trainer.loggers:
+            logger.log_metrics(metrics, trainer.global_step)
 
-    @contextmanager
-    def stopping_at_once(self) -> Iterator[None]:
-        """A context in which a signal takes effect at once: no step would be lost, so a resume only scores again."""
-        self.scoring = True
-        if self.signum is not None:
-            raise Interrupted(self.signum, self.step)
-        try:
-            yield
-        finally:
-            self.scoring = False
+    def _print(self, metrics: dict[str, float], step: int, steps: int, val_tokens: int) -> None:
+        """A line on standard error, above the progress bar if there is one."""
+        assert self.started is not None
+        seconds = (time.perf_counter() - self.started) / max(1, step - self.first_step)
+        losses = ", ".join(f"{key} {metrics[key]:.3f}" for key in ("train/loss", "val/loss"))
+        scored = "all" if metrics["val/tokens"] == val_tokens else f"{metrics['val/tokens']:,} of"
+        left = tqdm.format_interval((steps - step) * seconds)
+        tqdm.write(f"step {step:,} of {steps:,}: {losses} on {scored} {val_tokens:,} tokens, {left} left", sys.stderr)
+
+    def on_save_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        if self.metrics is not None:
+            self.metrics.sync()
 
     def state_dict(self) -> dict[str, Any]:
         names = ("step", "seconds", "resumed_from", "last_metrics")
         return {name: getattr(self, name) for name in names}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.step, self.seconds_before = state["step"], state["seconds"]
+        self.step, self.seconds_before, self.last_metrics = state["step"], state["seconds"], state["last_metrics"]
         self.resumed_from = [*state["resumed_from"], self.step]
-        self.last_metrics = state.get("last_metrics", {})  # absent in checkpoints of earlier versions
+
+
+def step_metrics(module: LMModule, step: int) -> dict[str, float]:
+    """The columns of a row that the training step gives. Raises Diverged if the loss or the gradient is not finite."""
+    run, loss, norm = module.run, module.step_loss(), module.grad_norm.item()
+    if not (math.isfinite(loss) and math.isfinite(norm)):
+        advice = f"choose optim.lr below {run.optim.lr} or a lower trainer.gradient_clip_val"
+        raise Diverged(f"the loss is {loss} and the gradient norm {norm} at step {step}: {advice}")
+    return {
+        "tokens": step * run.tokens_per_step,
+        "lr": run.optim.lr * lr_factor(step - 1, run.steps, run.optim),
+        "train/loss": loss,
+        "train/grad_norm": norm,
+    }
 
 
 class ProgressBar(Callback):
-    """A progress bar over the whole run, with the loss, tokens per second and the remaining time."""
+    """A progress bar over the whole run, with the loss, tokens per second and the remaining time.
 
-    def __init__(self, tokens_per_step: int) -> None:
-        self.tokens_per_step = tokens_per_step
+    Lightning's own bar shows no end for a stream of batches that has none.
+    """
+
+    def __init__(self) -> None:
         self.bar: tqdm[Any] | None = None
 
-    def on_train_start(self, trainer: Trainer, task: LightningModule) -> None:
-        assert isinstance(task, LMTask)
-        done, total = (steps * self.tokens_per_step for steps in (trainer.global_step, task.total_steps))
+    def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
+        assert isinstance(module, LMModule)
+        done, total = (steps * module.run.tokens_per_step for steps in (trainer.global_step, module.run.steps))
         self.bar = tqdm(total=total, initial=done, desc="training", unit="tok", unit_scale=True, leave=False)
 
-    def on_train_batch_end(self, trainer: Trainer, task: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(self, trainer: Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         assert self.bar is not None
-        moved = trainer.global_step * self.tokens_per_step - self.bar.n
+        moved = trainer.global_step * module.run.tokens_per_step - self.bar.n
         if moved and self.bar.update(moved):  # true when tqdm has redrawn, about ten times a second
-            self.bar.set_postfix(loss=f"{task.micro_losses[-1].item():.3f}", refresh=False)
+            self.bar.set_postfix(loss=f"{module.micro_losses[-1].item():.3f}", refresh=False)
 
-    def teardown(self, trainer: Trainer, task: LightningModule, stage: str) -> None:
+    def teardown(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
         if self.bar is not None:  # None if no step was left to make
             self.bar.close()

@@ -1,110 +1,97 @@
-"""Checkpoints, from which a run resumes: Lightning's checkpoint content in files of plain data.
+"""Checkpoints, from which a run resumes: files step-XXXXXXXX.ckpt with Lightning's content, the model's and optimizer's.
 
-A checkpoint's file name ends in the hash of its bytes, so a damaged one is recognised, and it says which run it is of.
-It is read with `weights_only=True`, so it cannot run code.
+They are read with `weights_only=True`, so they cannot run code.
 """
 
 import logging
-import os
-from collections.abc import Callable, Mapping
-from fnmatch import fnmatch
+from collections.abc import Callable
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
-from lightning.pytorch.plugins.io import CheckpointIO
+from lightning import LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from lm.config import BadInput
-from lm.report.metrics import FILE, hash_name, hashes
-from lm.system.files import atomic_file, sha256
+from lm.system.files import atomic_file
+from lm.training.signals import Interrupted
 
-GROUPS = {"body": "block_matrices", "vectors": "other", "table": "embedding"}  # of the optimizer: old name -> new
 log = logging.getLogger(__name__)
 
 
-class Checkpoints(CheckpointIO):
-    """Writes each checkpoint atomically and keeps the newest `keep`. `run` identifies the run that they are of."""
-
-    def __init__(self, folder: Path, keep: int, run: Mapping[str, Any] = MappingProxyType({})) -> None:
-        self.folder, self.keep, self.run = folder, keep, dict(run)
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Writes each checkpoint beside its final name and renames it when it is on disk."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        self.folder.mkdir(exist_ok=True)
-        step = checkpoint["global_step"]
-        with atomic_file(self.folder, lambda file: f"step-{step:08d}-{sha256(file)[:16]}.ckpt") as file:
+        path = Path(path)
+        path.parent.mkdir(exist_ok=True)
+        with atomic_file(path.parent, path.name) as file:
             try:
-                torch.save({**checkpoint, "run": self.run, **hashes(self.folder.parent)}, file)
+                torch.save(checkpoint, file)
             except RuntimeError as error:  # what torch makes of an error of the file, such as a full disk
                 if isinstance(error.__context__, OSError):
                     raise error.__context__ from error
                 raise
-        for old in self.paths()[self.keep :]:
-            self.remove_checkpoint(old)
 
     def load_checkpoint(
         self, path: Any, map_location: Callable[..., Any] | None = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        return current(torch.load(path, map_location="cpu", weights_only=True))
-
-    def remove_checkpoint(self, path: Any) -> None:
-        Path(path).unlink(missing_ok=True)
-
-    def paths(self) -> list[Path]:
-        """All checkpoints, the newest step first. Raises OSError if they cannot be listed: they may be there."""
-        if not os.path.lexists(self.folder):
-            return []
-        names = [name for name in os.listdir(self.folder) if fnmatch(name, "step-*.ckpt")]
-        return [self.folder / name for name in sorted(names, reverse=True)]
-
-    def newest(self) -> Path | None:
-        """The newest intact checkpoint, None if there is none.
-
-        Raises BadInput if every one is damaged, or if it is one of another run. Those of earlier versions do not say.
-        """
-        damaged: list[Path] = []
-        for path in self.paths():
-            if path.stem.endswith(sha256(path)[:16]):
-                for one in damaged:  # they must not count among those to keep
-                    self.remove_checkpoint(one)
-                self.refuse_another(path)
-                return path
-            log.warning("%s is damaged: trying the previous one", path)
-            damaged.append(path)
-        if damaged:
-            raise BadInput(f"{self.folder}: every checkpoint is damaged; delete the folder to train from the start")
-        return None
-
-    def metrics_hash(self, path: Path | None) -> str | None:
-        """Of the rows that were logged before a checkpoint. Those of earlier versions do not say it."""
-        return plain(path).get(hash_name(Path(FILE))) if path else None
-
-    def refuse_another(self, path: Path) -> None:
-        there = plain(path).get("run", {})
-        for key, here in self.run.items():
-            if there.get(key, here) != here:
-                found = f"{key} is {there[key]} there, {here} here"
-                raise BadInput(f"{path}: a checkpoint of another run ({found}); remove it")
+        return torch.load(path, map_location="cpu", weights_only=True)
 
 
-def plain(path: Path) -> Any:
-    """The content of a checkpoint; its tensors are not read. Raises BadInput if the file is something else."""
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except OSError:
-        raise
-    except Exception as error:  # torch and the unpickler have many
-        raise BadInput(f"{path}: no checkpoint that train has written; remove it") from error
+class Checkpoints(Checkpoint):
+    """Saves every `every` steps, after the last step and where a signal ends the run; keeps the newest `keep` files.
+
+    Lightning calls it after all other callbacks, so the rows of a step are written before its checkpoint. Nothing is
+    saved within a step or after an error, so each file is of a whole step. The folder is its only state: unlike
+    lightning's ModelCheckpoint, whose state names absolute paths, it goes on where the folder has been moved.
+    """
+
+    def __init__(self, folder: Path, every: int, keep: int) -> None:
+        self.folder, self.every, self.keep = folder, every, keep
+
+    def on_train_batch_end(
+        self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        step = trainer.global_step
+        whole = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
+        if whole and (step % self.every == 0 or step == trainer.max_steps):
+            self._save(trainer)
+
+    def on_exception(self, trainer: Trainer, module: LightningModule, exception: BaseException) -> None:
+        if isinstance(exception, Interrupted):
+            self._save(trainer)
+
+    def _save(self, trainer: Trainer) -> None:
+        trainer.save_checkpoint(self.folder / f"step-{trainer.global_step:08d}.ckpt")
+        for path in checkpoints(self.folder)[self.keep :]:
+            trainer.strategy.remove_checkpoint(path)
 
 
-def current(checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """A checkpoint of an earlier version under today's names: of the callback, the groups and their settings."""
-    callbacks = checkpoint.get("callbacks", {})
-    if "Journal" in callbacks:
-        callbacks["TrainingCallback"] = callbacks.pop("Journal")
-    for optimizer in checkpoint["optimizer_states"]:
-        for group in optimizer["param_groups"]:
-            group["name"] = GROUPS.get(group["name"], group["name"])
-            if "rounds" in group:
-                group["ns_steps"] = group.pop("rounds")
-    return checkpoint
+def checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints in a folder, the newest first."""
+    return sorted(folder.glob("step-*.ckpt"), reverse=True)
+
+
+def step_of(checkpoint: Path | None) -> int:
+    return int(checkpoint.stem.split("-")[1]) if checkpoint else 0
+
+
+def newest_checkpoint(folder: Path, config_hash: str) -> Path | None:
+    """The newest checkpoint that can be read, None if there is none. Raises BadInput if it is one of another run."""
+    paths = checkpoints(folder)
+    for path in paths:
+        try:
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        except OSError:
+            raise
+        except Exception as error:  # torch and the unpickler have many
+            log.warning("%s: cannot be read (%s); trying the one before", path, str(error).partition("\n")[0])
+            continue
+        if content.get("config_hash") != config_hash:
+            raise BadInput(f"{path}: a checkpoint of another run; remove it")
+        return path
+    if paths:
+        raise BadInput(f"{folder}: no checkpoint can be read; delete the folder to train from the start")
+    return None

@@ -25,9 +25,8 @@ from lm.data.batches import Batch
 from lm.inference.details import BANDS, NLLByTarget, frequency_bands, token_counts
 from lm.inference.evaluate import evaluate
 from lm.model.transformer import Transformer
-from lm.report.metrics import hash_name
 from lm.training.metrics import MetricsFile
-from lm.training.task import LMTask
+from lm.training.module import LMModule
 
 GRADIENTS = ("embedding_grad", "head_grad", "cosine")
 BY_BAND = [f"{name}/band{i}" for name in ("loss", "embedding_norm", "head_norm") for i in range(1, BANDS + 1)]
@@ -78,58 +77,54 @@ class EmbeddingGradient:
 
 
 class Diagnostics(Callback):
-    """Comes before TrainingCallback, so that the row of a step is written before the step's checkpoint."""
+    """Writes a row of diagnostics.csv every `every` steps and after the last one."""
 
-    def __init__(self, path: Path, every: int, tokens_per_step: int) -> None:
-        self.path, self.every, self.tokens_per_step = path, every, tokens_per_step
+    def __init__(self, path: Path, every: int) -> None:
+        self.path, self.every = path, every
         self.steps = 0  # since the last row
         self.clipped: int | Tensor = 0  # of these steps; a tensor during training, so that a GPU need not synchronise
 
-    def on_load_checkpoint(self, trainer: Trainer, task: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Refuse rows that were changed since. A resume after the last step does not come to `on_train_start`."""
-        MetricsFile(self.path, checkpoint["global_step"], COLUMNS, checkpoint.get(hash_name(self.path)))
-
-    def on_train_start(self, trainer: Trainer, task: Any) -> None:
+    def on_train_start(self, trainer: Trainer, module: Any) -> None:
         self.file = MetricsFile(self.path, trainer.global_step, COLUMNS)
-        self.bands = frequency_bands(token_counts(task.data.train, task.net.vocab_size))
-        self.gradient = EmbeddingGradient(task.net)
+        self.bands = frequency_bands(token_counts(module.data.train, module.net.vocab_size))
+        self.gradient = EmbeddingGradient(module.net)
 
     def due(self, trainer: Trainer, step: int) -> bool:
         return step % self.every == 0 or step == trainer.max_steps
 
-    def on_train_batch_start(self, trainer: Trainer, task: Any, batch: Batch, batch_idx: int) -> None:
+    def on_train_batch_start(self, trainer: Trainer, module: Any, batch: Batch, batch_idx: int) -> None:
         if self.due(trainer, trainer.global_step + 1):
             self.gradient.start()
 
-    def on_before_optimizer_step(self, trainer: Trainer, task: Any, optimizer: Any) -> None:
+    def on_before_optimizer_step(self, trainer: Trainer, module: Any, optimizer: Any) -> None:
         if self.due(trainer, trainer.global_step + 1):
             embedding, head = (grad.flatten() for grad in self.gradient.gradients())
             self.gradients = torch.stack([embedding.norm(), head.norm(), F.cosine_similarity(embedding, head, dim=0)])
 
-    def on_train_batch_end(self, trainer: Trainer, task: Any, outputs: Any, batch: Batch, batch_idx: int) -> None:
+    def on_train_batch_end(self, trainer: Trainer, module: Any, outputs: Any, batch: Batch, batch_idx: int) -> None:
         if (batch_idx + 1) % trainer.accumulate_grad_batches:
             return
         self.steps += 1
-        self.clipped = self.clipped + (task.grad_norm > (trainer.gradient_clip_val or math.inf))
+        self.clipped = self.clipped + (module.grad_norm > (trainer.gradient_clip_val or math.inf))
         if self.due(trainer, step := trainer.global_step):
-            self.file.log_metrics(self.row(task, step), step)
+            self.file.append(step, self.row(module, step))
             self.steps = self.clipped = 0
 
     @torch.no_grad()
-    def row(self, task: LMTask, step: int) -> dict[str, float]:
-        net, data = task.net, task.run.data
-        row = {"tokens": step * self.tokens_per_step, "clip_rate": int(self.clipped) / self.steps}
+    def row(self, module: LMModule, step: int) -> dict[str, float]:
+        net, run = module.net, module.run
+        row = {"tokens": step * run.tokens_per_step, "clip_rate": int(self.clipped) / self.steps}
         row |= zip(GRADIENTS, self.gradients.tolist(), strict=True)
-        if step == task.total_steps:  # the validation split costs more than all else
+        if step == run.steps:  # the validation split costs more than all else
             by_target = NLLByTarget(net.vocab_size)
-            evaluate(net, task.data.val, data.seq_len, data.batch_size, measures=[by_target])
+            evaluate(net, module.data.val, run.data.seq_len, run.data.batch_size, measures=[by_target])
             row |= means("loss", by_target.total_nll, by_target.counts, self.bands)
         for name, rows in (("embedding_norm", net.embed.matrix()), ("head_norm", net.head.matrix(net.embed.weight))):
             row |= means(name, rows.float().norm(dim=1).cpu().numpy(), np.ones(len(rows)), self.bands)
         return row
 
-    def on_save_checkpoint(self, trainer: Trainer, task: LightningModule, checkpoint: dict[str, Any]) -> None:
-        self.file.save()  # a checkpoint must not be newer than the rows on disk
+    def on_save_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        self.file.sync()  # a checkpoint must not be newer than the rows on disk
 
     def state_dict(self) -> dict[str, Any]:
         return {"steps": self.steps, "clipped": int(self.clipped)}

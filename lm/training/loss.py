@@ -1,6 +1,6 @@
 """The training loss: the mean cross-entropy of the next tokens, in nats.
 
-Both implementations below compute the same value and gradients; they differ in memory and time.
+Both implementations compute the same value and gradients. They differ in memory and time.
 """
 
 from collections.abc import Callable
@@ -9,16 +9,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lm.config import BadInput
-from lm.model.linear import linear
+from lm.config import BadInput, RunConfig
+from lm.model.head import HEADS
 from lm.model.transformer import Transformer
+from lm.system.device import is_mixed
 
 Loss = Callable[[Transformer, Tensor, Tensor], Tensor]  # the model, token ids (B, T) and targets (B, T) to a scalar
 
 HAS_CHUNKED = hasattr(nn, "LinearCrossEntropyOptions")  # from torch 2.13 on
 CHUNK_ROWS = 512  # rows of logits in memory at a time
-CHUNKED_FROM_VOCAB_SIZE = {False: 2048, True: 8192}  # by `mixed`: from here on, chunked is faster on a CPU
-COMPILER_ABSENT = ("InvalidCxxCompiler", "TritonMissing")  # what torch.compile raises on a CPU and on a GPU
+# The vocabulary size from which chunked is faster on a CPU, by precision (`benchmark.py only=[loss]`).
+CHUNKED_FROM_VOCAB_SIZE = {"fp32": 2048, "bf16": 8192}
 cross_entropy = nn.CrossEntropyLoss()  # takes raw logits: it contains the softmax
 
 
@@ -33,7 +34,7 @@ def chunked(net: Transformer, tokens: Tensor, targets: Tensor) -> Tensor:
 
     This matmul runs in the precision of the weights, under autocast too.
     """
-    x, matrix = net.head.factors(net.hidden_states(tokens), net.embed.weight)
+    x, matrix = net.head.factors(net.hidden_states(tokens), net.embed.weight)  # (B, T, D), (V, D)
     options = nn.LinearCrossEntropyOptions(batch_chunk_size=CHUNK_ROWS)
     return F.linear_cross_entropy(x.flatten(0, 1).to(matrix.dtype), matrix, targets.flatten(), options=options)
 
@@ -41,50 +42,24 @@ def chunked(net: Transformer, tokens: Tensor, targets: Tensor) -> Tensor:
 LOSSES: dict[str, Loss] = {"plain": plain, "chunked": chunked}
 
 
-def resolve_loss(name: str, net: Transformer, device: str, compiled: bool, mixed: bool = False) -> str:
-    """The key of LOSSES for the setting `loss`; auto means the faster one. Raises BadInput if chunked is impossible.
+def resolve_loss(run: RunConfig, vocab_size: int) -> str:
+    """The key of LOSSES for the setting `loss` of a run with a device and a precision; auto is the faster one.
 
-    `mixed` says that matmuls run in bf16: this makes plain faster but not chunked (`benchmark.py only=[loss]`).
+    Raises BadInput if chunked is impossible.
     """
-    if name == "chunked" and not HAS_CHUNKED:
-        raise BadInput(
-            f"loss=chunked: needs torch 2.13 or later, not {torch.__version__}; loss=plain computes the same"
-        )
-    if name == "chunked" and not is_linear(net):
-        raise BadInput(
-            f"loss=chunked: {type(net.head).__name__} has logits that are not a matrix product; choose loss=plain"
-        )
-    if name == "auto":
-        faster = HAS_CHUNKED and device == "cpu" and net.vocab_size >= CHUNKED_FROM_VOCAB_SIZE[mixed] and not compiled
-        return "chunked" if faster and is_linear(net) else "plain"
-    return name
+    is_linear = getattr(HEADS[run.head.kind], "is_linear", True)
+    if run.loss == "chunked" and not HAS_CHUNKED:
+        raise BadInput(f"loss=chunked: needs torch 2.13 or later, not {torch.__version__}; choose loss=plain")
+    if run.loss == "chunked" and not is_linear:
+        raise BadInput(f"loss=chunked: the logits of head.kind={run.head.kind} are no matrix product; choose loss=plain")
+    if run.loss != "auto":
+        return run.loss
+    limit = CHUNKED_FROM_VOCAB_SIZE["bf16" if is_mixed(run.trainer.precision) else "fp32"]
+    faster = HAS_CHUNKED and run.trainer.accelerator == "cpu" and vocab_size >= limit and not run.compile
+    return "chunked" if faster and is_linear else "plain"
 
 
-@torch.no_grad()
-def is_linear(net: Transformer) -> bool:
-    """Whether the logits are the product of the head's factors: a head of your own may apply a nonlinearity to them."""
-    embedding = net.embed.weight
-    x = torch.linspace(-100, 100, 2 * embedding.shape[1], device=embedding.device).view(2, -1)
-    return torch.allclose(net.head(x, embedding), linear(*net.head.factors(x, embedding)), rtol=1e-3)
-
-
-def build_loss(name: str, compiled: bool) -> Loss:
-    """The function of a key of LOSSES, compiled by torch if `compiled`.
-
-    A compiled loss raises BadInput at its first call if torch finds no C++ compiler or no Triton.
-    """
-    if not compiled:
-        return LOSSES[name]
-    loss: Loss = torch.compile(LOSSES[name])
-
-    def call(net: Transformer, tokens: Tensor, targets: Tensor) -> Tensor:
-        try:
-            return loss(net, tokens, targets)
-        except Exception as error:
-            cause = getattr(error, "inner_exception", error)
-            if type(cause).__name__ not in COMPILER_ABSENT:
-                raise
-            reason = str(cause).partition("\n")[0]
-            raise BadInput(f"compile=true: {reason}; compile=false computes the same without a compiler") from error
-
-    return call
+def build_loss(run: RunConfig) -> Loss:
+    """The loss of a resolved run, compiled by torch if run.compile."""
+    loss = LOSSES[run.loss]
+    return torch.compile(loss) if run.compile else loss

@@ -1,27 +1,28 @@
-"""What a run reports while it trains: a row of metrics.csv for each logged step, a line for each validation."""
+"""What a run reports while it trains: the rows of metrics.csv, and the trackers that the setting `logger` names."""
 
 import csv
-import hashlib
 import io
-import logging
 import os
-import sys
-import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 from lightning.pytorch.loggers.logger import Logger
-from tqdm import tqdm
 
-from lm.config import BadInput
-from lm.config.renamed import current_column
+from lm.config import BadInput, RunConfig
+from lm.config.identity import flat
 from lm.data.tokens import TextData
 from lm.inference.evaluate import Scores
-from lm.system.files import read_regular, write_text
+from lm.system.files import write_text
 
 COLUMNS = ("step", "tokens", "lr", "train/loss", "train/grad_norm", "val/loss", "val/bpb", "val/top1", "val/tokens")
-
-log = logging.getLogger(__name__)
+FINAL = (  # of result.json, for the trackers
+    *("val_loss", "val_bpb", "val_top1", "n_params", "flops_per_token"),
+    *("steps", "tokens", "seconds", "tokens_per_second"),
+)
 
 
 def validation_metrics(scores: Scores, data: TextData) -> dict[str, float]:
@@ -31,93 +32,111 @@ def validation_metrics(scores: Scores, data: TextData) -> dict[str, float]:
     return {"val/loss": scores.loss, "val/bpb": bpb, "val/top1": scores.top1, "val/tokens": scores.n_tokens}
 
 
-class BaseLogger(Logger):
-    """What Lightning requires of every logger."""
+class MetricsFile:
+    """A CSV file with a row for each logged step, in order, also after a resume. It holds no times.
 
-    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
-        """They are in config.yaml."""
+    Rows of an existing file up to `resume_step` are kept; later steps will be logged again.
+    """
 
-    @property
-    def name(self) -> str:
-        return type(self).__name__
-
-    @property
-    def version(self) -> str:
-        return ""
-
-
-class ConsoleLogger(BaseLogger):
-    """A line on standard error for each validation, above the progress bar if there is one."""
-
-    def __init__(self, first_step: int, n_steps: int, val_tokens: int) -> None:
-        """`val_tokens`: how many tokens of the validation text can be scored."""
-        super().__init__()
-        self.first_step, self.n_steps, self.val_tokens = first_step, n_steps, val_tokens
-        self.started = time.perf_counter()
-
-    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        if step and "val/loss" in metrics:
-            seconds = (time.perf_counter() - self.started) / max(1, step - self.first_step)
-            losses = ", ".join(f"{key} {metrics[key]:.3f}" for key in ("train/loss", "val/loss") if key in metrics)
-            scored = "all" if metrics["val/tokens"] == self.val_tokens else f"{metrics['val/tokens']:,} of"
-            left = tqdm.format_interval((self.n_steps - step) * seconds)
-            where = f"on {scored} {self.val_tokens:,} tokens"
-            tqdm.write(f"step {step:,} of {self.n_steps:,}: {losses} {where}, {left} left", file=sys.stderr)
-
-
-class MetricsFile(BaseLogger):
-    """A CSV file with a row for each logged step, in order, also after a resume. It holds no times."""
-
-    def __init__(
-        self, path: Path, resumed_step: int, columns: tuple[str, ...] = COLUMNS, expected: str | None = None
-    ) -> None:
-        """Keep the rows of an existing file up to `resumed_step`; later steps will be logged again.
-
-        `expected` is the hash of a file that holds them alone, if it is known. Raises BadInput if there are others,
-        or if the file begins with other columns.
-        """
-        super().__init__()
+    def __init__(self, path: Path, resume_step: int = 0, columns: tuple[str, ...] = COLUMNS) -> None:
         self.path, self.columns = path, columns
-        kept = [row for row in self.rows() if int(row["step"]) <= resumed_step] if resumed_step else []
-        if expected and self.hash_until(resumed_step) != expected:
-            if kept:
-                raise BadInput(f"{path}: was changed after step {resumed_step}; remove it to go on without its rows")
-            log.warning("%s: has no rows up to step %d, as if it had been removed", path, resumed_step)
-        write_text(path, self.lines([dict(zip(columns, columns, strict=True)), *kept]))
+        rows = [row for row in self._rows() if int(row["step"]) <= resume_step] if resume_step else []
+        write_text(path, self._lines([dict(zip(columns, columns, strict=True)), *rows]))
 
-    def hash_until(self, step: int) -> str:
-        """Of the file as it was when a checkpoint of this step was written, whatever columns it has."""
-        content = self.path.read_bytes() if self.path.exists() else b""
-        head, *lines = content.splitlines(keepends=True) or [b""]
-        numbers = [line.partition(b",")[0] for line in lines]
-        first = [line for line, number in zip(lines, numbers, strict=True) if number.isdigit() and int(number) <= step]
-        whole = [line for line in first if line.endswith(b"\n")]  # the last one may have been cut off
-        return hashlib.sha256(b"".join([head, *whole])).hexdigest()
+    def append(self, step: int, metrics: dict[str, float]) -> None:
+        with open(self.path, "a", newline="") as file:
+            header = [dict(zip(self.columns, self.columns, strict=True))] if not file.tell() else []
+            file.write(self._lines([*header, {"step": step, **metrics}]))
 
-    def rows(self) -> list[dict[str, str]]:
-        """The rows that are there, without an incomplete one: the disk was full, or the power failed."""
-        try:
-            lines = list(csv.reader(io.StringIO(read_regular(self.path).decode(), newline="")))
-            names = tuple(map(current_column, lines[0] if lines else ()))
-            if not names or names != self.columns[: len(names)]:  # earlier versions had fewer columns
-                raise ValueError(f"begins with {','.join(names)!r:.60}")
-        except FileNotFoundError:
+    def sync(self) -> None:
+        """Wait until all rows are on disk: a checkpoint must not be newer than they are."""
+        if self.path.exists():
+            with open(self.path, "rb") as file:
+                os.fsync(file.fileno())
+
+    def _rows(self) -> list[dict[str, Any]]:
+        """The rows of the file, without one that is cut off because the disk was full or the power failed."""
+        if not self.path.exists():
             return []
-        except (ValueError, csv.Error) as error:
-            expected = f"expected the columns {','.join(self.columns)}"
-            raise BadInput(f"{self.path}: {error}; {expected}; remove it to go on without its rows") from error
-        rows = [dict(zip(names, line, strict=True)) for line in lines[1:] if len(line) == len(names)]
-        return [row for row in rows if row["step"].isdecimal()]
+        with open(self.path, newline="") as file:
+            rows = [row for row in csv.DictReader(file) if None not in (*row, *row.values())]
+        return [row for row in rows if row.get("step", "").isdecimal()]
 
-    def lines(self, rows: list[dict[str, Any]]) -> str:
+    def _lines(self, rows: list[dict[str, Any]]) -> str:
         buffer = io.StringIO()
         csv.DictWriter(buffer, self.columns, lineterminator="\n", extrasaction="ignore").writerows(rows)
         return buffer.getvalue()
 
-    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        with open(self.path, "a", newline="") as file:
-            file.write(self.lines([{"step": step, **metrics}]))
 
-    def save(self) -> None:
-        with open(self.path, "rb") as file:
-            os.fsync(file.fileno())
+@contextmanager
+def trackers(run: RunConfig, folder: Path, settings: dict[str, Any]) -> Iterator[list[Logger]]:
+    """Lightning's loggers of the setting `logger`, told the settings by dotted keys; closed at the end of the context.
+
+    Raises BadInput if one cannot begin, for example because nobody has logged in.
+    """
+    loggers: list[Logger] = []
+    failed = True
+    try:
+        for name, options in asdict(run.logger).items():
+            if options is None:
+                continue
+            try:
+                loggers.append(TRACKERS[name](folder, **options))
+                loggers[-1].log_hyperparams(flat(settings))
+            except Exception as error:  # each library has its own
+                raise BadInput(f"logger={name}: {(str(error) or type(error).__name__).splitlines()[0]}") from error
+        yield loggers
+        failed = False
+    finally:
+        for logger in loggers:
+            logger.finalize("failed" if failed else "success")
+            if isinstance(logger, WandbLogger):  # else the next run of a sweep would go on writing to this one
+                logger.experiment.finish(exit_code=int(failed))
+
+
+def log_result(loggers: list[Logger], settings: dict[str, Any], result: dict[str, Any]) -> None:
+    """The final scores, under their names in result.json."""
+    scores, step = {key: result[key] for key in FINAL}, result["steps"]
+    for logger in loggers:
+        if isinstance(logger, TensorBoardLogger):
+            logger.log_hyperparams(flat(settings), scores, step)  # its HParams take both together
+        else:
+            logger.log_metrics(scores, step)
+
+
+def _tensorboard(folder: Path, dir: str | None) -> Logger:
+    return TensorBoardLogger(dir or folder, name="" if dir else "tensorboard", version="", default_hp_metric=False)
+
+
+def _wandb(folder: Path, project: str, offline: bool, dir: str | None) -> Logger:
+    return WandbLogger(project=project, offline=offline, save_dir=dir or folder, name=folder.name)
+
+
+class TrackioLogger(Logger):
+    """Trackio keeps its runs on this machine; `trackio show` opens them in a browser."""
+
+    def __init__(self, folder: Path, project: str) -> None:
+        import trackio
+
+        super().__init__()
+        self.trackio, self.project, self.folder = trackio, project, folder
+
+    @property
+    def name(self) -> str:
+        return self.project
+
+    @property
+    def version(self) -> str:
+        return self.folder.name
+
+    def log_hyperparams(self, params: dict[str, Any]) -> None:  # type: ignore[override]
+        self.trackio.init(project=self.project, name=self.folder.name, config=params, embed=False)
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        self.trackio.log(metrics, step=step)
+
+    def finalize(self, status: str) -> None:
+        self.trackio.finish()
+
+
+TRACKERS = {"tensorboard": _tensorboard, "wandb": _wandb, "trackio": TrackioLogger}

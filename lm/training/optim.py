@@ -1,14 +1,18 @@
 """Optimizers, their parameter groups, and the learning rate as a pure function of the step."""
 
 import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
+from torch.optim.adamw import adamw as fused_adamw
 
 from lm.config import HeadConfig, OptimConfig
 from lm.model.size import role
-from lm.training.muon import Muon
+from lm.system.device import has_native_bf16
 
 MIN_PEAK_LR_FACTOR = 0.8  # a run whose learning rate peaks below this fraction of optim.lr has too long a warm-up
 
@@ -17,9 +21,9 @@ def lr_factor(step: int, total: int, config: OptimConfig) -> float:
     """The learning rate at `step` of `total` as a fraction of its peak: a linear warm-up times a decay."""
     warm_up = min(1.0, (step + 1) / (config.warmup_steps + 1))
     length = config.decay_fraction * total
-    done = min(1.0, max(0.0, (step - (total - length)) / length)) if length else 0.0
-    shape = {"constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}[config.decay]
-    return warm_up * (config.final_lr_fraction + (1 - config.final_lr_fraction) * shape)
+    progress = min(1.0, max(0.0, (step - (total - length)) / length)) if length else 0.0
+    decay = {"constant": 1.0, "linear": 1 - progress, "cosine": (1 + math.cos(math.pi * progress)) / 2}[config.decay]
+    return warm_up * (config.final_lr_fraction + (1 - config.final_lr_fraction) * decay)
 
 
 def peak_lr_factor(total: int, config: OptimConfig) -> float:
@@ -62,25 +66,118 @@ def step_flops(net: nn.Module, config: OptimConfig, head: HeadConfig) -> int:
 
 
 def build_optimizer(net: nn.Module, config: OptimConfig, head: HeadConfig) -> Optimizer:
-    return OPTIMIZERS[config.name](net, config, head)
+    """AdamW (Loshchilov and Hutter, 2017) for all groups, or Muon for the matrices of the blocks."""
+    groups, betas = parameter_groups(net, config, head), (config.betas[0], config.betas[1])
+    if config.name == "adamw":
+        return AdamW(groups, lr=config.lr, betas=betas, eps=config.eps, fused=True)
+    for group in groups:
+        if group["name"] == "block_matrices":
+            group |= {"momentum": config.momentum, "ns_steps": config.ns_steps}
+    return Muon(groups, lr=config.lr, betas=betas, eps=config.eps)
 
 
-def adamw(net: nn.Module, config: OptimConfig, head: HeadConfig) -> Optimizer:
-    """AdamW (Loshchilov and Hutter, 2017), torch's fused implementation."""
-    groups = parameter_groups(net, config, head)
-    return AdamW(groups, lr=config.lr, betas=(config.betas[0], config.betas[1]), eps=config.eps, fused=True)
+# The Newton-Schulz step x -> a x + b (x x^T) x + c (x x^T)^2 x drives all singular values towards 1. It converges
+# fastest with different coefficients in each step: those of Polar Express (Amsel et al., 2025), for singular values
+# above 0.001.
+COEFFICIENTS = (
+    (8.28721201814563, -23.595886519098837, 17.300387312530933),
+    (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
+    (3.9486908534822946, -2.908902115962949, 0.5518191394370137),
+    (3.3184196573706015, -2.488488024314874, 0.51004894012372),
+    (2.300652019954817, -1.6689039845747493, 0.4188073119525673),
+    (1.891301407787398, -1.2679958271945868, 0.37680408948524835),
+    (1.875, -1.25, 0.375),
+)
+SAFETY = 1.01  # keeps rounding from pushing a singular value out of the range that the coefficients are for
 
 
-def muon_groups(net: nn.Module, config: OptimConfig, head: HeadConfig) -> list[dict[str, Any]]:
-    own = {"momentum": config.momentum, "ns_steps": config.ns_steps}
-    groups = parameter_groups(net, config, head)
-    return [group | own if group["name"] == "block_matrices" else group for group in groups]
+def orthogonalise(x: Tensor, ns_steps: int) -> Tensor:
+    """U V^T, approximately, for each U S V^T of a batch (N, rows, columns) with rows <= columns: matmuls, no SVD."""
+    x = x / (x.norm(dim=(1, 2), keepdim=True) * SAFETY + 1e-7)
+    for a, b, c in COEFFICIENTS[:ns_steps]:
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x
 
 
-def muon(net: nn.Module, config: OptimConfig, head: HeadConfig) -> Optimizer:
-    """Muon for the matrices of the transformer blocks, AdamW for the other groups."""
-    groups = muon_groups(net, config, head)
-    return Muon(groups, lr=config.lr, betas=(config.betas[0], config.betas[1]), eps=config.eps)
+class Muon(Optimizer):
+    """Muon (Jordan et al., 2024) for the groups that have `ns_steps` and `momentum`, torch's fused AdamW for the others.
+
+    Muon is momentum SGD whose updates are orthogonalised: an update changes a weight matrix by the same amount in every
+    direction, instead of mostly along the few directions that dominate its gradient. torch.optim.Muon processes one
+    matrix after another in bfloat16. Here all matrices of one shape share batched matmuls, in bfloat16 where the device
+    has native support for it, else in full precision: on the default model a step takes 0.2 to 0.8 of the time,
+    depending on the CPU (`benchmark.py only=[optimizer]`).
+
+    Parameters of Muon groups are 2-D. Both kinds keep their average of gradients under `exp_avg`.
+    """
+
+    def __init__(
+        self,
+        groups: Iterable[dict[str, Any]],
+        lr: float = 0.02,
+        betas: tuple[float, float] = (0.9, 0.95),
+        eps: float = 1e-8,
+    ) -> None:
+        # load_state_dict moves AdamW's `step` to the parameter's device where a group says that it is fused
+        super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0, "fused": True})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            (self._muon_step if "ns_steps" in group else self._adamw_step)(group, parameters)
+        return loss
+
+    def _adamw_step(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
+        for parameter in parameters:
+            if not self.state[parameter]:
+                moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+                self.state[parameter] = {"step": torch.zeros((), device=parameter.device), **moments}
+        (beta1, beta2), states = group["betas"], [self.state[parameter] for parameter in parameters]
+        fused_adamw(
+            parameters,
+            [parameter.grad for parameter in parameters if parameter.grad is not None],
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [],  # of AMSGrad
+            [state["step"] for state in states],
+            fused=True,
+            amsgrad=False,
+            beta1=beta1,
+            beta2=beta2,
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            maximize=False,
+        )
+
+    def _muon_step(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
+        torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
+        for shape, matrices in _by_shape(parameters).items():
+            for matrix in matrices:
+                if not self.state[matrix]:
+                    self.state[matrix] = {"exp_avg": torch.zeros_like(matrix)}
+            gradients = [matrix.grad for matrix in matrices if matrix.grad is not None]
+            averages = [self.state[matrix]["exp_avg"] for matrix in matrices]
+            torch._foreach_lerp_(averages, gradients, 1 - group["momentum"])
+            nesterov = torch._foreach_lerp(gradients, averages, group["momentum"])
+            stack = torch.stack([update.mT if update.shape != shape else update for update in nesterov])
+            in_short = stack.bfloat16() if has_native_bf16(stack.device.type) else stack
+            updates = orthogonalise(in_short, group["ns_steps"]).to(stack.dtype)
+            for matrix, update in zip(matrices, updates, strict=True):
+                rows, columns = matrix.shape
+                update = update if matrix.shape == shape else update.mT
+                matrix.add_(update, alpha=-group["lr"] * max(1.0, rows / columns) ** 0.5)
 
 
-OPTIMIZERS = {"adamw": adamw, "muon": muon}
+def _by_shape(matrices: Iterable[Tensor]) -> dict[torch.Size, list[Tensor]]:
+    """Matrices grouped by (rows, columns), transposed where needed so that rows <= columns."""
+    groups = defaultdict(list)
+    for matrix in matrices:
+        groups[torch.Size(sorted(matrix.shape))].append(matrix)
+    return dict(groups)

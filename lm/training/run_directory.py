@@ -1,7 +1,7 @@
 """A run is a directory: its name, lock, configuration and result."""
 
-import os
-import socket
+import json
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -11,35 +11,28 @@ import filelock
 import yaml
 
 from lm.config import BadInput, RunConfig
-from lm.config.identity import config_hash, identifying
-from lm.config.renamed import FORMAT, current, earlier
-from lm.system.files import checksum, read_yaml, remove_partial, without_checksum, write_sealed, write_text
-from lm.training.finished import read_result
+from lm.config.identity import differences
+from lm.system.files import write_text
 
-
-def default_dir(run: RunConfig) -> Path:
-    """runs/ and a name that describes the run and ends in its hash, so that the same command finds it again.
-
-    A run that an earlier version has made under its name for the same settings is found too.
-    """
-    today = named(run, run.head.name, config_hash(run))
-    before = named(run, earlier({"head.name": run.head.name})["head.name"], config_hash(run, earlier))
-    return before if before.exists() and not today.exists() else today
-
-
-def named(run: RunConfig, head: str, digest: str) -> Path:
-    corpus = Path(run.data.path.rstrip("/")).stem if run.data.path else run.data.source
-    tokens = f"{run.tokenizer.kind}{run.tokenizer.vocab_size or ''}"
-    shape = f"{run.model.n_layers}x{run.model.d_model}"
-    name = f"{corpus[:40]}-{tokens}-{shape}-{head}-seed{run.seed}-{digest[:8]}"
-    return Path("runs") / "".join(c if c.isalnum() or c == "-" else "_" for c in name)
-
-
+log = logging.getLogger(__name__)
 LENGTH = ("trainer.max_steps", "max_tokens")  # of a run, which its learning-rate schedule follows
 
 
-class Held(BadInput):
+class RunLocked(BadInput):
     """Another process is writing to the run's directory."""
+
+
+def default_directory(run: RunConfig, config_hash: str) -> Path:
+    """runs/NAME, where the name describes the run and ends in its hash, so that the same command finds it again.
+
+    A run of that hash is found under any name: its text may have had another one.
+    """
+    text = Path(run.data.path.rstrip("/")).stem if run.data.path else run.data.source
+    tokens = f"{run.tokenizer.kind}{run.tokenizer.vocab_size or ''}"
+    shape = f"{run.model.n_layers}x{run.model.d_model}"
+    name = f"{text[:40]}-{tokens}-{shape}-{run.head.name}-seed{run.seed}-{config_hash[:8]}"
+    path = Path("runs") / "".join(c if c.isalnum() or c == "-" else "_" for c in name)
+    return path if path.exists() else next(Path("runs").glob(f"*-{config_hash[:8]}"), path)
 
 
 class RunDirectory:
@@ -48,88 +41,110 @@ class RunDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.checkpoints, self.model, self.adapter = path / "checkpoints", path / "model", path / "adapter"
-        self.tokenizer = self.model / "tokenizer.json"
         self.metrics, self.result, self.config = path / "metrics.csv", path / "result.json", path / "config.yaml"
 
     @contextmanager
-    def claim(self) -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         """Lock the directory while writing to it. The kernel keeps the lock, so it ends with the process.
 
-        Raises Held naming the process that holds it. A directory that this call has created is removed again if
-        no configuration was written to it.
+        Raises RunLocked if another process holds it. A directory that this call has made is removed again if nothing
+        was written to it.
         """
         if self.path.exists() and not self.path.is_dir():
             raise BadInput(f"run_dir={self.path}: is a file; expected a directory")
-        missing = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
-        lock, holder = filelock.FileLock(self.path / ".lock"), self.path / ".holder"
+        made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
+        lock = filelock.FileLock(self.path / ".lock")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            if any(self.path.iterdir()) and not Path(lock.lock_file).exists():
+            if any(self.path.iterdir()) and not Path(lock.lock_file).exists() and not self.config.exists():
                 raise BadInput(f"run_dir={self.path}: holds other files; choose a new or an empty directory")
             lock.acquire(blocking=False)
         except filelock.Timeout:
-            with suppress(OSError):
-                raise Held(f"run_dir={self.path}: is being written by {holder.read_text()}") from None
-            raise Held(f"run_dir={self.path}: is being written by another process") from None
-        except OSError as error:
-            raise BadInput(f"run_dir={self.path}: {error.strerror}; expected a directory to write to") from error
+            raise RunLocked(f"run_dir={self.path}: is being written by another process") from None
+        except OSError as error:  # also ENOLCK and EOPNOTSUPP, of file systems without locks
+            raise BadInput(
+                f"run_dir={self.path}: {error.strerror}; expected a directory to write to, where files can be locked"
+            ) from error
         try:
-            write_text(holder, f"process {os.getpid()} on {socket.gethostname()}")
-            remove_partial(self.path)
+            for path in self.path.rglob(".partial-*"):  # temporary files of a killed process
+                path.unlink(missing_ok=True)
             yield
         finally:
-            holder.unlink(missing_ok=True)
-            if not self.config.exists():
-                (self.path / ".lock").unlink(missing_ok=True)
-                with suppress(OSError):  # it holds other files
-                    for folder in missing:
-                        folder.rmdir()
             lock.release()
+            if made and not self.config.exists():
+                with suppress(OSError):  # it holds other files
+                    Path(lock.lock_file).unlink()
+                    for folder in made:
+                        folder.rmdir()
+
+    def read_config(self) -> dict[str, Any]:
+        """The content of config.yaml, {} if there is none. A person may edit it. Raises BadInput if it is no YAML."""
+        try:
+            content = yaml.safe_load(self.config.read_text())
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise BadInput(f"{self.config}: cannot be read ({' '.join(str(error).split())})") from error
+        if not isinstance(content, dict):
+            raise BadInput(f"{self.config}: expected settings")
+        return content
 
     def write_config(self, settings: dict[str, Any]) -> None:
-        content = {"format": FORMAT, **settings}
-        sealed = {"checksum": checksum(content), **content}  # at first: where the end is cut off, it is still there
-        write_text(self.config, yaml.safe_dump(sealed, sort_keys=False, allow_unicode=True))
+        write_text(self.config, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
 
     def write_tokenizer(self, content: str) -> None:
         self.model.mkdir(exist_ok=True)
-        write_text(self.tokenizer, content)
-
-    def read_config(self) -> dict[str, Any]:
-        """The settings of the run in this directory under today's names. Raises BadInput if they cannot be read.
-
-        Earlier versions wrote no checksum.
-        """
-        try:
-            return current(without_checksum(read_yaml(self.config)))
-        except (OSError, ValueError, yaml.YAMLError, AttributeError, RecursionError) as error:
-            raise BadInput(f"{self.config}: cannot be read ({str(error).splitlines()[0]})") from error
-
-    def refuse_changes(self, settings: dict[str, Any], but: tuple[str, ...] = ()) -> None:
-        """Raise BadInput naming what differs if `settings` are not those of the run in this directory.
-
-        Keys in `but` are not compared.
-        """
-        there, here, absent = identifying(self.read_config()), identifying(settings), "absent"
-        differing = {
-            key: f"{key} is {str(there.get(key, absent))[:40]} there, {str(here.get(key, absent))[:40]} now"
-            for key in sorted(here.keys() | there.keys())
-            if key not in but and here.get(key, absent) != there.get(key, absent)
-        }
-        if differing:
-            found = "; ".join(differing.values())
-            if set(differing) <= set(LENGTH):
-                finish = "" if self.result.exists() else f"give only run_dir={self.path} to finish it; "
-                schedule = f"{found}: the learning rate of run_dir={self.path} decays to the end of its own length"
-                raise BadInput(
-                    f"{schedule}; {finish}init_from={self.path} starts a new run, with a schedule of its own"
-                )
-            other = f"run_dir={self.path} holds another run ({found})"
-            raise BadInput(f"{other}: choose another run_dir or none, or give only run_dir={self.path} to continue it")
+        write_text(self.model / "tokenizer.json", content)
 
     def read_result(self) -> dict[str, Any] | None:
         """The content of result.json, None if the run is not finished."""
         return read_result(self.result)
 
     def write_result(self, result: dict[str, Any]) -> None:
-        write_sealed(self.result, result)
+        write_text(self.result, json.dumps(result, indent=2, allow_nan=False) + "\n")
+
+    def check_same_run(self, settings: dict[str, Any], ignored: tuple[str, ...] = ()) -> None:
+        """Raise BadInput naming what differs if `settings` are not those of the run in this directory."""
+        differing = differences(self.read_config(), settings, ignored)
+        if not differing:
+            return
+        details = "; ".join(differing.values())
+        if {*differing} <= {*LENGTH}:
+            finish = "" if self.result.exists() else f"give only run_dir={self.path} to finish it; "
+            raise BadInput(
+                f"{details}: the learning rate of run_dir={self.path} decays to the end of its own length; {finish}"
+                f"init_from={self.path} starts a new run, with a schedule of its own"
+            )
+        if {*differing} <= {"data_hash", "tokenizer_hash"}:
+            raise BadInput(
+                f"run_dir={self.path}: was trained on another text or tokenizer ({details}); give the one that it had"
+                " as data.path or tokenizer.path, or choose another run_dir"
+            )
+        raise BadInput(
+            f"run_dir={self.path} holds another run ({details}): choose another run_dir or none,"
+            f" or give only run_dir={self.path} to continue it"
+        )
+
+
+def read_result(path: Path) -> dict[str, Any] | None:
+    """The content of a result.json, None if there is none. Raises BadInput if it is no JSON object."""
+    try:
+        content = json.loads(path.read_text())
+        if not isinstance(content, dict):
+            raise ValueError("expected an object")
+        return content
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"{path}: {error}; remove it, and train or ablate writes it again") from error
+
+
+def read_samples(path: Path) -> list[dict[str, Any]]:
+    """The lines of a samples.jsonl, without a last one that is cut off; none if there is no such file."""
+    rows = []
+    for line in path.read_text().splitlines() if path.exists() else ():
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            log.warning("%s: a line is cut off or damaged, and left out", path)
+    return rows

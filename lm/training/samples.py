@@ -1,98 +1,68 @@
-"""The samples of a finished run: greedy continuations of its prompts, or of three places in the validation text.
+"""The samples of a run: greedy continuations of the user's prompts, or of three places in the validation text.
 
 Prompts that the user has given are also continued at each validation during training, into samples.jsonl.
 """
 
-import hashlib
+import json
 import logging
 import re
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from lightning import Callback, LightningModule, Trainer
+from lightning import Callback, Trainer
 
 from lm.config import BadInput
 from lm.data.tokens import TextData
 from lm.inference.generate import generate
 from lm.model.transformer import Transformer
-from lm.report.metrics import hash_name
 from lm.system.files import write_text
-from lm.system.lines import sealed_line
-from lm.training.finished import SamplesAt, read_samples
+from lm.training.run_directory import read_samples
 
 NEW_TOKENS = 48  # of a continuation
-STRETCH = 4096  # tokens of validation text in which a prompt is searched for
-STARTS = (  # what precedes a prompt, the best first; group 1 is the indentation, of which the least is best
-    r"\n[^\S\n]*\n+([^\S\n]*)(?=\S)",  # a blank line: the beginning of a paragraph or a function
-    r"\n([^\S\n]*)(?=\S)",  # a line break
-    r"[.!?]\s+()",  # the end of a sentence
-    r"\s+()",
-    r"^\ufffd*()",  # nothing; a stretch may begin inside a character
-)
-PROMPT = re.compile(r".{1,60}(?!\S)|.{1,60}(?!\w)|.{1,60}")  # up to 60 characters of a line, in whole words
+STRETCH = 1024  # tokens of validation text in which a prompt is looked for
+PROMPT = re.compile(r"[^\W\d_].{5,58}(?!\w)")  # a line from its first letter on, in whole words
 log = logging.getLogger(__name__)
 
 
 def samples(net: Transformer, data: TextData, prompts: list[str] | None) -> list[dict[str, str]]:
     """The prompts, or those of `validation_prompts` if they are None, each with its continuation."""
-    found = []
+    rows = []
     for prompt in validation_prompts(data) if prompts is None else prompts:
         try:
-            found.append({"prompt": prompt, "continuation": generate(net, data.tokenizer, prompt, NEW_TOKENS)})
+            rows.append({"prompt": prompt, "continuation": generate(net, data.tokenizer, prompt, NEW_TOKENS)})
         except BadInput as error:
             log.warning("no continuation of %r: %s", prompt, error)
-    return found
+    return rows
 
 
 def validation_prompts(data: TextData) -> list[str]:
-    """Up to three different prompts, from one, two and three quarters of the validation text."""
+    """Up to three different prompts of up to 60 characters, from one, two and three quarters of the validation text."""
     prompts: list[str] = []
     for quarter in (1, 2, 3):
         first = len(data.val) * quarter // 4
         text = data.tokenizer.decode(data.val[first : first + STRETCH].tolist())
-        whole = first + STRETCH >= len(data.val)  # else its last word may be cut
-        found = (sorted(re.finditer(pattern, text), key=lambda match: len(match[1])) for pattern in STARTS)
-        starts = (match.end() for matches in found for match in matches)
-        ends = (match for start in starts if (match := PROMPT.match(text, start)))
-        candidates = (match[0].rstrip() for match in ends if whole or match.end() < len(text))
-        prompts += [next((one for one in candidates if one not in prompts and readable(one)), "")]
-    return [prompt for prompt in prompts if prompt]
-
-
-def readable(prompt: str) -> bool:
-    """Whether it says something: six characters with a word, and no ruler such as ##### or -----."""
-    return len(prompt) > 5 and re.search(r"\w\w", prompt) is not None and re.search(r"([^\w\s])\1{4}", prompt) is None
+        lines = text.split("\n")[1:] or [text]  # the first line may begin in the middle of a word
+        matches = (PROMPT.search(line) for line in lines)
+        prompts += [match[0] for match in matches if match and match[0] not in prompts][:1]
+    return prompts
 
 
 class SamplesDuringTraining(Callback):
     """A line of samples.jsonl for each validation but the last, whose samples are in result.json."""
 
-    def __init__(self, path: Path, tokens_per_step: int) -> None:
-        self.path, self.tokens_per_step = path, tokens_per_step
+    def __init__(self, path: Path) -> None:
+        self.path = path
 
-    def on_load_checkpoint(self, trainer: Trainer, task: LightningModule, checkpoint: dict[str, Any]) -> None:
-        if trainer.is_global_zero:
-            kept, expected = self.until(step := checkpoint["global_step"]), checkpoint.get(hash_name(self.path))
-            if expected and hashlib.sha256(kept.encode()).hexdigest() != expected:
-                log.warning("%s: lacks lines that were written up to step %d", self.path, step)
-
-    def on_train_start(self, trainer: Trainer, task: Any) -> None:
+    def on_train_start(self, trainer: Trainer, module: Any) -> None:
         if trainer.is_global_zero:  # later steps will be repeated
-            write_text(self.path, self.until(trainer.global_step))
+            lines = [json.dumps(row) for row in read_samples(self.path) if row["step"] <= trainer.global_step]
+            write_text(self.path, "".join(f"{line}\n" for line in lines))
 
-    def until(self, step: int) -> str:
-        return "".join(as_line(one) for one in read_samples(self.path) if one.step <= step) if step else ""
-
-    def on_train_batch_end(self, trainer: Trainer, task: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        step, run = trainer.global_step, task.run
+    def on_train_batch_end(self, trainer: Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        step, run = trainer.global_step, module.run
         if (batch_idx + 1) % trainer.accumulate_grad_batches or not trainer.is_global_zero:
             return
-        if step % run.validation.every == 0 and step < task.total_steps:
-            found = samples(task.net, task.data, run.prompts)
+        if step % run.validation.every == 0 and step < run.steps:
+            rows = samples(module.net, module.data, run.prompts)
             with open(self.path, "a") as file:
-                file.write(as_line(SamplesAt(step=step, tokens=step * self.tokens_per_step, samples=found)))
-
-
-def as_line(found: SamplesAt) -> str:
-    return sealed_line(asdict(found))
+                file.write(json.dumps({"step": step, "tokens": step * run.tokens_per_step, "samples": rows}) + "\n")

@@ -1,169 +1,229 @@
-"""train(run), the entry point of training: from a configuration to a finished run directory."""
+"""train(run): from a configuration to a finished run directory. The program of this package, read top to bottom."""
 
+import atexit
 import logging
+import math
+import signal
 import sys
+import warnings
 from contextlib import nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
+from lightning import Callback, Trainer
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+
 from lm.config import BadInput, Diverged, RunConfig
-from lm.config.identity import config_hash
-from lm.config.run import AUTO
+from lm.config.identity import PLACES, RESOLVED, config_hash, flat
 from lm.data.tokens import TextData, prepare
 from lm.exchange.adapter import merged, save_adapter
 from lm.exchange.portable import save_model
-from lm.model.size import flops_per_token, n_params, n_params_by_role, n_params_trained
-from lm.report.metrics import hashes
-from lm.system.device import fast_attention, is_mixed, set_threads
-from lm.system.processes import is_first_process
-from lm.system.waiting import adaptive_waiting
-from lm.training.checkpoint import Checkpoints
-from lm.training.init_from import load_base, with_hash
-from lm.training.loggers import build_loggers, log_result, with_settings
-from lm.training.loss import build_loss, resolve_loss
-from lm.training.metrics import ConsoleLogger, MetricsFile
-from lm.training.model import build_model
-from lm.training.optim import MIN_PEAK_LR_FACTOR, peak_lr_factor, step_flops
-from lm.training.options import resolve, tokens_per_step
-from lm.training.result import build_result, final_score
-from lm.training.run_directory import RunDirectory, default_dir
-from lm.training.task import LMTask
-from lm.training.threads import auto_threads
-from lm.training.trainer import build_trainer
+from lm.inference.evaluate import evaluate
+from lm.system.device import fast_attention, is_mixed
+from lm.system.terminal import is_first_process
+from lm.training.callbacks import LogAndValidate, ProgressBar
+from lm.training.checkpoint import AtomicCheckpointIO, Checkpoints, checkpoints, newest_checkpoint, step_of
+from lm.training.diagnostics import Diagnostics
+from lm.training.init_from import load_init_weights, pin_init_weights
+from lm.training.memory import check_memory
+from lm.training.metrics import MetricsFile, log_result, trackers, validation_metrics
+from lm.training.module import LMModule, build_model
+from lm.training.optim import MIN_PEAK_LR_FACTOR, peak_lr_factor
+from lm.training.resolve import resolve
+from lm.training.result import build_result, size_of
+from lm.training.run_directory import RunDirectory, default_directory
+from lm.training.samples import SamplesDuringTraining, samples
+from lm.training.signals import Interrupted, StopOnSignal, handled_signals
 
-CHUNK = 1 << 22  # tokens read at a time
 log = logging.getLogger(__name__)
 
 
-def run_directory(run: RunConfig) -> Path:
-    return Path(run.run_dir).expanduser() if run.run_dir else default_dir(run)
+def train(run: RunConfig, data: TextData | None = None) -> tuple[Path, dict[str, Any]]:
+    """Train a run, or resume it, or read the result of a finished one.
 
-
-def train(run: RunConfig, data: TextData | None = None) -> dict[str, Any]:
-    """Train a run, or resume it, or read the result of a finished one. Returns the content of result.json.
-
+    Returns the directory of the run and the content of its result.json; an empty result on all ranks but the first.
     `data` is the result of `prepare` for this run, if the caller has it already.
 
-    Raises BadInput for what the user can correct. Before training starts this leaves no new directory behind and
-    changes no earlier run; after that (Diverged, or no compiler for compile=true) the directory remains.
-    Raises Interrupted after a signal; the same call then resumes the run.
+    Raises BadInput for what the user can correct. Raises Interrupted, KeyboardInterrupt or SystemExit after a signal;
+    the same call then resumes the run.
     """
-    run = with_hash(run)
-    bar = sys.stderr.isatty() and bool(run.trainer.get("enable_progress_bar", True))
-    options, directory = resolve(run), RunDirectory(run_directory(run))
-    finished = directory.read_result()
-    given = run.threads if isinstance(run.threads, int) else None
-    threads = given if finished else set_threads(given)  # it may have been made on a machine with more cores
-    data = data or prepare(run.data, run.tokenizer, quiet=not bar)
-    settings = asdict(run) | {
-        "run_dir": str(directory.path),
-        "threads": threads,
-        "device": options["accelerator"],
-        "precision": options["precision"],
-        "config_hash": config_hash(run),
+    run = pin_init_weights(run)
+    directory = RunDirectory(Path(run.run_dir).expanduser()) if run.run_dir else None
+    if directory and (result := finished_result(directory, run)):
+        return directory.path, result
+    data = data or prepare(run.data, run.tokenizer, quiet=not shows_bar(run))
+    settings = {
+        "config_hash": config_hash(run, data.hash, data.tokenizer.hash),
         "data_hash": data.hash,
         "data_revision": data.revision,
         "tokenizer_hash": data.tokenizer.hash,
     }
-    if finished is None:
-        with directory.claim() if is_first_process() else nullcontext():
-            finished = directory.read_result()  # another process may have finished it meanwhile
-            if finished is None:
-                if run.threads == AUTO:
-                    settings["threads"] = auto_threads(run, directory, data.tokenizer.vocab_size)
-                with adaptive_waiting(settings["threads"]):
-                    return fit(run, options, directory, settings, data, bar and is_first_process())
-    directory.refuse_changes(settings, but=("threads", "device", "precision", "loss"))
+    directory = directory or RunDirectory(default_directory(run, settings["config_hash"]))
+    if result := finished_result(directory, run, settings):
+        return directory.path, result
+    run = resolve(run, data.tokenizer.vocab_size)
+    check_memory(run, data.tokenizer.vocab_size)
+    torch.set_num_threads(run.threads or 1)
+    with directory.lock() if is_first_process() else nullcontext():
+        return directory.path, directory.read_result() or fit(run, directory, settings, data)
+
+
+def finished_result(directory: RunDirectory, run: RunConfig, hashes: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The result of a finished run in its directory, empty if it is not finished.
+
+    Without `hashes`, of its text and tokenizer, it is also empty where the run is asked for with other places than it
+    has: only their hashes tell whether it is the same text. Raises BadInput if the run there is another one.
+    """
+    result = directory.read_result()
+    if result is None:
+        return {}
+    saved = directory.read_config()
+    settings = asdict(run) | {"trainer": asdict(run.trainer) | {"max_steps": run.steps}}
+    before, now = flat(saved), flat(settings)
+    if hashes is None and any(before.get(key) != now[key] for key in PLACES):
+        return {}
+    hashes = hashes or {key: saved.get(key) for key in ("data_hash", "tokenizer_hash")}
+    directory.check_same_run(settings | hashes, ignored=RESOLVED)
     log.info("%s is finished: nothing to train", directory.path)
-    if run.logger:
-        log.info("loggers record a run while it trains, so this run is not sent to them")
+    if any(asdict(run.logger).values()):
+        log.info("logger: records a run while it trains, so this run is not sent to it")
     if run.prompts is not None:
-        log.info("prompts are continued when a run ends; now use generate with run_dir=%s", directory.path)
-    return finished
+        log.info("prompts: are continued when a run ends; use generate with run_dir=%s", directory.path)
+    return result
 
 
-def fit(
-    run: RunConfig,
-    options: dict[str, Any],
-    directory: RunDirectory,
-    settings: dict[str, Any],
-    data: TextData,
-    bar: bool,
-) -> dict[str, Any]:
+def fit(run: RunConfig, directory: RunDirectory, settings: dict[str, Any], data: TextData) -> dict[str, Any]:
+    """Train a resolved run in its locked directory, from its newest checkpoint on. Returns its result."""
+    first = is_first_process()
+    settings = asdict(run) | {"run_dir": str(directory.path), "init_record": None} | settings
+    saved = directory.read_config() if checkpoints(directory.checkpoints) else {}
+    if saved:  # also with checkpoint.resume=false: the checkpoints may be those of another run
+        directory.check_same_run(settings)
+        settings |= {key: saved.get(key) for key in ("config_hash", "init_record")}  # as it was asked for at first
+    resume = newest_checkpoint(directory.checkpoints, settings["config_hash"]) if run.checkpoint.resume else None
     net = build_model(run, data.tokenizer.vocab_size, data.tokenizer.eot)
-    device, mixed = options["accelerator"], is_mixed(options["precision"])
-    settings |= {"loss": resolve_loss(run.loss, net, device, run.compile, mixed)}
-    identity = {
-        "seed": run.seed,
-        "data_hash": data.hash,
-        "config_hash": config_hash(replace(run, loss=settings["loss"])),
-    }
-    checkpoints = Checkpoints(directory.checkpoints, run.checkpoint.keep, identity)
-    if checkpoints.paths():  # with checkpoint.resume=false, too: they may be those of another run
-        directory.refuse_changes(settings)
-    resume = checkpoints.newest() if run.checkpoint.resume else None
-    if run.init_from and resume is None:
-        settings |= {"base": load_base(net, run, data, options["accelerator"])}
-    elif resume:  # it is in the checkpoint what it started from
-        settings |= {"base": directory.read_config().get("base")}
-    size = {  # measured before training: a class that cannot be built without memory fails here, not at the end
-        "n_params": n_params(net),
-        "n_params_trained": n_params_trained(net),
-        "n_params_by_role": n_params_by_role(net),
-        "flops_per_token": flops_per_token(net) + step_flops(net, run.optim, run.head) // tokens_per_step(run, options),
-    }
-    if resume and is_first_process():
-        log.info("resuming %s from %s", directory.path, resume.name)
-    trainer, callback = build_trainer(run, options, checkpoints, directory.path, bar)
-    loggers = build_loggers(run, directory.path)
-    if is_first_process():
-        for old in checkpoints.paths() if not run.checkpoint.resume else ():
-            checkpoints.remove_checkpoint(old)
-        directory.write_config(settings)
-        if run.init_from:  # resuming does not need the loaded run
-            directory.write_tokenizer(data.tokenizer.to_json())
-        first, shown = step_of(resume), run.trainer.get("enable_progress_bar", True)
-        console = [ConsoleLogger(first, trainer.max_steps, len(data.val) - 1)] if shown else []
-        kept = min(first, trainer.max_steps - 1)  # the row of the last step comes after its checkpoint
-        metrics = MetricsFile(directory.metrics, kept, expected=checkpoints.metrics_hash(resume))
-        trainer.loggers = [metrics, *console, *loggers]
-        log.info("%s: %s parameters, %s steps", directory.path, f"{size['n_params']:,}", f"{trainer.max_steps:,}")
-        if run.data.document_mask and not several_documents(data):
-            log.warning("data.document_mask: the training text is one document, so the mask changes nothing")
-        if (peak := peak_lr_factor(trainer.max_steps, run.optim)) < MIN_PEAK_LR_FACTOR:
-            log.warning("optim.warmup_steps: the learning rate reaches only about %.0f %% of optim.lr", 100 * peak)
-    task = LMTask(net, run, data, trainer.max_steps, build_loss(settings["loss"], run.compile))
-    with with_settings(loggers if is_first_process() else [], settings):
+    if run.init_from and not resume:
+        settings["init_record"] = load_init_weights(net, run, data)
+    size = size_of(net, run)  # a class that cannot be built without memory fails here, not at the end
+
+    with trackers(run, directory.path, settings) if first else nullcontext([]) as loggers:
+        module = LMModule(net, run, data, settings["config_hash"])
+        metrics = None
+        if first:
+            for path in checkpoints(directory.checkpoints) if not run.checkpoint.resume else ():
+                path.unlink()
+            directory.write_config(settings)
+            if run.init_from:  # resuming does not need the loaded run
+                directory.write_tokenizer(data.tokenizer.to_json())
+            # the row of the last step comes after its checkpoint
+            metrics = MetricsFile(directory.metrics, min(step_of(resume), run.steps - 1))
+            log.info("%s: %s parameters, %s steps", directory.path, f"{size['n_params']:,}", f"{run.steps:,}")
+            if resume:
+                log.info("resuming from %s", resume.name)
+            log_warnings(run, data)
+        timing, stop = LogAndValidate(metrics), StopOnSignal()
+        trainer = build_trainer(run, directory, [timing, stop])
+        trainer.loggers = loggers
         try:
-            with callback.handling_signals():
-                with fast_attention(device, mixed, run.data.seq_len):
-                    trainer.fit(task, ckpt_path=resume, weights_only=True)
-                if not is_first_process():
-                    return {}
-                whole = merged(net)
-                scores = final_score(run, whole, data, trainer, callback, bar)
-        except BaseException as error:
-            if callback.signum is not None and is_first_process():
+            with stop.handling_signals(trainer):
+                with fast_attention(run.trainer.accelerator, is_mixed(run.trainer.precision), run.data.seq_len):
+                    trainer.fit(module, ckpt_path=resume, weights_only=True)
+            if not first:
+                return {}
+            model = merged(net)
+            model.to(trainer.strategy.root_device)  # Lightning has moved it to the CPU
+            bar = shows_bar(run)
+            scores = evaluate(model, data.val, run.data.seq_len, run.data.batch_size, bar=bar)  # the whole text
+        except (Interrupted, KeyboardInterrupt, SystemExit):
+            if first:
                 save_model(merged(net), data.tokenizer, directory.model)  # so that an interrupted run can generate
-            elif isinstance(error, Exception) and not isinstance(error, BadInput) and not task.is_finite():
-                said = f"weights or gradients are not finite after step {trainer.global_step}"
-                raise Diverged(f"{said}, which ended in {type(error).__name__}: {error}") from error
             raise
-        result = build_result(run, settings, size, whole, data, trainer, callback, scores)
-        result |= hashes(directory.path)
-        save_model(whole, data.tokenizer, directory.model)
+        if not math.isfinite(scores.loss):
+            advice = f"choose optim.lr below {run.optim.lr} or a lower trainer.gradient_clip_val"
+            raise Diverged(f"the validation loss is {scores.loss}: {advice}")
+        timing.log_row(trainer, timing.last_metrics | validation_metrics(scores, data))
+        result = build_result(run, settings, size, data, timing, scores, samples(model, data, run.prompts))
+        save_model(model, data.tokenizer, directory.model)
         save_adapter(net, run.init_from, directory.adapter)
         directory.write_result(result)
         log_result(loggers, settings, result)
     return result
 
 
-def step_of(checkpoint: Path | None) -> int:
-    return int(checkpoint.name.split("-")[1]) if checkpoint else 0
+def build_trainer(run: RunConfig, directory: RunDirectory, callbacks: list[Callback]) -> Trainer:
+    """Lightning's Trainer. Its callbacks act in this order after each step: measure, sample, log, stop, save."""
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)  # not its tips and lists of absent accelerators
+    warnings.filterwarnings("ignore", module="lightning", message=".*(num_workers|train_dataloader|LeafSpec|srun).*")
+    before: list[Callback] = [ProgressBar()] if shows_bar(run) else []
+    if run.diagnostics.every:
+        before.append(Diagnostics(directory.path / "diagnostics.csv", run.diagnostics.every))
+    if run.prompts and run.validation.every:
+        before.append(SamplesDuringTraining(directory.path / "samples.jsonl"))
+    saving = Checkpoints(directory.checkpoints, run.checkpoint.every, run.checkpoint.keep)
+    config = run.trainer
+    try:
+        trainer = Trainer(
+            accelerator=config.accelerator,
+            devices=config.devices,
+            num_nodes=config.num_nodes,
+            strategy=config.strategy,
+            precision=config.precision,  # type: ignore[arg-type]
+            max_steps=config.max_steps,
+            accumulate_grad_batches=config.accumulate_grad_batches,
+            gradient_clip_val=config.gradient_clip_val,
+            log_every_n_steps=config.log_every_n_steps,
+            detect_anomaly=config.detect_anomaly,
+            profiler=config.profiler,
+            max_epochs=-1,
+            limit_val_batches=0,  # LogAndValidate validates
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            use_distributed_sampler=False,
+            logger=False,
+            default_root_dir=directory.path,
+            callbacks=[*before, *callbacks, saving],
+            plugins=[AtomicCheckpointIO()],
+        )
+    except (MisconfigurationException, ValueError, RuntimeError) as error:
+        raise BadInput(f"trainer: {str(error).splitlines()[0]}") from error
+    if trainer.world_size != config.world_size:
+        raise BadInput(
+            f"trainer.devices: trainer.devices * trainer.num_nodes is {config.world_size},"
+            f" but {trainer.world_size} processes train"
+        )
+    if trainer.world_size > 1:
+        atexit.register(leave_process_group)
+    return trainer
 
 
-def several_documents(data: TextData) -> bool:
+def leave_process_group() -> None:
+    """Destroy the process group when the interpreter exits: only then, for the jobs of a sweep share it.
+
+    A Gloo thread that is still busy at exit would abort the process, and torchrun on the other nodes would wait five
+    minutes for this one. Lightning destroys the group for NCCL only. This blocks until pending collectives have
+    ended: at once where another process has died, after the group's timeout of 30 minutes where it hangs.
+    """
+    for signum in handled_signals():  # Python's handlers are not called while this blocks
+        signal.signal(signum, signal.SIG_DFL)
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def shows_bar(run: RunConfig) -> bool:
+    return run.trainer.enable_progress_bar and sys.stderr.isatty() and is_first_process()
+
+
+def log_warnings(run: RunConfig, data: TextData) -> None:
+    if run.data.document_mask and not has_several_documents(data):
+        log.warning("data.document_mask: the training text is one document, so the mask changes nothing")
+    if (peak := peak_lr_factor(run.steps, run.optim)) < MIN_PEAK_LR_FACTOR:
+        log.warning("optim.warmup_steps: the learning rate reaches only about %.0f %% of optim.lr", 100 * peak)
+
+
+def has_several_documents(data: TextData, chunk: int = 1 << 22) -> bool:
     """Whether the training text is more than one document. It is read in parts, since it may be larger than memory."""
-    parts = (data.train[first : first + CHUNK] for first in range(1, len(data.train), CHUNK))
+    parts = (data.train[first : first + chunk] for first in range(1, len(data.train), chunk))
     return any((part == data.tokenizer.eot).any() for part in parts)
+

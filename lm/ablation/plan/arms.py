@@ -19,7 +19,7 @@ from lm.exchange.base import read_base
 from lm.model.size import flops_per_token, n_params
 from lm.model.transformer import Transformer
 from lm.training.optim import step_flops
-from lm.training.options import n_batches, resolve, tokens_per_step
+from lm.training.resolve import n_batches, resolve
 
 
 @dataclass(slots=True, kw_only=True)
@@ -83,14 +83,13 @@ def build_arms(
 
 def common_threads(before: AblationRecord, runs: Iterable[RunConfig]) -> int:
     """Of every run that does not say its own: the most that one says at the first call, and the same at later ones."""
-    said = [before.threads] if before.begun else [run.threads for run in runs if isinstance(run.threads, int)]
+    said = [before.threads] if before.begun else [run.threads for run in runs if run.threads]
     return max(said, default=1)
 
 
 def as_cell(run: RunConfig, threads: int) -> RunConfig:
-    trainer = {**run.trainer, "enable_progress_bar": False}
-    given = run.threads if isinstance(run.threads, int) else threads
-    return replace(run, threads=given, run_dir=None, trainer=trainer)
+    trainer = replace(run.trainer, enable_progress_bar=False)
+    return replace(run, threads=run.threads or threads, run_dir=None, trainer=trainer)
 
 
 def build_lone_arm(name: str, words: list[str], run: RunConfig, threads: int, quiet: bool) -> Arm:
@@ -108,17 +107,17 @@ def check_start(arm: Arm, model: ModelConfig, head: HeadConfig, seq_len: int) ->
 
 
 def build_arm(name: str, words: list[str], run: RunConfig, data: TextData, known: ArmRecord | None = None) -> Arm:
-    options = resolve(run)
-    if options["devices"] * options["num_nodes"] > 1:
+    resolved = resolve(run, data.tokenizer.vocab_size)
+    if run.trainer.world_size > 1:
         raise BadInput("trainer.devices: a run of an ablation trains on one device; several runs go on at a time")
     sources = source_files(run.model.linear)
-    tokens, settings = tokens_per_step(run, options), flat(asdict(run) | {"logger": {}})
+    tokens, settings = run.tokens_per_step, flat(asdict(run) | {"logger": {}})
     identity = {  # what decides a run's numbers beside its configuration
         "data_hash": data.hash,
         "tokenizer_hash": data.tokenizer.hash,
         "source_hash": source_hash(sources),
-        "device": options["accelerator"],
-        "precision": str(options["precision"]),
+        "device": resolved.trainer.accelerator,
+        "precision": resolved.trainer.precision,
     }
     if known and (known.settings, known.identity) == (settings, identity):  # counting again takes seconds
         size, flops = known.n_params, known.flops_per_token
@@ -138,7 +137,7 @@ def build_arm(name: str, words: list[str], run: RunConfig, data: TextData, known
         tokens_per_step=tokens,
         n_params=size,
         flops_per_token=flops,
-        steps={"own": options["max_steps"]},
+        steps={"own": run.steps},
     )
 
 

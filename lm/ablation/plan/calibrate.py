@@ -7,15 +7,16 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 
 import torch
 from tqdm import tqdm
 
 from lm.ablation.plan.arms import Arm, Arms
+from lm.ablation.plan.timing import TimedStep, TimedTraining
 from lm.system.device import cpu_name
-from lm.training.options import n_batches, n_validations, resolve
-from lm.training.step import TimedStep
+from lm.training.resolve import n_batches, n_validations, resolve
 
 LONG_ENOUGH = 20.0  # seconds
 FEWEST_ROUNDS, MOST_ROUNDS = 5, 40
@@ -50,8 +51,6 @@ def machine() -> str:
 
 
 def real_step(arm: Arm) -> Callable[[], float]:
-    from lm.training.timed import TimedTraining  # Lightning takes three seconds, which most plans do not need
-
     return TimedTraining(arm.run, arm.steps["own"])
 
 
@@ -90,8 +89,8 @@ def progress(rounds: int, seconds: float) -> float:
 
 def computation(arm: Arm, in_trainer: bool = False) -> str:
     """A hash of all that the cost of a step depends on; a split head is measured before its split."""
-    run, options = arm.run, resolve(arm.run)
-    trainer = sorted((key, value) for key, value in options.items() if key not in ("max_steps", "enable_progress_bar"))
+    run = resolve(arm.run, arm.vocab_size)
+    trainer = replace(run.trainer, max_steps=1, enable_progress_bar=False)
     shape = (run.model, arm.vocab_size, run.data.batch_size, run.data.seq_len, run.data.document_mask, run.head.kind)
     how = (run.optim.name, run.optim.ns_steps, run.loss, run.activation_checkpointing, run.compile, trainer)
     beside = (run.threads, run.validation, arm.steps["own"], in_trainer)

@@ -66,9 +66,8 @@ def cell(arm: Arm, seed: int, steps: int, tuned: dict[str, float], folder: str =
 
 
 def build_cell(arm: Arm, seed: int, steps: int, tuned: dict[str, float], folder: str, start: dict[str, Any]) -> Cell:
-    trainer = {**arm.run.trainer, "max_steps": steps}
-    run = change(arm.run, {**tuned, "trainer": trainer, "seed": seed, "max_tokens": None, **start})
-    settings = config_hash(run)
+    run = change(arm.run, {**tuned, "trainer.max_steps": steps, "seed": seed, "max_tokens": None, **start})
+    settings = config_hash(run, arm.identity["data_hash"], arm.identity["tokenizer_hash"])
     decisive = json.dumps({"config": settings, **arm.identity}, sort_keys=True)
     name = f"{arm.name}-seed{seed}-{hashlib.sha256(decisive.encode()).hexdigest()[:10]}"
     return Cell(arm.name, seed, steps, f"{folder}/{name}", run, tuned, {"config_hash": settings, **arm.identity})

@@ -97,7 +97,7 @@ def work(task: Task, **where: Any) -> None:
     where = {"executor": task.executor, "host": socket.gethostname(), "pid": os.getpid(), **where}
     write_sealed(task.files.where, where)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    from lm.training.callbacks import Interrupted
+    from lm.training.signals import Interrupted
 
     try:
         carry_out(task)
@@ -114,8 +114,8 @@ def work(task: Task, **where: Any) -> None:
 
 def carry_out(task: Task) -> None:
     from lm.data.tokens import prepare
-    from lm.training.options import resolve
-    from lm.training.run_directory import Held
+    from lm.training.resolve import resolve
+    from lm.training.run_directory import RunLocked
     from lm.training.train import train
 
     run, planned = task.run, task.identity
@@ -126,7 +126,8 @@ def carry_out(task: Task) -> None:
     if run.model.linear not in LINEARS and source_hash(source_files(run.model.linear)) != planned["source_hash"]:
         raise BadInput(f"the code of model.linear {changed}")
     if task.place:
-        here = {"device": (found := resolve(run))["accelerator"], "precision": str(found["precision"])}
+        trainer = resolve(run, data.tokenizer.vocab_size).trainer
+        here = {"device": trainer.accelerator, "precision": trainer.precision}
         for key, value in here.items():
             if value != planned[key]:
                 raise BadInput(f"{key} is {value} on node {socket.gethostname()}, {planned[key]} where it was planned")
@@ -134,7 +135,7 @@ def carry_out(task: Task) -> None:
         try:
             train(run, data)
             return
-        except Held as error:  # by a process whose node the engine has given up too early
+        except RunLocked as error:  # by a process whose node the engine has given up too early
             if not task.place:
                 raise
             log.info("%s: waiting for it", error)

@@ -1,0 +1,47 @@
+"""Whether a run can fit into memory, before a tensor is made."""
+
+import os
+from pathlib import Path
+
+import torch
+
+from lm.config import BadInput, RunConfig
+from lm.model.size import n_params, n_params_trained
+from lm.system.device import is_mixed
+from lm.training.module import build_model
+
+
+def check_memory(run: RunConfig, vocab_size: int) -> None:
+    """Raise BadInput if a resolved run certainly needs more memory than there is on its device."""
+    needed, free = least_bytes(run, vocab_size), free_bytes(run.trainer.accelerator)
+    if free is not None and needed > free:
+        raise BadInput(
+            f"these settings need at least {needed / 1e9:.1f} GB of memory, {free / 1e9:.1f} GB are free: choose a"
+            " smaller model.d_model, model.n_layers, data.seq_len or data.batch_size,"
+            " trainer.accumulate_grad_batches=N or activation_checkpointing=true"
+        )
+
+
+def least_bytes(run: RunConfig, vocab_size: int) -> int:
+    """A lower bound of the bytes of a training step: parameters, gradients, moments, and what is kept for backward."""
+    with torch.device("meta"):
+        net = build_model(run, vocab_size)
+    moments = 1 if run.optim.name == "muon" else 2
+    parameters = 4 * n_params(net) + 4 * (1 + moments) * n_params_trained(net)
+    width = 2 if is_mixed(run.trainer.precision) else 4  # bytes of an activation
+    n_tokens = run.data.batch_size // run.trainer.accumulate_grad_batches * run.data.seq_len
+    # a block keeps its input, or also queries, attention's result, the second norm's input and the FFN's activations
+    kept = run.model.d_model if run.activation_checkpointing else 4 * run.model.d_model + 2 * run.model.d_ff
+    logits = 4 * vocab_size if run.loss == "plain" else 0
+    return parameters + n_tokens * (width * run.model.n_layers * kept + logits)
+
+
+def free_bytes(device: str) -> int | None:
+    """Memory that is free on the device, as far as the system tells; None if it does not."""
+    if device == "cuda":
+        return int(torch.cuda.mem_get_info()[0])
+    try:
+        meminfo = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        return 1024 * int(meminfo["MemAvailable"].split()[0])
+    except (OSError, KeyError, ValueError):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else None

@@ -1,0 +1,97 @@
+"""The LightningModule: model, loss, optimizer and batches of a run."""
+
+import math
+from typing import Any
+
+import torch
+from lightning import LightningModule
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import DataLoader
+
+from lm.config import RunConfig
+from lm.data.batches import Batch, TrainingStream
+from lm.data.tokens import TextData
+from lm.model.activation_checkpointing import enable_activation_checkpointing
+from lm.model.transformer import Transformer, named_seed
+from lm.system.device import seed_generators
+from lm.training.loss import build_loss
+from lm.training.optim import build_optimizer, lr_factor
+
+
+def build_model(run: RunConfig, vocab_size: int, separator: int = 0) -> Transformer:
+    """The model of a run before its training. `separator`: the id of the token that begins each document."""
+    net = Transformer(
+        run.model,
+        run.head,
+        vocab_size=vocab_size,
+        seq_len=run.data.seq_len,
+        document_separator=separator if run.data.document_mask else None,
+        seed=run.seed,
+    )
+    if run.activation_checkpointing:
+        enable_activation_checkpointing(net)
+    return net
+
+
+class LMModule(LightningModule):
+    """Trains a Transformer with the settings of a resolved run.
+
+    Batches and dropout are functions of (seed, step), so a resume restores no state of a random generator.
+    """
+
+    def __init__(self, net: Transformer, run: RunConfig, data: TextData, config_hash: str = "") -> None:
+        super().__init__()
+        self.net, self.run, self.data, self.config_hash = net, run, data, config_hash
+        self.loss = build_loss(run)
+        self.micro_losses: list[Tensor] = []  # of the micro-batches of the current step
+        self.grad_norm = torch.zeros(())  # of the last step, before clipping
+
+    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+        if batch_idx % self.trainer.accumulate_grad_batches == 0:
+            self.micro_losses.clear()
+        progress, state = self.trainer.global_step / self.run.steps, self.trainer.optimizers[0].state
+        self.net.head.on_train_step(progress, self.net.embed.weight, state)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        seed_generators(named_seed(self.run.seed, "step", batch_idx, self.global_rank), self.device)
+        tokens, targets = batch  # (B, T) each, with B = data.batch_size / accumulate_grad_batches
+        loss = self.loss(self.net, tokens, targets)
+        self.micro_losses.append(loss.detach())
+        return loss
+
+    def step_loss(self) -> float:
+        """The loss of the last optimizer step: the mean over its micro-batches and ranks."""
+        return float(self.trainer.strategy.reduce(torch.stack(self.micro_losses).mean(), reduce_op="mean"))
+
+    def configure_gradient_clipping(
+        self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
+    ) -> None:
+        """Clip as Lightning does, and keep the norm."""
+        self.grad_norm = nn.utils.clip_grad_norm_(self.net.parameters(), gradient_clip_val or math.inf)
+
+    def configure_optimizers(self) -> Any:
+        optimizer = build_optimizer(self.net, self.run.optim, self.run.head)
+        schedule = LambdaLR(optimizer, lambda step: lr_factor(step, self.run.steps, self.run.optim))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def train_dataloader(self) -> DataLoader[Batch]:
+        """The batches from the restored step on."""
+        micro_batches, seed = self.trainer.accumulate_grad_batches, self.run.seed
+        if self.run.init_sha256:  # the loaded run may have had this seed: another order than its own
+            seed = named_seed(seed, "continued")
+        stream = TrainingStream(
+            self.data.train,
+            seq_len=self.run.data.seq_len,
+            batch_size=self.run.data.batch_size // micro_batches,
+            seed=seed,
+            start=self.trainer.global_step * micro_batches,
+            rank=self.trainer.global_rank,
+            world_size=self.trainer.world_size,
+            overfit_batches=self.run.data.overfit_batches * micro_batches,
+        )
+        return DataLoader(stream, batch_size=None, pin_memory=self.device.type == "cuda")
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.net.head.finalise(self.net.embed.weight)  # in place, on the tensors that the checkpoint holds
+        checkpoint["config_hash"] = self.config_hash

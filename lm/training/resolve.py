@@ -1,0 +1,53 @@
+"""What a run's settings leave to the machine: device, precision, steps, loss and threads.
+
+This module does not import Lightning, which takes seconds: an ablation is planned without it.
+"""
+
+import os
+from dataclasses import replace
+
+import torch
+
+from lm.config import BadInput, RunConfig
+from lm.system.device import best_device, count_threads, has_native_bf16
+from lm.training.loss import resolve_loss
+
+
+def resolve(run: RunConfig, vocab_size: int) -> RunConfig:
+    """The run with every `auto` decided for this machine. Raises BadInput for what this machine cannot do."""
+    trainer = run.trainer
+    _check_torchrun(trainer.world_size)
+    device = best_device() if trainer.accelerator == "auto" else trainer.accelerator
+    if device in ("gpu", "cuda"):
+        if not torch.cuda.is_available() and not (device == "gpu" and torch.backends.mps.is_available()):
+            raise BadInput(f"trainer.accelerator={device}: torch finds no GPU here; leave it at auto")
+        device = "cuda" if torch.cuda.is_available() else "mps"
+    if device == "mps" and not torch.backends.mps.is_available():
+        raise BadInput("trainer.accelerator=mps: torch finds no such GPU here; leave it at auto")
+    if device == "mps" and run.activation_checkpointing and run.model.dropout:
+        raise BadInput("activation_checkpointing=true: torch cannot repeat dropout on MPS; choose model.dropout=0")
+    precision = trainer.precision
+    if precision == "auto":
+        precision = "bf16-mixed" if has_native_bf16(device) else "32-true"
+    trainer = replace(trainer, accelerator=device, precision=precision, max_steps=run.steps)
+    run = replace(run, trainer=trainer, threads=count_threads(run.threads))
+    return replace(run, loss=resolve_loss(run, vocab_size))
+
+
+def _check_torchrun(world_size: int) -> None:
+    started = os.environ.get("WORLD_SIZE", "1")
+    if "TORCHELASTIC_RUN_ID" in os.environ and started != str(world_size):
+        raise BadInput(
+            f"trainer.devices: torchrun has started {started} processes, trainer.devices * trainer.num_nodes is"
+            f" {world_size}; give the numbers of processes on a node and of nodes to both"
+        )
+
+
+def n_batches(run: RunConfig, n_tokens: int) -> int:
+    """Batches of a whole text of so many tokens."""
+    return -(-n_tokens // (run.data.batch_size * run.data.seq_len))
+
+
+def n_validations(run: RunConfig, steps: int) -> int:
+    """Validations during a run of so many steps, without the final score."""
+    return (steps - 1) // run.validation.every if run.validation.every else 0
