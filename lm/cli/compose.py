@@ -1,11 +1,12 @@
 """Arguments to a dataclass: `parse` for the flat commands, Hydra for train and ablate."""
 
 import argparse
+import logging
 import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import MISSING as NO_DEFAULT
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -14,15 +15,20 @@ import yaml
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from lm.cli.main import reading
 from lm.cli.mistakes import CONFIGS, Kinds, explaining, kinds_of, no_such_key, not_a_setting, wrong_value
 from lm.config import BadInput, HeadConfig, RunConfig
+from lm.config.identity import PLACES, is_runtime
+from lm.config.typed import build
 from lm.exchange.base import agrees, read_base
 from lm.system.table import spelled
+from lm.training.run_directory import LENGTH, RunDirectory
 
 SWEEP_VALUE = re.compile(r",|^\w+\(")  # several values in Hydra's grammar: a,b or choice(a,b), range(...), glob(...)
 LOADED = ("model", "head", "tokenizer")  # the groups that init_from gives
 CLASSES = ("linear", "norm", "ffn", "position")  # settings of the model that may be the dotted path of a class
 Config = TypeVar("Config")
+log = logging.getLogger(__name__)
 
 # --- the flat commands
 
@@ -35,7 +41,7 @@ def parse(schema: type[Config], args: Sequence[str], **values: Any) -> Config:
     kinds = kinds_of(schema)
     for i, arg in enumerate(args):
         key, equals, text = arg.partition("=")
-        if not equals or arg.startswith("-"):
+        if not equals or not re.fullmatch(r"\+*[a-zA-Z][\w.]*", key):
             raise BadInput(not_a_setting(args[i:], kinds, values))
         if key not in kinds:
             raise BadInput(no_such_key(key, kinds))
@@ -73,14 +79,14 @@ def run_hydra(
         def _check_help(self, action: argparse.Action) -> None:
             """Python 3.14 refuses Hydra 1.3's text of --shell-completion, which is no string."""
 
-        def parse_args(self, *_: Any) -> Any:
+        def parse_args(self, *_: Any) -> Any:  # type: ignore[override]  # called without arguments
             flags, unknown = self.parse_known_intermixed_args(args)
             for word in unknown:
                 raise BadInput(not_a_setting(args[args.index(word) :], kinds))
             flags.overrides = flags.overrides if flags.shell_completion else prepare(flags)
             return flags
 
-    utils.argparse = SimpleNamespace(ArgumentParser=Parser)  # type: ignore[assignment]  # as Hydra alone sees it
+    utils.argparse = SimpleNamespace(ArgumentParser=Parser)  # type: ignore[attr-defined]  # for Hydra alone
     with explaining(args, kinds):
         program()
 
@@ -97,8 +103,24 @@ def quoted(override: str, kinds: Kinds, sweep: bool = False) -> str:
     is_text = kinds.get(key.lstrip("+")) in (str, str | None) and value != "null" and value[:1] not in ("'", '"')
     if not equals or not is_text or (sweep and SWEEP_VALUE.search(value)):
         return override
-    escaped = re.sub(r"(\\*)('|$)", lambda match: match[1] * 2 + ("\\'" if match[2] else ""), value)
-    return f"{key}='{escaped}'"
+    return f"{key}={string(value)}"
+
+
+def string(text: str) -> str:
+    """A string of Hydra's grammar."""
+    return "'" + re.sub(r"(\\*)('|$)", lambda match: match[1] * 2 + ("\\'" if match[2] else ""), text) + "'"
+
+
+def current_overrides() -> list[str]:
+    """Those of the job that Hydra is running."""
+    from hydra.core.hydra_config import HydraConfig
+
+    return list(OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False))  # type: ignore[arg-type]
+
+
+def key_of(override: str) -> str:
+    """The key that an override sets: `+head.name=a` sets head.name, `~logger` logger."""
+    return override.partition("=")[0].lstrip("+~")
 
 
 def compose(name: str, overrides: Sequence[str], schema: type[Config]) -> Config:
@@ -160,15 +182,14 @@ def _with_init_from(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
     loaded = {"model": asdict(base.settings.model), "head": asdict(head), "tokenizer": asdict(base.tokenizer)}
     typed = [key for key in CLASSES if not OmegaConf.is_missing(given.model, key)]
     _refuse_foreign_classes(f"init_from={path}", loaded["model"], typed)
-    for group, key, value in ((group, *setting) for group, values in loaded.items() for setting in values.items()):
-        node = given[group]
-        if OmegaConf.is_missing(node, key):
-            node[key] = value
-        elif group == "tokenizer" and node[key] in (value, base.typed.get(key, value)):
-            node[key] = value
-        elif group == "tokenizer" or (group == "model" and not agrees(key, node[key], value)):
-            shown = spelled(base.typed.get(key, value) if group == "tokenizer" else value)
-            raise BadInput(f"{group}.{key}={spelled(node[key])}: init_from={path} has {shown}; leave it out")
+    for group, values in loaded.items():
+        for key, value in values.items():
+            own, shown = given[group], base.typed.get(key, value) if group == "tokenizer" else value
+            if OmegaConf.is_missing(own, key) or (group == "tokenizer" and own[key] in (value, shown)):
+                own[key] = value
+            elif group == "tokenizer" or (group == "model" and not agrees(key, own[key], value)):
+                setting = f"{group}.{key}={spelled(own[key])}"
+                raise BadInput(f"{setting}: init_from={path} has {spelled(shown)}; leave it out")
     if given.init_sha256 not in (None, base.sha256):
         raise BadInput(f"init_sha256={given.init_sha256}: init_from={path} has {base.sha256}")
     given.init_sha256 = base.sha256
@@ -183,13 +204,45 @@ def _without_defaults(overrides: Sequence[str]) -> DictConfig:
     schema = OmegaConf.structured(RunConfig)
     for group in LOADED:
         schema[group] = dict.fromkeys(schema[group], MISSING)
-    defaults = ["bare_schema"]
+    defaults: list[Any] = ["bare_schema"]
     for entry in yaml.safe_load((CONFIGS / "train.yaml").read_text())["defaults"][1:]:
         is_loaded = isinstance(entry, dict) and {*entry} <= {*LOADED}
         defaults.append(dict.fromkeys(entry) if is_loaded else entry)
     ConfigStore.instance().store("bare_schema", schema)
     ConfigStore.instance().store("bare", {"defaults": defaults})
     return hydra.compose("bare", list(overrides))
+
+
+def continued(run: RunConfig, overrides: Sequence[str]) -> RunConfig:
+    """The run that run_dir holds, by its config.yaml, if the overrides set nothing else that makes it another run.
+
+    Those that may differ are applied to it. Otherwise this is `run` itself. Raises BadInput.
+    """
+    keys = [key_of(override) for override in overrides]
+    typed = [name for name in CLASSES if f"model.{name}" in keys]
+    applied = [key for key in keys if is_runtime(key) or key in (*LENGTH, *PLACES)]
+    if run.run_dir is None or len(applied) + len(typed) < len(keys):
+        return run
+    directory = RunDirectory(Path(run.run_dir).expanduser())
+    if not directory.path.exists():  # it may be mistyped
+        log.info("run_dir=%s: does not exist yet, so this is a new run", run.run_dir)
+    saved = directory.read_config()
+    if not saved or any(saved["model"][name] != getattr(run.model, name) for name in typed):
+        return run
+    with reading(directory.config):
+        _refuse_foreign_classes(str(directory.config), saved["model"], typed)
+        for key in applied:
+            source, target = asdict(run), saved
+            *groups, name = key.split(".")
+            for group in groups:
+                source, target = source[group], target[group]
+            target[name] = source[name]
+        result = build(RunConfig, {field.name: saved[field.name] for field in fields(run) if field.name in saved})
+    assert isinstance(result, RunConfig)
+    tokenizer = directory.model / "tokenizer.json"
+    if result.init_from and result.tokenizer.kind == "file" and tokenizer.exists():  # the loaded run may be gone
+        result.tokenizer = replace(result.tokenizer, path=str(tokenizer))
+    return result
 
 
 def _refuse_foreign_classes(place: str, model: dict[str, Any], typed: Iterable[str]) -> None:

@@ -15,20 +15,65 @@ from typing import Any
 
 from tqdm import tqdm
 
-from lm.cli.errors import report
-from lm.cli.imports import heavy_imports
-from lm.cli.launch import launch
-from lm.cli.scores import detail_tables, score_table
-from lm.config import BadInput, DataConfig, EvaluateConfig, TokenizerConfig
+from lm.cli.compose import compose, key_of, parse, quoted
+from lm.cli.main import reading, report
+from lm.cli.mistakes import kinds_of
+from lm.cli.tables import detail_tables, score_table
+from lm.config import BadInput, DataConfig, EvaluateConfig, RunConfig, TokenizerConfig
 from lm.data.paths import check_paths, is_url, listed, local_files
 from lm.exchange.find_model import model_folder
 from lm.system.table import format_table
 
+SCHEMA = EvaluateConfig
 
-def one_by_one(config: EvaluateConfig) -> list[EvaluateConfig]:
-    """A configuration of one run and one text for each pair that this one asks for. Raises BadInput."""
-    runs = listed(config.run_dir, "run_dir", folders=True)
-    texts = [config.data]
+
+def run(args: list[str]) -> int:
+    config = parse_arguments(args)
+    pairs = each_pair(config)  # raises BadInput before the slow imports below
+    if config.plot is not None and not (folder := Path(config.plot).expanduser().parent).is_dir():
+        raise BadInput(f"plot={config.plot}: {folder} is no folder")
+    from lm.inference.evaluate import check, evaluate_run
+
+    for pair in pairs:
+        check(pair)
+    several, bar = config.texts is not None or pairs[0].run_dir != config.run_dir, sys.stderr.isatty()
+    scores: list[dict[str, Any]] = []
+    failed: list[BadInput] = []
+    for pair in tqdm(pairs, "texts", leave=False, disable=not bar or len(pairs) == 1):
+        text = "validation text" if pair.data is None else pair.data.path or pair.data.source
+        try:
+            with reading(pair.run_dir):
+                scores.append({"run": pair.run_dir, "text": text, **evaluate_run(pair, bar)})
+        except BadInput as error:  # the others are scored all the same
+            failed.append(error)
+    if not scores:
+        raise failed[0]
+    print(format_table(score_table(scores, several)), file=sys.stderr)
+    for title, rows in detail_tables(scores, several):
+        print("", title, format_table(rows), sep="\n", file=sys.stderr)
+    if config.plot is not None:
+        from lm.report.scores import plot_scores  # matplotlib takes a second, and few ask for a figure
+
+        plot_scores(scores, Path(config.plot).expanduser())
+    shown = scores if several else {key: value for key, value in scores[0].items() if key not in ("run", "text")}
+    print(json.dumps(shown))
+    return max(map(report, failed), default=0)
+
+
+def parse_arguments(args: list[str]) -> EvaluateConfig:
+    """The configuration; its group `data` is composed as train does. Raises BadInput."""
+    is_data = [key_of(arg).split(".")[0] == "data" and "=" in arg for arg in args]
+    overrides = [arg for arg, of_data in zip(args, is_data, strict=True) if of_data]
+    if overrides and not any(key_of(override) == "data" for override in overrides):
+        raise BadInput(f"{overrides[0]}: choose a kind of text with it, as in data=text data.path=FILE")
+    train = kinds_of(RunConfig)
+    data = compose("train", [quoted(override, train) for override in overrides], RunConfig).data if overrides else None
+    return parse(EvaluateConfig, [arg for arg, of_data in zip(args, is_data, strict=True) if not of_data], data=data)
+
+
+def each_pair(config: EvaluateConfig) -> list[EvaluateConfig]:
+    """A configuration of one run and one text for each pair that is asked for. Raises BadInput."""
+    runs, texts = listed(config.run_dir, "run_dir", folders=True), [config.data]
     if config.texts is not None:
         paths = listed(config.texts, "texts")
         for path in paths:
@@ -37,50 +82,6 @@ def one_by_one(config: EvaluateConfig) -> list[EvaluateConfig]:
         texts = [DataConfig(source="text", path=path) for path in paths]
     elif config.data is not None:
         check_paths(config.data, TokenizerConfig())
-    for run in runs:
-        model_folder(run)
-    return [replace(config, run_dir=run, data=text, texts=None) for run in runs for text in texts]
-
-
-def name_of(text: DataConfig | None) -> str:
-    return "validation text" if text is None else text.path or text.source
-
-
-def draw(found: list[dict[str, Any]], path: Path) -> None:
-    from lm.cli import scores_figure  # matplotlib takes a second, and few ask for a figure
-
-    scores_figure.draw(found, path)
-
-
-def task(config: EvaluateConfig) -> int:
-    each = one_by_one(config)  # raises BadInput before the slow imports below
-    if config.plot is not None and not (folder := Path(config.plot).expanduser().parent).is_dir():
-        raise BadInput(f"plot={config.plot}: {folder} is no folder")
-    with heavy_imports():
-        from lm.inference.evaluate import check, evaluate_run
-
-    for one in each:
-        check(one)
-    several, bar = config.texts is not None or each[0].run_dir != config.run_dir, sys.stderr.isatty()
-    found: list[dict[str, Any]] = []
-    failed: list[BadInput] = []
-    for one in tqdm(each, "texts", leave=False, disable=not bar or len(each) == 1):
-        try:
-            found.append({"run": one.run_dir, "text": name_of(one.data), **evaluate_run(one, bar)})
-        except BadInput as error:  # the others are scored all the same
-            failed.append(error)
-    if not found:
-        raise failed[0]
-    print(format_table(score_table(found, several)), file=sys.stderr)
-    for title, rows in detail_tables(found, several):
-        print("", title, format_table(rows), sep="\n", file=sys.stderr)
-    if config.plot is not None:
-        draw(found, Path(config.plot).expanduser())
-    for one_found in found if not several else ():
-        del one_found["run"], one_found["text"]
-    print(json.dumps(found if several else found[0]))
-    return max(map(report, failed), default=0)
-
-
-def main(line: list[str] | None = None) -> None:
-    launch(task, EvaluateConfig, "evaluate", line)
+    for name in runs:
+        model_folder(name)
+    return [replace(config, run_dir=name, data=text, texts=None) for name in runs for text in texts]

@@ -24,8 +24,9 @@ from typing import Any, NoReturn
 
 import lm
 from lm.config import BadInput
-from lm.system.processes import is_first_process
+from lm.config.checks import RESUMABLE
 from lm.system.table import lines_visible, visible
+from lm.system.terminal import is_first_process
 
 COMMANDS = {
     "train": "train one run, or with -m several; resume it, or show its result",
@@ -84,7 +85,8 @@ def _run(command: str | None, args: list[str]) -> int:
         return 0
     if command not in COMMANDS:
         close = difflib.get_close_matches(command, COMMANDS, n=1)
-        raise BadInput(f"{command}: no such command; {did_you_mean(close) or f'choose one of {", ".join(COMMANDS)}'}")
+        hint = f"did you mean {close[0]}?" if close else f"choose one of {', '.join(COMMANDS)}"
+        raise BadInput(f"{command}: no such command; {hint}")
     for arg in args:
         if any("\ud800" <= character <= "\udfff" for character in arg):
             raise BadInput(f"{arg}: not UTF-8; rename the file, or set PYTHONUTF8=1 where the locale is another")
@@ -150,8 +152,7 @@ def _describe(error: Exception) -> tuple[str | None, int]:
     if "can't start new thread" in text:
         return "no further thread can be started: free some memory, or raise the limit by ulimit -u", 1
     if isinstance(error, RuntimeError) and re.search(LOST_PROCESS, text):
-        first = " ".join(["a process of this run has ended", *getattr(error, "__notes__", [])[:1]])
-        return f"{first} ({(text.splitlines() or [''])[0]})", 1
+        return f"a process of this run has ended ({text.splitlines()[0]}){_resume_hint(error)}", 1
     return None, 1
 
 
@@ -162,7 +163,7 @@ def _interruption(error: BaseException) -> int:
     if not isinstance(code, int):
         raise error
     if code in INTERRUPTED and is_first_process():
-        _say("; ".join([str(error) if hasattr(error, "signum") else "interrupted", *getattr(error, "__notes__", [])]))
+        _say(f"{error if hasattr(error, 'signum') else 'interrupted'}{_resume_hint(error)}")
     return code
 
 
@@ -173,8 +174,13 @@ def resumable(folder: Path) -> Iterator[None]:
         yield
     except BaseException as error:
         if folder.exists():
-            error.add_note(f"resume with: {shlex.join(command_line())}")
+            error.add_note(RESUMABLE)
         raise
+
+
+def _resume_hint(error: BaseException) -> str:
+    is_resumable = RESUMABLE in getattr(error, "__notes__", ())
+    return f"; resume with: {shlex.join(_command_line())}" if is_resumable else ""
 
 
 @contextmanager
@@ -243,13 +249,15 @@ def job(task: Callable[[Any], Any]) -> Callable[[Any], Any]:
         from hydra.core.hydra_config import HydraConfig
         from hydra.types import RunMode
 
+        from lm.cli.compose import current_overrides
+
         several, elsewhere = HydraConfig.get().mode == RunMode.MULTIRUN, os.getpid() != first_process
         if elsewhere:
             configure_logging()
         try:
             return task(config)
         except Exception as error:
-            code = report(error, " ".join(HydraConfig.get().overrides.task) if several else "")
+            code = report(error, " ".join(current_overrides()) if several else "")
             if elsewhere:
                 raise JobFailed(str(error) if code == 2 else f"{type(error).__name__}: {error}", code) from None
             if not several:
@@ -279,11 +287,7 @@ def configure_logging() -> None:
     logger.setLevel(logging.INFO if is_first_process() else logging.WARNING)
 
 
-def did_you_mean(names: list[str]) -> str:
-    return f"did you mean {' or '.join(names)}?" if names else ""
-
-
-def program(command: str) -> list[str]:
+def start_of(command: str) -> list[str]:
     """The words that start a command, in the form that was used: a script, `python -m lm` or `lm-lab`."""
     started = Path(sys.argv[0])
     if started.name == "__main__.py":
@@ -291,6 +295,6 @@ def program(command: str) -> list[str]:
     return ["python", f"scripts/{command}.py"] if started.suffix == ".py" else [NAME, command]
 
 
-def command_line() -> list[str]:
+def _command_line() -> list[str]:
     """The words of this process's command line, to be typed again."""
     return sys.orig_argv if sys.argv[0].endswith(".py") else [Path(sys.argv[0]).name, *sys.argv[1:]]

@@ -18,8 +18,17 @@ from lm.config import BadInput
 PACKAGE = Path(__file__).resolve().parents[1]
 CONFIGS = next((path for path in (PACKAGE / "configs", PACKAGE.parent / "configs") if path.is_dir()), PACKAGE)
 EXPECTED: dict[Any, str] = {
-    **{float: "a number", int: "a whole number", bool: "true or false", str: "text", NoneType: "null"},
-    **{list: "a list, as in [a,b]", dict: "names with values, as in {a: b}"},
+    float: "a number",
+    int: "a whole number",
+    bool: "true or false",
+    str: "text",
+    NoneType: "null",
+    list: "a list, as in [a,b]",
+    dict: "names with values, as in {a: b}",
+}
+ALIASES = {  # names of other programs
+    **{"learning_rate": "optim.lr", "n_embd": "model.d_model", "hidden_size": "model.d_model", "text": "prompt"},
+    **{"block_size": "data.seq_len", "epochs": "trainer.max_steps", "device": "trainer.accelerator"},
 }
 Kinds = dict[str, Any]  # the dotted key of every setting of a command -> its type
 
@@ -66,7 +75,8 @@ def _explain(error: BaseException, kinds: Kinds) -> str:
     if text.startswith("Error merging override "):
         return wrong_value(text.removeprefix("Error merging override "), kinds)
     if match := re.match("Could not override '(.*)'", text):
-        return no_such_key(str(getattr(error.__cause__, "full_key", match[1])), kinds)
+        key = str(getattr(error.__cause__, "full_key", ""))
+        return no_such_key(key if key.startswith(f"{match[1]}.") else match[1], kinds)
     if "Config group override" in text or text == "argument of type 'int' is not iterable":
         return "a group is chosen by the name of a file, as in head=tied"
     file = f"{text.split(': ')[0]}: " if text.startswith("In '") else ""  # a YAML file, perhaps the user's own
@@ -89,23 +99,29 @@ def no_such_key(key: str, kinds: Iterable[str]) -> str:
     """The message about a key that does not exist.
 
     >>> from lm.config import RunConfig
-    >>> no_such_key("max_steps", kinds_of(RunConfig)), no_such_key("model.n_layer", kinds_of(RunConfig))
-    ('max_steps: no such key; did you mean trainer.max_steps?', 'model.n_layer: no such key; did you mean model.n_layers?')
+    >>> no_such_key("max_steps", kinds_of(RunConfig))
+    'max_steps: no such key; did you mean trainer.max_steps?'
     """
-    return f"{key}: no such key; {did_you_mean(_nearest(key, kinds)) or '--help lists the settings'}"
+    siblings = [name for name in kinds if name.rpartition(".")[0] == key.rpartition(".")[0]]
+    hint = f"choose one of {', '.join(siblings)}" if "." in key and siblings else "--help lists the settings"
+    return f"{key}: no such key; {did_you_mean(_nearest(key, kinds)) or hint}"
 
 
 def _nearest(key: str, kinds: Iterable[str]) -> list[str]:
-    """The settings that `key` may mean: those that end in the same name, else the nearest spelling."""
+    """The settings that `key` may mean: those that end in the same name, else of the nearest spelling beside it."""
+    group, _, last = key.lower().rpartition(".")
     names: dict[str, list[str]] = {}
     for name in kinds:
         names.setdefault(name.rpartition(".")[2], []).append(name)
-        if "." in key and "." in name:
-            names.setdefault(name, []).append(name)
-    last = key.lower().rpartition(".")[2]
-    return names.get(last) or [
-        name for spelling in difflib.get_close_matches(key.lower(), names, n=1) for name in names[spelling]
+    if last in names:
+        return names[last]
+    if alias := [name for name in kinds if name == ALIASES.get(last)]:
+        return alias
+    beside = [
+        spelling for spelling in names if not group or any(f"{group}.{spelling}" == name for name in names[spelling])
     ]
+    close = difflib.get_close_matches(last, beside, n=1, cutoff=0.8 if len(last) > 5 else 0.75)
+    return [name for spelling in close for name in names[spelling] if not group or name == f"{group}.{spelling}"]
 
 
 def _no_such_choice(file: str, options: Sequence[str]) -> str:
@@ -122,7 +138,9 @@ def _no_such_choice(file: str, options: Sequence[str]) -> str:
 def not_a_setting(args: Sequence[str], kinds: Kinds, given: Iterable[str] = ()) -> str:
     """The message about the first of these arguments, which is not key=value; `given` are the keys before it."""
     word, prompt = args[0], [arg for arg in args if arg.partition("=")[0] not in kinds]
-    if word.startswith("-"):
+    if word in kinds:
+        hint = f"give it as {word}=VALUE"
+    elif word.startswith("-"):
         key, equals, value = word.strip("-").replace("-", "_").partition("=")
         value = value if equals else "".join(args[1:2]) or "VALUE"
         hint = did_you_mean([f"{name}={value}" for name in _nearest(key, kinds)])

@@ -6,6 +6,9 @@ from contextlib import contextmanager
 from typing import Any
 
 
+RESUMABLE = "the same command continues what is done already"  # a note of an exception that ends a run
+
+
 class BadInput(ValueError):
     """A mistake that the user can correct, as one line: the key or file, what was found and what is expected."""
 

@@ -11,6 +11,7 @@ import filelock
 import yaml
 
 from lm.config import BadInput, RunConfig
+from lm.config.checks import RESUMABLE
 from lm.config.identity import differences
 from lm.system.files import write_text
 
@@ -69,6 +70,10 @@ class RunDirectory:
             for path in self.path.rglob(".partial-*"):  # temporary files of a killed process
                 path.unlink(missing_ok=True)
             yield
+        except BaseException as error:
+            if self.config.exists():
+                error.add_note(RESUMABLE)
+            raise
         finally:
             lock.release()
             if made and not self.config.exists():
