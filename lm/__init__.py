@@ -8,14 +8,6 @@ import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.2.0"
-
-# How often a thread of GNU's OpenMP, with which torch is built on Linux, looks for work before it sleeps. Its default
-# keeps cores from other programs for milliseconds, and a step beside one takes many times as long. See
-# docs/performance.md. It is read when torch is imported.
-if "OMP_WAIT_POLICY" not in os.environ:
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-
 if TYPE_CHECKING:
     from lm.config import BadInput, HeadConfig, ModelConfig
     from lm.data.tokenizer import Tokenizer
@@ -25,15 +17,25 @@ if TYPE_CHECKING:
     from lm.model.linear import Linear, linear
     from lm.model.transformer import Transformer
 
-# Resolved on first use, so that a mistake in a configuration is reported before torch is imported.
-HOMES = {
-    **dict.fromkeys(("BadInput", "HeadConfig", "ModelConfig"), "lm.config"),
+__version__ = "0.2.0"
+
+# How often a waiting thread of GNU's OpenMP, with which torch is built on Linux, looks for work before it sleeps. By
+# its default a step beside another busy program takes many times as long (docs/performance.md). torch reads it once.
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
+_MODULES = {  # of the public names; each is imported on first use, for torch takes a second
+    "BadInput": "lm.config",
+    "HeadConfig": "lm.config",
+    "ModelConfig": "lm.config",
     "Tokenizer": "lm.data.tokenizer",
     "load_tokenizer": "lm.data.tokenizer_file",
-    **dict.fromkeys(("generate", "stream"), "lm.inference.generate"),
-    **dict.fromkeys(("Linear", "linear"), "lm.model.linear"),
-    "Transformer": "lm.model.transformer",
     "load_model": "lm.exchange.portable",
+    "generate": "lm.inference.generate",
+    "stream": "lm.inference.generate",
+    "Linear": "lm.model.linear",
+    "linear": "lm.model.linear",
+    "Transformer": "lm.model.transformer",
 }
 __all__ = [
     "BadInput",
@@ -51,6 +53,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'lm' has no attribute {name!r}")
-    return getattr(import_module(HOMES[name]), name)
+    return getattr(import_module(_MODULES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

@@ -64,8 +64,11 @@ TEXT = "".join(f"def f{i}(x, y):\n    return x * {i * 7 % 31} + y  # {i:x}\n" fo
 
 WHOLE_RESULT: dict[str, Any] = {  # the keys of a result.json
     **dict.fromkeys(("val_loss", "val_bpb", "val_top1", "seconds", "tokens_per_second"), 1.0),
-    **dict.fromkeys(("n_params", "flops_per_token", "steps", "tokens", "seed", "threads"), 1),
-    **dict.fromkeys(("head", "config_hash", "data_hash", "tokenizer_hash", "device", "precision", "python"), "x"),
+    **dict.fromkeys(("n_params", "n_params_trained", "flops_per_token", "steps", "tokens", "seed", "threads"), 1),
+    **dict.fromkeys(
+        ("head", "config_hash", "data_hash", "tokenizer_hash", "device", "cpu", "precision", "python"), "x"
+    ),
+    **dict.fromkeys(("val_tokens", "val_bytes", "train_text_tokens"), 1),
     "n_params_by_role": {"embedding": 1},
     "baselines_bpb": {"zlib": 2.0},
     "resumed_from": [],

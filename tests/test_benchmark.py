@@ -21,8 +21,8 @@ from lm.benchmark.run import SECTIONS, benchmark
 from lm.benchmark.scale import corpus_memory
 from lm.benchmark.shapes import DEFAULT
 from lm.config import BadInput
-from lm.config.benchmark import RENAMED, BenchmarkConfig
 from lm.config.benchmark import SECTIONS as NAMES
+from lm.config.benchmark import BenchmarkConfig
 from lm.model.transformer import Transformer
 from lm.training.train import train
 
@@ -53,14 +53,6 @@ def test_sections_are_named_and_an_unknown_one_is_refused() -> None:
     assert tuple(SECTIONS) == NAMES
     with pytest.raises(BadInput, match="only=speed: choose one of"):
         BenchmarkConfig(only=["speed"])
-
-
-@pytest.mark.parametrize(("old", "new"), RENAMED.items())
-def test_an_old_section_name_is_answered_with_the_new_one(old: str, new: str) -> None:
-    assert old not in NAMES
-    assert new in NAMES
-    with pytest.raises(BadInput, match=f"only={old}: is now called {new}"):
-        BenchmarkConfig(only=[old])
 
 
 def test_each_section_has_the_threads_that_were_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

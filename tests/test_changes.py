@@ -78,7 +78,7 @@ def test_a_changed_file_of_the_training_code_is_named(
     monkeypatch.setattr("lm.ablation.plan.arms.source_files", lambda linear: files)
     said = "the training code changed (lm/model/cache.py, lm/model/ffn.py, lm/model/new.py)"
     assert set(asked().values()) == {said}
-    before.sources = {}  # version 1 does not say them
+    before.sources = {}
     assert set(asked().values()) == {"the training code changed"}
 
 
@@ -112,8 +112,8 @@ def test_why_a_run_does_not_count_is_remembered(asked: Any, before: AblationReco
 
 
 @pytest.mark.slow
-def test_a_run_of_a_version_with_other_names_is_told(asked: Any, before: AblationRecord, tmp_path: Path) -> None:
+def test_a_run_whose_settings_had_other_names_is_told(asked: Any, before: AblationRecord, tmp_path: Path) -> None:
     for one in before.cells:
         (tmp_path / one.run_dir).rename(tmp_path / f"{one.run_dir[:-10]}0123456789")
         one.run_dir = f"{one.run_dir[:-10]}0123456789"
-    assert set(asked().values()) == {"an earlier version of this program had other names for settings"}
+    assert set(asked().values()) == {"its settings had other names"}

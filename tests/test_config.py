@@ -20,7 +20,6 @@ from lm.config import (
     RunConfig,
     TokenizerConfig,
     ValidationConfig,
-    identity,
 )
 from lm.config.model import OWN_SETTINGS
 
@@ -182,13 +181,3 @@ def test_a_path_that_would_not_be_read_is_refused() -> None:
 def test_an_infinite_rate_is_refused(key: str) -> None:
     with pytest.raises(BadInput):
         OptimConfig(**{key: math.inf})
-
-
-def test_a_new_setting_leaves_the_identity_of_earlier_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A setting that is added to a run must stand in identity.ADDED; then this hash stays."""
-    run = RunConfig()
-    before = "3cc2accbe6fa17ed3e5a07423ab4ee919049b0394655effeb35f82f20062ee47"
-    assert identity.config_hash(run) == before
-    monkeypatch.setitem(identity.ADDED, "compile", False)  # as if it had been added later
-    assert identity.config_hash(run) != before, "at its default it is left out"
-    assert "compile" in identity.identifying({"compile": True})

@@ -3,7 +3,6 @@
 import contextlib
 import csv
 import json
-import re
 import signal
 import subprocess
 import sys
@@ -132,15 +131,6 @@ def test_without_a_run_there_the_command_line_is_all(tmp_path: Path) -> None:
     now = typed(tmp_path / "absent")
     assert as_it_was(now, ["run_dir=absent"]) is now
     assert as_it_was(RunConfig(), []) == RunConfig()
-
-
-def test_settings_of_an_earlier_version_are_read(tmp_path: Path) -> None:
-    lay(tmp_path / "r", a_run())
-    config = RunDirectory(tmp_path / "r").config
-    text = config.read_text().replace("embedding_lr_multiplier:", "table_lr:").replace("ns_steps:", "rounds:")
-    text = re.sub("checksum: .*\n", "", text)  # which they did not have
-    config.write_text(text.replace("activation_checkpointing:", "recompute:"))
-    assert as_it_was(typed(tmp_path / "r"), ["run_dir=r"]).head == UNTIED
 
 
 @pytest.mark.parametrize(

@@ -427,7 +427,7 @@ def test_settings_that_contradict_each_other_are_named(settings: dict[str, Any],
 
 
 def write_config(folder: Path, data: DataConfig, **more: Any) -> None:
-    settings = {"data": asdict(data), "tokenizer": asdict(BYTES), "data_hash": "", "tokenizer_hash": "", "format": 2}
+    settings = {"data": asdict(data), "tokenizer": asdict(BYTES), "data_hash": "", "tokenizer_hash": ""}
     (folder / "config.yaml").write_text(json.dumps(settings | more))
 
 

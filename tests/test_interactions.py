@@ -1,6 +1,5 @@
 """An interaction: a difference of two differences, paired by seed and judged like any other."""
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import pytest
 from test_plan import question
 from test_record import arm
-from test_report import make, markdown, numbers, write
+from test_report import make, markdown, numbers
 from test_study import row, study
 
 from lm.ablation.judge.contrasts import Contrast
@@ -135,7 +134,3 @@ def test_it_has_its_row_in_report_figure_numbers_and_terminal(tmp_path: Path) ->
     assert ">Interactions<" in figure
     assert ">shape<" in figure
     assert f"{found['sentence']}\n" in result_table(path)
-    record = json.loads((path / "ablation.json").read_text())
-    del record["interactions"]
-    write(path / "ablation.json", record)
-    assert read_record(path).interactions == {}  # as in records of earlier versions

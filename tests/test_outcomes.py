@@ -74,7 +74,7 @@ def test_a_result_of_something_else_is_not_accepted(tmp_path: Path, key: str) ->
 
 
 def test_a_result_of_another_seed_is_not_accepted(tmp_path: Path) -> None:
-    """Also where the plan has no hash of its settings, as that of version 1 and the trials in a report."""
+    """Also where the plan has no hash of its settings, as that of the trials in a report."""
     put(tmp_path, json.dumps(RUN | {"seed": 3}))
     assert Outcomes(tmp_path).of(NAME).error == f"its seed is not the one planned: remove {NAME}"
 
@@ -164,13 +164,6 @@ def test_a_result_that_cannot_be_read_is_not_missing(tmp_path: Path, monkeypatch
         Outcomes(tmp_path).of(NAME)
 
 
-def test_earlier_columns_of_diagnostics_are_read_under_todays_names(tmp_path: Path) -> None:
-    put(tmp_path, json.dumps(RUN))
-    (tmp_path / NAME / "diagnostics.csv").write_text("step,lookup_grad,table_norm/band1\n1,2,3\n")
-    (row,) = Outcomes(tmp_path).lines(NAME, "diagnostics.csv")
-    assert row == {"step": "1", "embedding_grad": "2", "embedding_norm/band1": "3"}
-
-
 def test_a_row_stands_for_a_run_without_a_folder(tmp_path: Path) -> None:
     put_row(tmp_path)
     found = Outcomes(tmp_path).of(NAME, PLANNED)
@@ -225,19 +218,6 @@ def test_a_row_that_was_changed_is_named(tmp_path: Path, key: str) -> None:
     found = Outcomes(tmp_path).of(NAME, PLANNED)
     assert (found.status, found.result) == ("failed", {})
     assert found.error.startswith(f"line 2 of results.csv ({NAME}) was changed after it was written")
-
-
-def test_a_row_of_an_earlier_version_is_read_as_it_is(tmp_path: Path) -> None:
-    put_row(tmp_path, checked=False)
-    text = (tmp_path / "results.csv").read_text().replace("cpu", "no_such_column")
-    (tmp_path / "results.csv").write_text(text)
-    found = Outcomes(tmp_path).of(NAME, PLANNED)
-    assert (found.status, found.result["cpu"]) == ("done", "unknown")
-
-
-def test_a_row_whose_hash_does_not_count_its_host_is_of_an_earlier_version(tmp_path: Path) -> None:
-    put_row(tmp_path, host="", edited={"host": "there"})
-    assert Outcomes(tmp_path).of(NAME, PLANNED).status == "done"
 
 
 def test_a_row_cannot_name_a_place_outside(tmp_path: Path) -> None:

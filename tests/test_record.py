@@ -1,4 +1,4 @@
-"""The record of an ablation: what is written is what is read, earlier versions are read, and a mistake is named."""
+"""The record of an ablation: what is written is what is read, and a mistake is named."""
 
 import json
 import math
@@ -18,11 +18,10 @@ from lm.ablation.record import (
     read_record,
     write_record,
 )
-from lm.ablation.versions import VERSION
 from lm.config import BadInput
 from lm.config.ablation import Look, TuneConfig
 
-CELL = {"arm": "a", "seed": 0, "budget": "tokens", "run_dir": "cells/a-seed0-0", "steps": 1}
+CELL = {"arm": "a", "seed": 0, "budget": "tokens", "run_dir": "cells/a-seed0-0", "steps": 1, "config_hash": ""}
 STUDIES = Path(__file__).parents[1] / "docs/studies"
 
 
@@ -69,7 +68,6 @@ def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
     )
     write_record(whole, tmp_path)
     assert read_record(tmp_path) == whole
-    assert json.loads((tmp_path / "ablation.json").read_text())["version"] == VERSION
 
 
 def searched(*scores: float, at: float = 1.0) -> dict[str, Any]:
@@ -80,7 +78,7 @@ def searched(*scores: float, at: float = 1.0) -> dict[str, Any]:
 def read(folder: Path, **changes: Any) -> AblationRecord:
     write_record(record(arms={"a": arm()}), folder)
     content = json.loads((folder / "ablation.json").read_text())
-    if changes:  # as an earlier version, without a checksum
+    if changes:
         del content["checksum"]
     (folder / "ablation.json").write_text(json.dumps(content | changes))
     return read_record(folder)
@@ -89,8 +87,7 @@ def read(folder: Path, **changes: Any) -> AblationRecord:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"version": 4}, "version=4: was written by a newer version of this program; expected 3"),
-        ({"version": "2"}, "not what ablate.py wrote"),
+        ({"version": 2}, "version: no such key"),
         ({"seeds": "0,1"}, "seeds: expected list, found '0,1'"),
         ({"seeds": [0, "1"]}, "seeds[1]: expected int, found '1'"),
         ({"equivalence_margin": None}, "equivalence_margin: expected float, found None"),
@@ -155,35 +152,9 @@ def test_another_file_of_this_name_is_no_record(tmp_path: Path, text: str) -> No
 def test_a_record_that_was_changed_is_refused(tmp_path: Path) -> None:
     write_record(record(), tmp_path)
     path = tmp_path / "ablation.json"
-    path.write_text(path.read_text().replace('"version": 3', '"version": 2'))
+    path.write_text(path.read_text().replace('"threads": 1', '"threads": 2'))
     with pytest.raises(BadInput, match="damaged, its content does not match its checksum"):
         read_record(tmp_path)
-
-
-def test_version_2_has_the_verdicts_that_were_seen_under_the_name_of_todays_setting(tmp_path: Path) -> None:
-    one = Look(seeds=[0, 1], baseline="a", equivalence_margin=0.1)
-    write_record(record(verdicts_seen=[one]), tmp_path)
-    content = json.loads((tmp_path / "ablation.json").read_text())
-    old = {key: value for key, value in content.items() if key not in ("looks", "checksum")} | {"version": 2}
-    old["looks"] = old.pop("verdicts_seen")
-    (tmp_path / "ablation.json").write_text(json.dumps(old))
-    found = read_record(tmp_path)
-    assert (found.verdicts_seen, found.looks) == ([one], [])
-
-
-def test_a_record_of_version_1_is_read_under_todays_names() -> None:
-    found = read_record(STUDIES / "tying/main")
-    assert (found.equivalence_margin, found.baselines["split"]) == (0.02, "untied")
-    assert found.match_parameters["untied_matched"] == "model.d_ff"
-    assert found.tune.extension_trials == 4
-    assert found.tune.hyperparameters[1] == "head.embedding_lr_multiplier"
-    assert found.searches["tied"].hyperparameters == ["optim.lr", "head.embedding_lr_multiplier"]
-    assert {*found.searches["tied"].trials[0].values, *found.searches["tied"].inside} <= {*found.arms["tied"].settings}
-    assert found.arms["split"].settings["head.name"] == "untied_midtraining"
-    assert found.verdicts_seen[0].equivalence_margin == 0.02
-    assert found.looks == []
-    assert "head.table_lr=8.5" in found.arms["tied"].words  # as it was typed
-    assert read_record(STUDIES / "tying_untie_when").plot_over == "head.untie_at"
 
 
 @pytest.mark.parametrize("path", sorted(STUDIES.rglob("ablation.json")), ids=lambda path: path.parent.name)

@@ -48,7 +48,8 @@ ARMS = {"tied": 3.50, "untied": 3.53, "untied_matched": 3.502, "tied_naive": 4.4
 KNOBS = {arm: ["optim.lr", "head.head_lr_multiplier"] if "untied" in arm else ["optim.lr"] for arm in ARMS}
 EVIL = "</code><script>alert(1)</script>\n```\n| a | b |\n|---|---|\n<img src=http://evil.example/x>"
 PROMPTS = ["def f(x, y):\n    return", f"# {EVIL}"]
-METRICS = ("step", "tokens", "lr", "train/loss", "train/grad_norm", "val/loss", "val/bpb", "val/top1")
+METRICS = ("step", "tokens", "lr", "train/loss", "train/grad_norm", "val/loss", "val/bpb", "val/top1", "val/tokens")
+WHOLE = 89_999  # tokens of the validation text that are scored
 
 
 def write(path: Path, content: Any) -> None:
@@ -89,7 +90,7 @@ def write_run(path: Path, arm: str, seed: int, loss: float, steps: int, diagnost
     metrics, inside = [], []
     for step in range(100, steps + 1, 100):
         now = loss + 4 * math.exp(-5 * step / steps) + chance.gauss(0, 0.01)
-        metrics.append([step, step * 1024, 0.001, now - 0.1, 1.2, now, now / 2.23, 0.42 - now / 30])
+        metrics.append([step, step * 1024, 0.001, now - 0.1, 1.2, now, now / 2.23, 0.42 - now / 30, WHOLE])
         sides = [0.4 + chance.random() / 9, 1.5 + chance.random(), "nan" if step == 100 else chance.uniform(-0.1, 0.1)]
         bands = [now + i - 2 + 0.02 * i * ("untied" in arm) + chance.gauss(0, 0.01) for i in range(5)]
         inside.append([step, step * 1024, 0.3, *sides, *bands, *(1.0 + i for i in range(10))])
@@ -112,7 +113,7 @@ def write_search(path: Path, arm: str, diverged: bool) -> dict[str, Any]:
             write(path / f"{name}.json", {"status": "diverged", "error": "the loss is nan"})
         else:
             write_run(path / name, arm, 1000, loss, 400)
-        trials.append({"values": values, "val_loss": None if lost else loss, "run_dirs": [name]})
+        trials.append({"values": values, "score": None if lost else loss, "run_dirs": [name]})
     return {
         "hyperparameters": KNOBS[arm],
         "seeds": [1000],
@@ -153,7 +154,7 @@ def make(
     }
     cells = [
         {"arm": arm, "seed": seed, "budget": budget, "steps": steps[arm][budget]}
-        | {"run_dir": f"cells/{arm}-seed{seed}-{steps[arm][budget]}"}
+        | {"run_dir": f"cells/{arm}-seed{seed}-{steps[arm][budget]}", "config_hash": "c" * 64}
         for arm in ARMS
         for budget in budgets
         for seed in seeds
@@ -629,9 +630,9 @@ def shrink(path: Path, before: float, noise: float = 0.0, last: int = 1000) -> s
         rows = []
         for step in range(100, 1001, 100):
             gap = end[0] - end[1] if step > 500 else before + noise * (seed - 1)
-            rows.append((step, step * 1024, 0.001, 3, 1, 4 + gap, 2, 0.4))
+            rows.append((step, step * 1024, 0.001, 3, 1, 4 + gap, 2, 0.4, WHOLE))
         write(ours / "metrics.csv", lines(METRICS, *(row for row in rows if row[0] <= last)))
-        write(theirs / "metrics.csv", lines(METRICS, *((*row[:5], 4, 2, 0.4) for row in rows)))
+        write(theirs / "metrics.csv", lines(METRICS, *((*row[:5], 4, 2, 0.4, WHOLE) for row in rows)))
     write_report(path)
     return markdown(path)
 
@@ -672,7 +673,7 @@ def test_a_difference_below_the_margin_shrinks_in_silence(tmp_path: Path) -> Non
 def test_a_loss_that_rises_before_the_end_is_told(tmp_path: Path, rise: float, told: bool) -> None:
     path = make(tmp_path, budgets=("tokens",), report=False, equivalence_margin=0.01)
     for seed in (0, 1, 2):
-        rows = [(step, step * 1024, 0.001, 3, 1, loss, 2, 0.4) for step, loss in ((500, 4 - rise), (1000, 4))]
+        rows = [(step, step * 1024, 0.001, 3, 1, loss, 2, 0.4, WHOLE) for step, loss in ((500, 4 - rise), (1000, 4))]
         write(path / f"cells/untied-seed{seed}-1000/metrics.csv", lines(METRICS, *rows))
     write_report(path)
     assert ("**The validation loss rises before the end: untied (by 0.02).**" in markdown(path)) is told
@@ -683,7 +684,7 @@ def score_on(path: Path, rows: list[tuple[int, float, Any]]) -> str:
     """The report of runs with these steps, validation losses and numbers of tokens that they were scored on."""
     for metrics in path.glob("cells/*/metrics.csv"):
         whole = [(step, step * 1024, 0.001, 3, 1, loss, 2, 0.4, tokens) for step, loss, tokens in rows]
-        write(metrics, lines((*METRICS, "val/tokens"), *whole))
+        write(metrics, lines(METRICS, *whole))
     write_report(path)
     return markdown(path)
 
@@ -698,9 +699,13 @@ def test_an_estimate_below_the_score_is_no_rise(tmp_path: Path, tokens: int, tol
 @pytest.mark.parametrize(
     ("first", "last", "said"),
     [
-        (500, 9000, "estimates on 500 of 9,000 tokens of the validation text, in evenly spaced windows; the last one"),
-        (9000, 9000, "Every point is a score of the whole validation text."),
-        ("", "", "Runs of earlier versions are scored on the first windows"),
+        (
+            500,
+            WHOLE,
+            "estimates on 500 of 89,999 tokens of the validation text, in evenly spaced windows; the last one",
+        ),
+        (WHOLE, WHOLE, "Every point is a score of the whole validation text."),
+        (500, 500, "estimates on 500 of 89,999 tokens of the validation text, also after the last step"),
     ],
 )
 def test_the_report_says_what_its_curves_cover(tmp_path: Path, first: Any, last: Any, said: str) -> None:
@@ -714,7 +719,7 @@ def test_why_there_is_no_learning_figure_is_said(tmp_path: Path, every: int, tol
     """Validated once or never, a run has no curve."""
     path = make(tmp_path, budgets=("tokens",), report=False, every=every)
     for metrics in path.glob("cells/*/metrics.csv"):
-        write(metrics, lines(METRICS, (1000, 1024000, 0.001, 3, 1, 4, 2, 0.4)))
+        write(metrics, lines(METRICS, (1000, 1024000, 0.001, 3, 1, 4, 2, 0.4, WHOLE)))
     write_report(path)
     said = f"runs of 1,000 steps with `validation.every={every}` are not validated twice during training. "
     assert (f"There are no learning curves: {said}Set `validation.every=100` to record them." in markdown(path)) is told
@@ -864,9 +869,9 @@ def test_a_difference_that_the_trials_do_not_show_is_told(
             result = path / f"cells/untied-seed{seed}-1000/result.json"
             write(result, json.loads(result.read_text()) | {"val_loss": 3.47 + 0.01 * seed})
     record = json.loads((path / "ablation.json").read_text())
-    best = {arm: min(trial["val_loss"] for trial in record["searches"][arm]["trials"]) for arm in ("tied", "untied")}
+    best = {arm: min(trial["score"] for trial in record["searches"][arm]["trials"]) for arm in ("tied", "untied")}
     for trial in record["searches"]["untied"]["trials"]:
-        trial["val_loss"] += best["tied"] - best["untied"] + apart
+        trial["score"] += best["tied"] - best["untied"] + apart
     write(path / "ablation.json", record)
     write_report(path)
     said = f"**The search trials do not show the difference between untied and tied.** It is {apart:+.4f} between"
@@ -945,6 +950,7 @@ def test_pairs_that_mix_conditions_are_named(tmp_path: Path) -> None:
 
     path = make(tmp_path, budgets=("tokens",), report=False)
     assert said() == []
+    change_results(path, "*", cpu="unknown")
     assert ["CPU of the runs", "unknown"] in made_with(read_study(path))
     change_results(path, "*-seed2-*", threads=2, cpu="one")
     assert said() == ["Conditions differ between seeds: threads 1, 2."]

@@ -16,15 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-import yaml
 from conftest import TEXT
 
 from lm.config import (
     BadInput,
     CheckpointConfig,
     DataConfig,
-    DiagnosticsConfig,
     HeadConfig,
     ModelConfig,
     OptimConfig,
@@ -32,8 +29,6 @@ from lm.config import (
     TokenizerConfig,
     ValidationConfig,
 )
-from lm.system.files import sha256
-from lm.training.run_directory import default_dir
 
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["lm.training.train"])  # imports, which take seconds, run once for all processes
@@ -462,9 +457,7 @@ def test_checkpoints_that_cannot_be_listed_are_not_absent(undisturbed: RunConfig
 
 
 @pytest.mark.slow
-def test_the_checkpoint_of_another_run_is_refused_and_one_that_does_not_say_is_not(
-    undisturbed: RunConfig, corpus: Path, tmp_path: Path
-) -> None:
+def test_the_checkpoint_of_another_run_is_refused(undisturbed: RunConfig, corpus: Path, tmp_path: Path) -> None:
     from lm.training.train import train
 
     run, other = a_run(corpus, tmp_path / "run"), a_run(corpus, tmp_path / "other", seed=5)
@@ -477,12 +470,6 @@ def test_the_checkpoint_of_another_run_is_refused_and_one_that_does_not_say_is_n
         train(run)
     assert (tmp_path / "run/metrics.csv").read_bytes() == before
     foreign.unlink()
-    for path in tmp_path.glob("run/checkpoints/*"):  # as earlier versions wrote it
-        checkpoint = torch.load(path, weights_only=True)
-        assert checkpoint.pop("run")["seed"] == run.seed
-        path.unlink()
-        torch.save(checkpoint, tmp_path / "old")
-        shutil.move(tmp_path / "old", path.with_name(f"{path.stem[:13]}-{sha256(tmp_path / 'old')[:16]}.ckpt"))
     assert finish(run) == 0
     assert outcome(run) == outcome(undisturbed)
 
@@ -517,76 +504,6 @@ def test_a_resume_refuses_damaged_metrics_and_leaves_them(corpus: Path, tmp_path
     checkpoint.with_name(f"step-00000009-{hashlib.sha256(b'pickle').hexdigest()[:16]}.ckpt").write_bytes(b"pickle")
     with pytest.raises(BadInput, match=r"\.ckpt: no checkpoint that train has written; remove it"):
         train(run)
-
-
-OLD_GROUPS = {"block_matrices": "body", "other": "vectors", "embedding": "table", "head": "head"}
-
-
-def as_written_before_names_changed(run: RunConfig) -> None:
-    """Turn the files of an unfinished run into those of the last version with old names."""
-    from lm.config.renamed import HEADS, KEYS
-
-    place = Path(str(run.run_dir))
-    for path in place.glob("checkpoints/step-*"):
-        checkpoint = torch.load(path, weights_only=True)
-        checkpoint["callbacks"]["Journal"] = checkpoint["callbacks"].pop("TrainingCallback")
-        del checkpoint["diagnostics_hash"]
-        for group in checkpoint["optimizer_states"][0]["param_groups"]:
-            group["name"] = OLD_GROUPS[group["name"]]
-            if "ns_steps" in group:
-                group["rounds"] = group.pop("ns_steps")
-                for index in group["params"]:  # Muon kept a step count, which it never changed
-                    checkpoint["optimizer_states"][0]["state"][index]["step"] = torch.zeros(())
-        path.unlink()
-        torch.save(checkpoint, place / "new")
-        (place / "new").rename(path.with_name(f"{path.stem[:13]}-{sha256(place / 'new')[:16]}.ckpt"))
-    settings = yaml.safe_load((place / "config.yaml").read_text())
-    del settings["format"], settings["checksum"]
-    for old, new in KEYS.items():
-        group, _, name = new.rpartition(".")
-        section = settings.get(group, {}) if group else settings
-        if name in section:
-            section[old.rpartition(".")[2]] = section.pop(name)
-    kinds = {new: old for old, new in HEADS.items()}
-    settings["head"] |= {key: kinds.get(settings["head"][key], settings["head"][key]) for key in ("name", "kind")}
-    (place / "config.yaml").write_text(yaml.safe_dump(settings))
-    csv = (place / "diagnostics.csv").read_text()
-    old_columns = csv.replace("embedding_grad", "lookup_grad").replace("embedding_norm", "table_norm")
-    (place / "diagnostics.csv").write_text(old_columns)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("renamed", [True, False])
-def test_a_run_of_an_earlier_version_resumes_bit_for_bit(
-    renamed: bool, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Muon and a head that is untied in mid-training; without the table of names it does not resume."""
-    optim = OptimConfig(name="muon", lr=0.02, adam_lr=0.003, momentum=0.9, ns_steps=4)
-    whole, run = (
-        replace(a_midtraining_run(corpus, tmp_path / name), optim=optim, diagnostics=DiagnosticsConfig(every=5))
-        for name in ("whole", "old")
-    )
-    assert finish(whole) == 0
-    stop(run, 25, signal.SIGKILL)
-    as_written_before_names_changed(run)
-    if not renamed:
-        process = PROCESSES.Process(target=resume_without_names, args=(run,))
-        process.start()
-        process.join(120)
-        assert process.exitcode != 0
-        return
-    assert finish(run) == 0
-    assert outcome(run) == outcome(whole)
-    assert (tmp_path / "old/diagnostics.csv").read_text() == (tmp_path / "whole/diagnostics.csv").read_text()
-    last = torch.load(max((tmp_path / "old/checkpoints").iterdir()), weights_only=True)
-    assert {group["name"] for group in last["optimizer_states"][0]["param_groups"]} == set(OLD_GROUPS)
-
-
-def resume_without_names(run: RunConfig) -> None:
-    import lm.training.checkpoint
-
-    lm.training.checkpoint.current = lambda checkpoint: checkpoint
-    work(run)
 
 
 @pytest.mark.slow
@@ -647,14 +564,3 @@ def test_a_second_process_is_refused_with_the_holder_named(corpus: Path, tmp_pat
     other = replace(run, trainer=run.trainer | {"max_steps": 7})
     with pytest.raises(BadInput, match=r"trainer\.max_steps"):  # the dead process holds it no longer
         train(other)
-
-
-def test_a_run_of_an_earlier_version_is_found_under_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    run = RunConfig(trainer={"max_steps": 5})
-    today = default_dir(run)
-    before = Path("runs/stdlib-bpe2048-4x128-tied-seed0-ff792b79")  # as version 0.1.0 called it
-    before.mkdir(parents=True)
-    assert default_dir(run) == before
-    today.mkdir()
-    assert default_dir(run) == today

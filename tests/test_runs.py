@@ -17,7 +17,7 @@ import yaml
 from conftest import HEADS, WHOLE_RESULT, Script
 
 from lm.cli.runs import main
-from lm.config import DataConfig, ModelConfig, RunConfig
+from lm.config import DataConfig, RunConfig
 from lm.runs.find import differing, find_runs
 from lm.runs.listing import listing, listing_csv
 from lm.runs.query import ordered, where
@@ -30,7 +30,7 @@ LOSSES = {"tied": 3.0, "untied": 3.2}
 def write_run(path: Path, run: RunConfig, result: dict[str, Any] | None = None, **hashes: str) -> None:
     path.mkdir(parents=True)
     settings = asdict(run) | {"trainer": {"max_steps": 40}} | HASHES | hashes
-    (path / "config.yaml").write_text(yaml.safe_dump({"format": 2, **settings}))
+    (path / "config.yaml").write_text(yaml.safe_dump(settings))
     loss = (result or {}).get("val_loss", 3.5)
     rows = [f"{step},{128 * step},{loss + 1 / step}" for step in (10, 20, 30)]
     (path / "metrics.csv").write_text("\n".join(["step,tokens,val/loss", *rows, ""]))
@@ -98,16 +98,6 @@ def test_a_hash_is_shortened_in_the_table_only(tmp_path: Path) -> None:
     assert "0123456789abcdef" in listing_csv(runs)
 
 
-def test_a_setting_that_an_earlier_version_did_not_have_has_its_default(tmp_path: Path) -> None:
-    write_run(tmp_path / "new", RunConfig(model=ModelConfig(norm_eps=1e-6)))
-    write_run(tmp_path / "old", RunConfig())
-    old = yaml.safe_load((tmp_path / "old/config.yaml").read_text())
-    del old["model"]["norm_eps"]
-    (tmp_path / "old/config.yaml").write_text(yaml.safe_dump(old))
-    assert differing(find_runs(tmp_path)) == ["model.norm_eps"]
-    assert names(where(find_runs(tmp_path), "model.norm_eps=1e-5")) == ["old"]
-
-
 def test_runs_without_a_result_are_one_line_each(folder: Path) -> None:
     runs = find_runs(folder)
     said = listing(runs, len(runs))
@@ -172,7 +162,6 @@ def refused(capsys: pytest.CaptureFixture[str], *line: str) -> str:
         ("where=val_loss", "where=val_loss: expected a condition such as"),
         ("where=val_loss<low", "where=val_loss<low: low is no number"),
         ("where=lr<3", "where: lr is neither a setting nor a result of these runs; did you mean optim.lr?"),
-        ("where=head.table_lr=3", "where: head.table_lr is called head.embedding_lr_multiplier now"),
         ("sort=val_los", "sort: val_los is neither a setting nor a result of these runs; did you mean val_loss?"),
         ("plot=curves.pdf", "plot=curves.pdf: expected a name that ends in .svg or .png"),
         ("plot=none/a.svg", "plot=none/a.svg: no such folder as none"),

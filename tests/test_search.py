@@ -83,7 +83,7 @@ def test_trials_are_in_proportion_to_the_hyperparameters(build: Build, tmp_path:
 def test_what_was_decided_by_another_search_stays(
     arms: dict[str, Arm], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the search of earlier versions: trials that today's would not make, and settings that it would not choose."""
+    """Trials that today's would not make, and settings that it would not choose."""
     config = question(tune=TUNE)
     with monkeypatch.context() as patch:
         rows = {(): [(0, 0)], ((0, 0),): [(1, 0), (-1, 0), (0, 1), (0, -1)]}

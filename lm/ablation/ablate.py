@@ -91,7 +91,7 @@ class AblationRunner:
             begun=before.begun or now(),
             ended=None,
             report=None,
-            planned=sorted({*self.ablation.seeds, *(before.planned or before.seeds)}),
+            planned=sorted({*self.ablation.seeds, *before.planned}),
             command=command,
             machine=f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {gpus} GPUs",
             threads=threads,

@@ -17,10 +17,8 @@ from typing import Any, TypeVar
 
 from lm.ablation.run_files import Outcome, RunFiles
 from lm.config import BadInput
-from lm.config.renamed import current
 from lm.report.metrics import FILE, Lines, read_lines
 from lm.system.files import checksum, read_object, read_regular, without_checksum
-from lm.training.finished import UNKNOWN
 
 RESULT: dict[str, type[int] | type[float] | type[str]] = {  # of a run's result.json, as columns of results.csv
     **dict.fromkeys(("val_loss", "val_bpb", "val_top1"), float),
@@ -34,8 +32,8 @@ WHO = ("arm", "purpose", "seed", "budgets", "status", "error")  # columns of res
 CHANGED = "was changed after it was written: its row_hash is another"
 AGAIN = "remove it, and ablate makes the run again"
 RUN_DIR = re.compile(r"(?:cells|trials)/([\w.-]+)-seed(\d+)-[\w.-]+")  # its arm and seed
-CURVE = "curve_hash"  # column of results.csv: of the rows of the run in curves.csv, absent in earlier versions
-WHERE = ("host", "executor")  # columns of results.csv, too, that row_hash did not count in earlier versions
+CURVE = "curve_hash"  # column of results.csv: of the rows of the run in curves.csv
+WHERE = ("host", "executor")  # columns of results.csv, too, where a run was made
 CHECKED = ("run_dir", "status", *RESULT, "source_hash", "torch", "resumed_from", CURVE, *WHERE)  # those of row_hash
 Kind = TypeVar("Kind")
 
@@ -50,7 +48,7 @@ class Outcomes:
     def __init__(self, folder: Path) -> None:
         self.folder, self.damaged = folder, dict[Path, str]()
         lines = count(2)
-        rows = self.table("results.csv", lambda row: (row["run_dir"], from_row(current(row), next(lines))), WHO)
+        rows = self.table("results.csv", lambda row: (row["run_dir"], from_row(row, next(lines))), WHO)
         self.rows = {run_dir: one for run_dir, one in rows if one.status in ("done", "failed", "diverged")}
 
     def of(self, run_dir: str, planned: Mapping[str, str] = MappingProxyType({})) -> Outcome:
@@ -71,7 +69,7 @@ class Outcomes:
         return Outcome("failed", f"its {other[0]} is not the one planned: remove {where}")
 
     def where(self, run_dir: str) -> dict[str, str]:
-        """The host and the executor that made a run. Those of earlier versions do not say it, or have no checksum."""
+        """The host and the executor that made a run."""
         path = RunFiles(self.folder / run_dir).where
         try:
             said = without_checksum(read_object(path))
@@ -150,7 +148,6 @@ def from_row(row: dict[str, str], line: int) -> Outcome:
     if row.get("row_hash", "") not in ("", row_hash(row), row_hash(row | dict.fromkeys(WHERE, ""))):
         return Outcome("failed", f"{where} {CHANGED}; {AGAIN}", row=row)
     if row["status"] == "done":
-        row.setdefault("cpu", "")  # earlier versions did not write it
         for key, kind in RESULT.items():
             try:
                 result[key] = kind(row[key])
@@ -158,13 +155,13 @@ def from_row(row: dict[str, str], line: int) -> Outcome:
                 result[key] = math.nan
             if isinstance(result[key], float) and not math.isfinite(result[key]):
                 return Outcome("failed", f"{where}: {key}={row[key]}: expected a number; {AGAIN}", row=row)
-        result |= {"cpu": row["cpu"] or UNKNOWN, "versions": {"torch": row["torch"]}, "samples": []}
+        result |= {"versions": {"torch": row["torch"]}, "samples": []}
         result["resumed_from"] = [int(step) for step in row["resumed_from"].split()]
     return Outcome(row["status"], row["error"], result, row)
 
 
 def row_hash(row: Mapping[str, Any]) -> str:
-    """Of what a row says of its run. Empty columns are left out, so that a later version may add some."""
+    """Of what a row says of its run. Empty columns are left out."""
     return checksum({key: str(row[key]) for key in CHECKED if row.get(key) not in (None, "")})[:16]
 
 

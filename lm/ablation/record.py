@@ -1,6 +1,6 @@
 """The record of an ablation, ablation.json: what was asked, planned and tuned. One reader, one writer.
 
-Version 3 is the present one; lm/ablation/versions.py reads the earlier ones. What a person typed stays as it was typed.
+What a person typed stays as it was typed.
 """
 
 import json
@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lm.ablation.checks import checked
-from lm.ablation.versions import VERSION, current_version
 from lm.config import BadInput
 from lm.config.ablation import Look, Question
 from lm.config.typed import build
@@ -53,7 +52,7 @@ class CellRecord:
     budget: str
     run_dir: str  # relative to the ablation's folder
     steps: int
-    config_hash: str | None = None  # that its result must have; version 1 does not say it
+    config_hash: str  # that its result must have
 
 
 @dataclass(slots=True)
@@ -135,11 +134,11 @@ def asked(question: Question) -> dict[str, Any]:
 
 
 def read_record(folder: Path) -> AblationRecord:
-    """Raises BadInput naming the file, and the key whose value is wrong. Earlier versions wrote no checksum."""
+    """Raises BadInput naming the file, and the key whose value is wrong."""
     path = folder / FILE
     try:
         found = without_checksum(read_object(path))
-        return checked(build(AblationRecord, current_version(found)))
+        return checked(build(AblationRecord, found))
     except FileNotFoundError:
         raise BadInput(f"output_dir={folder}: holds no {FILE}; expected what ablate.py wrote") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
@@ -149,5 +148,5 @@ def read_record(folder: Path) -> AblationRecord:
 
 
 def write_record(record: AblationRecord, folder: Path) -> None:
-    content = {"version": VERSION} | asdict(record)
+    content = asdict(record)
     write_text(folder / FILE, json.dumps(content | {"checksum": checksum(content)}, indent=1) + "\n")

@@ -9,15 +9,14 @@ from statistics import median
 
 import torch
 
+from lm.ablation.plan.timing import step_time
 from lm.benchmark.measure import Measurement
 from lm.benchmark.nanogpt import SHAPES, Theirs, their_step
 from lm.benchmark.shapes import DEFAULT
 from lm.system.device import has_native_bf16
-from lm.system.waiting import adaptive_waiting
-from lm.training.step import step_time
 
 ROUNDS = 5
-SETTLING = 0.6  # seconds, in which adaptive waiting notices the load
+WARM_UP = 0.3  # seconds
 LOOP = "import os, sys\nwhile os.getppid() == int(sys.argv[1]): pass"  # ends with the process that started it
 
 
@@ -26,22 +25,21 @@ def busy(device: str, seconds: float, theirs: Theirs | None = None) -> Iterator[
     threads, mixed = torch.get_num_threads(), has_native_bf16("cpu")
     if device != "cpu" or threads < 2:
         return
-    ways: dict[str, tuple[Callable[[], None], int, bool]] = {  # step, threads, adaptive waiting
-        f"default, {threads} threads": (DEFAULT.step("cpu", mixed=mixed), threads, True),
-        f"default, {threads} threads, always spinning": (DEFAULT.step("cpu", mixed=mixed), threads, False),
-        "default, 1 thread": (DEFAULT.step("cpu", mixed=mixed), 1, False),
+    ways: dict[str, tuple[Callable[[], None], int]] = {  # step, threads
+        f"default, {threads} threads": (DEFAULT.step("cpu", mixed=mixed), threads),
+        "default, 1 thread": (DEFAULT.step("cpu", mixed=mixed), 1),
     }
     if theirs is not None:
         shape = SHAPES["cpu"]["default"]
-        ways["default, like GPT-2"] = (shape.step("cpu", mixed=mixed), threads, True)
-        ways["nanoGPT, default"] = (their_step(theirs, shape, "cpu", compiled=False, mixed=mixed), threads, False)
+        ways["default, like GPT-2"] = (shape.step("cpu", mixed=mixed), threads)
+        ways["nanoGPT, default"] = (their_step(theirs, shape, "cpu", compiled=False, mixed=mixed), threads)
     found: dict[tuple[str, bool], list[float]] = {(name, loaded): [] for name in ways for loaded in (False, True)}
     for _ in range(ROUNDS):
         for (name, loaded), times in found.items():
-            step, n, adaptive = ways[name]
+            step, n = ways[name]
             torch.set_num_threads(n)
-            with other_program() if loaded else nullcontext(), adaptive_waiting(n) if adaptive else nullcontext():
-                step_time(step, SETTLING)
+            with other_program() if loaded else nullcontext():
+                step_time(step, WARM_UP)
                 times.append(step_time(step, seconds / ROUNDS))
     for name in ways:
         beside, alone = (1000 * median(found[name, loaded]) for loaded in (True, False))

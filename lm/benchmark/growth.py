@@ -24,7 +24,7 @@ from lm.data.store import RACY
 from lm.data.tokens import prepare
 from lm.runs.find import find_runs
 from lm.runs.listing import listing
-from lm.training.metrics import BaseLogger
+from lm.training.callbacks import LogAndValidate
 from lm.training.train import train
 
 STEPS, LIMIT = (1_000, 11_000), 100  # bytes a step between them
@@ -77,26 +77,21 @@ def measured(work: Callable[..., Any], *given: Any) -> tuple[Any, tuple[float, i
     return found, (time.process_time() - started, resident() - before)
 
 
-class MemoryLogger(BaseLogger):
-    """Notes the bytes that the process holds after each of STEPS."""
-
-    held: dict[int, int] = {}  # noqa: RUF012
-
-    def __init__(self, save_dir: str) -> None:
-        super().__init__()
-
-    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        if step in STEPS:
-            self.held[step] = resident("VmRSS")
-
-
 def long_run(folder: str, device: str) -> dict[int, int]:
+    """The bytes that the process holds after each of STEPS."""
     run = very_small(folder, device)
+    held: dict[int, int] = {}
+    log_row = LogAndValidate.log_row
+
+    def noting(self: LogAndValidate, trainer: Any, metrics: dict[str, float]) -> None:
+        log_row(self, trainer, metrics)
+        if trainer.global_step in STEPS:
+            held[trainer.global_step] = resident("VmRSS")
+
+    LogAndValidate.log_row = noting  # type: ignore[method-assign]
     often = replace(run, checkpoint=CheckpointConfig(every=500), validation=ValidationConfig(every=100, batches=1))
-    options = {**run.trainer, "max_steps": STEPS[1] + 1, "enable_progress_bar": False}
-    logger = {"memory": {"_target_": f"{__name__}.{MemoryLogger.__name__}"}}
-    train(replace(often, trainer=options, logger=logger, run_dir=f"{folder}/run"))
-    return MemoryLogger.held
+    train(replace(often, trainer=replace(run.trainer, max_steps=STEPS[1] + 1), run_dir=f"{folder}/run"))
+    return held
 
 
 def of_runs(folder: Path, run: Path, n: int) -> tuple[float, int]:

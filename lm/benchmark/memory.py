@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lm.benchmark.shapes import Shape
 from lm.config import ModelConfig
-from lm.training.loss import CHUNK_ROWS, LOSSES, resolve_loss
+from lm.training.loss import CHUNK_ROWS, LOSSES
 
 STATUS = Path("/proc/self/status")
 TINY = Shape(ModelConfig(), 300, 1, 8)
@@ -49,7 +49,7 @@ def expected(shape: Shape, device: str = "cpu") -> int:
     and the gradient of the logits that are in memory at a time.
     """
     net, (tokens, targets) = shape.build(), shape.tokens()
-    name = resolve_loss("auto", net, device, compiled=False)
+    name = shape.run(device).loss
     weights = sum(parameter.nbytes for parameter in net.parameters())
     rows = min(CHUNK_ROWS, tokens.numel()) if name == "chunked" else tokens.numel()
     return 4 * weights + kept(net, lambda: LOSSES[name](net, tokens, targets)) + 4 * rows * shape.vocab_size

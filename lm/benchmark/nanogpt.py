@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lm.ablation.plan.timing import train_step
 from lm.benchmark.limits import precisions, spell
 from lm.benchmark.measure import Measurement, alternate, paired
 from lm.benchmark.shapes import DEFAULT, GPT2, Shape
 from lm.config import BadInput
-from lm.training.step import train_step
 
 Theirs = tuple[Any, Any]  # nanoGPT's classes GPT and GPTConfig
 

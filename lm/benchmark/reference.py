@@ -12,12 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.optim import AdamW
 
+from lm.ablation.plan.timing import train_step
 from lm.config import BadInput
 from lm.data.batches import Batch
 from lm.data.vocabulary import byte_tokenizer
 from lm.exchange.huggingface import export
 from lm.model.transformer import Transformer
-from lm.training.step import train_step
 
 
 def in_transformers(net: Transformer) -> Any | None:

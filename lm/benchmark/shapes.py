@@ -1,17 +1,18 @@
 """The model shapes that are measured, and a training step of each."""
 
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
 import torch
 
-from lm.config import HeadConfig, ModelConfig, OptimConfig
+from lm.ablation.plan.timing import train_step
+from lm.config import HeadConfig, ModelConfig, OptimConfig, RunConfig, TrainerConfig
 from lm.data.batches import Batch
 from lm.model.activation_checkpointing import enable_activation_checkpointing
 from lm.model.transformer import Transformer
 from lm.training.loss import build_loss, resolve_loss
 from lm.training.optim import build_optimizer
-from lm.training.step import train_step
 
 
 class Shape(NamedTuple):
@@ -29,6 +30,12 @@ class Shape(NamedTuple):
     def tokens(self, device: str = "cpu") -> Batch:
         whole = torch.randint(self.vocab_size, (self.batch, self.time + 1), device=device)
         return whole[:, :-1], whole[:, 1:]
+
+    def run(self, device: str, loss: str = "auto", compiled: bool = False, mixed: bool = False) -> RunConfig:
+        """What decides the loss function, which it names."""
+        trainer = TrainerConfig(accelerator=device, precision="bf16-mixed" if mixed else "32-true")
+        run = RunConfig(loss=loss, compile=compiled, trainer=trainer)
+        return replace(run, loss=resolve_loss(run, self.vocab_size))
 
     def step(
         self,
@@ -48,7 +55,8 @@ class Shape(NamedTuple):
         net = self.build(device, document_mask)
         if checkpointing:
             enable_activation_checkpointing(net)
-        score = partial(build_loss(resolve_loss(loss, net, device, compiled, mixed), compiled), net)
+        run = self.run(device, loss, compiled, mixed)
+        score = partial(build_loss(run), net)
         optimizer = build_optimizer(net, OptimConfig(), HeadConfig())
         return partial(train_step, score, optimizer, [self.tokens(device)], mixed)
 

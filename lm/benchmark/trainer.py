@@ -7,14 +7,22 @@ from functools import partial
 from itertools import count, islice
 from pathlib import Path
 
+from lm.ablation.plan.timing import train_step
 from lm.benchmark.measure import Measurement, alternate
-from lm.config import CheckpointConfig, DataConfig, ModelConfig, RunConfig, TokenizerConfig, ValidationConfig
+from lm.config import (
+    CheckpointConfig,
+    DataConfig,
+    ModelConfig,
+    RunConfig,
+    TokenizerConfig,
+    TrainerConfig,
+    ValidationConfig,
+)
 from lm.data.batches import TrainingStream
 from lm.data.tokens import prepare
 from lm.model.transformer import Transformer
 from lm.training.loss import plain
 from lm.training.optim import build_optimizer
-from lm.training.step import train_step
 from lm.training.train import train
 
 SHORT, LONG = 5, 505  # steps
@@ -32,7 +40,7 @@ def trainer(device: str, seconds: float) -> Iterator[Measurement]:
         stream = iter(TrainingStream(data.train, seq_len=run.data.seq_len, batch_size=run.data.batch_size, seed=0))
 
         def in_trainer(steps: int) -> None:
-            options = {**run.trainer, "max_steps": steps, "enable_progress_bar": False}
+            options = replace(run.trainer, max_steps=steps)
             train(replace(run, trainer=options, run_dir=f"{folder}/run{next(number)}"), data)
 
         def bare_loop() -> None:
@@ -54,7 +62,7 @@ def very_small(folder: str, device: str) -> RunConfig:
         data=DataConfig(source="text", path=str(path), batch_size=1, seq_len=16, cache_dir=f"{folder}/cache"),
         model=ModelConfig(d_model=16, n_heads=1, d_ff=16),
         tokenizer=TokenizerConfig(kind="byte", vocab_size=None),
-        trainer={"accelerator": device, "precision": "32-true", "log_every_n_steps": 10, "gradient_clip_val": 1.0},
+        trainer=TrainerConfig(accelerator=device, precision="32-true", enable_progress_bar=False),
         checkpoint=CheckpointConfig(every=10**6),
         validation=ValidationConfig(every=0, batches=1),
         prompts=[],

@@ -7,10 +7,10 @@ from threading import Barrier
 
 import torch
 
+from lm.ablation.plan.timing import step_time
 from lm.benchmark.measure import Measurement
 from lm.benchmark.shapes import DEFAULT
 from lm.system.device import has_native_bf16
-from lm.training.step import step_time
 
 ROUNDS = 4
 

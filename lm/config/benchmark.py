@@ -10,7 +10,6 @@ DEFAULT = (
     *("trainer", "optimizer", "gemm", "decoding", "workers", "busy", "scale", "startup", "data"),
 )
 SECTIONS = (*DEFAULT, "growth", "import")  # "import" takes 10 GB of disk space, "growth" ten minutes
-RENAMED = {"product": "gemm", "starts": "startup"}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -24,8 +23,6 @@ class BenchmarkConfig:
 
     def __post_init__(self) -> None:
         for name in self.only or ():
-            if name in RENAMED:
-                raise BadInput(f"only={name}: is now called {RENAMED[name]}")
             choose("only", name, SECTIONS)
         if self.only == []:
             raise BadInput(f"only: is empty; choose among {', '.join(SECTIONS)}, or leave it out")

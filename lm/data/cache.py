@@ -27,10 +27,14 @@ def writing(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
+        refused = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
+        without_locks = (errno.ENOLCK, errno.EOPNOTSUPP)  # some network file systems
+        if error.errno not in (*refused, *without_locks):
             raise
         place = f"data.cache_dir={folder.parents[1]}"
-        raise ReadOnlyCache(f"{place}: {error.strerror}; expected a folder to write to") from error
+        raise ReadOnlyCache(
+            f"{place}: {error.strerror}; expected a folder to write to, where files can be locked"
+        ) from error
 
 
 @contextmanager

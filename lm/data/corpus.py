@@ -55,10 +55,14 @@ def files(config: DataConfig) -> dict[str, Path]:
 
 
 class TextFiles(Files):
-    """A document from each file. Raises BadInput unless it is one file of data.sha256, if that is given."""
+    """A document from each file. Raises BadInput unless it is one file of data.sha256, if that is given.
+
+    The name of a single file is no part of the text: renamed, it is the same one. Of several, it decides the split.
+    """
 
     def __init__(self, config: DataConfig) -> None:
-        super().__init__(files(config))
+        paths = files(config)
+        super().__init__(paths if len(paths) > 1 else dict(zip([""], paths.values(), strict=True)))
         self.config = config
 
     def documents(self) -> Iterator[Document]:

@@ -93,12 +93,11 @@ def text_of(settings: dict[str, Any]) -> str:
 def scores(result: dict[str, Any]) -> list[str]:
     rows = [[name, f"{result[key]:.4f}", unit] for key, (name, unit, _) in SCORES.items()]
     baselines = ", ".join(f"{name} {bits:.3f}" for name, bits in result["baselines_bpb"].items())
-    size = f" ({result['val_bytes']:,} bytes)" if "val_bytes" in result else ""
-    n_tokens = f"{result['val_tokens']:,} tokens{size} of " if "val_tokens" in result else ""
+    size = f"{result['val_tokens']:,} tokens ({result['val_bytes']:,} bytes)"
     return [
         "## Scores",
         table(["score", "value", "unit"], rows),
-        f"On {n_tokens}text that was held out from training. Compressors reach, in bits per byte: {plain(baselines)}.",
+        f"On {size} of text that was held out from training. Compressors reach, in bits per byte: {plain(baselines)}.",
     ]
 
 
@@ -106,9 +105,8 @@ def training(settings: dict[str, Any], result: dict[str, Any]) -> list[str]:
     facts = [["text", plain(visible(text_of(settings)))], ["hash of the text", code(str(settings.get("data_hash")))]]
     if settings.get("data_revision"):
         facts.append(["revision of the text", code(str(settings["data_revision"]))])
-    if "train_text_tokens" in result:
-        facts.append(["tokens of the text", f"{result['train_text_tokens']:,}"])
     if result:
+        facts.append(["tokens of the text", f"{result['train_text_tokens']:,}"])
         facts.append(["tokens seen in training", f"{result['tokens']:,} in {result['steps']:,} steps"])
         facts += [[key, plain(visible(str(result[key])))] for key in PLACE]
         facts.append(["packages", plain(", ".join(f"{name} {found}" for name, found in result["versions"].items()))])

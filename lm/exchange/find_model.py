@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from lm.config import BadInput, HeadConfig, ModelConfig, at_least
-from lm.config.renamed import current
 from lm.config.typed import build
 from lm.system.files import read_object, unsealed
 
-FORMAT = 3  # of config.json; 2 has no checksum, 1 has old names of settings too, see lm/config/renamed.py
 FILES = ("model.safetensors", "tokenizer.json")
 INDEX = "model.safetensors.index.json"  # of a Hugging Face folder in several files
 
@@ -22,7 +20,6 @@ INDEX = "model.safetensors.index.json"  # of a Hugging Face folder in several fi
 class ModelSettings:
     """The content of config.json: all that builds a model, and the hashes of the files beside it."""
 
-    format: int = FORMAT
     vocab_size: int
     seq_len: int  # the longest context
     document_separator: int | None = None
@@ -78,12 +75,8 @@ def read_settings(folder: Path) -> ModelSettings:
 
 
 def own_settings(found: dict[str, Any]) -> ModelSettings:
-    if (number := found.pop("format", None)) not in (1, 2, FORMAT):
-        raise ValueError(f"format={number}: this version reads 1 to {FORMAT}")
-    if number == FORMAT or "checksum" in found:
-        found = unsealed({"format": number, **found})
-        del found["format"]
+    found = unsealed(found)
     if found.get("architecture") is not None:
         raise ValueError(f"architecture={found['architecture']}: is not a setting of a model of this project")
-    settings: ModelSettings = build(ModelSettings, {"format": number, **current(found)})
+    settings: ModelSettings = build(ModelSettings, found)
     return settings

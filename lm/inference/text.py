@@ -10,7 +10,6 @@ import numpy as np
 import yaml
 
 from lm.config import BadInput, DataConfig, TokenizerConfig
-from lm.config.renamed import current
 from lm.config.typed import build
 from lm.data.cache import ReadOnlyCache, writing
 from lm.data.corpus import opened, stored_text
@@ -35,9 +34,9 @@ class OwnText:
 def own_text(run_dir: Path, trust: bool) -> OwnText:
     """Reads nothing of the text. Without `trust`, refuses an address that the run's files name. Raises BadInput."""
     try:
-        settings = current(read_yaml(run_dir / "config.yaml"))
+        settings = read_yaml(run_dir / "config.yaml")
         hashes = settings["data_hash"], settings["tokenizer_hash"]
-        config: DataConfig = build(DataConfig, {"val_max_bytes": None} | settings["data"])  # once there was no limit
+        config: DataConfig = build(DataConfig, settings["data"])
         if revision := settings.get("data_revision"):
             config = replace(config, revision=revision)  # the branch may have moved on
         tokenizer: TokenizerConfig = build(TokenizerConfig, settings["tokenizer"])

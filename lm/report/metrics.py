@@ -11,7 +11,6 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from lm.config import BadInput
-from lm.config.renamed import current_column
 from lm.system.files import read_regular, sha256
 
 FILE = "metrics.csv"
@@ -25,18 +24,17 @@ def read_lines(path: Path, result: Mapping[str, Any] = MappingProxyType({})) -> 
     """The whole rows of a CSV file of a run. Raises FileNotFoundError or NotADirectoryError if there is none.
 
     `result` is its result.json. Raises BadInput if the file cannot be read, is no such file, or is not the one whose
-    hash is there; the result of an earlier version has none.
+    hash is there.
     """
     try:
         lines = csv.DictReader(io.StringIO(read_unchanged(path, result).decode(), newline=""))
-        whole = [line for line in lines if None not in (*line, *line.values())]
+        return [line for line in lines if None not in (*line, *line.values())]
     except (FileNotFoundError, NotADirectoryError):
         raise
     except OSError as error:
         raise BadInput(f"{path}: cannot be read ({error.strerror})") from error
     except (csv.Error, ValueError) as error:
         raise BadInput(f"{path}: {error}; restore it, or remove it to go on without its rows") from error
-    return [{current_column(key): value for key, value in line.items()} for line in whole]
 
 
 def read_unchanged(path: Path, result: Mapping[str, Any]) -> bytes:

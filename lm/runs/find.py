@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from lm.ablation.run_files import RunFiles
 from lm.config import BadInput
-from lm.config.identity import ADDED, flat, identifying
+from lm.config.identity import flat, identifying
 from lm.training.run_directory import RunDirectory
 
 MARKS = ("config.yaml", "result.json")  # a directory that holds one of them is a run
@@ -31,8 +31,7 @@ class FoundRun:
     def __getitem__(self, key: str) -> Any:
         """A result, else a setting, else None."""
         own = {"run": self.name, "status": self.status}
-        places = (own, self.result, self.settings, ADDED)
-        return next((place[key] for place in places if key in place), None)
+        return next((place[key] for place in (own, self.result, self.settings) if key in place), None)
 
     def names(self) -> list[str]:
         return ["run", "status", *self.result, *self.settings]

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from lm.ablation.report.text import few_lines
 from lm.config import BadInput
 from lm.config.checks import about
-from lm.config.identity import flat, identifying
+from lm.config.identity import RESOLVED, flat, identifying
 from lm.report.metrics import FILE, Points, after, points, read_lines
 from lm.report.page import code, fence, page, plain, table
 from lm.report.plots import drawing, legend, panels, tokens_axis, window
@@ -19,7 +19,6 @@ from lm.system.table import lines_visible, spelled, visible
 from lm.training.run_directory import read_result, read_samples
 
 SHOWN = 5  # times during training whose samples are shown
-RESOLVED = ("threads", "loss")  # settings that config.yaml has as they were found out
 FACTS = ("head", "seed", "device", "cpu", "precision", "threads", "python", "resumed_from")
 HASHES = ("config_hash", "data_hash", "tokenizer_hash")
 Curves = dict[str, Points]
@@ -57,14 +56,14 @@ def shown(text: Any) -> str:
 
 def scores(result: Mapping[str, Any]) -> list[str]:
     baselines = ", ".join(f"{name} {bits:.3f}" for name, bits in result["baselines_bpb"].items())
-    epochs = f", {result['tokens'] / result['train_text_tokens']:.2f} epochs" if "train_text_tokens" in result else ""
+    epochs = result["tokens"] / result["train_text_tokens"]
     rows = [
         ["validation loss", f"{result['val_loss']:.4f} nats per token"],
         ["bits per byte", f"{result['val_bpb']:.4f}"],
         ["bits per byte of compressors", shown(baselines)],
         ["top-1 accuracy", f"{result['val_top1']:.2%}"],
-        ["scored on", f"{result['val_tokens']:,} tokens" if "val_tokens" in result else "the whole validation text"],
-        ["training", f"{result['steps']:,} steps, {result['tokens']:,} tokens{epochs}"],
+        ["scored on", f"{result['val_tokens']:,} tokens"],
+        ["training", f"{result['steps']:,} steps, {result['tokens']:,} tokens, {epochs:.2f} epochs"],
         ["time", f"{result['seconds']:,.0f} s, {result['tokens_per_second']:,.0f} tokens per second"],
     ]
     return [table(["score", "value"], rows)]
@@ -127,10 +126,10 @@ def settings_section(run: FoundRun, defaults: Mapping[str, Any]) -> list[str]:
 
 def samples_section(run: FoundRun, result: Mapping[str, Any]) -> list[str]:
     """Each prompt with its continuations, those during training first."""
-    times = read_samples(run.path / "samples.jsonl", result)
+    times = read_samples(run.path / "samples.jsonl")
     chosen = [times[i * (len(times) - 1) // (SHOWN - 1)] for i in range(SHOWN)] if len(times) > SHOWN else times
     found: dict[str, list[tuple[str, str]]] = {}
-    steps = [(f"after {one.step:,} steps", one.samples) for one in chosen]
+    steps = [(f"after {row['step']:,} steps", row["samples"]) for row in chosen]
     for when, pairs in [*steps, ("at the end", result.get("samples", []))]:
         for pair in pairs:
             found.setdefault(pair.get("prompt", ""), []).append((when, pair.get("continuation", "")))

@@ -7,10 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from lm.config import BadInput
-from lm.config.renamed import KEYS
 from lm.runs.find import FoundRun
 from lm.system.table import spelled
-from lm.training.finished import NAMES
 
 CONDITION = re.compile(r"\s*([\w.-]+)\s*(==|!=|<=|>=|=|<|>)\s*(.*?)\s*", re.DOTALL)
 NEXT = re.compile(r",(?=\s*[\w.-]+\s*(?:[!=]=|[<>=]))")  # a comma before a condition; others belong to a value
@@ -55,11 +53,9 @@ def ordered(runs: Sequence[FoundRun], key: str) -> list[FoundRun]:
 
 
 def check_key(option: str, key: str, runs: Sequence[FoundRun]) -> None:
-    known = sorted({*NAMES, *(one for run in runs for one in run.names())})
+    known = sorted({name for run in runs for name in run.names()})
     if key in known:
         return
-    if key in KEYS:
-        raise BadInput(f"{option}: {key} is called {KEYS[key]} now")
     same = [one for one in known if one.rpartition(".")[2] == key]
     close = same or difflib.get_close_matches(key, known, n=1, cutoff=0.5)
     hint = f"; did you mean {' or '.join(close)}?" if close else "; csv=- shows settings and results"

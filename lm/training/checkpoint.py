@@ -1,4 +1,4 @@
-"""Checkpoints, from which a run resumes: files step-XXXXXXXX.ckpt with Lightning's content, the model's and optimizer's.
+"""Checkpoints, from which a run resumes: files step-XXXXXXXX.ckpt with the content that Lightning gives them.
 
 They are read with `weights_only=True`, so they cannot run code.
 """

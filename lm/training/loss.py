@@ -51,7 +51,7 @@ def resolve_loss(run: RunConfig, vocab_size: int) -> str:
     if run.loss == "chunked" and not HAS_CHUNKED:
         raise BadInput(f"loss=chunked: needs torch 2.13 or later, not {torch.__version__}; choose loss=plain")
     if run.loss == "chunked" and not is_linear:
-        raise BadInput(f"loss=chunked: the logits of head.kind={run.head.kind} are no matrix product; choose loss=plain")
+        raise BadInput(f"loss=chunked: the logits of head.kind={run.head.kind} are no matrix product; use loss=plain")
     if run.loss != "auto":
         return run.loss
     limit = CHUNKED_FROM_VOCAB_SIZE["bf16" if is_mixed(run.trainer.precision) else "fp32"]

@@ -8,7 +8,7 @@ import torch
 from lm.config import BadInput, RunConfig
 from lm.model.size import n_params, n_params_trained
 from lm.system.device import is_mixed
-from lm.training.module import build_model
+from lm.training.resolve import build_model
 
 
 def check_memory(run: RunConfig, vocab_size: int) -> None:

@@ -3,7 +3,7 @@
 import csv
 import io
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -81,17 +81,18 @@ def trackers(run: RunConfig, folder: Path, settings: dict[str, Any]) -> Iterator
             if options is None:
                 continue
             try:
-                loggers.append(TRACKERS[name](folder, **options))
-                loggers[-1].log_hyperparams(flat(settings))
+                logger = TRACKERS[name](folder, **options)
+                logger.log_hyperparams(flat(settings))
             except Exception as error:  # each library has its own
                 raise BadInput(f"logger={name}: {(str(error) or type(error).__name__).splitlines()[0]}") from error
+            loggers.append(logger)
         yield loggers
         failed = False
     finally:
         for logger in loggers:
             logger.finalize("failed" if failed else "success")
-            if isinstance(logger, WandbLogger):  # else the next run of a sweep would go on writing to this one
-                logger.experiment.finish(exit_code=int(failed))
+            if isinstance(logger, WandbLogger | TrackioLogger):  # else the next run of a sweep would go on in this one
+                logger.experiment.finish()
 
 
 def log_result(loggers: list[Logger], settings: dict[str, Any], result: dict[str, Any]) -> None:
@@ -116,10 +117,11 @@ class TrackioLogger(Logger):
     """Trackio keeps its runs on this machine; `trackio show` opens them in a browser."""
 
     def __init__(self, folder: Path, project: str) -> None:
-        import trackio
+        import trackio  # type: ignore[import-not-found, unused-ignore]
 
         super().__init__()
-        self.trackio, self.project, self.folder = trackio, project, folder
+        self.folder, self.project = folder, project
+        self.experiment = trackio.init(project=project, name=folder.name, resume="allow", embed=False)
 
     @property
     def name(self) -> str:
@@ -130,13 +132,10 @@ class TrackioLogger(Logger):
         return self.folder.name
 
     def log_hyperparams(self, params: dict[str, Any]) -> None:  # type: ignore[override]
-        self.trackio.init(project=self.project, name=self.folder.name, config=params, embed=False)
+        self.experiment.config.update(params)
 
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        self.trackio.log(metrics, step=step)
-
-    def finalize(self, status: str) -> None:
-        self.trackio.finish()
+        self.experiment.log(metrics, step=step)
 
 
-TRACKERS = {"tensorboard": _tensorboard, "wandb": _wandb, "trackio": TrackioLogger}
+TRACKERS: dict[str, Callable[..., Logger]] = {"tensorboard": _tensorboard, "wandb": _wandb, "trackio": TrackioLogger}

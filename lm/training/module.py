@@ -12,26 +12,10 @@ from torch.utils.data import DataLoader
 from lm.config import RunConfig
 from lm.data.batches import Batch, TrainingStream
 from lm.data.tokens import TextData
-from lm.model.activation_checkpointing import enable_activation_checkpointing
 from lm.model.transformer import Transformer, named_seed
 from lm.system.device import seed_generators
 from lm.training.loss import build_loss
 from lm.training.optim import build_optimizer, lr_factor
-
-
-def build_model(run: RunConfig, vocab_size: int, separator: int = 0) -> Transformer:
-    """The model of a run before its training. `separator`: the id of the token that begins each document."""
-    net = Transformer(
-        run.model,
-        run.head,
-        vocab_size=vocab_size,
-        seq_len=run.data.seq_len,
-        document_separator=separator if run.data.document_mask else None,
-        seed=run.seed,
-    )
-    if run.activation_checkpointing:
-        enable_activation_checkpointing(net)
-    return net
 
 
 class LMModule(LightningModule):

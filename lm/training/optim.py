@@ -101,7 +101,7 @@ def orthogonalise(x: Tensor, ns_steps: int) -> Tensor:
 
 
 class Muon(Optimizer):
-    """Muon (Jordan et al., 2024) for the groups that have `ns_steps` and `momentum`, torch's fused AdamW for the others.
+    """Muon (Jordan et al., 2024) for the groups that have `ns_steps` and `momentum`, fused AdamW for the others.
 
     Muon is momentum SGD whose updates are orthogonalised: an update changes a weight matrix by the same amount in every
     direction, instead of mostly along the few directions that dominate its gradient. torch.optim.Muon processes one

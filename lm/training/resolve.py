@@ -1,4 +1,4 @@
-"""What a run's settings leave to the machine: device, precision, steps, loss and threads.
+"""What a run's settings leave to the machine: device, precision, steps, loss and threads; and the model of a run.
 
 This module does not import Lightning, which takes seconds: an ablation is planned without it.
 """
@@ -9,6 +9,8 @@ from dataclasses import replace
 import torch
 
 from lm.config import BadInput, RunConfig
+from lm.model.activation_checkpointing import enable_activation_checkpointing
+from lm.model.transformer import Transformer
 from lm.system.device import best_device, count_threads, has_native_bf16
 from lm.training.loss import resolve_loss
 
@@ -41,6 +43,21 @@ def _check_torchrun(world_size: int) -> None:
             f"trainer.devices: torchrun has started {started} processes, trainer.devices * trainer.num_nodes is"
             f" {world_size}; give the numbers of processes on a node and of nodes to both"
         )
+
+
+def build_model(run: RunConfig, vocab_size: int, separator: int = 0) -> Transformer:
+    """The model of a run before its training. `separator`: the id of the token that begins each document."""
+    net = Transformer(
+        run.model,
+        run.head,
+        vocab_size=vocab_size,
+        seq_len=run.data.seq_len,
+        document_separator=separator if run.data.document_mask else None,
+        seed=run.seed,
+    )
+    if run.activation_checkpointing:
+        enable_activation_checkpointing(net)
+    return net
 
 
 def n_batches(run: RunConfig, n_tokens: int) -> int:

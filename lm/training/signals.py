@@ -74,13 +74,12 @@ class StopOnSignal(Callback):
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
         self._install()  # again: Lightning has installed a handler of SIGTERM, which could end a run within a step
 
-    def on_train_batch_end(
-        self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        step = trainer.global_step
-        if (batch_idx + 1) % trainer.accumulate_grad_batches:
+    def on_train_batch_end(self, trainer: Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        step, config = trainer.global_step, module.run.trainer
+        if (batch_idx + 1) % config.accumulate_grad_batches:
             return
-        if trainer.world_size == 1 or step % trainer.log_every_n_steps == 0 or step == trainer.max_steps:
+        # several ranks agree on whether to stop, which takes a collective operation
+        if config.world_size == 1 or step % config.log_every_n_steps == 0 or step == config.max_steps:
             self._raise(trainer)
 
     def _raise(self, trainer: Trainer) -> None:

@@ -6,7 +6,7 @@ import math
 import signal
 import sys
 import warnings
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -29,9 +29,9 @@ from lm.training.diagnostics import Diagnostics
 from lm.training.init_from import load_init_weights, pin_init_weights
 from lm.training.memory import check_memory
 from lm.training.metrics import MetricsFile, log_result, trackers, validation_metrics
-from lm.training.module import LMModule, build_model
+from lm.training.module import LMModule
 from lm.training.optim import MIN_PEAK_LR_FACTOR, peak_lr_factor
-from lm.training.resolve import resolve
+from lm.training.resolve import build_model, resolve
 from lm.training.result import build_result, size_of
 from lm.training.run_directory import RunDirectory, default_directory
 from lm.training.samples import SamplesDuringTraining, samples
@@ -54,7 +54,7 @@ def train(run: RunConfig, data: TextData | None = None) -> tuple[Path, dict[str,
     if directory and (result := finished_result(directory, run)):
         return directory.path, result
     data = data or prepare(run.data, run.tokenizer, quiet=not shows_bar(run))
-    settings = {
+    settings: dict[str, Any] = {
         "config_hash": config_hash(run, data.hash, data.tokenizer.hash),
         "data_hash": data.hash,
         "data_revision": data.revision,
@@ -108,7 +108,8 @@ def fit(run: RunConfig, directory: RunDirectory, settings: dict[str, Any], data:
         settings["init_record"] = load_init_weights(net, run, data)
     size = size_of(net, run)  # a class that cannot be built without memory fails here, not at the end
 
-    with trackers(run, directory.path, settings) if first else nullcontext([]) as loggers:
+    with ExitStack() as stack:
+        loggers = stack.enter_context(trackers(run, directory.path, settings)) if first else []
         module = LMModule(net, run, data, settings["config_hash"])
         metrics = None
         if first:
@@ -127,9 +128,9 @@ def fit(run: RunConfig, directory: RunDirectory, settings: dict[str, Any], data:
         trainer = build_trainer(run, directory, [timing, stop])
         trainer.loggers = loggers
         try:
-            with stop.handling_signals(trainer):
-                with fast_attention(run.trainer.accelerator, is_mixed(run.trainer.precision), run.data.seq_len):
-                    trainer.fit(module, ckpt_path=resume, weights_only=True)
+            attention = fast_attention(run.trainer.accelerator, is_mixed(run.trainer.precision), run.data.seq_len)
+            with stop.handling_signals(trainer), attention:
+                trainer.fit(module, ckpt_path=resume, weights_only=True)
             if not first:
                 return {}
             model = merged(net)
@@ -226,4 +227,3 @@ def has_several_documents(data: TextData, chunk: int = 1 << 22) -> bool:
     """Whether the training text is more than one document. It is read in parts, since it may be larger than memory."""
     parts = (data.train[first : first + chunk] for first in range(1, len(data.train), chunk))
     return any((part == data.tokenizer.eot).any() for part in parts)
-

@@ -169,7 +169,7 @@ def study_of(record: AblationRecord, outcomes: Outcomes) -> Study:
     rows = dict[str, Row]()
     for one in record.cells:
         if one.run_dir not in rows:
-            identity = record.arms[one.arm].identity | ({"config_hash": one.config_hash} if one.config_hash else {})
+            identity = record.arms[one.arm].identity | {"config_hash": one.config_hash}
             found = outcomes.of(one.run_dir, identity)
             rows[one.run_dir] = Row(one.arm, one.seed, [], one.run_dir, one.steps, *found)
         rows[one.run_dir].budgets.append(one.budget)

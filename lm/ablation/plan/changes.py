@@ -39,7 +39,7 @@ def reason(before: AblationRecord, run: CellRecord, planned: Planned, arms: Arms
         return "the number of steps changed"
     if not found and before.bases:
         return "the run that it starts from changed"
-    return "; ".join(found) or "an earlier version of this program had other names for settings"
+    return "; ".join(found) or "its settings had other names"
 
 
 def named(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:

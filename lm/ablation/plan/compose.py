@@ -64,14 +64,14 @@ def compose_base(
     if config.base is None or any(run.init_from for run in runs.values()):
         for name, run in runs.items():
             with about(f"ablation.arms.{name}"):
-                run.check_base()
+                run.check_init()
         return None
     own = {key_of(word): word for word in config.base}
     with about("ablation.base"):
         for key in own.keys() & {*OURS, "init_from"}:
             raise BadInput(f"{own[key]}: {OURS.get(key, 'a base starts anew')}")
         base = compose(list((common | own).values()))
-        base.check_base()
+        base.check_init()
     there = flat(asdict(base))
     for name, run in runs.items():
         for key, value in flat(asdict(run)).items():

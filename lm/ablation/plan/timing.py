@@ -20,9 +20,8 @@ from lm.data.tokens import prepare
 from lm.inference.evaluate import evaluate
 from lm.system.device import fast_attention, is_mixed
 from lm.training.loss import build_loss
-from lm.training.module import build_model
 from lm.training.optim import build_optimizer
-from lm.training.resolve import n_batches, n_validations, resolve
+from lm.training.resolve import build_model, n_batches, n_validations, resolve
 
 WARM_UP_STEPS, TIMED_STEPS = 2, 6  # optimizer steps of a measurement
 TIMED_BATCHES = 4  # of a validation

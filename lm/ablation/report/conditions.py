@@ -6,15 +6,15 @@ from collections.abc import Iterator, Sequence
 from lm.ablation.judge.contrasts import Contrast
 from lm.ablation.judge.study import Row, Study
 from lm.ablation.record import Caution
-from lm.training.finished import UNKNOWN
 
+UNKNOWN = "unknown"
 CONDITIONS = {"device": "device", "cpu": "CPU", "threads": "threads", "precision": "precision", "python": "Python"}
 
 
 def conditions(row: Row) -> dict[str, str]:
-    """By name; what an earlier version did not write is UNKNOWN."""
-    found = {name: str(row.result.get(key, UNKNOWN)) for key, name in CONDITIONS.items()}
-    return found | {"torch": str(row.result["versions"].get("torch", UNKNOWN))}
+    """By name."""
+    found = {name: str(row.result[key]) for key, name in CONDITIONS.items()}
+    return found | {"torch": str(row.result["versions"]["torch"])}
 
 
 def mixed(study: Study, contrasts: Sequence[Contrast]) -> Iterator[Caution]:

@@ -11,7 +11,7 @@ from lm.report.metrics import FILE, Points, after, points
 from lm.report.page import code
 from lm.report.plots import Look, drawing, legend, looks, panels, tokens_axis, window
 
-SCORED = "val/tokens"  # how many tokens a point was scored on; absent in runs of earlier versions
+SCORED = "val/tokens"  # how many tokens a point was scored on
 NEAR_HALF = 0.1  # of the tokens: as far from half of them the validation may be that stands for it
 Curve = dict[int, tuple[float, float, float]]  # tokens -> mean, least and most over the seeds
 
@@ -34,20 +34,19 @@ def curves_section(study: Study, pictures: dict[str, str]) -> list[str]:
 
 def coverage(study: Study) -> str:
     """Which part of the validation text the points of the curves were scored on."""
-    done = [row for row in study.rows if row.result]
-    runs = [[line.get(SCORED, "") for line in study.lines(row, FILE) if line.get("val/loss")] for row in done]
-    (first, *_, last), *_ = [scored for scored in runs if len(scored) > 1]
-    if any("" in scored for scored in runs):
-        return (
-            "Runs of earlier versions are scored on the first windows of the validation text only, also after the last "
-            "step: their curves do not end at the score of the whole text, which the tables show."
-        )
-    if first == last:
+    runs = {
+        row.arm: [int(line[SCORED]) for line in study.lines(row, FILE) if line.get("val/loss")]
+        for row in study.rows
+        if row.result
+    }
+    arm, (first, *_, last) = next((arm, scored) for arm, scored in runs.items() if len(scored) > 1)
+    whole = study.record.arms[arm].val_tokens - 1  # the first token is not scored
+    if first == whole:
         return "Every point is a score of the whole validation text."
-    return (
-        f"Points are estimates on {int(first):,} of {int(last):,} tokens of the validation text, in evenly spaced "
-        "windows; the last one is the score of the whole text, as in the tables."
-    )
+    estimates = f"Points are estimates on {first:,} of {whole:,} tokens of the validation text"
+    if last == whole:
+        return f"{estimates}, in evenly spaced windows; the last one is the score of the whole text, as in the tables."
+    return f"{estimates}, also after the last step: curves do not end at the score of the whole text, as in the tables."
 
 
 def no_curve(study: Study) -> list[str]:

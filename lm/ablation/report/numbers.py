@@ -10,12 +10,11 @@ from lm.ablation.judge.shape import normality_p, sign_flip_p
 from lm.ablation.judge.statistics import interval
 from lm.ablation.judge.study import Row, Study, spread
 from lm.ablation.outcomes import CURVE, RESULT, WHO, curve_hash, row_hash
-from lm.ablation.report.curves import SCORED
 from lm.report.metrics import FILE, Lines
 from lm.system.table import csv_text
 
 COLUMNS = (*WHO, *RESULT, "source_hash", "torch", "resumed_from", "row_hash", "run_dir")
-POINT = ("step", "tokens", "val/loss", "val/bpb", "val/top1")  # of metrics.csv
+POINT = ("step", "tokens", "val/loss", "val/bpb", "val/top1", "val/tokens")  # of metrics.csv
 STATISTICS = {"n": "n_seeds", "mean": "mean_difference", "p_different": "p", "p_different_adjusted": "p_adjusted"}
 RECORDED = (
     *("command", "machine", "threads", "workers", "python", "versions"),
@@ -39,7 +38,7 @@ def results(study: Study) -> list[dict[str, Any]]:
 
 
 def curves_csv(study: Study) -> str:
-    """What each run but the trials scored during its training. Runs of earlier versions have no `val/tokens`."""
+    """What each run but the trials scored during its training."""
     rows = (*study.rows, *study.unused())
     points = [{"run_dir": row.run_dir} | point for row in rows for point in scored(study, row)]
     return csv_text(["run_dir", *POINT], points)
@@ -47,7 +46,7 @@ def curves_csv(study: Study) -> str:
 
 def scored(study: Study, row: Row) -> Lines:
     lines = (line for line in study.lines(row, FILE) if line.get("val/loss"))
-    return [{key: line[key] for key in (*POINT, SCORED) if key in line} for line in lines]
+    return [{key: line[key] for key in POINT} for line in lines]
 
 
 def line(study: Study, row: Row, purpose: str) -> dict[str, Any]:

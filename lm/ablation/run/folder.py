@@ -13,7 +13,6 @@ from lm.ablation.record import FILE, AblationRecord, asked, read_record
 from lm.ablation.run.task import TOKEN
 from lm.config import BadInput
 from lm.config.ablation import AblateConfig
-from lm.config.renamed import current_word
 from lm.system.files import ABANDONED, remove_partial
 
 LOCK = ".lock"
@@ -27,8 +26,7 @@ def default_dir(config: AblateConfig) -> Path:
     digest = hashlib.sha256(json.dumps(config.overrides).encode()).hexdigest()[:8]
     said = "-".join(re.sub(r"^[^=]*[.]|(?<==).*/", "", word) for word in config.overrides)  # max_steps=300
     plain = re.sub(r"[^\w.=+-]+", "_", said)[:READABLE].strip("-_.")
-    unsaid = Path("ablations") / f"{config.ablation.name}-{digest}"  # as an earlier version called it
-    return unsaid if unsaid.exists() else unsaid.with_name(f"{config.ablation.name}-{plain}-{digest}")
+    return Path("ablations") / f"{config.ablation.name}-{plain}-{digest}"
 
 
 def earlier(path: Path, config: AblateConfig) -> AblationRecord:
@@ -38,9 +36,8 @@ def earlier(path: Path, config: AblateConfig) -> AblationRecord:
             raise BadInput(f"output_dir={path}: holds no ablation; name a new or an empty folder")
         return AblationRecord(**asked(config.ablation))
     record, question = read_record(path), config.ablation
-    overrides = [*map(current_word, record.overrides)]
     both = [("name", record.name, question.name), ("metric", record.metric, question.metric)]
-    for key, there, here in [*both, ("overrides", overrides, config.overrides)]:
+    for key, there, here in [*both, ("overrides", record.overrides, config.overrides)]:
         if there != here:
             found = f"{key} is {there} there, {here} now"
             raise BadInput(f"output_dir={path}: holds another ablation ({found}); name another output_dir")

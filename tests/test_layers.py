@@ -1,0 +1,69 @@
+"""The layers of the package: what may import what, and what stays light."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import lm
+
+ROOT = Path(lm.__file__).parent
+LAYERS = [  # a package imports from those before it
+    {"config"},
+    {"system"},
+    {"data", "model", "report"},
+    {"exchange"},
+    {"inference"},
+    {"training"},
+    {"ablation"},
+    {"results", "runs"},
+    {"benchmark"},
+    {"cli"},
+]
+
+
+def imports(path: Path) -> set[str]:
+    """The modules that a file imports, also inside functions."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            names.add(str(node.module))
+        elif isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+    return names
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("*/**/*.py")), ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_package_imports_only_from_the_layers_below(path: Path) -> None:
+    package = path.relative_to(ROOT).parts[0]
+    level = next(i for i, layer in enumerate(LAYERS) if package in layer)
+    below = {package}.union(*LAYERS[:level])
+    names = {name.split(".")[1] for name in imports(path) if name.startswith("lm.")}
+    assert names <= below, f"{names - below} are not below {package}"
+    if package == "model":
+        outside = {name.partition(".")[0] for name in imports(path)} - sys.stdlib_module_names
+        assert outside <= {"torch", "lm"}
+
+
+@pytest.mark.parametrize(
+    ("statement", "absent"),
+    [
+        ("import lm, lm.config.ablation, lm.training.run_directory", "torch hydra lightning numpy datasets"),
+        ("import lm.results, lm.runs.listing", "torch hydra lightning datasets"),
+        ("import lm.cli.train, lm.cli.generate, lm.cli.ablate", "torch lightning datasets"),
+        ("import lm.inference.generate, lm.exchange.portable, lm.ablation.summary", "hydra lightning datasets"),
+    ],
+)
+def test_what_is_light_stays_light(statement: str, absent: str) -> None:
+    code = f"import sys; {statement}; print(*sys.modules)"
+    modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert {*absent.split()} & {*modules} == set()
+
+
+def test_public_names_are_no_modules() -> None:
+    """A file of the same name as a function would hide it."""
+    code = "import lm, inspect; print([name for name in lm.__all__ if inspect.ismodule(getattr(lm, name))])"
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert output == "[]\n"
