@@ -28,8 +28,7 @@ SCHEMA = AblateConfig
 
 
 def arm(overrides: Sequence[str]) -> RunConfig:
-    kinds = kinds_of(RunConfig)
-    run = compose("train", [quoted(override, kinds) for override in overrides], RunConfig)
+    run = compose("train", overrides, RunConfig)
     check_paths(run.data, run.tokenizer)
     return run
 
@@ -73,7 +72,7 @@ def prepare(flags: Namespace) -> list[str]:
     overrides = []
     for override in flags.overrides:
         key = re.split("[.@/]", key_of(override))[0]
-        if "=" not in override or key == "hydra" or key in own:
+        if key in own or key == "hydra" or not re.search("=|^~", override):
             overrides.append(quoted(override, own))
         elif key in train or (CONFIGS / key).is_dir():
             others.append(override)

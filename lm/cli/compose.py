@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import MISSING as NO_DEFAULT
 from dataclasses import asdict, fields, replace
+from functools import reduce
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -15,9 +16,9 @@ import yaml
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lm.cli.main import reading
 from lm.cli.mistakes import CONFIGS, Kinds, explaining, kinds_of, no_such_key, not_a_setting, wrong_value
 from lm.config import BadInput, HeadConfig, RunConfig
+from lm.config.checks import about
 from lm.config.identity import PLACES, is_runtime
 from lm.config.typed import build
 from lm.exchange.base import agrees, read_base
@@ -64,7 +65,7 @@ def parse(schema: type[Config], args: Sequence[str], **values: Any) -> Config:
 
 
 def run_hydra(
-    program: Callable[[], Any], args: list[str], kinds: Kinds, prepare: Callable[[argparse.Namespace], list[str]]
+    program: Callable[[], Any], words: list[str], kinds: Kinds, prepare: Callable[[argparse.Namespace], list[str]]
 ) -> None:
     """Call a @hydra.main program with these arguments; `prepare` gives the overrides that Hydra reads.
 
@@ -79,15 +80,17 @@ def run_hydra(
         def _check_help(self, action: argparse.Action) -> None:
             """Python 3.14 refuses Hydra 1.3's text of --shell-completion, which is no string."""
 
-        def parse_args(self, *_: Any) -> Any:  # type: ignore[override]  # called without arguments
-            flags, unknown = self.parse_known_intermixed_args(args)
+        def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+            if args is not None:  # the line that is to be completed
+                return super().parse_args(args, namespace)
+            flags, unknown = self.parse_known_intermixed_args(words)
             for word in unknown:
-                raise BadInput(not_a_setting(args[args.index(word) :], kinds))
+                raise BadInput(not_a_setting(words[words.index(word) :], kinds))
             flags.overrides = flags.overrides if flags.shell_completion else prepare(flags)
             return flags
 
-    utils.argparse = SimpleNamespace(ArgumentParser=Parser)  # type: ignore[attr-defined]  # for Hydra alone
-    with explaining(args, kinds):
+    utils.argparse = SimpleNamespace(ArgumentParser=Parser)  # type: ignore  # for Hydra alone
+    with explaining(words, kinds):
         program()
 
 
@@ -129,12 +132,13 @@ def compose(name: str, overrides: Sequence[str], schema: type[Config]) -> Config
     from hydra.core.global_hydra import GlobalHydra
 
     register(name, schema)
+    kinds = kinds_of(schema)
+    overrides = [quoted(override, kinds) for override in overrides]
     with ExitStack() as stack:
         if not GlobalHydra.instance().is_initialized():
             stack.enter_context(hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"))
-        with explaining(overrides, kinds_of(schema)):
-            config = hydra.compose(name, list(overrides))
-        return to_dataclass(config, overrides, schema)
+        with explaining(overrides, kinds):
+            return to_dataclass(hydra.compose(name, overrides), overrides, schema)
 
 
 def register(name: str, schema: type[Any]) -> None:
@@ -181,7 +185,8 @@ def _with_init_from(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
     head = base.settings.head if OmegaConf.is_missing(given.head, "kind") else HeadConfig()
     loaded = {"model": asdict(base.settings.model), "head": asdict(head), "tokenizer": asdict(base.tokenizer)}
     typed = [key for key in CLASSES if not OmegaConf.is_missing(given.model, key)]
-    _refuse_foreign_classes(f"init_from={path}", loaded["model"], typed)
+    with about(f"init_from={path}"):
+        _refuse_foreign_classes(loaded["model"], typed)
     for group, values in loaded.items():
         for key, value in values.items():
             own, shown = given[group], base.typed.get(key, value) if group == "tokenizer" else value
@@ -203,7 +208,7 @@ def _without_defaults(overrides: Sequence[str]) -> DictConfig:
 
     schema = OmegaConf.structured(RunConfig)
     for group in LOADED:
-        schema[group] = dict.fromkeys(schema[group], MISSING)
+        schema[group].update(dict.fromkeys(schema[group], MISSING))
     defaults: list[Any] = ["bare_schema"]
     for entry in yaml.safe_load((CONFIGS / "train.yaml").read_text())["defaults"][1:]:
         is_loaded = isinstance(entry, dict) and {*entry} <= {*LOADED}
@@ -213,41 +218,43 @@ def _without_defaults(overrides: Sequence[str]) -> DictConfig:
     return hydra.compose("bare", list(overrides))
 
 
-def continued(run: RunConfig, overrides: Sequence[str]) -> RunConfig:
-    """The run that run_dir holds, by its config.yaml, if the overrides set nothing else that makes it another run.
+def continued(config: DictConfig, overrides: Sequence[str]) -> RunConfig | None:
+    """The run in run_dir, by its config.yaml, with those overrides that may differ when a run is continued.
 
-    Those that may differ are applied to it. Otherwise this is `run` itself. Raises BadInput.
+    None if other settings are given too, or if the directory holds no run. Raises BadInput.
     """
-    keys = [key_of(override) for override in overrides]
+    keys, run_dir = [key_of(override) for override in overrides], config.get("run_dir")
     typed = [name for name in CLASSES if f"model.{name}" in keys]
     applied = [key for key in keys if is_runtime(key) or key in (*LENGTH, *PLACES)]
-    if run.run_dir is None or len(applied) + len(typed) < len(keys):
-        return run
-    directory = RunDirectory(Path(run.run_dir).expanduser())
+    if not run_dir or len(applied) + len(typed) < len(keys):
+        return None
+    directory = RunDirectory(Path(run_dir).expanduser())
     if not directory.path.exists():  # it may be mistyped
-        log.info("run_dir=%s: does not exist yet, so this is a new run", run.run_dir)
+        log.info("run_dir=%s: does not exist yet, so this is a new run", run_dir)
     saved = directory.read_config()
-    if not saved or any(saved["model"][name] != getattr(run.model, name) for name in typed):
-        return run
-    with reading(directory.config):
-        _refuse_foreign_classes(str(directory.config), saved["model"], typed)
+    try:
+        if not saved or any(saved["model"][name] != config.model[name] for name in typed):
+            return None
+        _refuse_foreign_classes(saved["model"], typed)
         for key in applied:
-            source, target = asdict(run), saved
+            value = OmegaConf.select(config, key)
             *groups, name = key.split(".")
-            for group in groups:
-                source, target = source[group], target[group]
-            target[name] = source[name]
-        result = build(RunConfig, {field.name: saved[field.name] for field in fields(run) if field.name in saved})
-    assert isinstance(result, RunConfig)
+            group = reduce(dict.__getitem__, groups, saved)
+            group[name] = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+        run: RunConfig = build(
+            RunConfig, {field.name: saved[field.name] for field in fields(RunConfig) if field.name in saved}
+        )
+    except (TypeError, LookupError, AttributeError, ValueError) as error:
+        raise BadInput(f"{directory.config}: {error}") from error
     tokenizer = directory.model / "tokenizer.json"
-    if result.init_from and result.tokenizer.kind == "file" and tokenizer.exists():  # the loaded run may be gone
-        result.tokenizer = replace(result.tokenizer, path=str(tokenizer))
-    return result
+    if run.init_from and run.tokenizer.kind == "file" and tokenizer.exists():  # the loaded run may be gone
+        run.tokenizer = replace(run.tokenizer, path=str(tokenizer))
+    return run
 
 
-def _refuse_foreign_classes(place: str, model: dict[str, Any], typed: Iterable[str]) -> None:
+def _refuse_foreign_classes(model: dict[str, Any], typed: Iterable[str]) -> None:
     """Refuse to import a class that a folder names, which may be a stranger's, unless the user has named it too."""
     for key in {*CLASSES} - {*typed}:
         if "." in str(model.get(key)):
-            cls = f"model.{key}={model[key]}"
-            raise BadInput(f"{place}: its class {model[key]} would be imported; add {cls} if you trust it")
+            cls = model[key]
+            raise BadInput(f"its class {cls} would be imported; add model.{key}={cls} if you trust it")

@@ -15,9 +15,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from lm.cli.compose import compose, key_of, parse, quoted
+from lm.cli.compose import compose, parse
 from lm.cli.main import reading, report
-from lm.cli.mistakes import kinds_of
 from lm.cli.tables import detail_tables, score_table
 from lm.config import BadInput, DataConfig, EvaluateConfig, RunConfig, TokenizerConfig
 from lm.data.paths import check_paths, is_url, listed, local_files
@@ -29,7 +28,7 @@ SCHEMA = EvaluateConfig
 
 def run(args: list[str]) -> int:
     config = parse_arguments(args)
-    pairs = each_pair(config)  # raises BadInput before the slow imports below
+    pairs = pairs_of(config)  # raises BadInput before the slow imports below
     if config.plot is not None and not (folder := Path(config.plot).expanduser().parent).is_dir():
         raise BadInput(f"plot={config.plot}: {folder} is no folder")
     from lm.inference.evaluate import check, evaluate_run
@@ -37,8 +36,7 @@ def run(args: list[str]) -> int:
     for pair in pairs:
         check(pair)
     several, bar = config.texts is not None or pairs[0].run_dir != config.run_dir, sys.stderr.isatty()
-    scores: list[dict[str, Any]] = []
-    failed: list[BadInput] = []
+    scores, failed = list[dict[str, Any]](), list[BadInput]()
     for pair in tqdm(pairs, "texts", leave=False, disable=not bar or len(pairs) == 1):
         text = "validation text" if pair.data is None else pair.data.path or pair.data.source
         try:
@@ -55,33 +53,29 @@ def run(args: list[str]) -> int:
         from lm.report.scores import plot_scores  # matplotlib takes a second, and few ask for a figure
 
         plot_scores(scores, Path(config.plot).expanduser())
-    shown = scores if several else {key: value for key, value in scores[0].items() if key not in ("run", "text")}
-    print(json.dumps(shown))
+    print(json.dumps(scores if several else {k: v for k, v in scores[0].items() if k not in ("run", "text")}))
     return max(map(report, failed), default=0)
 
 
 def parse_arguments(args: list[str]) -> EvaluateConfig:
     """The configuration; its group `data` is composed as train does. Raises BadInput."""
-    is_data = [key_of(arg).split(".")[0] == "data" and "=" in arg for arg in args]
-    overrides = [arg for arg, of_data in zip(args, is_data, strict=True) if of_data]
-    if overrides and not any(key_of(override) == "data" for override in overrides):
-        raise BadInput(f"{overrides[0]}: choose a kind of text with it, as in data=text data.path=FILE")
-    train = kinds_of(RunConfig)
-    data = compose("train", [quoted(override, train) for override in overrides], RunConfig).data if overrides else None
-    return parse(EvaluateConfig, [arg for arg, of_data in zip(args, is_data, strict=True) if not of_data], data=data)
+    data = [arg for arg in args if arg.lstrip("+").startswith(("data=", "data."))]
+    if data and not any(arg.startswith("data=") for arg in data):
+        raise BadInput(f"{data[0]}: choose a kind of text with it, as in data=text data.path=FILE")
+    text = compose("train", data, RunConfig).data if data else None
+    return parse(EvaluateConfig, [arg for arg in args if arg not in data], data=text)
 
 
-def each_pair(config: EvaluateConfig) -> list[EvaluateConfig]:
+def pairs_of(config: EvaluateConfig) -> list[EvaluateConfig]:
     """A configuration of one run and one text for each pair that is asked for. Raises BadInput."""
     runs, texts = listed(config.run_dir, "run_dir", folders=True), [config.data]
     if config.texts is not None:
-        paths = listed(config.texts, "texts")
-        for path in paths:
-            if not is_url(path):
-                local_files(path, key="texts")
-        texts = [DataConfig(source="text", path=path) for path in paths]
-    elif config.data is not None:
-        check_paths(config.data, TokenizerConfig())
+        texts = [DataConfig(source="text", path=path) for path in listed(config.texts, "texts")]
+    for text in texts:
+        if config.data is not None:
+            check_paths(config.data, TokenizerConfig())
+        elif text is not None and not is_url(str(text.path)):
+            local_files(str(text.path), key="texts")
     for name in runs:
         model_folder(name)
     return [replace(config, run_dir=name, data=text, texts=None) for name in runs for text in texts]

@@ -20,13 +20,13 @@ SCHEMA = GenerateConfig
 
 
 def run(args: list[str]) -> None:
-    prompts = [arg.partition("=")[2] for arg in args if arg.startswith("prompt=")]
-    if len(prompts) > 1:
-        raise BadInput(f"prompt={prompts[1]}: is a second prompt; give one, in quotes if it has spaces")
+    given = [arg for arg in args if arg.startswith("prompt=")]
+    if len(given) > 1:
+        raise BadInput(f"{given[1]}: is a second prompt; give one, in quotes if it has spaces")
     config = parse(GenerateConfig, args)
     if sum([config.prompt is not None, config.prompt_file is not None, config.interactive]) != 1:
         raise BadInput("prompt: give one of prompt=TEXT, prompt_file=FILE and interactive=true")
-    texts = typed_prompts() if config.interactive else iter([read_prompt(config)])
+    prompts = typed_prompts() if config.interactive else iter([read_prompt(config)])
     model_folder(config.run_dir)  # raises BadInput before the slow imports below
     from lm.exchange.portable import load_model
     from lm.inference.generate import stream
@@ -40,9 +40,9 @@ def run(args: list[str]) -> None:
         net, tokenizer = load_model(config.run_dir, config.trust)
     net.to(best_device())
     shown = lines_visible if sys.stdout and sys.stdout.isatty() else str  # no text of a model steers a terminal
-    for text in texts:
+    for prompt in prompts:
         try:
-            tokenizer.encode(text)  # or fail before anything is printed
+            tokenizer.encode(prompt)  # or fail before anything is printed
         except BadInput as error:
             if not config.interactive:
                 raise
@@ -51,23 +51,23 @@ def run(args: list[str]) -> None:
         for number in range(config.n_samples):
             if config.n_samples > 1:
                 print(f"=== sample {number + 1} of {config.n_samples}")
-            print(shown(text), end="", flush=True)
-            options["seed"] = config.seed + number
-            for piece in stream(net, tokenizer, text, config.max_new_tokens, **options):
+            print(shown(prompt), end="", flush=True)
+            for piece in stream(
+                net, tokenizer, prompt, config.max_new_tokens, **options | {"seed": config.seed + number}
+            ):
                 print(shown(piece), end="", flush=True)
             print()
 
 
 def read_prompt(config: GenerateConfig) -> str:
-    """The prompt, or the content of prompt_file. Raises BadInput if it cannot be read or is not UTF-8."""
+    """The prompt, or the content of prompt_file. Raises BadInput if it is not UTF-8."""
     if config.prompt is not None:
         return config.prompt
-    name = "standard input" if config.prompt_file == "-" else str(config.prompt_file)
-    if config.prompt_file == "-" and sys.stdin is None:
-        raise BadInput("standard input: is closed; expected a prompt")
+    name, stdin = str(config.prompt_file), config.prompt_file == "-"
     try:
-        return (sys.stdin.buffer.read() if config.prompt_file == "-" else Path(name).read_bytes()).decode()
+        return (sys.stdin.buffer.read() if stdin else Path(name).read_bytes()).decode()
     except UnicodeDecodeError as error:
+        name = "standard input" if stdin else name
         raise BadInput(f"{name}: not UTF-8 at byte {error.start} ({error.reason})") from error
 
 
@@ -77,8 +77,6 @@ def typed_prompts() -> Iterator[str]:
         sys.stdin.reconfigure(errors="replace")
     with suppress(ImportError):
         import readline  # noqa: F401  # input() uses it once it is imported
-    while True:
-        try:
+    with suppress(EOFError):
+        while True:
             yield input("prompt> " if sys.stdin.isatty() else "")
-        except EOFError:
-            return

@@ -12,6 +12,7 @@ import gc
 import logging
 import os
 import re
+import select
 import shlex
 import signal
 import sys
@@ -39,16 +40,14 @@ COMMANDS = {
     "benchmark": "measure how fast it is on this machine",
 }
 NAME = "lm-lab"
-COMPLETION = ("-sc", "--shell-completion", "--shell_completion")
+COMPLETION = ("-sc", "--shell-completion")
 INTERRUPTED = (128 + signal.SIGHUP, 128 + signal.SIGINT, 128 + signal.SIGTERM)
 DISK_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
-PATH_ERRORS = (  # those that another path or other permissions would mend
+BAD_PATH = (  # errors that another path or other permissions would mend
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.EEXIST, errno.EINVAL),
     *(errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP),
 )
-NO_MEMORY = "can't allocate|not enough memory|size calculation overflowed"
-LOST_PROCESS = "gloo|NCCL|TCPStore|ProcessGroup"  # in the errors of torch.distributed
-failed_jobs: list[int] = []  # the exit codes of those of a sweep
+failed_jobs: list[int] = []  # exit codes, of a sweep
 
 
 def main(command: str | None = None) -> NoReturn:
@@ -67,20 +66,20 @@ def main(command: str | None = None) -> NoReturn:
         code = _interruption(error)
     with suppress(OSError):
         _flush()
-    sys.exit(max([code, *failed_jobs]))
+    sys.exit(max(code, *failed_jobs, 0))
 
 
 def _run(command: str | None, args: list[str]) -> int:
     if command is None:
-        if args and args[0] in COMPLETION:
+        if args[:1] and args[0] in COMPLETION:
             return _complete(args)
         if not args or args[0] in ("-h", "--help", "help"):
-            listed = "".join(f"  {name:10} {summary}\n" for name, summary in COMMANDS.items())
-            print(f"usage: {NAME} COMMAND [group=choice] [key=value ...]\n\n{listed}")
+            listed = "\n".join(f"  {name:10} {summary}" for name, summary in COMMANDS.items())
+            print(f"usage: {NAME} COMMAND [group=choice] [key=value ...]\n\n{listed}\n")
             print(f"{NAME} COMMAND --help lists the groups and settings of a command.")
             return 0
         command, *args = args
-    if command == "--version" or "--version" in args:
+    if "--version" in (command, *args):
         print(f"{NAME} {lm.__version__}")
         return 0
     if command not in COMMANDS:
@@ -94,16 +93,16 @@ def _run(command: str | None, args: list[str]) -> int:
     if {"-h", "--help"} & {*args}:
         from lm.cli.help import help_text
 
-        print(help_text(command, module.__doc__, module.SCHEMA, args))
-        return 0
-    if args and args[0] in COMPLETION and command not in ("train", "ablate"):
+        print(help_text(command, str(module.__doc__), module.SCHEMA, args))
+    elif args[:1] and args[0] in COMPLETION and command not in ("train", "ablate"):
         print(*(f"{key}=" for key in module.SCHEMA.__slots__))
-        return 0
-    return int(module.run(args) or 0)
+    else:
+        return int(module.run(args) or 0)
+    return 0
 
 
 def _complete(args: list[str]) -> int:
-    """Shell completion. Hydra knows of no commands: they are taken off the line that it is to complete."""
+    """Shell completion. Hydra knows of no commands: they are taken off the line that is to be completed."""
     program, _, rest = os.environ.get("COMP_LINE", "").partition(" ")
     command, space, line = rest.lstrip().partition(" ")
     if "query" not in "".join(args):  # install and uninstall are the same for all commands
@@ -120,50 +119,46 @@ def _complete(args: list[str]) -> int:
 
 def report(error: Exception, job: str = "") -> int:
     """Print an error, in one line where the user can correct it, and return the exit code."""
-    message, code = _describe(error)
-    if message == "":
-        return code
-    if message is None or os.environ.get("LM_DEBUG"):
+    if isinstance(error, BrokenPipeError) and _reader_has_left():
+        return 1
+    line, code = _describe(error)
+    if line is None or os.environ.get("LM_DEBUG"):
         traceback.print_exception(error)
-    if message is None and job:
-        message = f"{type(error).__name__}: {error}"
-    if message is not None:
-        _say(f"error: {visible(' '.join(message.split()))}{f' (job: {visible(job)})' if job else ''}")
+    if line is not None or job:
+        message = visible(" ".join((line or f"{type(error).__name__}: {error}").split()))
+        _print_error(f"error: {message}{f' (job: {visible(job)})' if job else ''}")
     return code
 
 
 def _describe(error: Exception) -> tuple[str | None, int]:
-    """The line about an error and its exit code; the line is None for a bug, and empty if nobody is there to read."""
+    """The line about an error and the exit code; the line is None for a bug."""
     text = str(error)
     if isinstance(error, BadInput):
         return text, 2
-    if isinstance(error, JobFailed):
-        return text, error.code
-    if isinstance(error, BrokenPipeError) and _reader_has_left():
-        return "", 1
     if isinstance(error, OSError) and (error.filename is not None or error.errno in (*DISK_FULL, errno.EIO)):
-        is_path = error.filename is not None and error.errno in PATH_ERRORS
-        name = error.filename if isinstance(error.filename, int | None) else os.fsdecode(error.filename)
+        name = "" if error.filename is None else f"{os.fsdecode(str(error.filename))}: "
         advice = "; free some space and run the same command again" if error.errno in DISK_FULL else ""
-        return f"{'' if name is None else f'{name}: '}{error.strerror or text}{advice}", 2 if is_path else 1
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or re.search(NO_MEMORY, text):
+        return f"{name}{error.strerror or text}{advice}", 2 if name and error.errno in BAD_PATH else 1
+    no_memory = re.search("can't allocate|size calculation overflowed", text)
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or no_memory:
         less = "a smaller data.batch_size, trainer.accumulate_grad_batches, loss=chunked, activation_checkpointing=true"
         return f"out of memory; these settings need less: {less}", 1
     if "can't start new thread" in text:
         return "no further thread can be started: free some memory, or raise the limit by ulimit -u", 1
-    if isinstance(error, RuntimeError) and re.search(LOST_PROCESS, text):
-        return f"a process of this run has ended ({text.splitlines()[0]}){_resume_hint(error)}", 1
+    if isinstance(error, RuntimeError) and re.search("gloo|NCCL|TCPStore|ProcessGroup", text):  # torch.distributed
+        reason = re.sub(r"^\[[^]]*\] |\. .*", "", text.splitlines()[0])  # without its source file and its advice
+        return f"another process of this run has ended ({reason}){_resume_hint(error)}", 1
     return None, 1
 
 
 def _interruption(error: BaseException) -> int:
-    """The exit code after Ctrl-C, SIGTERM or SIGHUP, also where training has saved first; raises anything else."""
+    """The exit code after Ctrl-C, SIGTERM or SIGHUP, also where training has saved first, or of any other exit."""
     signum = signal.SIGINT if isinstance(error, KeyboardInterrupt) else getattr(error, "signum", None)
-    code = error.code if isinstance(error, SystemExit) else None if signum is None else 128 + signum
+    code = getattr(error, "code", None) if signum is None else 128 + signum
     if not isinstance(code, int):
         raise error
     if code in INTERRUPTED and is_first_process():
-        _say(f"{error if hasattr(error, 'signum') else 'interrupted'}{_resume_hint(error)}")
+        _print_error(f"{error if hasattr(error, 'signum') else 'interrupted'}{_resume_hint(error)}")
     return code
 
 
@@ -179,70 +174,56 @@ def resumable(folder: Path) -> Iterator[None]:
 
 
 def _resume_hint(error: BaseException) -> str:
-    is_resumable = RESUMABLE in getattr(error, "__notes__", ())
-    return f"; resume with: {shlex.join(_command_line())}" if is_resumable else ""
+    if RESUMABLE not in getattr(error, "__notes__", ()):
+        return ""
+    is_script = sys.argv[0].endswith(".py")
+    return f"; resume with: {shlex.join(sys.orig_argv if is_script else [Path(sys.argv[0]).name, *sys.argv[1:]])}"
 
 
 @contextmanager
 def reading(path: str | Path) -> Iterator[None]:
-    """A context in which what a file holds cannot end in a traceback. Raises BadInput naming `path`."""
+    """A context for reading what lm has written: whatever else stands there is a BadInput that names `path`."""
     try:
         yield
     except BadInput:
         raise
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-        first = (str(error).splitlines() or [""])[0]
-        kind = f"{type(error).__name__}: {first}"
-        raise BadInput(f"{path}: not what lm wrote ({kind}); LM_DEBUG=1 shows where") from error
+        reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        raise BadInput(f"{path}: not what lm wrote ({reason}); LM_DEBUG=1 shows where") from error
 
 
-def _say(line: str) -> None:
+def _print_error(line: str) -> None:
     with suppress(OSError):  # nobody reads it
         print(line, file=sys.stderr, flush=True)
 
 
 def _flush() -> None:
-    """Write what is buffered. If it cannot be written, drop it: Python would try again when it ends."""
-    failed = None
-    for stream in (sys.stdout, sys.stderr):
+    """Write what is buffered. What cannot be written is dropped, for Python would try again when it ends."""
+    for stream in filter(None, (sys.stderr, sys.stdout)):
         try:
-            if stream is not None:
-                stream.flush()
-        except OSError as error:
-            failed = failed or error
+            stream.flush()
+        except OSError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-    if failed:
-        raise failed
+            if stream is sys.stdout:
+                raise
 
 
 def _reader_has_left() -> bool:
-    try:
-        _flush()
-    except BrokenPipeError:
-        return True
-    return False
+    """Whether nobody reads standard output any more, as after `| head`."""
+    poll = select.poll()
+    poll.register(1, select.POLLOUT)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
 # --- jobs of Hydra
 
 
-class JobFailed(Exception):
-    """A job of a sweep has failed in another process, as some of Hydra's launchers start them."""
-
-    def __init__(self, message: str, code: int) -> None:
-        super().__init__(message, code)
-        self.code = code
-
-    def __str__(self) -> str:
-        return f"a job of the sweep failed: {self.args[0]}"
-
-
 def job(task: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """What Hydra calls once, or with -m for each combination of values: `task`, with its errors reported at once.
+    """`task` as Hydra calls it, once or with -m for each combination of values, with its error reported at once.
 
     A failed job of a sweep stops no other, and leaves nothing in memory.
     """
-    first_process = os.getpid()
+    parent = os.getpid()
 
     @functools.wraps(task)
     def run(config: Any) -> Any:
@@ -251,25 +232,26 @@ def job(task: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
         from lm.cli.compose import current_overrides
 
-        several, elsewhere = HydraConfig.get().mode == RunMode.MULTIRUN, os.getpid() != first_process
-        if elsewhere:
+        in_sweep, in_parent = HydraConfig.get().mode == RunMode.MULTIRUN, os.getpid() == parent
+        if not in_parent:
             configure_logging()
+        if in_sweep:
+            gc.collect()  # the trainer and the model of the job before refer to each other
         try:
             return task(config)
         except Exception as error:
-            code = report(error, " ".join(current_overrides()) if several else "")
-            if elsewhere:
-                raise JobFailed(str(error) if code == 2 else f"{type(error).__name__}: {error}", code) from None
-            if not several:
+            code = report(error, " ".join(current_overrides()) if in_sweep else "")
+            if not in_parent:  # as some of Hydra's launchers start jobs; they hand over the error
+                raise (BadInput if code == 2 else RuntimeError)(f"a job of the sweep failed: {error}") from None
+            if not in_sweep:
                 sys.exit(code)
             failed_jobs.append(code)
-        gc.collect()  # a model and its trainer refer to each other
-        return None
+            return None
 
     return run
 
 
-# --- logging, and the command line as it was typed
+# --- messages
 
 
 class _Formatter(logging.Formatter):
@@ -280,7 +262,7 @@ class _Formatter(logging.Formatter):
 
 
 def configure_logging() -> None:
-    """Messages of lm go to standard error; of several processes, the first one speaks."""
+    """Send messages of lm to standard error; of several processes, the first one speaks."""
     handler, logger = logging.StreamHandler(), logging.getLogger("lm")
     handler.setFormatter(_Formatter("%(message)s"))
     logger.handlers[:] = [handler]
@@ -288,13 +270,8 @@ def configure_logging() -> None:
 
 
 def start_of(command: str) -> list[str]:
-    """The words that start a command, in the form that was used: a script, `python -m lm` or `lm-lab`."""
+    """The words that start a command in the form that was used: a script, `python -m lm` or `lm-lab`."""
     started = Path(sys.argv[0])
     if started.name == "__main__.py":
         return ["python", "-m", "lm", command]
     return ["python", f"scripts/{command}.py"] if started.suffix == ".py" else [NAME, command]
-
-
-def _command_line() -> list[str]:
-    """The words of this process's command line, to be typed again."""
-    return sys.orig_argv if sys.argv[0].endswith(".py") else [Path(sys.argv[0]).name, *sys.argv[1:]]

@@ -33,7 +33,7 @@ finished: list[tuple[str, str, dict[str, Any]]] = []  # a run's name, its overri
 def program(config: DictConfig) -> float | None:
     """Train what Hydra has composed; the validation loss is what a sweeper that searches minimises."""
     overrides, several = current_overrides(), HydraConfig.get().mode == RunMode.MULTIRUN
-    run = continued(to_dataclass(config, overrides, RunConfig), overrides)
+    run = continued(config, overrides) or to_dataclass(config, overrides, RunConfig)
     if several and run.trainer.world_size > 1:
         raise BadInput(f"trainer.devices={run.trainer.devices}: a sweep trains each run in one process; leave -m out")
     if run.run_dir is None or not (Path(run.run_dir).expanduser() / "result.json").exists():
