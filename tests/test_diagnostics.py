@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import HEADS, SEQ, TEXT, TIED, UNTIED, VOCAB, some, tiny
+from lm.training.options import resolve
 from test_resume import PROCESSES, a_run, finish, outcome, work
 from test_train import short
 from torch import Tensor
@@ -24,7 +25,6 @@ from lm.inference import details
 from lm.inference.details import BANDS, NLLByTarget, frequency_bands, token_counts
 from lm.model.transformer import Transformer
 from lm.training.diagnostics import BY_BAND, COLUMNS, GRADIENTS, EmbeddingGradient
-from lm.training.options import resolve
 from lm.training.train import train
 
 TOKENS, TARGETS = torch.randint(VOCAB, (2, 4, SEQ), generator=torch.Generator().manual_seed(0))
@@ -279,8 +279,9 @@ def a_measured_run(corpus: Path, run_dir: Path) -> RunConfig:
 
 def work_until(run: RunConfig, step: int, where: str) -> None:
     """Train until SIGKILL: `in` the step after `step`, or right after the checkpoint of `step` is `saved`."""
-    from lm.training.checkpoint import Checkpoints
     from lm.training.task import LMTask
+
+    from lm.training.checkpoint import Checkpoints
 
     train_step, save = LMTask.training_step, Checkpoints.save_checkpoint
 

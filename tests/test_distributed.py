@@ -17,12 +17,12 @@ import psutil
 import pytest
 from conftest import ROOT, TEXT, TINY_RUN
 from lightning.pytorch.strategies import StrategyRegistry
+from lm.system.processes import is_first_process
+from lm.training.options import resolve
 from test_resume import a_run
 
 from lm.config import BadInput, RunConfig
 from lm.config.run import IN_WORKERS, NO_STRATEGIES, STRATEGIES
-from lm.system.processes import is_first_process
-from lm.training.options import resolve
 from lm.training.train import train
 
 PAGE = (ROOT / "docs/distributed.md").read_text()

@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 import torch
 from conftest import SEQ, TIED, VOCAB, tiny
+from lm.training.muon import COEFFICIENTS, Muon, orthogonalise
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from lm.config import BadInput, OptimConfig
 from lm.model.transformer import Transformer
 from lm.system.device import has_native_bf16
-from lm.training.muon import COEFFICIENTS, Muon, orthogonalise
 from lm.training.optim import build_optimizer, step_flops
 
 MUON = OptimConfig(name="muon", lr=0.02, adam_lr=0.01, momentum=0.9, ns_steps=5, weight_decay=0.1)

@@ -2,25 +2,23 @@
 
 import json
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import TEXT, TINY_RUN
-from hydra import compose, initialize_config_dir
+from lm.training.finished import SamplesAt, read_samples
 
-from lm.cli.compose import convert, register
-from lm.cli.errors import CONFIGS
-from lm.cli.report import main
+from lm.cli import report
+from lm.cli.compose import compose
 from lm.config import BadInput, RunConfig
 from lm.report.metrics import after
 from lm.runs.page import write_page
 from lm.system.files import sha256
-from lm.training.finished import SamplesAt, read_samples
 from lm.training.samples import as_line
 from lm.training.train import train
 
@@ -30,11 +28,9 @@ OPTIONS = ["trainer.max_steps=20", "validation.every=5", "checkpoint.every=5", "
 
 def trained(folder: Path, name: str, prompts: Sequence[str]) -> dict[str, Any]:
     (folder / "corpus.txt").write_text(TEXT)
-    register("train", RunConfig)
-    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        composed = compose("train", [*TINY_RUN, *OPTIONS, f"data.path={folder}/corpus.txt", f"run_dir={folder}/{name}"])
-    composed.prompts = list(prompts)
-    return train(convert(composed, RunConfig, {}))
+    places = [f"data.path={folder}/corpus.txt", f"run_dir={folder}/{name}"]
+    run = compose("train", [*TINY_RUN, *OPTIONS, *places], RunConfig)
+    return train(replace(run, prompts=list(prompts)))
 
 
 @pytest.mark.slow
@@ -97,10 +93,7 @@ class Tags(HTMLParser):
 
 
 def page(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Tags:
-    monkeypatch.setattr(sys, "argv", ["report.py"])
-    with pytest.raises(SystemExit) as left:
-        main([f"run_dir={run_dir}"])
-    assert left.value.code == 0
+    report.run([f"run_dir={run_dir}"])
     return Tags((run_dir / "report.html").read_text())
 
 
@@ -170,11 +163,9 @@ def test_a_mistake_is_one_line(
     line: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["report.py"])
-    with pytest.raises(SystemExit) as left:
-        main(line)
-    assert left.value.code == 2
-    assert capsys.readouterr().err.startswith(f"error: {said}")
+    with pytest.raises(BadInput) as caught:
+        report.run(line)
+    assert str(caught.value).startswith(said)
     assert list(tmp_path.iterdir()) == []
 
 

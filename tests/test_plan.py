@@ -12,6 +12,7 @@ import pytest
 import torch
 from conftest import some
 from hydra import initialize_config_dir
+from lm.training.timed import STEPS, TimedTraining
 
 from lm.ablation.plan import source
 from lm.ablation.plan.arms import Arm, build_arms, common_threads
@@ -22,12 +23,11 @@ from lm.ablation.plan.match import SAME_SIZE, change, meta_model
 from lm.ablation.plan.source import source_files
 from lm.ablation.record import AblationRecord, asked
 from lm.cli.compose import compose
-from lm.cli.errors import CONFIGS
+from lm.cli.mistakes import CONFIGS
 from lm.config import BadInput, RunConfig
 from lm.config.ablation import AblationConfig, TuneConfig
 from lm.model.size import n_params
 from lm.system.device import cpu_name
-from lm.training.timed import STEPS, TimedTraining
 
 SMALL = [
     *("data=text", "data.seq_len=32", "data.batch_size=4", "tokenizer=byte", "trainer=cpu", "trainer.max_steps=30"),

@@ -3,20 +3,20 @@
 from collections.abc import Iterator
 from functools import partial
 
+import lm.training.muon as module
 import pytest
 import torch
 import torch.nn.functional as F
 from conftest import SEQ, TIED, VOCAB, tiny
+from lm.training.muon import Muon
+from lm.training.options import resolve
+from lm.training.step import train_step
 from torch import Tensor, nn
 
-import lm.training.muon as module
 from lm.config import BadInput, RunConfig
 from lm.model.transformer import Transformer
 from lm.system.device import MAX_FAST_SEQ_LEN, fast_attention, has_native_bf16, is_mixed, set_threads
 from lm.training.loss import plain
-from lm.training.muon import Muon
-from lm.training.options import resolve
-from lm.training.step import train_step
 
 
 @pytest.fixture(autouse=True)

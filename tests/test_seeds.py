@@ -13,8 +13,8 @@ from conftest import ROOT
 from hydra import initialize_config_dir
 
 from lm.cli.compose import compose
-from lm.cli.errors import CONFIGS
-from lm.cli.summary import over_seeds
+from lm.cli.mistakes import CONFIGS
+from lm.cli.tables import over_seeds
 from lm.config import RunConfig
 from lm.config.identity import config_hash
 

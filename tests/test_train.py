@@ -19,6 +19,8 @@ import tokenizers
 import torch
 import yaml
 from conftest import HEADS, TEXT, TIED, UNTIED, as_nobody
+from lm.training.options import resolve
+from lm.training.task import LMTask
 from safetensors.torch import load_file
 from test_resume import a_run
 
@@ -51,10 +53,8 @@ from lm.system.files import checksum, sha256
 from lm.training.callbacks import Interrupted
 from lm.training.loss import HAS_CHUNKED
 from lm.training.metrics import MetricsFile
-from lm.training.options import resolve
 from lm.training.run_directory import RunDirectory, default_dir
 from lm.training.samples import validation_prompts
-from lm.training.task import LMTask
 from lm.training.train import train
 
 GOLDEN = Path(__file__).parent / "golden.json"

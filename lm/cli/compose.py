@@ -149,9 +149,14 @@ def register(name: str, schema: type[Any]) -> None:
 
 
 def to_dataclass(config: DictConfig, overrides: Sequence[str], schema: type[Config]) -> Config:
-    """What Hydra has composed of these overrides as a dataclass. Raises BadInput."""
+    """What Hydra has composed of these overrides as a dataclass. Raises BadInput.
+
+    A RunConfig is that of the run that run_dir names, if that stands alone, and has the model that init_from names.
+    """
     with explaining(overrides, kinds_of(schema)):
         if schema is RunConfig:
+            if (run := _continued(config, overrides)) is not None:
+                return run  # type: ignore[return-value]
             config = _with_init_from(config, overrides)
         typed = OmegaConf.merge(OmegaConf.structured(schema), OmegaConf.to_container(config))  # refuses what +key added
         for key in sorted(OmegaConf.missing_keys(typed)):
@@ -218,7 +223,7 @@ def _without_defaults(overrides: Sequence[str]) -> DictConfig:
     return hydra.compose("bare", list(overrides))
 
 
-def continued(config: DictConfig, overrides: Sequence[str]) -> RunConfig | None:
+def _continued(config: DictConfig, overrides: Sequence[str]) -> RunConfig | None:
     """The run in run_dir, by its config.yaml, with those overrides that may differ when a run is continued.
 
     None if other settings are given too, or if the directory holds no run. Raises BadInput.

@@ -27,7 +27,10 @@ SCHEMA = EvaluateConfig
 
 
 def run(args: list[str]) -> int:
-    config = parse_arguments(args)
+    return score(parse_arguments(args))
+
+
+def score(config: EvaluateConfig) -> int:
     pairs = pairs_of(config)  # raises BadInput before the slow imports below
     if config.plot is not None and not (folder := Path(config.plot).expanduser().parent).is_dir():
         raise BadInput(f"plot={config.plot}: {folder} is no folder")

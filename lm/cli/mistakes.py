@@ -3,7 +3,7 @@
 import difflib
 import glob
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -124,8 +124,8 @@ def _no_such_choice(file: str, options: Sequence[str]) -> str:
     return f"{group}={choice}: no such config; {hint}"
 
 
-def not_a_setting(args: Sequence[str], kinds: Kinds, given: Iterable[str] = ()) -> str:
-    """The message about the first of these arguments, which is not key=value; `given` are the keys before it."""
+def not_a_setting(args: Sequence[str], kinds: Kinds, given: Mapping[str, Any] = {}) -> str:
+    """The message about the first of these arguments, which is not key=value; `given` are the settings before it."""
     word, meant = args[0], list[str]()
     folders = [key for key in kinds if key in ("run_dir", "output_dir")]
     if word.startswith("-"):
@@ -136,7 +136,8 @@ def not_a_setting(args: Sequence[str], kinds: Kinds, given: Iterable[str] = ()) 
     elif folders and Path(word).is_dir() and not {*folders} & {*given}:
         meant = [f"{folders[0]}={word}"]
     elif "prompt" in kinds:
-        prompt = " ".join(arg for arg in args if arg.partition("=")[0] not in kinds)
+        words = [arg for arg in args if arg.partition("=")[0] not in kinds]
+        prompt = " ".join([given["prompt"], *words] if "prompt" in given else words)
         return f'{word}: put the whole prompt in quotes: "prompt={prompt}"'
     elif "data.path" in kinds and Path(word).is_file():
         meant = [f"data=text data.path={word}"]

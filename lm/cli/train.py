@@ -15,7 +15,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from lm.cli.compose import continued, current_overrides, quoted, register, run_hydra, to_dataclass
+from lm.cli.compose import current_overrides, quoted, register, run_hydra, to_dataclass
 from lm.cli.main import job
 from lm.cli.mistakes import CONFIGS, kinds_of
 from lm.cli.tables import comparison, over_seeds, samples, summary
@@ -33,7 +33,7 @@ finished: list[tuple[str, str, dict[str, Any]]] = []  # a run's name, its overri
 def program(config: DictConfig) -> float | None:
     """Train what Hydra has composed; the validation loss is what a sweeper that searches minimises."""
     overrides, several = current_overrides(), HydraConfig.get().mode == RunMode.MULTIRUN
-    run = continued(config, overrides) or to_dataclass(config, overrides, RunConfig)
+    run = to_dataclass(config, overrides, RunConfig)
     if several and run.trainer.world_size > 1:
         raise BadInput(f"trainer.devices={run.trainer.devices}: a sweep trains each run in one process; leave -m out")
     if run.run_dir is None or not (Path(run.run_dir).expanduser() / "result.json").exists():
@@ -56,9 +56,9 @@ def prepare(flags: Namespace) -> list[str]:
     overrides = [quoted(override, kinds_of(RunConfig), flags.multirun) for override in flags.overrides]
     if flags.multirun:
         parsed = OverridesParser.create().parse_overrides(overrides)
-        fixed = [one.value() for one in parsed if one.key_or_group == "run_dir" and not one.is_sweep_override()]
-        if any(one.is_sweep_override() for one in parsed) and fixed and "${" not in str(fixed[0]):
-            raise BadInput(f"run_dir={fixed[0]}: a sweep needs a directory for each run; leave run_dir out")
+        fixed = {one.key_or_group: one.value() for one in parsed if not one.is_sweep_override()}.get("run_dir")
+        if any(one.is_sweep_override() for one in parsed) and fixed is not None and "${" not in str(fixed):
+            raise BadInput(f"run_dir={fixed}: a sweep needs a directory for each run; leave run_dir out")
     return overrides
 
 

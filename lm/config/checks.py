@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-
 RESUMABLE = "the same command continues what is done already"  # a note of an exception that ends a run
 
 

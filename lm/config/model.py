@@ -24,25 +24,25 @@ class ModelConfig:
     lm.config.checks.BadInput: model.d_model=100 is not divisible by model.n_heads=3
     """
 
-    n_layers: int = 4
-    d_model: int = 128
-    n_heads: int = 2
+    n_layers: int = 4  # transformer blocks
+    d_model: int = 128  # width of the residual stream
+    n_heads: int = 2  # attention heads of each block
     n_kv_heads: int | None = None  # below n_heads: grouped-query attention; 1: multi-query; null: n_heads
     d_head: int | None = None  # width of a head; null: d_model / n_heads
-    d_ff: int = 320
-    norm: str = "rmsnorm"
-    norm_eps: float = 1e-5
-    ffn: str = "swiglu"
-    position: str = "rope"
+    d_ff: int = 320  # width inside the FFN
+    norm: str = "rmsnorm"  # rmsnorm or layernorm
+    norm_eps: float = 1e-5  # added to the variance, or to the mean square
+    ffn: str = "swiglu"  # relu, gelu, gelu_tanh, relu2 or swiglu
+    position: str = "rope"  # rope, learned or none
     qk_norm: bool = False  # normalise the queries and keys of each head by `norm`
     bias: bool = False  # in every projection and LayerNorm; the LM head never has one
     attention_bias: bool | None = None  # in the projections of attention; null: `bias`
-    dropout: float = 0.0
+    dropout: float = 0.0  # probability, on what attention and FFN add to the residual stream
     linear: str = "linear"  # lora, or the dotted path of a class called like torch.nn.Linear
     lora_rank: int | None = None  # of the adapters of linear=lora; null: 8
     lora_alpha: float | None = None  # adapters are multiplied by alpha / rank; null: 16
     lora_targets: list[str] | None = None  # the projections that have an adapter; null: all
-    rope_theta: float = 10000.0
+    rope_theta: float = 10000.0  # base of the wavelengths of rope
     rope_scaling: list[float] | None = None  # Llama 3's four numbers, see RoPE in lm/model/position.py; null: none
     previous_token_init: int = 0  # first layers whose heads initially attend to the token 1, 2, ... positions back
     vocab_rows: int | None = None  # rows of the embedding if more than the tokenizer has tokens; null: as many
@@ -145,11 +145,11 @@ class HeadConfig:
     'untied'
     """
 
-    name: str = "tied"
-    kind: str = "tied"
+    name: str = "tied"  # of the variant in results: the file in configs/head
+    kind: str = "tied"  # tied, untied, tied_projected, untied_from_embedding, untied_midtraining
     embedding_std: float | None = None  # initial standard deviation of the embedding; null: 1/sqrt(d_model)
     embedding_multiplier: float | None = 1.0  # of the input embeddings, not of the output ones; null: sqrt(d_model)
-    embedding_lr_multiplier: float = 1.0
+    embedding_lr_multiplier: float = 1.0  # of optim.adam_lr, or of optim.lr where that is null
     head_std: float | None = None  # initial standard deviation of the head's own matrix
     head_lr_multiplier: float | None = None  # of the head's own matrix
     untie_at: float | None = None  # the fraction of training at which the head is untied
