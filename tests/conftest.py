@@ -131,6 +131,14 @@ def corpus(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture(scope="session")
+def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same text for many tests, which leave it as it is."""
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text(TEXT)
+    return path
+
+
 @contextmanager
 def as_nobody() -> Iterator[None]:
     """Permissions do not bind root, as which tests may run."""

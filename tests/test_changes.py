@@ -73,10 +73,10 @@ def test_a_changed_setting_is_named(asked: Any) -> None:
 def test_a_changed_file_of_the_training_code_is_named(
     asked: Any, before: AblationRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files = before.sources | {"lm/model/ffn.py": "other", "lm/model/new.py": "new"}
+    files = before.sources | {"lm/model/head.py": "other", "lm/model/new.py": "new"}
     del files["lm/model/cache.py"]
-    monkeypatch.setattr("lm.ablation.plan.arms.source_files", lambda linear: files)
-    said = "the training code changed (lm/model/cache.py, lm/model/ffn.py, lm/model/new.py)"
+    monkeypatch.setattr("lm.ablation.plan.arms.source_files", lambda classes: files)
+    said = "the training code changed (lm/model/cache.py, lm/model/head.py, lm/model/new.py)"
     assert set(asked().values()) == {said}
     before.sources = {}
     assert set(asked().values()) == {"the training code changed"}

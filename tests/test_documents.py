@@ -6,29 +6,36 @@ import logging
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from conftest import EVERY_HEAD as HEADS
 from conftest import ROOT, SEQ, TIED, VOCAB, tiny
-from test_generate import by_definition, sensitive, tokens
-from test_invariants import AXES, FEW
-from test_resume import a_run
+from helpers.decoding import by_definition, sensitive, tokens
+from helpers.models import MODELS, build, gradients, name_of
 from torch import Tensor
 
 from lm.cli import export
-from lm.config import BadInput, DataConfig, EvaluateConfig, RunConfig, ValidationConfig
+from lm.config import (
+    POSITIONS,
+    BadInput,
+    DataConfig,
+    EvaluateConfig,
+    ExportConfig,
+    ModelConfig,
+    RunConfig,
+    TokenizerConfig,
+    ValidationConfig,
+)
 from lm.config.identity import config_hash
 from lm.data.batches import TrainingStream
 from lm.data.tokens import TextData, prepare
 from lm.data.vocabulary import byte_tokenizer
 from lm.exchange.portable import load_model, save_model
 from lm.inference.evaluate import evaluate_run
-from lm.model.activation_checkpointing import enable_activation_checkpointing
-from lm.model.cache import KVCache
-from lm.model.documents import documents
-from lm.model.transformer import Transformer
+from lm.model import KVCache, Transformer
+from lm.model.transformer import enable_activation_checkpointing
 from lm.system.device import fast_attention
 from lm.training.loss import HAS_CHUNKED, LOSSES, build_loss, plain
 from lm.training.train import train
@@ -36,7 +43,6 @@ from lm.training.train import train
 EOT = 3
 LENGTHS = (4, 1, 6, SEQ - 11)  # of the pieces of a row; the first began in an earlier row, the others begin with EOT
 USABLE = [name for name in LOSSES if name != "chunked" or HAS_CHUNKED]
-MODELS = [(kind, dict(zip(AXES, choice, strict=True))) for kind in HEADS for choice in FEW]
 
 
 def pack(seed: int = 0) -> tuple[Tensor, list[Tensor]]:
@@ -48,30 +54,15 @@ def pack(seed: int = 0) -> tuple[Tensor, list[Tensor]]:
     return row, pieces
 
 
-@pytest.fixture(scope="module", params=MODELS, ids=lambda model: f"{model[0]}-{'-'.join(map(str, model[1].values()))}")
-def pair(request: pytest.FixtureRequest) -> tuple[Transformer, Transformer]:
-    """One model with the mask and one without; each choice of each part occurs with each head."""
-    kind, changes = request.param
-    sizes = {"vocab_size": VOCAB, "seq_len": SEQ}
-    return (
-        Transformer(tiny(**changes), HEADS[kind], **sizes, document_separator=EOT),
-        Transformer(tiny(**changes), HEADS[kind], **sizes),
-    )
-
-
 @torch.no_grad()
-def test_logits_in_a_shared_row_are_those_of_each_document_alone(pair: tuple[Transformer, Transformer]) -> None:
-    masked, plain_net = pair
+@pytest.mark.parametrize("model", MODELS, ids=name_of)
+def test_logits_in_a_shared_row_are_those_of_each_document_alone(model: dict[str, Any]) -> None:
+    """And a changed document leaves the logits of the others."""
+    masked, plain_net = build(**model, separator=EOT), build(**model)
     row, pieces = pack()
     alone = torch.cat([plain_net(piece) for piece in pieces], 1)
     torch.testing.assert_close(masked(row), alone, rtol=0, atol=1e-5)
     assert (plain_net(row) - alone)[:, LENGTHS[0] :].abs().max() > 1e-3  # the comparison sees a missing mask
-
-
-@torch.no_grad()
-def test_a_changed_document_leaves_the_logits_of_the_others(pair: tuple[Transformer, Transformer]) -> None:
-    masked, _ = pair
-    row, _ = pack()
     ends = np.cumsum(LENGTHS)
     for start, end in zip(ends - LENGTHS, ends, strict=True):
         changed = row.clone()
@@ -83,16 +74,11 @@ def test_a_changed_document_leaves_the_logits_of_the_others(pair: tuple[Transfor
         assert gap.max() < 1e-6
 
 
-def gradients(net: Transformer) -> dict[str, Tensor]:
-    return {name: one.grad.clone() for name, one in net.named_parameters() if one.grad is not None}
-
-
 @pytest.mark.parametrize("loss", USABLE)
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["", "activation checkpointing"])
 def test_the_loss_is_the_mean_over_the_documents_alone(loss: str, checkpointing: bool) -> None:
     """And so is its gradient. The target of a document's last token is the separator of the next."""
-    masked = Transformer(tiny(), TIED, vocab_size=VOCAB, seq_len=SEQ, document_separator=EOT)
-    alone = Transformer(tiny(), TIED, vocab_size=VOCAB, seq_len=SEQ)
+    masked, alone = build("tied", separator=EOT), build("tied")
     if checkpointing:
         enable_activation_checkpointing(masked)
     row, pieces = pack()
@@ -100,58 +86,54 @@ def test_the_loss_is_the_mean_over_the_documents_alone(loss: str, checkpointing:
     parts = zip(LENGTHS, pieces, targets.split(LENGTHS, 1), strict=True)
     expected = sum(length * plain(alone, piece, target) for length, piece, target in parts) / SEQ
     expected.backward()
-    found = LOSSES[loss](masked, row, targets)
-    found.backward()
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+    value = LOSSES[loss](masked, row, targets)
+    value.backward()
+    torch.testing.assert_close(value, expected, rtol=1e-6, atol=0)
     assert abs(plain(alone, row, targets) - expected) > 1e-4
-    for name, one in gradients(alone).items():
-        torch.testing.assert_close(masked.get_parameter(name).grad, one, rtol=1e-4, atol=1e-7)
+    for name, grad in gradients(alone).items():
+        torch.testing.assert_close(masked.get_parameter(name).grad, grad, rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.parametrize("fast", [False, True])
 def test_mixed_precision_takes_the_mask_in_either_kernel(fast: bool) -> None:
-    net = Transformer(tiny(), TIED, vocab_size=VOCAB, seq_len=SEQ, document_separator=EOT)
-    row, pieces = pack()
+    net, (row, pieces) = build("tied", separator=EOT), pack()
     exact = net(row)
     with torch.autocast("cpu", torch.bfloat16), fast_attention("cpu", fast, SEQ):
         together, alone = net(row), torch.cat([net(piece) for piece in pieces], 1)
         plain(net, row, row).backward()
     torch.testing.assert_close(together, alone, rtol=0, atol=2e-2)
     torch.testing.assert_close(together.float(), exact, rtol=0, atol=2e-2)
-    assert all(one.isfinite().all() for one in gradients(net).values())
+    assert all(grad.isfinite().all() for grad in gradients(net).values())
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's own, inside its compiler
 @pytest.mark.parametrize("name", USABLE)
 def test_a_compiled_loss_has_the_mask(name: str) -> None:
-    net = Transformer(tiny(), TIED, vocab_size=VOCAB, seq_len=SEQ, document_separator=EOT)
-    row, _ = pack()
+    net, (row, _) = build("tied", separator=EOT), pack()
     loss, compiled = LOSSES[name], build_loss(name, compiled=True)
-    torch.testing.assert_close(compiled(net, row, row), loss(net, row, row), rtol=1e-5, atol=0)
-    net.documents = documents(None)
-    torch.testing.assert_close(compiled(net, row, row), loss(net, row, row), rtol=1e-5, atol=0)
+    for separator in (EOT, None):
+        net.document_separator = separator
+        torch.testing.assert_close(compiled(net, row, row), loss(net, row, row), rtol=1e-5, atol=0)
 
 
 # --- decoding
 
 
-@pytest.mark.parametrize("position", AXES["position"])
+@pytest.mark.parametrize("position", POSITIONS)
 @torch.no_grad()
 def test_a_cache_keeps_documents_apart(position: str) -> None:
     """Token by token, in chunks that hold separators, and after draft tokens that were not accepted."""
-    net = Transformer(tiny(position=position), TIED, vocab_size=VOCAB, seq_len=SEQ, document_separator=EOT)
-    row, _ = pack()
-    wrong, _ = pack(seed=1)
-    full, at = net(row), torch.arange(SEQ).expand(2, -1)
+    net, (row, _), (wrong, _) = build("tied", separator=EOT, position=position), pack(), pack(seed=1)
+    full, positions = net(row), torch.arange(SEQ).expand(2, -1)
     for lengths in ([1] * SEQ, [3, 4, 1, SEQ - 8], [5, SEQ - 5]):
-        cache, found, end = KVCache(4), [], 0
+        cache, parts, end = KVCache(4), [], 0
         for length in lengths:
             cache.grow(max(cache.length, end + length))
-            here = slice(end, end := end + length)
-            net(wrong[:, here].roll(1, 1), at[:, here], cache)
-            found.append(net(row[:, here], at[:, here], cache))
-        torch.testing.assert_close(torch.cat(found, 1), full, rtol=0, atol=1e-5)
+            part = slice(end, end := end + length)
+            net(wrong[:, part].roll(1, 1), positions[:, part], cache)
+            parts.append(net(row[:, part], positions[:, part], cache))
+        torch.testing.assert_close(torch.cat(parts, 1), full, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("position", ["rope", "learned"])
@@ -162,35 +144,39 @@ def test_decoding_is_the_same_in_every_way_across_separators(position: str) -> N
     prompts = [torch.randint(8, (length,), generator=generator).tolist() for length in (1, 7, 12, 24, 40)]
     joined = tokens(net, prompts, n)
     separator = int(np.bincount(np.ravel(joined)).argmax())  # a token that the model writes often
-    net.documents = documents(separator)
+    net.document_separator = separator
     prompts[3][5] = prompts[4][30] = separator
     expected = [by_definition(net, prompt, n) for prompt in prompts]
     assert np.count_nonzero(np.array(expected) == separator) > 5
     assert tokens(net, prompts, n) == expected
     assert [tokens(net, [prompt], n)[0] for prompt in prompts] == expected
     assert [tokens(net, [prompt], n, max_draft_tokens=0)[0] for prompt in prompts] == expected
-    net.documents = documents(None)
+    net.document_separator = None
     assert [by_definition(net, prompt, n) for prompt in prompts] != expected
 
 
 # --- a run
 
 
-def lines_run(tmp_path: Path, name: str, **changes: object) -> tuple[RunConfig, TextData]:
+def lines_run(tmp_path: Path, name: str) -> tuple[RunConfig, TextData]:
     """A tiny run on a text of 300 documents that are shorter than its context."""
-    path = tmp_path / "rows.jsonl"
+    path, cache = tmp_path / "rows.jsonl", str(tmp_path / "cache")
     path.write_text("".join(json.dumps({"text": f"{i} is {'odd' if i % 2 else 'even'}"}) + "\n" for i in range(300)))
-    data = DataConfig(
-        source="json", path=str(path), seq_len=32, batch_size=4, cache_dir=str(tmp_path / "cache"), document_mask=True
+    trainer = {"accelerator": "cpu", "devices": 1, "max_steps": 4, "log_every_n_steps": 1}
+    run = RunConfig(
+        model=ModelConfig(n_layers=2, d_model=32, n_heads=2, d_ff=64),
+        data=DataConfig(source="json", path=str(path), seq_len=32, batch_size=4, cache_dir=cache, document_mask=True),
+        tokenizer=TokenizerConfig(kind="byte", vocab_size=None),
+        trainer=trainer | {"precision": "32-true", "enable_progress_bar": False},
+        validation=ValidationConfig(every=2, batches=None),
+        run_dir=str(tmp_path / name),
+        threads=1,
     )
-    run = a_run(path, tmp_path / name, steps=4, data=data, validation=ValidationConfig(every=2, batches=None))
-    run = replace(run, trainer=run.trainer | {"accumulate_grad_batches": 1, "log_every_n_steps": 1}, **changes)
     return run, prepare(run.data, run.tokenizer)
 
 
 def test_training_curve_score_and_evaluation_use_one_mask(tmp_path: Path) -> None:
     run, data = lines_run(tmp_path, "run")
-    run.model.dropout = 0.0
     result = train(run)
     rows = np.genfromtxt(tmp_path / "run/metrics.csv", delimiter=",", names=True, encoding=None)
     assert rows["valloss"][-1] == pytest.approx(result["val_loss"], rel=1e-6)
@@ -230,7 +216,7 @@ def test_a_model_folder_says_what_begins_a_document(tmp_path: Path) -> None:
     loaded, _ = load_model(tmp_path)
     tokens = torch.tensor([[0, 5, 6, 0, 7, 8]])
     assert torch.equal(loaded(tokens), net(tokens))
-    assert loaded.documents.separator == tokenizer.eot
+    assert loaded.document_separator == tokenizer.eot
 
 
 def test_the_export_says_what_it_loses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -239,15 +225,15 @@ def test_the_export_says_what_it_loses(tmp_path: Path, capsys: pytest.CaptureFix
         folder = tmp_path / str(separator)
         net = Transformer(tiny(ffn="swiglu"), TIED, vocab_size=257, seq_len=SEQ, document_separator=separator)
         save_model(net, tokenizer, folder)
-        export.run([f"run_dir={folder}", f"output_dir={folder / 'out'}"])
+        export.task(ExportConfig(run_dir=str(folder), output_dir=str(folder / "out")))
         said = capsys.readouterr().out
         assert ("does not mask attention between documents" in said) == (separator is not None)
 
 
 def test_a_text_of_one_document_is_warned_about(corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    run = a_run(corpus, tmp_path / "run", steps=2)
+    run, _ = lines_run(tmp_path, "run")
     with caplog.at_level(logging.WARNING, "lm"):
-        train(replace(run, data=replace(run.data, document_mask=True)))
+        train(replace(run, data=replace(run.data, source="text", path=str(corpus))))
         assert "the training text is one document" in caplog.text
         caplog.clear()
         train(lines_run(tmp_path, "rows")[0])

@@ -39,8 +39,7 @@ from lm.ablation.run_files import Outcome, RunFiles, broke
 from lm.cli.compose import compose
 from lm.cli.mistakes import CONFIGS
 from lm.config import BadInput, RunConfig
-from lm.config.ablation import AblateConfig
-from lm.config.executor import SlurmConfig
+from lm.config.ablation import AblateConfig, SlurmConfig
 from lm.system.files import write_sealed
 
 

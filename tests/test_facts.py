@@ -27,7 +27,7 @@ def test_gradient_of_softmax() -> None:
     assert not torch.allclose(z.grad, p * (1 - p) * g, atol=1e-3)  # the term i = j alone
 
 
-def test_gradient_of_cross_entropy_is_p_minus_y() -> None:
+def test_gradient_of_cross_entropy_is_p_minus_y_and_each_row_sums_to_zero() -> None:
     z, targets = draw(5, 7).requires_grad_(), torch.tensor([0, 6, 3, 3, 1])
     nn.CrossEntropyLoss(reduction="sum")(z, targets).backward()
     assert torch.allclose(z.grad, z.detach().softmax(-1) - F.one_hot(targets, 7))
@@ -35,27 +35,25 @@ def test_gradient_of_cross_entropy_is_p_minus_y() -> None:
     assert z.grad.abs().max() > 0.1
 
 
-@pytest.mark.parametrize("shift", [-1000.0, 0.5, 1000.0])
-def test_softmax_is_shift_invariant_but_not_scale_invariant(shift: float) -> None:
+def test_softmax_is_shift_invariant_but_not_scale_invariant() -> None:
     z = draw(5, 7)
-    assert torch.allclose((z + shift).softmax(-1), z.softmax(-1))
+    for shift in (-1000.0, 0.5, 1000.0):
+        assert torch.allclose((z + shift).softmax(-1), z.softmax(-1))
     assert not torch.allclose((z * 2).softmax(-1), z.softmax(-1), atol=1e-2)
 
 
 @pytest.mark.parametrize("size", [1e4, -1e4])
 def test_log_sum_exp_is_finite_where_naive_exponentials_are_not(size: float) -> None:
     z, targets = size + draw(5, 7), torch.arange(5)
-    naive = z.exp() / z.exp().sum(-1, keepdim=True)
-    assert naive.isnan().all()
+    assert (z.exp() / z.exp().sum(-1, keepdim=True)).isnan().all()
     assert torch.allclose(z.logsumexp(-1), size + draw(5, 7).logsumexp(-1))
     assert F.cross_entropy(z, targets).item() == pytest.approx(F.cross_entropy(draw(5, 7), targets).item())
 
 
 def test_cross_entropy_takes_logits() -> None:
     """With a softmax before it the loss is another, and cannot fall below ln(1 + (V-1)/e) however sure the model."""
-    z, targets = draw(5, 7), torch.arange(5)
+    z, targets, loss = draw(5, 7), torch.arange(5), nn.CrossEntropyLoss()
     by_hand = -z.softmax(-1)[torch.arange(5), targets].log().mean()
-    loss = nn.CrossEntropyLoss()
     assert loss(z, targets).item() == pytest.approx(by_hand.item())
     assert abs(loss(z.softmax(-1), targets) - by_hand) > 0.1
     sure = 100.0 * F.one_hot(targets, 7).double()
@@ -63,20 +61,23 @@ def test_cross_entropy_takes_logits() -> None:
     assert loss(sure.softmax(-1), targets).item() == pytest.approx(math.log(1 + 6 / math.e))
 
 
-@pytest.mark.parametrize("scale", [0.01, 1.0, 20.0])
-def test_argmax_of_logits_is_argmax_of_softmax(scale: float) -> None:
-    z = draw(500, 50, scale=scale)
-    assert torch.equal(z.argmax(-1), z.softmax(-1).argmax(-1))
-    assert torch.equal(GREEDY.next_token(z, None), z.softmax(-1).argmax(-1))
-
-
-def chi_square(ids: Tensor, probabilities: Tensor) -> float:
-    expected = probabilities * len(ids)
-    return ((torch.bincount(ids, minlength=len(expected)) - expected).square() / expected).sum().item()
+def test_argmax_of_logits_is_argmax_of_softmax() -> None:
+    for scale in (0.01, 1.0, 20.0):
+        z = draw(500, 50, scale=scale)
+        assert torch.equal(z.argmax(-1), z.softmax(-1).argmax(-1))
+        assert torch.equal(GREEDY.next_token(z, None), z.softmax(-1).argmax(-1))
 
 
 Z = torch.tensor([2.0, 1.0, 0.0, -1.0, 0.5, -3.0])
 LIMIT = 20.5  # the chi-square statistic with five degrees of freedom exceeds it once in a thousand
+
+
+def chi_square(ids: Tensor, probabilities: Tensor) -> float:
+    """Of the tokens that have a probability; no other may occur."""
+    counts, possible = torch.bincount(ids, minlength=len(probabilities)), probabilities > 0
+    assert counts[~possible].sum() == 0
+    expected = probabilities * len(ids)
+    return ((counts - expected).square() / expected)[possible].sum().item()
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
@@ -95,8 +96,4 @@ def test_top_k_and_min_p_draw_from_the_softmax_of_what_they_keep(options: dict, 
     sampling = Sampling(temperature=1.5, **options)
     ids = sampling.next_token(Z.expand(50_000, -1), torch.Generator().manual_seed(0))
     largest = (Z / 1.5).softmax(-1).topk(kept)
-    assert set(ids.tolist()) == set(largest.indices.tolist())
-    expected = torch.zeros(6).index_add(0, largest.indices, largest.values / largest.values.sum())
-    counts = torch.bincount(ids, minlength=6)[largest.indices]
-    wanted = expected[largest.indices] * len(ids)
-    assert ((counts - wanted).square() / wanted).sum() < LIMIT
+    assert chi_square(ids, torch.zeros(6).index_add(0, largest.indices, largest.values / largest.values.sum())) < LIMIT

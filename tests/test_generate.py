@@ -1,59 +1,32 @@
 """Decoding: the same tokens with and without a cache, alone and in a batch, and no softmax anywhere."""
 
+import copy
 import math
-from collections.abc import Sequence
-from dataclasses import replace
-from functools import cache
 from itertools import islice, takewhile
 
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import SEQ, TIED, UNTIED, VOCAB, some, tiny
+from conftest import SEQ, TIED, VOCAB, some, tiny
+from helpers.decoding import by_definition, sensitive, tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.overrides import TorchFunctionMode
 
-from lm.config import BadInput
+from lm.config import POSITIONS, BadInput
 from lm.data.vocabulary import byte_tokenizer, char_tokenizer
 from lm.inference.decode import cache_length, decode, window_start
 from lm.inference.generate import generate, stream
 from lm.inference.sampling import Sampling
-from lm.model.cache import KVCache
-from lm.model.position import POSITIONS
+from lm.model.cache import KVCache, attention_inputs
 from lm.model.transformer import Transformer
 
 BYTE, CHAR = byte_tokenizer(), char_tokenizer(["abcde"])
-SENSITIVE = replace(UNTIED, embedding_std=0.3, head_std=1.0)  # large weights: an untrained model with varied output
 SAMPLING = [  # out of range, or of no effect
     *({"top_k": 0, "temperature": 1.0}, {"min_p": 1.1, "temperature": 1.0}, {"min_p": math.nan, "temperature": 1.0}),
     *({"top_k": 5}, {"min_p": 0.5}),
 ]
 PROMPTS = [[1], [5, 6, 7, 8, 9], [*range(SEQ)], [*range(20, 21 + SEQ)], [*range(40, VOCAB)]]
-
-
-@cache
-def sensitive(vocab_size: int = VOCAB, seq_len: int = SEQ, **changes) -> Transformer:
-    """An untrained model whose next token depends on its whole context: large residual branches, peaked attention."""
-    net = Transformer(tiny(residual_scale=1.5, **changes), SENSITIVE, vocab_size=vocab_size, seq_len=seq_len).eval()
-    for block in net.blocks:
-        block.attn.q_proj.weight.data.mul_(8)
-    return net
-
-
-def tokens(net: Transformer, prompts: Sequence[Sequence[int]], n: int, *sampling, **options) -> list[list[int]]:
-    """n new tokens for each prompt."""
-    return [list(row) for row in zip(*islice(decode(net, prompts, *sampling, **options), n), strict=True)]
-
-
-@torch.no_grad()
-def by_definition(net: Transformer, prompt: Sequence[int], n: int) -> list[int]:
-    """Greedy decoding in its simplest form: the window, the whole model, the argmax of the last logits."""
-    text = list(prompt)
-    for _ in range(n):
-        window = text[window_start(len(text), net.seq_len) :]
-        text.append(net(torch.tensor([window]))[0, -1].argmax().item())
-    return text[len(prompt) :]
 
 
 @settings(deadline=None)
@@ -225,8 +198,9 @@ def test_a_tiny_temperature_is_nearly_greedy() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_the_mask_has_the_dtype_of_the_scores(dtype: torch.dtype) -> None:
-    mask = KVCache(4).mask(torch.tensor([[0, 1], [2, 3]]), dtype)
+    positions = torch.tensor([[0, 1], [2, 3]])
+    _, mask = attention_inputs(positions, positions, KVCache(4), None, dtype)
     assert mask.dtype == dtype
     assert mask.isinf().logical_not().sum(-1).tolist() == [[[1, 2]], [[3, 4]]]
-    net = Transformer(tiny(), SENSITIVE, vocab_size=VOCAB, seq_len=SEQ).to(dtype)
+    net = copy.deepcopy(sensitive()).to(dtype)
     assert tokens(net, [[1, 2, 1, 2]], 2 * SEQ) == tokens(net, [[1, 2, 1, 2]], 2 * SEQ, max_draft_tokens=0)

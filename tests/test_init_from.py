@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import TEXT, Script
+from helpers.words import CLOCK, MODEL, RUN
 from hydra import initialize_config_dir
 from safetensors.torch import load_file
 from test_pretrained import FOLDERS, write_folder
@@ -25,17 +26,10 @@ from lm.data.tokens import prepare
 from lm.exchange.base import kind_of, read_base
 from lm.exchange.portable import load_model, save_model
 from lm.inference.evaluate import evaluate_run
-from lm.model.transformer import named_seed
+from lm.model.init import named_seed
 from lm.system.files import read_sealed, write_sealed
 from lm.training.train import train
 
-MODEL = ["model.n_layers=1", "model.d_model=32", "model.n_heads=2", "model.d_ff=48", "model.rope_theta=50"]
-RUN = [
-    *("data=text", "data.seq_len=32", "data.batch_size=4", "trainer=cpu", "trainer.max_steps=12", "threads=1"),
-    *("trainer.enable_progress_bar=false", "trainer.log_every_n_steps=1", "checkpoint.every=4", "prompts=[]"),
-    *("validation.every=0", "validation.batches=null"),
-]
-CLOCK = ("seconds", "tokens_per_second", "resumed_from", "checksum")
 each = pytest.mark.parametrize
 
 
@@ -121,15 +115,17 @@ def test_what_contradicts_the_loaded_run_is_refused_by_key(home: Path, words: li
     assert str(error.value).startswith(said.replace("PATH", str(home / "tied")))
 
 
-def test_a_linear_class_is_imported_by_consent_alone(home: Path, tmp_path: Path) -> None:
+@each("name", ["linear", "norm", "ffn", "position"])
+def test_a_class_is_imported_by_consent_alone(home: Path, tmp_path: Path, name: str) -> None:
     shutil.copytree(home / "tied", tmp_path / "r")
     path = tmp_path / "r/model/config.json"
     settings = read_sealed(path)
-    write_sealed(path, settings | {"model": settings["model"] | {"linear": "torch.nn.Linear"}})
-    with pytest.raises(BadInput, match=r"torch\.nn\.Linear would be imported; add model\.linear=torch\.nn\.Linear"):
+    model = settings["model"] | {name: "mine.Part", "previous_token_init": 0}
+    write_sealed(path, settings | {"model": model})
+    with pytest.raises(BadInput, match=f"mine.Part would be imported; add model.{name}=mine.Part"):
         composed(home, f"init_from={tmp_path / 'r'}")
-    allowed = composed(home, f"init_from={tmp_path / 'r'}", "model.linear=torch.nn.Linear")
-    assert allowed.model.linear == "torch.nn.Linear"
+    allowed = composed(home, f"init_from={tmp_path / 'r'}", f"model.{name}=mine.Part")
+    assert getattr(allowed.model, name) == "mine.Part"
 
 
 # --- identity

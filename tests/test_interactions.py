@@ -18,7 +18,7 @@ from lm.ablation.judge.study import Row, Study
 from lm.ablation.record import read_record
 from lm.ablation.summary import result_table
 from lm.config import BadInput
-from lm.config.interactions import interaction
+from lm.config.ablation import interaction
 
 FORMULA = "(c - b) - (b - a)"  # the curvature of a over b to c, say
 LOSSES = {  # by arm, of eight seeds

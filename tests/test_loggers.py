@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import yaml
 from conftest import ROOT, TEXT, TINY_RUN
+from hydra import compose, initialize_config_dir
 from lm.training.loggers import FINAL, loggable, with_settings
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-from lm.cli.compose import compose
-from lm.cli.mistakes import CONFIGS
+from lm.cli.compose import convert, register
+from lm.cli.errors import CONFIGS
 from lm.config import BadInput, RunConfig
 from lm.training.train import train
 
@@ -22,8 +23,11 @@ from lm.training.train import train
 def trained(folder: Path, *words: str) -> dict[str, Any]:
     """The result of a tiny run with a logger of configs/logger/."""
     (folder / "corpus.txt").write_text(TEXT)
+    register("train", RunConfig)
     line = [*TINY_RUN, f"data.path={folder}/corpus.txt", f"run_dir={folder}/run", *words]
-    return train(compose("train", line, RunConfig))
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        run = convert(compose("train", line), RunConfig, {})
+    return train(run)
 
 
 def values(fields: Any) -> dict[str, Any]:

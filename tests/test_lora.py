@@ -3,7 +3,6 @@
 import json
 import logging
 import shutil
-import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,19 +10,19 @@ from typing import Any
 import pytest
 import torch
 from conftest import HEADS, SEQ, TEXT, TIED, VOCAB, tiny
+from helpers.words import CLOCK, MODEL, RUN
 from hydra import initialize_config_dir
 from safetensors.torch import load_file
-from test_init_from import MODEL, RUN
-from test_resume import CLOCK, a_run, finish, outcome, stop
 from torch import Tensor
 
 from lm.ablation.plan.compose import compose_arms, compose_base
 from lm.cli.compose import compose
-from lm.cli.mistakes import CONFIGS
-from lm.cli.tables import summary
-from lm.config import BadInput, DiagnosticsConfig, EvaluateConfig, ModelConfig, RunConfig, TokenizerConfig
+from lm.cli.errors import CONFIGS
+from lm.cli.resume import as_it_was
+from lm.cli.summary import summary
+from lm.config import BadInput, DiagnosticsConfig, EvaluateConfig, ModelConfig, RunConfig
 from lm.config.ablation import AblationConfig
-from lm.config.identity import config_hash
+from lm.data.vocabulary import byte_tokenizer
 from lm.exchange.adapter import merged, save_adapter
 from lm.exchange.base import read_base
 from lm.exchange.huggingface import export
@@ -140,8 +139,7 @@ def test_merging_changes_no_logits_and_leaves_a_tied_matrix_one(head: str) -> No
 # --- a run
 
 
-@each("optim", ["adamw", "muon"])
-@each("head", ["tied", "untied_from_embedding"])
+@each(("optim", "head"), [("adamw", "untied_from_embedding"), ("muon", "tied")])
 def test_adapters_alone_train(home: Path, tmp_path: Path, optim: str, head: str) -> None:
     run = start(
         home, tmp_path / "r", f"optim={optim}", f"head={head}", "optim.weight_decay=0.5", "optim.warmup_steps=0"
@@ -175,13 +173,6 @@ def test_model_is_whole_and_merged(home: Path, tmp_path: Path) -> None:
     assert (found["init_from"]["steps"], again.init_sha256) == (24, read_base(str(tmp_path / "r")).sha256)
 
 
-@pytest.mark.skipif(not hasattr(torch.nn, "LinearCrossEntropyOptions"), reason="torch before 2.13")
-def test_a_chunked_loss_and_recomputed_blocks_train_the_same(home: Path, tmp_path: Path) -> None:
-    plain = train(start(home, tmp_path / "a", "trainer.max_steps=4"))
-    words = ["loss=chunked", "activation_checkpointing=true", "trainer.max_steps=4"]
-    assert train(start(home, tmp_path / "b", *words))["val_loss"] == pytest.approx(plain["val_loss"], abs=1e-5)
-
-
 def test_a_resume_needs_no_base_and_ends_the_same(home: Path, tmp_path: Path) -> None:
     shutil.copytree(home / "base", tmp_path / "base")
     words = [f"init_from={tmp_path / 'base'}", *LORA]
@@ -193,29 +184,11 @@ def test_a_resume_needs_no_base_and_ends_the_same(home: Path, tmp_path: Path) ->
     (tmp_path / "r/result.json").unlink()
     max((tmp_path / "r/checkpoints").glob("step-*")).unlink()
     shutil.rmtree(tmp_path / "base")
-    found = train(compose("train", [f"run_dir={tmp_path / 'r'}"], RunConfig))
+    found = train(as_it_was(RunConfig(run_dir=str(tmp_path / "r")), [f"run_dir={tmp_path / 'r'}"]))
     assert found["resumed_from"] == [8]
     assert {key: found[key] for key in found.keys() - {*CLOCK}} == {key: whole[key] for key in whole.keys() - {*CLOCK}}
     for name in ("model/model.safetensors", "adapter/adapter_model.safetensors"):
         assert (tmp_path / "r" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-
-
-@pytest.mark.slow
-def test_a_killed_run_ends_as_an_undisturbed_one(home: Path, tmp_path: Path) -> None:
-    (tmp_path / "corpus").write_text(TEXT)
-    base = load_model(home / "base")[0]
-    tokenizer = TokenizerConfig(kind="file", vocab_size=None, path=str(home / "base/model/tokenizer.json"))
-    model = replace(base.config, linear="lora", dropout=0.1)
-    own = {"model": model, "head": base.head_config, "tokenizer": tokenizer, "init_from": str(home / "base")}
-    alone, killed = (a_run(tmp_path / "corpus", tmp_path / name, steps=30, **own) for name in ("alone", "killed"))
-    assert finish(alone) == 0
-    stop(killed, 14, signal.SIGKILL)
-    assert finish(killed) == 0
-    assert json.loads((tmp_path / "killed/result.json").read_text())["resumed_from"] == [10]
-    assert outcome(killed) == outcome(alone)
-    assert (tmp_path / "killed/adapter/adapter_model.safetensors").read_bytes() == (
-        tmp_path / "alone/adapter/adapter_model.safetensors"
-    ).read_bytes()
 
 
 # --- PEFT
@@ -223,26 +196,24 @@ def test_a_killed_run_ends_as_an_undisturbed_one(home: Path, tmp_path: Path) -> 
 
 theirs_warns = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
 PEFT = [
-    ("LlamaForCausalLM", LLAMA),
-    ("Qwen3ForCausalLM", {"ffn": "swiglu", "qk_norm": True, "lora_targets": ["q_proj", "v_proj"]}),
-    ("ArceeForCausalLM", {"ffn": "relu2", "n_kv_heads": 2}),
-    ("ApertusForCausalLM", {"ffn": "relu", "qk_norm": True, "lora_targets": ["down_proj"]}),
+    ("LlamaForCausalLM", "tied", LLAMA),
+    ("Qwen3ForCausalLM", "untied", {"ffn": "swiglu", "qk_norm": True, "lora_targets": ["q_proj", "v_proj"]}),
+    ("ArceeForCausalLM", "tied_scaled", {"ffn": "relu2", "n_kv_heads": 2}),
+    ("ApertusForCausalLM", "tied", {"ffn": "relu", "qk_norm": True, "lora_targets": ["down_proj"]}),
 ]
 
 
 @theirs_warns
-@each("head", ["tied", "untied", "tied_scaled"])
-@each(("name", "changes"), PEFT)
+@each(("name", "head", "changes"), PEFT)
 def test_peft_gives_the_same_logits_on_the_exported_base(
-    name: str, changes: dict[str, Any], head: str, tmp_path: Path
+    name: str, head: str, changes: dict[str, Any], tmp_path: Path
 ) -> None:
     from peft import AutoPeftModelForCausalLM
-    from test_export import TOKENIZERS
 
     net = adapted(head, **changes)
     base = Transformer(merged(net).config, net.head_config, vocab_size=257, seq_len=SEQ).eval()
     base.load_state_dict({key: value for key, value in net.state_dict().items() if not is_adapter(key)})
-    assert export(base, TOKENIZERS["byte"], tmp_path / "base") == name
+    assert export(base, byte_tokenizer(), tmp_path / "base") == name
     save_adapter(net, str(tmp_path / "base"), tmp_path / "adapter")
     theirs = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter")
     assert furthest(logits_of(theirs), logits(net)) < 1e-5
@@ -268,46 +239,30 @@ def test_an_adapter_of_a_run_names_its_base(home: Path, tmp_path: Path) -> None:
     assert furthest(logits_of(theirs), logits(load_model(tmp_path / "r")[0])) < 1e-5
 
 
-@each(
-    ("changes", "why"),
-    [
-        (
-            {"norm": "layernorm", "position": "learned", "ffn": "relu"},
-            "GPT2LMHeadModel stores q, k and v as one matrix",
-        ),
-        ({"position": "none"}, "model.position=none: cannot be exported"),
-    ],
-)
-def test_without_adapters_of_that_form_a_line_says_so(
-    changes: dict[str, Any], why: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_without_adapters_of_that_form_a_line_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """GPT-2 stores q, k and v as one matrix, and there is no architecture without positions."""
+    gpt2 = {"norm": "layernorm", "position": "learned", "ffn": "relu"}
     with caplog.at_level(logging.INFO, "lm"):
-        save_adapter(adapted(**changes), "base", tmp_path / "adapter")
+        for changes in (gpt2, {"position": "none"}):
+            save_adapter(adapted(**changes), "base", tmp_path / "adapter")
     assert not (tmp_path / "adapter").exists()
-    (line,) = caplog.messages
-    assert why in line
+    assert ["GPT2LMHeadModel" in caplog.messages[0], "model.position=none" in caplog.messages[1]] == [True, True]
 
 
 # --- settings
 
 
-@each(
-    ("changes", "said"),
-    [
-        ({"lora_rank": 2}, "model.lora_rank=2: is for model.linear=lora, not linear; leave it null"),
-        ({"lora_alpha": 2.0}, "model.lora_alpha=2.0: is for model.linear=lora, not linear; leave it null"),
-        ({"lora_targets": ["q_proj"]}, "model.lora_targets=['q_proj']: is for model.linear=lora"),
-        ({"linear": "lora", "lora_rank": 0}, "model.lora_rank=0: expected 1 or more"),
-        ({"linear": "lora", "lora_alpha": 0.0}, "model.lora_alpha=0.0: expected a number above 0"),
-        ({"linear": "lora", "lora_targets": []}, "model.lora_targets=[]: expected one projection or more"),
-        ({"linear": "lora", "lora_targets": ["head"]}, "model.lora_targets=head: choose one of q_proj, k_proj"),
-        ({"linear": "lora", "ffn": "relu", "lora_targets": ["gate_proj"]}, "model.lora_targets=gate_proj: choose"),
-    ],
-)
-def test_settings_are_refused_by_key(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(BadInput) as error:
-        ModelConfig(**changes)
-    assert str(error.value).startswith(said)
+REFUSED = [
+    *(("linear", changes) for changes in ({"lora_rank": 2}, {"lora_alpha": 2.0}, {"lora_targets": ["q_proj"]})),
+    *(("lora", changes) for changes in ({"lora_rank": 0}, {"lora_alpha": 0.0}, {"lora_targets": []})),
+    *(("lora", {"lora_targets": [name], "ffn": "relu"}) for name in ("head", "gate_proj")),
+]
+
+
+@each(("linear", "changes"), REFUSED)
+def test_settings_are_refused_by_key(linear: str, changes: dict[str, Any]) -> None:
+    with pytest.raises(BadInput, match=f"^model.{next(iter(changes))}="):
+        ModelConfig(linear=linear, **changes)
 
 
 def test_what_cannot_keep_the_base_is_refused(home: Path, tmp_path: Path) -> None:
@@ -326,27 +281,19 @@ def test_what_cannot_keep_the_base_is_refused(home: Path, tmp_path: Path) -> Non
     assert not (tmp_path / "new").exists()
 
 
-def test_rank_is_part_of_a_runs_identity(home: Path, tmp_path: Path) -> None:
-    runs = [start(home, tmp_path, *words) for words in ([], ["model.lora_rank=3"], ["model.lora_targets=[q_proj]"])]
-    assert len({config_hash(run) for run in runs}) == 3
-
-
 def test_an_ablation_of_adapters_needs_a_base() -> None:
     def run_of(words: list[str]) -> RunConfig:
         return compose("train", words, RunConfig)
 
-    def base(words: list[str], **changes: Any) -> RunConfig | None:
+    def base(**changes: Any) -> RunConfig | None:
         arms = {"full": [], "lora": ["model.linear=lora"]}
-        asked = AblationConfig(
+        config = AblationConfig(
             name="lora", seeds=[0], question="Is it?", arms=arms, baseline="full", equivalence_margin=0.01, **changes
         )
         with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-            return compose_base(asked, words, compose_arms(asked, words, run_of), run_of)
+            return compose_base(config, [], compose_arms(config, [], run_of), run_of)
 
-    found = base([], base=["trainer.max_steps=8"])
-    assert found
-    assert found.model.linear == "linear"
-    with pytest.raises(BadInput, match=r"^ablation\.arms\.lora: model\.linear=lora: .* add init_from=RUN"):
-        base([])
-    with pytest.raises(BadInput, match=r"^ablation\.base: model\.linear=lora: .* add init_from=RUN"):
-        base([], base=["model.linear=lora"])
+    assert base(base=["trainer.max_steps=8"]).model.linear == "linear"
+    for key, changes in (("arms.lora", {}), ("base", {"base": ["model.linear=lora"]})):
+        with pytest.raises(BadInput, match=rf"^ablation\.{key}: model\.linear=lora: .* add init_from=RUN"):
+            base(**changes)

@@ -12,9 +12,8 @@ from lm.benchmark.memory import kept, step_memory
 from lm.benchmark.shapes import Shape
 from lm.config import LOSSES as NAMES
 from lm.config import BadInput, HeadConfig
-from lm.model.activation_checkpointing import enable_activation_checkpointing
 from lm.model.head import TiedHead
-from lm.model.transformer import Transformer
+from lm.model.transformer import Transformer, enable_activation_checkpointing
 from lm.training import loss as module
 from lm.training.loss import CHUNKED_FROM_VOCAB_SIZE, HAS_CHUNKED, LOSSES, chunked, plain, resolve_loss
 

@@ -2,19 +2,21 @@
 
 import json
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import TEXT, TINY_RUN
+from hydra import compose, initialize_config_dir
 from lm.training.finished import SamplesAt, read_samples
 
-from lm.cli import report
-from lm.cli.compose import compose
+from lm.cli.compose import convert, register
+from lm.cli.errors import CONFIGS
+from lm.cli.report import main
 from lm.config import BadInput, RunConfig
 from lm.report.metrics import after
 from lm.runs.page import write_page
@@ -28,9 +30,11 @@ OPTIONS = ["trainer.max_steps=20", "validation.every=5", "checkpoint.every=5", "
 
 def trained(folder: Path, name: str, prompts: Sequence[str]) -> dict[str, Any]:
     (folder / "corpus.txt").write_text(TEXT)
-    places = [f"data.path={folder}/corpus.txt", f"run_dir={folder}/{name}"]
-    run = compose("train", [*TINY_RUN, *OPTIONS, *places], RunConfig)
-    return train(replace(run, prompts=list(prompts)))
+    register("train", RunConfig)
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        composed = compose("train", [*TINY_RUN, *OPTIONS, f"data.path={folder}/corpus.txt", f"run_dir={folder}/{name}"])
+    composed.prompts = list(prompts)
+    return train(convert(composed, RunConfig, {}))
 
 
 @pytest.mark.slow
@@ -93,7 +97,10 @@ class Tags(HTMLParser):
 
 
 def page(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Tags:
-    report.run([f"run_dir={run_dir}"])
+    monkeypatch.setattr(sys, "argv", ["report.py"])
+    with pytest.raises(SystemExit) as left:
+        main([f"run_dir={run_dir}"])
+    assert left.value.code == 0
     return Tags((run_dir / "report.html").read_text())
 
 
@@ -163,9 +170,11 @@ def test_a_mistake_is_one_line(
     line: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(BadInput) as caught:
-        report.run(line)
-    assert str(caught.value).startswith(said)
+    monkeypatch.setattr(sys, "argv", ["report.py"])
+    with pytest.raises(SystemExit) as left:
+        main(line)
+    assert left.value.code == 2
+    assert capsys.readouterr().err.startswith(f"error: {said}")
     assert list(tmp_path.iterdir()) == []
 
 

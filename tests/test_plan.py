@@ -334,7 +334,7 @@ def test_the_sources_are_hashed_without_their_comments(sources: Path) -> None:
 
 COUNTED = (
     *("training/muon", "training/loss", "training/checkpoint", "training/diagnostics", "data/corpus", "data/documents"),
-    *("data/batches", "data/tokenizer", "inference/evaluate", "system/device", "model/previous_token", "model/head"),
+    *("data/batches", "data/tokenizer", "inference/evaluate", "system/device", "model/init", "model/head"),
     *("config/model", "config/optim", "config/run", "config/data", "exchange/adapter", "exchange/weights"),
 )
 
@@ -356,14 +356,16 @@ def test_a_change_in_any_module_that_training_imports_counts_unless_a_reason_is_
     assert all(reasons.values())
 
 
-def test_a_layer_of_the_users_counts_as_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("key", ["model.linear", "model.norm", "model.ffn", "model.position"])
+def test_a_class_of_the_users_counts_as_source(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "layers_of_mine", raising=False)
     own = tmp_path / "layers_of_mine.py"
-    own.write_text("import torch\nclass Own(torch.nn.Linear):\n    pass\n")
-    before = source_files("layers_of_mine.Own")
+    own.write_text("import torch\nclass Own(torch.nn.Module):\n    def __init__(self, *args, **options): ...\n")
+    before = source_files({key: "layers_of_mine.Own"})
     assert before != source_files()
     own.write_text(own.read_text() + "SCALE = 2\n")
-    assert source_files("layers_of_mine.Own") != before
+    assert source_files({key: "layers_of_mine.Own"}) != before
 
 
 def test_helpers_of_a_layer_of_the_users_count_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -387,11 +389,11 @@ def test_helpers_of_a_layer_of_the_users_count_too(tmp_path: Path, monkeypatch: 
     for name, text in [*helpers.items(), ("stranger.py", ""), ("site-packages/wheel_of_mine.py", "")]:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    before = source_files("helped.Own")
+    before = source_files({"model.linear": "helped.Own"})
     assert before.keys() - source_files().keys() == {name.removeprefix("elsewhere/") for name in helpers}
     for name, text in helpers.items():
         (tmp_path / name).write_text(f"{text}MORE = 1\n")
-        after = source_files("helped.Own")
+        after = source_files({"model.linear": "helped.Own"})
         assert {file for file in after if after[file] != before[file]} == {name.removeprefix("elsewhere/")}
         before = after
 
@@ -407,8 +409,8 @@ def test_a_package_that_is_installed_counts_only_if_the_layer_is_its_own(
     (own / "layers.py").write_text("import torch, scipy\nfrom .scale import S\nclass Own(torch.nn.Linear):\n    pass\n")
     (own / "scale.py").write_text("S = 1\n")
     files = {f"kit_with_layers/{name}.py" for name in ("__init__", "layers", "scale")}
-    assert source_files("kit_with_layers.layers.Own").keys() - source_files().keys() == files
-    others = source_files("torch.nn.Linear").keys() - source_files().keys()
+    assert source_files({"model.linear": "kit_with_layers.layers.Own"}).keys() - source_files().keys() == files
+    others = source_files({"model.linear": "torch.nn.Linear"}).keys() - source_files().keys()
     assert others == {"torch/nn/__init__.py", "torch/nn/modules/linear.py"}
 
 
@@ -418,12 +420,12 @@ def test_a_layer_whose_changes_cannot_be_seen_is_refused(tmp_path: Path, monkeyp
     module.Own = type("Own", (torch.nn.Linear,), {"__module__": "made_by_hand"})  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "made_by_hand", module)
     with pytest.raises(BadInput, match=r"^model\.linear=made_by_hand\.Own: made_by_hand has no source file"):
-        source_files("made_by_hand.Own")
+        source_files({"model.linear": "made_by_hand.Own"})
     (tmp_path / "torn_of_mine.py").write_text("import torch\nclass Own(torch.nn.Linear):\n    pass\n")
-    source_files("torn_of_mine.Own")
+    source_files({"model.linear": "torn_of_mine.Own"})
     (tmp_path / "torn_of_mine.py").write_text("class Own(\n")
     with pytest.raises(BadInput, match=r"torn_of_mine\.py: .*; expected Python"):
-        source_files("torn_of_mine.Own")
+        source_files({"model.linear": "torn_of_mine.Own"})
 
 
 @pytest.mark.slow

@@ -5,9 +5,9 @@ from itertools import islice, takewhile
 
 import pytest
 from conftest import SEQ
+from helpers.decoding import by_definition, sensitive
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_generate import by_definition, sensitive
 
 from lm.inference.decode import decode
 from lm.inference.prompt_lookup import MAX_DRAFT_TOKENS, NGRAM_SIZES, PromptLookup

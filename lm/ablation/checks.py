@@ -4,8 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lm.config import BadInput, choose
-from lm.config.ablation import BUDGETS, METRICS, check_looks, check_size, distinct
-from lm.config.interactions import check_interactions
+from lm.config.ablation import BUDGETS, METRICS, check_interactions, check_looks, check_size, distinct
 
 if TYPE_CHECKING:
     from lm.ablation.record import AblationRecord

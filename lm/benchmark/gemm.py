@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lm.benchmark.measure import Measurement, alternate, paired
-from lm.model.linear import HAS_ONEDNN, onednn_linear
+from lm.model.kernels import HAS_ONEDNN, onednn_linear
 
 SHAPES = ((3072, 768), (768, 3072), (50257, 768))  # of a weight: (out_features, in_features)
 ROWS = (1, 3, 4, 8)

@@ -9,8 +9,7 @@ import torch
 from lm.ablation.plan.timing import train_step
 from lm.config import HeadConfig, ModelConfig, OptimConfig, RunConfig, TrainerConfig
 from lm.data.batches import Batch
-from lm.model.activation_checkpointing import enable_activation_checkpointing
-from lm.model.transformer import Transformer
+from lm.model.transformer import Transformer, enable_activation_checkpointing
 from lm.training.loss import build_loss, resolve_loss
 from lm.training.optim import build_optimizer
 

@@ -31,7 +31,7 @@ def run(args: list[str]) -> None:
         architecture = export(net, tokenizer, config.output_dir, card)
         written, reader, program = Path(config.output_dir), "AutoModelForCausalLM.from_pretrained", "transformers"
     print(f"{written}: {architecture}; {reader} loads it")
-    if net.documents.separator is not None:
+    if net.document_separator is not None:
         print(f"{program} does not mask attention between documents: give it one document in a row of a batch")
 
 

@@ -7,7 +7,7 @@ Imports the standard library alone: a mistake in a setting is reported before to
 from lm.config.checks import BadInput, Diverged, at_least, choose, expect, seedable
 from lm.config.commands import EvaluateConfig, ExportConfig, GenerateConfig, RunsConfig
 from lm.config.data import SOURCES, TOKENIZERS, DataConfig, TokenizerConfig
-from lm.config.model import FFNS, HEADS, NORMS, POSITIONS, HeadConfig, ModelConfig
+from lm.config.model import CLASSES, FFNS, HEADS, NORMS, POSITIONS, HeadConfig, ModelConfig, foreign_classes
 from lm.config.optim import DECAYS, OPTIMIZERS, OptimConfig
 from lm.config.run import (
     LOSSES,
@@ -20,6 +20,7 @@ from lm.config.run import (
 )
 
 __all__ = [
+    "CLASSES",
     "DECAYS",
     "FFNS",
     "HEADS",
@@ -49,5 +50,6 @@ __all__ = [
     "at_least",
     "choose",
     "expect",
+    "foreign_classes",
     "seedable",
 ]

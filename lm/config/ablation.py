@@ -1,13 +1,12 @@
-"""Schemas of an ablation: a question, arms that differ in one thing, seeds, and what counts as an answer."""
+"""Schemas of an ablation: a question, arms that differ in one thing, seeds, what counts as an answer, who runs it."""
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from lm.config import BadInput, at_least, choose, expect, seedable
-from lm.config.executor import EXECUTORS, RayConfig, SlurmConfig
-from lm.config.interactions import NAME, NAMES, check_interactions
+from lm.config.checks import BadInput, at_least, choose, expect, seedable
 
 METRICS = {  # name in result.json -> (whether less is better, its unit)
     "val_loss": (True, "nats per token"),
@@ -16,21 +15,19 @@ METRICS = {  # name in result.json -> (whether less is better, its unit)
 }
 BUDGETS = ("tokens", "flops", "time")
 HYPERPARAMETERS = ["optim.lr", "head.embedding_lr_multiplier", "head.head_lr_multiplier"]
-MOST_TRIALS = 30
-MOST_COMPARISONS = 300  # with 4,000 runs, a report of them is written in less than 30 seconds
-MOST_RUNS = 4000
-MOST_LOOKS = 20
+MAX_TRIALS = 30
+MAX_COMPARISONS = 300  # with 4,000 runs, a report of them is written in less than 30 seconds
+MAX_RUNS = 4000
+MAX_LOOKS = 20
 MATCHED_BY = ("model.d_ff", "model.d_model", "model.n_layers")
 
 
 def distinct(key: str, values: Sequence[object]) -> None:
     if not values:
         raise BadInput(f"{key}: is empty; expected one or more")
-    seen = set[object]()
-    for value in values:
-        if value in seen:
+    for i, value in enumerate(values):
+        if value in values[:i]:
             raise BadInput(f"{key}: {value} is given twice")
-        seen.add(value)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,7 +42,7 @@ class TuneConfig:
 
     def __post_init__(self) -> None:
         at_least(0, "ablation.tune.", self, "trials", "extension_trials")
-        expect(self.trials <= MOST_TRIALS, f"ablation.tune.trials={self.trials}", f"{MOST_TRIALS} or fewer")
+        expect(self.trials <= MAX_TRIALS, f"ablation.tune.trials={self.trials}", f"{MAX_TRIALS} or fewer")
         expect(1 < self.factor <= 10, f"ablation.tune.factor={self.factor}", "more than 1, up to 10")
         distinct("ablation.tune.seeds", self.seeds)
         distinct("ablation.tune.hyperparameters", self.hyperparameters)
@@ -95,10 +92,49 @@ def check_looks(key: str, asked: Look, decided: bool = False) -> None:
 def check_size(key: str, asked: Look, arms: int, runs: int) -> None:
     """Raises BadInput. `runs` are those under every budget, trials included."""
     compared = len(asked.budgets) * (arms + len(asked.interactions))
-    what = f"at most {MOST_COMPARISONS}, of arms and interactions under every budget"
-    expect(compared <= MOST_COMPARISONS, f"{key}arms: {compared:,} comparisons", what)
-    expect(runs <= MOST_RUNS, f"{key}seeds: {runs:,} runs", f"at most {MOST_RUNS:,} under all budgets, trials included")
-    expect(len(asked.looks) <= MOST_LOOKS, f"{key}looks: {len(asked.looks):,}", f"at most {MOST_LOOKS}")
+    what = f"at most {MAX_COMPARISONS}, of arms and interactions under every budget"
+    expect(compared <= MAX_COMPARISONS, f"{key}arms: {compared:,} comparisons", what)
+    expect(runs <= MAX_RUNS, f"{key}seeds: {runs:,} runs", f"at most {MAX_RUNS:,} under all budgets, trials included")
+    expect(len(asked.looks) <= MAX_LOOKS, f"{key}looks: {len(asked.looks):,}", f"at most {MAX_LOOKS}")
+
+
+NAME = r"[\w.-]{1,40}"  # of an arm, and of an ablation
+NAMES = "a name of letters, digits, dots, - and _"
+FORMULA = re.compile(rf"\(({NAME}) - ({NAME})\) - \(({NAME}) - ({NAME})\)")
+
+
+def interaction(formula: str) -> tuple[tuple[str, str], dict[str, int]]:
+    """Both differences of a formula, in words, and the weight that each arm has.
+
+    >>> interaction("(a - b) - (c - b)")
+    (('a - b', 'c - b'), {'a': 1, 'b': 0, 'c': -1})
+
+    Raises ValueError for another form.
+    """
+    if not (found := FORMULA.fullmatch(formula)):
+        raise ValueError(formula)
+    a, b, c, d = found.groups()
+    weights = dict.fromkeys((a, b, c, d), 0)
+    for arm, weight in ((a, 1), (b, -1), (c, -1), (d, 1)):
+        weights[arm] += weight
+    return (f"{a} - {b}", f"{c} - {d}"), weights
+
+
+def check_interactions(interactions: Mapping[str, str], contrasts: Mapping[str, str], key: str) -> None:
+    """Raise BadInput if one is no difference of two of the comparisons, each an arm -> its baseline."""
+    known = [f"{arm} - {other}" for arm, other in contrasts.items()]
+    for name, formula in interactions.items():
+        said = f"{key}.{name}={formula}"
+        expect(bool(re.fullmatch(NAME, name)), said, NAMES)
+        try:
+            pair, _ = interaction(formula)
+        except ValueError:
+            raise BadInput(f"{said}: expected (arm - baseline) - (arm - baseline)") from None
+        for one in pair:
+            if one not in known:
+                choice = f"choose two of {', '.join(known)}"
+                raise BadInput(f"{said}: {one} is no comparison of this ablation; {choice}")
+        expect(pair[0] != pair[1], said, "two different comparisons")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -174,6 +210,37 @@ class AblationConfig(Question):
                 raise BadInput(f"ablation.baselines: {' with '.join([*seen, other])} never ends")
             seen.append(other)
         return seen[-1]
+
+
+EXECUTORS = ("local", "ray", "slurm")
+FROM_RUN = {"job_name", "time", "cpus_per_task", "gpus_per_node", "ntasks_per_node"}  # of sbatch: each run decides them
+
+
+@dataclass(slots=True, kw_only=True)
+class RayConfig:
+    address: str = "auto"  # of the cluster; auto: the one that this machine belongs to
+
+
+@dataclass(slots=True, kw_only=True)
+class SlurmConfig:
+    """What sbatch is asked for by each run. Cores and GPUs follow from the run: its threads and its device."""
+
+    partition: str | None = None  # null: the cluster's default
+    minutes: int = 60  # of a run; one that takes longer is queued again, from its last checkpoint, up to three times
+    memory_gb: float | None = None  # null: the cluster's default
+    parameters: dict[str, Any] = field(default_factory=dict)  # further ones, as submitit names them: {qos: long}
+
+    def __post_init__(self) -> None:
+        at_least(1, "slurm.", self, "minutes")
+        if self.memory_gb is not None and self.memory_gb <= 0:
+            raise BadInput(f"slurm.memory_gb={self.memory_gb}: expected more than 0")
+        further = self.parameters.get("additional_parameters") or {}
+        expect(isinstance(further, dict), f"slurm.parameters.additional_parameters={further}", "names and values")
+        names = {"": self.parameters, "additional_parameters.": further}
+        for where, key in ((where, key) for where, given in names.items() for key in given):
+            if key.replace("-", "_") in FROM_RUN:
+                expected = "slurm.minutes" if key == "time" else "no such key: the run decides it"
+                raise BadInput(f"slurm.parameters.{where}{key}: expected {expected}")
 
 
 @dataclass(slots=True, kw_only=True)

@@ -21,7 +21,7 @@ class GenerateConfig:
     n_samples: int = 1  # above 1: each is preceded by a line with its number
     seed: int = 0  # of sampling
     threads: int | None = None  # null: OMP_NUM_THREADS, else the number of cores
-    trust: bool = False  # import the classes that the model's settings name
+    trust: bool = False  # import the classes of the user's own that the settings name
 
     def __post_init__(self) -> None:
         at_least(0, "", self, "max_new_tokens", "temperature")
@@ -41,7 +41,7 @@ class EvaluateConfig:
     details: bool = False  # also calibration, and the loss by the frequency of the target
     plot: str | None = None  # a file, .svg or .png, that gets a figure of the details
     threads: int | None = None  # null: OMP_NUM_THREADS, else the number of cores
-    trust: bool = False  # import the classes that the model's settings name
+    trust: bool = False  # import the classes of the user's own that the settings name
 
     def __post_init__(self) -> None:
         if self.data is not None and self.data.document_mask:
@@ -65,7 +65,7 @@ class ExportConfig:
     output_dir: str  # a new or an empty folder
     format: str = "safetensors"  # a Hugging Face folder; gguf: a file for llama.cpp
     dtype: str = "f32"  # of the matrices in a GGUF file: f32, f16, q8_0
-    trust: bool = False  # import the classes that the model's settings name
+    trust: bool = False  # import the classes of the user's own that the settings name
 
     def __post_init__(self) -> None:
         choose("format", self.format, ("safetensors", "gguf"))

@@ -5,11 +5,13 @@ from dataclasses import dataclass
 
 from lm.config.checks import BadInput, at_least, choose, expect
 
+LINEARS = ("linear", "lora")
 NORMS = ("rmsnorm", "layernorm")
 FFNS = ("relu", "gelu", "gelu_tanh", "relu2", "swiglu")
-PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 POSITIONS = ("rope", "learned", "none")
-MOST_LAYERS = 10_000  # many more would take minutes to build
+CLASSES = {"model.linear": LINEARS, "model.norm": NORMS, "model.ffn": FFNS, "model.position": POSITIONS}
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+MAX_LAYERS = 10_000  # many more would take minutes to build
 
 
 @dataclass(slots=True, kw_only=True)
@@ -17,45 +19,47 @@ class ModelConfig:
     """The transformer without its head. Widths and counts are final values: nothing is rounded later.
 
     The defaults are a plain transformer. configs/model/small.yaml, the default model of train.py, adds qk_norm=true,
-    rope_theta=100 and previous_token_init=2.
+    rope_theta=100 and previous_token_init=2. `norm`, `ffn`, `position` and `linear` may also be the dotted path of a
+    class, see lm/model/user_class.py.
 
     >>> ModelConfig(d_model=100, n_heads=3)
     Traceback (most recent call last):
     lm.config.checks.BadInput: model.d_model=100 is not divisible by model.n_heads=3
     """
 
-    n_layers: int = 4  # transformer blocks
-    d_model: int = 128  # width of the residual stream
-    n_heads: int = 2  # attention heads of each block
+    n_layers: int = 4
+    d_model: int = 128
+    n_heads: int = 2
     n_kv_heads: int | None = None  # below n_heads: grouped-query attention; 1: multi-query; null: n_heads
     d_head: int | None = None  # width of a head; null: d_model / n_heads
-    d_ff: int = 320  # width inside the FFN
-    norm: str = "rmsnorm"  # rmsnorm or layernorm
-    norm_eps: float = 1e-5  # added to the variance, or to the mean square
-    ffn: str = "swiglu"  # relu, gelu, gelu_tanh, relu2 or swiglu
-    position: str = "rope"  # rope, learned or none
+    d_ff: int = 320
+    norm: str = "rmsnorm"
+    norm_eps: float = 1e-5
+    ffn: str = "swiglu"
+    position: str = "rope"
     qk_norm: bool = False  # normalise the queries and keys of each head by `norm`
     bias: bool = False  # in every projection and LayerNorm; the LM head never has one
     attention_bias: bool | None = None  # in the projections of attention; null: `bias`
-    dropout: float = 0.0  # probability, on what attention and FFN add to the residual stream
+    dropout: float = 0.0
     linear: str = "linear"  # lora, or the dotted path of a class called like torch.nn.Linear
     lora_rank: int | None = None  # of the adapters of linear=lora; null: 8
     lora_alpha: float | None = None  # adapters are multiplied by alpha / rank; null: 16
     lora_targets: list[str] | None = None  # the projections that have an adapter; null: all
-    rope_theta: float = 10000.0  # base of the wavelengths of rope
-    rope_scaling: list[float] | None = None  # Llama 3's four numbers, see RoPE in lm/model/position.py; null: none
+    rope_theta: float = 10000.0
+    rope_scaling: list[float] | None = None  # Llama 3's four numbers, see RoPE in lm/model/transformer.py; null: none
     previous_token_init: int = 0  # first layers whose heads initially attend to the token 1, 2, ... positions back
     vocab_rows: int | None = None  # rows of the embedding if more than the tokenizer has tokens; null: as many
     residual_scale: float | None = None  # initial o_proj and down_proj are multiplied by it; null: 1/sqrt(2 n_layers)
 
     def __post_init__(self) -> None:
-        choose("model.norm", self.norm, NORMS)
-        choose("model.ffn", self.ffn, FFNS)
-        choose("model.position", self.position, POSITIONS)
+        for key, path in foreign_classes(self).items():
+            if "." not in path or not all(part.isidentifier() for part in path.split(".")):
+                names = ", ".join(CLASSES[key])
+                raise BadInput(f"{key}={path}: choose one of {names}, or the dotted path of a class")
         heads = ("n_heads", "n_kv_heads", "d_head")
         at_least(1, "model.", self, "n_layers", "d_model", *heads, "d_ff", "vocab_rows", "lora_rank")
         at_least(0, "model.", self, "dropout", "residual_scale", "previous_token_init")
-        expect(self.n_layers <= MOST_LAYERS, f"model.n_layers={self.n_layers}", f"at most {MOST_LAYERS}")
+        expect(self.n_layers <= MAX_LAYERS, f"model.n_layers={self.n_layers}", f"at most {MAX_LAYERS}")
         if self.previous_token_init and self.position != "rope":
             setting = f"model.previous_token_init={self.previous_token_init}"
             raise BadInput(f"model.position={self.position}: {setting} needs rope; add model.previous_token_init=0")
@@ -87,16 +91,16 @@ class ModelConfig:
                 raise BadInput(f"model.{key}={given}: is for model.linear=lora, not {self.linear}; leave it null")
         expect(0 < self.alpha < math.inf, f"model.lora_alpha={self.alpha}", "a number above 0")
         expect(self.lora_targets != [], "model.lora_targets=[]", "one projection or more; null means all")
-        for one in self.adapted:
-            choose("model.lora_targets", one, self.projections)
+        for name in self.adapted:
+            choose("model.lora_targets", name, self.projections)
 
     @property
     def projections(self) -> tuple[str, ...]:
-        return tuple(one for one in PROJECTIONS if one != "gate_proj" or self.ffn == "swiglu")
+        return tuple(name for name in PROJECTIONS if name != "gate_proj" or self.ffn == "swiglu")
 
     @property
     def rank(self) -> int:
-        return 8 if self.lora_rank is None else self.lora_rank
+        return self.lora_rank or 8
 
     @property
     def alpha(self) -> float:
@@ -111,7 +115,7 @@ class ModelConfig:
 
     @property
     def head_dim(self) -> int:
-        return self.d_model // self.n_heads if self.d_head is None else self.d_head
+        return self.d_head or self.d_model // self.n_heads
 
     @property
     def attn_bias(self) -> bool:
@@ -119,7 +123,13 @@ class ModelConfig:
 
     @property
     def kv_heads(self) -> int:
-        return self.n_heads if self.n_kv_heads is None else self.n_kv_heads
+        return self.n_kv_heads or self.n_heads
+
+
+def foreign_classes(config: ModelConfig) -> dict[str, str]:
+    """The settings that name a class of the user's own, such as model.ffn, with its dotted path."""
+    named = {key: getattr(config, key.removeprefix("model.")) for key in CLASSES}
+    return {key: path for key, path in named.items() if path not in CLASSES[key]}
 
 
 # Settings that only some kinds of head have: each kind needs its own and accepts no others.
@@ -145,11 +155,11 @@ class HeadConfig:
     'untied'
     """
 
-    name: str = "tied"  # of the variant in results: the file in configs/head
-    kind: str = "tied"  # tied, untied, tied_projected, untied_from_embedding, untied_midtraining
+    name: str = "tied"
+    kind: str = "tied"
     embedding_std: float | None = None  # initial standard deviation of the embedding; null: 1/sqrt(d_model)
     embedding_multiplier: float | None = 1.0  # of the input embeddings, not of the output ones; null: sqrt(d_model)
-    embedding_lr_multiplier: float = 1.0  # of optim.adam_lr, or of optim.lr where that is null
+    embedding_lr_multiplier: float = 1.0
     head_std: float | None = None  # initial standard deviation of the head's own matrix
     head_lr_multiplier: float | None = None  # of the head's own matrix
     untie_at: float | None = None  # the fraction of training at which the head is untied

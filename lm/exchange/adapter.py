@@ -33,7 +33,7 @@ def merged(net: Transformer) -> Transformer:
     with torch.device("meta"):
         plain = Transformer(config, net.head_config, vocab_size=net.vocab_size, seq_len=net.seq_len)
     plain.load_state_dict(weights, assign=True)
-    plain.documents = net.documents
+    plain.document_separator = net.document_separator
     return plain
 
 

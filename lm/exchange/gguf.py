@@ -12,8 +12,7 @@ from lm.config import BadInput, ModelConfig
 from lm.data.tokenizer import BYTES, Tokenizer
 from lm.exchange.architectures import ARCHITECTURES, Architecture, architecture_of
 from lm.exchange.huggingface import matrices, new_folder
-from lm.model.position import RoPE
-from lm.model.transformer import Transformer
+from lm.model.transformer import RoPE, Transformer
 from lm.system.files import atomic_file
 
 FILE = "model.gguf"

@@ -7,27 +7,27 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
-from lm.config import BadInput
+from lm.config import BadInput, foreign_classes
 from lm.data.tokenizer import Tokenizer
 from lm.data.tokenizer_file import load_tokenizer
 from lm.exchange.find_model import FILES, ModelSettings, model_folder, read_settings
 from lm.exchange.pretrained import load_pretrained
 from lm.exchange.weights import write_weights
-from lm.model.projection import linear_class
 from lm.model.transformer import Transformer
+from lm.model.user_class import import_class
 from lm.system.files import sha256, write_sealed, write_text
 
 
 def save_model(net: Transformer, tokenizer: Tokenizer, folder: Path) -> None:
     """Write model.safetensors, tokenizer.json and, last, config.json, which holds their hashes and its own."""
     folder.mkdir(exist_ok=True)
-    net.head.finalise(net.embed.weight)
+    net.head.before_save(net.embed.weight)
     write_weights(folder / "model.safetensors", net.state_dict())
     write_text(folder / "tokenizer.json", tokenizer.to_json())
     settings = ModelSettings(
         vocab_size=net.vocab_size,
         seq_len=net.seq_len,
-        document_separator=net.documents.separator,
+        document_separator=net.document_separator,
         model=net.config,
         head=net.head_config,
         sha256={name: sha256(folder / name) for name in FILES},
@@ -38,8 +38,8 @@ def save_model(net: Transformer, tokenizer: Tokenizer, folder: Path) -> None:
 def load_model(run_dir: str | Path, trust: bool = False) -> tuple[Transformer, Tokenizer]:
     """The model and tokenizer of a run directory (or of its model/ folder), ready to generate, on the CPU.
 
-    `trust` allows importing the module of the run's model.linear. Raises BadInput naming the file that is missing or
-    damaged.
+    `trust` allows importing the classes of the user's own that the run's settings name. Raises BadInput naming the file
+    that is missing or damaged.
 
     >>> load_model("runs/absent")
     Traceback (most recent call last):
@@ -49,7 +49,8 @@ def load_model(run_dir: str | Path, trust: bool = False) -> tuple[Transformer, T
     settings, weights = read_settings(folder), folder / "model.safetensors"
     if settings.architecture is not None:
         return load_pretrained(folder, settings)
-    linear_class(settings.model.linear, trust)
+    for key, path in foreign_classes(settings.model).items():
+        import_class(key, path, trust)
     for name in FILES:
         if sha256(folder / name) != settings.sha256[name]:
             raise BadInput(f"{folder / name}: damaged, its bytes do not match config.json")
@@ -62,8 +63,8 @@ def load_model(run_dir: str | Path, trust: bool = False) -> tuple[Transformer, T
     tokenizer = load_tokenizer(folder / "tokenizer.json")
     if max(tokenizer.vocab_size, net.config.vocab_rows or 0) != net.vocab_size:
         raise BadInput(f"{folder}: the tokenizer has {tokenizer.vocab_size} tokens, the model {net.vocab_size}")
-    if net.documents.separator not in (None, tokenizer.eot):
-        found = f"document_separator={net.documents.separator}"
+    if net.document_separator not in (None, tokenizer.eot):
+        found = f"document_separator={net.document_separator}"
         raise BadInput(
             f"{folder / 'config.json'}: {found}, expected {tokenizer.eot}, the tokenizer's end-of-text token, or null"
         )

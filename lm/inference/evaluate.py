@@ -17,7 +17,6 @@ from lm.exchange.find_model import model_folder, read_settings
 from lm.exchange.portable import load_model
 from lm.inference.details import Details, Measure
 from lm.inference.text import own_text, own_validation, whole_text
-from lm.model.documents import documents
 from lm.model.transformer import Transformer
 from lm.system.device import best_device, set_threads
 
@@ -99,7 +98,7 @@ def evaluate_run(config: EvaluateConfig, bar: bool = False) -> dict[str, Any]:
     if (config.seq_len or 1) > net.seq_len:
         raise BadInput(f"seq_len={config.seq_len}: the context of run_dir={config.run_dir} is {net.seq_len}")
     if config.document_mask is not None:
-        net.documents = documents(tokenizer.eot if config.document_mask else None)
+        net.document_separator = tokenizer.eot if config.document_mask else None
     if config.data is None:
         tokens, n_bytes, batch_size, train = own_validation(Path(config.run_dir).expanduser(), config.trust, bar)
     else:

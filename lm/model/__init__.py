@@ -3,3 +3,9 @@
 In: ModelConfig, HeadConfig, token ids. Out: logits, parameter counts, FLOPs per token.
 Imports torch and lm.config, nothing else: it can be used in a notebook without Lightning or Hydra.
 """
+
+from lm.model.cache import KVCache
+from lm.model.linear import Linear
+from lm.model.transformer import Transformer
+
+__all__ = ["KVCache", "Linear", "Transformer"]

@@ -1,36 +1,16 @@
-"""The key-value cache of generation. It is passed to the model as an argument, so the model itself has no state."""
+"""The key-value cache of generation, and which keys a query may see."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 
-class NoCache:
-    """No cache: each token attends to itself and to the earlier tokens of the same call."""
-
-    def mask(self, positions: Tensor, dtype: torch.dtype) -> Tensor | None:
-        return None
-
-    def keys(self, positions: Tensor) -> Tensor:
-        """positions: (B, T), of the queries. Returns the positions of the keys, (B, 1, S) or (S,)."""
-        return positions[:, None, :]
-
-    def document_starts(self, marks: Tensor, positions: Tensor) -> Tensor:
-        """The positions (B, T) at which the documents of the tokens at `positions` (B, T) begin.
-
-        marks: (B, T), the position of each token that begins a document, and 0 for all other tokens.
-        """
-        return marks.cummax(1).values
-
-    def append(self, layer: int, positions: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        return k, v
-
-
-class KVCache(NoCache):
+class KVCache:
     """Keys and values of up to `length` positions in each layer; those of position p are at index p.
 
-    Rows of different lengths can therefore share a batch without padding on the left: a row attends to no index beyond
-    its own position, and what padding has written there is overwritten when the row reaches that position.
+    It is an argument of the model, which therefore has no state. Rows of different lengths can share a batch without
+    padding on the left: a row attends to no index beyond its own position, and what padding has written there is
+    overwritten when the row reaches that position.
     """
 
     def __init__(self, length: int) -> None:
@@ -45,21 +25,6 @@ class KVCache(NoCache):
         self.starts = None if self.starts is None else F.pad(self.starts, (0, more))
         self.length = length
 
-    def mask(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
-        """positions: (B, T). Returns the additive mask (B, 1, T, length): 0 where a query may attend, else -inf."""
-        return additive_mask(self.keys(positions) > positions[..., None], dtype)
-
-    def keys(self, positions: Tensor) -> Tensor:
-        return torch.arange(self.length, device=positions.device)
-
-    def document_starts(self, marks: Tensor, positions: Tensor) -> Tensor:
-        if self.starts is None:
-            self.starts = marks.new_zeros(len(marks), self.length)
-        before = self.starts.gather(1, (positions[:, :1] - 1).clamp(min=0))
-        starts = torch.cat((before, marks), 1).cummax(1).values[:, 1:]
-        self.starts.scatter_(1, positions, starts)
-        return starts
-
     def append(self, layer: int, positions: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Store k and v (B, H, T, K) at positions (B, T); returns all keys and values (B, H, length, K)."""
         if layer not in self.layers:
@@ -70,9 +35,43 @@ class KVCache(NoCache):
         return keys.scatter_(2, index, k), values.scatter_(2, index, v)
 
 
-def additive_mask(hidden: Tensor, dtype: torch.dtype) -> Tensor:
+def attention_inputs(
+    tokens: Tensor, positions: Tensor, cache: KVCache | None, separator: int | None, dtype: torch.dtype
+) -> tuple[Tensor, Tensor | None]:
+    """The positions that are encoded, and the additive attention mask (B, 1, T, S) in `dtype`; None: causal.
+
+    tokens: (B, T) ids; positions: (B, T), or (T,) without a cache, their places in the row.
+
+    Without a separator, a token attends to all earlier tokens of its row. With one, which is the id of the token that
+    begins each document, it attends to the earlier tokens of its own document alone, and positions start anew at each
+    document. If a row begins inside a document, the rest of that document has the positions of a row's beginning.
+    """
+    if separator is None and cache is None:
+        return positions, None
+    keys = positions[..., None, :] if cache is None else torch.arange(cache.length, device=positions.device)
+    if separator is None:
+        return positions, _additive_mask(keys > positions[..., None], dtype)
+    positions = positions.expand_as(tokens)  # (B, T)
+    starts = _document_starts(positions * (tokens == separator), positions, cache)  # (B, T)
+    hidden = (keys > positions[..., None]) | (keys < starts[..., None])  # (B, T, S)
+    return positions - starts, _additive_mask(hidden, dtype)
+
+
+def _document_starts(marks: Tensor, positions: Tensor, cache: KVCache | None) -> Tensor:
+    """The positions (B, T) at which the documents of the tokens at `positions` (B, T) begin.
+
+    marks: (B, T), the position of each token that begins a document, and 0 for all other tokens.
+    """
+    if cache is None:
+        return marks.cummax(1).values
+    if cache.starts is None:
+        cache.starts = marks.new_zeros(len(marks), cache.length)
+    before = cache.starts.gather(1, (positions[:, :1] - 1).clamp(min=0))  # (B, 1)
+    starts = torch.cat((before, marks), 1).cummax(1).values[:, 1:]
+    cache.starts.scatter_(1, positions, starts)
+    return starts
+
+
+def _additive_mask(hidden: Tensor, dtype: torch.dtype) -> Tensor:
     """hidden: (B, T, S), whether a key is hidden from a query. Returns (B, 1, T, S): -inf where it is, else 0."""
     return hidden.new_zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, -torch.inf).unsqueeze(1)
-
-
-NO_CACHE = NoCache()

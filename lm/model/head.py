@@ -4,21 +4,19 @@ There is one embedding matrix, owned by `Embedding`. The model passes it to the 
 parameter has two names, and nothing has to be tied again after loading, moving, copying or sharding. Code that needs
 to know whether the model is tied inspects `parameters()`, `embed.matrix()` or `head.matrix(embedding)`.
 
-Five classes give the eight variants of configs/head/. Two variants are `TiedHead` with another setting: tied_scaled
-multiplies the input embeddings by sqrt(d_model), and tied_naive initialises the embedding to N(0, 1), as `nn.Embedding`
-does. The latter is a negative control: it shows the most common mistake about tying, which gives an initial loss far
-above ln V. untied_chars is `UntiedHead` with the settings of a short run on characters.
+Five classes give the eight variants of configs/head/, which docs/model.md explains: tied_scaled and tied_naive are
+`TiedHead`, and untied_chars is `UntiedHead`, with other settings.
 """
 
 import math
-from collections.abc import Callable, MutableMapping
+from collections.abc import MutableMapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lm.config import BadInput, HeadConfig
+from lm.config import HeadConfig
 from lm.model.linear import Linear, linear
 
 OptimizerState = MutableMapping[Tensor, dict[str, Any]]  # parameter -> its moments, as in torch.optim.Optimizer.state
@@ -39,21 +37,31 @@ class Embedding(nn.Module):
 
     def matrix(self) -> Tensor:
         """The input embeddings (V, D): what each token id becomes."""
-        return self.weight if self.multiplier == 1 else self.weight * self.multiplier
-
-    def rescaled(self, other: "Embedding") -> Tensor:
-        """The weight (V, D) with which this embedding has the input embeddings of `other`."""
-        return other.weight if other.multiplier == self.multiplier else other.matrix() / self.multiplier
+        return self._scaled(self.weight)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return F.embedding(tokens, self.weight) * self.multiplier
+        return self._scaled(F.embedding(tokens, self.weight))  # (B, T) to (B, T, D)
+
+    def _scaled(self, x: Tensor) -> Tensor:
+        return x if self.multiplier == 1 else x * self.multiplier
+
+    def extra_repr(self) -> str:
+        return "{}, {}".format(*self.weight.shape)  # as torch.nn.Embedding
 
 
 class Head(nn.Module):
     """Hidden states (B, T, D) and the embedding matrix (V, D) to raw logits (B, T, V): no bias, no softmax."""
 
+    is_linear = True  # whether the logits are the product of `factors`; False in a subclass that has its own `forward`
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "forward" in vars(cls):
+            cls.is_linear = vars(cls).get("is_linear", False)
+
     def __init__(self, config: HeadConfig, vocab_size: int, d_model: int) -> None:
         super().__init__()
+        self.vocab_size, self.d_model = vocab_size, d_model
 
     def matrix(self, embedding: Tensor) -> Tensor:
         """The output embeddings (V, D): the matrix whose product with a hidden state gives the logits."""
@@ -64,18 +72,10 @@ class Head(nn.Module):
         return x, self.matrix(embedding)
 
     def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
-        return linear(*self.factors(x, embedding))
+        return linear(*self.factors(x, embedding))  # (B, T, D) to (B, T, V)
 
-    def initialise_from(self, embedding: Tensor) -> None:
+    def init_from_embedding(self, embedding: Tensor) -> None:
         """Called once, after every parameter has been initialised."""
-
-    def convert(self, embedding: Embedding, old: "Head", old_embedding: Embedding, rule: str | None) -> None:
-        """Set this head and its `embedding`, without gradients, to compute what the old two do.
-
-        An untied head does so exactly. A head of one matrix does if the old one had one too; otherwise `rule` says
-        which matrix it begins with, a key of TIED_MATRICES. Raises BadInput if there is no rule then.
-        """
-        raise NotImplementedError("a subclass of Head says how it takes over the matrices of another")
 
     def on_train_step(self, progress: float, embedding: Tensor, optimizer_state: OptimizerState) -> None:
         """Called before each training step with the completed fraction of training.
@@ -83,8 +83,11 @@ class Head(nn.Module):
         What it does depends on `progress` and `optimizer_state` alone, so a resumed run continues exactly.
         """
 
-    def finalise(self, embedding: Tensor) -> None:
+    def before_save(self, embedding: Tensor) -> None:
         """Called before the model is saved: after it the parameters alone determine the logits."""
+
+    def extra_repr(self) -> str:
+        return f"d_model={self.d_model}, vocab_size={self.vocab_size}"
 
 
 class TiedHead(Head):
@@ -92,9 +95,6 @@ class TiedHead(Head):
 
     def matrix(self, embedding: Tensor) -> Tensor:
         return embedding
-
-    def convert(self, embedding: Embedding, old: Head, old_embedding: Embedding, rule: str | None) -> None:
-        embedding.weight.copy_(tied_matrix(embedding, old, old_embedding, rule))
 
 
 class TiedProjectedHead(Head):
@@ -113,18 +113,11 @@ class TiedProjectedHead(Head):
     def factors(self, x: Tensor, embedding: Tensor) -> tuple[Tensor, Tensor]:
         return self.proj(x), embedding
 
-    def convert(self, embedding: Embedding, old: Head, old_embedding: Embedding, rule: str | None) -> None:
-        if isinstance(old, TiedHead | TiedProjectedHead):  # exact: the projection makes up for another multiplier
-            embedding.weight.copy_(embedding.rescaled(old_embedding))
-            if isinstance(old, TiedProjectedHead):
-                self.proj.weight.copy_(old.proj.weight)
-            self.proj.weight.mul_(embedding.multiplier / old_embedding.multiplier)
-        else:
-            embedding.weight.copy_(tied_matrix(embedding, old, old_embedding, rule))
-
 
 class UntiedHead(Head):
     """An output matrix of its own, with its own initialisation and learning rate."""
+
+    is_linear = True
 
     def __init__(self, config: HeadConfig, vocab_size: int, d_model: int) -> None:
         super().__init__(config, vocab_size, d_model)
@@ -134,18 +127,14 @@ class UntiedHead(Head):
         return self.proj.weight
 
     def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
-        return self.proj(x)
-
-    def convert(self, embedding: Embedding, old: Head, old_embedding: Embedding, rule: str | None) -> None:
-        embedding.weight.copy_(embedding.rescaled(old_embedding))
-        self.proj.weight.copy_(old.matrix(old_embedding.weight))
+        return self.proj(x)  # (B, T, D) to (B, T, V)
 
 
 class UntiedFromEmbeddingHead(UntiedHead):
     """Untied, initialised from the embedding: it separates the effect of initialisation from that of untying."""
 
     @torch.no_grad()
-    def initialise_from(self, embedding: Tensor) -> None:
+    def init_from_embedding(self, embedding: Tensor) -> None:
         self.proj.weight.copy_(embedding)
 
 
@@ -154,6 +143,8 @@ class UntiedMidTrainingHead(UntiedFromEmbeddingHead):
 
     The output matrix exists from the start, without a gradient, so that checkpoints always have the same layout.
     """
+
+    is_linear = True
 
     def __init__(self, config: HeadConfig, vocab_size: int, d_model: int) -> None:
         super().__init__(config, vocab_size, d_model)
@@ -164,7 +155,7 @@ class UntiedMidTrainingHead(UntiedFromEmbeddingHead):
         return embedding if self.tied else self.proj.weight
 
     def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
-        return linear(x, self.matrix(embedding))
+        return linear(x, self.matrix(embedding))  # (B, T, D) to (B, T, V)
 
     @torch.no_grad()
     def on_train_step(self, progress: float, embedding: Tensor, optimizer_state: OptimizerState) -> None:
@@ -176,13 +167,9 @@ class UntiedMidTrainingHead(UntiedFromEmbeddingHead):
             if embedding in optimizer_state:
                 optimizer_state[own] = {name: value.clone() for name, value in optimizer_state[embedding].items()}
 
-    def finalise(self, embedding: Tensor) -> None:
+    def before_save(self, embedding: Tensor) -> None:
         if self.tied:
-            self.initialise_from(embedding)
-
-    def convert(self, embedding: Embedding, old: Head, old_embedding: Embedding, rule: str | None) -> None:
-        embedding.weight.copy_(tied_matrix(embedding, old, old_embedding, rule))  # training begins tied
-        self.initialise_from(embedding.weight)
+            self.init_from_embedding(embedding)
 
 
 class Projection(Linear):
@@ -212,20 +199,3 @@ HEADS: dict[str, type[Head]] = {
     "untied_from_embedding": UntiedFromEmbeddingHead,
     "untied_midtraining": UntiedMidTrainingHead,
 }
-
-TIED_MATRICES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {  # of the input and of the output embeddings
-    "embedding": lambda inputs, outputs: inputs,
-    "head": lambda inputs, outputs: outputs,
-    "mean": lambda inputs, outputs: (inputs + outputs) / 2,
-}
-
-
-def tied_matrix(embedding: Embedding, old: Head, old_embedding: Embedding, rule: str | None) -> Tensor:
-    """The one matrix (V, D) for a tied `embedding` and its head, from those of another model."""
-    inputs, outputs = embedding.rescaled(old_embedding), old.matrix(old_embedding.weight)
-    if inputs is outputs:
-        return inputs
-    if rule is None:
-        found = "the loaded model's input and output embeddings differ, and this head has one matrix for both"
-        raise BadInput(f"head: {found}; choose init_tied_matrix={', '.join(TIED_MATRICES)}, or an untied head")
-    return TIED_MATRICES[rule](inputs, outputs)

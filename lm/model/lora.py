@@ -1,8 +1,23 @@
-"""Low-rank adapters of a finished model's projections: the only parameters that train in a model that has them."""
+"""The class of each projection, and low-rank adapters: the only parameters that train in a model that has them."""
+
+from collections.abc import Callable
+from functools import partial
 
 from torch import Tensor, nn
 
+from lm.config import ModelConfig
 from lm.model.linear import Linear
+from lm.model.user_class import import_class
+
+
+def projection(config: ModelConfig, name: str) -> Callable[..., nn.Module]:
+    """The class of the projection `name`, such as q_proj; it is called as cls(in_features, out_features, bias=...).
+
+    It is the class that model.linear names; for lora, only where model.lora_targets has the name.
+    """
+    if name in config.adapted:
+        return partial(LoRALinear, rank=config.rank, alpha=config.alpha)
+    return Linear if config.linear in ("linear", "lora") else import_class("model.linear", config.linear)
 
 
 class LoRALinear(Linear):
@@ -20,10 +35,10 @@ class LoRALinear(Linear):
         super().__init__(in_features, out_features, bias)
         self.scale = alpha / rank
         self.lora_A = Linear(in_features, rank, bias=False)
-        self.lora_B = ZeroLinear(rank, out_features, bias=False)
+        self.lora_B = _ZeroLinear(rank, out_features, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        update: Tensor = self.lora_B(self.lora_A(x))
+        update: Tensor = self.lora_B(self.lora_A(x))  # (..., in_features) to (..., rank) to (..., out_features)
         return super().forward(x) + self.scale * update
 
     def merged(self) -> Tensor:
@@ -31,12 +46,9 @@ class LoRALinear(Linear):
         return self.weight + self.scale * self.lora_B.weight @ self.lora_A.weight
 
 
-class ZeroLinear(Linear):
-    """A Linear initialised to zero."""
-
+class _ZeroLinear(Linear):
     def reset_parameters(self) -> None:
-        for parameter in self.parameters():
-            nn.init.zeros_(parameter)
+        nn.init.zeros_(self.weight)
 
 
 def is_adapter(name: str) -> bool:

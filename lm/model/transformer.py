@@ -1,33 +1,220 @@
-"""A decoder-only transformer: token ids in, raw logits out.
+"""A decoder-only transformer: token ids in, raw logits out. Norms, positions, attention, FFN, block, model, in order.
 
 Shapes, here and in the files beside this one: B batch size, T sequence length, S number of keys, D d_model, H number of
-heads, K head_dim, V vocabulary size.
+heads (n_kv_heads for keys and values), K head_dim, V vocabulary size.
 """
 
-import hashlib
 import math
 from collections.abc import Callable
-from typing import TypeVar
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from lm.config import BadInput, HeadConfig, ModelConfig
-from lm.model.attention import Attention, Context
-from lm.model.cache import NO_CACHE, NoCache
-from lm.model.documents import documents
-from lm.model.ffn import FFNS
+from lm.config import HeadConfig, ModelConfig
+from lm.model.cache import KVCache, attention_inputs
 from lm.model.head import HEADS, Embedding
-from lm.model.lora import freeze_base
-from lm.model.norm import NORMS
-from lm.model.position import POSITIONS
-from lm.model.previous_token import initialise_previous_token_heads
+from lm.model.init import initialise, named_seed
+from lm.model.kernels import rms_norm
+from lm.model.lora import freeze_base, projection
+from lm.model.user_class import import_class
 
-Part = TypeVar("Part", bound=nn.Module)
+# --- norms
 
 
-def dropout(config: ModelConfig) -> nn.Module:
+class RMSNorm(nn.RMSNorm):
+    """Scale to unit root mean square (Zhang and Sennrich, 2019): x / sqrt(mean(x²) + eps), times a weight; no bias."""
+
+    def __init__(self, width: int, eps: float = 1e-5) -> None:
+        super().__init__(width, eps=eps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert self.eps is not None
+        return rms_norm(x, self.weight, self.eps)  # (..., D)
+
+
+NORMS: dict[str, Callable[[int, ModelConfig], nn.Module]] = {
+    "rmsnorm": lambda width, config: RMSNorm(width, config.norm_eps),
+    "layernorm": lambda width, config: nn.LayerNorm(width, config.norm_eps, bias=config.bias),  # Ba et al., 2016
+}
+
+
+def build_norm(width: int, config: ModelConfig) -> nn.Module:
+    """The norm that model.norm names. A class of the user's own is called as cls(width, eps=...)."""
+    if config.norm in NORMS:
+        return NORMS[config.norm](width, config)
+    return import_class("model.norm", config.norm)(width, eps=config.norm_eps)
+
+
+# --- positions
+
+Rotation = Callable[[Tensor], Tensor]  # (B, H, T, K) to (B, H, T, K)
+
+
+class NoPosition(nn.Module):
+    """No position encoding: the causal mask is the only source of order (Haviv et al., 2022).
+
+    An encoding is a subclass. It defines `embed`, which adds to the input of the first block, or `rotation`, which
+    gives the function that rotates queries and keys in every layer. `seq_len` is the longest context.
+    """
+
+    def __init__(self, config: ModelConfig, seq_len: int) -> None:
+        super().__init__()
+
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        """x: (B, T, D); positions: (B, T) or (T,), from 0."""
+        return x
+
+    def rotation(self, positions: Tensor) -> Rotation:
+        return lambda heads: heads
+
+
+class Learned(NoPosition):
+    """A learned vector for each position, added to the input embedding (GPT-2)."""
+
+    def __init__(self, config: ModelConfig, seq_len: int) -> None:
+        super().__init__(config, seq_len)
+        self.weight = nn.Parameter(torch.empty(seq_len, config.d_model))
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=0.02)
+
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        return x + F.embedding(positions, self.weight)  # (B, T, D)
+
+
+class RoPE(NoPosition):
+    """Rotary position embedding (Su et al., 2021): rotates coordinates (i, i + K/2) by position * theta^(-2i/K).
+
+    rope_scaling=[factor, low, high, context] extends a model trained on windows of `context` tokens as Llama 3 does
+    (Grattafiori et al., 2024): frequencies of fewer than `low` periods in such a window are divided by `factor`, those
+    of more than `high` stay, and those between are interpolated.
+    """
+
+    def __init__(self, config: ModelConfig, seq_len: int) -> None:
+        super().__init__(config, seq_len)
+        self.head_dim, self.theta, self.scaling = config.head_dim, config.rope_theta, config.rope_scaling
+
+    def frequencies(self, device: torch.device) -> Tensor:
+        """In radians per position: (K/2,)."""
+        steps = torch.arange(0, self.head_dim, 2, dtype=torch.float32, device=device)
+        frequencies = 1.0 / self.theta ** (steps / self.head_dim)
+        if self.scaling is None:
+            return frequencies
+        factor, low, high, context = self.scaling
+        kept = ((frequencies * (context / (2 * math.pi)) - low) / (high - low)).clamp(0, 1)
+        return frequencies * (kept + (1 - kept) / factor)
+
+    def rotation(self, positions: Tensor) -> Rotation:
+        frequencies = self.frequencies(positions.device)
+        angles = positions[..., None, :, None] * torch.cat((-frequencies, frequencies))  # (..., 1, T, K), for all heads
+        cos, sin = angles.cos(), angles.sin()
+
+        def rotate(heads: Tensor) -> Tensor:
+            rotated = heads.roll(self.head_dim // 2, dims=-1)  # the other coordinate of each pair
+            return torch.addcmul(heads * cos, rotated, sin).to(heads.dtype)  # (B, H, T, K)
+
+        return rotate
+
+
+POSITIONS: dict[str, type[NoPosition]] = {"rope": RoPE, "learned": Learned, "none": NoPosition}
+
+
+# --- attention
+
+
+class Context(NamedTuple):
+    """What all layers share in one forward pass."""
+
+    positions: Tensor  # (T,) or (B, T)
+    rotate: Rotation
+    mask: Tensor | None  # (B, 1, T, S), added to the scores; None: causal
+    cache: KVCache | None
+
+
+class Attention(nn.Module):
+    """Causal self-attention, (B, T, D) to (B, T, D) (Vaswani et al., 2017).
+
+    By n_kv_heads it is multi-head, grouped-query (Ainslie et al., 2023) or multi-query attention.
+    """
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.layer, self.head_dim, self.dropout = layer, config.head_dim, config.dropout
+        self.grouped = config.kv_heads != config.n_heads
+        width, kv_width, bias = config.n_heads * config.head_dim, config.kv_heads * config.head_dim, config.attn_bias
+        self.q_proj = projection(config, "q_proj")(config.d_model, width, bias=bias)
+        self.k_proj = projection(config, "k_proj")(config.d_model, kv_width, bias=bias)
+        self.v_proj = projection(config, "v_proj")(config.d_model, kv_width, bias=bias)
+        self.o_proj = projection(config, "o_proj")(width, config.d_model, bias=bias)
+        self.q_norm = build_norm(config.head_dim, config) if config.qk_norm else nn.Identity()
+        self.k_norm = build_norm(config.head_dim, config) if config.qk_norm else nn.Identity()
+
+    def heads(self, x: Tensor) -> Tensor:
+        return x.view(*x.shape[:2], -1, self.head_dim).transpose(1, 2)  # (B, T, H*K) to (B, H, T, K)
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        q = context.rotate(self.q_norm(self.heads(self.q_proj(x))))  # (B, H, T, K)
+        k = context.rotate(self.k_norm(self.heads(self.k_proj(x))))  # (B, n_kv_heads, T, K)
+        v = self.heads(self.v_proj(x))  # (B, n_kv_heads, T, K)
+        if context.cache is not None:
+            k, v = context.cache.append(self.layer, context.positions, k, v)  # (B, n_kv_heads, S, K)
+        y = F.scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            attn_mask=context.mask,
+            is_causal=context.mask is None,
+            dropout_p=self.dropout if self.training else 0.0,
+            enable_gqa=self.grouped,
+        )  # (B, H, T, K)
+        return self.o_proj(y.transpose(1, 2).flatten(2))  # (B, T, D)
+
+
+# --- feed-forward network
+
+
+def _relu2(x: Tensor) -> Tensor:
+    return F.relu(x).square()
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "relu2": _relu2,  # So et al., Primer, 2021
+    "gelu": F.gelu,  # the exact form, with erf (Hendrycks and Gimpel, 2016)
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),  # as GPT-2 has it
+    "swiglu": F.silu,  # of the gate (Shazeer, 2020)
+}
+GATED = ("swiglu",)  # these have three matrices, so d_ff is usually 2/3 as large
+
+
+class FFN(nn.Module):
+    """Up-project to d_ff, activate, down-project; with a gate, the up-projection times the activated gate."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.activation = ACTIVATIONS[config.ffn]
+        self.up_proj = projection(config, "up_proj")(config.d_model, config.d_ff, bias=config.bias)
+        self.down_proj = projection(config, "down_proj")(config.d_ff, config.d_model, bias=config.bias)
+        self.gate_proj = None
+        if config.ffn in GATED:
+            self.gate_proj = projection(config, "gate_proj")(config.d_model, config.d_ff, bias=config.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.gate_proj is None:
+            hidden = self.activation(self.up_proj(x))  # (B, T, d_ff)
+        else:
+            hidden = self.activation(self.gate_proj(x)) * self.up_proj(x)  # (B, T, d_ff)
+        return self.down_proj(hidden)  # (B, T, D)
+
+
+# --- the model
+
+
+def _dropout(config: ModelConfig) -> nn.Module:
     """nn.Dropout, or nn.Identity at p = 0: when decoding, module calls cost more than arithmetic."""
     return nn.Dropout(config.dropout) if config.dropout else nn.Identity()
 
@@ -37,15 +224,18 @@ class Block(nn.Module):
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
-        self.attn_norm = NORMS[config.norm](config.d_model, config)
+        self.attn_norm = build_norm(config.d_model, config)
         self.attn = Attention(config, layer)
-        self.ffn_norm = NORMS[config.norm](config.d_model, config)
-        self.ffn = FFNS[config.ffn](config)
-        self.dropout = dropout(config)
+        self.ffn_norm = build_norm(config.d_model, config)
+        self.ffn = (FFN if config.ffn in ACTIVATIONS else import_class("model.ffn", config.ffn))(config)
+        self.dropout = _dropout(config)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        x = x + self.dropout(self.attn(self.attn_norm(x), context))
+        x = x + self.dropout(self.attn(self.attn_norm(x), context))  # (B, T, D)
         return x + self.dropout(self.ffn(self.ffn_norm(x)))
+
+
+Part = TypeVar("Part", bound=nn.Module)
 
 
 class Transformer(nn.Module):
@@ -74,83 +264,26 @@ class Transformer(nn.Module):
         super().__init__()
         self.config, self.head_config = config, head
         self.vocab_size = vocab_size = max(vocab_size, config.vocab_rows or 0)
-        self.seq_len = seq_len
-        self.documents = documents(document_separator)
+        self.seq_len, self.document_separator = seq_len, document_separator
 
-        def part(name: str, make: Callable[..., Part], *args: object) -> Part:
+        def build(name: str, cls: Callable[..., Part], *args: object) -> Part:
             torch.default_generator.manual_seed(named_seed(seed, name))  # for what the constructor draws
-            return make(*args)
+            return cls(*args)
 
+        position: type[NoPosition] = POSITIONS.get(config.position) or import_class("model.position", config.position)
         device = "meta" if torch.get_default_device().type == "meta" else "cpu"
         with torch.device(device), torch.random.fork_rng(devices=[]):
-            self.embed = part("embed", Embedding, head, vocab_size, config.d_model)
-            self.position = part("position", POSITIONS[config.position], config, seq_len)
-            self.dropout = dropout(config)
-            self.blocks = nn.ModuleList(part(f"blocks.{i}", Block, config, i) for i in range(config.n_layers))
-            self.norm = part("norm", NORMS[config.norm], config.d_model, config)
-            self.head = part("head", HEADS[head.kind], head, vocab_size, config.d_model)
+            self.embed = build("embed", Embedding, head, vocab_size, config.d_model)
+            self.position = build("position", position, config, seq_len)
+            self.dropout = _dropout(config)
+            self.blocks = nn.ModuleList(build(f"blocks.{i}", Block, config, i) for i in range(config.n_layers))
+            self.norm = build("norm", build_norm, config.d_model, config)
+            self.head = build("head", HEADS[head.kind], head, vocab_size, config.d_model)
         if device != "meta":
-            self.initialise(seed, constructed=True)
+            initialise(self, seed)
         freeze_base(self)
 
-    @torch.no_grad()
-    def initialise(self, seed: int, constructed: bool = False) -> None:
-        """Draw the parameters of every module anew, by its `reset_parameters`.
-
-        `constructed` says that the parameters hold the values that the constructors drew; a module without
-        `reset_parameters` then keeps them. After `to_empty` there are no such values: with `constructed=False`, such
-        a module raises BadInput, which names its class.
-        """
-        with torch.random.fork_rng(devices=[]):
-            for name, module in self.named_modules():
-                if next(module.parameters(recurse=False), None) is None:
-                    continue
-                if hasattr(module, "reset_parameters"):
-                    torch.default_generator.manual_seed(named_seed(seed, name))
-                    module.reset_parameters()
-                elif not constructed:
-                    raise BadInput(
-                        f"{type(module).__name__}: has no reset_parameters() to initialise it after to_empty"
-                    )
-        if self.config.previous_token_init:
-            generator = torch.Generator().manual_seed(named_seed(seed, "lookback"))  # the old name fixes the draw
-            direction = F.normalize(torch.randn(self.config.d_model, generator=generator), dim=0)
-            blocks = self.blocks[: self.config.previous_token_init]
-            initialise_previous_token_heads(self.embed, blocks, self.position, direction)
-        self.head.initialise_from(self.embed.weight)
-        self.scale_residual_projections()
-
-    @torch.no_grad()
-    def load_from(self, other: "Transformer", tied_matrix: str | None = None) -> None:
-        """Take over the weights of a model with the same ModelConfig; its head and its seq_len may differ.
-
-        Adapters, which a finished model does not have, keep their values.
-        `tied_matrix` is the rule of `Head.convert`. Raises BadInput for a seq_len or a head that cannot be had.
-        """
-        self.blocks.load_state_dict(self.blocks.state_dict() | other.blocks.state_dict())
-        self.norm.load_state_dict(other.norm.state_dict())
-        self.position.load_from(other.position)
-        self.head.convert(self.embed, other.head, other.embed, tied_matrix)
-
-    def scale_residual_projections(self) -> None:
-        """Multiply o_proj and down_proj by model.residual_scale.
-
-        The default is 1/sqrt(2 n_layers) as in GPT-2: the residual stream's variance then does not grow with depth.
-        """
-        scale = self.config.residual_scale
-        if scale is None:
-            scale = 1 / math.sqrt(2 * self.config.n_layers)
-        for name, module in self.blocks.named_modules():
-            if name.endswith(("o_proj", "down_proj")):
-                own, every = (list(module.parameters(recurse)) for recurse in (False, True))
-                # the matrix of an adapter is one of a part
-                matrices = [one for one in own if one.ndim == 2] or [one for one in every if one.ndim == 2]
-                if not matrices and scale != 1:
-                    raise BadInput(f"model.linear={self.config.linear}: has no matrix; add model.residual_scale=1")
-                for matrix in matrices[-1:]:  # a class may factorise its matrix: scaling the last factor scales it
-                    matrix.mul_(scale)
-
-    def hidden_states(self, tokens: Tensor, positions: Tensor | None = None, cache: NoCache = NO_CACHE) -> Tensor:
+    def hidden_states(self, tokens: Tensor, positions: Tensor | None = None, cache: KVCache | None = None) -> Tensor:
         """tokens: (B, T) ids; returns the final hidden states (B, T, D), which the head turns into logits.
 
         With a cache, `positions` (B, T) are the tokens' positions in their rows, and the tokens also attend to what the
@@ -159,21 +292,24 @@ class Transformer(nn.Module):
         if tokens.shape[1] > self.seq_len:
             raise ValueError(f"{tokens.shape[1]} tokens: this model's context holds {self.seq_len}")
         if positions is None:
-            positions = torch.arange(tokens.shape[1], device=tokens.device)
-        x = self.embed(tokens)
-        encoded, mask = self.documents.layout(tokens, positions, cache, x.dtype)
+            positions = torch.arange(tokens.shape[1], device=tokens.device)  # (T,)
+        x = self.embed(tokens)  # (B, T, D)
+        encoded, mask = attention_inputs(tokens, positions, cache, self.document_separator, x.dtype)
         x = self.dropout(self.position.embed(x, encoded))
         context = Context(positions, self.position.rotation(encoded), mask, cache)
         for block in self.blocks:
             x = block(x, context)
-        return self.norm(x)
+        return self.norm(x)  # (B, T, D)
 
-    def forward(self, tokens: Tensor, positions: Tensor | None = None, cache: NoCache = NO_CACHE) -> Tensor:
+    def forward(self, tokens: Tensor, positions: Tensor | None = None, cache: KVCache | None = None) -> Tensor:
         """tokens: (B, T) ids; returns raw logits (B, T, V). The arguments are those of `hidden_states`."""
         return self.head(self.hidden_states(tokens, positions, cache), self.embed.weight)
 
 
-def named_seed(seed: int, *names: object) -> int:
-    """A 63-bit seed that depends on its arguments alone, not on the machine or on earlier draws."""
-    digest = hashlib.sha256(repr((seed, *map(str, names))).encode()).digest()
-    return int.from_bytes(digest[:8], "big") >> 1
+def enable_activation_checkpointing(net: Transformer) -> None:
+    """Let each block keep only its input and recompute the rest in the backward pass (Chen et al., 2016).
+
+    The gradients are equal, dropout included; a training step takes a third more FLOPs.
+    """
+    for block in net.blocks:
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)

@@ -4,7 +4,9 @@ They are read with `weights_only=True`, so they cannot run code.
 """
 
 import logging
+import os
 from collections.abc import Callable
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +72,9 @@ class Checkpoints(Checkpoint):
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, the newest first."""
-    return sorted(folder.glob("step-*.ckpt"), reverse=True)
+    """The checkpoints in a folder, the newest first. Raises OSError if there is one that cannot be listed."""
+    names = os.listdir(folder) if os.path.lexists(folder) else []  # glob takes what it may not list for empty
+    return sorted((folder / name for name in names if fnmatch(name, "step-*.ckpt")), reverse=True)
 
 
 def step_of(checkpoint: Path | None) -> int:

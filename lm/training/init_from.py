@@ -5,11 +5,16 @@ import math
 from dataclasses import asdict, replace
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from lm.config import BadInput, RunConfig
+from lm.config.run import TIED_MATRICES
 from lm.data.tokens import TextData
 from lm.exchange.base import Base, agrees, read_base
 from lm.exchange.portable import load_model
 from lm.inference.evaluate import evaluate
+from lm.model.head import Embedding, Head, TiedHead, TiedProjectedHead, UntiedHead, UntiedMidTrainingHead
 from lm.model.transformer import Transformer
 from lm.system.terminal import is_first_process
 
@@ -44,7 +49,7 @@ def load_init_weights(net: Transformer, run: RunConfig, data: TextData) -> dict[
         raise BadInput(
             f"tokenizer: init_from={run.init_from} has another one; set tokenizer.path={base.tokenizer.path}"
         )
-    net.load_from(loaded, run.init_tied_matrix)
+    copy_weights(net, loaded, run.init_tied_matrix)
     record = base.record(run.init_from)
     if not is_first_process():
         return record
@@ -73,3 +78,56 @@ def _check_same_model(run: RunConfig, base: Base) -> None:
     for key, loaded in asdict(base.settings.model).items():
         if not agrees(key, value := getattr(run.model, key), loaded):
             raise BadInput(f"model.{key}={value}: init_from={run.init_from} has {loaded}")
+
+
+@torch.no_grad()
+def copy_weights(net: Transformer, loaded: Transformer, rule: str | None = None) -> None:
+    """Give `net` the weights of a model with the same ModelConfig; its head and its seq_len may differ.
+
+    Adapters, which a finished model does not have, keep their values. `rule` is that of `convert_head`. Raises BadInput
+    for a seq_len or a head that cannot be had.
+    """
+    net.blocks.load_state_dict(net.blocks.state_dict() | loaded.blocks.state_dict())
+    net.norm.load_state_dict(loaded.norm.state_dict())
+    for name, new in net.position.named_parameters():  # a learned vector for each position
+        old = loaded.position.get_parameter(name)
+        if new.ndim and len(new) > len(old):
+            found = f"the loaded model has {len(old)} learned positions; choose that or less"
+            raise BadInput(f"data.seq_len={len(new)}: {found}")
+        new.copy_(old[: len(new)] if new.ndim else old)
+    convert_head(net.embed, net.head, loaded.embed, loaded.head, rule)
+
+
+def convert_head(new_embed: Embedding, new_head: Head, old_embed: Embedding, old_head: Head, rule: str | None) -> None:
+    """Set the new embedding and head to compute what the old ones do.
+
+    An untied head does so exactly. A head of one matrix does if the old one had one too; otherwise `rule` says which
+    matrix it begins with: embedding, head or mean. Raises BadInput if there is no rule then.
+    """
+    same = new_embed.multiplier == old_embed.multiplier
+    inputs = old_embed.weight if same else old_embed.matrix() / new_embed.multiplier  # (V, D), for the new embedding
+    outputs = old_head.matrix(old_embed.weight)  # (V, D)
+    match new_head, old_head:
+        case TiedProjectedHead(), TiedHead() | TiedProjectedHead():  # the projection makes up for another multiplier
+            new_embed.weight.copy_(inputs)
+            if isinstance(old_head, TiedProjectedHead):
+                new_head.proj.weight.copy_(old_head.proj.weight)
+            new_head.proj.weight.mul_(new_embed.multiplier / old_embed.multiplier)
+        case TiedHead() | TiedProjectedHead() | UntiedMidTrainingHead(), _:  # the last begins its training tied
+            new_embed.weight.copy_(_one_matrix(inputs, outputs, rule))
+            new_head.init_from_embedding(new_embed.weight)
+        case UntiedHead(), _:
+            new_embed.weight.copy_(inputs)
+            new_head.proj.weight.copy_(outputs)
+        case _:
+            raise BadInput(f"head: {type(new_head).__name__} cannot take over the matrices of another model")
+
+
+def _one_matrix(inputs: Tensor, outputs: Tensor, rule: str | None) -> Tensor:
+    """The matrix (V, D) for both, from the input and output embeddings of another model."""
+    if inputs is outputs:
+        return inputs
+    if rule is None:
+        found = "the loaded model's input and output embeddings differ, and this head has one matrix for both"
+        raise BadInput(f"head: {found}; choose init_tied_matrix={', '.join(TIED_MATRICES)}, or an untied head")
+    return {"embedding": inputs, "head": outputs, "mean": (inputs + outputs) / 2}[rule]

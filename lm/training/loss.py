@@ -47,7 +47,7 @@ def resolve_loss(run: RunConfig, vocab_size: int) -> str:
 
     Raises BadInput if chunked is impossible.
     """
-    is_linear = getattr(HEADS[run.head.kind], "is_linear", True)
+    is_linear = HEADS[run.head.kind].is_linear
     if run.loss == "chunked" and not HAS_CHUNKED:
         raise BadInput(f"loss=chunked: needs torch 2.13 or later, not {torch.__version__}; choose loss=plain")
     if run.loss == "chunked" and not is_linear:

@@ -10,6 +10,8 @@ from lm.model.size import n_params, n_params_trained
 from lm.system.device import is_mixed
 from lm.training.resolve import build_model
 
+FFN_WIDTHS = {"relu": 1, "gelu": 2, "gelu_tanh": 2, "relu2": 2, "swiglu": 4}  # tensors (B, T, d_ff) kept for backward
+
 
 def check_memory(run: RunConfig, vocab_size: int) -> None:
     """Raise BadInput if a resolved run certainly needs more memory than there is on its device."""
@@ -24,16 +26,21 @@ def check_memory(run: RunConfig, vocab_size: int) -> None:
 
 def least_bytes(run: RunConfig, vocab_size: int) -> int:
     """A lower bound of the bytes of a training step: parameters, gradients, moments, and what is kept for backward."""
+    model, precision = run.model, run.trainer.precision
+    number = {"bf16-true": 2, "64-true": 8}.get(precision, 4)  # bytes of a parameter or a logit
+    activation = 2 if is_mixed(precision) else number
     with torch.device("meta"):
         net = build_model(run, vocab_size)
     moments = 1 if run.optim.name == "muon" else 2
-    parameters = 4 * n_params(net) + 4 * (1 + moments) * n_params_trained(net)
-    width = 2 if is_mixed(run.trainer.precision) else 4  # bytes of an activation
+    parameters = number * (n_params(net) + (1 + moments) * n_params_trained(net))
+    kept = model.d_model  # of a token in a block: its input
+    if not run.activation_checkpointing and model.linear != "lora":  # behind frozen matrices little more is kept
+        kept += 3 * model.d_model  # the second norm's input, and what both norms give
+        kept += 2 * model.head_dim * (model.n_heads + model.kv_heads)  # queries, keys, values and attention's result
+        kept += FFN_WIDTHS.get(model.ffn, 0) * model.d_ff
+    logits = number * vocab_size if run.loss == "plain" else 0
     n_tokens = run.data.batch_size // run.trainer.accumulate_grad_batches * run.data.seq_len
-    # a block keeps its input, or also queries, attention's result, the second norm's input and the FFN's activations
-    kept = run.model.d_model if run.activation_checkpointing else 4 * run.model.d_model + 2 * run.model.d_ff
-    logits = 4 * vocab_size if run.loss == "plain" else 0
-    return parameters + n_tokens * (width * run.model.n_layers * kept + logits)
+    return parameters + n_tokens * (activation * model.n_layers * kept + logits)
 
 
 def free_bytes(device: str) -> int | None:

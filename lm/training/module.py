@@ -12,7 +12,8 @@ from torch.utils.data import DataLoader
 from lm.config import RunConfig
 from lm.data.batches import Batch, TrainingStream
 from lm.data.tokens import TextData
-from lm.model.transformer import Transformer, named_seed
+from lm.model.init import named_seed
+from lm.model.transformer import Transformer
 from lm.system.device import seed_generators
 from lm.training.loss import build_loss
 from lm.training.optim import build_optimizer, lr_factor
@@ -77,5 +78,5 @@ class LMModule(LightningModule):
         return DataLoader(stream, batch_size=None, pin_memory=self.device.type == "cuda")
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self.net.head.finalise(self.net.embed.weight)  # in place, on the tensors that the checkpoint holds
+        self.net.head.before_save(self.net.embed.weight)  # in place, on the tensors that the checkpoint holds
         checkpoint["config_hash"] = self.config_hash

@@ -9,8 +9,7 @@ from dataclasses import replace
 import torch
 
 from lm.config import BadInput, RunConfig
-from lm.model.activation_checkpointing import enable_activation_checkpointing
-from lm.model.transformer import Transformer
+from lm.model.transformer import Transformer, enable_activation_checkpointing
 from lm.system.device import best_device, count_threads, has_native_bf16
 from lm.training.loss import resolve_loss
 

@@ -11,6 +11,8 @@ from typing import Any
 
 from lightning import Callback, LightningModule, Trainer
 
+from lm.training.callbacks import step_metrics
+
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 log = logging.getLogger(__name__)
 
@@ -80,10 +82,12 @@ class StopOnSignal(Callback):
             return
         # several ranks agree on whether to stop, which takes a collective operation
         if config.world_size == 1 or step % config.log_every_n_steps == 0 or step == config.max_steps:
-            self._raise(trainer)
+            self._raise(trainer, module)
 
-    def _raise(self, trainer: Trainer) -> None:
+    def _raise(self, trainer: Trainer, module: Any = None) -> None:
         if trainer.strategy.reduce_boolean_decision(self.signum is not None, all=False):
+            if module is not None:
+                step_metrics(module, trainer.global_step)  # raises Diverged: no checkpoint of a step that is not finite
             raise Interrupted(self.signum or signal.SIGTERM, trainer.global_step)
 
 

@@ -15,8 +15,7 @@ from lm.ablation.judge.sentence import percent
 from lm.ablation.outcomes import Outcomes
 from lm.ablation.record import AblationRecord, SearchRecord, read_record
 from lm.ablation.run_files import broke
-from lm.config.ablation import METRICS
-from lm.config.interactions import interaction
+from lm.config.ablation import METRICS, interaction
 from lm.report.metrics import Lines
 
 

@@ -10,7 +10,7 @@ import torch
 from lm.ablation.plan.match import change, match_parameters, meta_model
 from lm.ablation.plan.source import source_files, source_hash
 from lm.ablation.record import AblationRecord, ArmRecord
-from lm.config import BadInput, HeadConfig, ModelConfig, RunConfig
+from lm.config import BadInput, HeadConfig, ModelConfig, RunConfig, foreign_classes
 from lm.config.ablation import AblationConfig
 from lm.config.checks import about
 from lm.config.identity import config_hash, flat
@@ -18,6 +18,7 @@ from lm.data.tokens import TextData, prepare
 from lm.exchange.base import read_base
 from lm.model.size import flops_per_token, n_params
 from lm.model.transformer import Transformer
+from lm.training.init_from import copy_weights
 from lm.training.optim import step_flops
 from lm.training.resolve import n_batches, resolve
 
@@ -103,14 +104,14 @@ def check_start(arm: Arm, model: ModelConfig, head: HeadConfig, seq_len: int) ->
     with about(f"ablation.arms.{arm.name}"):
         with torch.device("meta"):
             loaded = Transformer(model, head, vocab_size=arm.vocab_size, seq_len=seq_len)
-        meta_model(arm.run, arm.vocab_size).load_from(loaded, arm.run.init_tied_matrix)
+        copy_weights(meta_model(arm.run, arm.vocab_size), loaded, arm.run.init_tied_matrix)
 
 
 def build_arm(name: str, words: list[str], run: RunConfig, data: TextData, known: ArmRecord | None = None) -> Arm:
     resolved = resolve(run, data.tokenizer.vocab_size)
     if run.trainer.world_size > 1:
         raise BadInput("trainer.devices: a run of an ablation trains on one device; several runs go on at a time")
-    sources = source_files(run.model.linear)
+    sources = source_files(foreign_classes(run.model))
     tokens, settings = run.tokens_per_step, flat(asdict(run) | {"logger": {}})
     identity = {  # what decides a run's numbers beside its configuration
         "data_hash": data.hash,

@@ -9,13 +9,14 @@ import hashlib
 import importlib.util
 import json
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+from types import MappingProxyType
 
 from lm.config import BadInput
-from lm.model.projection import LINEARS, linear_class
+from lm.model.user_class import import_class
 
 HOME = Path(__file__).parents[3]
 NAMES = "names, checks and hashes of settings; their values are in the hash of a run's configuration"
@@ -37,20 +38,22 @@ def source_hash(files: dict[str, str]) -> str:
     return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
 
 
-def source_files(linear: str = "linear") -> dict[str, str]:
+def source_files(classes: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
     """File -> hash: lm/training/train.py and every module of this project that it imports, directly or not.
 
-    `linear` is the config's model.linear: for a class of the user's own, its module counts too, and every module that
-    it imports from its own package or from where nothing is installed, such as the current directory. Files are named
-    as they are imported, as in lm/model/ffn.py. Raises BadInput if that class has no source file.
+    `classes` are the classes of the user's own, setting -> dotted path: their modules count too, and every module that
+    these import from their own packages or from where nothing is installed, such as the current directory. Files are
+    named as they are imported, as in lm/model/head.py. Raises BadInput if such a class has no source file.
     """
     found = reached(["lm.training.train"], lambda top: top == "lm")
-    if linear not in LINEARS:
-        modules = dict.fromkeys([linear_class(linear).__module__, linear.rpartition(".")[0]])
-        if lost := [name for name in modules if file_of(name) is None]:
-            raise BadInput(f"model.linear={linear}: {lost[0]} has no source file, so its changes could not be noticed")
-        packages = {name.partition(".")[0] for name in modules} | {"lm"}
-        found |= reached(modules, lambda top: top not in VERSIONED and (top in packages or not installed(top)))
+    modules = {}
+    for key, path in classes.items():
+        for module in (import_class(key, path).__module__, path.rpartition(".")[0]):
+            if file_of(module) is None:
+                raise BadInput(f"{key}={path}: {module} has no source file, so its changes could not be noticed")
+            modules[module] = module.partition(".")[0]
+    packages = {*modules.values(), "lm"}
+    found |= reached(modules, lambda top: top not in VERSIONED and (top in packages or not installed(top)))
     return {name: digest(path, path.stat().st_mtime_ns) for name, path in sorted(found.items())}
 
 

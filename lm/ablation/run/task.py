@@ -17,8 +17,7 @@ import torch
 from lm.ablation.plan.cells import Cell
 from lm.ablation.plan.source import source_files, source_hash
 from lm.ablation.run_files import RunFiles
-from lm.config import BadInput, Diverged, RunConfig
-from lm.model.projection import LINEARS
+from lm.config import BadInput, Diverged, RunConfig, foreign_classes
 from lm.system.files import write_sealed, write_text
 
 TOKEN = ".token"
@@ -123,8 +122,9 @@ def carry_out(task: Task) -> None:
     changed = "has changed since these runs were planned; the same command plans anew"
     if (data.hash, data.tokenizer.hash) != (planned["data_hash"], planned["tokenizer_hash"]):
         raise BadInput(f"the text {changed}")
-    if run.model.linear not in LINEARS and source_hash(source_files(run.model.linear)) != planned["source_hash"]:
-        raise BadInput(f"the code of model.linear {changed}")
+    classes = foreign_classes(run.model)
+    if classes and source_hash(source_files(classes)) != planned["source_hash"]:
+        raise BadInput(f"the code of {', '.join(classes)} {changed}")
     if task.place:
         trainer = resolve(run, data.tokenizer.vocab_size).trainer
         here = {"device": trainer.accelerator, "precision": trainer.precision}

@@ -17,8 +17,7 @@ from lm.ablation.run.executors.executor import Executor
 from lm.ablation.run.task import Task, work
 from lm.ablation.run_files import LOST
 from lm.config import BadInput
-from lm.config.ablation import AblateConfig
-from lm.config.executor import SlurmConfig
+from lm.config.ablation import AblateConfig, SlurmConfig
 
 PERIOD = 2.0  # seconds between two looks at the queue
 OWN_FAULT = ("COMPLETED", "FAILED", "OUT_OF_MEMORY", "TIMEOUT")

@@ -1,0 +1,94 @@
+"""The two operations that run faster on a CPU than torch's own: RMSNorm in training, large matmuls in decoding.
+
+Anywhere else (a GPU, torch.compile, double precision) they are torch's own.
+"""
+
+import math
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+HAS_ONEDNN = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+ONEDNN_MIN_NUMEL = 2**21  # of a weight: 8 MiB
+_CPU: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
+ONEDNN_MIN_ROWS = 4 if "Intel" in str(_CPU.get("cpu_name")) else 1  # of x: on Intel's CPUs MKL is faster below it
+
+
+def suits_onednn(x: Tensor, weight: Tensor) -> bool:
+    """Whether `onednn_linear` can replace F.linear and is not slower: `python scripts/benchmark.py 'only=[gemm]'`.
+
+    In decoding, reading the weights takes the time, and oneDNN reads a large one faster than MKL, which F.linear calls.
+    """
+    return (
+        weight.numel() >= ONEDNN_MIN_NUMEL
+        and x.device.type == "cpu"
+        and x.numel() >= ONEDNN_MIN_ROWS * x.shape[-1]
+        and x.dtype == torch.float32
+        and not (torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling())
+        and HAS_ONEDNN
+    )
+
+
+def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """F.linear by oneDNN: in full precision, on a CPU, and without a gradient."""
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return product
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / sqrt(mean(x²) + eps) * weight over the last dimension. x: (..., D); weight: (D,); returns (..., D)."""
+    if not x.is_cpu or x.dtype == torch.float64 or torch.compiler.is_compiling():
+        return F.rms_norm(x, weight.shape, weight.to(x.dtype), eps)  # needs one dtype, also under autocast
+    constants = _constants(x.shape[-1], eps)
+    if torch.is_grad_enabled():
+        y: Tensor = _RMSNorm.apply(x, weight, *constants)  # type: ignore[no-untyped-call]
+        return y
+    return _scale(x, _inverse_rms(x, *constants), weight)
+
+
+@cache
+@torch.inference_mode(False)
+def _constants(width: int, eps: float) -> tuple[Tensor, Tensor]:
+    """sqrt(D) and sqrt(D eps), as tensors, which need no conversion in each call."""
+    options: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
+    return torch.tensor(math.sqrt(width), **options), torch.tensor(math.sqrt(width * eps), **options)
+
+
+def _inverse_rms(x: Tensor, sqrt_dim: Tensor, sqrt_dim_eps: Tensor) -> Tensor:
+    """(..., D) to (..., 1)."""
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+    return sqrt_dim / norm.hypot_(sqrt_dim_eps)
+
+
+def _scale(x: Tensor, inverse: Tensor, weight: Tensor) -> Tensor:
+    y = (x * inverse).mul_(weight)
+    return y if y.dtype == x.dtype else y.to(x.dtype)
+
+
+class _RMSNorm(torch.autograd.Function):
+    """RMSNorm with an explicit backward pass, which reads and writes fewer tensors than that of autograd.
+
+    y = w u, where u = r x and r is the inverse RMS. With g = dL/dy: dL/dw = sum(g u) over all rows, and in each row
+    dL/dx = r (g w - u mean(g w u)). It has no second derivative.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, sqrt_dim: Tensor, sqrt_dim_eps: Tensor) -> Tensor:
+        inverse = _inverse_rms(x, sqrt_dim, sqrt_dim_eps)  # (..., 1)
+        ctx.save_for_backward(x, inverse, weight)
+        return _scale(x, inverse, weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        x, inverse, weight = ctx.saved_tensors
+        unit = x * inverse
+        y, rows = g * unit, tuple(range(x.ndim - 1))
+        grad_weight = y.sum(rows) if rows else y.clone()
+        along = y.mul_(weight).mean(-1, keepdim=True)  # (..., 1)
+        torch.mul(g, weight.to(y.dtype), out=y)
+        return y.addcmul_(unit, along, value=-1).mul_(inverse), grad_weight, None, None

@@ -1,0 +1,38 @@
+"""Greedy decoding by its definition, and a model whose output shows any mistake of it."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from itertools import islice
+
+import torch
+from conftest import SEQ, UNTIED, VOCAB, tiny
+
+from lm.inference.decode import decode, window_start
+from lm.model import Transformer
+
+_SENSITIVE = replace(UNTIED, embedding_std=0.3, head_std=1.0)  # large weights: an untrained model with varied output
+
+
+@cache
+def sensitive(vocab_size: int = VOCAB, seq_len: int = SEQ, **changes) -> Transformer:
+    """An untrained model whose next token depends on its whole context: large residual branches, peaked attention."""
+    net = Transformer(tiny(residual_scale=1.5, **changes), _SENSITIVE, vocab_size=vocab_size, seq_len=seq_len).eval()
+    for block in net.blocks:
+        block.attn.q_proj.weight.data.mul_(8)
+    return net
+
+
+def tokens(net: Transformer, prompts: Sequence[Sequence[int]], n: int, *sampling, **options) -> list[list[int]]:
+    """n new tokens for each prompt."""
+    return [list(row) for row in zip(*islice(decode(net, prompts, *sampling, **options), n), strict=True)]
+
+
+@torch.no_grad()
+def by_definition(net: Transformer, prompt: Sequence[int], n: int) -> list[int]:
+    """Greedy decoding in its simplest form: the window, the whole model, the argmax of the last logits."""
+    text = list(prompt)
+    for _ in range(n):
+        window = text[window_start(len(text), net.seq_len) :]
+        text.append(net(torch.tensor([window]))[0, -1].argmax().item())
+    return text[len(prompt) :]

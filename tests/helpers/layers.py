@@ -1,0 +1,40 @@
+"""Linear classes of a user, named by model.linear, that disturb one training step."""
+
+import os
+import signal
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+
+class Raising(torch.nn.Linear):
+    """Raises in the call with the number $DISTURBED_CALL of all layers together, in training."""
+
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and not x.is_meta:
+            Raising.calls += 1
+            if str(Raising.calls) == os.environ["DISTURBED_CALL"]:
+                self.disturb()
+        return super().forward(x)
+
+    def disturb(self) -> None:
+        raise RuntimeError("a layer of mine")
+
+
+class Signalling(Raising):
+    """Raises after a signal."""
+
+    def disturb(self) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        super().disturb()
+
+
+class Long(Raising):
+    """Spends a minute in one operation, in which no line of Python runs. $DISTURBED_FILE appears before it."""
+
+    def disturb(self) -> None:
+        Path(os.environ["DISTURBED_FILE"]).touch()
+        torch.linalg.svd(torch.rand(5000, 5000, dtype=torch.float64))

@@ -1,0 +1,58 @@
+"""Tiny models of every part, chosen so that each pair of choices occurs in one of them."""
+
+from collections.abc import Mapping, Sequence
+from itertools import combinations, product
+from typing import Any
+
+import torch
+from conftest import EVERY_HEAD, SEQ, VOCAB, tiny
+from torch import Tensor
+
+from lm.config import FFNS, NORMS, POSITIONS
+from lm.model import Transformer
+
+AXES: dict[str, Sequence[Any]] = {
+    "kind": tuple(EVERY_HEAD),
+    "ffn": FFNS,
+    "position": POSITIONS,
+    "norm": NORMS,
+    "qk_norm": (False, True),
+    "bias": (False, True),
+    "n_kv_heads": (None, 1),
+}
+
+
+def pairwise(axes: Mapping[str, Sequence[Any]], apart: set[tuple[str, str]]) -> list[dict[str, Any]]:
+    """Choices in which each pair of values of two axes occurs, but for the pairs of axes in `apart`."""
+
+    def pairs(row: tuple[Any, ...]) -> set[Any]:
+        return {pair for pair in combinations(zip(axes, row, strict=True), 2) if (pair[0][0], pair[1][0]) not in apart}
+
+    candidates = {row: pairs(row) for row in product(*axes.values())}
+    missing, chosen = set().union(*candidates.values()), []
+    while missing:
+        row = max(candidates, key=lambda row: len(candidates[row] & missing))
+        missing -= candidates[row]
+        chosen.append(dict(zip(axes, row, strict=True)))
+    return chosen
+
+
+MODELS = pairwise(AXES, apart={("kind", "ffn")})  # a head sees no FFN
+
+
+def build(kind: str = "untied", seq_len: int = SEQ, seed: int = 0, separator: int | None = None, **changes: Any) -> Any:
+    """A tiny model: `kind` is a key of EVERY_HEAD, `changes` are those of its ModelConfig."""
+    sizes: dict[str, Any] = {"vocab_size": VOCAB, "seq_len": seq_len, "document_separator": separator}
+    return Transformer(tiny(**changes), EVERY_HEAD[kind], seed=seed, **sizes)
+
+
+def name_of(model: dict[str, Any]) -> str:
+    return "-".join(map(str, model.values()))
+
+
+def random_tokens(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randint(VOCAB, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def gradients(net: torch.nn.Module) -> dict[str, Tensor]:
+    return {name: p.grad.clone() for name, p in net.named_parameters() if p.grad is not None}

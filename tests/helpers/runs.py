@@ -1,0 +1,182 @@
+"""Small runs: in this process, in processes that are stopped, and as commands."""
+
+import csv
+import json
+import multiprocessing
+import os
+import resource
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hydra import initialize_config_dir
+
+from lm.cli.compose import compose
+from lm.cli.errors import CONFIGS
+from lm.config import (
+    BadInput,
+    CheckpointConfig,
+    DataConfig,
+    HeadConfig,
+    ModelConfig,
+    OptimConfig,
+    RunConfig,
+    TokenizerConfig,
+    TrainerConfig,
+    ValidationConfig,
+)
+
+CLOCK = ("seconds", "tokens_per_second", "resumed_from")  # of a result: what an interruption changes
+MUON = OptimConfig(name="muon", lr=0.02, adam_lr=0.003, momentum=0.9, ns_steps=4, warmup_steps=5)
+
+
+def change(run: RunConfig, **changes: Any) -> RunConfig:
+    """The run with other settings, those of its trainer included: change(run, seed=1, max_steps=3)."""
+    trainer = {name: changes.pop(name) for name in TrainerConfig.__slots__ if name in changes}
+    return replace(run, trainer=replace(run.trainer, **trainer), **changes)
+
+
+def small_run(text: Path, run_dir: Path, **changes: Any) -> RunConfig:
+    """A run of 120 steps with dropout and accumulation, so that it uses everything that a resume must restore."""
+    run = RunConfig(
+        model=ModelConfig(n_layers=2, d_model=32, n_heads=2, d_ff=64, dropout=0.1),
+        head=HeadConfig(name="untied", kind="untied", head_std=0.01, head_lr_multiplier=0.5),
+        data=DataConfig(source="text", path=str(text), seq_len=32, batch_size=4, cache_dir=str(text.parent / "cache")),
+        tokenizer=TokenizerConfig(kind="byte", vocab_size=None),
+        optim=OptimConfig(warmup_steps=5),
+        trainer=TrainerConfig(
+            accelerator="cpu",
+            precision="32-true",
+            max_steps=120,
+            accumulate_grad_batches=2,
+            gradient_clip_val=None,
+            log_every_n_steps=7,
+            enable_progress_bar=False,
+        ),
+        checkpoint=CheckpointConfig(every=10),
+        validation=ValidationConfig(every=20, batches=2),
+        run_dir=str(run_dir),
+        threads=1,
+    )
+    return change(run, **changes)
+
+
+def short_run(text: Path, run_dir: Path, **changes: Any) -> RunConfig:
+    """Twenty logged steps without dropout."""
+    settings = {"max_steps": 20, "accumulate_grad_batches": 1, "log_every_n_steps": 1}
+    model = ModelConfig(n_layers=2, d_model=32, n_heads=2, d_ff=64)
+    return small_run(text, run_dir, **{"model": model, **settings, **changes})
+
+
+def composed(*overrides: str) -> RunConfig:
+    """The configuration of train with these overrides."""
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        return compose("train", [*overrides], RunConfig)
+
+
+# --- the files of a run
+
+
+def result(run_dir: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((run_dir / "result.json").read_text())
+    return content
+
+
+def rows(run_dir: Path, name: str = "metrics") -> list[dict[str, str]]:
+    with open(run_dir / f"{name}.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def column(run_dir: Path, name: str, file: str = "metrics") -> list[float]:
+    return [float(row[name]) for row in rows(run_dir, file) if row[name]]
+
+
+def losses(run_dir: Path) -> list[float]:
+    return column(run_dir, "train/loss")
+
+
+def checkpoints(run: RunConfig) -> list[int]:
+    """The steps of its checkpoints."""
+    return sorted(int(path.stem.removeprefix("step-")) for path in Path(str(run.run_dir), "checkpoints").glob("step-*"))
+
+
+def outcome(run: RunConfig) -> dict[str, Any]:
+    """All that a run leaves, but for what depends on the time or on interruptions."""
+    folder = Path(str(run.run_dir))
+    logs = {path.name: path.read_text() for path in sorted([*folder.glob("*.csv"), *folder.glob("samples.jsonl")])}
+    scores = {key: value for key, value in result(folder).items() if key not in CLOCK}
+    return {"result": scores, "weights": (folder / "model/model.safetensors").read_bytes(), **logs}
+
+
+# --- runs in processes of their own
+
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["lm.training.train"])  # imports, which take seconds, run once for all processes
+Before = Callable[[], object]  # a function of a module, or a partial of one, that the process calls first
+
+
+def spawn(run: RunConfig, before: Before | None = None, file_size: int | None = None) -> Any:
+    """Start to train a run in a process that may write files of `file_size` bytes."""
+    process = PROCESSES.Process(target=_work, args=(run, before, file_size))
+    process.start()
+    return process
+
+
+def finish(run: RunConfig, before: Before | None = None, file_size: int | None = None) -> int:
+    """Train a run in a process of its own; its exit code: 2 bad input, 74 an error of a file, 128 + signal."""
+    process = spawn(run, before, file_size)
+    process.join(120)
+    assert process.exitcode is not None, "it hangs"
+    return int(process.exitcode)
+
+
+def _work(run: RunConfig, before: Before | None, file_size: int | None) -> None:
+    from lm.training.signals import Interrupted
+    from lm.training.train import train
+
+    if file_size is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))
+    if before:
+        before()
+    try:
+        train(run)
+    except BadInput as error:
+        print(error)
+        os._exit(2)
+    except OSError:
+        os._exit(74)
+    except Interrupted as error:
+        os._exit(128 + error.signum)
+
+
+def signal_at(step: int, signum: int) -> None:
+    """Let this process get a signal after the rows of this step are written, before its checkpoint is."""
+    from lm.training.callbacks import LogAndValidate
+
+    end = LogAndValidate.on_train_batch_end
+
+    def on_train_batch_end(self: LogAndValidate, trainer: Any, *args: Any) -> None:
+        end(self, trainer, *args)
+        if trainer.global_step == step and (args[-1] + 1) % trainer.accumulate_grad_batches == 0:
+            os.kill(os.getpid(), signum)
+
+    LogAndValidate.on_train_batch_end = on_train_batch_end  # type: ignore[method-assign]
+
+
+def set_environment(**values: str) -> None:
+    os.environ.update(values)
+
+
+def exit_code(signum: signal.Signals) -> int:
+    """Of a run that a signal ends."""
+    return -signum if signum == signal.SIGKILL else 128 + signum
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "timeout"
+        time.sleep(0.002)

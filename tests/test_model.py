@@ -1,0 +1,223 @@
+"""Properties of models with every part, and the definitions of the parts."""
+
+import math
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import EVERY_HEAD, SEQ, VOCAB, tiny
+from helpers.models import MODELS, build, name_of, random_tokens
+from torch import nn
+
+from lm import config
+from lm.config import OptimConfig
+from lm.model import KVCache, Transformer, head, transformer
+from lm.model.init import initialise
+from lm.model.transformer import POSITIONS, Attention, Context
+from lm.training import optim
+from lm.training.optim import build_optimizer
+
+TOKENS, TARGETS = random_tokens(2, 4, SEQ)
+
+
+@pytest.fixture(scope="module", params=MODELS, ids=name_of)
+def net(request: pytest.FixtureRequest) -> Transformer:
+    """Each model in turn; a test that changes it makes a copy."""
+    return build(**request.param)
+
+
+@torch.no_grad()
+def test_logits_depend_on_the_present_and_the_past_alone(net: Transformer) -> None:
+    """Row t of a batch differs from the first text from position t on, so its logits must differ only from there on."""
+    first = TOKENS[0].expand(SEQ, SEQ)
+    changed = torch.where(torch.ones(SEQ, SEQ).triu().bool(), (first + 1) % VOCAB, first)
+    gap = (net(changed) - net(first)).abs().amax(-1)
+    assert gap.tril(-1).max() < 1e-6
+    assert gap.diagonal().min() > 1e-4
+
+
+@torch.no_grad()
+def test_cached_equals_full(net: Transformer) -> None:
+    """Token by token and in chunks, through a cache that is longer than needed."""
+    tokens = TOKENS[:, :5]
+    for lengths in ([1] * 5, [2, 1, 2]):
+        cache, positions = KVCache(SEQ), torch.arange(5).expand(len(tokens), -1).split(lengths, 1)
+        parts = [net(part, p, cache) for part, p in zip(tokens.split(lengths, 1), positions, strict=True)]
+        assert torch.allclose(torch.cat(parts, 1), net(tokens), atol=1e-5)
+
+
+def test_first_loss_is_near_ln_v_and_every_parameter_has_moved_by_step_three(net: Transformer) -> None:
+    """Without weight decay, so that only a gradient can move a parameter."""
+    net = deepcopy(net)
+    optimizer = build_optimizer(net, OptimConfig(weight_decay=0.0, warmup_steps=0), net.head_config)
+    before = {name: parameter.detach().clone() for name, parameter in net.named_parameters()}
+    losses = []
+    for _ in range(3):
+        loss = F.cross_entropy(net(TOKENS).flatten(0, 1), TARGETS.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert abs(losses[0] - math.log(VOCAB)) < 0.1
+    assert losses[2] < losses[0]
+    assert [name for name, parameter in net.named_parameters() if torch.equal(parameter, before[name])] == []
+
+
+def test_tables_hold_what_the_schema_names() -> None:
+    tables = {
+        "NORMS": transformer.NORMS,
+        "FFNS": transformer.ACTIVATIONS,
+        "POSITIONS": POSITIONS,
+        "HEADS": head.HEADS,
+        "OPTIMIZERS": optim.OPTIMIZERS,
+    }
+    for name, table in tables.items():
+        assert set(table) == set(getattr(config, name)), name
+
+
+def test_a_text_longer_than_the_context_is_refused() -> None:
+    with pytest.raises(ValueError, match=rf"{SEQ + 1} tokens.*{SEQ}"):
+        build()(torch.zeros(1, SEQ + 1, dtype=torch.long))
+
+
+def test_a_printed_model_shows_sizes_of_embedding_and_head() -> None:
+    for kind in EVERY_HEAD:
+        text = str(build(kind))
+        assert f"Embedding({VOCAB}, 32)" in text
+        assert f"d_model=32, vocab_size={VOCAB}" in text
+
+
+# --- parts by their definition
+
+
+@pytest.mark.parametrize("n_kv_heads", [None, 2, 1], ids=["multi-head", "grouped", "multi-query"])
+def test_attention_equals_its_definition(n_kv_heads: int | None) -> None:
+    torch.manual_seed(0)
+    attn, x = Attention(tiny(n_kv_heads=n_kv_heads), layer=0), torch.randn(3, SEQ, 32)
+    q, k, v = (attn.heads(project(x)) for project in (attn.q_proj, attn.k_proj, attn.v_proj))
+    k, v = (each.repeat_interleave(4 // (n_kv_heads or 4), dim=1) for each in (k, v))
+    scores = (q @ k.mT / math.sqrt(8)).masked_fill(torch.ones(SEQ, SEQ).triu(1).bool(), -math.inf)
+    expected = attn.o_proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+    causal = Context(torch.arange(SEQ), lambda heads: heads, None, None)
+    assert torch.allclose(attn(x, causal), expected, atol=1e-6)
+
+
+FFN_BY_HAND = {
+    "relu": lambda up, gate: up.clamp(min=0),
+    "relu2": lambda up, gate: up.clamp(min=0) ** 2,
+    "gelu": lambda up, gate: up * (1 + torch.erf(up / math.sqrt(2))) / 2,
+    "gelu_tanh": lambda up, gate: up * (1 + torch.tanh(math.sqrt(2 / math.pi) * (up + 0.044715 * up**3))) / 2,
+    "swiglu": lambda up, gate: up * gate / (1 + torch.exp(-gate)),
+}
+
+
+@pytest.mark.parametrize("name", config.FFNS)
+def test_an_ffn_equals_its_definition(name: str) -> None:
+    torch.manual_seed(0)
+    ffn, x = transformer.FFN(tiny(ffn=name, bias=True)), 3 * torch.randn(2, 5, 32)
+    gate = ffn.gate_proj(x) if ffn.gate_proj else None
+    assert (gate is not None) == (name == "swiglu")
+    expected = ffn.down_proj(FFN_BY_HAND[name](ffn.up_proj(x), gate))
+    torch.testing.assert_close(ffn(x), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_rope_rotates_each_pair_by_its_own_angle() -> None:
+    """Coordinates (i, i + K/2) are one complex number, rotated by position * theta^(-2i/K)."""
+    torch.manual_seed(0)
+    x, positions, width = torch.randn(2, 4, SEQ, 8), torch.arange(SEQ), 8
+    angle = positions[:, None] * 10000.0 ** (-2 * torch.arange(4) / width)
+    expected = torch.complex(x[..., :4], x[..., 4:]) * torch.polar(torch.ones_like(angle), angle)
+    rotated = POSITIONS["rope"](tiny(), SEQ).rotation(positions)(x)
+    assert torch.allclose(rotated, torch.cat((expected.real, expected.imag), -1), atol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("scheme", POSITIONS)
+def test_only_a_layer_without_positions_is_invariant_to_the_order_of_the_past(scheme: str) -> None:
+    """Without positions a shuffle of the earlier tokens leaves the last logits equal; with positions it does not."""
+    net, order = build(n_layers=1, position=scheme), torch.randperm(SEQ - 1, generator=torch.Generator().manual_seed(1))
+    shuffled = torch.cat((TOKENS[:, order], TOKENS[:, -1:]), 1)
+    gap = (net(TOKENS) - net(shuffled))[:, -1].abs().max()
+    assert (gap < 1e-6) == (scheme == "none")
+
+
+@torch.no_grad()
+def test_dropout_applies_in_training_to_embedding_attention_weights_and_both_branches() -> None:
+    net, plain, calls = build(dropout=0.5), build(), []
+    assert not torch.equal(net(TOKENS), net(TOKENS))
+    for name, module in net.named_modules():
+        if isinstance(module, nn.Dropout):
+            module.register_forward_hook(lambda *_, name=name: calls.append(name))
+    net(TOKENS)
+    assert calls == ["dropout", *["blocks.0.dropout"] * 2, *["blocks.1.dropout"] * 2]
+    causal = Context(torch.arange(SEQ), lambda heads: heads, None, None)
+    first, second = (net.blocks[0].attn(torch.ones(1, SEQ, 32).cumsum(1), causal) for _ in range(2))
+    assert not torch.equal(first, second)
+    assert torch.equal(net.eval()(TOKENS), plain(TOKENS))
+
+
+# --- initial values
+
+
+def test_initial_values_depend_on_the_seed_alone_and_the_global_state_is_unchanged() -> None:
+    models: list[dict[str, Any]] = []
+    for state in (1, 2):
+        torch.manual_seed(state)
+        before = torch.get_rng_state()
+        models.append(build(previous_token_init=1, bias=True).state_dict())
+        assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
+    first, second = (dict(block.named_parameters()) for block in build(bias=True).blocks)
+    assert not any(torch.equal(first[name], second[name]) for name in first if "norm" not in name)
+
+
+def test_a_model_from_the_meta_device_has_the_same_initial_values() -> None:
+    with torch.device("meta"):
+        net = build("untied_midtraining")
+    assert {parameter.device.type for parameter in net.parameters()} == {"meta"}
+    initialise(net.to_empty(device="cpu"), seed=0)
+    expected = build("untied_midtraining").state_dict()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in net.state_dict().items())
+
+
+@pytest.mark.parametrize(("scale", "factor"), [(None, 0.5), (0.0, 0.0), (3.0, 3.0)])
+def test_residual_projections_are_scaled(scale: float | None, factor: float) -> None:
+    """By 1/sqrt(2 n_layers), unless model.residual_scale is another factor."""
+    scaled, plain = (build(residual_scale=value).state_dict() for value in (scale, 1.0))
+    for name, tensor in scaled.items():
+        residual = name.endswith(("o_proj.weight", "down_proj.weight"))
+        assert torch.equal(tensor, plain[name] * factor if residual else plain[name])
+
+
+PREVIOUS = {"d_model": 64, "rope_theta": 30.0, "qk_norm": True, "residual_scale": 0.0}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("norm", config.NORMS)
+@pytest.mark.parametrize(("kind", "n_kv_heads"), [*((kind, None) for kind in EVERY_HEAD), ("tied", 1), ("untied", 1)])
+def test_with_previous_token_init_head_i_attends_i_tokens_back(kind: str, n_kv_heads: int | None, norm: str) -> None:
+    net = build(kind, **PREVIOUS, previous_token_init=2, norm=norm, n_kv_heads=n_kv_heads)
+    for attn in (block.attn for block in net.blocks):
+        inputs: list[Any] = []
+        handle = attn.register_forward_pre_hook(lambda module, args, inputs=inputs: inputs.extend(args))
+        net(TOKENS)
+        handle.remove()
+        x, context = inputs
+        q = context.rotate(attn.q_norm(attn.heads(attn.q_proj(x))))
+        k = context.rotate(attn.k_norm(attn.heads(attn.k_proj(x))))
+        scores = (q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).mT) / attn.head_dim**0.5
+        weights = scores.masked_fill(torch.ones(SEQ, SEQ).triu(1).bool(), -torch.inf).softmax(-1)
+        attended = weights[:, :, 8:].mean(0).argmax(-1)  # (H, T)
+        assert torch.equal(attended, torch.arange(8, SEQ) - torch.arange(1, 5)[:, None])
+
+
+def test_previous_token_init_changes_the_embedding_and_the_affected_projections_alone() -> None:
+    changed, plain = (build(**PREVIOUS, previous_token_init=layers).state_dict() for layers in (1, 0))
+    moved = {name for name, tensor in changed.items() if not torch.equal(tensor, plain[name])}
+    assert moved == {"embed.weight", "blocks.0.attn.q_proj.weight", "blocks.0.attn.k_proj.weight"}
+    shift = changed["embed.weight"] - plain["embed.weight"]
+    torch.testing.assert_close(shift, shift[:1].expand_as(shift))  # the same for all tokens
+    other = [build(**PREVIOUS, previous_token_init=layers, seed=1).embed.weight[0].detach() for layers in (1, 0)]
+    assert torch.cosine_similarity(shift[0], other[0] - other[1], dim=0).abs() < 0.6  # another seed, another direction

@@ -1,0 +1,298 @@
+"""What a run leaves to the machine: device, precision, threads and loss; and whether it fits into memory."""
+
+import os
+import re
+import resource
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import HEADS
+from torch import Tensor
+
+from lm.config import BadInput, DataConfig, ModelConfig, RunConfig
+from lm.system.device import fast_attention, has_native_bf16, set_threads
+from lm.training.loss import HAS_CHUNKED, build_loss
+from lm.training.memory import least_bytes
+from lm.training.optim import build_optimizer
+from lm.training.resolve import build_model, resolve
+from lm.training.train import train
+from tests.helpers.runs import MUON, PROCESSES, change, short_run
+
+CPU = change(RunConfig(), accelerator="cpu")
+
+
+@pytest.fixture(autouse=True)
+def uncached() -> Iterator[None]:
+    has_native_bf16.cache_clear()
+    yield
+    has_native_bf16.cache_clear()
+
+
+# --- device and precision
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "precision"),
+    [
+        ({"avx512_bf16": True, "cpu_name": "AMD EPYC"}, "bf16-mixed"),
+        ({"avx512_bf16": True, "cpu_name": "Intel Xeon"}, "32-true"),
+        ({"avx512_bf16": True, "amx_bf16": True, "cpu_name": "Intel Xeon"}, "bf16-mixed"),
+        ({"amx_bf16": True, "avx512_bf16": False}, "bf16-mixed"),
+        ({"avx512_f": True, "avx512_bf16": False}, "32-true"),
+        ({}, "32-true"),
+        (None, "32-true"),  # of a torch that does not tell
+    ],
+)
+def test_a_cpu_trains_in_bf16_where_it_is_native(
+    capabilities: dict[str, Any] | None, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if capabilities is None:
+        monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)
+    else:
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
+    assert resolve(CPU, 257).trainer.precision == precision
+
+
+@pytest.mark.parametrize(("is_native", "precision"), [(True, "bf16-mixed"), (False, "32-true")])
+def test_a_gpu_trains_in_bf16_where_it_is_native(
+    is_native: bool, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others emulate it, several times slower."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(
+        torch.cuda, "is_bf16_supported", lambda including_emulation=True: is_native or including_emulation
+    )
+    for name in ("gpu", "cuda", "auto"):
+        has_native_bf16.cache_clear()
+        trainer = resolve(change(RunConfig(), accelerator=name), 257).trainer
+        assert (trainer.accelerator, trainer.precision) == ("cuda", precision)
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "64-true"])
+def test_what_is_given_is_kept(precision: str) -> None:
+    run = resolve(change(CPU, precision=precision, threads=1, loss="plain"), 10**6)
+    assert (run.trainer.precision, run.threads, run.loss) == (precision, 1, "plain")
+    assert resolve(run, 10**6) == run
+
+
+@pytest.mark.parametrize("name", ["gpu", "cuda", "mps"])
+def test_an_absent_gpu_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    with pytest.raises(BadInput, match=f"^trainer.accelerator={name}: "):
+        resolve(change(RunConfig(), accelerator=name), 257)
+
+
+def test_a_mac_is_told_what_it_cannot_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    run = change(RunConfig(model=ModelConfig(dropout=0.1)), accelerator="gpu")
+    assert resolve(run, 257).trainer.accelerator == "mps"
+    with pytest.raises(BadInput, match=r"model\.dropout=0"):
+        resolve(replace(run, activation_checkpointing=True), 257)
+
+
+def test_torchrun_and_the_trainer_must_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    resolve(CPU, 257)  # a variable that somebody else has left
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    with pytest.raises(BadInput, match=r"^trainer\.devices: .*\b2\b.*\b1\b"):
+        resolve(CPU, 257)
+    resolve(change(CPU, devices=2), 257)
+
+
+# --- threads
+
+
+@pytest.mark.parametrize("value", ["abc", "0", "-2", "100000"])
+def test_an_invalid_omp_num_threads_is_named(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", value)
+    with pytest.raises(BadInput, match=f"^OMP_NUM_THREADS={value}: "):
+        resolve(CPU, 257)
+    assert set_threads(1) == 1  # the setting takes precedence
+
+
+def test_threads_are_those_of_the_environment_or_all_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3,2")
+    assert resolve(CPU, 257).threads == 3
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    assert 1 <= (resolve(CPU, 257).threads or 0) <= (os.cpu_count() or 1)
+    with pytest.raises(BadInput, match=r"^threads=100000: "):
+        resolve(replace(CPU, threads=100_000), 257)
+
+
+# --- attention in bf16 on a CPU
+
+
+@pytest.mark.parametrize(
+    ("device", "is_mixed", "seq_len", "is_fast"),
+    [("cpu", True, 128, True), ("cpu", True, 4096, False), ("cpu", False, 8, False), ("cuda", True, 8, False)],
+)
+def test_attention_uses_plain_matmuls_only_where_that_is_faster(
+    device: str, is_mixed: bool, seq_len: int, is_fast: bool
+) -> None:
+    def settings() -> tuple[bool, bool]:
+        cuda = torch.backends.cuda
+        return cuda.flash_sdp_enabled(), cuda.fp16_bf16_reduction_math_sdp_allowed()
+
+    before = settings()
+    with fast_attention(device, is_mixed, seq_len):
+        assert settings() == ((False, True) if is_fast else before)
+    assert settings() == before
+    with pytest.raises(KeyError), fast_attention(device, is_mixed, seq_len):
+        raise KeyError
+    assert settings() == before
+
+
+def test_attention_by_plain_matmuls_is_the_same_function() -> None:
+    torch.manual_seed(0)
+    inputs = [torch.randn(2, 2, 16, 8) for _ in range(3)]
+
+    def attend(dtype: torch.dtype, is_fast: bool) -> list[Tensor]:
+        q, k, v = (tensor.clone().to(dtype).requires_grad_() for tensor in inputs)
+        with fast_attention("cpu", is_fast, 16):
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        y.float().square().sum().backward()
+        return [tensor.float() for tensor in (y.detach(), q.grad, k.grad, v.grad) if tensor is not None]
+
+    for exact, rough in zip(attend(torch.float32, False), attend(torch.bfloat16, True), strict=True):
+        assert (exact - rough).norm() < 0.02 * exact.norm()
+
+
+# --- loss
+
+
+@pytest.mark.skipif(not HAS_CHUNKED, reason="needs torch 2.13")
+@pytest.mark.parametrize(
+    ("vocab_size", "changes", "loss"),
+    [
+        (2048, {}, "chunked"),
+        (2047, {}, "plain"),
+        (8191, {"precision": "bf16-mixed"}, "plain"),
+        (8192, {"precision": "bf16-mixed"}, "chunked"),
+        (10**5, {"compile": True}, "plain"),
+        (10**5, {"loss": "plain"}, "plain"),
+        (257, {"loss": "chunked"}, "chunked"),
+    ],
+)
+def test_auto_chooses_the_faster_loss(vocab_size: int, changes: dict[str, Any], loss: str) -> None:
+    assert resolve(change(CPU, **{"precision": "32-true", **changes}), vocab_size).loss == loss
+
+
+def test_a_torch_without_the_chunked_loss_is_told_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lm.training.loss.HAS_CHUNKED", False)
+    assert resolve(CPU, 10**5).loss == "plain"
+    with pytest.raises(BadInput, match=r"^loss=chunked: .*loss=plain"):
+        resolve(replace(CPU, loss="chunked"), 10**5)
+
+
+# --- memory
+
+
+@pytest.mark.parametrize(
+    "model",
+    [ModelConfig(d_model=65536, n_heads=512), ModelConfig(d_model=16384, n_heads=128, d_ff=16384)],
+    ids=["parameters", "activations"],
+)
+def test_settings_that_need_more_memory_than_there_is_are_refused_at_once(model: ModelConfig, tmp_path: Path) -> None:
+    """Before a tensor is made, with both figures. The second model has some billions of parameters."""
+    text = tmp_path / "text"
+    text.write_text("0123456789abcde\n" * 75_000)
+    run = short_run(text, tmp_path / "new/run", model=model)
+    if model.d_ff == 16384:
+        run = replace(run, data=replace(run.data, seq_len=1_000_000, batch_size=1))
+    memory, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
+    with pytest.raises(BadInput) as caught:
+        train(run)
+    needed, free = map(float, re.findall(r"([\d.]+) GB", str(caught.value)))
+    assert needed > free > 0
+    assert time.monotonic() - began < 20
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory < 500_000  # kilobytes
+    assert not (tmp_path / "new").exists()
+
+
+MODELS: dict[str, dict[str, Any]] = {  # settings of a model, and of its run
+    "default": {},
+    "relu, one key head, untied": {"ffn": "relu", "n_kv_heads": 1, "d_head": 8, "head": HEADS["untied"]},
+    "gelu, checkpointed": {"ffn": "gelu", "activation_checkpointing": True},
+    "swiglu, Muon, bf16": {"ffn": "swiglu", "optim": MUON, "precision": "bf16-mixed"},
+    "swiglu, dropout, biases": {"ffn": "swiglu", "norm": "layernorm", "bias": True, "dropout": 0.1},
+    "relu2, learned positions": {"ffn": "relu2", "position": "learned", "qk_norm": True},
+    "adapters of queries": {"linear": "lora", "lora_targets": ["q_proj"], "init_from": "base"},
+    "gelu_tanh, checkpointed, bf16": {"ffn": "gelu_tanh", "activation_checkpointing": True, "precision": "bf16-mixed"},
+}
+
+
+def model_run(name: str) -> RunConfig:
+    model = {key: value for key, value in MODELS[name].items() if key in ModelConfig.__slots__}
+    changes = {key: value for key, value in MODELS[name].items() if key not in model}
+    run = change(CPU, model=ModelConfig(n_layers=3, d_model=64, n_heads=4, d_ff=256, **model), loss="plain", threads=1)
+    return resolve(
+        change(replace(run, data=DataConfig(seq_len=64, batch_size=4)), **{"precision": "32-true", **changes}), 257
+    )
+
+
+def kept_for_backward(run: RunConfig) -> int:
+    """Bytes of the tensors that autograd keeps in a training step, parameters not included."""
+    net, sizes, tensors = build_model(run, 257), dict[int, int](), []
+
+    def pack(tensor: Tensor) -> Tensor:
+        tensors.append(tensor)  # so that no address is used twice
+        sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    tokens, targets = torch.randint(257, (2, run.data.batch_size, run.data.seq_len))
+    is_mixed = run.trainer.precision == "bf16-mixed"
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), torch.autocast("cpu", enabled=is_mixed):
+        build_loss(run)(net, tokens, targets)
+    parameters = {parameter.untyped_storage().data_ptr() for parameter in net.parameters()}
+    return sum(size for address, size in sizes.items() if address not in parameters)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_memory_of_a_token_is_a_lower_bound(name: str) -> None:
+    run = model_run(name)
+    half = replace(run, data=replace(run.data, batch_size=2))
+    bound = least_bytes(run, 257) - least_bytes(half, 257)
+    assert 0.05 < bound / (kept_for_backward(run) - kept_for_backward(half)) <= 1
+
+
+@pytest.mark.parametrize("name", ["default", "swiglu, Muon, bf16"])
+def test_the_memory_of_parameters_is_that_of_their_gradients_and_moments(name: str) -> None:
+    run = model_run(name)
+    net = build_model(run, 257)
+    optimizer = build_optimizer(net, run.optim, run.head)
+    net(torch.zeros(1, 64, dtype=torch.long)).sum().backward()
+    optimizer.step()
+    moments = [tensor for state in optimizer.state.values() for tensor in state.values() if tensor.ndim]
+    expected = sum(tensor.nbytes for tensor in [*net.parameters(), *net.parameters(), *moments])
+    few = replace(run, data=replace(run.data, batch_size=1, seq_len=1))
+    assert 0.6 * expected < least_bytes(few, 257) < 1.05 * expected
+
+
+def report_peak(run: RunConfig, connection: Any) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    train(run)
+    connection.send(1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before))
+
+
+@pytest.mark.slow
+def test_a_real_run_takes_more_than_the_bound(tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    text.write_text("".join(map(chr, torch.randint(97, 123, (40_000,)).tolist())))
+    model = ModelConfig(n_layers=4, d_model=256, n_heads=4, d_ff=1024, ffn="swiglu")
+    run = short_run(text, tmp_path / "run", model=model, max_steps=2, loss="plain")
+    run = replace(run, data=replace(run.data, seq_len=512, batch_size=16))
+    receiver, sender = PROCESSES.Pipe(duplex=False)
+    process = PROCESSES.Process(target=report_peak, args=(run, sender))
+    process.start()
+    assert receiver.poll(120)
+    peak = receiver.recv()
+    process.join()
+    assert 0.3 * peak < least_bytes(resolve(run, 257), 257) < peak
