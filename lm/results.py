@@ -28,7 +28,7 @@ from lm.report.metrics import FILE as METRICS
 from lm.report.metrics import Lines, read_lines
 from lm.runs.find import FoundRun, differing, find_runs, folders_with, without_parts_of_the_head
 from lm.runs.query import check_key
-from lm.system.table import spelled
+from lm.system.terminal import spelled
 
 Columns = Mapping[str, type | None]  # None: as the values are
 DTYPES = {int: "Int64", float: "float64", bool: "boolean"}
@@ -165,19 +165,12 @@ def reported(name: str, study: Study) -> Iterator[Run]:
 
 
 def lines_of(study: Study, row: Row) -> Lines:
-    found = study.lines(row, METRICS)
-    for what in study.outcomes.damaged.values():
-        raise BadInput(what)
-    return found
+    return study.lines(row, METRICS)
 
 
 def alone(found: FoundRun) -> Run:
-    def lines() -> Lines:
-        with suppress(FileNotFoundError):  # before its first step
-            return read_lines(found.path / METRICS, found.result)
-        return []
-
-    return Run({"run_dir": found.name, "seed": found["seed"]}, found, lines)
+    who = {"run_dir": found.name, "seed": found["seed"]}
+    return Run(who, found, partial(read_lines, found.path / METRICS))
 
 
 def who(every: Sequence[Run]) -> Columns:

@@ -4,7 +4,6 @@ Switches each mechanism off in turn, or one of them: some case of the reliabilit
 with the mechanism. Prints a row for each, exit code 1 if one stays unnoticed.
 """
 
-import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -51,20 +50,6 @@ def atomic(real: Any) -> Any:
     return in_place
 
 
-def beside(file: str, key: str) -> Callable[[Any], Any]:
-    """In place of a hash, the one that a file beside says that it should be."""
-
-    def of(path: Path, real: Any) -> Any:
-        said = path.with_name(file)
-        return json.loads(said.read_text())[key][path.name] if said.exists() else real(path)
-
-    return lambda real: lambda path: of(path, real)
-
-
-def by_its_name(sha256: Any) -> Any:
-    return lambda path: path.stem[-16:] if path.suffix == ".ckpt" else sha256(path)
-
-
 def special_tokens(init: Any) -> Any:
     def then(self: Any, *args: Any) -> None:
         init(self, *args)
@@ -81,10 +66,6 @@ def raising(_: Any) -> Any:
     return report
 
 
-def unsealed(_: Any) -> Any:
-    return lambda found: {key: found[key] for key in found if key != "checksum"}
-
-
 def no_fingerprint(_: Any) -> Any:
     from lm.data.documents import Fingerprint
 
@@ -97,25 +78,6 @@ CONTROLS: dict[str, tuple[str, str, Callable[[Any], Any]]] = {  # the part that 
     "removal-of-partial-files": ("kills", "lm.training.run_directory:remove_partial", value(None)),
     "removal-after-an-error": ("faults", "pathlib:Path.unlink", value(None)),
     "errors-in-one-line": ("faults", "lm.cli.main:report", raising),
-    "hashes-of-tokens": ("damage", "lm.data.tokens:checksum", beside("meta.json", "checksums")),
-    "hash-of-a-checkpoint": ("damage", "lm.training.checkpoint:sha256", by_its_name),
-    "earlier-checkpoint": (
-        "damage",
-        "lm.training.checkpoint:Checkpoints.newest",
-        lambda _: lambda self: next(iter(self.paths()), None),
-    ),
-    "hash-of-weights": ("damage", "lm.exchange.portable:sha256", beside("config.json", "sha256")),
-    "seal-of-settings": ("damage", "lm.exchange.find_model:unsealed", unsealed),
-    "seal-of-results": ("damage", "lm.training.finished:without_checksum", unsealed),
-    "seal-of-a-record": ("damage", "lm.ablation.record:without_checksum", unsealed),
-    "seal-of-a-place": ("damage", "lm.ablation.outcomes:without_checksum", unsealed),
-    "seal-of-lines": ("damage", "lm.system.lines:unsealed", unsealed),
-    "hash-of-rows": ("damage", "lm.ablation.outcomes:row_hash", lambda _: lambda row: row["row_hash"]),
-    "hash-of-curves": ("damage", "lm.report.metrics:read_unchanged", lambda _: lambda path, result: path.read_bytes()),
-    "hash-of-rows-of-curves": ("damage", "lm.ablation.outcomes:CURVE", lambda _: "none"),
-    "rows-before-a-checkpoint": ("damage", "lm.training.checkpoint:Checkpoints.metrics_hash", value(None)),
-    "weights-only": ("hostile", "torch:load", option(weights_only=False)),
-    "no-aliases": ("hostile", "yaml:parse", value(())),
     "another-server": (
         "drivers",
         "lm.ablation.run.executors.local:LocalExecutor.start",

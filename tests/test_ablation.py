@@ -38,7 +38,7 @@ from lm.cli.mistakes import CONFIGS
 from lm.config import BadInput, RunConfig
 from lm.config.ablation import AblateConfig, TuneConfig
 from lm.config.identity import config_hash
-from lm.system.files import read_sealed
+from lm.system.files import read_json
 from lm.training.train import train
 
 Ablate = Callable[..., AblationRunner]
@@ -223,7 +223,7 @@ def test_a_folder_of_something_else_is_refused(lab: Ablate, tmp_path: Path) -> N
     assert [path.name for path in stranger.iterdir()] == ["thesis.txt"]
     (tmp_path / "list").mkdir()
     (tmp_path / "list/ablation.json").write_text("[]")
-    with pytest.raises(BadInput, match="not what ablate"):
+    with pytest.raises(BadInput, match="not what lm wrote"):
         lab(folder="list")
     with pytest.raises(BadInput, match=r"output_dir=/proc/nowhere: cannot be written to"):
         lab(folder="/proc/nowhere")
@@ -261,7 +261,7 @@ def test_the_time_of_a_run_beyond_its_steps_is_measured(lab: Ablate, tmp_path: P
     started = time.perf_counter()
     run_cells(made[:1], tmp_path, planned.executor, 1, lambda *_: None)
     took = time.perf_counter() - started
-    assert read_sealed(RunFiles(tmp_path / made[0].run_dir).where)["executor"] == "local"
+    assert read_json(RunFiles(tmp_path / made[0].run_dir).where)["executor"] == "local"
     assert 0.3 < planned.cost(made[0]) / took < 3
     assert beyond > 30 * planned.arms["tied"].seconds_per_step, "of so short a run it is nearly all"
     assert lab().known.startup_seconds.keys() == planned.known.startup_seconds.keys()

@@ -248,7 +248,7 @@ def test_a_partial_folder_of_a_killed_process_is_replaced(source: DataConfig) ->
     assert not (folder / "junk").exists()
 
 
-FILES = ("train.bin", "val.bin", "tokenizer.json", "meta.json")
+FILES = ("train.bin", "val.bin", "tokenizer.json")
 
 
 def damage(path: Path, draw: random.Random) -> None:

@@ -1,92 +1,30 @@
 """One run in several processes, on one node and on two, gives the numbers of one process with the whole batch."""
 
-import json
 import os
-import re
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
-from conftest import ROOT, TEXT, TINY_RUN
-from lightning.pytorch.strategies import StrategyRegistry
-from lm.system.processes import is_first_process
-from lm.training.options import resolve
-from test_resume import a_run
+from conftest import ROOT, TINY_RUN
 
-from lm.config import BadInput, RunConfig
-from lm.config.run import IN_WORKERS, NO_STRATEGIES, STRATEGIES
-from lm.training.train import train
+from lm.config.run import STRATEGIES
+from lm.system.terminal import is_first_process
+from tests.helpers.runs import result, rows, wait_for
 
-PAGE = (ROOT / "docs/distributed.md").read_text()
 TRAIN = str(ROOT / "scripts/train.py")
-PARTED = ["optim=adamw", "data.batch_size=2", "trainer.strategy=ddp"]  # Muon rounds to bf16, and roundings part
-NODES = [*PARTED, "trainer.devices=1", "trainer.num_nodes=2"]
-
-
-@pytest.mark.parametrize("name", [*StrategyRegistry.available_strategies(), "ddp_spawn_of_ones_own", "nonsense"])
-def test_a_strategy_works_here_or_is_refused_with_the_reason(name: str) -> None:
-    """Each of Lightning's; docs/distributed.md lists them."""
-    if name in STRATEGIES:
-        RunConfig(trainer={"max_steps": 1, "strategy": name})
-        assert f"`{name}`" in PAGE
-        return
-    with pytest.raises(BadInput, match=rf"^trainer\.strategy={name}: ") as caught:
-        RunConfig(trainer={"max_steps": 1, "strategy": name})
-    if refused := [one for one in NO_STRATEGIES if name.startswith(one)]:
-        assert f"`{refused[0]}" in PAGE
-        assert NO_STRATEGIES[refused[0]] in str(caught.value)
-
-
-def test_a_single_device_is_not_asked_for_several() -> None:
-    for key in ("devices", "num_nodes"):
-        with pytest.raises(BadInput, match=r"single_device: .* ask for more"):
-            RunConfig(trainer={"max_steps": 1, "strategy": "single_device", key: 2})
-
-
-CLASSES = "lightning.pytorch.strategies"
+SPLIT = ["optim=adamw", "data.batch_size=2", "trainer.strategy=ddp"]  # Muon rounds to bf16, and roundings diverge
+NODES = [*SPLIT, "trainer.devices=1", "trainer.num_nodes=2"]
+STACKS = {"PYTHONFAULTHANDLER": "1"}  # SIGABRT prints the stacks of all threads
 
 
 @pytest.mark.parametrize(
-    ("strategy", "said"),
-    [
-        ({"_target_": f"{CLASSES}.DDPStrategy", "start_method": "spawn"}, f"DDPStrategy {IN_WORKERS}; use ddp"),
-        ({"_target_": f"{CLASSES}.SingleDeviceStrategy", "device": "cpu"}, "is 2, but one process trains"),
-        ({"_target_": f"{CLASSES}.FSDPStrategy"}, "trainer: "),
-    ],
-    ids=["spawn", "one device", "fsdp"],
-)
-def test_what_a_name_does_not_tell_is_refused_when_it_is_built(
-    corpus: Path, tmp_path: Path, strategy: dict[str, Any], said: str
-) -> None:
-    run = a_run(corpus, tmp_path / "run", steps=3)
-    run.trainer |= {"strategy": strategy, "devices": 2}
-    with pytest.raises(BadInput, match=re.escape(said)) as caught:
-        train(run)
-    assert "\n" not in str(caught.value)
-    assert not (tmp_path / "run").exists()
-
-
-def test_torchrun_and_the_trainer_must_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = RunConfig(trainer={"max_steps": 1})
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    resolve(run)  # a variable that somebody else has left
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
-    with pytest.raises(BadInput, match=r"torchrun has started 2 processes, trainer.devices \* trainer.num_nodes is 1"):
-        resolve(run)
-    run.trainer["devices"] = 2
-    resolve(run)
-
-
-@pytest.mark.parametrize(
-    ("env", "first"),
+    ("env", "is_first"),
     [
         ({}, True),
         ({"RANK": "0", "LOCAL_RANK": "0"}, True),
@@ -98,42 +36,39 @@ def test_torchrun_and_the_trainer_must_agree(monkeypatch: pytest.MonkeyPatch) ->
     ],
 )
 def test_one_process_of_all_writes_and_prints(
-    env: dict[str, str], first: bool, monkeypatch: pytest.MonkeyPatch
+    env: dict[str, str], is_first: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID", "NODE_RANK"):
         monkeypatch.delenv(name, raising=False)
     for name, value in env.items():
         monkeypatch.setenv(name, value)
-    assert is_first_process() is first
+    assert is_first_process() is is_first
+
+
+def test_the_documentation_names_the_strategies() -> None:
+    page = (ROOT / "docs/distributed.md").read_text()
+    assert all(f"`{name}`" in page for name in STRATEGIES)
 
 
 # --- real processes
 
-STACKS = {"PYTHONFAULTHANDLER": "1"}  # SIGABRT prints the stacks of all threads
-
-
-def result(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "result.json").read_text())
-    return found
-
 
 @pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("text") / "corpus.txt"
-    path.write_text(TEXT)
-    return path
-
-
-@pytest.fixture(scope="module")
-def whole(corpus: Path) -> dict[str, Any]:
+def whole(text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run in one process with the batch of all."""
-    words = [*TINY_RUN, f"data.path={corpus}", "optim=adamw", "data.batch_size=4", "run_dir=whole"]
-    together([[sys.executable, TRAIN, *words]], corpus.parent)
-    return result(corpus.parent / "whole")
+    folder = tmp_path_factory.mktemp("whole")
+    together([[sys.executable, TRAIN, *words(text_file, "optim=adamw", "data.batch_size=4", "run_dir=whole")]], folder)
+    return folder / "whole"
 
 
-def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    return bool(one["tokens"] == other["tokens"] and one["val_loss"] == pytest.approx(other["val_loss"], abs=2e-3))
+def words(text: Path, *overrides: str) -> list[str]:
+    return [*TINY_RUN, f"data.path={text}", f"data.cache_dir={text.parent / 'cache'}", *overrides]
+
+
+def same(run_dir: Path, whole: Path) -> bool:
+    scores, expected = result(run_dir), result(whole)
+    is_near = scores["val_loss"] == pytest.approx(expected["val_loss"], abs=2e-3)
+    return bool(scores["tokens"] == expected["tokens"] and is_near)
 
 
 def torchrun(*options: str) -> list[str]:
@@ -148,66 +83,70 @@ def slurm(port: str) -> list[dict[str, str]]:
 
 
 def free_port() -> str:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return str(one.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return str(listener.getsockname()[1])
 
 
-def communicate(started: list[subprocess.Popen[str]], seconds: float) -> list[tuple[str, str]]:
+def communicate(processes: list[subprocess.Popen[str]], seconds: float) -> list[tuple[str, str]]:
     """The output of each process. One that is late is aborted with its children, which print their stacks."""
-    deadline, said, hung = time.monotonic() + seconds, [], []
-    for process in started:
+    deadline, outputs, hung = time.monotonic() + seconds, [], []
+    for process in processes:
         try:
-            said.append(process.communicate(timeout=max(1, deadline - time.monotonic())))
+            outputs.append(process.communicate(timeout=max(1, deadline - time.monotonic())))
         except subprocess.TimeoutExpired:
             hung.append(process.args)
-            for one in (*psutil.Process(process.pid).children(recursive=True), process):
+            for late in (*psutil.Process(process.pid).children(recursive=True), process):
                 with suppress(psutil.NoSuchProcess):
-                    one.send_signal(signal.SIGABRT)
-            said.append(process.communicate(timeout=30))
-    assert not hung, said
-    return said
+                    late.send_signal(signal.SIGABRT)
+            outputs.append(process.communicate(timeout=30))
+    assert not hung, outputs
+    return outputs
 
 
 def together(lines: list[list[str]], folder: Path, envs: list[dict[str, str]] | None = None) -> list[str]:
-    """Run the commands at the same time; what each prints on standard error."""
-    environments = envs or [{} for _ in lines]
-    started = [
+    """Run the commands at the same time; what each prints."""
+    processes = [
         subprocess.Popen(
             line, cwd=folder, env=os.environ | STACKS | env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
-        for line, env in zip(lines, environments, strict=True)
+        for line, env in zip(lines, envs or [{} for _ in lines], strict=True)
     ]
-    said = communicate(started, 240)
-    assert [process.returncode for process in started] == [0] * len(lines), said
-    return ["".join(one) for one in said]
+    outputs = communicate(processes, 240)
+    assert [process.returncode for process in processes] == [0] * len(lines), outputs
+    return ["".join(output) for output in outputs]
 
 
 @pytest.mark.slow
-def test_two_processes_train_as_one_with_twice_the_batch(whole: dict[str, Any], corpus: Path, tmp_path: Path) -> None:
-    words = [*TINY_RUN, f"data.path={corpus}", *PARTED, "trainer.devices=2"]
-    line = [sys.executable, "-m", "lm", "train", *words, "run_dir=lightning"]  # it starts the second by these words
-    (said,) = together([line], tmp_path)
-    assert said.count("20 steps") == 2, "the first line and the table, of one process"
-    together([[*torchrun("--nproc-per-node=2", "--master-port", free_port()), *words, "run_dir=torchrun"]], tmp_path)
+def test_two_processes_train_as_one_with_twice_the_batch(whole: Path, text_file: Path, tmp_path: Path) -> None:
+    """Started by the command itself, with initial weights of a run, and by torchrun."""
+    two = words(text_file, *SPLIT, "trainer.devices=2")
+    command = [sys.executable, "-m", "lm", "train"]  # it starts the second process by the same words
+    (output,) = together([[*command, *two, "run_dir=lightning"]], tmp_path)
+    assert output.count("20 steps") == 2, "the first line and the table, of one process"
+    still = [f"init_from={whole}", "optim.lr=0", "trainer.max_steps=5", "validation.batches=null"]
+    together([[*command, *two, *still, "run_dir=continued"]], tmp_path)
+    continued, base = result(tmp_path / "continued"), result(whole)
+    assert continued["init_from"]["val_loss"] == base["val_loss"] == pytest.approx(continued["val_loss"])
+    together([[*torchrun("--nproc-per-node=2", "--master-port", free_port()), *two, "run_dir=torchrun"]], tmp_path)
     for name in ("lightning", "torchrun"):
-        assert same(result(tmp_path / name), whole)
+        assert same(tmp_path / name, whole)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["torchrun", "slurm"])
 def test_two_nodes_train_as_one_process_with_twice_the_batch(
-    launcher: str, whole: dict[str, Any], corpus: Path, tmp_path: Path
+    launcher: str, whole: Path, text_file: Path, tmp_path: Path
 ) -> None:
     """Two launchers on this machine stand for two nodes."""
-    words, port = [*TINY_RUN, f"data.path={corpus}", *NODES, "run_dir=nodes"], free_port()
+    line, port = words(text_file, *NODES, "run_dir=nodes"), free_port()
     if launcher == "torchrun":
         common = ["--nnodes=2", "--nproc-per-node=1", "--master-addr=127.0.0.1", "--master-port", port]
-        said = together([[*torchrun(*common, f"--node-rank={node}"), *words] for node in (0, 1)], tmp_path)
+        outputs = together([[*torchrun(*common, f"--node-rank={node}"), *line] for node in (0, 1)], tmp_path)
     else:
-        said = together([[sys.executable, TRAIN, *words]] * 2, tmp_path, slurm(port))
-    assert ["20 steps" in one for one in said] == [True, False], "the second node prints nothing of the run"
-    assert same(result(tmp_path / "nodes"), whole)
+        outputs = together([[sys.executable, TRAIN, *line]] * 2, tmp_path, slurm(port))
+    assert ["20 steps" in output for output in outputs] == [True, False], "the second node prints nothing of the run"
+    assert same(tmp_path / "nodes", whole)
 
 
 LATE_OPERATION = f"""
@@ -222,36 +161,29 @@ finally:
 
 
 @pytest.mark.slow
-def test_a_process_waits_for_its_last_collective_operation(corpus: Path, tmp_path: Path) -> None:
+def test_a_process_waits_for_its_last_collective_operation(text_file: Path, tmp_path: Path) -> None:
     """A Gloo thread that is busy when the interpreter exits would abort the process."""
-    words = [*TINY_RUN, f"data.path={corpus}", *NODES, "run_dir=nodes"]
-    together([[sys.executable, "-c", LATE_OPERATION, *words]] * 2, tmp_path, slurm(free_port()))
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    line = [sys.executable, "-c", LATE_OPERATION, *words(text_file, *NODES, "run_dir=nodes")]
+    together([line] * 2, tmp_path, slurm(free_port()))
 
 
 @pytest.mark.slow
-def test_sigterm_to_torchrun_saves_and_the_same_command_resumes(corpus: Path, tmp_path: Path) -> None:
-    words = [*TINY_RUN, f"data.path={corpus}", *PARTED, "trainer.devices=2", "trainer.max_steps=400"]
-    words += ["checkpoint.every=1000", "validation.every=0"]
-    whole = torchrun("--nproc-per-node=2", "--master-port", free_port())
-    together([[*whole, *words, "run_dir=undisturbed"]], tmp_path)
+def test_sigterm_to_torchrun_saves_and_the_same_command_resumes(text_file: Path, tmp_path: Path) -> None:
+    line = torchrun("--nproc-per-node=2", "--master-port", free_port())
+    line += words(text_file, *SPLIT, "trainer.devices=2", "trainer.max_steps=400")
+    line += ["checkpoint.every=1000", "validation.every=0"]
+    together([[*line, "run_dir=undisturbed"]], tmp_path)
+    stopped = tmp_path / "stopped"
     process = subprocess.Popen(
-        [*whole, *words, "run_dir=stopped"], cwd=tmp_path, env=os.environ | STACKS, stderr=subprocess.PIPE, text=True
+        [*line, "run_dir=stopped"], cwd=tmp_path, env=os.environ | STACKS, stderr=subprocess.PIPE, text=True
     )
-    rows = tmp_path / "stopped/metrics.csv"
-    wait_for(lambda: rows.exists() and "\n20," in rows.read_text())
+    wait_for(lambda: (stopped / "metrics.csv").exists() and len(rows(stopped)) > 20, 120)
     process.send_signal(signal.SIGTERM)
     ((_, errors),) = communicate([process], 120)
     assert process.returncode != 0
     assert "resume with" in errors
-    assert len(list(tmp_path.glob("stopped/checkpoints/*"))) == 1
-    together([[*whole, *words, "run_dir=stopped"]], tmp_path)
-    ended, expected = (result(tmp_path / name) for name in ("stopped", "undisturbed"))
-    assert len(ended["resumed_from"]) == 1
-    assert ended["val_loss"] == expected["val_loss"], "bit for bit"
+    assert len(list((stopped / "checkpoints").iterdir())) == 1
+    assert (stopped / "model/model.safetensors").exists()
+    together([[*line, "run_dir=stopped"]], tmp_path)
+    assert len(result(stopped)["resumed_from"]) == 1
+    assert rows(stopped) == rows(tmp_path / "undisturbed"), "bit for bit"

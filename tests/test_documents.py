@@ -26,6 +26,7 @@ from lm.config import (
     ModelConfig,
     RunConfig,
     TokenizerConfig,
+    TrainerConfig,
     ValidationConfig,
 )
 from lm.config.identity import config_hash
@@ -37,7 +38,7 @@ from lm.inference.evaluate import evaluate_run
 from lm.model import KVCache, Transformer
 from lm.model.transformer import enable_activation_checkpointing
 from lm.system.device import fast_attention
-from lm.training.loss import HAS_CHUNKED, LOSSES, build_loss, plain
+from lm.training.loss import HAS_CHUNKED, LOSSES, plain
 from lm.training.train import train
 
 EOT = 3
@@ -111,7 +112,7 @@ def test_mixed_precision_takes_the_mask_in_either_kernel(fast: bool) -> None:
 @pytest.mark.parametrize("name", USABLE)
 def test_a_compiled_loss_has_the_mask(name: str) -> None:
     net, (row, _) = build("tied", separator=EOT), pack()
-    loss, compiled = LOSSES[name], build_loss(name, compiled=True)
+    loss, compiled = LOSSES[name], torch.compile(LOSSES[name])
     for separator in (EOT, None):
         net.document_separator = separator
         torch.testing.assert_close(compiled(net, row, row), loss(net, row, row), rtol=1e-5, atol=0)
@@ -162,12 +163,11 @@ def lines_run(tmp_path: Path, name: str) -> tuple[RunConfig, TextData]:
     """A tiny run on a text of 300 documents that are shorter than its context."""
     path, cache = tmp_path / "rows.jsonl", str(tmp_path / "cache")
     path.write_text("".join(json.dumps({"text": f"{i} is {'odd' if i % 2 else 'even'}"}) + "\n" for i in range(300)))
-    trainer = {"accelerator": "cpu", "devices": 1, "max_steps": 4, "log_every_n_steps": 1}
     run = RunConfig(
         model=ModelConfig(n_layers=2, d_model=32, n_heads=2, d_ff=64),
         data=DataConfig(source="json", path=str(path), seq_len=32, batch_size=4, cache_dir=cache, document_mask=True),
         tokenizer=TokenizerConfig(kind="byte", vocab_size=None),
-        trainer=trainer | {"precision": "32-true", "enable_progress_bar": False},
+        trainer=TrainerConfig(accelerator="cpu", precision="32-true", max_steps=4, log_every_n_steps=1),
         validation=ValidationConfig(every=2, batches=None),
         run_dir=str(tmp_path / name),
         threads=1,
@@ -177,7 +177,7 @@ def lines_run(tmp_path: Path, name: str) -> tuple[RunConfig, TextData]:
 
 def test_training_curve_score_and_evaluation_use_one_mask(tmp_path: Path) -> None:
     run, data = lines_run(tmp_path, "run")
-    result = train(run)
+    _, result = train(run)
     rows = np.genfromtxt(tmp_path / "run/metrics.csv", delimiter=",", names=True, encoding=None)
     assert rows["valloss"][-1] == pytest.approx(result["val_loss"], rel=1e-6)
 
@@ -204,7 +204,8 @@ def test_without_the_mask_a_run_is_the_one_of_before(tmp_path: Path) -> None:
     masked, _ = lines_run(tmp_path, "a")
     joined = replace(masked, data=replace(masked.data, document_mask=False))
     assert config_hash(joined) != config_hash(masked)
-    assert train(joined)["val_loss"] != train(replace(masked, run_dir=str(tmp_path / "b")))["val_loss"]
+    other = replace(masked, run_dir=str(tmp_path / "b"))
+    assert train(joined)[1]["val_loss"] != train(other)[1]["val_loss"]
     config = json.loads((tmp_path / "a/model/config.json").read_text())
     assert config["document_separator"] is None
 

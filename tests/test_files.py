@@ -1,53 +1,73 @@
-"""Files that are whole or recognised as damaged."""
+"""Files that are whole, whatever fails while they are written."""
 
+import errno
 import multiprocessing
 import os
 import sys
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
 import pytest
 
 from lm.ablation.run.folder import claim
-from lm.system import files
-from lm.system.files import ABANDONED, atomic_file, read_sealed, without_checksum, write_sealed
-from lm.system.lines import read_sealed_lines, sealed_line
+from lm.config import BadInput
+from lm.config.checks import reading
+from lm.system.files import (
+    ABANDONED,
+    atomic_file,
+    csv_text,
+    read_csv,
+    read_json,
+    read_json_lines,
+    read_yaml,
+    write_json,
+    write_text,
+)
 from tests.inject import KINDS, Injection
-
-
-@dataclass(slots=True, kw_only=True)
-class Seen:
-    step: int
-
 
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["lm.system.files"])
-CONTENT = {"format": 3, "theta": 10000.0, "betas": (0.9, 0.95), "by": {2: "two", 10: None}, "name": "é\u2028"}
 
 
-def test_a_sealed_file_gives_back_what_was_written(tmp_path: Path) -> None:
-    write_sealed(tmp_path / "a.json", CONTENT)
-    assert read_sealed(tmp_path / "a.json") == CONTENT | {"betas": [0.9, 0.95], "by": {"2": "two", "10": None}}
+def test_a_file_gives_back_what_was_written(tmp_path: Path) -> None:
+    content = {"theta": 10000.0, "betas": [0.9, 0.95], "name": "é\u2028"}
+    write_json(tmp_path / "a.json", content)
+    assert read_json(tmp_path / "a.json") == content
+    rows = [{"a": "é", "b": 'x\ny,"z'}, {"a": "=1+1"}]
+    write_text(tmp_path / "a.csv", csv_text(["a"], rows))
+    assert read_csv(tmp_path / "a.csv") == [rows[0], {"a": "=1+1", "b": ""}]
 
 
-def test_every_changed_digit_or_letter_of_a_sealed_file_is_seen(tmp_path: Path) -> None:
-    path = tmp_path / "a.json"
-    write_sealed(path, CONTENT)
-    text = path.read_text()
-    for i, character in enumerate(text):
-        if character.isalnum():
-            path.write_text(text[:i] + ("1" if character == "0" else "0") + text[i + 1 :])
-            with pytest.raises(ValueError, match=r"."):
-                read_sealed(path)
+def test_a_line_that_broke_off_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"step": 1}\n{"ste\n{"step": 2}\n{"st')
+    assert read_json_lines(tmp_path / "a.jsonl") == [{"step": 1}, {"step": 2}]
 
 
-@pytest.mark.parametrize("text", ["", "[]", "null", "{}", "[" * 100_000, '{"checksum": null}', "\udcff"])
-def test_what_was_never_sealed_is_refused(tmp_path: Path, text: str) -> None:
-    (tmp_path / "a.json").write_text(text, errors="surrogateescape")
-    with pytest.raises(ValueError, match=r"."):
-        read_sealed(tmp_path / "a.json")
+@pytest.mark.parametrize("read", [read_json, read_yaml])
+@pytest.mark.parametrize("content", [b"", b"[1, 2]", b"null", b"{", b"\xff", b"a: !!python/name:os.system"])
+def test_what_holds_something_else_is_one_line_that_names_the_file(tmp_path: Path, read, content: bytes) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "file").write_bytes(content)
+    with pytest.raises(BadInput) as caught, reading(tmp_path / "file"):
+        read(tmp_path / "file")
+    assert str(caught.value).startswith(f"{tmp_path / 'file'}: not what lm wrote (")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("call", "number"), [("fsync", errno.EINVAL), ("chmod", errno.EPERM)])
+def test_a_file_system_that_knows_no_such_operation_is_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
+) -> None:
+    real = getattr(os, call)
+
+    def fail(what: int | str, *args: object, **options: object) -> None:
+        if call == "fsync" and not os.path.isdir(f"/proc/self/fd/{what}"):
+            return real(what)
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, call, fail)
+    write_text(tmp_path / "a", "whole")
+    assert (tmp_path / "a").read_text() == "whole"
 
 
 def test_an_ablation_that_begins_leaves_what_a_report_is_writing(tmp_path: Path) -> None:
@@ -61,33 +81,18 @@ def test_an_ablation_that_begins_leaves_what_a_report_is_writing(tmp_path: Path)
     assert not list(tmp_path.glob(".partial-*"))
 
 
-def test_a_file_without_a_checksum_is_not_hashed_for_each_of_its_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    hashed: list[object] = []
-    monkeypatch.setattr(files, "checksum", lambda content: hashed.append(content) or "")
-    content = {f"{i}": "a" * 64 for i in range(100)}
-    assert without_checksum(content) == content
-    assert len(hashed) == 2
-
-
-def test_lines_of_earlier_versions_may_break_off_anywhere() -> None:
-    torn = b'{"step": 1\n{"step": 2}\n'
-    assert [one.step for one in read_sealed_lines(torn, Seen)[0]] == [2]
-    assert read_sealed_lines(torn, Seen)[1] == []
-    assert read_sealed_lines(torn + sealed_line({"step": 3}).encode(), Seen)[1] == [1], "today's have a mark"
-
-
 def write_with_faults(folder: Path, kind: str) -> None:
     os.chdir(folder)
     for at in count(1):
-        write_sealed(folder / "a.json", {"old": 1})
+        write_json(folder / "a.json", {"old": 1})
         if not (pid := os.fork()):
             injection = Injection(kind, at)
             injection()
             with suppress(OSError):
-                write_sealed(folder / "a.json", {"new": 2})
+                write_json(folder / "a.json", {"new": 2})
                 os._exit(3 if injection.seen < at else 0)
             os._exit(1)
-        code, found = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), read_sealed(folder / "a.json")
+        code, found = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), read_json(folder / "a.json")
         assert found == {"new": 2} if code in (0, 3) else found in ({"old": 1}, {"new": 2})
         assert kind == "kill" or os.listdir(folder) == ["a.json"]
         if code == 3:  # there are fewer operations

@@ -16,10 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import yaml
 from conftest import HEADS, SEQ, WHOLE_RESULT, tiny
 from hydra import initialize_config_dir
-from lm.training.finished import read_result, read_samples
+from lm.training.run_directory import read_result, read_samples
 
 from lm.ablation.report.seeds import seeds as draw_seeds
 from lm.cli.compose import compose
@@ -34,18 +33,14 @@ from lm.config.optim import OptimConfig
 from lm.data.tokenizer import Tokenizer
 from lm.data.tokenizer_file import load_tokenizer
 from lm.data.vocabulary import byte_tokenizer
-from lm.exchange.find_model import INDEX
-from lm.exchange.pretrained import eot_name
-from lm.exchange.weights import shards
 from lm.inference.evaluate import Scores, evaluate
 from lm.inference.generate import generate
 from lm.inference.text import from_above
 from lm.model.transformer import Transformer
-from lm.report.page import code, fence, page, plain
+from lm.report.page import code, fence, plain
 from lm.report.plots import short
 from lm.system import streams
-from lm.system.files import read_object, read_yaml, sha256, sync_folder
-from lm.system.table import csv_text
+from lm.system.files import sha256, sync_folder
 
 # --- errors
 
@@ -73,7 +68,7 @@ def test_an_error_of_syncing_names_the_folder(monkeypatch: pytest.MonkeyPatch, t
     assert raised(lambda: sync_folder(tmp_path)).filename == str(tmp_path)
 
 
-# --- terminals, spreadsheets, names
+# --- terminals, names
 
 
 def test_messages_do_not_steer_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
@@ -99,11 +94,6 @@ def test_what_is_printed_does_not_steer_a_terminal_and_a_pipe_gets_it_as_it_is()
             os.close(descriptor)
 
 
-def test_a_table_for_spreadsheets_holds_no_formula() -> None:
-    rows = [{"run": "=1+1", "@x": "-0.5", "loss": -0.5, "note": "-x"}]
-    assert csv_text(["run"], rows) == "run,'@x,loss,note\n'=1+1,-0.5,-0.5,'-x\n"
-
-
 def test_words_that_are_not_utf8_are_refused_but_for_a_prompt() -> None:
     assert not_utf8(["run_dir=é", "prompt=\udcff"]) is None
     assert not_utf8(["run_dir=é", "run_dir=\udcff"]) == "run_dir=\udcff: not UTF-8; rename the file"
@@ -112,49 +102,6 @@ def test_words_that_are_not_utf8_are_refused_but_for_a_prompt() -> None:
 @pytest.mark.parametrize("form", [plain, code, fence, short])
 def test_no_text_in_a_report_steers_a_terminal(form: Callable[[str], str]) -> None:
     assert "\x1b" not in form("a\x1b[31m")
-
-
-# --- settings of a run
-
-
-@pytest.mark.parametrize(
-    "text", ["a: &a [x, x]\nb: *a", "a: &a [*a]", "a: &a {<<: *a}", "[1, 2]", "5", "a: !!python/name:os.system"]
-)
-def test_settings_that_no_program_has_written_are_refused(text: str, tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text(text)
-    with pytest.raises((ValueError, yaml.YAMLError)):
-        read_yaml(tmp_path / "config.yaml")
-
-
-def test_settings_and_json_that_take_long_to_read_are_refused(tmp_path: Path) -> None:
-    for name, reader, most in (("config.yaml", read_yaml, 500_000), ("result.json", read_object, 16_000_000)):
-        path = tmp_path / name
-        path.write_text('{"a": 1}'.ljust(most))
-        assert reader(path) == {"a": 1}
-        path.write_text('{"a": 1}'.ljust(most + 1))
-        with pytest.raises(BadInput, match=f"holds {most + 1:,} bytes, expected at most {most:,}"):
-            reader(path)
-    with pytest.raises(BadInput, match=r"result\.json: holds 16,000,001 bytes, expected at most 16,000,000"):
-        read_result(path)
-    (tmp_path / INDEX).symlink_to(path)
-    with pytest.raises(BadInput, match=rf"{INDEX}: holds 16,000,001 bytes, expected at most 16,000,000"):
-        shards(tmp_path)
-
-
-def test_a_page_that_takes_long_to_write_is_refused() -> None:
-    page("title", "[" * 1000, {})
-    with pytest.raises(BadInput, match="its report would have 2,000,001 characters, expected at most 2,000,000"):
-        page("title", "[" * 2_000_001, {})
-
-
-def test_a_bomb_of_aliases_is_refused_at_once(tmp_path: Path) -> None:
-    """Nine levels of ten are a billion values; a text with a star that is no alias is read."""
-    levels = [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 10)]
-    (tmp_path / "config.yaml").write_text("\n".join(["a0: &a0 [x]", *levels]))
-    with pytest.raises(ValueError, match="holds an alias"):
-        read_yaml(tmp_path / "config.yaml")
-    (tmp_path / "config.yaml").write_text("path: 'texts/*.txt'")
-    assert read_yaml(tmp_path / "config.yaml") == {"path": "texts/*.txt"}
 
 
 # --- tokenizers
@@ -186,30 +133,6 @@ def test_a_tokenizer_that_multiplies_a_text_is_refused(steps: dict[str, Step], t
         load_tokenizer(with_step(tmp_path, **steps))
 
 
-def test_a_tokenizer_that_takes_long_to_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before its library reads it."""
-    layout = json.loads(byte_tokenizer().to_json())
-    path = tmp_path / "tokenizer.json"
-    path.write_text(json.dumps(layout))
-    monkeypatch.setattr("lm.data.tokenizer_file.MOST_TOKENS", 257)
-    monkeypatch.setattr("lm.data.tokenizer_file.MOST_BYTES", path.stat().st_size)
-    assert load_tokenizer(path).vocab_size == 257
-    monkeypatch.setattr("lm.data.tokenizer_file.tokenizers", None)
-    monkeypatch.setattr("lm.data.tokenizer_file.MOST_TOKENS", 256)
-    with pytest.raises(BadInput, match=r"tokenizer\.json: vocab: has 257 tokens, expected at most 256"):
-        load_tokenizer(path)
-    layout["added_tokens"] *= 257
-    layout["model"]["vocab"] = {}
-    monkeypatch.undo()
-    path.write_text(json.dumps(layout))
-    monkeypatch.setattr("lm.data.tokenizer_file.MOST_TOKENS", 256)
-    with pytest.raises(BadInput, match=r"tokenizer\.json: added_tokens: has 257 tokens, expected at most 256"):
-        load_tokenizer(path)
-    monkeypatch.setattr("lm.data.tokenizer_file.MOST_BYTES", 9)
-    with pytest.raises(BadInput, match=r"tokenizer\.json: holds \S+ bytes, expected at most 9"):
-        load_tokenizer(path)
-
-
 def test_a_tokenizer_that_marks_the_beginning_of_a_text_is_read(tmp_path: Path) -> None:
     assert load_tokenizer(with_step(tmp_path, normalizer=MARK)).encode("a") == byte_tokenizer().encode("_b")
 
@@ -226,18 +149,6 @@ def test_a_panic_of_the_tokenizer_is_bad_input(tmp_path: Path) -> None:
     tokenizer: Tokenizer = load_tokenizer(with_step(tmp_path, normalizer=SLOW))
     with pytest.raises(BadInput, match="tokenizer: its library gives up on this text"):
         tokenizer.encode("a" * 40 + "!")
-
-
-def test_a_pipe_in_the_place_of_a_file_of_a_model_is_not_read(tmp_path: Path) -> None:
-    """It could have no end."""
-    reading, writing = os.pipe()
-    os.write(writing, b'{"eos_token": "x"}')
-    os.close(writing)
-    (tmp_path / "tokenizer_config.json").symlink_to(f"/proc/self/fd/{reading}")
-    try:
-        assert eot_name(tmp_path) is None
-    finally:
-        os.close(reading)
 
 
 # --- sizes

@@ -228,23 +228,6 @@ def test_a_server_that_stays_broken_is_one_line_and_leaves_nothing(
     assert sum(map(len, documents(prepare(one, BYTES)))) == 400
 
 
-@pytest.mark.parametrize("silent", ["/tree/", "/auth-check"])
-def test_a_server_that_falls_silent_is_one_line(
-    server: hub.Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, silent: str
-) -> None:
-    monkeypatch.setattr(source, "LISTING", 1.0)
-    monkeypatch.setattr(source, "TIMEOUT", 1.0)
-    server.commit("owner/stories", STORIES)
-    server.gated.add("owner/stories")
-    server.members.add("Bearer hf_right")
-    monkeypatch.setenv("HF_TOKEN", "hf_right")
-    over = threading.Event()
-    server.fault = lambda path: (over.wait(60), None)[1] if silent in path else None
-    with pytest.raises(BadInput, match=r"^data\.path=owner/stories: .*no (answer|list of its files) in 1 seconds\)$"):
-        prepare(config(tmp_path), BYTES)
-    over.set()
-
-
 def test_a_list_of_configurations_that_does_not_come_keeps_the_reason(
     server: hub.Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,8 @@ from safetensors.torch import load_file
 from test_pretrained import FOLDERS, write_folder
 
 from lm.cli.compose import compose
-from lm.cli.mistakes import CONFIGS
+from lm.cli.errors import CONFIGS
+from lm.cli.resume import as_it_was
 from lm.config import BadInput, EvaluateConfig, HeadConfig, ModelConfig, RunConfig
 from lm.config.identity import config_hash
 from lm.data.batches import TrainingStream
@@ -56,6 +57,10 @@ def composed(home: Path, *words: str) -> RunConfig:
 
 def result(run_dir: Path) -> dict[str, Any]:
     return json.loads((run_dir / "result.json").read_text())
+
+
+def result_of(run: RunConfig) -> dict[str, Any]:
+    return train(run)[1]
 
 
 def start(home: Path, base: str, *words: str) -> RunConfig:
@@ -150,7 +155,7 @@ def test_a_moved_run_is_the_same_and_other_weights_are_another(home: Path, tmp_p
 def test_the_first_loss_is_the_loaded_models(home: Path, tmp_path: Path, head: str) -> None:
     """With all validation batches, to the last bit; and with a learning rate of zero the weights stay."""
     run = start(home, "tied", f"head={head}", "optim.lr=0", "optim.adam_lr=0", f"run_dir={tmp_path / 'r'}")
-    found, base = train(run), result(home / "tied")
+    found, base = result_of(run), result(home / "tied")
     said = found["init_from"]
     assert said["val_loss"] == base["val_loss"] == found["val_loss"]
     assert said.get("val_loss_before_conversion", base["val_loss"]) == base["val_loss"]
@@ -181,7 +186,7 @@ def test_tying_needs_a_rule_and_reports_both_losses(home: Path, tmp_path: Path) 
         train(start(home, "untied", "head=tied", f"run_dir={tmp_path / 'r'}"))
     assert not (tmp_path / "r").exists()
     run = start(home, "untied", "head=tied", "init_tied_matrix=mean", f"run_dir={tmp_path / 'r'}")
-    said = train(run)["init_from"]
+    said = result_of(run)["init_from"]
     assert said["val_loss_before_conversion"] == result(home / "untied")["val_loss"]
     assert said["val_loss"] > said["val_loss_before_conversion"] + 0.01
 
@@ -200,7 +205,7 @@ def test_weights_that_give_no_loss_are_refused(home: Path, tmp_path: Path) -> No
 def test_a_model_that_was_untied_in_training_stays_as_it_is_with_an_untied_head(home: Path, tmp_path: Path) -> None:
     train(composed(home, *MODEL, "tokenizer=char", "head=untied_midtraining", f"run_dir={tmp_path / 'base'}"))
     words = ["head=untied", "optim.lr=0", "optim.adam_lr=0", f"run_dir={tmp_path / 'r'}"]
-    found = train(composed(home, f"init_from={tmp_path / 'base'}", *words))
+    found = result_of(composed(home, f"init_from={tmp_path / 'base'}", *words))
     said = found["init_from"]
     losses = {said["val_loss"], said["val_loss_before_conversion"], found["val_loss"]}
     assert losses == {result(tmp_path / "base")["val_loss"]}
@@ -214,7 +219,7 @@ def test_a_pretrained_model_is_continued_with_either_head(home: Path, tmp_path: 
     found = {}
     for head in ("tied", "untied_from_embedding"):
         still = ["optim.lr=0", "optim.adam_lr=0", "trainer.max_steps=1"]
-        found[head] = train(start(tmp_path, "theirs", *still, f"head={head}", f"run_dir={tmp_path / head}"))
+        found[head] = result_of(start(tmp_path, "theirs", *still, f"head={head}", f"run_dir={tmp_path / head}"))
         weights = load_file(tmp_path / head / "model/model.safetensors")
         matrices = {name for name, tensor in weights.items() if torch.equal(tensor, there)}
         assert matrices == {"embed.weight"} | ({"head.proj.weight"} if head != "tied" else set())
@@ -249,13 +254,13 @@ def interrupted(home: Path, tmp_path: Path) -> Path:
     train(composed(home, f"init_from={tmp_path / 'base'}", f"run_dir={tmp_path / 'whole'}"))
     shutil.copytree(tmp_path / "whole", tmp_path / "r")
     (tmp_path / "r/result.json").unlink()
-    (newest,) = (tmp_path / "r/checkpoints").glob("step-00000012-*")
+    (newest,) = (tmp_path / "r/checkpoints").glob("step-00000012.*")
     newest.unlink()
     return tmp_path / "r"
 
 
 def resumed(path: Path) -> dict[str, Any]:
-    return train(compose("train", [f"run_dir={path}"], RunConfig))
+    return result_of(as_it_was(RunConfig(run_dir=str(path)), [f"run_dir={path}"]))
 
 
 def test_a_resume_does_not_need_the_loaded_run(interrupted: Path) -> None:
@@ -269,9 +274,9 @@ def test_a_resume_does_not_need_the_loaded_run(interrupted: Path) -> None:
 
 def test_a_run_dir_that_is_not_there_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    run_dir = tmp_path / "RUM"
-    assert compose("train", [f"run_dir={run_dir}"], RunConfig).seed == 0
-    assert caplog.messages == [f"run_dir={run_dir}: does not exist yet, so this is a new run"]
+    run = RunConfig(run_dir=str(tmp_path / "RUM"))
+    assert as_it_was(run, [f"run_dir={run.run_dir}"]) is run
+    assert caplog.messages == [f"run_dir={run.run_dir}: does not exist yet, so this is a new run"]
 
 
 def test_without_a_checkpoint_the_same_weights_are_needed(interrupted: Path, home: Path) -> None:
@@ -282,7 +287,8 @@ def test_without_a_checkpoint_the_same_weights_are_needed(interrupted: Path, hom
     shutil.copytree(home / "untied", interrupted.parent / "base")
     with pytest.raises(BadInput, match=r"init_from=.*base: its weights have the hash"):
         resumed(interrupted)
-    found = train(compose("train", [f"run_dir={interrupted}", f"init_from={home / 'tied'}"], RunConfig))
+    moved = RunConfig(run_dir=str(interrupted), init_from=str(home / "tied"))
+    found = result_of(as_it_was(moved, [f"run_dir={interrupted}", f"init_from={home / 'tied'}"]))
     assert found["val_loss"] == result(interrupted.parent / "whole")["val_loss"]
 
 
@@ -297,9 +303,9 @@ def test_another_loaded_run_is_another_run(interrupted: Path, home: Path) -> Non
 
 def test_more_steps_of_a_run_are_refused_with_the_way_out(home: Path, interrupted: Path) -> None:
     for place, way in ((home / "tied", ""), (interrupted, f"give only run_dir={interrupted} to finish it; ")):
-        run = compose("train", [f"run_dir={place}", "trainer.max_steps=330"], RunConfig)
+        run = composed(home, f"run_dir={place}", "trainer.max_steps=330")
         with pytest.raises(BadInput) as error:
-            train(run)
+            train(as_it_was(run, [f"run_dir={place}", "trainer.max_steps=330"]))
         assert str(error.value) == (
             f"trainer.max_steps is 12 there, 330 now: the learning rate of run_dir={place} decays to the end of its"
             f" own length; {way}init_from={place} starts a new run, with a schedule of its own"
@@ -364,8 +370,9 @@ def test_in_python_another_model_or_tokenizer_is_refused(home: Path, tmp_path: P
         train(replace(run, model=ModelConfig()))
     with pytest.raises(BadInput, match=r"tokenizer: init_from=.*tied has another one"):
         train(replace(run, tokenizer=start(home, "untied").tokenizer))
-    found = train(replace(run, head=HeadConfig(), init_sha256=None))
-    assert found["config_hash"] == config_hash(replace(run, head=HeadConfig()))
+    found = result_of(replace(run, head=HeadConfig(), init_sha256=None))
+    hashes = found["data_hash"], found["tokenizer_hash"]
+    assert found["config_hash"] == config_hash(replace(run, head=HeadConfig()), *hashes)
 
 
 # --- the command

@@ -15,7 +15,6 @@ from lm.ablation.judge.power import Tuning
 from lm.ablation.judge.regret import Regret, together
 from lm.ablation.judge.statistics import judge
 from lm.ablation.judge.study import Row, Study
-from lm.ablation.record import read_record
 from lm.ablation.summary import result_table
 from lm.config import BadInput
 from lm.config.ablation import interaction
@@ -111,12 +110,6 @@ def test_what_is_no_difference_of_two_comparisons_is_refused(formula: str) -> No
     with pytest.raises(BadInput) as error:
         question(interactions={"it": formula})
     assert str(error.value).startswith(f"ablation.interactions.it={formula}: {REFUSED[formula]}")
-
-
-def test_a_record_with_another_is_refused(tmp_path: Path) -> None:
-    path = make(tmp_path, lambda *_: False, report=False, interactions={"it": "(untied - tied) - (x - tied)"})
-    with pytest.raises(BadInput, match=r"ablation\.json: interactions\.it=.*: x - tied is no comparison"):
-        read_record(path)
 
 
 def test_it_has_its_row_in_report_figure_numbers_and_terminal(tmp_path: Path) -> None:

@@ -1,117 +1,118 @@
-"""Loggers are told the settings of a run and its final scores, which are read back here from their files."""
+"""Trackers are told the settings of a run, its rows and its final scores."""
 
-import json
-import struct
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from conftest import ROOT, TEXT, TINY_RUN
-from hydra import compose, initialize_config_dir
-from lm.training.loggers import FINAL, loggable, with_settings
+from conftest import ROOT, TINY_RUN
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-from lm.cli.compose import convert, register
 from lm.cli.errors import CONFIGS
-from lm.config import BadInput, RunConfig
+from lm.config import OptimConfig, RunConfig
+from lm.config.run import LoggerConfig, TrackioConfig, WandbConfig
+from lm.training.metrics import FINAL
 from lm.training.train import train
+from tests.helpers.runs import checkpoints, composed, finish, result, short_run
+from tests.helpers.trackers import tracked, use_stand_ins
 
 
-def trained(folder: Path, *words: str) -> dict[str, Any]:
-    """The result of a tiny run with a logger of configs/logger/."""
-    (folder / "corpus.txt").write_text(TEXT)
-    register("train", RunConfig)
-    line = [*TINY_RUN, f"data.path={folder}/corpus.txt", f"run_dir={folder}/run", *words]
-    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        run = convert(compose("train", line), RunConfig, {})
-    return train(run)
+def tiny(text: Path, folder: Path, *overrides: str) -> RunConfig:
+    places = [f"data.path={text}", f"data.cache_dir={folder / 'cache'}", f"run_dir={folder / 'run'}"]
+    return composed(*TINY_RUN, *places, *overrides)
 
 
 def values(fields: Any) -> dict[str, Any]:
     return {key: getattr(value, value.WhichOneof("kind")) for key, value in fields.items()}
 
 
-def test_tensorboard_has_curves_settings_and_final_scores(tmp_path: Path) -> None:
-    result = trained(tmp_path, "logger=tensorboard", "optim.betas=[0.8,0.9]", "validation.every=0")
+def test_tensorboard_has_curves_settings_and_final_scores(text_file: Path, tmp_path: Path) -> None:
+    _, scores = train(tiny(text_file, tmp_path, "logger=tensorboard", "optim.betas=[0.8,0.9]", "validation.every=0"))
     folder = tmp_path / "run/tensorboard"
     events = EventAccumulator(str(folder)).Reload()
     assert [point.step for point in events.Scalars("train/loss")] == list(range(1, 21))
-    (point,) = events.Scalars("val/loss")
-    assert (point.step, point.value) == (20, pytest.approx(result["val_loss"]))
-    for name in FINAL:
+    for name, expected in {"val/loss": scores["val_loss"], **{name: scores[name] for name in FINAL}}.items():
         *_, point = events.Scalars(name)
-        assert (point.step, point.value) == (20, pytest.approx(result[name]))
+        assert (point.step, point.value) == (20, pytest.approx(expected))
     parts = {
         tag: HParamsPluginData.FromString(content) for tag, content in events.PluginTagToContent("hparams").items()
     }
     settings = values(parts["_hparams_/session_start_info"].session_start_info.hparams)
-    assert settings["optim.lr"] > 0
     assert (settings["model.n_layers"], settings["head.name"]) == (2, "tied")
     assert settings["optim.betas"] == "[0.8, 0.9]"
-    assert settings["data_hash"] == result["data_hash"]
-    metrics = parts["_hparams_/experiment"].experiment.metric_infos
-    assert {one.name.tag for one in metrics} == set(FINAL)
-    written = yaml.safe_load((folder / "hparams.yaml").read_text())
-    assert written["model.d_ff"] == 64
-    assert not [key for key in written if key.startswith("logger.")]
+    assert settings["data_hash"] == scores["data_hash"]
+    assert {metric.name.tag for metric in parts["_hparams_/experiment"].experiment.metric_infos} == set(FINAL)
+    assert yaml.safe_load((folder / "hparams.yaml").read_text())["model.d_ff"] == 64
 
 
-def test_the_settings_of_loggers_are_kept_from_them() -> None:
-    settings = {"seed": 0, "logger": {"mine": {"password": "secret"}}, "model": {"n_layers": 2}}
-    assert loggable(settings) == {"seed": 0, "model.n_layers": 2}
+def test_tensorboard_writes_elsewhere_if_asked(text_file: Path, tmp_path: Path) -> None:
+    train(tiny(text_file, tmp_path, "logger=tensorboard", f"logger.tensorboard.dir={tmp_path / 'events'}"))
+    assert list((tmp_path / "events").rglob("events.*"))
+    assert not (tmp_path / "run/tensorboard").exists()
 
 
-def test_a_logger_that_cannot_begin_is_bad_input() -> None:
-    class Refuses:
-        def log_hyperparams(self, settings: dict[str, Any]) -> None:
-            raise RuntimeError("not logged in\nsee the manual")
-
-    with pytest.raises(BadInput, match=r"^logger: Refuses: not logged in$"), with_settings([Refuses()], {}):
-        pass
+BOTH = ("logger=[wandb,trackio]", "logger.wandb.offline=true", "logger.trackio.project=mine")
 
 
-# --- Weights & Biases, whose file is a log of records as LevelDB's, in blocks of 32 KiB
-
-
-def records(path: Path) -> Iterator[Any]:
-    from wandb.proto.wandb_internal_pb2 import Record
-
-    content, at, parts = path.read_bytes(), 7, b""
-    while at + 7 <= len(content):
-        if 0x8000 - at % 0x8000 < 7:  # no room for a header: padding
-            at += 0x8000 - at % 0x8000
-            continue
-        _, size, kind = struct.unpack("<IHB", content[at : at + 7])
-        parts += content[at + 7 : at + 7 + size]
-        at += 7 + size
-        if kind in (1, 4):  # whole, or the last part
-            yield Record.FromString(parts)
-            parts = b""
-
-
-def test_weights_and_biases_has_settings_and_final_scores_offline(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("library", ["wandb", "trackio"])
+def test_a_tracker_has_settings_rows_and_final_scores_but_no_secrets(
+    library: str, text_file: Path, tmp_path: Path
 ) -> None:
-    wandb = pytest.importorskip("wandb", reason="wandb is in the extra `track`")
+    run = tiny(text_file, tmp_path, *BOTH)
+    assert finish(run, partial(use_stand_ins, tmp_path)) == 0
+    (_, options), *events, (last, _) = tracked(tmp_path, library)
+    assert options["name"] == "run"
+    assert options["project"] == ("lm" if library == "wandb" else "mine")
+    assert last == "finish", "or the next run of a sweep would go on writing to it"
+    settings = {key: value for event, content in events if event == "config" for key, value in content.items()}
+    scores = result(tmp_path / "run")
+    assert (settings["model.n_layers"], settings["data_hash"]) == (2, scores["data_hash"])
+    logged = [content for event, content in events if event == "log"]
+    assert [row["train/loss"] for row in logged if "train/loss" in row][-1] > 0
+    assert sum("train/loss" in row for row in logged) == 20
+    assert {name: logged[-1][name] for name in FINAL} == {name: scores[name] for name in FINAL}
+    files = [path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()]
+    assert not any(b"a secret" in content for content in [*files, (tmp_path / "tracked").read_bytes()])
+
+
+def test_a_run_that_fails_is_closed(text_file: Path, tmp_path: Path) -> None:
+    run = short_run(text_file, tmp_path / "run", gradient_clip_val=None, optim=OptimConfig(lr=1e15, warmup_steps=0))
+    run.logger = LoggerConfig(trackio=TrackioConfig(), wandb=WandbConfig(offline=True))
+    assert finish(run, partial(use_stand_ins, tmp_path)) == 2
+    for library in ("wandb", "trackio"):
+        assert tracked(tmp_path, library)[-1] == ("finish", None)
+
+
+@pytest.mark.parametrize("library", ["wandb", "trackio"])
+def test_a_tracker_that_cannot_begin_is_refused_and_costs_no_checkpoint(
+    library: str, text_file: Path, tmp_path: Path
+) -> None:
+    """Also with checkpoint.resume=false, which deletes them when the run begins."""
+    assert finish(tiny(text_file, tmp_path)) == 0
+    (tmp_path / "run/result.json").unlink()
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    again = tiny(text_file, tmp_path, f"logger={library}", "checkpoint.resume=false")
+    assert checkpoints(again) == [15, 20]
+    assert finish(again, partial(use_stand_ins, tmp_path, refuses=True)) == 2
+    assert (tmp_path / "run.refused").read_text() == f"logger={library}: not logged in"
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("library", ["wandb", "trackio"])
+def test_a_real_tracker_keeps_settings_and_final_scores_on_this_machine(
+    library: str, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("WANDB_SILENT", "true")
-    result = trained(tmp_path, "logger=wandb", "+logger.wandb.offline=true")
-    assert wandb.run is None, "the next run of a sweep would go on writing to it"
-    (path,) = tmp_path.glob("run/wandb/offline-*/run-*.wandb")
-    config: dict[str, Any] = {}
-    summary: dict[str, Any] = {}
-    for record in records(path):
-        for items, found in ((record.config.update, config), (record.run.config.update, config)):
-            found.update({one.key: json.loads(one.value_json) for one in items})
-        summary.update({one.key: json.loads(one.value_json) for one in record.summary.update})
-        summary.update({one.key or one.nested_key[0]: json.loads(one.value_json) for one in record.history.item})
-    assert (config["model.n_layers"], config["head.name"]) == (2, "tied")
-    assert config["data_hash"] == result["data_hash"]
-    assert {name: summary[name] for name in FINAL} == pytest.approx({name: result[name] for name in FINAL})
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "run"))  # read when it is imported
+    pytest.importorskip(library, reason="is in the extra `track`")
+    offline = ["logger.wandb.offline=true"] if library == "wandb" else []
+    train(tiny(text_file, tmp_path, f"logger={library}", *offline))
+    files = [path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.suffix in (".wandb", ".db")]
+    assert any(b"model.n_layers" in content and b"val_bpb" in content for content in files)
 
 
 def test_the_documentation_names_the_loggers() -> None:
-    said = (ROOT / "docs/runs.md").read_text()
-    assert all(f"logger={path.stem}" in said for path in (CONFIGS / "logger").glob("*.yaml") if path.stem != "none")
+    page = (ROOT / "docs/runs.md").read_text()
+    assert all(f"logger={path.stem}" in page for path in (CONFIGS / "logger").glob("*.yaml") if path.stem != "none")

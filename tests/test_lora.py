@@ -53,6 +53,10 @@ def composed(home: Path, *words: str) -> RunConfig:
         return compose("train", [*RUN, *places, *words], RunConfig)
 
 
+def result_of(run: RunConfig) -> dict[str, Any]:
+    return train(run)[1]
+
+
 def start(home: Path, run_dir: Path, *words: str) -> RunConfig:
     return composed(home, f"init_from={home / 'base'}", *LORA, f"run_dir={run_dir}", *words)
 
@@ -144,7 +148,7 @@ def test_adapters_alone_train(home: Path, tmp_path: Path, optim: str, head: str)
     run = start(
         home, tmp_path / "r", f"optim={optim}", f"head={head}", "optim.weight_decay=0.5", "optim.warmup_steps=0"
     )
-    result, base, after = train(run), weights(home / "base"), checkpoint(tmp_path / "r")
+    result, base, after = result_of(run), weights(home / "base"), checkpoint(tmp_path / "r")
     if head != "tied":
         base["head.proj.weight"] = base["embed.weight"]
     assert {name for name in after if not is_adapter(name)} == base.keys()
@@ -160,7 +164,7 @@ def test_adapters_alone_train(home: Path, tmp_path: Path, optim: str, head: str)
 
 def test_model_is_whole_and_merged(home: Path, tmp_path: Path) -> None:
     """So it is evaluated, exported and continued as any other; a tied matrix is one and the base's."""
-    result = train(start(home, tmp_path / "r"))
+    result = result_of(start(home, tmp_path / "r"))
     net, tokenizer = load_model(tmp_path / "r")
     assert net.config == load_model(home / "base")[0].config
     assert weights(tmp_path / "r").keys() == weights(home / "base").keys()
@@ -168,7 +172,7 @@ def test_model_is_whole_and_merged(home: Path, tmp_path: Path) -> None:
     assert evaluate_run(EvaluateConfig(run_dir=str(tmp_path / "r"), threads=1))["loss"] == result["val_loss"]
     assert export(net, tokenizer, tmp_path / "out") == "Qwen3ForCausalLM"
     again = composed(home, f"init_from={tmp_path / 'r'}", *LORA, f"run_dir={tmp_path / 'again'}")
-    found = train(again)
+    found = result_of(again)
     assert found["init_from"]["val_loss"] == result["val_loss"]
     assert (found["init_from"]["steps"], again.init_sha256) == (24, read_base(str(tmp_path / "r")).sha256)
 
@@ -176,7 +180,7 @@ def test_model_is_whole_and_merged(home: Path, tmp_path: Path) -> None:
 def test_a_resume_needs_no_base_and_ends_the_same(home: Path, tmp_path: Path) -> None:
     shutil.copytree(home / "base", tmp_path / "base")
     words = [f"init_from={tmp_path / 'base'}", *LORA]
-    whole = train(composed(home, *words, f"run_dir={tmp_path / 'whole'}"))
+    whole = result_of(composed(home, *words, f"run_dir={tmp_path / 'whole'}"))
     shutil.copytree(tmp_path / "whole", tmp_path / "r")
     for gone in ("model", "adapter"):
         shutil.rmtree(tmp_path / "r" / gone)
@@ -184,7 +188,7 @@ def test_a_resume_needs_no_base_and_ends_the_same(home: Path, tmp_path: Path) ->
     (tmp_path / "r/result.json").unlink()
     max((tmp_path / "r/checkpoints").glob("step-*")).unlink()
     shutil.rmtree(tmp_path / "base")
-    found = train(as_it_was(RunConfig(run_dir=str(tmp_path / "r")), [f"run_dir={tmp_path / 'r'}"]))
+    found = result_of(as_it_was(RunConfig(run_dir=str(tmp_path / "r")), [f"run_dir={tmp_path / 'r'}"]))
     assert found["resumed_from"] == [8]
     assert {key: found[key] for key in found.keys() - {*CLOCK}} == {key: whole[key] for key in whole.keys() - {*CLOCK}}
     for name in ("model/model.safetensors", "adapter/adapter_model.safetensors"):
@@ -275,7 +279,7 @@ def test_what_cannot_keep_the_base_is_refused(home: Path, tmp_path: Path) -> Non
         with pytest.raises(BadInput, match=r"with model\.linear=lora, the embedding and the head do not change"):
             replace(run, **changes)
     with pytest.raises(BadInput, match="precision=bf16-true: would round weights"):
-        replace(run, trainer=run.trainer | {"precision": "bf16-true"})
+        replace(run, trainer=replace(run.trainer, precision="bf16-true"))
     with pytest.raises(BadInput, match=r"model\.n_layers=2: the model of init_from"):
         start(home, tmp_path / "new", "model.n_layers=2")
     assert not (tmp_path / "new").exists()

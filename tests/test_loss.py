@@ -1,132 +1,103 @@
-"""The loss: chunked and plain have equal values and gradients, and chunked never holds all logits."""
+"""The loss: chunked and plain are equal, bf16 is near, and activation checkpointing changes no number."""
 
-import copy
 import math
+from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 import torch
 from conftest import HEADS, SEQ, VOCAB, tiny
 from torch import Tensor
 
-from lm.benchmark.memory import kept, step_memory
-from lm.benchmark.shapes import Shape
-from lm.config import LOSSES as NAMES
-from lm.config import BadInput, HeadConfig
-from lm.model.head import TiedHead
-from lm.model.transformer import Transformer, enable_activation_checkpointing
-from lm.training import loss as module
-from lm.training.loss import CHUNKED_FROM_VOCAB_SIZE, HAS_CHUNKED, LOSSES, chunked, plain, resolve_loss
+from lm import Transformer
+from lm.config import DataConfig, HeadConfig, RunConfig
+from lm.training.loss import HAS_CHUNKED, LOSSES, chunked, plain
+from lm.training.resolve import build_model
 
 needs_chunks = pytest.mark.skipif(not HAS_CHUNKED, reason="needs torch 2.13")
 
 
-def build(head: HeadConfig, **changes: object) -> tuple[Transformer, Tensor, Tensor]:
+def build(head: HeadConfig, n_sequences: int = 3, **changes: object) -> tuple[Transformer, Tensor, Tensor]:
     net = Transformer(tiny(**changes), head, vocab_size=VOCAB, seq_len=SEQ)
     net.head.on_train_step(0.0, net.embed.weight, {})
-    tokens, targets = torch.randint(VOCAB, (2, 3, SEQ), generator=torch.Generator().manual_seed(0))
+    tokens, targets = torch.randint(VOCAB, (2, n_sequences, SEQ), generator=torch.Generator().manual_seed(0))
     targets[0, :5] = -100
     return net, tokens, targets
 
 
-def gradients(net: Transformer) -> dict[str, Tensor]:
-    return {name: one.grad.clone() for name, one in net.named_parameters() if one.grad is not None}
+def gradients(net: Transformer, loss: Callable[[], Tensor], autocast: bool = False) -> tuple[Tensor, dict[str, Tensor]]:
+    net.zero_grad()
+    with torch.autocast("cpu", torch.bfloat16) if autocast else nullcontext():
+        value = loss()
+    value.backward()
+    return value.detach(), {
+        name: parameter.grad.clone() for name, parameter in net.named_parameters() if parameter.grad is not None
+    }
 
 
 @needs_chunks
 @pytest.mark.parametrize("head", HEADS.values(), ids=HEADS)
-def test_chunked_equals_plain_in_value_and_gradients(head: HeadConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "CHUNK_ROWS", 7)  # several chunks, the last one smaller
-    net, tokens, targets = build(head)
-    found = {}
-    for name, one in LOSSES.items():
-        net.zero_grad()
-        value = one(net, tokens, targets)
-        value.backward()
-        found[name] = value.detach(), gradients(net)
-    torch.testing.assert_close(found["chunked"][0], found["plain"][0], rtol=1e-6, atol=1e-6)
-    assert found["chunked"][1].keys() == found["plain"][1].keys()
-    for name, grad in found["plain"][1].items():
-        torch.testing.assert_close(found["chunked"][1][name], grad, rtol=1e-4, atol=1e-7, msg=name)
+def test_chunked_equals_plain_in_value_and_gradients(head: HeadConfig) -> None:
+    """In two chunks, the last one smaller."""
+    net, tokens, targets = build(head, n_sequences=50)
+    (value, grads), (other_value, other_grads) = (
+        gradients(net, lambda loss=loss: loss(net, tokens, targets)) for loss in (LOSSES["plain"], LOSSES["chunked"])
+    )
+    torch.testing.assert_close(other_value, value, rtol=1e-6, atol=1e-6)
+    assert other_grads.keys() == grads.keys()
+    for name, grad in grads.items():
+        torch.testing.assert_close(other_grads[name], grad, rtol=1e-4, atol=1e-7, msg=name)
 
 
-@needs_chunks
+@pytest.mark.parametrize("loss", [plain, pytest.param(chunked, marks=needs_chunks)])
 @pytest.mark.parametrize("head", HEADS.values(), ids=HEADS)
-def test_chunked_under_mixed_precision_is_near(head: HeadConfig) -> None:
+def test_bf16_is_near(head: HeadConfig, loss: Callable[..., Tensor]) -> None:
     """With large logits, because all losses of an untrained model are near ln V."""
     net, tokens, targets = build(head)
     with torch.no_grad():
         net.norm.weight.mul_(40 / net.head.matrix(net.embed.weight).norm(dim=1).mean())
-    exact = plain(net, tokens, targets)
-    assert exact.item() > 2 * math.log(VOCAB)
-    exact.backward()
-    wanted = gradients(net)
-    net.zero_grad()
-    with torch.autocast("cpu", torch.bfloat16):
-        approximate = chunked(net, tokens, targets)
-    approximate.backward()
-    assert approximate.item() == pytest.approx(exact.item(), rel=1e-2)
-    found = gradients(net)
-    for name, one in wanted.items():
-        assert torch.cosine_similarity(one.flatten(), found[name].flatten(), dim=0) > 0.98, name
+    value, grads = gradients(net, lambda: plain(net, tokens, targets))
+    assert value.item() > 2 * math.log(VOCAB)
+    rough_value, rough_grads = gradients(net, lambda: loss(net, tokens, targets), autocast=True)
+    assert rough_value.item() == pytest.approx(value.item(), rel=1e-2)
+    for name, grad in grads.items():
+        assert torch.cosine_similarity(grad.flatten(), rough_grads[name].flatten(), dim=0) > 0.98, name
+        assert not torch.equal(grad, rough_grads[name]), "the matmuls ran in bf16"
 
 
 @needs_chunks
-@pytest.mark.slow
 def test_chunked_never_holds_all_logits() -> None:
-    shape = Shape(tiny(n_layers=1), vocab_size=20000, batch=8, time=512)
-    logits = 8 * 512 * 20000 * 4
-    peaks = {name: step_memory(shape, "cpu", name) for name in LOSSES}
-    assert peaks["chunked"] < logits < 2 * logits < peaks["plain"], peaks
+    net, n_sequences = Transformer(tiny(n_layers=1), HEADS["tied"], vocab_size=20_000, seq_len=512), 8
+    tokens = torch.randint(20_000, (n_sequences, 512))
+    logits = n_sequences * 512 * 20_000 * 4
+    largest = {}
+    for name, loss in LOSSES.items():
+        with torch.profiler.profile(profile_memory=True) as profile:
+            loss(net, tokens, tokens).backward()
+        largest[name] = max(event.self_cpu_memory_usage for event in profile.events())
+    assert largest["chunked"] < logits / 4 < logits <= largest["plain"]
 
 
-class Capped(TiedHead):
-    """Its logits are not a matrix product: they have an activation."""
-
-    def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
-        return super().forward(x, embedding).tanh()
-
-
-def test_the_configuration_knows_each_loss() -> None:
-    assert ("auto", *LOSSES) == NAMES
-
-
-def test_auto_chooses_the_faster_loss_that_is_equal(monkeypatch: pytest.MonkeyPatch) -> None:
-    large, small = (
-        Transformer(tiny(), HEADS["tied"], vocab_size=n, seq_len=SEQ)
-        for n in (CHUNKED_FROM_VOCAB_SIZE[False], CHUNKED_FROM_VOCAB_SIZE[False] - 1)
-    )
-    assert resolve_loss("auto", large, "cpu", False) == ("chunked" if HAS_CHUNKED else "plain")
-    assert resolve_loss("auto", small, "cpu", False) == "plain"
-    assert resolve_loss("auto", large, "cuda", False) == "plain"
-    assert resolve_loss("auto", large, "cpu", True) == "plain"
-    assert resolve_loss("auto", large, "cpu", False, mixed=True) == "plain"
-    larger = Transformer(tiny(), HEADS["tied"], vocab_size=CHUNKED_FROM_VOCAB_SIZE[True], seq_len=SEQ)
-    assert CHUNKED_FROM_VOCAB_SIZE[True] == 8192
-    assert resolve_loss("auto", larger, "cpu", False, mixed=True) == ("chunked" if HAS_CHUNKED else "plain")
-    assert resolve_loss("plain", large, "cpu", False) == "plain"
-    monkeypatch.setattr(large.head, "__class__", Capped)
-    assert resolve_loss("auto", large, "cpu", False) == "plain"
-    with pytest.raises(BadInput, match="loss=chunked: Capped has logits that are not a matrix product"):
-        resolve_loss("chunked", large, "cpu", False)
-    monkeypatch.setattr(module, "HAS_CHUNKED", False)  # as torch 2.12 is
-    assert resolve_loss("auto", large, "cpu", False) == "plain"
-    refusal = r"loss=chunked: needs torch 2\.13 or later, not .*; loss=plain computes the same"
-    with pytest.raises(BadInput, match=refusal):
-        resolve_loss("chunked", small, "cpu", False)
-
-
-def test_activation_checkpointing_saves_memory_and_changes_no_number() -> None:
+def test_activation_checkpointing_keeps_less_and_changes_no_number() -> None:
     """With dropout, whose masks must be repeated exactly."""
-    net, tokens, targets = build(HEADS["tied"], n_layers=4, dropout=0.3)
-    again = copy.deepcopy(net)
-    enable_activation_checkpointing(again)
+    model, data = tiny(n_layers=4, dropout=0.3), DataConfig(seq_len=SEQ)
+    tokens, targets = torch.randint(VOCAB, (2, 3, SEQ))
+    net, again = (
+        build_model(RunConfig(model=model, head=HEADS["tied"], data=data, activation_checkpointing=enabled), VOCAB)
+        for enabled in (False, True)
+    )
     assert again.state_dict().keys() == net.state_dict().keys()
-    found = []
-    for one in (net, again):
+
+    def step(net: Transformer) -> tuple[Tensor, dict[str, Tensor], int]:
         torch.manual_seed(1)
-        value = plain(one, tokens, targets)
+        kept: list[Tensor] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
+            value = plain(net, tokens, targets)
         value.backward()
-        found.append((value, gradients(one)))
-    assert torch.equal(found[0][0], found[1][0])
-    assert all(torch.equal(found[1][1][name], grad) for name, grad in found[0][1].items())
-    assert kept(again, lambda: again(tokens)) < 0.3 * kept(net, lambda: net(tokens))
+        grads = {name: parameter.grad for name, parameter in net.named_parameters() if parameter.grad is not None}
+        return value, grads, sum(tensor.nbytes for tensor in kept if tensor.ndim > 2)
+
+    (value, grads, kept), (value_again, grads_again, kept_again) = step(net), step(again)
+    assert torch.equal(value, value_again)
+    assert all(torch.equal(grads_again[name], grad) for name, grad in grads.items())
+    assert kept_again < 0.3 * kept

@@ -16,7 +16,6 @@ from lm.config import OptimConfig
 from lm.model import KVCache, Transformer, head, transformer
 from lm.model.init import initialise
 from lm.model.transformer import POSITIONS, Attention, Context
-from lm.training import optim
 from lm.training.optim import build_optimizer
 
 TOKENS, TARGETS = random_tokens(2, 4, SEQ)
@@ -71,7 +70,6 @@ def test_tables_hold_what_the_schema_names() -> None:
         "FFNS": transformer.ACTIVATIONS,
         "POSITIONS": POSITIONS,
         "HEADS": head.HEADS,
-        "OPTIMIZERS": optim.OPTIMIZERS,
     }
     for name, table in tables.items():
         assert set(table) == set(getattr(config, name)), name

@@ -1,7 +1,6 @@
 """What load_model accepts, and what of a damaged or hostile folder it refuses."""
 
 import json
-import os
 import re
 from pathlib import Path
 
@@ -13,12 +12,12 @@ from safetensors.torch import load_file
 from lm.config import BadInput
 from lm.data.tokenizer import Tokenizer
 from lm.data.vocabulary import byte_tokenizer, train_bpe
-from lm.exchange.find_model import model_folder, read_settings
+from lm.exchange.find_model import model_folder
 from lm.exchange.portable import load_model, save_model
 from lm.inference.generate import generate
 from lm.model.head import UntiedMidTrainingHead
 from lm.model.transformer import Transformer
-from lm.system.files import read_sealed, write_sealed
+from lm.system.files import read_json, write_json
 
 BYTES = byte_tokenizer()
 
@@ -86,25 +85,15 @@ def test_a_missing_file_is_named(folder: Path, name: str) -> None:
 def test_damaged_settings_are_refused(folder: Path) -> None:
     path = folder / "model/config.json"
     whole = json.loads(path.read_text())
-    del whole["checksum"]
     for wrong in ({**whole, "format": 99}, {}, [], "x"):
         path.write_text(json.dumps(wrong))
         with pytest.raises(BadInput, match=r"config\.json"):
             load_model(folder)
-    write_sealed(path, whole)
+    write_json(path, whole)
     load_model(folder)
     path.write_text(path.read_text()[:-3])
     with pytest.raises(BadInput, match=r"config\.json"):
         load_model(folder)
-
-
-def test_every_changed_digit_of_the_settings_is_seen(folder: Path) -> None:
-    path = folder / "model/config.json"
-    text = path.read_text()
-    for i in [i for i, character in enumerate(text) if character.isdigit()]:
-        path.write_text(f"{text[:i]}{(int(text[i]) + 1) % 10}{text[i + 1 :]}")
-        with pytest.raises(BadInput, match=r"config\.json: "):
-            read_settings(folder / "model")
 
 
 @pytest.mark.parametrize(
@@ -129,26 +118,21 @@ def test_every_changed_digit_of_the_settings_is_seen(folder: Path) -> None:
 )
 def test_settings_that_fit_no_model_are_one_line(folder: Path, key: str, value: object, said: str) -> None:
     path = folder / "model/config.json"
-    settings = read_sealed(path)
+    settings = read_json(path)
     group, _, name = key.rpartition(".")
     (settings[group] if group else settings)[name] = value
-    write_sealed(path, settings)
+    write_json(path, settings)
     with pytest.raises(BadInput, match=re.escape(said)) as caught:
         load_model(folder)
     assert "\n" not in str(caught.value)
 
 
-def test_settings_nested_too_deeply_and_files_without_an_end_are_refused(folder: Path) -> None:
+def test_a_class_named_by_a_file_is_imported_only_with_trust(folder: Path) -> None:
     path = folder / "model/config.json"
-    whole = path.read_text()
-    for depth in (900, 100_000):
-        path.write_text('{"model": ' + '{"a": ' * depth + "1" + "}" * (depth + 1))
-        with pytest.raises(BadInput, match=r"config\.json: "):
-            load_model(folder)
-    path.write_text(whole)
-    (folder / "model/tokenizer.json").unlink()
-    (folder / "model/tokenizer.json").symlink_to("/dev/zero")
-    with pytest.raises(BadInput, match=r"tokenizer\.json: no such file"):
+    settings = read_json(path)
+    settings["model"]["linear"] = "antigravity.Linear"
+    write_json(path, settings)
+    with pytest.raises(BadInput, match="trust=true"):
         load_model(folder)
 
 
@@ -157,15 +141,6 @@ def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:
         load_model(tmp_path / "absent")
     with pytest.raises(BadInput, match="holds no model"):
         load_model(tmp_path)
-
-
-def test_a_pipe_beside_a_model_is_refused(tmp_path: Path) -> None:
-    """An index of weights could name it, and reading it would wait without end."""
-    for name in ("config.json", "tokenizer.json", "model.safetensors.index.json"):
-        (tmp_path / name).touch()
-    os.mkfifo(tmp_path / "part-1")
-    with pytest.raises(BadInput, match="part-1: is a pipe or a device"):
-        model_folder(tmp_path)
 
 
 def test_a_closed_folder_is_not_empty(open_folder: Path) -> None:

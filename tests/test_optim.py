@@ -1,18 +1,25 @@
-"""The learning rate is a pure function of the step, and every parameter is in exactly one group."""
+"""The learning rate is a pure function of the step, every parameter is in one group, and Muon orthogonalises."""
 
+import copy
 import math
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
 from conftest import SEQ, TIED, UNTIED, VOCAB, tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
-from lm.config import DECAYS, OPTIMIZERS, HeadConfig, ModelConfig, OptimConfig
-from lm.model.transformer import Transformer
-from lm.training.optim import OPTIMIZERS as BUILDERS
-from lm.training.optim import build_optimizer, lr_factor, parameter_groups
+from lm import Transformer
+from lm.config import DECAYS, HeadConfig, ModelConfig, OptimConfig
+from lm.system.device import has_native_bf16
+from lm.training.optim import COEFFICIENTS, Muon, build_optimizer, lr_factor, orthogonalise, parameter_groups, step_flops
+from tests.helpers.runs import MUON
+
+# --- the learning rate
 
 fractions = st.floats(0, 1)
 schedules = st.builds(
@@ -24,38 +31,27 @@ schedules = st.builds(
 )
 
 
-def factors(total: int, **settings: object) -> list[float]:
-    config = OptimConfig(**settings)  # type: ignore[arg-type]
-    return [lr_factor(step, total, config) for step in range(total + 1)]
+def factors(total: int, **schedule: Any) -> list[float]:
+    return [lr_factor(step, total, OptimConfig(**schedule)) for step in range(total + 1)]
 
 
 @given(schedules, st.integers(1, 200))
 @settings(deadline=None)
-def test_the_learning_rate_is_between_zero_and_its_peak_and_a_function_of_the_step(
-    config: OptimConfig, total: int
-) -> None:
+def test_the_learning_rate_is_a_continuous_function_of_the_step_up_to_its_peak(config: OptimConfig, total: int) -> None:
     forwards = [lr_factor(step, total, config) for step in range(total + 1)]
-    backwards = [lr_factor(step, total, config) for step in range(total, -1, -1)]
-    assert forwards == backwards[::-1]
+    assert forwards == [lr_factor(step, total, config) for step in range(total, -1, -1)][::-1]
     assert all(0 <= factor <= 1 for factor in forwards)
-
-
-@given(schedules, st.integers(1, 200))
-@settings(deadline=None)
-def test_the_learning_rate_is_continuous(config: OptimConfig, total: int) -> None:
     steepest = 1 / (config.warmup_steps + 1)
     if config.decay != "constant" and config.decay_fraction:
         steepest += math.pi / 2 * (1 - config.final_lr_fraction) / (config.decay_fraction * total)
-    for step in range(total):
-        change = lr_factor(step + 1, total, config) - lr_factor(step, total, config)
-        assert abs(change) <= steepest + 1e-9
+    assert all(abs(later - earlier) <= steepest + 1e-9 for earlier, later in pairwise(forwards))
 
 
 @pytest.mark.parametrize("warmup_steps", [0, 1, 10])
 def test_the_warm_up_rises_in_equal_steps_and_reaches_the_peak(warmup_steps: int) -> None:
-    found = factors(100, warmup_steps=warmup_steps, decay="constant")
-    assert found[: warmup_steps + 1] == pytest.approx([(i + 1) / (warmup_steps + 1) for i in range(warmup_steps + 1)])
-    assert found[warmup_steps:] == [1.0] * (101 - warmup_steps)
+    rates = factors(100, warmup_steps=warmup_steps, decay="constant")
+    assert rates[: warmup_steps + 1] == pytest.approx([(i + 1) / (warmup_steps + 1) for i in range(warmup_steps + 1)])
+    assert rates[warmup_steps:] == [1.0] * (101 - warmup_steps)
 
 
 @pytest.mark.parametrize("decay", ["cosine", "linear"])
@@ -63,41 +59,47 @@ def test_the_warm_up_rises_in_equal_steps_and_reaches_the_peak(warmup_steps: int
 def test_the_decay_covers_its_fraction_of_the_run_and_ends_at_the_final_fraction(
     decay: str, decay_fraction: float, start: int
 ) -> None:
-    found = factors(100, warmup_steps=0, decay=decay, decay_fraction=decay_fraction, final_lr_fraction=0.1)
-    assert found[: start + 1] == [1.0] * (start + 1)
-    assert all(earlier > later for earlier, later in pairwise(found[start:]))
-    assert found[-1] == pytest.approx(0.1)
-    assert found[(start + 100) // 2] == pytest.approx(0.55)  # both shapes are half-way in the middle
+    rates = factors(100, warmup_steps=0, decay=decay, decay_fraction=decay_fraction, final_lr_fraction=0.1)
+    assert rates[: start + 1] == [1.0] * (start + 1)
+    assert all(earlier > later for earlier, later in pairwise(rates[start:]))
+    assert rates[-1] == pytest.approx(0.1)
+    assert rates[(start + 100) // 2] == pytest.approx(0.55)  # both shapes are half-way in the middle
 
 
-def test_constant_stays_at_the_peak_and_so_does_a_decay_over_nothing() -> None:
+def test_the_edges_of_the_schedule() -> None:
     assert factors(10, warmup_steps=0, decay="constant", final_lr_fraction=0.0) == [1.0] * 11
     assert factors(10, warmup_steps=0, decay="linear", decay_fraction=0.0) == [1.0] * 11
+    rising = factors(10, warmup_steps=1000, decay="constant")
+    assert rising == sorted(rising)
+    assert rising[-1] == pytest.approx(11 / 1001)
 
 
-def test_a_warm_up_longer_than_the_run_only_rises() -> None:
-    found = factors(10, warmup_steps=1000, decay="constant")
-    assert found == sorted(found)
-    assert found[-1] == pytest.approx(11 / 1001)
+# --- groups of parameters
+
+MODELS = {
+    "plain": tiny(),
+    "everything": tiny(bias=True, norm="layernorm", ffn="swiglu", qk_norm=True, position="learned"),
+    "multi-query": tiny(n_kv_heads=1, ffn="gelu"),
+}
 
 
-MODELS = [
-    tiny(),
-    tiny(bias=True, norm="layernorm", ffn="swiglu", qk_norm=True, position="learned"),
-    tiny(n_kv_heads=1, ffn="gelu"),
-]
+def build(head: HeadConfig, config: ModelConfig | None = None, seed: int = 0) -> Transformer:
+    return Transformer(config or tiny(), head, vocab_size=VOCAB, seq_len=SEQ, seed=seed)
+
+
+def backward(net: Transformer) -> None:
+    net(torch.arange(SEQ)[None] % VOCAB).logsumexp(-1).sum().backward()
 
 
 @pytest.mark.parametrize("head", [TIED, UNTIED], ids=["tied", "untied"])
-@pytest.mark.parametrize("config", MODELS, ids=["plain", "everything", "multi_query"])
+@pytest.mark.parametrize("model", MODELS)
 def test_every_parameter_is_in_one_group_and_only_block_matrices_have_weight_decay(
-    config: ModelConfig, head: HeadConfig
+    model: str, head: HeadConfig
 ) -> None:
-    net = Transformer(config, head, vocab_size=VOCAB, seq_len=SEQ)
+    net = build(head, MODELS[model])
     groups = parameter_groups(net, OptimConfig(weight_decay=0.3), head)
-    grouped = [parameter for group in groups for parameter in group["params"]]
-    assert len(grouped) == len({id(parameter) for parameter in grouped})
-    assert {id(parameter) for parameter in grouped} == {id(parameter) for parameter in net.parameters()}
+    grouped = [id(parameter) for group in groups for parameter in group["params"]]
+    assert sorted(grouped) == sorted(map(id, net.parameters()))
     decaying = {id(parameter) for group in groups if group["weight_decay"] for parameter in group["params"]}
     assert decaying == {id(parameter) for name, parameter in net.named_parameters() if name.endswith("_proj.weight")}
     assert {group["weight_decay"] for group in groups} == {0.0, 0.3}
@@ -105,35 +107,180 @@ def test_every_parameter_is_in_one_group_and_only_block_matrices_have_weight_dec
 
 def test_embedding_and_head_have_learning_rates_of_their_own() -> None:
     head = HeadConfig(name="untied", kind="untied", embedding_lr_multiplier=0.25, head_std=0.02, head_lr_multiplier=4.0)
-    net = Transformer(tiny(), head, vocab_size=VOCAB, seq_len=SEQ)
+    net = build(head)
     groups = {group["name"]: group for group in parameter_groups(net, OptimConfig(lr=0.01), head)}
     assert {name: group["lr"] for name, group in groups.items()} == pytest.approx(
         {"block_matrices": 0.01, "other": 0.01, "embedding": 0.0025, "head": 0.04}
     )
     assert groups["embedding"]["params"] == [net.embed.weight]
     assert groups["head"]["params"] == list(net.head.parameters())
+    muon = {group["name"]: group["lr"] for group in parameter_groups(net, MUON, head)}
+    assert muon == pytest.approx({"block_matrices": 0.02, "other": 0.003, "embedding": 0.00075, "head": 0.012})
+    tied = parameter_groups(build(TIED), OptimConfig(lr=0.01), HeadConfig(embedding_lr_multiplier=2.0))
+    assert {group["name"]: group["lr"] for group in tied} == pytest.approx(
+        {"block_matrices": 0.01, "other": 0.01, "embedding": 0.02}
+    )
 
 
-def test_a_tied_head_has_no_group() -> None:
-    net = Transformer(tiny(), TIED, vocab_size=VOCAB, seq_len=SEQ)
-    groups = {
-        group["name"]: group
-        for group in parameter_groups(net, OptimConfig(lr=0.01), HeadConfig(embedding_lr_multiplier=2.0))
-    }
-    assert set(groups) == {"block_matrices", "other", "embedding"}
-    assert groups["embedding"]["lr"] == pytest.approx(0.02)
+@pytest.mark.parametrize("config", [OptimConfig(), MUON], ids=["adamw", "muon"])
+def test_each_optimizer_moves_every_parameter_and_its_flops_are_counted(config: OptimConfig) -> None:
+    net = build(UNTIED, tiny(d_ff=80, ffn="swiglu"))
+    optimizer = build_optimizer(net, config, UNTIED)
+    before = copy.deepcopy(net.state_dict())
+    backward(net)
+    with FlopCounterMode(display=False) as counter:
+        optimizer.step()
+    assert [name for name, tensor in net.state_dict().items() if torch.equal(before[name], tensor)] == []
+    assert step_flops(net, config, UNTIED) == counter.get_total_flops()
+    assert (counter.get_total_flops() > 0) == (config is MUON)
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_each_named_optimizer_moves_every_parameter(name: str) -> None:
-    net = Transformer(tiny(), UNTIED, vocab_size=VOCAB, seq_len=SEQ, seed=0)
-    own: dict[str, float] = {"adam_lr": 0.02, "momentum": 0.95, "ns_steps": 5} if name == "muon" else {}
-    optimizer = build_optimizer(net, OptimConfig(name=name, **own), UNTIED)  # type: ignore[arg-type]
-    before = {key: tensor.clone() for key, tensor in net.state_dict().items()}
-    net(torch.arange(SEQ)[None]).logsumexp(-1).sum().backward()
-    optimizer.step()
-    assert [key for key, tensor in net.state_dict().items() if torch.equal(before[key], tensor)] == []
+# --- Muon
 
 
-def test_the_configuration_names_every_optimizer() -> None:
-    assert tuple(BUILDERS) == OPTIMIZERS
+def matrices(rows: int, columns: int, conditioning: float) -> Tensor:
+    """Three matrices whose smallest singular value is 1/conditioning of the largest."""
+    torch.manual_seed(rows + columns)
+    left, _, right = torch.linalg.svd(torch.randn(3, rows, columns), full_matrices=False)
+    return left * torch.logspace(0, -torch.tensor(conditioning).log10().item(), rows) @ right
+
+
+def muon(*parameters: nn.Parameter, momentum: float = 0.9, weight_decay: float = 0.0) -> Muon:
+    group = {"params": [*parameters], "momentum": momentum, "ns_steps": 5, "weight_decay": weight_decay}
+    return Muon([group], lr=0.1)
+
+
+def parameter(tensor: Tensor, grad: Tensor | None = None) -> nn.Parameter:
+    weight = nn.Parameter(tensor.clone())
+    weight.grad = None if grad is None else grad.clone()
+    return weight
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(8, 8), (16, 40), (128, 512), (1, 9)])
+@pytest.mark.parametrize(("ns_steps", "conditioning", "tolerance"), [(5, 30.0, 0.15), (7, 100.0, 0.01)])
+def test_orthogonalise_equals_an_svd(
+    rows: int, columns: int, ns_steps: int, conditioning: float, tolerance: float
+) -> None:
+    x = matrices(rows, columns, conditioning)
+    left, _, right = torch.linalg.svd(x, full_matrices=False)
+    torch.testing.assert_close(orthogonalise(x, ns_steps), left @ right, atol=tolerance, rtol=0)
+
+
+def test_more_newton_schulz_steps_are_more_accurate_at_any_scale() -> None:
+    x = matrices(32, 64, 50.0)
+    errors = [(torch.linalg.svdvals(orthogonalise(x, n)) - 1).abs().max() for n in range(1, len(COEFFICIENTS) + 1)]
+    assert errors[-1] < 1e-3 < errors[2] < errors[0]
+    torch.testing.assert_close(orthogonalise(1000 * x, 5), orthogonalise(x, 5), atol=1e-4, rtol=1e-4)
+    assert torch.equal(orthogonalise(torch.zeros(2, 4, 4), 5), torch.zeros(2, 4, 4))
+
+
+def test_a_tall_matrix_is_treated_as_a_wide_one() -> None:
+    torch.manual_seed(0)
+    gradient = torch.randn(4, 12)
+    wide, tall = parameter(torch.zeros(4, 12), gradient), parameter(torch.zeros(12, 4), gradient.T)
+    square = parameter(torch.zeros(4, 4), torch.randn(4, 4))
+    muon(wide, square, tall).step()
+    torch.testing.assert_close(tall, wide.T * 3**0.5)  # max(1, rows/columns)**0.5
+    torch.testing.assert_close(torch.linalg.svdvals(square.detach()), torch.full((4,), 0.1), atol=0.02, rtol=0)
+
+
+def test_batched_updates_equal_those_of_single_matrices() -> None:
+    torch.manual_seed(0)
+    together = [parameter(torch.randn(shape)) for shape in ((8, 8), (8, 24), (8, 8), (24, 8))]
+    apart = copy.deepcopy(together)
+    optimizers = [muon(*together, weight_decay=0.1), *(muon(weight, weight_decay=0.1) for weight in apart)]
+    for _ in range(3):
+        for weight, twin in zip(together, apart, strict=True):
+            weight.grad = torch.randn_like(weight)
+            twin.grad = weight.grad.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    torch.testing.assert_close(together, apart, atol=1e-5, rtol=1e-5)
+
+
+def test_it_agrees_with_the_muon_of_torch() -> None:
+    """It uses other coefficients, in bfloat16: the same direction, nearly the same norm."""
+    torch.manual_seed(0)
+    gradient = torch.randn(64, 64)
+    weight, twin = (parameter(torch.zeros(64, 64), gradient) for _ in range(2))
+    muon(weight, momentum=0.95).step()
+    torch.optim.Muon([twin], lr=0.1, weight_decay=0.0).step()
+    assert torch.cosine_similarity(weight.flatten(), twin.flatten(), dim=0) > 0.97
+    assert weight.norm().item() == pytest.approx(twin.norm().item(), rel=0.2)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.6, 0.95])
+def test_the_update_orthogonalises_nesterov_momentum(momentum: float) -> None:
+    """m = momentum m + (1 - momentum) g; the update is orthogonalise((1 - momentum) g + momentum m)."""
+    torch.manual_seed(0)
+    weight, average = parameter(torch.randn(6, 9)), torch.zeros(6, 9)
+    expected = weight.detach().clone()
+    optimizer = muon(weight, momentum=momentum, weight_decay=0.1)
+    for _ in range(4):
+        weight.grad = torch.randn(6, 9)
+        average = momentum * average + (1 - momentum) * weight.grad
+        nesterov = (1 - momentum) * weight.grad + momentum * average
+        step = orthogonalise((nesterov.bfloat16() if has_native_bf16("cpu") else nesterov)[None], 5)[0].float()
+        expected = expected * (1 - 0.1 * 0.1) - 0.1 * step
+        optimizer.step()
+    torch.testing.assert_close(weight.detach(), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_updates_in_bf16_are_close_to_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    gradient, updates = torch.randn(64, 32), []
+    for is_native in (True, False):
+        monkeypatch.setattr("lm.training.optim.has_native_bf16", lambda device, is_native=is_native: is_native)
+        matrix = parameter(torch.zeros(64, 32), gradient)
+        muon(matrix).step()
+        updates.append(matrix.detach())
+    rough, exact = updates
+    assert rough.dtype == exact.dtype == torch.float32
+    assert 1e-4 * exact.norm() < (rough - exact).norm() < 0.1 * exact.norm()
+
+
+def test_the_whole_state_resumes() -> None:
+    net, twin = build(TIED), build(TIED, seed=1)
+    optimizer, resumed = build_optimizer(net, MUON, TIED), build_optimizer(twin, MUON, TIED)
+
+    def train(steps: int, net: Transformer, optimizer: torch.optim.Optimizer) -> None:
+        for _ in range(steps):
+            backward(net)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    train(3, net, optimizer)
+    twin.load_state_dict(net.state_dict())
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    train(2, net, optimizer)
+    train(2, twin, resumed)
+    assert all(torch.equal(tensor, twin.state_dict()[name]) for name, tensor in net.state_dict().items())
+
+
+def test_other_groups_are_updated_as_by_torch_adamw_bit_for_bit() -> None:
+    weight, twin = (parameter(torch.ones(5, 3)) for _ in range(2))
+    options: dict[str, Any] = {"lr": 0.1, "betas": (0.8, 0.95), "eps": 1e-6}
+    own = Muon([{"params": [weight], "weight_decay": 0.3}], **options)
+    optimizers = own, torch.optim.AdamW([twin], weight_decay=0.3, fused=True, **options)
+    schedules = [torch.optim.lr_scheduler.LambdaLR(each, lambda step: 1 / (1 + step)) for each in optimizers]
+    for seed in range(5):
+        for tensor, optimizer, schedule in zip((weight, twin), optimizers, schedules, strict=True):
+            tensor.grad = torch.randn(5, 3, generator=torch.Generator().manual_seed(seed))
+            optimizer.step()
+            schedule.step()
+        assert torch.equal(weight, twin)
+    assert all(torch.equal(own.state[weight][name], moment) for name, moment in optimizers[1].state[twin].items())
+
+
+def test_a_closure_is_called_with_gradients_and_weight_decay_uses_the_learning_rate() -> None:
+    weight, still = parameter(torch.eye(3)), parameter(torch.ones(4, 4), torch.zeros(4, 4))
+
+    def closure() -> Tensor:
+        loss = weight.square().sum()
+        loss.backward()
+        return loss
+
+    assert muon(weight).step(closure).item() == 3
+    assert not torch.equal(weight, torch.eye(3))
+    muon(still, weight_decay=0.5).step()
+    torch.testing.assert_close(still.detach(), torch.full((4, 4), 0.95))

@@ -4,7 +4,6 @@ import json
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from lm.cli.report import main
 from lm.config import BadInput, RunConfig
 from lm.report.metrics import after
 from lm.runs.page import write_page
-from lm.system.files import sha256
+from lm.training.run_directory import read_samples
 from lm.training.samples import as_line
 from lm.training.train import train
 
@@ -59,7 +58,7 @@ def test_samples_during_training_change_nothing_and_survive_a_resume(tmp_path: P
     assert (run / "samples.jsonl").read_bytes() == whole
 
 
-def test_samples_that_were_changed_are_named_and_a_line_that_broke_off_is_not(tmp_path: Path) -> None:
+def test_a_line_of_samples_that_broke_off_is_left_out_and_one_of_something_else_is_named(tmp_path: Path) -> None:
     path, said = tmp_path / "samples.jsonl", [{"prompt": "I", "continuation": "Jé\n"}]
     right = [SamplesAt(step=step, tokens=8 * step, samples=said) for step in (5, 10)]
     whole = "".join(map(as_line, right)).encode()
@@ -68,16 +67,9 @@ def test_samples_that_were_changed_are_named_and_a_line_that_broke_off_is_not(tm
         found = read_samples(path)
         assert found == right[: len(found)]
         assert len(found) >= whole[:length].count(b"\n")
-    for place, bit in ((place, bit) for place in range(len(whole)) for bit in range(8)):
-        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << bit]) + whole[place + 1 :])
-        with suppress(BadInput):
-            assert read_samples(path) == right, (place, bit)
-    path.write_bytes(whole[:-9] + bytes(9))
-    with pytest.raises(BadInput, match=r"samples\.jsonl: line 2 is not what train has written; restore it, or"):
+    path.write_bytes(whole + b'{"step": "x"}\n')
+    with pytest.raises(BadInput, match=r"samples\.jsonl: step: expected int, found 'x'"):
         read_samples(path)
-    path.write_text("".join(re.sub(r', "checksum": "\w+"', "", as_line(one)) for one in right))
-    assert "checksum" not in path.read_text()
-    assert read_samples(path) == right, "those of earlier versions have none"
 
 
 class Tags(HTMLParser):
@@ -132,21 +124,9 @@ def test_the_page_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     assert rows == [("model.d_model", "32", "128")]
 
 
-def test_the_page_of_a_run_that_is_not_finished(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    result, path = trained(tmp_path, "run", PROMPTS), tmp_path / "run/samples.jsonl"
-    assert result["samples_hash"] == sha256(path)
-    assert len(read_samples(path, result)) == 3
-    whole = path.read_bytes()
-    path.write_bytes(whole[: whole.index(b"\n") + 1])
-    with pytest.raises(BadInput, match=r"samples\.jsonl: was changed after its run had finished; restore it, or"):
-        write_page(tmp_path / "run", {})
-    (tmp_path / "run/result.json").unlink()
+def test_the_page_of_a_run_that_is_not_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trained(tmp_path, "run", PROMPTS)
-    assert "samples.jsonl: lacks lines that were written up to step 20" in caplog.text
     (tmp_path / "run/result.json").unlink()
-    path.write_bytes(whole)
     found = page(tmp_path / "run", monkeypatch)
     assert "unfinished: step 20 of 20" in found.words
     assert "svg" in found.tags

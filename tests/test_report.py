@@ -548,19 +548,6 @@ def test_tuning_shows_every_trial_and_warns_of_an_edge(full: Path) -> None:
     assert "| tied | optim.lr | 0.003 | inside | 0.0015 to 0.006 | 0.003 | 3 | 0 |" in section
 
 
-def test_a_link_in_the_folder_does_not_lead_what_is_written_elsewhere(tmp_path: Path) -> None:
-    (tmp_path / "elsewhere").mkdir()
-    path = make(tmp_path / "study", report=False)
-    (path / "figures").symlink_to(tmp_path / "elsewhere")
-    (path / "report.md").symlink_to(tmp_path / "elsewhere/notes")
-    with pytest.raises(BadInput, match="figures: is a link"):
-        write_report(path)
-    (path / "figures").unlink()
-    write_report(path)
-    assert not (path / "report.md").is_symlink()
-    assert not any((tmp_path / "elsewhere").iterdir())
-
-
 def test_nothing_finished(tmp_path: Path) -> None:
     path = make(tmp_path, done=lambda arm, seed: False, tune={"trials": 5, "seeds": [1000]}, tuning_done=False)
     assert headings(path) == ["Arms", "Runs without a result", "How to reproduce this"]
@@ -726,12 +713,6 @@ def test_why_there_is_no_learning_figure_is_said(tmp_path: Path, every: int, tol
     assert ("Learning curves" in headings(path)) is told
 
 
-def told_of_looks(path: Path) -> list[str]:
-    study = read_study(path)
-    heads = [one.head for one in warnings_of(study, study.contrasts())]
-    return [found[1] for head in heads if (found := re.search(r"verdicts\.jsonl: (line \d+) is not what", head))]
-
-
 def seen(path: Path) -> list[list[int]]:
     return [one.seeds for one in verdicts_seen(path, read_record(path))]
 
@@ -749,19 +730,11 @@ def test_a_verdict_that_was_shown_is_remembered(tmp_path: Path) -> None:
     assert verdicts_seen(path, read_record(path))[0].equivalence_margin == 0.01
     assert [one["seeds"] for one in numbers(path)["verdicts_seen"]] == seen(path)
     first, second = (path / "verdicts.jsonl").read_text().splitlines()
-    for damaged in ('{"seeds": [0]}', "[" * 10**5, first.replace("[0, 1]", '"01"'), "3", first[:20]):
-        (path / "verdicts.jsonl").write_text(f"{damaged}\n{second}\n")
-        assert seen(path) == [[0, 1, 2]]
-        assert told_of_looks(path) == ["line 1"]
-    (path / "verdicts.jsonl").write_text(f"{first}\n{second}\n".replace("0.01", "0.02", 1))
-    assert told_of_looks(path) == ["line 1"], "a digit"
-    (path / "verdicts.jsonl").write_text(f"{first}\n{second}?")
-    write_report(path)
-    assert told_of_looks(path) == ["line 2"], "the line break is another character"
-    assert "verdicts.jsonl: line 2 is not what was written; restore the file, or remove the line.**" in markdown(path)
-    assert seen(path) == [[0, 1], [0, 1, 2]]
-    (path / "verdicts.jsonl").write_text(re.sub(r', "checksum": "\w+"', "", f"{first}\n{second}\n"))
-    assert (seen(path), told_of_looks(path)) == ([[0, 1], [0, 1, 2]], []), "those of earlier versions"
+    (path / "verdicts.jsonl").write_text(f"{first[:20]}\n{second}\n")
+    assert seen(path) == [[0, 1, 2]]
+    (path / "verdicts.jsonl").write_text(f"{second}\n{first[:20]}")
+    write_report(make(path, done=lambda arm, seed: seed < 2))
+    assert seen(path) == [[0, 1, 2], [0, 1]], "after a line that broke off"
 
 
 def test_looks_of_several_processes_are_all_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -782,12 +755,6 @@ def test_looks_of_several_processes_are_all_kept(tmp_path: Path, monkeypatch: py
     file.write_text(file.read_text() + '{"se')  # broken off
     remember(path, record, [1, 2])
     assert seen(path) == [*others, [0, 1, 2], [1, 2]]
-    assert told_of_looks(path) == [], "a line that broke off is no damage"
-    file.rename(path / "elsewhere")
-    file.symlink_to(path / "elsewhere")
-    before = (path / "elsewhere").read_text()
-    remember(path, record, [0, 2])
-    assert (path / "elsewhere").read_text() == before, "no link is followed"
 
 
 def test_missing_learning_curves_are_told(tmp_path: Path) -> None:

@@ -19,7 +19,16 @@ from conftest import ROOT, SEQ, TIED, TINY_RUN, VOCAB, tiny
 from helpers.models import random_tokens
 from torch import nn
 
-from lm.config import BadInput, DataConfig, ModelConfig, OptimConfig, RunConfig, TokenizerConfig, foreign_classes
+from lm.config import (
+    BadInput,
+    DataConfig,
+    ModelConfig,
+    OptimConfig,
+    RunConfig,
+    TokenizerConfig,
+    TrainerConfig,
+    foreign_classes,
+)
 from lm.data.vocabulary import byte_tokenizer
 from lm.exchange.huggingface import export
 from lm.exchange.portable import load_model, save_model
@@ -168,11 +177,11 @@ def test_a_whole_run_uses_such_classes(corpus: Path, tmp_path: Path) -> None:
         model=replace(model, linear="parts_of_mine.PlainLinear"),
         data=DataConfig(source="text", path=str(corpus), seq_len=32, batch_size=4, cache_dir=str(tmp_path / "cache")),
         tokenizer=TokenizerConfig(kind="byte", vocab_size=None),
-        trainer={"accelerator": "cpu", "devices": 1, "max_steps": 20, "enable_progress_bar": False},
+        trainer=TrainerConfig(accelerator="cpu", max_steps=20, enable_progress_bar=False),
         run_dir=str(tmp_path / "run"),
         threads=1,
     )
-    result = train(run)
+    _, result = train(run)
     assert result["val_loss"] < math.log(257) - 0.1
     assert result["n_params_by_role"]["attention"] == 4 * 16 * 16
 

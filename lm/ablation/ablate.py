@@ -21,7 +21,7 @@ from lm.ablation.plan.calibrate import machine, measure
 from lm.ablation.plan.cells import Cell, cell, cells, set_steps
 from lm.ablation.plan.changes import set_aside
 from lm.ablation.record import AblationRecord, asked, first_seeds, write_record
-from lm.ablation.report import fingerprint, write_report
+from lm.ablation.report import write_report
 from lm.ablation.run.cautions import cautions
 from lm.ablation.run.executors import EXECUTORS
 from lm.ablation.run.folder import claim, default_dir, earlier
@@ -90,7 +90,6 @@ class AblationRunner:
             contrasts=self.ablation.contrasts(),
             begun=before.begun or now(),
             ended=None,
-            report=None,
             planned=sorted({*self.ablation.seeds, *before.planned}),
             command=command,
             machine=f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {gpus} GPUs",
@@ -114,14 +113,14 @@ class AblationRunner:
         self.executor.prepare(place_of(self.path) if self.executor.remote else None)
 
     def unchanged(self) -> bool:
-        """Whether an earlier call has ended with all runs and its report shows all that there is."""
+        """Whether an earlier call has ended with all runs, so that only the report is written again."""
         if self.missing_bases() or self.missing(self.all_cells()) or self.expected_trials():
             return False
-        same = replace(self.record(), ended=self.before.ended, report=self.before.report) == self.before
-        return same and self.before.report == fingerprint(self.path)
+        return self.before.ended is not None and replace(self.record(), ended=self.before.ended) == self.before
 
     def run(self) -> None:
         if self.unchanged():
+            write_report(self.path)
             return
         write_record(self.record(), self.path)
         with Progress(self.ablation.name, self.ablation.metric, self.path, self.workers, self.cost) as self.progress:
@@ -141,7 +140,6 @@ class AblationRunner:
         self.known.ended = now()
         write_record(self.record(), self.path)
         write_report(self.path)
-        self.known.report = fingerprint(self.path)
         write_record(self.record(), self.path)  # with the verdict that was shown
 
     def carry_out(self, wanted: list[Cell], trials: bool = False) -> None:

@@ -4,21 +4,19 @@ Under version control a study keeps its rows and not its models: a run without a
 its curve curves.csv, say of it. Nothing is written here.
 """
 
-import csv
-import io
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
-from itertools import count
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 from lm.ablation.run_files import Outcome, RunFiles
 from lm.config import BadInput
+from lm.config.checks import reading
 from lm.report.metrics import FILE, Lines, read_lines
-from lm.system.files import checksum, read_object, read_regular, without_checksum
+from lm.system.files import read_csv, read_json
 
 RESULT: dict[str, type[int] | type[float] | type[str]] = {  # of a run's result.json, as columns of results.csv
     **dict.fromkeys(("val_loss", "val_bpb", "val_top1"), float),
@@ -29,27 +27,22 @@ RESULT: dict[str, type[int] | type[float] | type[str]] = {  # of a run's result.
     **dict.fromkeys(("device", "cpu", "precision", "python"), str),
 }
 WHO = ("arm", "purpose", "seed", "budgets", "status", "error")  # columns of results.csv before these
-CHANGED = "was changed after it was written: its row_hash is another"
-AGAIN = "remove it, and ablate makes the run again"
 RUN_DIR = re.compile(r"(?:cells|trials)/([\w.-]+)-seed(\d+)-[\w.-]+")  # its arm and seed
-CURVE = "curve_hash"  # column of results.csv: of the rows of the run in curves.csv
-WHERE = ("host", "executor")  # columns of results.csv, too, where a run was made
-CHECKED = ("run_dir", "status", *RESULT, "source_hash", "torch", "resumed_from", CURVE, *WHERE)  # those of row_hash
-Kind = TypeVar("Kind")
+WHERE = ("host", "executor")  # columns of results.csv, too: where a run was made
 
 
 class Outcomes:
     """The runs of an ablation's folder. A run is named by its directory below it, as in cells/tied-seed0-1a2b3c4d5e.
 
-    Raises BadInput if results.csv is not what a report has written. No verdict rests on curves, nor on
-    where a run was made: what is wrong with such files is in `damaged`, by file, as soon as they are asked for.
+    Raises BadInput if results.csv is not what a report has written.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.damaged = folder, dict[Path, str]()
-        lines = count(2)
-        rows = self.table("results.csv", lambda row: (row["run_dir"], from_row(row, next(lines))), WHO)
-        self.rows = {run_dir: one for run_dir, one in rows if one.status in ("done", "failed", "diverged")}
+        self.folder = folder
+        rows = self.table("results.csv", ("run_dir", *WHO))
+        with reading(folder / "results.csv"):
+            found = {row["run_dir"]: from_row(row, line) for line, row in enumerate(rows, 2)}
+        self.rows = {run_dir: one for run_dir, one in found.items() if one.status in ("done", "failed", "diverged")}
 
     def of(self, run_dir: str, planned: Mapping[str, str] = MappingProxyType({})) -> Outcome:
         """`planned` has the hashes that a result must have, if it says them.
@@ -69,16 +62,14 @@ class Outcomes:
         return Outcome("failed", f"its {other[0]} is not the one planned: remove {where}")
 
     def where(self, run_dir: str) -> dict[str, str]:
-        """The host and the executor that made a run."""
+        """The host and the executor that made a run, if it is known. Raises BadInput."""
         path = RunFiles(self.folder / run_dir).where
         try:
-            said = without_checksum(read_object(path))
-            return {key: said[key] for key in WHERE if isinstance(said.get(key), str)}
+            with reading(path):
+                found = read_json(path)
+                return {key: found[key] for key in WHERE}
         except (FileNotFoundError, NotADirectoryError):
-            pass
-        except ValueError as error:
-            self.damaged[path] = f"{path}: {error}; restore it, or remove it"
-        return {}
+            return {}
 
     def ended(self) -> dict[str, tuple[str, int]]:
         """Every run that has come to an end, by its folder or its row, with its arm and its own seed."""
@@ -86,86 +77,46 @@ class Outcomes:
         named = {run_dir: RUN_DIR.fullmatch(run_dir) for run_dir in sorted(folders | self.rows.keys())}
         return {run_dir: (found[1], int(found[2])) for run_dir, found in named.items() if found}
 
-    def lines(self, run_dir: str, name: str, result: Mapping[str, Any] = MappingProxyType({})) -> Lines:
-        """The whole rows of a CSV file of a run, those of curves.csv for a metrics.csv that is absent or damaged."""
+    def lines(self, run_dir: str, name: str) -> Lines:
+        """The whole rows of a CSV file of a run, those of curves.csv for a metrics.csv that is absent."""
         path = self.folder / run_dir / name
-        try:
-            return read_lines(path, result)
-        except (FileNotFoundError, NotADirectoryError):
-            pass
-        except BadInput as error:
-            self.damaged[path] = str(error)
-        return self.curve(run_dir) if name == FILE else []
-
-    def curve(self, run_dir: str) -> Lines:
-        """The rows of a run in curves.csv, none if they are not those whose hash is in its row of results.csv."""
-        found, one = self.curves.get(run_dir, []), self.rows.get(run_dir)
-        written = one.row.get(CURVE) if one and one.row and one.status == "done" else ""
-        if not (found and written) or curve_hash(found) == written:
-            return found
-        said = f"{self.curves_csv}: the rows of {run_dir} were changed after they were written"
-        self.damaged.setdefault(self.curves_csv, f"{said}; restore the file, or remove it to go on without its curves")
-        return []
-
-    @property
-    def curves_csv(self) -> Path:
-        return self.folder / "curves.csv"
+        return read_lines(path) if name != FILE or path.exists() else self.curves.get(run_dir, [])
 
     @cached_property
     def curves(self) -> dict[str, Lines]:
         found: dict[str, Lines] = {}
-        try:
-            for run_dir, point in self.table("curves.csv", lambda row: (row["run_dir"], row)):
-                found.setdefault(run_dir, []).append(point)
-        except BadInput as error:
-            self.damaged[self.curves_csv] = str(error)
-        except OSError as error:
-            self.damaged[self.curves_csv] = f"{self.curves_csv}: cannot be read ({error.strerror})"
+        for row in self.table("curves.csv", ("run_dir",)):
+            found.setdefault(row["run_dir"], []).append(row)
         return found
 
-    def table(
-        self, name: str, read: Callable[[dict[str, str]], tuple[str, Kind]], columns: tuple[str, ...] = ()
-    ) -> list[tuple[str, Kind]]:
+    def table(self, name: str, columns: tuple[str, ...]) -> Lines:
         """Every row of a file in the ablation's folder that must have these columns, none if there is no such file."""
         path = self.folder / name
         try:
-            reader = csv.DictReader(io.StringIO(read_regular(path).decode(), newline=""))
-            rows = list(reader)
-            if torn := [i for i, row in enumerate(rows, 2) if None in (*row, *row.values())]:
-                raise ValueError(f"line {torn[0]} is not a whole row")
-            if absent := [one for one in ("run_dir", *columns) if one not in (reader.fieldnames or ())]:
-                raise ValueError(f"has no column {absent[0]}")
-            return [read(row) for row in rows]
+            with reading(path):
+                rows = read_csv(path)
+                for line, row in enumerate(rows, 2):
+                    if None in (*row, *row.values()):
+                        raise BadInput(f"line {line} is not a whole row")
+                    if absent := [column for column in columns if column not in row]:
+                        raise BadInput(f"has no column {absent[0]}")
+                return rows
         except FileNotFoundError:
             return []
-        except (ValueError, KeyError, csv.Error) as error:
-            raise BadInput(f"{path}: not what a report has written ({error!r}); restore it, or remove it") from error
 
 
 def from_row(row: dict[str, str], line: int) -> Outcome:
-    """A row that does not match its row_hash, or whose values are no such numbers, fails and is named."""
-    where, result = f"line {line} of results.csv ({row['run_dir']})", dict[str, Any]()
-    if row.get("row_hash", "") not in ("", row_hash(row), row_hash(row | dict.fromkeys(WHERE, ""))):
-        return Outcome("failed", f"{where} {CHANGED}; {AGAIN}", row=row)
-    if row["status"] == "done":
-        for key, kind in RESULT.items():
-            try:
-                result[key] = kind(row[key])
-            except ValueError:
-                result[key] = math.nan
-            if isinstance(result[key], float) and not math.isfinite(result[key]):
-                return Outcome("failed", f"{where}: {key}={row[key]}: expected a number; {AGAIN}", row=row)
+    """A row whose values are no such numbers fails and is named."""
+    result: dict[str, Any] = {}
+    for key, kind in RESULT.items() if row["status"] == "done" else ():
+        try:
+            result[key] = kind(row[key])
+        except ValueError:
+            result[key] = math.nan
+        if isinstance(result[key], float) and not math.isfinite(result[key]):
+            where = f"line {line} of results.csv ({row['run_dir']}): {key}={row[key]}: expected a number"
+            return Outcome("failed", f"{where}; remove it, and ablate makes the run again", row=row)
+    if result:
         result |= {"versions": {"torch": row["torch"]}, "samples": []}
         result["resumed_from"] = [int(step) for step in row["resumed_from"].split()]
     return Outcome(row["status"], row["error"], result, row)
-
-
-def row_hash(row: Mapping[str, Any]) -> str:
-    """Of what a row says of its run. Empty columns are left out."""
-    return checksum({key: str(row[key]) for key in CHECKED if row.get(key) not in (None, "")})[:16]
-
-
-def curve_hash(points: Lines) -> str:
-    """Of the rows of a run in curves.csv. Empty columns are left out."""
-    rows = [{key: value for key, value in one.items() if value and key != "run_dir"} for one in points]
-    return checksum({"rows": rows})[:16]

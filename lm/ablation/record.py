@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lm.ablation.checks import checked
 from lm.config import BadInput
 from lm.config.ablation import Look, Question
+from lm.config.checks import reading
 from lm.config.typed import build
-from lm.system.files import checksum, read_object, without_checksum, write_text
+from lm.system.files import read_json, write_text
 
 FILE = "ablation.json"
 
@@ -98,7 +98,6 @@ class AblationRecord(Question):
     # how far it is
     begun: str = ""
     ended: str | None = None
-    report: str | None = None  # the fingerprint of the report that shows this record; None: none does
     tuning_done: bool = False
     untuned: dict[str, list[str]] = field(default_factory=dict)  # arm -> trials that have come to no end
     searches: dict[str, SearchRecord] = field(default_factory=dict)
@@ -135,18 +134,13 @@ def asked(question: Question) -> dict[str, Any]:
 
 def read_record(folder: Path) -> AblationRecord:
     """Raises BadInput naming the file, and the key whose value is wrong."""
-    path = folder / FILE
     try:
-        found = without_checksum(read_object(path))
-        return checked(build(AblationRecord, found))
+        with reading(folder / FILE):
+            record: AblationRecord = build(AblationRecord, read_json(folder / FILE))
+            return record
     except FileNotFoundError:
         raise BadInput(f"output_dir={folder}: holds no {FILE}; expected what ablate.py wrote") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        what = error if isinstance(error, ValueError) else repr(error)
-        why = error if isinstance(error, BadInput) else f"not what ablate.py wrote ({what})"
-        raise BadInput(f"{path}: {why}") from error
 
 
 def write_record(record: AblationRecord, folder: Path) -> None:
-    content = asdict(record)
-    write_text(folder / FILE, json.dumps(content | {"checksum": checksum(content)}, indent=1) + "\n")
+    write_text(folder / FILE, json.dumps(asdict(record), indent=1) + "\n")

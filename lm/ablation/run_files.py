@@ -9,7 +9,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from lm.config import BadInput
-from lm.system.files import read_object
+from lm.config.checks import reading
+from lm.system.files import read_json
 from lm.training.run_directory import read_result
 
 KILLED, LOST = "killed by signal", "lost:"  # so begins the error of a run that was ended from outside
@@ -69,15 +70,13 @@ class RunFiles:
         except BadInput as error:
             return Outcome("failed", str(error))
         try:
-            said = read_object(self.outcome)
-            status, why = said["status"], said["error"]
-            if status in ("failed", "diverged") and isinstance(why, str) and len(said) == 2:
-                return Outcome(status, why)
+            with reading(self.outcome):
+                found = read_json(self.outcome)
+                return Outcome(found["status"], found["error"])
         except (FileNotFoundError, NotADirectoryError):
             return Outcome("missing")
-        except (ValueError, KeyError):
-            pass
-        return Outcome("failed", f"{self.outcome.name}: not what ablate wrote")
+        except BadInput as error:
+            return Outcome("failed", str(error))
 
     def steps(self) -> int:
         """Optimizer steps that the run has logged so far. Raises OSError if they cannot be read."""

@@ -12,7 +12,7 @@ from lm.ablation.report.answer import BUDGET_NAMES, primary, sentences
 from lm.ablation.report.overview import common_ci
 from lm.ablation.report.warnings import warnings_of
 from lm.ablation.seen import remember
-from lm.system.table import format_table, lines_visible
+from lm.system.terminal import format_table, printable
 
 
 def plan_table(runner: AblationRunner) -> str:
@@ -47,7 +47,7 @@ def plan_table(runner: AblationRunner) -> str:
         lines += [f"finished runs without a folder, read from results.csv: {alone}; remove a row to run one again"]
     lines += [*no_longer_count(record.set_aside), *(f"{head} {meaning}" for head, meaning in record.cautions)]
     lines += [f"about {spell(seconds)} to go, as measured on this machine; all goes to {runner.path}"]
-    return lines_visible("\n".join(lines))
+    return printable("\n".join(lines))
 
 
 def no_longer_count(reasons: dict[str, str]) -> list[str]:
@@ -71,7 +71,7 @@ def result_table(path: Path) -> str:
     counts = ", ".join(f"{n} {kind}" for kind, n in study.counts().items() if n)
     if alone := study.rows_alone():
         counts += f" ({alone} of them rows of results.csv without their folder)"
-    return lines_visible("\n".join([*lines, "", f"{counts}; {path / 'report.html'}"]))
+    return printable("\n".join([*lines, "", f"{counts}; {path / 'report.html'}"]))
 
 
 def overview_table(path: Path, studies: dict[Path, Study]) -> str:

@@ -30,7 +30,7 @@ from lm.benchmark.workers import workers
 from lm.config.benchmark import DEFAULT, BenchmarkConfig
 from lm.system.device import best_device, set_threads
 from lm.system.files import write_text
-from lm.system.table import format_table
+from lm.system.terminal import format_table
 
 Section = Callable[[str, float], Iterator[Measurement]]
 SECTIONS: dict[str, Section] = {

@@ -17,17 +17,16 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lm.cli.mistakes import CONFIGS, Kinds, explaining, kinds_of, no_such_key, not_a_setting, wrong_value
-from lm.config import BadInput, HeadConfig, RunConfig
+from lm.config import CLASSES, BadInput, HeadConfig, RunConfig
 from lm.config.checks import about
 from lm.config.identity import PLACES, is_runtime
 from lm.config.typed import build
 from lm.exchange.base import agrees, read_base
-from lm.system.table import spelled
+from lm.system.terminal import spelled
 from lm.training.run_directory import LENGTH, RunDirectory
 
 SWEEP_VALUE = re.compile(r",|^\w+\(")  # several values in Hydra's grammar: a,b or choice(a,b), range(...), glob(...)
 LOADED = ("model", "head", "tokenizer")  # the groups that init_from gives
-CLASSES = ("linear", "norm", "ffn", "position")  # settings of the model that may be the dotted path of a class
 Config = TypeVar("Config")
 log = logging.getLogger(__name__)
 
@@ -189,7 +188,7 @@ def _with_init_from(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
     base, given = read_base(path), _without_defaults(overrides)
     head = base.settings.head if OmegaConf.is_missing(given.head, "kind") else HeadConfig()
     loaded = {"model": asdict(base.settings.model), "head": asdict(head), "tokenizer": asdict(base.tokenizer)}
-    typed = [key for key in CLASSES if not OmegaConf.is_missing(given.model, key)]
+    typed = [key for key in CLASSES if not OmegaConf.is_missing(given.model, key.removeprefix("model."))]
     with about(f"init_from={path}"):
         _refuse_foreign_classes(loaded["model"], typed)
     for group, values in loaded.items():
@@ -229,7 +228,7 @@ def _continued(config: DictConfig, overrides: Sequence[str]) -> RunConfig | None
     None if other settings are given too, or if the directory holds no run. Raises BadInput.
     """
     keys, run_dir = [key_of(override) for override in overrides], config.get("run_dir")
-    typed = [name for name in CLASSES if f"model.{name}" in keys]
+    typed = [key for key in CLASSES if key in keys]
     applied = [key for key in keys if is_runtime(key) or key in (*LENGTH, *PLACES)]
     if not run_dir or len(applied) + len(typed) < len(keys):
         return None
@@ -238,7 +237,7 @@ def _continued(config: DictConfig, overrides: Sequence[str]) -> RunConfig | None
         log.info("run_dir=%s: does not exist yet, so this is a new run", run_dir)
     saved = directory.read_config()
     try:
-        if not saved or any(saved["model"][name] != config.model[name] for name in typed):
+        if not saved or any(saved["model"][key[6:]] != OmegaConf.select(config, key) for key in typed):
             return None
         _refuse_foreign_classes(saved["model"], typed)
         for key in applied:
@@ -259,7 +258,7 @@ def _continued(config: DictConfig, overrides: Sequence[str]) -> RunConfig | None
 
 def _refuse_foreign_classes(model: dict[str, Any], typed: Iterable[str]) -> None:
     """Refuse to import a class that a folder names, which may be a stranger's, unless the user has named it too."""
-    for key in {*CLASSES} - {*typed}:
-        if "." in str(model.get(key)):
-            cls = model[key]
-            raise BadInput(f"its class {cls} would be imported; add model.{key}={cls} if you trust it")
+    for key in CLASSES.keys() - {*typed}:
+        cls = model[key.removeprefix("model.")]
+        if cls not in CLASSES[key]:
+            raise BadInput(f"its class {cls} would be imported; add {key}={cls} if you trust it")

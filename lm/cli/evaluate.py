@@ -16,12 +16,12 @@ from typing import Any
 from tqdm import tqdm
 
 from lm.cli.compose import compose, parse
-from lm.cli.main import reading, report
+from lm.cli.main import report
 from lm.cli.tables import detail_tables, score_table
 from lm.config import BadInput, DataConfig, EvaluateConfig, RunConfig, TokenizerConfig
 from lm.data.paths import check_paths, is_url, listed, local_files
 from lm.exchange.find_model import model_folder
-from lm.system.table import format_table
+from lm.system.terminal import format_table
 
 SCHEMA = EvaluateConfig
 
@@ -43,8 +43,7 @@ def score(config: EvaluateConfig) -> int:
     for pair in tqdm(pairs, "texts", leave=False, disable=not bar or len(pairs) == 1):
         text = "validation text" if pair.data is None else pair.data.path or pair.data.source
         try:
-            with reading(pair.run_dir):
-                scores.append({"run": pair.run_dir, "text": text, **evaluate_run(pair, bar)})
+            scores.append({"run": pair.run_dir, "text": text, **evaluate_run(pair, bar)})
         except BadInput as error:  # the others are scored all the same
             failed.append(error)
     if not scores:

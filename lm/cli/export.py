@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from lm.cli.compose import parse
-from lm.cli.main import reading
 from lm.config import ExportConfig
 from lm.exchange.find_model import model_folder
 from lm.training.run_directory import RunDirectory
@@ -21,8 +20,7 @@ def run(args: list[str]) -> None:
     from lm.exchange.huggingface import export
     from lm.exchange.portable import load_model
 
-    with reading(config.run_dir):
-        net, tokenizer = load_model(config.run_dir, config.trust)
+    net, tokenizer = load_model(config.run_dir, config.trust)
     if config.format == "gguf":
         architecture = export_gguf(net, tokenizer, config.output_dir, config.dtype)
         written, reader, program = Path(config.output_dir) / FILE, "llama.cpp", "llama.cpp"

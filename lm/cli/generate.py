@@ -11,10 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from lm.cli.compose import parse
-from lm.cli.main import reading
 from lm.config import BadInput, GenerateConfig
 from lm.exchange.find_model import model_folder
-from lm.system.table import lines_visible
+from lm.system.terminal import printable
 
 SCHEMA = GenerateConfig
 
@@ -36,10 +35,9 @@ def run(args: list[str]) -> None:
     options = {key: getattr(config, key) for key in ("temperature", "top_k", "min_p", "seed")}
     Sampling(**options)  # raises BadInput before the model is loaded
     set_threads(config.threads)
-    with reading(config.run_dir):
-        net, tokenizer = load_model(config.run_dir, config.trust)
+    net, tokenizer = load_model(config.run_dir, config.trust)
     net.to(best_device())
-    shown = lines_visible if sys.stdout and sys.stdout.isatty() else str  # no text of a model steers a terminal
+    shown = printable if sys.stdout and sys.stdout.isatty() else str  # no text of a model steers a terminal
     for prompt in prompts:
         try:
             tokenizer.encode(prompt)  # or fail before anything is printed

@@ -14,7 +14,7 @@ from lm.cli.compose import compose
 from lm.cli.main import start_of
 from lm.cli.mistakes import CONFIGS
 from lm.config import RunConfig
-from lm.system.table import spelled
+from lm.system.terminal import spelled
 
 GROUPS = {
     "train": ("model", "head", "data", "tokenizer", "optim", "trainer", "logger", "experiment"),

@@ -26,8 +26,7 @@ from typing import Any, NoReturn
 import lm
 from lm.config import BadInput
 from lm.config.checks import RESUMABLE
-from lm.system.table import lines_visible, visible
-from lm.system.terminal import is_first_process
+from lm.system.terminal import is_first_process, printable
 
 COMMANDS = {
     "train": "train one run, or with -m several; resume it, or show its result",
@@ -125,8 +124,8 @@ def report(error: Exception, job: str = "") -> int:
     if line is None or os.environ.get("LM_DEBUG"):
         traceback.print_exception(error)
     if line is not None or job:
-        message = visible(" ".join((line or f"{type(error).__name__}: {error}").split()))
-        _print_error(f"error: {message}{f' (job: {visible(job)})' if job else ''}")
+        message = printable(" ".join((line or f"{type(error).__name__}: {error}").split()))
+        _print_error(f"error: {message}{f' (job: {printable(job)})' if job else ''}")
     return code
 
 
@@ -178,18 +177,6 @@ def _resume_hint(error: BaseException) -> str:
         return ""
     is_script = sys.argv[0].endswith(".py")
     return f"; resume with: {shlex.join(sys.orig_argv if is_script else [Path(sys.argv[0]).name, *sys.argv[1:]])}"
-
-
-@contextmanager
-def reading(path: str | Path) -> Iterator[None]:
-    """A context for reading what lm has written: whatever else stands there is a BadInput that names `path`."""
-    try:
-        yield
-    except BadInput:
-        raise
-    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-        reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-        raise BadInput(f"{path}: not what lm wrote ({reason}); LM_DEBUG=1 shows where") from error
 
 
 def _print_error(line: str) -> None:
@@ -258,7 +245,7 @@ class _Formatter(logging.Formatter):
     """Messages may hold names from outside, which must not steer a terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return lines_visible(super().format(record))
+        return printable(super().format(record))
 
 
 def configure_logging() -> None:

@@ -7,7 +7,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 from lm.cli.compose import compose, parse
-from lm.cli.main import reading
 from lm.config import BadInput, RunConfig
 from lm.config.ablation import ReportConfig
 
@@ -27,11 +26,10 @@ def run(args: list[str]) -> None:
     from lm.ablation.summary import overview_table, result_table
     from lm.runs.page import write_page
 
-    with reading(path):
-        if config.run_dir is not None:
-            print(write_page(path, asdict(compose("train", [], RunConfig))))
-        elif folders(path):
-            print(overview_table(path, write_overview(path)))
-        else:
-            write_report(path)
-            print(result_table(path))
+    if config.run_dir is not None:
+        print(write_page(path, asdict(compose("train", [], RunConfig))))
+    elif folders(path):
+        print(overview_table(path, write_overview(path)))
+    else:
+        write_report(path)
+        print(result_table(path))

@@ -9,12 +9,12 @@ import sys
 from pathlib import Path
 
 from lm.cli.compose import parse
-from lm.cli.main import reading
 from lm.config import BadInput, RunsConfig
 from lm.runs.find import find_runs
 from lm.runs.listing import listing, listing_csv
 from lm.runs.query import ordered, where
 from lm.system.files import write_text
+from lm.system.terminal import printable
 
 SCHEMA = RunsConfig
 
@@ -27,15 +27,15 @@ def run(args: list[str]) -> None:
     for key, path in {"plot": plot, "csv": table}.items():
         if path is not None and not path.parent.is_dir():
             raise BadInput(f"{key}={path}: no such folder as {path.parent}")
-    with reading(config.folder):
-        found = find_runs(Path(config.folder).expanduser())
-        runs = ordered(where(found, config.where), config.sort) if found else []
-        print(
-            listing_csv(runs) if config.csv == "-" else listing(runs, len(found)), end="" if config.csv == "-" else "\n"
-        )
-        if table is not None and config.csv != "-":
-            write_text(table, listing_csv(runs))
-        if plot is not None:
-            from lm.runs.curves import plot_runs
+    found = find_runs(Path(config.folder).expanduser())
+    runs = ordered(where(found, config.where), config.sort) if found else []
+    if config.csv == "-":
+        print(printable(listing_csv(runs)), end="")
+    else:
+        print(listing(runs, len(found)))
+    if table is not None and config.csv != "-":
+        write_text(table, listing_csv(runs))
+    if plot is not None:
+        from lm.runs.curves import plot_runs
 
-            print(plot_runs(runs, plot), file=sys.stderr)
+        print(plot_runs(runs, plot), file=sys.stderr)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from statistics import fmean, stdev
 from typing import Any
 
-from lm.system.table import visible
+from lm.system.terminal import printable
 
 Rows = list[tuple[str, ...]]
 Named = list[tuple[str, dict[str, Any]]]  # results with the names of their runs, or with their settings
@@ -15,7 +15,7 @@ Named = list[tuple[str, dict[str, Any]]]  # results with the names of their runs
 def summary(result: dict[str, Any]) -> Rows:
     roles = ", ".join(f"{role} {count:,}" for role, count in result["n_params_by_role"].items())
     baselines = ", ".join(f"{name} {bits:.3f}" for name, bits in result["baselines_bpb"].items())
-    trained = result.get("n_params_trained", result["n_params"])
+    trained = result["n_params_trained"]
     of_which = f", {trained:,} of which train" if trained < result["n_params"] else ""
     return [
         ("validation loss", f"{result['val_loss']:.4f} nats per token"),
@@ -67,7 +67,7 @@ def samples(pairs: list[dict[str, str]], own: bool) -> str:
 
     def block(label: str, text: str) -> list[str]:
         labels = [label, *[""] * text.count("\n")]
-        return [f"  {name:6} | {visible(line)}".rstrip() for name, line in zip(labels, text.split("\n"), strict=True)]
+        return [f"  {name:6} | {printable(line)}".rstrip() for name, line in zip(labels, text.split("\n"), strict=True)]
 
     heading = "Samples (greedy)" if own else "Samples (greedy; prompts from the validation text)"
     blocks = [block("prompt", pair["prompt"]) + block("model", pair["continuation"]) for pair in pairs]

@@ -21,8 +21,7 @@ from lm.cli.mistakes import CONFIGS, kinds_of
 from lm.cli.tables import comparison, over_seeds, samples, summary
 from lm.config import BadInput, RunConfig
 from lm.data.paths import check_paths
-from lm.system.table import format_table
-from lm.system.terminal import is_first_process
+from lm.system.terminal import format_table, is_first_process
 
 SCHEMA = RunConfig
 finished: list[tuple[str, str, dict[str, Any]]] = []  # a run's name, its overrides without the seed, its result

@@ -1,10 +1,14 @@
 """The errors that a wrong setting raises, and the checks that several dataclasses share."""
 
+import csv
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+# What Python raises where the content of a file is not what its reader expects.
+DAMAGE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, csv.Error)
 RESUMABLE = "the same command continues what is done already"  # a note of an exception that ends a run
 
 
@@ -23,6 +27,18 @@ def about(place: str) -> Iterator[None]:
         yield
     except BadInput as error:
         raise BadInput(f"{place}: {error}") from error
+
+
+@contextmanager
+def reading(path: Path, expected: str = "what lm wrote") -> Iterator[None]:
+    """Turn whatever is wrong with the content of a file that is read inside into a BadInput that names the file."""
+    try:
+        yield
+    except BadInput as error:
+        raise BadInput(f"{path}: {error}") from error
+    except DAMAGE as error:
+        message = next(iter(str(error).splitlines()), "")
+        raise BadInput(f"{path}: not {expected} ({type(error).__name__}: {message})") from error
 
 
 def choose(key: str, name: str, names: tuple[str, ...]) -> None:

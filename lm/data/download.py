@@ -1,30 +1,24 @@
-"""A file from an http(s) address, within limits: strangers' servers may send without end, or nothing."""
+"""A file from an http(s) address, within limits: strangers' servers may send without end."""
 
 import http.client
 import logging
 import os
-import socket
 from collections.abc import Iterator
-from contextlib import suppress
-from functools import partial
 from glob import escape
 from pathlib import Path
-from typing import IO, Any
 from urllib.error import HTTPError
 from urllib.parse import unquote, urlparse
-from urllib.request import HTTPRedirectHandler, Request, build_opener
+from urllib.request import Request, urlopen
 
 from tqdm import tqdm
 
 from lm.config import BadInput
 from lm.data.cache import locked, partial_folder
 from lm.data.documents import first_line
-from lm.system.deadline import in_time
 from lm.system.files import hash_of
 
 MOST_BYTES = 32 << 30
-TIMEOUT = 30.0  # seconds: from the request to the end of the headers, and for each SLOWEST bytes of the body
-SLOWEST = 10_000
+TIMEOUT = 30.0  # seconds without a byte
 BLOCK = 1 << 20
 HEADERS = {"User-Agent": "lm-lab", "Accept-Encoding": "identity"}  # a compressed body could grow a thousandfold
 log = logging.getLogger(__name__)
@@ -34,23 +28,16 @@ class Refused(Exception):
     """What the server sends is not wanted."""
 
 
-class Redirects(HTTPRedirectHandler):
-    def redirect_request(self, req: Request, fp: IO[bytes], *args: Any, **kwargs: Any) -> Request | None:
-        fp.close()  # its body would be read to an end that it need not have
-        return super().redirect_request(req, fp, *args, **kwargs)
-
-
 def download(url: str, cache: Path, max_bytes: int | None = None) -> Path:
     """A local copy, which is kept in `cache` until the server names another version; of a text, the first `max_bytes`.
 
-    An earlier copy is used, with a warning, if the server cannot be reached or is too slow. Whether it is the text that
+    An earlier copy is used, with a warning, if the server cannot be reached. Whether it is the text that
     is wanted, the caller tells by its hash. Raises BadInput if there is none within MOST_BYTES and TIMEOUT, or if it
     breaks off.
     """
     of, name = hash_of([url, max_bytes])[:16], Path(unquote(urlparse(url).path)).name or "index"
     try:
-        ask = partial(build_opener(Redirects).open, Request(url, headers=HEADERS), timeout=TIMEOUT)
-        with in_time(ask, TIMEOUT, "no whole answer") as answer:
+        with urlopen(Request(url, headers=HEADERS), timeout=TIMEOUT) as answer:
             version = answer.headers.get("ETag") or answer.headers.get("Last-Modified")
             path = cache / "downloads" / f"{of}-{hash_of(version)[:16]}" / name
             if version is None or not path.exists():
@@ -100,7 +87,7 @@ def checked(answer: http.client.HTTPResponse, max_bytes: int | None) -> Iterator
     if max_bytes is None and (total or 0) > most:
         raise Refused(f"{total} bytes, expected at most {most}")
     with tqdm(total=total, desc="downloading", unit="B", unit_scale=True, disable=None, leave=False, delay=1) as bar:
-        while read < most and (block := next_block(answer, most - read)):
+        while read < most and (block := answer.read(min(BLOCK, most - read))):
             yield block
             read += len(block)
             bar.update(len(block))
@@ -108,20 +95,3 @@ def checked(answer: http.client.HTTPResponse, max_bytes: int | None) -> Iterator
         raise Refused(f"more than {most} bytes")
     if total is not None and read < min(total, most):
         raise Refused(f"it breaks off after {read} of {total} bytes")
-
-
-def next_block(answer: http.client.HTTPResponse, most: int) -> bytes:
-    """At least SLOWEST bytes and at most about BLOCK, fewer at the end. Raises TimeoutError."""
-
-    def read() -> bytes:
-        found = b""
-        while len(found) < min(SLOWEST, most) and (more := answer.read1(min(BLOCK, most - len(found)))):
-            found += more
-        return found
-
-    try:
-        return in_time(read, TIMEOUT, f"fewer than {SLOWEST} bytes")
-    except BaseException:  # Ctrl-C too
-        with suppress(OSError, AttributeError), socket.socket(fileno=os.dup(answer.fileno())) as connection:
-            connection.shutdown(socket.SHUT_RDWR)  # ends the thread, for which closing the answer would wait
-        raise

@@ -4,18 +4,16 @@ import logging
 import re
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from lm.config import BadInput, DataConfig
 from lm.data.documents import Document, Fingerprint, first_line
 from lm.data.rows import ROWS, column_documents, parquet_batches, quiet_datasets
-from lm.system.deadline import in_time
-from lm.system.files import checksum, read_sealed, write_sealed
+from lm.system.files import hash_of, read_json, write_json
 
 TIMEOUT = 10.0  # seconds, to the first answer
-LISTING = 150.0  # seconds to list the files of a data set, for which the library has no time-out
 BLOCK = 1 << 22  # bytes of a file that are asked for at a time
 LOGIN = "log in by `hf auth login` or set HF_TOKEN"
 
@@ -78,19 +76,19 @@ def resolve(config: DataConfig) -> str:
     if re.fullmatch("[0-9a-f]{40}", config.revision or ""):
         return str(config.revision)
     request = {"path": config.path, "revision": config.revision or "main"}
-    note = Path(config.cache_dir).expanduser() / "revisions" / f"{checksum(request)[:32]}.json"
+    note = Path(config.cache_dir).expanduser() / "revisions" / f"{hash_of(request)[:32]}.json"
     try:
         commit = ask(config, config.revision)
     except Unavailable as error:
         try:
-            known = read_sealed(note)
+            known = read_json(note)
         except (OSError, ValueError):
             raise error from None
         log.warning("%s; it is read at commit %s, the newest one known", error, known["commit"])
         return str(known["commit"])
     with suppress(OSError):  # a cache that is read-only still serves
         note.parent.mkdir(parents=True, exist_ok=True)
-        write_sealed(note, {**request, "commit": commit})
+        write_json(note, {**request, "commit": commit})
     return commit
 
 
@@ -102,7 +100,7 @@ def ask(config: DataConfig, revision: str | None) -> str:
     try:
         found = api.dataset_info(name, revision=revision, timeout=TIMEOUT)
         if found.gated:
-            in_time(partial(api.auth_check, name, repo_type="dataset"), TIMEOUT, "no answer")
+            api.auth_check(name, repo_type="dataset")
     except errors.GatedRepoError as error:
         page = f"{constants.ENDPOINT}/datasets/{name}"
         raise BadInput(f"{place}: its owner grants access on request; ask for it at {page}, then {LOGIN}") from error
@@ -133,15 +131,14 @@ def build(config: DataConfig, commit: str) -> Any:
     names: list[str] = []
     reason: Exception
     try:
-        load = partial(datasets.load_dataset_builder, path, config.name, revision=commit)
-        builder = in_time(load, LISTING, "no list of its files")
+        builder = datasets.load_dataset_builder(path, config.name, revision=commit)
         if builder.hash != commit:  # without an answer, the library takes any version that it finds in its own cache
             raise ConnectionError("its files cannot be listed")
         return builder
     except ValueError as error:
         reason = error
         with suppress(Exception):  # the reason stays
-            names = in_time(partial(datasets.get_dataset_config_names, path, revision=commit), LISTING, "no list")
+            names = datasets.get_dataset_config_names(path, revision=commit)
     except Exception as error:
         reason = error
     what = f"the configurations of {config.path} are {', '.join(names)}"

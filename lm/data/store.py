@@ -23,7 +23,7 @@ from lm.config import BadInput
 from lm.data.cache import checksum, locked, partial_folder
 from lm.data.documents import Document, Source, cut
 from lm.data.text import FORMAT, Text, folder_of, open_text, position
-from lm.system.files import ABANDONED, read_sealed, remove_partial, write_sealed
+from lm.system.files import ABANDONED, read_json, remove_partial, write_json
 
 PACKED = struct.Struct("<QQQ")  # a record, as in lm/data/text.py
 RACY = 2 * 10**9  # ns: the coarsest times of file systems
@@ -118,7 +118,7 @@ class StoredText:
 
     def indexed(self) -> dict[str, Any] | None:
         try:
-            entry = read_sealed(self.entry)
+            entry = read_json(self.entry)
         except (OSError, ValueError):
             return None
         return entry if entry.get("format") == FORMAT else None
@@ -138,7 +138,7 @@ class StoredText:
         state = {"format": FORMAT, "fingerprint": found.fingerprint, "clean": found.clean, "text": found.hash}
         self.entry.parent.mkdir(exist_ok=True)
         remove_partial(self.entry.parent, older_than=ABANDONED)  # without a lock: others may be writing theirs
-        write_sealed(self.entry, state)
+        write_json(self.entry, state)
 
     def open(self) -> Text:
         """The text on disk, after a check of all its bytes. If it is damaged or absent, the source is read again."""
@@ -155,7 +155,7 @@ class StoredText:
         """Raises FileNotFoundError if there is no such text, also after removing a damaged one."""
         try:
             return open_text(self.folder)
-        except ValueError as error:
+        except (ValueError, KeyError) as error:
             log.warning("%s: damaged (%s); the text is read again", self.folder, error)
             shutil.rmtree(self.folder)
             raise FileNotFoundError from error
@@ -169,12 +169,12 @@ class StoredText:
                 raise BadInput(f"{self.what}: the text is empty")
             checksums = {name: checksum(partial / name) for name in ("text.bin", "documents.bin")}
             meta = {"hash": found.hash, "size": found.size, "n_documents": found.n_documents, "checksums": checksums}
-            write_sealed(partial / "meta.json", {"format": FORMAT, **meta})
+            write_json(partial / "meta.json", {"format": FORMAT, **meta})
             folder = folder_of(self.cache, found.hash)
             with locked(folder):  # another process may write the same text from another source
                 try:
                     open_text(folder)
-                except (FileNotFoundError, ValueError):
+                except (FileNotFoundError, ValueError, KeyError):
                     shutil.rmtree(folder, ignore_errors=True)
                     os.rename(partial, folder)
         self.index(found)

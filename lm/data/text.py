@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from lm.data.cache import checksum
-from lm.system.files import read_sealed
+from lm.system.files import read_json
 
 FORMAT = 1  # of these files; a change causes them to be written again
 # Bytes of the text, the hash of the name as a position in [0, 2**64), and a hash of the text.
@@ -55,7 +55,7 @@ def folder_of(cache: Path, text_hash: str) -> Path:
 
 def open_text(folder: Path) -> Text:
     """Raises FileNotFoundError if there is no text, and ValueError if it is damaged."""
-    meta = read_sealed(folder / "meta.json")
+    meta = read_json(folder / "meta.json")
     if meta.get("format") != FORMAT:
         raise ValueError(f"format {meta.get('format')}")
     for name, right in meta["checksums"].items():

@@ -27,7 +27,7 @@ from lm.data.store import StoredText
 from lm.data.tokenizer import Tokenizer
 from lm.data.tokenizer_file import load_tokenizer
 from lm.data.vocabulary import build_tokenizer
-from lm.system.files import hash_of, read_sealed, sync_folder, write_sealed, write_text
+from lm.system.files import hash_of, read_json, sync_folder, write_json, write_text
 
 FORMAT = 3  # of the folder; a change causes folders to be built again
 FILES = ("train.bin", "val.bin", "tokenizer.json")
@@ -103,7 +103,7 @@ def usable(folder: Path) -> TextData | None:
         return None
     try:
         return open_tokens(folder)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, KeyError) as error:
         log.warning("%s: damaged token cache (%s); it is built again", folder, error)
         return None
 
@@ -138,7 +138,7 @@ def build(
             "shared": asdict(Shared.between(train, val)),
             "checksums": {name: checksum(partial / name) for name in FILES},
         }
-        write_sealed(partial / "meta.json", meta)
+        write_json(partial / "meta.json", meta)
         shutil.rmtree(folder, ignore_errors=True)
         os.rename(partial, folder)
         sync_folder(folder.parent)
@@ -146,7 +146,7 @@ def build(
 
 def open_tokens(folder: Path) -> TextData:
     """Raises OSError or ValueError if a file is missing or damaged."""
-    meta = read_sealed(folder / "meta.json")
+    meta = read_json(folder / "meta.json")
     for name, right in meta["checksums"].items():
         if checksum(folder / name) != right:
             raise ValueError(f"{name} does not match its checksum")

@@ -1,12 +1,14 @@
 """What init_from names, a finished model that a run starts from, as far as it can be known without its weights."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lm.config import BadInput, TokenizerConfig
+from lm.config.checks import reading
 from lm.exchange.find_model import ModelSettings, model_folder, read_settings
-from lm.system.files import read_object, sha256
+from lm.system.files import read_json, sha256
 
 WEIGHTS, TOKENIZER = "model.safetensors", "tokenizer.json"
 FREE = ("dropout", "lora_rank", "lora_alpha", "lora_targets")  # settings that a model's weights do not depend on
@@ -61,21 +63,21 @@ def read_base(init_from: str) -> Base:
 
 def kind_of(path: Path, vocab_size: int) -> dict[str, Any]:
     """The settings with which a tokenizer of this project was made; those of another are its file's alone."""
-    try:
-        model = read_object(path)["model"]
+    with suppress(BadInput), reading(path):  # load_tokenizer says what is wrong with the file
+        model = read_json(path)["model"]
         if model["type"] == "BPE" and model.get("merges"):
             return {"kind": "bpe", "vocab_size": vocab_size}
-        kind = {"WordLevel": "char", "BPE": "byte"}.get(model["type"])
-    except (ValueError, KeyError, TypeError):  # load_tokenizer says what is wrong with the file
-        return {}
-    return {"kind": kind, "vocab_size": None} if kind else {}
+        if kind := {"WordLevel": "char", "BPE": "byte"}.get(model["type"]):
+            return {"kind": kind, "vocab_size": None}
+    return {}
 
 
 def training_of(folder: Path) -> tuple[int | None, int | None]:
     """Steps and tokens of the training of the model in a run directory's `folder`."""
-    try:
-        result = read_object(folder.parent / "result.json") if folder.name == "model" else {}
-        before = result.get("init_from") or {"steps": 0, "tokens": 0}
-        return result["steps"] + before["steps"], result["tokens"] + before["tokens"]
-    except (OSError, ValueError, KeyError, TypeError):
+    path = folder.parent / "result.json"
+    if folder.name != "model" or not path.exists():
         return None, None
+    with reading(path):
+        result = read_json(path)
+        before = result["init_from"] or {"steps": 0, "tokens": 0}
+        return result["steps"] + before["steps"], result["tokens"] + before["tokens"]

@@ -10,7 +10,7 @@ from lm.model.size import n_params
 from lm.model.transformer import Transformer
 from lm.report.page import code, fence, plain, table
 from lm.system.files import write_text
-from lm.system.table import spelled, visible
+from lm.system.terminal import printable, spelled
 
 LIMITS = """It is meant for experiments with small language models, not for anything that relies on what it says. It
 is small, it knows only the text that it was trained on, and it was not trained to follow instructions, to be truthful
@@ -47,7 +47,7 @@ def write_card(folder: Path, net: Transformer, settings: dict[str, Any], result:
     )
     parts = [
         f"---\n{data.to_yaml()}\n---",
-        f"# {plain(visible(folder.resolve().name))}",
+        f"# {plain(printable(folder.resolve().name))}",
         f"A decoder-only language model with {n_params(net):,} parameters and a context of {net.seq_len:,} tokens. "
         f"It was {origin(settings, result)}.",
         "## What it is for, and what not",
@@ -102,16 +102,16 @@ def scores(result: dict[str, Any]) -> list[str]:
 
 
 def training(settings: dict[str, Any], result: dict[str, Any]) -> list[str]:
-    facts = [["text", plain(visible(text_of(settings)))], ["hash of the text", code(str(settings.get("data_hash")))]]
+    facts = [["text", plain(printable(text_of(settings)))], ["hash of the text", code(str(settings.get("data_hash")))]]
     if settings.get("data_revision"):
         facts.append(["revision of the text", code(str(settings["data_revision"]))])
     if result:
         facts.append(["tokens of the text", f"{result['train_text_tokens']:,}"])
         facts.append(["tokens seen in training", f"{result['tokens']:,} in {result['steps']:,} steps"])
-        facts += [[key, plain(visible(str(result[key])))] for key in PLACE]
+        facts += [[key, plain(printable(str(result[key])))] for key in PLACE]
         facts.append(["packages", plain(", ".join(f"{name} {found}" for name, found in result["versions"].items()))])
     own = {key: value for key, value in identifying(settings).items() if value is not None}
     own |= {key: Path(str(own[key])).name for key in own if key.endswith("path") and "://" not in str(own[key])}
     own |= {"data.path": text_of(settings)} if "data.path" in own else {}
-    every = "\n".join(visible(f"{key}={spelled(value)}") for key, value in own.items())
+    every = "\n".join(printable(f"{key}={spelled(value)}") for key, value in own.items())
     return ["## Training", table(["what", "value"], facts), "Every setting that decides the result:", fence(every)]

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from lm.config import BadInput, HeadConfig, ModelConfig, at_least
+from lm.config.checks import reading
 from lm.config.typed import build
-from lm.system.files import read_object, unsealed
+from lm.system.files import read_json
 
 FILES = ("model.safetensors", "tokenizer.json")
 INDEX = "model.safetensors.index.json"  # of a Hugging Face folder in several files
@@ -38,7 +39,7 @@ class ModelSettings:
 def model_folder(run_dir: str | Path, key: str = "run_dir") -> Path:
     """The model folder of a run directory; `run_dir` may also be the model folder, or a Hugging Face folder.
 
-    Raises BadInput if there is none or if a pipe or a device is in it, and OSError if it cannot be read.
+    Raises BadInput if there is none, and OSError if it cannot be read.
     """
     folder = Path(run_dir).expanduser()
     if not folder.is_dir():
@@ -52,31 +53,25 @@ def model_folder(run_dir: str | Path, key: str = "run_dir") -> Path:
         raise BadInput(f"{key}={run_dir}: holds no model; expected a run directory that train has finished") from None
     index = [INDEX] if (folder / INDEX).exists() else []
     for name in ("config.json", "tokenizer.json", *(index or ["model.safetensors"])):
-        if not (folder / name).is_file():  # also a device, which could be read without end
+        if not (folder / name).is_file():
             raise BadInput(f"{folder / name}: no such file; expected what train wrote, or a folder of transformers")
-    for one in folder.iterdir() if index else ():  # the index may name any of them
-        if one.exists() and not (one.is_file() or one.is_dir()):
-            raise BadInput(f"{one}: is a pipe or a device, which could have no end; expected a file")
     return folder
 
 
 def read_settings(folder: Path) -> ModelSettings:
     """The settings of the model in its folder. Raises BadInput naming the file, and the key that is wrong."""
     path = folder / "config.json"
-    try:
-        found = read_object(path)
+    with reading(path):
+        found = read_json(path)
         if "model_type" not in found:
             return own_settings(found)
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise BadInput(f"{path}: {str(error).splitlines()[0]}; expected what train wrote") from error
     from lm.exchange.pretrained import pretrained_settings
 
     return pretrained_settings(folder, found)
 
 
 def own_settings(found: dict[str, Any]) -> ModelSettings:
-    found = unsealed(found)
     if found.get("architecture") is not None:
-        raise ValueError(f"architecture={found['architecture']}: is not a setting of a model of this project")
+        raise BadInput(f"architecture={found['architecture']}: is not a setting of a model of this project")
     settings: ModelSettings = build(ModelSettings, found)
     return settings

@@ -44,7 +44,7 @@ def export_gguf(net: Transformer, tokenizer: Tokenizer, output_dir: str | Path, 
         writer.add_tensor(theirs, gguf.quantize(tensor.numpy(), chosen), raw_dtype=chosen)
     if config.rope_scaling is not None:
         writer.add_tensor("rope_freqs.weight", rope_factors(net).numpy())
-    with new_folder(output_dir) as folder, atomic_file(folder, FILE) as file:
+    with new_folder(output_dir) as folder, atomic_file(folder / FILE) as file:
         writer.fout = [file]  # type: ignore[list-item]  # in the place of one that it opens
         writer.state = gguf.WriterState.EMPTY
         writer.write_header_to_file()

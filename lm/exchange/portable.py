@@ -15,11 +15,11 @@ from lm.exchange.pretrained import load_pretrained
 from lm.exchange.weights import write_weights
 from lm.model.transformer import Transformer
 from lm.model.user_class import import_class
-from lm.system.files import sha256, write_sealed, write_text
+from lm.system.files import sha256, write_json, write_text
 
 
 def save_model(net: Transformer, tokenizer: Tokenizer, folder: Path) -> None:
-    """Write model.safetensors, tokenizer.json and, last, config.json, which holds their hashes and its own."""
+    """Write model.safetensors, tokenizer.json and, last, config.json, which holds their hashes."""
     folder.mkdir(exist_ok=True)
     net.head.before_save(net.embed.weight)
     write_weights(folder / "model.safetensors", net.state_dict())
@@ -32,7 +32,7 @@ def save_model(net: Transformer, tokenizer: Tokenizer, folder: Path) -> None:
         head=net.head_config,
         sha256={name: sha256(folder / name) for name in FILES},
     )
-    write_sealed(folder / "config.json", asdict(settings))
+    write_json(folder / "config.json", asdict(settings))
 
 
 def load_model(run_dir: str | Path, trust: bool = False) -> tuple[Transformer, Tokenizer]:

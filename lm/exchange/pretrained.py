@@ -1,12 +1,14 @@
 """A model from a Hugging Face folder: config.json, safetensors and tokenizer.json, none of which can run code."""
 
 import hashlib
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from lm.config import BadInput, HeadConfig, ModelConfig
+from lm.config.checks import reading
 from lm.config.typed import build
 from lm.data.tokenizer import EOT_NAMES, Tokenizer
 from lm.data.tokenizer_file import load_tokenizer
@@ -14,7 +16,7 @@ from lm.exchange.architectures import ACTIVATIONS, ARCHITECTURES, SCALING, Archi
 from lm.exchange.find_model import ModelSettings
 from lm.exchange.weights import fill, shards, sources
 from lm.model.transformer import Transformer
-from lm.system.files import read_object, sha256
+from lm.system.files import read_json, sha256
 
 NEUTRAL: dict[str, object] = {  # keys that change what a model computes, with the value of a model that we have
     "use_sliding_window": False,
@@ -33,8 +35,7 @@ HEADS = {True: HeadConfig(), False: UNTIED}  # by tie_word_embeddings
 
 def pretrained_settings(folder: Path, settings: dict[str, Any]) -> ModelSettings:
     """What the config.json of a Hugging Face folder says, as our settings. Raises BadInput naming the key."""
-    path = folder / "config.json"
-    try:
+    with reading(folder / "config.json", "what transformers writes"):
         architecture, model = model_config(settings)
         rows, seq_len = (build(int, settings[key], key) for key in ("vocab_size", architecture.keys["seq_len"]))
         found = ModelSettings(
@@ -45,12 +46,6 @@ def pretrained_settings(folder: Path, settings: dict[str, Any]) -> ModelSettings
             sha256={},
             architecture=architecture.name,
         )
-    except BadInput as error:
-        raise BadInput(f"{path}: {error}") from error
-    except OSError as error:
-        raise BadInput(f"{error.filename}: {error.strerror}; expected a folder of transformers") from error
-    except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
-        raise BadInput(f"{path}: {error!r}; expected the config.json of a model of transformers") from error
     sources(found, folder)
     return found
 
@@ -70,12 +65,11 @@ def load_pretrained(folder: Path, settings: ModelSettings) -> tuple[Transformer,
 
 def eot_name(folder: Path) -> str | None:
     """The end-of-text token that tokenizer_config.json names, if there is such a file and it names one."""
-    try:
-        found = read_object(folder / NAMES).get("eos_token")
+    with suppress(OSError, BadInput), reading(folder / NAMES):
+        found = read_json(folder / NAMES).get("eos_token")
         found = found.get("content") if isinstance(found, dict) else found
         return found if isinstance(found, str) else None
-    except (OSError, ValueError):
-        return None
+    return None
 
 
 @cache

@@ -13,11 +13,12 @@ from safetensors.torch import save
 from torch import Tensor
 
 from lm.config import BadInput
+from lm.config.checks import reading
 from lm.exchange.architectures import ARCHITECTURES
 from lm.exchange.find_model import INDEX, ModelSettings
 from lm.exchange.tensor_names import Stacked, Weights
 from lm.model.transformer import Transformer
-from lm.system.files import atomic_file, read_object
+from lm.system.files import atomic_file, read_json
 
 NOT_WEIGHTS = re.compile(r".*(rotary_emb\.inv_freq|attn\.(masked_)?bias)")  # constants that some files hold
 EMBEDDING, OWN_HEAD = "embed.weight", "head.proj.weight"
@@ -25,7 +26,7 @@ EMBEDDING, OWN_HEAD = "embed.weight", "head.proj.weight"
 
 def write_weights(path: Path, weights: Weights) -> None:
     whole = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
-    with atomic_file(path.parent, path.name) as file:
+    with atomic_file(path) as file:
         file.write(save(whole, {"format": "pt"}))
 
 
@@ -112,13 +113,11 @@ def shards(folder: Path) -> list[str]:
     index = folder / INDEX
     if not index.is_file():
         return ["model.safetensors"]
-    try:
-        names = set(read_object(index)["weight_map"].values())
+    with reading(index, "the index of the safetensors files"):
+        names = set(read_json(index)["weight_map"].values())
         if any(Path(one).name != one for one in names):
-            raise ValueError("it names a file outside of its folder")
+            raise BadInput("names a file outside of its folder")
         return sorted(names)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise BadInput(f"{index}: {error}; expected the index of the safetensors files") from error
 
 
 @contextmanager

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
-import yaml
 
 from lm.config import BadInput, DataConfig, TokenizerConfig
+from lm.config.checks import reading
 from lm.config.typed import build
 from lm.data.cache import ReadOnlyCache, writing
 from lm.data.corpus import opened, stored_text
@@ -34,19 +34,18 @@ class OwnText:
 def own_text(run_dir: Path, trust: bool) -> OwnText:
     """Reads nothing of the text. Without `trust`, refuses an address that the run's files name. Raises BadInput."""
     try:
-        settings = read_yaml(run_dir / "config.yaml")
-        hashes = settings["data_hash"], settings["tokenizer_hash"]
-        config: DataConfig = build(DataConfig, settings["data"])
-        if revision := settings.get("data_revision"):
-            config = replace(config, revision=revision)  # the branch may have moved on
-        tokenizer: TokenizerConfig = build(TokenizerConfig, settings["tokenizer"])
-        if tokenizer.kind == "file":  # the run has a copy; the file that it was made with may be gone
-            tokenizer = replace(tokenizer, path=str(run_dir / "model/tokenizer.json"))
+        with reading(run_dir / "config.yaml"):
+            settings = read_yaml(run_dir / "config.yaml")
+            hashes = settings["data_hash"], settings["tokenizer_hash"]
+            config: DataConfig = build(DataConfig, settings["data"])
+            if revision := settings.get("data_revision"):
+                config = replace(config, revision=revision)  # the branch may have moved on
+            tokenizer: TokenizerConfig = build(TokenizerConfig, settings["tokenizer"])
     except OSError as error:
         hint = "expected a finished run, or a text: data=text data.path=FILE"
         raise BadInput(f"{error.filename}: {error.strerror}; {hint}") from error
-    except (yaml.YAMLError, TypeError, KeyError, ValueError, RecursionError) as error:
-        raise BadInput(f"{run_dir}/config.yaml: not what train wrote ({error})") from error
+    if tokenizer.kind == "file":  # the run has a copy; the file that it was made with may be gone
+        tokenizer = replace(tokenizer, path=str(run_dir / "model/tokenizer.json"))
     for place in (config.path or "", config.val_path or ""):
         if not trust and (config.source == "hub" or "://" in place):
             raise BadInput(f"run_dir={run_dir}: its text comes from {place}; trust=true downloads it")

@@ -9,12 +9,10 @@ from typing import Any
 
 from markdown_it import MarkdownIt
 
-from lm.config import BadInput
-from lm.system.table import visible
+from lm.system.terminal import printable
 
 CSS = Path(__file__).with_name("report.css")
 HERE = "▶"  # a place in a block of code, where nothing can be bold; coloured in the page
-MOST = 2_000_000  # characters of Markdown: a report of 300 comparisons has 300,000
 LONG = 40  # characters of a table's cell that may be broken into lines
 CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 NUMBER = re.compile(r"-|[-+<]?\d[\d,.e+-]*(\s.{0,24})?")  # also with its unit or its interval
@@ -22,7 +20,7 @@ NUMBER = re.compile(r"-|[-+<]?\d[\d,.e+-]*(\s.{0,24})?")  # also with its unit o
 
 def tame(text: str) -> str:
     """Text without characters that would steer a terminal which shows the report: they become escapes."""
-    return CONTROL.sub(lambda found: visible(found[0]), text)
+    return CONTROL.sub(lambda found: printable(found[0]), text)
 
 
 def plain(text: str) -> str:
@@ -56,12 +54,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def page(title: str, markdown: str, pictures: Mapping[str, str]) -> str:
-    """The report as HTML. Pictures stand in the page itself, under the addresses that the Markdown has for them.
-
-    Raises BadInput for a text that would take long, which long names or messages in strange files can make.
-    """
-    if len(markdown) > MOST:
-        raise BadInput(f"its report would have {len(markdown):,} characters, expected at most {MOST:,}")
+    """The report as HTML. Pictures stand in the page itself, under the addresses that the Markdown has for them."""
     renderer = MarkdownIt("commonmark", {"html": False}).enable("table")
 
     def image(self: Any, tokens: Any, index: int, options: Any, env: Any) -> str:

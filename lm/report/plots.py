@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
 
 from lm.system.files import atomic_file
-from lm.system.table import visible
+from lm.system.terminal import printable
 
 WIDTH = 4.8  # inches: on a telephone the letters are drawn at about their size
 NAME = 24  # letters of an arm's name that fit
@@ -75,7 +75,7 @@ def svg(figure: Figure, prefix: str) -> str:
 
 def save(draw: Callable[[], Figure], path: Path) -> None:
     """Write a figure as an .svg or .png file."""
-    with matplotlib.rc_context(STYLE), atomic_file(path.parent, path.name) as file:
+    with matplotlib.rc_context(STYLE), atomic_file(path) as file:
         if path.suffix == ".svg":
             file.write(svg(draw(), "curves").encode())
         else:
@@ -146,7 +146,7 @@ def short(name: str, most: int = NAME) -> str:
     >>> short("a_name_too_long_for_its_place", 12)
     'a_name…place'
     """
-    name = visible(name)
+    name = printable(name)
     return name if len(name) <= most else f"{name[: most // 2]}…{name[len(name) - most + most // 2 + 1 :]}"
 
 

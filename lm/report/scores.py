@@ -25,5 +25,5 @@ def plot_scores(scores: list[dict[str, Any]], path: Path) -> None:
         below.set_xticks(range(1, 6))
         legend(figure, above)
         undated: Any = {"Date": None} if path.suffix == ".svg" else None
-        with atomic_file(path.parent, path.name) as file:
+        with atomic_file(path) as file:
             figure.savefig(file, format=path.suffix[1:], dpi=150, metadata=undated)

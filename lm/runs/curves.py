@@ -9,7 +9,7 @@ from lm.config import BadInput
 from lm.report.metrics import FILE, Points, after, points, read_lines
 from lm.report.plots import NAME, legend, looks, panels, save, tokens_axis, window
 from lm.runs.find import FoundRun, differing, without_parts_of_the_head
-from lm.system.table import spelled, visible
+from lm.system.terminal import printable, spelled
 
 MOST = 16  # curves that a legend can tell apart
 
@@ -26,19 +26,16 @@ def plot_runs(runs: Sequence[FoundRun], path: Path) -> str:
 
 
 def curve_of(run: FoundRun) -> Points:
-    try:
-        return points(read_lines(run.path / FILE, run.result), "val/loss")
-    except FileNotFoundError:
-        return {}
+    return points(read_lines(run.path / FILE), "val/loss")
 
 
 def labels(runs: Sequence[FoundRun]) -> dict[str, str]:
     """The settings that differ, where they tell the runs apart and fit into a legend; else the names."""
     keys = without_parts_of_the_head(differing(runs), runs)
     found = {run.name: " ".join(f"{key.rpartition('.')[2]}={spelled(run[key])}" for key in keys) for run in runs}
-    found = {name: visible(said.replace("name=", "")) for name, said in found.items()}
+    found = {name: printable(said.replace("name=", "")) for name, said in found.items()}
     told = len({*found.values()}) == len(found) and max(map(len, found.values())) <= NAME
-    return found if told else {name: visible(name) for name in found}
+    return found if told else {name: printable(name) for name in found}
 
 
 def picture(curves: dict[str, Points], names: dict[str, str]) -> Figure:

@@ -6,7 +6,8 @@ from typing import Any
 
 from lm.runs.find import FoundRun, differing, without_parts_of_the_head
 from lm.runs.query import is_number
-from lm.system.table import csv_text, format_table, harmless, spelled, visible
+from lm.system.files import csv_text
+from lm.system.terminal import format_table, printable, spelled
 
 RESULTS = {  # shown, with how many decimals
     **dict.fromkeys(("val_loss", "val_bpb", "val_top1"), ".4f"),
@@ -23,7 +24,7 @@ def listing(runs: Sequence[FoundRun], total: int) -> str:
     keys, status = without_parts_of_the_head(differing(shown), shown), any(run.note for run in shown)
     head = ["run", *["status"] * status, *(HEADS.get(key, key) for key in keys), *RESULTS]
     rows = [row(run, keys, status) for run in shown]
-    broken = [visible(" ".join(f"broken: {run.note}".split())) for run in runs if run.status == "broken"]
+    broken = [printable(" ".join(f"broken: {run.note}".split())) for run in runs if run.status == "broken"]
     counts = ", ".join(f"{n} {kind}" for kind, n in Counter(run.status for run in runs).items())
     found = f"{len(runs)} run{'s' * (len(runs) != 1)}" + f" of {total}" * (len(runs) != total)
     table = [format_table([head, *rows]), ""] if rows else []
@@ -48,10 +49,10 @@ def listing_csv(runs: Sequence[FoundRun]) -> str:
     for run in runs:
         results = {key: value for key, value in run.result.items() if isinstance(value, str | int | float)}
         found = {key: run[key] for key in keys if run.settings} | results
-        rows.append({"run": run.name, "status": run.status, "note": run.note} | found)
+        rows.append({"run": printable(run.name), "status": run.status, "note": printable(run.note)} | found)
     first = ["run", "status", "note", *keys, *RESULTS]
     return csv_text(first, [{key: cell(value) for key, value in one.items()} for one in rows])
 
 
 def cell(value: Any) -> Any:
-    return value if is_number(value) else harmless(spelled(value))
+    return value if is_number(value) else spelled(value)

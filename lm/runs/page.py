@@ -8,14 +8,13 @@ from matplotlib.figure import Figure
 
 from lm.ablation.report.text import few_lines
 from lm.config import BadInput
-from lm.config.checks import about
 from lm.config.identity import RESOLVED, flat, identifying
 from lm.report.metrics import FILE, Points, after, points, read_lines
 from lm.report.page import code, fence, page, plain, table
 from lm.report.plots import drawing, legend, panels, tokens_axis, window
 from lm.runs.find import FoundRun, read_run
 from lm.system.files import write_text
-from lm.system.table import lines_visible, spelled, visible
+from lm.system.terminal import printable, spelled
 from lm.training.run_directory import read_result, read_samples
 
 SHOWN = 5  # times during training whose samples are shown
@@ -43,15 +42,14 @@ def write_page(run_dir: Path, defaults: Mapping[str, Any]) -> str:
         *samples_section(run, result),
         *(facts(result) if result else []),
     ]
-    with about(str(run_dir)):
-        html = page(visible(run.name), "\n\n".join(parts) + "\n", pictures)
+    html = page(printable(run.name), "\n\n".join(parts) + "\n", pictures)
     write_text(run_dir / "report.html", html)
     return f"{run_dir / 'report.html'}: {run.status}{f', {run.note}' * bool(run.note)}"
 
 
 def shown(text: Any) -> str:
     """Text from outside as Markdown."""
-    return plain(visible(" ".join(str(text).split())))
+    return plain(printable(" ".join(str(text).split())))
 
 
 def scores(result: Mapping[str, Any]) -> list[str]:
@@ -70,10 +68,7 @@ def scores(result: Mapping[str, Any]) -> list[str]:
 
 
 def curves_section(run: FoundRun, pictures: dict[str, str]) -> list[str]:
-    try:
-        lines = read_lines(run.path / FILE, run.result)
-    except FileNotFoundError:
-        lines = []
+    lines = read_lines(run.path / FILE)
     found = {name: points(lines, name) for name in ("train/loss", "val/loss", "lr")}
     if not found["train/loss"] and not found["val/loss"]:
         return []
@@ -142,7 +137,7 @@ def samples_section(run: FoundRun, result: Mapping[str, Any]) -> list[str]:
 
 
 def block(text: str) -> str:
-    return few_lines(lines_visible(text))
+    return few_lines(printable(text))
 
 
 def facts(result: Mapping[str, Any]) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from lm.config import BadInput
 from lm.runs.find import FoundRun
-from lm.system.table import spelled
+from lm.system.terminal import spelled
 
 CONDITION = re.compile(r"\s*([\w.-]+)\s*(==|!=|<=|>=|=|<|>)\s*(.*?)\s*", re.DOTALL)
 NEXT = re.compile(r",(?=\s*[\w.-]+\s*(?:[!=]=|[<>=]))")  # a comma before a condition; others belong to a value

@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from lm.config import expect
 
 MAX_THREADS = 8  # for each core; with many more, torch stalls the machine or crashes
+CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of the control group, as containers have one
 MAX_FAST_SEQ_LEN = 512  # up to here, attention in bf16 on a CPU is faster as plain matmuls
 
 
@@ -21,7 +22,7 @@ def cores() -> int:
     """The number of cores that this process may use: its affinity, and the quota of its control group."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with suppress(OSError, ValueError):  # "max 100000", or microseconds of CPU time in each period
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        quota, period = CPU_QUOTA.read_text().split()
         allowed = min(allowed, math.ceil(int(quota) / int(period)))
     return max(1, allowed)
 

@@ -1,6 +1,37 @@
-"""What is printed, and by which process."""
+"""Text for a terminal: tables, values as they are typed, and nothing that would steer it; and which process prints."""
 
 import os
+from collections.abc import Sequence
+from typing import Any
+
+
+def format_table(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of equal length as aligned columns."""
+    shown = [[printable(cell).replace("\n", "\\n") for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in shown)
+
+
+def printable(text: str) -> str:
+    """The text with what would steer a terminal written as an escape. Tabs and line breaks stay.
+
+    >>> printable("a" + chr(27) + "[31m" + chr(13))
+    'a\\\\x1b[31m\\\\r'
+    """
+    if text.isprintable():  # nearly always, and a table of many runs has many cells
+        return text
+    return "".join(c if c.isprintable() or c in "\t\n" else c.encode("unicode_escape").decode() for c in text)
+
+
+def spelled(value: Any) -> str:
+    """A value as it is typed on a command line.
+
+    >>> spelled([0.9, 0.95]), spelled(True), spelled(None)
+    ('[0.9,0.95]', 'true', 'null')
+    """
+    if isinstance(value, list):
+        return f"[{','.join(map(spelled, value))}]"
+    return {"None": "null", "True": "true", "False": "false"}.get(str(value), str(value))
 
 
 def is_first_process() -> bool:

@@ -28,7 +28,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         path = Path(path)
         path.parent.mkdir(exist_ok=True)
-        with atomic_file(path.parent, path.name) as file:
+        with atomic_file(path) as file:
             try:
                 torch.save(checkpoint, file)
             except RuntimeError as error:  # what torch makes of an error of the file, such as a full disk

@@ -1,7 +1,5 @@
 """A run is a directory: its name, lock, configuration and result."""
 
-import json
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -13,9 +11,8 @@ import yaml
 from lm.config import BadInput, RunConfig
 from lm.config.checks import RESUMABLE
 from lm.config.identity import differences
-from lm.system.files import write_text
+from lm.system.files import read_json, read_json_lines, read_yaml, remove_partial, write_json, write_text
 
-log = logging.getLogger(__name__)
 LENGTH = ("trainer.max_steps", "max_tokens")  # of a run, which its learning-rate schedule follows
 
 
@@ -67,8 +64,7 @@ class RunDirectory:
                 f"run_dir={self.path}: {error.strerror}; expected a directory to write to, where files can be locked"
             ) from error
         try:
-            for path in self.path.rglob(".partial-*"):  # temporary files of a killed process
-                path.unlink(missing_ok=True)
+            remove_partial(self.path)
             yield
         except BaseException as error:
             if self.config.exists():
@@ -85,14 +81,11 @@ class RunDirectory:
     def read_config(self) -> dict[str, Any]:
         """The content of config.yaml, {} if there is none. A person may edit it. Raises BadInput if it is no YAML."""
         try:
-            content = yaml.safe_load(self.config.read_text())
+            return read_yaml(self.config)
         except (FileNotFoundError, NotADirectoryError):
             return {}
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise BadInput(f"{self.config}: cannot be read ({' '.join(str(error).split())})") from error
-        if not isinstance(content, dict):
-            raise BadInput(f"{self.config}: expected settings")
-        return content
+        except (ValueError, RecursionError) as error:
+            raise BadInput(f"{self.config}: cannot be read ({error})") from error
 
     def write_config(self, settings: dict[str, Any]) -> None:
         write_text(self.config, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
@@ -106,7 +99,7 @@ class RunDirectory:
         return read_result(self.result)
 
     def write_result(self, result: dict[str, Any]) -> None:
-        write_text(self.result, json.dumps(result, indent=2, allow_nan=False) + "\n")
+        write_json(self.result, result)
 
     def check_same_run(self, settings: dict[str, Any], ignored: tuple[str, ...] = ()) -> None:
         """Raise BadInput naming what differs if `settings` are not those of the run in this directory."""
@@ -134,10 +127,7 @@ class RunDirectory:
 def read_result(path: Path) -> dict[str, Any] | None:
     """The content of a result.json, None if there is none. Raises BadInput if it is no JSON object."""
     try:
-        content = json.loads(path.read_text())
-        if not isinstance(content, dict):
-            raise ValueError("expected an object")
-        return content
+        return read_json(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, RecursionError) as error:
@@ -145,11 +135,5 @@ def read_result(path: Path) -> dict[str, Any] | None:
 
 
 def read_samples(path: Path) -> list[dict[str, Any]]:
-    """The lines of a samples.jsonl, without a last one that is cut off; none if there is no such file."""
-    rows = []
-    for line in path.read_text().splitlines() if path.exists() else ():
-        try:
-            rows.append(json.loads(line))
-        except ValueError:
-            log.warning("%s: a line is cut off or damaged, and left out", path)
-    return rows
+    """The lines of a samples.jsonl, without one that is cut off; none if there is no such file."""
+    return read_json_lines(path) if path.exists() else []

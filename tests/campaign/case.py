@@ -48,7 +48,7 @@ COMMANDS = {  # its words, what it reads, the files that it writes
     "rows": (["report", "output_dir=rows"], "rows", "rows/report.json rows/report.md rows/*.csv"),
     "overview": (["report", "output_dir=."], "study rows", "results.csv overview.md"),
 }
-CLOCK = rb'"(seconds|tokens_per_second|checksum|begun|ended|resumed_from)": ("[^"]*"|\[[^]]*\]|[^,\s}]*)'
+CLOCK = rb'"(seconds|tokens_per_second|begun|ended|resumed_from)": ("[^"]*"|\[[^]]*\]|[^,\s}]*)'
 MADE = Path("../../made")  # from the folder of a case
 FACTS: dict[str, dict[str, Any]] = {}  # by command, what it says and writes undisturbed
 OPERATIONS: dict[str, str] = {}  # by command, a letter for each of its file operations

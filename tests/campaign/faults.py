@@ -12,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 import psutil
 
-from lm.system.files import read_sealed
+from lm.system.files import read_json
 from tests.inject import KINDS, Injection
 
 from .case import ABLATE, COMMANDS, HERE, MADE, OPERATIONS, SECONDS, Case, check, copy, none_partial
@@ -76,7 +76,7 @@ def processes_of(case: Case, driver: Command) -> list[psutil.Process]:
     time.sleep(case.rng.uniform(0, 3))
     found = []
     for path in places:
-        where = read_sealed(path)
+        where = read_json(path)
         if where["host"] == socket.gethostname():
             process = psutil.Process(where["pid"])
             if process.create_time() < path.stat().st_mtime:  # else the pid was reused

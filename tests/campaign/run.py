@@ -18,7 +18,6 @@ import lm
 
 from .case import Case, prepare
 from .faults import cold, drivers, faults, kills
-from .files import damage, hostile
 from .fuzz import prompts, texts, typos
 from .limits import limits
 from .program import FORK, Failed, end_all, lead
@@ -28,14 +27,12 @@ PARTS: dict[str, tuple[int, Callable[[Case], None]]] = {  # how many cases of a 
     "kills": (2, kills),
     "drivers": (1, drivers),
     "faults": (7, faults),
-    "damage": (39, damage),
-    "hostile": (7, hostile),
     "typos": (6, typos),
     "prompts": (4, prompts),
     "texts": (2, texts),
     "limits": (1, limits),
 }
-TIDY = ("faults", "damage", "hostile", "typos", "texts")  # where no command is killed, temporary files are removed
+TIDY = ("faults", "typos", "texts")  # where no command is killed, temporary files are removed
 
 
 @contextmanager

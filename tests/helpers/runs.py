@@ -126,7 +126,10 @@ def spawn(run: RunConfig, before: Before | None = None, file_size: int | None = 
 
 
 def finish(run: RunConfig, before: Before | None = None, file_size: int | None = None) -> int:
-    """Train a run in a process of its own; its exit code: 2 bad input, 74 an error of a file, 128 + signal."""
+    """Train a run in a process of its own; its exit code: 2 bad input, 74 an error of a file, 128 + signal.
+
+    The message of bad input is in RUN_DIR.refused.
+    """
     process = spawn(run, before, file_size)
     process.join(120)
     assert process.exitcode is not None, "it hangs"
@@ -144,7 +147,7 @@ def _work(run: RunConfig, before: Before | None, file_size: int | None) -> None:
     try:
         train(run)
     except BadInput as error:
-        print(error)
+        Path(f"{run.run_dir}.refused").write_text(str(error))
         os._exit(2)
     except OSError:
         os._exit(74)

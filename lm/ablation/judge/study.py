@@ -142,16 +142,12 @@ class Study:
         return say(one, self.unit, self.record.equivalence_margin)
 
     def lines(self, row: Row, name: str) -> Lines:
-        """The whole rows of a CSV file of a run; none if it has no such file, or one that is in `outcomes.damaged`."""
-        return self.outcomes.lines(row.run_dir, name, row.result)
+        """The whole rows of a CSV file of a run; none if it has no such file."""
+        return self.outcomes.lines(row.run_dir, name)
 
     def rows_alone(self) -> int:
         """Finished runs of which results.csv is all that is left."""
         return sum(row.row is not None for row in self.rows if row.result)
-
-    def rows_unchecked(self) -> int:
-        """Those of them in which a change could not be noticed: earlier versions wrote no row_hash."""
-        return sum(row.row is not None and not row.row.get("row_hash") for row in self.rows if row.result)
 
     def counts(self) -> dict[str, int]:
         kinds = ("done", "failed", "diverged", "missing")

@@ -26,8 +26,8 @@ NOT_COUNTED = {  # modules that training imports and that cannot change its numb
     "lm": "names of the package",
     **dict.fromkeys(("lm.config", "lm.config.checks", "lm.config.commands", "lm.config.identity"), NAMES),
     "lm.config.typed": NAMES,
-    **dict.fromkeys(("lm.report", "lm.report.metrics", "lm.system.files", "lm.system.lines"), FILES),
-    **dict.fromkeys(("lm.training.finished", "lm.training.metrics", "lm.training.run_directory"), FILES),
+    **dict.fromkeys(("lm.system.files", "lm.training.finished"), FILES),
+    **dict.fromkeys(("lm.training.metrics", "lm.training.run_directory"), FILES),
     **dict.fromkeys(("lm.inference.decode", "lm.inference.generate", "lm.inference.prompt_lookup"), TEXT),
     **dict.fromkeys(("lm.inference.sampling", "lm.training.samples"), TEXT),
 }

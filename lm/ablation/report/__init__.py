@@ -5,10 +5,8 @@ Imports lm.ablation.judge and the modules below it; matplotlib and scipy, not to
 """
 
 from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
 
-import lm
 from lm.ablation.judge.contrasts import Contrast
 from lm.ablation.judge.looks import seeds_looked_at
 from lm.ablation.judge.study import Study, read_study
@@ -25,12 +23,8 @@ from lm.ablation.report.text import text_section
 from lm.ablation.report.tuning import tuning_section
 from lm.ablation.report.warnings import warnings_list
 from lm.ablation.seen import remember, verdicts_seen
-from lm.config.checks import about
 from lm.report.page import page
-from lm.system.files import hash_of, make_folder, sha256, write_text
-
-RUNS = ("*/*.json", "*/*.where", "*/*/*.json", "*/*/*.csv")
-DRAWN = (*RUNS, "*.csv", "report.*", "figures/*.svg")  # files from which a report is drawn, and its own
+from lm.system.files import write_text
 
 
 def write_report(path: Path) -> None:
@@ -42,28 +36,17 @@ def write_report(path: Path) -> None:
     contrasts = study.contrasts()
     remember(path, study.record, seeds_looked_at(study, primary(contrasts)))
     markdown, pictures = compose(study, contrasts)
-    with about(str(path)):
-        html = page(study.record.question, markdown, pictures)
-    make_folder(path / "figures")
+    curves, rows = curves_csv(study), results_csv(study)
+    (path / "figures").mkdir(exist_ok=True)
     for name, picture in pictures.items():
         write_text(path / "figures" / f"{name}.svg", picture)
     write_text(path / "report.md", markdown)
-    write_text(path / "report.html", html)
-    curves, rows = curves_csv(study), results_csv(study)
-    if study.outcomes.curves_csv not in study.outcomes.damaged:  # else it may be the only copy of its other rows
-        write_text(study.outcomes.curves_csv, curves)
-    write_text(path / "results.csv", rows)  # after the curves that it has hashes of
+    write_text(path / "report.html", page(study.record.question, markdown, pictures))
+    write_text(path / "curves.csv", curves)
+    write_text(path / "results.csv", rows)
     said = sentences(study, asked_about(study, contrasts))
     seen = [asdict(one) for one in verdicts_seen(path, study.record)]
     write_text(path / "report.json", report_json(study, contrasts, said, seen))
-
-
-def fingerprint(path: Path) -> str:
-    """A hash that changes with the runs, with the report's own files and with the program that writes them."""
-    files = sorted({one for pattern in DRAWN for one in path.glob(pattern)})
-    found = [(str(one.relative_to(path)), one.stat().st_size, one.stat().st_mtime_ns) for one in files if one.is_file()]
-    program = [sha256(one) for one in sorted(Path(lm.__file__).parent.rglob("*")) if one.suffix in (".py", ".css")]
-    return hash_of([found, program, version("matplotlib")])
 
 
 def compose(study: Study, contrasts: list[Contrast]) -> tuple[str, dict[str, str]]:

@@ -5,7 +5,6 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-from lm.ablation.checks import HASHES
 from lm.ablation.judge.study import Row, Study
 from lm.ablation.record import AblationRecord
 from lm.ablation.report.answer import BUDGET_NAMES
@@ -13,6 +12,8 @@ from lm.ablation.report.arms import spent
 from lm.ablation.report.conditions import made_with
 from lm.ablation.run_files import RunFiles
 from lm.report.page import code, fence, plain, table
+
+HASHES = ("data_hash", "tokenizer_hash", "source_hash")
 
 
 def losses_section(study: Study) -> list[str]:

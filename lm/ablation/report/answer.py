@@ -82,8 +82,6 @@ def basis(study: Study, contrasts: Sequence[Contrast]) -> list[str]:
         f"{tuned(record)} {counted(contrasts)}"
     )
     alone = f" For {n_rows} of {len(study.rows)} runs, results.csv is all that is left." * bool(n_rows)
-    if n := study.rows_unchecked():
-        alone += f" An earlier version wrote {n} of these rows without a row_hash: a change in them goes unnoticed."
     if stop := saved(study):
         alone = f" The ablation was {stop}.{alone}"
     return [text + alone, others(study, contrasts)]

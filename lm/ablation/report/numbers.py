@@ -9,11 +9,11 @@ from lm.ablation.judge.contrasts import Contrast
 from lm.ablation.judge.shape import normality_p, sign_flip_p
 from lm.ablation.judge.statistics import interval
 from lm.ablation.judge.study import Row, Study, spread
-from lm.ablation.outcomes import CURVE, RESULT, WHO, curve_hash, row_hash
+from lm.ablation.outcomes import RESULT, WHO
 from lm.report.metrics import FILE, Lines
-from lm.system.table import csv_text
+from lm.system.files import csv_text
 
-COLUMNS = (*WHO, *RESULT, "source_hash", "torch", "resumed_from", "row_hash", "run_dir")
+COLUMNS = (*WHO, *RESULT, "source_hash", "torch", "resumed_from", "run_dir")
 POINT = ("step", "tokens", "val/loss", "val/bpb", "val/top1", "val/tokens")  # of metrics.csv
 STATISTICS = {"n": "n_seeds", "mean": "mean_difference", "p_different": "p", "p_different_adjusted": "p_adjusted"}
 RECORDED = (
@@ -53,7 +53,7 @@ def line(study: Study, row: Row, purpose: str) -> dict[str, Any]:
     kept = study.outcomes.rows.get(row.run_dir)
     if kept and kept.row and kept.row["status"] == "done" and not row.result:  # the only copy of what does not count
         return {**kept.row, "purpose": "unused"}
-    result, found = row.result, dict[str, Any](row.row or {})  # a row stays as it was written, with its row_hash
+    result, found = row.result, dict[str, Any](row.row or {})  # a row stays as it was written
     found |= {"arm": row.arm, "seed": row.seed, "budgets": " ".join(row.budgets), "purpose": purpose}
     found |= {"status": row.status, "error": row.error, "run_dir": row.run_dir}
     if row.row:
@@ -63,8 +63,7 @@ def line(study: Study, row: Row, purpose: str) -> dict[str, Any]:
     if result:
         found |= {key: result.get(key) for key in RESULT} | study.outcomes.where(row.run_dir)
         found |= {"torch": result["versions"]["torch"], "resumed_from": " ".join(map(str, result["resumed_from"]))}
-        found |= {CURVE: curve_hash(points)} if purpose != "trial" and (points := scored(study, row)) else {}
-    return found | ({"row_hash": row_hash(found)} if row.status != "missing" else {})
+    return found
 
 
 def tuned_values(study: Study) -> dict[str, dict[str, float]]:
@@ -90,7 +89,6 @@ def report_json(study: Study, contrasts: Sequence[Contrast], verdict: list[str],
         "cells": {
             **study.counts(),
             "rows": study.rows_alone(),
-            "rows_unchecked": study.rows_unchecked(),
             "reasons": [reason(row) for row in study.rows if row.error],
         },
         "tuning": {name: asdict(search) for name, search in study.searches.items()},

@@ -19,8 +19,8 @@ from lm.ablation.seen import remember
 from lm.config.identity import identifying
 from lm.report.page import code, plain, table
 from lm.report.plots import drawing, short
-from lm.system.files import make_folder, write_text
-from lm.system.table import csv_text
+from lm.system.files import csv_text, write_text
+from lm.system.terminal import printable
 
 Groups = dict[tuple[str, str, str], list[Shown]]  # by arm, baseline and budget
 
@@ -56,8 +56,8 @@ def write_overview(path: Path) -> dict[Path, Study]:
         remember(folder, study.record, seeds_looked_at(study, primary(study.contrasts())))
     studies = dict(sorted(found.items(), key=lambda pair: pair[1].record.begun))
     groups = grouped(one for folder, study in studies.items() for one in shown(folder, study))
-    make_folder(path / "figures")
-    rows = [{"ablation": folder.name} | row for folder, study in studies.items() for row in results(study)]
+    (path / "figures").mkdir(exist_ok=True)
+    rows = [{"ablation": printable(folder.name)} | row for folder, study in studies.items() for row in results(study)]
     write_text(path / "results.csv", csv_text(["ablation"], rows))
     write_text(path / "overview.md", overview(path.name, studies, groups))
     if groups:

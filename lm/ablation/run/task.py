@@ -1,6 +1,5 @@
 """One run in a process of its own, on this machine or on another: the same function on every engine."""
 
-import json
 import logging
 import os
 import signal
@@ -18,7 +17,7 @@ from lm.ablation.plan.cells import Cell
 from lm.ablation.plan.source import source_files, source_hash
 from lm.ablation.run_files import RunFiles
 from lm.config import BadInput, Diverged, RunConfig, foreign_classes
-from lm.system.files import write_sealed, write_text
+from lm.system.files import write_json
 
 TOKEN = ".token"
 log = logging.getLogger(__name__)
@@ -94,7 +93,7 @@ def work(task: Task, **where: Any) -> None:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
     where = {"executor": task.executor, "host": socket.gethostname(), "pid": os.getpid(), **where}
-    write_sealed(task.files.where, where)
+    write_json(task.files.where, where)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     from lm.training.signals import Interrupted
 
@@ -107,7 +106,7 @@ def work(task: Task, **where: Any) -> None:
         status = "diverged" if isinstance(error, Diverged) else "failed"
         kind = "" if isinstance(error, BadInput) else f"{type(error).__name__}: "
         reason = str(error).strip() or "no reason given"
-        write_text(task.files.outcome, json.dumps({"status": status, "error": kind + reason.splitlines()[0]}) + "\n")
+        write_json(task.files.outcome, {"status": status, "error": kind + reason.splitlines()[0]})
         sys.exit(1)
 
 
