@@ -92,7 +92,11 @@ CONTROLS: dict[str, tuple[str, str, Callable[[Any], Any]]] = {  # the part that 
     ),
     "special-tokens-as-text": ("prompts", "lm.data.tokenizer:Tokenizer.__init__", special_tokens),
     "line-of-a-refusal": ("typos", "lm.cli.main:report", lambda _: lambda error, job="": 2),
-    "exit-code-of-a-refusal": ("typos", "lm.cli.main:_describe", lambda describe: lambda error: (describe(error)[0], 0)),
+    "exit-code-of-a-refusal": (
+        "typos",
+        "lm.cli.main:_describe",
+        lambda describe: lambda error: (describe(error)[0], 0),
+    ),
 }
 
 

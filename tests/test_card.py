@@ -78,6 +78,6 @@ def test_a_damaged_result_stops_the_export(
     run: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("run/result.json").write_text(json.dumps({**run, "val_loss": "low"}))
-    with pytest.raises(BadInput, match="run/result.json: val_loss: expected float, found 'low'"):
+    with pytest.raises(BadInput, match=r"run/result\.json: val_loss: expected float, found 'low'"):
         export.run(["run_dir=run", "output_dir=out"])
     assert not Path("out").exists()

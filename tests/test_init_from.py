@@ -18,8 +18,7 @@ from safetensors.torch import load_file
 from test_pretrained import FOLDERS, write_folder
 
 from lm.cli.compose import compose
-from lm.cli.errors import CONFIGS
-from lm.cli.resume import as_it_was
+from lm.cli.mistakes import CONFIGS
 from lm.config import BadInput, EvaluateConfig, HeadConfig, ModelConfig, RunConfig
 from lm.config.identity import config_hash
 from lm.data.batches import TrainingStream
@@ -260,7 +259,7 @@ def interrupted(home: Path, tmp_path: Path) -> Path:
 
 
 def resumed(path: Path) -> dict[str, Any]:
-    return result_of(as_it_was(RunConfig(run_dir=str(path)), [f"run_dir={path}"]))
+    return result_of(compose("train", [f"run_dir={path}"], RunConfig))
 
 
 def test_a_resume_does_not_need_the_loaded_run(interrupted: Path) -> None:
@@ -274,9 +273,9 @@ def test_a_resume_does_not_need_the_loaded_run(interrupted: Path) -> None:
 
 def test_a_run_dir_that_is_not_there_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    run = RunConfig(run_dir=str(tmp_path / "RUM"))
-    assert as_it_was(run, [f"run_dir={run.run_dir}"]) is run
-    assert caplog.messages == [f"run_dir={run.run_dir}: does not exist yet, so this is a new run"]
+    run_dir = tmp_path / "RUM"
+    assert compose("train", [f"run_dir={run_dir}"], RunConfig).seed == 0
+    assert caplog.messages == [f"run_dir={run_dir}: does not exist yet, so this is a new run"]
 
 
 def test_without_a_checkpoint_the_same_weights_are_needed(interrupted: Path, home: Path) -> None:
@@ -287,8 +286,7 @@ def test_without_a_checkpoint_the_same_weights_are_needed(interrupted: Path, hom
     shutil.copytree(home / "untied", interrupted.parent / "base")
     with pytest.raises(BadInput, match=r"init_from=.*base: its weights have the hash"):
         resumed(interrupted)
-    moved = RunConfig(run_dir=str(interrupted), init_from=str(home / "tied"))
-    found = result_of(as_it_was(moved, [f"run_dir={interrupted}", f"init_from={home / 'tied'}"]))
+    found = result_of(compose("train", [f"run_dir={interrupted}", f"init_from={home / 'tied'}"], RunConfig))
     assert found["val_loss"] == result(interrupted.parent / "whole")["val_loss"]
 
 
@@ -303,9 +301,9 @@ def test_another_loaded_run_is_another_run(interrupted: Path, home: Path) -> Non
 
 def test_more_steps_of_a_run_are_refused_with_the_way_out(home: Path, interrupted: Path) -> None:
     for place, way in ((home / "tied", ""), (interrupted, f"give only run_dir={interrupted} to finish it; ")):
-        run = composed(home, f"run_dir={place}", "trainer.max_steps=330")
+        run = compose("train", [f"run_dir={place}", "trainer.max_steps=330"], RunConfig)
         with pytest.raises(BadInput) as error:
-            train(as_it_was(run, [f"run_dir={place}", "trainer.max_steps=330"]))
+            train(run)
         assert str(error.value) == (
             f"trainer.max_steps is 12 there, 330 now: the learning rate of run_dir={place} decays to the end of its"
             f" own length; {way}init_from={place} starts a new run, with a schedule of its own"

@@ -12,10 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hydra import initialize_config_dir
-
 from lm.cli.compose import compose
-from lm.cli.errors import CONFIGS
 from lm.config import (
     BadInput,
     CheckpointConfig,
@@ -73,8 +70,7 @@ def short_run(text: Path, run_dir: Path, **changes: Any) -> RunConfig:
 
 def composed(*overrides: str) -> RunConfig:
     """The configuration of train with these overrides."""
-    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        return compose("train", [*overrides], RunConfig)
+    return compose("train", overrides, RunConfig)
 
 
 # --- the files of a run
