@@ -6,9 +6,10 @@ import pytest
 import torch
 from conftest import ROOT
 from lm.training.options import resolve, tokens_per_step
-from test_configs import composed
 
-from lm.cli.errors import CONFIGS
+from lm.cli.compose import compose
+from lm.cli.mistakes import CONFIGS
+from lm.config import RunConfig
 from lm.model.size import flops_per_token, n_params
 from lm.model.transformer import Transformer
 from lm.training.optim import step_flops
@@ -18,7 +19,7 @@ CORPORA = ("tinystories", "wikitext103", "fineweb_edu")
 
 @pytest.mark.parametrize("name", CORPORA)
 def test_the_cost_of_an_experiment_is_computed_from_its_settings(name: str) -> None:
-    run = composed("train", f"experiment={name}")
+    run = compose("train", [f"experiment={name}"], RunConfig)
     options, vocab_size = resolve(run), run.tokenizer.vocab_size or 0
     with torch.device("meta"):
         net = Transformer(run.model, run.head, vocab_size=vocab_size, seq_len=run.data.seq_len, seed=0)

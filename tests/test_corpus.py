@@ -196,7 +196,9 @@ def test_the_standard_library_is_a_large_text_without_tests() -> None:
 def test_file_folder_and_glob_give_named_documents_in_order(tmp_path: Path) -> None:
     root = write_folder(tmp_path / "texts")
     names = ["a.txt", "b.txt", "c1.txt", "c[1].txt", "deep/er/y.md", "deep/z.txt"]
-    assert load("text", root / "a.txt") == [("", "text of a.txt\r\n")]  # the name of a single file is no part of its text
+    assert load("text", root / "a.txt") == [
+        ("", "text of a.txt\r\n")
+    ]  # the name of a single file is no part of its text
     assert load("text", root) == [(name, f"text of {name}\r\n") for name in names]
     assert [name for name, _ in load("text", root / "*.txt")] == names[:4]
     assert [name for name, _ in load("text", root / "**" / "*.txt")] == [*names[:4], "deep/z.txt"]

@@ -3,7 +3,6 @@
 import csv
 import errno
 import json
-import math
 import re
 import shutil
 import subprocess
