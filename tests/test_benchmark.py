@@ -9,7 +9,6 @@ import pytest
 import torch
 from conftest import SEQ, TEXT, TIED, VOCAB, Script, tiny
 from test_generate import BYTE
-from test_resume import a_run
 
 from lm.benchmark import growth
 from lm.benchmark.decoding import N_PROMPTS, prompt_lookup, run_prompts
@@ -25,6 +24,7 @@ from lm.config.benchmark import SECTIONS as NAMES
 from lm.config.benchmark import BenchmarkConfig
 from lm.model.transformer import Transformer
 from lm.training.train import train
+from tests.helpers.runs import small_run
 
 
 def test_candidates_alternate() -> None:
@@ -101,7 +101,7 @@ def test_a_folder_of_transformers_is_read_exactly_and_in_little_memory() -> None
 
 def trained(corpus: Path, run_dir: Path, **model: Any) -> str:
     """A run of one step."""
-    train(a_run(corpus, run_dir, steps=1, model=tiny(ffn="swiglu", **model)))
+    train(small_run(corpus, run_dir, max_steps=1, model=tiny(ffn="swiglu", **model)))
     return str(run_dir)
 
 

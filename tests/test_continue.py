@@ -1,170 +1,248 @@
-"""`train run_dir=RUN` continues the run that lies there with its own settings, or shows its result."""
+"""`train run_dir=RUN` continues the run in that directory, or shows it, wherever its text lies by then."""
 
-import csv
-import json
+import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
-from conftest import ROOT, TINY_RUN, UNTIED, Script, tiny
+from conftest import ROOT, TEXT, TINY_RUN, Script
 
-from lm.cli.compose import compose
-from lm.config import BadInput, DataConfig, OptimConfig, RunConfig, TokenizerConfig
-from lm.config.run import TensorBoardConfig, TrainerConfig, WandbConfig
-from lm.training.run_directory import RunDirectory
+from lm.config import BadInput, RunConfig
+from lm.training.train import train
+from tests.helpers.runs import CLOCK, checkpoints, composed, finish, outcome, result, rows, signal_at, wait_for
 
-RUN = RunConfig(  # it differs from the defaults in every group, and its text is no name in Hydra's grammar
-    model=tiny(),
-    head=UNTIED,
-    data=DataConfig(source="text", path="${HOME}/a, [b] 'c'.txt", seq_len=32),
-    tokenizer=TokenizerConfig(kind="byte", vocab_size=None),
-    optim=OptimConfig(eps=1e-10, betas=[0.8, 0.9]),
-    trainer=TrainerConfig(accelerator="cpu", max_steps=7),
-    logger=RunConfig().logger.__class__(tensorboard=TensorBoardConfig()),
-    prompts=["${b}", "two\nlines"],
-    seed=3,
-)
+WORDS = [*TINY_RUN, "head=untied", "model.dropout=0.1", "seed=3", "optim.betas=[0.7,0.9]"]
+
+
+def in_folder(folder: Path, step: int, signum: int) -> None:
+    os.chdir(folder)
+    signal_at(step, signum)
+
+
+def interrupted(folder: Path, *overrides: str, step: int = 12) -> Path:
+    """The directory of a run of data.path=t.txt in this folder that SIGTERM has ended after a step."""
+    (folder / "t.txt").write_text(TEXT)
+    run = composed(*WORDS, "data.path=t.txt", f"data.cache_dir={folder / 'cache'}", *overrides)
+    assert finish(run, partial(in_folder, folder, step, signal.SIGTERM)) == 143
+    (run_dir,) = (path.parent for path in folder.rglob("config.yaml"))
+    assert not (run_dir / "result.json").exists()
+    return run_dir
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A directory with the settings of RUN, as train leaves them."""
-    folder = tmp_path / "a run"
-    folder.mkdir()
-    RunDirectory(folder).write_config(asdict(RUN) | {"run_dir": str(folder), "data_hash": "ab", "threads": 2})
-    return folder
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
-def continued(folder: Path, *overrides: str) -> RunConfig:
-    return compose("train", [f"run_dir={folder}", *overrides], RunConfig)
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the undisturbed run leaves."""
+    folder = tmp_path_factory.mktemp("whole")
+    (folder / "t.txt").write_text(TEXT)
+    places = [f"data.path={folder / 't.txt'}", f"data.cache_dir={folder / 'cache'}", f"run_dir={folder / 'run'}"]
+    run = composed(*WORDS, *places)
+    train(run)
+    return outcome(run)
 
 
-def edit(folder: Path, group: str, **values: object) -> None:
-    settings = yaml.safe_load((folder / "config.yaml").read_text())
-    settings[group].update(values)
-    (folder / "config.yaml").write_text(yaml.safe_dump(settings))
+def outcome_of(run_dir: Path) -> dict[str, Any]:
+    return outcome(RunConfig(run_dir=str(run_dir)))
 
 
-def test_the_settings_are_those_of_the_directory(folder: Path) -> None:
-    assert asdict(continued(folder)) == asdict(RUN) | {"run_dir": str(folder), "threads": 2}
+# --- continued
 
 
-def test_what_may_differ_on_resume_is_applied(folder: Path) -> None:
-    words = ["checkpoint.every=9", "logger=wandb", "prompts=[a]", "trainer.enable_progress_bar=false"]
-    run = continued(folder, *words, "data.path=moved (1).txt", "trainer.max_steps=9")
-    assert (run.checkpoint.every, run.checkpoint.keep, run.prompts) == (9, 2, ["a"])
-    assert (run.logger.tensorboard, run.logger.wandb) == (None, WandbConfig())
-    assert run.trainer == TrainerConfig(accelerator="cpu", max_steps=9, enable_progress_bar=False)
-    assert run.data == DataConfig(source="text", path="moved (1).txt", seq_len=32)
-    assert continued(folder, "~logger").logger.tensorboard is None
+def test_a_run_is_continued_and_shown_by_its_directory_alone(here: Path, whole: dict[str, Any]) -> None:
+    run_dir = interrupted(here, "run_dir=run")
+    folder, scores = train(composed(f"run_dir={run_dir}"))
+    assert folder == run_dir
+    assert outcome_of(run_dir) == whole
+    assert scores["resumed_from"] == [12]
+    (here / "t.txt").unlink()
+    shutil.rmtree(here / "cache")
+    assert train(composed(f"run_dir={run_dir}")) == (run_dir, scores), "without its text"
 
 
-@pytest.mark.parametrize("word", ["seed=3", "head=untied", "model.n_layers=2", "threads=1", "experiment=chars"])
-def test_an_override_that_decides_the_run_makes_it_a_new_command(folder: Path, word: str) -> None:
-    assert continued(folder, word).data.source == "stdlib"
+def test_the_same_command_finds_its_run_by_its_hash(here: Path, whole: dict[str, Any]) -> None:
+    run_dir = interrupted(here)
+    for path in ("./t.txt", str(here / "t.txt"), "t.txt"):
+        folder, scores = train(composed(*WORDS, f"data.path={path}", "data.cache_dir=cache"))
+        assert here / folder == run_dir
+        assert folder.name.endswith(scores["config_hash"][:8])
+        assert scores["resumed_from"] == [12]
+    assert outcome_of(run_dir) == whole
 
 
-def test_without_a_run_there_the_command_line_is_all(tmp_path: Path) -> None:
-    assert continued(tmp_path / "absent").model == compose("train", [], RunConfig).model
+@pytest.mark.parametrize("new", ["elsewhere/t.txt", "elsewhere/renamed.md"])
+def test_a_run_whose_text_has_moved_is_continued_at_its_new_place(new: str, here: Path, whole: dict[str, Any]) -> None:
+    run_dir = interrupted(here, "run_dir=run")
+    (here / "elsewhere").mkdir()
+    (here / "t.txt").rename(new)
+    with pytest.raises(BadInput, match=r"^data\.path=t\.txt: "):
+        train(composed("run_dir=run"))
+    assert checkpoints(RunConfig(run_dir="run")) == [10, 12]
+    train(composed("run_dir=run", f"data.path={new}"))
+    assert outcome_of(run_dir) == whole
 
 
-@pytest.mark.parametrize("name", ["linear", "norm", "ffn", "position"])
-def test_a_class_that_a_folder_names_is_not_imported_unless_it_is_typed(folder: Path, name: str) -> None:
-    """A folder of a stranger cannot be told from one's own."""
-    edit(folder, "model", **{name: "mine.Own"})
-    with pytest.raises(BadInput, match=f"config.yaml: .*add model.{name}=mine.Own if you trust it"):
-        continued(folder)
+def test_a_run_that_moved_with_its_text_is_continued(here: Path, whole: dict[str, Any]) -> None:
+    """As from a laptop to a cluster: another working directory, and no cache."""
+    (here / "laptop").mkdir()
+    interrupted(here / "laptop")
+    (here / "laptop").rename(here / "cluster")
+    shutil.rmtree(here / "cluster/cache")
+    (run_dir,) = (here / "cluster/runs").iterdir()
+    train(composed(f"run_dir={run_dir}", "data.path=cluster/t.txt", "data.cache_dir=cache"))
+    assert outcome_of(run_dir) == whole
 
 
-def test_a_class_that_is_typed_is_that_of_the_run(folder: Path) -> None:
-    edit(folder, "model", linear="mine.LowRank")
-    run = continued(folder, "model.linear=mine.LowRank", "logger=none")
-    assert (run.model.linear, run.seed) == ("mine.LowRank", 3)
-    assert continued(folder, "model.linear=mine.Other").seed == 0
+def test_another_text_is_refused_and_named(here: Path) -> None:
+    run_dir = interrupted(here, "run_dir=run")
+    before = (run_dir / "metrics.csv").read_bytes(), checkpoints(RunConfig(run_dir="run"))
+    (here / "other.txt").write_text(TEXT.replace("return", "yield"))
+    shutil.copy("t.txt", "kept.txt")
+    shutil.copy("other.txt", "t.txt")
+    for words in (["run_dir=run"], ["run_dir=run", "data.path=other.txt"], [*WORDS, "data.path=t.txt", "run_dir=run"]):
+        with pytest.raises(BadInput, match=r"data_hash.*data\.path"):
+            train(composed(*words))
+    assert ((run_dir / "metrics.csv").read_bytes(), checkpoints(RunConfig(run_dir="run"))) == before
+    without_directory, _ = train(composed(*WORDS, "data.path=t.txt"))
+    assert without_directory.parent == Path("runs"), "another run"
 
 
-@pytest.mark.parametrize("content", ["- a\n", "{", "model: {n_layer: 3}\n", "model: 3\n", "seed: [1]\n"])
-def test_a_foreign_config_is_one_line(tmp_path: Path, content: str) -> None:
-    (tmp_path / "config.yaml").write_text(content)
+def test_a_person_may_edit_the_settings(here: Path, whole: dict[str, Any]) -> None:
+    run_dir = interrupted(here, "run_dir=run")
+    (here / "sub").mkdir()
+    (here / "t.txt").rename(here / "sub/t.txt")
+    config = run_dir / "config.yaml"
+    text = config.read_text().replace("  path: t.txt\n", "  path: sub/t.txt  # where it lies now\n")
+    config.write_text(f"# my best run\n{text}")
+    train(composed("run_dir=run"))
+    assert outcome_of(run_dir) == whole
+
+
+# --- settings
+
+
+def test_what_may_differ_on_resume_is_applied_to_the_settings_of_the_directory(here: Path) -> None:
+    interrupted(here, "run_dir=run", "logger=tensorboard", "checkpoint.keep=7")
+    run = composed("run_dir=run")
+    assert (run.seed, run.head.name, run.optim.betas, run.threads) == (3, "untied", [0.7, 0.9], 1)
+    assert run.logger.tensorboard is not None
+    words = ["checkpoint.every=9", "logger=none", "prompts=[a]", "trainer.enable_progress_bar=false"]
+    changed = composed("run_dir=run", *words)
+    assert (changed.checkpoint.every, changed.checkpoint.keep, changed.prompts) == (9, 7, ["a"])
+    assert changed.logger.tensorboard is None
+    expected = replace(run, checkpoint=changed.checkpoint, logger=changed.logger, prompts=["a"])
+    assert changed == replace(expected, trainer=replace(run.trainer, enable_progress_bar=False))
+
+
+@pytest.mark.parametrize("word", ["seed=4", "head=tied", "model.n_layers=3", "threads=2", "optim=adamw"])
+def test_a_word_that_decides_the_run_is_compared(word: str, here: Path) -> None:
+    run_dir = interrupted(here, "run_dir=run")
+    config = (run_dir / "config.yaml").read_bytes()
     with pytest.raises(BadInput) as caught:
-        continued(tmp_path)
-    assert str(caught.value).startswith(f"{tmp_path}/config.yaml: ")
+        train(composed(*WORDS, "data.path=t.txt", "run_dir=run", word))
+    key = {"head": "head.kind", "optim": "optim.name"}.get(word.partition("=")[0], word.partition("=")[0])
+    assert re.search(rf"{key} is .*give only run_dir=run to continue it", str(caught.value))
+    assert (run_dir / "config.yaml").read_bytes() == config
+
+
+def test_another_length_is_refused_with_the_ways_out(here: Path) -> None:
+    run_dir = interrupted(here, "run_dir=run")
+    for ways in (["give only run_dir=run to finish it", "init_from=run"], ["init_from=run"]):
+        for word in ("trainer.max_steps=330", "max_tokens=9999"):
+            with pytest.raises(BadInput, match=r"trainer\.max_steps is 20 there, ") as caught:
+                train(composed("run_dir=run", word))
+            assert all(way in str(caught.value) for way in ways)
+        if not (run_dir / "result.json").exists():
+            train(composed("run_dir=run"))
+
+
+def test_a_class_that_a_file_names_is_imported_only_if_it_is_typed(here: Path) -> None:
+    run_dir = interrupted(here, "run_dir=run")
+    config = run_dir / "config.yaml"
+    config.write_text(config.read_text().replace("linear: linear", "linear: no_such_module.Linear"))
+    with pytest.raises(BadInput, match=r"model\.linear=no_such_module\.Linear"):
+        train(composed("run_dir=run"))
+    assert composed("run_dir=run", "model.linear=no_such_module.Linear").model.linear == "no_such_module.Linear"
+
+
+@pytest.mark.parametrize(
+    "content", ["- a\n", "{", "data_hash: x\nmodel: {n_layer: 3}\n", "data_hash: x\nmodel: 3\n", "seed: [\n", "\xff"]
+)
+def test_a_file_that_holds_no_settings_is_named_in_one_line(content: str, here: Path) -> None:
+    (here / "config.yaml").write_bytes(content.encode("latin-1"))
+    with pytest.raises(BadInput) as caught:
+        composed(f"run_dir={here}")
+    assert str(caught.value).startswith(f"{here}/config.yaml: ")
     assert "\n" not in str(caught.value)
 
 
-# --- by real processes
+def test_without_a_run_there_the_command_line_is_all(here: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    assert composed("run_dir=absent") == replace(composed(), run_dir="absent")
+    assert any(message.startswith("run_dir=absent: does not exist") for message in caplog.messages)
 
 
-def interrupt(words: list[str], folder: Path, signum: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
-    """Start train, send it a signal when it has its first checkpoint; its exit code and standard error."""
+# --- as commands
+
+
+def start(folder: Path, *words: str, **env: str) -> subprocess.Popen[str]:
     line = [sys.executable, str(ROOT / "scripts/train.py"), *words]
-    process = subprocess.Popen(line, cwd=folder, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
-    deadline = time.monotonic() + 120
-    while not list(folder.glob("*/**/step-*")):
-        assert time.monotonic() < deadline
-        assert process.poll() is None
-        time.sleep(0.01)
-    process.send_signal(signum)
+    return subprocess.Popen(
+        line, cwd=folder, env=os.environ | env, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    )
+
+
+@pytest.mark.slow
+def test_a_command_that_is_interrupted_says_how_it_resumes(script: Script, here: Path) -> None:
+    (here / "t.txt").write_text(TEXT)
+    process = start(here, *WORDS, "data.path=t.txt", "run_dir=run", "trainer.max_steps=1000")
+    wait_for((here / "run/checkpoints/step-00000010.ckpt").exists)
+    process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
-    return process.returncode, errors
-
-
-def metrics(run: Path) -> list[dict[str, str]]:
-    with open(run / "metrics.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
-    return [{key: value for key, value in row.items() if "second" not in key and "time" not in key} for row in rows]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("place", [["run_dir=run"], []], ids=["run_dir", "default name"])
-def test_a_run_continued_by_its_directory_alone_equals_one_that_was_not_interrupted(
-    script: Script, corpus: Path, tmp_path: Path, place: list[str]
-) -> None:
-    words = [*TINY_RUN, f"data.path={corpus}", "trainer.max_steps=400", "head=untied", "model.dropout=0.1", *place]
-    (tmp_path / "other").mkdir()
-    code, _ = interrupt(words, tmp_path / "other")
-    assert code == 143
-    (run,) = (path.parent for path in (tmp_path / "other").glob("**/config.yaml"))
-    assert not (run / "result.json").exists()
-    resumed = script("train", f"run_dir={run}")
-    assert resumed.returncode == 0, resumed.stderr
-    assert "resuming from step-" in resumed.stderr
-    undisturbed = script("train", *words)
-    assert undisturbed.returncode == 0, undisturbed.stderr
-    whole = tmp_path / run.relative_to(tmp_path / "other")
-    assert (run / "model/model.safetensors").read_bytes() == (whole / "model/model.safetensors").read_bytes()
-    assert metrics(run) == metrics(whole)
-    ours, theirs = (json.loads((path / "result.json").read_text()) for path in (run, whole))
-    compared = {"val_loss", "val_bpb", "steps", "tokens", "seed", "head", "data_hash", "samples"}
-    compared |= {"config_hash"} if not place else set()
-    assert {key: ours[key] for key in compared} == {key: theirs[key] for key in compared}
-    assert len(ours["resumed_from"]) == 1
-    shown = script("train", f"run_dir={run}")
-    assert shown.returncode == 0
-    assert "is finished: nothing to train" in shown.stderr
-    assert f"{ours['val_loss']:.4f}" in shown.stdout
-
-
-@pytest.mark.slow
-def test_other_settings_are_refused_with_the_words_that_continue_the_run(
-    script: Script, corpus: Path, tmp_path: Path
-) -> None:
-    done = script("train", *TINY_RUN, f"data.path={corpus}", "run_dir=run")
+    assert process.returncode == 143
+    assert "resume with" in errors
+    done = script("train", "run_dir=run")
     assert done.returncode == 0, done.stderr
-    refused = script("train", *TINY_RUN, f"data.path={corpus}", "run_dir=run", "seed=1")
-    assert refused.returncode == 2
-    message = re_line(refused.stderr, "error: ")
-    assert message.startswith("run_dir=run holds another run (seed is 0 there, 1 now)")
-    assert message.endswith("give only run_dir=run to continue it")
-    settings = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
-    assert settings["seed"] == 0
+    assert "resuming" in done.stderr
+    scores = result(here / "run")
+    shown = script("train", "run_dir=run")
+    assert (shown.returncode, f"{scores['val_loss']:.4f}" in shown.stdout) == (0, True)
+    whole = script("train", *WORDS, "data.path=t.txt", "run_dir=whole", "trainer.max_steps=1000")
+    assert whole.returncode == 0, whole.stderr
+    assert rows(here / "run") == rows(here / "whole")
+    compared = result(here / "whole").keys() - {*CLOCK}
+    assert {key: scores[key] for key in compared} == {key: result(here / "whole")[key] for key in compared}
 
 
-def re_line(text: str, start: str) -> str:
-    (line,) = (line for line in text.splitlines() if line.startswith(start))
-    return line.removeprefix(start)
+def test_a_second_ctrl_c_ends_a_command_at_once(here: Path) -> None:
+    """In one operation that takes minutes; the first says that the run stops after the step."""
+    (here / "t.txt").write_text(TEXT)
+    words = [*WORDS, "data.path=t.txt", "run_dir=run", "checkpoint.every=1"]
+    env = {"PYTHONPATH": str(ROOT), "DISTURBED_CALL": "50", "DISTURBED_FILE": str(here / "disturbed")}
+    process = start(here, *words, "model.linear=tests.helpers.layers.Long", **env)
+    wait_for((here / "disturbed").exists)
+    process.send_signal(signal.SIGINT)
+    assert process.stderr is not None
+    while "stopping after this step" not in process.stderr.readline():
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    began = time.monotonic()
+    process.communicate(timeout=30)
+    assert time.monotonic() - began < 10
+    assert process.returncode == 130
+    n_layers, n_projections = 2, 7
+    assert checkpoints(RunConfig(run_dir="run"))[-1] == 49 // (n_layers * n_projections)
+    yaml.safe_load((here / "run/config.yaml").read_text())

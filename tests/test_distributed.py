@@ -127,7 +127,8 @@ def test_two_processes_train_as_one_with_twice_the_batch(whole: Path, text_file:
     still = [f"init_from={whole}", "optim.lr=0", "trainer.max_steps=5", "validation.batches=null"]
     together([[*command, *two, *still, "run_dir=continued"]], tmp_path)
     continued, base = result(tmp_path / "continued"), result(whole)
-    assert continued["init_from"]["val_loss"] == base["val_loss"] == pytest.approx(continued["val_loss"])
+    assert continued["init_from"]["val_loss"] == pytest.approx(base["val_loss"])  # in batches of another size
+    assert continued["val_loss"] == continued["init_from"]["val_loss"]
     together([[*torchrun("--nproc-per-node=2", "--master-port", free_port()), *two, "run_dir=torchrun"]], tmp_path)
     for name in ("lightning", "torchrun"):
         assert same(tmp_path / name, whole)

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 from conftest import TEXT
-from test_train import short
 
 from lm.cli.evaluate import score
 from lm.config import BadInput, DataConfig, DiagnosticsConfig, EvaluateConfig
@@ -23,6 +22,7 @@ from lm.exchange.portable import load_model, save_model
 from lm.inference.details import BINS, Calibration, Details
 from lm.inference.evaluate import evaluate_run
 from lm.training.train import train
+from tests.helpers.runs import short_run
 
 PLAIN = ["loss", "perplexity", "bpb", "top1", "tokens", "bytes"]
 
@@ -35,7 +35,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "one.txt").write_text(TEXT[:2000])
     (folder / "two, three.txt").write_text(TEXT[3000:4500])
     for seed, name in enumerate("ab"):
-        train(short(folder / "corpus.txt", folder / name, seed=seed, diagnostics=DiagnosticsConfig(every=20)))
+        train(short_run(folder / "corpus.txt", folder / name, seed=seed, diagnostics=DiagnosticsConfig(every=20)))
     return folder
 
 

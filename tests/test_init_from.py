@@ -1,42 +1,32 @@
 """A run that starts from a finished one: its settings, identity, first loss and resume, and what is refused."""
 
-import csv
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from conftest import TEXT, Script
-from helpers.words import CLOCK, MODEL, RUN
-from hydra import initialize_config_dir
 from safetensors.torch import load_file
-from test_pretrained import FOLDERS, write_folder
 
-from lm.cli.compose import compose
-from lm.cli.mistakes import CONFIGS
+from lm import load_model
 from lm.config import BadInput, EvaluateConfig, HeadConfig, ModelConfig, RunConfig
 from lm.config.identity import config_hash
 from lm.data.batches import TrainingStream
 from lm.data.tokens import prepare
 from lm.exchange.base import kind_of, read_base
-from lm.exchange.portable import load_model, save_model
+from lm.exchange.portable import save_model
 from lm.inference.evaluate import evaluate_run
 from lm.model.init import named_seed
-from lm.system.files import read_sealed, write_sealed
 from lm.training.train import train
+from tests.helpers import runs
+from tests.helpers.runs import CLOCK, result, rows
+from tests.helpers.words import MODEL, RUN
 
-each = pytest.mark.parametrize
-
-
-@pytest.fixture(autouse=True, scope="module")
-def composing() -> Iterator[None]:
-    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        yield
+STILL = ["optim.lr=0", "optim.adam_lr=0"]
 
 
 @pytest.fixture(scope="module")
@@ -50,20 +40,12 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
-def composed(home: Path, *words: str) -> RunConfig:
-    return compose("train", [*RUN, f"data.path={home / 'text'}", f"data.cache_dir={home / 'cache'}", *words], RunConfig)
+def composed(home: Path, *overrides: str) -> RunConfig:
+    return runs.composed(*RUN, f"data.path={home / 'text'}", f"data.cache_dir={home / 'cache'}", *overrides)
 
 
-def result(run_dir: Path) -> dict[str, Any]:
-    return json.loads((run_dir / "result.json").read_text())
-
-
-def result_of(run: RunConfig) -> dict[str, Any]:
-    return train(run)[1]
-
-
-def start(home: Path, base: str, *words: str) -> RunConfig:
-    return composed(home, f"init_from={home / base}", *words)
+def start(home: Path, base: str, *overrides: str) -> RunConfig:
+    return composed(home, f"init_from={home / base}", *overrides)
 
 
 # --- settings
@@ -75,172 +57,166 @@ def test_model_head_and_tokenizer_are_those_of_the_loaded_run(home: Path) -> Non
     assert (run.head.name, run.head.head_lr_multiplier) == ("untied", 4.0)
     assert (run.tokenizer.kind, run.tokenizer.path) == ("file", str(home / "untied/model/tokenizer.json"))
     assert run.init_sha256 == read_base(str(home / "untied")).sha256
-    assert (
-        replace(run, model=base.model, head=base.head, tokenizer=base.tokenizer, init_from=None, init_sha256=None)
-        == base
-    )
-
-
-def test_a_head_may_be_chosen_and_the_loaded_one_adjusted(home: Path) -> None:
+    own = {"model": base.model, "head": base.head, "tokenizer": base.tokenizer}
+    assert replace(run, init_from=None, init_sha256=None, **own) == base
     chosen = start(home, "untied", "head=untied_from_embedding").head
     assert chosen == composed(home, "head=untied_from_embedding").head
     adjusted = start(home, "untied", "head.head_lr_multiplier=2").head
-    assert adjusted == replace(composed(home, "head=untied").head, head_lr_multiplier=2.0)
+    assert adjusted == replace(run.head, head_lr_multiplier=2.0)
 
 
-@pytest.mark.slow
 def test_what_agrees_with_the_loaded_run_may_be_typed_again(home: Path) -> None:
-    words = [*MODEL, "model=small", "tokenizer=char", "experiment=chars", "data.seq_len=32"]
-    with pytest.raises(BadInput, match=r"model\.qk_norm=false: "):
-        start(home, "tied", *words, "model.qk_norm=false")
-    run = start(home, "tied", *words)
+    run = start(home, "tied", *MODEL, "model=small", "tokenizer=char", "experiment=chars", "data.seq_len=32")
     assert replace(run.model, dropout=0.0) == start(home, "tied").model
     assert run.model.dropout == 0.1  # of the experiment: weights do not depend on it
 
 
-@each(
-    ("words", "said"),
+@pytest.mark.parametrize(
+    ("overrides", "key"),
     [
-        (["model.n_layers=4"], "model.n_layers=4: the model of init_from=PATH has 1; leave it out"),  # the default
-        (["model.n_kv_heads=2"], "model.n_kv_heads=2: the model of init_from=PATH has null; leave it out"),
-        (["model=medium"], "model.n_layers=6: "),
-        (["experiment=shakespeare_char", "tokenizer=char"], "model.n_layers=3: "),
-        (["model.rope_theta=100"], "model.rope_theta=100.0: "),
-        (["tokenizer=bpe"], "tokenizer.kind=bpe: the tokenizer of init_from=PATH has char; leave it out"),
-        (["tokenizer.vocab_size=2048"], "tokenizer.vocab_size=2048: "),
-        (["tokenizer=file", "tokenizer.path=/absent"], "tokenizer.path=/absent: "),
-        (["init_sha256=00"], "init_sha256=00: init_from=PATH has "),
-        (["init_tied_matrix=first"], "init_tied_matrix=first: choose one of embedding, head, mean"),
+        (["model.n_layers=4"], "model.n_layers=4"),  # the default
+        (["model.n_kv_heads=2"], "model.n_kv_heads=2"),
+        (["model=medium"], "model.n_layers=6"),
+        (["experiment=shakespeare_char", "tokenizer=char"], "model.n_layers=3"),
+        (["model.rope_theta=100"], "model.rope_theta=100.0"),
+        (["tokenizer=bpe"], "tokenizer.kind=bpe"),
+        (["tokenizer.vocab_size=2048"], "tokenizer.vocab_size=2048"),
+        (["tokenizer=file", "tokenizer.path=/absent"], "tokenizer.path=/absent"),
+        (["init_sha256=00"], "init_sha256=00"),
+        (["init_tied_matrix=first"], "init_tied_matrix=first"),
     ],
 )
-def test_what_contradicts_the_loaded_run_is_refused_by_key(home: Path, words: list[str], said: str) -> None:
-    with pytest.raises(BadInput) as error:
-        start(home, "tied", *words)
-    assert str(error.value).startswith(said.replace("PATH", str(home / "tied")))
+def test_what_contradicts_the_loaded_run_is_refused_by_key(home: Path, overrides: list[str], key: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        start(home, "tied", *overrides)
+    assert str(caught.value).startswith(f"{key}: ")
 
 
-@each("name", ["linear", "norm", "ffn", "position"])
+@pytest.mark.parametrize("name", ["linear", "norm", "ffn", "position"])
 def test_a_class_is_imported_by_consent_alone(home: Path, tmp_path: Path, name: str) -> None:
     shutil.copytree(home / "tied", tmp_path / "r")
-    path = tmp_path / "r/model/config.json"
-    settings = read_sealed(path)
-    model = settings["model"] | {name: "mine.Part", "previous_token_init": 0}
-    write_sealed(path, settings | {"model": model})
-    with pytest.raises(BadInput, match=f"mine.Part would be imported; add model.{name}=mine.Part"):
+    net, tokenizer = load_model(home / "tied")
+    net.config = replace(net.config, **{name: "mine.Part", "previous_token_init": 0})
+    save_model(net, tokenizer, tmp_path / "r/model")
+    with pytest.raises(BadInput, match=f"add model.{name}=mine.Part"):
         composed(home, f"init_from={tmp_path / 'r'}")
     allowed = composed(home, f"init_from={tmp_path / 'r'}", f"model.{name}=mine.Part")
     assert getattr(allowed.model, name) == "mine.Part"
 
 
-# --- identity
-
-
-@pytest.mark.slow
 def test_a_moved_run_is_the_same_and_other_weights_are_another(home: Path, tmp_path: Path) -> None:
     shutil.copytree(home / "tied", tmp_path / "moved")
-    hashes = [config_hash(composed(home, f"init_from={path}")) for path in (home / "tied", tmp_path / "moved")]
-    assert hashes[0] == hashes[1]
-    settings = composed(home, *MODEL, "tokenizer=char")
-    assert config_hash(settings) not in hashes
+    same = {config_hash(composed(home, f"init_from={path}")) for path in (home / "tied", tmp_path / "moved")}
     run = start(home, "tied")
-    assert config_hash(replace(run, init_sha256="00")) != hashes[0]
-    assert config_hash(replace(run, init_tied_matrix="mean")) != hashes[0]
+    others = {
+        *(config_hash(replace(run, **change)) for change in ({"init_sha256": "00"}, {"init_tied_matrix": "mean"})),
+        config_hash(composed(home, *MODEL, "tokenizer=char")),
+    }
+    assert (len(same), len(others), same & others) == (1, 3, set())
 
 
 # --- training
 
 
-@each("head", ["tied", "untied_from_embedding"])
+@pytest.mark.parametrize("head", ["tied", "untied_from_embedding"])
 def test_the_first_loss_is_the_loaded_models(home: Path, tmp_path: Path, head: str) -> None:
     """With all validation batches, to the last bit; and with a learning rate of zero the weights stay."""
-    run = start(home, "tied", f"head={head}", "optim.lr=0", "optim.adam_lr=0", f"run_dir={tmp_path / 'r'}")
-    found, base = result_of(run), result(home / "tied")
-    said = found["init_from"]
-    assert said["val_loss"] == base["val_loss"] == found["val_loss"]
-    assert said.get("val_loss_before_conversion", base["val_loss"]) == base["val_loss"]
-    assert said["path"] == str(home / "tied")
-    assert (said["sha256"], said["head"], said["steps"], said["tokens"]) == (run.init_sha256, "tied", 12, 12 * 128)
-    assert found["tokenizer_hash"] == base["tokenizer_hash"]
-    assert base["init_from"] is None
-    old, new = (load_file(path / "model/model.safetensors") for path in (home / "tied", tmp_path / "r"))
+    run = start(home, "tied", f"head={head}", *STILL, f"run_dir={tmp_path / 'r'}")
+    (folder, scores), base = train(run), result(home / "tied")
+    record = scores["init_from"]
+    assert record["val_loss"] == base["val_loss"] == scores["val_loss"]
+    assert record.get("val_loss_before_conversion", base["val_loss"]) == base["val_loss"]
+    assert (record["path"], record["sha256"]) == (str(home / "tied"), run.init_sha256)
+    assert (record["head"], record["steps"], record["tokens"]) == ("tied", 12, 12 * 128)
+    assert (scores["tokenizer_hash"], base["init_from"]) == (base["tokenizer_hash"], None)
+    old, new = (load_file(path / "model/model.safetensors") for path in (home / "tied", folder))
     assert all(torch.equal(new[key], old[key]) for key in old)
-    with open(tmp_path / "r/metrics.csv") as file:
-        first = float(next(csv.DictReader(file))["train/loss"])
-    losses = [float(loss_of_batch(home, run, seed)) for seed in (named_seed(0, "continued"), 0)]
-    assert first == pytest.approx(losses[0], abs=1e-5)  # the first batch is not the loaded run's first one
-    assert abs(first - losses[1]) > 1e-3
+    first = float(rows(folder)[0]["train/loss"])
+    continued, again = (loss_of_first_batch(home, run, seed) for seed in (named_seed(0, "continued"), 0))
+    assert first == pytest.approx(continued, abs=1e-5)  # the first batch is not the loaded run's first one
+    assert abs(first - again) > 1e-3
 
 
 @torch.no_grad()
-def loss_of_batch(home: Path, run: RunConfig, seed: int) -> torch.Tensor:
+def loss_of_first_batch(home: Path, run: RunConfig, seed: int) -> float:
     net, _ = load_model(home / "tied")
-    tokens, targets = TrainingStream(prepare(run.data, run.tokenizer).train, seq_len=32, batch_size=4, seed=seed).batch(
-        0
-    )
-    return F.cross_entropy(net(tokens).flatten(0, 1), targets.flatten())
+    stream = TrainingStream(prepare(run.data, run.tokenizer).train, seq_len=32, batch_size=4, seed=seed)
+    tokens, targets = stream.batch(0)
+    return float(F.cross_entropy(net(tokens).flatten(0, 1), targets.flatten()))
 
 
 def test_tying_needs_a_rule_and_reports_both_losses(home: Path, tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="choose init_tied_matrix=embedding, head, mean"):
+    with pytest.raises(BadInput, match="init_tied_matrix"):
         train(start(home, "untied", "head=tied", f"run_dir={tmp_path / 'r'}"))
     assert not (tmp_path / "r").exists()
-    run = start(home, "untied", "head=tied", "init_tied_matrix=mean", f"run_dir={tmp_path / 'r'}")
-    said = result_of(run)["init_from"]
-    assert said["val_loss_before_conversion"] == result(home / "untied")["val_loss"]
-    assert said["val_loss"] > said["val_loss_before_conversion"] + 0.01
+    _, scores = train(start(home, "untied", "head=tied", "init_tied_matrix=mean", f"run_dir={tmp_path / 'r'}"))
+    record = scores["init_from"]
+    assert record["val_loss_before_conversion"] == result(home / "untied")["val_loss"]
+    assert record["val_loss"] > record["val_loss_before_conversion"] + 0.01
 
 
-def test_weights_that_give_no_loss_are_refused(home: Path, tmp_path: Path) -> None:
-    net, tokenizer = load_model(home / "tied")
-    with torch.no_grad():
-        net.norm.weight.fill_(torch.nan)
-    save_model(net, tokenizer, tmp_path / "model")
-    with pytest.raises(BadInput, match=f"init_from={tmp_path}: its loss is nan"):
-        train(composed(home, f"init_from={tmp_path}", f"run_dir={tmp_path / 'r'}"))
-    assert not (tmp_path / "r").exists()
-
-
-@pytest.mark.slow
 def test_a_model_that_was_untied_in_training_stays_as_it_is_with_an_untied_head(home: Path, tmp_path: Path) -> None:
-    train(composed(home, *MODEL, "tokenizer=char", "head=untied_midtraining", f"run_dir={tmp_path / 'base'}"))
-    words = ["head=untied", "optim.lr=0", "optim.adam_lr=0", f"run_dir={tmp_path / 'r'}"]
-    found = result_of(composed(home, f"init_from={tmp_path / 'base'}", *words))
-    said = found["init_from"]
-    losses = {said["val_loss"], said["val_loss_before_conversion"], found["val_loss"]}
-    assert losses == {result(tmp_path / "base")["val_loss"]}
+    base, _ = train(composed(home, *MODEL, "tokenizer=char", "head=untied_midtraining", f"run_dir={tmp_path / 'base'}"))
+    _, scores = train(composed(home, f"init_from={base}", "head=untied", *STILL, f"run_dir={tmp_path / 'r'}"))
+    record = scores["init_from"]
+    losses = {record["val_loss"], record["val_loss_before_conversion"], scores["val_loss"]}
+    assert losses == {result(base)["val_loss"]}
 
 
-def test_a_pretrained_model_is_continued_with_either_head(home: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of transformers with tied embeddings and random weights, and our text beside it."""
+    transformers = pytest.importorskip("transformers")
+    from lm.data.vocabulary import byte_tokenizer
+
+    folder = tmp_path_factory.mktemp("pretrained")
+    sizes = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True}
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **heads, bos_token_id=0, eos_token_id=0))
+    model.save_pretrained(folder / "base")
+    (folder / "base/tokenizer.json").write_text(byte_tokenizer().to_json())
+    (folder / "text").write_text(TEXT)
+    return folder
+
+
+def test_a_pretrained_model_is_continued_with_either_head(pretrained: Path, tmp_path: Path) -> None:
     """At a learning rate of zero nothing changes: a head of its own starts as a copy of the tied matrix."""
-    shutil.copy(home / "text", tmp_path)
-    write_folder(tmp_path / "theirs", FOLDERS["SmolLM2"]())
-    there = load_file(tmp_path / "theirs/model.safetensors")["model.embed_tokens.weight"]
-    found = {}
+    loaded = load_file(pretrained / "base/model.safetensors")["model.embed_tokens.weight"]
+    losses = set()
     for head in ("tied", "untied_from_embedding"):
-        still = ["optim.lr=0", "optim.adam_lr=0", "trainer.max_steps=1"]
-        found[head] = result_of(start(tmp_path, "theirs", *still, f"head={head}", f"run_dir={tmp_path / head}"))
-        weights = load_file(tmp_path / head / "model/model.safetensors")
-        matrices = {name for name, tensor in weights.items() if torch.equal(tensor, there)}
+        words = [*STILL, "trainer.max_steps=1", f"head={head}", f"run_dir={tmp_path / head}"]
+        folder, scores = train(start(pretrained, "base", *words))
+        losses.add(scores["val_loss"])
+        weights = load_file(folder / "model/model.safetensors")
+        matrices = {name for name, tensor in weights.items() if torch.equal(tensor, loaded)}
         assert matrices == {"embed.weight"} | ({"head.proj.weight"} if head != "tied" else set())
-    assert found["tied"]["val_loss"] == found["untied_from_embedding"]["val_loss"]
+    assert len(losses) == 1
 
 
 @pytest.mark.slow
-def test_untying_a_pretrained_model_is_an_ablation(home: Path, script: Script, tmp_path: Path) -> None:
-    write_folder(tmp_path / "theirs", FOLDERS["SmolLM2"]())
+def test_untying_a_pretrained_model_is_an_ablation(pretrained: Path, script: Script, tmp_path: Path) -> None:
     few = ["ablation.seeds=[0,1]", "ablation.tune.trials=0", "trainer.max_steps=4", "data.seq_len=32", "threads=1"]
-    text = ["data=text", f"data.path={home / 'text'}", f"data.cache_dir={home / 'cache'}"]
-    done = script("ablate", "ablation=continue_untied", "init_from=theirs", "output_dir=out", *few, *text)
+    text = ["data=text", f"data.path={pretrained / 'text'}", f"data.cache_dir={pretrained / 'cache'}"]
+    base = f"init_from={pretrained / 'base'}"
+    done = script("ablate", "ablation=continue_untied", base, "output_dir=out", *few, *text)
     assert done.returncode == 0, done.stderr
-    assert "untied" in done.stdout
-    report = (tmp_path / "out/report.md").read_text()
-    assert "all runs start from one given model (`theirs`" in report
+    assert "all runs start from one given model" in (tmp_path / "out/report.md").read_text()
 
 
 def test_tokens_add_up_over_a_chain_of_runs(home: Path, tmp_path: Path) -> None:
     train(start(home, "tied", f"run_dir={tmp_path / 'a'}"))
     base = read_base(str(tmp_path / "a/model"))
     assert (base.steps, base.tokens, base.typed) == (24, 24 * 128, {"kind": "char", "vocab_size": None})
+
+
+@pytest.mark.slow
+def test_a_sweep_starts_from_a_run(home: Path, script: Script) -> None:
+    words = [*RUN, f"data.path={home / 'text'}", f"init_from={home / 'tied'}", "trainer.max_steps=2"]
+    done = script("train", "-m", *words, "head=tied,untied_from_embedding,untied")
+    assert done.returncode == 0, done.stderr
+    losses = [line.rpartition("loss of ")[2][:6] for line in done.stderr.splitlines() if "starts from" in line]
+    assert losses == [f"{result(home / 'tied')['val_loss']:.4f}"] * 3
 
 
 # --- resume
@@ -253,61 +229,37 @@ def interrupted(home: Path, tmp_path: Path) -> Path:
     train(composed(home, f"init_from={tmp_path / 'base'}", f"run_dir={tmp_path / 'whole'}"))
     shutil.copytree(tmp_path / "whole", tmp_path / "r")
     (tmp_path / "r/result.json").unlink()
-    (newest,) = (tmp_path / "r/checkpoints").glob("step-00000012.*")
-    newest.unlink()
+    (tmp_path / "r/checkpoints/step-00000012.ckpt").unlink()
     return tmp_path / "r"
 
 
-def resumed(path: Path) -> dict[str, Any]:
-    return result_of(compose("train", [f"run_dir={path}"], RunConfig))
-
-
 def test_a_resume_does_not_need_the_loaded_run(interrupted: Path) -> None:
+    whole = interrupted.parent / "whole"
     shutil.rmtree(interrupted.parent / "base")
-    found, whole = resumed(interrupted), result(interrupted.parent / "whole")
-    assert found["resumed_from"] == [8]
-    assert {key: found[key] for key in found.keys() - {*CLOCK}} == {key: whole[key] for key in whole.keys() - {*CLOCK}}
-    for one in (interrupted, interrupted.parent / "whole"):  # and neither does scoring
-        assert evaluate_run(EvaluateConfig(run_dir=str(one), threads=1))["loss"] == found["val_loss"]
-
-
-def test_a_run_dir_that_is_not_there_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
-    run_dir = tmp_path / "RUM"
-    assert compose("train", [f"run_dir={run_dir}"], RunConfig).seed == 0
-    assert caplog.messages == [f"run_dir={run_dir}: does not exist yet, so this is a new run"]
+    _, scores = train(runs.composed(f"run_dir={interrupted}"))
+    assert scores["resumed_from"] == [8]
+    keys = result(whole).keys() - {*CLOCK}
+    assert {key: scores[key] for key in keys} == {key: result(whole)[key] for key in keys}
+    for run_dir in (interrupted, whole):  # and neither does scoring
+        assert evaluate_run(EvaluateConfig(run_dir=str(run_dir), threads=1))["loss"] == scores["val_loss"]
 
 
 def test_without_a_checkpoint_the_same_weights_are_needed(interrupted: Path, home: Path) -> None:
+    base = interrupted.parent / "base"
     shutil.rmtree(interrupted / "checkpoints")
-    shutil.rmtree(interrupted.parent / "base")
-    with pytest.raises(BadInput, match=r"init_from=.*base: no such folder"):
-        resumed(interrupted)
-    shutil.copytree(home / "untied", interrupted.parent / "base")
-    with pytest.raises(BadInput, match=r"init_from=.*base: its weights have the hash"):
-        resumed(interrupted)
-    found = result_of(compose("train", [f"run_dir={interrupted}", f"init_from={home / 'tied'}"], RunConfig))
-    assert found["val_loss"] == result(interrupted.parent / "whole")["val_loss"]
+    shutil.rmtree(base)
+    with pytest.raises(BadInput, match=f"^init_from={base}: "):
+        train(runs.composed(f"run_dir={interrupted}"))
+    shutil.copytree(home / "untied", base)
+    with pytest.raises(BadInput, match=f"^init_from={base}: .*hash"):
+        train(runs.composed(f"run_dir={interrupted}"))
+    _, scores = train(runs.composed(f"run_dir={interrupted}", f"init_from={home / 'tied'}"))
+    assert scores["val_loss"] == result(interrupted.parent / "whole")["val_loss"]
 
 
-@pytest.mark.slow
 def test_another_loaded_run_is_another_run(interrupted: Path, home: Path) -> None:
-    with pytest.raises(BadInput, match=r"holds another run .*init_sha256 is"):
+    with pytest.raises(BadInput, match="init_sha256 is"):
         train(composed(home, f"init_from={home / 'untied'}", f"run_dir={interrupted}"))
-
-
-# --- more steps
-
-
-def test_more_steps_of_a_run_are_refused_with_the_way_out(home: Path, interrupted: Path) -> None:
-    for place, way in ((home / "tied", ""), (interrupted, f"give only run_dir={interrupted} to finish it; ")):
-        run = compose("train", [f"run_dir={place}", "trainer.max_steps=330"], RunConfig)
-        with pytest.raises(BadInput) as error:
-            train(run)
-        assert str(error.value) == (
-            f"trainer.max_steps is 12 there, 330 now: the learning rate of run_dir={place} decays to the end of its"
-            f" own length; {way}init_from={place} starts a new run, with a schedule of its own"
-        )
 
 
 # --- bad input
@@ -317,69 +269,63 @@ def spoil(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-9] + b"[" * 9)
 
 
-@each(
-    ("name", "said"),
+def remove(path: Path) -> None:
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "named"),
     [
-        ("model", "holds no model; expected a run directory that train has finished"),
-        ("model/config.json", "holds no model"),
-        ("model/tokenizer.json", "tokenizer.json: no such file"),
-        ("model/model.safetensors", "model.safetensors: no such file"),
+        ("", remove, "model"),
+        ("config.json", remove, "model"),
+        ("tokenizer.json", remove, "tokenizer.json"),
+        ("model.safetensors", remove, "model.safetensors"),
+        *((name, spoil, name) for name in ("config.json", "tokenizer.json", "model.safetensors")),
     ],
 )
-def test_what_is_missing_is_named_before_anything_is_read(home: Path, tmp_path: Path, name: str, said: str) -> None:
+def test_what_is_missing_or_damaged_is_named(
+    name: str, damage: Callable[[Path], None], named: str, home: Path, tmp_path: Path
+) -> None:
     shutil.copytree(home / "tied", tmp_path / "r")
-    shutil.rmtree(tmp_path / "r/model") if name == "model" else (tmp_path / "r" / name).unlink()
-    with pytest.raises(BadInput, match=said):
-        composed(home, f"init_from={tmp_path / 'r'}")
-
-
-@each("name", ["config.json", "tokenizer.json", "model.safetensors"])
-def test_what_is_damaged_is_named(home: Path, tmp_path: Path, name: str) -> None:
-    shutil.copytree(home / "tied", tmp_path / "r")
-    spoil(tmp_path / "r/model" / name)
-    with pytest.raises(BadInput, match=f"{name}: "):
+    damage(tmp_path / "r/model" / name)
+    with pytest.raises(BadInput, match=f"{tmp_path / 'r'}.*{named}"):
         train(composed(home, f"init_from={tmp_path / 'r'}", f"run_dir={tmp_path / 'new'}"))
     assert not (tmp_path / "new").exists()
 
 
-@each("text", ["[]", "{", "5", '{"model": []}', '{"model": {"type": {}}}', "[" * 100_000])
+@pytest.mark.parametrize("text", ["[]", "{", "5", '{"model": []}', '{"model": {"type": {}}}', "[" * 100_000])
 def test_of_what_is_no_tokenizer_nothing_is_known(text: str, tmp_path: Path) -> None:
     """The message is that of the tokenizer, which is read next."""
     (tmp_path / "tokenizer.json").write_text(text)
     assert kind_of(tmp_path / "tokenizer.json", 7) == {}
 
 
+def test_weights_that_give_no_loss_are_refused(home: Path, tmp_path: Path) -> None:
+    net, tokenizer = load_model(home / "tied")
+    with torch.no_grad():
+        net.norm.weight.fill_(torch.nan)
+    save_model(net, tokenizer, tmp_path / "model")
+    with pytest.raises(BadInput, match=f"^init_from={tmp_path}: .*nan"):
+        train(composed(home, f"init_from={tmp_path}", f"run_dir={tmp_path / 'r'}"))
+    assert not (tmp_path / "r").exists()
+
+
 def test_what_the_loaded_model_cannot_do_is_named(home: Path, tmp_path: Path) -> None:
     new = f"run_dir={tmp_path / 'new'}"
-    with pytest.raises(BadInput, match=r"data.seq_len=64: the loaded model has 32 learned positions"):
-        train(start(home, "untied", "data.seq_len=64", new))
     (tmp_path / "other").write_text("é" * 2000)
-    with pytest.raises(BadInput, match="does not know the character 'é'"):
-        train(start(home, "tied", f"data.path={tmp_path / 'other'}", new))
-    with pytest.raises(BadInput, match="init_tied_matrix=mean: is for a run with init_from"):
-        train(composed(home, "init_tied_matrix=mean", new))
-    assert not (tmp_path / "new").exists()
-
-
-@pytest.mark.slow
-def test_in_python_another_model_or_tokenizer_is_refused(home: Path, tmp_path: Path) -> None:
-    run = start(home, "tied", f"run_dir={tmp_path / 'new'}")
-    with pytest.raises(BadInput, match=r"model\.n_layers=4: init_from=.*tied has 1"):
-        train(replace(run, model=ModelConfig()))
-    with pytest.raises(BadInput, match=r"tokenizer: init_from=.*tied has another one"):
-        train(replace(run, tokenizer=start(home, "untied").tokenizer))
-    found = result_of(replace(run, head=HeadConfig(), init_sha256=None))
-    hashes = found["data_hash"], found["tokenizer_hash"]
-    assert found["config_hash"] == config_hash(replace(run, head=HeadConfig()), *hashes)
-
-
-# --- the command
-
-
-@pytest.mark.slow
-def test_a_sweep_starts_from_a_run(home: Path, script: Script) -> None:
-    words = [*RUN, f"data.path={home / 'text'}", f"init_from={home / 'tied'}", "trainer.max_steps=2"]
-    found = script("train", "-m", *words, "head=tied,untied_from_embedding,untied")
-    assert found.returncode == 0, found.stderr
-    losses = [line.rpartition("loss of ")[2][:6] for line in found.stderr.splitlines() if "starts from" in line]
-    assert losses == [f"{result(home / 'tied')['val_loss']:.4f}"] * 3
+    refused: list[tuple[RunConfig, str]] = [
+        (start(home, "untied", "data.seq_len=64", new), r"^data\.seq_len=64: "),
+        (start(home, "tied", f"data.path={tmp_path / 'other'}", new), "'é'"),
+        (composed(home, "init_tied_matrix=mean", new), "^init_tied_matrix=mean: "),
+    ]
+    run = start(home, "tied", new)  # in Python
+    refused.append((replace(run, model=ModelConfig()), r"^model\.n_layers=4: init_from="))
+    refused.append((replace(run, tokenizer=start(home, "untied").tokenizer), "^tokenizer: init_from="))
+    for wrong, message in refused:
+        with pytest.raises(BadInput, match=message):
+            train(wrong)
+        assert not (tmp_path / "new").exists()
+    _, scores = train(replace(run, head=HeadConfig(), init_sha256=None))
+    pinned = replace(run, head=HeadConfig())
+    assert scores["config_hash"] == config_hash(pinned, scores["data_hash"], scores["tokenizer_hash"])
+    assert json.loads((tmp_path / "new/result.json").read_text()) == scores

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 from conftest import ROOT, TEXT
-from test_train import short
 
 from lm.config import DataConfig, EvaluateConfig
 from lm.data.tokenizer import Tokenizer
@@ -23,6 +22,7 @@ from lm.exchange.portable import load_model
 from lm.inference.evaluate import evaluate_run
 from lm.model.transformer import Transformer
 from lm.training.train import train
+from tests.helpers.runs import short_run
 
 FOLDER = ROOT / "configs/lm_eval"
 PAGE = (ROOT / "docs/evaluation.md").read_text().replace("\\\n", " ")
@@ -100,7 +100,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "whole.txt").write_text(TEXT[100:900])
     (folder / "part.txt").write_text(TEXT[100:916])
     (folder / "q.jsonl").write_text("\n".join(map(json.dumps, QUESTIONS)))
-    train(short(folder / "corpus.txt", folder / "run"))
+    train(short_run(folder / "corpus.txt", folder / "run"))
     export(*load_model(folder / "run"), folder / "exported")
     return folder
 

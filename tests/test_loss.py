@@ -91,7 +91,9 @@ def test_activation_checkpointing_keeps_less_and_changes_no_number() -> None:
     def step(net: Transformer) -> tuple[Tensor, dict[str, Tensor], int]:
         torch.manual_seed(1)
         kept: list[Tensor] = []
-        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor
+        ):
             value = plain(net, tokens, targets)
         value.backward()
         grads = {name: parameter.grad for name, parameter in net.named_parameters() if parameter.grad is not None}

@@ -16,7 +16,15 @@ from torch.utils.flop_counter import FlopCounterMode
 from lm import Transformer
 from lm.config import DECAYS, HeadConfig, ModelConfig, OptimConfig
 from lm.system.device import has_native_bf16
-from lm.training.optim import COEFFICIENTS, Muon, build_optimizer, lr_factor, orthogonalise, parameter_groups, step_flops
+from lm.training.optim import (
+    COEFFICIENTS,
+    Muon,
+    build_optimizer,
+    lr_factor,
+    orthogonalise,
+    parameter_groups,
+    step_flops,
+)
 from tests.helpers.runs import MUON
 
 # --- the learning rate

@@ -16,7 +16,7 @@ from conftest import HEADS
 from torch import Tensor
 
 from lm.config import BadInput, DataConfig, ModelConfig, RunConfig
-from lm.system.device import fast_attention, has_native_bf16, set_threads
+from lm.system.device import fast_attention, has_native_bf16
 from lm.training.loss import HAS_CHUNKED, build_loss
 from lm.training.memory import least_bytes
 from lm.training.optim import build_optimizer
@@ -108,14 +108,6 @@ def test_torchrun_and_the_trainer_must_agree(monkeypatch: pytest.MonkeyPatch) ->
 
 
 # --- threads
-
-
-@pytest.mark.parametrize("value", ["abc", "0", "-2", "100000"])
-def test_an_invalid_omp_num_threads_is_named(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", value)
-    with pytest.raises(BadInput, match=f"^OMP_NUM_THREADS={value}: "):
-        resolve(CPU, 257)
-    assert set_threads(1) == 1  # the setting takes precedence
 
 
 def test_threads_are_those_of_the_environment_or_all_cores(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,7 +69,7 @@ def short_run(text: Path, run_dir: Path, **changes: Any) -> RunConfig:
 
 
 def composed(*overrides: str) -> RunConfig:
-    """The configuration of train with these overrides."""
+    """The configuration of train with these overrides; with run_dir=RUN that of the run there."""
     return compose("train", overrides, RunConfig)
 
 
