@@ -1,6 +1,5 @@
 """The model card of an exported folder, read back by huggingface_hub, and its example, which runs."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from huggingface_hub import ModelCard
 
 from lm.cli import export
 from lm.cli.compose import compose
-from lm.config import BadInput, RunConfig
+from lm.config import RunConfig
 from lm.exchange.card import write_card
 from lm.model.transformer import Transformer
 from lm.training.train import train
@@ -23,7 +22,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.chdir(tmp_path)
     text = tmp_path / "a_*text*<b>|.txt"
     text.write_text(TEXT)
-    return train(compose("train", [*TINY_RUN, "run_dir=run", f"data.path={text}"], RunConfig))
+    return train(compose("train", [*TINY_RUN, "run_dir=run", f"data.path={text}"], RunConfig))[1]
 
 
 def exported(run_dir: str, output_dir: str = "out") -> str:
@@ -74,10 +73,3 @@ def test_settings_of_a_stranger_have_a_card(tmp_path: Path) -> None:
     assert "the weights of `None (5)`" in (tmp_path / "README.md").read_text()
 
 
-def test_a_damaged_result_stops_the_export(
-    run: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Path("run/result.json").write_text(json.dumps({**run, "val_loss": "low"}))
-    with pytest.raises(BadInput, match=r"run/result\.json: val_loss: expected float, found 'low'"):
-        export.run(["run_dir=run", "output_dir=out"])
-    assert not Path("out").exists()

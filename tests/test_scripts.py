@@ -86,13 +86,12 @@ def test_every_script_on_one_run(script: Script, run_dir: Path, corpus: Path, tm
 @slow
 def test_a_reader_that_leaves_ends_a_command_without_a_word(script: Script, run_dir: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = {"cwd": tmp_path, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    process = start("generate", "run_dir=a run", "prompt=x", "max_new_tokens=1000000", **options)
-    assert process.stdout
-    assert process.stderr
-    assert process.stdout.read(1) == "x"
-    process.stdout.close()
-    assert process.wait(60) == 1
-    assert process.stderr.read() == ""
+    with start("generate", "run_dir=a run", "prompt=x", "max_new_tokens=1000000", **options) as process:
+        assert process.stdout
+        assert process.stderr
+        assert process.stdout.read(1) == "x"
+        process.stdout.close()
+        assert (process.wait(60), process.stderr.read()) == (1, "")
     with open("/dev/full", "w") as full:
         shown = start("train", "run_dir=a run", cwd=tmp_path, stdout=full, stderr=subprocess.PIPE)
         assert shown.communicate(timeout=60)[1].splitlines()[-1].startswith("error: No space left on device; free")

@@ -42,6 +42,7 @@ NAME = "lm-lab"
 COMPLETION = ("-sc", "--shell-completion")
 INTERRUPTED = (128 + signal.SIGHUP, 128 + signal.SIGINT, 128 + signal.SIGTERM)
 DISK_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
+NAMELESS = (*DISK_FULL, errno.EIO, errno.ENOLCK, errno.EOPNOTSUPP)  # errors of the system, also without a file's name
 BAD_PATH = (  # errors that another path or other permissions would mend
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.EEXIST, errno.EINVAL),
     *(errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP),
@@ -102,15 +103,12 @@ def _run(command: str | None, args: list[str]) -> int:
 
 def _complete(args: list[str]) -> int:
     """Shell completion. Hydra knows of no commands: they are taken off the line that is to be completed."""
-    program, _, rest = os.environ.get("COMP_LINE", "").partition(" ")
-    command, space, line = rest.lstrip().partition(" ")
-    if "query" not in "".join(args):  # install and uninstall are the same for all commands
-        return _run("train", args)
-    if space and command in COMMANDS:
-        os.environ["COMP_LINE"] = f"{program} {line}"
-        return _run(command, args)
-    print(*COMMANDS)
-    return 0
+    program, *words = os.environ.get("COMP_LINE", "").split(" ")
+    if words and not (len(words) > 1 and words[0] in COMMANDS):
+        print(*COMMANDS)
+        return 0
+    os.environ["COMP_LINE"] = " ".join([program, *words[1:]])
+    return _run(words[0] if words else "train", args)  # install and uninstall are the same for all commands
 
 
 # --- where exceptions end
@@ -134,14 +132,16 @@ def _describe(error: Exception) -> tuple[str | None, int]:
     text = str(error)
     if isinstance(error, BadInput):
         return text, 2
-    if isinstance(error, OSError) and (error.filename is not None or error.errno in (*DISK_FULL, errno.EIO)):
-        name = "" if error.filename is None else f"{os.fsdecode(str(error.filename))}: "
+    if isinstance(error, OSError) and (error.filename is not None or error.errno in NAMELESS):
+        name = "" if error.filename is None else f"{error.filename}: "
         advice = "; free some space and run the same command again" if error.errno in DISK_FULL else ""
         return f"{name}{error.strerror or text}{advice}", 2 if name and error.errno in BAD_PATH else 1
     no_memory = re.search("can't allocate|size calculation overflowed", text)
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or no_memory:
         less = "a smaller data.batch_size, trainer.accumulate_grad_batches, loss=chunked, activation_checkpointing=true"
         return f"out of memory; these settings need less: {less}", 1
+    if type(error).__module__.startswith(("torch._inductor", "torch._dynamo")):
+        return f"compile=true: {text.splitlines()[0]}; compile=false computes the same", 2
     if "can't start new thread" in text:
         return "no further thread can be started: free some memory, or raise the limit by ulimit -u", 1
     if isinstance(error, RuntimeError) and re.search("gloo|NCCL|TCPStore|ProcessGroup", text):  # torch.distributed

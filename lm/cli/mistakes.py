@@ -86,8 +86,6 @@ def _explain(error: BaseException, kinds: Kinds) -> str:
     key, reason = str(getattr(cause, "full_key", None) or ""), str(cause).splitlines()[0].removeprefix(file)
     if isinstance(cause, ConfigKeyError | ConfigAttributeError) and key:
         return file + no_such_key(key, kinds)
-    if "(bool) is incompatible with (str)" in reason:
-        reason = "YAML reads on, off, yes and no as true or false; write this name in quotes"
     return f"{file}{reason}" if key in reason else f"{file}{key}: {reason}"
 
 
