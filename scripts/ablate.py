@@ -1,6 +1,6 @@
 """Answer a question: python scripts/ablate.py ablation=NAME [output_dir=DIR] [plan_only=true] [any setting of train]"""
 
-from lm.cli.ablate import main
+from lm.cli.main import main
 
 if __name__ == "__main__":
-    main()
+    main("ablate")

@@ -1,6 +1,6 @@
 """Score a model: python scripts/evaluate.py run_dir=RUN [data=text data.path=FILE]"""
 
-from lm.cli.evaluate import main
+from lm.cli.main import main
 
 if __name__ == "__main__":
-    main()
+    main("evaluate")

@@ -1,6 +1,6 @@
 """Write a Hugging Face folder or a GGUF file: python scripts/export.py run_dir=RUN output_dir=DIR [format=gguf]"""
 
-from lm.cli.export import main
+from lm.cli.main import main
 
 if __name__ == "__main__":
-    main()
+    main("export")

@@ -1,6 +1,6 @@
 """List runs with what differs between them: python scripts/runs.py [FOLDER] [where=CONDITIONS] [sort=KEY]"""
 
-from lm.cli.runs import main
+from lm.cli.main import main
 
 if __name__ == "__main__":
-    main()
+    main("runs")

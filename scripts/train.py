@@ -1,6 +1,6 @@
 """Train one run: python scripts/train.py [group=choice] [key=value ...]"""
 
-from lm.cli.train import main
+from lm.cli.main import main
 
 if __name__ == "__main__":
-    main()
+    main("train")

@@ -1,5 +1,6 @@
 """What tests share: a tiny model, a small text, and scripts run as real processes."""
 
+import logging
 import os
 import signal
 import subprocess
@@ -180,3 +181,33 @@ def script(tmp_path: Path) -> Script:
         )
 
     return run
+
+
+Outcome = tuple[int, str, str]
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., Outcome]]:
+    """Run scripts/NAME.py in this process: its exit code, standard output and standard error."""
+    import lm.cli.main
+    import lm.cli.train
+
+    def run(name: str, *args: str) -> Outcome:
+        monkeypatch.setattr(sys, "argv", [f"scripts/{name}.py", *args])
+        monkeypatch.setattr(lm.cli.main, "failed_jobs", [])
+        monkeypatch.setattr(lm.cli.train, "finished", [])
+        with pytest.raises(SystemExit) as left:
+            lm.cli.main.main(name)
+        return (int(left.value.code or 0), *capsys.readouterr())
+
+    logger = logging.getLogger("lm")
+    handlers, level = logger.handlers.copy(), logger.level
+    signals = {signum: signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGHUP)}
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    yield run
+    logger.handlers[:] = handlers
+    logger.setLevel(level)
+    for signum, handler in signals.items():
+        signal.signal(signum, handler)
+    for name in logging.root.manager.loggerDict:  # Hydra disables those that exist
+        logging.getLogger(name).disabled = False

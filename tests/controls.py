@@ -77,7 +77,7 @@ CONTROLS: dict[str, tuple[str, str, Callable[[Any], Any]]] = {  # the part that 
     "place-in-the-data": ("kills", "lm.training.task:TrainingStream.__init__", option(start=0)),
     "removal-of-partial-files": ("kills", "lm.training.run_directory:remove_partial", value(None)),
     "removal-after-an-error": ("faults", "pathlib:Path.unlink", value(None)),
-    "errors-in-one-line": ("faults", "lm.cli.launch:report", raising),
+    "errors-in-one-line": ("faults", "lm.cli.main:report", raising),
     "another-server": (
         "drivers",
         "lm.ablation.run.executors.local:LocalExecutor.start",
@@ -91,8 +91,12 @@ CONTROLS: dict[str, tuple[str, str, Callable[[Any], Any]]] = {  # the part that 
         lambda _: lambda self, ids: (self.decode([one]) for one in ids),
     ),
     "special-tokens-as-text": ("prompts", "lm.data.tokenizer:Tokenizer.__init__", special_tokens),
-    "line-of-a-refusal": ("typos", "lm.cli.launch:complain", lambda _: lambda message, code: code),
-    "exit-code-of-a-refusal": ("typos", "lm.cli.launch:complain", value(0)),
+    "line-of-a-refusal": ("typos", "lm.cli.main:report", lambda _: lambda error, job="": 2),
+    "exit-code-of-a-refusal": (
+        "typos",
+        "lm.cli.main:_describe",
+        lambda describe: lambda error: (describe(error)[0], 0),
+    ),
 }
 
 

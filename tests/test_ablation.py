@@ -34,7 +34,7 @@ from lm.ablation.run.workers import run_cells
 from lm.ablation.run_files import RunFiles
 from lm.ablation.summary import plan_table, result_table
 from lm.cli.compose import compose
-from lm.cli.errors import CONFIGS
+from lm.cli.mistakes import CONFIGS
 from lm.config import BadInput, RunConfig
 from lm.config.ablation import AblateConfig, TuneConfig
 from lm.config.identity import config_hash

@@ -18,7 +18,7 @@ from lm.ablation.judge.study import read_study
 from lm.ablation.plan.compose import compose_arms, compose_base
 from lm.ablation.record import read_record
 from lm.cli.compose import compose
-from lm.cli.errors import CONFIGS
+from lm.cli.mistakes import CONFIGS
 from lm.config import BadInput, RunConfig
 from lm.config.ablation import AblateConfig, TuneConfig
 from lm.exchange.base import read_base

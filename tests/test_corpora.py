@@ -5,10 +5,10 @@ import re
 import pytest
 import torch
 from conftest import ROOT
-from lm.training.options import resolve, tokens_per_step
-from test_configs import composed
 
-from lm.cli.errors import CONFIGS
+from lm.cli.compose import compose
+from lm.cli.mistakes import CONFIGS
+from lm.config import RunConfig
 from lm.model.size import flops_per_token, n_params
 from lm.model.transformer import Transformer
 from lm.training.optim import step_flops
@@ -18,12 +18,12 @@ CORPORA = ("tinystories", "wikitext103", "fineweb_edu")
 
 @pytest.mark.parametrize("name", CORPORA)
 def test_the_cost_of_an_experiment_is_computed_from_its_settings(name: str) -> None:
-    run = composed("train", f"experiment={name}")
-    options, vocab_size = resolve(run), run.tokenizer.vocab_size or 0
+    run = compose("train", [f"experiment={name}"], RunConfig)
+    vocab_size = run.tokenizer.vocab_size or 0
     with torch.device("meta"):
         net = Transformer(run.model, run.head, vocab_size=vocab_size, seq_len=run.data.seq_len, seed=0)
-    tokens = tokens_per_step(run, options) * options["max_steps"]
-    step = step_flops(net, run.optim, run.head) // tokens_per_step(run, options)
+    tokens = run.tokens_per_step * run.steps
+    step = step_flops(net, run.optim, run.head) // run.tokens_per_step
     flops = f"{tokens * (flops_per_token(net) + step):.1e}".replace("e+", "e")
     said = f"{n_params(net) / 1e6:.1f} M parameters, {tokens / 1e6:.3g} M tokens"
     head = " ".join(re.findall(r"^# (.*)$", (CONFIGS / f"experiment/{name}.yaml").read_text(), re.MULTILINE))

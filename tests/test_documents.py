@@ -22,7 +22,6 @@ from lm.config import (
     BadInput,
     DataConfig,
     EvaluateConfig,
-    ExportConfig,
     ModelConfig,
     RunConfig,
     TokenizerConfig,
@@ -226,7 +225,7 @@ def test_the_export_says_what_it_loses(tmp_path: Path, capsys: pytest.CaptureFix
         folder = tmp_path / str(separator)
         net = Transformer(tiny(ffn="swiglu"), TIED, vocab_size=257, seq_len=SEQ, document_separator=separator)
         save_model(net, tokenizer, folder)
-        export.task(ExportConfig(run_dir=str(folder), output_dir=str(folder / "out")))
+        export.run([f"run_dir={folder}", f"output_dir={folder / 'out'}"])
         said = capsys.readouterr().out
         assert ("does not mask attention between documents" in said) == (separator is not None)
 

@@ -37,7 +37,7 @@ from lm.ablation.run.task import Place, Task, task
 from lm.ablation.run.workers import place_of, run_cells
 from lm.ablation.run_files import Outcome, RunFiles, broke
 from lm.cli.compose import compose
-from lm.cli.errors import CONFIGS
+from lm.cli.mistakes import CONFIGS
 from lm.config import BadInput, RunConfig
 from lm.config.ablation import AblateConfig, SlurmConfig
 from lm.system.files import write_json

@@ -14,7 +14,7 @@ import pytest
 import torch
 from conftest import TEXT
 
-from lm.cli.evaluate import task
+from lm.cli.evaluate import score
 from lm.config import BadInput, DataConfig, DiagnosticsConfig, EvaluateConfig
 from lm.data.batches import IGNORED
 from lm.data.paths import listed
@@ -44,7 +44,7 @@ def asked(place: Path, **settings: Any) -> EvaluateConfig:
 
 
 def answer(config: EvaluateConfig, capsys: pytest.CaptureFixture[str]) -> tuple[Any, str]:
-    task(config)
+    score(config)
     found = capsys.readouterr()
     return json.loads(found.out), found.err
 
@@ -192,7 +192,7 @@ def test_weights_that_give_no_loss_are_named_and_other_runs_are_scored(
     )
     with pytest.raises(BadInput, match=f"run_dir={tmp_path}: the loss is nan"):
         evaluate_run(config)
-    assert task(replace(config, run_dir=f"[{tmp_path},{place}/a]")) == 2
+    assert score(replace(config, run_dir=f"[{tmp_path},{place}/a]")) == 2
     out, err = capsys.readouterr()
     assert [one["run"] for one in json.loads(out)] == [f"{place}/a"]
     assert f"error: run_dir={tmp_path}: the loss is nan" in err
@@ -235,7 +235,7 @@ def test_a_mistake_is_told_before_anything_is_scored(
         (place / "damaged/model/config.json").write_text("{}")
     monkeypatch.setattr("lm.inference.evaluate.evaluate_run", lambda *_: pytest.fail("scored"))
     with pytest.raises(BadInput) as refused:
-        task(asked(place, **{key: value.format(place) for key, value in settings.items()}))
+        score(asked(place, **{key: value.format(place) for key, value in settings.items()}))
     assert str(refused.value).startswith(said.format(place))
     assert "\n" not in str(refused.value)
 

@@ -175,16 +175,10 @@ def test_a_folder_with_files_is_never_overwritten(tmp_path: Path) -> None:
 
 
 def test_the_default_model_can_be_exported(tmp_path: Path) -> None:
-    from hydra import compose, initialize_config_dir
-    from hydra.core.config_store import ConfigStore
-
-    from lm.cli.compose import convert
-    from lm.cli.errors import CONFIGS
+    from lm.cli.compose import compose
     from lm.config import RunConfig
 
-    ConfigStore.instance().store(name="train_schema", node=RunConfig)
-    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        run: RunConfig = convert(compose("train"), RunConfig, {})
+    run = compose("train", [], RunConfig)
     small = replace(run.model, n_layers=1, d_model=run.model.n_heads * 8, d_ff=32)
     assert export(net_for(small, "tied", TOKENIZERS["byte"]), TOKENIZERS["byte"], tmp_path / "out")
 

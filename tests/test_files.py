@@ -4,6 +4,7 @@ import errno
 import multiprocessing
 import os
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -46,7 +47,9 @@ def test_a_line_that_broke_off_is_left_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("read", [read_json, read_yaml])
 @pytest.mark.parametrize("content", [b"", b"[1, 2]", b"null", b"{", b"\xff", b"a: !!python/name:os.system"])
-def test_what_holds_something_else_is_one_line_that_names_the_file(tmp_path: Path, read, content: bytes) -> None:  # type: ignore[no-untyped-def]
+def test_what_holds_something_else_is_one_line_that_names_the_file(
+    tmp_path: Path, read: Callable[[Path], object], content: bytes
+) -> None:
     (tmp_path / "file").write_bytes(content)
     with pytest.raises(BadInput) as caught, reading(tmp_path / "file"):
         read(tmp_path / "file")
@@ -73,7 +76,7 @@ def test_a_file_system_that_knows_no_such_operation_is_written_to(
 def test_an_ablation_that_begins_leaves_what_a_report_is_writing(tmp_path: Path) -> None:
     (tmp_path / ".partial-old").write_text("half")
     os.utime(tmp_path / ".partial-old", (0, os.stat(tmp_path).st_mtime - 2 * ABANDONED))
-    with atomic_file(tmp_path, "report.md") as file:
+    with atomic_file(tmp_path / "report.md") as file:
         file.write(b"whole")
         with claim(tmp_path):
             pass

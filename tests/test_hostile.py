@@ -1,12 +1,9 @@
 """Files and words of strangers, and files that fail: one line for each, no hang, nothing that steers a terminal."""
 
 import errno
-import io
 import json
-import logging
 import math
 import os
-import pty
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -17,16 +14,8 @@ import numpy as np
 import pytest
 import torch
 from conftest import HEADS, SEQ, WHOLE_RESULT, tiny
-from hydra import initialize_config_dir
-from lm.training.run_directory import read_result, read_samples
 
 from lm.ablation.report.seeds import seeds as draw_seeds
-from lm.cli.compose import compose
-from lm.cli.errors import CONFIGS, complain, report
-from lm.cli.generate import typed_prompts, utf8
-from lm.cli.launch import Visible
-from lm.cli.scores import number
-from lm.cli.words import not_utf8
 from lm.config import BadInput, DataConfig, ModelConfig, RunConfig
 from lm.config.checks import LARGEST
 from lm.config.optim import OptimConfig
@@ -39,8 +28,8 @@ from lm.inference.text import from_above
 from lm.model.transformer import Transformer
 from lm.report.page import code, fence, plain
 from lm.report.plots import short
-from lm.system import streams
-from lm.system.files import sha256, sync_folder
+from lm.system.files import sync_folder
+from lm.training.run_directory import read_result, read_samples
 
 # --- errors
 
@@ -49,15 +38,6 @@ def raised(work: Callable[[], object]) -> OSError:
     with pytest.raises(OSError, match="error") as caught:
         work()
     return caught.value
-
-
-@pytest.mark.parametrize("work", [Path.read_bytes, sha256])
-def test_an_error_of_reading_names_the_file(work: Callable[[Path], object], capsys: pytest.CaptureFixture[str]) -> None:
-    """/proc/self/mem gives EIO at its beginning; as any failed read, without the name of the file."""
-    error = raised(lambda: work(Path("/proc/self/mem")))
-    assert error.filename is None
-    assert report(error) == 1
-    assert capsys.readouterr().err == f"error: /proc/self/mem: {os.strerror(errno.EIO)}\n"
 
 
 def test_an_error_of_syncing_names_the_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -69,34 +49,6 @@ def test_an_error_of_syncing_names_the_folder(monkeypatch: pytest.MonkeyPatch, t
 
 
 # --- terminals, names
-
-
-def test_messages_do_not_steer_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    complain("a\x1b[31m", 2)
-    assert capsys.readouterr().err == "error: a\\x1b[31m\n"
-    record = logging.LogRecord("lm", logging.INFO, "", 0, "%s\nb", ("\x1b]0;title\x07",), None)
-    assert Visible("%(message)s").format(record) == "\\x1b]0;title\\x07\nb"
-
-
-def test_what_is_printed_does_not_steer_a_terminal_and_a_pipe_gets_it_as_it_is() -> None:
-    piped, terminal = os.pipe(), pty.openpty()
-    for (reading, writing), seen in ((piped, b"a\x1b[2J"), (terminal, b"a\\x1b[2J")):
-        kept = os.dup(1)
-        os.dup2(writing, 1)
-        try:
-            stream = streams.stream(1, None, False)
-            stream.write("a\x1b[2J")
-            stream.flush()
-        finally:
-            os.dup2(kept, 1)
-        assert os.read(reading, 99) == seen
-        for descriptor in (reading, writing, kept):
-            os.close(descriptor)
-
-
-def test_words_that_are_not_utf8_are_refused_but_for_a_prompt() -> None:
-    assert not_utf8(["run_dir=é", "prompt=\udcff"]) is None
-    assert not_utf8(["run_dir=é", "run_dir=\udcff"]) == "run_dir=\udcff: not UTF-8; rename the file"
 
 
 @pytest.mark.parametrize("form", [plain, code, fence, short])
@@ -168,23 +120,6 @@ def test_sizes_beyond_reason_are_refused(kind: Any, settings: dict[str, Any], sa
         kind(**settings)
 
 
-def test_a_size_that_torch_cannot_count_is_too_little_memory(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(RuntimeError) as caught:
-        torch.empty(2**40, 2**40)
-    assert report(caught.value) == 1
-    assert capsys.readouterr().err.startswith("error: out of memory; ")
-
-
-@pytest.mark.parametrize(
-    ("word", "named"), [("validation=null", "validation=null: "), ("optim.betas=null", None), ("data=null", "")]
-)
-def test_a_group_that_is_null_is_one_plain_line(word: str, named: str | None) -> None:
-    with initialize_config_dir(str(CONFIGS), version_base="1.3"), pytest.raises(BadInput) as caught:
-        compose("train", [word], RunConfig)
-    said = str(caught.value)
-    assert (said == f"{named}a group of settings cannot be null; leave it out") == (named is not None)
-
-
 # --- models and results of somebody else
 
 
@@ -203,7 +138,6 @@ def test_a_context_of_any_length_is_scored() -> None:
 
 def test_a_perplexity_beyond_all_numbers_is_null() -> None:
     assert json.loads(json.dumps(Scores(1, 800.0, 0).perplexity)) is None
-    assert number(None) == "beyond e^700"
 
 
 @pytest.mark.parametrize(
@@ -231,14 +165,6 @@ def test_the_text_of_a_run_is_found_from_elsewhere(tmp_path: Path, monkeypatch: 
     assert from_above(tmp_path / "runs/one", "b.txt") == "b.txt"
     (tmp_path / "elsewhere/a.txt").touch()
     assert from_above(tmp_path / "runs/one", "a.txt") == "a.txt"
-
-
-def test_a_typed_prompt_that_is_not_utf8_is_told_from_an_unknown_character(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a\n\xff\nb\n"), "utf-8"))
-    prompts = list(typed_prompts())
-    assert len(prompts) == 3
-    with pytest.raises(BadInput, match="prompt: not UTF-8 at character 0"):
-        utf8(prompts[1])
 
 
 def test_a_figure_of_a_hundred_seeds_has_room_for_its_legend() -> None:

@@ -10,7 +10,7 @@ from conftest import ROOT, TINY_RUN
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-from lm.cli.errors import CONFIGS
+from lm.cli.mistakes import CONFIGS
 from lm.config import OptimConfig, RunConfig
 from lm.config.run import LoggerConfig, TrackioConfig, WandbConfig
 from lm.training.metrics import FINAL

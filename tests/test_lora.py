@@ -17,9 +17,8 @@ from torch import Tensor
 
 from lm.ablation.plan.compose import compose_arms, compose_base
 from lm.cli.compose import compose
-from lm.cli.errors import CONFIGS
-from lm.cli.resume import as_it_was
-from lm.cli.summary import summary
+from lm.cli.mistakes import CONFIGS
+from lm.cli.tables import summary
 from lm.config import BadInput, DiagnosticsConfig, EvaluateConfig, ModelConfig, RunConfig
 from lm.config.ablation import AblationConfig
 from lm.data.vocabulary import byte_tokenizer
@@ -188,7 +187,7 @@ def test_a_resume_needs_no_base_and_ends_the_same(home: Path, tmp_path: Path) ->
     (tmp_path / "r/result.json").unlink()
     max((tmp_path / "r/checkpoints").glob("step-*")).unlink()
     shutil.rmtree(tmp_path / "base")
-    found = result_of(as_it_was(RunConfig(run_dir=str(tmp_path / "r")), [f"run_dir={tmp_path / 'r'}"]))
+    found = result_of(compose("train", [f"run_dir={tmp_path / 'r'}"], RunConfig))
     assert found["resumed_from"] == [8]
     assert {key: found[key] for key in found.keys() - {*CLOCK}} == {key: whole[key] for key in whole.keys() - {*CLOCK}}
     for name in ("model/model.safetensors", "adapter/adapter_model.safetensors"):

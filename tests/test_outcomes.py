@@ -3,7 +3,6 @@
 import csv
 import errno
 import json
-import math
 import re
 import shutil
 import subprocess
@@ -67,20 +66,7 @@ def test_a_result_of_another_seed_is_not_accepted(tmp_path: Path) -> None:
     assert Outcomes(tmp_path).of(NAME).error == f"its seed is not the one planned: remove {NAME}"
 
 
-@pytest.mark.parametrize("key", WHOLE_RESULT)
-def test_a_result_without_a_key_or_with_a_wrong_one_is_named(tmp_path: Path, key: str) -> None:
-    for content in ({name: value for name, value in RUN.items() if name != key}, RUN | {key: None}):
-        path = tmp_path / str(len(content))
-        put(path, json.dumps(content))
-        assert f"result.json: {key}: " in Outcomes(path).of(NAME).error
-        with pytest.raises(BadInput, match=rf"result\.json: {key}: .*"):
-            RunDirectory(path / NAME).read_result()
-
-
-NOT_FINITE = json.dumps(RUN | {"val_loss": math.nan})
-
-
-@pytest.mark.parametrize("content", ["[]", "3", "{}", "null", "", "[" * 10**5, "\xff", NOT_FINITE])
+@pytest.mark.parametrize("content", ["[]", "3", "null", "", "[" * 10**5, "\xff"])
 def test_a_file_that_is_no_result_is_one_line(tmp_path: Path, content: str) -> None:
     put(tmp_path, "")
     (tmp_path / NAME / "result.json").write_bytes(content.encode("latin-1"))

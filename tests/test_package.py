@@ -75,7 +75,7 @@ def test_every_command_runs_outside_of_the_checkout(installed: Path, tmp_path: P
         assert found.returncode == 0, found.stderr
         return found
 
-    where = "import lm, lm.cli.errors; print(lm.__file__, lm.cli.errors.CONFIGS)"
+    where = "import lm, lm.cli.mistakes; print(lm.__file__, lm.cli.mistakes.CONFIGS)"
     asked = subprocess.run([sys.executable, "-c", where], cwd=tmp_path, env=env, capture_output=True, text=True)
     assert asked.stdout.split() == [str(installed / "lm/__init__.py"), str(installed / "lm/configs")]
     small = [*TINY_RUN, "data.path=my file.txt"]

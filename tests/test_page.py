@@ -2,23 +2,19 @@
 
 import json
 import re
-import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import TEXT, TINY_RUN
-from hydra import compose, initialize_config_dir
-from lm.training.finished import SamplesAt, read_samples
 
-from lm.cli.compose import convert, register
-from lm.cli.errors import CONFIGS
-from lm.cli.report import main
+from lm.cli import report
+from lm.cli.compose import compose
 from lm.config import BadInput, RunConfig
 from lm.report.metrics import after
-from lm.runs.page import write_page
 from lm.training.run_directory import read_samples
 from lm.training.samples import as_line
 from lm.training.train import train
@@ -29,11 +25,9 @@ OPTIONS = ["trainer.max_steps=20", "validation.every=5", "checkpoint.every=5", "
 
 def trained(folder: Path, name: str, prompts: Sequence[str]) -> dict[str, Any]:
     (folder / "corpus.txt").write_text(TEXT)
-    register("train", RunConfig)
-    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        composed = compose("train", [*TINY_RUN, *OPTIONS, f"data.path={folder}/corpus.txt", f"run_dir={folder}/{name}"])
-    composed.prompts = list(prompts)
-    return train(convert(composed, RunConfig, {}))
+    places = [f"data.path={folder}/corpus.txt", f"run_dir={folder}/{name}"]
+    run = compose("train", [*TINY_RUN, *OPTIONS, *places], RunConfig)
+    return train(replace(run, prompts=list(prompts)))[1]
 
 
 @pytest.mark.slow
@@ -60,7 +54,7 @@ def test_samples_during_training_change_nothing_and_survive_a_resume(tmp_path: P
 
 def test_a_line_of_samples_that_broke_off_is_left_out_and_one_of_something_else_is_named(tmp_path: Path) -> None:
     path, said = tmp_path / "samples.jsonl", [{"prompt": "I", "continuation": "Jé\n"}]
-    right = [SamplesAt(step=step, tokens=8 * step, samples=said) for step in (5, 10)]
+    right = [{"step": step, "tokens": 8 * step, "samples": said} for step in (5, 10)]
     whole = "".join(map(as_line, right)).encode()
     for length in range(len(whole) + 1):
         path.write_bytes(whole[:length])
@@ -89,10 +83,7 @@ class Tags(HTMLParser):
 
 
 def page(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Tags:
-    monkeypatch.setattr(sys, "argv", ["report.py"])
-    with pytest.raises(SystemExit) as left:
-        main([f"run_dir={run_dir}"])
-    assert left.value.code == 0
+    report.run([f"run_dir={run_dir}"])
     return Tags((run_dir / "report.html").read_text())
 
 
@@ -150,11 +141,9 @@ def test_a_mistake_is_one_line(
     line: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["report.py"])
-    with pytest.raises(SystemExit) as left:
-        main(line)
-    assert left.value.code == 2
-    assert capsys.readouterr().err.startswith(f"error: {said}")
+    with pytest.raises(BadInput) as caught:
+        report.run(line)
+    assert str(caught.value).startswith(said)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -23,7 +23,7 @@ from lm.ablation.plan.match import SAME_SIZE, change, meta_model
 from lm.ablation.plan.source import source_files
 from lm.ablation.record import AblationRecord, asked
 from lm.cli.compose import compose
-from lm.cli.errors import CONFIGS
+from lm.cli.mistakes import CONFIGS
 from lm.config import BadInput, RunConfig
 from lm.config.ablation import AblationConfig, TuneConfig
 from lm.model.size import n_params

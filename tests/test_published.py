@@ -20,7 +20,7 @@ from lm.ablation.judge.study import read_study
 from lm.ablation.plan.compose import compose_arms
 from lm.ablation.record import read_record
 from lm.cli.compose import compose
-from lm.cli.errors import CONFIGS
+from lm.cli.mistakes import CONFIGS
 from lm.config import RunConfig
 from lm.config.ablation import METRICS, AblateConfig
 from lm.config.identity import flat

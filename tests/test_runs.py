@@ -16,8 +16,8 @@ import pytest
 import yaml
 from conftest import HEADS, WHOLE_RESULT, Script
 
-from lm.cli.runs import main
-from lm.config import DataConfig, RunConfig
+from lm.cli import runs as listing_command
+from lm.config import BadInput, DataConfig, RunConfig
 from lm.runs.find import differing, find_runs
 from lm.runs.listing import listing, listing_csv
 from lm.runs.query import ordered, where
@@ -143,11 +143,10 @@ def test_the_order(folder: Path) -> None:
 
 
 def refused(capsys: pytest.CaptureFixture[str], *line: str) -> str:
-    with pytest.raises(SystemExit) as left:
-        main(list(line))
-    out, error = capsys.readouterr()
-    assert (left.value.code, out, error.count("\n")) == (2, "", 1), error
-    return error.removeprefix("error: ").strip()
+    with pytest.raises(BadInput) as caught:
+        listing_command.run(list(line))
+    assert capsys.readouterr().out == ""
+    return str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -220,9 +219,7 @@ def draw(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Draw:
     monkeypatch.setattr(sys, "argv", ["runs.py"])
 
     def run(name: str) -> Path:
-        with pytest.raises(SystemExit) as left:
-            main(["where=status=finished", f"plot={name}"])
-        assert left.value.code == 0
+        listing_command.run(["where=status=finished", f"plot={name}"])
         return folder.parent / name
 
     return run

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from conftest import ROOT
 
-from lm.cli.summary import over_seeds
+from lm.cli.tables import over_seeds
 from lm.config.identity import config_hash
 from tests.helpers.runs import composed
 

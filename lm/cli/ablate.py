@@ -5,63 +5,83 @@ that are missing.
 Every setting of train changes all arms. They are not listed here: lm-lab train --help lists them.
 """
 
-import difflib
+import re
 import shlex
 import sys
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
 
+import hydra
 from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
 
-from lm.ablation.plan.compose import compose_arms, compose_base, key_of
-from lm.cli import program
-from lm.cli.compose import compose
-from lm.cli.imports import heavy_imports
-from lm.cli.launch import launch
-from lm.cli.names import meant, names, no_such_key
+from lm.ablation.plan.compose import compose_arms, compose_base
+from lm.cli.compose import compose, current_overrides, key_of, quoted, register, run_hydra, string, to_dataclass
+from lm.cli.main import job, resumable, start_of
+from lm.cli.mistakes import CONFIGS, kinds_of, no_such_key
 from lm.config import BadInput, RunConfig
 from lm.config.ablation import AblateConfig
 from lm.data.paths import check_paths
 
+SCHEMA = AblateConfig
 
-def arm(line: list[str]) -> RunConfig:
-    run = compose("train", line, RunConfig)
+
+def arm(overrides: Sequence[str]) -> RunConfig:
+    run = compose("train", overrides, RunConfig)
     check_paths(run.data, run.tokenizer)
     return run
 
 
-def task(config: AblateConfig) -> int:
-    ours = names(AblateConfig)
-    for key in map(key_of, config.overrides):  # that train would call unknown, for it does not know these
-        if meant(key, AblateConfig) or difflib.get_close_matches(key, ours, cutoff=0.75):
-            raise BadInput(no_such_key(key, ours, AblateConfig))
-    runs = compose_arms(config.ablation, config.overrides, arm)
-    base = compose_base(config.ablation, config.overrides, runs, arm)
-    if "ablation" not in map(key_of, HydraConfig.get().overrides.task):
+@hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name="ablate")
+@job
+def program(config: DictConfig) -> None:
+    overrides = current_overrides()
+    ablation = to_dataclass(config, overrides, AblateConfig)
+    runs = compose_arms(ablation.ablation, ablation.overrides, arm)
+    base = compose_base(ablation.ablation, ablation.overrides, runs, arm)
+    if "ablation" not in map(key_of, overrides):
         default = HydraConfig.get().runtime.choices["ablation"]  # whatever ablation.name calls it
         print(f"ablation={default} is the default; --help lists the others", file=sys.stderr, flush=True)
-    with heavy_imports():
-        from lm.ablation.ablate import ablate
-        from lm.ablation.summary import plan_table, result_table
+    from lm.ablation.ablate import ablate
+    from lm.ablation.run.folder import default_dir
+    from lm.ablation.summary import plan_table, result_table
 
-    say = sys.stdout if config.plan_only else sys.stderr
-    runner = ablate(
-        config,
-        runs,
-        command(),
-        lambda runner: print(plan_table(runner), file=say, flush=True),
-        base,
-    )
-    if config.plan_only:
-        return 0
-    print(result_table(runner.path))
-    return int(runner.n_failed() > 0)
+    file = sys.stdout if ablation.plan_only else sys.stderr
+    with resumable(Path(ablation.output_dir).expanduser() if ablation.output_dir else default_dir(ablation)):
+        runner = ablate(
+            ablation, runs, command(), lambda runner: print(plan_table(runner), file=file, flush=True), base
+        )
+    if not ablation.plan_only:
+        print(result_table(runner.path))
+        if runner.n_failed():
+            sys.exit(1)
 
 
 def command() -> str:
     """The command line for the record: the settings as they were typed, the program without its path."""
-    script, name = program.start("ablate"), "ablate"
-    line = sys.argv[2:] if script[-1] == name else sys.argv[1:]
-    return shlex.join([*script, *line])
+    start = start_of("ablate")
+    return shlex.join([*start, *sys.argv[2 if start[-1] == "ablate" else 1 :]])
 
 
-def main(line: list[str] | None = None) -> None:
-    launch(task, AblateConfig, "ablate", line, rest="overrides", resumable=True)
+def prepare(flags: Namespace) -> list[str]:
+    """The overrides for Hydra: those of train become a list, the setting `overrides`. Raises BadInput."""
+    if flags.multirun:
+        raise BadInput("-m: an ablation is a sweep already; list its values as arms and seeds")
+    own, train, others = kinds_of(AblateConfig), kinds_of(RunConfig), []
+    overrides = []
+    for override in flags.overrides:
+        key = re.split("[.@/]", key_of(override))[0]
+        if key in own or key == "hydra" or not re.search("=|^~", override):
+            overrides.append(quoted(override, own))
+        elif key in train or (CONFIGS / key).is_dir():
+            others.append(override)
+        else:
+            raise BadInput(no_such_key(key_of(override), own | train))
+    verbatim = (string(re.sub(r"(\\*)\$\{", r"\1\1\\${", override)) for override in others)
+    return [*overrides, f"overrides=[{','.join(verbatim)}]"]
+
+
+def run(args: list[str]) -> None:
+    register("ablate", AblateConfig)
+    run_hydra(program, args, kinds_of(AblateConfig) | kinds_of(RunConfig), prepare)

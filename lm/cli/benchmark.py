@@ -6,21 +6,15 @@ or beside a limit. Compare the ratios: the times depend on the current load of t
 
 import logging
 
-from lm.cli.imports import heavy_imports
-from lm.cli.launch import launch
+from lm.cli.compose import parse
 from lm.config.benchmark import BenchmarkConfig
 
+SCHEMA = BenchmarkConfig
 
-def task(config: BenchmarkConfig) -> None:
-    with heavy_imports():
-        from lm.benchmark.run import benchmark
+
+def run(args: list[str]) -> None:
+    config = parse(BenchmarkConfig, args)
+    from lm.benchmark.run import benchmark
 
     logging.disable(logging.WARNING)  # of the libraries that are timed
-    try:
-        print(benchmark(config))
-    finally:
-        logging.disable(logging.NOTSET)
-
-
-def main(line: list[str] | None = None) -> None:
-    launch(task, BenchmarkConfig, "benchmark", line)
+    print(benchmark(config))

@@ -1,57 +1,264 @@
-"""A composed configuration as the dataclass that it describes."""
+"""Arguments to a dataclass: `parse` for the flat commands, Hydra for train and ablate."""
 
-from dataclasses import fields, is_dataclass
-from typing import Any, TypeVar, get_args
+import argparse
+import logging
+import re
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import MISSING as NO_DEFAULT
+from dataclasses import asdict, fields, replace
+from functools import reduce
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, TypeVar
 
-import hydra
-from hydra.core.config_store import ConfigStore
-from omegaconf import DictConfig, OmegaConf
+import yaml
+from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-from lm.cli.base import with_base
-from lm.cli.errors import in_one_line
-from lm.cli.names import no_such_key
-from lm.config import BadInput
+from lm.cli.mistakes import CONFIGS, Kinds, explaining, kinds_of, no_such_key, not_a_setting, wrong_value
+from lm.config import CLASSES, BadInput, HeadConfig, RunConfig
+from lm.config.checks import about
+from lm.config.identity import PLACES, is_runtime
+from lm.config.typed import build
+from lm.exchange.base import agrees, read_base
+from lm.system.terminal import spelled
+from lm.training.run_directory import LENGTH, RunDirectory
 
+SWEEP_VALUE = re.compile(r",|^\w+\(")  # several values in Hydra's grammar: a,b or choice(a,b), range(...), glob(...)
+LOADED = ("model", "head", "tokenizer")  # the groups that init_from gives
 Config = TypeVar("Config")
+log = logging.getLogger(__name__)
+
+# --- the flat commands
+
+
+def parse(schema: type[Config], args: Sequence[str], **values: Any) -> Config:
+    """key=value arguments as a flat dataclass; `values` are settings that come from elsewhere. Raises BadInput.
+
+    A setting that is text is what stands behind the first =, whatever it contains; others are read as YAML.
+    """
+    kinds = kinds_of(schema)
+    for i, arg in enumerate(args):
+        key, equals, text = arg.partition("=")
+        if not equals or not re.fullmatch(r"\+*[a-zA-Z][\w.]*", key):
+            raise BadInput(not_a_setting(args[i:], kinds, values))
+        if key not in kinds:
+            raise BadInput(no_such_key(key, kinds))
+        if kinds[key] is str or (kinds[key] == str | None and (text != "null" or key == "prompt")):
+            values[key] = text
+            continue
+        try:
+            config = OmegaConf.structured(schema)
+            config[key] = yaml.safe_load(text)
+        except (OmegaConfBaseException, yaml.YAMLError) as error:
+            raise BadInput(wrong_value(arg, kinds)) from error
+        values[key] = OmegaConf.to_container(config[key]) if OmegaConf.is_config(config[key]) else config[key]
+    for field in fields(schema):  # type: ignore[arg-type]  # it is a dataclass
+        if field.name not in values and field.default is field.default_factory is NO_DEFAULT:
+            raise BadInput(f"{field.name}: is missing; give it as {field.name}=VALUE")
+    return schema(**values)
+
+
+# --- the commands of Hydra
+
+
+def run_hydra(
+    program: Callable[[], Any], words: list[str], kinds: Kinds, prepare: Callable[[argparse.Namespace], list[str]]
+) -> None:
+    """Call a @hydra.main program with these arguments; `prepare` gives the overrides that Hydra reads.
+
+    Raises BadInput for what cannot be composed.
+    """
+    from hydra._internal import utils
+
+    class Parser(argparse.ArgumentParser):
+        def error(self, message: str) -> Any:
+            raise BadInput(message)
+
+        def _check_help(self, action: argparse.Action) -> None:
+            """Python 3.14 refuses Hydra 1.3's text of --shell-completion, which is no string."""
+
+        def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+            if args is not None:  # the line that is to be completed
+                return super().parse_args(args, namespace)
+            flags, unknown = self.parse_known_intermixed_args(words)
+            for word in unknown:
+                raise BadInput(not_a_setting(words[words.index(word) :], kinds))
+            flags.overrides = flags.overrides if flags.shell_completion else prepare(flags)
+            return flags
+
+    utils.argparse = SimpleNamespace(ArgumentParser=Parser)  # type: ignore  # for Hydra alone
+    with explaining(words, kinds):
+        program()
+
+
+def quoted(override: str, kinds: Kinds, sweep: bool = False) -> str:
+    """An override as Hydra reads it. Text, such as a path, may hold any characters; ${key} in it is interpolated.
+
+    In a sweep, what Hydra reads as several values is left as it is.
+
+    >>> quoted("data.path=it's (1),a=b.txt", {"data.path": str})
+    "data.path='it\\\\'s (1),a=b.txt'"
+    """
+    key, equals, value = override.partition("=")
+    is_text = kinds.get(key.lstrip("+")) in (str, str | None) and value != "null" and value[:1] not in ("'", '"')
+    if not equals or not is_text or (sweep and SWEEP_VALUE.search(value)):
+        return override
+    return f"{key}={string(value)}"
+
+
+def string(text: str) -> str:
+    """A string of Hydra's grammar."""
+    return "'" + re.sub(r"(\\*)('|$)", lambda match: match[1] * 2 + ("\\'" if match[2] else ""), text) + "'"
+
+
+def current_overrides() -> list[str]:
+    """Those of the job that Hydra is running."""
+    from hydra.core.hydra_config import HydraConfig
+
+    return list(OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False))  # type: ignore[arg-type]
+
+
+def key_of(override: str) -> str:
+    """The key that an override sets: `+head.name=a` sets head.name, `~logger` logger."""
+    return override.partition("=")[0].lstrip("+~")
+
+
+def compose(name: str, overrides: Sequence[str], schema: type[Config]) -> Config:
+    """configs/NAME.yaml with overrides as a dataclass, also while a program of Hydra is running. Raises BadInput."""
+    import hydra
+    from hydra.core.global_hydra import GlobalHydra
+
+    register(name, schema)
+    kinds = kinds_of(schema)
+    overrides = [quoted(override, kinds) for override in overrides]
+    with ExitStack() as stack:
+        if not GlobalHydra.instance().is_initialized():
+            stack.enter_context(hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"))
+        with explaining(overrides, kinds):
+            return to_dataclass(hydra.compose(name, overrides), overrides, schema)
 
 
 def register(name: str, schema: type[Any]) -> None:
-    """Make `schema` known to Hydra, as configs/NAME.yaml names it in its defaults."""
-    ConfigStore.instance().store(name=f"{name}_schema", node=schema)
+    """Make a schema known to Hydra, as configs/NAME.yaml names it in its defaults."""
+    from hydra.core.config_store import ConfigStore
+
+    ConfigStore.instance().store(f"{name}_schema", schema)
 
 
-def convert(composed: DictConfig, schema: type[Config], words: dict[str, Any]) -> Config:
-    """The composed configuration as the dataclass, with `words` (key -> value) that Hydra has not seen.
+def to_dataclass(config: DictConfig, overrides: Sequence[str], schema: type[Config]) -> Config:
+    """What Hydra has composed of these overrides as a dataclass. Raises BadInput.
 
-    Raises BadInput for a key that is unknown or lacks a value.
+    A RunConfig is that of the run that run_dir names, if that stands alone, and has the model that init_from names.
     """
-    composed.update({key: None for key, word in words.items() if isinstance(word, str)})
-    check_keys(composed, schema)
-    for key in sorted(OmegaConf.missing_keys(composed)):
-        raise BadInput(f"{key}: is missing; give it as {key}=VALUE")
-    config = OmegaConf.to_object(composed)
-    for key, word in words.items():
-        setattr(config, key, word)
-    return config  # type: ignore[return-value]  # to_object gives the class that the schema names
+    with explaining(overrides, kinds_of(schema)):
+        if schema is RunConfig:
+            if (run := _continued(config, overrides)) is not None:
+                return run  # type: ignore[return-value]
+            config = _with_init_from(config, overrides)
+        typed = OmegaConf.merge(OmegaConf.structured(schema), OmegaConf.to_container(config))  # refuses what +key added
+        for key in sorted(OmegaConf.missing_keys(typed)):
+            raise BadInput(f"{key}: is missing; give it as {key}=VALUE")
+        result = OmegaConf.to_object(typed)
+    if isinstance(result, RunConfig):
+        _check_head_name(result.head)
+    return result  # type: ignore[return-value]  # to_object gives the class of the schema
 
 
-def compose(name: str, words: list[str], schema: type[Config]) -> Config:
-    """configs/NAME.yaml with overrides as the dataclass, while another command is running. Raises BadInput."""
-    register(name, schema)
+def _check_head_name(head: HeadConfig) -> None:
+    """Raise BadInput if the name, under which results are listed, is that of a head of another kind."""
+    path = CONFIGS / "head" / f"{head.name}.yaml"
+    kind = yaml.safe_load(path.read_text())["kind"] if path.is_file() else head.kind
+    if kind != head.kind:
+        raise BadInput(f"head.name={head.name}: is of kind {kind}, not head.kind={head.kind}; choose another name")
+
+
+# --- runs that start from another run, or continue one
+
+
+def _with_init_from(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
+    """The configuration of train with the model, head and tokenizer of init_from; without one, `config` itself.
+
+    Only what the overrides set, or an experiment among them, can contradict the loaded model: it is refused.
+    """
+    path = config.get("init_from")
+    if path is None:
+        return config
+    base, given = read_base(path), _without_defaults(overrides)
+    head = base.settings.head if OmegaConf.is_missing(given.head, "kind") else HeadConfig()
+    loaded = {"model": asdict(base.settings.model), "head": asdict(head), "tokenizer": asdict(base.tokenizer)}
+    typed = [key for key in CLASSES if not OmegaConf.is_missing(given.model, key.removeprefix("model."))]
+    with about(f"init_from={path}"):
+        _refuse_foreign_classes(loaded["model"], typed)
+    for group, values in loaded.items():
+        for key, value in values.items():
+            own, shown = given[group], base.typed.get(key, value) if group == "tokenizer" else value
+            if OmegaConf.is_missing(own, key) or (group == "tokenizer" and own[key] in (value, shown)):
+                own[key] = value
+            elif group == "tokenizer" or (group == "model" and not agrees(key, own[key], value)):
+                setting = f"{group}.{key}={spelled(own[key])}"
+                raise BadInput(f"{setting}: init_from={path} has {spelled(shown)}; leave it out")
+    if given.init_sha256 not in (None, base.sha256):
+        raise BadInput(f"init_sha256={given.init_sha256}: init_from={path} has {base.sha256}")
+    given.init_sha256 = base.sha256
+    return given
+
+
+def _without_defaults(overrides: Sequence[str]) -> DictConfig:
+    """configs/train.yaml with overrides, in which whatever they do not set of the groups in LOADED is missing."""
+    import hydra
+    from hydra.core.config_store import ConfigStore
+
+    schema = OmegaConf.structured(RunConfig)
+    for group in LOADED:
+        schema[group].update(dict.fromkeys(schema[group], MISSING))
+    defaults: list[Any] = ["bare_schema"]
+    for entry in yaml.safe_load((CONFIGS / "train.yaml").read_text())["defaults"][1:]:
+        is_loaded = isinstance(entry, dict) and {*entry} <= {*LOADED}
+        defaults.append(dict.fromkeys(entry) if is_loaded else entry)
+    ConfigStore.instance().store("bare_schema", schema)
+    ConfigStore.instance().store("bare", {"defaults": defaults})
+    return hydra.compose("bare", list(overrides))
+
+
+def _continued(config: DictConfig, overrides: Sequence[str]) -> RunConfig | None:
+    """The run in run_dir, by its config.yaml, with those overrides that may differ when a run is continued.
+
+    None if other settings are given too, or if the directory holds no run. Raises BadInput.
+    """
+    keys, run_dir = [key_of(override) for override in overrides], config.get("run_dir")
+    typed = [key for key in CLASSES if key in keys]
+    applied = [key for key in keys if is_runtime(key) or key in (*LENGTH, *PLACES)]
+    if not run_dir or len(applied) + len(typed) < len(keys):
+        return None
+    directory = RunDirectory(Path(run_dir).expanduser())
+    if not directory.path.exists():  # it may be mistyped
+        log.info("run_dir=%s: does not exist yet, so this is a new run", run_dir)
+    saved = directory.read_config()
     try:
-        return convert(with_base(hydra.compose(name, words), words), schema, {})
-    except BadInput:
-        raise
-    except Exception as error:
-        raise BadInput(in_one_line(error)) from error
+        if not saved or any(saved["model"][key[6:]] != OmegaConf.select(config, key) for key in typed):
+            return None
+        _refuse_foreign_classes(saved["model"], typed)
+        for key in applied:
+            value = OmegaConf.select(config, key)
+            *groups, name = key.split(".")
+            group = reduce(dict.__getitem__, groups, saved)
+            group[name] = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+        run: RunConfig = build(
+            RunConfig, {field.name: saved[field.name] for field in fields(RunConfig) if field.name in saved}
+        )
+    except (TypeError, LookupError, AttributeError, ValueError) as error:
+        raise BadInput(f"{directory.config}: {error}") from error
+    tokenizer = directory.model / "tokenizer.json"
+    if run.init_from and run.tokenizer.kind == "file" and tokenizer.exists():  # the loaded run may be gone
+        run.tokenizer = replace(run.tokenizer, path=str(tokenizer))
+    return run
 
 
-def check_keys(node: Any, schema: Any, prefix: str = "") -> None:
-    """Refuse what `+key=value` has added; Hydra's own message recommends the plus."""
-    known = {one.name: one.type for one in fields(schema)}
-    for key in node:
-        if key not in known:
-            raise BadInput(no_such_key(f"{prefix}{key}", list(known), schema))
-        nested = [one for one in (known[key], *get_args(known[key])) if is_dataclass(one)]
-        if nested and not OmegaConf.is_missing(node, key) and OmegaConf.is_config(node[key]):
-            check_keys(node[key], nested[0], f"{prefix}{key}.")
+def _refuse_foreign_classes(model: dict[str, Any], typed: Iterable[str]) -> None:
+    """Refuse to import a class that a folder names, which may be a stranger's, unless the user has named it too."""
+    for key in CLASSES.keys() - {*typed}:
+        cls = model[key.removeprefix("model.")]
+        if cls not in CLASSES[key]:
+            raise BadInput(f"its class {cls} would be imported; add {key}={cls} if you trust it")

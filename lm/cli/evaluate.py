@@ -15,72 +15,69 @@ from typing import Any
 
 from tqdm import tqdm
 
-from lm.cli.errors import report
-from lm.cli.imports import heavy_imports
-from lm.cli.launch import launch
-from lm.cli.scores import detail_tables, score_table
-from lm.config import BadInput, DataConfig, EvaluateConfig, TokenizerConfig
+from lm.cli.compose import compose, parse
+from lm.cli.main import report
+from lm.cli.tables import detail_tables, score_table
+from lm.config import BadInput, DataConfig, EvaluateConfig, RunConfig, TokenizerConfig
 from lm.data.paths import check_paths, is_url, listed, local_files
 from lm.exchange.find_model import model_folder
 from lm.system.terminal import format_table
 
-
-def one_by_one(config: EvaluateConfig) -> list[EvaluateConfig]:
-    """A configuration of one run and one text for each pair that this one asks for. Raises BadInput."""
-    runs = listed(config.run_dir, "run_dir", folders=True)
-    texts = [config.data]
-    if config.texts is not None:
-        paths = listed(config.texts, "texts")
-        for path in paths:
-            if not is_url(path):
-                local_files(path, key="texts")
-        texts = [DataConfig(source="text", path=path) for path in paths]
-    elif config.data is not None:
-        check_paths(config.data, TokenizerConfig())
-    for run in runs:
-        model_folder(run)
-    return [replace(config, run_dir=run, data=text, texts=None) for run in runs for text in texts]
+SCHEMA = EvaluateConfig
 
 
-def name_of(text: DataConfig | None) -> str:
-    return "validation text" if text is None else text.path or text.source
+def run(args: list[str]) -> int:
+    return score(parse_arguments(args))
 
 
-def draw(found: list[dict[str, Any]], path: Path) -> None:
-    from lm.cli import scores_figure  # matplotlib takes a second, and few ask for a figure
-
-    scores_figure.draw(found, path)
-
-
-def task(config: EvaluateConfig) -> int:
-    each = one_by_one(config)  # raises BadInput before the slow imports below
+def score(config: EvaluateConfig) -> int:
+    pairs = pairs_of(config)  # raises BadInput before the slow imports below
     if config.plot is not None and not (folder := Path(config.plot).expanduser().parent).is_dir():
         raise BadInput(f"plot={config.plot}: {folder} is no folder")
-    with heavy_imports():
-        from lm.inference.evaluate import check, evaluate_run
+    from lm.inference.evaluate import check, evaluate_run
 
-    for one in each:
-        check(one)
-    several, bar = config.texts is not None or each[0].run_dir != config.run_dir, sys.stderr.isatty()
-    found: list[dict[str, Any]] = []
-    failed: list[BadInput] = []
-    for one in tqdm(each, "texts", leave=False, disable=not bar or len(each) == 1):
+    for pair in pairs:
+        check(pair)
+    several, bar = config.texts is not None or pairs[0].run_dir != config.run_dir, sys.stderr.isatty()
+    scores, failed = list[dict[str, Any]](), list[BadInput]()
+    for pair in tqdm(pairs, "texts", leave=False, disable=not bar or len(pairs) == 1):
+        text = "validation text" if pair.data is None else pair.data.path or pair.data.source
         try:
-            found.append({"run": one.run_dir, "text": name_of(one.data), **evaluate_run(one, bar)})
+            scores.append({"run": pair.run_dir, "text": text, **evaluate_run(pair, bar)})
         except BadInput as error:  # the others are scored all the same
             failed.append(error)
-    if not found:
+    if not scores:
         raise failed[0]
-    print(format_table(score_table(found, several)), file=sys.stderr)
-    for title, rows in detail_tables(found, several):
+    print(format_table(score_table(scores, several)), file=sys.stderr)
+    for title, rows in detail_tables(scores, several):
         print("", title, format_table(rows), sep="\n", file=sys.stderr)
     if config.plot is not None:
-        draw(found, Path(config.plot).expanduser())
-    for one_found in found if not several else ():
-        del one_found["run"], one_found["text"]
-    print(json.dumps(found if several else found[0]))
+        from lm.report.scores import plot_scores  # matplotlib takes a second, and few ask for a figure
+
+        plot_scores(scores, Path(config.plot).expanduser())
+    print(json.dumps(scores if several else {k: v for k, v in scores[0].items() if k not in ("run", "text")}))
     return max(map(report, failed), default=0)
 
 
-def main(line: list[str] | None = None) -> None:
-    launch(task, EvaluateConfig, "evaluate", line)
+def parse_arguments(args: list[str]) -> EvaluateConfig:
+    """The configuration; its group `data` is composed as train does. Raises BadInput."""
+    data = [arg for arg in args if arg.lstrip("+").startswith(("data=", "data."))]
+    if data and not any(arg.startswith("data=") for arg in data):
+        raise BadInput(f"{data[0]}: choose a kind of text with it, as in data=text data.path=FILE")
+    text = compose("train", data, RunConfig).data if data else None
+    return parse(EvaluateConfig, [arg for arg in args if arg not in data], data=text)
+
+
+def pairs_of(config: EvaluateConfig) -> list[EvaluateConfig]:
+    """A configuration of one run and one text for each pair that is asked for. Raises BadInput."""
+    runs, texts = listed(config.run_dir, "run_dir", folders=True), [config.data]
+    if config.texts is not None:
+        texts = [DataConfig(source="text", path=path) for path in listed(config.texts, "texts")]
+    for text in texts:
+        if config.data is not None:
+            check_paths(config.data, TokenizerConfig())
+        elif text is not None and not is_url(str(text.path)):
+            local_files(str(text.path), key="texts")
+    for name in runs:
+        model_folder(name)
+    return [replace(config, run_dir=name, data=text, texts=None) for name in runs for text in texts]

@@ -4,20 +4,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lm.cli.imports import heavy_imports
-from lm.cli.launch import launch
+from lm.cli.compose import parse
 from lm.config import ExportConfig
 from lm.exchange.find_model import model_folder
 from lm.training.run_directory import RunDirectory
 
+SCHEMA = ExportConfig
 
-def task(config: ExportConfig) -> None:
+
+def run(args: list[str]) -> None:
+    config = parse(ExportConfig, args)
     settings, result = training_of(config.run_dir)  # raises BadInput before the slow imports below
-    with heavy_imports():
-        from lm.exchange.card import write_card
-        from lm.exchange.gguf import FILE, export_gguf
-        from lm.exchange.huggingface import export
-        from lm.exchange.portable import load_model
+    from lm.exchange.card import write_card
+    from lm.exchange.gguf import FILE, export_gguf
+    from lm.exchange.huggingface import export
+    from lm.exchange.portable import load_model
 
     net, tokenizer = load_model(config.run_dir, config.trust)
     if config.format == "gguf":
@@ -35,10 +36,7 @@ def task(config: ExportConfig) -> None:
 def training_of(run_dir: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """The config.yaml and result.json of the run whose model is exported, each empty if there is none."""
     folder = model_folder(run_dir)
-    run = RunDirectory(folder.parent)
-    known = folder.name == "model" and run.config.exists()
-    return (run.read_config(), run.read_result() or {}) if known else ({}, {})
-
-
-def main(line: list[str] | None = None) -> None:
-    launch(task, ExportConfig, "export", line)
+    directory = RunDirectory(folder.parent)
+    if folder.name != "model" or not directory.config.exists():
+        return {}, {}
+    return directory.read_config(), directory.read_result() or {}

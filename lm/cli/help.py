@@ -1,34 +1,74 @@
-"""What `--help` prints of a command."""
+"""What --help prints of a command: its docstring, an example, its groups, and a line for each setting."""
 
+import inspect
 import re
 import shlex
-import sys
-from collections.abc import Callable
-from typing import Any
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import MISSING, fields, is_dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, get_args
 
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.hydra_config import HydraConfig
-from hydra.core.object_type import ObjectType
-from omegaconf import OmegaConf
+from lm.cli.compose import compose
+from lm.cli.main import start_of
+from lm.cli.mistakes import CONFIGS
+from lm.config import RunConfig
+from lm.system.terminal import spelled
 
-from lm.cli import program
+GROUPS = {
+    "train": ("model", "head", "data", "tokenizer", "optim", "trainer", "logger", "experiment"),
+    "ablate": ("ablation",),
+    "evaluate": ("data",),
+}
+USUAL = (  # settings of train
+    *("run_dir", "seed", "trainer.max_steps", "data.path", "data.seq_len", "data.batch_size"),
+    *("tokenizer.vocab_size", "model.n_layers", "model.d_model", "optim.lr"),
+)
+EXAMPLES = {
+    "train": "data=text data.path=my.txt trainer.max_steps=400 run_dir=runs/mine",
+    "ablate": "ablation=tying data=text data.path=my.txt output_dir=ablations/mine",
+    "evaluate": "run_dir=runs/mine data=text data.path=other.txt",
+    "generate": 'run_dir=runs/mine "prompt=To be, or not" temperature=0.8',
+}
+FIELD = re.compile(r"^    (\w+): .*?  # (.*)$", re.MULTILINE)  # of a dataclass, with the comment behind it
 
 
-def offer_help(task: Callable[..., Any]) -> None:
-    """Let configs/quiet.yaml ask for the help text of this command; Hydra would list every folder of configs/."""
-    doc = getattr(sys.modules.get(task.__module__), "__doc__", None) or ""
+def help_text(command: str, about: str, schema: Any, args: Sequence[str]) -> str:
+    """What --help prints. Of the arguments, --config-dir counts: its choices are listed too."""
+    start = shlex.join(start_of(command))
+    parts = [re.sub(r"lm-lab (\w+)", lambda match: shlex.join(start_of(match[1])), about.strip())]
+    if command in EXAMPLES:
+        parts.append(f"Example: {start} {EXAMPLES[command]}")
+    if groups := GROUPS.get(command):
+        own = [Path(folder) for flag, folder in pairwise(args) if flag in ("--config-dir", "-cd")]
+        parts.append("Groups, each chosen by group=name:")
+        parts.append("\n".join(f"  {group}: {', '.join(_choices(group, [CONFIGS, *own]))}" for group in groups))
+    lines = dict(_settings(schema, compose("train", [], RunConfig) if schema is RunConfig else None))
+    if command == "train":
+        parts.append("Settings, each changed by key=value, here with its default. Those that are changed most:")
+        parts.append("\n".join(lines.pop(key) for key in USUAL))
+        parts.append(f"All others ({start} --cfg job shows them as they are with the choices and settings behind it):")
+    else:
+        parts.append("Settings, each changed by key=value, here with its default:")
+    return "\n\n".join([*parts, "\n".join(lines.values())])
 
-    def text() -> str:
-        about = re.sub(r"lm-lab (\w+)", lambda found: shlex.join(program.start(found[1])), doc)
-        groups = "".join(f"\n  {group}: {', '.join(choices)}" for group, choices in own_groups().items())
-        listed = f"Groups, each chosen by group=name:\n{groups}\n\n" if groups else ""
-        return f"{about.strip()}\n\n{listed}Settings, each changed by key=value:\n\n$CONFIG"
 
-    OmegaConf.register_new_resolver("command_help", text, replace=True)
+def _choices(group: str, folders: Sequence[Path]) -> list[str]:
+    return sorted({path.stem for folder in folders for path in (folder / group).glob("*.yaml")})
 
 
-def own_groups() -> dict[str, list[str]]:
-    """The groups that the command's own configuration names, with the choices of each, a user's included."""
-    loader = GlobalHydra.instance().config_loader()
-    groups = [group for group in reversed(list(HydraConfig.get().runtime.choices)) if not group.startswith("hydra/")]
-    return {group: loader.get_group_options(group, ObjectType.CONFIG) for group in groups}
+def _settings(schema: Any, values: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Each setting of a dataclass, with its line: the value in `values`, or the default, and the comment."""
+    comments = {name: text for cls in schema.__mro__[:-1] for name, text in FIELD.findall(inspect.getsource(cls))}
+    for field in fields(schema):
+        key, value = prefix + field.name, field.default if values is None else getattr(values, field.name)
+        group: Any = next((kind for kind in (field.type, *get_args(field.type)) if is_dataclass(kind)), None)
+        if group is not None:
+            yield from _settings(group, value if isinstance(value, group) else None, f"{key}.")
+            continue
+        if value is MISSING:
+            value = "VALUE" if field.default_factory is MISSING else field.default_factory()
+        shown = f"  {key}={spelled(value)}"
+        line = f"{shown:39} {comments.get(field.name, '')}"
+        yield key, textwrap.fill(line.rstrip(), 120, subsequent_indent=" " * 40, break_on_hyphens=False)

@@ -1,15 +1,32 @@
-"""The console command: lm-lab COMMAND [group=choice] [key=value ...]"""
+"""The console command: lm-lab COMMAND [group=choice] [key=value ...]
+
+This is the one place where exceptions end. Exit codes: 0 done; 1 a fault of the program, no memory or disk space, or
+failed runs of an ablation; 2 bad input; 129, 130 and 143 interrupted by SIGHUP, SIGINT and SIGTERM. LM_DEBUG=1 in the
+environment shows the traceback of every error.
+"""
 
 import difflib
+import errno
+import functools
+import gc
+import logging
 import os
+import re
+import select
+import shlex
+import signal
 import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from importlib import import_module
+from pathlib import Path
+from typing import Any, NoReturn
 
 import lm
-from lm.cli.errors import complain
-from lm.cli.program import NAME
-from lm.cli.words import COMPLETION, has
-from lm.system.streams import protect
+from lm.config import BadInput
+from lm.config.checks import RESUMABLE
+from lm.system.terminal import is_first_process, printable
 
 COMMANDS = {
     "train": "train one run, or with -m several; resume it, or show its result",
@@ -18,47 +35,230 @@ COMMANDS = {
     "ablate": "answer a question: plan, tune, run every arm at every seed, report",
     "report": "write the report of an ablation again, or compare several",
     "runs": "list runs with what differs between them, filter, sort and plot them",
-    "export": "write a Hugging Face folder",
+    "export": "write a Hugging Face folder or a GGUF file",
     "benchmark": "measure how fast it is on this machine",
 }
+NAME = "lm-lab"
+COMPLETION = ("-sc", "--shell-completion")
+INTERRUPTED = (128 + signal.SIGHUP, 128 + signal.SIGINT, 128 + signal.SIGTERM)
+DISK_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
+NAMELESS = (*DISK_FULL, errno.EIO, errno.ENOLCK, errno.EOPNOTSUPP)  # errors of the system, also without a file's name
+BAD_PATH = (  # errors that another path or other permissions would mend
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.EEXIST, errno.EINVAL),
+    *(errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP),
+)
+failed_jobs: list[int] = []  # exit codes, of a sweep
 
 
-def main() -> None:
-    line = sys.argv[1:]
-    if not (line and line[0] in COMMANDS):  # which does it itself
-        protect(output_is_the_result=False)
-    if has(line[:1], COMPLETION):
-        complete(line)
-    elif not line or line[0] in ("-h", "--help", "help"):
-        print(usage())
-    elif line[0] == "--version":
+def main(command: str | None = None) -> NoReturn:
+    """Run a command, by default the one that the first argument names, and leave with its exit code."""
+    configure_logging()
+    for signum in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(signum) != signal.SIG_IGN:  # as nohup starts a command
+            signal.signal(signum, lambda signum, _: sys.exit(128 + signum))
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # its errors come to us as they are
+    try:
+        code = _run(command, sys.argv[1:])
+        _flush()
+    except Exception as error:
+        code = report(error)
+    except BaseException as error:
+        code = _interruption(error)
+    with suppress(OSError):
+        _flush()
+    sys.exit(max(code, *failed_jobs, 0))
+
+
+def _run(command: str | None, args: list[str]) -> int:
+    if command is None:
+        if args[:1] and args[0] in COMPLETION:
+            return _complete(args)
+        if not args or args[0] in ("-h", "--help", "help"):
+            listed = "\n".join(f"  {name:10} {summary}" for name, summary in COMMANDS.items())
+            print(f"usage: {NAME} COMMAND [group=choice] [key=value ...]\n\n{listed}\n")
+            print(f"{NAME} COMMAND --help lists the groups and settings of a command.")
+            return 0
+        command, *args = args
+    if "--version" in (command, *args):
         print(f"{NAME} {lm.__version__}")
-    elif line[0] in COMMANDS:
-        run(line[0], line[1:])
-    else:
-        close = difflib.get_close_matches(line[0], COMMANDS, n=1)
+        return 0
+    if command not in COMMANDS:
+        close = difflib.get_close_matches(command, COMMANDS, n=1)
         hint = f"did you mean {close[0]}?" if close else f"choose one of {', '.join(COMMANDS)}"
-        sys.exit(complain(f"{line[0]}: no such command; {hint}", 2))
+        raise BadInput(f"{command}: no such command; {hint}")
+    for arg in args:
+        if any("\ud800" <= character <= "\udfff" for character in arg):
+            raise BadInput(f"{arg}: not UTF-8; rename the file, or set PYTHONUTF8=1 where the locale is another")
+    module = import_module(f"lm.cli.{command}")
+    if {"-h", "--help"} & {*args}:
+        from lm.cli.help import help_text
 
-
-def run(name: str, line: list[str]) -> None:
-    import_module(f"lm.cli.{name}").main(line)
-
-
-def usage() -> str:
-    lines = [f"  {name:10} {what}" for name, what in COMMANDS.items()]
-    more = f"{NAME} COMMAND --help lists the groups and settings of a command."
-    return "\n".join([f"usage: {NAME} COMMAND [group=choice] [key=value ...]", "", *lines, "", more])
-
-
-def complete(line: list[str]) -> None:
-    """Shell completion by Hydra, which knows of no commands: they are taken off the line that is to be completed."""
-    program, _, rest = os.environ.get("COMP_LINE", "").partition(" ")
-    name, space, words = rest.lstrip().partition(" ")
-    if "query" not in "".join(line):  # install and uninstall are the same for all commands
-        run("train", line)
-    elif space and name in COMMANDS:
-        os.environ["COMP_LINE"] = f"{program} {words}"
-        run(name, line)
+        print(help_text(command, str(module.__doc__), module.SCHEMA, args))
+    elif args[:1] and args[0] in COMPLETION and command not in ("train", "ablate"):
+        print(*(f"{key}=" for key in module.SCHEMA.__slots__))
     else:
+        return int(module.run(args) or 0)
+    return 0
+
+
+def _complete(args: list[str]) -> int:
+    """Shell completion. Hydra knows of no commands: they are taken off the line that is to be completed."""
+    program, *words = os.environ.get("COMP_LINE", "").split(" ")
+    if words and not (len(words) > 1 and words[0] in COMMANDS):
         print(*COMMANDS)
+        return 0
+    os.environ["COMP_LINE"] = " ".join([program, *words[1:]])
+    return _run(words[0] if words else "train", args)  # install and uninstall are the same for all commands
+
+
+# --- where exceptions end
+
+
+def report(error: Exception, job: str = "") -> int:
+    """Print an error, in one line where the user can correct it, and return the exit code."""
+    if isinstance(error, BrokenPipeError) and _reader_has_left():
+        return 1
+    line, code = _describe(error)
+    if line is None or os.environ.get("LM_DEBUG"):
+        traceback.print_exception(error)
+    if line is not None or job:
+        message = printable(" ".join((line or f"{type(error).__name__}: {error}").split()))
+        _print_error(f"error: {message}{f' (job: {printable(job)})' if job else ''}")
+    return code
+
+
+def _describe(error: Exception) -> tuple[str | None, int]:
+    """The line about an error and the exit code; the line is None for a bug."""
+    text = str(error)
+    if isinstance(error, BadInput):
+        return text, 2
+    if isinstance(error, OSError) and (error.filename is not None or error.errno in NAMELESS):
+        name = "" if error.filename is None else f"{error.filename}: "
+        advice = "; free some space and run the same command again" if error.errno in DISK_FULL else ""
+        return f"{name}{error.strerror or text}{advice}", 2 if name and error.errno in BAD_PATH else 1
+    no_memory = re.search("can't allocate|size calculation overflowed", text)
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or no_memory:
+        less = "a smaller data.batch_size, trainer.accumulate_grad_batches, loss=chunked, activation_checkpointing=true"
+        return f"out of memory; these settings need less: {less}", 1
+    if type(error).__module__.startswith(("torch._inductor", "torch._dynamo")):
+        return f"compile=true: {text.splitlines()[0]}; compile=false computes the same", 2
+    if "can't start new thread" in text:
+        return "no further thread can be started: free some memory, or raise the limit by ulimit -u", 1
+    if isinstance(error, RuntimeError) and re.search("gloo|NCCL|TCPStore|ProcessGroup", text):  # torch.distributed
+        reason = re.sub(r"^\[[^]]*\] |\. .*", "", text.splitlines()[0])  # without its source file and its advice
+        return f"another process of this run has ended ({reason}){_resume_hint(error)}", 1
+    return None, 1
+
+
+def _interruption(error: BaseException) -> int:
+    """The exit code after Ctrl-C, SIGTERM or SIGHUP, also where training has saved first, or of any other exit."""
+    signum = signal.SIGINT if isinstance(error, KeyboardInterrupt) else getattr(error, "signum", None)
+    code = getattr(error, "code", None) if signum is None else 128 + signum
+    if not isinstance(code, int):
+        raise error
+    if code in INTERRUPTED and is_first_process():
+        _print_error(f"{error if hasattr(error, 'signum') else 'interrupted'}{_resume_hint(error)}")
+    return code
+
+
+@contextmanager
+def resumable(folder: Path) -> Iterator[None]:
+    """Let what ends the command from inside say how to resume it, if the folder exists by then."""
+    try:
+        yield
+    except BaseException as error:
+        if folder.exists():
+            error.add_note(RESUMABLE)
+        raise
+
+
+def _resume_hint(error: BaseException) -> str:
+    if RESUMABLE not in getattr(error, "__notes__", ()):
+        return ""
+    is_script = sys.argv[0].endswith(".py")
+    return f"; resume with: {shlex.join(sys.orig_argv if is_script else [Path(sys.argv[0]).name, *sys.argv[1:]])}"
+
+
+def _print_error(line: str) -> None:
+    with suppress(OSError):  # nobody reads it
+        print(line, file=sys.stderr, flush=True)
+
+
+def _flush() -> None:
+    """Write what is buffered. What cannot be written is dropped, for Python would try again when it ends."""
+    for stream in filter(None, (sys.stderr, sys.stdout)):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            if stream is sys.stdout:
+                raise
+
+
+def _reader_has_left() -> bool:
+    """Whether nobody reads standard output any more, as after `| head`."""
+    poll = select.poll()
+    poll.register(1, select.POLLOUT)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+
+
+# --- jobs of Hydra
+
+
+def job(task: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """`task` as Hydra calls it, once or with -m for each combination of values, with its error reported at once.
+
+    A failed job of a sweep stops no other, and leaves nothing in memory.
+    """
+    parent = os.getpid()
+
+    @functools.wraps(task)
+    def run(config: Any) -> Any:
+        from hydra.core.hydra_config import HydraConfig
+        from hydra.types import RunMode
+
+        from lm.cli.compose import current_overrides
+
+        in_sweep, in_parent = HydraConfig.get().mode == RunMode.MULTIRUN, os.getpid() == parent
+        if not in_parent:
+            configure_logging()
+        if in_sweep:
+            gc.collect()  # the trainer and the model of the job before refer to each other
+        try:
+            return task(config)
+        except Exception as error:
+            code = report(error, " ".join(current_overrides()) if in_sweep else "")
+            if not in_parent:  # as some of Hydra's launchers start jobs; they hand over the error
+                raise (BadInput if code == 2 else RuntimeError)(f"a job of the sweep failed: {error}") from None
+            if not in_sweep:
+                sys.exit(code)
+            failed_jobs.append(code)
+            return None
+
+    return run
+
+
+# --- messages
+
+
+class _Formatter(logging.Formatter):
+    """Messages may hold names from outside, which must not steer a terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
+
+def configure_logging() -> None:
+    """Send messages of lm to standard error; of several processes, the first one speaks."""
+    handler, logger = logging.StreamHandler(), logging.getLogger("lm")
+    handler.setFormatter(_Formatter("%(message)s"))
+    logger.handlers[:] = [handler]
+    logger.setLevel(logging.INFO if is_first_process() else logging.WARNING)
+
+
+def start_of(command: str) -> list[str]:
+    """The words that start a command in the form that was used: a script, `python -m lm` or `lm-lab`."""
+    started = Path(sys.argv[0])
+    if started.name == "__main__.py":
+        return ["python", "-m", "lm", command]
+    return ["python", f"scripts/{command}.py"] if started.suffix == ".py" else [NAME, command]

@@ -6,27 +6,25 @@ For a folder of ablations, their comparisons side by side. lm-lab report run_dir
 from dataclasses import asdict
 from pathlib import Path
 
-from lm.cli.compose import compose
-from lm.cli.imports import heavy_imports
-from lm.cli.launch import launch
+from lm.cli.compose import compose, parse
 from lm.config import BadInput, RunConfig
 from lm.config.ablation import ReportConfig
 
+SCHEMA = ReportConfig
 
-def task(config: ReportConfig) -> None:
-    key = "run_dir" if config.output_dir is None else "output_dir"
+
+def run(args: list[str]) -> None:
+    config = parse(ReportConfig, args)
+    key, command = ("run_dir", "train") if config.run_dir is not None else ("output_dir", "ablate")
     path = Path(str(config.run_dir or config.output_dir)).expanduser()
     if not path.is_dir():  # importing the rest takes seconds
-        raise BadInput(
-            f"{key}={path}: no such folder; expected one that {'train' if config.run_dir else 'ablate'} wrote"
-        )
+        raise BadInput(f"{key}={path}: no such folder; expected one that {command} wrote")
     if config.run_dir is not None and not (path / "config.yaml").exists():
         raise BadInput(f"run_dir={path}: holds no config.yaml; expected the directory of a run that train wrote")
-    with heavy_imports():
-        from lm.ablation.report import write_report
-        from lm.ablation.report.overview import folders, write_overview
-        from lm.ablation.summary import overview_table, result_table
-        from lm.runs.page import write_page
+    from lm.ablation.report import write_report
+    from lm.ablation.report.overview import folders, write_overview
+    from lm.ablation.summary import overview_table, result_table
+    from lm.runs.page import write_page
 
     if config.run_dir is not None:
         print(write_page(path, asdict(compose("train", [], RunConfig))))
@@ -35,7 +33,3 @@ def task(config: ReportConfig) -> None:
     else:
         write_report(path)
         print(result_table(path))
-
-
-def main(line: list[str] | None = None) -> None:
-    launch(task, ReportConfig, "report", line)

@@ -8,8 +8,7 @@ plot=FILE.svg draws the curves of the listed runs, csv=FILE (- is standard outpu
 import sys
 from pathlib import Path
 
-from lm.cli.imports import heavy_imports
-from lm.cli.launch import launch
+from lm.cli.compose import parse
 from lm.config import BadInput, RunsConfig
 from lm.runs.find import find_runs
 from lm.runs.listing import listing, listing_csv
@@ -17,8 +16,13 @@ from lm.runs.query import ordered, where
 from lm.system.files import write_text
 from lm.system.terminal import printable
 
+SCHEMA = RunsConfig
 
-def task(config: RunsConfig) -> None:
+
+def run(args: list[str]) -> None:
+    if args and "=" not in args[0] and not args[0].startswith("-"):  # a folder alone
+        args = [f"folder={args[0]}", *args[1:]]
+    config = parse(RunsConfig, args)
     plot, table = (Path(name).expanduser() if name else None for name in (config.plot, config.csv))
     for key, path in {"plot": plot, "csv": table}.items():
         if path is not None and not path.parent.is_dir():
@@ -31,16 +35,7 @@ def task(config: RunsConfig) -> None:
         print(listing(runs, len(found)))
     if table is not None and config.csv != "-":
         write_text(table, listing_csv(runs))
-    if plot is None:
-        return
-    with heavy_imports():
+    if plot is not None:
         from lm.runs.curves import plot_runs
 
-    print(plot_runs(runs, plot), file=sys.stderr)
-
-
-def main(line: list[str] | None = None) -> None:
-    line = sys.argv[1:] if line is None else line
-    if line and "=" not in line[0] and not line[0].startswith("-"):  # a folder alone
-        line = [f"folder={line[0]}", *line[1:]]
-    launch(task, RunsConfig, "runs", line, verbatim=("where",))
+        print(plot_runs(runs, plot), file=sys.stderr)

@@ -36,7 +36,7 @@ class TuneConfig:
 
     trials: int = 0  # of the arm with the most hyperparameters, of others in proportion; 0: nothing is tuned
     extension_trials: int = 4  # more, once, if the best value of any arm lies at the edge of the search range
-    seeds: list[int] = field(default_factory=lambda: [1000])
+    seeds: list[int] = field(default_factory=lambda: [1000])  # of the trials; not those that are reported
     factor: float = 2.0  # between neighbouring values
     hyperparameters: list[str] = field(default_factory=HYPERPARAMETERS.copy)
 
@@ -57,8 +57,8 @@ class TuneConfig:
 class Look:
     """What decides a verdict, beside the runs. An ablation remembers it for every verdict that was seen."""
 
-    seeds: list[int]
-    baseline: str
+    seeds: list[int]  # each arm is run at each of them
+    baseline: str  # the arm with which the others are compared
     primary: list[str] = field(default_factory=list)  # arms whose comparison answers the question; others: secondary
     baselines: dict[str, str] = field(default_factory=dict)  # arm -> the arm it is compared with, if not the baseline
     equivalence_margin: float  # the smallest difference in `metric` that would change a decision
@@ -71,9 +71,9 @@ class Look:
 class Question(Look):
     """What is asked, whatever the arms are. `name` is the config's file name."""
 
-    name: str
-    question: str
-    metric: str = "val_loss"
+    name: str  # of the ablation: the file in configs/ablation
+    question: str  # what the report answers
+    metric: str = "val_loss"  # val_loss, val_bpb or val_top1
     match_parameters: dict[str, str] = field(default_factory=dict)  # arm -> the setting that matches its baseline's
     seed_offsets: dict[str, int] = field(default_factory=dict)  # arm -> added to its seeds, for an A/A control
     tune: TuneConfig = field(default_factory=TuneConfig)
@@ -249,7 +249,7 @@ class AblateConfig:
 
     ablation: AblationConfig
     output_dir: str | None = None  # null: ablations/, under the ablation's name
-    plan_only: bool = False
+    plan_only: bool = False  # show what would be run, and run nothing
     executor: str = "local"  # what carries out the runs: local, ray or slurm
     ray: RayConfig = field(default_factory=RayConfig)
     slurm: SlurmConfig = field(default_factory=SlurmConfig)

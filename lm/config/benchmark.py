@@ -1,9 +1,9 @@
-"""Schema of benchmark.py."""
+"""The command line of benchmark."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from lm.config import BadInput, at_least, choose
+from lm.config.checks import BadInput, at_least, choose, expect
 
 DEFAULT = (
     *("limits", "training", "nanogpt", "compile", "loss", "documents"),
@@ -17,25 +17,20 @@ class BenchmarkConfig:
     only: list[str] | None = None  # sections; null: all but growth and import
     seconds: float = 10.0  # for each comparison, at least; a longer time gives less noise
     output: str | None = None  # a file for the measurements as JSON
-    threads: int | None = None
+    threads: int | None = None  # null: OMP_NUM_THREADS, else the number of cores
     run_dir: str | None = None  # a finished run, for prompt-lookup decoding of its own validation text
-    nanogpt: str | None = None  # a clone of nanoGPT, for its training step beside ours
+    nanogpt: str | None = None  # a clone of nanoGPT, for its training step beside that of lm
 
     def __post_init__(self) -> None:
+        expect(self.only != [], "only=[]", f"some of {', '.join(SECTIONS)}")
         for name in self.only or ():
             choose("only", name, SECTIONS)
-        if self.only == []:
-            raise BadInput(f"only: is empty; choose among {', '.join(SECTIONS)}, or leave it out")
-        if self.output is not None and not Path(self.output).expanduser().parent.is_dir():
-            raise BadInput(f"output={self.output}: its folder does not exist")
-        if self.output is not None and Path(self.output).expanduser().is_dir():
-            raise BadInput(f"output={self.output}: is a folder; expected the name of a file")
-        if self.run_dir is not None and "decoding" not in (self.only or SECTIONS):
-            raise BadInput("run_dir: is for only=[decoding], or for all sections")
+        if self.output is not None:
+            path = Path(self.output).expanduser()
+            is_file = path.parent.is_dir() and not path.is_dir()
+            expect(is_file, f"output={self.output}", "the name of a file in a folder that exists")
         if self.nanogpt is None and "nanogpt" in (self.only or ()):
             raise BadInput("nanogpt: is missing; give it as nanogpt=DIR, a clone of nanoGPT")
-        if self.nanogpt is not None and not {"nanogpt", "busy"} & {*(self.only or SECTIONS)}:
-            raise BadInput("nanogpt: is for only=[nanogpt], only=[busy], or for all sections")
         if self.nanogpt is not None and not (Path(self.nanogpt).expanduser() / "model.py").is_file():
             raise BadInput(f"nanogpt={self.nanogpt}: holds no model.py; expected a clone of nanoGPT")
         at_least(0, "", self, "seconds")

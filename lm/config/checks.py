@@ -9,6 +9,7 @@ from typing import Any
 
 # What Python raises where the content of a file is not what its reader expects.
 DAMAGE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, csv.Error)
+RESUMABLE = "the same command continues what is done already"  # a note of an exception that ends a run
 
 
 class BadInput(ValueError):

@@ -2,24 +2,26 @@
 
 from dataclasses import dataclass
 
-from lm.config.checks import BadInput, at_least, choose, seedable
+from lm.config.checks import BadInput, at_least, choose, expect, seedable
 from lm.config.data import DataConfig
+
+FIGURES = (".svg", ".png")
 
 
 @dataclass(slots=True, kw_only=True)
 class GenerateConfig:
-    run_dir: str
+    run_dir: str  # a run, its model folder, or a folder of transformers
     prompt: str | None = None  # verbatim, whatever it contains
     prompt_file: str | None = None  # a file to read the prompt from; - is standard input
+    interactive: bool = False  # ask for prompts until end of input
     max_new_tokens: int = 128
     temperature: float = 0.0  # 0: greedy
     top_k: int | None = None  # sample among the k most probable tokens only
     min_p: float = 0.0  # sample among the tokens that are at least this many times as probable as the most probable
     n_samples: int = 1  # above 1: each is preceded by a line with its number
-    interactive: bool = False  # ask for prompts until end of input
-    seed: int = 0
-    threads: int | None = None
-    trust: bool = False  # import the classes of the user's own that the run's settings name
+    seed: int = 0  # of sampling
+    threads: int | None = None  # null: OMP_NUM_THREADS, else the number of cores
+    trust: bool = False  # import the classes of the user's own that the settings name
 
     def __post_init__(self) -> None:
         at_least(0, "", self, "max_new_tokens", "temperature")
@@ -32,38 +34,38 @@ class GenerateConfig:
 @dataclass(slots=True, kw_only=True)
 class EvaluateConfig:
     run_dir: str  # also [RUN1,RUN2] or a glob: several runs
-    data: DataConfig | None = None  # null: the validation split of the run
+    data: DataConfig | None = None  # the group data chooses it; without it, the validation split of the run
     texts: str | None = None  # in place of data: the paths of several texts, [FILE1,FILE2] or a glob
     seq_len: int | None = None  # tokens of a window, which takes memory; null: the model's context
     document_mask: bool | None = None  # whether attention is kept within documents; null: as in training
     details: bool = False  # also calibration, and the loss by the frequency of the target
     plot: str | None = None  # a file, .svg or .png, that gets a figure of the details
-    threads: int | None = None
-    trust: bool = False
+    threads: int | None = None  # null: OMP_NUM_THREADS, else the number of cores
+    trust: bool = False  # import the classes of the user's own that the settings name
 
     def __post_init__(self) -> None:
         if self.data is not None and self.data.document_mask:
             raise BadInput("data.document_mask=true: is for training; to evaluate, give document_mask=true")
         if self.data is not None and self.data.seq_len != DataConfig().seq_len:
             raise BadInput(f"data.seq_len={self.data.seq_len}: is for training; give seq_len={self.data.seq_len}")
-        at_least(1, "", self, "threads", "seq_len")
-        self.details = self.details or self.plot is not None
-        if self.data is not None and self.texts is not None:
-            raise BadInput(f"texts={self.texts}: data names a text as well; give one of the two")
-        if self.plot is not None and not self.plot.endswith((".svg", ".png")):
-            raise BadInput(f"plot={self.plot}: expected the name of a file that ends in .svg or .png")
         for key in ("val_split", "val_path"):
             if self.data and (value := getattr(self.data, key)) is not None:
                 raise BadInput(f"data.{key}={value}: evaluate scores the whole of one text, data.{key[4:]}")
+        if self.data is not None and self.texts is not None:
+            raise BadInput(f"texts={self.texts}: data names a text as well; give one of the two")
+        at_least(1, "", self, "threads", "seq_len")
+        if self.plot is not None:
+            self.details = True
+            expect(self.plot.endswith(FIGURES), f"plot={self.plot}", "a name that ends in .svg or .png")
 
 
 @dataclass(slots=True, kw_only=True)
 class ExportConfig:
-    run_dir: str
-    output_dir: str
+    run_dir: str  # a run, or its model folder
+    output_dir: str  # a new or an empty folder
     format: str = "safetensors"  # a Hugging Face folder; gguf: a file for llama.cpp
     dtype: str = "f32"  # of the matrices in a GGUF file: f32, f16, q8_0
-    trust: bool = False
+    trust: bool = False  # import the classes of the user's own that the settings name
 
     def __post_init__(self) -> None:
         choose("format", self.format, ("safetensors", "gguf"))
@@ -74,14 +76,12 @@ class ExportConfig:
 
 @dataclass(slots=True, kw_only=True)
 class RunsConfig:
-    """The command line of runs.py."""
-
-    folder: str = "runs"
+    folder: str = "runs"  # holds runs at any depth
     where: str | None = None  # conditions on settings and results, as in "where=head.name=tied, val_loss<3.1"
     sort: str = "val_bpb"  # a setting or a result; -KEY: descending
     plot: str | None = None  # an .svg or .png file for the curves of all listed runs
     csv: str | None = None  # a file for the list as CSV; - is standard output
 
     def __post_init__(self) -> None:
-        if self.plot is not None and not self.plot.endswith((".svg", ".png")):
-            raise BadInput(f"plot={self.plot}: expected a name that ends in .svg or .png")
+        if self.plot is not None:
+            expect(self.plot.endswith(FIGURES), f"plot={self.plot}", "a name that ends in .svg or .png")

@@ -20,7 +20,7 @@ MAX_VOCAB_SIZE = 10_000_000
 class DataConfig:
     """The source of the text, its split, and the size of a batch."""
 
-    source: str = "stdlib"
+    source: str = "stdlib"  # the kind of text; the group data chooses it
     path: str | None = None  # a file, folder, glob, http(s) URL, or the Hub's owner/name
     sha256: str | None = None  # text: the hash that its one file must have; null: any
     name: str | None = None  # hub: the configuration of a data set that has several
@@ -32,12 +32,12 @@ class DataConfig:
     rows: str = "documents"  # json, csv, parquet, hub: what a row is; lines are joined to one text
     seq_len: int = 128  # tokens of a training window, and the model's longest context
     batch_size: int = 8  # sequences per optimizer step on one device
-    val_fraction: float = 0.1
+    val_fraction: float = 0.1  # of the text that is held out for validation
     document_mask: bool = False  # true: a token attends to its own document alone, and positions start anew in each
     val_max_bytes: int | None = 4_000_000  # at most so much text is held out by val_fraction; null: any amount
     max_bytes: int | None = None  # of text: nothing beyond it is read; null: all
     overfit_batches: int = 0  # above 0: train on the first `overfit_batches` batches only, again and again
-    cache_dir: str = ".cache"
+    cache_dir: str = ".cache"  # where tokens and downloads are kept
     verify: bool = False  # read the whole text again, in place of comparing sizes and times of its files
 
     def __post_init__(self) -> None:
@@ -79,7 +79,7 @@ class DataConfig:
 
 @dataclass(slots=True, kw_only=True)
 class TokenizerConfig:
-    kind: str = "bpe"
+    kind: str = "bpe"  # bpe, char, byte or file
     vocab_size: int | None = 2048  # bpe: exact, the end-of-text token included
     path: str | None = None  # file: a tokenizer.json of the tokenizers library
 

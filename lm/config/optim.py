@@ -15,16 +15,16 @@ class OptimConfig:
     The defaults are those of optim=adamw. The default of train.py is configs/optim/muon.yaml.
     """
 
-    name: str = "adamw"
+    name: str = "adamw"  # adamw or muon
     lr: float = 3e-3  # of the matrices of the transformer blocks, and of all else where adam_lr is null
     adam_lr: float | None = None  # muon: learning rate of all else; head.*_lr_multiplier multiply it
     momentum: float | None = None  # muon: decay factor of the moving average of the gradients
     ns_steps: int | None = None  # muon: Newton-Schulz steps that orthogonalise the update
-    betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
-    eps: float = 1e-8
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.95])  # AdamW: decay factors of the moving averages
+    eps: float = 1e-8  # AdamW: added to the denominator
     weight_decay: float = 0.1  # of the matrices of the transformer blocks; all else has none
-    warmup_steps: int = 50
-    decay: str = "linear"
+    warmup_steps: int = 50  # steps over which the learning rate rises from 0
+    decay: str = "linear"  # linear, cosine or constant
     decay_fraction: float = 1.0  # the last fraction of the run, over which the learning rate decays
     final_lr_fraction: float = 0.0  # the learning rate at which the decay ends, as a fraction of lr (or adam_lr)
 

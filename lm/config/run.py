@@ -25,14 +25,14 @@ class TrainerConfig:
 
     accelerator: str = "auto"  # cpu, gpu, cuda or mps; auto: the best that there is
     devices: int = 1  # on each node
-    num_nodes: int = 1
+    num_nodes: int = 1  # machines
     strategy: str = "auto"  # auto: ddp on several devices
     precision: str = "auto"  # 32-true, bf16-mixed, bf16-true, 64-true; auto: bf16-mixed where it is native
     max_steps: int = 1600  # optimizer steps
     accumulate_grad_batches: int = 1  # micro-batches into which the batch of a step is divided
     gradient_clip_val: float | None = 1.0  # largest norm of the gradient; null or 0: no clipping
-    log_every_n_steps: int = 10
-    enable_progress_bar: bool = True
+    log_every_n_steps: int = 10  # optimizer steps between rows of metrics.csv
+    enable_progress_bar: bool = True  # also lines about the progress where there is no terminal
     detect_anomaly: bool = False  # stop at the operation whose gradient is NaN; slow
     profiler: str | None = None  # simple, advanced or pytorch: a table of times at the end
 
@@ -58,14 +58,14 @@ class TensorBoardConfig:
 
 @dataclass(slots=True, kw_only=True)
 class WandbConfig:
-    project: str = "lm"
+    project: str = "lm"  # under which the runs are listed
     offline: bool = False  # keep it on this machine; `wandb sync` sends it later
     dir: str | None = None  # null: wandb/ in the directory of the run
 
 
 @dataclass(slots=True, kw_only=True)
 class TrackioConfig:
-    project: str = "lm"
+    project: str = "lm"  # under which the runs are listed
 
 
 @dataclass(slots=True, kw_only=True)
@@ -128,7 +128,7 @@ class RunConfig:
     init_tied_matrix: str | None = None  # untied to tied: embedding, head or mean, where the one matrix comes from
     prompts: list[str] | None = None  # continued greedily at the end; null: three from the validation text
     max_tokens: int | None = None  # length of the run, rounded up to whole steps; overrides trainer.max_steps
-    seed: int = 0
+    seed: int = 0  # of weights, batches and dropout
     threads: int | None = None  # of torch on the CPU; null: OMP_NUM_THREADS, else the number of cores
     loss: str = "auto"  # plain or chunked compute the same; auto: the faster one
     activation_checkpointing: bool = False  # recompute blocks in the backward pass: less memory, 1/3 more FLOPs

@@ -1,5 +1,8 @@
 """Reading a tokenizer.json, which may be a stranger's."""
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import tokenizers
@@ -7,7 +10,19 @@ import tokenizers
 from lm.config import BadInput
 from lm.config.checks import about
 from lm.data.tokenizer import Tokenizer
-from lm.system.streams import muted
+
+
+@contextmanager
+def _muted() -> Iterator[None]:
+    """A context in which nothing reaches standard error, also what a library writes there by itself."""
+    kept, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(null)
 
 
 def load_tokenizer(path: Path, eot: str | None = None) -> Tokenizer:
@@ -19,7 +34,7 @@ def load_tokenizer(path: Path, eot: str | None = None) -> Tokenizer:
     """
     try:
         text = path.read_text(encoding="utf-8")
-        with muted():  # a malformed file can panic in Rust, which prints a message of its own and raises BaseException
+        with _muted():  # a malformed file can panic in Rust, which prints a message of its own and raises BaseException
             backend = tokenizers.Tokenizer.from_str(text)
     except OSError as error:
         raise BadInput(f"{path}: {error.strerror}; expected a tokenizer.json") from error

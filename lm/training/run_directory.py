@@ -9,6 +9,7 @@ import filelock
 import yaml
 
 from lm.config import BadInput, RunConfig
+from lm.config.checks import RESUMABLE
 from lm.config.identity import differences
 from lm.system.files import read_json, read_json_lines, read_yaml, remove_partial, write_json, write_text
 
@@ -65,6 +66,10 @@ class RunDirectory:
         try:
             remove_partial(self.path)
             yield
+        except BaseException as error:
+            if self.config.exists():
+                error.add_note(RESUMABLE)
+            raise
         finally:
             lock.release()
             if made and not self.config.exists():

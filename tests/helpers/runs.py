@@ -12,11 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hydra import initialize_config_dir
-
 from lm.cli.compose import compose
-from lm.cli.errors import CONFIGS
-from lm.cli.resume import as_it_was
 from lm.config import (
     BadInput,
     CheckpointConfig,
@@ -74,8 +70,7 @@ def short_run(text: Path, run_dir: Path, **changes: Any) -> RunConfig:
 
 def composed(*overrides: str) -> RunConfig:
     """The configuration of train with these overrides; with run_dir=RUN that of the run there."""
-    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        return as_it_was(compose("train", [*overrides], RunConfig), [*overrides])
+    return compose("train", overrides, RunConfig)
 
 
 # --- the files of a run

@@ -10,14 +10,14 @@ from lm.report.plots import STYLE, legend, looks, panels
 from lm.system.files import atomic_file
 
 
-def draw(found: list[dict[str, Any]], path: Path) -> None:
+def plot_scores(scores: list[dict[str, Any]], path: Path) -> None:
     """Write both panels, with a line for each run and text, as the SVG or PNG that the name of the file says."""
     with matplotlib.rc_context(STYLE):
         figure, (above, below) = panels(2, 2.6, 0.4)
         above.plot([0, 1], [0, 1], color="#999999", linewidth=1)  # where confidence equals accuracy
-        for one, look in zip(found, looks([*map(str, range(len(found)))]).values(), strict=True):
-            style = asdict(look) | {"label": f"{Path(one['run']).name}, {Path(one['text']).name}"}
-            bins, bands = one["calibration"], one["by_frequency"]
+        for score, look in zip(scores, looks([*map(str, range(len(scores)))]).values(), strict=True):
+            style = asdict(look) | {"label": f"{Path(score['run']).name}, {Path(score['text']).name}"}
+            bins, bands = score["calibration"], score["by_frequency"]
             above.plot([row["confidence"] for row in bins], [row["accuracy"] for row in bins], **style)
             below.plot([row["band"] for row in bands], [row["loss"] for row in bands], **style)
         above.set(title="Calibration", xlabel="probability of the most probable token", ylabel="accuracy")
