@@ -247,24 +247,6 @@ def test_updates_in_bf16_are_close_to_fp32(monkeypatch: pytest.MonkeyPatch) -> N
     assert 1e-4 * exact.norm() < (rough - exact).norm() < 0.1 * exact.norm()
 
 
-def test_the_whole_state_resumes() -> None:
-    net, twin = build(TIED), build(TIED, seed=1)
-    optimizer, resumed = build_optimizer(net, MUON, TIED), build_optimizer(twin, MUON, TIED)
-
-    def train(steps: int, net: Transformer, optimizer: torch.optim.Optimizer) -> None:
-        for _ in range(steps):
-            backward(net)
-            optimizer.step()
-            optimizer.zero_grad()
-
-    train(3, net, optimizer)
-    twin.load_state_dict(net.state_dict())
-    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    train(2, net, optimizer)
-    train(2, twin, resumed)
-    assert all(torch.equal(tensor, twin.state_dict()[name]) for name, tensor in net.state_dict().items())
-
-
 def test_other_groups_are_updated_as_by_torch_adamw_bit_for_bit() -> None:
     weight, twin = (parameter(torch.ones(5, 3)) for _ in range(2))
     options: dict[str, Any] = {"lr": 0.1, "betas": (0.8, 0.95), "eps": 1e-6}
@@ -278,17 +260,3 @@ def test_other_groups_are_updated_as_by_torch_adamw_bit_for_bit() -> None:
             schedule.step()
         assert torch.equal(weight, twin)
     assert all(torch.equal(own.state[weight][name], moment) for name, moment in optimizers[1].state[twin].items())
-
-
-def test_a_closure_is_called_with_gradients_and_weight_decay_uses_the_learning_rate() -> None:
-    weight, still = parameter(torch.eye(3)), parameter(torch.ones(4, 4), torch.zeros(4, 4))
-
-    def closure() -> Tensor:
-        loss = weight.square().sum()
-        loss.backward()
-        return loss
-
-    assert muon(weight).step(closure).item() == 3
-    assert not torch.equal(weight, torch.eye(3))
-    muon(still, weight_decay=0.5).step()
-    torch.testing.assert_close(still.detach(), torch.full((4, 4), 0.95))
