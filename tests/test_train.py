@@ -82,7 +82,12 @@ def test_a_run_leaves_what_the_design_promises(finished: Finished) -> None:
 def test_a_finished_run_is_read_and_never_touched(finished: Finished) -> None:
     run, folder, scores = finished
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
-    assert train(run) == (folder, scores)
+    same_length = change(run, max_tokens=scores["tokens"], max_steps=1)
+    for same in (run, change(run, accelerator="auto", precision="auto", loss="auto", threads=2), same_length):
+        assert train(same) == (folder, scores)
+    for key, changes in (("trainer.precision", {"precision": "bf16-mixed"}), ("loss", {"loss": "chunked"})):
+        with pytest.raises(BadInput, match=rf"{key} is "):
+            train(change(run, **changes))
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
 
 
