@@ -279,7 +279,7 @@ def test_what_cannot_keep_the_base_is_refused(home: Path, tmp_path: Path) -> Non
             replace(run, **changes)
     with pytest.raises(BadInput, match="precision=bf16-true: would round weights"):
         replace(run, trainer=replace(run.trainer, precision="bf16-true"))
-    with pytest.raises(BadInput, match=r"model\.n_layers=2: the model of init_from"):
+    with pytest.raises(BadInput, match=r"model\.n_layers=2: init_from"):
         start(home, tmp_path / "new", "model.n_layers=2")
     assert not (tmp_path / "new").exists()
 
