@@ -128,7 +128,9 @@ def finish(run: RunConfig, before: Before | None = None, file_size: int | None =
     """
     process = spawn(run, before, file_size)
     process.join(120)
-    assert process.exitcode is not None, "it hangs"
+    if process.is_alive():
+        process.kill()
+        raise TimeoutError(f"{run.run_dir}: trains after two minutes")
     return int(process.exitcode)
 
 
