@@ -7,8 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-# What Python raises where the content of a file is not what its reader expects.
-DAMAGE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, csv.Error)
 RESUMABLE = "the same command continues what is done already"  # a note of an exception that ends a run
 
 
@@ -36,7 +34,7 @@ def reading(path: Path, expected: str = "what lm wrote") -> Iterator[None]:
         yield
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from error
-    except DAMAGE as error:
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, csv.Error) as error:
         message = next(iter(str(error).splitlines()), "")
         raise BadInput(f"{path}: not {expected} ({type(error).__name__}: {message})") from error
 
@@ -51,15 +49,11 @@ def expect(holds: bool, setting: str, what: str) -> None:
         raise BadInput(f"{setting}: expected {what}")
 
 
-LARGEST = 2**53  # what every number type of the program holds exactly
-
-
 def at_least(minimum: float, prefix: str, config: Any, *keys: str) -> None:
     for key in keys:
         value = getattr(config, key)
-        if value is not None and not minimum <= value <= LARGEST:  # refuses nan too
-            limit = f", at most {LARGEST}" if LARGEST < value < math.inf else ""
-            raise BadInput(f"{prefix}{key}={value}: expected {minimum} or more{limit}")
+        if value is not None and not minimum <= value < math.inf:  # refuses nan too
+            raise BadInput(f"{prefix}{key}={value}: expected {minimum} or more")
 
 
 def seedable(seed: int) -> None:

@@ -1,9 +1,7 @@
 """Signals that end a run: the first one between two steps, after a checkpoint, the second one at once."""
 
 import logging
-import os
 import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -33,27 +31,14 @@ class StopOnSignal(Callback):
 
     @contextmanager
     def handling_signals(self, trainer: Trainer) -> Iterator[None]:
-        """A context for `trainer.fit`.
-
-        Python calls signal handlers between two of its own instructions, and one call of torch may take minutes. So
-        a thread counts the signals: the interpreter writes each at once to the descriptor that the thread reads.
-        """
-        read, write = os.pipe()
-        os.set_blocking(write, False)
-        watch = threading.Thread(target=self._count, args=(read,), daemon=True)
-        watch.start()
+        """A context for `trainer.fit`."""
         handlers = {signum: signal.getsignal(signum) for signum in handled_signals()}
-        descriptor = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
         self._install()
         try:
             yield
         finally:
-            signal.set_wakeup_fd(descriptor)
             for signum, handler in handlers.items():
                 signal.signal(signum, handler)
-            os.close(write)  # ends the thread
-            watch.join()
-            os.close(read)
         self._raise(trainer)
 
     def _install(self) -> None:
@@ -61,17 +46,9 @@ class StopOnSignal(Callback):
             signal.signal(signum, self._on_signal)
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
-        self.signum = self.signum or signum
-
-    @staticmethod
-    def _count(descriptor: int) -> None:
-        received = 0
-        while signum := os.read(descriptor, 1):
-            if signum[0] in SIGNALS:
-                received += 1
-                if received > 1:
-                    os._exit(128 + signum[0])
-                log.info("stopping after this step; the same signal again, such as Ctrl-C, stops at once")
+        self.signum = signum
+        log.info("stopping after this step; the same signal again, such as Ctrl-C, stops at once")
+        restore_default_handlers()
 
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
         self._install()  # again: Lightning has installed a handler of SIGTERM, which could end a run within a step
@@ -89,6 +66,12 @@ class StopOnSignal(Callback):
             if module is not None:
                 step_metrics(module, trainer.global_step)  # raises Diverged: no checkpoint of a step that is not finite
             raise Interrupted(self.signum or signal.SIGTERM, trainer.global_step)
+
+
+def restore_default_handlers() -> None:
+    """Let the next signal end the process at once, also within an operation of torch."""
+    for signum in handled_signals():
+        signal.signal(signum, signal.SIG_DFL)
 
 
 def handled_signals() -> list[signal.Signals]:
