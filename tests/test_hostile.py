@@ -16,7 +16,7 @@ import torch
 from conftest import HEADS, SEQ, WHOLE_RESULT, tiny
 
 from lm.ablation.report.seeds import seeds as draw_seeds
-from lm.config import BadInput, DataConfig, ModelConfig, RunConfig
+from lm.config import BadInput, ModelConfig
 from lm.config.checks import LARGEST
 from lm.config.optim import OptimConfig
 from lm.data.tokenizer import Tokenizer
@@ -112,7 +112,6 @@ def test_a_panic_of_the_tokenizer_is_bad_input(tmp_path: Path) -> None:
         (ModelConfig, {"n_layers": 10**8}, "model.n_layers=100000000: expected at most 10000"),
         (ModelConfig, {"d_ff": 10**20}, f"model.d_ff={10**20}: expected 1 or more, at most {LARGEST}"),
         (OptimConfig, {"lr": 1e300}, f"optim.lr=1e+300: expected 0 or more, at most {LARGEST}"),
-        (RunConfig, {"data": DataConfig(batch_size=4_000_000)}, "data.batch_size * data.seq_len=512000000: expected "),
     ],
 )
 def test_sizes_beyond_reason_are_refused(kind: Any, settings: dict[str, Any], said: str) -> None:
