@@ -139,16 +139,6 @@ def test_a_perplexity_beyond_all_numbers_is_null() -> None:
     assert json.loads(json.dumps(Scores(1, 800.0, 0).perplexity)) is None
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [{"samples": [{}]}, {"train_text_tokens": 0}, {"val_tokens": "x"}, {"val_bytes": "x"}, {"n_params_trained": "x"}],
-)
-def test_a_result_that_a_page_could_not_show_is_refused(wrong: dict[str, Any], tmp_path: Path) -> None:
-    (tmp_path / "result.json").write_text(json.dumps(WHOLE_RESULT | wrong))
-    with pytest.raises(BadInput, match=next(iter(wrong))):
-        read_result(tmp_path / "result.json")
-
-
 def test_a_file_that_cannot_be_read_is_not_absent(tmp_path: Path) -> None:
     (tmp_path / "samples.jsonl").mkdir()
     with pytest.raises(IsADirectoryError):
