@@ -73,7 +73,7 @@ def test_a_file_system_that_knows_no_such_operation_is_written_to(
 def test_an_ablation_that_begins_leaves_what_a_report_is_writing(tmp_path: Path) -> None:
     (tmp_path / ".partial-old").write_text("half")
     os.utime(tmp_path / ".partial-old", (0, os.stat(tmp_path).st_mtime - 2 * ABANDONED))
-    with atomic_file(tmp_path, "report.md") as file:
+    with atomic_file(tmp_path / "report.md") as file:
         file.write(b"whole")
         with claim(tmp_path):
             pass
