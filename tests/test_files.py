@@ -4,6 +4,7 @@ import errno
 import multiprocessing
 import os
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -46,7 +47,9 @@ def test_a_line_that_broke_off_is_left_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("read", [read_json, read_yaml])
 @pytest.mark.parametrize("content", [b"", b"[1, 2]", b"null", b"{", b"\xff", b"a: !!python/name:os.system"])
-def test_what_holds_something_else_is_one_line_that_names_the_file(tmp_path: Path, read, content: bytes) -> None:  # type: ignore[no-untyped-def]
+def test_what_holds_something_else_is_one_line_that_names_the_file(
+    tmp_path: Path, read: Callable[[Path], object], content: bytes
+) -> None:
     (tmp_path / "file").write_bytes(content)
     with pytest.raises(BadInput) as caught, reading(tmp_path / "file"):
         read(tmp_path / "file")
