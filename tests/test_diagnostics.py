@@ -12,13 +12,12 @@ from conftest import HEADS, SEQ, TEXT, TIED, UNTIED, VOCAB, some, tiny
 from torch import Tensor
 
 from lm import Transformer, load_model
-from lm.config import CheckpointConfig, DiagnosticsConfig, HeadConfig, OptimConfig, RunConfig
-from lm.data.batches import IGNORED
+from lm.config import DiagnosticsConfig, HeadConfig, OptimConfig
 from lm.data.tokens import prepare
-from lm.inference.details import BANDS, NLLByTarget, frequency_bands, token_counts
+from lm.inference.details import BANDS, frequency_bands, token_counts
 from lm.training.diagnostics import COLUMNS, GRADIENTS, EmbeddingGradient
 from lm.training.train import train
-from tests.helpers.runs import change, column, outcome, rows, short_run, small_run
+from tests.helpers.runs import column, outcome, rows, short_run, small_run
 
 TOKENS, TARGETS = torch.randint(VOCAB, (2, 4, SEQ), generator=torch.Generator().manual_seed(0))
 LOSSES = [f"loss/band{i}" for i in range(1, BANDS + 1)]
@@ -143,17 +142,6 @@ def test_a_very_frequent_token_leaves_equal_shares_for_other_bands() -> None:
     assert frequency_bands(token_counts(np.array([2, 2, 0]), 3)).tolist() == [1, 2, 0], "fewer tokens than bands"
 
 
-def test_each_target_gets_its_own_negative_log_likelihood() -> None:
-    logits = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
-    by_target = NLLByTarget(4)
-    for part in (slice(0, 4), slice(4, 6)):
-        by_target.add(logits[part], torch.tensor([2, 0, 2, IGNORED, 3, 0])[part])
-    nll = -logits.log_softmax(-1)
-    expected = [nll[1, 0] + nll[5, 0], 0, nll[0, 2] + nll[2, 2], nll[4, 3]]
-    assert by_target.total_nll == pytest.approx(np.array(expected), rel=1e-5)
-    assert by_target.counts.tolist() == [2, 0, 2, 1]
-
-
 # --- the rows of a run
 
 
@@ -176,15 +164,6 @@ def test_diagnostics_leave_the_run_equal_bit_for_bit(head: str, text_file: Path,
     assert not (tmp_path / "off/diagnostics.csv").exists()
     assert column(tmp_path / "on", "step", "diagnostics") == [3, 6, 9, 12, 15, 18, 20]
     assert tuple(rows(tmp_path / "on", "diagnostics")[0]) == COLUMNS
-
-
-def test_two_micro_batches_are_measured_as_one(text_file: Path, tmp_path: Path) -> None:
-    whole, parts = (
-        measured_run(text_file, tmp_path / str(n), 1, max_steps=3, accumulate_grad_batches=n) for n in (1, 2)
-    )
-    for name in GRADIENTS:
-        assert values(parts, name) == pytest.approx(values(whole, name), rel=1e-3)
-    assert len({tuple(values(whole, name)) for name in GRADIENTS}) == 3
 
 
 @pytest.mark.parametrize("limit", [1.5, None])
@@ -241,18 +220,6 @@ def test_a_band_without_targets_is_empty(tmp_path: Path) -> None:
     (name,) = (name for name in LOSSES if row[name])
     assert float(row[name]) == pytest.approx(column(tmp_path / "run", "val/loss")[-1], rel=1e-5)
     assert all(row[name] for name in COLUMNS if name not in LOSSES)
-
-
-def test_a_run_killed_before_its_result_keeps_its_rows(text_file: Path, tmp_path: Path) -> None:
-    run: RunConfig = change(
-        short_run(text_file, tmp_path / "run", diagnostics=DiagnosticsConfig(every=7)),
-        checkpoint=CheckpointConfig(every=5),
-    )
-    folder, _ = train(run)
-    before = (folder / "diagnostics.csv").read_bytes()
-    (folder / "result.json").unlink()
-    train(run)
-    assert (folder / "diagnostics.csv").read_bytes() == before
 
 
 @pytest.mark.slow

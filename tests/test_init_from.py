@@ -17,7 +17,7 @@ from lm.config import BadInput, EvaluateConfig, HeadConfig, ModelConfig, RunConf
 from lm.config.identity import config_hash
 from lm.data.batches import TrainingStream
 from lm.data.tokens import prepare
-from lm.exchange.base import kind_of, read_base
+from lm.exchange.base import read_base
 from lm.exchange.portable import save_model
 from lm.inference.evaluate import evaluate_run
 from lm.model.init import named_seed
@@ -194,16 +194,6 @@ def test_a_pretrained_model_is_continued_with_either_head(pretrained: Path, tmp_
     assert len(losses) == 1
 
 
-@pytest.mark.slow
-def test_untying_a_pretrained_model_is_an_ablation(pretrained: Path, script: Script, tmp_path: Path) -> None:
-    few = ["ablation.seeds=[0,1]", "ablation.tune.trials=0", "trainer.max_steps=4", "data.seq_len=32", "threads=1"]
-    text = ["data=text", f"data.path={pretrained / 'text'}", f"data.cache_dir={pretrained / 'cache'}"]
-    base = f"init_from={pretrained / 'base'}"
-    done = script("ablate", "ablation=continue_untied", base, "output_dir=out", *few, *text)
-    assert done.returncode == 0, done.stderr
-    assert "all runs start from one given model" in (tmp_path / "out/report.md").read_text()
-
-
 def test_tokens_add_up_over_a_chain_of_runs(home: Path, tmp_path: Path) -> None:
     train(start(home, "tied", f"run_dir={tmp_path / 'a'}"))
     base = read_base(str(tmp_path / "a/model"))
@@ -291,13 +281,6 @@ def test_what_is_missing_or_damaged_is_named(
     with pytest.raises(BadInput, match=f"{tmp_path / 'r'}.*{named}"):
         train(composed(home, f"init_from={tmp_path / 'r'}", f"run_dir={tmp_path / 'new'}"))
     assert not (tmp_path / "new").exists()
-
-
-@pytest.mark.parametrize("text", ["[]", "{", "5", '{"model": []}', '{"model": {"type": {}}}', "[" * 100_000])
-def test_of_what_is_no_tokenizer_nothing_is_known(text: str, tmp_path: Path) -> None:
-    """The message is that of the tokenizer, which is read next."""
-    (tmp_path / "tokenizer.json").write_text(text)
-    assert kind_of(tmp_path / "tokenizer.json", 7) == {}
 
 
 def test_weights_that_give_no_loss_are_refused(home: Path, tmp_path: Path) -> None:

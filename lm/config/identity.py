@@ -52,10 +52,11 @@ def config_hash(run: RunConfig, data_hash: str = "", tokenizer_hash: str = "") -
 def differences(saved: dict[str, Any], settings: dict[str, Any], ignored: tuple[str, ...] = ()) -> dict[str, str]:
     """What differs between the settings of a run's config.yaml and others that would be resumed there, by key.
 
-    Places and keys in `ignored` are not compared; threads only where they change numbers, on a CPU.
+    Places, the length in tokens, which trainer.max_steps has, and keys in `ignored` are not compared; threads only where
+    they change numbers, on a CPU.
     """
     before, now = identifying(saved), identifying(settings)
-    ignored += PLACES if now.get("trainer.accelerator") == "cpu" else (*PLACES, "threads")
+    ignored += (*PLACES, "max_tokens", *(() if now.get("trainer.accelerator") == "cpu" else ("threads",)))
     return {
         key: f"{key} is {before.get(key, 'absent')!s:.40} there, {now.get(key, 'absent')!s:.40} now"
         for key in sorted({*before, *now} - {*ignored})

@@ -83,7 +83,8 @@ def finished_result(directory: RunDirectory, run: RunConfig, hashes: dict[str, A
     if hashes is None and any(flat(saved).get(key) != flat(settings)[key] for key in PLACES):
         return {}
     hashes = hashes or {key: saved.get(key) for key in ("data_hash", "tokenizer_hash")}
-    directory.check_same_run(settings | hashes, ignored=RESOLVED)
+    to_the_machine = tuple(key for key in RESOLVED if now[key] in (None, "auto", "gpu"))
+    directory.check_same_run(settings | hashes, ignored=(*to_the_machine, "threads"))
     log.info("%s is finished: nothing to train", directory.path)
     if any(asdict(run.logger).values()):
         log.info("logger: records a run while it trains, so this run is not sent to it")
