@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import HEADS, SEQ, WHOLE_RESULT, tiny
+from conftest import HEADS, SEQ, tiny
 
 from lm.ablation.report.seeds import seeds as draw_seeds
 from lm.config import BadInput, ModelConfig
@@ -29,7 +29,7 @@ from lm.model.transformer import Transformer
 from lm.report.page import code, fence, plain
 from lm.report.plots import short
 from lm.system.files import sync_folder
-from lm.training.run_directory import read_result, read_samples
+from lm.training.run_directory import read_samples
 
 # --- errors
 
