@@ -1,4 +1,4 @@
-"""Linear layers that fail: in a worker process of an ablation, and for weights that are not finite."""
+"""A linear layer that fails in a worker process of an ablation."""
 
 import multiprocessing
 
@@ -9,11 +9,4 @@ class Brittle(torch.nn.Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if multiprocessing.parent_process() is not None:
             raise RuntimeError("a crack | in the glass")
-        return super().forward(x)
-
-
-class Finite(torch.nn.Linear):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if not x.is_meta and not self.weight.isfinite().all():
-            raise RuntimeError("no scale for this weight")
         return super().forward(x)

@@ -202,7 +202,7 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
     logger = logging.getLogger("lm")
     handlers, level = logger.handlers.copy(), logger.level
-    signals = {signum: signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGHUP)}
+    signals = {signum: signal.getsignal(signum) for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)}
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     yield run
     logger.handlers[:] = handlers

@@ -71,5 +71,3 @@ def test_settings_of_a_stranger_have_a_card(tmp_path: Path) -> None:
     net = Transformer(tiny(), HEADS["tied"], vocab_size=257, seq_len=SEQ)
     write_card(tmp_path, net, {"data": {"source": "hub"}, "base": {"sha256": 5}, "data_hash": ["x"]}, {})
     assert "the weights of `None (5)`" in (tmp_path / "README.md").read_text()
-
-

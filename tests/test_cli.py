@@ -6,6 +6,7 @@ import gc
 import os
 import random
 import re
+import signal
 import string
 import weakref
 from collections.abc import Callable
@@ -427,3 +428,12 @@ def test_the_settings_are_checked_before_torch_is_imported(script: Script) -> No
         assert answer.returncode == 2
         assert "lm.config" in imported
         assert not {"torch", "lightning"} & imported
+
+
+def test_what_a_signal_breaks_off_is_an_interruption(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As an import of torch that it ends in the middle, which the next one does not survive."""
+    monkeypatch.setattr("lm.cli.main.signals", [signal.SIGTERM])
+    assert report(ImportError("cannot load module more than once per process")) == 143
+    assert capsys.readouterr().err == "interrupted\n"

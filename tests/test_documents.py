@@ -14,27 +14,17 @@ import torch
 from conftest import ROOT, SEQ, TIED, VOCAB, tiny
 from helpers.decoding import by_definition, sensitive, tokens
 from helpers.models import MODELS, build, gradients, name_of
+from helpers.runs import rows, small_run
 from torch import Tensor
 
 from lm.cli import export
-from lm.config import (
-    POSITIONS,
-    BadInput,
-    DataConfig,
-    EvaluateConfig,
-    ModelConfig,
-    RunConfig,
-    TokenizerConfig,
-    TrainerConfig,
-    ValidationConfig,
-)
-from lm.config.identity import config_hash
+from lm.config import POSITIONS, BadInput, DataConfig, EvaluateConfig, RunConfig, ValidationConfig
 from lm.data.batches import TrainingStream
 from lm.data.tokens import TextData, prepare
 from lm.data.vocabulary import byte_tokenizer
 from lm.exchange.portable import load_model, save_model
 from lm.inference.evaluate import evaluate_run
-from lm.model import KVCache, Transformer
+from lm.model import Transformer
 from lm.model.transformer import enable_activation_checkpointing
 from lm.system.device import fast_attention
 from lm.training.loss import HAS_CHUNKED, LOSSES, plain
@@ -121,22 +111,6 @@ def test_a_compiled_loss_has_the_mask(name: str) -> None:
 
 
 @pytest.mark.parametrize("position", POSITIONS)
-@torch.no_grad()
-def test_a_cache_keeps_documents_apart(position: str) -> None:
-    """Token by token, in chunks that hold separators, and after draft tokens that were not accepted."""
-    net, (row, _), (wrong, _) = build("tied", separator=EOT, position=position), pack(), pack(seed=1)
-    full, positions = net(row), torch.arange(SEQ).expand(2, -1)
-    for lengths in ([1] * SEQ, [3, 4, 1, SEQ - 8], [5, SEQ - 5]):
-        cache, parts, end = KVCache(4), [], 0
-        for length in lengths:
-            cache.grow(max(cache.length, end + length))
-            part = slice(end, end := end + length)
-            net(wrong[:, part].roll(1, 1), positions[:, part], cache)
-            parts.append(net(row[:, part], positions[:, part], cache))
-        torch.testing.assert_close(torch.cat(parts, 1), full, rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("position", ["rope", "learned"])
 def test_decoding_is_the_same_in_every_way_across_separators(position: str) -> None:
     """Beyond end of text and past the context: uncached, cached, in a batch, with draft tokens."""
     net, n = copy.deepcopy(sensitive(position=position, seq_len=24)), 60
@@ -158,27 +132,21 @@ def test_decoding_is_the_same_in_every_way_across_separators(position: str) -> N
 # --- a run
 
 
-def lines_run(tmp_path: Path, name: str) -> tuple[RunConfig, TextData]:
+def lines_run(tmp_path: Path) -> tuple[RunConfig, TextData]:
     """A tiny run on a text of 300 documents that are shorter than its context."""
-    path, cache = tmp_path / "rows.jsonl", str(tmp_path / "cache")
+    path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps({"text": f"{i} is {'odd' if i % 2 else 'even'}"}) + "\n" for i in range(300)))
-    run = RunConfig(
-        model=ModelConfig(n_layers=2, d_model=32, n_heads=2, d_ff=64),
-        data=DataConfig(source="json", path=str(path), seq_len=32, batch_size=4, cache_dir=cache, document_mask=True),
-        tokenizer=TokenizerConfig(kind="byte", vocab_size=None),
-        trainer=TrainerConfig(accelerator="cpu", precision="32-true", max_steps=4, log_every_n_steps=1),
-        validation=ValidationConfig(every=2, batches=None),
-        run_dir=str(tmp_path / name),
-        threads=1,
-    )
+    run = small_run(path, tmp_path / "run", model=tiny(), max_steps=4, accumulate_grad_batches=1, log_every_n_steps=1)
+    data = replace(run.data, source="json", document_mask=True)
+    run = replace(run, data=data, validation=ValidationConfig(every=2, batches=None))
     return run, prepare(run.data, run.tokenizer)
 
 
 def test_training_curve_score_and_evaluation_use_one_mask(tmp_path: Path) -> None:
-    run, data = lines_run(tmp_path, "run")
+    run, data = lines_run(tmp_path)
     _, result = train(run)
-    rows = np.genfromtxt(tmp_path / "run/metrics.csv", delimiter=",", names=True, encoding=None)
-    assert rows["valloss"][-1] == pytest.approx(result["val_loss"], rel=1e-6)
+    logged = rows(tmp_path / "run")
+    assert float(logged[-1]["val/loss"]) == pytest.approx(result["val_loss"], rel=1e-6)
 
     # the first training loss is that of each document alone
     fresh = Transformer(run.model, run.head, vocab_size=257, seq_len=32, seed=run.seed)
@@ -186,62 +154,45 @@ def test_training_curve_score_and_evaluation_use_one_mask(tmp_path: Path) -> Non
     losses = []
     for row, target in zip(batch, targets, strict=True):
         cuts = [0, *(i for i in range(1, 32) if row[i] == data.tokenizer.eot), 32]
-        losses += [
-            (end - start) * plain(fresh, row[None, start:end], target[None, start:end]) for start, end in pairwise(cuts)
-        ]
+        losses += [(end - i) * plain(fresh, row[None, i:end], target[None, i:end]) for i, end in pairwise(cuts)]
     assert len(losses) > 8
-    assert rows["trainloss"][0] == pytest.approx(sum(losses).item() / batch.numel(), rel=1e-5)
+    assert float(logged[0]["train/loss"]) == pytest.approx(sum(losses).item() / batch.numel(), rel=1e-5)
 
-    asked = EvaluateConfig(run_dir=str(tmp_path / "run"), threads=1)
-    own, joined = evaluate_run(asked), evaluate_run(replace(asked, document_mask=False))
-    assert own["loss"] == pytest.approx(result["val_loss"], rel=1e-6)
-    assert abs(joined["loss"] - own["loss"]) > 1e-4
-    assert evaluate_run(replace(asked, document_mask=True)) == own
-
-
-def test_without_the_mask_a_run_is_the_one_of_before(tmp_path: Path) -> None:
-    masked, _ = lines_run(tmp_path, "a")
-    joined = replace(masked, data=replace(masked.data, document_mask=False))
-    assert config_hash(joined) != config_hash(masked)
-    other = replace(masked, run_dir=str(tmp_path / "b"))
-    assert train(joined)[1]["val_loss"] != train(other)[1]["val_loss"]
-    config = json.loads((tmp_path / "a/model/config.json").read_text())
-    assert config["document_separator"] is None
+    evaluation = EvaluateConfig(run_dir=str(tmp_path / "run"), threads=1)
+    masked, joined = (evaluate_run(replace(evaluation, document_mask=mask)) for mask in (None, False))
+    assert masked["loss"] == pytest.approx(result["val_loss"], rel=1e-6)
+    assert abs(joined["loss"] - masked["loss"]) > 1e-4
+    assert evaluate_run(replace(evaluation, document_mask=True)) == masked
 
 
-def test_a_model_folder_says_what_begins_a_document(tmp_path: Path) -> None:
-    tokenizer = byte_tokenizer()
-    net = Transformer(tiny(), TIED, vocab_size=257, seq_len=SEQ, document_separator=tokenizer.eot)
-    save_model(net, tokenizer, tmp_path)
-    loaded, _ = load_model(tmp_path)
-    tokens = torch.tensor([[0, 5, 6, 0, 7, 8]])
-    assert torch.equal(loaded(tokens), net(tokens))
-    assert loaded.document_separator == tokenizer.eot
-
-
-def test_the_export_says_what_it_loses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_folder_has_the_mask_and_an_export_says_that_it_loses_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     tokenizer = byte_tokenizer()
     for separator in (None, tokenizer.eot):
         folder = tmp_path / str(separator)
         net = Transformer(tiny(ffn="swiglu"), TIED, vocab_size=257, seq_len=SEQ, document_separator=separator)
         save_model(net, tokenizer, folder)
+        loaded, _ = load_model(folder)
+        row = torch.tensor([[0, 5, 6, 0, 7, 8]])
+        assert torch.equal(loaded(row), net(row))
+        assert loaded.document_separator == separator
         export.run([f"run_dir={folder}", f"output_dir={folder / 'out'}"])
-        said = capsys.readouterr().out
-        assert ("does not mask attention between documents" in said) == (separator is not None)
+        assert ("does not mask" in capsys.readouterr().out) == (separator is not None)
 
 
 def test_a_text_of_one_document_is_warned_about(corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    run, _ = lines_run(tmp_path, "run")
-    with caplog.at_level(logging.WARNING, "lm"):
-        train(replace(run, data=replace(run.data, source="text", path=str(corpus))))
-        assert "the training text is one document" in caplog.text
+    many, _ = lines_run(tmp_path)
+    single = replace(many, data=replace(many.data, source="text", path=str(corpus)), run_dir=str(tmp_path / "single"))
+    for run, is_warned in ((many, False), (single, True)):
         caplog.clear()
-        train(lines_run(tmp_path, "rows")[0])
-        assert "one document" not in caplog.text
+        with caplog.at_level(logging.WARNING, "lm"):
+            train(run)
+        assert ("one document" in caplog.text) == is_warned
 
 
 def test_the_mask_of_an_evaluation_is_no_setting_of_its_text() -> None:
-    with pytest.raises(BadInput, match=r"data\.document_mask=true: is for training; .* document_mask=true"):
+    with pytest.raises(BadInput, match=r"^data\.document_mask=true"):
         EvaluateConfig(run_dir="r", data=DataConfig(document_mask=True))
 
 

@@ -1,68 +1,65 @@
-"""Linear: what it computes, and its initialisation."""
+"""Linear: what it computes, and its initialisation. The CPU kernels equal torch's operations."""
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import EVERY_HEAD, SEQ
-from helpers.models import build, random_tokens
-from torch import nn
+from conftest import SEQ
+from helpers.models import build
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from lm.model.kernels import HAS_ONEDNN, onednn_linear, rms_norm
 from lm.model.linear import Linear, linear
+
+each = pytest.mark.parametrize
 
 
 def pair(*shape: int, bias: bool = True) -> tuple[Linear, nn.Linear]:
-    """Our Linear and torch's from the same random state."""
+    """Linear and torch's from the same random state."""
     torch.manual_seed(0)
-    ours = Linear(*shape, bias=bias)
+    layer = Linear(*shape, bias=bias)
     torch.manual_seed(0)
-    return ours, nn.Linear(*shape, bias=bias)
+    return layer, nn.Linear(*shape, bias=bias)
 
 
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("shape", [(2, 3), (1, 1), (96, 256), (1000, 3)])
+@each("bias", [True, False])
+@each("shape", [(2, 3), (1, 1), (96, 256), (1000, 3)])
 def test_it_equals_torch_bit_for_bit(shape: tuple[int, int], bias: bool) -> None:
-    ours, torchs = pair(*shape, bias=bias)
-    assert ours.state_dict().keys() == torchs.state_dict().keys()
-    assert all(torch.equal(ours.state_dict()[name], tensor) for name, tensor in torchs.state_dict().items())
-    assert repr(ours) == repr(torchs)
+    layer, torchs = pair(*shape, bias=bias)
+    assert layer.state_dict().keys() == torchs.state_dict().keys()
+    assert all(torch.equal(layer.state_dict()[name], tensor) for name, tensor in torchs.state_dict().items())
+    assert repr(layer) == repr(torchs)
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
         x = torch.randn(4, shape[0], dtype=dtype)
-        assert torch.equal(ours.to(dtype)(x), torchs.to(dtype)(x))
+        assert torch.equal(layer.to(dtype)(x), torchs.to(dtype)(x))
 
 
-def test_known_numbers_of_seed_zero() -> None:
-    ours, _ = pair(2, 3)
+def test_known_numbers() -> None:
+    layer, _ = pair(2, 3)
     for tensor, expected in (
-        (ours.weight, [[-0.0053, 0.3793], [-0.5820, -0.5204], [-0.2723, 0.1896]]),
-        (ours.bias, [-0.0140, 0.5607, -0.0628]),
-        (ours(torch.tensor([[0.0, 1.0], [2.0, 3.0]])), [[0.3653, 0.0403, 0.1269], [1.1134, -2.1645, -0.0386]]),
+        (layer.weight, [[-0.0053, 0.3793], [-0.5820, -0.5204], [-0.2723, 0.1896]]),
+        (layer.bias, [-0.0140, 0.5607, -0.0628]),
+        (layer(torch.tensor([[0.0, 1.0], [2.0, 3.0]])), [[0.3653, 0.0403, 0.1269], [1.1134, -2.1645, -0.0386]]),
     ):
         assert torch.allclose(tensor, torch.tensor(expected), atol=5.1e-5, rtol=0)
-
-
-def test_a_matrix_vector_product_by_hand() -> None:
     weight = torch.tensor([[1.0, 2, 3, 4], [2, 3, 4, 5], [3, 4, 5, 6]])
     assert linear(torch.tensor([1.0, 2, 3, 4]), weight).tolist() == [30, 40, 50]
 
 
-def test_the_weight_is_out_by_in_and_all_forms_of_the_product_agree() -> None:
-    layer, x = Linear(4, 3), torch.randn(5, 4)
+@each("leading", [(), (5,), (2, 3, 5), (2, 0)])
+def test_all_forms_of_the_product_agree_on_the_last_dimension_of_any_shape(leading: tuple[int, ...]) -> None:
+    layer, x = Linear(4, 3), torch.randn(*leading, 4)
     weight, bias = layer.weight, layer.bias
-    assert (weight.shape, bias.shape) == ((3, 4), (3,))
+    assert (weight.shape, bias.shape, layer(x).shape) == ((3, 4), (3,), (*leading, 3))
     for y in (F.linear(x, weight, bias), torch.matmul(x, weight.T) + bias, x @ weight.T + bias):
         assert torch.allclose(layer(x), y, atol=1e-5)
 
 
-@pytest.mark.parametrize("leading", [(), (2,), (2, 3, 5), (2, 0)])
-def test_it_acts_on_the_last_dimension_of_any_shape(leading: tuple[int, ...]) -> None:
-    layer, x = Linear(4, 3), torch.randn(*leading, 4)
-    assert layer(x).shape == (*leading, 3)
-    assert torch.allclose(layer(x).reshape(-1, 3), layer(x.reshape(-1, 4)), atol=1e-5)
-
-
-@pytest.mark.parametrize("shape", [(5,), (2, 3), (4, 5)])
+@each("shape", [(5,), (2, 3), (4, 5)])
 def test_a_wrong_last_dimension_names_both_sizes(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=rf"\b{shape[-1]}\b.*\b4\b"):
         Linear(4, 3)(torch.zeros(shape))
@@ -83,9 +80,8 @@ def test_gradients_by_formula() -> None:
     """dL/dW = G^T X, dL/db = sum of G over the batch, dL/dX = G W."""
     layer, x, g = Linear(4, 3), torch.randn(5, 4, requires_grad=True), torch.randn(5, 3)
     layer(x).backward(g)
-    assert torch.allclose(layer.weight.grad, g.T @ x, atol=1e-5)
-    assert torch.allclose(layer.bias.grad, g.sum(0), atol=1e-5)
-    assert torch.allclose(x.grad, g @ layer.weight, atol=1e-5)
+    for grad, expected in ((layer.weight.grad, g.T @ x), (layer.bias.grad, g.sum(0)), (x.grad, g @ layer.weight)):
+        assert torch.allclose(grad, expected, atol=1e-5)
 
 
 def test_hooks_fire_because_modules_are_called() -> None:
@@ -102,8 +98,120 @@ def test_hooks_fire_because_modules_are_called() -> None:
     assert fired == linears
 
 
-@pytest.mark.parametrize("kind", EVERY_HEAD)
-def test_torch_nn_linear_gives_the_same_logits(kind: str) -> None:
-    ours, torchs = (build(kind, linear=name, bias=True) for name in ("linear", "torch.nn.Linear"))
-    assert type(torchs.blocks[0].ffn.up_proj) is nn.Linear
-    assert torch.equal(ours(random_tokens(1, SEQ)), torchs(random_tokens(1, SEQ)))
+# --- oneDNN
+
+
+class Recorder(TorchDispatchMode):
+    """The names of torch's operations in the order of their calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.skipif(not HAS_ONEDNN, reason="this torch has no oneDNN")
+@each(("shape", "bias"), [((3, 4, 1024), True), ((4, 1024), False), ((1024,), True), ((5, 2, 1024), False)])
+def test_a_large_matrix_goes_through_onednn_in_decoding_alone(shape: tuple[int, ...], bias: bool) -> None:
+    torch.manual_seed(0)
+    weight, x = torch.randn(2048, 1024), torch.randn(shape)
+    x = x.transpose(0, -2) if len(shape) > 2 else x
+    b = torch.randn(len(weight)) if bias else None
+    with torch.no_grad():
+        torch.testing.assert_close(onednn_linear(x, weight, b), F.linear(x, weight, b), rtol=1e-5, atol=1e-3)
+        with Recorder() as decoding:
+            linear(x, weight, b)
+    assert (decoding.names == ["mkldnn::_linear_pointwise"]) or x.ndim == 1  # of one row the CPU decides
+    with Recorder() as others:
+        linear(x, weight, b)
+        with torch.no_grad():
+            linear(x, weight[:-1])
+            linear(x.double(), weight.double())
+            with torch.autocast("cpu", torch.bfloat16):
+                linear(x, weight)
+    assert not any("mkldnn::_linear" in name for name in others.names)
+
+
+# --- RMSNorm
+
+EPS = 1e-5
+TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float64: 1e-14}  # relative
+
+
+def kernel(x: Tensor, weight: Tensor) -> Tensor:
+    return rms_norm(x, weight, EPS)
+
+
+def reference(x: Tensor, weight: Tensor) -> Tensor:
+    return F.rms_norm(x, weight.shape, weight, EPS)
+
+
+def draw(*shape: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    """An input and a weight."""
+    torch.manual_seed(0)
+    return (3 * torch.randn(shape)).to(dtype), torch.randn(shape[-1]).to(dtype)
+
+
+def passes(norm: Callable[[Tensor, Tensor], Tensor], x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+    """The output, and autograd's gradients of x and of the weight."""
+    x, weight = x.detach().requires_grad_(), weight.detach().requires_grad_()
+    y = norm(x, weight)
+    g = torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).to(x.dtype)
+    return y.detach(), *torch.autograd.grad(y, (x, weight), g.to(y.dtype))
+
+
+def error(tensor: Tensor, exact: Tensor) -> float:
+    return float((tensor.double() - exact).norm() / exact.norm())
+
+
+@each("shape", [(3, 5, 8), (8,), (1, 1, 8), (2, 3, 4, 8), (512, 128)])
+@each("dtype", TOLERANCE)
+def test_rms_norm_equals_torchs_in_value_and_gradients(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    """In half precision a large input shows that it is as accurate."""
+    x, weight = draw(*shape, dtype=dtype)
+    exact = passes(reference, x.double(), weight.double())
+    for tensor, other, right in zip(passes(kernel, x, weight), passes(reference, x, weight), exact, strict=True):
+        assert tensor.dtype == dtype
+        assert error(tensor, right) < TOLERANCE[dtype]
+        if dtype.itemsize == 2 and len(shape) == 2:
+            assert error(tensor, right) < 1.1 * error(other, right)
+
+
+def test_rms_norm_gives_equal_outputs_with_and_without_gradients_and_for_a_view() -> None:
+    x, weight = draw(2, 3, 4, 8)
+    y = kernel(x, weight.requires_grad_())
+    with torch.no_grad():
+        assert torch.equal(kernel(x, weight), y)
+    with torch.inference_mode():
+        assert torch.equal(rms_norm(x, weight, 2 * EPS), rms_norm(x.clone(), weight, 2 * EPS))
+    rms_norm(x, weight, 2 * EPS).sum().backward()  # what inference mode made serves in training
+    view = x.transpose(1, 2)
+    for first, second in zip(passes(kernel, view, weight), passes(kernel, view.contiguous(), weight), strict=True):
+        torch.testing.assert_close(first, second)
+
+
+def test_a_second_derivative_of_rms_norm_is_refused_and_not_wrong() -> None:
+    """Gradients of gradients would take the inverse RMS as a constant."""
+    x, weight = draw(3, 8)
+    (first,) = torch.autograd.grad(kernel(x.requires_grad_(), weight).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        first.sum().backward()
+
+
+def test_under_autocast_the_weight_and_its_gradient_stay_in_fp32() -> None:
+    x, weight = draw(64, 2048)
+    x = x.to(torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16):
+        y, by_x, by_weight = passes(kernel, x, weight)
+    assert (y.dtype, by_x.dtype, by_weight.dtype) == (torch.bfloat16, torch.bfloat16, torch.float32)
+    assert error(y, reference(x.double(), weight.double())) < 2e-3
+
+
+@each("value", [0.0, 1e-30])
+def test_rms_norm_of_zeros_and_tiny_inputs_is_finite(value: float) -> None:
+    y, by_x, by_weight = passes(kernel, torch.full((2, 8), value), torch.randn(8))
+    assert y.abs().max() < 1e-26
+    assert all(torch.isfinite(tensor).all() for tensor in (by_x, by_weight))

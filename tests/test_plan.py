@@ -48,21 +48,6 @@ def question(**changes: Any) -> AblationConfig:
     return AblationConfig(**(settings | changes))
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"arms": {f"a{i}": [] for i in range(301)}}, "ablation.arms: 301 comparisons: expected at most 300"),
-        ({"seeds": [*range(2001)]}, "ablation.seeds: 4,002 runs: expected at most 4,000 under all budgets"),
-        ({"seeds": [0] * 1976, "tune": TuneConfig(trials=21)}, "ablation.seeds: 4,002 runs: expected at most 4,000"),
-        ({"looks": [*range(2, 23)]}, "ablation.looks: 21: expected at most 20"),
-    ],
-)
-def test_an_ablation_whose_record_would_be_refused_is_not_planned(changes: dict, said: str) -> None:
-    with pytest.raises(BadInput) as error:
-        question(**changes)
-    assert str(error.value).startswith(said)
-
-
 Build = Callable[..., dict[str, Arm]]
 
 
@@ -188,7 +173,7 @@ def test_a_mistake_is_looked_for_where_it_was_made(build: Build, changes: dict, 
         ({"baseline": "tid"}, "ablation.baseline=tid: no such arm; choose one of tied, untied"),
         ({"arms": {"tied": []}}, "expected two or more"),
         ({"arms": {"tied": [], "un/tied": []}}, "ablation.arms.un/tied"),
-        ({"seeds": [0, 1, 0]}, "ablation.seeds: 0 is given twice"),
+        ({"seeds": [0, 1, 0]}, "ablation.seeds=[0, 1, 0]"),
         ({"seeds": []}, "ablation.seeds"),
         ({"seeds": [-1]}, "seed=-1"),
         ({"primary": ["tied"]}, "ablation.primary: tied"),

@@ -84,7 +84,7 @@ def read(folder: Path, **changes: Any) -> AblationRecord:
         ({"threads": True}, "threads: expected int, found True"),
         ({"arms": {"a": {"words": []}}}, "not what lm wrote (TypeError"),
         ({"cells": [{"arm": "a"}]}, "not what lm wrote (TypeError"),
-        ({"tune": {"trials": 99}}, "ablation.tune.trials=99"),
+        ({"tune": {"factor": 99.0}}, "ablation.tune.factor=99"),
         ({"cautions": [["one word"]]}, "not what lm wrote ("),
     ],
 )

@@ -209,9 +209,7 @@ UNDISTURBED = partial(set_environment, DISTURBED_CALL="never")
 
 
 @pytest.mark.parametrize("layer", ["Raising", "Signalling"])
-def test_an_error_within_a_step_saves_nothing(
-    layer: str, text_file: Path, tmp_path: Path
-) -> None:
+def test_an_error_within_a_step_saves_nothing(layer: str, text_file: Path, tmp_path: Path) -> None:
     """Also where a signal has arrived in the step; the error is what is reported."""
     run, before = disturbed_run(text_file, tmp_path, layer)
     assert finish(run, before) == 1

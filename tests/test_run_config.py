@@ -73,7 +73,6 @@ REFUSED: list[tuple[type, dict[str, Any], str]] = [
     (RunConfig, {"run_dir": ""}, "run_dir"),
     (RunConfig, {"init_tied_matrix": "first"}, "init_tied_matrix=first"),
     (RunConfig, {"trainer": TrainerConfig(accumulate_grad_batches=3)}, "trainer.accumulate_grad_batches=3"),
-    (RunConfig, {"data": DataConfig(seq_len=2**20, batch_size=32)}, "data.batch_size * data.seq_len"),
     (RunConfig, TWO | {"head": HEADS["untied_midtraining"]}, "head.kind=untied_midtraining"),
     (RunConfig, TWO | {"diagnostics": EVERY}, "diagnostics.every=5"),
     (RunConfig, {"model": LORA, "head": HEADS["untied_midtraining"]}, "head.kind=untied_midtraining"),

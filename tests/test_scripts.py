@@ -158,6 +158,8 @@ def test_an_interrupted_run_says_how_to_resume_it(tmp_path: Path, corpus: Path, 
     said, _, line = errors.splitlines()[-1].partition("; resume with: ")
     assert re.fullmatch(rf"stopped by {signum.name} after step \d+", said)
     assert shlex.split(line) == [sys.executable, str(ROOT / "scripts/train.py"), *words]
+    with start("generate", "run_dir=run", "prompt=x", "max_new_tokens=1", cwd=tmp_path, stderr=subprocess.PIPE) as note:
+        assert note.communicate(timeout=60)[1].startswith("run_dir=run: is unfinished")
     again = subprocess.run(line, shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert again.returncode == 0, again.stderr
     assert "resuming from step-" in again.stderr

@@ -1,11 +1,12 @@
 """Parameters by role and FLOPs per token, compared with closed forms and with a count of the matmuls that run."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from conftest import HEADS, SEQ, TIED, VOCAB, tiny
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -26,15 +27,27 @@ class TwoFactors(nn.Module):
         super().__init__()
         self.a, self.b = nn.Parameter(torch.ones(1, in_features)), nn.Parameter(torch.ones(out_features, 1))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         return x @ self.a.T @ self.b.T
 
 
 class LooksAtValues(TwoFactors):
     """As a mixture of experts does: the meta device has no values."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) + float(x.detach().sum() > 1e9)
+
+
+class Matmuls(TorchDispatchMode):
+    """Adds up 2 m k n for every matmul that runs."""
+
+    flops = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket.__name__ in ("mm", "addmm", "bmm"):
+            left, right = args[-2:]
+            self.flops += 2 * left.numel() * right.shape[-1]
+        return func(*args, **(kwargs or {}))
 
 
 CASES = [  # each variant once, each head once or more
@@ -46,23 +59,21 @@ CASES = [  # each variant once, each head once or more
     (tiny(linear=f"{__name__}.TwoFactors"), "untied_midtraining"),
     (tiny(linear=f"{__name__}.LooksAtValues"), "tied"),
 ]
-each_case = pytest.mark.parametrize(("config", "name"), CASES, ids=range(len(CASES)))
 
 
-def own_matrix(name: str, v: int, d: int) -> int:
-    """Parameters of a head."""
-    return {"tied": 0, "tied_scaled": 0, "tied_projected": d * d}.get(name, v * d)
-
-
-@each_case
-def test_roles_add_up_and_each_tensor_counts_once(config: ModelConfig, name: str) -> None:
-    net = on_meta(config, HEADS[name])
+@pytest.mark.parametrize(("config", "name"), CASES, ids=range(len(CASES)))
+def test_each_tensor_counts_once_and_flops_are_the_matmuls_that_run(config: ModelConfig, name: str) -> None:
+    net = Transformer(config, HEADS[name], vocab_size=VOCAB, seq_len=SEQ)
     by_role = n_params_by_role(net)
+    assert set(by_role) <= {"embedding", "position", "attention", "ffn", "norm", "head"}
     assert sum(by_role.values()) == n_params(net) == sum(math.prod(t.shape) for t in net.state_dict().values())
     assert by_role["embedding"] == VOCAB * 32
-    assert by_role.get("head", 0) == own_matrix(name, VOCAB, 32)
+    assert by_role.get("head", 0) == {"tied": 0, "tied_scaled": 0, "tied_projected": 32 * 32}.get(name, VOCAB * 32)
     assert by_role.get("position", 0) == (SEQ * 32 if config.position == "learned" else 0)
-    assert set(by_role) <= {"embedding", "position", "attention", "ffn", "norm", "head"}
+    tokens = torch.zeros(3, SEQ, dtype=torch.long)
+    with sdpa_kernel(SDPBackend.MATH), Matmuls() as matmuls:
+        net(tokens).sum().backward()
+    assert matmuls.flops / tokens.numel() == flops_per_token(net)
 
 
 def test_parameters_of_the_default_model_in_closed_form() -> None:
@@ -88,32 +99,8 @@ def test_all_heads_take_equal_flops_except_for_a_projection() -> None:
     assert set(flops.values()) == {flops["tied"]}
 
 
-class Matmuls(TorchDispatchMode):
-    """Adds up 2 m k n for every matmul that runs."""
-
-    flops = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func.overloadpacket.__name__ in ("mm", "addmm", "bmm"):
-            left, right = args[-2:]
-            self.flops += 2 * left.numel() * right.shape[-1]
-        return func(*args, **(kwargs or {}))
-
-
-@each_case
-def test_flops_are_the_matmuls_that_run(config: ModelConfig, name: str) -> None:
-    net = Transformer(config, HEADS[name], vocab_size=VOCAB, seq_len=SEQ)
-    tokens = torch.zeros(3, SEQ, dtype=torch.long)
-    with sdpa_kernel(SDPBackend.MATH), Matmuls() as matmuls:
-        net(tokens).sum().backward()
-    assert matmuls.flops / tokens.numel() == flops_per_token(net)
-
-
 def test_counting_needs_no_memory_and_has_no_side_effects() -> None:
+    state = torch.get_rng_state()
     net = on_meta(tiny(d_model=8192, n_heads=64, d_ff=65536, n_layers=8), TIED, vocab_size=200_000, seq_len=4096)
     assert flops_per_token(net) > 6 * n_params(net)
-    small = Transformer(tiny(), TIED, vocab_size=VOCAB, seq_len=SEQ)
-    state = torch.get_rng_state()
-    flops_per_token(small)
     assert torch.equal(torch.get_rng_state(), state)
-    assert all(parameter.grad is None for parameter in small.parameters())

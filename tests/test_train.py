@@ -118,10 +118,6 @@ def test_metrics_have_whole_rows_up_to_the_resume_and_a_header(tmp_path: Path) -
     path.write_text(path.read_text() + "13")  # cut off
     MetricsFile(path, 120).append(130, {"train/loss": 1.25})
     assert [row["step"] for row in rows(tmp_path)] == ["120", "130"]
-    metrics = MetricsFile(path, 130)
-    path.unlink()
-    metrics.append(140, {"train/loss": 1.0})
-    assert [(row["step"], row["train/loss"]) for row in rows(tmp_path)] == [("140", "1.0")]
 
 
 def test_samples_are_continuations_of_prompts(finished: Finished, tmp_path: Path) -> None:

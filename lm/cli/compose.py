@@ -10,10 +10,10 @@ from dataclasses import asdict, fields, replace
 from functools import reduce
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import yaml
-from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lm.cli.mistakes import CONFIGS, Kinds, explaining, kinds_of, no_such_key, not_a_setting, wrong_value
@@ -26,7 +26,6 @@ from lm.system.terminal import spelled
 from lm.training.run_directory import LENGTH, RunDirectory
 
 SWEEP_VALUE = re.compile(r",|^\w+\(")  # several values in Hydra's grammar: a,b or choice(a,b), range(...), glob(...)
-LOADED = ("model", "head", "tokenizer")  # the groups that init_from gives
 Config = TypeVar("Config")
 log = logging.getLogger(__name__)
 
@@ -178,48 +177,44 @@ def _check_head_name(head: HeadConfig) -> None:
 
 
 def _with_init_from(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
-    """The configuration of train with the model, head and tokenizer of init_from; without one, `config` itself.
+    """The configuration of train whose default model, head and tokenizer are those of init_from, if there is one.
 
-    Only what the overrides set, or an experiment among them, can contradict the loaded model: it is refused.
+    The head may be another one; a setting of the model or the tokenizer that contradicts what is loaded is refused.
     """
-    path = config.get("init_from")
-    if path is None:
-        return config
-    base, given = read_base(path), _without_defaults(overrides)
-    head = base.settings.head if OmegaConf.is_missing(given.head, "kind") else HeadConfig()
-    loaded = {"model": asdict(base.settings.model), "head": asdict(head), "tokenizer": asdict(base.tokenizer)}
-    typed = [key for key in CLASSES if not OmegaConf.is_missing(given.model, key.removeprefix("model."))]
-    with about(f"init_from={path}"):
-        _refuse_foreign_classes(loaded["model"], typed)
-    for group, values in loaded.items():
-        for key, value in values.items():
-            own, shown = given[group], base.typed.get(key, value) if group == "tokenizer" else value
-            if OmegaConf.is_missing(own, key) or (group == "tokenizer" and own[key] in (value, shown)):
-                own[key] = value
-            elif group == "tokenizer" or (group == "model" and not agrees(key, own[key], value)):
-                setting = f"{group}.{key}={spelled(own[key])}"
-                raise BadInput(f"{setting}: init_from={path} has {spelled(shown)}; leave it out")
-    if given.init_sha256 not in (None, base.sha256):
-        raise BadInput(f"init_sha256={given.init_sha256}: init_from={path} has {base.sha256}")
-    given.init_sha256 = base.sha256
-    return given
-
-
-def _without_defaults(overrides: Sequence[str]) -> DictConfig:
-    """configs/train.yaml with overrides, in which whatever they do not set of the groups in LOADED is missing."""
     import hydra
     from hydra.core.config_store import ConfigStore
 
-    schema = OmegaConf.structured(RunConfig)
-    for group in LOADED:
-        schema[group].update(dict.fromkeys(schema[group], MISSING))
-    defaults: list[Any] = ["bare_schema"]
-    for entry in yaml.safe_load((CONFIGS / "train.yaml").read_text())["defaults"][1:]:
-        is_loaded = isinstance(entry, dict) and {*entry} <= {*LOADED}
-        defaults.append(dict.fromkeys(entry) if is_loaded else entry)
-    ConfigStore.instance().store("bare_schema", schema)
-    ConfigStore.instance().store("bare", {"defaults": defaults})
-    return hydra.compose("bare", list(overrides))
+    if (path := config.get("init_from")) is None:
+        return config
+    base, store = read_base(path), ConfigStore.instance()
+    loaded = {
+        "model": asdict(base.settings.model),
+        "head": asdict(base.settings.head),
+        "tokenizer": asdict(base.tokenizer),
+    }
+    for group, values in loaded.items():
+        store.store("loaded", values, group)
+    defaults = yaml.safe_load((CONFIGS / "train.yaml").read_text())["defaults"]
+    changed = [dict.fromkeys(entry, "loaded") if {*entry} <= {*loaded} else entry for entry in defaults]
+    store.store("from_loaded", {"defaults": changed})
+    config = hydra.compose("from_loaded", list(overrides))
+    with about(f"init_from={path}"):
+        _refuse_foreign_classes(loaded["model"], map(key_of, overrides))
+    for key, value in loaded["model"].items():
+        if not agrees(key, config.model[key], value):
+            _refuse(f"model.{key}", config.model[key], path, value)
+    for key, value in loaded["tokenizer"].items():
+        if config.tokenizer[key] not in (value, base.typed.get(key)):
+            _refuse(f"tokenizer.{key}", config.tokenizer[key], path, base.typed.get(key, value))
+    if config.init_sha256 not in (None, base.sha256):
+        _refuse("init_sha256", config.init_sha256, path, base.sha256)
+    config.tokenizer.update(loaded["tokenizer"])
+    config.init_sha256 = base.sha256
+    return config
+
+
+def _refuse(key: str, value: Any, init_from: str, loaded: Any) -> NoReturn:
+    raise BadInput(f"{key}={spelled(value)}: init_from={init_from} has {spelled(loaded)}; leave it out")
 
 
 def _continued(config: DictConfig, overrides: Sequence[str]) -> RunConfig | None:

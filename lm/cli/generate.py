@@ -14,6 +14,7 @@ from lm.cli.compose import parse
 from lm.config import BadInput, GenerateConfig
 from lm.exchange.find_model import model_folder
 from lm.system.terminal import printable
+from lm.training.run_directory import RunDirectory
 
 SCHEMA = GenerateConfig
 
@@ -32,6 +33,9 @@ def run(args: list[str]) -> None:
     from lm.inference.sampling import Sampling
     from lm.system.device import best_device, set_threads
 
+    directory = RunDirectory(Path(config.run_dir).expanduser())
+    if directory.config.exists() and not directory.result.exists():
+        print(f"run_dir={config.run_dir}: is unfinished; this is its model when it was stopped", file=sys.stderr)
     options = {key: getattr(config, key) for key in ("temperature", "top_k", "min_p", "seed")}
     Sampling(**options)  # raises BadInput before the model is loaded
     set_threads(config.threads)

@@ -48,14 +48,15 @@ BAD_PATH = (  # errors that another path or other permissions would mend
     *(errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP),
 )
 failed_jobs: list[int] = []  # exit codes, of a sweep
+signals: list[int] = []  # those that have arrived
 
 
 def main(command: str | None = None) -> NoReturn:
     """Run a command, by default the one that the first argument names, and leave with its exit code."""
     configure_logging()
-    for signum in (signal.SIGTERM, signal.SIGHUP):
+    for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(signum) != signal.SIG_IGN:  # as nohup starts a command
-            signal.signal(signum, lambda signum, _: sys.exit(128 + signum))
+            signal.signal(signum, _on_signal)
     os.environ["HYDRA_FULL_ERROR"] = "1"  # its errors come to us as they are
     try:
         code = _run(command, sys.argv[1:])
@@ -67,6 +68,11 @@ def main(command: str | None = None) -> NoReturn:
     with suppress(OSError):
         _flush()
     sys.exit(max(code, *failed_jobs, 0))
+
+
+def _on_signal(signum: int, _: Any) -> None:
+    signals.append(signum)
+    raise KeyboardInterrupt if signum == signal.SIGINT else SystemExit(128 + signum)
 
 
 def _run(command: str | None, args: list[str]) -> int:
@@ -116,6 +122,8 @@ def _complete(args: list[str]) -> int:
 
 def report(error: Exception, job: str = "") -> int:
     """Print an error, in one line where the user can correct it, and return the exit code."""
+    if signals:  # an import that a signal breaks off may raise anything
+        return _interruption(SystemExit(128 + signals[0]))
     if isinstance(error, BrokenPipeError) and _reader_has_left():
         return 1
     line, code = _describe(error)

@@ -27,12 +27,12 @@ def run(args: list[str]) -> None:
     for key, path in {"plot": plot, "csv": table}.items():
         if path is not None and not path.parent.is_dir():
             raise BadInput(f"{key}={path}: no such folder as {path.parent}")
-    found = find_runs(Path(config.folder).expanduser())
-    runs = ordered(where(found, config.where), config.sort) if found else []
+    every = find_runs(Path(config.folder).expanduser())
+    runs = ordered(where(every, config.where), config.sort) if every else []
     if config.csv == "-":
         print(printable(listing_csv(runs)), end="")
     else:
-        print(listing(runs, len(found)))
+        print(listing(runs, len(every)))
     if table is not None and config.csv != "-":
         write_text(table, listing_csv(runs))
     if plot is not None:

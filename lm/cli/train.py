@@ -54,10 +54,11 @@ def prepare(flags: Namespace) -> list[str]:
     """The overrides for Hydra's grammar. Raises BadInput for a sweep whose runs would all have one directory."""
     overrides = [quoted(override, kinds_of(RunConfig), flags.multirun) for override in flags.overrides]
     if flags.multirun:
-        parsed = OverridesParser.create().parse_overrides(overrides)
-        fixed = {one.key_or_group: one.value() for one in parsed if not one.is_sweep_override()}.get("run_dir")
-        if any(one.is_sweep_override() for one in parsed) and fixed is not None and "${" not in str(fixed):
-            raise BadInput(f"run_dir={fixed}: a sweep needs a directory for each run; leave run_dir out")
+        parsed = {item.key_or_group: item for item in OverridesParser.create().parse_overrides(overrides)}
+        swept = [key for key, item in parsed.items() if item.is_sweep_override()]
+        path = parsed["run_dir"].value() if "run_dir" in parsed and "run_dir" not in swept else None
+        if swept and path is not None and "${" not in str(path):
+            raise BadInput(f"run_dir={path}: a sweep needs a directory for each run; leave run_dir out")
     return overrides
 
 

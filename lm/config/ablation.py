@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,19 +15,11 @@ METRICS = {  # name in result.json -> (whether less is better, its unit)
 }
 BUDGETS = ("tokens", "flops", "time")
 HYPERPARAMETERS = ["optim.lr", "head.embedding_lr_multiplier", "head.head_lr_multiplier"]
-MAX_TRIALS = 30
-MAX_COMPARISONS = 300  # with 4,000 runs, a report of them is written in less than 30 seconds
-MAX_RUNS = 4000
-MAX_LOOKS = 20
 MATCHED_BY = ("model.d_ff", "model.d_model", "model.n_layers")
 
 
-def distinct(key: str, values: Sequence[object]) -> None:
-    if not values:
-        raise BadInput(f"{key}: is empty; expected one or more")
-    for i, value in enumerate(values):
-        if value in values[:i]:
-            raise BadInput(f"{key}: {value} is given twice")
+def _distinct(key: str, values: Sequence[object]) -> None:
+    expect(len({*values}) == len(values) > 0, f"{key}={[*values]}", "one or more different values")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,15 +34,11 @@ class TuneConfig:
 
     def __post_init__(self) -> None:
         at_least(0, "ablation.tune.", self, "trials", "extension_trials")
-        expect(self.trials <= MAX_TRIALS, f"ablation.tune.trials={self.trials}", f"{MAX_TRIALS} or fewer")
         expect(1 < self.factor <= 10, f"ablation.tune.factor={self.factor}", "more than 1, up to 10")
-        distinct("ablation.tune.seeds", self.seeds)
-        distinct("ablation.tune.hyperparameters", self.hyperparameters)
+        _distinct("ablation.tune.seeds", self.seeds)
+        _distinct("ablation.tune.hyperparameters", self.hyperparameters)
         for seed in self.seeds:
             seedable(seed)
-
-    def most_trials(self) -> int:
-        return self.trials + self.extension_trials if self.trials else 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -80,24 +68,6 @@ class Question(Look):
     plot_over: str | None = None  # a setting to draw the comparisons over
 
 
-def check_looks(key: str, asked: Look, decided: bool = False) -> None:
-    """Raises BadInput. After a look that has decided, a record asks for its seeds alone."""
-    looks, n = asked.looks, len(asked.seeds)
-    ends = n in looks[-1:] or (decided and n in looks)
-    if looks and (looks != sorted({*looks}) or looks[0] < 2 or not ends):
-        expected = f"expected increasing numbers of seeds from 2 on, of which the last is all, {n}"
-        raise BadInput(f"{key}={looks}: {expected}")
-
-
-def check_size(key: str, asked: Look, arms: int, runs: int) -> None:
-    """Raises BadInput. `runs` are those under every budget, trials included."""
-    compared = len(asked.budgets) * (arms + len(asked.interactions))
-    what = f"at most {MAX_COMPARISONS}, of arms and interactions under every budget"
-    expect(compared <= MAX_COMPARISONS, f"{key}arms: {compared:,} comparisons", what)
-    expect(runs <= MAX_RUNS, f"{key}seeds: {runs:,} runs", f"at most {MAX_RUNS:,} under all budgets, trials included")
-    expect(len(asked.looks) <= MAX_LOOKS, f"{key}looks: {len(asked.looks):,}", f"at most {MAX_LOOKS}")
-
-
 NAME = r"[\w.-]{1,40}"  # of an arm, and of an ablation
 NAMES = "a name of letters, digits, dots, - and _"
 FORMULA = re.compile(rf"\(({NAME}) - ({NAME})\) - \(({NAME}) - ({NAME})\)")
@@ -111,30 +81,13 @@ def interaction(formula: str) -> tuple[tuple[str, str], dict[str, int]]:
 
     Raises ValueError for another form.
     """
-    if not (found := FORMULA.fullmatch(formula)):
+    if not (match := FORMULA.fullmatch(formula)):
         raise ValueError(formula)
-    a, b, c, d = found.groups()
+    a, b, c, d = match.groups()
     weights = dict.fromkeys((a, b, c, d), 0)
     for arm, weight in ((a, 1), (b, -1), (c, -1), (d, 1)):
         weights[arm] += weight
     return (f"{a} - {b}", f"{c} - {d}"), weights
-
-
-def check_interactions(interactions: Mapping[str, str], contrasts: Mapping[str, str], key: str) -> None:
-    """Raise BadInput if one is no difference of two of the comparisons, each an arm -> its baseline."""
-    known = [f"{arm} - {other}" for arm, other in contrasts.items()]
-    for name, formula in interactions.items():
-        said = f"{key}.{name}={formula}"
-        expect(bool(re.fullmatch(NAME, name)), said, NAMES)
-        try:
-            pair, _ = interaction(formula)
-        except ValueError:
-            raise BadInput(f"{said}: expected (arm - baseline) - (arm - baseline)") from None
-        for one in pair:
-            if one not in known:
-                choice = f"choose two of {', '.join(known)}"
-                raise BadInput(f"{said}: {one} is no comparison of this ablation; {choice}")
-        expect(pair[0] != pair[1], said, "two different comparisons")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -152,42 +105,69 @@ class AblationConfig(Question):
     base: list[str] | None = None  # of runs, one for each seed, that the arms start from; null: arms start anew
 
     def __post_init__(self) -> None:
-        if self.base is not None and "base" in self.arms:
-            raise BadInput("ablation.arms.base: is what the runs of ablation.base are called; name the arm otherwise")
-        each = len(self.budgets) * len(self.seeds) + self.tune.most_trials() * len(self.tune.seeds)
-        check_size("ablation.", self, len(self.arms), len(self.arms) * each)
         choose("ablation.metric", self.metric, tuple(METRICS))
-        distinct("ablation.seeds", self.seeds)
-        distinct("ablation.budgets", self.budgets)
+        margin, unit = self.equivalence_margin, METRICS[self.metric][1]
+        expect(0 < margin < math.inf, f"ablation.equivalence_margin={margin}", f"more than 0, in {unit}")
+        _distinct("ablation.budgets", self.budgets)
         for budget in self.budgets:
             choose("ablation.budgets", budget, BUDGETS)
-        if len(self.arms) < 2:
-            raise BadInput(f"ablation.arms: has {len(self.arms)}, expected two or more")
-        for key, name in [
-            (f"ablation.name={self.name}", self.name),
-            *((f"ablation.arms.{one}", one) for one in self.arms),
-        ]:
-            expect(bool(re.fullmatch(NAME, name)) and set(name) != {"."}, key, NAMES)
-        places = [("baseline", [self.baseline]), ("primary", self.primary), ("baselines", self.baselines.values())]
-        places += [(key, getattr(self, key)) for key in ("baselines", "match_parameters", "seed_offsets")]
-        for key, name in [(key, name) for key, names in places for name in names]:
-            if name not in self.arms:
-                raise BadInput(f"ablation.{key}={name}: no such arm; choose one of {', '.join(self.arms)}")
-        for name in self.primary:
-            if name not in self.contrasts():
-                raise BadInput(f"ablation.primary: {name} is compared with no other arm")
+        self._check_arms()
+        self._check_interactions()
+        self._check_seeds()
+
+    def _check_arms(self) -> None:
+        expect(len(self.arms) >= 2, f"ablation.arms: has {len(self.arms)}", "two or more")
+        for setting, name in {
+            f"ablation.name={self.name}": self.name,
+            **{f"ablation.arms.{a}": a for a in self.arms},
+        }.items():
+            expect(bool(re.fullmatch(NAME, name)) and set(name) != {"."}, setting, NAMES)
+        if self.base is not None and "base" in self.arms:
+            raise BadInput("ablation.arms.base: is what the runs of ablation.base are called; name the arm otherwise")
+        references = {
+            "baseline": [self.baseline],
+            "primary": self.primary,
+            "baselines": [*self.baselines, *self.baselines.values()],
+            "match_parameters": self.match_parameters,
+            "seed_offsets": self.seed_offsets,
+        }
+        for key, names in references.items():
+            for name in names:
+                if name not in self.arms:
+                    raise BadInput(f"ablation.{key}={name}: no such arm; choose one of {', '.join(self.arms)}")
+        contrasts = self.contrasts()
+        for arm in self.primary:
+            if arm not in contrasts:
+                raise BadInput(f"ablation.primary: {arm} is compared with no other arm")
         for arm in self.arms:
             if self.baselines.get(arm) == arm:
                 raise BadInput(f"ablation.baselines: {arm} is compared with itself")
             self.root(arm)
-        check_interactions(self.interactions, self.contrasts(), "ablation.interactions")
         for arm, key in self.match_parameters.items():
             choose(f"ablation.match_parameters.{arm}", key, MATCHED_BY)
-            if arm not in self.contrasts() or self.contrasts()[arm] in self.match_parameters:
+            if arm not in contrasts or contrasts[arm] in self.match_parameters:
                 raise BadInput(f"ablation.match_parameters: {arm} needs an arm to match that is itself not matched")
+
+    def _check_interactions(self) -> None:
+        pairs = [f"{arm} - {other}" for arm, other in self.contrasts().items()]
+        for name, formula in self.interactions.items():
+            setting = f"ablation.interactions.{name}={formula}"
+            expect(bool(re.fullmatch(NAME, name)), setting, NAMES)
+            try:
+                (first, second), _ = interaction(formula)
+            except ValueError:
+                raise BadInput(f"{setting}: expected (arm - baseline) - (arm - baseline)") from None
+            if first == second or not {first, second} <= {*pairs}:
+                raise BadInput(f"{setting}: expected two different comparisons of {', '.join(pairs)}")
+
+    def _check_seeds(self) -> None:
+        _distinct("ablation.seeds", self.seeds)
         for seed in self.seeds:
             seedable(seed)
-        check_looks("ablation.looks", self)
+        looks, n = self.looks, len(self.seeds)
+        is_plan = not looks or (looks == sorted({*looks}) and looks[0] >= 2 and looks[-1] == n)
+        expected = f"increasing numbers of seeds from 2 on, of which the last is all, {n}"
+        expect(is_plan, f"ablation.looks={looks}", expected)
         for name in self.arms:
             offset = self.seed_offsets.get(name, 0)
             own = {seed + offset for seed in self.seeds}
@@ -195,8 +175,6 @@ class AblationConfig(Question):
                 raise BadInput(f"ablation.seed_offsets.{name}={offset}: expected a number that leads to other seeds")
             if self.tune.trials and (both := own & set(self.tune.seeds)):
                 raise BadInput(f"ablation.tune.seeds: {min(both)} is also reported for {name}; tune on other seeds")
-        margin, unit = self.equivalence_margin, METRICS[self.metric][1]
-        expect(0 < margin < math.inf, f"ablation.equivalence_margin={margin}", f"more than 0, in {unit}")
 
     def contrasts(self) -> dict[str, str]:
         """Which arm is compared with which."""
@@ -232,15 +210,10 @@ class SlurmConfig:
 
     def __post_init__(self) -> None:
         at_least(1, "slurm.", self, "minutes")
-        if self.memory_gb is not None and self.memory_gb <= 0:
-            raise BadInput(f"slurm.memory_gb={self.memory_gb}: expected more than 0")
-        further = self.parameters.get("additional_parameters") or {}
-        expect(isinstance(further, dict), f"slurm.parameters.additional_parameters={further}", "names and values")
-        names = {"": self.parameters, "additional_parameters.": further}
-        for where, key in ((where, key) for where, given in names.items() for key in given):
-            if key.replace("-", "_") in FROM_RUN:
-                expected = "slurm.minutes" if key == "time" else "no such key: the run decides it"
-                raise BadInput(f"slurm.parameters.{where}{key}: expected {expected}")
+        expect(self.memory_gb is None or self.memory_gb > 0, f"slurm.memory_gb={self.memory_gb}", "more than 0")
+        keys = [*self.parameters, *(self.parameters.get("additional_parameters") or ())]
+        for key in FROM_RUN & {key.replace("-", "_") for key in keys}:
+            raise BadInput(f"slurm.parameters.{key}: expected no such key; the run and slurm.minutes decide it")
 
 
 @dataclass(slots=True, kw_only=True)

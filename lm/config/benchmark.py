@@ -1,9 +1,8 @@
 """The command line of benchmark."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
-from lm.config.checks import BadInput, at_least, choose, expect
+from lm.config.checks import at_least, choose
 
 DEFAULT = (
     *("limits", "training", "nanogpt", "compile", "loss", "documents"),
@@ -22,16 +21,7 @@ class BenchmarkConfig:
     nanogpt: str | None = None  # a clone of nanoGPT, for its training step beside that of lm
 
     def __post_init__(self) -> None:
-        expect(self.only != [], "only=[]", f"some of {', '.join(SECTIONS)}")
         for name in self.only or ():
             choose("only", name, SECTIONS)
-        if self.output is not None:
-            path = Path(self.output).expanduser()
-            is_file = path.parent.is_dir() and not path.is_dir()
-            expect(is_file, f"output={self.output}", "the name of a file in a folder that exists")
-        if self.nanogpt is None and "nanogpt" in (self.only or ()):
-            raise BadInput("nanogpt: is missing; give it as nanogpt=DIR, a clone of nanoGPT")
-        if self.nanogpt is not None and not (Path(self.nanogpt).expanduser() / "model.py").is_file():
-            raise BadInput(f"nanogpt={self.nanogpt}: holds no model.py; expected a clone of nanoGPT")
         at_least(0, "", self, "seconds")
         at_least(1, "", self, "threads")

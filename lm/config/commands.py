@@ -44,13 +44,16 @@ class EvaluateConfig:
     trust: bool = False  # import the classes of the user's own that the settings name
 
     def __post_init__(self) -> None:
-        if self.data is not None and self.data.document_mask:
-            raise BadInput("data.document_mask=true: is for training; to evaluate, give document_mask=true")
-        if self.data is not None and self.data.seq_len != DataConfig().seq_len:
-            raise BadInput(f"data.seq_len={self.data.seq_len}: is for training; give seq_len={self.data.seq_len}")
-        for key in ("val_split", "val_path"):
-            if self.data and (value := getattr(self.data, key)) is not None:
-                raise BadInput(f"data.{key}={value}: evaluate scores the whole of one text, data.{key[4:]}")
+        places = {
+            "document_mask": "document_mask",
+            "seq_len": "seq_len",
+            "val_split": "data.split",
+            "val_path": "data.path",
+        }
+        for key, place in places.items():
+            default = DataConfig.__dataclass_fields__[key].default
+            if self.data is not None and (value := getattr(self.data, key)) != default:
+                raise BadInput(f"data.{key}={value}: is for training; give {place}={value}")
         if self.data is not None and self.texts is not None:
             raise BadInput(f"texts={self.texts}: data names a text as well; give one of the two")
         at_least(1, "", self, "threads", "seq_len")

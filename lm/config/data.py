@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from lm.config.checks import BadInput, at_least, choose, expect
 
 SOURCES = ("stdlib", "text", "json", "csv", "parquet", "hub")
-ROWS = ("documents", "lines")
 TABLES = ("json", "csv", "parquet", "hub")
 OF_SOURCES = (  # settings that have an effect with some sources only: their default, and these sources
     *(("name", None, ("hub",)), ("revision", None, ("hub",)), ("split", "train", ("hub",))),
@@ -13,7 +12,6 @@ OF_SOURCES = (  # settings that have an effect with some sources only: their def
     *(("sha256", None, ("text",)), ("column", "text", TABLES), ("rows", "documents", TABLES)),
 )
 TOKENIZERS = ("bpe", "char", "byte", "file")
-MAX_VOCAB_SIZE = 10_000_000
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,11 +49,7 @@ class DataConfig:
             raise BadInput(f"data.path: data.source={self.source} needs one (data.path={form})")
         if self.source == "stdlib" and self.path is not None:
             raise BadInput(f"data.path={self.path}: data=stdlib reads no file; use data=text data.path=FILE")
-        choose("data.rows", self.rows, ROWS)
-        self.check_source()
-        self.check_validation()
-
-    def check_source(self) -> None:
+        choose("data.rows", self.rows, ("documents", "lines"))
         for key, default, sources in OF_SOURCES:
             value = getattr(self, key)
             if value == "":
@@ -63,18 +57,18 @@ class DataConfig:
             if value != default and self.source not in sources:
                 raise BadInput(f"data.{key}={value}: is for data={' or '.join(sources)}, not data.source={self.source}")
 
-    def check_validation(self) -> None:
-        for key, same in ("val_split", self.split), ("val_path", self.path):
-            value = getattr(self, key)
-            if value is None:
-                continue
-            if value == same:
-                raise BadInput(f"data.{key}={value}: is the training text as well")
-            for other in ("val_fraction", "val_max_bytes"):
-                if getattr(self, other) != type(self).__dataclass_fields__[other].default:
-                    raise BadInput(
-                        f"data.{other}={getattr(self, other)}: nothing is held out beside data.{key}={value}"
-                    )
+        self._check_validation()
+
+    def _check_validation(self) -> None:
+        """Refuse what has no effect beside a validation text, and the training text as one."""
+        key, train = ("val_path", self.path) if self.val_split is None else ("val_split", self.split)
+        if (value := getattr(self, key)) is None:
+            return
+        if value == train:
+            raise BadInput(f"data.{key}={value}: is the training text as well")
+        for other in ("val_fraction", "val_max_bytes"):
+            if getattr(self, other) != type(self).__dataclass_fields__[other].default:
+                raise BadInput(f"data.{other}={getattr(self, other)}: nothing is held out beside data.{key}={value}")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -87,8 +81,6 @@ class TokenizerConfig:
         choose("tokenizer.kind", self.kind, TOKENIZERS)
         if self.kind == "bpe" and (self.vocab_size or 0) < 257:
             raise BadInput(f"tokenizer.vocab_size={self.vocab_size}: bpe needs 257 or more (256 bytes, end of text)")
-        if (self.vocab_size or 0) > MAX_VOCAB_SIZE:  # room for all of it is taken at once, before the text is seen
-            raise BadInput(f"tokenizer.vocab_size={self.vocab_size}: expected {MAX_VOCAB_SIZE} or less")
         if self.kind != "bpe" and self.vocab_size is not None:
             raise BadInput(f"tokenizer.vocab_size={self.vocab_size}: tokenizer.kind={self.kind} decides its own size")
         if self.kind == "file" and self.path is None:

@@ -10,8 +10,8 @@ NORMS = ("rmsnorm", "layernorm")
 FFNS = ("relu", "gelu", "gelu_tanh", "relu2", "swiglu")
 POSITIONS = ("rope", "learned", "none")
 CLASSES = {"model.linear": LINEARS, "model.norm": NORMS, "model.ffn": FFNS, "model.position": POSITIONS}
-PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 MAX_LAYERS = 10_000  # many more would take minutes to build
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -54,15 +54,14 @@ class ModelConfig:
     def __post_init__(self) -> None:
         for key, path in foreign_classes(self).items():
             if "." not in path or not all(part.isidentifier() for part in path.split(".")):
-                names = ", ".join(CLASSES[key])
-                raise BadInput(f"{key}={path}: choose one of {names}, or the dotted path of a class")
+                choices = ", ".join(CLASSES[key])
+                raise BadInput(f"{key}={path}: choose one of {choices}, or the dotted path of a class")
         heads = ("n_heads", "n_kv_heads", "d_head")
         at_least(1, "model.", self, "n_layers", "d_model", *heads, "d_ff", "vocab_rows", "lora_rank")
-        at_least(0, "model.", self, "dropout", "residual_scale", "previous_token_init")
         expect(self.n_layers <= MAX_LAYERS, f"model.n_layers={self.n_layers}", f"at most {MAX_LAYERS}")
-        if self.previous_token_init and self.position != "rope":
-            setting = f"model.previous_token_init={self.previous_token_init}"
-            raise BadInput(f"model.position={self.position}: {setting} needs rope; add model.previous_token_init=0")
+        at_least(0, "model.", self, "dropout", "residual_scale", "previous_token_init")
+        if self.position != "rope":
+            self._check_without_rope()
         if self.d_head is None and self.d_model % self.n_heads:
             raise BadInput(f"model.d_model={self.d_model} is not divisible by model.n_heads={self.n_heads}")
         if self.n_heads % self.kv_heads:
@@ -73,19 +72,18 @@ class ModelConfig:
         expect(self.dropout < 1, f"model.dropout={self.dropout}", "less than 1")
         for key, value in {"rope_theta": self.rope_theta, "norm_eps": self.norm_eps}.items():
             expect(0 < value < math.inf, f"model.{key}={value}", "a number above 0")
-        self.check_lora()
-        if self.rope_scaling is not None:
-            self.check_rope_scaling(self.rope_scaling)
-
-    def check_rope_scaling(self, numbers: list[float]) -> None:
-        setting = f"model.rope_scaling={numbers}"
-        if self.position != "rope":
-            raise BadInput(f"{setting}: is for model.position=rope, not {self.position}; leave it null")
-        if len(numbers) != 4 or not min(numbers) > 0 or not numbers[1] < numbers[2]:
+        self._check_lora()
+        numbers = self.rope_scaling
+        if numbers is not None and (len(numbers) != 4 or not min(numbers) > 0 or not numbers[1] < numbers[2]):
             expected = "[factor, low_freq_factor, high_freq_factor, original_context], such as [32,1,4,8192]"
-            raise BadInput(f"{setting}: expected four numbers above 0, the second below the third: {expected}")
+            raise BadInput(f"model.rope_scaling={numbers}: expected {expected}")
 
-    def check_lora(self) -> None:
+    def _check_without_rope(self) -> None:
+        for key, default in {"previous_token_init": "0", "rope_scaling": "null"}.items():
+            if value := getattr(self, key):
+                raise BadInput(f"model.{key}={value}: needs model.position=rope; add model.{key}={default}")
+
+    def _check_lora(self) -> None:
         for key in ("lora_rank", "lora_alpha", "lora_targets"):
             if self.linear != "lora" and (given := getattr(self, key)) is not None:
                 raise BadInput(f"model.{key}={given}: is for model.linear=lora, not {self.linear}; leave it null")

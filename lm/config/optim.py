@@ -38,6 +38,6 @@ class OptimConfig:
             if (self.name == "muon") != (getattr(self, key) is not None):
                 raise BadInput(f"optim.{key}={getattr(self, key)}: expected with optim=muon, and only there")
         expect(0 <= (self.momentum or 0) < 1, f"optim.momentum={self.momentum}", "from 0 to below 1")
-        two = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
-        expect(two, f"optim.betas={self.betas}", "two numbers from 0 to below 1")
+        are_factors = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
+        expect(are_factors, f"optim.betas={self.betas}", "two numbers from 0 to below 1")
         expect(self.decay_fraction <= 1, f"optim.decay_fraction={self.decay_fraction}", "0 to 1")

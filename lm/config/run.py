@@ -16,7 +16,6 @@ STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_false", "ddp_find_unuse
 PROFILERS = ("simple", "advanced", "pytorch")
 LOSSES = ("auto", "plain", "chunked")
 TIED_MATRICES = ("embedding", "head", "mean")
-MAX_TOKENS = 2**24  # in a batch on one device: the smallest of models needs gigabytes for them
 
 
 @dataclass(slots=True, kw_only=True)
@@ -142,11 +141,17 @@ class RunConfig:
         at_least(1, "", self, "max_tokens", "threads")
         seedable(self.seed)
         expect(self.run_dir != "", "run_dir: is empty", "a directory, or null for one under runs/")
-        self._check_batch()
+        micro_batches, size = self.trainer.accumulate_grad_batches, self.data.batch_size
+        if size % micro_batches:
+            raise BadInput(f"trainer.accumulate_grad_batches={micro_batches}: does not divide data.batch_size={size}")
+        unties = self.head.kind if self.head.untie_at is not None else None
+        refused = {"head.kind": unties, "diagnostics.every": self.diagnostics.every or None}
         if self.trainer.world_size > 1:
-            self._check_several_devices()
+            _refuse(refused, "is for one device only; choose trainer.devices=1")
         if self.model.linear == "lora":
-            self._check_frozen()
+            rounded = "bf16-true" if self.trainer.precision == "bf16-true" else None
+            refused |= {"init_tied_matrix": self.init_tied_matrix, "trainer.precision": rounded}
+            _refuse(refused, "with model.linear=lora, the embedding and the head keep their weights")
 
     @property
     def tokens_per_step(self) -> int:
@@ -163,30 +168,8 @@ class RunConfig:
         if self.model.linear == "lora" and self.init_from is None:
             raise BadInput("model.linear=lora: trains adapters of a finished model; add init_from=RUN")
 
-    def _check_batch(self) -> None:
-        micro_batches, size = self.trainer.accumulate_grad_batches, self.data.batch_size
-        if size % micro_batches:
-            raise BadInput(f"trainer.accumulate_grad_batches={micro_batches}: does not divide data.batch_size={size}")
-        n_tokens = size // micro_batches * self.data.seq_len
-        if n_tokens > MAX_TOKENS:
-            product = "data.batch_size * data.seq_len / trainer.accumulate_grad_batches"
-            raise BadInput(f"{product} = {n_tokens}: expected at most {MAX_TOKENS} tokens in memory at a time")
 
-    def _check_several_devices(self) -> None:
-        reason = "is for one device only; choose trainer.devices=1"
-        if self.head.untie_at is not None:
-            raise BadInput(f"head.kind={self.head.kind}: {reason}, or another head")
-        if self.diagnostics.every:
-            raise BadInput(f"diagnostics.every={self.diagnostics.every}: {reason}")
-
-    def _check_frozen(self) -> None:
-        """Refuse what would change a matrix that adapters leave as it is, or measure its gradient."""
-        reason = "with model.linear=lora, the embedding and the head do not change"
-        if self.head.untie_at is not None:
-            raise BadInput(f"head.kind={self.head.kind}: {reason}; choose head=untied_from_embedding")
-        if self.init_tied_matrix is not None:
-            raise BadInput(f"init_tied_matrix={self.init_tied_matrix}: {reason}")
-        if self.diagnostics.every:
-            raise BadInput(f"diagnostics.every={self.diagnostics.every}: {reason}")
-        if self.trainer.precision == "bf16-true":
-            raise BadInput(f"trainer.precision=bf16-true: would round weights; {reason}; choose bf16-mixed")
+def _refuse(settings: dict[str, str | int | None], reason: str) -> None:
+    for key, value in settings.items():
+        if value is not None:
+            raise BadInput(f"{key}={value}: {reason}")

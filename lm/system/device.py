@@ -13,7 +13,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lm.config import expect
 
-MAX_THREADS = 8  # for each core; with many more, torch stalls the machine or crashes
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of the control group, as containers have one
 MAX_FAST_SEQ_LEN = 512  # up to here, attention in bf16 on a CPU is faster as plain matmuls
 
@@ -40,12 +39,12 @@ def cpu_name() -> str:
 def count_threads(threads: int | None) -> int:
     """The number of threads for torch: `threads`, else OMP_NUM_THREADS, else the number of cores.
 
-    Raises BadInput if OMP_NUM_THREADS is not a positive integer, and for more than MAX_THREADS for each core.
+    Raises BadInput if that is not a number from 1 to 8 for each core: with many more, torch stalls or crashes.
     """
-    key, limit = "threads" if threads else "OMP_NUM_THREADS", MAX_THREADS * cores()
-    wanted = str(threads or os.environ.get("OMP_NUM_THREADS") or cores()).split(",")[0]
-    expect(wanted.isdigit() and 1 <= int(wanted) <= limit, f"{key}={wanted}", f"a number of threads from 1 to {limit}")
-    return int(wanted)
+    text, limit = str(threads or os.environ.get("OMP_NUM_THREADS") or cores()).split(",")[0], 8 * cores()
+    key = "threads" if threads else "OMP_NUM_THREADS"
+    expect(text.isdigit() and 1 <= int(text) <= limit, f"{key}={text}", f"a number of threads from 1 to {limit}")
+    return int(text)
 
 
 def set_threads(threads: int | None) -> int:

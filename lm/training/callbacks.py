@@ -8,7 +8,7 @@ from typing import Any
 from lightning import Callback, LightningModule, Trainer
 from tqdm import tqdm
 
-from lm.config import Diverged
+from lm.config import Diverged, RunConfig
 from lm.inference.evaluate import evaluate
 from lm.training.metrics import MetricsFile, validation_metrics
 from lm.training.module import LMModule
@@ -97,15 +97,20 @@ class LogAndValidate(Callback):
 def step_metrics(module: LMModule, step: int) -> dict[str, float]:
     """The columns of a row that the training step gives. Raises Diverged if the loss or the gradient is not finite."""
     run, loss, norm = module.run, module.step_loss(), module.grad_norm.item()
-    if not (math.isfinite(loss) and math.isfinite(norm)):
-        advice = f"choose optim.lr below {run.optim.lr} or a lower trainer.gradient_clip_val"
-        raise Diverged(f"the loss is {loss} and the gradient norm {norm} at step {step}: {advice}")
+    check_finite(run, f"the loss is {loss} and the gradient norm {norm} at step {step}", loss, norm)
     return {
         "tokens": step * run.tokens_per_step,
         "lr": run.optim.lr * lr_factor(step - 1, run.steps, run.optim),
         "train/loss": loss,
         "train/grad_norm": norm,
     }
+
+
+def check_finite(run: RunConfig, message: str, *values: float) -> None:
+    """Raise Diverged with the message if a value is not finite."""
+    if not all(map(math.isfinite, values)):
+        advice = f"choose optim.lr below {run.optim.lr} or a lower trainer.gradient_clip_val"
+        raise Diverged(f"{message}: {advice}")
 
 
 class ProgressBar(Callback):
@@ -117,8 +122,7 @@ class ProgressBar(Callback):
     def __init__(self) -> None:
         self.bar: tqdm[Any] | None = None
 
-    def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
-        assert isinstance(module, LMModule)
+    def on_train_start(self, trainer: Trainer, module: Any) -> None:
         done, total = (steps * module.run.tokens_per_step for steps in (trainer.global_step, module.run.steps))
         self.bar = tqdm(total=total, initial=done, desc="training", unit="tok", unit_scale=True, leave=False)
 

@@ -6,12 +6,11 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from lm.config import BadInput, RunConfig
 from lm.config.run import TIED_MATRICES
 from lm.data.tokens import TextData
-from lm.exchange.base import Base, agrees, read_base
+from lm.exchange.base import agrees, read_base
 from lm.exchange.portable import load_model
 from lm.inference.evaluate import evaluate
 from lm.model.head import Embedding, Head, TiedHead, TiedProjectedHead, UntiedHead, UntiedMidTrainingHead
@@ -41,43 +40,37 @@ def load_init_weights(net: Transformer, run: RunConfig, data: TextData) -> dict[
     assert run.init_from is not None
     base = read_base(run.init_from)
     if run.init_sha256 not in (None, base.sha256):
-        hashes = f"its weights have the hash {base.sha256[:16]}, this run starts from {str(run.init_sha256)[:16]}"
-        raise BadInput(f"init_from={run.init_from}: {hashes}; give the run that has them")
-    _check_same_model(run, base)
+        raise BadInput(f"init_from={run.init_from}: its weights have the hash {base.sha256}, not {run.init_sha256}")
+    for key, value in asdict(base.settings.model).items():
+        if not agrees(key, own := getattr(run.model, key), value):
+            raise BadInput(f"model.{key}={own}: init_from={run.init_from} has {value}")
     loaded, tokenizer = load_model(base.folder, trust=True)  # its classes are those of run.model, which were typed
     if tokenizer.hash != data.tokenizer.hash:
-        raise BadInput(
-            f"tokenizer: init_from={run.init_from} has another one; set tokenizer.path={base.tokenizer.path}"
-        )
+        advice = f"set tokenizer.path={base.tokenizer.path}"
+        raise BadInput(f"tokenizer: init_from={run.init_from} has another one; {advice}")
     copy_weights(net, loaded, run.init_tied_matrix)
     record = base.record(run.init_from)
     if not is_first_process():
         return record
 
-    def loss(model: Transformer) -> float:
-        batches = run.validation.batches
-        model.to(run.trainer.accelerator)
-        score = evaluate(model, data.val, run.data.seq_len, run.data.batch_size, batches).loss
-        model.cpu()
-        return score
-
-    record["val_loss"] = loss(net)
-    if not math.isfinite(record["val_loss"]):
-        raise BadInput(f"init_from={run.init_from}: its loss is {record['val_loss']}; expected weights of a model")
+    record["val_loss"] = _val_loss(net, run, data)
     message = f"starts from {run.init_from}, with a validation loss of {record['val_loss']:.4f}"
     if (loaded.head_config.kind, loaded.embed.multiplier) != (run.head.kind, net.embed.multiplier):
         # it has the positions: net took them over
         loaded.seq_len, loaded.document_separator = net.seq_len, net.document_separator
-        record["val_loss_before_conversion"] = loss(loaded)
+        record["val_loss_before_conversion"] = _val_loss(loaded, run, data)
         message += f" ({record['val_loss_before_conversion']:.4f} before its head became {run.head.name})"
     log.info("%s", message)
     return record
 
 
-def _check_same_model(run: RunConfig, base: Base) -> None:
-    for key, loaded in asdict(base.settings.model).items():
-        if not agrees(key, value := getattr(run.model, key), loaded):
-            raise BadInput(f"model.{key}={value}: init_from={run.init_from} has {loaded}")
+def _val_loss(net: Transformer, run: RunConfig, data: TextData) -> float:
+    net.to(run.trainer.accelerator)
+    loss = evaluate(net, data.val, run.data.seq_len, run.data.batch_size, run.validation.batches).loss
+    net.cpu()
+    if not math.isfinite(loss):
+        raise BadInput(f"init_from={run.init_from}: its loss is {loss}; expected weights of a model")
+    return loss
 
 
 @torch.no_grad()
@@ -92,8 +85,9 @@ def copy_weights(net: Transformer, loaded: Transformer, rule: str | None = None)
     for name, new in net.position.named_parameters():  # a learned vector for each position
         old = loaded.position.get_parameter(name)
         if new.ndim and len(new) > len(old):
-            found = f"the loaded model has {len(old)} learned positions; choose that or less"
-            raise BadInput(f"data.seq_len={len(new)}: {found}")
+            raise BadInput(
+                f"data.seq_len={len(new)}: the loaded model has {len(old)} learned positions; choose that or less"
+            )
         new.copy_(old[: len(new)] if new.ndim else old)
     convert_head(net.embed, net.head, loaded.embed, loaded.head, rule)
 
@@ -114,20 +108,16 @@ def convert_head(new_embed: Embedding, new_head: Head, old_embed: Embedding, old
                 new_head.proj.weight.copy_(old_head.proj.weight)
             new_head.proj.weight.mul_(new_embed.multiplier / old_embed.multiplier)
         case TiedHead() | TiedProjectedHead() | UntiedMidTrainingHead(), _:  # the last begins its training tied
-            new_embed.weight.copy_(_one_matrix(inputs, outputs, rule))
+            if inputs is not outputs and rule is None:
+                advice = f"choose init_tied_matrix={', '.join(TIED_MATRICES)}, or an untied head"
+                raise BadInput(
+                    f"head: has one matrix, the input and output embeddings of the loaded model differ; {advice}"
+                )
+            matrices = {None: inputs, "embedding": inputs, "head": outputs, "mean": (inputs + outputs) / 2}
+            new_embed.weight.copy_(inputs if inputs is outputs else matrices[rule])
             new_head.init_from_embedding(new_embed.weight)
         case UntiedHead(), _:
             new_embed.weight.copy_(inputs)
             new_head.proj.weight.copy_(outputs)
         case _:
             raise BadInput(f"head: {type(new_head).__name__} cannot take over the matrices of another model")
-
-
-def _one_matrix(inputs: Tensor, outputs: Tensor, rule: str | None) -> Tensor:
-    """The matrix (V, D) for both, from the input and output embeddings of another model."""
-    if inputs is outputs:
-        return inputs
-    if rule is None:
-        found = "the loaded model's input and output embeddings differ, and this head has one matrix for both"
-        raise BadInput(f"head: {found}; choose init_tied_matrix={', '.join(TIED_MATRICES)}, or an untied head")
-    return {"embedding": inputs, "head": outputs, "mean": (inputs + outputs) / 2}[rule]

@@ -16,7 +16,7 @@ from lm.config import BadInput, RunConfig
 from lm.config.identity import flat
 from lm.data.tokens import TextData
 from lm.inference.evaluate import Scores
-from lm.system.files import write_text
+from lm.system.files import read_csv, write_text
 
 COLUMNS = ("step", "tokens", "lr", "train/loss", "train/grad_norm", "val/loss", "val/bpb", "val/top1", "val/tokens")
 FINAL = (  # of result.json, for the trackers
@@ -40,27 +40,20 @@ class MetricsFile:
 
     def __init__(self, path: Path, resume_step: int = 0, columns: tuple[str, ...] = COLUMNS) -> None:
         self.path, self.columns = path, columns
-        rows = [row for row in self._rows() if int(row["step"]) <= resume_step] if resume_step else []
+        rows = read_csv(path) if resume_step and path.exists() else []
+        rows = [row for row in rows if None not in (*row, *row.values())]  # without one that broke off
+        rows = [row for row in rows if row["step"].isdecimal() and int(row["step"]) <= resume_step]
         write_text(path, self._lines([dict(zip(columns, columns, strict=True)), *rows]))
 
     def append(self, step: int, metrics: dict[str, float]) -> None:
         with open(self.path, "a", newline="") as file:
-            header = [dict(zip(self.columns, self.columns, strict=True))] if not file.tell() else []
+            header = [] if file.tell() else [dict(zip(self.columns, self.columns, strict=True))]  # it was removed
             file.write(self._lines([*header, {"step": step, **metrics}]))
 
     def sync(self) -> None:
         """Wait until all rows are on disk: a checkpoint must not be newer than they are."""
-        if self.path.exists():
-            with open(self.path, "rb") as file:
-                os.fsync(file.fileno())
-
-    def _rows(self) -> list[dict[str, Any]]:
-        """The rows of the file, without one that is cut off because the disk was full or the power failed."""
-        if not self.path.exists():
-            return []
-        with open(self.path, newline="") as file:
-            rows = [row for row in csv.DictReader(file) if None not in (*row, *row.values())]
-        return [row for row in rows if row.get("step", "").isdecimal()]
+        with open(self.path, "rb") as file:
+            os.fsync(file.fileno())
 
     def _lines(self, rows: list[dict[str, Any]]) -> str:
         buffer = io.StringIO()
@@ -75,22 +68,22 @@ def trackers(run: RunConfig, folder: Path, settings: dict[str, Any]) -> Iterator
     Raises BadInput if one cannot begin, for example because nobody has logged in.
     """
     loggers: list[Logger] = []
-    failed = True
+    status = "failed"
     try:
         for name, options in asdict(run.logger).items():
-            if options is None:
-                continue
-            try:
-                logger = TRACKERS[name](folder, **options)
-                logger.log_hyperparams(flat(settings))
-            except Exception as error:  # each library has its own
-                raise BadInput(f"logger={name}: {(str(error) or type(error).__name__).splitlines()[0]}") from error
-            loggers.append(logger)
+            if options is not None:
+                try:
+                    logger = TRACKERS[name](folder, **options)
+                    logger.log_hyperparams(flat(settings))
+                except Exception as error:  # each library has its own
+                    message = (str(error) or type(error).__name__).splitlines()[0]
+                    raise BadInput(f"logger={name}: {message}") from error
+                loggers.append(logger)
         yield loggers
-        failed = False
+        status = "success"
     finally:
         for logger in loggers:
-            logger.finalize("failed" if failed else "success")
+            logger.finalize(status)
             if isinstance(logger, WandbLogger | TrackioLogger):  # else the next run of a sweep would go on in this one
                 logger.experiment.finish()
 

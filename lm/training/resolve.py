@@ -18,13 +18,11 @@ def resolve(run: RunConfig, vocab_size: int) -> RunConfig:
     """The run with every `auto` decided for this machine. Raises BadInput for what this machine cannot do."""
     trainer = run.trainer
     _check_torchrun(trainer.world_size)
-    device = best_device() if trainer.accelerator == "auto" else trainer.accelerator
-    if device in ("gpu", "cuda"):
-        if not torch.cuda.is_available() and not (device == "gpu" and torch.backends.mps.is_available()):
-            raise BadInput(f"trainer.accelerator={device}: torch finds no GPU here; leave it at auto")
-        device = "cuda" if torch.cuda.is_available() else "mps"
-    if device == "mps" and not torch.backends.mps.is_available():
-        raise BadInput("trainer.accelerator=mps: torch finds no such GPU here; leave it at auto")
+    name = trainer.accelerator
+    device = best_device() if name in ("auto", "gpu") else name
+    available = {"cpu": name != "gpu", "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if not available[device]:
+        raise BadInput(f"trainer.accelerator={name}: torch finds no such device; leave it at auto")
     if device == "mps" and run.activation_checkpointing and run.model.dropout:
         raise BadInput("activation_checkpointing=true: torch cannot repeat dropout on MPS; choose model.dropout=0")
     precision = trainer.precision
@@ -38,10 +36,8 @@ def resolve(run: RunConfig, vocab_size: int) -> RunConfig:
 def _check_torchrun(world_size: int) -> None:
     started = os.environ.get("WORLD_SIZE", "1")
     if "TORCHELASTIC_RUN_ID" in os.environ and started != str(world_size):
-        raise BadInput(
-            f"trainer.devices: torchrun has started {started} processes, trainer.devices * trainer.num_nodes is"
-            f" {world_size}; give the numbers of processes on a node and of nodes to both"
-        )
+        product = f"trainer.devices * trainer.num_nodes is {world_size}"
+        raise BadInput(f"trainer.devices: torchrun has started {started} processes, but {product}")
 
 
 def build_model(run: RunConfig, vocab_size: int, separator: int = 0) -> Transformer:

@@ -1,7 +1,8 @@
 """A run is a directory: its name, lock, configuration and result."""
 
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -45,24 +46,19 @@ class RunDirectory:
     def lock(self) -> Iterator[None]:
         """Lock the directory while writing to it. The kernel keeps the lock, so it ends with the process.
 
-        Raises RunLocked if another process holds it. A directory that this call has made is removed again if nothing
-        was written to it.
+        Raises RunLocked if another process holds it.
         """
-        if self.path.exists() and not self.path.is_dir():
-            raise BadInput(f"run_dir={self.path}: is a file; expected a directory")
-        made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         lock = filelock.FileLock(self.path / ".lock")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            if any(self.path.iterdir()) and not Path(lock.lock_file).exists() and not self.config.exists():
+            if (names := os.listdir(self.path)) and not {".lock", self.config.name} & {*names}:
                 raise BadInput(f"run_dir={self.path}: holds other files; choose a new or an empty directory")
             lock.acquire(blocking=False)
         except filelock.Timeout:
             raise RunLocked(f"run_dir={self.path}: is being written by another process") from None
         except OSError as error:  # also ENOLCK and EOPNOTSUPP, of file systems without locks
-            raise BadInput(
-                f"run_dir={self.path}: {error.strerror}; expected a directory to write to, where files can be locked"
-            ) from error
+            expected = "expected a directory to write to, where files can be locked"
+            raise BadInput(f"run_dir={self.path}: {error.strerror}; {expected}") from error
         try:
             remove_partial(self.path)
             yield
@@ -72,11 +68,6 @@ class RunDirectory:
             raise
         finally:
             lock.release()
-            if made and not self.config.exists():
-                with suppress(OSError):  # it holds other files
-                    Path(lock.lock_file).unlink()
-                    for folder in made:
-                        folder.rmdir()
 
     def read_config(self) -> dict[str, Any]:
         """The content of config.yaml, {} if there is none. A person may edit it. Raises BadInput if it is no YAML."""
@@ -104,24 +95,19 @@ class RunDirectory:
     def check_same_run(self, settings: dict[str, Any], ignored: tuple[str, ...] = ()) -> None:
         """Raise BadInput naming what differs if `settings` are not those of the run in this directory."""
         differing = differences(self.read_config(), settings, ignored)
+        details = "; ".join(differing.values())
         if not differing:
             return
-        details = "; ".join(differing.values())
         if {*differing} <= {*LENGTH}:
-            finish = "" if self.result.exists() else f"give only run_dir={self.path} to finish it; "
+            advice = f"init_from={self.path} starts a new run, with a schedule of its own"
             raise BadInput(
-                f"{details}: the learning rate of run_dir={self.path} decays to the end of its own length; {finish}"
-                f"init_from={self.path} starts a new run, with a schedule of its own"
+                f"{details}: the learning rate of run_dir={self.path} decays to the end of its own length; {advice}"
             )
         if {*differing} <= {"data_hash", "tokenizer_hash"}:
-            raise BadInput(
-                f"run_dir={self.path}: was trained on another text or tokenizer ({details}); give the one that it had"
-                " as data.path or tokenizer.path, or choose another run_dir"
-            )
-        raise BadInput(
-            f"run_dir={self.path} holds another run ({details}): choose another run_dir or none,"
-            f" or give only run_dir={self.path} to continue it"
-        )
+            advice = "give the one that it had as data.path or tokenizer.path, or choose another run_dir"
+            raise BadInput(f"run_dir={self.path}: was trained on another text or tokenizer ({details}); {advice}")
+        advice = f"choose another run_dir or none, or give only run_dir={self.path} to continue it"
+        raise BadInput(f"run_dir={self.path} holds another run ({details}): {advice}")
 
 
 def read_result(path: Path) -> dict[str, Any] | None:

@@ -2,7 +2,6 @@
 
 import atexit
 import logging
-import math
 import signal
 import sys
 import warnings
@@ -15,7 +14,7 @@ import torch
 from lightning import Callback, Trainer
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-from lm.config import BadInput, Diverged, RunConfig
+from lm.config import BadInput, RunConfig
 from lm.config.identity import PLACES, RESOLVED, config_hash, flat
 from lm.data.tokens import TextData, prepare
 from lm.exchange.adapter import merged, save_adapter
@@ -23,7 +22,7 @@ from lm.exchange.portable import save_model
 from lm.inference.evaluate import evaluate
 from lm.system.device import fast_attention, is_mixed
 from lm.system.terminal import is_first_process
-from lm.training.callbacks import LogAndValidate, ProgressBar
+from lm.training.callbacks import LogAndValidate, ProgressBar, check_finite
 from lm.training.checkpoint import AtomicCheckpointIO, Checkpoints, checkpoints, newest_checkpoint, step_of
 from lm.training.diagnostics import Diagnostics
 from lm.training.init_from import load_init_weights, pin_init_weights
@@ -79,10 +78,9 @@ def finished_result(directory: RunDirectory, run: RunConfig, hashes: dict[str, A
     result = directory.read_result()
     if result is None:
         return {}
-    saved = directory.read_config()
-    settings = asdict(run) | {"trainer": asdict(run.trainer) | {"max_steps": run.steps}}
-    before, now = flat(saved), flat(settings)
-    if hashes is None and any(before.get(key) != now[key] for key in PLACES):
+    saved, settings = directory.read_config(), asdict(run)
+    settings["trainer"]["max_steps"] = run.steps
+    if hashes is None and any(flat(saved).get(key) != flat(settings)[key] for key in PLACES):
         return {}
     hashes = hashes or {key: saved.get(key) for key in ("data_hash", "tokenizer_hash")}
     to_the_machine = tuple(key for key in RESOLVED if now[key] in (None, "auto", "gpu"))
@@ -142,9 +140,7 @@ def fit(run: RunConfig, directory: RunDirectory, settings: dict[str, Any], data:
             if first:
                 save_model(merged(net), data.tokenizer, directory.model)  # so that an interrupted run can generate
             raise
-        if not math.isfinite(scores.loss):
-            advice = f"choose optim.lr below {run.optim.lr} or a lower trainer.gradient_clip_val"
-            raise Diverged(f"the validation loss is {scores.loss}: {advice}")
+        check_finite(run, f"the validation loss is {scores.loss}", scores.loss)
         timing.log_row(trainer, timing.last_metrics | validation_metrics(scores, data))
         result = build_result(run, settings, size, data, timing, scores, samples(model, data, run.prompts))
         save_model(model, data.tokenizer, directory.model)
@@ -164,37 +160,24 @@ def build_trainer(run: RunConfig, directory: RunDirectory, callbacks: list[Callb
     if run.prompts and run.validation.every:
         before.append(SamplesDuringTraining(directory.path / "samples.jsonl"))
     saving = Checkpoints(directory.checkpoints, run.checkpoint.every, run.checkpoint.keep)
-    config = run.trainer
+    arguments = asdict(run.trainer) | {
+        "max_epochs": -1,
+        "limit_val_batches": 0,  # LogAndValidate validates
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "use_distributed_sampler": False,
+        "logger": False,
+        "default_root_dir": directory.path,
+        "callbacks": [*before, *callbacks, saving],
+        "plugins": [AtomicCheckpointIO()],
+    }
     try:
-        trainer = Trainer(
-            accelerator=config.accelerator,
-            devices=config.devices,
-            num_nodes=config.num_nodes,
-            strategy=config.strategy,
-            precision=config.precision,  # type: ignore[arg-type]
-            max_steps=config.max_steps,
-            accumulate_grad_batches=config.accumulate_grad_batches,
-            gradient_clip_val=config.gradient_clip_val,
-            log_every_n_steps=config.log_every_n_steps,
-            detect_anomaly=config.detect_anomaly,
-            profiler=config.profiler,
-            max_epochs=-1,
-            limit_val_batches=0,  # LogAndValidate validates
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            use_distributed_sampler=False,
-            logger=False,
-            default_root_dir=directory.path,
-            callbacks=[*before, *callbacks, saving],
-            plugins=[AtomicCheckpointIO()],
-        )
+        trainer = Trainer(**arguments)
     except (MisconfigurationException, ValueError, RuntimeError) as error:
         raise BadInput(f"trainer: {str(error).splitlines()[0]}") from error
-    if trainer.world_size != config.world_size:
-        raise BadInput(
-            f"trainer.devices: trainer.devices * trainer.num_nodes is {config.world_size},"
-            f" but {trainer.world_size} processes train"
-        )
+    if trainer.world_size != run.trainer.world_size:
+        product = f"trainer.devices * trainer.num_nodes is {run.trainer.world_size}"
+        raise BadInput(f"trainer.devices: {product}, but {trainer.world_size} processes train")
     if trainer.world_size > 1:
         atexit.register(leave_process_group)
     return trainer
@@ -218,13 +201,9 @@ def shows_bar(run: RunConfig) -> bool:
 
 
 def log_warnings(run: RunConfig, data: TextData) -> None:
-    if run.data.document_mask and not has_several_documents(data):
+    """Warn about settings that have no effect, or less than it seems."""
+    chunks = (data.train[i : i + (1 << 22)] for i in range(1, len(data.train), 1 << 22))  # it may exceed memory
+    if run.data.document_mask and not any((chunk == data.tokenizer.eot).any() for chunk in chunks):
         log.warning("data.document_mask: the training text is one document, so the mask changes nothing")
     if (peak := peak_lr_factor(run.steps, run.optim)) < MIN_PEAK_LR_FACTOR:
         log.warning("optim.warmup_steps: the learning rate reaches only about %.0f %% of optim.lr", 100 * peak)
-
-
-def has_several_documents(data: TextData, chunk: int = 1 << 22) -> bool:
-    """Whether the training text is more than one document. It is read in parts, since it may be larger than memory."""
-    parts = (data.train[first : first + chunk] for first in range(1, len(data.train), chunk))
-    return any((part == data.tokenizer.eot).any() for part in parts)

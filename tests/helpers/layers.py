@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import torch
@@ -33,8 +34,8 @@ class Signalling(Raising):
 
 
 class Long(Raising):
-    """Spends a minute in one operation, in which no line of Python runs. $DISTURBED_FILE appears before it."""
+    """Takes a minute for one step. $DISTURBED_FILE appears before it."""
 
     def disturb(self) -> None:
         Path(os.environ["DISTURBED_FILE"]).touch()
-        torch.linalg.svd(torch.rand(5000, 5000, dtype=torch.float64))
+        time.sleep(60)

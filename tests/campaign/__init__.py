@@ -1,1 +1,0 @@
-"""The reliability campaign, python -m tests.campaign; docs/reliability.md describes it."""

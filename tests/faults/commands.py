@@ -1,0 +1,160 @@
+"""The commands that are disturbed, as processes, and the results that they have undisturbed."""
+
+import gc
+import json
+import multiprocessing
+import os
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from pkgutil import walk_packages
+
+import pandas as pd
+
+import lm
+from tests.inject import OPERATIONS, inject
+
+FORK = multiprocessing.get_context("fork")
+LIMIT = 300  # seconds after which SIGALRM ends a command; undisturbed it takes 1 to 20
+
+SETTINGS = [
+    *("data=text", "data.path=text.txt", "data.cache_dir=cache", "data.seq_len=16", "data.batch_size=2"),
+    *("tokenizer=byte", "tokenizer.vocab_size=null", "trainer=cpu", "trainer.max_steps=6", "threads=1"),
+    *("model.n_layers=1", "model.d_model=16", "model.n_heads=2", "model.d_ff=32", "optim.lr=0.01"),
+    *("trainer.log_every_n_steps=1", "checkpoint.every=2", "validation.every=3", "validation.batches=1"),
+]
+TEXT = "".join(f"def f{i}(x, y):\n    return x * {i * 7 % 31} + y  # {i:x}\n" for i in range(120))
+
+
+@dataclass(frozen=True)
+class Command:
+    words: list[str]
+    inputs: list[str]  # what it reads: paths in the folder of fixtures
+    outputs: list[str]  # patterns of the files that it writes
+
+
+TRAIN = ["train", *SETTINGS, "run_dir=run", "prompts=[def]"]
+RUN_FILES = ["run/result.json", "run/metrics.csv", "run/samples.jsonl", "run/model/*"]
+COMMANDS = {
+    "train": Command(TRAIN, ["text.txt"], RUN_FILES),
+    "resume": Command(TRAIN, ["text.txt", "half/cache", "half/run"], RUN_FILES),
+    "export": Command(["export", "run_dir=run", "output_dir=out"], ["train/run"], ["out/*"]),
+    "report of a run": Command(["report", "run_dir=run"], ["train/run"], ["run/report.html"]),
+    "ablate": Command(
+        ["ablate", "ablation=smoke", "output_dir=study", "workers=2", *SETTINGS],
+        ["text.txt"],
+        ["study/results.csv", "study/report.json"],
+    ),
+    "report": Command(["report", "output_dir=study"], ["ablate/study"], ["study/results.csv", "study/report.json"]),
+}
+
+
+@dataclass(frozen=True)
+class Undisturbed:
+    """What a command does undisturbed."""
+
+    results: dict[str, str]
+    operations: str  # a letter for each file operation
+    seconds: float
+
+
+class Defect(Exception):
+    """A command did what it must not do."""
+
+
+def require(condition: bool, defect: str) -> None:
+    if not condition:
+        raise Defect(defect)
+
+
+class Process(FORK.Process):  # type: ignore[name-defined]
+    """`lm-lab WORDS` in a folder, as a fork of this process, which has imported what the command needs."""
+
+    def __init__(self, words: list[str], folder: Path, hook: Callable[[], object] = int) -> None:
+        super().__init__()
+        self.words, self.folder, self.hook, self.file = words, folder, hook, os.memfd_create("stderr")
+        self.start()
+
+    def run(self) -> None:
+        from lm.cli.main import main
+
+        signal.alarm(LIMIT)  # ends it
+        os.chdir(self.folder)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        os.dup2(self.file, 2)
+        sys.argv = ["lm-lab", *self.words]
+        self.hook()
+        main()
+
+    def wait(self, *codes: int) -> "Process":
+        """Wait for its end: with an exit code of these, 1 and 2 with one line that says what is wrong."""
+        self.join()
+        stderr = os.pread(self.file, 1 << 20, 0).decode(errors="replace")
+        os.close(self.file)
+        errors = sum(line.startswith("error: ") for line in stderr.splitlines())
+        right = self.exitcode in codes and errors == (self.exitcode > 0) and "Traceback" not in stderr
+        require(right, f"exit code {self.exitcode}, {errors} errors: {stderr[-500:]}")
+        return self
+
+
+def results(name: str, folder: Path) -> dict[str, str]:
+    """The files that a command has written, without what a clock or an interruption decides."""
+    paths = [path for pattern in COMMANDS[name].outputs for path in folder.glob(pattern)]
+    return {str(path.relative_to(folder)): _timeless(path) for path in paths}
+
+
+def _timeless(path: Path) -> str:
+    if path.name == "results.csv":
+        columns = ["run_dir", "status", "val_loss", "val_top1", "config_hash"]
+        return pd.read_csv(path, usecols=columns, dtype=str).sort_values("run_dir").to_csv()
+    if path.name == "report.json":
+        return str(json.loads(path.read_text())["contrasts"])
+    pattern = r'"(seconds|tokens_per_second|resumed_from)": ("[^"]*"|\[[^]]*\]|[^,\s}]*)'
+    return re.sub(pattern, "", path.read_bytes().decode("latin-1"))
+
+
+def copy_inputs(name: str, fixtures: Path, folder: Path) -> None:
+    for source in (fixtures / path for path in COMMANDS[name].inputs):
+        (shutil.copytree if source.is_dir() else shutil.copy)(source, folder / source.name)
+
+
+@contextmanager
+def prepared(names: Iterable[str]) -> Iterator[tuple[Path, dict[str, Undisturbed]]]:
+    """A temporary folder of fixtures, and what each of the commands does undisturbed, train among them."""
+    with tempfile.TemporaryDirectory(prefix="faults-") as temporary:
+        os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
+        os.environ |= {"PYTHONPATH": os.getcwd(), "TMPDIR": temporary}
+        tempfile.tempdir = temporary
+        modules = [module.name for module in walk_packages(lm.__path__, "lm.") if module.name != "lm.__main__"]
+        for module in ("datasets", "matplotlib.backends.backend_svg", *modules):
+            import_module(module)  # once, and not in each process
+        gc.freeze()
+        fixtures, undisturbed = Path(temporary).resolve() / "fixtures", dict[str, Undisturbed]()
+        fixtures.mkdir()
+        (fixtures / "text.txt").write_text(TEXT)
+        for name in names:
+            if name == "resume":
+                half = fixtures / "half"
+                half.mkdir()
+                copy_inputs("train", fixtures, half)
+                at = len(undisturbed["train"].operations) * 2 // 3
+                Process(TRAIN, half, partial(inject, "kill", at)).wait(-signal.SIGKILL)
+                require(any(half.glob("run/checkpoints/*.ckpt")), "the killed run has no checkpoint")
+            folder = fixtures / name
+            folder.mkdir()
+            copy_inputs(name, fixtures, folder)
+            start = time.monotonic()
+            Process(COMMANDS[name].words, folder, inject).wait(0)
+            seconds, operations = time.monotonic() - start, OPERATIONS[:].rstrip(b"\0").decode()
+            expected = undisturbed["train"].results if name == "resume" else results(name, folder)
+            undisturbed[name] = Undisturbed(expected, operations, seconds)
+        yield fixtures, undisturbed

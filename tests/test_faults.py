@@ -1,0 +1,92 @@
+"""The short form of the fault campaign finds no defect, and it finds one where a mechanism is missing."""
+
+import multiprocessing
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT
+
+from tests.faults.__main__ import main
+from tests.faults.case import ERROR, KILL_AT_OPERATION, SEVERAL, Case
+from tests.faults.commands import prepared
+
+PROCESSES = multiprocessing.get_context("forkserver")
+
+
+@pytest.mark.slow
+def test_the_short_form_finds_no_defect() -> None:
+    command = [sys.executable, "-m", "tests.faults", "minutes=1"]
+    answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+
+
+@pytest.mark.parametrize("word", ["mniutes=1", "seed=x", "case"])
+def test_a_word_that_it_does_not_know_is_refused(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([word]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {word}: not understood")
+
+
+def write_in_place(patch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def in_place(path: Path) -> Iterator[Any]:
+        with open(path, "wb") as file:
+            yield file
+
+    for name, module in list(sys.modules.items()):
+        if name.startswith("lm.") and hasattr(module, "atomic_file"):
+            patch.setattr(module, "atomic_file", in_place)
+
+
+def keep_temporary_files(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Path, "unlink", lambda self, missing_ok=False: None)
+
+
+def forget_the_optimizer(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("lightning.pytorch.strategies.Strategy.load_optimizer_state_dict", lambda self, checkpoint: None)
+
+
+def take_no_lock(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("filelock.BaseFileLock.acquire", lambda self, **options: nullcontext())
+
+
+CONTROLS: list[tuple[Callable[[pytest.MonkeyPatch], None], str, str]] = [
+    (write_in_place, "train", ERROR),
+    (keep_temporary_files, "train", ERROR),
+    (forget_the_optimizer, "resume", KILL_AT_OPERATION),
+    (take_no_lock, "resume", SEVERAL),
+]
+
+
+def try_controls(defects: Any) -> None:
+    """Send for each control the first defect that is there without the mechanism and not there with it."""
+    os.chdir(ROOT)
+    with prepared(["train", "resume"]) as prepared_fixtures:
+        for break_mechanism, command, fault in CONTROLS:
+            for number in range(50):
+                with pytest.MonkeyPatch.context() as patch:
+                    break_mechanism(patch)
+                    case = Case(number, 0, (command,), (fault,)).run(*prepared_fixtures)
+                if case.defect:
+                    break
+            intact = Case(number, 0, (command,), (fault,)).run(*prepared_fixtures)
+            defects.send((break_mechanism.__name__, case.defect, intact.defect))
+
+
+@pytest.mark.slow
+def test_a_missing_mechanism_is_noticed() -> None:
+    receiver, sender = PROCESSES.Pipe(duplex=False)
+    process = PROCESSES.Process(target=try_controls, args=(sender,))
+    process.start()
+    sender.close()
+    for break_mechanism, _, _ in CONTROLS:
+        name, without, intact = receiver.recv()
+        assert name == break_mechanism.__name__
+        assert without, f"{name}: not noticed"
+        assert not intact, f"{name}: {intact}"
+    process.join()
