@@ -80,7 +80,8 @@ def finished_result(directory: RunDirectory, run: RunConfig, hashes: dict[str, A
         return {}
     saved, settings = directory.read_config(), asdict(run)
     settings["trainer"]["max_steps"] = run.steps
-    if hashes is None and any(flat(saved).get(key) != flat(settings)[key] for key in PLACES):
+    before, now = flat(saved), flat(settings)
+    if hashes is None and any(before.get(key) != now[key] for key in PLACES):
         return {}
     hashes = hashes or {key: saved.get(key) for key in ("data_hash", "tokenizer_hash")}
     to_the_machine = tuple(key for key in RESOLVED if now[key] in (None, "auto", "gpu"))
