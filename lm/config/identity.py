@@ -52,8 +52,8 @@ def config_hash(run: RunConfig, data_hash: str = "", tokenizer_hash: str = "") -
 def differences(saved: dict[str, Any], settings: dict[str, Any], ignored: tuple[str, ...] = ()) -> dict[str, str]:
     """What differs between the settings of a run's config.yaml and others that would be resumed there, by key.
 
-    Places and keys in `ignored` are not compared, nor max_tokens, which is in trainer.max_steps; threads are only where
-    they change numbers, on a CPU.
+    Places, the length in tokens (trainer.max_steps has it) and keys in `ignored` are not compared; threads only
+    on a CPU, where they change numbers.
     """
     before, now = identifying(saved), identifying(settings)
     ignored += (*PLACES, "max_tokens", *(() if now.get("trainer.accelerator") == "cpu" else ("threads",)))

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +46,10 @@ class RunDirectory:
     def lock(self) -> Iterator[None]:
         """Lock the directory while writing to it. The kernel keeps the lock, so it ends with the process.
 
-        Raises RunLocked if another process holds it.
+        Raises RunLocked if another process holds it. A directory that this call has made is removed again if nothing
+        was written to it.
         """
+        made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         lock = filelock.FileLock(self.path / ".lock")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -68,6 +70,11 @@ class RunDirectory:
             raise
         finally:
             lock.release()
+            if made and not self.config.exists():
+                with suppress(OSError):  # it holds other files
+                    Path(lock.lock_file).unlink()
+                    for folder in made:
+                        folder.rmdir()
 
     def read_config(self) -> dict[str, Any]:
         """The content of config.yaml, {} if there is none. A person may edit it. Raises BadInput if it is no YAML."""
