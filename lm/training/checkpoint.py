@@ -86,7 +86,7 @@ def newest_checkpoint(folder: Path, config_hash: str) -> Path | None:
     paths = checkpoints(folder)
     for path in paths:
         try:
-            content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            content = torch.load(path, map_location="cpu", weights_only=True)
         except OSError:
             raise
         except Exception as error:  # torch and the unpickler have many

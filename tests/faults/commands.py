@@ -135,8 +135,9 @@ def prepared(names: Iterable[str]) -> Iterator[tuple[Path, dict[str, Undisturbed
         os.environ |= {"PYTHONPATH": os.getcwd(), "TMPDIR": temporary}
         tempfile.tempdir = temporary
         modules = [module.name for module in walk_packages(lm.__path__, "lm.") if module.name != "lm.__main__"]
-        for module in ("datasets", "matplotlib.backends.backend_svg", *modules):
-            import_module(module)  # once, and not in each process
+        modules = [name for name in modules if not name.startswith("lm.cli.")]  # they note which process imports them
+        for name in ("datasets", "hydra", "matplotlib.backends.backend_svg", *modules):
+            import_module(name)  # once, and not in each process
         gc.freeze()
         fixtures, undisturbed = Path(temporary).resolve() / "fixtures", dict[str, Undisturbed]()
         fixtures.mkdir()
