@@ -16,7 +16,6 @@ from lm.cli.compose import compose
 from lm.config import BadInput, RunConfig
 from lm.report.metrics import after
 from lm.training.run_directory import read_samples
-from lm.training.samples import as_line
 from lm.training.train import train
 
 PROMPTS = ["def f0(x", "</code><script>alert(1)</script>"]
@@ -38,13 +37,13 @@ def test_samples_during_training_change_nothing_and_survive_a_resume(tmp_path: P
     assert (run / "metrics.csv").read_bytes() == (tmp_path / "plain/metrics.csv").read_bytes()
     whole = (run / "samples.jsonl").read_bytes()
     lines = read_samples(run / "samples.jsonl")
-    assert [(one.step, one.tokens) for one in lines] == [(5, 640), (10, 1280), (15, 1920)]
-    assert [[pair["prompt"] for pair in one.samples] for one in lines] == [PROMPTS] * 3
+    assert [(row["step"], row["tokens"]) for row in lines] == [(5, 640), (10, 1280), (15, 1920)]
+    assert [[pair["prompt"] for pair in row["samples"]] for row in lines] == [PROMPTS] * 3
     with open(run / "samples.jsonl", "ab") as file:
         file.write(b'{"step": 16, "tok')  # its process was killed
     (run / "result.json").unlink()
     for path in run.glob("checkpoints/*"):
-        if int(path.name.split("-")[1]) > 10:
+        if int(path.stem.split("-")[1]) > 10:
             path.unlink()
     again = trained(tmp_path, "run", PROMPTS)
     assert again["resumed_from"] == [10]
@@ -52,18 +51,15 @@ def test_samples_during_training_change_nothing_and_survive_a_resume(tmp_path: P
     assert (run / "samples.jsonl").read_bytes() == whole
 
 
-def test_a_line_of_samples_that_broke_off_is_left_out_and_one_of_something_else_is_named(tmp_path: Path) -> None:
+def test_a_line_of_samples_that_broke_off_is_left_out(tmp_path: Path) -> None:
     path, said = tmp_path / "samples.jsonl", [{"prompt": "I", "continuation": "Jé\n"}]
     right = [{"step": step, "tokens": 8 * step, "samples": said} for step in (5, 10)]
-    whole = "".join(map(as_line, right)).encode()
+    whole = "".join(f"{json.dumps(row)}\n" for row in right).encode()
     for length in range(len(whole) + 1):
         path.write_bytes(whole[:length])
         found = read_samples(path)
         assert found == right[: len(found)]
         assert len(found) >= whole[:length].count(b"\n")
-    path.write_bytes(whole + b'{"step": "x"}\n')
-    with pytest.raises(BadInput, match=r"samples\.jsonl: step: expected int, found 'x'"):
-        read_samples(path)
 
 
 class Tags(HTMLParser):

@@ -12,7 +12,6 @@ import pytest
 import torch
 from conftest import some
 from hydra import initialize_config_dir
-from lm.training.timed import STEPS, TimedTraining
 
 from lm.ablation.plan import source
 from lm.ablation.plan.arms import Arm, build_arms, common_threads
@@ -21,6 +20,7 @@ from lm.ablation.plan.cells import Cell, cell, cells, set_steps
 from lm.ablation.plan.compose import compose_arms
 from lm.ablation.plan.match import SAME_SIZE, change, meta_model
 from lm.ablation.plan.source import source_files
+from lm.ablation.plan.timing import TIMED_STEPS, TimedTraining
 from lm.ablation.record import AblationRecord, asked
 from lm.cli.compose import compose
 from lm.cli.mistakes import CONFIGS
@@ -79,7 +79,7 @@ def test_all_arms_have_a_number_of_threads_that_no_load_decides(build: Build, sa
 
 
 def test_runs_of_later_calls_have_the_threads_of_the_first() -> None:
-    silent = RunConfig(trainer={"max_steps": 9})
+    silent = RunConfig()
     two, four = (replace(silent, threads=threads) for threads in (2, 4))
     record = AblationRecord(**asked(question()))
     assert [common_threads(record, runs) for runs in ([silent, two], [silent, silent])] == [2, 1]
@@ -92,7 +92,7 @@ def test_runs_of_later_calls_have_the_threads_of_the_first() -> None:
 def test_max_tokens_overrules_any_number_of_steps(build: Build, steps: str) -> None:
     arms = build(question(), "max_tokens=2560", f"trainer.max_steps={steps}")
     made = cell(arms["tied"], 0, arms["tied"].steps["own"], {})
-    assert (made.run.trainer["max_steps"], made.run.max_tokens) == (20, None)
+    assert (made.run.trainer.max_steps, made.run.max_tokens) == (20, None)
 
 
 def test_the_command_line_overrules_what_is_common(build: Build) -> None:
@@ -445,4 +445,4 @@ def test_validations_take_their_share_of_a_step(build: Build) -> None:
     arms = build(question(arms={"rarely": [], "often": ["validation.every=1"]}, baseline="rarely", primary=[]))
     both = [TimedTraining(arm.run, arm.steps["own"]) for arm in arms.values()]
     assert [one.validations for one in both] == [0, 29 / 30]
-    assert [len(one.clocked()) for one in both] == [STEPS, STEPS]
+    assert [len(one._step_seconds()) for one in both] == [TIMED_STEPS, TIMED_STEPS]
