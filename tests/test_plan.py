@@ -73,7 +73,7 @@ def test_arms_are_composed_with_what_is_common_and_their_own(build: Build) -> No
     assert arms["untied"].flops_per_token == arms["tied"].flops_per_token
 
 
-@pytest.mark.parametrize(("said", "threads"), [("auto", 1), ("null", 1), ("2", 2)])
+@pytest.mark.parametrize(("said", "threads"), [("null", 1), ("2", 2)])
 def test_all_arms_have_a_number_of_threads_that_no_load_decides(build: Build, said: str, threads: int) -> None:
     assert [arm.run.threads for arm in build(question(), f"threads={said}").values()] == [threads] * 2
 
@@ -88,7 +88,7 @@ def test_runs_of_later_calls_have_the_threads_of_the_first() -> None:
         assert [common_threads(record, runs) for runs in ([silent, two], [silent, four])] == [threads] * 2
 
 
-@pytest.mark.parametrize("steps", ["-1", "null"])
+@pytest.mark.parametrize("steps", ["1", "99"])
 def test_max_tokens_overrules_any_number_of_steps(build: Build, steps: str) -> None:
     arms = build(question(), "max_tokens=2560", f"trainer.max_steps={steps}")
     made = cell(arms["tied"], 0, arms["tied"].steps["own"], {})
@@ -206,7 +206,7 @@ def test_a_question_that_cannot_be_answered_is_refused(changes: dict, said: str)
 
 @pytest.mark.parametrize(
     "changes",
-    [{"trials": 31}, {"trials": 2, "seeds": []}, {"seeds": [7, 7]}, {"factor": 1.0}, {"extension_trials": -1}],
+    [{"trials": 2, "seeds": []}, {"seeds": [7, 7]}, {"factor": 1.0}, {"extension_trials": -1}],
 )
 def test_an_unfair_search_is_refused(changes: dict) -> None:
     with pytest.raises(BadInput, match=r"ablation\.tune"):
@@ -318,7 +318,7 @@ def test_the_sources_are_hashed_without_their_comments(sources: Path) -> None:
 
 
 COUNTED = (
-    *("training/muon", "training/loss", "training/checkpoint", "training/diagnostics", "data/corpus", "data/documents"),
+    *("training/optim", "training/loss", "training/checkpoint", "training/diagnostics", "data/corpus", "data/documents"),
     *("data/batches", "data/tokenizer", "inference/evaluate", "system/device", "model/init", "model/head"),
     *("config/model", "config/optim", "config/run", "config/data", "exchange/adapter", "exchange/weights"),
 )
