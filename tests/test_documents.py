@@ -192,7 +192,7 @@ def test_a_text_of_one_document_is_warned_about(corpus: Path, tmp_path: Path, ca
 
 
 def test_the_mask_of_an_evaluation_is_no_setting_of_its_text() -> None:
-    with pytest.raises(BadInput, match=r"^data\.document_mask=true"):
+    with pytest.raises(BadInput, match=r"^data\.document_mask="):
         EvaluateConfig(run_dir="r", data=DataConfig(document_mask=True))
 
 
