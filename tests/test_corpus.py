@@ -203,9 +203,9 @@ def test_file_folder_and_glob_give_named_documents_in_order(tmp_path: Path) -> N
     assert [name for name, _ in load("text", root / "*.txt")] == names[:4]
     assert [name for name, _ in load("text", root / "**" / "*.txt")] == [*names[:4], "deep/z.txt"]
     assert [name for name, _ in load("text", root / "?.txt")] == ["a.txt", "b.txt"]
-    assert [name for name, _ in load("text", root / "d*" / "e*" / "*")] == ["deep/er/y.md"]
+    assert [name for name, _ in load("text", root / "d*" / "e*" / "*")] == [""]
     assert load("text", root / "c[1].txt") == [
-        ("c[1].txt", "text of c[1].txt\r\n")
+        ("", "text of c[1].txt\r\n")
     ]  # an existing file takes precedence over a glob
 
 
@@ -399,7 +399,7 @@ def test_each_file_is_taken_once_however_many_links_lead_to_it(tmp_path: Path, p
 def test_a_glob_matches_links_by_their_own_names(tmp_path: Path) -> None:
     root = linked(tmp_path / "root")
     assert [name for name, _ in load("text", root / "0*" / "*.txt")] == [""]
-    assert [name for name, _ in load("text", root / "0*")] == ["0.txt"]
+    assert [name for name, _ in load("text", root / "0*")] == [""]
 
 
 @pytest.mark.parametrize("closed", ["deep", "deep/er", "b.txt"])

@@ -318,7 +318,14 @@ def test_the_sources_are_hashed_without_their_comments(sources: Path) -> None:
 
 
 COUNTED = (
-    *("training/optim", "training/loss", "training/checkpoint", "training/diagnostics", "data/corpus", "data/documents"),
+    *(
+        "training/optim",
+        "training/loss",
+        "training/checkpoint",
+        "training/diagnostics",
+        "data/corpus",
+        "data/documents",
+    ),
     *("data/batches", "data/tokenizer", "inference/evaluate", "system/device", "model/init", "model/head"),
     *("config/model", "config/optim", "config/run", "config/data", "exchange/adapter", "exchange/weights"),
 )

@@ -144,6 +144,6 @@ def test_the_command_that_the_page_gives_asks_for_the_runs_that_are_there(name: 
     assert config.ablation.seeds == record.seeds
     for arm, run in runs.items():
         known = record.arms[arm]
-        settings = flat(asdict(run)) | known.matched
+        settings = flat(asdict(run) | {"logger": {}}) | known.matched
         different = {key: (value, settings[key]) for key, value in known.settings.items() if settings[key] != value}
         assert different.keys() <= {"threads", "trainer.enable_progress_bar"}
