@@ -138,6 +138,8 @@ def _work(run: RunConfig, before: Before | None, file_size: int | None) -> None:
     from lm.training.signals import Interrupted
     from lm.training.train import train
 
+    # an ablation that ran before in this process may have started the server, which then blocks SIGINT in its children
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     if file_size is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))
     if before:
