@@ -1,15 +1,12 @@
-"""The record of an ablation, ablation.json: what was asked, planned and tuned. One reader, one writer.
-
-What a person typed stays as it was typed.
-"""
+"""ablation.json: what was asked and planned, and how far it is. Results are in the runs' own folders and in the CSVs."""
 
 import json
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from lm.config import BadInput
-from lm.config.ablation import Look, Question
+from lm.config.ablation import Question
 from lm.config.checks import reading
 from lm.config.typed import build
 from lm.system.files import read_json, write_text
@@ -17,21 +14,21 @@ from lm.system.files import read_json, write_text
 FILE = "ablation.json"
 
 
-class Caution(NamedTuple):
+class Warning(NamedTuple):  # noqa: A001  # the field's term; the built-in one is not used here
     """What weakens an answer: a few words, and what they mean."""
 
-    head: str
-    meaning: str
+    summary: str
+    detail: str
 
 
 @dataclass(slots=True, kw_only=True)
 class ArmRecord:
     """An arm as it was planned."""
 
-    words: list[str]  # its overrides, as typed
+    overrides: list[str]  # of train.py, as typed
     settings: dict[str, Any]  # of a run, with dotted keys
     matched: dict[str, int] = field(default_factory=dict)  # chosen to match the baseline's parameters
-    tuned: dict[str, float] = field(default_factory=dict)
+    tuned: dict[str, float] = field(default_factory=dict)  # chosen hyperparameters; empty until they are
     n_params: int
     flops_per_token: int  # forward and backward
     tokens_per_step: int
@@ -40,22 +37,21 @@ class ArmRecord:
     vocab_size: int
     train_tokens: int
     val_tokens: int
-    identity: dict[str, str]  # hashes of what decides a run beside its configuration, its device and precision
+    identity: dict[str, str]  # what decides a run beside its settings: hashes of text and code, device, precision
 
 
-@dataclass(slots=True)
-class CellRecord:
-    """One run that serves one budget."""
+@dataclass(slots=True, kw_only=True)
+class RunRecord:
+    """A reported run."""
 
     arm: str
     seed: int  # of the pair; an arm with seeds of its own adds its offset
-    budget: str
+    budgets: list[str]  # that it serves
     run_dir: str  # relative to the ablation's folder
     steps: int
-    config_hash: str  # that its result must have
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class BaseRecord:
     """The run that the arms start from at one seed."""
 
@@ -65,46 +61,32 @@ class BaseRecord:
     val_loss: float | None
 
 
-@dataclass(slots=True)
-class TrialRecord:
-    values: dict[str, float]
-    score: float | None  # the mean of the metric over the tuning seeds; None where training diverged
-    run_dirs: list[str]  # one for each tuning seed
-
-
 @dataclass(slots=True, kw_only=True)
-class SearchRecord:
-    """The tuning of one arm."""
+class TrialRecord:
+    """One setting of an arm's hyperparameters that tuning tries, at each of the tuning seeds."""
 
-    hyperparameters: list[str]
-    seeds: list[int]
-    inside: dict[str, bool | None]  # whether values on both sides of the best were tried; None: only one value was
-    trials: list[TrialRecord]
+    arm: str
+    search: int  # 0, or the number of the restart
+    values: dict[str, float]
+    run_dirs: list[str]  # one for each tuning seed
 
 
 @dataclass(slots=True, kw_only=True)
 class AblationRecord(Question):
     """All that the report needs beside the runs, and all that a later call needs to go on."""
 
-    # the plan
     overrides: list[str] = field(default_factory=list)  # of the command line
     common: list[str] = field(default_factory=list)  # overrides of all arms in the ablation's own configuration
+    base: list[str] | None = None  # overrides of the runs that the arms start from; None: there are none
     contrasts: dict[str, str] = field(default_factory=dict)  # arm -> the arm that it is compared with
     arms: dict[str, ArmRecord] = field(default_factory=dict)
-    cells: list[CellRecord] = field(default_factory=list)
-    base: list[str] | None = None  # overrides of the runs that the arms start from; None: there are none
+    runs: list[RunRecord] = field(default_factory=list)
     bases: list[BaseRecord] = field(default_factory=list)
-    cautions: list[Caution] = field(default_factory=list)
-    # how far it is
+    trials: list[TrialRecord] = field(default_factory=list)
+    warnings: list[Warning] = field(default_factory=list)  # of the plan
     begun: str = ""
     ended: str | None = None
-    tuning_done: bool = False
-    untuned: dict[str, list[str]] = field(default_factory=dict)  # arm -> trials that have come to no end
-    searches: dict[str, SearchRecord] = field(default_factory=dict)
-    trials_made: int | None = None  # by every arm, once it is decided
-    verdicts_seen: list[Look] = field(default_factory=list)
-    planned: list[int] = field(default_factory=list)  # every seed that was ever asked for
-    # where
+    analyses: list[list[int]] = field(default_factory=list)  # the seeds with which the ablation ended, each time
     command: str = ""
     machine: str = ""
     threads: int = 1
@@ -112,24 +94,15 @@ class AblationRecord(Question):
     python: str = ""
     versions: dict[str, str] = field(default_factory=dict)
     seconds_per_step: dict[str, float] = field(default_factory=dict)  # by computation, code and machine
-    startup_seconds: dict[str, float] = field(default_factory=dict)  # of a run, beyond its steps; by machine
-    # what the runs were made with, to say why one no longer counts
-    sources: dict[str, str] = field(default_factory=dict)  # file of the training code -> hash
-    set_aside: dict[str, str] = field(default_factory=dict)  # finished run that no longer counts -> why
+
+    def untuned(self) -> list[str]:
+        """Arms whose tuning has not finished."""
+        return [name for name, arm in self.arms.items() if self.tune.trials and not arm.tuned]
 
 
-def look(asked: Question, seeds: list[int]) -> Look:
-    return Look(**{one.name: getattr(asked, one.name) for one in fields(Look)} | {"seeds": seeds})
-
-
-def first_seeds(record: AblationRecord, n: int | None) -> AblationRecord:
-    """The record as if only the first n seeds were asked for; None: all."""
-    seeds = record.seeds[:n]
-    return replace(record, seeds=seeds, cells=[one for one in record.cells if one.seed in seeds])
-
-
-def asked(question: Question) -> dict[str, Any]:
-    return {one.name: getattr(question, one.name) for one in fields(Question)}
+def question_of(config: Question) -> dict[str, Any]:
+    """The fields of a Question, of one of its subclasses."""
+    return {one.name: getattr(config, one.name) for one in fields(Question)}
 
 
 def read_record(folder: Path) -> AblationRecord:

@@ -32,13 +32,13 @@ def cause_of_death(exitcode: int) -> str:
     return f"{KILLED} {signum}" if signum > 0 else f"ended with exit code {exitcode}"
 
 
-def broke(status: str, error: str) -> bool:
+def broke(outcome: Outcome) -> bool:
     """Whether a run failed for a reason of its own, such as an exception, an exit code or a crash of native code.
 
     One that was killed by another signal, or whose node is gone, is lost at random, whatever its arm. The kernel kills
     by SIGKILL too when memory runs out, which cannot be told from any other kill.
     """
-    return status == "failed" and not error.startswith((KILLED, LOST))
+    return outcome.status == "failed" and not outcome.error.startswith((KILLED, LOST))
 
 
 @lru_cache(maxsize=1 << 14)
@@ -77,6 +77,14 @@ class RunFiles:
             return Outcome("missing")
         except BadInput as error:
             return Outcome("failed", str(error))
+
+    def place(self) -> dict[str, str]:
+        """The host and the executor that made the run; empty if that is not known."""
+        try:
+            with reading(self.where):
+                return read_json(self.where)
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
 
     def steps(self) -> int:
         """Optimizer steps that the run has logged so far. Raises OSError if they cannot be read."""

@@ -1,0 +1,220 @@
+"""The one reader of an ablation's folder: its record, and its runs and trials as pandas frames.
+
+A run that has a folder is what its result.json says. Under version control a study keeps its rows and not its models:
+a run without a folder is read from results.csv, and its curve from curves.csv. Nothing is written here.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from lm.ablation.contrasts import compare
+from lm.ablation.record import AblationRecord, TrialRecord, read_record
+from lm.ablation.response_surface import Regret, regrets
+from lm.ablation.run_files import Outcome, RunFiles, broke
+from lm.config.ablation import METRICS
+from lm.config.checks import reading
+from lm.report.metrics import FILE as METRICS_FILE
+from lm.report.metrics import Lines, read_lines
+from lm.system.files import read_csv
+from lm.system.terminal import spelled
+
+RESULT: dict[str, type] = {  # of a run's result.json, as columns of results.csv
+    **dict.fromkeys(("val_loss", "val_bpb", "val_top1"), float),
+    **dict.fromkeys(("n_params", "flops_per_token", "steps", "tokens"), int),
+    **dict.fromkeys(("seconds", "tokens_per_second"), float),
+    **dict.fromkeys(("config_hash", "data_hash", "tokenizer_hash"), str),
+    "threads": int,
+    **dict.fromkeys(("device", "cpu", "precision", "python", "torch", "resumed_from"), str),
+}
+COLUMNS: dict[str, type | None] = {  # of a run; None: as the values are
+    **{"arm": str, "seed": int, "run_dir": str, "status": str, "error": str},
+    **RESULT,
+    **dict.fromkeys(("is_own_failure", "has_folder"), bool),
+    **dict.fromkeys(("host", "executor"), str),
+    "versions": object,
+}
+DTYPES: dict[type, str] = {int: "Int64", float: "float64", bool: "boolean", object: "object"}
+
+
+class RunReader:
+    """What became of the runs of an ablation. Raises BadInput if results.csv is not what a report has written."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        with reading(folder / "results.csv"):
+            self.rows = {row["run_dir"]: row for row in _read_rows(folder / "results.csv")}
+
+    def outcome(self, run_dir: str) -> Outcome:
+        """By the run's folder, else by its row: done, diverged, failed, or missing (not run yet, or running)."""
+        outcome = RunFiles(self.folder / run_dir).read()
+        if outcome.status != "missing" or (self.folder / run_dir).exists() or run_dir not in self.rows:
+            return outcome
+        row = self.rows[run_dir]
+        with reading(self.folder / "results.csv"):
+            done = row["status"] == "done"
+            result = {key: kind(row[key]) for key, kind in RESULT.items()} if done else {}
+            return Outcome(row["status"], row["error"], result, row)
+
+    def describe(self, run_dir: str) -> dict[str, Any]:
+        """The columns of a run's row in a frame."""
+        outcome = self.outcome(run_dir)
+        result = dict(outcome.result)
+        if result and outcome.row is None:
+            result["resumed_from"] = " ".join(map(str, result["resumed_from"]))
+            result["torch"] = result["versions"]["torch"]
+        place = outcome.row or RunFiles(self.folder / run_dir).place()
+        return {
+            **{key: result.get(key) for key in (*RESULT, "versions")},
+            **{"run_dir": run_dir, "status": outcome.status, "error": outcome.error},
+            **{"is_own_failure": broke(outcome), "has_folder": outcome.row is None},
+            **{key: place.get(key) or None for key in ("host", "executor")},
+        }
+
+    def finished(self) -> list[str]:
+        """Every run that has a result, by its folder or its row."""
+        folders = {"/".join(path.parts[-3:-1]) for path in self.folder.glob("*/*/result.json")}
+        return sorted(folders | {run_dir for run_dir, row in self.rows.items() if row["status"] == "done"})
+
+    @cached_property
+    def curves(self) -> dict[str, Lines]:
+        """The rows of curves.csv by run."""
+        curves: dict[str, Lines] = {}
+        for row in _read_rows(self.folder / "curves.csv"):
+            curves.setdefault(row["run_dir"], []).append(row)
+        return curves
+
+    def lines(self, run_dir: str, name: str = METRICS_FILE) -> Lines:
+        """The whole rows of a CSV file of a run, those of curves.csv for a metrics.csv that is absent."""
+        path = self.folder / run_dir / name
+        return read_lines(path) if name != METRICS_FILE or path.exists() else self.curves.get(run_dir, [])
+
+
+def _read_rows(path: Path) -> Lines:
+    return read_csv(path) if path.exists() else []
+
+
+@dataclass
+class Results:
+    """An ablation as it stands: all views (report, tables, lm.results) are made of these frames.
+
+    `runs` has a row for each reported run and budget, with the columns of COLUMNS, `budget` and `planned_steps`.
+    `trials` has a row for each run of the tuning: `arm`, `trial` (from 0), `search`, `seed`, a column for each
+    hyperparameter, `score` (mean of the metric over the tuning seeds, missing where one diverged or has not finished).
+    """
+
+    folder: Path
+    record: AblationRecord
+    reader: RunReader
+    runs: pd.DataFrame
+    trials: pd.DataFrame
+
+    @cached_property
+    def regrets(self) -> dict[str, Regret]:
+        """By arm, how much worse than its best it may be at its tuned hyperparameters; empty where none is tuned."""
+        trials, points = {}, {}
+        for name, arm in self.record.arms.items():
+            losses = self.losses(name)
+            if not (arm.tuned and self.record.tune.trials and losses):
+                continue
+            last = [(trial, loss) for trial, loss in losses if trial.search == losses[-1][0].search]
+            centre = last[0][0].values  # a search begins there
+            x = [self._coordinates(trial.values, centre) for trial, _ in last]
+            trials[name] = np.array(x), np.array([loss for _, loss in last])
+            points[name] = np.array(self._coordinates(arm.tuned, centre))
+        return regrets(trials, points)
+
+    def _coordinates(self, values: Mapping[str, float], centre: Mapping[str, float]) -> list[float]:
+        """In factors from a centre."""
+        return [math.log(values[key] / centre[key]) / math.log(self.record.tune.factor) for key in centre]
+
+    def losses(self, arm: str) -> list[tuple[TrialRecord, float]]:
+        """The trials of an arm with a loss, lower is better: infinite if training diverged. Others are left out."""
+        sign, losses = 1 if METRICS[self.record.metric][0] else -1, []
+        trials = [trial for trial in self.record.trials if trial.arm == arm]
+        for number, runs in self.trials[self.trials.arm == arm].groupby("trial"):
+            if (runs.status == "diverged").any():
+                losses.append((trials[number], math.inf))
+            elif (runs.status == "done").all():
+                losses.append((trials[number], sign * float(runs.score.iloc[0])))
+        return losses
+
+    @cached_property
+    def contrasts(self) -> pd.DataFrame:
+        """A row for each comparison, interactions included: see `compare`."""
+        return compare(self.record, self.runs, self.regrets)
+
+    def first_seeds(self, n: int) -> "Results":
+        """As if only the first n seeds had been asked for."""
+        seeds = self.record.seeds[:n]
+        record = replace(self.record, seeds=seeds, runs=[run for run in self.record.runs if run.seed in seeds])
+        return Results(self.folder, record, self.reader, self.runs[self.runs.seed.isin(seeds)], self.trials)
+
+    def counts(self) -> dict[str, int]:
+        """How many reported runs have each status."""
+        status = self.runs.drop_duplicates("run_dir").status
+        return {kind: int((status == kind).sum()) for kind in ("done", "failed", "diverged", "missing")}
+
+    def unused(self) -> list[str]:
+        """Finished runs in the folder that the ablation, as it stands, does not ask for."""
+        used = {*self.runs.run_dir, *self.trials.run_dir, *(base.run_dir for base in self.record.bases)}
+        return [run_dir for run_dir in self.reader.finished() if run_dir not in used]
+
+
+def read_results(folder: Path) -> Results:
+    """Raises BadInput if the folder holds no ablation."""
+    return results_of(read_record(folder), RunReader(folder))
+
+
+def results_of(record: AblationRecord, reader: RunReader) -> Results:
+    """The results of a record, which need not be written yet."""
+    rows = []
+    for run in record.runs:
+        about = {"arm": run.arm, "seed": run.seed, "planned_steps": run.steps} | reader.describe(run.run_dir)
+        rows += [about | {"budget": budget} for budget in run.budgets]
+    rows.sort(key=lambda row: record.budgets.index(row["budget"]))  # stable: arm by arm within a budget
+    runs = frame(rows, {**COLUMNS, "budget": str, "planned_steps": int})
+    return Results(reader.folder, record, reader, runs, _read_trials(record, reader))
+
+
+def _read_trials(record: AblationRecord, reader: RunReader) -> pd.DataFrame:
+    rows: list[dict[str, Any]] = []
+    hyperparameters = dict.fromkeys(key for trial in record.trials for key in trial.values)
+    numbers = dict.fromkeys(record.arms, 0)
+    for trial in record.trials:
+        runs = [reader.describe(run_dir) for run_dir in trial.run_dirs]
+        scores = [run[record.metric] for run in runs]
+        score = None if None in scores else sum(scores) / len(scores)
+        about = {"arm": trial.arm, "trial": numbers[trial.arm], "search": trial.search, "score": score} | trial.values
+        rows += [run | about | {"seed": seed_of(run["run_dir"])} for run in runs]
+        numbers[trial.arm] += 1
+    names = {"arm": str, "trial": int, "search": int, "seed": int, "score": float}
+    return frame(rows, {**COLUMNS, **names, **dict.fromkeys(hyperparameters, float)})
+
+
+def seed_of(run_dir: str) -> int:
+    """The seed in the name of a run.
+
+    >>> seed_of("trials/tied-seed1000-1a2b3c4d5e")
+    1000
+    """
+    return int(run_dir.rpartition("-seed")[2].partition("-")[0])
+
+
+def frame(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, type | None]) -> pd.DataFrame:
+    """Rows as a frame with these columns. Integers are Int64 and other numbers float64; what is not known is missing."""
+    return pd.DataFrame({key: _column([row.get(key) for row in rows], kind) for key, kind in columns.items()})
+
+
+def _column(values: list[Any], kind: type | None) -> Any:
+    kinds = {type(value) for value in values if value is not None}
+    kind = kind or (kinds.pop() if len(kinds) == 1 else float if kinds == {int, float} else str)
+    if kind not in DTYPES:
+        values = [value if value is None else spelled(value) for value in values]
+    return pd.Series(values, dtype=DTYPES.get(kind, "string"))

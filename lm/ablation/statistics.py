@@ -1,0 +1,295 @@
+"""From paired differences to a verdict: pure functions.
+
+A difference is an arm's metric minus its baseline's at the same seed. Paired by seed, the arms share their data order
+and all of their initialisation that they can, so what the seed adds to both drops out.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from statistics import fmean, stdev
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import special, stats
+
+from lm.ablation.power import (
+    ALPHA,
+    SeedsNeeded,
+    TuningVariance,
+    effective_sd,
+    minimum_detectable_effect,
+    seeds_needed,
+    t_quantile,
+)
+
+MIN_SIGN_FLIPS = 6  # differences; with five no p of the sign-flip test is below 1/16
+MAX_EXACT_FLIPS = 16  # differences of which all patterns of signs are tried
+N_RANDOM_FLIPS = 10_000  # patterns of more differences
+RELATIVE_ROUNDING = 1e-9  # sums of the same numbers in another order may differ by as much
+N_LEVEL_DRAWS = 200_000
+
+
+@dataclass(slots=True, frozen=True)
+class Comparison:
+    """What paired differences say, in the metric's unit. Everything that needs two seeds is None with fewer."""
+
+    n_seeds: int
+    mean_difference: float | None
+    wins: int  # seeds on which the arm is better
+    sd: float | None = None
+    tuning_sd: float = 0.0  # of the mean, because each arm's settings may not be its best
+    df: float | None = None  # of the interval and the tests
+    ci_low: float | None = None  # of the interval, not corrected for the number of comparisons
+    ci_high: float | None = None
+    p: float | None = None  # of a difference
+    p_equivalent: float | None = None
+    p_adjusted: float | None = None  # for the number of comparisons in the family
+    p_equivalent_adjusted: float | None = None
+    minimum_detectable: float | None = None  # at the level of the tests divided by the number of comparisons
+    alpha: float = ALPHA  # level of the tests; 1 - alpha is that of the interval
+    verdict: str = "undecided"  # better, worse, equivalent, undecided
+    seeds_needed_low: int | None = None  # where undecided: an 80 % range of the new seeds that would decide in a
+    seeds_needed_high: int | None = None  # single analysis; None also above 100
+    p_diverged: float | None = None  # that both arms diverge equally often; None: not tested
+    p_diverged_adjusted: float | None = None
+    by_divergence: bool = False  # whether the verdict rests on it, not on the differences
+
+
+@dataclass(slots=True, frozen=True)
+class Divergence:
+    """How many runs diverged of those that finished or diverged, for an arm and its baseline."""
+
+    arm: int
+    arm_ended: int
+    baseline: int
+    baseline_ended: int
+
+    @property
+    def p(self) -> float:
+        """Fisher's exact test, two-sided (Fisher, 1935): whether both arms diverge equally often.
+
+        It takes the runs for independent. Those of a seed share what the seed decides, so both tend to diverge or
+        neither, which makes the counts more alike than independent ones: the test is then conservative.
+        """
+        return _fisher_p(self.arm, self.arm_ended, self.baseline, self.baseline_ended)
+
+    def is_testable(self, alpha: float) -> bool:
+        """Whether so many divergences would be significant at level `alpha` if they were all of one arm.
+
+        Otherwise no test is made, and none is counted among the comparisons: it could not reject (Tarone, 1990).
+        """
+        total = self.arm + self.baseline
+        first, last = min(total, self.arm_ended), min(total, self.baseline_ended)
+        one_sided = ((first, total - first), (total - last, last))
+        return any(_fisher_p(arm, self.arm_ended, other, self.baseline_ended) <= alpha for arm, other in one_sided)
+
+
+@lru_cache(10_000)
+def _fisher_p(arm: int, arm_ended: int, baseline: int, baseline_ended: int) -> float:
+    table = [[arm, arm_ended - arm], [baseline, baseline_ended - baseline]]
+    return float(stats.fisher_exact(table).pvalue)
+
+
+def interval(
+    values: Sequence[float], level: float = 0.95, tuning: TuningVariance | None = None
+) -> tuple[float, float] | None:
+    """The t interval of the mean, in the unit of the values (Student, 1908); None for fewer than two values."""
+    if len(values) < 2:
+        return None
+    sd, df = effective_sd(stdev(values), len(values), tuning)
+    mean, error = fmean(values), sd / math.sqrt(len(values))
+    half = t_quantile((1 + level) / 2, df) * error
+    return mean - half, mean + half
+
+
+def t_sf(t: float, df: float) -> float:
+    return float(special.stdtr(df, -t))  # stats.t.sf, thirty times faster
+
+
+def difference_p(mean: float, sd: float, n: int, df: float) -> float:
+    """The two-sided p of the paired t test."""
+    if sd == 0:
+        return float(mean == 0)
+    return 2 * t_sf(abs(mean) * math.sqrt(n) / sd, df)
+
+
+def equivalence_p(mean: float, sd: float, n: int, df: float, margin: float) -> float:
+    """The larger p of the two one-sided tests that the true difference is within +-margin (Schuirmann, 1987)."""
+    if sd == 0:
+        return float(abs(mean) >= margin)
+    return t_sf((margin - abs(mean)) * math.sqrt(n) / sd, df)
+
+
+def holm(ps: Sequence[float]) -> list[float]:
+    """p values adjusted for their number, in the order given (Holm, 1979).
+
+    >>> holm([0.02, 0.01, 0.5])
+    [0.04, 0.03, 0.5]
+    """
+    adjusted, highest = [0.0] * len(ps), 0.0
+    for rank, i in enumerate(sorted(range(len(ps)), key=ps.__getitem__)):
+        highest = max(highest, min(1.0, (len(ps) - rank) * ps[i]))
+        adjusted[i] = highest
+    return adjusted
+
+
+def judge(
+    family: Mapping[str, Sequence[float]],
+    margin: float,
+    lower_is_better: bool = True,
+    tunings: Mapping[str, TuningVariance] | None = None,
+    divergences: Mapping[str, Divergence] | None = None,
+    alpha: float = ALPHA,
+) -> dict[str, Comparison]:
+    """A verdict on each comparison of a family from its paired differences, corrected for their number (Holm).
+
+    `margin`, in the metric's unit, is the equivalence margin: the smallest difference that would change a decision.
+    equivalent: the true difference is shown to be smaller than the margin, be it zero or not. better, worse: the
+    two-sided test rejects. Else undecided, as with fewer than two seeds; such comparisons do not count in the
+    correction. For a single analysis the familywise error rate is 5 % for false differences where no arm differs, and
+    5 % for false equivalence where all differ by more than the margin; a family that mixes both, or several families
+    together, can exceed it (each has its own 5 %). Adding seeds until something is decided finds a difference where
+    there is none more often: from 5 seeds, one by one, up to 10, in about one case of ten. `tunings`: for comparisons
+    of tuned arms, the variance that their hyperparameters add.
+
+    `divergences`: how often the arms diverged. Where one of the two did so significantly more often it is the worse
+    one, whatever the differences of the other seeds are. These tests and those of the differences are corrected as one
+    family, so all of the above holds for both together.
+
+    Raises ValueError for a difference that is not finite, or for a margin of zero or less.
+    """
+    if not 0 < margin < math.inf:
+        raise ValueError(f"margin={margin}: expected a number above 0")
+    for name, values in family.items():
+        for value in values:
+            if not math.isfinite(value):
+                raise ValueError(f"{name}: a difference is {value}; a run that diverged is no number to average")
+    tunings, tested = tunings or {}, {name: values for name, values in family.items() if len(values) > 1}
+    samples = {}
+    for name, values in tested.items():
+        samples[name] = fmean(values), *effective_sd(stdev(values), len(values), tunings.get(name))
+    different = [difference_p(mean, sd, len(family[name]), df) for name, (mean, sd, df) in samples.items()]
+    equivalent = [equivalence_p(mean, sd, len(family[name]), df, margin) for name, (mean, sd, df) in samples.items()]
+    diverged = {name: counts for name, counts in (divergences or {}).items() if counts.is_testable(alpha)}
+    corrected = holm([*different, *(counts.p for counts in diverged.values())])
+    adjusted = zip(corrected[: len(samples)], holm(equivalent), strict=True)
+    comparisons = {
+        name: Comparison(
+            len(values),
+            values[0] if values else None,
+            wins=sum((value < 0) == lower_is_better for value in values if value),
+        )
+        for name, values in family.items()
+    }
+    for name, p, q, (p_adjusted, q_adjusted) in zip(samples, different, equivalent, adjusted, strict=True):
+        (mean, _, df), sd, n, tuning = samples[name], stdev(family[name]), len(family[name]), tunings.get(name)
+        verdict, needed = "undecided", SeedsNeeded(None, None)
+        if q_adjusted <= alpha:
+            verdict = "equivalent"
+        elif p_adjusted <= alpha:
+            verdict = "better" if (mean < 0) == lower_is_better else "worse"
+        else:
+            needed = seeds_needed(mean, sd, n, margin, alpha / len(corrected), tuning)
+        low, high = interval(family[name], 1 - alpha, tuning) or (None, None)
+        comparisons[name] = replace(
+            comparisons[name],
+            mean_difference=mean,
+            sd=sd,
+            tuning_sd=math.sqrt(tuning.variance) if tuning else 0.0,
+            df=df,
+            ci_low=low,
+            ci_high=high,
+            p=p,
+            p_equivalent=q,
+            p_adjusted=p_adjusted,
+            p_equivalent_adjusted=q_adjusted,
+            minimum_detectable=minimum_detectable_effect(sd, n, alpha / len(corrected), tuning),
+            alpha=alpha,
+            verdict=verdict,
+            seeds_needed_low=needed.low,
+            seeds_needed_high=needed.high,
+        )
+    for (name, counts), p in zip(diverged.items(), corrected[len(samples) :], strict=True):
+        by_divergence = {"p_diverged": counts.p, "p_diverged_adjusted": p, "by_divergence": p <= alpha}
+        comparisons[name] = replace(comparisons[name], **by_divergence)
+        if p <= alpha:
+            more = counts.arm * counts.baseline_ended > counts.baseline * counts.arm_ended
+            verdict = "worse" if more else "better"
+            comparisons[name] = replace(
+                comparisons[name], verdict=verdict, seeds_needed_low=None, seeds_needed_high=None
+            )
+    return comparisons
+
+
+# --- what the t test takes for granted
+
+
+def sign_flip_p(differences: Sequence[float]) -> float | None:
+    """The two-sided p of the sign-flip test of the mean; None for fewer than six differences.
+
+    If the arms are the same, the sign of each difference is a fair coin whatever its size is, so the share of the
+    patterns of signs that give a mean as far from zero as the observed one is a p value, for noise of any shape
+    (Fisher, 1935). All patterns are tried up to 16 differences, above that 10,000 random ones, always the same.
+    """
+    n = len(differences)
+    if n < MIN_SIGN_FLIPS:
+        return None
+    values = np.array(differences)
+    means = np.abs(_signs(n) @ values)
+    reached = int((means >= abs(values.sum()) - RELATIVE_ROUNDING * np.abs(values).sum()).sum())
+    return reached / len(means) if n <= MAX_EXACT_FLIPS else (reached + 1) / (len(means) + 1)
+
+
+@lru_cache(maxsize=1)  # each number of seeds asks for the same ones several times
+def _signs(n: int) -> NDArray[np.int8]:
+    """(patterns, n) of 1 and -1."""
+    if n > MAX_EXACT_FLIPS:
+        return np.random.default_rng(n).choice(np.array([-1, 1], np.int8), (N_RANDOM_FLIPS, n))
+    bits = 1 << np.arange(n)
+    return np.where(np.arange(1 << n)[:, None] & bits, np.int8(1), np.int8(-1))
+
+
+def normality_p(differences: Sequence[float]) -> float:
+    """The p of the test of a normal distribution that finds skew and spikes best (Shapiro and Wilk, 1965).
+
+    1 for fewer than three differences, or if all are equal.
+    """
+    if len(differences) < 3 or np.ptp(differences) == 0:
+        return 1.0
+    return float(stats.shapiro(differences).pvalue)
+
+
+# --- planned looks: interim analyses at which an ablation may stop
+
+
+@lru_cache(100)
+def pocock_level(looks: tuple[int, ...], comparisons: int = 1) -> float:
+    """The nominal level, the same at each look (Pocock, 1977), of two-sided paired t tests at these numbers of seeds.
+
+    Comparing Holm-adjusted p values with it at every look keeps the familywise error rate over all looks at ALPHA, up
+    to the error of the estimate: it is a quantile of the smallest p of all looks in N_LEVEL_DRAWS fixed draws of normal
+    differences (levels of the normal distribution would give 5.3 to 6.0 % here, for t statistics of few seeds depend
+    less on each other). So it does for two one-sided tests of equivalence. Never below ALPHA / len(looks), which
+    suffices whatever the distribution (Bonferroni).
+    """
+    if len(looks) < 2:
+        return ALPHA
+    quantile = float(np.quantile(_smallest_p(looks), ALPHA / comparisons))
+    return min(max(comparisons * quantile, ALPHA / len(looks)), ALPHA)
+
+
+@lru_cache(10)
+def _smallest_p(looks: tuple[int, ...]) -> NDArray[np.float64]:
+    """The smallest p over the looks where there is no difference, in each of N_LEVEL_DRAWS samples."""
+    generator, before = np.random.default_rng(0), 0
+    total, squares, smallest = np.zeros(N_LEVEL_DRAWS), np.zeros(N_LEVEL_DRAWS), np.ones(N_LEVEL_DRAWS)
+    for n in looks:
+        more = n - before
+        mean = generator.standard_normal(N_LEVEL_DRAWS) / math.sqrt(more)
+        about_mean = generator.chisquare(more - 1, N_LEVEL_DRAWS) if more > 1 else 0.0
+        total, squares, before = total + more * mean, squares + more * mean**2 + about_mean, n
+        error = np.sqrt((squares - total**2 / n) / (n - 1) / n)
+        smallest = np.minimum(smallest, 2 * special.stdtr(n - 1, -np.abs(total / n) / error))
+    return smallest
