@@ -19,39 +19,34 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from lm.ablation.judge.study import Row, Study, read_study
-from lm.ablation.outcomes import RESULT
 from lm.ablation.record import FILE as RECORD
+from lm.ablation.results import COLUMNS as RUN_COLUMNS
+from lm.ablation.results import RESULT, TRIAL_COLUMNS, Results, frame, read_results
 from lm.config import BadInput
 from lm.config.identity import flat
 from lm.report.metrics import FILE as METRICS
 from lm.report.metrics import Lines, read_lines
 from lm.runs.find import FoundRun, differing, find_runs, folders_with, without_parts_of_the_head
 from lm.runs.query import check_key
-from lm.system.terminal import spelled
 
 Columns = Mapping[str, type | None]  # None: as the values are
-DTYPES = {int: "Int64", float: "float64", bool: "boolean"}
-ABLATION: Columns = {"ablation": str, "arm": str}
 STATUS = {"finished": "done", "unfinished": "missing", "broken": "failed"}  # of a run: as an ablation says it
-SAID: Columns = {"status": str, "error": str}
 COUNTS: Columns = {"step": int, "tokens": int, "val/tokens": int}  # of metrics.csv; its other columns are floats
-CONTRAST = (  # names of report.json; floats, but for those of the next two tables
-    *("baseline", "budget", "primary", "metric", "n_seeds", "mean_difference", "alpha", "ci_low", "ci_high"),
-    *("equivalence_margin", "verdict", "by_divergence", "wins", "sd", "tuning_sd", "df", "p", "p_adjusted"),
-    *("p_equivalent", "p_equivalent_adjusted", "p_sign_flip", "p_diverged", "p_diverged_adjusted"),
-    *("minimum_detectable", "seeds_needed_low", "seeds_needed_high", "sentence"),
-)
-WORDS = dict.fromkeys(("baseline", "budget", "metric", "verdict", "sentence"), str)
-NUMBERS: Columns = {
-    **dict.fromkeys(("primary", "by_divergence"), bool),
-    **dict.fromkeys(("n_seeds", "wins", "seeds_needed_low", "seeds_needed_high"), int),
+SCORES: Columns = {key: kind for key, kind in RESULT.items() if key not in ("torch", "resumed_from")}
+CONTRAST: Columns = {
+    **dict.fromkeys(("ablation", "arm", "baseline", "budget"), str),
+    **{"primary": bool, "metric": str, "n_seeds": int},
+    **dict.fromkeys(("mean_difference", "alpha", "ci_low", "ci_high", "equivalence_margin"), float),
+    **{"verdict": str, "by_divergence": bool, "wins": int},
+    **dict.fromkeys(("sd", "tuning_sd", "df", "p", "p_adjusted", "p_equivalent", "p_equivalent_adjusted"), float),
+    **dict.fromkeys(("p_sign_flip", "p_diverged", "p_diverged_adjusted", "minimum_detectable"), float),
+    **{"seeds_needed_low": int, "seeds_needed_high": int, "sentence": str},
 }
 
 
-class Run(NamedTuple):
-    who: dict[str, Any]
-    found: FoundRun
+class _Run(NamedTuple):
+    identity: dict[str, Any]  # the columns that say which run it is
+    run: FoundRun
     lines: Callable[[], Lines]  # of its metrics.csv
 
 
@@ -63,21 +58,24 @@ def runs(folder: str | Path, settings: Sequence[str] | None = None) -> pd.DataFr
     (nats per token), `val_bpb` (bits per byte), `val_top1` (0 to 1), `n_params`, `flops_per_token` (forward and
     backward), `steps` and `tokens` of training, `seconds`, `tokens_per_second`, then hashes, machine and versions.
     """
-    every = read_runs(folder)
-    found = [one.found for one in every]
-    keys = without_parts_of_the_head(differing(found), found) if settings is None else settings
+    rows = _read_runs(folder)
+    every = [row.run for row in rows]
+    keys = without_parts_of_the_head(differing(every), every) if settings is None else settings
     for key in keys:
-        check_key("settings", key, found)
-    rows = [
-        {key: one.found[key] for key in keys}
-        | {key: one.found.result.get(key) for key in RESULT}
-        | {"status": STATUS.get(one.found.status, one.found.status), "error": one.found.note}
-        | {"torch": one.found.result.get("versions.torch")}
-        | one.who
-        for one in every
-    ]
-    first = {**who(every), **SAID}
-    return frame(rows, {**first, **{key: None for key in keys if key not in first}, **RESULT, "torch": str})
+        check_key("settings", key, every)
+    first = _identity(rows) | {"status": str, "error": str}
+    columns = {**first, **{key: None for key in keys if key not in first}, **SCORES, "torch": str}
+    return frame(
+        [
+            {key: row.run[key] for key in keys}
+            | {key: row.run.result.get(key) for key in SCORES}
+            | {"torch": row.run.result.get("torch", row.run.result.get("versions.torch"))}
+            | {"status": STATUS.get(row.run.status, row.run.status), "error": row.run.note}
+            | row.identity
+            for row in rows
+        ],
+        columns,
+    )
 
 
 def curves(folder: str | Path, metric: str = "val/loss") -> pd.DataFrame:
@@ -88,13 +86,13 @@ def curves(folder: str | Path, metric: str = "val/loss") -> pd.DataFrame:
     1) and `val/tokens`, how many tokens were scored: a part of the validation text, and in the last row all of it;
     where that is missing, a part throughout. Without the folders of its runs an ablation has its validations only.
     """
-    every = read_runs(folder)
-    lines = [(one.who, line) for one in every for line in one.lines()]
+    runs = _read_runs(folder)
+    lines = [(run.identity, line) for run in runs for line in run.lines()]
     names = dict.fromkeys(key for _, line in lines for key in line if key != "run_dir")
     if names and metric not in names:
         raise BadInput(f"metric={metric}: is no column of {METRICS}; choose one of {', '.join(names)}")
-    rows = [found | of for of, line in lines if metric in (found := numbers(line))]
-    return frame(rows, {**who(every), **COUNTS, metric: float, **dict.fromkeys(names, float), **COUNTS})
+    rows = [numbers | identity for identity, line in lines if metric in (numbers := _finite(line))]
+    return frame(rows, {**_identity(runs), **COUNTS, metric: float, **dict.fromkeys(names, float), **COUNTS})
 
 
 def trials(folder: str | Path) -> pd.DataFrame:
@@ -104,95 +102,73 @@ def trials(folder: str | Path) -> pd.DataFrame:
     each hyperparameter; `score`, the mean of the ablation's metric over the seeds of a trial, missing where one
     diverged; `status`, `error` and the results of the run, as in `runs`.
     """
-    rows, tried = [], dict[str, type]()
-    for name, study in studies(folder, needed=True).items():
-        made = iter(study.trials)  # in this order
-        for arm, search in study.record.searches.items():
-            tried |= dict.fromkeys(search.hyperparameters, float)
-            for i, trial in enumerate(search.trials):
-                about = {"ablation": name, "arm": arm, "trial": i, "score": trial.score} | trial.values
-                for row in (next(made) for _ in search.seeds):
-                    said = {"seed": row.seed, "run_dir": row.run_dir, "status": row.status, "error": row.error}
-                    rows.append({key: row.result.get(key) for key in RESULT} | about | said)
-    first = {**ABLATION, "trial": int, "seed": int, "run_dir": str}
-    return frame(rows, {**first, **tried, "score": float, **SAID, **RESULT})
+    frames = []
+    for name, ablation in _ablations(folder, needed=True).items():
+        tuned = [key for key in ablation.trials if key not in (*TRIAL_COLUMNS, *RUN_COLUMNS)]
+        shown = ["arm", "trial", "seed", "run_dir", *tuned, "score", "status", "error", *SCORES]
+        frames.append(ablation.trials[shown].assign(ablation=name))
+    if not (together := pd.concat(frames, ignore_index=True)).empty:
+        together = together.astype({"ablation": "string"})
+    return together[["ablation", *(column for column in together if column != "ablation")]]
 
 
 def contrasts(folder: str | Path) -> pd.DataFrame:
-    """A row for each comparison of an arm with its baseline, as the ablation's report has it.
+    """A row for each comparison of an arm with its baseline, then for each interaction, as the ablation's report has them.
 
     Columns: `ablation`, `arm`, `baseline`, `budget`, `primary`, `metric`; over `n_seeds` pairs and in the metric's unit
     (val_loss: nats per token) `mean_difference`, arm minus baseline, its interval `ci_low` to `ci_high` at the level
     `alpha` (0.05: 95 %; less with planned looks), and the `equivalence_margin`; `verdict`, and whether it rests on how
     often arms diverge; `wins`, the pairs in which the arm is better; `sd` of a difference, `tuning_sd` of the mean,
     `df`; p values, also adjusted for the comparisons of this ablation; the `minimum_detectable` difference;
-    `seeds_needed_low` to `seeds_needed_high` where undecided, missing above 100; `sentence`. A verdict that is seen is
-    a look. Nothing is written here, so the look is not recorded: write the report too before you add seeds.
+    `seeds_needed_low` to `seeds_needed_high` where undecided, missing above 100; `sentence`.
+    Of an interaction `arm` is its name and `baseline` its formula; `primary` is false.
     """
-    from lm.ablation.report.numbers import contrast  # imports matplotlib
+    rows = [
+        {"ablation": name} | row
+        for name, ablation in _ablations(folder, needed=True).items()
+        for row in ablation.contrasts.to_dict("records")
+    ]
+    return frame([{key: None if value is pd.NA or value != value else value for key, value in row.items()} for row in rows], CONTRAST)
 
-    rows = []
-    for name, study in studies(folder, needed=True).items():
-        asked = {key: getattr(study.record, key) for key in ("metric", "equivalence_margin")}
-        rows += [{"ablation": name} | asked | contrast(study, one) for one in study.contrasts()]
-    return frame(rows, {**ABLATION, **dict.fromkeys(CONTRAST, float), **WORDS, **NUMBERS})
 
-
-def studies(folder: str | Path, needed: bool = False) -> dict[str, Study]:
+def _ablations(folder: str | Path, needed: bool = False) -> dict[str, Results]:
     """The ablations at or below a folder, by name. Raises BadInput if one is `needed` and there is none."""
     top = Path(folder).expanduser()
     places = folders_with([RECORD], top)
     if needed and not places:
-        what = f"holds no {RECORD}" if top.is_dir() else "no such folder"
-        raise BadInput(f"folder={folder}: {what}; expected a folder that holds an ablation")
-    return {name: read_study(place) for name, place in places.items()}
+        reason = f"holds no {RECORD}" if top.is_dir() else "no such folder"
+        raise BadInput(f"folder={folder}: {reason}; expected a folder that holds an ablation")
+    return {name: read_results(place) for name, place in places.items()}
 
 
-def read_runs(folder: str | Path) -> list[Run]:
-    if found := studies(folder):
-        return [run for name, study in found.items() for run in reported(name, study)]
-    return [alone(one) for one in find_runs(Path(folder).expanduser())]
+def _read_runs(folder: str | Path) -> list[_Run]:
+    if ablations := _ablations(folder):
+        return [run for name, ablation in ablations.items() for run in _reported(name, ablation)]
+    return [
+        _Run({"run_dir": run.name, "seed": run["seed"]}, run, partial(read_lines, run.path / METRICS))
+        for run in find_runs(Path(folder).expanduser())
+    ]
 
 
-def reported(name: str, study: Study) -> Iterator[Run]:
-    for budget in study.record.budgets:
-        for row in (one for one in study.rows if budget in one.budgets):
-            arm, path = study.record.arms[row.arm], study.outcomes.folder / row.run_dir
-            settings = arm.settings | arm.tuned | {"trainer.max_steps": row.steps}
-            found = FoundRun(row.run_dir, path, row.status, row.error, settings, flat(dict(row.result)))
-            who = {"ablation": name, "arm": row.arm, "budget": budget, "seed": row.seed, "run_dir": row.run_dir}
-            yield Run(who, found, partial(lines_of, study, row))
+def _reported(name: str, ablation: Results) -> Iterator[_Run]:
+    for row in ablation.reported().to_dict("records"):
+        arm = ablation.record.arms[row["arm"]]
+        settings = arm.settings | arm.tuned | {"trainer.max_steps": row["planned_steps"]}
+        result = dict(ablation.reader.outcome(row["run_dir"]).result)
+        path = ablation.folder / row["run_dir"]
+        run = FoundRun(row["run_dir"], path, row["status"], row["error"], settings, flat(result))
+        identity = {"ablation": name} | {key: row[key] for key in ("arm", "budget", "seed", "run_dir")}
+        yield _Run(identity, run, partial(ablation.reader.lines, row["run_dir"]))
 
 
-def lines_of(study: Study, row: Row) -> Lines:
-    return study.lines(row, METRICS)
+def _identity(runs: Sequence[_Run]) -> Columns:
+    return {key: int if key == "seed" else str for run in runs[:1] for key in run.identity}
 
 
-def alone(found: FoundRun) -> Run:
-    who = {"run_dir": found.name, "seed": found["seed"]}
-    return Run(who, found, partial(read_lines, found.path / METRICS))
-
-
-def who(every: Sequence[Run]) -> Columns:
-    return {key: int if key == "seed" else str for one in every[:1] for key in one.who}
-
-
-def numbers(line: Mapping[str, str]) -> dict[str, float]:
+def _finite(line: Mapping[str, str]) -> dict[str, float]:
     """What is finite in a row of metrics.csv."""
-    found: dict[str, float] = {}
+    numbers: dict[str, float] = {}
     for key, text in line.items():
         with suppress(ValueError):
-            found[key] = int(text) if key in COUNTS else float(text)
-    return {key: value for key, value in found.items() if math.isfinite(value)}
-
-
-def frame(rows: Sequence[Mapping[str, Any]], columns: Columns) -> pd.DataFrame:
-    return pd.DataFrame({key: column([row.get(key) for row in rows], kind) for key, kind in columns.items()})
-
-
-def column(values: list[Any], kind: type | None) -> Any:
-    kinds = {type(value) for value in values if value is not None}
-    kind = kind or (kinds.pop() if len(kinds) == 1 else float if kinds == {int, float} else str)
-    if kind not in DTYPES:
-        values = [value if value is None else spelled(value) for value in values]
-    return pd.Series(values, dtype=DTYPES.get(kind, "string"))
+            numbers[key] = int(text) if key in COUNTS else float(text)
+    return {key: value for key, value in numbers.items() if math.isfinite(value)}

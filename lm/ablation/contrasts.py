@@ -25,7 +25,7 @@ ENDED = ("done", "diverged")
 class Contrast:
     """A comparison under one budget, before it is judged together with its family."""
 
-    name: str  # of an interaction
+    interaction: str  # its name; empty for the difference of two arms
     arm: str  # of an interaction the first difference, in words
     baseline: str  # of an interaction the second one
     budget: str
@@ -49,10 +49,10 @@ class Contrast:
 def compare(record: AblationRecord, runs: pd.DataFrame, regrets: Mapping[str, Regret]) -> pd.DataFrame:
     """A row for each arm against its baseline under each budget, then for each interaction.
 
-    Columns: `family`, `name`, `arm`, `baseline`, `budget`, `primary`, `metric`, `equivalence_margin`, the fields of
-    `Comparison`, `p_sign_flip`, `p_normal`; `regret` and `baseline_regret`, the expected regrets of the tuned
-    hyperparameters, and `mean_without_regret`; `seeds`, `differences`, `lost_seeds`, `ended`, `diverged`, `broken`;
-    and `sentence`, the verdict in words.
+    Columns: `family`, `arm`, `baseline` (of an interaction its name and its formula), `budget`, `primary`, `metric`,
+    `equivalence_margin`, the fields of `Comparison`, `p_sign_flip`, `p_normal`; `regret` and `baseline_regret`, the
+    expected regrets of the tuned hyperparameters, and `mean_without_regret`; `seeds`, `differences`, `lost_seeds`,
+    `n_planned`, `ended`, `diverged`, `broken`; and `sentence`, the verdict in words.
     """
     lower_is_better, unit = METRICS[record.metric]
     contrasts = [
@@ -75,8 +75,9 @@ def compare(record: AblationRecord, runs: pd.DataFrame, regrets: Mapping[str, Re
         )
         for i, one in members.items():
             comparison = _apply_survivorship_rule(one, comparisons[one.runs])
-            rows[i] = _row(one, comparison, regrets, lower_is_better, tunings[one.runs]) | {
+            rows[i] = _row(record, one, comparison, regrets, lower_is_better, tunings[one.runs]) | {
                 "metric": record.metric,
+                "n_planned": len(record.seeds),
                 "equivalence_margin": record.equivalence_margin,
                 "sentence": verdict_sentence(one, comparison, unit, record.equivalence_margin),
             }
@@ -111,7 +112,7 @@ def _contrast(
     broken = {arm: [*map(int, of.seed[of.is_own_failure])] for arm, of in rows.items()}
     family = "interaction" if name else "primary" if sides[0] in record.primary else "secondary"
     return Contrast(
-        name=name or f"{sides[0]} minus {sides[1]}",
+        interaction=name,
         arm=sides[0],
         baseline=sides[1],
         budget=budget,
@@ -140,6 +141,7 @@ def _apply_survivorship_rule(one: Contrast, comparison: Comparison) -> Compariso
 
 
 def _row(
+    record: AblationRecord,
     one: Contrast,
     comparison: Comparison,
     regrets: Mapping[str, Regret],
@@ -154,7 +156,8 @@ def _row(
         shift = sum(weight * expected[arm] for arm, weight in one.weights.items())
         corrected = comparison.mean_difference - (shift if lower_is_better else -shift)
     return {
-        **{"family": one.family, "name": one.name, "arm": one.arm, "baseline": one.baseline, "budget": one.budget},
+        **{"family": one.family, "arm": one.interaction or one.arm, "budget": one.budget},
+        "baseline": record.interactions[one.interaction] if one.interaction else one.baseline,
         **{"primary": one.family == "primary", **asdict(comparison)},
         **{"p_sign_flip": sign_flip_p(differences), "p_normal": normality_p(differences)},
         **{"regret": pair[0], "baseline_regret": pair[1], "mean_without_regret": corrected},

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from lm.ablation.contrasts import compare
-from lm.ablation.record import AblationRecord, TrialRecord, read_record
+from lm.ablation.record import AblationRecord, BaseRecord, RunRecord, TrialRecord, read_record
 from lm.ablation.response_surface import Regret, regrets
 from lm.ablation.run_files import Outcome, RunFiles, broke
 from lm.config.ablation import METRICS
@@ -37,9 +37,10 @@ COLUMNS: dict[str, type | None] = {  # of a run; None: as the values are
     **{"arm": str, "seed": int, "run_dir": str, "status": str, "error": str},
     **RESULT,
     **dict.fromkeys(("is_own_failure", "has_folder"), bool),
-    **dict.fromkeys(("host", "executor"), str),
+    **dict.fromkeys(("source_hash", "host", "executor"), str),
     "versions": object,
 }
+TRIAL_COLUMNS: dict[str, type | None] = {"trial": int, "search": int, "score": float}  # beside those of its run
 DTYPES: dict[type, str] = {int: "Int64", float: "float64", bool: "boolean", object: "object"}
 
 
@@ -74,7 +75,7 @@ class RunReader:
             **{key: result.get(key) for key in (*RESULT, "versions")},
             **{"run_dir": run_dir, "status": outcome.status, "error": outcome.error},
             **{"is_own_failure": broke(outcome), "has_folder": outcome.row is None},
-            **{key: place.get(key) or None for key in ("host", "executor")},
+            **{key: place.get(key) or None for key in ("source_hash", "host", "executor")},
         }
 
     def finished(self) -> list[str]:
@@ -104,7 +105,8 @@ def _read_rows(path: Path) -> Lines:
 class Results:
     """An ablation as it stands: all views (report, tables, lm.results) are made of these frames.
 
-    `runs` has a row for each reported run and budget, with the columns of COLUMNS, `budget` and `planned_steps`.
+    `runs` has a row for each run and budget, with the columns of COLUMNS, `purpose`, `budget`, `planned_steps` and the
+    tuned hyperparameters; then the finished runs that are not asked for any more (`purpose` is unused, `budget` empty).
     `trials` has a row for each run of the tuning: `arm`, `trial` (from 0), `search`, `seed`, a column for each
     hyperparameter, `score` (mean of the metric over the tuning seeds, missing where one diverged or has not finished).
     """
@@ -158,13 +160,19 @@ class Results:
 
     def counts(self) -> dict[str, int]:
         """How many reported runs have each status."""
-        status = self.runs.drop_duplicates("run_dir").status
+        status = self.reported().drop_duplicates("run_dir").status
         return {kind: int((status == kind).sum()) for kind in ("done", "failed", "diverged", "missing")}
 
-    def unused(self) -> list[str]:
-        """Finished runs in the folder that the ablation, as it stands, does not ask for."""
-        used = {*self.runs.run_dir, *self.trials.run_dir, *(base.run_dir for base in self.record.bases)}
-        return [run_dir for run_dir in self.reader.finished() if run_dir not in used]
+    def reported(self) -> pd.DataFrame:
+        return self.runs[self.runs.purpose == "reported"]
+
+    def diagnostics(self, run_dir: str) -> pd.DataFrame:
+        """The rows of diagnostics.csv; empty if the run has none."""
+        return pd.DataFrame(self.reader.lines(run_dir, "diagnostics.csv")).apply(pd.to_numeric, errors="coerce")
+
+    def samples(self, run_dir: str) -> list[dict[str, str]]:
+        """Prompts and greedy continuations; none where only the row of a run is left."""
+        return list(self.reader.outcome(run_dir).result.get("samples", []))
 
 
 def read_results(folder: Path) -> Results:
@@ -176,11 +184,23 @@ def results_of(record: AblationRecord, reader: RunReader) -> Results:
     """The results of a record, which need not be written yet."""
     rows = []
     for run in record.runs:
-        about = {"arm": run.arm, "seed": run.seed, "planned_steps": run.steps} | reader.describe(run.run_dir)
+        about = {"arm": run.arm, "seed": run.seed, "planned_steps": run.steps, "purpose": "reported"}
+        about |= reader.describe(run.run_dir) | record.arms[run.arm].tuned
+        about["source_hash"] = about["source_hash"] or record.arms[run.arm].identity["source_hash"]
         rows += [about | {"budget": budget} for budget in run.budgets]
     rows.sort(key=lambda row: record.budgets.index(row["budget"]))  # stable: arm by arm within a budget
-    runs = frame(rows, {**COLUMNS, "budget": str, "planned_steps": int})
+    used = {run_dir for run in (*record.runs, *record.trials, *record.bases) for run_dir in _run_dirs(run)}
+    for run_dir in reader.finished():
+        if run_dir not in used and (arm := arm_of(run_dir)) in record.arms:
+            seed = seed_of(run_dir) - record.seed_offsets.get(arm, 0)
+            rows.append({"arm": arm, "seed": seed, "purpose": "unused", "budget": ""} | reader.describe(run_dir))
+    tuned = dict.fromkeys((key for arm in record.arms.values() for key in arm.tuned), float)
+    runs = frame(rows, {**COLUMNS, "purpose": str, "budget": str, "planned_steps": int, **tuned})
     return Results(reader.folder, record, reader, runs, _read_trials(record, reader))
+
+
+def _run_dirs(run: RunRecord | TrialRecord | BaseRecord) -> list[str]:
+    return run.run_dirs if isinstance(run, TrialRecord) else [run.run_dir]
 
 
 def _read_trials(record: AblationRecord, reader: RunReader) -> pd.DataFrame:
@@ -194,8 +214,16 @@ def _read_trials(record: AblationRecord, reader: RunReader) -> pd.DataFrame:
         about = {"arm": trial.arm, "trial": numbers[trial.arm], "search": trial.search, "score": score} | trial.values
         rows += [run | about | {"seed": seed_of(run["run_dir"])} for run in runs]
         numbers[trial.arm] += 1
-    names = {"arm": str, "trial": int, "search": int, "seed": int, "score": float}
-    return frame(rows, {**COLUMNS, **names, **dict.fromkeys(hyperparameters, float)})
+    return frame(rows, {**COLUMNS, **TRIAL_COLUMNS, **dict.fromkeys(hyperparameters, float)})
+
+
+def arm_of(run_dir: str) -> str:
+    """The arm in the name of a run.
+
+    >>> arm_of("trials/tied-seed1000-1a2b3c4d5e")
+    'tied'
+    """
+    return run_dir.rpartition("/")[2].rpartition("-seed")[0]
 
 
 def seed_of(run_dir: str) -> int:

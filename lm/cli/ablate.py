@@ -1,7 +1,7 @@
 """Answer a question: lm-lab ablate ablation=NAME [output_dir=DIR] [plan_only=true] [any setting of train]
 
 Plans, tunes every arm, runs each arm at each seed, and writes a report. The same command again continues with the runs
-that are missing.
+that are missing. json=true prints one JSON object with the verdicts, and nothing else, on standard output.
 Every setting of train changes all arms. They are not listed here: lm-lab train --help lists them.
 """
 
@@ -16,7 +16,7 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from lm.ablation.plan.compose import compose_arms, compose_base
+from lm.ablation.compose import compose_arms, compose_base
 from lm.cli.compose import compose, current_overrides, key_of, quoted, register, run_hydra, string, to_dataclass
 from lm.cli.main import job, resumable, start_of
 from lm.cli.mistakes import CONFIGS, kinds_of, no_such_key
@@ -44,18 +44,17 @@ def program(config: DictConfig) -> None:
         default = HydraConfig.get().runtime.choices["ablation"]  # whatever ablation.name calls it
         print(f"ablation={default} is the default; --help lists the others", file=sys.stderr, flush=True)
     from lm.ablation.ablate import ablate
-    from lm.ablation.run.folder import default_dir
-    from lm.ablation.summary import plan_table, result_table
+    from lm.ablation.folder import default_dir
+    from lm.ablation.plan_table import plan_table
+    from lm.cli.report import print_results
 
-    file = sys.stdout if ablation.plan_only else sys.stderr
+    file = sys.stdout if ablation.plan_only and not ablation.json else sys.stderr
     with resumable(Path(ablation.output_dir).expanduser() if ablation.output_dir else default_dir(ablation)):
-        runner = ablate(
-            ablation, runs, command(), lambda runner: print(plan_table(runner), file=file, flush=True), base
-        )
+        results = ablate(ablation, runs, command(), lambda plan: print(plan_table(plan), file=file, flush=True), base)
     if not ablation.plan_only:
-        print(result_table(runner.path))
-        if runner.n_failed():
-            sys.exit(1)
+        sys.exit(print_results(results, ablation.json, ablation.exit_code))
+    if ablation.json:
+        print_results(results, True)
 
 
 def command() -> str:

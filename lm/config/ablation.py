@@ -14,6 +14,7 @@ METRICS = {  # name in result.json -> (whether less is better, its unit)
     "val_top1": (False, "fraction of tokens"),
 }
 BUDGETS = ("tokens", "flops", "time")
+BUDGET_NAMES = {"tokens": "tokens", "flops": "FLOPs", "time": "time"}
 HYPERPARAMETERS = ["optim.lr", "head.embedding_lr_multiplier", "head.head_lr_multiplier"]
 MATCHED_BY = ("model.d_ff", "model.d_model", "model.n_layers")
 
@@ -192,6 +193,7 @@ class AblationConfig(Question):
 
 
 EXECUTORS = ("local", "ray", "slurm")
+EXIT_CODES = ("done", "verdict")
 FROM_RUN = {"job_name", "time", "cpus_per_task", "gpus_per_node", "ntasks_per_node"}  # of sbatch: each run decides them
 
 
@@ -224,6 +226,8 @@ class AblateConfig:
     ablation: AblationConfig
     output_dir: str | None = None  # null: ablations/, under the ablation's name
     plan_only: bool = False  # show what would be run, and run nothing
+    json: bool = False  # print one JSON object with the verdicts, and nothing else, on standard output
+    exit_code: str = "done"  # of what: done, or the verdict (better 0, worse 10, equivalent 11, undecided 12)
     executor: str = "local"  # what carries out the runs: local, ray or slurm
     ray: RayConfig = field(default_factory=RayConfig)
     slurm: SlurmConfig = field(default_factory=SlurmConfig)
@@ -233,6 +237,7 @@ class AblateConfig:
     def __post_init__(self) -> None:
         at_least(1, "", self, "workers")
         choose("executor", self.executor, EXECUTORS)
+        choose("exit_code", self.exit_code, EXIT_CODES)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -241,7 +246,10 @@ class ReportConfig:
 
     output_dir: str | None = None  # of an ablation, or a folder of ablations
     run_dir: str | None = None  # of a single run
+    json: bool = False  # of an ablation: print one JSON object with the verdicts, and nothing else
+    exit_code: str = "done"  # of what: done, or the verdict (better 0, worse 10, equivalent 11, undecided 12)
 
     def __post_init__(self) -> None:
+        choose("exit_code", self.exit_code, EXIT_CODES)
         if (self.output_dir is None) == (self.run_dir is None):
             raise BadInput("output_dir: give output_dir=DIR of an ablation or run_dir=RUN, one of the two")

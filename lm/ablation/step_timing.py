@@ -1,10 +1,14 @@
-"""How long a training step takes: without a Trainer for a quick estimate, or as the Trainer makes it."""
+"""What a training step of each arm costs on this machine: without a Trainer for a quick estimate, or as it makes it."""
 
+import hashlib
+import logging
+import os
+import platform
 import tempfile
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, replace
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -13,19 +17,96 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from tqdm import tqdm
 
+from lm.ablation.arms import Arm
 from lm.config import RunConfig
+from lm.config.identity import identifying
 from lm.data.batches import Batch
 from lm.data.tokens import prepare
 from lm.inference.evaluate import evaluate
-from lm.system.device import fast_attention, is_mixed
+from lm.system.device import cpu_name, fast_attention, is_mixed
 from lm.training.loss import build_loss
 from lm.training.optim import build_optimizer
 from lm.training.resolve import build_model, n_batches, n_validations, resolve
 
-WARM_UP_STEPS, TIMED_STEPS = 2, 6  # optimizer steps of a measurement
+MIN_ROUNDS, MAX_ROUNDS, MIN_SECONDS = 5, 40, 20.0  # of a measurement
+WARM_UP_STEPS, TIMED_STEPS = 2, 6  # optimizer steps of a measurement with the Trainer
 TIMED_BATCHES = 4  # of a validation
 NEVER = 10**9  # steps
+COST_FREE = ("seed", "optim.lr", "head.embedding_lr_multiplier", "head.head_lr_multiplier", "head.name", "trainer.max_steps")
+log = logging.getLogger(__name__)
+
+
+def measure(arms: Mapping[str, Arm], known: dict[str, float], with_trainer: bool) -> dict[str, float]:
+    """Give each arm its seconds per step; returns all that were ever measured, by computation, code and machine.
+
+    With a time budget, steps are measured in the Lightning Trainer (`with_trainer`), because the number of steps
+    depends on them; otherwise a bare training step is measured for the estimate. Known measurements are used again, so
+    that the number of steps does not change between calls. New arms are measured together with the others, since only
+    times taken in turns compare, and put in proportion to what is known of those.
+    """
+    keys = {name: _computation(arm, with_trainer) for name, arm in arms.items()}
+    distinct = {keys[name]: arm for name, arm in arms.items()}  # arms that compute the same take the same time
+    if distinct.keys() - known.keys():
+        log.info("measuring a training step of each arm")
+        timers = [_trainer_step(arm) if with_trainer else _bare_step(arm) for arm in distinct.values()]
+        measured = dict(zip(distinct, time_in_turns(timers), strict=True))
+        scale = median([known[key] / seconds for key, seconds in measured.items() if key in known] or [1])
+        known = {key: seconds * scale for key, seconds in measured.items()} | known
+    for name, arm in arms.items():
+        arm.seconds_per_step = known[keys[name]]
+    return known
+
+
+def time_in_turns(steps: list[Callable[[], float]]) -> list[float]:
+    """Seconds of a training step of each arm, from rounds in which the arms take turns.
+
+    Taking turns, they share whatever else the machine is doing: each is the median, over the rounds, of its ratio to
+    the first arm, times the median of the first.
+    """
+    for step in steps:
+        step()  # warms up
+    started = time.perf_counter()
+    rounds: list[list[float]] = []  # seconds of every arm
+    with tqdm(total=1.0, desc="measuring steps", leave=False, disable=None, bar_format="{desc} |{bar}|") as bar:
+        while (fraction := _progress(len(rounds), time.perf_counter() - started)) < 1:
+            bar.update(fraction - bar.n)
+            rounds.append([step() for step in steps])
+    first = median(times[0] for times in rounds)
+    return [first * median(times[i] / times[0] for times in rounds) for i in range(len(steps))]
+
+
+def _progress(rounds: int, seconds: float) -> float:
+    """
+    >>> _progress(4, 99.0), _progress(5, 10.0), _progress(5, 20.0), _progress(40, 3.0)
+    (0.8, 0.5, 1.0, 1.0)
+    """
+    return min(1.0, rounds / MIN_ROUNDS, max(rounds / MAX_ROUNDS, seconds / MIN_SECONDS))
+
+
+@cache
+def machine() -> str:
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+    return f"torch {torch.__version__}, {platform.machine()}, {cpu_name()}, {os.cpu_count()} cores, {gpu}"
+
+
+def _computation(arm: Arm, with_trainer: bool) -> str:
+    """What the cost of a step depends on: all settings but those without a cost, the code and the machine."""
+    settings = {key: value for key, value in identifying(asdict(arm.run)).items() if key not in COST_FREE}
+    content = repr((sorted(settings.items()), arm.identity, arm.steps["own"], with_trainer))
+    return f"{hashlib.sha256(content.encode()).hexdigest()[:16]} {machine()}"
+
+
+def _trainer_step(arm: Arm) -> Callable[[], float]:
+    return TimedTraining(arm.run, arm.steps["own"])
+
+
+def _bare_step(arm: Arm) -> Callable[[], float]:
+    """A step without a Trainer, with its share of validations, in which a forward pass is a third of a step."""
+    step, steps, n_all = TimedStep(arm.run, arm.vocab_size), arm.steps["own"], n_batches(arm.run, arm.val_tokens)
+    passes = n_validations(arm.run, steps) * min(arm.run.validation.batches or n_all, n_all)
+    return lambda: step() * (1 + passes / steps / 3)
 
 
 def train_step(

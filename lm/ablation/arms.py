@@ -1,0 +1,199 @@
+"""The arms of an ablation: checked, matched in size and counted. Nothing is trained here."""
+
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from lm.ablation.code_hash import code_hash
+from lm.ablation.record import ArmRecord
+from lm.config import BadInput, HeadConfig, ModelConfig, RunConfig, foreign_classes
+from lm.config.ablation import AblationConfig
+from lm.config.checks import about
+from lm.config.identity import config_hash, flat
+from lm.data.tokens import TextData, prepare
+from lm.exchange.base import read_base
+from lm.model.size import flops_per_token, n_params
+from lm.model.transformer import Transformer
+from lm.training.init_from import copy_weights
+from lm.training.optim import step_flops
+from lm.training.resolve import n_batches, resolve
+
+SIZE_TOLERANCE = 0.01  # how near a matched arm comes to its baseline's number of parameters
+
+
+@dataclass(slots=True, kw_only=True)
+class Arm(ArmRecord):
+    """One side of a comparison, ready to run but for the seed, the number of steps and the directory."""
+
+    name: str
+    run: RunConfig
+    start: Callable[[int], dict[str, Any]] = field(default=lambda seed: {})  # settings of the run that it starts from
+
+    def record(self) -> ArmRecord:
+        return ArmRecord(**{one.name: getattr(self, one.name) for one in fields(ArmRecord)})
+
+    def seconds(self, steps: int) -> float:
+        """What a run of so many steps takes, with the final score, in which a forward pass is a third of a step."""
+        return (steps + n_batches(self.run, self.val_tokens) / 3) * self.seconds_per_step
+
+
+Arms = dict[str, Arm]  # by name
+
+
+def build_arms(
+    config: AblationConfig,
+    runs: dict[str, RunConfig],
+    threads: int,
+    earlier: Mapping[str, ArmRecord] = MappingProxyType({}),
+) -> Arms:
+    """Every arm checked, matched and counted, but for those that are unchanged since an `earlier` call.
+
+    Raises BadInput naming the arm to blame.
+    """
+    texts: dict[str, TextData] = {}
+    arms: Arms = {}
+    for name in sorted(config.arms, key=lambda name: name in config.match_parameters):  # after their baselines
+        with about(f"ablation.arms.{name}"):
+            arm = build_arm(name, config.arms[name], runs[name], threads, texts, earlier.get(name))
+            if key := config.match_parameters.get(name):
+                matched = match_parameters(arm, key, arms[config.contrasts()[name]].n_params)
+                run = change(runs[name], matched)
+                arm = build_arm(name, config.arms[name], run, threads, texts, earlier.get(name))
+                arm.matched = matched
+        arms[name] = arm
+        if runs[name].init_from:
+            loaded = read_base(str(runs[name].init_from)).settings
+            check_start(arm, loaded.model, loaded.head, loaded.seq_len)
+    arms = {name: arms[name] for name in config.arms}
+    _check_distinct(config, arms)
+    _check_same_validation_text(config, arms)
+    return arms
+
+
+def build_arm(
+    name: str,
+    overrides: list[str],
+    run: RunConfig,
+    threads: int,
+    texts: dict[str, TextData],
+    earlier: ArmRecord | None = None,
+) -> Arm:
+    """`texts` keeps what is prepared, for the arms that share it."""
+    if run.trainer.world_size > 1:
+        raise BadInput("trainer.devices: a run of an ablation trains on one device; several runs go on at a time")
+    trainer = replace(run.trainer, enable_progress_bar=False)
+    run = replace(run, threads=run.threads or threads, run_dir=None, trainer=trainer)
+    source = repr((run.data, run.tokenizer))
+    if source not in texts:
+        texts[source] = prepare(run.data, run.tokenizer, quiet=not sys.stderr.isatty())
+    text = texts[source]
+    resolved = resolve(run, text.tokenizer.vocab_size)
+    identity = {
+        "data_hash": text.hash,
+        "tokenizer_hash": text.tokenizer.hash,
+        "source_hash": code_hash(foreign_classes(run.model)),
+        "device": resolved.trainer.accelerator,
+        "precision": resolved.trainer.precision,
+    }
+    settings = flat(asdict(run) | {"logger": {}})
+    if earlier and (earlier.settings, earlier.identity) == (settings, identity):  # counting again takes seconds
+        size, flops = earlier.n_params, earlier.flops_per_token
+    else:
+        net = meta_model(run, text.tokenizer.vocab_size)
+        size = n_params(net)
+        flops = flops_per_token(net) + step_flops(net, run.optim, run.head) // run.tokens_per_step
+    return Arm(
+        name=name,
+        overrides=overrides,
+        run=run,
+        settings=settings,
+        vocab_size=text.tokenizer.vocab_size,
+        train_tokens=len(text.train),
+        val_tokens=len(text.val),
+        identity=identity,
+        tokens_per_step=run.tokens_per_step,
+        n_params=size,
+        flops_per_token=flops,
+        steps={"own": run.steps},
+    )
+
+
+def common_threads(runs: Iterable[RunConfig]) -> int:
+    """Of every run that does not set its own: the most that one sets."""
+    return max((run.threads for run in runs if run.threads), default=1)
+
+
+def check_start(arm: Arm, model: ModelConfig, head: HeadConfig, seq_len: int) -> None:
+    """Raise BadInput if the arm cannot start from such a model. On the meta device, so weights are not needed."""
+    with about(f"ablation.arms.{arm.name}"):
+        with torch.device("meta"):
+            loaded = Transformer(model, head, vocab_size=arm.vocab_size, seq_len=seq_len)
+        copy_weights(meta_model(arm.run, arm.vocab_size), loaded, arm.run.init_tied_matrix)
+
+
+def _check_distinct(config: AblationConfig, arms: Arms) -> None:
+    names: dict[tuple[str, int], str] = {}
+    for name, arm in arms.items():
+        key = (config_hash(change(arm.run, {"head.name": ""})), config.seed_offsets.get(name, 0))
+        if key in names:
+            advice = f"for an A/A give one of them seeds of its own (ablation.seed_offsets.{name}=500)"
+            raise BadInput(f"ablation.arms: {names[key]} and {name} are the same configuration; {advice}")
+        names[key] = name
+
+
+def _check_same_validation_text(config: AblationConfig, arms: Arms) -> None:
+    """Losses on different texts, or per token of different tokenizers, are no two measurements of one thing."""
+    for name, other in config.contrasts().items():
+        arm, baseline = arms[name], arms[other]
+        texts = [(one.identity["data_hash"], one.run.data.val_fraction) for one in (arm, baseline)]
+        if texts[0] != texts[1]:
+            raise BadInput(f"ablation.arms: {name} and {other} would be scored on different validation texts")
+        if arm.identity["tokenizer_hash"] != baseline.identity["tokenizer_hash"] and config.metric != "val_bpb":
+            reason = f"{name} and {other} have different tokenizers"
+            raise BadInput(f"ablation.metric={config.metric}: {reason}; choose val_bpb")
+
+
+# --- settings changed by name, and the width that gives an arm the parameters of another
+
+
+def change(run: RunConfig, values: Mapping[str, Any]) -> RunConfig:
+    """The run with dotted keys set; checked as if they had been typed."""
+    groups: dict[str, dict[str, Any]] = {"": {}}
+    for key, value in values.items():
+        group, _, name = key.rpartition(".")
+        groups.setdefault(group, {})[name] = value
+    own = groups.pop("")
+    return replace(run, **own, **{group: replace(getattr(run, group), **changes) for group, changes in groups.items()})
+
+
+def meta_model(run: RunConfig, vocab_size: int) -> Transformer:
+    """The model on the meta device: shapes without values."""
+    with torch.device("meta"):
+        return Transformer(run.model, run.head, vocab_size=vocab_size, seq_len=run.data.seq_len)
+
+
+def match_parameters(arm: Arm, key: str, target: int) -> dict[str, int]:
+    """The value of the integer setting `key` with which the arm's number of parameters comes nearest to `target`.
+
+    Raises BadInput if that is not within SIZE_TOLERANCE.
+    """
+    unit = 2 * arm.run.model.n_heads if key == "model.d_model" else 1  # whole heads of even width
+
+    def count(value: int) -> int:
+        return n_params(meta_model(change(arm.run, {key: value * unit}), arm.vocab_size))
+
+    low, high = 1, 2
+    while count(high) < target:
+        low, high = high, high * 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if count(middle) < target else (low, middle)
+    best = min((low, high), key=lambda value: abs(count(value) - target))
+    if abs(count(best) / target - 1) > SIZE_TOLERANCE:
+        near = f"{key}={best * unit} gives {count(best):,} parameters, the nearest to {target:,}"
+        raise BadInput(f"ablation.match_parameters: {near}; match by a finer setting (model.d_ff)")
+    return {key: best * unit}

@@ -1,0 +1,93 @@
+"""What is said on the command line and in the file of an ablation, as a configuration for each arm."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from lm.config import BadInput, RunConfig
+from lm.config.ablation import AblationConfig
+from lm.config.checks import about
+from lm.config.identity import flat
+from lm.exchange.base import agrees
+
+Compose = Callable[[list[str]], RunConfig]  # overrides of train.py to a configuration
+RESERVED = {
+    "seed": "the seeds of an ablation are ablation.seeds=[...]",
+    "run_dir": "each run of an ablation has a directory of its own below output_dir",
+}
+SET_BY_BUDGET = "an arm trains as long as its budget allows; it may stand among the overrides of all arms"
+NOT_OF_AN_ARM = RESERVED | {"trainer.max_steps": SET_BY_BUDGET, "max_tokens": SET_BY_BUDGET}
+TUNABLE = ("optim.", "head.", "model.")
+SHARED = ("model.", "tokenizer.", "data.")  # by a base and its arms
+NOT_SHARED = ("data.seq_len", "data.batch_size", "data.document_mask")
+
+
+def compose_arms(config: AblationConfig, typed: list[str], compose: Compose) -> dict[str, RunConfig]:
+    """The configuration of every arm; the overrides that were `typed` change them all.
+
+    Raises BadInput naming the arm or override to blame. It comes before anything heavy is imported.
+    """
+    common = _by_key([*config.overrides, *typed])
+    for key in common.keys() & RESERVED.keys():
+        raise BadInput(f"{common[key]}: {RESERVED[key]}")
+    runs: dict[str, RunConfig] = {}
+    for name, overrides in config.arms.items():
+        own = _by_key(overrides)
+        with about(f"ablation.arms.{name}"):
+            for key, override in own.items():
+                if key in NOT_OF_AN_ARM:
+                    raise BadInput(f"{override}: {NOT_OF_AN_ARM[key]}")
+                if key in _by_key(typed):
+                    raise BadInput(f"{override}: is what this arm is about; leave {common[key]} out")
+            runs[name] = compose([*(common | own).values()])
+    settings = {name: flat(asdict(run)) for name, run in runs.items()}
+    for name, values in settings.items():
+        _check_hyperparameters(config, name, values)
+    if config.plot_over is not None and not any(config.plot_over in values for values in settings.values()):
+        raise BadInput(f"ablation.plot_over={config.plot_over}: no such setting of a run")
+    return runs
+
+
+def compose_base(
+    config: AblationConfig, typed: list[str], runs: dict[str, RunConfig], compose: Compose
+) -> RunConfig | None:
+    """The configuration of the runs that the arms start from; None if there are none or `init_from` names one run.
+
+    What stands in ablation.base comes before the overrides that were `typed`, which change base and arms alike. Raises
+    BadInput for a base whose text, model or tokenizer is not that of the arms.
+    """
+    if config.base is None or any(run.init_from for run in runs.values()):
+        for name, run in runs.items():
+            with about(f"ablation.arms.{name}"):
+                run.check_init()
+        return None
+    own = _by_key(config.base)
+    with about("ablation.base"):
+        for key in own.keys() & {*RESERVED, "init_from"}:
+            raise BadInput(f"{own[key]}: {RESERVED.get(key, 'a base starts anew')}")
+        base = compose([*(_by_key([*config.overrides, *typed]) | own).values()])
+        base.check_init()
+    base_settings = flat(asdict(base))
+    for name, run in runs.items():
+        for key, value in flat(asdict(run)).items():
+            is_shared = key.startswith(SHARED) and key not in NOT_SHARED
+            if is_shared and not agrees(key.removeprefix("model."), value, base_settings.get(key)):
+                advice = "they have it in common: choose it among the overrides"
+                raise BadInput(
+                    f"ablation.base: {key} is {base_settings.get(key)}, that of {name} is {value}; {advice}"
+                )
+    return base
+
+
+def _check_hyperparameters(config: AblationConfig, arm: str, values: dict[str, Any]) -> None:
+    for setting in config.tune.hyperparameters:
+        if not setting.startswith(TUNABLE) or not isinstance(values.get(setting, ""), float | None):
+            raise BadInput(f"ablation.tune.hyperparameters: {setting} is none of a run's settings that take any number")
+    if config.tune.trials and not any(values[setting] for setting in config.tune.hyperparameters):
+        names = ", ".join(config.tune.hyperparameters)
+        raise BadInput(f"ablation.tune.hyperparameters: {arm} has none of {names}, or it is 0; name one that it has")
+
+
+def _by_key(overrides: Sequence[str]) -> dict[str, str]:
+    """Overrides by their keys; of several for one key the last holds."""
+    return {override.partition("=")[0].lstrip("+~"): override for override in overrides}

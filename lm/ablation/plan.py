@@ -1,0 +1,408 @@
+"""The plan of an ablation: which runs there are, how long each trains, and which trials tuning makes next.
+
+A plan is a pure function of the settings, the text, the code and the results that exist: it trains and writes nothing.
+A run is named by a hash of all that decides it, so a run that exists is found again, and what has changed has another
+name. This is what resuming an ablation and adding arms or seeds to it rests on.
+"""
+
+import hashlib
+import json
+import math
+import os
+import platform
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from importlib.metadata import version
+from typing import Any
+
+import torch
+
+from lm.ablation.arms import Arm, Arms, build_arm, build_arms, change, check_start, common_threads
+from lm.ablation.record import AblationRecord, BaseRecord, RunRecord, TrialRecord, Warning, question_of
+from lm.ablation.results import Results, RunReader, results_of
+from lm.ablation.step_timing import measure
+from lm.ablation.tuning import ArmTrials, Tuning, planned_trials, tune
+from lm.config import BadInput, RunConfig
+from lm.config.ablation import METRICS, AblateConfig, AblationConfig
+from lm.config.checks import about
+from lm.config.identity import config_hash, flat
+from lm.exchange.base import read_base
+from lm.training.optim import MIN_PEAK_LR_FACTOR, peak_lr_factor
+
+BASE = "base"  # what the runs that the arms start from are called
+NOT_TRAINED = "not trained yet"  # in place of the hash of the weights of a base
+EQUAL_COST = {"tokens": 0.0, "flops": 0.02, "time": 0.02}  # costs of a step that differ by less count as equal
+MIN_SEEDS_AT_LOOK = 5  # where arms are tuned: with fewer, their noise has too few degrees of freedom for a small level
+STARTUP_SECONDS = 4.0  # of a run, before and after its steps
+PACKAGES = ("torch", "lightning", "scipy", "numpy", "tokenizers", "datasets")
+
+
+@dataclass(slots=True, frozen=True)
+class RunSpec:
+    """One run of an ablation."""
+
+    arm: str
+    seed: int
+    steps: int
+    run_dir: str  # relative to the ablation's folder: cells/NAME, trials/NAME or bases/NAME
+    run: RunConfig
+    tuned: dict[str, float]
+    identity: dict[str, str]  # hashes of its settings, text, tokenizer and code, its device and precision
+
+    @property
+    def is_trial(self) -> bool:
+        return self.run_dir.startswith("trials/")
+
+
+@dataclass(slots=True)
+class Plan:
+    config: AblationConfig
+    arms: Arms
+    base: Arm | None  # of the runs that the arms start from, one for each seed
+    record: AblationRecord  # of the earlier call, with what is asked now
+    reader: RunReader
+    specs: dict[tuple[Any, ...], RunSpec] = field(default_factory=dict, repr=False)
+    n_seeds: int | None = None  # that are reported; fewer than asked for where a planned look has decided
+
+    # --- runs
+
+    def spec(self, arm: Arm, seed: int, steps: int, tuned: dict[str, float], folder: str) -> RunSpec:
+        start = arm.start(seed)
+        key = (arm.name, seed, steps, *tuned.items(), folder, *start.items())
+        if key not in self.specs:  # a thousand are asked for many times, and each takes milliseconds
+            self.specs[key] = self._new_spec(arm, seed, steps, tuned, folder, start)
+        return self.specs[key]
+
+    def _new_spec(
+        self, arm: Arm, seed: int, steps: int, tuned: dict[str, float], folder: str, start: dict[str, Any]
+    ) -> RunSpec:
+        run = change(arm.run, {**tuned, "trainer.max_steps": steps, "seed": seed, "max_tokens": None, **start})
+        settings = config_hash(run, arm.identity["data_hash"], arm.identity["tokenizer_hash"])
+        identity = {"config_hash": settings, **arm.identity}
+        decisive = json.dumps({"config": settings, **arm.identity}, sort_keys=True)
+        name = f"{arm.name}-seed{seed}-{hashlib.sha256(decisive.encode()).hexdigest()[:10]}"
+        return RunSpec(arm.name, seed, steps, f"{folder}/{name}", run, tuned, identity)
+
+    def reported(self, n: int | None = None) -> list[RunSpec]:
+        """The runs of the first n seeds, or of all that are reported: seed by seed, so that pairs become complete."""
+        seeds = self.config.seeds[: self.n_seeds if n is None else n]
+        return [
+            self.spec(arm, seed + self.config.seed_offsets.get(name, 0), steps, arm.tuned, "cells")
+            for seed in seeds
+            for name, arm in self.arms.items()
+            if not self._is_open(name)
+            for steps in dict.fromkeys(arm.steps[budget] for budget in self.config.budgets)
+        ]
+
+    def _is_open(self, name: str) -> bool:
+        """Whether the arm's hyperparameters are not chosen yet."""
+        return bool(self.config.tune.trials) and not self.arms[name].tuned
+
+    def bases(self, specs: Sequence[RunSpec]) -> list[RunSpec]:
+        """The runs that these start from."""
+        seeds = sorted({spec.seed for spec in specs}) if self.base else []
+        return [self.base_spec(seed) for seed in seeds]
+
+    def base_spec(self, seed: int) -> RunSpec:
+        assert self.base is not None
+        return self.spec(self.base, seed, self.base.steps["own"], {}, "bases")
+
+    def missing(self, specs: Sequence[RunSpec]) -> list[RunSpec]:
+        """Those that have no result yet. A diverged one has: it would diverge again."""
+        return [spec for spec in specs if self.reader.outcome(spec.run_dir).status in ("missing", "failed")]
+
+    def has_base(self, spec: RunSpec) -> bool:
+        """Whether the run can begin: what it starts from has been trained."""
+        return self.base is None or self.base_sha256(self.base_spec(spec.seed)) is not None
+
+    def expected(self) -> list[RunSpec]:
+        """All runs that are known to be missing."""
+        specs = [*self.reported(), *self.tune()[1]]
+        return self.missing([*self.bases(self.missing(specs)), *specs])
+
+    def is_complete(self) -> bool:
+        return not self.expected() and not any(map(self._is_open, self.arms))
+
+    def look(self, n: int) -> bool:
+        """Whether the planned look at the first n seeds decides all that is asked, so that no more runs are made."""
+        if n not in self.config.looks:
+            return False
+        contrasts = self.results().first_seeds(n).contrasts
+        asked = contrasts[contrasts.family.isin(["primary", "interaction"])] if self.config.primary else contrasts
+        if (asked.verdict != "undecided").all():
+            self.n_seeds = n
+        return self.n_seeds == n
+
+    # --- tuning
+
+    def tune(self) -> tuple[Tuning, list[RunSpec]]:
+        """How far the tuning is by the results that exist, and the runs of the trials that it asks for next.
+
+        Sets the hyperparameters of the arms when it has finished.
+        """
+        losses: dict[str, dict[tuple[float, ...], float]] = {name: {} for name in self._searched()}
+        while True:
+            arms = {name: ArmTrials(self._start(name), losses[name], self._kept(name)) for name in losses}
+            tuning = tune(arms, self.config.tune, self._is_allowed)
+            missing, n_known = [], 0
+            for name, trials in tuning.next_trials.items():
+                for key in trials:
+                    specs = self.trial(name, key)
+                    if (loss := self._loss(specs)) is None:
+                        missing += specs
+                    else:
+                        losses[name][key] = loss
+                        n_known += 1
+            if n_known == 0:
+                break
+        if tuning.is_finished:
+            for name in losses:
+                self.arms[name].tuned = dict(tuning.settings[name])
+        return tuning, missing
+
+    def _searched(self) -> list[str]:
+        return [*self.arms] if self.config.tune.trials else []
+
+    def _start(self, name: str) -> dict[str, float]:
+        """The values of its hyperparameters with which the search of an arm begins: not those that are null or 0."""
+        settings = flat(self.arms[name].settings)
+        return {key: float(settings[key]) for key in self.config.tune.hyperparameters if settings[key]}
+
+    def _kept(self, name: str) -> dict[str, float] | None:
+        """The hyperparameters that an earlier call has chosen and made a reported run with: an arm keeps them.
+
+        None if there are none, or if the settings, text or code of its trials have changed since.
+        """
+        before, arm = self.record.arms.get(name), self.arms[name]
+        first = next((trial for trial in self.record.trials if trial.arm == name), None)
+        if before is None or first is None or not before.tuned:
+            return None
+        if first.run_dirs != [spec.run_dir for spec in self.trial(name, tuple(first.values.values()))]:
+            return None
+        finished = any(self.reader.outcome(run.run_dir).result for run in self.record.runs if run.arm == name)
+        return before.tuned if finished else None
+
+    def trial(self, name: str, values: Sequence[float]) -> list[RunSpec]:
+        """The runs of a setting of the arm's hyperparameters, one for each tuning seed."""
+        arm, tuned = self.arms[name], dict(zip(self._start(name), values, strict=True))
+        steps = arm.steps[self.config.budgets[0]]
+        return [self.spec(arm, seed, steps, tuned, "trials") for seed in self.config.tune.seeds]
+
+    def _is_allowed(self, name: str, values: Sequence[float]) -> bool:
+        try:
+            return bool(self.trial(name, values))
+        except BadInput:  # for example a fraction above one
+            return False
+
+    def _loss(self, specs: Sequence[RunSpec]) -> float | None:
+        """The mean over the tuning seeds, lower is better; infinite where training diverged; None: not finished."""
+        outcomes = [self.reader.outcome(spec.run_dir) for spec in specs]
+        if any(outcome.status == "diverged" for outcome in outcomes):
+            return math.inf
+        if any(outcome.status != "done" for outcome in outcomes):
+            return None
+        scores = [float(outcome.result[self.config.metric]) for outcome in outcomes]
+        return sum(scores) / len(scores) * (1 if METRICS[self.config.metric][0] else -1)
+
+    # --- views
+
+    def seconds(self, spec: RunSpec) -> float:
+        """What a run takes, as measured on this machine."""
+        arm = self.base if self.base and spec.arm == BASE else self.arms[spec.arm]
+        return STARTUP_SECONDS + arm.seconds(spec.steps)
+
+    def results(self) -> Results:
+        return results_of(self.current_record(), self.reader)
+
+    def current_record(self) -> AblationRecord:
+        tuning, _ = self.tune()
+        return replace(
+            self.record,
+            seeds=self.config.seeds[: self.n_seeds],
+            arms={name: arm.record() for name, arm in self.arms.items()},
+            runs=self.run_records(),
+            bases=self._base_records(),
+            trials=[
+                TrialRecord(
+                    arm=name,
+                    search=search,
+                    values=dict(zip(self._start(name), values, strict=True)),
+                    run_dirs=[spec.run_dir for spec in self.trial(name, values)],
+                )
+                for name, trials in tuning.trials.items()
+                for search, values in trials
+            ],
+            warnings=self.warnings(),
+        )
+
+    def run_records(self) -> list[RunRecord]:
+        """The reported runs; those of an arm whose hyperparameters are not chosen yet have a name that changes."""
+        records: dict[str, RunRecord] = {}
+        for name, arm in self.arms.items():
+            for budget in self.config.budgets:
+                for seed in self.config.seeds[: self.n_seeds]:
+                    own_seed = seed + self.config.seed_offsets.get(name, 0)
+                    spec = self.spec(arm, own_seed, arm.steps[budget], arm.tuned, "cells")
+                    new = RunRecord(arm=name, seed=seed, budgets=[], run_dir=spec.run_dir, steps=spec.steps)
+                    records.setdefault(spec.run_dir, new).budgets.append(budget)
+        return [*records.values()]
+
+    def _base_records(self) -> list[BaseRecord]:
+        records, before = [], {base.run_dir: base for base in self.record.bases}
+        for spec in map(self.base_spec, self.base_seeds()):
+            loss = self.reader.outcome(spec.run_dir).result.get("val_loss")
+            new = BaseRecord(seed=spec.seed, run_dir=spec.run_dir, sha256=self.base_sha256(spec), val_loss=loss)
+            records.append(before.get(spec.run_dir, new) if loss is None else new)
+        return records
+
+    def base_seeds(self) -> list[int]:
+        """The seeds for which there is a base run."""
+        if self.base is None:
+            return []
+        reported = {spec.seed for spec in self.reported()} | {*self.config.seeds}
+        return sorted(reported | ({*self.config.tune.seeds} if self.config.tune.trials else set()))
+
+    def base_sha256(self, spec: RunSpec) -> str | None:
+        """Of the weights of a finished base, also of one that is a line of the record and whose folder is gone."""
+        if (self.reader.folder / spec.run_dir).exists() and self.reader.outcome(spec.run_dir).status == "done":
+            return read_base(str(self.reader.folder / spec.run_dir)).sha256
+        return next((base.sha256 for base in self.record.bases if base.run_dir == spec.run_dir), None)
+
+    def stale_runs(self) -> list[str]:
+        """Finished runs in the folder that the plan does not ask for: settings, text, code or seeds have changed."""
+        if any(map(self._is_open, self.arms)):  # the names of their runs are not known yet
+            return []
+        planned = {run.run_dir for run in self.run_records()}
+        return [name for name in self.reader.finished() if name.startswith("cells/") and name not in planned]
+
+    def trials_to_make(self) -> tuple[int, int]:
+        """The least and the greatest number of runs that the tuning still makes."""
+        made = sum(len(trials) for trials in self.tune()[0].trials.values())
+        least, most = planned_trials(len(self._searched()), self.config.tune) if any(map(self._is_open, self.arms)) else (0, 0)
+        return (max(least - made, 0) * len(self.config.tune.seeds), max(most - made, 0) * len(self.config.tune.seeds))
+
+    def expected_seconds(self) -> tuple[float, float]:
+        """The least and the greatest duration of what is missing."""
+        known = sum(map(self.seconds, self.expected()))
+        trial = max((self.seconds(spec) for name in self._searched() for spec in self.trial(name, [*self._start(name).values()])[:1]), default=0.0)
+        open_runs = sum(
+            STARTUP_SECONDS + self.arms[run.arm].seconds(run.steps) for run in self.run_records() if self._is_open(run.arm)
+        )
+        least, most = ((known + open_runs + trial * n) / self.record.workers for n in self.trials_to_make())
+        return least, most
+
+    # --- warnings about the plan
+
+    def warnings(self) -> list[Warning]:
+        return [*self._warn_optional_stopping(), *self._warn_early_look(), *self._warn_warm_up()]
+
+    def _warn_optional_stopping(self) -> Iterator[Warning]:
+        """The 5 % error rate holds for one analysis, and for planned looks, not if results decide about the seeds."""
+        seeds = {*self.config.seeds}
+        looks = [self.config.seeds[:n] for n in self.config.looks]
+        fewer = [analysed for analysed in self.record.analyses if {*analysed} < seeds and analysed not in looks]
+        if counts := sorted({len(analysed) for analysed in fewer}):
+            summary = f"Seeds were added after an analysis (of {', '.join(map(str, counts))}, now {len(seeds)}):"
+            yield Warning(summary, "if its verdict decided that, a false verdict is more likely than 5 %.")
+        if dropped := {seed for analysed in self.record.analyses for seed in analysed} - seeds:
+            summary = f"Seeds were taken away after an analysis ({', '.join(map(str, sorted(dropped)))}):"
+            yield Warning(summary, "if its verdict decided which, a false verdict is more likely than 5 %.")
+
+    def _warn_early_look(self) -> Iterator[Warning]:
+        if self.config.tune.trials and self.config.looks and self.config.looks[0] < MIN_SEEDS_AT_LOOK:
+            yield Warning(
+                f"The first look comes at {self.config.looks[0]} seeds, and arms are tuned:",
+                f"false verdicts are then more likely than 5 %. Plan it at {MIN_SEEDS_AT_LOOK} seeds or more.",
+            )
+
+    def _warn_warm_up(self) -> Iterator[Warning]:
+        for name, arm in self.arms.items():
+            steps = min(arm.steps[budget] for budget in self.config.budgets)
+            if (peak := peak_lr_factor(steps, arm.run.optim)) < MIN_PEAK_LR_FACTOR:
+                yield Warning(
+                    f"The warm-up of {name} is long:", f"its learning rate never rises above {peak:.0%} of optim.lr."
+                )
+
+
+def make_plan(
+    config: AblateConfig,
+    runs: dict[str, RunConfig],
+    base: RunConfig | None,
+    before: AblationRecord | None,
+    reader: RunReader,
+) -> Plan:
+    """`runs` has the configuration of each arm, `base` that of the runs that they start from, `before` the record of an
+    earlier call. Raises BadInput for what the user can mend.
+    """
+    ablation = config.ablation
+    record = before or AblationRecord(**question_of(ablation))
+    threads = record.threads if before else common_threads([*runs.values(), *filter(None, [base])])
+    arms = build_arms(ablation, runs, threads, record.arms)
+    plan = Plan(ablation, arms, None, record, reader)
+    if base is not None:
+        with about("ablation.base"):
+            plan.base = build_arm(BASE, ablation.base or [], base, threads, {})
+        _start_from_base(plan, plan.base)
+    timed = arms | ({BASE: plan.base} if plan.base else {})
+    with_trainer = "time" in ablation.budgets and not config.plan_only
+    seconds_per_step = measure(timed, record.seconds_per_step, with_trainer)
+    set_steps(ablation, arms)
+    plan.record = replace(
+        record,
+        **question_of(ablation),
+        overrides=config.overrides,
+        common=ablation.overrides,
+        base=ablation.base if plan.base else None,
+        contrasts=ablation.contrasts(),
+        begun=record.begun or now(),
+        ended=None,
+        machine=f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {torch.cuda.device_count()} GPUs",
+        threads=threads,
+        python=platform.python_version(),
+        versions={package: version(package) for package in PACKAGES},
+        seconds_per_step=seconds_per_step,
+    )
+    plan.tune()
+    for n in ablation.looks:  # of an earlier call
+        if plan.missing(plan.reported(n)) or plan.look(n):
+            break
+    return plan
+
+
+def _start_from_base(plan: Plan, base: Arm) -> None:
+    """Let the arms start from the base of their seed. Raises BadInput if an arm cannot."""
+
+    def start(seed: int) -> dict[str, Any]:
+        spec = plan.base_spec(seed)
+        return {
+            "init_from": str(plan.reader.folder / spec.run_dir),
+            "init_sha256": plan.base_sha256(spec) or NOT_TRAINED,
+        }
+
+    for name, arm in plan.arms.items():
+        if arm.identity["tokenizer_hash"] != base.identity["tokenizer_hash"]:
+            raise BadInput(f"ablation.arms.{name}: has another tokenizer than ablation.base")
+        check_start(arm, base.run.model, base.run.head, base.run.data.seq_len)
+        arm.start = start
+
+
+def set_steps(config: AblationConfig, arms: Arms) -> None:
+    """How long each arm trains, so that it spends what the arm it is compared with spends.
+
+    A schedule that decays to the end cannot be read early, so each budget is a run of its own length.
+    """
+    for name, arm in arms.items():
+        root = arms[config.root(name)]
+        tokens = root.steps["own"] * root.tokens_per_step / arm.tokens_per_step
+        for budget in config.budgets:
+            ratio = _cost_per_token(root, budget) / _cost_per_token(arm, budget)
+            arm.steps[budget] = max(1, round(tokens * (ratio if abs(ratio - 1) > EQUAL_COST[budget] else 1)))
+
+
+def _cost_per_token(arm: Arm, budget: str) -> float:
+    return {"tokens": 1.0, "flops": arm.flops_per_token, "time": arm.seconds_per_step / arm.tokens_per_step}[budget]
+
+
+def now() -> str:
+    return datetime.now().astimezone().isoformat(sep=" ", timespec="minutes")
