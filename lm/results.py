@@ -35,12 +35,18 @@ COUNTS: Columns = {"step": int, "tokens": int, "val/tokens": int}  # of metrics.
 SCORES: Columns = {key: kind for key, kind in RESULT.items() if key not in ("torch", "resumed_from")}
 CONTRAST: Columns = {
     **dict.fromkeys(("ablation", "arm", "baseline", "budget"), str),
-    **{"primary": bool, "metric": str, "n_seeds": int},
+    "primary": bool,
+    "metric": str,
+    "n_seeds": int,
     **dict.fromkeys(("mean_difference", "alpha", "ci_low", "ci_high", "equivalence_margin"), float),
-    **{"verdict": str, "by_divergence": bool, "wins": int},
+    "verdict": str,
+    "by_divergence": bool,
+    "wins": int,
     **dict.fromkeys(("sd", "tuning_sd", "df", "p", "p_adjusted", "p_equivalent", "p_equivalent_adjusted"), float),
     **dict.fromkeys(("p_sign_flip", "p_diverged", "p_diverged_adjusted", "minimum_detectable"), float),
-    **{"seeds_needed_low": int, "seeds_needed_high": int, "sentence": str},
+    "seeds_needed_low": int,
+    "seeds_needed_high": int,
+    "sentence": str,
 }
 
 
@@ -113,7 +119,7 @@ def trials(folder: str | Path) -> pd.DataFrame:
 
 
 def contrasts(folder: str | Path) -> pd.DataFrame:
-    """A row for each comparison of an arm with its baseline, then for each interaction, as the ablation's report has them.
+    """A row for each comparison of an arm with its baseline, then for each interaction, as in its report.
 
     Columns: `ablation`, `arm`, `baseline`, `budget`, `primary`, `metric`; over `n_seeds` pairs and in the metric's unit
     (val_loss: nats per token) `mean_difference`, arm minus baseline, its interval `ci_low` to `ci_high` at the level
@@ -126,9 +132,9 @@ def contrasts(folder: str | Path) -> pd.DataFrame:
     rows = [
         {"ablation": name} | row
         for name, ablation in _ablations(folder, needed=True).items()
-        for row in ablation.contrasts.to_dict("records")
+        for row in ablation.contrasts.astype(object).where(ablation.contrasts.notna(), None).to_dict("records")
     ]
-    return frame([{key: None if value is pd.NA or value != value else value for key, value in row.items()} for row in rows], CONTRAST)
+    return frame(rows, CONTRAST)
 
 
 def _ablations(folder: str | Path, needed: bool = False) -> dict[str, Results]:

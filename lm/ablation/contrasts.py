@@ -156,13 +156,24 @@ def _row(
         shift = sum(weight * expected[arm] for arm, weight in one.weights.items())
         corrected = comparison.mean_difference - (shift if lower_is_better else -shift)
     return {
-        **{"family": one.family, "arm": one.interaction or one.arm, "budget": one.budget},
+        "family": one.family,
+        "arm": one.interaction or one.arm,
+        "budget": one.budget,
         "baseline": record.interactions[one.interaction] if one.interaction else one.baseline,
-        **{"primary": one.family == "primary", **asdict(comparison)},
-        **{"p_sign_flip": sign_flip_p(differences), "p_normal": normality_p(differences)},
-        **{"regret": pair[0], "baseline_regret": pair[1], "mean_without_regret": corrected},
-        **{"seeds": [*one.differences], "differences": differences, "lost_seeds": one.lost_seeds},
-        **{"ended": one.ended, "diverged": one.diverged, "broken": one.broken, "is_tuning_counted": bool(tuning)},
+        "primary": one.family == "primary",
+        **asdict(comparison),
+        "p_sign_flip": sign_flip_p(differences),
+        "p_normal": normality_p(differences),
+        "regret": pair[0],
+        "baseline_regret": pair[1],
+        "mean_without_regret": corrected,
+        "seeds": [*one.differences],
+        "differences": differences,
+        "lost_seeds": one.lost_seeds,
+        "ended": one.ended,
+        "diverged": one.diverged,
+        "broken": one.broken,
+        "is_tuning_counted": bool(tuning),
     }
 
 

@@ -174,7 +174,7 @@ class Plan:
 
         None if there are none, or if the settings, text or code of its trials have changed since.
         """
-        before, arm = self.record.arms.get(name), self.arms[name]
+        before = self.record.arms.get(name)
         first = next((trial for trial in self.record.trials if trial.arm == name), None)
         if before is None or first is None or not before.tuned:
             return None
@@ -278,18 +278,22 @@ class Plan:
 
     def trials_to_make(self) -> tuple[int, int]:
         """The least and the greatest number of runs that the tuning still makes."""
+        if not any(map(self._is_open, self.arms)):
+            return 0, 0
         made = sum(len(trials) for trials in self.tune()[0].trials.values())
-        least, most = planned_trials(len(self._searched()), self.config.tune) if any(map(self._is_open, self.arms)) else (0, 0)
-        return (max(least - made, 0) * len(self.config.tune.seeds), max(most - made, 0) * len(self.config.tune.seeds))
+        least, most = planned_trials(self._tuned_arms(), self.config.tune)
+        n_seeds = len(self.config.tune.seeds)
+        return max(least - made, 0) * n_seeds, max(most - made, 0) * n_seeds
 
     def expected_seconds(self) -> tuple[float, float]:
-        """The least and the greatest duration of what is missing."""
-        known = sum(map(self.seconds, self.expected()))
-        trial = max((self.seconds(spec) for name in self._searched() for spec in self.trial(name, [*self._start(name).values()])[:1]), default=0.0)
-        open_runs = sum(
-            STARTUP_SECONDS + self.arms[run.arm].seconds(run.steps) for run in self.run_records() if self._is_open(run.arm)
-        )
-        least, most = ((known + open_runs + trial * n) / self.record.workers for n in self.trials_to_make())
+        """The least and the greatest duration of what is missing, on so many workers as the plan has."""
+        open_arms = [arm for name, arm in self.arms.items() if self._is_open(name)]
+        open_runs = [run for run in self.run_records() if self._is_open(run.arm)]
+        seconds = sum(STARTUP_SECONDS + self.arms[run.arm].seconds(run.steps) for run in open_runs)
+        seconds += sum(self.seconds(spec) for spec in self.expected() if not spec.is_trial)
+        trials = [STARTUP_SECONDS + arm.seconds(arm.steps[self.config.budgets[0]]) for arm in open_arms]
+        trial = sum(trials) / len(trials) if trials else 0.0
+        least, most = ((seconds + trial * n) / self.record.workers for n in self.trials_to_make())
         return least, most
 
     # --- warnings about the plan

@@ -34,7 +34,11 @@ RESULT: dict[str, type] = {  # of a run's result.json, as columns of results.csv
     **dict.fromkeys(("device", "cpu", "precision", "python", "torch", "resumed_from"), str),
 }
 COLUMNS: dict[str, type | None] = {  # of a run; None: as the values are
-    **{"arm": str, "seed": int, "run_dir": str, "status": str, "error": str},
+    "arm": str,
+    "seed": int,
+    "run_dir": str,
+    "status": str,
+    "error": str,
     **RESULT,
     **dict.fromkeys(("is_own_failure", "has_folder"), bool),
     **dict.fromkeys(("source_hash", "host", "executor"), str),
@@ -73,8 +77,11 @@ class RunReader:
         place = outcome.row or RunFiles(self.folder / run_dir).place()
         return {
             **{key: result.get(key) for key in (*RESULT, "versions")},
-            **{"run_dir": run_dir, "status": outcome.status, "error": outcome.error},
-            **{"is_own_failure": broke(outcome), "has_folder": outcome.row is None},
+            "run_dir": run_dir,
+            "status": outcome.status,
+            "error": outcome.error,
+            "is_own_failure": broke(outcome),
+            "has_folder": outcome.row is None,
             **{key: place.get(key) or None for key in ("source_hash", "host", "executor")},
         }
 
@@ -236,7 +243,7 @@ def seed_of(run_dir: str) -> int:
 
 
 def frame(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, type | None]) -> pd.DataFrame:
-    """Rows as a frame with these columns. Integers are Int64 and other numbers float64; what is not known is missing."""
+    """Rows as a frame with these columns: integers Int64, other numbers float64, what is not known missing."""
     return pd.DataFrame({key: _column([row.get(key) for row in rows], kind) for key, kind in columns.items()})
 
 
