@@ -11,13 +11,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from lm.ablation.contrasts import compare
 from lm.ablation.record import AblationRecord, BaseRecord, RunRecord, TrialRecord, read_record
-from lm.ablation.response_surface import Regret, regrets
+from lm.ablation.response_surface import Regret
 from lm.ablation.run_files import Outcome, RunFiles, broke
+from lm.ablation.tuning import Profile, TunedArm, profiles, regrets
 from lm.config.ablation import METRICS
 from lm.config.checks import reading
 from lm.report.metrics import FILE as METRICS_FILE
@@ -125,23 +125,25 @@ class Results:
     trials: pd.DataFrame
 
     @cached_property
-    def regrets(self) -> dict[str, Regret]:
-        """By arm, how much worse than its best it may be at its tuned hyperparameters; empty where none is tuned."""
-        trials, points = {}, {}
+    def tuned_arms(self) -> dict[str, TunedArm]:
+        """The arms with chosen hyperparameters, with the trials of the search that they come from."""
+        tuned = {}
         for name, arm in self.record.arms.items():
             losses = self.losses(name)
-            if not (arm.tuned and self.record.tune.trials and losses):
-                continue
-            last = [(trial, loss) for trial, loss in losses if trial.search == losses[-1][0].search]
-            centre = last[0][0].values  # a search begins there
-            x = [self._coordinates(trial.values, centre) for trial, _ in last]
-            trials[name] = np.array(x), np.array([loss for _, loss in last])
-            points[name] = np.array(self._coordinates(arm.tuned, centre))
-        return regrets(trials, points)
+            if self.record.tune.trials and arm.tuned and losses:
+                last = [(trial.values, loss) for trial, loss in losses if trial.search == losses[-1][0].search]
+                tuned[name] = TunedArm.of(arm.tuned, last, self.record.tune.factor)
+        return tuned
 
-    def _coordinates(self, values: Mapping[str, float], centre: Mapping[str, float]) -> list[float]:
-        """In factors from a centre."""
-        return [math.log(values[key] / centre[key]) / math.log(self.record.tune.factor) for key in centre]
+    @cached_property
+    def regrets(self) -> dict[str, Regret]:
+        """By arm, how much worse than its best it may be at its hyperparameters; empty where none is tuned."""
+        return regrets(self.tuned_arms)
+
+    @cached_property
+    def profiles(self) -> dict[str, dict[str, Profile]]:
+        """By arm and hyperparameter, the fitted loss, lower is better."""
+        return profiles(self.tuned_arms, self.record.tune.factor)
 
     def losses(self, arm: str) -> list[tuple[TrialRecord, float]]:
         """The trials of an arm with a loss, lower is better: infinite if training diverged. Others are left out."""
