@@ -89,7 +89,6 @@ class _Runner:
 
     def execute(self, specs: Sequence[RunSpec]) -> None:
         if missing := self.plan.missing(specs):
-            self.progress.expect(self.plan.expected())
-            self.progress.begin(missing)
+            self.progress.begin(missing, self.plan.expected())
             execute(missing, self.folder, self.executor, self.plan.record.workers, self.progress.update)
             write_record(self.plan.current_record(), self.folder)

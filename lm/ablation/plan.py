@@ -26,7 +26,7 @@ from lm.ablation.tuning import ArmTrials, TuningState, planned_trials, tune
 from lm.config import BadInput, RunConfig
 from lm.config.ablation import METRICS, AblateConfig, AblationConfig, TuneConfig
 from lm.config.checks import about
-from lm.config.identity import config_hash, flat
+from lm.config.identity import config_hash
 from lm.exchange.base import read_base
 from lm.training.optim import MIN_PEAK_LR_FACTOR, peak_lr_factor
 

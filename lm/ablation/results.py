@@ -16,7 +16,7 @@ import pandas as pd
 from lm.ablation.contrasts import compare
 from lm.ablation.record import AblationRecord, BaseRecord, RunRecord, TrialRecord, read_record
 from lm.ablation.response_surface import Regret
-from lm.ablation.run_files import Outcome, RunFiles, broke
+from lm.ablation.run_files import Failure, Outcome, RunFiles
 from lm.ablation.tuning import Profile, TunedArm, profiles, regrets
 from lm.config.ablation import METRICS
 from lm.config.checks import reading
@@ -80,7 +80,7 @@ class RunReader:
             "run_dir": run_dir,
             "status": outcome.status,
             "error": outcome.error,
-            "is_own_failure": broke(outcome),
+            "is_own_failure": outcome.status == "failed" and outcome.kind != Failure.KILLED,
             "has_folder": outcome.row is None,
             **{key: place.get(key) or None for key in ("source_hash", "host", "executor")},
         }
