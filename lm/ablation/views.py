@@ -1,0 +1,144 @@
+"""Views of an ablation's frames that its report, figures, warnings and tables share."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+
+from lm.ablation.judge.sentence import percent
+from lm.ablation.report_input import Results
+from lm.config.ablation import METRICS, interaction
+
+BUDGET_NAMES = {"tokens": "tokens", "flops": "FLOPs", "time": "time"}
+METRIC_NAMES = {
+    "val_loss": "validation loss, nats per token",
+    "val_bpb": "validation loss, bits per byte",
+    "val_top1": "next-token accuracy on the validation text",
+}
+
+
+def lower_is_better(results: Results) -> bool:
+    return METRICS[results.record.metric][0]
+
+
+def unit(results: Results) -> str:
+    return METRICS[results.record.metric][1]
+
+
+def ci(contrasts: pd.DataFrame) -> str:
+    """What the intervals are called: with their level, which planned looks change."""
+    levels = {percent(1 - alpha) for alpha in contrasts["alpha"]}
+    return f"{levels.pop()} CI" if len(levels) == 1 else "CI"
+
+
+def asked(contrasts: pd.DataFrame) -> pd.DataFrame:
+    """The comparisons that answer the question, and the interactions: of the first, all where none is primary."""
+    family = contrasts["family"]
+    first = "primary" if (family == "primary").any() else "secondary"
+    return contrasts[family.isin([first, "interaction"])]
+
+
+def weights(contrast: pd.Series) -> dict[str, int]:
+    """The weight of each arm in a difference. An arm that an interaction subtracts from itself has none."""
+    if contrast["family"] != "interaction":
+        return {contrast["arm"]: 1, contrast["baseline"]: -1}
+    return {arm: weight for arm, weight in interaction(contrast["baseline"])[1].items() if weight}
+
+
+def name_of(contrast: pd.Series) -> str:
+    return contrast["arm"] if contrast["family"] == "interaction" else f"{contrast['arm']} - {contrast['baseline']}"
+
+
+def finished(results: Results, arm: str, budget: str) -> pd.DataFrame:
+    """The finished reported runs of an arm under a budget, indexed by seed."""
+    runs = results.runs
+    chosen = (runs["arm"] == arm) & (runs["budget"] == budget) & (runs["purpose"] == "reported")
+    return runs[chosen & (runs["status"] == "done")].set_index("seed")
+
+
+def differences(results: Results, contrast: pd.Series, column: str | None = None) -> pd.Series:
+    """By seed, the sum of the arms' scores with their weights, where all arms have one."""
+    column = column or results.record.metric
+    parts = [
+        weight * finished(results, arm, contrast["budget"])[column].astype(float)
+        for arm, weight in weights(contrast).items()
+    ]
+    return pd.concat(parts, axis=1, join="inner").sum(axis=1).reindex(_in_order(results, parts))
+
+
+def _in_order(results: Results, parts: Sequence[pd.Series]) -> list[int]:
+    return [seed for seed in results.record.seeds if all(seed in part.index for part in parts)]
+
+
+def merged(results: Results, contrasts: pd.DataFrame) -> pd.DataFrame:
+    """Comparisons of the same runs once, with a column `budgets`: the names of those that the runs serve."""
+    reported = results.runs[results.runs["purpose"] == "reported"]
+    run_dirs = reported.groupby(["arm", "budget"])["run_dir"].agg(frozenset).to_dict()
+
+    def key(contrast: pd.Series) -> tuple[Any, ...]:
+        runs = {arm: run_dirs.get((arm, contrast["budget"]), contrast["budget"]) for arm in weights(contrast)}
+        return contrast["arm"], contrast["baseline"], frozenset(runs.items())
+
+    keys = [key(contrast) for _, contrast in contrasts.iterrows()]
+    budgets: dict[Any, list[str]] = {}
+    for of, budget in zip(keys, contrasts["budget"], strict=True):
+        budgets.setdefault(of, []).append(BUDGET_NAMES[budget])
+    first = ~pd.Series(keys, index=contrasts.index, dtype=object).duplicated()
+    return contrasts[first].assign(budgets=list(budgets.values()))
+
+
+def at_equal(results: Results, contrast: pd.Series) -> str:
+    """" at equal tokens", where there are several budgets."""
+    return f" at equal {BUDGET_NAMES[contrast['budget']]}" if len(results.record.budgets) > 1 else ""
+
+
+def sentences(results: Results) -> list[str]:
+    """The verdicts in words, those of the same runs once."""
+    many, lines = len(results.record.budgets) > 1, []
+    for _, contrast in merged(results, asked(results.contrasts)).iterrows():
+        words = contrast["sentence"]
+        lines.append(f"At equal {' and '.join(contrast['budgets'])}, {words}" if many else words)
+    return lines
+
+
+def run_counts(results: Results) -> dict[str, int]:
+    """How many reported runs have each status."""
+    runs = results.runs[results.runs["purpose"] == "reported"].drop_duplicates("run_dir")
+    return {status: int((runs["status"] == status).sum()) for status in ("done", "failed", "diverged", "missing")}
+
+
+def rows_alone(results: Results) -> pd.DataFrame:
+    """Finished reported runs of which results.csv is all that is left."""
+    runs = results.runs[(results.runs["purpose"] == "reported") & (results.runs["status"] == "done")]
+    runs = runs.drop_duplicates("run_dir")
+    return runs[pd.Series([not (results.folder / run_dir).exists() for run_dir in runs["run_dir"]], runs.index, bool)]
+
+
+def best_trial(results: Results, arm: str) -> pd.Series | None:
+    """The trial of an arm with the best score; of equals the first."""
+    trials = results.trials[(results.trials["arm"] == arm) & results.trials["score"].notna()]
+    if trials.empty:
+        return None
+    score = trials["score"].astype(float)
+    return trials.loc[score.idxmin() if lower_is_better(results) else score.idxmax()]
+
+
+def curve_table(results: Results, curves: pd.DataFrame, arm: str, column: str | None = None) -> pd.DataFrame:
+    """A curve for each seed: tokens by seeds, of the finished runs of an arm under the first budget."""
+    column = column or f"val/{results.record.metric.removeprefix('val_')}"
+    runs = finished(results, arm, results.record.budgets[0])["run_dir"]
+    budget = curves["budget"] == results.record.budgets[0]
+    chosen = curves[budget & curves["run_dir"].isin(runs) & (curves["purpose"] == "reported") & curves[column].notna()]
+    table = chosen.pivot_table(index="tokens", columns="seed", values=column, aggfunc="last")
+    return table.astype(float)
+
+
+def over_seeds(table: pd.DataFrame) -> pd.DataFrame:
+    """Mean, lowest and highest value over the seeds, where all of them have one."""
+    return table.dropna().agg(["mean", "min", "max"], axis=1) if len(table) else pd.DataFrame(columns=["mean"])
+
+
+def gap_table(results: Results, curves: pd.DataFrame, arm: str, baseline: str) -> pd.DataFrame:
+    """The difference of two arms during training: tokens by seeds that both have finished."""
+    first, second = (curve_table(results, curves, name) for name in (arm, baseline))
+    return (first - second).reindex(columns=first.columns.intersection(second.columns))
