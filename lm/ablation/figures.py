@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -16,7 +17,7 @@ from lm.ablation.judge.statistics import interval
 from lm.ablation.report_input import Results
 from lm.ablation.views import (
     BUDGET_NAMES,
-    best_trial,
+    curve_column,
     curve_table,
     differences,
     finished,
@@ -109,7 +110,7 @@ def draw_forest(groups: dict[str, list[ForestRow]], margin: float, xlabel: str) 
     rows = [row for group in groups.values() for row in group]
     middle = median([abs(row.mean) for row in rows])
     main = [row for row in rows if row.bold] or [row for row in rows if abs(row.mean) <= FAR * middle]
-    limits = axis_limits([*_ends(main), 0, -margin, margin], _ends(rows), margin)
+    limits = axis_limits([*_ends(main), 0, -margin, margin], _ends(rows), margin, reach=0.5)
     figure, (axes,) = panels(1, 1.1 + 0.52 * len(rows) + 0.4 * sum(map(bool, groups)))
     y = 0.0
     for heading, group in groups.items():
@@ -211,10 +212,10 @@ def learning(results: Results, curves: pd.DataFrame) -> Figure:
     """The whole of training, its last half, where arms differ least, and the differences from the baseline."""
     record, styles = results.record, line_styles(list(results.record.arms))
     main = {record.baseline, *(record.primary or record.arms)}
-    tables = {arm: over_seeds(curve_table(results, curves, arm)) for arm in record.arms}
+    tables = {arm: over_seeds(curve_table(curves, arm, curve_column(results))) for arm in record.arms}
     tables = {arm: table for arm, table in tables.items() if len(table)}
     others = [arm for arm in tables if arm != record.baseline]
-    gaps = {arm: over_seeds(gap_table(results, curves, arm, record.baseline)) for arm in others}
+    gaps = {arm: over_seeds(gap_table(curves, arm, record.baseline, curve_column(results))) for arm in others}
     gaps = {arm: table for arm, table in gaps.items() if len(table) > 1}
     figure, axes = panels(2 + bool(gaps), 2.2, 0.5)
     for arm, table in tables.items():
@@ -259,7 +260,7 @@ def tuning(results: Results) -> Figure:
     The plot reaches as far up as helps to see where the best value lies.
     """
     record, trials = results.record, results.trials
-    keys = [key for key in dict.fromkeys(key for one in record.searches.values() for key in one.hyperparameters)]
+    keys = list(dict.fromkeys(key for one in record.searches.values() for key in one.hyperparameters))
     arms = [arm for arm in record.arms if arm in {*trials["arm"]}]
     main = {record.baseline, *record.primary} & {*arms} or {*arms}
     scores = trials["score"].astype(float).dropna()
@@ -288,25 +289,24 @@ def vars_of(style: LineStyle) -> dict[str, str]:
 def _draw_search(axes: Axes, results: Results, arm: str, key: str, style: LineStyle, band: bool) -> None:
     (low, high), color = axes.get_ylim(), style.color
     of_arm = results.trials[results.trials["arm"] == arm].drop_duplicates("trial")
-    for value, score in zip(of_arm[key].astype(float), of_arm["score"].astype(float), strict=True):
-        if math.isnan(score):  # diverged: a cross at the edge of what is worse
-            edge = high if lower_is_better(results) else low
-            axes.plot(value, edge, "x", color=color, ms=7, mew=2, clip_on=False)
-        elif low <= score <= high:
-            axes.plot(value, score, style.marker, color=color, ms=4)
-        else:
-            edge, triangle = (high, "^") if score > high else (low, "v")
-            axes.plot(value, edge, triangle, color=color, mfc=PAPER, clip_on=False)
+    values, scores = of_arm[key].to_numpy(float), of_arm["score"].to_numpy(float)
+    worse = high if lower_is_better(results) else low
+    lost, above, below = np.isnan(scores), scores > high, scores < low
+    inside = ~(lost | above | below)
+    axes.plot(values[inside], scores[inside], style.marker, color=color, ms=4, ls="none")
+    for chosen, edge, marker, options in (
+        (lost, worse, "x", {"ms": 7, "mew": 2}),  # diverged, or failed
+        (above, high, "^", {"mfc": PAPER}),
+        (below, low, "v", {"mfc": PAPER}),
+    ):
+        if chosen.any():
+            axes.plot(values[chosen], [edge] * chosen.sum(), marker, color=color, ls="none", clip_on=False, **options)
     if curve := results.surfaces.get((arm, key)):
         axes.plot(curve.values, curve.mean, color=color, linestyle=style.linestyle)
         if band:
             axes.fill_between(curve.values, curve.mean - curve.sd, curve.mean + curve.sd, color=color, alpha=0.15, lw=0)
-    chosen = results.record.arms[arm].tuned.get(key)
-    best = best_trial(results, arm)
-    if chosen is not None:
+    if (chosen := results.record.arms[arm].tuned.get(key)) is not None:
         axes.axvline(chosen, ymax=0.05, color=color, lw=2.5)
-    elif best is not None:
-        axes.axvline(best[key], ymax=0.05, color=color, lw=1)
 
 
 @as_svg
@@ -356,16 +356,11 @@ def _draw_series(axes: Axes, results: Results, points: list[tuple[float, pd.Seri
             axes.vlines(value, contrast["ci_low"], contrast["ci_high"], color=color)
 
 
-def last_values(results: Results, diagnostics: pd.DataFrame, arm: str, column: str) -> pd.Series:
-    """The last value of a column of each seed's run."""
-    return curve_table(results, diagnostics, arm, column).ffill().iloc[-1:].squeeze(axis=0)
-
-
-def band_differences(results: Results, diagnostics: pd.DataFrame, arm: str, baseline: str) -> pd.DataFrame:
+def band_differences(diagnostics: pd.DataFrame, arm: str, baseline: str) -> pd.DataFrame:
     """A row for each band of frequency, with mean and 95 % interval of the paired differences; empty if one lacks."""
     rows = []
     for band in BANDS:
-        sides = [curve_table(results, diagnostics, name, f"loss/{band}") for name in (arm, baseline)]
+        sides = [curve_table(diagnostics, name, f"loss/{band}") for name in (arm, baseline)]
         if any(side.empty for side in sides):
             return pd.DataFrame()
         values = [*(sides[0].ffill().iloc[-1] - sides[1].ffill().iloc[-1]).dropna()]
@@ -403,7 +398,7 @@ def gradients(results: Results, diagnostics: pd.DataFrame) -> Figure:
     styles = line_styles(list(results.record.arms))
     figure, axes = panels(len(SIDES), 1.9, 0.4, sharex=True)
     for panel, (column, title) in zip(axes, SIDES.items(), strict=True):
-        tables = {arm: over_seeds(curve_table(results, diagnostics, arm, column)) for arm in results.record.arms}
+        tables = {arm: over_seeds(curve_table(diagnostics, arm, column)) for arm in results.record.arms}
         means: list[float] = []
         for arm, table in tables.items():
             if len(table):

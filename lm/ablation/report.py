@@ -23,9 +23,12 @@ from lm.ablation.report_input import POINT, Results, read_results
 from lm.ablation.views import (
     BUDGET_NAMES,
     METRIC_NAMES,
+    all_curves,
     asked,
     ci,
+    curve_column,
     curve_table,
+    curves_shown,
     differences,
     finished,
     lower_is_better,
@@ -33,6 +36,7 @@ from lm.ablation.views import (
     over_seeds,
     rows_alone,
     run_counts,
+    seeds_with,
     sentences,
     unit,
     weights,
@@ -44,7 +48,19 @@ from lm.system.files import write_text
 
 SCHEMA_VERSION = 1  # of report.json
 REFRESH = 30  # seconds between two readings of the page of a running ablation
-ROW = ("arm", "purpose", "seed", "budgets", "status", "error", *RESULT, "source_hash", "torch", "resumed_from", "run_dir")
+ROW = (
+    "arm",
+    "purpose",
+    "seed",
+    "budgets",
+    "status",
+    "error",
+    *RESULT,
+    "source_hash",
+    "torch",
+    "resumed_from",
+    "run_dir",
+)
 WHERE = ("host", "executor")  # columns of results.csv where they are known
 HELD_EQUAL = {
     "tokens": "training tokens",
@@ -80,13 +96,13 @@ def write_report(folder: Path) -> Results:
 
 def draw(results: Results) -> dict[str, str]:
     """The figures for which there is something to show, by name, as SVG."""
-    record, curves, diagnostics = results.record, results.curves(), _diagnostics(results)
+    record, curves, diagnostics = results.record, curves_shown(results), _diagnostics(results)
     drawn = {}
     if results.contrasts["mean_difference"].notna().any():
         drawn["forest"] = figures.forest(results)
     if run_counts(results)["done"]:
         drawn["seeds"] = figures.seeds(results)
-    if any(len(over_seeds(curve_table(results, curves, arm))) > 1 for arm in record.arms):
+    if any(len(over_seeds(curve_table(curves, arm, curve_column(results)))) > 1 for arm in record.arms):
         drawn["learning"] = figures.learning(results, curves)
     if any(search.hyperparameters for search in record.searches.values()) and len(results.trials):
         drawn["tuning"] = figures.tuning(results)
@@ -115,7 +131,7 @@ def _bands(results: Results, diagnostics: pd.DataFrame) -> dict[str, pd.DataFram
     if len({arm.identity["tokenizer_hash"] for arm in results.record.arms.values()}) > 1:
         return {}
     pairs = results.record.contrasts.items()
-    tables = {arm: figures.band_differences(results, diagnostics, arm, baseline) for arm, baseline in pairs}
+    tables = {arm: figures.band_differences(diagnostics, arm, baseline) for arm, baseline in pairs}
     return {arm: table for arm, table in tables.items() if len(table)}
 
 
@@ -156,26 +172,27 @@ def _answers(results: Results) -> list[dict[str, str]]:
                 f"{contrast['baseline_regret']:.{digits}f} (expected regret of tuning); without that the difference "
                 f"is {contrast['mean_without_regret']:+z.{digits}f}."
             )
-        answers.append({"verdict": verdict + colon, "rest": rest.strip(), "regret": regret, "kind": contrast["verdict"]})
+        answers.append(
+            {"verdict": verdict + colon, "rest": rest.strip(), "regret": regret, "kind": contrast["verdict"]}
+        )
     return answers
 
 
 def _comparison(results: Results, contrast: pd.Series) -> dict[str, Any]:
     """A row of the tables of comparisons."""
-    diverged = {arm: _ended(results, arm, contrast["budget"]) for arm in weights(contrast)}
+    budget, arms = contrast["budget"], weights(contrast)
+    diverged = {arm: len(seeds_with(results, arm, budget, "diverged")) for arm in arms}
     return contrast.to_dict() | {
         "budget": " and ".join(contrast["budgets"]),
         "bold": contrast["family"] == "primary",
-        "diverged": {arm: f"{counts['diverged']} of {counts['ended']}" for arm, counts in diverged.items()},
-        "any_diverged": any(counts["diverged"] for counts in diverged.values()),
+        "diverged": {arm: f"{n} of {_ended(results, arm, budget)}" for arm, n in diverged.items()},
+        "any_diverged": any(diverged.values()),
     }
 
 
-def _ended(results: Results, arm: str, budget: str) -> dict[str, Any]:
-    runs = results.runs[(results.runs["arm"] == arm) & (results.runs["budget"] == budget)]
-    seeds = {status: runs[runs["status"] == status]["seed"].tolist() for status in ("done", "diverged", "failed")}
-    ended = len(seeds["done"]) + len(seeds["diverged"])
-    return {"ended": ended, "diverged": len(seeds["diverged"]), "seeds": seeds}
+def _ended(results: Results, arm: str, budget: str) -> int:
+    """How many runs came to an end, finished or diverged."""
+    return len(seeds_with(results, arm, budget, "done")) + len(seeds_with(results, arm, budget, "diverged"))
 
 
 def _basis(results: Results) -> Iterator[tuple[str, str]]:
@@ -273,7 +290,7 @@ def details(results: Results, drawn: dict[str, str]) -> dict[str, Any]:
         "warm_up": _warm_up(record),
         "tuning": list(_tuning_rows(results)),
         "plot_over": record.plot_over,
-        "diagnostics": [_norms(results, diagnostics, arm) for arm in record.arms] if len(diagnostics) else [],
+        "diagnostics": [_norms(diagnostics, arm) for arm in record.arms] if len(diagnostics) else [],
         "bands": _bands(results, diagnostics) if len(diagnostics) else {},
         "samples": _samples(results),
         **_without_result(results),
@@ -283,14 +300,18 @@ def details(results: Results, drawn: dict[str, str]) -> dict[str, Any]:
 
 def _curve_coverage(results: Results) -> str:
     """Which part of the validation text the points of the curves were scored on."""
-    curves = results.curves()
-    scored = curves[curves["purpose"] == "reported"].groupby("run_dir")["val/tokens"].agg(["first", "last", "size"])
+    curves = curves_shown(results)
+    scored = curves.groupby("run_dir")["val/tokens"].agg(["first", "last", "size"])
     scored = scored[(scored["size"] > 1) & scored["first"].notna()]
     if scored.empty:
         return ""
     run_dir = scored.index[0]
     arm = curves[curves["run_dir"] == run_dir]["arm"].iloc[0]
-    first, last, whole = scored.loc[run_dir, "first"], scored.loc[run_dir, "last"], results.record.arms[arm].val_tokens - 1
+    first, last, whole = (
+        scored.loc[run_dir, "first"],
+        scored.loc[run_dir, "last"],
+        results.record.arms[arm].val_tokens - 1,
+    )
     if first == whole:
         return "Every point is a score of the whole validation text."
     estimates = f"Points are estimates on {first:,} of {whole:,} tokens of the validation text"
@@ -356,7 +377,7 @@ def _reached(results: Results) -> Iterator[dict[str, Any]]:
 
 def _mean_sd(values: pd.Series, digits: int) -> str:
     if values.empty:
-        return "–"
+        return "-"
     return f"{values.mean():.{digits}f}" + (f"\u00a0±\u00a0{values.std():.{digits}f}" if len(values) > 1 else "")
 
 
@@ -407,14 +428,14 @@ def _tuning_rows(results: Results) -> Iterator[dict[str, Any]]:
             }
 
 
-def _norms(results: Results, diagnostics: pd.DataFrame, arm: str) -> dict[str, Any]:
+def _norms(diagnostics: pd.DataFrame, arm: str) -> dict[str, Any]:
     """Row norms at the end of training, and the share of clipped steps: means over seeds."""
 
     def last(column: str) -> float | None:
-        table = curve_table(results, diagnostics, arm, column) if column in diagnostics else pd.DataFrame()
+        table = curve_table(diagnostics, arm, column) if column in diagnostics else pd.DataFrame()
         return None if table.empty else float(table.ffill().iloc[-1].mean())
 
-    clip = curve_table(results, diagnostics, arm, "clip_rate")
+    clip = curve_table(diagnostics, arm, "clip_rate")
     matrices = {"embedding": "embedding_norm", "LM head": "head_norm"}
     norms = {name: [last(f"{key}/{band}") for band in figures.BANDS] for name, key in matrices.items()}
     return {"arm": arm, "norms": norms, "clipped": None if clip.empty else 100 * clip.mean().mean()}
@@ -500,7 +521,8 @@ def _facts(results: Results, done: pd.DataFrame) -> Iterator[tuple[str, str]]:
         if base.val_loss is not None:
             weights_hash = (base.sha256 or "")[:16]
             yield f"base of seed {base.seed}", f"{base.run_dir}: loss {base.val_loss:.4f}, weights {weights_hash}"
-    tokens = _by_value({name: f"{arm.train_tokens:,} in training, {arm.val_tokens:,} in validation" for name, arm in record.arms.items()})
+    sizes = {name: (arm.train_tokens, arm.val_tokens) for name, arm in record.arms.items()}
+    tokens = _by_value({name: f"{n:,} in training, {m:,} in validation" for name, (n, m) in sizes.items()})
     yield "tokens of the text", tokens
     for key in ("data_hash", "tokenizer_hash", "source_hash"):
         yield key.replace("_", " "), _by_value({name: arm.identity[key][:16] for name, arm in record.arms.items()})
@@ -548,7 +570,7 @@ def results_frame(results: Results) -> pd.DataFrame:
 
 def curves_csv(results: Results) -> str:
     """What each run but the trials scored during its training."""
-    curves = results.curves().drop_duplicates(["run_dir", "step"])
+    curves = all_curves(results).drop_duplicates(["run_dir", "step"])
     return str(curves[["run_dir", *POINT]].to_csv(index=False, lineterminator="\n"))
 
 
@@ -582,14 +604,16 @@ def report_json(results: Results, warnings: list[Warning]) -> dict[str, Any]:
 
 def _contrast_json(results: Results, contrast: pd.Series) -> dict[str, Any]:
     values = differences(results, contrast)
-    ended = {arm: _ended(results, arm, contrast["budget"]) for arm in weights(contrast)}
+    budget, arms = contrast["budget"], weights(contrast)
+    seeds = {
+        status: {arm: seeds_with(results, arm, budget, status) for arm in arms} for status in ("diverged", "failed")
+    }
     return contrast.drop("ablation").to_dict() | {
         "seeds": values.index.tolist(),
         "lost_seeds": [seed for seed in results.record.seeds if seed not in values.index],
         "differences": values.tolist(),
-        "ended": {arm: counts["ended"] for arm, counts in ended.items()},
-        "diverged": {arm: counts["seeds"]["diverged"] for arm, counts in ended.items() if counts["diverged"]},
-        "failed": {arm: counts["seeds"]["failed"] for arm, counts in ended.items() if counts["seeds"]["failed"]},
+        "ended": {arm: _ended(results, arm, budget) for arm in arms},
+        **{status: {arm: of for arm, of in by_arm.items() if of} for status, by_arm in seeds.items()},
         "p_normal": normality_p(values.tolist()),
     }
 
@@ -623,4 +647,6 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value]
     if hasattr(value, "item"):
         value = value.item()
-    return None if value is pd.NA or value is None or value != value or value in (float("inf"), -float("inf")) else value
+    return (
+        None if value is pd.NA or value is None or value != value or value in (float("inf"), -float("inf")) else value
+    )

@@ -10,7 +10,8 @@ import numpy as np
 import pandas as pd
 
 from lm.ablation.judge.contrasts import Contrast
-from lm.ablation.judge.regret import place, read
+from lm.ablation.judge.looks import saved
+from lm.ablation.judge.regret import read
 from lm.ablation.judge.shape import sign_flip_p
 from lm.ablation.judge.study import Row, Study, read_study
 from lm.ablation.judge.surface import Array, fit, powers, quadratic
@@ -36,7 +37,7 @@ class FittedCurve:
     sd: Array
 
 
-@dataclass
+@dataclass(eq=False)
 class Results:
     """An ablation's folder. A run that serves two budgets is two rows of `runs`.
 
@@ -91,8 +92,6 @@ class Results:
 
 def read_results(folder: Path) -> Results:
     """Raises BadInput if the folder holds no ablation."""
-    from lm.ablation.judge.looks import saved
-
     study = read_study(folder)
     record = study.record
     runs = [*_run_rows(study, study.rows, "reported"), *_run_rows(study, study.unused(), "unused")]
@@ -160,7 +159,9 @@ def _trial_rows(study: Study) -> list[dict[str, Any]]:
 def contrast_row(study: Study, one: Contrast) -> dict[str, Any]:
     """A comparison or an interaction as a row of lm.results.contrasts."""
     record, regrets = study.record, study.regrets
-    arm, baseline = (one.interaction, record.interactions[one.interaction]) if one.interaction else (one.arm, one.baseline)
+    arm, baseline = (
+        (one.interaction, record.interactions[one.interaction]) if one.interaction else (one.arm, one.baseline)
+    )
     row: dict[str, Any] = {"ablation": study.outcomes.folder.name, "arm": arm, "baseline": baseline}
     row |= {"budget": one.budget, "primary": one.primary, "metric": record.metric}
     row |= {"family": "interaction" if one.interaction else "primary" if one.primary else "secondary"}

@@ -1,6 +1,7 @@
 """Views of an ablation's frames that its report, figures, warnings and tables share."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import pandas as pd
@@ -15,6 +16,11 @@ METRIC_NAMES = {
     "val_bpb": "validation loss, bits per byte",
     "val_top1": "next-token accuracy on the validation text",
 }
+
+
+def curve_column(results: Results) -> str:
+    """The ablation's metric as a column of metrics.csv."""
+    return f"val/{results.record.metric.removeprefix('val_')}"
 
 
 def lower_is_better(results: Results) -> bool:
@@ -51,9 +57,38 @@ def name_of(contrast: pd.Series) -> str:
 
 def finished(results: Results, arm: str, budget: str) -> pd.DataFrame:
     """The finished reported runs of an arm under a budget, indexed by seed."""
-    runs = results.runs
-    chosen = (runs["arm"] == arm) & (runs["budget"] == budget) & (runs["purpose"] == "reported")
-    return runs[chosen & (runs["status"] == "done")].set_index("seed")
+    groups = _finished_by_arm(results)
+    return groups[arm, budget] if (arm, budget) in groups else results.runs[:0].set_index("seed")
+
+
+@lru_cache(maxsize=2)  # of results that are asked for many times and never changed
+def _finished_by_arm(results: Results) -> dict[tuple[str, str], pd.DataFrame]:
+    runs = results.runs[(results.runs["purpose"] == "reported") & (results.runs["status"] == "done")]
+    return {key: group.set_index("seed") for key, group in runs.groupby(["arm", "budget"])}
+
+
+@lru_cache(maxsize=2)
+def _seeds_by_status(results: Results) -> dict[tuple[str, str, str], list[int]]:
+    runs = results.runs[results.runs["purpose"] == "reported"]
+    return {key: group.tolist() for key, group in runs.groupby(["arm", "budget", "status"])["seed"]}
+
+
+def seeds_with(results: Results, arm: str, budget: str, status: str) -> list[int]:
+    """The seeds at which the reported run of an arm under a budget has a status."""
+    return _seeds_by_status(results).get((arm, budget, status), [])
+
+
+@lru_cache(maxsize=2)
+def all_curves(results: Results) -> pd.DataFrame:
+    return results.curves()
+
+
+@lru_cache(maxsize=2)
+def curves_shown(results: Results) -> pd.DataFrame:
+    """The validations of the finished reported runs under the first budget."""
+    curves, budget = all_curves(results), results.record.budgets[0]
+    run_dirs = {run_dir for arm in results.record.arms for run_dir in finished(results, arm, budget)["run_dir"]}
+    return curves[(curves["budget"] == budget) & curves["run_dir"].isin(run_dirs) & (curves["purpose"] == "reported")]
 
 
 def differences(results: Results, contrast: pd.Series, column: str | None = None) -> pd.Series:
@@ -88,7 +123,7 @@ def merged(results: Results, contrasts: pd.DataFrame) -> pd.DataFrame:
 
 
 def at_equal(results: Results, contrast: pd.Series) -> str:
-    """" at equal tokens", where there are several budgets."""
+    """ " at equal tokens", where there are several budgets."""
     return f" at equal {BUDGET_NAMES[contrast['budget']]}" if len(results.record.budgets) > 1 else ""
 
 
@@ -123,14 +158,10 @@ def best_trial(results: Results, arm: str) -> pd.Series | None:
     return trials.loc[score.idxmin() if lower_is_better(results) else score.idxmax()]
 
 
-def curve_table(results: Results, curves: pd.DataFrame, arm: str, column: str | None = None) -> pd.DataFrame:
-    """A curve for each seed: tokens by seeds, of the finished runs of an arm under the first budget."""
-    column = column or f"val/{results.record.metric.removeprefix('val_')}"
-    runs = finished(results, arm, results.record.budgets[0])["run_dir"]
-    budget = curves["budget"] == results.record.budgets[0]
-    chosen = curves[budget & curves["run_dir"].isin(runs) & (curves["purpose"] == "reported") & curves[column].notna()]
-    table = chosen.pivot_table(index="tokens", columns="seed", values=column, aggfunc="last")
-    return table.astype(float)
+def curve_table(curves: pd.DataFrame, arm: str, column: str) -> pd.DataFrame:
+    """A curve for each seed of an arm: tokens by seeds."""
+    chosen = curves[(curves["arm"] == arm) & curves[column].notna()].drop_duplicates(["tokens", "seed"], keep="last")
+    return chosen.pivot(index="tokens", columns="seed", values=column).astype(float)
 
 
 def over_seeds(table: pd.DataFrame) -> pd.DataFrame:
@@ -138,7 +169,7 @@ def over_seeds(table: pd.DataFrame) -> pd.DataFrame:
     return table.dropna().agg(["mean", "min", "max"], axis=1) if len(table) else pd.DataFrame(columns=["mean"])
 
 
-def gap_table(results: Results, curves: pd.DataFrame, arm: str, baseline: str) -> pd.DataFrame:
+def gap_table(curves: pd.DataFrame, arm: str, baseline: str, column: str) -> pd.DataFrame:
     """The difference of two arms during training: tokens by seeds that both have finished."""
-    first, second = (curve_table(results, curves, name) for name in (arm, baseline))
+    first, second = (curve_table(curves, name, column) for name in (arm, baseline))
     return (first - second).reindex(columns=first.columns.intersection(second.columns))

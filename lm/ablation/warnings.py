@@ -14,11 +14,14 @@ from lm.ablation.judge.statistics import holm, interval
 from lm.ablation.record import AblationRecord
 from lm.ablation.report_input import Results
 from lm.ablation.views import (
+    all_curves,
     asked,
     at_equal,
     best_trial,
     ci,
+    curve_column,
     curve_table,
+    curves_shown,
     differences,
     finished,
     gap_table,
@@ -51,9 +54,9 @@ def plan_warnings(record: AblationRecord) -> list[Warning]:
 
 
 def report_warnings(results: Results) -> list[Warning]:
-    curves = results.curves()
+    curves = curves_shown(results)
     about_runs = [*_progress(results), *_seeds_added(results), *_unused(results), *_lost(results)]
-    about_curves = [*_without_curve(results, curves), *_fading(results, curves), *_rising(results, curves)]
+    about_curves = [*_without_curve(results), *_fading(results, curves), *_rising(results, curves)]
     about_trials = [*_untuned(results), *_edges(results), *_drift(results), *_unequal_trials(results)]
     about_trials += [*_noise_not_counted(results), *_unlike_trials(results)]
     about_differences = [*_small(results), *_shape(results)]
@@ -114,14 +117,18 @@ def _seeds_added(results: Results) -> Iterator[Warning]:
     """
     record = results.record
     seeds, planned = set(record.seeds), [set(record.seeds[:n]) for n in record.looks]
-    fewer = {len(ended) for ended in map(set, results.ended_seeds) if 1 < len(ended) and ended < seeds and ended not in planned}
+    fewer = {
+        len(ended)
+        for ended in map(set, results.ended_seeds)
+        if len(ended) > 1 and ended < seeds and ended not in planned
+    }
     if fewer:
         before = ", ".join(map(str, sorted(fewer)))
         yield Warning(
             f"Seeds were added after the ablation had ended (with {before}, now {len(seeds)}).",
             "If that verdict decided whether to add seeds, a false verdict is more likely than 5 %.",
         )
-    if dropped := sorted({seed for ended in results.ended_seeds for seed in ended} - seeds):
+    if dropped := sorted(set().union(*ended_seeds) - seeds):
         yield Warning(
             f"Seeds were taken away after the ablation had ended ({', '.join(map(str, dropped))}).",
             "If that verdict decided which, a false verdict is more likely than 5 %.",
@@ -158,9 +165,9 @@ def _lost(results: Results) -> Iterator[Warning]:
             yield Warning(f"{n} run{'s' * (n > 1)} {status} ({', '.join(arms.unique())}).", detail)
 
 
-def _without_curve(results: Results, curves: pd.DataFrame) -> Iterator[Warning]:
+def _without_curve(results: Results) -> Iterator[Warning]:
     reported = results.runs[(results.runs["purpose"] == "reported") & (results.runs["status"] == "done")]
-    if n := len({*reported["run_dir"]} - {*curves["run_dir"]}):
+    if n := len({*reported["run_dir"]} - {*all_curves(results)["run_dir"]}):
         detail = "There is no metrics.csv and no row in curves.csv. Whether a difference shrinks cannot be checked."
         yield Warning(f"{n} run{'s have' if n > 1 else ' has'} no learning curve.", detail)
 
@@ -298,7 +305,7 @@ def _halfway(results: Results, curves: pd.DataFrame, arm: str, baseline: str) ->
     record, budget = results.record, results.record.budgets[0]
     ends = {record.arms[name].steps[budget] * record.arms[name].tokens_per_step for name in (arm, baseline)}
     rows = []
-    for _, gap in gap_table(results, curves, arm, baseline).items():
+    for _, gap in gap_table(curves, arm, baseline, curve_column(results)).items():
         gap = gap.dropna()
         if gap.empty or ends != {end := gap.index.max()}:
             continue
@@ -315,11 +322,11 @@ def _rising(results: Results, curves: pd.DataFrame) -> Iterator[Warning]:
     """
     if not lower_is_better(results):
         return
-    first = curves.groupby(["run_dir", "budget"])["val/tokens"].transform("first")
+    first = curves.groupby("run_dir")["val/tokens"].transform("first")
     alike = curves[(curves["val/tokens"] == first) | first.isna()]
     names = []
     for arm in results.record.arms:
-        mean = over_seeds(curve_table(results, alike, arm))["mean"]
+        mean = over_seeds(curve_table(alike, arm, curve_column(results)))["mean"]
         if len(mean) and (rise := mean.iloc[-1] - mean.min()) > results.record.equivalence_margin:
             names.append(f"{arm} (by {rise:.2g})")
     if names:
@@ -365,7 +372,9 @@ def _mixed_pairs(results: Results) -> Iterator[Warning]:
             "Their difference is partly one of these conditions. Remove such runs, then call ablate to repeat them.",
         )
     counts = {key: {*values} - {UNKNOWN} for key, values in made_with(results).items() if key not in named}
-    if words := "; ".join(f"{CONDITIONS[key]} {', '.join(values)}" for key, values in counts.items() if len(values) > 1):
+    if words := "; ".join(
+        f"{CONDITIONS[key]} {', '.join(values)}" for key, values in counts.items() if len(values) > 1
+    ):
         detail = "Both runs of each pair were made under the same, so only the spread over seeds can be affected."
         yield Warning(f"Conditions differ between seeds: {words}.", detail)
 

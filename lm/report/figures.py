@@ -170,8 +170,12 @@ def shorten(name: str, length: int = NAME) -> str:
     return name if len(name) <= length else f"{name[: length // 2]}…{name[len(name) - length + length // 2 + 1 :]}"
 
 
-def axis_limits(core: Iterable[float], others: Iterable[float] = (), least: float = 0.0) -> tuple[float, float]:
+def axis_limits(
+    core: Iterable[float], others: Iterable[float] = (), least: float = 0.0, reach: float = 2.0
+) -> tuple[float, float]:
     """The range of an axis: all of `core`, and of `others` what lies near, so that one arm far off crushes no other.
+
+    Near is `reach` times the range of `core`, which counts as at least `least`.
 
     >>> axis_limits([0.0, 1.0], [1.5, 40.0])
     (-0.09, 1.59)
@@ -179,7 +183,7 @@ def axis_limits(core: Iterable[float], others: Iterable[float] = (), least: floa
     others = list(others)
     values = list(core) or others or [0.0]
     low, high = min(values), max(values)
-    reach = 2 * max(high - low, least) or abs(high) or 1.0
-    values += [value for value in others if low - reach <= value <= high + reach]
-    margin = 0.06 * max(max(values) - min(values), least) or 0.06 * reach
+    near = reach * max(high - low, least) or abs(high) or 1.0
+    values += [value for value in others if low - near <= value <= high + near]
+    margin = 0.06 * max(max(values) - min(values), least) or 0.06 * near
     return round(min(values) - margin, 12), round(max(values) + margin, 12)

@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from lm.system.terminal import printable
 
-NO_VALUE = "–"
+NO_VALUE = "-"
 
 
 def render(template: str, **context: Any) -> str:
@@ -47,7 +47,7 @@ def signed(value: float | None, digits: int) -> str:
     """A difference.
 
     >>> signed(0.01234, 3), signed(-0.0001, 3), signed(None, 3)
-    ('+0.012', '+0.000', '–')
+    ('+0.012', '+0.000', '-')
     """
     return NO_VALUE if _missing(value) else format(value, f"+z.{digits}f")
 
