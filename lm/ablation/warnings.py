@@ -117,12 +117,8 @@ def _seeds_added(results: Results) -> Iterator[Warning]:
     """
     record = results.record
     seeds, planned = set(record.seeds), [set(record.seeds[:n]) for n in record.looks]
-    fewer = {
-        len(ended)
-        for ended in map(set, results.ended_seeds)
-        if len(ended) > 1 and ended < seeds and ended not in planned
-    }
-    if fewer:
+    ended_seeds = [set(ended) for ended in results.ended_seeds if len(ended) > 1]
+    if fewer := {len(ended) for ended in ended_seeds if ended < seeds and ended not in planned}:
         before = ", ".join(map(str, sorted(fewer)))
         yield Warning(
             f"Seeds were added after the ablation had ended (with {before}, now {len(seeds)}).",
