@@ -20,15 +20,15 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from lm.ablation.judge.study import Row, Study, read_study
-from lm.ablation.outcomes import RESULT
+from lm.ablation.outcomes import RESULT, Lines
 from lm.ablation.record import FILE as RECORD
 from lm.config import BadInput
 from lm.config.identity import flat
-from lm.report.metrics import FILE as METRICS
-from lm.report.metrics import Lines, read_lines
 from lm.runs.find import FoundRun, differing, find_runs, folders_with, without_parts_of_the_head
 from lm.runs.query import check_key
 from lm.system.terminal import spelled
+from lm.training.run_directory import METRICS
+from lm.training.run_directory import read_rows as read_lines
 
 Columns = Mapping[str, type | None]  # None: as the values are
 DTYPES = {int: "Int64", float: "float64", bool: "boolean"}
@@ -129,12 +129,12 @@ def contrasts(folder: str | Path) -> pd.DataFrame:
     `seeds_needed_low` to `seeds_needed_high` where undecided, missing above 100; `sentence`. A verdict that is seen is
     a look. Nothing is written here, so the look is not recorded: write the report too before you add seeds.
     """
-    from lm.ablation.report.numbers import contrast  # imports matplotlib
+    from lm.ablation.report_input import contrast_row as contrast
 
     rows = []
     for name, study in studies(folder, needed=True).items():
         asked = {key: getattr(study.record, key) for key in ("metric", "equivalence_margin")}
-        rows += [{"ablation": name} | asked | contrast(study, one) for one in study.contrasts()]
+        rows += [contrast(study, one) | {"ablation": name} | asked for one in study.contrasts()]
     return frame(rows, {**ABLATION, **dict.fromkeys(CONTRAST, float), **WORDS, **NUMBERS})
 
 

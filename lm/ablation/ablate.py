@@ -22,7 +22,6 @@ from lm.ablation.plan.cells import Cell, cell, cells, set_steps
 from lm.ablation.plan.changes import set_aside
 from lm.ablation.record import AblationRecord, asked, first_seeds, write_record
 from lm.ablation.report import write_report
-from lm.ablation.run.cautions import cautions
 from lm.ablation.run.executors import EXECUTORS
 from lm.ablation.run.folder import claim, default_dir, earlier
 from lm.ablation.run.progress import Progress
@@ -213,7 +212,6 @@ class AblationRunner:
             arms={name: arm.record() for name, arm in self.arms.items()},
             cells=planned,
             bases=self.bases.record(self.base_seeds()) if self.bases else [],
-            cautions=cautions(tuning, seen, self.known.planned),
             tuning_done=not tuning.open(),
             untuned=tuning.broken(),
             searches={name: search.record() for name, search in tuning.searches.items() if search.done},

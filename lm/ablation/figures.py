@@ -159,7 +159,8 @@ def _draw_row(axes: Axes, row: ForestRow, y: float, limits: tuple[float, float])
     if low <= row.mean <= high:
         axes.plot([row.mean], [y], **_verdict_marker(row.verdict, row.color))
     seeds = [value for value in row.seeds if low <= value <= high]
-    axes.plot(seeds, [y + 0.2] * len(seeds), ".", color=SOFT, markersize=5, clip_on=False)
+    if seeds:
+        axes.plot(seeds, [y + 0.2] * len(seeds), ".", color=SOFT, markersize=5, clip_on=False)
 
 
 @as_svg
@@ -183,7 +184,13 @@ def seeds(results: Results) -> Figure:
             line = [scores[arm, budget].get(seed, math.nan) for arm in arms]
             inside = [value if limits[0] <= value <= limits[1] else math.nan for value in line]
             label = f"seed {seed}" if i % math.ceil(len(shown) / 24) == 0 else None
-            options = {"color": SOFT, "lw": 0.8, "markersize": 5.5, "markerfacecolor": "none", "markeredgecolor": INK}
+            options: dict[str, Any] = {
+                "color": SOFT,
+                "lw": 0.8,
+                "markersize": 5.5,
+                "markerfacecolor": "none",
+                "markeredgecolor": INK,
+            }
             panel.plot(range(len(arms)), inside, marker=MARKERS[i % len(MARKERS)], label=label, **options)
         for x, arm in enumerate(arms):
             mark_outside(panel, x, [*scores[arm, budget]])
@@ -277,12 +284,12 @@ def tuning(results: Results) -> Figure:
             if key in record.searches[arm].hyperparameters:
                 _draw_search(panel, results, arm, key, styles[arm], band=arm in main)
     for arm in arms:
-        axes[0].plot([], [], label=arm, **vars_of(styles[arm]))
+        axes[0].plot([], [], label=arm, **_options(styles[arm]))
     legend(figure, axes[0])
     return figure
 
 
-def vars_of(style: LineStyle) -> dict[str, str]:
+def _options(style: LineStyle) -> dict[str, Any]:
     return {"color": style.color, "linestyle": style.linestyle, "marker": style.marker}
 
 
@@ -332,7 +339,7 @@ def setting_series(results: Results) -> dict[str, list[tuple[float, pd.Series]]]
     series: dict[str, list[tuple[float, pd.Series]]] = {}
     contrasts = merged(results, results.contrasts[results.contrasts["family"] != "interaction"])
     for _, contrast in contrasts[contrasts["mean_difference"].notna()].iterrows() if key else ():
-        value, other = (record.arms[contrast[side]].settings.get(key) for side in ("arm", "baseline"))
+        value, other = (record.arms[contrast[side]].settings.get(str(key)) for side in ("arm", "baseline"))
         if isinstance(value, int | float):
             title = f"minus the arm of the same {key}" if value == other else f"minus {contrast['baseline']}"
             title += f", at equal {' and '.join(contrast['budgets'])}" * (len(record.budgets) > 1)

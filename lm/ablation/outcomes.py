@@ -15,9 +15,11 @@ from typing import Any
 from lm.ablation.run_files import Outcome, RunFiles
 from lm.config import BadInput
 from lm.config.checks import reading
-from lm.report.metrics import FILE, Lines, read_lines
 from lm.system.files import read_csv, read_json
+from lm.training.run_directory import METRICS as FILE
+from lm.training.run_directory import read_rows as read_lines
 
+Lines = list[dict[str, str]]
 RESULT: dict[str, type[int] | type[float] | type[str]] = {  # of a run's result.json, as columns of results.csv
     **dict.fromkeys(("val_loss", "val_bpb", "val_top1"), float),
     **dict.fromkeys(("n_params", "flops_per_token", "steps", "tokens"), int),

@@ -43,8 +43,9 @@ from lm.ablation.views import (
 )
 from lm.ablation.warnings import CONDITIONS, Warning, made_with, report_warnings, time_ratios
 from lm.report.figures import inline
-from lm.report.pages import duration, render
+from lm.report.pages import render
 from lm.system.files import write_text
+from lm.system.terminal import duration
 
 SCHEMA_VERSION = 1  # of report.json
 REFRESH = 30  # seconds between two readings of the page of a running ablation

@@ -2,20 +2,23 @@
 
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from lm.ablation.ablate import AblationRunner
-from lm.ablation.duration import spell
-from lm.ablation.judge.contrasts import Contrast
-from lm.ablation.judge.looks import saved, seeds_looked_at
-from lm.ablation.judge.study import Study, read_study, study_of
-from lm.ablation.report.answer import BUDGET_NAMES, primary, sentences
-from lm.ablation.report.overview import common_ci
-from lm.ablation.report.warnings import warnings_of
-from lm.ablation.seen import remember
-from lm.system.terminal import format_table, printable
+import pandas as pd
+
+from lm.ablation.judge.looks import saved
+from lm.ablation.judge.sentence import decimals
+from lm.ablation.judge.study import study_of
+from lm.ablation.report_input import Results
+from lm.ablation.views import BUDGET_NAMES, asked, ci, merged, rows_alone, run_counts, sentences
+from lm.ablation.warnings import plan_warnings, report_warnings
+from lm.system.terminal import duration, format_table, printable
+
+if TYPE_CHECKING:
+    from lm.ablation.ablate import AblationRunner  # imports torch
 
 
-def plan_table(runner: AblationRunner) -> str:
+def plan_table(runner: "AblationRunner") -> str:
     """Arms with what they cost, and how long all of it will take."""
     ablation, record = runner.ablation, runner.record()
     held = [f"tokens at equal {BUDGET_NAMES[one]}" for one in ablation.budgets]
@@ -45,8 +48,8 @@ def plan_table(runner: AblationRunner) -> str:
         lines += [stop]
     if alone := study.rows_alone():
         lines += [f"finished runs without a folder, read from results.csv: {alone}; remove a row to run one again"]
-    lines += [*no_longer_count(record.set_aside), *(f"{head} {meaning}" for head, meaning in record.cautions)]
-    lines += [f"about {spell(seconds)} to go, as measured on this machine; all goes to {runner.path}"]
+    lines += [*no_longer_count(record.set_aside), *(f"{head} {meaning}" for head, meaning in plan_warnings(record))]
+    lines += [f"about {duration(seconds)} to go, as measured on this machine; all goes to {runner.path}"]
     return printable("\n".join(lines))
 
 
@@ -56,43 +59,44 @@ def no_longer_count(reasons: dict[str, str]) -> list[str]:
     return [f"{n} finished run{'s' * (n > 1)} in this folder no longer count: {why}" for why, n in counts]
 
 
-def result_table(path: Path) -> str:
-    """The comparisons, their verdicts in words, and where the report lies."""
-    study = read_study(path)
-    contrasts = study.contrasts()
-    interactions = study.interactions()
-    remember(path, study.record, seeds_looked_at(study, primary(contrasts)))
-    lines = [format_table([heads(study.ci), *map(row, [*contrasts, *interactions])]), ""]
-    lines += sentences(study, [*(one for one in contrasts if one.primary), *interactions])
-    lines += [stop] if (stop := saved(study)) else []
-    lines += [f"{head} {meaning}" for head, meaning in warnings_of(study, contrasts)]
-    lost = [one for one in study.rows if one.status in ("failed", "diverged")]
-    lines += [f"{one.status}: {one.run_dir} ({one.error})" for one in lost]
-    counts = ", ".join(f"{n} {kind}" for kind, n in study.counts().items() if n)
-    if alone := study.rows_alone():
+def result_table(results: Results) -> str:
+    """The comparisons, their verdicts in words, what weakens them, and where the report lies."""
+    contrasts = merged(results, results.contrasts)
+    rows = [_row(contrast) for _, contrast in contrasts.iterrows()]
+    lines = [format_table([_head(results.contrasts), *rows]), "", *sentences(results)]
+    lines += [results.saved] if results.saved else []
+    lines += [f"{summary} {detail}" for summary, detail in report_warnings(results)]
+    lost = results.runs[results.runs["status"].isin(["failed", "diverged"]) & (results.runs["purpose"] == "reported")]
+    lost = lost.drop_duplicates("run_dir")
+    lines += [f"{run['status']}: {run['run_dir']} ({run['error']})" for _, run in lost.iterrows()]
+    counts = ", ".join(f"{n} {status}" for status, n in run_counts(results).items() if n)
+    if alone := len(rows_alone(results)):
         counts += f" ({alone} of them rows of results.csv without their folder)"
-    return printable("\n".join([*lines, "", f"{counts}; {path / 'report.html'}"]))
+    return printable("\n".join([*lines, "", f"{counts}; {results.folder / 'report.html'}"]))
 
 
-def overview_table(path: Path, studies: dict[Path, Study]) -> str:
+def overview_table(path: Path, ablations: dict[Path, Results]) -> str:
     """The primary comparisons of several ablations, each in its own unit, and where the whole overview lies."""
-    ci, rows = common_ci(studies.values()), []
-    for folder, study in studies.items():
-        level = f" ({study.ci})" * (study.ci != ci)
-        rows += [(folder.name, *row(one, level)) for one in primary(study.contrasts())]
-    return f"{format_table([('ablation', *heads(ci)), *rows])}\n\n{len(studies)} ablations; {path / 'overview.md'}"
+    contrasts = pd.concat([results.contrasts for results in ablations.values()])
+    rows = []
+    for folder, results in ablations.items():
+        level = f" ({ci(results.contrasts)})" * (ci(contrasts) != ci(results.contrasts))
+        chosen = asked(results.contrasts)
+        for _, contrast in merged(results, chosen[chosen["family"] != "interaction"]).iterrows():
+            rows.append((folder.name, *_row(contrast, level)))
+    table = format_table([("ablation", *_head(contrasts)), *rows])
+    return f"{table}\n\n{len(ablations)} ablations; {path / 'overview.html'}"
 
 
-HEAD = ("arm", "baseline", "budget", "seeds", "difference", "CI", "verdict")
+def _head(contrasts: pd.DataFrame) -> tuple[str, ...]:
+    return ("arm", "baseline", "at equal", "seeds", "difference", ci(contrasts), "verdict")
 
 
-def heads(ci: str) -> tuple[str, ...]:
-    return tuple(ci if head == "CI" else head for head in HEAD)
-
-
-def row(one: Contrast, level: str = "") -> tuple[str, ...]:
+def _row(contrast: pd.Series, level: str = "") -> tuple[str, ...]:
     """`level` is added to the interval."""
-    found = one.comparison
-    mean = "" if found.mean is None else f"{found.mean:+.4f}"
-    interval = "" if found.ci_low is None else f"{found.ci_low:+.4f} to {found.ci_high:+.4f}{level}"
-    return (one.arm, one.baseline, one.budget, str(found.n), mean, interval, found.verdict)
+    digits = decimals(contrast["equivalence_margin"])
+    keys = ("mean_difference", "ci_low", "ci_high")
+    mean, low, high = ("" if pd.isna(contrast[key]) else f"{contrast[key]:+z.{digits}f}" for key in keys)
+    interval = f"{low} to {high}{level}" if low else ""
+    names = (contrast["arm"], contrast["baseline"], " and ".join(contrast["budgets"]))
+    return (*names, str(contrast["n_seeds"]), mean, interval, contrast["verdict"])

@@ -88,13 +88,19 @@ def _long_warm_up(record: AblationRecord) -> Iterator[Warning]:
 
 
 def _short_search(record: AblationRecord) -> Iterator[Warning]:
-    searches = record.searches if record.tune.trials else {}
-    for name, search in searches.items():
-        if 0 < len(search.trials) < (least := 1 + 2 * len(search.hyperparameters)):
-            yield Warning(
-                f"Few search trials for arm {name} ({len(search.trials)}).",
-                f"Values on both sides of {' and '.join(search.hyperparameters)} need at least {least}.",
-            )
+    """Arms with fewer trials than values on both sides of the centre need: those made, or those planned."""
+    if not record.tune.trials:
+        return
+    keys = {
+        name: [key for key in record.tune.hyperparameters if arm.settings.get(key)] for name, arm in record.arms.items()
+    }
+    most = max(map(len, keys.values()), default=0)
+    for name, varied in keys.items():
+        made = len(record.searches[name].trials) if record.arms[name].tuned and name in record.searches else 0
+        share = min(record.tune.trials, round(2 + (record.tune.trials - 2) * len(varied) / max(1, most)))
+        if (trials := made or share) < (least := 1 + 2 * len(varied)):
+            detail = f"Values on both sides of {' and '.join(varied)} need at least {least}."
+            yield Warning(f"Few search trials for arm {name} ({trials}).", detail)
 
 
 def _progress(results: Results) -> Iterator[Warning]:

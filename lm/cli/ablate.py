@@ -44,6 +44,7 @@ def program(config: DictConfig) -> None:
         default = HydraConfig.get().runtime.choices["ablation"]  # whatever ablation.name calls it
         print(f"ablation={default} is the default; --help lists the others", file=sys.stderr, flush=True)
     from lm.ablation.ablate import ablate
+    from lm.ablation.report_input import read_results
     from lm.ablation.run.folder import default_dir
     from lm.ablation.summary import plan_table, result_table
 
@@ -53,7 +54,7 @@ def program(config: DictConfig) -> None:
             ablation, runs, command(), lambda runner: print(plan_table(runner), file=file, flush=True), base
         )
     if not ablation.plan_only:
-        print(result_table(runner.path))
+        print(result_table(read_results(runner.path)))
         if runner.n_failed():
             sys.exit(1)
 

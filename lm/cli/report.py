@@ -21,15 +21,16 @@ def run(args: list[str]) -> None:
         raise BadInput(f"{key}={path}: no such folder; expected one that {command} wrote")
     if config.run_dir is not None and not (path / "config.yaml").exists():
         raise BadInput(f"run_dir={path}: holds no config.yaml; expected the directory of a run that train wrote")
-    from lm.ablation.report import write_report
-    from lm.ablation.report.overview import folders, write_overview
-    from lm.ablation.summary import overview_table, result_table
-    from lm.runs.page import write_page
-
     if config.run_dir is not None:
+        from lm.runs.page import write_page
+
         print(write_page(path, asdict(compose("train", [], RunConfig))))
-    elif folders(path):
+        return
+    from lm.ablation.overview import folders, write_overview
+    from lm.ablation.report import write_report
+    from lm.ablation.summary import overview_table, result_table
+
+    if folders(path):
         print(overview_table(path, write_overview(path)))
     else:
-        write_report(path)
-        print(result_table(path))
+        print(result_table(write_report(path)))

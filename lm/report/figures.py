@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, TypeVar
 
 import matplotlib
 from markupsafe import Markup, escape
@@ -64,6 +64,7 @@ DASHES = ("-", "--", "-.", ":")
 MARKERS = "osD^vP*X"
 
 P = ParamSpec("P")
+Name = TypeVar("Name")
 
 
 def as_svg(draw: Callable[P, Figure]) -> Callable[P, str]:
@@ -112,7 +113,7 @@ class LineStyle:
     marker: str
 
 
-def line_styles(names: Sequence[str]) -> dict[str, LineStyle]:
+def line_styles(names: Sequence[Name]) -> dict[Name, LineStyle]:
     """The same in all figures of a report."""
     n = len(COLOURS)
     return {

@@ -34,13 +34,18 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    filters = (signed, fixed, grouped, p_value, duration, collapse_lines, md, code, fence)
-    environment.filters |= {function.__name__: function for function in filters}
+    filters = (nbsp, signed, fixed, grouped, p_value, collapse_lines, md, code, fence)
+    environment.filters |= {function.__name__: function for function in filters} | {"python": repr}
     return environment
 
 
 def _missing(value: Any) -> bool:
     return value is None or value != value  # pandas has NaN for what is not there
+
+
+def nbsp(text: str) -> str:
+    """Prose in which no line ends between a number and its %."""
+    return text.replace(" %", "\N{NO-BREAK SPACE}%")
 
 
 def signed(value: float | None, digits: int) -> str:
@@ -68,17 +73,6 @@ def p_value(p: float | None) -> str:
     return NO_VALUE if p is None or math.isnan(p) else "<0.001" if p < 0.001 else f"{p:.3f}"
 
 
-def duration(seconds: float) -> str:
-    """A length of time as a person would say it.
-
-    >>> duration(40), duration(400), duration(40000)
-    ('40 s', '7 min', '11.1 h')
-    """
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
 def collapse_lines(text: str) -> str:
     """Barely trained models write empty lines by the dozen.
 
@@ -89,8 +83,13 @@ def collapse_lines(text: str) -> str:
 
 
 def md(text: Any) -> str:
-    """Text from outside as Markdown that shows it as it is, in a paragraph or in the cell of a table."""
-    return re.sub(r"([\\`*_\[\]<>|&~!#$])", r"\\\1", " ".join(str(text).split()))
+    """Text from outside as Markdown that shows it as it is, in a paragraph or in the cell of a table.
+
+    >>> md("a_b <c>")
+    'a_b \\\\<c\\\\>'
+    """
+    text = re.sub(r"([\\`*\[\]<>|&~!#$])", r"\\\1", " ".join(str(text).split()))
+    return re.sub(r"(?<![^\W_])_|_(?![^\W_])", r"\\_", text)  # a_b needs none, and reads better without
 
 
 def code(text: Any) -> str:

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from lm.ablation.duration import spell
 from lm.ablation.judge.contrasts import Contrast
 from lm.ablation.judge.study import Study
 from lm.ablation.record import first_seeds
+from lm.system.terminal import duration as spell
 
 ENDED = ("done", "diverged")
 

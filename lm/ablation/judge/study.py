@@ -12,11 +12,10 @@ from lm.ablation.judge.contrasts import Contrast, decide, paired, say
 from lm.ablation.judge.level import level
 from lm.ablation.judge.regret import Regret, read, regrets, together
 from lm.ablation.judge.sentence import percent
-from lm.ablation.outcomes import Outcomes
+from lm.ablation.outcomes import Lines, Outcomes
 from lm.ablation.record import AblationRecord, SearchRecord, read_record
 from lm.ablation.run_files import broke
 from lm.config.ablation import METRICS, interaction
-from lm.report.metrics import Lines
 
 
 @dataclass(slots=True)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from lm.ablation.duration import spell
 from lm.ablation.plan.cells import Cell
 from lm.ablation.run_files import Outcome, RunFiles
+from lm.system.terminal import duration as spell
 
 
 class Progress:
