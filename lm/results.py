@@ -35,12 +35,17 @@ COUNTS: Columns = {"step": int, "tokens": int, "val/tokens": int}  # of metrics.
 SCORES: Columns = {key: kind for key, kind in RESULT.items() if key not in ("torch", "resumed_from")}
 CONTRAST: Columns = {
     **dict.fromkeys(("ablation", "arm", "baseline", "budget"), str),
-    **{"primary": bool, "metric": str, "n_seeds": int},
+    "primary": bool,
+    "metric": str,
+    "n_seeds": int,
     **dict.fromkeys(("mean_difference", "alpha", "ci_low", "ci_high", "equivalence_margin"), float),
-    **{"verdict": str, "by_divergence": bool, "wins": int},
+    "verdict": str,
+    "by_divergence": bool,
+    "wins": int,
     **dict.fromkeys(("sd", "tuning_sd", "df", "p", "p_adjusted", "p_equivalent", "p_equivalent_adjusted"), float),
     **dict.fromkeys(("p_sign_flip", "p_diverged", "p_diverged_adjusted", "minimum_detectable"), float),
-    **{"seeds_needed_low": int, "seeds_needed_high": int, "sentence": str},
+    **dict.fromkeys(("seeds_needed_low", "seeds_needed_high"), int),
+    "sentence": str,
 }
 
 
@@ -59,11 +64,11 @@ def runs(folder: str | Path, settings: Sequence[str] | None = None) -> pd.DataFr
     backward), `steps` and `tokens` of training, `seconds`, `tokens_per_second`, then hashes, machine and versions.
     """
     rows = _read_runs(folder)
-    every = [row.run for row in rows]
-    keys = without_parts_of_the_head(differing(every), every) if settings is None else settings
+    found_runs = [row.run for row in rows]
+    keys = without_parts_of_the_head(differing(found_runs), found_runs) if settings is None else settings
     for key in keys:
-        check_key("settings", key, every)
-    first = _identity(rows) | {"status": str, "error": str}
+        check_key("settings", key, found_runs)
+    first: Columns = {**_identity(rows), "status": str, "error": str}
     columns = {**first, **{key: None for key in keys if key not in first}, **SCORES, "torch": str}
     return frame(
         [
@@ -86,13 +91,13 @@ def curves(folder: str | Path, metric: str = "val/loss") -> pd.DataFrame:
     1) and `val/tokens`, how many tokens were scored: a part of the validation text, and in the last row all of it;
     where that is missing, a part throughout. Without the folders of its runs an ablation has its validations only.
     """
-    runs = _read_runs(folder)
-    lines = [(run.identity, line) for run in runs for line in run.lines()]
+    rows = _read_runs(folder)
+    lines = [(row.identity, line) for row in rows for line in row.lines()]
     names = dict.fromkeys(key for _, line in lines for key in line if key != "run_dir")
     if names and metric not in names:
         raise BadInput(f"metric={metric}: is no column of {METRICS}; choose one of {', '.join(names)}")
-    rows = [numbers | identity for identity, line in lines if metric in (numbers := _finite(line))]
-    return frame(rows, {**_identity(runs), **COUNTS, metric: float, **dict.fromkeys(names, float), **COUNTS})
+    points = [numbers | identity for identity, line in lines if metric in (numbers := _finite(line))]
+    return frame(points, {**_identity(rows), **COUNTS, metric: float, **dict.fromkeys(names, float), **COUNTS})
 
 
 def trials(folder: str | Path) -> pd.DataFrame:
@@ -113,14 +118,15 @@ def trials(folder: str | Path) -> pd.DataFrame:
 
 
 def contrasts(folder: str | Path) -> pd.DataFrame:
-    """A row for each comparison of an arm with its baseline, then for each interaction, as the ablation's report has them.
+    """A row for each comparison of an arm with its baseline, then for each interaction, as in the ablation's report.
 
     Columns: `ablation`, `arm`, `baseline`, `budget`, `primary`, `metric`; over `n_seeds` pairs and in the metric's unit
     (val_loss: nats per token) `mean_difference`, arm minus baseline, its interval `ci_low` to `ci_high` at the level
     `alpha` (0.05: 95 %; less with planned looks), and the `equivalence_margin`; `verdict`, and whether it rests on how
     often arms diverge; `wins`, the pairs in which the arm is better; `sd` of a difference, `tuning_sd` of the mean,
     `df`; p values, also adjusted for the comparisons of this ablation; the `minimum_detectable` difference;
-    `seeds_needed_low` to `seeds_needed_high` where undecided, missing above 100; `sentence`.
+    `seeds_needed_low` to `seeds_needed_high` where undecided, missing above 100 and where only runs that diverged or
+    failed keep it from a verdict; `sentence`.
     Of an interaction `arm` is its name and `baseline` its formula; `primary` is false.
     """
     rows = [
@@ -128,7 +134,7 @@ def contrasts(folder: str | Path) -> pd.DataFrame:
         for name, ablation in _ablations(folder, needed=True).items()
         for row in ablation.contrasts.to_dict("records")
     ]
-    return frame([{key: None if value is pd.NA or value != value else value for key, value in row.items()} for row in rows], CONTRAST)
+    return frame(rows, CONTRAST)
 
 
 def _ablations(folder: str | Path, needed: bool = False) -> dict[str, Results]:

@@ -1,4 +1,4 @@
-"""ablation.json: what was asked and planned, and how far it is. Results are in the runs' own folders and in the CSVs."""
+"""ablation.json: what was asked and planned, and how far it is. Results are in runs' folders and in the CSV files."""
 
 import json
 from dataclasses import asdict, dataclass, field, fields
@@ -14,7 +14,7 @@ from lm.system.files import read_json, write_text
 FILE = "ablation.json"
 
 
-class Warning(NamedTuple):  # noqa: A001  # the field's term; the built-in one is not used here
+class Warning(NamedTuple):
     """What weakens an answer: a few words, and what they mean."""
 
     summary: str
@@ -102,7 +102,7 @@ class AblationRecord(Question):
 
 def question_of(config: Question) -> dict[str, Any]:
     """The fields of a Question, of one of its subclasses."""
-    return {one.name: getattr(config, one.name) for one in fields(Question)}
+    return {item.name: getattr(config, item.name) for item in fields(Question)}
 
 
 def read_record(folder: Path) -> AblationRecord:

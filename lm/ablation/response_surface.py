@@ -101,7 +101,7 @@ class Surface:
         return np.stack(columns, 1)
 
     def profile(self, point: Array, j: int, extrapolation: float = 0.25) -> tuple[Array, Array, Array]:
-        """Along hyperparameter j through a point: a grid of coordinates, the expected loss and its standard deviation."""
+        """Along hyperparameter j through a point: a grid of coordinates, the expected loss, its standard deviation."""
         grid = self._grid(j, extrapolation)
         x = np.tile(point, (len(grid), 1))
         x[:, j] = grid

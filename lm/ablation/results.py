@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from lm.ablation.contrasts import compare
-from lm.ablation.record import AblationRecord, BaseRecord, RunRecord, TrialRecord, read_record
+from lm.ablation.record import AblationRecord, TrialRecord, read_record
 from lm.ablation.response_surface import Regret, regrets
 from lm.ablation.run_files import Outcome, RunFiles, broke
 from lm.config.ablation import METRICS
@@ -34,7 +34,9 @@ RESULT: dict[str, type] = {  # of a run's result.json, as columns of results.csv
     **dict.fromkeys(("device", "cpu", "precision", "python", "torch", "resumed_from"), str),
 }
 COLUMNS: dict[str, type | None] = {  # of a run; None: as the values are
-    **{"arm": str, "seed": int, "run_dir": str, "status": str, "error": str},
+    "arm": str,
+    "seed": int,
+    **dict.fromkeys(("run_dir", "status", "error"), str),
     **RESULT,
     **dict.fromkeys(("is_own_failure", "has_folder"), bool),
     **dict.fromkeys(("source_hash", "host", "executor"), str),
@@ -73,8 +75,11 @@ class RunReader:
         place = outcome.row or RunFiles(self.folder / run_dir).place()
         return {
             **{key: result.get(key) for key in (*RESULT, "versions")},
-            **{"run_dir": run_dir, "status": outcome.status, "error": outcome.error},
-            **{"is_own_failure": broke(outcome), "has_folder": outcome.row is None},
+            "run_dir": run_dir,
+            "status": outcome.status,
+            "error": outcome.error,
+            "is_own_failure": broke(outcome),
+            "has_folder": outcome.row is None,
             **{key: place.get(key) or None for key in ("source_hash", "host", "executor")},
         }
 
@@ -188,8 +193,9 @@ def results_of(record: AblationRecord, reader: RunReader) -> Results:
         about |= reader.describe(run.run_dir) | record.arms[run.arm].tuned
         about["source_hash"] = about["source_hash"] or record.arms[run.arm].identity["source_hash"]
         rows += [about | {"budget": budget} for budget in run.budgets]
-    rows.sort(key=lambda row: record.budgets.index(row["budget"]))  # stable: arm by arm within a budget
-    used = {run_dir for run in (*record.runs, *record.trials, *record.bases) for run_dir in _run_dirs(run)}
+    rows.sort(key=lambda row: record.budgets.index(str(row["budget"])))  # stable: arm by arm within a budget
+    used = {run.run_dir for run in record.runs} | {base.run_dir for base in record.bases}
+    used |= {run_dir for trial in record.trials for run_dir in trial.run_dirs}
     for run_dir in reader.finished():
         if run_dir not in used and (arm := arm_of(run_dir)) in record.arms:
             seed = seed_of(run_dir) - record.seed_offsets.get(arm, 0)
@@ -197,10 +203,6 @@ def results_of(record: AblationRecord, reader: RunReader) -> Results:
     tuned = dict.fromkeys((key for arm in record.arms.values() for key in arm.tuned), float)
     runs = frame(rows, {**COLUMNS, "purpose": str, "budget": str, "planned_steps": int, **tuned})
     return Results(reader.folder, record, reader, runs, _read_trials(record, reader))
-
-
-def _run_dirs(run: RunRecord | TrialRecord | BaseRecord) -> list[str]:
-    return run.run_dirs if isinstance(run, TrialRecord) else [run.run_dir]
 
 
 def _read_trials(record: AblationRecord, reader: RunReader) -> pd.DataFrame:
@@ -236,7 +238,7 @@ def seed_of(run_dir: str) -> int:
 
 
 def frame(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, type | None]) -> pd.DataFrame:
-    """Rows as a frame with these columns. Integers are Int64 and other numbers float64; what is not known is missing."""
+    """Rows as a frame of these columns. Integers are Int64 and other numbers float64; what is not known is missing."""
     return pd.DataFrame({key: _column([row.get(key) for row in rows], kind) for key, kind in columns.items()})
 
 
