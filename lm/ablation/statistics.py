@@ -99,8 +99,11 @@ def interval(
     if len(values) < 2:
         return None
     sd, df = effective_sd(stdev(values), len(values), tuning)
-    mean, error = fmean(values), sd / math.sqrt(len(values))
-    half = t_quantile((1 + level) / 2, df) * error
+    return _t_interval(fmean(values), sd, len(values), df, level)
+
+
+def _t_interval(mean: float, sd: float, n: int, df: float, level: float) -> tuple[float, float]:
+    half = t_quantile((1 + level) / 2, df) * (sd / math.sqrt(n))
     return mean - half, mean + half
 
 
@@ -240,7 +243,7 @@ def _compare(
         return Comparison(n, values[0] if values else None, wins, alpha=alpha)
     mean, sd = fmean(values), stdev(values)
     total_sd, df = effective_sd(sd, n, tuning)
-    low, high = interval(values, 1 - alpha, tuning) or (None, None)
+    low, high = _t_interval(mean, total_sd, n, df, 1 - alpha)
     return Comparison(
         n_seeds=n,
         mean_difference=mean,
