@@ -115,10 +115,11 @@ def test_trials_are_every_run_of_the_search(study: Path) -> None:
 
 
 def test_contrasts_are_those_of_the_report() -> None:
-    frame, results = contrasts(MAIN), read_results(MAIN)
+    path = STUDIES / "tying/adamw"
+    frame, results = contrasts(path), read_results(path)
     for column in ("arm", "budget", "verdict", "mean_difference", "p_adjusted", "alpha", "n_seeds", "sentence"):
         assert frame[column].tolist() == results.contrasts[column].tolist()
-    losses = runs(MAIN).pivot(index=["budget", "seed"], columns="arm", values="val_loss").loc["tokens"]
+    losses = runs(path).pivot(index=["budget", "seed"], columns="arm", values="val_loss").loc["tokens"]
     assert (losses.untied - losses.tied).mean() == pytest.approx(frame.mean_difference[0])
     early = results.first_seeds(3).contrasts
     assert early.seeds.tolist() == [[0, 1, 2]] * len(frame)

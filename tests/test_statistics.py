@@ -87,7 +87,7 @@ def test_interval_difference_and_equivalence_are_those_of_scipys_t_tests(values:
 
 
 @given(st.lists(st.floats(0, 1), max_size=8))
-def test_holm_is_scipys_bonferroni_step_by_step_in_any_order(ps: list[float]) -> None:
+def test_holm_is_bonferronis_correction_step_by_step_in_any_order(ps: list[float]) -> None:
     adjusted, by_p = holm(ps), sorted(range(len(ps)), key=ps.__getitem__)
     for rank, i in enumerate(by_p):
         assert adjusted[i] == max(min(1.0, (len(ps) - k) * ps[j]) for k, j in enumerate(by_p[: rank + 1]))
@@ -309,8 +309,10 @@ def test_arms_that_diverge_equally_often_are_seldom_told_apart(correlation: floa
         family = {str(i): (loss[i] - loss[0])[~diverged[i] & ~diverged[0]].tolist() for i in (1, 2, 3)}
         counts = {str(i): Divergence(int(diverged[i].sum()), n, int(diverged[0].sum()), n) for i in (1, 2, 3)}
         together, apart = decide(family, TINY, divergences=counts), decide(family, TINY)
-        false = [any(one.verdict != "undecided" for one in group.values()) for group in (together, apart)]
-        alarms.append((false[0], false[1] or any(fisher.p <= ALPHA for fisher in counts.values())))
+        false, false_apart = (
+            {*DIFFERENT} & {tested.verdict for tested in group.values()} for group in (together, apart)
+        )
+        alarms.append((bool(false), bool(false_apart) or any(fisher.p <= ALPHA for fisher in counts.values())))
     corrected, uncorrected = np.mean(alarms, axis=0)
     assert is_at_most(corrected, ALPHA, repeats)
     if not correlation:  # with it Fisher's test is conservative
@@ -400,15 +402,17 @@ def test_a_verdict_follows_from_the_adjusted_p_values_and_the_sign_swaps_it(fami
     upwards = decide(family, 0.5, lower_is_better=False)
     assert list(comparisons) == list(family)
     for raw in ("p", "p_equivalent"):
-        ps = [getattr(one, raw) for one in comparisons.values()]
-        assert [getattr(one, f"{raw}_adjusted") for one in comparisons.values()] == holm(ps)
-    for name, one in comparisons.items():
-        assert (one.verdict == "equivalent") == ((one.p_equivalent_adjusted or 0) <= ALPHA)
-        assert (one.verdict in SWAP) == ((one.p_adjusted or 0) <= ALPHA < (one.p_equivalent_adjusted or 0))
-        assert one.seeds_needed_low is None or (one.verdict == "undecided" and one.seeds_needed_low > one.n_seeds)
-        assert negative[name].verdict == upwards[name].verdict == SWAP.get(one.verdict, one.verdict)
+        ps = [getattr(comparison, raw) for comparison in comparisons.values()]
+        assert [getattr(comparison, f"{raw}_adjusted") for comparison in comparisons.values()] == holm(ps)
+    for name, comparison in comparisons.items():
+        p, p_equivalent = comparison.p_adjusted or 0, comparison.p_equivalent_adjusted or 0
+        verdict, needed = comparison.verdict, comparison.seeds_needed_low
+        assert (verdict == "equivalent") == (p_equivalent <= ALPHA)
+        assert (verdict in SWAP) == (p <= ALPHA < p_equivalent)
+        assert needed is None or (verdict == "undecided" and needed > comparison.n_seeds)
+        assert negative[name].verdict == upwards[name].verdict == SWAP.get(verdict, verdict)
         assert negative[name].wins == upwards[name].wins == sum(value > 0 for value in family[name])
-        assert upwards[name].mean_difference == one.mean_difference
+        assert upwards[name].mean_difference == comparison.mean_difference
 
 
 # --- edges
@@ -416,9 +420,9 @@ def test_a_verdict_follows_from_the_adjusted_p_values_and_the_sign_swaps_it(fami
 
 def test_power_and_seeds_needed_count_the_comparisons_that_were_tested() -> None:
     values = [-0.01, -0.04, 0.005, -0.025]
-    family: dict[str, list[float]] = {"one": values, "two": values, "three": values, "single": [0.1], "none": []}
+    family: dict[str, list[float]] = {"first": values, "second": values, "third": values, "single": [0.1], "none": []}
     mean, sd = float(np.mean(values)), float(np.std(values, ddof=1))
-    for comparison, level in ((judge_alone(values, 0.01), ALPHA), (judge(family, 0.01)["one"], ALPHA / 3)):
+    for comparison, level in ((judge_alone(values, 0.01), ALPHA), (judge(family, 0.01)["first"], ALPHA / 3)):
         assert comparison.verdict == "undecided"
         assert (comparison.seeds_needed_low, comparison.seeds_needed_high) == seeds_needed(mean, sd, 4, 0.01, level)
         assert comparison.minimum_detectable == minimum_detectable_effect(sd, 4, level)
