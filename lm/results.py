@@ -63,11 +63,11 @@ def runs(folder: str | Path, settings: Sequence[str] | None = None) -> pd.DataFr
     backward), `steps` and `tokens` of training, `seconds`, `tokens_per_second`, then hashes, machine and versions.
     """
     rows = _read_runs(folder)
-    every = [row.run for row in rows]
-    keys = without_parts_of_the_head(differing(every), every) if settings is None else settings
+    found_runs = [row.run for row in rows]
+    keys = without_parts_of_the_head(differing(found_runs), found_runs) if settings is None else settings
     for key in keys:
-        check_key("settings", key, every)
-    first = _identity(rows) | {"status": str, "error": str}
+        check_key("settings", key, found_runs)
+    first: Columns = {**_identity(rows), "status": str, "error": str}
     columns = {**first, **{key: None for key in keys if key not in first}, **SCORES, "torch": str}
     return frame(
         [
@@ -90,13 +90,13 @@ def curves(folder: str | Path, metric: str = "val/loss") -> pd.DataFrame:
     1) and `val/tokens`, how many tokens were scored: a part of the validation text, and in the last row all of it;
     where that is missing, a part throughout. Without the folders of its runs an ablation has its validations only.
     """
-    runs = _read_runs(folder)
-    lines = [(run.identity, line) for run in runs for line in run.lines()]
+    rows = _read_runs(folder)
+    lines = [(row.identity, line) for row in rows for line in row.lines()]
     names = dict.fromkeys(key for _, line in lines for key in line if key != "run_dir")
     if names and metric not in names:
         raise BadInput(f"metric={metric}: is no column of {METRICS}; choose one of {', '.join(names)}")
-    rows = [numbers | identity for identity, line in lines if metric in (numbers := _finite(line))]
-    return frame(rows, {**_identity(runs), **COUNTS, metric: float, **dict.fromkeys(names, float), **COUNTS})
+    points = [numbers | identity for identity, line in lines if metric in (numbers := _finite(line))]
+    return frame(points, {**_identity(rows), **COUNTS, metric: float, **dict.fromkeys(names, float), **COUNTS})
 
 
 def trials(folder: str | Path) -> pd.DataFrame:
@@ -124,7 +124,8 @@ def contrasts(folder: str | Path) -> pd.DataFrame:
     `alpha` (0.05: 95 %; less with planned looks), and the `equivalence_margin`; `verdict`, and whether it rests on how
     often arms diverge; `wins`, the pairs in which the arm is better; `sd` of a difference, `tuning_sd` of the mean,
     `df`; p values, also adjusted for the comparisons of this ablation; the `minimum_detectable` difference;
-    `seeds_needed_low` to `seeds_needed_high` where undecided, missing above 100; `sentence`.
+    `seeds_needed_low` to `seeds_needed_high` where undecided, missing above 100 and where only runs that diverged or
+    failed keep it from a verdict; `sentence`.
     Of an interaction `arm` is its name and `baseline` its formula; `primary` is false.
     """
     rows = [

@@ -19,18 +19,18 @@ from typing import Any
 import pytest
 from conftest import ROOT, Script
 from hydra import initialize_config_dir
-from test_plan import SMALL, question
-
-from lm.ablation.ablate import AblationRunner, ablate
 from lm.ablation.judge.study import Study, read_study
 from lm.ablation.plan.cells import cells
 from lm.ablation.plan.compose import compose_arms
 from lm.ablation.plan.match import change
-from lm.ablation.record import read_record
-from lm.ablation.report import write_report
 from lm.ablation.run.folder import claim, default_dir
 from lm.ablation.run.progress import Progress
 from lm.ablation.run.workers import run_cells
+from test_plan import SMALL, question
+
+from lm.ablation.ablate import AblationRunner, ablate
+from lm.ablation.record import read_record
+from lm.ablation.report import write_report
 from lm.ablation.run_files import RunFiles
 from lm.ablation.summary import plan_table, result_table
 from lm.cli.compose import compose

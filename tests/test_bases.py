@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from conftest import some
 from hydra import initialize_config_dir
+from lm.ablation.judge.study import read_study
+from lm.ablation.plan.compose import compose_arms, compose_base
 from test_ablation import during, kill_one, stamps
 from test_plan import SMALL, question
 
 from lm.ablation.ablate import AblationRunner, ablate
-from lm.ablation.judge.study import read_study
-from lm.ablation.plan.compose import compose_arms, compose_base
 from lm.ablation.record import read_record
 from lm.cli.compose import compose
 from lm.cli.mistakes import CONFIGS

@@ -23,8 +23,6 @@ from typing import Any
 
 import pytest
 from conftest import Script
-from test_plan import SMALL, question
-
 from lm.ablation.outcomes import Outcomes
 from lm.ablation.plan.cells import Cell
 from lm.ablation.run import workers
@@ -35,6 +33,8 @@ from lm.ablation.run.executors.ray import RayExecutor, cause
 from lm.ablation.run.executors.slurm import read_jobs, request
 from lm.ablation.run.task import Place, Task, task
 from lm.ablation.run.workers import place_of, run_cells
+from test_plan import SMALL, question
+
 from lm.ablation.run_files import Outcome, RunFiles, broke
 from lm.cli.compose import compose
 from lm.cli.mistakes import CONFIGS

@@ -10,8 +10,8 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-
 from lm.ablation.run.folder import claim
+
 from lm.config import BadInput
 from lm.config.checks import reading
 from lm.system.files import (

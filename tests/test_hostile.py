@@ -14,8 +14,10 @@ import numpy as np
 import pytest
 import torch
 from conftest import HEADS, SEQ, tiny
-
 from lm.ablation.report.seeds import seeds as draw_seeds
+from lm.report.page import code, fence, plain
+from lm.report.plots import short
+
 from lm.config import BadInput, ModelConfig
 from lm.config.checks import LARGEST
 from lm.config.optim import OptimConfig
@@ -26,8 +28,6 @@ from lm.inference.evaluate import Scores, evaluate
 from lm.inference.generate import generate
 from lm.inference.text import from_above
 from lm.model.transformer import Transformer
-from lm.report.page import code, fence, plain
-from lm.report.plots import short
 from lm.system.files import sync_folder
 from lm.training.run_directory import read_samples
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 from conftest import TEXT, TINY_RUN
+from lm.report.metrics import after
 
 from lm.cli import report
 from lm.cli.compose import compose
 from lm.config import BadInput, RunConfig
-from lm.report.metrics import after
 from lm.training.run_directory import read_samples
 from lm.training.train import train
 

@@ -12,8 +12,6 @@ import pytest
 import torch
 from conftest import some
 from hydra import initialize_config_dir
-
-from lm.ablation.plan import source
 from lm.ablation.plan.arms import Arm, build_arms, common_threads
 from lm.ablation.plan.calibrate import computation, machine, measure
 from lm.ablation.plan.cells import Cell, cell, cells, set_steps
@@ -21,6 +19,8 @@ from lm.ablation.plan.compose import compose_arms
 from lm.ablation.plan.match import SAME_SIZE, change, meta_model
 from lm.ablation.plan.source import source_files
 from lm.ablation.plan.timing import TIMED_STEPS, TimedTraining
+
+from lm.ablation.plan import source
 from lm.ablation.record import AblationRecord, asked
 from lm.cli.compose import compose
 from lm.cli.mistakes import CONFIGS

@@ -1,149 +1,191 @@
-"""The studies under docs/: what the program says of their rows is what scipy says of them."""
+"""Published numbers: verdicts on the studies under docs/ follow from their rows, figures of recipes from new seeds."""
 
 import csv
 import re
 import shlex
 from dataclasses import asdict
+from itertools import groupby
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
-from conftest import some
+import yaml
+from conftest import ROOT, some
 from hydra import initialize_config_dir
 from scipy import stats
 
-import lm
-from lm.ablation.judge.contrasts import Contrast
-from lm.ablation.judge.sentence import decimals
-from lm.ablation.judge.study import read_study
-from lm.ablation.plan.compose import compose_arms
-from lm.ablation.record import read_record
+from lm.ablation.compose import compose_arms
+from lm.ablation.contrasts import decimals
+from lm.ablation.power import TuningVariance
+from lm.ablation.record import read_record, write_record
+from lm.ablation.response_surface import combine_regrets
+from lm.ablation.results import read_results
 from lm.cli.compose import compose
-from lm.cli.mistakes import CONFIGS
+from lm.cli.tables import over_seeds
 from lm.config import RunConfig
 from lm.config.ablation import METRICS, AblateConfig
-from lm.config.identity import flat
+from lm.config.identity import config_hash, flat
+from tests.helpers.runs import composed
 
-DOCS = Path(lm.__file__).parents[1] / "docs/studies"
-STUDIES = sorted(path.parent for path in DOCS.rglob("ablation.json"))
-PAGE = next(path for path in (DOCS / "tying/protocol.md", DOCS / "tying.md") if path.exists()).read_text()
-CONDITIONS = re.findall(r"^\| `(\w+)` \| `(.+?)`", PAGE, re.MULTILINE)
-WHOLE = re.findall(r"^python scripts/ablate.py (.+?)  # (\S+)$", PAGE.replace("\\\n ", ""), re.MULTILINE)
-COMMANDS = {f"tying/{name}": f"ablation=tying_core {words}" for name, words in CONDITIONS}
-COMMANDS |= {folder: words for words, folder in WHOLE}
-# `recipe` was run from a copy of its text; the others are what was seen before, with settings that are no more
-APART = {"recipe", "tying_pilot", "tying_trials"}
+CONFIGS, DOCS = ROOT / "configs", ROOT / "docs/studies"
+STUDIES = sorted(str(path.parent.relative_to(DOCS)) for path in DOCS.rglob("ablation.json"))
 TUNED = {"recipe", "tying_broken"} | {
     f"tying/{name}"
     for name in ("main", "small", "longer_tuned", "adamw", "adamw_longer", "vocab_512", "vocab_8192", "shakespeare")
 }
-RUN = sorted({str(path.relative_to(DOCS)) for path in STUDIES} - APART)
 
 
-def named(path: Path) -> str:
-    return str(path.relative_to(DOCS))
+# --- studies
 
 
-def test_every_study_is_here() -> None:
-    assert len(STUDIES) >= 19
-    assert {named(path) for path in STUDIES} > APART
+class Posterior:
+    """The distribution of a true mean, given differences and the variance that tuning adds."""
+
+    def __init__(self, values: list[float], tuning: TuningVariance | None) -> None:
+        of_seeds, of_tuning = stats.sem(values) ** 2, tuning.variance if tuning else 0.0
+        total = of_seeds + of_tuning
+        self.df = total**2 / (of_seeds**2 / (len(values) - 1) + of_tuning**2 / (tuning.df if tuning else 1))
+        self.t = stats.t(self.df, np.mean(values), total**0.5)
+
+    def p_of_zero(self) -> float:
+        return float(2 * min(self.t.cdf(0), self.t.sf(0)))
+
+    def p_outside(self, margin: float) -> float:
+        return float(max(self.t.cdf(-margin), self.t.sf(margin)))
 
 
-def differences(path: Path, metric: str, one: Contrast) -> tuple[tuple[str, ...], list[float]]:
-    """The runs that a comparison rests on, and its paired differences, straight from results.csv."""
-    with open(path / "results.csv", newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["purpose"] == "reported" and row["status"] == "done"]
-    ours, theirs = (
-        {int(row["seed"]): row for row in rows if row["arm"] == arm and one.budget in row["budgets"].split()}
-        for arm in (one.arm, one.baseline)
-    )
-    pairs = [(ours[seed], theirs[seed]) for seed in ours if seed in theirs]
-    runs = tuple(sorted(row["run_dir"] for pair in pairs for row in pair))
-    return runs, [float(a[metric]) - float(b[metric]) for a, b in pairs]
+def rejected(ps: dict[Any, float]) -> set[Any]:
+    """By Holm's method."""
+    keys = sorted(ps, key=ps.__getitem__)
+    first_kept = next((i for i, key in enumerate(keys) if ps[key] * (len(ps) - i) > 0.05), len(keys))
+    return {*keys[:first_kept]}
 
 
-def student(values: list[float], noise: tuple[float, float]) -> Any:
-    """The distribution of the true mean, given the values and the noise of tuning (its standard deviation, its df)."""
-    seeds, (sd, df) = stats.sem(values) ** 2, noise
-    n_free = (seeds + sd**2) ** 2 / (seeds**2 / (len(values) - 1) + sd**4 / df)
-    return stats.t(n_free, np.mean(values), (seeds + sd**2) ** 0.5)
+def pairs_of(table: pd.DataFrame, contrast: pd.Series, metric: str) -> tuple[tuple[str, ...], list[float]]:
+    """The runs that a contrast rests on, and its paired differences."""
+    rows = table[table.budgets.str.contains(rf"\b{contrast.budget}\b")]
+    pairs = rows[rows.arm == contrast.arm].merge(rows[rows.arm == contrast.baseline], on="seed")
+    return tuple(sorted([*pairs.run_dir_x, *pairs.run_dir_y])), [*(pairs[f"{metric}_x"] - pairs[f"{metric}_y"])]
 
 
-def verdicts(
-    family: dict[Any, list[float]], noise: dict[Any, tuple[float, float]], margin: float, sign: int
-) -> dict[Any, tuple[Any, ...]]:
-    """Mean, 95 % interval and verdict of each comparison of a family, corrected by Holm's method."""
-    tested = {key: student(values, noise[key]) for key, values in family.items() if len(values) > 1}
-    different = {key: 2 * min(found.cdf(0), found.sf(0)) for key, found in tested.items()}
-    equivalent = {key: max(found.cdf(-margin), found.sf(margin)) for key, found in tested.items()}
-
-    def rejected(ps: dict[Any, float]) -> set[Any]:
-        found = set()
-        for i, key in enumerate(sorted(ps, key=ps.__getitem__)):
-            if ps[key] * (len(ps) - i) > 0.05:
-                break
-            found.add(key)
-        return found
-
-    same, apart, found = rejected(equivalent), rejected(different), {}
-    for key, one in tested.items():
-        mean = one.mean()
-        direction = "better" if sign * mean < 0 else "worse"
-        verdict = "equivalent" if key in same else direction if key in apart else "undecided"
-        found[key] = (mean, *one.interval(0.95), verdict)
-    return found
-
-
-@pytest.mark.parametrize("path", STUDIES, ids=named)
-def test_what_is_said_of_a_study_follows_from_its_rows(path: Path) -> None:
-    study = read_study(path)
-    contrasts, margin = study.contrasts(), study.record.equivalence_margin
-    assert contrasts
-    for primary in (True, False):
-        mine = [one for one in contrasts if one.primary is primary]
-        rows = [differences(path, study.metric, one) for one in mine]
-        noise = {
-            runs: (one.comparison.tuning_sd, one.tuning.df if one.tuning else 1)
-            for one, (runs, _) in zip(mine, rows, strict=True)
-        }
-        assert any(sd for sd, _ in noise.values()) == (named(path) in TUNED and bool(noise))
-        expected = verdicts(dict(rows), noise, margin, 1 if METRICS[study.metric][0] else -1)
-        for one, (runs, values) in zip(mine, rows, strict=True):
-            assert one.differences == pytest.approx(values)
-            if len(values) < 2:
-                assert one.comparison.verdict == "undecided"
-                continue
-            mean, low, high, verdict = expected[runs]
-            found = one.comparison
-            assert (found.mean, found.ci_low, found.ci_high) == pytest.approx((mean, low, high))
-            assert found.verdict == verdict or one.diverged
-            assert_said(study.say(one), one, f"{abs(mean):.{decimals(margin)}f}")
+@pytest.mark.parametrize("name", STUDIES)
+def test_what_is_said_of_a_study_follows_from_its_rows(name: str) -> None:
+    results, table = read_results(DOCS / name), pd.read_csv(DOCS / name / "results.csv")
+    record, table = results.record, table[(table.purpose == "reported") & (table.status == "done")]
+    lower_is_better, margin = METRICS[record.metric][0], record.equivalence_margin
+    for _, contrasts in results.contrasts.groupby("primary"):
+        family, posteriors = [], {}
+        for _, contrast in contrasts.iterrows():
+            runs, values = pairs_of(table, contrast, record.metric)
+            tuning = combine_regrets({contrast.arm: 1, contrast.baseline: -1}, results.regrets)
+            assert contrast.differences == pytest.approx(values)
+            assert (contrast.tuning_sd > 0) == (name in TUNED)
+            if len(values) > 1:
+                posteriors[runs] = Posterior(values, tuning)
+                family.append((runs, contrast))
+            else:
+                assert contrast.verdict == "undecided"
+        different = rejected({runs: posterior.p_of_zero() for runs, posterior in posteriors.items()})
+        equivalent = rejected({runs: posterior.p_outside(margin) for runs, posterior in posteriors.items()})
+        for runs, contrast in family:
+            t, df = posteriors[runs].t, posteriors[runs].df
+            numbers = (contrast.mean_difference, contrast.ci_low, contrast.ci_high, contrast.df)
+            assert numbers == pytest.approx((t.mean(), *t.interval(0.95), df))
+            direction = "better" if (t.mean() < 0) == lower_is_better else "worse"
+            verdict = "equivalent" if runs in equivalent else direction if runs in different else "undecided"
+            assert contrast.verdict == verdict or contrast.diverged
+            size = f"{abs(t.mean()):.{decimals(margin)}f}"
+            for words in (contrast.arm, contrast.baseline, contrast.verdict, size, f"{contrast.n_seeds} seeds"):
+                assert words in contrast.sentence
 
 
-def assert_said(sentence: str, one: Contrast, size: str) -> None:
-    words = {"better": "is better than", "worse": "is worse than", "equivalent": "are equivalent"}
-    assert words.get(one.comparison.verdict, "undecided") in sentence
-    assert one.arm in sentence
-    assert one.baseline in sentence
-    assert size in sentence
-    assert f"{one.comparison.n} seeds" in sentence
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_record_that_is_read_and_written_stays_the_same(name: str, tmp_path: Path) -> None:
+    write_record(read_record(DOCS / name), tmp_path)
+    assert (tmp_path / "ablation.json").read_text() == (DOCS / name / "ablation.json").read_text()
 
 
-@pytest.mark.parametrize("name", some(RUN, 4))
-def test_the_command_that_the_page_gives_asks_for_the_runs_that_are_there(name: str) -> None:
+PAGE = (DOCS / "tying/protocol.md").read_text().replace("\\\n ", "")
+COMMANDS = {
+    f"tying/{name}": f"ablation=tying_core {words}" for name, words in re.findall(r"^\| `(\w+)` \| `(.+?)`", PAGE, re.M)
+}
+COMMANDS |= {name: words for words, name in re.findall(r"^python scripts/ablate.py (.+?)  # (\S+)$", PAGE, re.M)}
+# `recipe` was run from a copy of its text; the others are what was seen before, with settings that are no more
+APART = {"recipe", "tying_pilot", "tying_trials"}
+
+
+@pytest.mark.parametrize("name", some(sorted({*STUDIES} - APART), 16))
+def test_the_command_that_the_page_gives_asks_for_the_runs_of_the_study(name: str) -> None:
     """Whatever the defaults have become since: otherwise the rows would not count and all would run again."""
     words = shlex.split(COMMANDS[name])
+    of_ablation = [word for word in words if word.lstrip("+~").startswith("ablation")]
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        asked = [word for word in words if word.lstrip("+~").startswith("ablation")]
-        config = compose("ablate", [*asked, "ablation.name=any"], AblateConfig)
-        others = [word for word in words if word not in asked]
+        config = compose("ablate", [*of_ablation, "ablation.name=any"], AblateConfig)
+        others = [word for word in words if word not in of_ablation]
         runs = compose_arms(config.ablation, others, lambda words: compose("train", words, RunConfig))
     record = read_record(DOCS / name)
-    assert runs.keys() == record.arms.keys()
-    assert config.ablation.seeds == record.seeds
+    assert (runs.keys(), config.ablation.seeds) == (record.arms.keys(), record.seeds)
     for arm, run in runs.items():
-        known = record.arms[arm]
-        settings = flat(asdict(run) | {"logger": {}}) | known.matched
-        different = {key: (value, settings[key]) for key, value in known.settings.items() if settings[key] != value}
-        assert different.keys() <= {"threads", "trainer.enable_progress_bar"}
+        settings = flat(asdict(run) | {"logger": {}}) | record.arms[arm].matched
+        different = {key for key, value in record.arms[arm].settings.items() if settings[key] != value}
+        assert different <= {"threads", "trainer.enable_progress_bar"}
+
+
+# --- figures of recipes
+
+RULE = re.findall(r"^\| (\d+) (?:to|and) .*?\| (\w+)", (DOCS / "README.md").read_text(), re.M)
+FIRST_OF = {purpose: int(first) for first, purpose in RULE}
+with open(DOCS / "recipe_figures.csv", newline="") as file:
+    FIGURES = {  # settings and the recipe that they meant -> the losses by seed, in the order of their measurement
+        key: {int(row["seed"]): float(row["val_loss"]) for row in rows}
+        for key, rows in groupby(csv.DictReader(file), lambda row: (row["settings"], row["recipe"]))
+    }
+LATEST = {settings: (recipe, losses) for (settings, recipe), losses in FIGURES.items()}
+RECIPES = [settings for settings in LATEST if settings.startswith("experiment=")]
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("ablation/*.yaml")), ids=lambda path: path.stem)
+def test_an_included_ablation_uses_seeds_for_their_purpose(path: Path) -> None:
+    assert list(FIRST_OF) == ["development", "conditions", "tuning", "figures"]
+    ablation = yaml.safe_load(path.read_text())
+    tuning = range(FIRST_OF["tuning"], FIRST_OF["figures"])
+    offsets = (0, *ablation.get("seed_offsets", {}).values())
+    assert {seed + offset for seed in ablation["seeds"] for offset in offsets} <= {*range(tuning.start)}
+    assert {*ablation.get("tune", {}).get("seeds", [tuning.start])} <= {*tuning}
+
+
+@pytest.mark.parametrize("settings", RECIPES)
+def test_the_figures_of_a_recipe_are_of_fresh_seeds_and_of_its_latest_settings(settings: str) -> None:
+    seeds = [seed for (same, _), losses in FIGURES.items() if same == settings for seed in losses]
+    assert len(seeds) == len({*seeds})  # with each recipe that these settings have meant, other seeds
+    assert min(seeds) >= FIRST_OF["figures"]
+    recipe, losses = LATEST[settings]
+    assert len(losses) >= 7
+    assert recipe == config_hash(composed(*settings.split(), "seed=0"))[:8]
+
+
+def test_pages_and_configs_state_the_means_and_deviations() -> None:
+    page = (ROOT / "docs/performance.md").read_text().replace("train.py ", "")
+    means = {settings: fmean(losses.values()) for settings, (_, losses) in LATEST.items()}
+    for settings, (_, losses) in LATEST.items():
+        (row,) = re.findall(rf"^\| `?{re.escape(settings)}`? .*", page, re.M)
+        sd, n = stdev(losses.values()), len(losses)
+        assert row.endswith(f"| {n} | {means[settings]:.4f} | {sd:.4f} | {sd / n**0.5:.4f} |")
+    for path in CONFIGS.glob("experiment/*.yaml"):
+        own = [settings for settings in RECIPES if settings.split()[0] == f"experiment={path.stem}"]
+        assert re.findall(r"val_loss (\d\.\d+)", path.read_text()) == [f"{means[settings]:.3f}" for settings in own]
+    shorter = next(settings for settings in RECIPES if "max_tokens" in settings)
+    stated = re.findall(r"\((\d\.\d+)\s+and\s+(\d\.\d+) nats, means over", (ROOT / "README.md").read_text())
+    assert stated == [(f"{means[shorter]:.3f}", f"{means['nanoGPT']:.3f}")]
+
+
+def test_a_sweep_over_seeds_ends_with_such_a_mean_and_deviation() -> None:
+    arms = (("tied", 0.5), ("untied", 0.0))
+    runs = [(head, {"seed": seed, "val_loss": seed + plus}) for head, plus in arms for seed in (1, 2, 3, 6)]
+    head, *rows = over_seeds([*runs, ("once", {"seed": 0, "val_loss": 1.0})])
+    assert head == ("settings", "seeds", "mean val_loss", "sd", "standard error")
+    assert rows == [("tied", "4", "3.5000", "2.1602", "1.0801"), ("untied", "4", "3.0000", "2.1602", "1.0801")]
+    assert over_seeds([runs[0], runs[4], runs[0]]) == []

@@ -1,177 +1,300 @@
-"""lm.results: what its frames hold and leave out, their types, and that reading writes nothing."""
+"""lm.results: what its frames hold and leave out, their types, and what a damaged folder says."""
 
 import json
 import re
-from dataclasses import replace
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import pandas as pd
 import pytest
-from conftest import HEADS, ROOT
-from test_report import make
-from test_runs import write_run
+import yaml
+from conftest import HEADS, ROOT, WHOLE_RESULT
 
-from lm.ablation.judge.study import read_study
-from lm.ablation.report.numbers import contrast
+from lm.ablation.results import read_results
+from lm.ablation.run_files import Outcome, broke, cause_of_death
 from lm.config import BadInput, RunConfig
-from lm.results import CONTRAST, contrasts, curves, runs, trials
+from lm.results import contrasts, curves, runs, trials
 
-STUDY = ROOT / "docs/studies/tying/main"
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two ablations at unequal depth: one is tuned and has runs without a result, one is whole."""
-    top = tmp_path_factory.mktemp("study")
-    make(top / "a/broken", tuned=True, broken=True, report=False)
-    make(top / "whole", budgets=("tokens",), seeds=(0, 1), report=False)
-    return top
+STUDIES = ROOT / "docs/studies"
+MAIN = STUDIES / "tying/main"
+FILES = ("ablation.json", "results.csv", "curves.csv")
+SEEDS = [0, 1, 2, 3, 4]
 
 
-def test_reported_runs_alone_are_rows_and_a_run_of_two_budgets_is_two() -> None:
-    for path in (STUDY.parent / "adamw_longer", STUDY):
-        kept = pd.read_csv(path / "results.csv")
-        assert {"trial", "unused" if path != STUDY else "trial"} < set(kept.purpose)
-        reported = kept[kept.purpose == "reported"]
-        found = runs(path)
-        assert set(found.run_dir) == set(reported.run_dir)
-        assert len(found) == reported.budgets.str.split().str.len().sum()
-    study = read_study(STUDY)
-    assert len(found) > len(study.rows)
-    losses = found.set_index(["budget", "arm", "seed"]).val_loss
+@pytest.fixture
+def study(tmp_path: Path) -> Path:
+    """A committed ablation of two arms and five seeds, tuned, without the folders of its runs."""
+    path = tmp_path / "top/study"
+    path.mkdir(parents=True)
+    for name in FILES:
+        shutil.copy(STUDIES / "tying_broken" / name, path)
+    return path
+
+
+def edit(path: Path, change: Callable[[pd.DataFrame], pd.DataFrame]) -> None:
+    """Change a CSV file as a person may."""
+    change(pd.read_csv(path, dtype=str, keep_default_na=False)).to_csv(path, index=False)
+
+
+def run_dir_of(study: Path, arm: str, seed: int) -> str:
+    rows = pd.read_csv(study / "results.csv").query("purpose == 'reported'")
+    return str(rows[(rows.arm == arm) & (rows.seed == seed)].run_dir.item())
+
+
+def write_run(path: Path, run: RunConfig, result: dict[str, Any] | None = None) -> None:
+    """A run directory with a curve of three points, and a result if it is finished."""
+    path.mkdir(parents=True)
+    hashes = dict.fromkeys(("data_hash", "tokenizer_hash", "config_hash"), "x")
+    (path / "config.yaml").write_text(yaml.safe_dump(asdict(run) | {"trainer": {"max_steps": 40}} | hashes))
+    rows = ["step,tokens,train/loss,val/loss", "1,8,5.0,", "2,16,4.0,4.5", "3,24,nan,nan", "4,32,3"]  # a torn last row
+    (path / "metrics.csv").write_text("\n".join(rows))
+    if result:
+        (path / "result.json").write_text(json.dumps(WHOLE_RESULT | result))
+
+
+# --- an ablation
+
+
+@pytest.mark.parametrize("name", ["main", "adamw_longer"])
+def test_reported_runs_alone_are_rows_and_a_run_of_two_budgets_is_two(name: str) -> None:
+    table = pd.read_csv(STUDIES / "tying" / name / "results.csv")
+    assert {"trial", "reported", *(["unused"] if name == "adamw_longer" else [])} == set(table.purpose)
+    reported, frame = table[table.purpose == "reported"], runs(STUDIES / "tying" / name)
+    assert set(frame.run_dir) == set(reported.run_dir)
+    assert len(frame) == reported.budgets.str.split().str.len().sum()
+    losses = frame.set_index(["budget", "arm", "seed"]).val_loss
     assert losses.index.is_unique
-    assert losses["flops", "untied", 3] == study.scores("untied", "flops")[3]
+    of_run = reported.set_index("run_dir").val_loss
+    assert frame.val_loss.tolist() == of_run[frame.run_dir].tolist()
+
+
+def test_columns_and_their_types(study: Path) -> None:
+    frame = runs(study)
+    assert list(frame)[:8] == ["ablation", "arm", "budget", "seed", "run_dir", "status", "error", "optim.lr"]
+    types = {"seed": "Int64", "n_params": "Int64", "val_loss": "float64", "status": "string", "optim.lr": "float64"}
+    assert {key: str(frame.dtypes[key]) for key in types} == types
+    chosen = runs(study, settings=["validation.every", "head.untie_at", "optim.betas"])
+    types = {"validation.every": "Int64", "head.untie_at": "string", "optim.betas": "string"}
+    assert {key: str(chosen.dtypes[key]) for key in types} == types
+    assert {str(curves(study)[key].dtype) for key in ("seed", "step", "tokens")} == {"Int64"}
+    types = {
+        "primary": "boolean",
+        "n_seeds": "Int64",
+        "ci_low": "float64",
+        "seeds_needed_low": "Int64",
+        "verdict": "string",
+    }
+    assert {key: str(contrasts(study).dtypes[key]) for key in types} == types
 
 
 def test_a_setting_is_that_of_the_run() -> None:
-    found = runs(STUDY, ["trainer.max_steps", "optim.lr"]).set_index(["budget", "arm", "seed"])
-    assert found["trainer.max_steps"].tolist() == found.steps.tolist()
-    assert found["trainer.max_steps"].nunique() > 1
-    arms = read_study(STUDY).record.arms
-    assert found["optim.lr"]["tokens", "untied", 0] == arms["untied"].tuned["optim.lr"]
+    frame = runs(MAIN, ["trainer.max_steps", "optim.lr"]).set_index(["budget", "arm", "seed"])
+    assert frame["trainer.max_steps"].tolist() == frame.steps.tolist()
+    assert frame["trainer.max_steps"].nunique() > 1
+    tuned = json.loads((MAIN / "ablation.json").read_text())["arms"]["untied"]["tuned"]
+    assert frame["optim.lr"]["tokens", "untied", 0] == tuned["optim.lr"]
 
 
-def test_an_outcome_without_a_result_is_a_row_without_scores(folder: Path) -> None:
-    found = runs(folder / "a/broken").query("budget == 'tokens'").set_index(["arm", "seed"])
-    assert found.status["tied_naive", 2] == "diverged"
-    assert found.status["tied_naive", 1] == "failed"
-    assert found.status["untied_matched", 2] == "missing"
-    assert found.error["tied_naive", 2] == "the loss is nan at step 7"
-    lost = found.query("status != 'done'")
-    assert len(lost) == 3
-    assert lost[["val_loss", "steps", "config_hash"]].isna().all(axis=None)
+def test_trials_are_every_run_of_the_search(study: Path) -> None:
+    frame, table = trials(study), pd.read_csv(study / "results.csv").query("purpose == 'trial'")
+    assert sorted(frame.run_dir) == sorted(table.run_dir)
+    assert frame.groupby("arm").trial.apply(list).to_dict() == {"tied": SEEDS, "broken": SEEDS}
+    assert frame.score.tolist() == frame.val_loss.tolist()  # one tuning seed
+    assert set(frame.seed) == {1000}
+    planned = json.loads((study / "ablation.json").read_text())["trials"]
+    assert frame["optim.lr"].tolist() == [trial["values"]["optim.lr"] for trial in planned]
+    edit(study / "results.csv", lambda rows: rows[rows.run_dir != frame.run_dir[0]])
+    assert trials(study).score.isna().tolist() == [True] + [False] * 9
+    untuned = trials(STUDIES / "tying/longer")
+    assert untuned.empty
+    assert {"score", "val_loss"} < set(untuned)
 
 
-def test_columns_have_the_types_of_what_they_hold(folder: Path) -> None:
-    wanted = {"seed": "Int64", "n_params": "Int64", "val_loss": "float64", "status": "string"}
-    wanted |= {"optim.lr": "float64"}
-    dtypes = runs(folder / "a/broken", ["optim.lr"]).dtypes
-    assert {key: str(dtypes[key]) for key in wanted} == wanted
-    found = runs(folder / "whole", settings=["validation.every", "head.untie_at"])
-    assert (str(found["validation.every"].dtype), str(found["head.untie_at"].dtype)) == ("Int64", "float64")
-    assert {str(curves(STUDY)[key].dtype) for key in ("seed", "step", "tokens")} == {"Int64"}
-    assert str(contrasts(folder / "whole").primary.dtype) == "boolean"
+def test_contrasts_are_those_of_the_report() -> None:
+    path = STUDIES / "tying/adamw"
+    frame, results = contrasts(path), read_results(path)
+    for column in ("arm", "budget", "verdict", "mean_difference", "p_adjusted", "alpha", "n_seeds", "sentence"):
+        assert frame[column].tolist() == results.contrasts[column].tolist()
+    losses = runs(path).pivot(index=["budget", "seed"], columns="arm", values="val_loss").loc["tokens"]
+    assert (losses.untied - losses.tied).mean() == pytest.approx(frame.mean_difference[0])
+    early = results.first_seeds(3).contrasts
+    assert early.seeds.tolist() == [[0, 1, 2]] * len(frame)
+    assert early.mean_difference[0] == pytest.approx((losses.untied - losses.tied)[:3].mean())
 
 
-def test_a_folder_of_ablations_names_them(folder: Path) -> None:
-    found = runs(folder)
-    assert list(dict.fromkeys(found.ablation)) == ["a/broken", "whole"]
-    assert set(runs(folder / "whole").ablation) == {"whole"}
-    assert list(found.columns[:5]) == ["ablation", "arm", "budget", "seed", "run_dir"]
-    assert len(found) == len(runs(folder / "a/broken")) + len(runs(folder / "whole"))
+def test_a_curve_ends_at_the_last_step_and_its_metric_can_be_chosen(study: Path) -> None:
+    frame = curves(study)
+    assert frame.groupby(["arm", "seed"]).step.apply(list).map(tuple).unique().tolist() == [(100, 200, 300, 400)]
+    path = study / run_dir_of(study, "tied", 0)
+    path.mkdir(parents=True)
+    (path / "metrics.csv").write_text("step,tokens,train/loss,val/loss\n10,80,5.5,\n20,160,4.5,4.75\n")
+    own = curves(study).query("arm == 'tied' and seed == 0")  # of the run's folder, where there is one
+    assert own[["step", "val/loss"]].values.tolist() == [[20, 4.75]]
+    assert curves(study, "train/loss")["train/loss"].tolist() == [5.5, 4.5]
 
 
-def test_a_curve_ends_at_the_last_step_and_its_metric_can_be_chosen(folder: Path) -> None:
-    found = curves(folder / "whole")
-    assert set(found.groupby(["arm", "seed"]).size()) == {10}
-    assert found["val/loss"].notna().all()
-    assert set(found.groupby("arm").tokens.max()) == {1000 * 1024}
-    path = folder / "whole/cells/tied-seed0-1000/metrics.csv"
-    points = pd.read_csv(path)["train/loss"]
-    ours = curves(folder / "whole", "train/loss").query("arm == 'tied' and seed == 0")["train/loss"]
-    assert ours.tolist() == points.tolist()
+def test_a_folder_of_ablations_names_them(study: Path) -> None:
+    shutil.copytree(study, study.parent / "a/other")
+    for frame in (runs(study.parent), curves(study.parent), trials(study.parent), contrasts(study.parent)):
+        assert list(dict.fromkeys(frame.ablation)) == ["a/other", "study"]
+    assert set(runs(study).ablation) == {"study"}
+    assert len(runs(study.parent)) == 2 * len(runs(study))
 
 
-def test_rows_without_the_metric_are_left_out(tmp_path: Path) -> None:
-    write_run(tmp_path / "run", RunConfig(head=HEADS["tied"]))
-    rows = ["step,tokens,train/loss,val/loss", "1,8,5.0,", "2,16,4.0,4.5", "3,24,nan,nan", "4,32,3"]
-    (tmp_path / "run/metrics.csv").write_text("\n".join(rows))
-    assert curves(tmp_path).step.tolist() == [2]
-    assert curves(tmp_path / "run", "train/loss").step.tolist() == [1, 2]
+# --- what became of a run
 
 
-def test_trials_are_every_run_of_the_search(folder: Path) -> None:
-    found = trials(folder)
-    assert set(found.ablation) == {"a/broken"}
-    record = read_study(folder / "a/broken").record
-    sizes = {arm: len(one.trials) * len(one.seeds) for arm, one in record.searches.items()}
-    assert found.groupby("arm").size().to_dict() == sizes
-    one = found.query("arm == 'untied' and trial == 1").iloc[0]
-    assert one["optim.lr"] == record.searches["untied"].trials[1].values["optim.lr"]
-    assert one.score == one.val_loss
-    assert found.query("arm == 'tied'")["head.head_lr_multiplier"].isna().all()
-    assert trials(folder / "whole").empty
-    assert "val_loss" in trials(folder / "whole")
+def test_a_run_without_a_result_is_a_row_without_scores(study: Path) -> None:
+    ends = {1: ("diverged", "the loss is nan"), 2: ("failed", "killed by signal 9"), 3: ("failed", "ValueError: no")}
+    names = {seed: run_dir_of(study, "broken", seed) for seed in SEEDS}
+
+    def change(rows: pd.DataFrame) -> pd.DataFrame:
+        for seed, (status, error) in ends.items():
+            rows.loc[rows.run_dir == names[seed], ["status", "error", "val_loss", "steps"]] = [status, error, "", ""]
+        return rows[rows.run_dir != names[4]]
+
+    edit(study / "results.csv", change)
+    frame = runs(study).query("arm == 'broken'").set_index("seed")
+    assert frame.status.tolist() == ["done", "diverged", "failed", "failed", "missing"]
+    assert frame.error.tolist() == ["", *(error for _, error in ends.values()), ""]
+    assert frame.val_loss.isna().tolist() == frame.steps.isna().tolist() == [False, True, True, True, True]
+    results = read_results(study)
+    assert results.counts() == {"done": 6, "failed": 2, "diverged": 1, "missing": 1}
+    (row,) = results.contrasts.to_dict("records")
+    assert (row["seeds"], row["lost_seeds"]) == ([0], [1, 2, 3, 4])
+    assert (row["diverged"], row["broken"]) == ({"broken": [1]}, {"broken": [3]})
+    (shown,) = contrasts(study).to_dict("records")
+    assert (shown["verdict"], shown["n_seeds"]) == ("undecided", 1)
+    for key in ("seeds_needed_low", "seeds_needed_high", "sd", "ci_low", "p", "p_sign_flip"):
+        assert pd.isna(shown[key])
 
 
-def test_contrasts_are_those_of_the_report(folder: Path) -> None:
-    study = read_study(STUDY)
-    found, wanted = contrasts(STUDY), study.contrasts()
-    assert found.arm.tolist() == [one.arm for one in wanted]
-    assert found.verdict.tolist() == [one.comparison.verdict for one in wanted]
-    assert found.mean_difference.tolist() == [one.comparison.mean for one in wanted]
-    assert found.p_adjusted.tolist() == [one.comparison.p_different_adjusted for one in wanted]
-    assert found.alpha.tolist() == [study.alpha for _ in wanted]
-    assert found.n_seeds.tolist() == [len(one.seeds) for one in wanted]
-    assert found.sentence.tolist() == [study.say(one) for one in wanted]
-    assert set(CONTRAST) <= {*contrast(study, wanted[0]), "metric", "equivalence_margin"}
-    first = runs(STUDY).pivot(index=["budget", "seed"], columns="arm", values="val_loss").loc["tokens"]
-    assert (first.untied - first.tied).mean() == pytest.approx(found.mean_difference[0])
+def test_the_folder_of_a_run_decides_and_a_row_stands_for_one_that_is_gone(study: Path) -> None:
+    def status() -> tuple[str, float]:
+        row = runs(study).query("arm == 'tied' and seed == 0").iloc[0]
+        return row.status, row.val_loss
+
+    before, path = status(), study / run_dir_of(study, "tied", 0)
+    assert before[0] == "done"
+    assert read_results(study).runs.has_folder.tolist() == [False] * 10
+    path.mkdir(parents=True)  # it is being run again
+    assert status() == ("missing", pytest.approx(float("nan"), nan_ok=True))
+    path.with_name(f"{path.name}.json").write_text('{"status": "diverged", "error": "the loss is nan"}')
+    assert status()[0] == "diverged"
+    (path / "result.json").write_text(json.dumps(WHOLE_RESULT | {"val_loss": 3.5, "resumed_from": [5, 7]}))
+    assert status() == ("done", 3.5)
+    run = read_results(study).runs.iloc[0]
+    assert (run.resumed_from, run.torch, run.has_folder) == ("5 7", "2", True)
+    (path / "result.json").write_text("[]")
+    assert status()[0] == "failed"
+    assert "result.json: " in runs(study).error[0]
+    shutil.rmtree(path.parent)
+    assert status() == before
+
+
+@pytest.mark.parametrize(
+    ("exitcode", "cause", "is_own"),
+    [
+        (-9, "killed by signal 9", False),
+        (143, "killed by signal 15", False),  # the worker has handled it
+        (1, "ended with exit code 1", True),
+        (-11, "crashed by signal 11", True),
+        (134, "crashed by signal 6", True),
+    ],
+)
+def test_what_a_process_died_of_says_whose_fault_it_is(exitcode: int, cause: str, is_own: bool) -> None:
+    assert cause_of_death(exitcode) == cause
+    assert broke(Outcome("failed", cause)) is is_own
+    assert not broke(Outcome("diverged", cause))
+
+
+# --- runs without an ablation
 
 
 def test_runs_without_an_ablation(tmp_path: Path) -> None:
     for seed in (0, 1):
-        run = RunConfig(head=HEADS["tied"], seed=seed)
-        write_run(tmp_path / f"runs/{seed}", replace(run, threads=seed + 1), {"val_loss": 3.0 + seed, "seed": seed})
+        run = replace(RunConfig(head=HEADS["tied"], seed=seed), threads=seed + 1)
+        write_run(tmp_path / f"runs/{seed}", run, {"val_loss": 3.0 + seed, "seed": seed})
     write_run(tmp_path / "runs/late", RunConfig(head=HEADS["untied"], seed=2))
     (tmp_path / "runs/torn").mkdir()
     (tmp_path / "runs/torn/config.yaml").write_text("[[")
-    found = runs(tmp_path / "runs").set_index("run_dir")
-    assert found.seed.dropna().to_dict() == {"0": 0, "1": 1, "late": 2}
-    assert found.status.to_dict() == {"0": "done", "1": "done", "late": "missing", "torn": "failed"}
-    assert found["head.name"].dropna().to_dict() == {"0": "tied", "1": "tied", "late": "untied"}
-    assert found.val_loss.dropna().to_dict() == {"0": 3.0, "1": 4.0}
+    frame = runs(tmp_path / "runs").set_index("run_dir")
+    assert frame.seed.dropna().to_dict() == {"0": 0, "1": 1, "late": 2}
+    assert frame.status.to_dict() == {"0": "done", "1": "done", "late": "missing", "torn": "failed"}
+    assert frame["head.name"].dropna().to_dict() == {"0": "tied", "1": "tied", "late": "untied"}
+    assert frame.val_loss.dropna().to_dict() == {"0": 3.0, "1": 4.0}
     alone = runs(tmp_path / "runs/0", settings=["optim.betas", "trainer.max_steps"])
     assert alone[["run_dir", "optim.betas", "trainer.max_steps"]].values.tolist() == [["0", "[0.9,0.95]", 40]]
+    assert curves(tmp_path / "runs/0").step.tolist() == [2]  # rows without a finite value are left out
+    assert curves(tmp_path / "runs/0", "train/loss").step.tolist() == [1, 2]
 
 
-def test_reading_writes_nothing(folder: Path) -> None:
-    def stand() -> dict[Path, int]:
-        return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
-
-    before = stand()
-    for call in (runs, curves, trials, contrasts):
-        call(folder)
-    assert stand() == before
+# --- mistakes and damage
 
 
-def test_a_mistake_is_named(folder: Path, tmp_path: Path) -> None:
+def test_a_mistake_names_the_folder_or_the_key(study: Path, tmp_path: Path) -> None:
     write_run(tmp_path / "run", RunConfig(head=HEADS["tied"]))
     for call in (trials, contrasts):
-        with pytest.raises(BadInput, match=re.escape(f"folder={tmp_path}: holds no ablation.json")):
-            call(tmp_path)
+        with pytest.raises(BadInput, match=re.escape(f"folder={tmp_path / 'run'}: holds no ablation.json")):
+            call(tmp_path / "run")
+    for call in (runs, curves, trials, contrasts):
         with pytest.raises(BadInput, match="absent: no such folder"):
             call(tmp_path / "absent")
-    with pytest.raises(BadInput, match="absent: no such folder"):
-        runs(tmp_path / "absent")
-    with pytest.raises(BadInput, match=r"settings: head.untied is neither .* did you mean head.untie_at"):
-        runs(folder, ["head.untied"])
-    with pytest.raises(BadInput, match=r"metric=val/los: is no column of metrics.csv; choose one of step, .*val/loss"):
-        curves(folder, "val/los")
-    (tmp_path / "ablation.json").write_text(json.dumps({"version": 99}))
-    with pytest.raises(BadInput, match=r"ablation.json: version: no such key"):
-        runs(tmp_path)
+    with pytest.raises(BadInput, match=r"^settings: head.untied .*head.untie_at"):
+        runs(study, ["head.untied"])
+    with pytest.raises(BadInput, match=r"^metric=val/los: .*val/loss"):
+        curves(study, "val/los")
+
+
+DAMAGE: list[tuple[str, str | dict[str, Any], str]] = [  # a file, what it holds or what is changed in it, what is named
+    ("ablation.json", "", ""),
+    ("ablation.json", "[]", ""),
+    ("ablation.json", "{}", ""),
+    ("ablation.json", {"begn": "x"}, "begn: "),
+    ("ablation.json", {"seeds": "0,1"}, "seeds: "),
+    ("ablation.json", {"seeds": [0, "1"]}, "seeds[1]: "),
+    ("ablation.json", {"equivalence_margin": None}, "equivalence_margin: "),
+    ("ablation.json", {"threads": True}, "threads: "),
+    ("ablation.json", {"arms": {"tied": {"overrides": []}}}, ""),
+    ("ablation.json", {"runs": [{"arm": "tied"}]}, ""),
+    ("ablation.json", {"tune": {"factor": 99.0}}, "ablation.tune.factor=99"),
+    ("ablation.json", {"warnings": [["one word"]]}, ""),
+    ("results.csv", "status\ndone\n", ""),
+    ("results.csv", "\xff", ""),
+    ("results.csv", {"val_loss": "three"}, ""),
+    ("results.csv", {"steps": ""}, ""),
+    ("curves.csv", "step\n1\n", ""),
+    ("curves.csv", "\xff", ""),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "key"), DAMAGE)
+def test_a_damaged_file_is_one_line_that_names_it(study: Path, name: str, content: Any, key: str) -> None:
+    path = study / name
+    if isinstance(content, str):
+        path.write_bytes(content.encode("latin-1"))
+    elif name == "ablation.json":
+        path.write_text(json.dumps(json.loads(path.read_text()) | content))
+    else:
+        edit(path, lambda rows: rows.assign(**content))
+    with pytest.raises(BadInput) as error:
+        (curves if name == "curves.csv" else contrasts)(study)
+    assert str(error.value).startswith(f"{path}: {key}")
+    assert "\n" not in str(error.value)
+
+
+def test_reading_writes_nothing(study: Path) -> None:
+    def state() -> dict[Path, int]:
+        return {path: path.stat().st_mtime_ns for path in study.parent.rglob("*")}
+
+    before = state()
+    for call in (runs, curves, trials, contrasts):
+        call(study.parent)
+    assert state() == before
 
 
 def test_the_examples_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,12 +304,11 @@ def test_the_examples_of_the_page_run(tmp_path: Path, monkeypatch: pytest.Monkey
     figure, table = re.findall(
         r"^```python\n(.*?)^```", (ROOT / "docs/results.md").read_text(), re.DOTALL | re.MULTILINE
     )
-    assert len([line for line in figure.splitlines() if line and "import" not in line]) <= 10
     names: dict[str, pd.DataFrame] = {}
     exec(figure, names)
     assert (tmp_path / "gap.svg").stat().st_size > 5000
-    kept, rows = (pd.read_csv(STUDY.parent / "longer" / name) for name in ("curves.csv", "results.csv"))
-    last = kept.merge(rows[rows.purpose == "reported"], on="run_dir").query("step == 1600").groupby("arm")["val/loss"]
+    points, rows = (pd.read_csv(STUDIES / "tying/longer" / name) for name in ("curves.csv", "results.csv"))
+    last = points.merge(rows[rows.purpose == "reported"], on="run_dir").query("step == 1600").groupby("arm")["val/loss"]
     assert names["gap"]["mean"][1600 * 1024] == pytest.approx(last.mean().untied - last.mean().tied)
     exec(table, names)
     assert set(names["table"]["tokenizer.vocab_size"]) == {512, 2048, 8192}

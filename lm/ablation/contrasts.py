@@ -52,35 +52,30 @@ def compare(record: AblationRecord, runs: pd.DataFrame, regrets: Mapping[str, Re
     Columns: `family`, `arm`, `baseline` (of an interaction its name and its formula), `budget`, `primary`, `metric`,
     `equivalence_margin`, the fields of `Comparison`, `p_sign_flip`, `p_normal`; `regret` and `baseline_regret`, the
     expected regrets of the tuned hyperparameters, and `mean_without_regret`; `seeds`, `differences`, `lost_seeds`,
-    `n_planned`, `ended`, `diverged`, `broken`; and `sentence`, the verdict in words.
+    `n_planned`, `ended`, `diverged`, `broken`; and `sentence`, the verdict in words. Seeds and counts are by arm.
     """
-    lower_is_better, unit = METRICS[record.metric]
+    lower_is_better, _ = METRICS[record.metric]
     contrasts = [
         _contrast(record, runs, budget, sides, weights, name)
         for name, sides, weights in _comparisons(record)
         for budget in record.budgets
     ]
-    contrasts.sort(key=lambda one: (one.family == "interaction", record.budgets.index(one.budget)))
+    contrasts.sort(key=lambda contrast: (contrast.family == "interaction", record.budgets.index(contrast.budget)))
     rows: dict[int, dict[str, Any]] = {}
     for family in FAMILIES:
-        members = {i: one for i, one in enumerate(contrasts) if one.family == family}
-        tunings = {one.runs: combine_regrets(one.weights, regrets) for one in members.values()}
+        members = {i: contrast for i, contrast in enumerate(contrasts) if contrast.family == family}
+        tunings = {contrast.runs: combine_regrets(contrast.weights, regrets) for contrast in members.values()}
         comparisons = judge(
-            {one.runs: [*one.differences.values()] for one in members.values()},
+            {contrast.runs: [*contrast.differences.values()] for contrast in members.values()},
             record.equivalence_margin,
             lower_is_better,
             {runs: tuning for runs, tuning in tunings.items() if tuning},
-            {one.runs: counts for one in members.values() if (counts := one.divergence())},
+            {contrast.runs: counts for contrast in members.values() if (counts := contrast.divergence())},
             level_of(record),
         )
-        for i, one in members.items():
-            comparison = _apply_survivorship_rule(one, comparisons[one.runs])
-            rows[i] = _row(record, one, comparison, regrets, lower_is_better, tunings[one.runs]) | {
-                "metric": record.metric,
-                "n_planned": len(record.seeds),
-                "equivalence_margin": record.equivalence_margin,
-                "sentence": verdict_sentence(one, comparison, unit, record.equivalence_margin),
-            }
+        for i, contrast in members.items():
+            comparison = _apply_survivorship_rule(contrast, comparisons[contrast.runs])
+            rows[i] = _row(record, contrast, comparison, regrets, tunings[contrast.runs])
     return pd.DataFrame([rows[i] for i in sorted(rows)])
 
 
@@ -104,12 +99,12 @@ def _contrast(
     weights: dict[str, int],
     name: str,
 ) -> Contrast:
-    rows = {arm: runs[(runs.arm == arm) & (runs.budget == budget)] for arm in weights}
-    scores = {arm: dict(zip(of.seed, of[record.metric], strict=True)) for arm, of in rows.items()}
-    finished = {arm: {*of.seed[of.status == "done"]} for arm, of in rows.items()}
+    of_arm = {arm: runs[(runs.arm == arm) & (runs.budget == budget)] for arm in weights}
+    scores = {arm: dict(zip(rows.seed, rows[record.metric], strict=True)) for arm, rows in of_arm.items()}
+    finished = {arm: {*rows.seed[rows.status == "done"]} for arm, rows in of_arm.items()}
     paired = [seed for seed in record.seeds if all(seed in finished[arm] for arm in weights)]
-    diverged = {arm: [*map(int, of.seed[of.status == "diverged"])] for arm, of in rows.items()}
-    broken = {arm: [*map(int, of.seed[of.is_own_failure])] for arm, of in rows.items()}
+    diverged = {arm: [*map(int, rows.seed[rows.status == "diverged"])] for arm, rows in of_arm.items()}
+    broken = {arm: [*map(int, rows.seed[rows.is_own_failure])] for arm, rows in of_arm.items()}
     family = "interaction" if name else "primary" if sides[0] in record.primary else "secondary"
     return Contrast(
         interaction=name,
@@ -119,22 +114,25 @@ def _contrast(
         family=family,
         differences={seed: sum(weight * scores[arm][seed] for arm, weight in weights.items()) for seed in paired},
         lost_seeds=[seed for seed in record.seeds if seed not in paired],
-        ended={arm: int(of.status.isin(ENDED).sum()) for arm, of in rows.items()},
+        ended={arm: int(rows.status.isin(ENDED).sum()) for arm, rows in of_arm.items()},
         diverged={arm: seeds for arm, seeds in diverged.items() if seeds},
         broken={arm: seeds for arm, seeds in broken.items() if seeds},
         weights=weights,
-        runs=" ".join(run_dir for of in rows.values() for run_dir in of.run_dir) or f"{sides} {budget}",
+        runs=" ".join(run_dir for rows in of_arm.values() for run_dir in rows.run_dir) or f"{sides} {budget}",
     )
 
 
-def _apply_survivorship_rule(one: Contrast, comparison: Comparison) -> Comparison:
-    """Against survivorship bias: an arm that diverged or failed can be called worse, not better or equivalent."""
+def _apply_survivorship_rule(contrast: Contrast, comparison: Comparison) -> Comparison:
+    """Against survivorship bias: an arm that diverged or failed can be called worse, not better or equivalent.
+
+    What becomes undecided by this has no seeds needed: more of them would not mend it.
+    """
     favoured = {
-        "better": {arm for arm, weight in one.weights.items() if weight > 0},
-        "worse": {arm for arm, weight in one.weights.items() if weight < 0},
-        "equivalent": one.weights.keys(),
+        "better": {arm for arm, weight in contrast.weights.items() if weight > 0},
+        "worse": {arm for arm, weight in contrast.weights.items() if weight < 0},
+        "equivalent": contrast.weights.keys(),
     }
-    incomplete = one.broken.keys() if comparison.by_divergence else one.broken.keys() | one.diverged.keys()
+    incomplete = {*contrast.broken} if comparison.by_divergence else {*contrast.broken, *contrast.diverged}
     if favoured.get(comparison.verdict, set()) & incomplete:
         return replace(comparison, verdict="undecided", by_divergence=False)
     return comparison
@@ -142,38 +140,40 @@ def _apply_survivorship_rule(one: Contrast, comparison: Comparison) -> Compariso
 
 def _row(
     record: AblationRecord,
-    one: Contrast,
+    contrast: Contrast,
     comparison: Comparison,
     regrets: Mapping[str, Regret],
-    lower_is_better: bool,
     tuning: TuningVariance | None,
 ) -> dict[str, Any]:
-    differences = [*one.differences.values()]
-    expected = {arm: regrets[arm].mean for arm in one.weights if arm in regrets}
-    pair = [expected.get(arm) for arm in (one.arm, one.baseline)]
-    corrected = None
+    differences = [*contrast.differences.values()]
+    expected = {arm: regrets[arm].mean for arm in contrast.weights if arm in regrets}
+    mean_without_regret = None
     if tuning and comparison.mean_difference is not None:
-        shift = sum(weight * expected[arm] for arm, weight in one.weights.items())
-        corrected = comparison.mean_difference - (shift if lower_is_better else -shift)
+        shift = sum(weight * expected[arm] for arm, weight in contrast.weights.items())
+        mean_without_regret = comparison.mean_difference - (shift if METRICS[record.metric][0] else -shift)
     return {
-        "family": one.family,
-        "arm": one.interaction or one.arm,
-        "budget": one.budget,
-        "baseline": record.interactions[one.interaction] if one.interaction else one.baseline,
-        "primary": one.family == "primary",
+        "family": contrast.family,
+        "arm": contrast.interaction or contrast.arm,
+        "baseline": record.interactions[contrast.interaction] if contrast.interaction else contrast.baseline,
+        "budget": contrast.budget,
+        "primary": contrast.family == "primary",
+        "metric": record.metric,
+        "equivalence_margin": record.equivalence_margin,
         **asdict(comparison),
         "p_sign_flip": sign_flip_p(differences),
         "p_normal": normality_p(differences),
-        "regret": pair[0],
-        "baseline_regret": pair[1],
-        "mean_without_regret": corrected,
-        "seeds": [*one.differences],
-        "differences": differences,
-        "lost_seeds": one.lost_seeds,
-        "ended": one.ended,
-        "diverged": one.diverged,
-        "broken": one.broken,
+        "regret": expected.get(contrast.arm),
+        "baseline_regret": expected.get(contrast.baseline),
+        "mean_without_regret": mean_without_regret,
         "is_tuning_counted": bool(tuning),
+        "seeds": [*contrast.differences],
+        "differences": differences,
+        "lost_seeds": contrast.lost_seeds,
+        "n_planned": len(record.seeds),
+        "ended": contrast.ended,
+        "diverged": contrast.diverged,
+        "broken": contrast.broken,
+        "sentence": verdict_sentence(contrast, comparison, METRICS[record.metric][1], record.equivalence_margin),
     }
 
 
@@ -194,53 +194,56 @@ def percent(level: float) -> str:
     return f"{100 * level:.3g} %"
 
 
-def verdict_sentence(one: Contrast, comparison: Comparison, unit: str, margin: float) -> str:
+def verdict_sentence(contrast: Contrast, comparison: Comparison, unit: str, margin: float) -> str:
     """A verdict in a sentence, with the seeds that it had to leave out for a reason."""
-    sentence = comparison_sentence(one.arm, one.baseline, comparison, unit, margin)
-    if not (one.diverged or one.broken):
+    arm, baseline = contrast.arm, contrast.baseline
+    sentence = comparison_sentence(arm, baseline, comparison, unit, margin)
+    if not (contrast.diverged or contrast.broken):
         return sentence
     rest = ""
     if comparison.mean_difference is not None:
-        which = f"{'all' if one.family == 'interaction' else 'both'} finished"
+        which = f"{'all' if contrast.family == 'interaction' else 'both'} finished"
         seeds = f"{comparison.n_seeds} seed{'s' * (comparison.n_seeds > 1)} that {which}"
         rest = f"; on the {seeds} the difference is {comparison.mean_difference:+z.{decimals(margin)}f} {unit}"
     if comparison.by_divergence:
-        return f"{one.arm} is {comparison.verdict} than {one.baseline}: {_missing(one, comparison, 'it')}{rest}."
+        return f"{arm} is {comparison.verdict} than {baseline}: {_missing(contrast, comparison, 'it')}{rest}."
     if comparison.verdict == "undecided" and rest:
-        return f"{one.arm} compared with {one.baseline} is undecided: {_missing(one, comparison)}{rest}."
-    return f"{sentence} {_missing(one, comparison)}."
+        return f"{arm} compared with {baseline} is undecided: {_missing(contrast, comparison)}{rest}."
+    return f"{sentence} {_missing(contrast, comparison)}."
 
 
-def comparison_sentence(name: str, baseline: str, one: Comparison, unit: str, margin: float) -> str:
+def comparison_sentence(arm: str, baseline: str, comparison: Comparison, unit: str, margin: float) -> str:
     """A verdict in words. Confidence intervals (CI) are not corrected for the number of comparisons.
 
     Differences are signed: arm minus baseline. Equivalence leaves 5 % for each side, so its CI is that of 90 %; where
     looks are planned, each leaves the level of a look.
     """
-    digits, undecided = decimals(margin), f"{name} compared with {baseline} is undecided"
-    if one.mean_difference is None:
+    digits, undecided = decimals(margin), f"{arm} compared with {baseline} is undecided"
+    if comparison.mean_difference is None:
         return f"{undecided}: no seed has finished in both."
-    mean = f"{one.mean_difference:+z.{digits}f} {unit}"
-    if one.ci_low is None or one.ci_high is None:
+    mean = f"{comparison.mean_difference:+z.{digits}f} {unit}"
+    if comparison.ci_low is None or comparison.ci_high is None:
         return f"{undecided}: {mean} with one seed, which gives no confidence interval."
 
     def with_interval(level: float, low: float, high: float) -> str:
-        return f"{mean} ({percent(level)} CI {low:+z.{digits}f} to {high:+z.{digits}f}, {one.n_seeds} seeds)"
+        return f"{mean} ({percent(level)} CI {low:+z.{digits}f} to {high:+z.{digits}f}, {comparison.n_seeds} seeds)"
 
-    difference = with_interval(1 - one.alpha, one.ci_low, one.ci_high)
-    if one.verdict in ("better", "worse"):
-        return f"{name} is {one.verdict} than {baseline}: {difference}."
-    if one.verdict == "equivalent":
-        half = t_quantile(1 - one.alpha, one.df or 1) * math.sqrt((one.sd or 0.0) ** 2 / one.n_seeds + one.tuning_sd**2)
-        difference = with_interval(1 - 2 * one.alpha, one.mean_difference - half, one.mean_difference + half)
-        return f"{name} and {baseline} are equivalent: {difference}, within the equivalence margin of ±{margin:g}."
-    if one.ci_low * one.ci_high > 0:
+    difference = with_interval(1 - comparison.alpha, comparison.ci_low, comparison.ci_high)
+    if comparison.verdict in ("better", "worse"):
+        return f"{arm} is {comparison.verdict} than {baseline}: {difference}."
+    if comparison.verdict == "equivalent":
+        variance = (comparison.sd or 0.0) ** 2 / comparison.n_seeds + comparison.tuning_sd**2
+        half = t_quantile(1 - comparison.alpha, comparison.df or 1) * math.sqrt(variance)
+        low, high = comparison.mean_difference - half, comparison.mean_difference + half
+        difference = with_interval(1 - 2 * comparison.alpha, low, high)
+        return f"{arm} and {baseline} are equivalent: {difference}, within the equivalence margin of ±{margin:g}."
+    if comparison.ci_low * comparison.ci_high > 0:
         difference += ", which excludes zero, but not after correction for the number of comparisons"
-    return f"{undecided}: {difference}; {_seeds_advice(one)}."
+    return f"{undecided}: {difference}; {_seeds_advice(comparison)}."
 
 
-def _seeds_advice(one: Comparison) -> str:
-    low, high = one.seeds_needed_low, one.seeds_needed_high
+def _seeds_advice(comparison: Comparison) -> str:
+    low, high = comparison.seeds_needed_low, comparison.seeds_needed_high
     if low is None:
         return f"even {MAX_SEEDS} seeds would probably not decide"
     if high is None:
@@ -248,14 +251,15 @@ def _seeds_advice(one: Comparison) -> str:
     return f"{low} to {high} new seeds (80 % range) would probably decide"
 
 
-def _missing(one: Contrast, comparison: Comparison, subject: str | None = None) -> str:
+def _missing(contrast: Contrast, comparison: Comparison, subject: str | None = None) -> str:
     """How many runs diverged, and on which seeds one failed; `subject` is what the arm is called."""
-    parts, names = [], {arm: arm for arm in one.weights} | ({one.arm: subject} if subject else {})
-    if one.diverged:
-        (name, k, n), *rest = [(names[arm], len(one.diverged.get(arm, ())), n) for arm, n in one.ended.items()]
-        words = [f"{name} diverged on {k} of {n} seeds", *(f"{name} on {k} of {n}" for name, k, n in rest)]
+    parts, names = [], {arm: arm for arm in contrast.weights} | ({contrast.arm: subject} if subject else {})
+    if contrast.diverged:
+        counts = {names[arm]: (len(contrast.diverged.get(arm, ())), n) for arm, n in contrast.ended.items()}
+        (name, (k, n)), *rest = counts.items()
+        words = [f"{name} diverged on {k} of {n} seeds", *(f"{name} on {k} of {n}" for name, (k, n) in rest)]
         parts.append(", ".join(words) + _divergence_p(comparison))
-    parts += [f"{names[arm]} failed on seed {', '.join(map(str, seeds))}" for arm, seeds in one.broken.items()]
+    parts += [f"{names[arm]} failed on seed {', '.join(map(str, seeds))}" for arm, seeds in contrast.broken.items()]
     return " and ".join(parts)
 
 

@@ -94,7 +94,7 @@ class AblationRecord(Question):
 
 def question_of(config: Question) -> dict[str, Any]:
     """The fields of a Question, of one of its subclasses."""
-    return {one.name: getattr(config, one.name) for one in fields(Question)}
+    return {item.name: getattr(config, item.name) for item in fields(Question)}
 
 
 def read_record(folder: Path) -> AblationRecord:

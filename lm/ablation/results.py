@@ -74,8 +74,9 @@ class RunReader:
         outcome = self.outcome(run_dir)
         result = dict(outcome.result)
         if result and outcome.row is None:
-            result["resumed_from"] = " ".join(map(str, result["resumed_from"]))
-            result["torch"] = result["versions"]["torch"]
+            with reading(self.folder / run_dir / "result.json"):
+                result["resumed_from"] = " ".join(map(str, result["resumed_from"]))
+                result["torch"] = result["versions"]["torch"]
         place = outcome.row or RunFiles(self.folder / run_dir).place()
         return {
             **{key: result.get(key) for key in (*RESULT, "versions")},
@@ -100,8 +101,9 @@ class RunReader:
     def curves(self) -> dict[str, list[dict[str, str]]]:
         """The rows of curves.csv by run."""
         curves: dict[str, list[dict[str, str]]] = {}
-        for row in _read_rows(self.folder / "curves.csv"):
-            curves.setdefault(row["run_dir"], []).append(row)
+        with reading(self.folder / "curves.csv"):
+            for row in _read_rows(self.folder / "curves.csv"):
+                curves.setdefault(row["run_dir"], []).append(row)
         return curves
 
     def lines(self, run_dir: str, name: str = METRICS_FILE) -> list[dict[str, str]]:

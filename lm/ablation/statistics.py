@@ -51,7 +51,7 @@ class Comparison:
     alpha: float = ALPHA  # level of the tests; 1 - alpha is that of the interval
     verdict: str = "undecided"  # better, worse, equivalent, undecided
     seeds_needed_low: int | None = None  # where undecided: an 80 % range of the new seeds that would decide in a
-    seeds_needed_high: int | None = None  # single analysis; None also above 100
+    seeds_needed_high: int | None = None  # single analysis; None also above MAX_SEEDS
     p_diverged: float | None = None  # that both arms diverge equally often; None: not tested
     p_diverged_adjusted: float | None = None
     by_divergence: bool = False  # whether the verdict rests on it, not on the differences
@@ -99,13 +99,17 @@ def interval(
     if len(values) < 2:
         return None
     sd, df = effective_sd(stdev(values), len(values), tuning)
-    mean, error = fmean(values), sd / math.sqrt(len(values))
-    half = t_quantile((1 + level) / 2, df) * error
+    return _t_interval(fmean(values), sd, len(values), df, level)
+
+
+def _t_interval(mean: float, sd: float, n: int, df: float, level: float) -> tuple[float, float]:
+    half = t_quantile((1 + level) / 2, df) * (sd / math.sqrt(n))
     return mean - half, mean + half
 
 
 def t_sf(t: float, df: float) -> float:
-    return float(special.stdtr(df, -t))  # stats.t.sf, thirty times faster
+    """stats.t.sf, thirty times faster."""
+    return float(special.stdtr(df, -t))
 
 
 def difference_p(mean: float, sd: float, n: int, df: float) -> float:
@@ -143,6 +147,39 @@ def judge(
     divergences: Mapping[str, Divergence] | None = None,
     alpha: float = ALPHA,
 ) -> dict[str, Comparison]:
+    """The verdicts of `decide`, and what its tests can find.
+
+    For each comparison that is the minimum detectable effect and, where it is undecided, how many new seeds would
+    decide it; both at the level `alpha` divided by the number of tests, which is never more than Holm's method allows.
+    No verdict depends on them, and to compute them takes most of the time.
+    """
+    comparisons = decide(family, margin, lower_is_better, tunings, divergences, alpha)
+    n_tests = sum((tested.p is not None) + (tested.p_diverged is not None) for tested in comparisons.values())
+    for name, comparison in comparisons.items():
+        mean, sd, n = comparison.mean_difference, comparison.sd, comparison.n_seeds
+        if mean is None or sd is None:
+            continue
+        level, tuning = alpha / n_tests, (tunings or {}).get(name)
+        needed = SeedsNeeded(None, None)
+        if comparison.verdict == "undecided":
+            needed = seeds_needed(mean, sd, n, margin, level, tuning)
+        comparisons[name] = replace(
+            comparison,
+            minimum_detectable=minimum_detectable_effect(sd, n, level, tuning),
+            seeds_needed_low=needed.low,
+            seeds_needed_high=needed.high,
+        )
+    return comparisons
+
+
+def decide(
+    family: Mapping[str, Sequence[float]],
+    margin: float,
+    lower_is_better: bool = True,
+    tunings: Mapping[str, TuningVariance] | None = None,
+    divergences: Mapping[str, Divergence] | None = None,
+    alpha: float = ALPHA,
+) -> dict[str, Comparison]:
     """A verdict on each comparison of a family from its paired differences, corrected for their number (Holm).
 
     `margin`, in the metric's unit, is the equivalence margin: the smallest difference that would change a decision.
@@ -160,67 +197,66 @@ def judge(
 
     Raises ValueError for a difference that is not finite, or for a margin of zero or less.
     """
+    _check(family, margin)
+    comparisons = {
+        name: _compare(values, margin, lower_is_better, (tunings or {}).get(name), alpha)
+        for name, values in family.items()
+    }
+    different = {name: tested.p for name, tested in comparisons.items() if tested.p is not None}
+    equivalent = [tested.p_equivalent for tested in comparisons.values() if tested.p_equivalent is not None]
+    diverged = {name: counts for name, counts in (divergences or {}).items() if counts.is_testable(alpha)}
+    corrected = holm([*different.values(), *(counts.p for counts in diverged.values())])
+    for name, p, p_equivalent in zip(different, corrected[: len(different)], holm(equivalent), strict=True):
+        verdict = "undecided"
+        if p_equivalent <= alpha:
+            verdict = "equivalent"
+        elif p <= alpha:
+            verdict = "better" if ((comparisons[name].mean_difference or 0.0) < 0) == lower_is_better else "worse"
+        comparisons[name] = replace(
+            comparisons[name], p_adjusted=p, p_equivalent_adjusted=p_equivalent, verdict=verdict
+        )
+    for (name, counts), p in zip(diverged.items(), corrected[len(different) :], strict=True):
+        verdict = comparisons[name].verdict
+        if p <= alpha:
+            verdict = "worse" if counts.arm * counts.baseline_ended > counts.baseline * counts.arm_ended else "better"
+        comparisons[name] = replace(
+            comparisons[name], p_diverged=counts.p, p_diverged_adjusted=p, by_divergence=p <= alpha, verdict=verdict
+        )
+    return comparisons
+
+
+def _check(family: Mapping[str, Sequence[float]], margin: float) -> None:
     if not 0 < margin < math.inf:
         raise ValueError(f"margin={margin}: expected a number above 0")
     for name, values in family.items():
         for value in values:
             if not math.isfinite(value):
                 raise ValueError(f"{name}: a difference is {value}; a run that diverged is no number to average")
-    tunings, tested = tunings or {}, {name: values for name, values in family.items() if len(values) > 1}
-    samples = {}
-    for name, values in tested.items():
-        samples[name] = fmean(values), *effective_sd(stdev(values), len(values), tunings.get(name))
-    different = [difference_p(mean, sd, len(family[name]), df) for name, (mean, sd, df) in samples.items()]
-    equivalent = [equivalence_p(mean, sd, len(family[name]), df, margin) for name, (mean, sd, df) in samples.items()]
-    diverged = {name: counts for name, counts in (divergences or {}).items() if counts.is_testable(alpha)}
-    corrected = holm([*different, *(counts.p for counts in diverged.values())])
-    adjusted = zip(corrected[: len(samples)], holm(equivalent), strict=True)
-    comparisons = {
-        name: Comparison(
-            len(values),
-            values[0] if values else None,
-            wins=sum((value < 0) == lower_is_better for value in values if value),
-        )
-        for name, values in family.items()
-    }
-    for name, p, q, (p_adjusted, q_adjusted) in zip(samples, different, equivalent, adjusted, strict=True):
-        (mean, _, df), sd, n, tuning = samples[name], stdev(family[name]), len(family[name]), tunings.get(name)
-        verdict, needed = "undecided", SeedsNeeded(None, None)
-        if q_adjusted <= alpha:
-            verdict = "equivalent"
-        elif p_adjusted <= alpha:
-            verdict = "better" if (mean < 0) == lower_is_better else "worse"
-        else:
-            needed = seeds_needed(mean, sd, n, margin, alpha / len(corrected), tuning)
-        low, high = interval(family[name], 1 - alpha, tuning) or (None, None)
-        comparisons[name] = replace(
-            comparisons[name],
-            mean_difference=mean,
-            sd=sd,
-            tuning_sd=math.sqrt(tuning.variance) if tuning else 0.0,
-            df=df,
-            ci_low=low,
-            ci_high=high,
-            p=p,
-            p_equivalent=q,
-            p_adjusted=p_adjusted,
-            p_equivalent_adjusted=q_adjusted,
-            minimum_detectable=minimum_detectable_effect(sd, n, alpha / len(corrected), tuning),
-            alpha=alpha,
-            verdict=verdict,
-            seeds_needed_low=needed.low,
-            seeds_needed_high=needed.high,
-        )
-    for (name, counts), p in zip(diverged.items(), corrected[len(samples) :], strict=True):
-        by_divergence = {"p_diverged": counts.p, "p_diverged_adjusted": p, "by_divergence": p <= alpha}
-        comparisons[name] = replace(comparisons[name], **by_divergence)
-        if p <= alpha:
-            more = counts.arm * counts.baseline_ended > counts.baseline * counts.arm_ended
-            verdict = "worse" if more else "better"
-            comparisons[name] = replace(
-                comparisons[name], verdict=verdict, seeds_needed_low=None, seeds_needed_high=None
-            )
-    return comparisons
+
+
+def _compare(
+    values: Sequence[float], margin: float, lower_is_better: bool, tuning: TuningVariance | None, alpha: float
+) -> Comparison:
+    """A comparison by itself, before the correction for the others of its family: no verdict yet."""
+    n, wins = len(values), sum((value < 0) == lower_is_better for value in values if value)
+    if n < 2:
+        return Comparison(n, values[0] if values else None, wins, alpha=alpha)
+    mean, sd = fmean(values), stdev(values)
+    total_sd, df = effective_sd(sd, n, tuning)
+    low, high = _t_interval(mean, total_sd, n, df, 1 - alpha)
+    return Comparison(
+        n_seeds=n,
+        mean_difference=mean,
+        wins=wins,
+        sd=sd,
+        tuning_sd=math.sqrt(tuning.variance) if tuning else 0.0,
+        df=df,
+        ci_low=low,
+        ci_high=high,
+        p=difference_p(mean, total_sd, n, df),
+        p_equivalent=equivalence_p(mean, total_sd, n, df, margin),
+        alpha=alpha,
+    )
 
 
 # --- what the t test takes for granted

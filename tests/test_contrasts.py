@@ -1,0 +1,295 @@
+"""From a frame of runs to a frame of contrasts: pairs, families, lost runs, interactions, and verdicts in words."""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from lm.ablation.contrasts import compare, comparison_sentence
+from lm.ablation.record import AblationRecord
+from lm.ablation.response_surface import Regret, combine_regrets
+from lm.ablation.statistics import Comparison, interval, judge, pocock_level
+from lm.config import BadInput
+from lm.config.ablation import AblationConfig, interaction
+
+BEND = "(c - b) - (b - a)"  # the curvature of a over b to c, say
+LOSSES: dict[str, list[Any]] = {  # by arm, of eight seeds
+    "a": [1.00, 1.10, 1.20, 1.30, 1.05, 1.15, 1.25, 1.35],
+    "b": [0.95, 1.06, 1.14, 1.26, 1.01, 1.10, 1.20, 1.31],
+    "c": [0.80, 0.91, 0.98, 1.12, 0.85, 0.95, 1.06, 1.15],
+}
+
+
+def record(**changes: Any) -> AblationRecord:
+    settings: dict[str, Any] = {"name": "test", "question": "?", "baseline": "a", "seeds": list(range(8))}
+    settings |= {"contrasts": {"b": "a", "c": "a"}, "primary": ["b", "c"], "equivalence_margin": 0.001}
+    return AblationRecord(**settings | changes)
+
+
+def runs(values: dict[str, list[Any]], budgets: str = "tokens") -> pd.DataFrame:
+    """A row for each run and budget. A value is a loss, or what became of a run that has none; None: no such run."""
+    return pd.DataFrame(
+        {
+            "arm": arm,
+            "seed": seed,
+            "budget": budget,
+            "status": {"killed": "failed"}.get(value, value) if isinstance(value, str) else "done",
+            "is_own_failure": value == "failed",
+            "run_dir": f"runs/{arm}-seed{seed}-{budgets}",
+            "val_loss": np.nan if isinstance(value, str) else value,
+        }
+        for arm, of_arm in values.items()
+        for seed, value in enumerate(of_arm)
+        for budget in budgets.split()
+        if value is not None
+    ).astype({"val_loss": float})
+
+
+def contrasts(frame: pd.DataFrame, regrets: dict[str, Regret] | None = None, **changes: Any) -> pd.DataFrame:
+    """By the name of the arm or interaction."""
+    return compare(record(**changes), frame, regrets or {}).set_index("arm", drop=False)
+
+
+def lose(lost: dict[tuple[str, int], Any]) -> pd.DataFrame:
+    """All runs but for what became of those at some arm and seed."""
+    return runs({arm: [lost.get((arm, i), loss) for i, loss in enumerate(LOSSES[arm])] for arm in LOSSES})
+
+
+# --- pairs and families
+
+
+def test_differences_are_taken_seed_by_seed_in_whatever_order_the_runs_are() -> None:
+    frame = contrasts(runs(LOSSES).sample(frac=1, random_state=0))
+    expected = {arm: [x - y for x, y in zip(LOSSES[arm], LOSSES["a"], strict=True)] for arm in "bc"}
+    judged = judge(expected, 0.001)
+    for arm in "bc":
+        row = frame.loc[arm]
+        assert row.differences == pytest.approx(expected[arm])
+        assert (row.baseline, row.budget, row.family, row.metric) == ("a", "tokens", "primary", "val_loss")
+        assert {key: row[key] for key in ("n_seeds", "wins", "verdict")} == {
+            "n_seeds": 8,
+            "wins": 8,
+            "verdict": "better",
+        }
+        for key in ("mean_difference", "ci_low", "p_adjusted", "p_equivalent", "minimum_detectable"):
+            assert row[key] == pytest.approx(getattr(judged[arm], key))
+        assert row.p_sign_flip == 2 / 256
+        assert 0.001 < row.p_normal <= 1
+    chain = contrasts(runs(LOSSES), contrasts={"b": "a", "c": "b"})
+    assert chain.loc["c"].differences == pytest.approx([x - y for x, y in zip(LOSSES["c"], LOSSES["b"], strict=True)])
+
+
+def test_more_is_better_where_the_metric_says_so() -> None:
+    frame = runs(LOSSES).rename(columns={"val_loss": "val_top1"})
+    row = contrasts(frame, metric="val_top1").loc["c"]
+    assert (row.verdict, row.wins, row.mean_difference < 0) == ("worse", 0, True)
+    assert "fraction of tokens" in row.sentence
+
+
+def test_runs_that_serve_two_budgets_are_one_comparison() -> None:
+    """Counted twice, they would make Holm's correction harder on everybody."""
+    once = contrasts(runs(LOSSES))
+    both = compare(record(budgets=["tokens", "flops"]), runs(LOSSES, "tokens flops"), {})
+    assert list(zip(both.budget, both.arm, strict=True)) == [(b, a) for b in ("tokens", "flops") for a in "bc"]
+    assert both.p_adjusted.tolist() == [*once.p_adjusted] * 2
+    apart = pd.concat([runs(LOSSES), runs(LOSSES, "flops")])
+    assert (compare(record(budgets=["tokens", "flops"]), apart, {}).p_adjusted[:2] > once.p_adjusted.values).all()
+
+
+def test_each_family_is_corrected_for_itself() -> None:
+    frame = contrasts(runs(LOSSES), primary=["b"], interactions={"bend": BEND}, contrasts={"b": "a", "c": "b"})
+    assert frame.family.to_dict() == {"b": "primary", "c": "secondary", "bend": "interaction"}
+    assert frame.primary.tolist() == [True, False, False]
+    assert (frame.p_adjusted == frame.p).all()
+    together = contrasts(runs(LOSSES))
+    assert together.p_adjusted.max() < 2 * together.p.max()
+    assert together.p_adjusted.min() == 2 * together.p.min()
+
+
+def test_with_planned_looks_the_level_is_that_of_a_look() -> None:
+    looks = {"looks": [4, 8], "interactions": {"bend": BEND}, "contrasts": {"b": "a", "c": "b"}}
+    frame = contrasts(lose({("b", i): "missing" for i in range(1, 8)}), **looks)
+    assert frame.alpha.tolist() == [pocock_level((4, 8), 2)] * 3  # also where one seed is tested
+    row = contrasts(runs(LOSSES), **looks).loc["b"]
+    assert (row.ci_low, row.ci_high) == interval(row.differences, 1 - row.alpha)
+    assert "(97.3 % CI" in row.sentence
+
+
+# --- runs without a result
+
+
+def test_a_seed_that_lacks_a_run_is_named_and_left_out() -> None:
+    for lost in (None, "missing", "killed"):
+        frame = contrasts(lose({("b", 1): lost, ("b", 5): lost}))
+        assert frame.seeds.to_dict() == {"b": [0, 2, 3, 4, 6, 7], "c": list(range(8))}
+        assert frame.lost_seeds.to_dict() == {"b": [1, 5], "c": []}
+        assert frame.n_seeds.to_dict() == {"b": 6, "c": 8}
+        assert frame.verdict.tolist() == ["better"] * 2  # lost at random
+        assert not frame.broken["b"]
+
+
+def test_without_runs_nothing_is_decided() -> None:
+    frame = contrasts(runs(LOSSES).iloc[:0], interactions={"bend": BEND}, contrasts={"b": "a", "c": "b"})
+    assert frame.n_seeds.tolist() == [0] * 3
+    assert frame.mean_difference.isna().all()
+    assert frame.sentence.str.contains("no seed has finished").all()
+
+
+LETTERS = {"n": "diverged", "f": "failed", "k": "killed", "m": "missing"}
+ENDS = [  # of a and of b, seed by seed (d: done), the verdict on b, what its sentence says
+    ("dddddddd", "dddddddd", "better", ["b is better than a: -0.0", "8 seeds"]),
+    ("dddddddd", "dddddddn", "undecided", ["b diverged on 1 of 8 seeds, a on 0 of 8", "7 seeds that both finished"]),
+    ("dddddddn", "dddddddd", "better", ["b diverged on 0 of 8 seeds, a on 1 of 8"]),
+    ("dddddddn", "dddddddn", "undecided", ["b diverged on 1 of 8 seeds, a on 1 of 8"]),
+    ("dddddddd", "dddddddk", "better", ["7 seeds"]),  # killed from outside: lost at random
+    ("dddddddk", "dddddddf", "undecided", ["b failed on seed 7; on the 7 seeds"]),
+    ("dddddddf", "dddddddd", "better", ["a failed on seed 7"]),  # the baseline is not favoured
+    ("dddd", "nnnn", "worse", ["it diverged on 4 of 4 seeds, a on 0 of 4 (Fisher's exact test, p = 0.029)"]),
+    ("nnnn", "dddd", "better", ["it diverged on 0 of 4 seeds, a on 4 of 4 (Fisher's exact test, p = 0.029)"]),
+    ("nnnd", "dddf", "undecided", ["b diverged on 0 of 3 seeds, a on 3 of 4"]),
+    ("nnnnnd", "dddddd", "better", ["a on 5 of 6 (Fisher's exact test, p = 0.015)", "on the 1 seed that both"]),
+    ("nnnnnd", "dddddf", "undecided", ["b failed on seed 5"]),  # also where divergence decides
+    ("nnnnnm", "dddddm", "better", ["a on 5 of 5"]),  # of what has not ended nothing is counted
+    ("ddd", "nnn", "undecided", ["no seed has finished", "b diverged on 3 of 3 seeds, a on 0 of 3"]),
+    ("nnnndddd", "nnnndddd", "undecided", ["b diverged on 4 of 8 seeds, a on 4 of 8 (Fisher's exact test, p = 1"]),
+]
+
+
+@pytest.mark.parametrize(("a", "b", "verdict", "words"), ENDS)
+def test_an_arm_is_not_favoured_by_the_seeds_that_it_survived(a: str, b: str, verdict: str, words: list[str]) -> None:
+    values = {
+        arm: [LETTERS.get(letter, loss) for letter, loss in zip(letters, LOSSES[arm], strict=False)]
+        for arm, letters in (("a", a), ("b", b))
+    }
+    row = contrasts(runs(values), contrasts={"b": "a"}, primary=["b"], seeds=list(range(len(a)))).loc["b"]
+    assert row.verdict == verdict
+    for word in words:
+        assert word in row.sentence
+    assert row.by_divergence == ("it diverged" in row.sentence)
+    assert row.diverged == {arm: [*_at(of, "n")] for arm, of in (("b", b), ("a", a)) if "n" in of}
+    assert row.broken == {arm: [*_at(of, "f")] for arm, of in (("b", b), ("a", a)) if "f" in of}
+    assert row.ended == {arm: len(of) - len(_at(of, "fkm")) for arm, of in (("b", b), ("a", a))}
+
+
+def _at(letters: str, which: str) -> list[int]:
+    return [seed for seed, letter in enumerate(letters) if letter in which]
+
+
+# --- interactions
+
+CHAIN = {"contrasts": {"b": "a", "c": "b"}, "primary": ["b"]}
+
+
+def test_an_interaction_is_the_difference_of_two_differences_and_changes_no_other_comparison() -> None:
+    frame = contrasts(runs(LOSSES), interactions={"bend": BEND}, **CHAIN)
+    row = frame.loc["bend"]
+    b, c = frame.loc["b"].differences, frame.loc["c"].differences
+    assert row.differences == pytest.approx([y - x for x, y in zip(b, c, strict=True)])
+    assert row.p == judge({"bend": row.differences}, 0.001)["bend"].p
+    assert (row.baseline, row.verdict, row.primary) == (BEND, "better", False)
+    assert row.sentence.startswith("c - b is better than b - a: -0.10")
+    assert contrasts(lose({("a", 3): "missing"}), interactions={"bend": BEND}, **CHAIN).loc["bend"].lost_seeds == [3]
+    pd.testing.assert_frame_equal(frame[:2], contrasts(runs(LOSSES), **CHAIN))
+
+
+@pytest.mark.parametrize(
+    ("arm", "formula", "verdict"),
+    [
+        ("c", BEND, "undecided"),  # it is favoured: c - b is better
+        ("a", BEND, "undecided"),  # a low loss of `a` makes it better too
+        ("b", BEND, "better"),
+        ("b", "(b - a) - (c - b)", "worse"),
+        ("a", "(b - a) - (c - b)", "undecided"),
+    ],
+)
+def test_in_an_interaction_an_arm_that_diverged_is_not_favoured(arm: str, formula: str, verdict: str) -> None:
+    row = contrasts(lose({(arm, 7): "diverged"}), interactions={"bend": formula}, **CHAIN).loc["bend"]
+    assert row.verdict == verdict
+    assert f"{arm} on 1 of 8" in row.sentence.replace(" diverged", "")
+
+
+def test_an_arm_that_both_sides_share_drops_out() -> None:
+    """Neither its missing runs nor its divergence nor its unknown regret count."""
+    shared, regrets = "(c - a) - (b - a)", {"b": Regret(0.3, 2.0, 5), "c": Regret(0.2, 4.0, 5)}
+    assert interaction(shared) == (("c - a", "b - a"), {"c": 1, "b": -1})
+    frame = lose({("a", 0): "missing", ("a", 1): "diverged", ("a", 2): "failed"})
+    row = contrasts(frame, regrets, interactions={"gap": shared}).loc["gap"]
+    assert (row.n_seeds, row.lost_seeds, row.diverged, row.broken) == (8, [], {}, {})
+    assert row.tuning_sd == pytest.approx((2 + 4 + 0.1**2) ** 0.5)
+    assert row.is_tuning_counted
+    assert contrasts(frame, interactions={"gap": shared}).loc["gap"].verdict == "better"
+
+
+def test_regrets_of_tuning_stand_beside_the_difference_that_they_may_explain() -> None:
+    regrets = {"a": Regret(0.01, 1e-4, 5), "b": Regret(0.03, 2e-4, 5)}
+    frame = contrasts(runs(LOSSES), regrets)
+    row = frame.loc["b"]
+    assert (row.regret, row.baseline_regret) == (0.03, 0.01)
+    assert row.mean_without_regret == pytest.approx(row.mean_difference - 0.02)
+    assert row.tuning_sd == pytest.approx((3e-4 + 0.02**2) ** 0.5)
+    assert (row.ci_high - row.ci_low) > 3 * np.ptp(interval(row.differences))
+    assert frame.loc["c", ["is_tuning_counted", "tuning_sd"]].tolist() == [False, 0]  # one of the arms is not tuned
+    assert np.isnan(frame.loc["c"].mean_without_regret)
+    upwards = contrasts(runs(LOSSES).rename(columns={"val_loss": "val_top1"}), regrets, metric="val_top1").loc["b"]
+    assert upwards.mean_without_regret == pytest.approx(upwards.mean_difference + 0.02)
+    variance = combine_regrets(interaction(BEND)[1], regrets | {"c": Regret(0.0, 0.0, 5)})
+    assert variance
+    assert (variance.variance, variance.df) == pytest.approx((1e-4 + 4 * 2e-4 + (0.01 - 2 * 0.03) ** 2, 5))
+
+
+REFUSED = {
+    "interactions": [
+        {"it": "b - a"},
+        {"it": "(b - a) - (b - d)"},
+        {"it": "(b - a) - (a - b)"},
+        {"it": "(b - a) - (b - a)"},
+    ],
+    "looks": [[3, 2], [1, 3], [2], [2, 2, 3], [2, 3, 4]],
+}
+
+
+@pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in REFUSED.items() for value in values])
+def test_what_is_no_interaction_and_no_plan_of_looks_is_refused(key: str, value: Any) -> None:
+    question: dict[str, Any] = {"name": "test", "question": "?", "baseline": "a", "seeds": [0, 1, 2]}
+    question |= {"arms": {"a": [], "b": []}, "equivalence_margin": 0.01}
+    assert AblationConfig(**question, looks=[2, 3]).looks == [2, 3]
+    with pytest.raises(BadInput, match=rf"^ablation\.{key}"):
+        AblationConfig(**question, **{key: value})
+
+
+# --- a verdict in words
+
+
+def say(values: list[float], margin: float = 0.01, **others: list[float]) -> str:
+    comparison = judge({"untied": values, **others}, margin)["untied"]
+    return comparison_sentence("untied", "tied", comparison, "nats per token", margin)
+
+
+def test_a_sentence_has_the_verdict_the_difference_and_its_interval() -> None:
+    five = [-0.032, -0.029, -0.036, -0.027, -0.031]
+    assert say(five) == "untied is better than tied: -0.0310 nats per token (95 % CI -0.0352 to -0.0268, 5 seeds)."
+    assert "untied is worse than tied: +0.0310" in say([-value for value in five])
+    equivalent = say([0.001, 0.003, -0.001, 0.002])
+    for words in ("untied and tied are equivalent: +0.0013", "(90 % CI -0.0008 to +0.0033, 4 seeds)", "±0.01"):
+        assert words in equivalent
+    undecided = say([-0.01, -0.04, 0.005, -0.025])
+    for words in ("untied compared with tied is undecided: -0.0175", "CI -0.0483 to +0.0133", "6 to 66 new seeds"):
+        assert words in undecided
+    assert "14 new seeds could decide, but it may take more than 100" in say([-1.0, 1.1, 0.9, -0.9])
+    assert "even 100 seeds" in say([1e-4 * (-1) ** i for i in range(40)], 1e-5)
+    assert "-0.0310 nats per token with one seed" in say([-0.031])
+    assert say([-1e-9] * 3).count("+0.0000") == 3  # no -0.0000
+
+
+def test_a_verdict_that_other_comparisons_took_away_says_so() -> None:
+    values = [-0.010, -0.030, -0.022, -0.040]
+    others = {str(i): [-0.1 * i, 0.1, -0.2] for i in range(5)}
+    assert "is better" in say(values)
+    assert "undecided" in say(values, **others)
+    assert "excludes zero, but not after correction for the number of comparisons" in say(values, **others)
+
+
+@pytest.mark.parametrize(("margin", "shown"), [(0.0005, "-0.250000"), (0.05, "-0.2500"), (2.0, "-0.25"), (300, "+0")])
+def test_digits_follow_from_the_margin(margin: float, shown: str) -> None:
+    assert f": {shown} nats" in comparison_sentence("a", "b", Comparison(1, -0.25, 1), "nats", margin)
