@@ -1,6 +1,6 @@
 """Runs that end without a number: divergence is an outcome, and a failure earns no praise.
 
-`python tests/test_divergence.py` prints the table of docs/ablations.md.
+`python tests/test_divergence.py` prints the table of docs/statistics.md.
 """
 
 import itertools

@@ -1,7 +1,7 @@
 """Planned looks keep their level: over all looks, false verdicts are as rare as with one.
 
 Simulated through `judge`: normal differences of standard deviation 1, seed by seed, judged at each planned look until
-one decides. `python tests/test_looks.py` prints the table of docs/ablations.md.
+one decides. `python tests/test_looks.py` prints the table of docs/statistics.md.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """Skewed and spiked differences are flagged, normal ones seldom; and the sign-flip test is exact for equal arms.
 
-`python tests/test_shape.py` prints the table of docs/ablations.md.
+`python tests/test_shape.py` prints the table of docs/statistics.md.
 """
 
 from collections.abc import Callable
