@@ -200,7 +200,7 @@ def test_the_mask_of_an_evaluation_is_no_setting_of_its_text() -> None:
 def test_the_script_of_the_docs_writes_a_text_of_short_documents(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = (ROOT / "docs/ablations.md").read_text().partition("## Documents\n")[2]
+    page = (ROOT / "docs/studies/documents.md").read_text()
     monkeypatch.chdir(tmp_path)
     exec(page.partition("```python\n")[2].partition("```")[0], {})
     texts = [json.loads(line)["text"] for line in (tmp_path / "functions.jsonl").read_text().splitlines()]
