@@ -19,6 +19,7 @@ from lm.ablation.outcomes import RESULT, WHO, Outcomes
 from lm.ablation.report import write_report
 from lm.ablation.report.numbers import results_csv
 from lm.ablation.report.text import text_section
+from lm.ablation.run_files import Outcome
 from lm.ablation.summary import result_table
 from lm.config import BadInput
 from lm.system.files import csv_text, write_json, write_text
@@ -108,7 +109,7 @@ def test_a_row_stands_for_a_run_without_a_folder(tmp_path: Path) -> None:
     assert (found.status, found.result["resumed_from"], found.result["versions"]) == ("done", [5, 7], {"torch": "2"})
     assert found.row
     (tmp_path / NAME).mkdir(parents=True)  # it is being run again
-    assert Outcomes(tmp_path).of(NAME, PLANNED) == ("missing", "", {}, None)
+    assert Outcomes(tmp_path).of(NAME, PLANNED) == Outcome("missing")
 
 
 @pytest.mark.parametrize("key", ["config_hash", "data_hash", "source_hash"])

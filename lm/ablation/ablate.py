@@ -12,27 +12,28 @@ from pathlib import Path
 
 import torch
 
+from lm.ablation.execute import execute
+from lm.ablation.executors import EXECUTORS
+from lm.ablation.folder import default_dir, existing_record, lock_output_dir
 from lm.ablation.judge.looks import decides, look_now
 from lm.ablation.judge.study import study_of
 from lm.ablation.outcomes import Outcomes
 from lm.ablation.plan.arms import build_arms, common_threads, sources_of
 from lm.ablation.plan.bases import NAME, build_bases
-from lm.ablation.plan.calibrate import machine, measure
+from lm.ablation.plan.calibrate import measure
 from lm.ablation.plan.cells import Cell, cell, cells, set_steps
 from lm.ablation.plan.changes import set_aside
+from lm.ablation.progress import Progress
 from lm.ablation.record import AblationRecord, asked, first_seeds, write_record
 from lm.ablation.report import write_report
 from lm.ablation.run.cautions import cautions
-from lm.ablation.run.executors import EXECUTORS
-from lm.ablation.run.folder import claim, default_dir, earlier
-from lm.ablation.run.progress import Progress
 from lm.ablation.run.tuning import Tuning
-from lm.ablation.run.workers import measure_startup, place_of, run_cells
 from lm.ablation.seen import remember, verdicts_seen
 from lm.config import RunConfig
 from lm.config.ablation import AblateConfig
 from lm.system.device import set_threads
 
+STARTUP_SECONDS = 3.0  # of a run beyond its steps, for the estimate: process, data, model, final score, saving
 PACKAGES = ("torch", "lightning", "scipy", "numpy", "tokenizers", "datasets")
 
 
@@ -50,8 +51,8 @@ def ablate(
     Raises BadInput before anything is run for what the user can mend.
     """
     path = Path(config.output_dir).expanduser() if config.output_dir else default_dir(config)
-    earlier(path, config)  # refuses another's folder before it is held
-    with contextlib.nullcontext() if config.plan_only else claim(path):
+    existing_record(path, config)  # refuses another's folder before it is held
+    with contextlib.nullcontext() if config.plan_only else lock_output_dir(path):
         runner = AblationRunner(config, path, runs, command, base)
         planned(runner)
         if not config.plan_only:
@@ -67,17 +68,14 @@ class AblationRunner:
     ) -> None:
         self.ablation, self.path, gpus = config.ablation, path, torch.cuda.device_count()
         self.plan_only = config.plan_only
-        before, self.outcomes = earlier(path, config), Outcomes(path)
+        before, self.outcomes = existing_record(path, config), Outcomes(path)
         self.before, self.executor = before, EXECUTORS[config.executor](config, path)
-        late = before.ended is not None  # an ablation that has ended may need no engine
-        if not (config.plan_only or late):  # early, for an engine gets ready while the plan is made
-            self.prepare()
         threads, quiet = common_threads(before, [*runs.values(), *([base] if base else [])]), not sys.stderr.isatty()
         self.arms = build_arms(self.ablation, runs, threads, quiet, before.arms)
         self.bases = build_bases(self.ablation, base, self.arms, self.outcomes, before.bases, threads, quiet)
         self.timed = self.arms | ({NAME: self.bases.arm} if self.bases else {})
         most = set_threads(max(int(arm.run.threads or 1) for arm in self.timed.values()))
-        self.workers = config.workers or self.executor.slots(most)
+        self.workers = config.workers or self.executor.default_workers(most)
         seconds_per_step = measure(self.timed, before.seconds_per_step, "time" in self.ablation.budgets)
         set_steps(self.ablation, self.arms)
         self.tuning = Tuning(self.ablation, self.arms, self.outcomes, before)
@@ -101,16 +99,6 @@ class AblationRunner:
         )
         self.stopped: int | None = None  # the number of seeds at which a planned look has decided
         self.look()
-        ahead = [*self.missing_bases(), *self.missing(self.all_cells()), *self.expected_trials()]
-        if ahead and late and not config.plan_only:
-            self.prepare()
-        if ahead and machine() not in self.known.startup_seconds:
-            self.known.startup_seconds[machine()] = measure_startup(
-                self.timed[NAME if self.bases else self.ablation.baseline], config
-            )
-
-    def prepare(self) -> None:
-        self.executor.prepare(place_of(self.path) if self.executor.remote else None)
 
     def unchanged(self) -> bool:
         """Whether an earlier call has ended with all runs, so that only the report is written again."""
@@ -123,12 +111,10 @@ class AblationRunner:
             write_report(self.path)
             return
         write_record(self.record(), self.path)
-        with Progress(self.ablation.name, self.ablation.metric, self.path, self.workers, self.cost) as self.progress:
-            self.progress.expect([*self.missing_bases(), *self.missing(self.all_cells())], self.expected_trials())
+        with Progress(self.ablation.name, self.ablation.metric, self.path, self.cost) as self.progress:
             self.make_bases(0)
             for batch in self.tuning.rounds():
-                for _ in range(2):  # what was killed gets another try: an arm must not lose a value by an accident
-                    self.carry_out(batch, trials=True)
+                self.carry_out(batch)
                 write_record(self.record(), self.path)
             write_record(self.record(), self.path)
             untuned = self.tuning.broken()
@@ -142,10 +128,11 @@ class AblationRunner:
         write_report(self.path)
         write_record(self.record(), self.path)  # with the verdict that was shown
 
-    def carry_out(self, wanted: list[Cell], trials: bool = False) -> None:
-        ahead = self.missing(wanted)
-        self.progress.begin(ahead, trials)
-        run_cells(ahead, self.path, self.executor, self.workers, self.progress.tick)
+    def carry_out(self, wanted: list[Cell]) -> None:
+        missing = self.missing(wanted)
+        ahead = [*self.missing_bases(), *self.missing(self.all_cells()), *self.expected_trials()]
+        self.progress.begin(missing, ahead)
+        execute(missing, self.path, self.executor, self.workers, self.progress.update)
 
     def missing(self, wanted: list[Cell]) -> list[Cell]:
         """Those that have no result yet. A diverged one has: it would diverge again."""
@@ -155,8 +142,6 @@ class AblationRunner:
         if ahead := self.missing_bases(n):
             self.carry_out(ahead)
             write_record(self.record(), self.path)
-            cells = [*self.missing_bases(), *self.missing(self.all_cells())]  # under their final names
-            self.progress.expect(cells, self.expected_trials())
 
     def missing_bases(self, n: int | None = None) -> list[Cell]:
         """Those that a missing run starts from: one of the search, of the first n seeds, or of all."""
@@ -194,7 +179,7 @@ class AblationRunner:
 
     def cost(self, cell: Cell) -> float:
         """Seconds."""
-        return self.known.startup_seconds.get(machine(), 0.0) + self.timed[cell.arm].seconds(cell.steps)
+        return STARTUP_SECONDS + self.timed[cell.arm].seconds(cell.steps)
 
     def base_seeds(self) -> list[int]:
         tuned = self.ablation.tune.seeds if self.ablation.tune.trials else []

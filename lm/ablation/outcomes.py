@@ -119,4 +119,4 @@ def from_row(row: dict[str, str], line: int) -> Outcome:
     if result:
         result |= {"versions": {"torch": row["torch"]}, "samples": []}
         result["resumed_from"] = [int(step) for step in row["resumed_from"].split()]
-    return Outcome(row["status"], row["error"], result, row)
+    return Outcome(row["status"], row["error"], result, row, row.get("kind", ""))

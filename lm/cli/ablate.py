@@ -44,7 +44,7 @@ def program(config: DictConfig) -> None:
         default = HydraConfig.get().runtime.choices["ablation"]  # whatever ablation.name calls it
         print(f"ablation={default} is the default; --help lists the others", file=sys.stderr, flush=True)
     from lm.ablation.ablate import ablate
-    from lm.ablation.run.folder import default_dir
+    from lm.ablation.folder import default_dir
     from lm.ablation.summary import plan_table, result_table
 
     file = sys.stdout if ablation.plan_only else sys.stderr

@@ -14,7 +14,7 @@ from lm.ablation.judge.regret import Regret, read, regrets, together
 from lm.ablation.judge.sentence import percent
 from lm.ablation.outcomes import Outcomes
 from lm.ablation.record import AblationRecord, SearchRecord, read_record
-from lm.ablation.run_files import broke
+from lm.ablation.run_files import Failure
 from lm.config.ablation import METRICS, interaction
 from lm.report.metrics import Lines
 
@@ -32,6 +32,12 @@ class Row:
     error: str = ""
     result: Mapping[str, Any] = field(default_factory=dict)
     row: Mapping[str, str] | None = None
+    kind: str = ""
+
+    @property
+    def broke(self) -> bool:
+        """Whether it failed for a reason of its own. One that was killed is lost at random, whatever its arm."""
+        return self.status == "failed" and self.kind != Failure.KILLED
 
 
 @dataclass
@@ -117,7 +123,7 @@ class Study:
         rows = {arm: [row for row in self.rows if row.arm == arm and budget in row.budgets] for arm in weights}
         found = paired(weights, {arm: self.scores(arm, budget) for arm in weights}, self.record.seeds)
         diverged = {arm: [row.seed for row in of if row.status == "diverged"] for arm, of in rows.items()}
-        broken = {arm: [row.seed for row in of if broke(row.status, row.error)] for arm, of in rows.items()}
+        broken = {arm: [row.seed for row in of if row.broke] for arm, of in rows.items()}
         return Contrast(
             *sides,
             budget,

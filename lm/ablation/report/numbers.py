@@ -56,6 +56,8 @@ def line(study: Study, row: Row, purpose: str) -> dict[str, Any]:
     result, found = row.result, dict[str, Any](row.row or {})  # a row stays as it was written
     found |= {"arm": row.arm, "seed": row.seed, "budgets": " ".join(row.budgets), "purpose": purpose}
     found |= {"status": row.status, "error": row.error, "run_dir": row.run_dir}
+    if row.kind:
+        found["kind"] = row.kind
     if row.row:
         return found
     if purpose != "unused":
