@@ -10,8 +10,8 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from lm.ablation.run.folder import claim
 
+from lm.ablation.folder import lock_output_dir
 from lm.config import BadInput
 from lm.config.checks import reading
 from lm.system.files import (
@@ -78,7 +78,7 @@ def test_an_ablation_that_begins_leaves_what_a_report_is_writing(tmp_path: Path)
     os.utime(tmp_path / ".partial-old", (0, os.stat(tmp_path).st_mtime - 2 * ABANDONED))
     with atomic_file(tmp_path / "report.md") as file:
         file.write(b"whole")
-        with claim(tmp_path):
+        with lock_output_dir(tmp_path):
             pass
     assert (tmp_path / "report.md").read_text() == "whole"
     assert not list(tmp_path.glob(".partial-*"))
