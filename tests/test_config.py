@@ -9,13 +9,13 @@ import pytest
 
 from lm.config import (
     HEADS,
-    BadInput,
     DataConfig,
     EvaluateConfig,
     GenerateConfig,
     HeadConfig,
     ModelConfig,
     TokenizerConfig,
+    UserError,
 )
 from lm.config.model import OWN_SETTINGS
 
@@ -101,7 +101,7 @@ REFUSED: list[tuple[type, dict[str, Any], str, str]] = [
     ("schema", "settings", "key", "expected"), REFUSED, ids=[f"{row[0].__name__}-{row[1]}" for row in REFUSED]
 )
 def test_what_cannot_be_is_refused_by_name(schema: type, settings: dict[str, Any], key: str, expected: str) -> None:
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(UserError) as caught:
         schema(**settings)
     assert re.match(rf"{re.escape(key)}\b", str(caught.value))
     assert expected in str(caught.value)
@@ -148,5 +148,5 @@ def test_no_schema_takes_a_key_it_does_not_name(schema: type) -> None:
 
 
 def test_a_path_that_would_not_be_read_is_refused() -> None:
-    with pytest.raises(BadInput):
+    with pytest.raises(UserError):
         DataConfig(path="my.txt")

@@ -28,7 +28,7 @@ from test_report import make
 
 from lm.ablation.report import write_report
 from lm.ablation.summary import overview_table
-from lm.config import BadInput
+from lm.config import UserError
 
 FIRST, SECOND = "wide vocabulary", "small"
 
@@ -286,5 +286,5 @@ def test_an_ablation_is_no_folder_of_ablations(several: Path) -> None:
 @pytest.mark.parametrize("record", some(["{}", "[]", '{"cells": [], "arms": {}}'], 3))
 def test_a_damaged_record_is_named(several: Path, record: str) -> None:
     (several / SECOND / "ablation.json").write_text(record)
-    with pytest.raises(BadInput, match=r"small/ablation\.json: .*"):
+    with pytest.raises(UserError, match=r"small/ablation\.json: .*"):
         write_overview(several)

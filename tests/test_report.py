@@ -41,7 +41,7 @@ from lm.ablation import seen as seen_module
 from lm.ablation.record import SearchRecord, TrialRecord, look, read_record
 from lm.ablation.report import write_report
 from lm.ablation.summary import result_table
-from lm.config import BadInput
+from lm.config import UserError
 from lm.training.diagnostics import COLUMNS as DIAGNOSTICS
 
 ARMS = {"tied": 3.50, "untied": 3.53, "untied_matched": 3.502, "tied_naive": 4.4}  # and what they come to
@@ -934,6 +934,6 @@ def test_pairs_that_mix_conditions_are_named(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_an_ablation_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"holds no ablation\.json; expected"):
+    with pytest.raises(UserError, match=r"holds no ablation\.json; expected"):
         write_report(tmp_path)
     assert list(tmp_path.iterdir()) == []

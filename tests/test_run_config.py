@@ -13,7 +13,6 @@ from lm.config import (
     DECAYS,
     LOSSES,
     OPTIMIZERS,
-    BadInput,
     CheckpointConfig,
     DataConfig,
     DiagnosticsConfig,
@@ -24,6 +23,7 @@ from lm.config import (
     RunConfig,
     TokenizerConfig,
     TrainerConfig,
+    UserError,
     ValidationConfig,
 )
 from lm.config.identity import config_hash, differences
@@ -94,7 +94,7 @@ ALLOWED: list[tuple[type, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("schema", "settings", "key"), REFUSED, ids=[f"{row[2]} {i}" for i, row in enumerate(REFUSED)])
 def test_what_cannot_be_is_refused_by_name(schema: type, settings: dict[str, Any], key: str) -> None:
-    with pytest.raises(BadInput, match=rf"^{re.escape(key)}\b") as caught:
+    with pytest.raises(UserError, match=rf"^{re.escape(key)}\b") as caught:
         schema(**settings)
     assert "\n" not in str(caught.value)
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import lm
-from lm.config import BadInput
+from lm.config import UserError
 from lm.config.checks import RESUMABLE
 from lm.system.terminal import is_first_process, printable
 
@@ -91,10 +91,10 @@ def _run(command: str | None, args: list[str]) -> int:
     if command not in COMMANDS:
         close = difflib.get_close_matches(command, COMMANDS, n=1)
         hint = f"did you mean {close[0]}?" if close else f"choose one of {', '.join(COMMANDS)}"
-        raise BadInput(f"{command}: no such command; {hint}")
+        raise UserError(f"{command}: no such command; {hint}")
     for arg in args:
         if any("\ud800" <= character <= "\udfff" for character in arg):
-            raise BadInput(f"{arg}: not UTF-8; rename the file, or set PYTHONUTF8=1 where the locale is another")
+            raise UserError(f"{arg}: not UTF-8; rename the file, or set PYTHONUTF8=1 where the locale is another")
     module = import_module(f"lm.cli.{command}")
     if {"-h", "--help"} & {*args}:
         from lm.cli.help import help_text
@@ -138,7 +138,7 @@ def report(error: Exception, job: str = "") -> int:
 def _describe(error: Exception) -> tuple[str | None, int]:
     """The line about an error and the exit code; the line is None for a bug."""
     text = str(error)
-    if isinstance(error, BadInput):
+    if isinstance(error, UserError):
         return text, 2
     if isinstance(error, OSError) and (error.filename is not None or error.errno in NAMELESS):
         name = "" if error.filename is None else f"{error.filename}: "
@@ -237,7 +237,7 @@ def job(task: Callable[[Any], Any]) -> Callable[[Any], Any]:
         except Exception as error:
             code = report(error, " ".join(current_overrides()) if in_sweep else "")
             if not in_parent:  # as some of Hydra's launchers start jobs; they hand over the error
-                raise (BadInput if code == 2 else RuntimeError)(f"a job of the sweep failed: {error}") from None
+                raise (UserError if code == 2 else RuntimeError)(f"a job of the sweep failed: {error}") from None
             if not in_sweep:
                 sys.exit(code)
             failed_jobs.append(code)
@@ -264,7 +264,7 @@ def configure_logging() -> None:
     logger.setLevel(logging.INFO if is_first_process() else logging.WARNING)
 
 
-def start_of(command: str) -> list[str]:
+def command_prefix(command: str) -> list[str]:
     """The words that start a command in the form that was used: a script, `python -m lm` or `lm-lab`."""
     started = Path(sys.argv[0])
     if started.name == "__main__.py":

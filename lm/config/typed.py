@@ -5,13 +5,13 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from lm.config.checks import BadInput
+from lm.config.checks import UserError
 
 
 def build(kind: Any, value: Any, key: str = "") -> Any:
     """A value from JSON or YAML as a dataclass, a NamedTuple, a list, a dict or a plain type; an int is a float too.
 
-    Raises BadInput naming a key that does not exist or whose value has another type, TypeError for one that is missing.
+    Raises UserError naming a key that does not exist or whose value has another type, TypeError for one that is missing.
     """
     origin, of = get_origin(kind), get_args(kind)
     found: Any = value
@@ -23,11 +23,11 @@ def build(kind: Any, value: Any, key: str = "") -> Any:
     record, pair = is_dataclass(kind), hasattr(kind, "_fields")
     stored = dict if record else list if pair else origin or kind
     if type(value) is not stored:
-        raise BadInput(f"{key}: expected {stored.__name__}, found {value!r:.60}")
+        raise UserError(f"{key}: expected {stored.__name__}, found {value!r:.60}")
     hints = hints_of(kind) if record or pair else {}
     if record:
         if unknown := [name for name in found if name not in hints]:
-            raise BadInput(f"{key}.{unknown[0]}: no such key".lstrip("."))
+            raise UserError(f"{key}.{unknown[0]}: no such key".lstrip("."))
         return kind(**{name: build(hints[name], one, f"{key}.{name}".lstrip(".")) for name, one in found.items()})
     if pair:
         return kind(*(build(hint, one, key) for hint, one in zip(hints.values(), found, strict=True)))

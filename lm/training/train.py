@@ -14,7 +14,7 @@ import torch
 from lightning import Callback, Trainer
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-from lm.config import BadInput, RunConfig
+from lm.config import RunConfig, UserError
 from lm.config.identity import PLACES, RESOLVED, config_hash, flat
 from lm.data.tokens import TextData, prepare
 from lm.exchange.adapter import merged, save_adapter
@@ -45,7 +45,7 @@ def train(run: RunConfig, data: TextData | None = None) -> tuple[Path, dict[str,
     Returns the directory of the run and the content of its result.json; an empty result on all ranks but the first.
     `data` is the result of `prepare` for this run, if the caller has it already.
 
-    Raises BadInput for what the user can correct. Raises Interrupted, KeyboardInterrupt or SystemExit after a signal;
+    Raises UserError for what the user can correct. Raises Interrupted, KeyboardInterrupt or SystemExit after a signal;
     the same call then resumes the run.
     """
     run = pin_init_weights(run)
@@ -73,7 +73,7 @@ def finished_result(directory: RunDirectory, run: RunConfig, hashes: dict[str, A
     """The result of a finished run in its directory, empty if it is not finished.
 
     Without `hashes`, of its text and tokenizer, it is also empty where the run is asked for with other places than it
-    has: only their hashes tell whether it is the same text. Raises BadInput if the run there is another one.
+    has: only their hashes tell whether it is the same text. Raises UserError if the run there is another one.
     """
     result = directory.read_result()
     if result is None:
@@ -175,10 +175,10 @@ def build_trainer(run: RunConfig, directory: RunDirectory, callbacks: list[Callb
     try:
         trainer = Trainer(**arguments)
     except (MisconfigurationException, ValueError, RuntimeError) as error:
-        raise BadInput(f"trainer: {str(error).splitlines()[0]}") from error
+        raise UserError(f"trainer: {str(error).splitlines()[0]}") from error
     if trainer.world_size != run.trainer.world_size:
         product = f"trainer.devices * trainer.num_nodes is {run.trainer.world_size}"
-        raise BadInput(f"trainer.devices: {product}, but {trainer.world_size} processes train")
+        raise UserError(f"trainer.devices: {product}, but {trainer.world_size} processes train")
     if trainer.world_size > 1:
         atexit.register(leave_process_group)
     return trainer
