@@ -41,7 +41,7 @@ def parse(schema: type[Config], args: Sequence[str], **values: Any) -> Config:
     for i, arg in enumerate(args):
         key, equals, text = arg.partition("=")
         if not equals or not re.fullmatch(r"\+*[a-zA-Z][\w.]*", key):
-            raise BadInput(not_a_setting(args[i:], kinds, values))
+            raise BadInput(not_a_setting(args[i:], kinds))
         if key not in kinds:
             raise BadInput(no_such_key(key, kinds))
         if kinds[key] is str or (kinds[key] == str | None and (text != "null" or key == "prompt")):

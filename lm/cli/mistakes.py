@@ -3,7 +3,7 @@
 import difflib
 import glob
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -72,7 +72,7 @@ def _explain(error: BaseException, kinds: Kinds) -> str:
     if isinstance(error, OverrideParseException):
         return _unreadable(str(error.override), kinds)
     if match := re.match("Ambiguous value for argument '(.*)'", text):
-        return f"{match[1]}: several values, a run for each, need -m{_decimal_point(match[1], kinds)}"
+        return f"{match[1]}: several values, a run for each, need -m"
     if match := re.match("Error merging override (.*)", text):
         return wrong_value(match[1], kinds)
     if match := re.match(r"Could not override '(.*)'\.( No match in the defaults list)?", text):
@@ -122,21 +122,18 @@ def _no_such_choice(file: str, options: Sequence[str]) -> str:
     return f"{group}={choice}: no such config; {hint}"
 
 
-def not_a_setting(args: Sequence[str], kinds: Kinds, given: Mapping[str, Any] = {}) -> str:
-    """The message about the first of these arguments, which is not key=value; `given` are the settings before it."""
+def not_a_setting(args: Sequence[str], kinds: Kinds) -> str:
+    """The message about the first of these arguments, which is not key=value."""
     word, meant = args[0], list[str]()
-    folders = [key for key in kinds if key in ("run_dir", "output_dir")]
     if word.startswith("-"):
-        key, equals, value = word.strip("-").replace("-", "_").partition("=")
-        meant = [f"{name}={value if equals else ''.join(args[1:2])}" for name in _meant(key, kinds)]
+        key, _, value = word.strip("-").replace("-", "_").partition("=")
+        meant = [f"{name}={value or ''.join(args[1:2])}" for name in _meant(key, kinds)]
     elif word in kinds:
         meant = [f"{word}=VALUE"]
-    elif folders and Path(word).is_dir() and not {*folders} & {*given}:
-        meant = [f"{folders[0]}={word}"]
+    elif Path(word).is_dir():
+        meant = [f"{key}={word}" for key in ("run_dir", "output_dir") if key in kinds][:1]
     elif "prompt" in kinds:
-        words = [arg for arg in args if arg.partition("=")[0] not in kinds]
-        prompt = " ".join([given["prompt"], *words] if "prompt" in given else words)
-        return f'{word}: put the whole prompt in quotes: "prompt={prompt}"'
+        meant = [f'"prompt={word}", with all of the prompt in quotes']
     elif "data.path" in kinds and Path(word).is_file():
         meant = [f"data=text data.path={word}"]
     elif "/" not in word:
@@ -159,15 +156,8 @@ def wrong_value(override: str, kinds: Kinds) -> str:
     """The message about a value of another type than that of the setting.
 
     >>> wrong_value("temperature=0,7", {"temperature": float})
-    'temperature=0,7: expected a number; did you mean temperature=0.7, with a decimal point?'
+    'temperature=0,7: expected a number'
     """
     kind = kinds.get(override.partition("=")[0].lstrip("+"))
     parts = get_args(kind) if isinstance(kind, UnionType) else (kind,)
-    expected = " or ".join(EXPECTED.get(get_origin(part) or part, "a group of settings") for part in parts)
-    return f"{override}: expected {expected}{_decimal_point(override, kinds)}"
-
-
-def _decimal_point(override: str, kinds: Kinds) -> str:
-    key, _, value = override.partition("=")
-    is_number = kinds.get(key) in (float, float | None) and re.fullmatch(r"-?\d*,\d+", value)
-    return f"; did you mean {key}={value.replace(',', '.')}, with a decimal point?" if is_number else ""
+    return f"{override}: expected {' or '.join(EXPECTED.get(get_origin(part) or part, 'a group') for part in parts)}"
