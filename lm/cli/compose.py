@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from lm.cli.mistakes import CONFIGS, Kinds, explaining, kinds_of, no_such_key, not_a_setting, wrong_value
 from lm.config import CLASSES, BadInput, HeadConfig, RunConfig
-from lm.config.checks import about
+from lm.config.checks import error_prefix
 from lm.config.identity import PLACES, is_runtime
 from lm.config.typed import build
 from lm.exchange.base import agrees, read_base
@@ -198,7 +198,7 @@ def _with_init_from(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
     changed = [dict.fromkeys(entry, "loaded") if {*entry} <= {*loaded} else entry for entry in defaults]
     store.store("from_loaded", {"defaults": changed})
     config = hydra.compose("from_loaded", list(overrides))
-    with about(f"init_from={path}"):
+    with error_prefix(f"init_from={path}"):
         _refuse_foreign_classes(loaded["model"], map(key_of, overrides))
     for key, value in loaded["model"].items():
         if not agrees(key, config.model[key], value):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lm.config.checks import BadInput, at_least, choose, expect, seedable
+from lm.config.checks import BadInput, require, require_choice, require_min, require_seed
 
 METRICS = {  # name in result.json -> (whether less is better, its unit)
     "val_loss": (True, "nats per token"),
@@ -19,7 +19,7 @@ MATCHED_BY = ("model.d_ff", "model.d_model", "model.n_layers")
 
 
 def _distinct(key: str, values: Sequence[object]) -> None:
-    expect(len({*values}) == len(values) > 0, f"{key}={[*values]}", "one or more different values")
+    require(len({*values}) == len(values) > 0, f"{key}={[*values]}", "one or more different values")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -33,12 +33,12 @@ class TuneConfig:
     hyperparameters: list[str] = field(default_factory=HYPERPARAMETERS.copy)
 
     def __post_init__(self) -> None:
-        at_least(0, "ablation.tune.", self, "trials", "extension_trials")
-        expect(1 < self.factor <= 10, f"ablation.tune.factor={self.factor}", "more than 1, up to 10")
+        require_min(0, "ablation.tune.", self, "trials", "extension_trials")
+        require(1 < self.factor <= 10, f"ablation.tune.factor={self.factor}", "more than 1, up to 10")
         _distinct("ablation.tune.seeds", self.seeds)
         _distinct("ablation.tune.hyperparameters", self.hyperparameters)
         for seed in self.seeds:
-            seedable(seed)
+            require_seed(seed)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -105,23 +105,23 @@ class AblationConfig(Question):
     base: list[str] | None = None  # of runs, one for each seed, that the arms start from; null: arms start anew
 
     def __post_init__(self) -> None:
-        choose("ablation.metric", self.metric, tuple(METRICS))
+        require_choice("ablation.metric", self.metric, tuple(METRICS))
         margin, unit = self.equivalence_margin, METRICS[self.metric][1]
-        expect(0 < margin < math.inf, f"ablation.equivalence_margin={margin}", f"more than 0, in {unit}")
+        require(0 < margin < math.inf, f"ablation.equivalence_margin={margin}", f"more than 0, in {unit}")
         _distinct("ablation.budgets", self.budgets)
         for budget in self.budgets:
-            choose("ablation.budgets", budget, BUDGETS)
+            require_choice("ablation.budgets", budget, BUDGETS)
         self._check_arms()
         self._check_interactions()
         self._check_seeds()
 
     def _check_arms(self) -> None:
-        expect(len(self.arms) >= 2, f"ablation.arms: has {len(self.arms)}", "two or more")
+        require(len(self.arms) >= 2, f"ablation.arms: has {len(self.arms)}", "two or more")
         for setting, name in {
             f"ablation.name={self.name}": self.name,
             **{f"ablation.arms.{a}": a for a in self.arms},
         }.items():
-            expect(bool(re.fullmatch(NAME, name)) and set(name) != {"."}, setting, NAMES)
+            require(bool(re.fullmatch(NAME, name)) and set(name) != {"."}, setting, NAMES)
         if self.base is not None and "base" in self.arms:
             raise BadInput("ablation.arms.base: is what the runs of ablation.base are called; name the arm otherwise")
         references = {
@@ -144,7 +144,7 @@ class AblationConfig(Question):
                 raise BadInput(f"ablation.baselines: {arm} is compared with itself")
             self.root(arm)
         for arm, key in self.match_parameters.items():
-            choose(f"ablation.match_parameters.{arm}", key, MATCHED_BY)
+            require_choice(f"ablation.match_parameters.{arm}", key, MATCHED_BY)
             if arm not in contrasts or contrasts[arm] in self.match_parameters:
                 raise BadInput(f"ablation.match_parameters: {arm} needs an arm to match that is itself not matched")
 
@@ -152,7 +152,7 @@ class AblationConfig(Question):
         pairs = [f"{arm} - {other}" for arm, other in self.contrasts().items()]
         for name, formula in self.interactions.items():
             setting = f"ablation.interactions.{name}={formula}"
-            expect(bool(re.fullmatch(NAME, name)), setting, NAMES)
+            require(bool(re.fullmatch(NAME, name)), setting, NAMES)
             try:
                 (first, second), _ = interaction(formula)
             except ValueError:
@@ -163,11 +163,11 @@ class AblationConfig(Question):
     def _check_seeds(self) -> None:
         _distinct("ablation.seeds", self.seeds)
         for seed in self.seeds:
-            seedable(seed)
+            require_seed(seed)
         looks, n = self.looks, len(self.seeds)
         is_plan = not looks or (looks == sorted({*looks}) and looks[0] >= 2 and looks[-1] == n)
         expected = f"increasing numbers of seeds from 2 on, of which the last is all, {n}"
-        expect(is_plan, f"ablation.looks={looks}", expected)
+        require(is_plan, f"ablation.looks={looks}", expected)
         for name in self.arms:
             offset = self.seed_offsets.get(name, 0)
             own = {seed + offset for seed in self.seeds}
@@ -209,8 +209,8 @@ class SlurmConfig:
     parameters: dict[str, Any] = field(default_factory=dict)  # further ones, as submitit names them: {qos: long}
 
     def __post_init__(self) -> None:
-        at_least(1, "slurm.", self, "minutes")
-        expect(self.memory_gb is None or self.memory_gb > 0, f"slurm.memory_gb={self.memory_gb}", "more than 0")
+        require_min(1, "slurm.", self, "minutes")
+        require(self.memory_gb is None or self.memory_gb > 0, f"slurm.memory_gb={self.memory_gb}", "more than 0")
         keys = [*self.parameters, *(self.parameters.get("additional_parameters") or ())]
         for key in FROM_RUN & {key.replace("-", "_") for key in keys}:
             raise BadInput(f"slurm.parameters.{key}: expected no such key; the run and slurm.minutes decide it")
@@ -230,8 +230,8 @@ class AblateConfig:
     overrides: list[str] = field(default_factory=list)  # of train.py, for every arm
 
     def __post_init__(self) -> None:
-        at_least(1, "", self, "workers")
-        choose("executor", self.executor, EXECUTORS)
+        require_min(1, "", self, "workers")
+        require_choice("executor", self.executor, EXECUTORS)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -21,7 +21,7 @@ class Diverged(BadInput):
 
 
 @contextmanager
-def about(place: str) -> Iterator[None]:
+def error_prefix(place: str) -> Iterator[None]:
     """Let the message of a BadInput from inside begin with the key or the file that it is about."""
     try:
         yield
@@ -41,12 +41,12 @@ def reading(path: Path, expected: str = "what lm wrote") -> Iterator[None]:
         raise BadInput(f"{path}: not {expected} ({type(error).__name__}: {message})") from error
 
 
-def choose(key: str, name: str, names: tuple[str, ...]) -> None:
+def require_choice(key: str, name: str, names: tuple[str, ...]) -> None:
     if name not in names:
         raise BadInput(f"{key}={name}: choose one of {', '.join(names)}")
 
 
-def expect(holds: bool, setting: str, what: str) -> None:
+def require(holds: bool, setting: str, what: str) -> None:
     if not holds:
         raise BadInput(f"{setting}: expected {what}")
 
@@ -54,7 +54,7 @@ def expect(holds: bool, setting: str, what: str) -> None:
 LARGEST = 2**53  # what every number type of the program holds exactly
 
 
-def at_least(minimum: float, prefix: str, config: Any, *keys: str) -> None:
+def require_min(minimum: float, prefix: str, config: Any, *keys: str) -> None:
     for key in keys:
         value = getattr(config, key)
         if value is not None and not minimum <= value <= LARGEST:  # refuses nan too
@@ -62,5 +62,5 @@ def at_least(minimum: float, prefix: str, config: Any, *keys: str) -> None:
             raise BadInput(f"{prefix}{key}={value}: expected {minimum} or more{limit}")
 
 
-def seedable(seed: int) -> None:
-    expect(0 <= seed < 2**63, f"seed={seed}", "0 to 2**63 - 1")
+def require_seed(seed: int) -> None:
+    require(0 <= seed < 2**63, f"seed={seed}", "0 to 2**63 - 1")

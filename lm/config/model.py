@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from lm.config.checks import BadInput, at_least, choose, expect
+from lm.config.checks import BadInput, require, require_choice, require_min
 
 LINEARS = ("linear", "lora")
 NORMS = ("rmsnorm", "layernorm")
@@ -57,9 +57,9 @@ class ModelConfig:
                 choices = ", ".join(CLASSES[key])
                 raise BadInput(f"{key}={path}: choose one of {choices}, or the dotted path of a class")
         heads = ("n_heads", "n_kv_heads", "d_head")
-        at_least(1, "model.", self, "n_layers", "d_model", *heads, "d_ff", "vocab_rows", "lora_rank")
-        expect(self.n_layers <= MAX_LAYERS, f"model.n_layers={self.n_layers}", f"at most {MAX_LAYERS}")
-        at_least(0, "model.", self, "dropout", "residual_scale", "previous_token_init")
+        require_min(1, "model.", self, "n_layers", "d_model", *heads, "d_ff", "vocab_rows", "lora_rank")
+        require(self.n_layers <= MAX_LAYERS, f"model.n_layers={self.n_layers}", f"at most {MAX_LAYERS}")
+        require_min(0, "model.", self, "dropout", "residual_scale", "previous_token_init")
         if self.position != "rope":
             self._check_without_rope()
         if self.d_head is None and self.d_model % self.n_heads:
@@ -69,9 +69,9 @@ class ModelConfig:
         if self.position == "rope" and self.head_dim % 2:
             key = "d_model/n_heads" if self.d_head is None else "model.d_head"
             raise BadInput(f"model.position=rope needs an even head width, not {key}={self.head_dim}")
-        expect(self.dropout < 1, f"model.dropout={self.dropout}", "less than 1")
+        require(self.dropout < 1, f"model.dropout={self.dropout}", "less than 1")
         for key, value in {"rope_theta": self.rope_theta, "norm_eps": self.norm_eps}.items():
-            expect(0 < value < math.inf, f"model.{key}={value}", "a number above 0")
+            require(0 < value < math.inf, f"model.{key}={value}", "a number above 0")
         self._check_lora()
         numbers = self.rope_scaling
         if numbers is not None and (len(numbers) != 4 or not min(numbers) > 0 or not numbers[1] < numbers[2]):
@@ -87,10 +87,10 @@ class ModelConfig:
         for key in ("lora_rank", "lora_alpha", "lora_targets"):
             if self.linear != "lora" and (given := getattr(self, key)) is not None:
                 raise BadInput(f"model.{key}={given}: is for model.linear=lora, not {self.linear}; leave it null")
-        expect(0 < self.alpha < math.inf, f"model.lora_alpha={self.alpha}", "a number above 0")
-        expect(self.lora_targets != [], "model.lora_targets=[]", "one projection or more; null means all")
+        require(0 < self.alpha < math.inf, f"model.lora_alpha={self.alpha}", "a number above 0")
+        require(self.lora_targets != [], "model.lora_targets=[]", "one projection or more; null means all")
         for name in self.adapted:
-            choose("model.lora_targets", name, self.projections)
+            require_choice("model.lora_targets", name, self.projections)
 
     @property
     def projections(self) -> tuple[str, ...]:
@@ -163,13 +163,13 @@ class HeadConfig:
     untie_at: float | None = None  # the fraction of training at which the head is untied
 
     def __post_init__(self) -> None:
-        choose("head.kind", self.kind, HEADS)
-        at_least(0, "head.", self, "embedding_std", "embedding_multiplier", "embedding_lr_multiplier")
-        at_least(0, "head.", self, "head_std", "head_lr_multiplier", "untie_at")
+        require_choice("head.kind", self.kind, HEADS)
+        require_min(0, "head.", self, "embedding_std", "embedding_multiplier", "embedding_lr_multiplier")
+        require_min(0, "head.", self, "head_std", "head_lr_multiplier", "untie_at")
         for key in ("head_lr_multiplier", "head_std", "untie_at"):
             needed, given = key in OWN_SETTINGS[self.kind], getattr(self, key) is not None
             if needed and not given:
                 raise BadInput(f"head.{key}: head.kind={self.kind} needs one; see configs/head/")
             if given and not needed:
                 raise BadInput(f"head.{key}={getattr(self, key)}: head.kind={self.kind} has none; leave it null")
-        expect((self.untie_at or 0) <= 1, f"head.untie_at={self.untie_at}", "0 to 1, a fraction of training")
+        require((self.untie_at or 0) <= 1, f"head.untie_at={self.untie_at}", "0 to 1, a fraction of training")

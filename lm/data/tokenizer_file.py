@@ -8,7 +8,7 @@ from pathlib import Path
 import tokenizers
 
 from lm.config import BadInput
-from lm.config.checks import about
+from lm.config.checks import error_prefix
 from lm.data.tokenizer import Tokenizer
 
 
@@ -42,5 +42,5 @@ def load_tokenizer(path: Path, eot: str | None = None) -> Tokenizer:
         if isinstance(error, KeyboardInterrupt | SystemExit):
             raise
         raise BadInput(f"{path}: not a tokenizer.json ({str(error).splitlines()[0]})") from error
-    with about(str(path)):
+    with error_prefix(str(path)):
         return Tokenizer(backend, eot)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lm.config import BadInput, HeadConfig, ModelConfig, at_least
+from lm.config import BadInput, HeadConfig, ModelConfig, require_min
 from lm.config.checks import reading
 from lm.config.typed import build
 from lm.system.files import read_json
@@ -30,8 +30,8 @@ class ModelSettings:
     architecture: str | None = None  # in transformers, of a Hugging Face folder
 
     def __post_init__(self) -> None:
-        at_least(1, "", self, "vocab_size", "seq_len")
-        at_least(0, "", self, "document_separator")
+        require_min(1, "", self, "vocab_size", "seq_len")
+        require_min(0, "", self, "document_separator")
         if self.architecture is None and set(self.sha256) != set(FILES):
             raise BadInput(f"sha256: names {', '.join(self.sha256) or 'nothing'}; expected {' and '.join(FILES)}")
 

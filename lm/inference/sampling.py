@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lm.config import BadInput, expect
+from lm.config import BadInput, require
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -23,9 +23,9 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        expect(0 <= self.temperature < math.inf, f"temperature={self.temperature}", "0 (greedy) or more")
-        expect(self.top_k is None or self.top_k >= 1, f"top_k={self.top_k}", "1 or more, or null for all tokens")
-        expect(0 <= self.min_p <= 1, f"min_p={self.min_p}", "0 (all tokens) to 1")
+        require(0 <= self.temperature < math.inf, f"temperature={self.temperature}", "0 (greedy) or more")
+        require(self.top_k is None or self.top_k >= 1, f"top_k={self.top_k}", "1 or more, or null for all tokens")
+        require(0 <= self.min_p <= 1, f"min_p={self.min_p}", "0 (all tokens) to 1")
         if self.temperature == 0 and (self.top_k is not None or self.min_p):
             key = f"top_k={self.top_k}" if self.top_k is not None else f"min_p={self.min_p}"
             raise BadInput(f"{key}: is for sampling, and temperature=0 is greedy; add temperature=1")

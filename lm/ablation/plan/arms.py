@@ -12,7 +12,7 @@ from lm.ablation.plan.source import source_files, source_hash
 from lm.ablation.record import AblationRecord, ArmRecord
 from lm.config import BadInput, HeadConfig, ModelConfig, RunConfig, foreign_classes
 from lm.config.ablation import AblationConfig
-from lm.config.checks import about
+from lm.config.checks import error_prefix
 from lm.config.identity import config_hash, flat
 from lm.data.tokens import TextData, prepare
 from lm.exchange.base import read_base
@@ -63,7 +63,7 @@ def build_arms(
     arms: Arms = {}
     for name in sorted(config.arms, key=lambda name: name in config.match_parameters):  # after their baselines
         run = as_cell(runs[name], threads)
-        with about(f"ablation.arms.{name}"):
+        with error_prefix(f"ablation.arms.{name}"):
             source = repr((run.data, run.tokenizer))
             if source not in texts:
                 texts[source] = prepare(run.data, run.tokenizer, quiet)
@@ -101,7 +101,7 @@ def build_lone_arm(name: str, words: list[str], run: RunConfig, threads: int, qu
 
 def check_start(arm: Arm, model: ModelConfig, head: HeadConfig, seq_len: int) -> None:
     """Raise BadInput if the arm cannot start from such a model. On the meta device, so weights are not needed."""
-    with about(f"ablation.arms.{arm.name}"):
+    with error_prefix(f"ablation.arms.{arm.name}"):
         with torch.device("meta"):
             loaded = Transformer(model, head, vocab_size=arm.vocab_size, seq_len=seq_len)
         copy_weights(meta_model(arm.run, arm.vocab_size), loaded, arm.run.init_tied_matrix)

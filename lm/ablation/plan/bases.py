@@ -10,7 +10,7 @@ from lm.ablation.plan.cells import Cell, cell
 from lm.ablation.record import BaseRecord
 from lm.config import BadInput, RunConfig
 from lm.config.ablation import AblationConfig
-from lm.config.checks import about
+from lm.config.checks import error_prefix
 from lm.exchange.base import read_base
 
 NAME = "base"
@@ -62,7 +62,7 @@ def build_bases(
     """And let the arms start from them. Raises BadInput if an arm cannot."""
     if run is None:
         return None
-    with about("ablation.base"):
+    with error_prefix("ablation.base"):
         arm = build_lone_arm(NAME, config.base or [], run, threads, quiet)
     bases = Bases(arm, outcomes, {one.run_dir: one for one in before})
     for name, one in arms.items():

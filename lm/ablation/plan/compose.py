@@ -6,7 +6,7 @@ from typing import Any
 
 from lm.config import BadInput, RunConfig
 from lm.config.ablation import AblationConfig
-from lm.config.checks import about
+from lm.config.checks import error_prefix
 from lm.config.identity import flat
 from lm.exchange.base import agrees
 
@@ -63,11 +63,11 @@ def compose_base(
     common = {key_of(word): word for word in [*config.overrides, *words]}
     if config.base is None or any(run.init_from for run in runs.values()):
         for name, run in runs.items():
-            with about(f"ablation.arms.{name}"):
+            with error_prefix(f"ablation.arms.{name}"):
                 run.check_init()
         return None
     own = {key_of(word): word for word in config.base}
-    with about("ablation.base"):
+    with error_prefix("ablation.base"):
         for key in own.keys() & {*OURS, "init_from"}:
             raise BadInput(f"{own[key]}: {OURS.get(key, 'a base starts anew')}")
         base = compose(list((common | own).values()))
