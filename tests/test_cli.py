@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 from lm.cli import ablate, train
 from lm.cli.compose import compose, parse, run_hydra
 from lm.cli.evaluate import parse_arguments
-from lm.cli.main import job, report
+from lm.cli.main import handle_exception, job
 from lm.cli.mistakes import CONFIGS, kinds_of
 from lm.config import BadInput, EvaluateConfig, GenerateConfig, RunConfig
 from lm.config.ablation import AblateConfig
@@ -302,14 +302,14 @@ MISTAKES = [(number, "some/file") for number in (errno.EACCES, errno.EROFS, errn
 
 @each(("number", "name"), FAULTS + MISTAKES)
 def test_an_error_of_a_file_is_one_line(number: int, name: str | None, capsys: pytest.CaptureFixture[str]) -> None:
-    assert report(OSError(number, os.strerror(number), name)) == (1 if (number, name) in FAULTS else 2)
+    assert handle_exception(OSError(number, os.strerror(number), name)) == (1 if (number, name) in FAULTS else 2)
     error = capsys.readouterr().err
     assert error.startswith(f"error: {f'{name}: ' if name else ''}{os.strerror(number)}")
 
 
 @each("error", [FileNotFoundError(), KeyError("x"), RuntimeError("x")])
 def test_a_bug_shows_its_traceback(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
-    assert report(error) == 1
+    assert handle_exception(error) == 1
     assert type(error).__name__ in capsys.readouterr().err
 
 
@@ -319,7 +319,7 @@ def test_too_little_memory_is_one_line(capsys: pytest.CaptureFixture[str]) -> No
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**60)
     for error in (caught.value, torch.OutOfMemoryError("CUDA out of memory."), MemoryError()):
-        assert report(error) == 1
+        assert handle_exception(error) == 1
         assert capsys.readouterr().err.startswith("error: out of memory; these settings need less: ")
 
 
@@ -328,7 +328,7 @@ def test_a_process_that_was_lost_is_one_line_that_says_how_to_resume(capsys: pyt
 
     error = RuntimeError("[/pytorch/gloo/pair.cc:5] Read error: Connection reset by peer. Check the logs.\nGLHF!")
     error.add_note(RESUMABLE)
-    assert report(error) == 1
+    assert handle_exception(error) == 1
     line = capsys.readouterr().err
     assert line.count("\n") == 1
     assert re.search(r"^error: .*\(Read error: Connection reset by peer\); resume with: ", line)
@@ -343,7 +343,7 @@ def test_a_debug_variable_shows_the_traceback_of_a_mistake(command: Command, mon
 
 
 def test_a_message_cannot_steer_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    report(BadInput("a\x1b[2J\nb"))
+    handle_exception(BadInput("a\x1b[2J\nb"))
     assert capsys.readouterr().err == "error: a\\x1b[2J b\n"
 
 
@@ -380,5 +380,5 @@ def test_what_a_signal_breaks_off_is_an_interruption(
 ) -> None:
     """As an import of torch that it ends in the middle, which the next one does not survive."""
     monkeypatch.setattr("lm.cli.main.signals", [signal.SIGTERM])
-    assert report(ImportError("cannot load module more than once per process")) == 143
+    assert handle_exception(ImportError("cannot load module more than once per process")) == 143
     assert capsys.readouterr().err == "interrupted\n"

@@ -27,7 +27,7 @@ from lm.data.paths import check_paths
 SCHEMA = AblateConfig
 
 
-def arm(overrides: Sequence[str]) -> RunConfig:
+def _arm(overrides: Sequence[str]) -> RunConfig:
     run = compose("train", overrides, RunConfig)
     check_paths(run.data, run.tokenizer)
     return run
@@ -38,8 +38,8 @@ def arm(overrides: Sequence[str]) -> RunConfig:
 def program(config: DictConfig) -> None:
     overrides = current_overrides()
     ablation = to_dataclass(config, overrides, AblateConfig)
-    runs = compose_arms(ablation.ablation, ablation.overrides, arm)
-    base = compose_base(ablation.ablation, ablation.overrides, runs, arm)
+    runs = compose_arms(ablation.ablation, ablation.overrides, _arm)
+    base = compose_base(ablation.ablation, ablation.overrides, runs, _arm)
     if "ablation" not in map(key_of, overrides):
         default = HydraConfig.get().runtime.choices["ablation"]  # whatever ablation.name calls it
         print(f"ablation={default} is the default; --help lists the others", file=sys.stderr, flush=True)
@@ -50,7 +50,7 @@ def program(config: DictConfig) -> None:
     file = sys.stdout if ablation.plan_only else sys.stderr
     with resumable(Path(ablation.output_dir).expanduser() if ablation.output_dir else default_dir(ablation)):
         runner = ablate(
-            ablation, runs, command(), lambda runner: print(plan_table(runner), file=file, flush=True), base
+            ablation, runs, _command(), lambda runner: print(plan_table(runner), file=file, flush=True), base
         )
     if not ablation.plan_only:
         print(result_table(runner.path))
@@ -58,7 +58,7 @@ def program(config: DictConfig) -> None:
             sys.exit(1)
 
 
-def command() -> str:
+def _command() -> str:
     """The command line for the record: the settings as they were typed, the program without its path."""
     start = start_of("ablate")
     return shlex.join([*start, *sys.argv[2 if start[-1] == "ablate" else 1 :]])

@@ -41,14 +41,8 @@ NAME = "lm-lab"
 COMPLETION = ("-sc", "--shell-completion")
 INTERRUPTED = (128 + signal.SIGHUP, 128 + signal.SIGINT, 128 + signal.SIGTERM)
 DISK_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
-MACHINE = (
-    *DISK_FULL,
-    errno.EIO,
-    errno.EMFILE,
-    errno.ENFILE,
-    errno.ENOLCK,
-    errno.EOPNOTSUPP,
-)  # no other path mends them
+# Errors of the machine: no other path or permission mends them.
+MACHINE = (*DISK_FULL, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOLCK, errno.EOPNOTSUPP)
 failed_jobs: list[int] = []  # exit codes, of a sweep
 signals: list[int] = []  # those that have arrived
 
@@ -64,7 +58,7 @@ def main(command: str | None = None) -> NoReturn:
         code = _run(command, sys.argv[1:])
         print(end="", flush=True)  # what cannot be written fails before Python exits
     except Exception as error:
-        code = report(error)
+        code = handle_exception(error)
     except BaseException as error:
         code = _interruption(error)
     for stream in filter(None, (sys.stdout, sys.stderr)):
@@ -125,7 +119,7 @@ def _complete(args: list[str]) -> int:
 # --- where exceptions end
 
 
-def report(error: Exception, job: str = "") -> int:
+def handle_exception(error: Exception, job: str = "") -> int:
     """Print an error, in one line where the user can correct it, and return the exit code."""
     if signals:  # an import that a signal breaks off may raise anything
         return _interruption(SystemExit(128 + signals[0]))
@@ -218,7 +212,7 @@ def job(task: Callable[[Any], Any]) -> Callable[[Any], Any]:
         try:
             return task(config)
         except Exception as error:
-            code = report(error, " ".join(current_overrides()) if in_sweep else "")
+            code = handle_exception(error, " ".join(current_overrides()) if in_sweep else "")
             if os.getpid() != parent:  # the launcher hands over the error
                 raise (BadInput if code == 2 else RuntimeError)(f"a job of the sweep failed: {error}") from None
             if not in_sweep:

@@ -56,7 +56,6 @@ class DataConfig:
                 raise BadInput(f"data.{key}: is empty")
             if value != default and self.source not in sources:
                 raise BadInput(f"data.{key}={value}: is for data={' or '.join(sources)}, not data.source={self.source}")
-
         self._check_validation()
 
     def _check_validation(self) -> None:

@@ -9,7 +9,7 @@ from lm.config.checks import BadInput
 
 
 def build(kind: Any, value: Any, key: str = "") -> Any:
-    """A value from JSON or YAML as a dataclass, a list, a dict or a plain type; an int is a float too.
+    """A value from JSON or YAML as a dataclass, a NamedTuple, a list, a dict or a plain type; an int is a float too.
 
     Raises BadInput naming a key that does not exist or whose value has another type, TypeError for one that is missing.
     """
@@ -19,19 +19,22 @@ def build(kind: Any, value: Any, key: str = "") -> Any:
         return None if value is None else build(type(value) if type(value) in kinds else kinds[0], value, key)
     if kind is Any or (kind is float and type(value) is int):
         return value
-    is_record = is_dataclass(kind)
-    stored = dict if is_record else origin or kind
+    is_record, is_named_tuple = is_dataclass(kind), hasattr(kind, "_fields")
+    stored = dict if is_record else list if is_named_tuple else origin or kind
     if type(value) is not stored:
         raise BadInput(f"{key}: expected {stored.__name__}, not {value!r:.60}")
+    content: Any = value  # of that type, which mypy cannot follow
+    hints = _hints(kind) if is_record or is_named_tuple else {}
+    if is_named_tuple:
+        return kind(*(build(hint, item, key) for hint, item in zip(hints.values(), content, strict=True)))
     if is_record:
-        hints = _hints(kind)
-        if unknown := [name for name in value if name not in hints]:
+        if unknown := [name for name in content if name not in hints]:
             raise BadInput(f"{key}.{unknown[0]}: no such key".lstrip("."))
-        return kind(**{name: build(hints[name], item, f"{key}.{name}".lstrip(".")) for name, item in value.items()})
+        return kind(**{name: build(hints[name], item, f"{key}.{name}".lstrip(".")) for name, item in content.items()})
     if origin is list:
-        return [build(arguments[0], item, f"{key}[{i}]") for i, item in enumerate(value)]
+        return [build(arguments[0], item, f"{key}[{i}]") for i, item in enumerate(content)]
     if origin is dict:
-        return {name: build(arguments[1], item, f"{key}.{name}") for name, item in value.items()}
+        return {name: build(arguments[1], item, f"{key}.{name}") for name, item in content.items()}
     return value
 
 
