@@ -22,7 +22,7 @@ def build(kind: Any, value: Any, key: str = "") -> Any:
     is_record, is_named_tuple = is_dataclass(kind), hasattr(kind, "_fields")
     stored = dict if is_record else list if is_named_tuple else origin or kind
     if type(value) is not stored:
-        raise BadInput(f"{key}: expected {stored.__name__}, not {value!r:.60}")
+        raise BadInput(f"{key}: expected {stored.__name__}, found {value!r:.60}")
     content: Any = value  # of that type, which mypy cannot follow
     hints = _hints(kind) if is_record or is_named_tuple else {}
     if is_named_tuple:
