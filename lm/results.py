@@ -28,7 +28,7 @@ from lm.report.metrics import FILE as METRICS
 from lm.report.metrics import Lines, read_lines
 from lm.runs.find import FoundRun, differing, find_runs, folders_with, without_parts_of_the_head
 from lm.runs.query import check_key
-from lm.system.terminal import spelled
+from lm.system.terminal import to_override_value
 
 Columns = Mapping[str, type | None]  # None: as the values are
 DTYPES = {int: "Int64", float: "float64", bool: "boolean"}
@@ -194,5 +194,5 @@ def column(values: list[Any], kind: type | None) -> Any:
     kinds = {type(value) for value in values if value is not None}
     kind = kind or (kinds.pop() if len(kinds) == 1 else float if kinds == {int, float} else str)
     if kind not in DTYPES:
-        values = [value if value is None else spelled(value) for value in values]
+        values = [value if value is None else to_override_value(value) for value in values]
     return pd.Series(values, dtype=DTYPES.get(kind, "string"))

@@ -98,7 +98,7 @@ def test_another_command_is_named_in_the_form_that_was_used(
     argv: list[str], start: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", argv)
-    assert front.start_of("report") == start
+    assert front.command_prefix("report") == start
 
 
 # --- shell completion, which is Hydra's for train and ablate

@@ -15,7 +15,7 @@ from lm.ablation.run.folder import claim
 from lm.config import BadInput
 from lm.config.checks import reading
 from lm.system.files import (
-    ABANDONED,
+    STALE_SECONDS,
     atomic_file,
     csv_text,
     read_csv,
@@ -72,7 +72,7 @@ def test_a_file_system_that_cannot_sync_folders_is_written_to(tmp_path: Path, mo
 
 def test_an_ablation_that_begins_leaves_what_a_report_is_writing(tmp_path: Path) -> None:
     (tmp_path / ".partial-old").write_text("half")
-    os.utime(tmp_path / ".partial-old", (0, os.stat(tmp_path).st_mtime - 2 * ABANDONED))
+    os.utime(tmp_path / ".partial-old", (0, os.stat(tmp_path).st_mtime - 2 * STALE_SECONDS))
     with atomic_file(tmp_path / "report.md") as file:
         file.write(b"whole")
         with claim(tmp_path):

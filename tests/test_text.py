@@ -23,7 +23,7 @@ from lm.data.documents import Document, Fingerprint
 from lm.data.store import StoredText
 from lm.data.text import Text
 from lm.data.tokens import prepare
-from lm.system.files import ABANDONED
+from lm.system.files import STALE_SECONDS
 
 
 @pytest.fixture
@@ -177,7 +177,7 @@ def test_what_killed_processes_left_is_removed(source: DataConfig) -> None:
     old, new = (texts.with_name("sources") / f".partial-{age}" for age in ("old", "new"))
     for one in old, new:  # one is of a process that may still be writing
         one.touch()
-    os.utime(old, (time.time() - ABANDONED,) * 2)
+    os.utime(old, (time.time() - STALE_SECONDS,) * 2)
     with open(str(source.path), "a") as file:
         file.write("more")
     stored_text(source)

@@ -13,7 +13,7 @@ from lm.ablation.record import AblationRecord, look
 from lm.config.ablation import Look
 from lm.config.checks import reading
 from lm.config.typed import build
-from lm.system.files import hash_of, read_json_lines
+from lm.system.files import json_sha256, read_json_lines
 
 FILE = "verdicts.jsonl"
 
@@ -21,7 +21,7 @@ FILE = "verdicts.jsonl"
 def verdicts_seen(folder: Path, record: AblationRecord) -> list[Look]:
     """What was asked whenever a verdict was seen, each once."""
     found = [*record.verdicts_seen, *written(folder)]
-    return [*{hash_of(asdict(one)): one for one in found}.values()]
+    return [*{json_sha256(asdict(one)): one for one in found}.values()]
 
 
 def remember(folder: Path, record: AblationRecord, seeds: list[int]) -> None:

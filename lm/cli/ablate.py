@@ -18,7 +18,7 @@ from omegaconf import DictConfig
 
 from lm.ablation.plan.compose import compose_arms, compose_base
 from lm.cli.compose import compose, current_overrides, key_of, quoted, register, run_hydra, string, to_dataclass
-from lm.cli.main import job, resumable, start_of
+from lm.cli.main import command_prefix, job, resumable
 from lm.cli.mistakes import CONFIGS, kinds_of, no_such_key
 from lm.config import BadInput, RunConfig
 from lm.config.ablation import AblateConfig
@@ -60,7 +60,7 @@ def program(config: DictConfig) -> None:
 
 def _command() -> str:
     """The command line for the record: the settings as they were typed, the program without its path."""
-    start = start_of("ablate")
+    start = command_prefix("ablate")
     return shlex.join([*start, *sys.argv[2 if start[-1] == "ablate" else 1 :]])
 
 

@@ -22,7 +22,7 @@ from lm.config.checks import error_prefix
 from lm.config.identity import PLACES, is_runtime
 from lm.config.typed import build
 from lm.exchange.base import agrees, read_base
-from lm.system.terminal import spelled
+from lm.system.terminal import to_override_value
 from lm.training.run_directory import LENGTH, RunDirectory
 
 SWEEP_VALUE = re.compile(r",|^\w+\(")  # several values in Hydra's grammar: a,b or choice(a,b), range(...), glob(...)
@@ -214,7 +214,9 @@ def _with_init_from(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
 
 
 def _refuse(key: str, value: Any, init_from: str, loaded: Any) -> NoReturn:
-    raise BadInput(f"{key}={spelled(value)}: init_from={init_from} has {spelled(loaded)}; leave it out")
+    raise BadInput(
+        f"{key}={to_override_value(value)}: init_from={init_from} has {to_override_value(loaded)}; leave it out"
+    )
 
 
 def _load_resumed_config(config: DictConfig, overrides: Sequence[str]) -> RunConfig | None:

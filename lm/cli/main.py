@@ -241,7 +241,7 @@ def configure_logging() -> None:
     logger.setLevel(logging.INFO if is_first_process() else logging.WARNING)
 
 
-def start_of(command: str) -> list[str]:
+def command_prefix(command: str) -> list[str]:
     """The words that start a command in the form that was used: a script, `python -m lm` or `lm-lab`."""
     started = Path(sys.argv[0])
     if started.name == "__main__.py":

@@ -18,7 +18,7 @@ from lm.data.paths import SUFFIXES, is_url, local_files
 from lm.data.rows import Rows
 from lm.data.store import StoredText
 from lm.data.text import Text
-from lm.system.files import hash_of, sha256
+from lm.system.files import json_sha256, sha256
 
 EXCLUDED = ("test", "tests", "idle_test", "site-packages", "dist-packages", "encodings", "pydoc_data", "lib2to3")
 # Settings that decide which text is read.
@@ -97,7 +97,7 @@ def stored_text(config: DataConfig, quiet: bool = True) -> StoredText:
         Path(config.cache_dir).expanduser(),
         source,
         f"data.path={config.path}",
-        request=hash_of(settings)[:32],
+        request=json_sha256(settings)[:32],
         max_bytes=config.max_bytes,
         verify=config.verify,
         quiet=quiet,

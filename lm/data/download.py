@@ -15,7 +15,7 @@ from tqdm import tqdm
 from lm.config import BadInput
 from lm.data.cache import locked, partial_folder
 from lm.data.documents import first_line
-from lm.system.files import hash_of
+from lm.system.files import json_sha256
 
 MOST_BYTES = 32 << 30
 TIMEOUT = 30.0  # seconds without a byte
@@ -35,11 +35,11 @@ def download(url: str, cache: Path, max_bytes: int | None = None) -> Path:
     is wanted, the caller tells by its hash. Raises BadInput if there is none within MOST_BYTES and TIMEOUT, or if it
     breaks off.
     """
-    of, name = hash_of([url, max_bytes])[:16], Path(unquote(urlparse(url).path)).name or "index"
+    of, name = json_sha256([url, max_bytes])[:16], Path(unquote(urlparse(url).path)).name or "index"
     try:
         with urlopen(Request(url, headers=HEADERS), timeout=TIMEOUT) as answer:
             version = answer.headers.get("ETag") or answer.headers.get("Last-Modified")
-            path = cache / "downloads" / f"{of}-{hash_of(version)[:16]}" / name
+            path = cache / "downloads" / f"{of}-{json_sha256(version)[:16]}" / name
             if version is None or not path.exists():
                 keep(checked(answer, max_bytes), path, replacing=version is None)
             return path

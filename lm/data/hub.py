@@ -11,7 +11,7 @@ from typing import Any
 from lm.config import BadInput, DataConfig
 from lm.data.documents import Document, Fingerprint, first_line
 from lm.data.rows import ROWS, column_documents, parquet_batches, quiet_datasets
-from lm.system.files import hash_of, read_json, write_json
+from lm.system.files import json_sha256, read_json, write_json
 
 TIMEOUT = 10.0  # seconds, to the first answer
 BLOCK = 1 << 22  # bytes of a file that are asked for at a time
@@ -76,7 +76,7 @@ def resolve(config: DataConfig) -> str:
     if re.fullmatch("[0-9a-f]{40}", config.revision or ""):
         return str(config.revision)
     request = {"path": config.path, "revision": config.revision or "main"}
-    note = Path(config.cache_dir).expanduser() / "revisions" / f"{hash_of(request)[:32]}.json"
+    note = Path(config.cache_dir).expanduser() / "revisions" / f"{json_sha256(request)[:32]}.json"
     try:
         commit = ask(config, config.revision)
     except Unavailable as error:

@@ -23,7 +23,7 @@ from lm.config import BadInput
 from lm.data.cache import checksum, locked, partial_folder
 from lm.data.documents import Document, Source, cut
 from lm.data.text import FORMAT, Text, folder_of, open_text, position
-from lm.system.files import ABANDONED, read_json, remove_partial, write_json
+from lm.system.files import STALE_SECONDS, read_json, remove_partial, write_json
 
 PACKED = struct.Struct("<QQQ")  # a record, as in lm/data/text.py
 RACY = 2 * 10**9  # ns: the coarsest times of file systems
@@ -137,7 +137,7 @@ class StoredText:
     def index(self, found: Scan) -> None:
         state = {"format": FORMAT, "fingerprint": found.fingerprint, "clean": found.clean, "text": found.hash}
         self.entry.parent.mkdir(exist_ok=True)
-        remove_partial(self.entry.parent, older_than=ABANDONED)  # without a lock: others may be writing theirs
+        remove_partial(self.entry.parent, older_than=STALE_SECONDS)  # without a lock: others may be writing theirs
         write_json(self.entry, state)
 
     def open(self) -> Text:

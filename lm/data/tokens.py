@@ -27,7 +27,7 @@ from lm.data.store import StoredText
 from lm.data.tokenizer import Tokenizer
 from lm.data.tokenizer_file import load_tokenizer
 from lm.data.vocabulary import build_tokenizer
-from lm.system.files import hash_of, read_json, sync_folder, write_json, write_text
+from lm.system.files import json_sha256, read_json, sync_folder, write_json, write_text
 
 FORMAT = 3  # of the folder; a change causes folders to be built again
 FILES = ("train.bin", "val.bin", "tokenizer.json")
@@ -78,7 +78,7 @@ def prepare(config: DataConfig, tokenizer: TokenizerConfig, quiet: bool = True) 
         identity["path"] = own.hash
         note = "is added, because it has no usual end-of-text token" if own.eot_added else "is its end-of-text token"
         log.info("tokenizer.path=%s: %s %s; %d tokens", tokenizer.path, own.eot_token, note, own.vocab_size)
-    folder = Path(config.cache_dir).expanduser() / "tokens" / hash_of(identity)[:16]
+    folder = Path(config.cache_dir).expanduser() / "tokens" / json_sha256(identity)[:16]
     data = usable(folder)
     if data is None:
         with locked(folder):

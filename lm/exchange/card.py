@@ -5,12 +5,12 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from lm.config.identity import flat, identifying
+from lm.config.identity import flat, hashed_settings
 from lm.model.size import n_params
 from lm.model.transformer import Transformer
 from lm.report.page import code, fence, plain, table
 from lm.system.files import write_text
-from lm.system.terminal import printable, spelled
+from lm.system.terminal import printable, to_override_value
 
 LIMITS = """It is meant for experiments with small language models, not for anything that relies on what it says. It
 is small, it knows only the text that it was trained on, and it was not trained to follow instructions, to be truthful
@@ -110,8 +110,8 @@ def training(settings: dict[str, Any], result: dict[str, Any]) -> list[str]:
         facts.append(["tokens seen in training", f"{result['tokens']:,} in {result['steps']:,} steps"])
         facts += [[key, plain(printable(str(result[key])))] for key in PLACE]
         facts.append(["packages", plain(", ".join(f"{name} {found}" for name, found in result["versions"].items()))])
-    own = {key: value for key, value in identifying(settings).items() if value is not None}
+    own = {key: value for key, value in hashed_settings(settings).items() if value is not None}
     own |= {key: Path(str(own[key])).name for key in own if key.endswith("path") and "://" not in str(own[key])}
     own |= {"data.path": text_of(settings)} if "data.path" in own else {}
-    every = "\n".join(printable(f"{key}={spelled(value)}") for key, value in own.items())
+    every = "\n".join(printable(f"{key}={to_override_value(value)}") for key, value in own.items())
     return ["## Training", table(["what", "value"], facts), "Every setting that decides the result:", fence(every)]

@@ -73,14 +73,14 @@ def eot_name(folder: Path) -> str | None:
 
 
 @cache
-def hash_of(path: Path, size: int, changed: int) -> str:
+def json_sha256(path: Path, size: int, changed: int) -> str:
     return sha256(path)
 
 
 def weights_hash(folder: Path) -> str:
     """Of all safetensors files of the folder, each read once in a process as long as it does not change."""
     paths = [folder / name for name in shards(folder)]
-    found = [hash_of(path, path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+    found = [json_sha256(path, path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
     return found[0] if len(found) == 1 else hashlib.sha256("".join(found).encode()).hexdigest()
 
 

@@ -9,7 +9,7 @@ from lm.config import BadInput
 from lm.report.metrics import FILE, Points, after, points, read_lines
 from lm.report.plots import NAME, legend, looks, panels, save, tokens_axis, window
 from lm.runs.find import FoundRun, differing, without_parts_of_the_head
-from lm.system.terminal import printable, spelled
+from lm.system.terminal import printable, to_override_value
 
 MOST = 16  # curves that a legend can tell apart
 
@@ -32,7 +32,9 @@ def curve_of(run: FoundRun) -> Points:
 def labels(runs: Sequence[FoundRun]) -> dict[str, str]:
     """The settings that differ, where they tell the runs apart and fit into a legend; else the names."""
     keys = without_parts_of_the_head(differing(runs), runs)
-    found = {run.name: " ".join(f"{key.rpartition('.')[2]}={spelled(run[key])}" for key in keys) for run in runs}
+    found = {
+        run.name: " ".join(f"{key.rpartition('.')[2]}={to_override_value(run[key])}" for key in keys) for run in runs
+    }
     found = {name: printable(said.replace("name=", "")) for name, said in found.items()}
     told = len({*found.values()}) == len(found) and max(map(len, found.values())) <= NAME
     return found if told else {name: printable(name) for name in found}

@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from lm.ablation.run_files import RunFiles
 from lm.config import BadInput
-from lm.config.identity import flat, identifying
+from lm.config.identity import flat, hashed_settings
 from lm.training.run_directory import RunDirectory
 
 MARKS = ("config.yaml", "result.json")  # a directory that holds one of them is a run
@@ -83,7 +83,7 @@ def read_run(path: Path, name: str) -> FoundRun:
 def differing(runs: Sequence[FoundRun]) -> list[str]:
     """The settings that decide what a run computes and are not equal in all runs, as dotted keys."""
     known = [run for run in runs if run.settings]
-    keys = dict.fromkeys(key for run in known for key in identifying(run.settings))
+    keys = dict.fromkeys(key for run in known for key in hashed_settings(run.settings))
     found = [key for key in keys if len({str(run.settings.get(key)) for run in known}) > 1]
     of_text = any(key.startswith(("data.", "tokenizer.")) for key in found)
     return [key for key in found if not (of_text and key in HASHES)]

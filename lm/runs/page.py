@@ -8,13 +8,13 @@ from matplotlib.figure import Figure
 
 from lm.ablation.report.text import few_lines
 from lm.config import BadInput
-from lm.config.identity import RESOLVED, flat, identifying
+from lm.config.identity import RESOLVED, flat, hashed_settings
 from lm.report.metrics import FILE, Points, after, points, read_lines
 from lm.report.page import code, fence, page, plain, table
 from lm.report.plots import drawing, legend, panels, tokens_axis, window
 from lm.runs.find import FoundRun, read_run
 from lm.system.files import write_text
-from lm.system.terminal import printable, spelled
+from lm.system.terminal import printable, to_override_value
 from lm.training.run_directory import read_result, read_samples
 
 SHOWN = 5  # times during training whose samples are shown
@@ -107,10 +107,10 @@ def size(result: Mapping[str, Any]) -> list[str]:
 
 
 def settings_section(run: FoundRun, defaults: Mapping[str, Any]) -> list[str]:
-    own = {key: value for key, value in identifying(run.settings).items() if key not in RESOLVED}
+    own = {key: value for key, value in hashed_settings(run.settings).items() if key not in RESOLVED}
     trainer = {key for key in own if key.startswith("trainer.")}
     rows = [
-        [shown(key), shown(spelled(own[key])), shown(spelled(defaults.get(key)))]
+        [shown(key), shown(to_override_value(own[key])), shown(to_override_value(defaults.get(key)))]
         for key in own
         if (key in defaults or key in trainer) and own[key] != defaults.get(key)
     ]

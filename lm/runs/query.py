@@ -8,7 +8,7 @@ from typing import Any
 
 from lm.config import BadInput
 from lm.runs.find import FoundRun
-from lm.system.terminal import spelled
+from lm.system.terminal import to_override_value
 
 CONDITION = re.compile(r"\s*([\w.-]+)\s*(==|!=|<=|>=|=|<|>)\s*(.*?)\s*", re.DOTALL)
 NEXT = re.compile(r",(?=\s*[\w.-]+\s*(?:[!=]=|[<>=]))")  # a comma before a condition; others belong to a value
@@ -47,7 +47,7 @@ def ordered(runs: Sequence[FoundRun], key: str) -> list[FoundRun]:
 
     def rank(run: FoundRun) -> tuple[bool, float, str]:
         value = run[name]
-        return (False, value, "") if is_number(value) else (True, 0, spelled(value))
+        return (False, value, "") if is_number(value) else (True, 0, to_override_value(value))
 
     return sorted(known, key=rank, reverse=key != name) + [run for run in runs if run[name] is None]
 
@@ -75,6 +75,6 @@ def number(condition: str, text: str) -> float:
 
 def equal(value: Any, text: str) -> bool:
     try:
-        return float(text) == value if is_number(value) else spelled(value) == text
+        return float(text) == value if is_number(value) else to_override_value(value) == text
     except ValueError:
         return False

@@ -7,7 +7,7 @@ from typing import Any
 from lm.ablation.outcomes import Outcomes
 from lm.ablation.plan.arms import Arms, sources_of
 from lm.ablation.record import AblationRecord, CellRecord
-from lm.config.identity import identifying
+from lm.config.identity import hashed_settings
 
 Planned = Sequence[CellRecord]
 MOST = 3  # names of files or settings that are told
@@ -31,7 +31,7 @@ def reason(before: AblationRecord, run: CellRecord, planned: Planned, arms: Arms
     files = named(before.sources, sources_of(arms)) if before.sources else ""
     changed = [key for key, value in old.identity.items() if new.identity[key] != value]
     found = [f"the {WHAT.get(key, key)} changed{files * (key == 'source_hash')}" for key in changed]
-    if others := named(identifying(old.settings), identifying(new.settings)):
+    if others := named(hashed_settings(old.settings), hashed_settings(new.settings)):
         found.append(f"settings changed{others}")
     if not found and old.tuned != new.tuned:
         return f"the tuned settings changed{named(old.tuned, new.tuned)}"

@@ -16,7 +16,7 @@ from lm.ablation.report.forest import Line, draw_forest, label
 from lm.ablation.report.numbers import results
 from lm.ablation.report.warnings import warnings_of
 from lm.ablation.seen import remember
-from lm.config.identity import identifying
+from lm.config.identity import hashed_settings
 from lm.report.page import code, plain, table
 from lm.report.plots import drawing, short
 from lm.system.files import csv_text, write_text
@@ -97,7 +97,7 @@ def overview(title: str, studies: dict[Path, Study], groups: Groups) -> str:
 def conditions(studies: dict[Path, Study]) -> list[list[str]]:
     """Each ablation's settings that are not those of the first; empty where all are the same."""
     records = {folder: study.record for folder, study in studies.items()}
-    settings = {folder: identifying(one.arms[one.baseline].settings) for folder, one in records.items()}
+    settings = {folder: hashed_settings(one.arms[one.baseline].settings) for folder, one in records.items()}
     first, *_ = [*settings.values(), {}]
     others = {
         folder: [f"{key}={value}" for key, value in one.items() if value not in (None, first.get(key))]

@@ -13,7 +13,7 @@ from lm.ablation.record import FILE, AblationRecord, asked, read_record
 from lm.ablation.run.task import TOKEN
 from lm.config import BadInput
 from lm.config.ablation import AblateConfig
-from lm.system.files import ABANDONED, remove_partial
+from lm.system.files import STALE_SECONDS, remove_partial
 
 LOCK = ".lock"
 READABLE = 40  # characters of the overrides in a folder's name
@@ -60,7 +60,7 @@ def claim(path: Path) -> Iterator[None]:
     except OSError as error:
         raise BadInput(f"output_dir={path}: cannot be written to ({error.strerror})") from error
     try:
-        remove_partial(path, older_than=ABANDONED)  # a report, or a run on another node, may be writing now
+        remove_partial(path, older_than=STALE_SECONDS)  # a report, or a run on another node, may be writing now
         yield
     finally:
         if not (path / FILE).exists():
