@@ -35,7 +35,7 @@ from lm.ablation.run_files import RunFiles
 from lm.ablation.summary import plan_table, result_table
 from lm.cli.compose import compose
 from lm.cli.mistakes import CONFIGS
-from lm.config import BadInput, RunConfig
+from lm.config import RunConfig, UserError
 from lm.config.ablation import AblateConfig, TuneConfig
 from lm.config.identity import config_hash
 from lm.system.files import read_json
@@ -200,21 +200,21 @@ def test_a_cell_that_diverges_or_breaks_is_recorded_and_the_rest_go_on(lab: Abla
 
 def test_a_folder_of_something_else_is_refused(lab: Ablate, tmp_path: Path) -> None:
     lab(seeds=[0])
-    with pytest.raises(BadInput, match=r"another ablation \(name is test there, other now\)"):
+    with pytest.raises(UserError, match=r"another ablation \(name is test there, other now\)"):
         lab(name="other")
-    with pytest.raises(BadInput, match=r"another ablation \(overrides"):
+    with pytest.raises(UserError, match=r"another ablation \(overrides"):
         lab("optim.lr=0.5")
     stranger = tmp_path / "stranger"
     stranger.mkdir()
     (stranger / "thesis.txt").write_text("")
-    with pytest.raises(BadInput, match="holds no ablation"):
+    with pytest.raises(UserError, match="holds no ablation"):
         lab(folder="stranger")
     assert [path.name for path in stranger.iterdir()] == ["thesis.txt"]
     (tmp_path / "list").mkdir()
     (tmp_path / "list/ablation.json").write_text("[]")
-    with pytest.raises(BadInput, match="not what lm wrote"):
+    with pytest.raises(UserError, match="not what lm wrote"):
         lab(folder="list")
-    with pytest.raises(BadInput, match=r"output_dir=/proc/nowhere: cannot be written to"):
+    with pytest.raises(UserError, match=r"output_dir=/proc/nowhere: cannot be written to"):
         lab(folder="/proc/nowhere")
 
 
@@ -306,11 +306,11 @@ def test_a_plan_leaves_nothing_behind(lab: Ablate, tmp_path: Path) -> None:
 
 
 def test_bad_input_leaves_nothing_behind(lab: Ablate, tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="absent"):
+    with pytest.raises(UserError, match="absent"):
         lab("data.path=absent.txt", folder="new/out")
     assert not (tmp_path / "new").exists()
     (tmp_path / "mine").mkdir()
-    with pytest.raises(BadInput, match="absent"):
+    with pytest.raises(UserError, match="absent"):
         lab("data.path=absent.txt", folder="mine")
     assert list((tmp_path / "mine").iterdir()) == []
 
@@ -318,7 +318,7 @@ def test_bad_input_leaves_nothing_behind(lab: Ablate, tmp_path: Path) -> None:
 def test_two_drivers_do_not_share_a_folder(lab: Ablate, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = lab(seeds=[0])
     monkeypatch.setattr("lm.ablation.ablate.measure", lambda *_: pytest.fail("measured beside another's runs"))
-    with claim(runner.path), pytest.raises(BadInput, match="another process"):
+    with claim(runner.path), pytest.raises(UserError, match="another process"):
         lab(seeds=[0])
 
 

@@ -20,7 +20,7 @@ from lm.cli.compose import compose, parse, run_hydra
 from lm.cli.evaluate import parse_arguments
 from lm.cli.main import handle_exception, job
 from lm.cli.mistakes import CONFIGS, kinds_of
-from lm.config import BadInput, EvaluateConfig, GenerateConfig, RunConfig
+from lm.config import EvaluateConfig, GenerateConfig, RunConfig, UserError
 from lm.config.ablation import AblateConfig
 from lm.config.benchmark import BenchmarkConfig
 
@@ -214,7 +214,7 @@ def composed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     def convert(config: Any, overrides: list[str], schema: Any) -> Any:
         seen.append(OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), OmegaConf.to_container(config))))
-        raise KeyboardInterrupt if schema is AblateConfig else BadInput("seen")
+        raise KeyboardInterrupt if schema is AblateConfig else UserError("seen")
 
     for module in (train, ablate):
         monkeypatch.setattr(module, "to_dataclass", convert)
@@ -343,7 +343,7 @@ def test_a_debug_variable_shows_the_traceback_of_a_mistake(command: Command, mon
 
 
 def test_a_message_cannot_steer_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    handle_exception(BadInput("a\x1b[2J\nb"))
+    handle_exception(UserError("a\x1b[2J\nb"))
     assert capsys.readouterr().err == "error: a\\x1b[2J b\n"
 
 

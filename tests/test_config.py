@@ -10,7 +10,6 @@ from conftest import HEADS
 
 from lm import config
 from lm.config import (
-    BadInput,
     CheckpointConfig,
     DataConfig,
     DiagnosticsConfig,
@@ -22,6 +21,7 @@ from lm.config import (
     RunConfig,
     TokenizerConfig,
     TrainerConfig,
+    UserError,
     ValidationConfig,
 )
 from lm.config.model import OWN_SETTINGS
@@ -108,7 +108,7 @@ REFUSED: list[Case] = [
 
 @pytest.mark.parametrize(("schema", "settings", "start"), REFUSED)
 def test_what_cannot_be_is_refused_by_name(schema: type, settings: dict[str, Any], start: str) -> None:
-    with pytest.raises(BadInput, match=rf"^{re.escape(start)}(?![\w.])") as caught:
+    with pytest.raises(UserError, match=rf"^{re.escape(start)}(?![\w.])") as caught:
         schema(**settings)
     assert "\n" not in str(caught.value)
 

@@ -15,7 +15,7 @@ from conftest import ROOT, SEQ, TIED, VOCAB, tiny
 from torch import Tensor
 
 from lm.cli import export
-from lm.config import POSITIONS, BadInput, DataConfig, EvaluateConfig, RunConfig, ValidationConfig
+from lm.config import POSITIONS, DataConfig, EvaluateConfig, RunConfig, UserError, ValidationConfig
 from lm.data.batches import TrainingStream
 from lm.data.tokens import TextData, prepare
 from lm.data.vocabulary import byte_tokenizer
@@ -192,7 +192,7 @@ def test_a_text_of_one_document_is_warned_about(corpus: Path, tmp_path: Path, ca
 
 
 def test_the_mask_of_an_evaluation_is_no_setting_of_its_text() -> None:
-    with pytest.raises(BadInput, match=r"^data\.document_mask="):
+    with pytest.raises(UserError, match=r"^data\.document_mask="):
         EvaluateConfig(run_dir="r", data=DataConfig(document_mask=True))
 
 

@@ -38,7 +38,7 @@ from lm.ablation.run.workers import place_of, run_cells
 from lm.ablation.run_files import Outcome, RunFiles, broke
 from lm.cli.compose import compose
 from lm.cli.mistakes import CONFIGS
-from lm.config import BadInput, RunConfig
+from lm.config import RunConfig, UserError
 from lm.config.ablation import AblateConfig, SlurmConfig
 from lm.system.files import write_json
 
@@ -65,7 +65,7 @@ class Listed(Executor):
 
     def start(self, task: Task) -> None:
         if len(self.running) >= self.room:
-            raise BadInput("too many jobs")
+            raise UserError("too many jobs")
         assert task.run_dir not in [one.run_dir for one in self.running], "a second copy"
         self.started.append(task.run_dir)
         self.running.append(task)
@@ -152,7 +152,7 @@ def test_a_run_that_the_engine_refuses_waits_while_others_run(
     assert carried_out(cells, executor) == [one.run_dir for one in cells]
     assert (caplog.text.count("too many jobs"), executor.cancelled) == (1, 0)
     executor.room = 0
-    with pytest.raises(BadInput, match="too many jobs"):
+    with pytest.raises(UserError, match="too many jobs"):
         carried_out(cells, executor)
 
 
@@ -193,7 +193,7 @@ def test_a_node_that_lacks_what_runs_need_is_told(tmp_path: Path, monkeypatch: p
         (replace(place, torch="1.0"), r"torch: version \d\S+ on node .*; expected the driver's, 1\.0"),
     ]
     for there, said in wrong:
-        with pytest.raises(BadInput, match=said):
+        with pytest.raises(UserError, match=said):
             there.check()
 
 
@@ -201,14 +201,14 @@ def test_a_node_that_lacks_what_runs_need_is_told(tmp_path: Path, monkeypatch: p
 def test_an_engine_that_is_absent_is_told(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(
-        BadInput, match=rf'executor={kind}: the package \w+ is missing; .*pip install "lm-lab\[{kind}\]"'
+        UserError, match=rf'executor={kind}: the package \w+ is missing; .*pip install "lm-lab\[{kind}\]"'
     ):
         EXECUTORS[kind](AblateConfig(ablation=question(), executor=kind), tmp_path)
 
 
 @pytest.mark.parametrize("given", [{"job_name": "x"}, {"additional_parameters": {"job-name": "x"}}])
 def test_a_job_keeps_the_name_by_which_it_is_found(given: dict[str, Any]) -> None:
-    with pytest.raises(BadInput, match=r"slurm\.parameters\.job_name: expected no such key"):
+    with pytest.raises(UserError, match=r"slurm\.parameters\.job_name: expected no such key"):
         SlurmConfig(parameters=given)
     asked = request("ours", 2, 0, SlurmConfig())
     assert (asked["job_name"], asked["cpus_per_task"], asked["additional_parameters"]) == (
@@ -248,7 +248,7 @@ def test_a_node_on_which_lm_cannot_be_imported_is_named(tmp_path: Path) -> None:
     known: Any = SimpleNamespace(nodes=lambda: nodes, get=get, exceptions=SimpleNamespace(RayError=NoLm))
     executor.ray = known
     executor.on_node = lambda *_: None  # type: ignore[method-assign]
-    with pytest.raises(BadInput, match=r"executor=ray: node node7 cannot .*No module named 'lm'"):
+    with pytest.raises(UserError, match=r"executor=ray: node node7 cannot .*No module named 'lm'"):
         executor.prepare(place_of(tmp_path))
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from lm.ablation.run.folder import claim
-from lm.config import BadInput
+from lm.config import UserError
 from lm.config.checks import reading
 from lm.system.files import (
     STALE_SECONDS,
@@ -51,7 +51,7 @@ def test_what_holds_something_else_is_one_line_that_names_the_file(
     tmp_path: Path, read: Callable[[Path], object], content: bytes
 ) -> None:
     (tmp_path / "file").write_bytes(content)
-    with pytest.raises(BadInput) as caught, reading(tmp_path / "file"):
+    with pytest.raises(UserError) as caught, reading(tmp_path / "file"):
         read(tmp_path / "file")
     assert str(caught.value).startswith(f"{tmp_path / 'file'}: not what lm wrote (")
     assert "\n" not in str(caught.value)

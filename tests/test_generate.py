@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.overrides import TorchFunctionMode
 
-from lm.config import POSITIONS, BadInput
+from lm.config import POSITIONS, UserError
 from lm.data.vocabulary import byte_tokenizer, char_tokenizer
 from lm.inference.decode import cache_length, decode, window_start
 from lm.inference.generate import generate, stream
@@ -112,7 +112,7 @@ def test_zero_new_tokens_give_an_empty_continuation() -> None:
 @pytest.mark.parametrize("wrong", [{"max_new_tokens": -1}, {"temperature": -0.1}, {"temperature": math.nan}, *SAMPLING])
 def test_invalid_numbers_are_refused_by_name(wrong: dict) -> None:
     for function in (generate, lambda *args, **options: list(stream(*args, **options))):
-        with pytest.raises(BadInput, match=next(iter(wrong))):
+        with pytest.raises(UserError, match=next(iter(wrong))):
             function(sensitive(BYTE.vocab_size), BYTE, "x", **wrong)
 
 

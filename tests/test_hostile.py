@@ -13,7 +13,7 @@ import torch
 from conftest import HEADS, SEQ, tiny
 
 from lm.ablation.report.seeds import seeds as draw_seeds
-from lm.config import BadInput
+from lm.config import UserError
 from lm.data.tokenizer import Tokenizer
 from lm.data.tokenizer_file import load_tokenizer
 from lm.data.vocabulary import byte_tokenizer
@@ -57,7 +57,7 @@ def with_step(folder: Path, **steps: Step) -> Path:
     ],
 )
 def test_a_tokenizer_that_multiplies_a_text_is_refused(steps: dict[str, Step], tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=f"{next(iter(steps))}: makes up to .* characters of one, expected at most 100"):
+    with pytest.raises(UserError, match=f"{next(iter(steps))}: makes up to .* characters of one, expected at most 100"):
         load_tokenizer(with_step(tmp_path, **steps))
 
 
@@ -68,14 +68,14 @@ def test_a_tokenizer_that_marks_the_beginning_of_a_text_is_read(tmp_path: Path) 
 def test_a_file_that_the_library_panics_at_is_named_without_its_message(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(BadInput, match=r"tokenizer\.json: not a tokenizer\.json \(Precompiled"):
+    with pytest.raises(UserError, match=r"tokenizer\.json: not a tokenizer\.json \(Precompiled"):
         load_tokenizer(with_step(tmp_path, normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAA"}))
     assert capfd.readouterr().err == ""
 
 
 def test_a_panic_of_the_tokenizer_is_bad_input(tmp_path: Path) -> None:
     tokenizer: Tokenizer = load_tokenizer(with_step(tmp_path, normalizer=SLOW))
-    with pytest.raises(BadInput, match="tokenizer: its library gives up on this text"):
+    with pytest.raises(UserError, match="tokenizer: its library gives up on this text"):
         tokenizer.encode("a" * 40 + "!")
 
 
@@ -85,7 +85,7 @@ def test_a_panic_of_the_tokenizer_is_bad_input(tmp_path: Path) -> None:
 def test_weights_that_are_no_numbers_do_not_decode() -> None:
     net = Transformer(tiny(), HEADS["tied"], vocab_size=257, seq_len=SEQ)
     torch.nn.init.constant_(net.norm.weight, math.nan)
-    with pytest.raises(BadInput, match="the model's logits are not numbers"):
+    with pytest.raises(UserError, match="the model's logits are not numbers"):
         generate(net, byte_tokenizer(), "a")
 
 

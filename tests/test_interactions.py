@@ -16,7 +16,7 @@ from lm.ablation.judge.regret import Regret, together
 from lm.ablation.judge.statistics import judge
 from lm.ablation.judge.study import Row, Study
 from lm.ablation.summary import result_table
-from lm.config import BadInput
+from lm.config import UserError
 from lm.config.ablation import interaction
 
 FORMULA = "(c - b) - (b - a)"  # the curvature of a over b to c, say
@@ -107,7 +107,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("formula", REFUSED)
 def test_what_is_no_difference_of_two_comparisons_is_refused(formula: str) -> None:
-    with pytest.raises(BadInput) as error:
+    with pytest.raises(UserError) as error:
         question(interactions={"it": formula})
     assert str(error.value).startswith(f"ablation.interactions.it={formula}: {REFUSED[formula]}")
 

@@ -21,7 +21,7 @@ from lm.ablation.judge.level import level
 from lm.ablation.judge.looks import decides, look_now, saved, seeds_looked_at
 from lm.ablation.judge.power import ALPHA, Tuning
 from lm.ablation.judge.statistics import judge
-from lm.config import BadInput
+from lm.config import UserError
 from lm.config.ablation import Look
 
 PLANS = [(5, 8, 12), (3, 5, 8), (5, 10)]
@@ -111,7 +111,7 @@ def test_the_level_lies_between_bonferronis_and_that_of_one_look() -> None:
 
 @pytest.mark.parametrize("looks", [[3, 2], [1, 3], [2], [2, 2, 3], [2, 3, 4]])
 def test_looks_that_make_no_plan_are_refused(looks: list[int]) -> None:
-    with pytest.raises(BadInput, match=r"ablation\.looks=.*the last is all, 3"):
+    with pytest.raises(UserError, match=r"ablation\.looks=.*the last is all, 3"):
         question(seeds=[0, 1, 2], looks=looks)
     assert question(seeds=[0, 1, 2], looks=[2, 3]).looks == [2, 3]
 

@@ -20,7 +20,7 @@ from lm.ablation.report import write_report
 from lm.ablation.report.numbers import results_csv
 from lm.ablation.report.text import text_section
 from lm.ablation.summary import result_table
-from lm.config import BadInput
+from lm.config import UserError
 from lm.system.files import csv_text, write_json, write_text
 from lm.training.run_directory import RunDirectory
 
@@ -70,7 +70,7 @@ def test_a_result_of_another_seed_is_not_accepted(tmp_path: Path) -> None:
 def test_a_file_that_is_no_result_is_one_line(tmp_path: Path, content: str) -> None:
     put(tmp_path, "")
     (tmp_path / NAME / "result.json").write_bytes(content.encode("latin-1"))
-    with pytest.raises(BadInput, match=r"result\.json: ") as caught:
+    with pytest.raises(UserError, match=r"result\.json: ") as caught:
         RunDirectory(tmp_path / NAME).read_result()
     assert "\n" not in str(caught.value)
     assert Outcomes(tmp_path).of(NAME).status == "failed"
@@ -135,7 +135,7 @@ def test_a_row_without_a_result_says_what_became_of_its_run(tmp_path: Path, stat
 )
 def test_a_spoilt_results_csv_is_named(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "results.csv").write_text(text)
-    with pytest.raises(BadInput, match=said):
+    with pytest.raises(UserError, match=said):
         Outcomes(tmp_path)
 
 
@@ -199,7 +199,7 @@ def test_a_file_that_is_not_what_it_was_is_named(tmp_path: Path, name: str) -> N
     if name == "curves.csv":
         shutil.rmtree(path / "cells")
     (path / name).write_bytes(b"\xff" if name.endswith(".csv") else b'{"a": "b"}\n')
-    with pytest.raises(BadInput, match=re.escape(f"{path / name}: ")):
+    with pytest.raises(UserError, match=re.escape(f"{path / name}: ")):
         write_report(path)
 
 

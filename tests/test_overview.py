@@ -27,7 +27,7 @@ from lm.ablation.report.across import Apart, Shown, all_apart, apart
 from lm.ablation.report.across import shown as shown_of
 from lm.ablation.report.overview import folders, grouped, overview, write_overview
 from lm.ablation.summary import overview_table
-from lm.config import BadInput
+from lm.config import UserError
 from lm.report.plots import short
 
 FIRST, SECOND = "wide vocabulary", "small"
@@ -286,5 +286,5 @@ def test_an_ablation_is_no_folder_of_ablations(several: Path) -> None:
 @pytest.mark.parametrize("record", some(["{}", "[]", '{"cells": [], "arms": {}}'], 3))
 def test_a_damaged_record_is_named(several: Path, record: str) -> None:
     (several / SECOND / "ablation.json").write_text(record)
-    with pytest.raises(BadInput, match=r"small/ablation\.json: .*"):
+    with pytest.raises(UserError, match=r"small/ablation\.json: .*"):
         write_overview(several)

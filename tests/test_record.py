@@ -16,7 +16,7 @@ from lm.ablation.record import (
     read_record,
     write_record,
 )
-from lm.config import BadInput
+from lm.config import UserError
 from lm.config.ablation import Look, TuneConfig
 
 STUDIES = Path(__file__).parents[1] / "docs/studies"
@@ -89,7 +89,7 @@ def read(folder: Path, **changes: Any) -> AblationRecord:
     ],
 )
 def test_a_record_that_cannot_be_used_is_named_with_its_key(tmp_path: Path, changes: dict, said: str) -> None:
-    with pytest.raises(BadInput) as error:
+    with pytest.raises(UserError) as error:
         read(tmp_path, **changes)
     assert str(error.value).startswith(f"{tmp_path / 'ablation.json'}: {said}")
     assert "\n" not in str(error.value)
@@ -98,9 +98,9 @@ def test_a_record_that_cannot_be_used_is_named_with_its_key(tmp_path: Path, chan
 @pytest.mark.parametrize("text", ["", "[]", "{}", "1"])
 def test_another_file_of_this_name_is_no_record(tmp_path: Path, text: str) -> None:
     (tmp_path / "ablation.json").write_text(text)
-    with pytest.raises(BadInput, match="not what lm wrote"):
+    with pytest.raises(UserError, match="not what lm wrote"):
         read_record(tmp_path)
-    with pytest.raises(BadInput, match=r"absent: holds no ablation\.json"):
+    with pytest.raises(UserError, match=r"absent: holds no ablation\.json"):
         read_record(tmp_path / "absent")
 
 

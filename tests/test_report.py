@@ -39,7 +39,7 @@ from lm.ablation.report.tuning import draw_search
 from lm.ablation.report.warnings import progress, warnings_of
 from lm.ablation.seen import remember, verdicts_seen
 from lm.ablation.summary import result_table
-from lm.config import BadInput
+from lm.config import UserError
 from lm.report.page import code, fence, page, plain, table
 from lm.report.plots import looks, panels
 from lm.training.diagnostics import COLUMNS as DIAGNOSTICS
@@ -934,6 +934,6 @@ def test_pairs_that_mix_conditions_are_named(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_an_ablation_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"holds no ablation\.json; expected"):
+    with pytest.raises(UserError, match=r"holds no ablation\.json; expected"):
         write_report(tmp_path)
     assert list(tmp_path.iterdir()) == []

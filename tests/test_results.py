@@ -14,7 +14,7 @@ from test_runs import write_run
 
 from lm.ablation.judge.study import read_study
 from lm.ablation.report.numbers import contrast
-from lm.config import BadInput, RunConfig
+from lm.config import RunConfig, UserError
 from lm.results import CONTRAST, contrasts, curves, runs, trials
 
 STUDY = ROOT / "docs/studies/tying/main"
@@ -159,18 +159,18 @@ def test_reading_writes_nothing(folder: Path) -> None:
 def test_a_mistake_is_named(folder: Path, tmp_path: Path) -> None:
     write_run(tmp_path / "run", RunConfig(head=HEADS["tied"]))
     for call in (trials, contrasts):
-        with pytest.raises(BadInput, match=re.escape(f"folder={tmp_path}: holds no ablation.json")):
+        with pytest.raises(UserError, match=re.escape(f"folder={tmp_path}: holds no ablation.json")):
             call(tmp_path)
-        with pytest.raises(BadInput, match="absent: no such folder"):
+        with pytest.raises(UserError, match="absent: no such folder"):
             call(tmp_path / "absent")
-    with pytest.raises(BadInput, match="absent: no such folder"):
+    with pytest.raises(UserError, match="absent: no such folder"):
         runs(tmp_path / "absent")
-    with pytest.raises(BadInput, match=r"settings: head.untied is neither .* did you mean head.untie_at"):
+    with pytest.raises(UserError, match=r"settings: head.untied is neither .* did you mean head.untie_at"):
         runs(folder, ["head.untied"])
-    with pytest.raises(BadInput, match=r"metric=val/los: is no column of metrics.csv; choose one of step, .*val/loss"):
+    with pytest.raises(UserError, match=r"metric=val/los: is no column of metrics.csv; choose one of step, .*val/loss"):
         curves(folder, "val/los")
     (tmp_path / "ablation.json").write_text(json.dumps({"version": 99}))
-    with pytest.raises(BadInput, match=r"ablation.json: version: no such key"):
+    with pytest.raises(UserError, match=r"ablation.json: version: no such key"):
         runs(tmp_path)
 
 

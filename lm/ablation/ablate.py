@@ -47,7 +47,7 @@ def ablate(
 
     `runs` has the configuration of each arm, `base` of the runs that they start from; `planned` is called in between.
 
-    Raises BadInput before anything is run for what the user can mend.
+    Raises UserError before anything is run for what the user can mend.
     """
     path = Path(config.output_dir).expanduser() if config.output_dir else default_dir(config)
     earlier(path, config)  # refuses another's folder before it is held

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from lm.ablation.run_files import Outcome, RunFiles
-from lm.config import BadInput
+from lm.config import UserError
 from lm.config.checks import reading
 from lm.report.metrics import FILE, Lines, read_lines
 from lm.system.files import read_csv, read_json
@@ -34,7 +34,7 @@ WHERE = ("host", "executor")  # columns of results.csv, too: where a run was mad
 class Outcomes:
     """The runs of an ablation's folder. A run is named by its directory below it, as in cells/tied-seed0-1a2b3c4d5e.
 
-    Raises BadInput if results.csv is not what a report has written.
+    Raises UserError if results.csv is not what a report has written.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -62,7 +62,7 @@ class Outcomes:
         return Outcome("failed", f"its {other[0]} is not the one planned: remove {where}")
 
     def where(self, run_dir: str) -> dict[str, str]:
-        """The host and the executor that made a run, if it is known. Raises BadInput."""
+        """The host and the executor that made a run, if it is known. Raises UserError."""
         path = RunFiles(self.folder / run_dir).where
         try:
             with reading(path):
@@ -97,9 +97,9 @@ class Outcomes:
                 rows = read_csv(path)
                 for line, row in enumerate(rows, 2):
                     if None in (*row, *row.values()):
-                        raise BadInput(f"line {line} is not a whole row")
+                        raise UserError(f"line {line} is not a whole row")
                     if absent := [column for column in columns if column not in row]:
-                        raise BadInput(f"has no column {absent[0]}")
+                        raise UserError(f"has no column {absent[0]}")
                 return rows
         except FileNotFoundError:
             return []

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lm.config import BadInput
+from lm.config import UserError
 from lm.config.ablation import Look, Question
 from lm.config.checks import reading
 from lm.config.typed import build
@@ -133,13 +133,13 @@ def asked(question: Question) -> dict[str, Any]:
 
 
 def read_record(folder: Path) -> AblationRecord:
-    """Raises BadInput naming the file, and the key whose value is wrong."""
+    """Raises UserError naming the file, and the key whose value is wrong."""
     try:
         with reading(folder / FILE):
             record: AblationRecord = build(AblationRecord, read_json(folder / FILE))
             return record
     except FileNotFoundError:
-        raise BadInput(f"output_dir={folder}: holds no {FILE}; expected what ablate.py wrote") from None
+        raise UserError(f"output_dir={folder}: holds no {FILE}; expected what ablate.py wrote") from None
 
 
 def write_record(record: AblationRecord, folder: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from lm.config import BadInput
+from lm.config import UserError
 from lm.config.checks import reading
 from lm.system.files import read_json
 from lm.training.run_directory import read_result
@@ -67,7 +67,7 @@ class RunFiles:
                 result = read_once(path, (now.st_ino, now.st_size, now.st_mtime_ns))
             if result is not None:
                 return Outcome("done", result=result)
-        except BadInput as error:
+        except UserError as error:
             return Outcome("failed", str(error))
         try:
             with reading(self.outcome):
@@ -75,7 +75,7 @@ class RunFiles:
                 return Outcome(found["status"], found["error"])
         except (FileNotFoundError, NotADirectoryError):
             return Outcome("missing")
-        except BadInput as error:
+        except UserError as error:
             return Outcome("failed", str(error))
 
     def steps(self) -> int:

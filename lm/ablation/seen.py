@@ -35,7 +35,7 @@ def remember(folder: Path, record: AblationRecord, seeds: list[int]) -> None:
 
 
 def written(folder: Path) -> list[Look]:
-    """Raises BadInput naming the file."""
+    """Raises UserError naming the file."""
     try:
         with reading(folder / FILE):
             return [build(Look, row) for row in read_json_lines(folder / FILE)]

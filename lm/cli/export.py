@@ -14,7 +14,7 @@ SCHEMA = ExportConfig
 
 def run(args: list[str]) -> None:
     config = parse(ExportConfig, args)
-    settings, result = _training_of(config.run_dir)  # raises BadInput before the slow imports below
+    settings, result = _training_of(config.run_dir)  # raises UserError before the slow imports below
     from lm.exchange.card import write_card
     from lm.exchange.gguf import FILE, export_gguf
     from lm.exchange.huggingface import export

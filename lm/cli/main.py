@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import lm
-from lm.config import BadInput
+from lm.config import UserError
 from lm.config.checks import RESUMABLE
 from lm.system.terminal import is_first_process, printable
 
@@ -90,10 +90,10 @@ def _run(command: str | None, args: list[str]) -> int:
     if command not in COMMANDS:
         close = difflib.get_close_matches(command, COMMANDS, n=1)
         hint = f"did you mean {close[0]}?" if close else f"choose one of {', '.join(COMMANDS)}"
-        raise BadInput(f"{command}: no such command; {hint}")
+        raise UserError(f"{command}: no such command; {hint}")
     for arg in args:
         if any("\ud800" <= character <= "\udfff" for character in arg):
-            raise BadInput(f"{arg}: not UTF-8; rename the file, or set PYTHONUTF8=1 where the locale is another")
+            raise UserError(f"{arg}: not UTF-8; rename the file, or set PYTHONUTF8=1 where the locale is another")
     module = import_module(f"lm.cli.{command}")
     if {"-h", "--help"} & {*args}:
         from lm.cli.help import help_text
@@ -137,7 +137,7 @@ def handle_exception(error: Exception, job: str = "") -> int:
 def _describe(error: Exception) -> tuple[str | None, int]:
     """The line about an error and the exit code; the line is None for a bug."""
     text = str(error)
-    if isinstance(error, BadInput):
+    if isinstance(error, UserError):
         return text, 2
     if isinstance(error, OSError) and (error.filename is not None or error.errno in MACHINE):
         name = "" if error.filename is None else f"{error.filename}: "
@@ -214,7 +214,7 @@ def job(task: Callable[[Any], Any]) -> Callable[[Any], Any]:
         except Exception as error:
             code = handle_exception(error, " ".join(current_overrides()) if in_sweep else "")
             if os.getpid() != parent:  # the launcher hands over the error
-                raise (BadInput if code == 2 else RuntimeError)(f"a job of the sweep failed: {error}") from None
+                raise (UserError if code == 2 else RuntimeError)(f"a job of the sweep failed: {error}") from None
             if not in_sweep:
                 sys.exit(code)
             failed_jobs.append(code)

@@ -13,7 +13,7 @@ from typing import Any, get_args, get_origin
 import yaml
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from lm.config import BadInput
+from lm.config import UserError
 
 PACKAGE = Path(__file__).resolve().parents[1]
 CONFIGS = next((path for path in (PACKAGE / "configs", PACKAGE.parent / "configs") if path.is_dir()), PACKAGE)
@@ -48,17 +48,17 @@ def kinds_of(schema: Any, prefix: str = "") -> Kinds:
 
 @contextmanager
 def explaining(overrides: Sequence[str], kinds: Kinds) -> Iterator[None]:
-    """A context in which what Hydra, OmegaConf and YAML raise becomes a BadInput of one line."""
+    """A context in which what Hydra, OmegaConf and YAML raise becomes a UserError of one line."""
     from hydra.errors import HydraException
 
     try:
         yield
-    except BadInput:
+    except UserError:
         raise
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, TypeError) as error:
         message = _format_config_error(error, kinds)
         is_named = any(override.partition("=")[0].lstrip("+~") in message for override in overrides)
-        raise BadInput(message if is_named or not overrides else f"{' '.join(overrides)}: {message}") from error
+        raise UserError(message if is_named or not overrides else f"{' '.join(overrides)}: {message}") from error
 
 
 def _format_config_error(error: BaseException, kinds: Kinds) -> str:

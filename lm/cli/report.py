@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from lm.cli.compose import compose, parse
-from lm.config import BadInput, RunConfig
+from lm.config import RunConfig, UserError
 from lm.config.ablation import ReportConfig
 
 SCHEMA = ReportConfig
@@ -18,9 +18,9 @@ def run(args: list[str]) -> None:
     key, command = ("run_dir", "train") if config.run_dir is not None else ("output_dir", "ablate")
     path = Path(str(config.run_dir or config.output_dir)).expanduser()
     if not path.is_dir():  # importing the rest takes seconds
-        raise BadInput(f"{key}={path}: no such folder; expected one that {command} wrote")
+        raise UserError(f"{key}={path}: no such folder; expected one that {command} wrote")
     if config.run_dir is not None and not (path / "config.yaml").exists():
-        raise BadInput(f"run_dir={path}: holds no config.yaml; expected the directory of a run that train wrote")
+        raise UserError(f"run_dir={path}: holds no config.yaml; expected the directory of a run that train wrote")
     from lm.ablation.report import write_report
     from lm.ablation.report.overview import folders, write_overview
     from lm.ablation.summary import overview_table, result_table

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lm.config.checks import BadInput, require, require_choice, require_min, require_seed
+from lm.config.checks import UserError, require, require_choice, require_min, require_seed
 
 METRICS = {  # name in result.json -> (whether less is better, its unit)
     "val_loss": (True, "nats per token"),
@@ -97,7 +97,7 @@ class AblationConfig(Question):
     >>> arms = {"tied": [], "untied": []}
     >>> AblationConfig(name="a", question="?", arms=arms, baseline="tid", seeds=[0], equivalence_margin=0.01)
     Traceback (most recent call last):
-    lm.config.checks.BadInput: ablation.baseline=tid: no such arm; choose one of tied, untied
+    lm.config.checks.UserError: ablation.baseline=tid: no such arm; choose one of tied, untied
     """
 
     arms: dict[str, list[str]]  # name -> what is changed
@@ -123,7 +123,7 @@ class AblationConfig(Question):
         }.items():
             require(bool(re.fullmatch(NAME, name)) and set(name) != {"."}, setting, NAMES)
         if self.base is not None and "base" in self.arms:
-            raise BadInput("ablation.arms.base: is what the runs of ablation.base are called; name the arm otherwise")
+            raise UserError("ablation.arms.base: is what the runs of ablation.base are called; name the arm otherwise")
         references = {
             "baseline": [self.baseline],
             "primary": self.primary,
@@ -134,19 +134,19 @@ class AblationConfig(Question):
         for key, names in references.items():
             for name in names:
                 if name not in self.arms:
-                    raise BadInput(f"ablation.{key}={name}: no such arm; choose one of {', '.join(self.arms)}")
+                    raise UserError(f"ablation.{key}={name}: no such arm; choose one of {', '.join(self.arms)}")
         contrasts = self.contrasts()
         for arm in self.primary:
             if arm not in contrasts:
-                raise BadInput(f"ablation.primary: {arm} is compared with no other arm")
+                raise UserError(f"ablation.primary: {arm} is compared with no other arm")
         for arm in self.arms:
             if self.baselines.get(arm) == arm:
-                raise BadInput(f"ablation.baselines: {arm} is compared with itself")
+                raise UserError(f"ablation.baselines: {arm} is compared with itself")
             self.root(arm)
         for arm, key in self.match_parameters.items():
             require_choice(f"ablation.match_parameters.{arm}", key, MATCHED_BY)
             if arm not in contrasts or contrasts[arm] in self.match_parameters:
-                raise BadInput(f"ablation.match_parameters: {arm} needs an arm to match that is itself not matched")
+                raise UserError(f"ablation.match_parameters: {arm} needs an arm to match that is itself not matched")
 
     def _check_interactions(self) -> None:
         pairs = [f"{arm} - {other}" for arm, other in self.contrasts().items()]
@@ -156,9 +156,9 @@ class AblationConfig(Question):
             try:
                 (first, second), _ = interaction(formula)
             except ValueError:
-                raise BadInput(f"{setting}: expected (arm - baseline) - (arm - baseline)") from None
+                raise UserError(f"{setting}: expected (arm - baseline) - (arm - baseline)") from None
             if first == second or not {first, second} <= {*pairs}:
-                raise BadInput(f"{setting}: expected two different comparisons of {', '.join(pairs)}")
+                raise UserError(f"{setting}: expected two different comparisons of {', '.join(pairs)}")
 
     def _check_seeds(self) -> None:
         _distinct("ablation.seeds", self.seeds)
@@ -172,9 +172,9 @@ class AblationConfig(Question):
             offset = self.seed_offsets.get(name, 0)
             own = {seed + offset for seed in self.seeds}
             if name in self.seed_offsets and (offset < 1 or own & set(self.seeds)):
-                raise BadInput(f"ablation.seed_offsets.{name}={offset}: expected a number that leads to other seeds")
+                raise UserError(f"ablation.seed_offsets.{name}={offset}: expected a number that leads to other seeds")
             if self.tune.trials and (both := own & set(self.tune.seeds)):
-                raise BadInput(f"ablation.tune.seeds: {min(both)} is also reported for {name}; tune on other seeds")
+                raise UserError(f"ablation.tune.seeds: {min(both)} is also reported for {name}; tune on other seeds")
 
     def contrasts(self) -> dict[str, str]:
         """Which arm is compared with which."""
@@ -185,7 +185,7 @@ class AblationConfig(Question):
         seen = [arm]
         while (other := self.contrasts().get(seen[-1])) is not None:
             if other in seen:
-                raise BadInput(f"ablation.baselines: {' with '.join([*seen, other])} never ends")
+                raise UserError(f"ablation.baselines: {' with '.join([*seen, other])} never ends")
             seen.append(other)
         return seen[-1]
 
@@ -213,7 +213,7 @@ class SlurmConfig:
         require(self.memory_gb is None or self.memory_gb > 0, f"slurm.memory_gb={self.memory_gb}", "more than 0")
         keys = [*self.parameters, *(self.parameters.get("additional_parameters") or ())]
         for key in FROM_RUN & {key.replace("-", "_") for key in keys}:
-            raise BadInput(f"slurm.parameters.{key}: expected no such key; the run and slurm.minutes decide it")
+            raise UserError(f"slurm.parameters.{key}: expected no such key; the run and slurm.minutes decide it")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -243,4 +243,4 @@ class ReportConfig:
 
     def __post_init__(self) -> None:
         if (self.output_dir is None) == (self.run_dir is None):
-            raise BadInput("output_dir: give output_dir=DIR of an ablation or run_dir=RUN, one of the two")
+            raise UserError("output_dir: give output_dir=DIR of an ablation or run_dir=RUN, one of the two")

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from lm.config.checks import BadInput, require, require_choice, require_min, require_seed
+from lm.config.checks import UserError, require, require_choice, require_min, require_seed
 from lm.config.data import DataConfig
 
 FIGURES = (".svg", ".png")
@@ -28,7 +28,7 @@ class GenerateConfig:
         require_seed(self.seed)
         require_min(1, "", self, "threads", "n_samples")
         if self.n_samples > 1 and self.temperature == 0:
-            raise BadInput(f"n_samples={self.n_samples}: greedy decoding has one answer; add temperature=1")
+            raise UserError(f"n_samples={self.n_samples}: greedy decoding has one answer; add temperature=1")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class EvaluateConfig:
             for key in ("document_mask", "seq_len", "val_split", "val_path"):
                 value, place = getattr(self.data, key), key.replace("val_", "data.")
                 if value != DataConfig.__dataclass_fields__[key].default:
-                    raise BadInput(f"data.{key}={value}: is for training; give {place}={value}")
+                    raise UserError(f"data.{key}={value}: is for training; give {place}={value}")
             require(self.texts is None, f"texts={self.texts}", "data or texts, not both")
         require_min(1, "", self, "threads", "seq_len")
         if self.plot is not None:
@@ -68,7 +68,7 @@ class ExportConfig:
         require_choice("format", self.format, ("safetensors", "gguf"))
         require_choice("dtype", self.dtype, ("f32", "f16", "q8_0"))
         if self.format != "gguf" and self.dtype != "f32":
-            raise BadInput(f"dtype={self.dtype}: is for format=gguf; a Hugging Face folder holds f32")
+            raise UserError(f"dtype={self.dtype}: is for format=gguf; a Hugging Face folder holds f32")
 
 
 @dataclass(slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from lm.config.checks import BadInput, require, require_choice, require_min
+from lm.config.checks import UserError, require, require_choice, require_min
 
 LINEARS = ("linear", "lora")
 NORMS = ("rmsnorm", "layernorm")
@@ -24,7 +24,7 @@ class ModelConfig:
 
     >>> ModelConfig(d_model=100, n_heads=3)
     Traceback (most recent call last):
-    lm.config.checks.BadInput: model.d_model=100 is not divisible by model.n_heads=3
+    lm.config.checks.UserError: model.d_model=100 is not divisible by model.n_heads=3
     """
 
     n_layers: int = 4
@@ -55,7 +55,7 @@ class ModelConfig:
         for key, path in foreign_classes(self).items():
             if "." not in path or not all(part.isidentifier() for part in path.split(".")):
                 choices = ", ".join(CLASSES[key])
-                raise BadInput(f"{key}={path}: choose one of {choices}, or the dotted path of a class")
+                raise UserError(f"{key}={path}: choose one of {choices}, or the dotted path of a class")
         heads = ("n_heads", "n_kv_heads", "d_head")
         require_min(1, "model.", self, "n_layers", "d_model", *heads, "d_ff", "vocab_rows", "lora_rank")
         require(self.n_layers <= MAX_LAYERS, f"model.n_layers={self.n_layers}", f"at most {MAX_LAYERS}")
@@ -65,12 +65,12 @@ class ModelConfig:
                 value = getattr(self, key)
                 require(not value, f"model.{key}={value}", f"{default} with model.position={self.position}")
         if self.d_head is None and self.d_model % self.n_heads:
-            raise BadInput(f"model.d_model={self.d_model} is not divisible by model.n_heads={self.n_heads}")
+            raise UserError(f"model.d_model={self.d_model} is not divisible by model.n_heads={self.n_heads}")
         if self.n_heads % self.kv_heads:
-            raise BadInput(f"model.n_heads={self.n_heads} is not divisible by model.n_kv_heads={self.kv_heads}")
+            raise UserError(f"model.n_heads={self.n_heads} is not divisible by model.n_kv_heads={self.kv_heads}")
         if self.position == "rope" and self.head_dim % 2:
             key = "d_model/n_heads" if self.d_head is None else "model.d_head"
-            raise BadInput(f"model.position=rope needs an even head width, not {key}={self.head_dim}")
+            raise UserError(f"model.position=rope needs an even head width, not {key}={self.head_dim}")
         require(self.dropout < 1, f"model.dropout={self.dropout}", "less than 1")
         for key, value in {"rope_theta": self.rope_theta, "norm_eps": self.norm_eps}.items():
             require(0 < value < math.inf, f"model.{key}={value}", "a number above 0")
@@ -78,12 +78,12 @@ class ModelConfig:
         numbers = self.rope_scaling
         if numbers is not None and (len(numbers) != 4 or not min(numbers) > 0 or not numbers[1] < numbers[2]):
             expected = "[factor, low_freq_factor, high_freq_factor, original_context], such as [32,1,4,8192]"
-            raise BadInput(f"model.rope_scaling={numbers}: expected {expected}")
+            raise UserError(f"model.rope_scaling={numbers}: expected {expected}")
 
     def _check_lora(self) -> None:
         for key in ("lora_rank", "lora_alpha", "lora_targets"):
             if self.linear != "lora" and (given := getattr(self, key)) is not None:
-                raise BadInput(f"model.{key}={given}: is for model.linear=lora, not {self.linear}; leave it null")
+                raise UserError(f"model.{key}={given}: is for model.linear=lora, not {self.linear}; leave it null")
         require(0 < self.alpha < math.inf, f"model.lora_alpha={self.alpha}", "a number above 0")
         require(self.lora_targets != [], "model.lora_targets=[]", "one projection or more; null means all")
         for name in self.adapted:

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, field
 
-from lm.config.checks import BadInput, require, require_choice, require_min, require_seed
+from lm.config.checks import UserError, require, require_choice, require_min, require_seed
 from lm.config.data import DataConfig, TokenizerConfig
 from lm.config.model import HeadConfig, ModelConfig
 from lm.config.optim import OptimConfig
@@ -143,7 +143,7 @@ class RunConfig:
         require(self.run_dir != "", "run_dir: is empty", "a directory, or null for one under runs/")
         micro_batches, size = self.trainer.accumulate_grad_batches, self.data.batch_size
         if size % micro_batches:
-            raise BadInput(f"trainer.accumulate_grad_batches={micro_batches}: does not divide data.batch_size={size}")
+            raise UserError(f"trainer.accumulate_grad_batches={micro_batches}: does not divide data.batch_size={size}")
         is_lora = self.model.linear == "lora"
         if is_lora or self.trainer.world_size > 1:
             where = "with model.linear=lora" if is_lora else "on several devices"
@@ -164,6 +164,6 @@ class RunConfig:
         return self.trainer.max_steps if self.max_tokens is None else math.ceil(self.max_tokens / self.tokens_per_step)
 
     def check_init(self) -> None:
-        """Raise BadInput if the run needs an init_from and has none."""
+        """Raise UserError if the run needs an init_from and has none."""
         if self.model.linear == "lora" and self.init_from is None:
-            raise BadInput("model.linear=lora: trains adapters of a finished model; add init_from=RUN")
+            raise UserError("model.linear=lora: trains adapters of a finished model; add init_from=RUN")

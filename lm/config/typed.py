@@ -5,13 +5,13 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from lm.config.checks import BadInput
+from lm.config.checks import UserError
 
 
 def build(kind: Any, value: Any, key: str = "") -> Any:
     """A value from JSON or YAML as a dataclass, a NamedTuple, a list, a dict or a plain type; an int is a float too.
 
-    Raises BadInput naming a key that does not exist or whose value has another type, TypeError for one that is missing.
+    Raises UserError naming a key that does not exist or whose value has another type, TypeError for a missing one.
     """
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is UnionType:
@@ -22,14 +22,14 @@ def build(kind: Any, value: Any, key: str = "") -> Any:
     is_record, is_named_tuple = is_dataclass(kind), hasattr(kind, "_fields")
     stored = dict if is_record else list if is_named_tuple else origin or kind
     if type(value) is not stored:
-        raise BadInput(f"{key}: expected {stored.__name__}, found {value!r:.60}")
+        raise UserError(f"{key}: expected {stored.__name__}, found {value!r:.60}")
     content: Any = value  # of that type, which mypy cannot follow
     hints = _hints(kind) if is_record or is_named_tuple else {}
     if is_named_tuple:
         return kind(*(build(hint, item, key) for hint, item in zip(hints.values(), content, strict=True)))
     if is_record:
         if unknown := [name for name in content if name not in hints]:
-            raise BadInput(f"{key}.{unknown[0]}: no such key".lstrip("."))
+            raise UserError(f"{key}.{unknown[0]}: no such key".lstrip("."))
         return kind(**{name: build(hints[name], item, f"{key}.{name}".lstrip(".")) for name, item in content.items()})
     if origin is list:
         return [build(arguments[0], item, f"{key}[{i}]") for i, item in enumerate(content)]

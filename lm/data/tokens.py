@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from lm.config import BadInput, DataConfig, TokenizerConfig
+from lm.config import DataConfig, TokenizerConfig, UserError
 from lm.data.cache import checksum, locked, partial_folder
 from lm.data.corpus import opened, stored_text, stored_validation
 from lm.data.encoding import decoded, encode, pieces, sample
@@ -68,7 +68,7 @@ def compressed_bits_per_byte(part: Part, quiet: bool = True) -> dict[str, float]
 
 
 def prepare(config: DataConfig, tokenizer: TokenizerConfig, quiet: bool = True) -> TextData:
-    """Read the corpus and open its tokens, which are built if they do not exist. Raises BadInput for unusable text."""
+    """Read the corpus and open its tokens, which are built if they do not exist. Raises UserError for unusable text."""
     val, text = stored_validation(config, quiet), stored_text(config, quiet)
     split_by = {"val": val.hash if val else config.val_fraction, "val_max_bytes": config.val_max_bytes}
     of_text = {"text": text.hash, "rows": config.rows, **split_by}
@@ -90,7 +90,7 @@ def prepare(config: DataConfig, tokenizer: TokenizerConfig, quiet: bool = True) 
         needed = config.seq_len + 1 if name == "training" else 2
         if len(tokens) < needed:
             instead = " or lower data.seq_len" if name == "training" else "" if val else " or raise data.val_fraction"
-            raise BadInput(
+            raise UserError(
                 f"data: the {name} text has {len(tokens)} tokens, data.seq_len={config.seq_len} needs {needed}:"
                 f" give more text{instead}"
             )

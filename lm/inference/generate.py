@@ -46,7 +46,7 @@ def generate(
 
     Decoding is greedy at temperature 0, the default, and sampled above it; `top_k` and `min_p` restrict the sample. It
     stops at end of text or after `max_new_tokens`. If the text is longer than the model's context, the model sees its
-    tokens from `window_start` on. Raises BadInput if an option is out of range.
+    tokens from `window_start` on. Raises UserError if an option is out of range.
 
     >>> from lm import HeadConfig, ModelConfig
     >>> from lm.data.vocabulary import byte_tokenizer

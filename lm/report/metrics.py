@@ -16,7 +16,7 @@ Points = dict[int, float]  # tokens -> value
 
 
 def read_lines(path: Path) -> Lines:
-    """The rows of a CSV file of a run, without one that broke off; none if there is no such file. Raises BadInput."""
+    """The rows of a CSV file of a run, without one that broke off; none if there is no such file. Raises UserError."""
     try:
         with reading(path):
             return [row for row in read_csv(path) if None not in (*row, *row.values())]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from lm.config import BadInput
+from lm.config import UserError
 from lm.report.metrics import FILE, Points, after, points, read_lines
 from lm.report.plots import NAME, legend, looks, panels, save, tokens_axis, window
 from lm.runs.find import FoundRun, differing, without_parts_of_the_head
@@ -15,11 +15,11 @@ MOST = 16  # curves that a legend can tell apart
 
 
 def plot_runs(runs: Sequence[FoundRun], path: Path) -> str:
-    """Write an .svg or .png file; returns what it shows. Raises BadInput if no run has a curve."""
+    """Write an .svg or .png file; returns what it shows. Raises UserError if no run has a curve."""
     curves = {run.name: curve_of(run) for run in runs}
     curves = {name: curve for name, curve in curves.items() if curve}
     if not curves:
-        raise BadInput(f"plot={path}: none of these runs has a validation loss in its {FILE}")
+        raise UserError(f"plot={path}: none of these runs has a validation loss in its {FILE}")
     save(lambda: picture(curves, labels([run for run in runs if run.name in curves])), path)
     many = f"; more than {MOST} have no legend" * (len(curves) > MOST)
     return f"{path}: the validation loss of {len(curves)} of {len(runs)} runs{many}"

@@ -10,7 +10,7 @@ from typing import Any
 from tqdm import tqdm
 
 from lm.ablation.run_files import RunFiles
-from lm.config import BadInput
+from lm.config import UserError
 from lm.config.identity import flat, hashed_settings
 from lm.training.run_directory import RunDirectory
 
@@ -38,12 +38,12 @@ class FoundRun:
 
 
 def find_runs(folder: Path) -> list[FoundRun]:
-    """Raises BadInput if there is no such folder, or no run below it."""
+    """Raises UserError if there is no such folder, or no run below it."""
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "no such folder"
-        raise BadInput(f"folder={folder}: {what}; expected a folder that holds runs")
+        raise UserError(f"folder={folder}: {what}; expected a folder that holds runs")
     if not (places := folders_with(MARKS, folder)):
-        raise BadInput(f"folder={folder}: holds no runs; expected a folder in which train or ablate has written some")
+        raise UserError(f"folder={folder}: holds no runs; expected a folder in which train or ablate has written some")
     bar = tqdm(places.items(), desc="reading runs", disable=None, leave=False, delay=1)  # on a terminal
     return [read_run(place, name) for name, place in bar]
 
@@ -69,11 +69,11 @@ def read_run(path: Path, name: str) -> FoundRun:
     try:
         settings, result = flat(place.read_config()), place.read_result()
         if "data_hash" not in settings:
-            raise BadInput(f"{place.config}: not what train wrote (data_hash is missing)")
+            raise UserError(f"{place.config}: not what train wrote (data_hash is missing)")
         if result is not None:
             return FoundRun(name, path, "finished", settings=settings, result=flat(result))
         outcome, made, planned = files.read(), files.steps(), settings.get("trainer.max_steps")
-    except (BadInput, OSError) as error:
+    except (UserError, OSError) as error:
         return FoundRun(name, path, "broken", str(error))
     steps = f"step {made:,}" + (f" of {planned:,}" if isinstance(planned, int) else "")
     status = outcome.status if outcome.error else "unfinished"

@@ -7,7 +7,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from lm.ablation.report.text import few_lines
-from lm.config import BadInput
+from lm.config import UserError
 from lm.config.identity import RESOLVED, flat, hashed_settings
 from lm.report.metrics import FILE, Points, after, points, read_lines
 from lm.report.page import code, fence, page, plain, table
@@ -26,11 +26,11 @@ Curves = dict[str, Points]
 def write_page(run_dir: Path, defaults: Mapping[str, Any]) -> str:
     """Write report.html into the directory of a run, finished or not; returns what it says in a line.
 
-    `defaults` are the settings of a run for which nothing was chosen. Raises BadInput if `run_dir` holds no run.
+    `defaults` are the settings of a run for which nothing was chosen. Raises UserError if `run_dir` holds no run.
     """
     run = read_run(run_dir, run_dir.resolve().name)
     if run.status == "broken":
-        raise BadInput(run.note)
+        raise UserError(run.note)
     result = read_result(run_dir / "result.json") or {}
     pictures: dict[str, str] = {}
     parts = [

@@ -39,7 +39,7 @@ def cpu_name() -> str:
 def count_threads(threads: int | None) -> int:
     """The number of threads for torch: `threads`, else OMP_NUM_THREADS, else the number of cores.
 
-    Raises BadInput if that is not a number from 1 to 8 for each core: with many more, torch stalls or crashes.
+    Raises UserError if that is not a number from 1 to 8 for each core: with many more, torch stalls or crashes.
     """
     text, limit = str(threads or os.environ.get("OMP_NUM_THREADS") or cores()).split(",")[0], 8 * cores()
     key = "threads" if threads else "OMP_NUM_THREADS"

@@ -11,7 +11,7 @@ from typing import Any
 from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 from lightning.pytorch.loggers.logger import Logger
 
-from lm.config import BadInput, RunConfig
+from lm.config import RunConfig, UserError
 from lm.config.identity import flat
 from lm.data.tokens import TextData
 from lm.inference.evaluate import Scores
@@ -59,7 +59,7 @@ class MetricsFile:
 def trackers(run: RunConfig, folder: Path, settings: dict[str, Any]) -> Iterator[list[Logger]]:
     """Lightning's loggers of the setting `logger`, told the settings by dotted keys; closed at the end of the context.
 
-    Raises BadInput if one cannot begin, for example because nobody has logged in.
+    Raises UserError if one cannot begin, for example because nobody has logged in.
     """
     loggers: list[Logger] = []
     status = "failed"
@@ -71,7 +71,7 @@ def trackers(run: RunConfig, folder: Path, settings: dict[str, Any]) -> Iterator
                     logger.log_hyperparams(flat(settings))
                 except Exception as error:  # each library has its own
                     message = (str(error) or type(error).__name__).splitlines()[0]
-                    raise BadInput(f"logger={name}: {message}") from error
+                    raise UserError(f"logger={name}: {message}") from error
                 loggers.append(logger)
         yield loggers
         status = "success"

@@ -9,7 +9,7 @@ from typing import Any
 import filelock
 import yaml
 
-from lm.config import BadInput, RunConfig
+from lm.config import RunConfig, UserError
 from lm.config.checks import RESUMABLE, reading
 from lm.config.identity import differences
 from lm.system.files import read_json, read_json_lines, read_yaml, remove_partial, write_text
@@ -17,7 +17,7 @@ from lm.system.files import read_json, read_json_lines, read_yaml, remove_partia
 LENGTH = ("trainer.max_steps", "max_tokens")  # of a run, which its learning-rate schedule follows
 
 
-class RunLocked(BadInput):
+class RunLocked(UserError):
     """Another process is writing to the run's directory."""
 
 
@@ -54,13 +54,13 @@ class RunDirectory:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             if (names := os.listdir(self.path)) and not {".lock", self.config.name} & {*names}:
-                raise BadInput(f"run_dir={self.path}: holds other files; choose a new or an empty directory")
+                raise UserError(f"run_dir={self.path}: holds other files; choose a new or an empty directory")
             lock.acquire(blocking=False)
         except filelock.Timeout:
             raise RunLocked(f"run_dir={self.path}: is being written by another process") from None
         except OSError as error:  # also ENOLCK and EOPNOTSUPP, of file systems without locks
             expected = "expected a directory to write to, where files can be locked"
-            raise BadInput(f"run_dir={self.path}: {error.strerror}; {expected}") from error
+            raise UserError(f"run_dir={self.path}: {error.strerror}; {expected}") from error
         try:
             remove_partial(self.path)
             yield
@@ -77,7 +77,7 @@ class RunDirectory:
                         folder.rmdir()
 
     def read_config(self) -> dict[str, Any]:
-        """The content of config.yaml, {} if there is none. A person may edit it. Raises BadInput if it is no YAML."""
+        """The content of config.yaml, {} if there is none. A person may edit it. Raises UserError if it is no YAML."""
         if not self.config.exists():
             return {}
         with reading(self.config):
@@ -90,25 +90,25 @@ class RunDirectory:
         return read_result(self.result)
 
     def check_same_run(self, settings: dict[str, Any], ignored: tuple[str, ...] = ()) -> None:
-        """Raise BadInput naming what differs if `settings` are not those of the run in this directory."""
+        """Raise UserError naming what differs if `settings` are not those of the run in this directory."""
         differing = differences(self.read_config(), settings, ignored)
         details = "; ".join(differing.values())
         if not differing:
             return
         if {*differing} <= {*LENGTH}:
             advice = f"init_from={self.path} starts a new run, with a schedule of its own"
-            raise BadInput(
+            raise UserError(
                 f"{details}: the learning rate of run_dir={self.path} decays to the end of its own length; {advice}"
             )
         if {*differing} <= {"data_hash", "tokenizer_hash"}:
             advice = "give the one that it had as data.path or tokenizer.path, or choose another run_dir"
-            raise BadInput(f"run_dir={self.path}: was trained on another text or tokenizer ({details}); {advice}")
+            raise UserError(f"run_dir={self.path}: was trained on another text or tokenizer ({details}); {advice}")
         advice = f"choose another run_dir or none, or give only run_dir={self.path} to continue it"
-        raise BadInput(f"run_dir={self.path} holds another run ({details}): {advice}")
+        raise UserError(f"run_dir={self.path} holds another run ({details}): {advice}")
 
 
 def read_result(path: Path) -> dict[str, Any] | None:
-    """The content of a result.json, None if there is none. Raises BadInput if it is no JSON object."""
+    """The content of a result.json, None if there is none. Raises UserError if it is no JSON object."""
     if not path.exists():
         return None
     with reading(path):

@@ -14,7 +14,7 @@ import torch
 from lightning import Callback, Trainer
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-from lm.config import BadInput, RunConfig
+from lm.config import RunConfig, UserError
 from lm.config.identity import PLACES, RESOLVED, config_hash, flat
 from lm.data.tokens import TextData, prepare
 from lm.exchange.adapter import merged, save_adapter
@@ -46,7 +46,7 @@ def train(run: RunConfig, data: TextData | None = None) -> tuple[Path, dict[str,
     Returns the directory of the run and the content of its result.json; an empty result on all ranks but the first.
     `data` is the result of `prepare` for this run, if the caller has it already.
 
-    Raises BadInput for what the user can correct. Raises Interrupted, KeyboardInterrupt or SystemExit after a signal;
+    Raises UserError for what the user can correct. Raises Interrupted, KeyboardInterrupt or SystemExit after a signal;
     the same call then resumes the run.
     """
     run = pin_init_weights(run)
@@ -73,7 +73,7 @@ def train(run: RunConfig, data: TextData | None = None) -> tuple[Path, dict[str,
 def _finished_result(
     directory: RunDirectory, run: RunConfig, hashes: dict[str, Any] | None = None
 ) -> dict[str, Any] | None:
-    """The result of a finished run in its directory, None if it is not finished. Raises BadInput if it is another run.
+    """The result of a finished run in its directory, None if it is not finished. Raises UserError if it is another run.
 
     Without `hashes` of the text and the tokenizer, the run is shown if it is asked for with the places that it had: its
     text may be gone. With other places the result is None, for only the hashes tell whether the text is the same.
@@ -175,10 +175,10 @@ def build_trainer(run: RunConfig, directory: RunDirectory, callbacks: list[Callb
     try:
         trainer = Trainer(**arguments)
     except (MisconfigurationException, ValueError, RuntimeError) as error:
-        raise BadInput(f"trainer: {str(error).splitlines()[0]}") from error
+        raise UserError(f"trainer: {str(error).splitlines()[0]}") from error
     if trainer.world_size != run.trainer.world_size:
         product = f"trainer.devices * trainer.num_nodes is {run.trainer.world_size}"
-        raise BadInput(f"trainer.devices: {product}, but {trainer.world_size} processes train")
+        raise UserError(f"trainer.devices: {product}, but {trainer.world_size} processes train")
     if trainer.world_size > 1:
         atexit.register(_leave_process_group)
     return trainer

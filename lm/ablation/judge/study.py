@@ -155,7 +155,7 @@ class Study:
 
 
 def read_study(path: Path) -> Study:
-    """Raises BadInput if the folder holds no ablation."""
+    """Raises UserError if the folder holds no ablation."""
     return study_of(read_record(path), Outcomes(path))
 
 

@@ -10,7 +10,7 @@ import torch
 from lm.ablation.plan.match import change, match_parameters, meta_model
 from lm.ablation.plan.source import source_files, source_hash
 from lm.ablation.record import AblationRecord, ArmRecord
-from lm.config import BadInput, HeadConfig, ModelConfig, RunConfig, foreign_classes
+from lm.config import HeadConfig, ModelConfig, RunConfig, UserError, foreign_classes
 from lm.config.ablation import AblationConfig
 from lm.config.checks import error_prefix
 from lm.config.identity import config_hash, flat
@@ -57,7 +57,7 @@ def build_arms(
 ) -> Arms:
     """Every arm checked, matched and counted, but for those that are `known` from an earlier call and unchanged.
 
-    Raises BadInput naming the culprit.
+    Raises UserError naming the culprit.
     """
     texts: dict[str, TextData] = {}
     arms: Arms = {}
@@ -100,7 +100,7 @@ def build_lone_arm(name: str, words: list[str], run: RunConfig, threads: int, qu
 
 
 def check_start(arm: Arm, model: ModelConfig, head: HeadConfig, seq_len: int) -> None:
-    """Raise BadInput if the arm cannot start from such a model. On the meta device, so weights are not needed."""
+    """Raise UserError if the arm cannot start from such a model. On the meta device, so weights are not needed."""
     with error_prefix(f"ablation.arms.{arm.name}"):
         with torch.device("meta"):
             loaded = Transformer(model, head, vocab_size=arm.vocab_size, seq_len=seq_len)
@@ -110,7 +110,7 @@ def check_start(arm: Arm, model: ModelConfig, head: HeadConfig, seq_len: int) ->
 def build_arm(name: str, words: list[str], run: RunConfig, data: TextData, known: ArmRecord | None = None) -> Arm:
     resolved = resolve(run, data.tokenizer.vocab_size)
     if run.trainer.world_size > 1:
-        raise BadInput("trainer.devices: a run of an ablation trains on one device; several runs go on at a time")
+        raise UserError("trainer.devices: a run of an ablation trains on one device; several runs go on at a time")
     sources = source_files(foreign_classes(run.model))
     tokens, settings = run.tokens_per_step, flat(asdict(run) | {"logger": {}})
     identity = {  # what decides a run's numbers beside its configuration
@@ -148,7 +148,7 @@ def refuse_twins(config: AblationConfig, arms: Arms) -> None:
         key = (config_hash(change(arm.run, {"head.name": ""})), config.seed_offsets.get(name, 0))
         if key in seen:
             own = f"for an A/A give one of them seeds of its own (ablation.seed_offsets.{name}=500)"
-            raise BadInput(f"ablation.arms: {seen[key]} and {name} are the same configuration; {own}")
+            raise UserError(f"ablation.arms: {seen[key]} and {name} are the same configuration; {own}")
         seen[key] = name
 
 
@@ -158,7 +158,7 @@ def refuse_other_texts(config: AblationConfig, arms: Arms) -> None:
         one, two = arms[name], arms[other]
         texts = [(arm.identity["data_hash"], arm.run.data.val_fraction) for arm in (one, two)]
         if texts[0] != texts[1]:
-            raise BadInput(f"ablation.arms: {name} and {other} would be scored on different validation texts")
+            raise UserError(f"ablation.arms: {name} and {other} would be scored on different validation texts")
         if one.identity["tokenizer_hash"] != two.identity["tokenizer_hash"] and config.metric != "val_bpb":
             both = f"{name} and {other} have different tokenizers"
-            raise BadInput(f"ablation.metric={config.metric}: {both}; choose val_bpb")
+            raise UserError(f"ablation.metric={config.metric}: {both}; choose val_bpb")

@@ -8,7 +8,7 @@ from lm.ablation.outcomes import Outcomes
 from lm.ablation.plan.arms import Arm, Arms, build_lone_arm, check_start
 from lm.ablation.plan.cells import Cell, cell
 from lm.ablation.record import BaseRecord
-from lm.config import BadInput, RunConfig
+from lm.config import RunConfig, UserError
 from lm.config.ablation import AblationConfig
 from lm.config.checks import error_prefix
 from lm.exchange.base import read_base
@@ -59,7 +59,7 @@ def build_bases(
     threads: int,
     quiet: bool,
 ) -> Bases | None:
-    """And let the arms start from them. Raises BadInput if an arm cannot."""
+    """And let the arms start from them. Raises UserError if an arm cannot."""
     if run is None:
         return None
     with error_prefix("ablation.base"):
@@ -67,7 +67,7 @@ def build_bases(
     bases = Bases(arm, outcomes, {one.run_dir: one for one in before})
     for name, one in arms.items():
         if one.identity["tokenizer_hash"] != arm.identity["tokenizer_hash"]:
-            raise BadInput(f"ablation.arms.{name}: has another tokenizer than ablation.base")
+            raise UserError(f"ablation.arms.{name}: has another tokenizer than ablation.base")
         check_start(one, arm.run.model, arm.run.head, arm.run.data.seq_len)
         one.start = bases.start
     return bases

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from lm.config import BadInput, RunConfig
+from lm.config import RunConfig, UserError
 from lm.config.ablation import AblationConfig
 from lm.config.checks import error_prefix
 from lm.config.identity import flat
@@ -23,13 +23,13 @@ NOT_AN_ARM = OURS | {"trainer.max_steps": BUDGETED, "max_tokens": BUDGETED}
 
 
 def compose_arms(config: AblationConfig, words: list[str], compose: Compose) -> dict[str, RunConfig]:
-    """The configuration of every arm; `words` change them all. Raises BadInput naming the culprit.
+    """The configuration of every arm; `words` change them all. Raises UserError naming the culprit.
 
     It comes before anything heavy is imported.
     """
     common = {key_of(word): word for word in [*config.overrides, *words]}
     for key in common.keys() & set(OURS):
-        raise BadInput(f"{common[key]}: {OURS[key]}")
+        raise UserError(f"{common[key]}: {OURS[key]}")
     places = {"ablation.overrides: ": config.overrides, "": list(common.values())}
     runs: dict[str, RunConfig] = {}
     for name, words_of_arm in config.arms.items():
@@ -37,18 +37,18 @@ def compose_arms(config: AblationConfig, words: list[str], compose: Compose) -> 
         try:
             for key, word in own.items():
                 if key in NOT_AN_ARM:
-                    raise BadInput(f"{word}: {NOT_AN_ARM[key]}")
+                    raise UserError(f"{word}: {NOT_AN_ARM[key]}")
                 if key in typed:
-                    raise BadInput(f"{word}: is what this arm is about; leave {common[key]} out")
+                    raise UserError(f"{word}: is what this arm is about; leave {common[key]} out")
             runs[name] = compose(list((common | own).values()))
-        except BadInput as error:
+        except UserError as error:
             found = (place for place, alone in places.items() if str(error) == complaint(alone, compose))
-            raise BadInput(f"{next(found, f'ablation.arms.{name}: ')}{error}") from error
+            raise UserError(f"{next(found, f'ablation.arms.{name}: ')}{error}") from error
     settings = {name: flat(asdict(run)) for name, run in runs.items()}
     for name, values in settings.items():
         check_hyperparameters(config, name, values)
     if config.plot_over is not None and not any(config.plot_over in values for values in settings.values()):
-        raise BadInput(f"ablation.plot_over={config.plot_over}: no such setting of a run")
+        raise UserError(f"ablation.plot_over={config.plot_over}: no such setting of a run")
     return runs
 
 
@@ -57,7 +57,7 @@ def compose_base(
 ) -> RunConfig | None:
     """The configuration of the runs that the arms start from; None if there are none or `init_from` names one run.
 
-    What stands in ablation.base comes before `words`, which change base and arms alike. Raises BadInput for a base
+    What stands in ablation.base comes before `words`, which change base and arms alike. Raises UserError for a base
     whose text, model or tokenizer is not that of the arms.
     """
     common = {key_of(word): word for word in [*config.overrides, *words]}
@@ -69,7 +69,7 @@ def compose_base(
     own = {key_of(word): word for word in config.base}
     with error_prefix("ablation.base"):
         for key in own.keys() & {*OURS, "init_from"}:
-            raise BadInput(f"{own[key]}: {OURS.get(key, 'a base starts anew')}")
+            raise UserError(f"{own[key]}: {OURS.get(key, 'a base starts anew')}")
         base = compose(list((common | own).values()))
         base.check_init()
     there = flat(asdict(base))
@@ -78,7 +78,7 @@ def compose_base(
             shared = key.startswith(SHARED) and key not in NOT_SHARED
             if shared and not agrees(key.removeprefix("model."), value, there.get(key)):
                 both = "they have it in common: choose it among the overrides"
-                raise BadInput(f"ablation.base: {key} is {there.get(key)}, that of {name} is {value}; {both}")
+                raise UserError(f"ablation.base: {key} is {there.get(key)}, that of {name} is {value}; {both}")
     return base
 
 
@@ -86,7 +86,7 @@ def complaint(words: list[str], compose: Compose) -> str | None:
     """What is wrong with these words, whatever an arm adds."""
     try:
         compose(words)
-    except BadInput as error:
+    except UserError as error:
         return str(error)
     return None
 
@@ -94,10 +94,12 @@ def complaint(words: list[str], compose: Compose) -> str | None:
 def check_hyperparameters(config: AblationConfig, arm: str, values: dict[str, Any]) -> None:
     for setting in config.tune.hyperparameters:
         if not setting.startswith(TUNABLE) or not isinstance(values.get(setting, ""), float | None):
-            raise BadInput(f"ablation.tune.hyperparameters: {setting} is none of a run's settings that take any number")
+            raise UserError(
+                f"ablation.tune.hyperparameters: {setting} is none of a run's settings that take any number"
+            )
     if config.tune.trials and not any(values[setting] for setting in config.tune.hyperparameters):
         named = ", ".join(config.tune.hyperparameters)
-        raise BadInput(f"ablation.tune.hyperparameters: {arm} has none of {named}, or it is 0; name one that it has")
+        raise UserError(f"ablation.tune.hyperparameters: {arm} has none of {named}, or it is 0; name one that it has")
 
 
 def key_of(word: str) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from lm.config import BadInput, RunConfig
+from lm.config import RunConfig, UserError
 from lm.model.size import n_params
 from lm.model.transformer import Transformer
 
@@ -31,7 +31,7 @@ def meta_model(run: RunConfig, vocab_size: int) -> Transformer:
 def match_parameters(run: RunConfig, vocab_size: int, key: str, target: int) -> dict[str, int]:
     """The value of the integer setting `key` with which a run's parameters come nearest to `target`.
 
-    Raises BadInput if that is not within SAME_SIZE.
+    Raises UserError if that is not within SAME_SIZE.
     """
     unit = 2 * run.model.n_heads if key == "model.d_model" else 1  # whole heads of even width
 
@@ -47,5 +47,5 @@ def match_parameters(run: RunConfig, vocab_size: int, key: str, target: int) -> 
     best = min((low, high), key=lambda value: abs(count(value) - target))
     if abs(count(best) / target - 1) > SAME_SIZE:
         near = f"{key}={best * unit} gives {count(best):,} parameters, the nearest to {target:,}"
-        raise BadInput(f"ablation.match_parameters: {near}; match by a finer setting (model.d_ff)")
+        raise UserError(f"ablation.match_parameters: {near}; match by a finer setting (model.d_ff)")
     return {key: best * unit}

@@ -15,7 +15,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import MappingProxyType
 
-from lm.config import BadInput
+from lm.config import UserError
 from lm.model.user_class import import_class
 
 HOME = Path(__file__).parents[3]
@@ -43,14 +43,14 @@ def source_files(classes: Mapping[str, str] = MappingProxyType({})) -> dict[str,
 
     `classes` are the classes of the user's own, setting -> dotted path: their modules count too, and every module that
     these import from their own packages or from where nothing is installed, such as the current directory. Files are
-    named as they are imported, as in lm/model/head.py. Raises BadInput if such a class has no source file.
+    named as they are imported, as in lm/model/head.py. Raises UserError if such a class has no source file.
     """
     found = reached(["lm.training.train"], lambda top: top == "lm")
     modules = {}
     for key, path in classes.items():
         for module in (import_class(key, path).__module__, path.rpartition(".")[0]):
             if file_of(module) is None:
-                raise BadInput(f"{key}={path}: {module} has no source file, so its changes could not be noticed")
+                raise UserError(f"{key}={path}: {module} has no source file, so its changes could not be noticed")
             modules[module] = module.partition(".")[0]
     packages = {*modules.values(), "lm"}
     found |= reached(modules, lambda top: top not in VERSIONED and (top in packages or not installed(top)))
@@ -126,7 +126,7 @@ def parsed(path: Path) -> ast.Module:
     try:
         return ast.parse(path.read_bytes())
     except (SyntaxError, ValueError) as error:
-        raise BadInput(f"{path}: {error}; expected Python") from error
+        raise UserError(f"{path}: {error}; expected Python") from error
 
 
 def names_in(node: ast.AST, package: str) -> Iterator[str]:

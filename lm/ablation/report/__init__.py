@@ -30,7 +30,7 @@ from lm.system.files import write_text
 def write_report(path: Path) -> None:
     """Write report.md, report.html, report.json, results.csv, curves.csv and figures/ into an ablation's folder.
 
-    Raises BadInput if it holds no ablation.
+    Raises UserError if it holds no ablation.
     """
     study = read_study(path)
     contrasts = study.contrasts()

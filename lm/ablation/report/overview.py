@@ -49,7 +49,7 @@ def folders(path: Path) -> list[Path]:
 def write_overview(path: Path) -> dict[Path, Study]:
     """Write overview.md, figures/overview.svg and a results.csv of all runs; return the ablations as they began.
 
-    Raises BadInput if what one of the folders holds cannot be read.
+    Raises UserError if what one of the folders holds cannot be read.
     """
     found = {folder: read_study(folder) for folder in folders(path)}
     for folder, study in found.items():

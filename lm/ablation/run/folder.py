@@ -11,7 +11,7 @@ import filelock
 
 from lm.ablation.record import FILE, AblationRecord, asked, read_record
 from lm.ablation.run.task import TOKEN
-from lm.config import BadInput
+from lm.config import UserError
 from lm.config.ablation import AblateConfig
 from lm.system.files import STALE_SECONDS, remove_partial
 
@@ -30,23 +30,23 @@ def default_dir(config: AblateConfig) -> Path:
 
 
 def earlier(path: Path, config: AblateConfig) -> AblationRecord:
-    """What an earlier call has left in the folder, or an empty record. Raises BadInput for another ablation's."""
+    """What an earlier call has left in the folder, or an empty record. Raises UserError for another ablation's."""
     if not (path / FILE).exists():
         if path.exists() and (not path.is_dir() or any(one.name not in (LOCK, TOKEN) for one in path.iterdir())):
-            raise BadInput(f"output_dir={path}: holds no ablation; name a new or an empty folder")
+            raise UserError(f"output_dir={path}: holds no ablation; name a new or an empty folder")
         return AblationRecord(**asked(config.ablation))
     record, question = read_record(path), config.ablation
     both = [("name", record.name, question.name), ("metric", record.metric, question.metric)]
     for key, there, here in [*both, ("overrides", record.overrides, config.overrides)]:
         if there != here:
             found = f"{key} is {there} there, {here} now"
-            raise BadInput(f"output_dir={path}: holds another ablation ({found}); name another output_dir")
+            raise UserError(f"output_dir={path}: holds another ablation ({found}); name another output_dir")
     return record
 
 
 @contextlib.contextmanager
 def claim(path: Path) -> Iterator[None]:
-    """Hold the folder while working in it. Raises BadInput if another process does.
+    """Hold the folder while working in it. Raises UserError if another process does.
 
     A folder made here in which nothing was begun is taken away.
     """
@@ -56,9 +56,9 @@ def claim(path: Path) -> Iterator[None]:
         path.mkdir(parents=True, exist_ok=True)
         lock.acquire(blocking=False)
     except filelock.Timeout:
-        raise BadInput(f"output_dir={path}: another process is at work there") from None
+        raise UserError(f"output_dir={path}: another process is at work there") from None
     except OSError as error:
-        raise BadInput(f"output_dir={path}: cannot be written to ({error.strerror})") from error
+        raise UserError(f"output_dir={path}: cannot be written to ({error.strerror})") from error
     try:
         remove_partial(path, older_than=STALE_SECONDS)  # a report, or a run on another node, may be writing now
         yield

@@ -16,7 +16,7 @@ import torch
 from lm.ablation.plan.cells import Cell
 from lm.ablation.plan.source import source_files, source_hash
 from lm.ablation.run_files import RunFiles
-from lm.config import BadInput, Diverged, RunConfig, foreign_classes
+from lm.config import Diverged, RunConfig, UserError, foreign_classes
 from lm.system.files import write_json
 
 TOKEN = ".token"
@@ -34,22 +34,22 @@ class Place:
     torch: str  # its version
 
     def check(self) -> None:
-        """Go to the driver's working directory. Raises BadInput naming what this machine lacks."""
+        """Go to the driver's working directory. Raises UserError naming what this machine lacks."""
         here, token = f"on node {socket.gethostname()}", Path(self.output_dir) / TOKEN
         try:
             same = token.read_text() == self.token
         except OSError:
             same = False
         if not same:
-            raise BadInput(f"output_dir={self.output_dir}: is not the same folder {here}; expected shared storage")
+            raise UserError(f"output_dir={self.output_dir}: is not the same folder {here}; expected shared storage")
         try:
             os.chdir(self.cwd)
         except OSError as error:
-            raise BadInput(f"{self.cwd}: {error.strerror} {here}; start the command in a shared folder") from None
+            raise UserError(f"{self.cwd}: {error.strerror} {here}; start the command in a shared folder") from None
         if source_hash(source_files()) != self.source_hash:
-            raise BadInput(f"lm: the training code {here} is not that of the driver; install the same version there")
+            raise UserError(f"lm: the training code {here} is not that of the driver; install the same version there")
         if torch.__version__ != self.torch:
-            raise BadInput(f"torch: version {torch.__version__} {here}; expected the driver's, {self.torch}")
+            raise UserError(f"torch: version {torch.__version__} {here}; expected the driver's, {self.torch}")
 
 
 @dataclass(slots=True, frozen=True)
@@ -81,7 +81,7 @@ def task(cell: Cell, folder: Path, executor: str, place: Place | None) -> Task:
 def work(task: Task, **where: Any) -> None:
     """Make one run in this process. Whatever it says goes to its log. Ends in SystemExit if the run did not.
 
-    `where` is added to the file that says where the run is made. Raises BadInput if this machine lacks what it needs.
+    `where` is added to the file that says where the run is made. Raises UserError if this machine lacks what it needs.
     """
     if task.place:
         task.place.check()
@@ -104,7 +104,7 @@ def work(task: Task, **where: Any) -> None:
     except Exception as error:
         traceback.print_exc()
         status = "diverged" if isinstance(error, Diverged) else "failed"
-        kind = "" if isinstance(error, BadInput) else f"{type(error).__name__}: "
+        kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
         reason = str(error).strip() or "no reason given"
         write_json(task.files.outcome, {"status": status, "error": kind + reason.splitlines()[0]})
         sys.exit(1)
@@ -120,16 +120,16 @@ def carry_out(task: Task) -> None:
     data = prepare(run.data, run.tokenizer)
     changed = "has changed since these runs were planned; the same command plans anew"
     if (data.hash, data.tokenizer.hash) != (planned["data_hash"], planned["tokenizer_hash"]):
-        raise BadInput(f"the text {changed}")
+        raise UserError(f"the text {changed}")
     classes = foreign_classes(run.model)
     if classes and source_hash(source_files(classes)) != planned["source_hash"]:
-        raise BadInput(f"the code of {', '.join(classes)} {changed}")
+        raise UserError(f"the code of {', '.join(classes)} {changed}")
     if task.place:
         trainer = resolve(run, data.tokenizer.vocab_size).trainer
         here = {"device": trainer.accelerator, "precision": trainer.precision}
         for key, value in here.items():
             if value != planned[key]:
-                raise BadInput(f"{key} is {value} on node {socket.gethostname()}, {planned[key]} where it was planned")
+                raise UserError(f"{key} is {value} on node {socket.gethostname()}, {planned[key]} where it was planned")
     while True:
         try:
             train(run, data)

@@ -9,7 +9,7 @@ from lm.ablation.plan.arms import Arm, Arms
 from lm.ablation.plan.cells import Cell, cell
 from lm.ablation.record import AblationRecord, SearchRecord, TrialRecord
 from lm.ablation.run import search as pattern
-from lm.config import BadInput
+from lm.config import UserError
 from lm.config.ablation import METRICS, AblationConfig
 from lm.config.identity import flat
 
@@ -47,7 +47,7 @@ class Search:
     def allowed(self, point: pattern.Point) -> bool:
         try:
             return bool(self.cells(point))
-        except BadInput:  # a fraction above one
+        except UserError:  # a fraction above one
             return False
 
     def next_cells(self, budget: int) -> list[Cell]:

@@ -19,7 +19,7 @@ from lm.ablation.run.executors.executor import Executor
 from lm.ablation.run.executors.local import PROCESSES, LocalExecutor, start
 from lm.ablation.run.task import TOKEN, Place, Task, task
 from lm.ablation.run_files import RunFiles
-from lm.config import BadInput
+from lm.config import UserError
 from lm.config.ablation import AblateConfig
 from lm.system.files import write_text
 
@@ -33,8 +33,8 @@ def run_cells(cells: list[Cell], folder: Path, executor: Executor, workers: int,
 
     `tick` is called about twice a second with the steps that the running cells have made and the cells that have ended
     since, by run_dir. Cells that an earlier driver has left with the engine are waited for, not started again. On an
-    interrupt what is queued or running is ended, and the interrupt goes on to the caller. Raises BadInput if the engine
-    refuses a cell while none is with it.
+    interrupt what is queued or running is ended, and the interrupt goes on to the caller. Raises UserError if the
+    engine refuses a cell while none is with it.
     """
     place = place_of(folder) if executor.remote else None
     tasks = {one.run_dir: task(one, folder, executor.kind, place) for one in cells}
@@ -49,7 +49,7 @@ def run_cells(cells: list[Cell], folder: Path, executor: Executor, workers: int,
                 one = waiting[0]
                 try:
                     begin(one, executor)
-                except BadInput as error:  # the engine takes no more now, as at a limit of queued jobs
+                except UserError as error:  # the engine takes no more now, as at a limit of queued jobs
                     if not running:
                         raise
                     if str(error) not in refused:

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from lm.ablation.run.task import TOKEN, Place, Task
-from lm.config import BadInput
+from lm.config import UserError
 from lm.config.ablation import AblateConfig
 
 
@@ -23,7 +23,7 @@ class Executor(ABC):
     def __init__(self, config: AblateConfig, folder: Path) -> None:
         if self.package and importlib.util.find_spec(self.package) is None:
             extra = f'install it with `pip install "lm-lab[{self.kind}]"`'
-            raise BadInput(f"executor={self.kind}: the package {self.package} is missing; {extra}")
+            raise UserError(f"executor={self.kind}: the package {self.package} is missing; {extra}")
         self.config, self.folder = config, folder
 
     @cached_property
@@ -38,7 +38,7 @@ class Executor(ABC):
         return self.prefix + task.run_dir.replace("/", "-")
 
     def prepare(self, place: Place | None) -> None:  # noqa: B027
-        """Called once before the first start. Raises BadInput if a node is known to lack what runs need there."""
+        """Called once before the first start. Raises UserError if a node is known to lack what runs need there."""
 
     @abstractmethod
     def slots(self, threads: int) -> int:
@@ -55,7 +55,7 @@ class Executor(ABC):
     def poll(self) -> dict[str, str]:
         """Wait a moment; the run_dirs of tasks that have ended since the last call, and what ended each process.
 
-        Raises BadInput if one ended because its node lacks what it needs.
+        Raises UserError if one ended because its node lacks what it needs.
         """
 
     @abstractmethod

@@ -17,7 +17,7 @@ from typing import Any
 from lm.ablation.run.executors.executor import Executor
 from lm.ablation.run.task import Place, Task, work
 from lm.ablation.run_files import LOST, cause_of_death
-from lm.config import BadInput
+from lm.config import UserError
 from lm.config.ablation import AblateConfig
 
 NAMESPACE = "lm-lab"
@@ -32,7 +32,7 @@ class Worker:
         self.refused = ""
         try:
             work(task, node=ray.get_runtime_context().get_node_id())
-        except BadInput as error:
+        except UserError as error:
             self.refused = str(error)
             return
         sys.exit(0)  # what became of the run is in its files
@@ -57,7 +57,7 @@ class RayExecutor(Executor):
             ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="error")
         except Exception as error:  # of many kinds, in several lines
             expected = "expected a running cluster, as `ray start --head` starts one"
-            raise BadInput(f"ray.address={address}: {str(error).strip().splitlines()[0]} {expected}") from error
+            raise UserError(f"ray.address={address}: {str(error).strip().splitlines()[0]} {expected}") from error
         for signum, handler in before.items():
             signal.signal(signum, handler)
 
@@ -73,9 +73,9 @@ class RayExecutor(Executor):
             except self.ray.exceptions.RayError as error:  # such as lm missing there
                 last = str(error).strip().splitlines()[-1]
                 name = node["NodeManagerHostname"]
-                raise BadInput(f"executor=ray: node {name} cannot make runs ({last}); expected lm there") from error
+                raise UserError(f"executor=ray: node {name} cannot make runs ({last}); expected lm there") from error
             if said:
-                raise BadInput(said)
+                raise UserError(said)
 
     def on_node(self, node: str, function: Any, *words: Any) -> Any:
         """Call a function in a process of its own on a node."""
@@ -110,7 +110,7 @@ class RayExecutor(Executor):
                 ended[task.run_dir] = cause(str(error), own or getattr(error, "actor_init_failed", False))
             else:
                 self.end(self.name(task))
-                raise BadInput(refused)
+                raise UserError(refused)
         return ended
 
     def cancel(self) -> None:
@@ -135,7 +135,7 @@ class RayExecutor(Executor):
 def refusal_at(place: Place) -> str:
     try:
         place.check()
-    except BadInput as error:
+    except UserError as error:
         return str(error)
     return ""
 

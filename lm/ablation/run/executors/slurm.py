@@ -16,7 +16,7 @@ from typing import Any
 from lm.ablation.run.executors.executor import Executor
 from lm.ablation.run.task import Task, work
 from lm.ablation.run_files import LOST
-from lm.config import BadInput
+from lm.config import UserError
 from lm.config.ablation import AblateConfig, SlurmConfig
 
 PERIOD = 2.0  # seconds between two looks at the queue
@@ -50,7 +50,7 @@ class SlurmExecutor(Executor):
         try:
             self.submitter = submitit.SlurmExecutor(folder.resolve() / ".slurm")
         except RuntimeError:
-            raise BadInput("executor=slurm: there is no srun here; expected a machine that submits to Slurm") from None
+            raise UserError("executor=slurm: there is no srun here; expected a machine that submits to Slurm") from None
         queue()  # raises what is wrong with the cluster
 
     def slots(self, threads: int) -> int:
@@ -67,18 +67,18 @@ class SlurmExecutor(Executor):
         try:
             self.submitter.update_parameters(**request(name, task.threads, task.gpus, self.config.slurm))
         except (ValueError, TypeError) as error:
-            raise BadInput(f"slurm.parameters: {str(error).splitlines()[0]}") from error
+            raise UserError(f"slurm.parameters: {str(error).splitlines()[0]}") from error
         try:
             self.ids[name] = self.submitter.submit(Resumed(), task).job_id
         except Exception as error:  # submitit's own, of what sbatch said
-            raise BadInput(f"executor=slurm: {str(error).strip().splitlines()[-1]}") from error
+            raise UserError(f"executor=slurm: {str(error).strip().splitlines()[-1]}") from error
         self.running[name] = task
 
     def poll(self) -> dict[str, str]:
         time.sleep(PERIOD)
         try:
             jobs = self.jobs()
-        except BadInput as error:  # the controller is away: jobs go on without it
+        except UserError as error:  # the controller is away: jobs go on without it
             log.warning("%s", error)
             return {}
         ended = {}
@@ -92,13 +92,13 @@ class SlurmExecutor(Executor):
         return ended
 
     def refuse_silence(self, name: str, task: Task, state: str, node: str) -> None:
-        """Raise BadInput if a job of ours ran and its task has not even begun. Else remove the job's own files."""
+        """Raise UserError if a job of ours ran and its task has not even begun. Else remove the job's own files."""
         number = self.ids.pop(name, None)
         files = [*(Path(self.submitter.folder)).glob(f"{number}_*")] if number else []
         if number and state in ("FAILED", "COMPLETED") and not task.files.where.exists():
             logs = [line for one in files if one.suffix == ".err" for line in one.read_text().splitlines() if line]
-            said = logs[-1].partition("BadInput: ")[2] or logs[-1] if logs else "nothing was written to output_dir"
-            raise BadInput(
+            said = logs[-1].partition("UserError: ")[2] or logs[-1] if logs else "nothing was written to output_dir"
+            raise UserError(
                 f"output_dir={self.folder}: job {number} on node {node} could not begin ({said}); "
                 "expected storage, Python and lm that all nodes share"
             )
@@ -111,7 +111,7 @@ class SlurmExecutor(Executor):
     def cancel(self) -> None:
         until = time.monotonic() + 60
         while time.monotonic() < until:
-            with contextlib.suppress(BadInput):  # the controller is away
+            with contextlib.suppress(UserError):  # the controller is away
                 left = [number for number, state, _ in self.jobs().values() if state not in ENDED]
                 if not left:
                     return
@@ -140,7 +140,7 @@ def queue() -> str:
     line = ["squeue", f"--user={getpass.getuser()}", "--states=all", "--noheader", "--format=%A|%T|%N|%j"]
     found = subprocess.run(line, capture_output=True, text=True)
     if found.returncode:
-        raise BadInput(f"executor=slurm: {found.stderr.strip() or 'squeue failed'}")
+        raise UserError(f"executor=slurm: {found.stderr.strip() or 'squeue failed'}")
     return found.stdout
 
 
