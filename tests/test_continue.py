@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import ROOT, TEXT, TINY_RUN, Script
+from conftest import ROOT, TEXT, TINY_RUN
 
 from lm.config import RunConfig, UserError
 from lm.training.train import train
-from tests.helpers.runs import CLOCK, checkpoints, composed, finish, outcome, result, rows, signal_at, wait_for
+from tests.helpers.runs import checkpoints, composed, finish, outcome, signal_at, wait_for
 
 WORDS = [*TINY_RUN, "head=untied", "model.dropout=0.1", "seed=3", "optim.betas=[0.7,0.9]"]
 
@@ -201,28 +201,6 @@ def start(folder: Path, *words: str, **env: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         line, cwd=folder, env=os.environ | env, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
     )
-
-
-@pytest.mark.slow
-def test_a_command_that_is_interrupted_says_how_it_resumes(script: Script, here: Path) -> None:
-    (here / "t.txt").write_text(TEXT)
-    process = start(here, *WORDS, "data.path=t.txt", "run_dir=run", "trainer.max_steps=1000")
-    wait_for((here / "run/checkpoints/step-00000010.ckpt").exists)
-    process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 143
-    assert "resume with" in errors
-    done = script("train", "run_dir=run")
-    assert done.returncode == 0, done.stderr
-    assert "resuming" in done.stderr
-    scores = result(here / "run")
-    shown = script("train", "run_dir=run")
-    assert (shown.returncode, f"{scores['val_loss']:.4f}" in shown.stdout) == (0, True)
-    whole = script("train", *WORDS, "data.path=t.txt", "run_dir=whole", "trainer.max_steps=1000")
-    assert whole.returncode == 0, whole.stderr
-    assert rows(here / "run") == rows(here / "whole")
-    compared = result(here / "whole").keys() - {*CLOCK}
-    assert {key: scores[key] for key in compared} == {key: result(here / "whole")[key] for key in compared}
 
 
 def test_a_second_ctrl_c_ends_a_command_at_once(here: Path) -> None:

@@ -12,9 +12,6 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT, SEQ, TIED, VOCAB, tiny
-from helpers.decoding import by_definition, sensitive, tokens
-from helpers.models import MODELS, build, gradients, name_of
-from helpers.runs import rows, small_run
 from torch import Tensor
 
 from lm.cli import export
@@ -29,6 +26,9 @@ from lm.model.transformer import enable_activation_checkpointing
 from lm.system.device import fast_attention
 from lm.training.loss import HAS_CHUNKED, LOSSES, plain
 from lm.training.train import train
+from tests.helpers.decoding import by_definition, sensitive, tokens
+from tests.helpers.models import MODELS, build, gradients, name_of
+from tests.helpers.runs import rows, small_run
 
 EOT = 3
 LENGTHS = (4, 1, 6, SEQ - 11)  # of the pieces of a row; the first began in an earlier row, the others begin with EOT

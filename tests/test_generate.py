@@ -8,7 +8,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import SEQ, TIED, VOCAB, some, tiny
-from helpers.decoding import by_definition, sensitive, tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.overrides import TorchFunctionMode
@@ -20,6 +19,7 @@ from lm.inference.generate import generate, stream
 from lm.inference.sampling import Sampling
 from lm.model.cache import KVCache, attention_inputs
 from lm.model.transformer import Transformer
+from tests.helpers.decoding import by_definition, sensitive, tokens
 
 BYTE, CHAR = byte_tokenizer(), char_tokenizer(["abcde"])
 SAMPLING = [  # out of range, or of no effect

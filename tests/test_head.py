@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 import yaml
 from conftest import HEADS, ROOT, SEQ, TIED, UNTIED, VOCAB, tiny
-from helpers.models import random_tokens
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.optim import Optimizer
@@ -21,6 +20,7 @@ from lm.model import Transformer
 from lm.model.size import n_params
 from lm.training.init_from import copy_weights
 from lm.training.optim import build_optimizer
+from tests.helpers.models import random_tokens
 
 TOKENS, TARGETS = random_tokens(2, 4, SEQ)
 each = pytest.mark.parametrize

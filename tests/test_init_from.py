@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import TEXT, Script
+from conftest import TEXT
 from safetensors.torch import load_file
 
 from lm import load_model
@@ -155,14 +155,6 @@ def test_tying_needs_a_rule_and_reports_both_losses(home: Path, tmp_path: Path) 
     assert record["val_loss"] > record["val_loss_before_conversion"] + 0.01
 
 
-def test_a_model_that_was_untied_in_training_stays_as_it_is_with_an_untied_head(home: Path, tmp_path: Path) -> None:
-    base, _ = train(composed(home, *MODEL, "tokenizer=char", "head=untied_midtraining", f"run_dir={tmp_path / 'base'}"))
-    _, scores = train(composed(home, f"init_from={base}", "head=untied", *STILL, f"run_dir={tmp_path / 'r'}"))
-    record = scores["init_from"]
-    losses = {record["val_loss"], record["val_loss_before_conversion"], scores["val_loss"]}
-    assert losses == {result(base)["val_loss"]}
-
-
 @pytest.fixture(scope="module")
 def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of transformers with tied embeddings and random weights, and our text beside it."""
@@ -198,15 +190,6 @@ def test_tokens_add_up_over_a_chain_of_runs(home: Path, tmp_path: Path) -> None:
     train(start(home, "tied", f"run_dir={tmp_path / 'a'}"))
     base = read_base(str(tmp_path / "a/model"))
     assert (base.steps, base.tokens, base.typed) == (24, 24 * 128, {"kind": "char", "vocab_size": None})
-
-
-@pytest.mark.slow
-def test_a_sweep_starts_from_a_run(home: Path, script: Script) -> None:
-    words = [*RUN, f"data.path={home / 'text'}", f"init_from={home / 'tied'}", "trainer.max_steps=2"]
-    done = script("train", "-m", *words, "head=tied,untied_from_embedding,untied")
-    assert done.returncode == 0, done.stderr
-    losses = [line.rpartition("loss of ")[2][:6] for line in done.stderr.splitlines() if "starts from" in line]
-    assert losses == [f"{result(home / 'tied')['val_loss']:.4f}"] * 3
 
 
 # --- resume

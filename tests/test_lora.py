@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from conftest import HEADS, SEQ, TEXT, tiny
-from helpers.words import CLOCK, MODEL, RUN
 from hydra import initialize_config_dir
 from lm.ablation.plan.compose import compose_arms, compose_base
 from safetensors.torch import load_file
@@ -27,6 +26,7 @@ from lm.model.lora import LoRALinear, is_adapter
 from lm.model.size import n_params, n_params_trained
 from lm.model.transformer import Transformer
 from lm.training.train import train
+from tests.helpers.words import CLOCK, MODEL, RUN
 
 LORA = ["model.linear=lora", "model.lora_rank=2"]
 LLAMA = {"ffn": "swiglu", "bias": True}

@@ -20,7 +20,7 @@ from lm.training.loss import HAS_CHUNKED, build_loss
 from lm.training.memory import least_bytes
 from lm.training.resolve import build_model, resolve
 from lm.training.train import train
-from tests.helpers.runs import MUON, PROCESSES, change, short_run
+from tests.helpers.runs import MUON, change, short_run
 
 CPU = change(RunConfig(), accelerator="cpu")
 
@@ -236,25 +236,3 @@ def test_the_memory_of_a_token_is_a_lower_bound(name: str) -> None:
     half = replace(run, data=replace(run.data, batch_size=2))
     bound = least_bytes(run, 257) - least_bytes(half, 257)
     assert 0.05 < bound / (kept_for_backward(run) - kept_for_backward(half)) <= 1
-
-
-def report_peak(run: RunConfig, connection: Any) -> None:
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    train(run)
-    connection.send(1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before))
-
-
-@pytest.mark.slow
-def test_a_real_run_takes_more_than_the_bound(tmp_path: Path) -> None:
-    text = tmp_path / "text"
-    text.write_text("".join(map(chr, torch.randint(97, 123, (40_000,)).tolist())))
-    model = ModelConfig(n_layers=4, d_model=256, n_heads=4, d_ff=1024, ffn="swiglu")
-    run = short_run(text, tmp_path / "run", model=model, max_steps=2, loss="plain")
-    run = replace(run, data=replace(run.data, seq_len=512, batch_size=16))
-    receiver, sender = PROCESSES.Pipe(duplex=False)
-    process = PROCESSES.Process(target=report_peak, args=(run, sender))
-    process.start()
-    assert receiver.poll(120)
-    peak = receiver.recv()
-    process.join()
-    assert 0.3 * peak < least_bytes(resolve(run, 257), 257) < peak

@@ -13,8 +13,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import EVERY_HEAD, ROOT, SEQ, TIED, TINY_RUN, VOCAB, tiny
-from helpers.models import build, random_tokens
-from helpers.runs import small_run
 from torch import nn
 
 from lm.config import OptimConfig, UserError, foreign_classes
@@ -25,6 +23,8 @@ from lm.model import Transformer
 from lm.model.user_class import import_class
 from lm.training.optim import build_optimizer
 from lm.training.train import train
+from tests.helpers.models import build, random_tokens
+from tests.helpers.runs import small_run
 
 PARTS = '''
 import torch
@@ -182,13 +182,6 @@ OTHER_ARGUMENTS = ("torch.nn.ReLU", "torch.nn.Linear", "torch.nn.Linear", "torch
 def test_a_path_that_leads_to_no_such_class_is_refused(key: str, path: str) -> None:
     with pytest.raises(UserError, match=f"^{key}={path}: "):
         import_class(key, path)
-
-
-@each("key", KEYS)
-@each("path", ["", "Linear", "a.b-c", ".Linear", "mine."])
-def test_what_is_no_dotted_path_is_refused(key: str, path: str) -> None:
-    with pytest.raises(UserError, match=f"^{key}={path}: "):
-        tiny(**{key.removeprefix("model."): path})
 
 
 @each("key", KEYS)

@@ -16,7 +16,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lm.cli.mistakes import CONFIGS, Kinds, explaining, kinds_of, no_such_key, not_a_setting, wrong_value
+from lm.cli.mistakes import CONFIGS, Kinds, explain_non_override, explaining, kinds_of, no_such_key, wrong_value
 from lm.config import CLASSES, HeadConfig, RunConfig, UserError
 from lm.config.checks import error_prefix
 from lm.config.identity import PLACES, is_runtime
@@ -41,7 +41,7 @@ def parse(schema: type[Config], args: Sequence[str], **values: Any) -> Config:
     for i, arg in enumerate(args):
         key, equals, text = arg.partition("=")
         if not equals or not re.fullmatch(r"\+*[a-zA-Z][\w.]*", key):
-            raise UserError(not_a_setting(args[i:], kinds, values))
+            raise UserError(explain_non_override(args[i:], kinds))
         if key not in kinds:
             raise UserError(no_such_key(key, kinds))
         if kinds[key] is str or (kinds[key] == str | None and (text != "null" or key == "prompt")):
@@ -83,7 +83,7 @@ def run_hydra(
                 return super().parse_args(args, namespace)
             flags, unknown = self.parse_known_intermixed_args(words)
             for word in unknown:
-                raise UserError(not_a_setting(words[words.index(word) :], kinds))
+                raise UserError(explain_non_override(words[words.index(word) :], kinds))
             flags.overrides = flags.overrides if flags.shell_completion else prepare(flags)
             return flags
 
@@ -153,7 +153,7 @@ def to_dataclass(config: DictConfig, overrides: Sequence[str], schema: type[Conf
     """
     with explaining(overrides, kinds_of(schema)):
         if schema is RunConfig:
-            if (run := _continued(config, overrides)) is not None:
+            if (run := _load_resumed_config(config, overrides)) is not None:
                 return run  # type: ignore[return-value]
             config = _with_init_from(config, overrides)
         typed = OmegaConf.merge(OmegaConf.structured(schema), OmegaConf.to_container(config))  # refuses what +key added
@@ -219,24 +219,24 @@ def _refuse(key: str, value: Any, init_from: str, loaded: Any) -> NoReturn:
     )
 
 
-def _continued(config: DictConfig, overrides: Sequence[str]) -> RunConfig | None:
+def _load_resumed_config(config: DictConfig, overrides: Sequence[str]) -> RunConfig | None:
     """The run in run_dir, by its config.yaml, with those overrides that may differ when a run is continued.
 
     None if other settings are given too, or if the directory holds no run. Raises UserError.
     """
     keys, run_dir = [key_of(override) for override in overrides], config.get("run_dir")
-    typed = [key for key in CLASSES if key in keys]
+    named_classes = [key for key in CLASSES if key in keys]
     applied = [key for key in keys if is_runtime(key) or key in (*LENGTH, *PLACES)]
-    if not run_dir or len(applied) + len(typed) < len(keys):
+    if not run_dir or len(applied) + len(named_classes) < len(keys):
         return None
     directory = RunDirectory(Path(run_dir).expanduser())
     if not directory.path.exists():  # it may be mistyped
         log.info("run_dir=%s: does not exist yet, so this is a new run", run_dir)
     saved = directory.read_config()
     try:
-        if not saved or any(saved["model"][key[6:]] != OmegaConf.select(config, key) for key in typed):
+        if not saved or any(saved["model"][key[6:]] != OmegaConf.select(config, key) for key in named_classes):
             return None
-        _refuse_foreign_classes(saved["model"], typed)
+        _refuse_foreign_classes(saved["model"], named_classes)
         for key in applied:
             value = OmegaConf.select(config, key)
             *groups, name = key.split(".")

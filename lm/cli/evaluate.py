@@ -16,7 +16,7 @@ from typing import Any
 from tqdm import tqdm
 
 from lm.cli.compose import compose, parse
-from lm.cli.main import report
+from lm.cli.main import handle_exception
 from lm.cli.tables import detail_tables, score_table
 from lm.config import DataConfig, EvaluateConfig, RunConfig, TokenizerConfig, UserError
 from lm.data.paths import check_paths, is_url, listed, local_files
@@ -31,7 +31,7 @@ def run(args: list[str]) -> int:
 
 
 def score(config: EvaluateConfig) -> int:
-    pairs = pairs_of(config)  # raises UserError before the slow imports below
+    pairs = _pairs_of(config)  # raises UserError before the slow imports below
     if config.plot is not None and not (folder := Path(config.plot).expanduser().parent).is_dir():
         raise UserError(f"plot={config.plot}: {folder} is no folder")
     from lm.inference.evaluate import check, evaluate_run
@@ -56,7 +56,7 @@ def score(config: EvaluateConfig) -> int:
 
         plot_scores(scores, Path(config.plot).expanduser())
     print(json.dumps(scores if several else {k: v for k, v in scores[0].items() if k not in ("run", "text")}))
-    return max(map(report, failed), default=0)
+    return max(map(handle_exception, failed), default=0)
 
 
 def parse_arguments(args: list[str]) -> EvaluateConfig:
@@ -68,7 +68,7 @@ def parse_arguments(args: list[str]) -> EvaluateConfig:
     return parse(EvaluateConfig, [arg for arg in args if arg not in data], data=text)
 
 
-def pairs_of(config: EvaluateConfig) -> list[EvaluateConfig]:
+def _pairs_of(config: EvaluateConfig) -> list[EvaluateConfig]:
     """A configuration of one run and one text for each pair that is asked for. Raises UserError."""
     runs, texts = listed(config.run_dir, "run_dir", folders=True), [config.data]
     if config.texts is not None:

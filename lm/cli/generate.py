@@ -26,7 +26,7 @@ def run(args: list[str]) -> None:
     config = parse(GenerateConfig, args)
     if sum([config.prompt is not None, config.prompt_file is not None, config.interactive]) != 1:
         raise UserError("prompt: give one of prompt=TEXT, prompt_file=FILE and interactive=true")
-    prompts = typed_prompts() if config.interactive else iter([read_prompt(config)])
+    prompts = _typed_prompts() if config.interactive else iter([_read_prompt(config)])
     model_folder(config.run_dir)  # raises UserError before the slow imports below
     from lm.exchange.portable import load_model
     from lm.inference.generate import stream
@@ -61,7 +61,7 @@ def run(args: list[str]) -> None:
             print()
 
 
-def read_prompt(config: GenerateConfig) -> str:
+def _read_prompt(config: GenerateConfig) -> str:
     """The prompt, or the content of prompt_file. Raises UserError if it is not UTF-8."""
     if config.prompt is not None:
         return config.prompt
@@ -73,7 +73,7 @@ def read_prompt(config: GenerateConfig) -> str:
         raise UserError(f"{name}: not UTF-8 at byte {error.start} ({error.reason})") from error
 
 
-def typed_prompts() -> Iterator[str]:
+def _typed_prompts() -> Iterator[str]:
     """Lines of standard input until it ends; on a terminal, with editing and a history."""
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")

@@ -34,10 +34,10 @@ EXAMPLES = {
 FIELD = re.compile(r"^    (\w+): .*?  # (.*)$", re.MULTILINE)  # of a dataclass, with the comment behind it
 
 
-def help_text(command: str, about: str, schema: Any, args: Sequence[str]) -> str:
+def help_text(command: str, docstring: str, schema: Any, args: Sequence[str]) -> str:
     """What --help prints. Of the arguments, --config-dir counts: its choices are listed too."""
     start = shlex.join(command_prefix(command))
-    parts = [re.sub(r"lm-lab (\w+)", lambda match: shlex.join(command_prefix(match[1])), about.strip())]
+    parts = [re.sub(r"lm-lab (\w+)", lambda match: shlex.join(command_prefix(match[1])), docstring.strip())]
     if command in EXAMPLES:
         parts.append(f"Example: {start} {EXAMPLES[command]}")
     if groups := GROUPS.get(command):

@@ -46,7 +46,7 @@ def program(config: DictConfig) -> float | None:
     finished.append((path.name, " ".join(varied) or "the defaults", result))
     print(format_table(summary(result)), f"\n{path}\n", sep="\n")
     if result["samples"] and not several:
-        print(samples(result["samples"], own=run.prompts is not None))
+        print(samples(result["samples"], own=run.prompts is not None), end="\n\n")
     return float(result["val_loss"])
 
 

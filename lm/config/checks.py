@@ -1,7 +1,6 @@
 """The errors that a wrong setting raises, and the checks that several dataclasses share."""
 
 import csv
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,15 +50,11 @@ def require(holds: bool, setting: str, what: str) -> None:
         raise UserError(f"{setting}: expected {what}")
 
 
-LARGEST = 2**53  # what every number type of the program holds exactly
-
-
 def require_min(minimum: float, prefix: str, config: Any, *keys: str) -> None:
     for key in keys:
         value = getattr(config, key)
-        if value is not None and not minimum <= value <= LARGEST:  # refuses nan too
-            limit = f", at most {LARGEST}" if LARGEST < value < math.inf else ""
-            raise UserError(f"{prefix}{key}={value}: expected {minimum} or more{limit}")
+        if value is not None and not minimum <= value <= 2**53:  # an int and a float; refuses nan too
+            raise UserError(f"{prefix}{key}={value}: expected {minimum} or more, at most 2**53")
 
 
 def require_seed(seed: int) -> None:

@@ -44,18 +44,12 @@ class EvaluateConfig:
     trust: bool = False  # import the classes of the user's own that the settings name
 
     def __post_init__(self) -> None:
-        places = {
-            "document_mask": "document_mask",
-            "seq_len": "seq_len",
-            "val_split": "data.split",
-            "val_path": "data.path",
-        }
-        for key, place in places.items():
-            default = DataConfig.__dataclass_fields__[key].default
-            if self.data is not None and (value := getattr(self.data, key)) != default:
-                raise UserError(f"data.{key}={value}: is for training; give {place}={value}")
-        if self.data is not None and self.texts is not None:
-            raise UserError(f"texts={self.texts}: data names a text as well; give one of the two")
+        if self.data is not None:
+            for key in ("document_mask", "seq_len", "val_split", "val_path"):
+                value, place = getattr(self.data, key), key.replace("val_", "data.")
+                if value != DataConfig.__dataclass_fields__[key].default:
+                    raise UserError(f"data.{key}={value}: is for training; give {place}={value}")
+            require(self.texts is None, f"texts={self.texts}", "data or texts, not both")
         require_min(1, "", self, "threads", "seq_len")
         if self.plot is not None:
             self.details = True

@@ -58,7 +58,6 @@ class DataConfig:
                 raise UserError(
                     f"data.{key}={value}: is for data={' or '.join(sources)}, not data.source={self.source}"
                 )
-
         self._check_validation()
 
     def _check_validation(self) -> None:

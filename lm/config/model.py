@@ -61,7 +61,9 @@ class ModelConfig:
         require(self.n_layers <= MAX_LAYERS, f"model.n_layers={self.n_layers}", f"at most {MAX_LAYERS}")
         require_min(0, "model.", self, "dropout", "residual_scale", "previous_token_init")
         if self.position != "rope":
-            self._check_without_rope()
+            for key, default in {"previous_token_init": "0", "rope_scaling": "null"}.items():
+                value = getattr(self, key)
+                require(not value, f"model.{key}={value}", f"{default} with model.position={self.position}")
         if self.d_head is None and self.d_model % self.n_heads:
             raise UserError(f"model.d_model={self.d_model} is not divisible by model.n_heads={self.n_heads}")
         if self.n_heads % self.kv_heads:
@@ -77,11 +79,6 @@ class ModelConfig:
         if numbers is not None and (len(numbers) != 4 or not min(numbers) > 0 or not numbers[1] < numbers[2]):
             expected = "[factor, low_freq_factor, high_freq_factor, original_context], such as [32,1,4,8192]"
             raise UserError(f"model.rope_scaling={numbers}: expected {expected}")
-
-    def _check_without_rope(self) -> None:
-        for key, default in {"previous_token_init": "0", "rope_scaling": "null"}.items():
-            if value := getattr(self, key):
-                raise UserError(f"model.{key}={value}: needs model.position=rope; add model.{key}={default}")
 
     def _check_lora(self) -> None:
         for key in ("lora_rank", "lora_alpha", "lora_targets"):
@@ -168,8 +165,6 @@ class HeadConfig:
         require_min(0, "head.", self, "head_std", "head_lr_multiplier", "untie_at")
         for key in ("head_lr_multiplier", "head_std", "untie_at"):
             needed, given = key in OWN_SETTINGS[self.kind], getattr(self, key) is not None
-            if needed and not given:
-                raise UserError(f"head.{key}: head.kind={self.kind} needs one; see configs/head/")
-            if given and not needed:
-                raise UserError(f"head.{key}={getattr(self, key)}: head.kind={self.kind} has none; leave it null")
+            require(given or not needed, f"head.{key}", f"a number with head.kind={self.kind}; see configs/head/")
+            require(needed or not given, f"head.{key}={getattr(self, key)}", f"null with head.kind={self.kind}")
         require((self.untie_at or 0) <= 1, f"head.untie_at={self.untie_at}", "0 to 1, a fraction of training")

@@ -144,14 +144,14 @@ class RunConfig:
         micro_batches, size = self.trainer.accumulate_grad_batches, self.data.batch_size
         if size % micro_batches:
             raise UserError(f"trainer.accumulate_grad_batches={micro_batches}: does not divide data.batch_size={size}")
-        unties = self.head.kind if self.head.untie_at is not None else None
-        refused = {"head.kind": unties, "diagnostics.every": self.diagnostics.every or None}
-        if self.trainer.world_size > 1:
-            _refuse(refused, "is for one device only; choose trainer.devices=1")
-        if self.model.linear == "lora":
-            rounded = "bf16-true" if self.trainer.precision == "bf16-true" else None
-            refused |= {"init_tied_matrix": self.init_tied_matrix, "trainer.precision": rounded}
-            _refuse(refused, "with model.linear=lora, the embedding and the head keep their weights")
+        is_lora = self.model.linear == "lora"
+        if is_lora or self.trainer.world_size > 1:
+            where = "with model.linear=lora" if is_lora else "on several devices"
+            require(self.head.untie_at is None, f"head.kind={self.head.kind}", f"another head {where}")
+            require(self.diagnostics.every == 0, f"diagnostics.every={self.diagnostics.every}", f"0 {where}")
+        if is_lora:  # the embedding and the head keep their weights
+            require(self.init_tied_matrix is None, f"init_tied_matrix={self.init_tied_matrix}", f"null {where}")
+            require(self.trainer.precision != "bf16-true", "trainer.precision=bf16-true", f"another precision {where}")
 
     @property
     def tokens_per_step(self) -> int:
@@ -167,9 +167,3 @@ class RunConfig:
         """Raise UserError if the run needs an init_from and has none."""
         if self.model.linear == "lora" and self.init_from is None:
             raise UserError("model.linear=lora: trains adapters of a finished model; add init_from=RUN")
-
-
-def _refuse(settings: dict[str, str | int | None], reason: str) -> None:
-    for key, value in settings.items():
-        if value is not None:
-            raise UserError(f"{key}={value}: {reason}")

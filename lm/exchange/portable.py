@@ -38,8 +38,8 @@ def save_model(net: Transformer, tokenizer: Tokenizer, folder: Path) -> None:
 def load_model(run_dir: str | Path, trust: bool = False) -> tuple[Transformer, Tokenizer]:
     """The model and tokenizer of a run directory (or of its model/ folder), ready to generate, on the CPU.
 
-    `trust` allows importing the classes of the user's own that the run's settings name. Raises UserError naming the file
-    that is missing or damaged.
+    `trust` allows importing the classes of the user's own that the run's settings name. Raises UserError naming the
+    file that is missing or damaged.
 
     >>> load_model("runs/absent")
     Traceback (most recent call last):

@@ -9,9 +9,8 @@ from torch import nn
 
 from lm.config import UserError
 
-_CALLS: dict[
-    str, tuple[str, tuple[Any, ...], dict[str, Any]]
-] = {  # setting -> how its class is called, and an example of the arguments
+_Call = tuple[str, tuple[Any, ...], dict[str, Any]]  # how a class is called, and an example of the arguments
+_CALLS: dict[str, _Call] = {
     "model.linear": ("cls(in_features, out_features, bias=...)", (1, 1), {"bias": True}),
     "model.norm": ("cls(width, eps=...)", (1,), {"eps": 1e-5}),
     "model.ffn": ("cls(config)", (None,), {}),

@@ -34,8 +34,8 @@ def load_init_weights(net: Transformer, run: RunConfig, data: TextData) -> dict[
     """Give `net` the weights that `run.init_from` names; returns where they came from, for result.json.
 
     On the first process the record has the loss on the validation batches of `run` before the first step and, if the
-    head is another one, before its conversion. Raises UserError for other weights than run.init_sha256, another model or
-    another tokenizer.
+    head is another one, before its conversion. Raises UserError for other weights than run.init_sha256, another model
+    or another tokenizer.
     """
     assert run.init_from is not None
     base = read_base(run.init_from)
@@ -77,8 +77,8 @@ def _val_loss(net: Transformer, run: RunConfig, data: TextData) -> float:
 def copy_weights(net: Transformer, loaded: Transformer, rule: str | None = None) -> None:
     """Give `net` the weights of a model with the same ModelConfig; its head and its seq_len may differ.
 
-    Adapters, which a finished model does not have, keep their values. `rule` is that of `convert_head`. Raises UserError
-    for a seq_len or a head that cannot be had.
+    Adapters, which a finished model does not have, keep their values. `rule` is that of `convert_head`. Raises
+    UserError for a seq_len or a head that cannot be had.
     """
     net.blocks.load_state_dict(net.blocks.state_dict() | loaded.blocks.state_dict())
     net.norm.load_state_dict(loaded.norm.state_dict())

@@ -12,7 +12,7 @@ import yaml
 from lm.config import RunConfig, UserError
 from lm.config.checks import RESUMABLE, reading
 from lm.config.identity import differences
-from lm.system.files import read_csv, read_json, read_json_lines, read_yaml, remove_partial, write_json, write_text
+from lm.system.files import read_csv, read_json, read_json_lines, read_yaml, remove_partial, write_text
 
 METRICS = "metrics.csv"
 LENGTH = ("trainer.max_steps", "max_tokens")  # of a run, which its learning-rate schedule follows
@@ -79,26 +79,16 @@ class RunDirectory:
 
     def read_config(self) -> dict[str, Any]:
         """The content of config.yaml, {} if there is none. A person may edit it. Raises UserError if it is no YAML."""
-        try:
-            return read_yaml(self.config)
-        except (FileNotFoundError, NotADirectoryError):
+        if not self.config.exists():
             return {}
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"{self.config}: cannot be read ({error})") from error
+        with reading(self.config):
+            return read_yaml(self.config)
 
     def write_config(self, settings: dict[str, Any]) -> None:
         write_text(self.config, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
 
-    def write_tokenizer(self, content: str) -> None:
-        self.model.mkdir(exist_ok=True)
-        write_text(self.model / "tokenizer.json", content)
-
     def read_result(self) -> dict[str, Any] | None:
-        """The content of result.json, None if the run is not finished."""
         return read_result(self.result)
-
-    def write_result(self, result: dict[str, Any]) -> None:
-        write_json(self.result, result)
 
     def check_same_run(self, settings: dict[str, Any], ignored: tuple[str, ...] = ()) -> None:
         """Raise UserError naming what differs if `settings` are not those of the run in this directory."""
@@ -120,12 +110,10 @@ class RunDirectory:
 
 def read_result(path: Path) -> dict[str, Any] | None:
     """The content of a result.json, None if there is none. Raises UserError if it is no JSON object."""
-    try:
-        return read_json(path)
-    except (FileNotFoundError, NotADirectoryError):
+    if not path.exists():
         return None
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: {error}; remove it, and train or ablate writes it again") from error
+    with reading(path):
+        return read_json(path)
 
 
 def read_samples(path: Path) -> list[dict[str, Any]]:
