@@ -78,14 +78,15 @@ class _Runner:
     def tune(self) -> None:
         """Make trials as long as the tuning asks for new ones. A failed trial is tried again by the next call."""
         tried: set[str] = set()
-        while [spec for spec in self.plan.tune()[1] if spec.run_dir not in tried]:
-            self.make(lambda: self.plan.tune()[1])
-            tried |= {spec.run_dir for spec in self.plan.tune()[1]}
+        while not tried.issuperset(spec.run_dir for spec in self.plan.tune()[1]):
+            tried |= {spec.run_dir for spec in self.make(lambda: self.plan.tune()[1])}
 
-    def make(self, wanted: Callable[[], list[RunSpec]]) -> None:
+    def make(self, wanted: Callable[[], list[RunSpec]]) -> list[RunSpec]:
         """Make what is missing of these runs, first their bases, on whose weights the names of the others depend."""
         self.execute(self.plan.bases(self.plan.missing(wanted())))
-        self.execute([spec for spec in wanted() if self.plan.has_base(spec)])
+        specs = wanted()
+        self.execute([spec for spec in specs if self.plan.has_base(spec)])
+        return specs
 
     def execute(self, specs: Sequence[RunSpec]) -> None:
         if missing := self.plan.missing(specs):

@@ -84,13 +84,17 @@ class Plan:
         return RunSpec(arm.name, seed, steps, f"{folder}/{name}", run, tuned, identity)
 
     def reported(self, n: int | None = None) -> list[RunSpec]:
-        """The runs of the first n seeds, or of all that are reported: seed by seed, so that pairs become complete."""
-        seeds = self.config.seeds[: self.n_seeds if n is None else n]
+        """The runs of the first n seeds, or of all that are reported: seed by seed, so that pairs become complete.
+
+        Those of an arm whose hyperparameters are not chosen yet are left out.
+        """
+        return [spec for spec in self._all_reported(n) if not self._is_open(spec.arm)]
+
+    def _all_reported(self, n: int | None = None) -> list[RunSpec]:
         return [
             self.spec(arm, seed + self.config.seed_offsets.get(name, 0), steps, arm.tuned, "cells")
-            for seed in seeds
+            for seed in self.config.seeds[: self.n_seeds if n is None else n]
             for name, arm in self.arms.items()
-            if not self._is_open(name)
             for steps in dict.fromkeys(arm.steps[budget] for budget in self.config.budgets)
         ]
 
@@ -116,12 +120,12 @@ class Plan:
         return self.base is None or self.base_sha256(self.base_spec(spec.seed)) is not None
 
     def expected(self) -> list[RunSpec]:
-        """All runs that are known to be missing."""
-        specs = [*self.reported(), *self.tune()[1]]
+        """All runs that are known to be missing; those of untuned arms under names that will change."""
+        specs = [*self._all_reported(), *self.tune()[1]]
         return self.missing([*self.bases(self.missing(specs)), *specs])
 
     def is_complete(self) -> bool:
-        return not self.expected() and not any(map(self._is_open, self.arms))
+        return not self.expected()
 
     def look(self, n: int) -> bool:
         """Whether the planned look at the first n seeds decides all that is asked, so that no more runs are made."""
@@ -292,9 +296,7 @@ class Plan:
     def expected_seconds(self) -> tuple[float, float]:
         """The least and the greatest duration of what is missing, on so many workers as the plan has."""
         open_arms = [arm for name, arm in self.arms.items() if self._is_open(name)]
-        open_runs = [run for run in self.run_records() if self._is_open(run.arm)]
-        seconds = sum(STARTUP_SECONDS + self.arms[run.arm].seconds(run.steps) for run in open_runs)
-        seconds += sum(self.seconds(spec) for spec in self.expected() if not spec.is_trial)
+        seconds = sum(self.seconds(spec) for spec in self.expected() if not spec.is_trial)
         trials = [STARTUP_SECONDS + arm.seconds(arm.steps[self.config.budgets[0]]) for arm in open_arms]
         trial = sum(trials) / len(trials) if trials else 0.0
         least, most = ((seconds + trial * n) / self.record.workers for n in self.trials_to_make())

@@ -9,7 +9,7 @@ from statistics import median
 
 import torch
 
-from lm.ablation.plan.timing import step_time
+from lm.ablation.step_timing import step_time
 from lm.benchmark.measure import Measurement
 from lm.benchmark.nanogpt import SHAPES, Theirs, their_step
 from lm.benchmark.shapes import DEFAULT

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lm.ablation.plan.timing import train_step
+from lm.ablation.step_timing import train_step
 from lm.benchmark.limits import precisions, spell
 from lm.benchmark.measure import Measurement, alternate, paired
 from lm.benchmark.shapes import DEFAULT, GPT2, Shape

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.optim import AdamW
 
-from lm.ablation.plan.timing import train_step
+from lm.ablation.step_timing import train_step
 from lm.config import UserError
 from lm.data.batches import Batch
 from lm.data.vocabulary import byte_tokenizer

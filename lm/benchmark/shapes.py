@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from lm.ablation.plan.timing import train_step
+from lm.ablation.step_timing import train_step
 from lm.config import HeadConfig, ModelConfig, OptimConfig, RunConfig, TrainerConfig
 from lm.data.batches import Batch
 from lm.model.transformer import Transformer, enable_activation_checkpointing

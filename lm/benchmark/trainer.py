@@ -7,7 +7,7 @@ from functools import partial
 from itertools import count, islice
 from pathlib import Path
 
-from lm.ablation.plan.timing import train_step
+from lm.ablation.step_timing import train_step
 from lm.benchmark.measure import Measurement, alternate
 from lm.config import (
     CheckpointConfig,

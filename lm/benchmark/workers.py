@@ -7,7 +7,7 @@ from threading import Barrier
 
 import torch
 
-from lm.ablation.plan.timing import step_time
+from lm.ablation.step_timing import step_time
 from lm.benchmark.measure import Measurement
 from lm.benchmark.shapes import DEFAULT
 from lm.system.device import has_native_bf16
