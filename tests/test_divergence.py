@@ -12,7 +12,7 @@ import pytest
 from conftest import some
 from numpy.typing import NDArray
 from scipy import special
-from test_report import make, markdown, numbers, write
+from helpers.ablation_folder import make, markdown, numbers, write
 from test_study import row, study
 
 from lm.ablation.judge import statistics

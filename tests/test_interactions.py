@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from test_plan import question
 from test_record import arm
-from test_report import make, markdown, numbers
+from helpers.ablation_folder import make, markdown, numbers
 from test_study import row, study
 
 from lm.ablation.judge.contrasts import Contrast

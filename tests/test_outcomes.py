@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from conftest import ROOT, WHOLE_RESULT, some
-from test_report import ARMS, make, numbers, results
+from helpers.ablation_folder import ARMS, make, numbers, results
 
 from lm.ablation.judge.study import read_study
 from lm.ablation.outcomes import RESULT, WHO, Outcomes

@@ -9,7 +9,7 @@ import matplotlib
 import pandas as pd
 import pytest
 from conftest import HEADS, ROOT
-from test_report import make
+from helpers.ablation_folder import make
 from test_runs import write_run
 
 from lm.ablation.judge.study import read_study
