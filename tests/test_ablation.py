@@ -28,11 +28,13 @@ from lm.ablation.plan.compose import compose_arms
 from lm.ablation.plan.match import change
 from lm.ablation.record import read_record
 from lm.ablation.report import write_report
+from lm.ablation.report_input import read_results
 from lm.ablation.run.folder import claim, default_dir
 from lm.ablation.run.progress import Progress
 from lm.ablation.run.workers import run_cells
 from lm.ablation.run_files import RunFiles
 from lm.ablation.summary import plan_table, result_table
+from lm.ablation.warnings import report_warnings
 from lm.cli.compose import compose
 from lm.cli.mistakes import CONFIGS
 from lm.config import BadInput, RunConfig
@@ -128,7 +130,7 @@ def test_rows_of_results_csv_stand_for_runs_that_are_gone(
     tune = TuneConfig(trials=2, extension_trials=0, seeds=[77], hyperparameters=["optim.lr"])
     path = lab(tune=tune).path
     rows, contrasts = (path / "results.csv").read_text(), read_study(path).contrasts()
-    curves, picture = (path / "curves.csv").read_text(), (path / "figures/learning.svg").read_text()
+    curves = (path / "curves.csv").read_text()
     shutil.rmtree(path / "cells")
     shutil.rmtree(path / "trials")
     assert "finished runs without a folder, read from results.csv: 4; remove a row to run one again" in plan_table(
@@ -137,7 +139,6 @@ def test_rows_of_results_csv_stand_for_runs_that_are_gone(
     assert not list(path.glob("*/*/model")), "nothing was trained"
     assert (path / "results.csv").read_text() == rows
     assert (path / "curves.csv").read_text() == curves
-    assert (path / "figures/learning.svg").read_text() == picture
     assert read_study(path).contrasts() == contrasts
     first = read_study(path).rows[0].run_dir
     kept = [line for line in rows.splitlines() if first not in line]
@@ -259,7 +260,9 @@ def test_the_time_of_a_run_beyond_its_steps_is_measured(lab: Ablate, tmp_path: P
 
 
 @pytest.mark.slow
-def test_a_verdict_seen_early_is_told_by_the_next_call(lab: Ablate, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seeds_added_after_an_end_are_told_and_a_look_at_a_running_ablation_is_not(
+    lab: Ablate, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The ablation is interrupted after two of three pairs, and a report of these is looked at."""
 
     def stop(progress: Progress, steps: dict[str, int], ended: list[str]) -> None:
@@ -267,17 +270,19 @@ def test_a_verdict_seen_early_is_told_by_the_next_call(lab: Ablate, monkeypatch:
         if len(progress.done) >= 4:
             raise KeyboardInterrupt
 
+    def told(seeds: list[int]) -> list[str]:
+        summaries = [warning.summary for warning in report_warnings(read_results(lab(seeds=seeds).path))]
+        return [summary for summary in summaries if summary.startswith("Seeds were")]
+
     tick = Progress.tick
     monkeypatch.setattr(Progress, "tick", stop)
     with pytest.raises(KeyboardInterrupt):
         lab(seeds=[0, 1, 2])
     monkeypatch.setattr(Progress, "tick", tick)
-    path = lab(seeds=[0, 1, 2], plan_only=True).path
-    write_report(path)
-    (path / "report.json").unlink()
-    for key, seeds in {"seen with fewer seeds (at 2, now 3)": [0, 1, 2], "Seeds were taken away": [0, 1]}.items():
-        heads = [head for head, _ in read_record(lab(seeds=seeds).path).cautions]
-        assert any(key in head for head in heads), heads
+    write_report(lab(seeds=[0, 1, 2], plan_only=True).path)
+    assert told([0, 1, 2]) == [], "all three were planned from the first call"
+    assert told([0, 1, 2, 3]) == ["Seeds were added after the ablation had ended (with 3, now 4)."]
+    assert told([0, 1])[-1].startswith("Seeds were taken away after the ablation had ended (2, 3)")
 
 
 @pytest.mark.slow
@@ -288,15 +293,16 @@ def test_a_planned_look_that_decides_ends_the_ablation(lab: Ablate, capsys: pyte
     assert len(first) == 4
     assert "look with 2 of 3 seeds: decided" in capsys.readouterr().err
     said = "decided with 2 of 3 seeds: 2 runs, about"
-    assert said in (path / "report.md").read_text()
+    assert said in (path / "report.html").read_text()
     assert said in plan_table(lab(**plan, plan_only=True))
     again = lab(**plan)
     assert stamps(path) == first, "a later call finds it decided"
-    assert read_record(path).cautions == []
+    assert not any("Seeds" in warning.summary for warning in report_warnings(read_results(path)))
     assert read_record(path).seeds == [0, 1]
-    assert said in result_table(again.path)
+    assert said in result_table(read_results(again.path))
     assert len(stamps(lab(**{**plan, "looks": []}).path)) == 6
-    assert read_record(path).cautions[0].head == "A verdict was seen with fewer seeds (at 2, now 3):"
+    summaries = [warning.summary for warning in report_warnings(read_results(path))]
+    assert "Seeds were added after the ablation had ended (with 2, now 3)." in summaries, "going on after the plan"
 
 
 def test_a_plan_leaves_nothing_behind(lab: Ablate, tmp_path: Path) -> None:
@@ -382,7 +388,7 @@ def test_a_killed_trial_is_tried_again_and_never_a_bad_value(lab: Ablate, tmp_pa
     stop.set()
     assert broken.n_failed() == 1
     assert {row.arm: row.status for row in read_study(folder).rows} == {"tied": "done", "untied": "missing"}
-    assert "untied could not be tuned" in (folder / "report.md").read_text()
+    assert "untied could not be tuned" in (folder / "report.html").read_text()
     mended = lab(seeds=[0], tune=few, folder="always")
     assert [arm.tuned for arm in mended.arms.values()] == quiet
     assert mended.n_failed() == 0
@@ -520,7 +526,7 @@ def test_the_script_answers_with_a_table_and_an_exit_code(script: Script, words:
     )
     assert failing.returncode == 1
     assert "diverged" in failing.stdout
-    assert json.loads((tmp_path / "wild/report.json").read_text())["cells"]["diverged"]
+    assert json.loads((tmp_path / "wild/report.json").read_text())["runs"]["diverged"]
 
 
 @pytest.mark.slow

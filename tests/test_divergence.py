@@ -10,20 +10,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import some
+from helpers.ablation_folder import Page, make, numbers, write
 from numpy.typing import NDArray
 from scipy import special
-from helpers.ablation_folder import make, markdown, numbers, write
 from test_study import row, study
 
 from lm.ablation.judge import statistics
 from lm.ablation.judge.advice import Advice
 from lm.ablation.judge.divergence import Divergence
 from lm.ablation.judge.statistics import judge
-from lm.ablation.judge.study import Row, read_study
-from lm.ablation.report.answer import others
+from lm.ablation.judge.study import Row
+from lm.ablation.report_input import read_results
 from lm.ablation.run_files import broke, cause_of_death
 from lm.ablation.summary import result_table
-from lm.report.page import plain
 
 ARMS = 4  # of which the first is the baseline
 SAME = 0.5  # correlation of whether the two runs of a seed diverge, where they are correlated
@@ -174,18 +173,15 @@ def test_a_report_in_which_nothing_but_divergence_decides(tmp_path: Path) -> Non
     for seed in seeds:
         write(tmp_path / f"cells/untied-seed{seed}-1000.json", {"status": "diverged", "error": "the loss is nan"})
     path = make(tmp_path, lambda arm, _: arm != "untied", seeds, budgets=("tokens",), primary=asked)
-    (line,) = (line for line in markdown(path).splitlines() if line.startswith("> **untied"))
     said = "untied is worse than tied: it diverged on 4 of 4 seeds, tied on 0 of 4 (Fisher's exact test, p = 0.029)."
-    assert line.replace("*", "").removeprefix("> ") == plain(said)
-    assert said in result_table(path)
-    assert "| **untied** | 4 of 4 | tied | 0 of 4 | 0.029 | 0.029 |" in markdown(path)
+    assert said in Page(path).text
+    assert said in result_table(read_results(path))
+    assert ["untied", "4 of 4", "tied", "0 of 4", "0.029", "0.029"] in Page(path).tables[1]
     (one,) = (one for one in numbers(path)["contrasts"] if one["arm"] == "untied")
     assert (one["verdict"], one["by_divergence"], one["mean_difference"]) == ("worse", True, None)
-    assert "too small to matter" not in markdown(path)
-    found = read_study(path)
-    contrasts = found.contrasts()
-    contrasts[0].primary, contrasts[1].primary = False, True
-    assert "untied is worse than tied (by divergence)" in others(found, contrasts)
+    assert "too small to matter" not in Page(path).text
+    make(path, lambda arm, _: arm != "untied", seeds, budgets=("tokens",), primary=["untied_matched"])
+    assert "untied is worse than tied (by divergence)" in Page(path).text
 
 
 if __name__ == "__main__":

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.ablation_folder import Page, make, numbers
 from test_plan import question
 from test_record import arm
-from helpers.ablation_folder import make, markdown, numbers
 from test_study import row, study
 
 from lm.ablation.judge.contrasts import Contrast
@@ -15,6 +15,7 @@ from lm.ablation.judge.power import Tuning
 from lm.ablation.judge.regret import Regret, together
 from lm.ablation.judge.statistics import judge
 from lm.ablation.judge.study import Row, Study
+from lm.ablation.report_input import read_results
 from lm.ablation.summary import result_table
 from lm.config import BadInput
 from lm.config.ablation import interaction
@@ -112,18 +113,14 @@ def test_what_is_no_difference_of_two_comparisons_is_refused(formula: str) -> No
     assert str(error.value).startswith(f"ablation.interactions.it={formula}: {REFUSED[formula]}")
 
 
-def test_it_has_its_row_in_report_figure_numbers_and_terminal(tmp_path: Path) -> None:
+def test_it_has_its_row_in_report_numbers_and_terminal(tmp_path: Path) -> None:
     formula = "(untied - tied) - (untied_matched - tied)"
     path = make(tmp_path, budgets=("tokens",), interactions={"shape": formula})
-    text, (found,) = markdown(path), numbers(path)["interactions"]
-    differences = {one["arm"]: one["differences"] for one in numbers(path)["contrasts"]}
-    apart = [a - b for a, b in zip(differences["untied"], differences["untied_matched"], strict=True)]
-    assert found["differences"] == pytest.approx(apart)
-    assert (found["name"], found["formula"]) == ("shape", formula)
-    said = f"| shape | {found['mean_difference']:+.4f} | "
-    assert said in text.partition("### Interactions")[2]
-    assert f"> - **untied - tied is {found['verdict']} than untied_matched - tied:**" in text
-    figure = (path / "figures/forest.svg").read_text()
-    assert ">Interactions<" in figure
-    assert ">shape<" in figure
-    assert f"{found['sentence']}\n" in result_table(path)
+    (row,), contrasts = numbers(path)["interactions"], {one["arm"]: one for one in numbers(path)["contrasts"]}
+    sides = zip(contrasts["untied"]["differences"], contrasts["untied_matched"]["differences"], strict=True)
+    assert row["differences"] == pytest.approx([first - second for first, second in sides])
+    assert (row["name"], row["formula"], row["family"]) == ("shape", formula, "interaction")
+    page = Page(path)
+    assert ["shape", formula, f"{row['mean_difference']:+.4f}"] in [cells[:3] for cells in page.tables[1]]
+    assert row["sentence"] in page.text
+    assert f"{row['sentence']}\n" in result_table(read_results(path))

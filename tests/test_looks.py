@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_cautions import later
 from test_plan import question
 from test_statistics import at_most
 from test_study import row, study
@@ -22,7 +21,6 @@ from lm.ablation.judge.looks import decides, look_now, saved, seeds_looked_at
 from lm.ablation.judge.power import ALPHA, Tuning
 from lm.ablation.judge.statistics import judge
 from lm.config import BadInput
-from lm.config.ablation import Look
 
 PLANS = [(5, 8, 12), (3, 5, 8), (5, 10)]
 MARGIN, TUNED = 0.5, 0.3  # in standard deviations of a difference: margin, and the noise of tuning
@@ -114,19 +112,6 @@ def test_looks_that_make_no_plan_are_refused(looks: list[int]) -> None:
     with pytest.raises(BadInput, match=r"ablation\.looks=.*the last is all, 3"):
         question(seeds=[0, 1, 2], looks=looks)
     assert question(seeds=[0, 1, 2], looks=[2, 3]).looks == [2, 3]
-
-
-def test_a_planned_look_is_no_reason_for_a_caution() -> None:
-    seen: list[Look] = []
-    plan: dict[str, Any] = {"looks": [2, 4], "seeds": [0, 1, 2, 3]}
-    assert later(seen, **plan) == []
-    seen.append(replace(seen[0], seeds=[0, 1]))
-    assert later(seen, **plan) == []
-    seen[1].seeds = [0, 1, 2]  # not planned
-    assert later(seen, **plan) == ["A verdict was seen with fewer seeds (at 3, now 4):"]
-    seen[1].seeds = [0, 1]
-    heads = ["A verdict was seen with fewer seeds (at 2, now 4):", "Changed after a verdict was seen: looks"]
-    assert later(seen, seeds=[0, 1, 2, 3]) == heads  # going on after the plan
 
 
 def test_a_look_is_reached_when_its_seeds_have_ended_and_none_after_them() -> None:

@@ -12,13 +12,11 @@ from typing import Any
 
 import pytest
 from conftest import ROOT, WHOLE_RESULT, some
-from helpers.ablation_folder import ARMS, make, numbers, results
+from helpers.ablation_folder import ARMS, Page, make, numbers, results
 
-from lm.ablation.judge.study import read_study
 from lm.ablation.outcomes import RESULT, WHO, Outcomes
 from lm.ablation.report import write_report
-from lm.ablation.report.numbers import results_csv
-from lm.ablation.report.text import text_section
+from lm.ablation.report_input import read_results
 from lm.ablation.summary import result_table
 from lm.config import BadInput
 from lm.system.files import csv_text, write_json, write_text
@@ -153,30 +151,32 @@ def test_a_row_cannot_name_a_place_outside(tmp_path: Path) -> None:
 
 
 def test_a_report_says_how_many_runs_are_rows(tmp_path: Path) -> None:
-    path = make(tmp_path, budgets=("tokens",))
-    assert "all that is left" not in (path / "report.md").read_text()
+    path, lost = make(tmp_path, budgets=("tokens",)), "results.csv is all that is left, and it holds no samples."
+    assert "all that is left" not in Page(path).text
     shutil.rmtree(path / "cells/untied-seed0-1000")
-    assert "seed 1. " in text_section(read_study(path))[1], "the first seed of which all samples are there"
+    write_report(path)
+    assert "seed 1. " in Page(path).text, "the first seed of which all samples are there"
     for folder in path.glob("cells/untied-*"):
         shutil.rmtree(folder)
     write_report(path)
-    lost = "Of the runs of untied results.csv is all that is left, and it holds no samples."
-    assert lost in (path / "report.md").read_text()
-    assert "For 3 of 12 runs, results.csv is all that is left." in (path / "report.md").read_text()
-    assert numbers(path)["cells"]["rows"] == 3
+    assert f"Of the runs of untied {lost}" in Page(path).text
+    assert "for 3 of 12 runs, results.csv is all that is left" in Page(path).text
+    assert numbers(path)["runs"]["rows"] == 3
     shutil.rmtree(path / "cells")
-    study = read_study(path)
-    assert text_section(study) == ["## Samples", lost.replace("untied", ", ".join(ARMS))]
-    for arm in study.record.arms.values():
-        arm.settings["prompts"] = []
-    assert text_section(study) == [], "samples that were not asked for are not lost"
+    write_report(path)
+    assert f"Of the runs of {', '.join(ARMS)} {lost}" in Page(path).text
+    record = json.loads((path / "ablation.json").read_text())
+    for arm in record["arms"].values():
+        arm["settings"]["prompts"] = []
+    (path / "ablation.json").write_text(json.dumps(record))
+    write_report(path)
+    assert "Samples" not in Page(path).headings, "samples that were not asked for are not lost"
 
 
 def test_what_a_result_says_of_its_machine_steers_no_terminal_that_a_pipe_leads_to(tmp_path: Path) -> None:
     result = make(tmp_path, budgets=("tokens",)) / "cells/tied-seed0-1000/result.json"
     result.write_text(json.dumps(json.loads(result.read_text()) | {"python": "\x1b]0;x\x07"}))
-    assert "Python " in result_table(tmp_path)
-    assert r" \x1b]0;x\x07" in result_table(tmp_path)
+    assert r"Python 3.11.7, \x1b]0;x\x07" in result_table(read_results(tmp_path))
 
 
 def test_the_rows_of_curves_stand_for_runs_without_a_folder(tmp_path: Path) -> None:
@@ -185,15 +185,13 @@ def test_the_rows_of_curves_stand_for_runs_without_a_folder(tmp_path: Path) -> N
     shutil.rmtree(path / "cells")
     write_report(path)
     assert (path / "curves.csv").read_text() == before
-    assert "## Learning curves" in (path / "report.md").read_text()
+    assert "Learning curves" in Page(path).headings
     (path / "curves.csv").unlink()
     write_report(path)
-    assert "**12 runs have no learning curve.** " in (path / "report.md").read_text()
+    assert "12 runs have no learning curve." in Page(path).text
 
 
-@pytest.mark.parametrize(
-    "name", ["curves.csv", "cells/tied-seed0-1000/metrics.csv", "cells/tied-seed0-1000.where", "verdicts.jsonl"]
-)
+@pytest.mark.parametrize("name", ["curves.csv", "cells/tied-seed0-1000/metrics.csv", "cells/tied-seed0-1000.where"])
 def test_a_file_that_is_not_what_it_was_is_named(tmp_path: Path, name: str) -> None:
     path = make(tmp_path, budgets=("tokens",))
     if name == "curves.csv":
@@ -214,7 +212,7 @@ def test_where_there_is_a_folder_its_row_decides_nothing_and_rows_alone_are_writ
     tmp_path: Path,
 ) -> None:
     def write_again() -> str:
-        (path / "results.csv").write_text(results_csv(read_study(path)))
+        write_report(path)
         return (path / "results.csv").read_text()
 
     path = make(tmp_path, budgets=("tokens",), report=False)

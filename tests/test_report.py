@@ -113,7 +113,9 @@ def test_report_md_is_one_screen(full: Path) -> None:
     assert "| untied | tied | tokens |" in text
 
 
-@pytest.mark.parametrize("folder", sorted(path.parent for path in STUDIES.rglob("ablation.json")), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "folder", sorted(path.parent for path in STUDIES.rglob("ablation.json")), ids=lambda path: path.name
+)
 def test_every_committed_study_renders_from_its_rows_alone(folder: Path, tmp_path: Path) -> None:
     path = tmp_path / folder.name
     shutil.copytree(folder, path)
@@ -166,16 +168,6 @@ def test_report_json_is_what_scipy_says_of_results_csv(full: Path) -> None:
     assert found["schema_version"] == 1
     assert {row["status"] for row in found["runs"]["reasons"]} == {"failed", "diverged"}
     assert all(Path(path).exists() for path in found["paths"].values())
-
-
-def test_an_interaction_is_a_row_of_its_own(tmp_path: Path) -> None:
-    formula = "(untied - tied) - (tied_naive - tied)"
-    path = make(tmp_path, budgets=("tokens",), interactions={"both": formula})
-    (row,), found = numbers(path)["interactions"], {one["arm"]: one for one in numbers(path)["contrasts"]}
-    assert (row["name"], row["formula"], row["family"]) == ("both", formula, "interaction")
-    sides = zip(found["untied"]["differences"], found["tied_naive"]["differences"], strict=True)
-    assert row["differences"] == pytest.approx([first - second for first, second in sides])
-    assert any(formula in cells for cells in Page(path).tables[1])
 
 
 def test_a_folder_whose_runs_are_gone_says_the_same(tmp_path: Path) -> None:
@@ -236,8 +228,18 @@ WARNINGS: list[tuple[str, dict[str, Any], Callable[[Path], Any], bool]] = [
     ("Seeds were taken away", TWO | {"seeds": (0, 2)}, added_seeds, True),
     ("1 run diverged", FULL | {"report": False}, lambda path: None, True),
     ("1 run failed", FULL | {"report": False}, lambda path: None, True),
-    ("Finished runs are left out: tied seed 5", TWO | {"seeds": (0, 5)}, lambda path: make(path, (lambda a, s: False), (0,), **TWO), True),
-    ("2 runs have no learning curve", TWO, lambda path: [one.unlink() for one in path.glob("cells/untied-seed[01]*/metrics.csv")], True),
+    (
+        "Finished runs are left out: tied seed 5",
+        TWO | {"seeds": (0, 5)},
+        lambda path: make(path, (lambda a, s: False), (0,), **TWO),
+        True,
+    ),
+    (
+        "2 runs have no learning curve",
+        TWO,
+        lambda path: [one.unlink() for one in path.glob("cells/untied-seed[01]*/metrics.csv")],
+        True,
+    ),
     ("The best value lies at the edge of the search range", FULL | {"report": False}, lambda path: None, True),
     ("Some hyperparameters were not varied", FULL | {"report": False}, lambda path: None, True),
     ("The noise of tuning is not counted", FULL | {"report": False}, lambda path: None, True),
@@ -249,19 +251,41 @@ WARNINGS: list[tuple[str, dict[str, Any], Callable[[Path], Any], bool]] = [
     ("The first look comes", TWO | {"looks": [2, 3], "tune": {"trials": 9, "seeds": [9]}}, lambda path: None, True),
     ("The warm-up of tied is long", TWO, settings(**WARM_UP), True),
     ("The warm-up of tied is long", TWO, settings(optim__warmup_steps=50), False),
-    ("The difference between untied and tied may be too small", TWO | {"equivalence_margin": 0.028}, lambda path: None, True),
+    (
+        "The difference between untied and tied may be too small",
+        TWO | {"equivalence_margin": 0.028},
+        lambda path: None,
+        True,
+    ),
     ("The difference between untied and tied may be too small", TWO, lambda path: None, False),
     ("The validation loss rises", TWO, lambda path: curves(path, "untied-*", [(500, 3.98, 9), (1000, 4.0, 9)]), True),
-    ("The validation loss rises", TWO, lambda path: curves(path, "untied-*", [(400, 4.5, 9), (800, 3.9, 5), (1000, 4, 9)]), False),
-    ("Training times at equal time differ", TWO | {"budgets": ("time",)}, lambda path: change_results(path, "untied-*", seconds=200.0), True),
+    (
+        "The validation loss rises",
+        TWO,
+        lambda path: curves(path, "untied-*", [(400, 4.5, 9), (800, 3.9, 5), (1000, 4, 9)]),
+        False,
+    ),
+    (
+        "Training times at equal time differ",
+        TWO | {"budgets": ("time",)},
+        lambda path: change_results(path, "untied-*", seconds=200.0),
+        True,
+    ),
     ("Two runs of a pair", TWO, lambda path: change_results(path, "untied-seed2-*", threads=2), True),
-    ("Conditions differ between seeds: threads 1, 2", TWO, lambda path: change_results(path, "*-seed2-*", threads=2), True),
+    (
+        "Conditions differ between seeds: threads 1, 2",
+        TWO,
+        lambda path: change_results(path, "*-seed2-*", threads=2),
+        True,
+    ),
     ("Conditions differ", TWO, lambda path: None, False),
 ]
 
 
 @pytest.mark.parametrize(("summary", "options", "change", "told"), WARNINGS)
-def test_warnings(summary: str, options: dict[str, Any], change: Callable[[Path], Any], told: bool, tmp_path: Path) -> None:
+def test_warnings(
+    summary: str, options: dict[str, Any], change: Callable[[Path], Any], told: bool, tmp_path: Path
+) -> None:
     path = make(tmp_path, **options)
     change(path)
     assert any(one.startswith(summary) for one in summaries(path)) is told
@@ -274,7 +298,11 @@ def test_a_difference_that_shrinks_during_training_is_told(tmp_path: Path, half:
     path = make(tmp_path, **TWO | {"equivalence_margin": 0.02})
     for arm, lead in (("untied", half), ("tied", 0.0)):
         for seed in (0, 1, 2):
-            curves(path, f"{arm}-seed{seed}-*", [(500, 4 + lead + seed / 1e4, 9), (1000, 3.5 + 0.03 * (arm == "untied"), WHOLE)])
+            curves(
+                path,
+                f"{arm}-seed{seed}-*",
+                [(500, 4 + lead + seed / 1e4, 9), (1000, 3.5 + 0.03 * (arm == "untied"), WHOLE)],
+            )
     assert any("shrinks during training" in summary for summary in summaries(path)) is told
 
 

@@ -13,7 +13,7 @@ from helpers.ablation_folder import make
 from test_runs import write_run
 
 from lm.ablation.judge.study import read_study
-from lm.ablation.report.numbers import contrast
+from lm.ablation.report_input import contrast_row as contrast
 from lm.config import BadInput, RunConfig
 from lm.results import CONTRAST, contrasts, curves, runs, trials
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import test_record
 from conftest import WHOLE_RESULT
+from lm.ablation.run.cautions import short_search
 from test_plan import Build, build, question
 
 from lm.ablation.outcomes import Outcomes
@@ -16,7 +17,6 @@ from lm.ablation.plan.arms import Arm
 from lm.ablation.plan.cells import Cell
 from lm.ablation.record import AblationRecord
 from lm.ablation.run import search
-from lm.ablation.run.cautions import short_search
 from lm.ablation.run.tuning import Tuning
 from lm.config import BadInput
 from lm.config.ablation import AblationConfig, TuneConfig

@@ -4,17 +4,16 @@
 """
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.ablation_folder import change_results, make, numbers
 from numpy.typing import NDArray
 from scipy import stats
-from test_study import row, study
 
 from lm.ablation.judge.shape import normality_p, sign_flip_p
-from lm.ablation.judge.study import Row
-from lm.ablation.report.columns import statistics
-from lm.ablation.report.verdict_warnings import shape
+from lm.ablation.report import write_report
 
 Array = NDArray[np.float64]
 Draw = Callable[[np.random.Generator, tuple[int, int]], Array]
@@ -71,16 +70,6 @@ def test_equal_arms_with_spiked_losses_are_told_apart_5_times_in_100_by_sign_fli
     assert abs(found - 12 / 256) <= 3.5 * (0.05 * 0.95 / 400) ** 0.5
 
 
-def rows_of(differences: list[float]) -> list[Row]:
-    """An arm `b` that is so much above `a`, seed by seed."""
-    found = []
-    for seed, value in enumerate(differences):
-        for arm, loss in (("a", 1.0), ("b", 1.0 + value)):
-            result = row(arm, 0, []).result | {"val_loss": loss}
-            found.append(Row(arm, seed, ["tokens"], f"cells/{arm}-{seed}", 10, "done", "", result))
-    return found
-
-
 @pytest.mark.parametrize(
     ("differences", "told"),
     [
@@ -89,18 +78,18 @@ def rows_of(differences: list[float]) -> list[Row]:
         ([0.010, 0.010, 0.010, 0.010, 0.010, 0.010], False),
     ],
 )
-def test_differences_with_an_outlier_are_told(differences: list[float], told: bool) -> None:
-    seeds = list(range(len(differences)))
-    found = study(rows_of(differences), ("tokens", "flops"), contrasts={"b": "a"}, primary=["b"], seeds=seeds)
-    contrasts = [one for one in found.contrasts() if one.budget == "tokens"]
-    heads = [one.head for one in shape(found, contrasts)]
-    assert heads == ["Differences are skewed or have outliers: b minus a at equal tokens."] * told
-    assert statistics(contrasts)["p (sign-flip)"](contrasts[0]) == "0.031"
-
-
-def test_the_sign_flip_p_stands_beside_from_six_seeds_on() -> None:
-    found = study(rows_of([0.1, 0.2, 0.1, 0.3, 0.1]), ("tokens",), contrasts={"b": "a"}, seeds=list(range(5)))
-    assert "p (sign-flip)" not in statistics(found.contrasts())
+def test_differences_with_an_outlier_are_told(differences: list[float], told: bool, tmp_path: Path) -> None:
+    """A warning from six seeds on, and the p that needs no normal distribution beside it."""
+    seeds = tuple(range(len(differences)))
+    path = make(tmp_path, seeds=seeds, budgets=("tokens",), report=False)
+    for seed, difference in enumerate(differences):
+        change_results(path, f"tied-seed{seed}-*", val_loss=3.5)
+        change_results(path, f"untied-seed{seed}-*", val_loss=3.5 + difference)
+    write_report(path)
+    summaries = [warning["summary"] for warning in numbers(path)["warnings"]]
+    assert any(one.startswith("Differences are skewed") and "untied - tied" in one for one in summaries) is told
+    (row,) = (one for one in numbers(path)["contrasts"] if one["arm"] == "untied")
+    assert row["p_sign_flip"] == pytest.approx(1 / 32)
 
 
 if __name__ == "__main__":

@@ -137,9 +137,9 @@ class AblationRunner:
                 if self.look(self.progress.say):
                     break
         self.known.ended = now()
-        write_record(self.record(), self.path)
+        remember(self.path, self.record(), self.record().seeds)
+        write_record(self.record(), self.path)  # with the seeds that it has ended with
         write_report(self.path)
-        write_record(self.record(), self.path)  # with the verdict that was shown
 
     def carry_out(self, wanted: list[Cell], trials: bool = False) -> None:
         ahead = self.missing(wanted)
