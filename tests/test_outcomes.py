@@ -176,7 +176,7 @@ def test_a_report_says_how_many_runs_are_rows(tmp_path: Path) -> None:
 def test_what_a_result_says_of_its_machine_steers_no_terminal_that_a_pipe_leads_to(tmp_path: Path) -> None:
     result = make(tmp_path, budgets=("tokens",)) / "cells/tied-seed0-1000/result.json"
     result.write_text(json.dumps(json.loads(result.read_text()) | {"python": "\x1b]0;x\x07"}))
-    assert r"Python 3.11.7, \x1b]0;x\x07" in result_table(read_results(tmp_path))
+    assert r"Python 3.11.7 and \x1b]0;x\x07" in result_table(read_results(tmp_path))
 
 
 def test_the_rows_of_curves_stand_for_runs_without_a_folder(tmp_path: Path) -> None:

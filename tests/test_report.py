@@ -31,7 +31,7 @@ from lm.ablation.summary import overview_table, result_table
 from lm.ablation.warnings import plan_warnings, report_warnings
 from lm.config import BadInput
 
-STUDIES = Path(__file__).parents[1] / "docs/studies"
+FOLDERS = sorted(path.parent for path in (Path(__file__).parents[1] / "docs/studies").rglob("ablation.json"))
 FULL: dict[str, Any] = {"tuned": True, "broken": True, "diagnostics": True, "plot_over": "head.untie_at"}
 
 
@@ -113,9 +113,7 @@ def test_report_md_is_one_screen(full: Path) -> None:
     assert "| untied | tied | tokens |" in text
 
 
-@pytest.mark.parametrize(
-    "folder", sorted(path.parent for path in STUDIES.rglob("ablation.json")), ids=lambda path: path.name
-)
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_every_committed_study_renders_from_its_rows_alone(folder: Path, tmp_path: Path) -> None:
     path = tmp_path / folder.name
     shutil.copytree(folder, path)
@@ -213,96 +211,85 @@ def best_trials(apart: float) -> Callable[[Path], None]:
     return lambda path: edit_record(path, change)
 
 
-def settings(**changes: Any) -> Callable[[Path], None]:
-    named = {key.replace("__", "."): value for key, value in changes.items()}
-    return lambda path: edit_record(path, lambda record: record["arms"]["tied"]["settings"].update(named))
+def settings(key: str, value: Any) -> Callable[[Path], None]:
+    return lambda path: edit_record(path, lambda record: record["arms"]["tied"]["settings"].update({key: value}))
 
 
-WARM_UP = {"optim__warmup_steps": 900, "optim__decay": "linear"}
+def changed(pattern: str, **changes: Any) -> Callable[[Path], None]:
+    return lambda path: change_results(path, pattern, **changes)
+
+
+def losses(*points: tuple[int, float, Any]) -> Callable[[Path], Path]:
+    return lambda path: curves(path, "untied-*", list(points))
+
+
+def without_curves(path: Path) -> None:
+    for metrics in path.glob("cells/untied-seed[01]*/metrics.csv"):
+        metrics.unlink()
+
+
+def other_seeds(path: Path) -> None:
+    make(path, (lambda arm, seed: False), (0,), **TWO)
+
+
+def nothing(path: Path) -> None: ...
+
+
+TUNED, FEW = TWO | {"tuned": True}, {"trials": 2, "seeds": [9]}
+LOOKS = {"looks": [2, 3], "tune": {"trials": 9, "seeds": [9]}}
 WARNINGS: list[tuple[str, dict[str, Any], Callable[[Path], Any], bool]] = [
-    ("There are only 3 seeds", TWO, lambda path: None, True),
-    ("There is only one seed", TWO | {"seeds": (3,)}, lambda path: None, True),
+    ("There is only one seed", TWO | {"seeds": (3,)}, nothing, True),
     ("Seeds were added", TWO, added_seeds, True),
     ("Seeds were added", TWO | {"seeds": (0, 1)}, added_seeds, False),
     ("Seeds were added", TWO | {"looks": [2, 3]}, added_seeds, False),
     ("Seeds were taken away", TWO | {"seeds": (0, 2)}, added_seeds, True),
-    ("1 run diverged", FULL | {"report": False}, lambda path: None, True),
-    ("1 run failed", FULL | {"report": False}, lambda path: None, True),
-    (
-        "Finished runs are left out: tied seed 5",
-        TWO | {"seeds": (0, 5)},
-        lambda path: make(path, (lambda a, s: False), (0,), **TWO),
-        True,
-    ),
-    (
-        "2 runs have no learning curve",
-        TWO,
-        lambda path: [one.unlink() for one in path.glob("cells/untied-seed[01]*/metrics.csv")],
-        True,
-    ),
-    ("The best value lies at the edge of the search range", FULL | {"report": False}, lambda path: None, True),
-    ("Some hyperparameters were not varied", FULL | {"report": False}, lambda path: None, True),
-    ("The noise of tuning is not counted", FULL | {"report": False}, lambda path: None, True),
-    ("The search ended far", FULL | {"report": False}, lambda path: None, True),
-    ("Numbers of search trials differ", TWO | {"tuned": True}, lambda path: None, False),
-    ("The search trials do not show the difference", TWO | {"tuned": True}, best_trials(-0.04), True),
-    ("The search trials do not show the difference", TWO | {"tuned": True}, best_trials(0.011), False),
-    ("Few search trials", TWO | {"tune": {"trials": 2, "seeds": [9]}}, settings(optim__lr=0.1), True),
-    ("The first look comes", TWO | {"looks": [2, 3], "tune": {"trials": 9, "seeds": [9]}}, lambda path: None, True),
-    ("The warm-up of tied is long", TWO, settings(**WARM_UP), True),
-    ("The warm-up of tied is long", TWO, settings(optim__warmup_steps=50), False),
-    (
-        "The difference between untied and tied may be too small",
-        TWO | {"equivalence_margin": 0.028},
-        lambda path: None,
-        True,
-    ),
-    ("The difference between untied and tied may be too small", TWO, lambda path: None, False),
-    ("The validation loss rises", TWO, lambda path: curves(path, "untied-*", [(500, 3.98, 9), (1000, 4.0, 9)]), True),
-    (
-        "The validation loss rises",
-        TWO,
-        lambda path: curves(path, "untied-*", [(400, 4.5, 9), (800, 3.9, 5), (1000, 4, 9)]),
-        False,
-    ),
-    (
-        "Training times at equal time differ",
-        TWO | {"budgets": ("time",)},
-        lambda path: change_results(path, "untied-*", seconds=200.0),
-        True,
-    ),
-    ("Two runs of a pair", TWO, lambda path: change_results(path, "untied-seed2-*", threads=2), True),
-    (
-        "Conditions differ between seeds: threads 1, 2",
-        TWO,
-        lambda path: change_results(path, "*-seed2-*", threads=2),
-        True,
-    ),
-    ("Conditions differ", TWO, lambda path: None, False),
+    ("Finished runs are left out: tied seed 5", TWO | {"seeds": (0, 5)}, other_seeds, True),
+    ("2 runs have no learning curve", TWO, without_curves, True),
+    ("Numbers of search trials differ", TUNED, nothing, False),
+    ("The search trials do not show the difference", TUNED, best_trials(-0.04), True),
+    ("The search trials do not show the difference", TUNED, best_trials(0.011), False),
+    ("Few search trials", TWO | {"tune": FEW}, settings("optim.lr", 0.1), True),
+    ("The first look comes", TWO | LOOKS, nothing, True),
+    ("The warm-up of tied is long", TWO, settings("optim.warmup_steps", 900), True),
+    ("The warm-up of tied is long", TWO, settings("optim.warmup_steps", 50), False),
+    ("The difference between untied and tied may be", TWO | {"equivalence_margin": 0.028}, nothing, True),
+    ("The difference between untied and tied may be", TWO, nothing, False),
+    ("The validation loss rises", TWO, losses((500, 3.98, 9), (1000, 4.0, 9)), True),
+    ("The validation loss rises", TWO, losses((400, 4.5, 9), (800, 3.9, 5), (1000, 4, 9)), False),
+    ("Training times at equal time differ", TWO | {"budgets": ("time",)}, changed("untied-*", seconds=200.0), True),
+    ("Two runs of a pair", TWO, changed("untied-seed2-*", threads=2), True),
+    ("Conditions differ between seeds: threads 1, 2", TWO, changed("*-seed2-*", threads=2), True),
+    ("Conditions differ", TWO, nothing, False),
 ]
 
 
 @pytest.mark.parametrize(("summary", "options", "change", "told"), WARNINGS)
-def test_warnings(
+def test_a_weakness_is_told(
     summary: str, options: dict[str, Any], change: Callable[[Path], Any], told: bool, tmp_path: Path
 ) -> None:
     path = make(tmp_path, **options)
     change(path)
-    assert any(one.startswith(summary) for one in summaries(path)) is told
-    planned = [one for one in plan_warnings(read_results(path).record)]
-    assert all(one.summary in summaries(path) for one in planned)
+    found = summaries(path)
+    assert any(one.startswith(summary) for one in found) is told
+    assert {warning.summary for warning in plan_warnings(read_results(path).record)} <= {*found}
+
+
+def test_all_weaknesses_of_a_folder_are_in_one_list(full: Path) -> None:
+    told = {warning["summary"].partition(":")[0] for warning in numbers(full)["warnings"]}
+    assert told >= {
+        *("12 of 15 runs are done.", "Only 3 seeds are planned.", "1 run diverged (tied_naive)."),
+        *("1 run failed (tied_naive).", "The best value lies at the edge of the search range"),
+        *("Some hyperparameters were not varied", "The search ended far from where it began"),
+        "The noise of tuning is not counted",
+    }
 
 
 @pytest.mark.parametrize(("half", "told"), [(0.06, True), (0.031, False)])
 def test_a_difference_that_shrinks_during_training_is_told(tmp_path: Path, half: float, told: bool) -> None:
     path = make(tmp_path, **TWO | {"equivalence_margin": 0.02})
-    for arm, lead in (("untied", half), ("tied", 0.0)):
+    for arm, lead, last in (("untied", half, 3.53), ("tied", 0.0, 3.5)):
         for seed in (0, 1, 2):
-            curves(
-                path,
-                f"{arm}-seed{seed}-*",
-                [(500, 4 + lead + seed / 1e4, 9), (1000, 3.5 + 0.03 * (arm == "untied"), WHOLE)],
-            )
+            curves(path, f"{arm}-seed{seed}-*", [(500, 4 + lead + seed / 1e4, 9), (1000, last, WHOLE)])
     assert any("shrinks during training" in summary for summary in summaries(path)) is told
 
 
@@ -338,7 +325,7 @@ def test_the_overview_pairs_what_shares_its_seeds(several: Path) -> None:
     assert rows[1][9].endswith("(3 seeds of both)")
     assert "top1 is not shown. Its metric is val_top1." in page.text
     assert "begun is not shown. No pair of runs yet." in page.text
-    assert page.addresses[-2:] != [] and {"small/report.html", "wide%20%3Cb%3E/report.html"} <= {*page.addresses}
+    assert {"small/report.html", "wide%20%3Cb%3E/report.html"} <= {*page.addresses}
     assert "wide \\<b\\>" in (several / "overview.md").read_text()
     assert overview_table(several, ablations).endswith(f"4 ablations; {several / 'overview.html'}")
     assert "optim.lr" in results(several)[0], "which only the tuned one has"
