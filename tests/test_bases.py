@@ -23,6 +23,7 @@ from lm.config import RunConfig, UserError
 from lm.config.ablation import AblateConfig, TuneConfig
 from lm.exchange.base import read_base
 from lm.training.train import train
+from tests.helpers.ablation_folder import Page
 
 ARMS = {"tied": ["head=tied"], "untied": ["head=untied_from_embedding"]}
 BASE = ["head=tied", "trainer.max_steps=8"]
@@ -73,8 +74,8 @@ def test_each_seed_continues_the_base_of_its_seed(lab: Lab, tmp_path: Path) -> N
             one = read_study(out).finished(arm, "tokens")[base.seed].result
             assert (one["init_from"]["sha256"], one["steps"], one["seed"]) == (base.sha256, 4, base.seed)
             assert one["init_from"]["val_loss"] == there["val_loss"]
-    report = (out / "report.md").read_text()
-    assert "all runs of a seed start from one trained model (`head=tied` `trainer.max_steps=8`" in report
+    report = Page(out).text
+    assert "all runs of a seed start from one trained model (head=tied trainer.max_steps=8" in report
     assert record.bases[1].run_dir in report
 
     assert (stamps(lab(**plan).path, "bases"), stamps(out)) == (bases, cells)  # nothing to do
@@ -147,7 +148,7 @@ def test_one_given_run_takes_the_place_of_the_bases(lab: Lab, words: list[str], 
     for arm in ARMS:
         one = read_study(out).finished(arm, "tokens")[0].result
         assert one["init_from"]["val_loss"] == result(tmp_path / "given")["val_loss"]
-    assert "verdicts and intervals hold for that model alone" in (out / "report.md").read_text()
+    assert "verdicts and intervals hold for that model alone" in Page(out).text
 
 
 @pytest.mark.slow

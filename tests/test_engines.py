@@ -21,7 +21,6 @@ from typing import Any
 
 import pytest
 from conftest import Script
-from helpers.runs import composed, wait_for
 from lm.ablation.plan.cells import Cell, cells
 from test_plan import SMALL, Build, build, question  # noqa: F401
 
@@ -32,6 +31,7 @@ from lm.ablation.worker import Task, run_on_node, task_of
 from lm.config import UserError
 from lm.config.ablation import AblateConfig, SlurmConfig
 from lm.training.run_directory import RunDirectory
+from tests.helpers.runs import composed, wait_for
 
 KILLED, ERROR = Ending(Failure.KILLED, "its node is gone"), Ending(Failure.ERROR, "exit code 127")
 

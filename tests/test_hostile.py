@@ -4,16 +4,12 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from conftest import HEADS, SEQ, tiny
-from lm.ablation.report.seeds import seeds as draw_seeds
-from lm.report.page import code, fence, plain
-from lm.report.plots import short
 
 from lm.config import UserError
 from lm.data.tokenizer import Tokenizer
@@ -108,21 +104,3 @@ def test_the_text_of_a_run_is_found_from_elsewhere(tmp_path: Path, monkeypatch: 
     assert from_above(tmp_path / "runs/one", "b.txt") == "b.txt"
     (tmp_path / "elsewhere/a.txt").touch()
     assert from_above(tmp_path / "runs/one", "a.txt") == "a.txt"
-
-
-def test_a_figure_of_a_hundred_seeds_has_room_for_its_legend() -> None:
-    """matplotlib warns where the axes have none left, and a warning is an error here."""
-    study = SimpleNamespace(
-        record=SimpleNamespace(
-            arms={"a": 0, "b": 0},
-            budgets=["tokens"],
-            seeds=[*range(110)],  # ten have no run, and no line
-            baseline="a",
-            primary=[],
-            equivalence_margin=0.01,
-        ),
-        scores=lambda arm, _: {seed: 1.0 + seed / 100 + (arm == "a") for seed in range(100)},
-        unit="nats",
-    )
-    found = draw_seeds(study)  # type: ignore[arg-type]
-    assert found.count(">seed ") == 20
