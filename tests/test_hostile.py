@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +20,6 @@ from lm.inference.text import from_above
 from lm.model.transformer import Transformer
 
 # --- terminals, names
-
-
-@pytest.mark.parametrize("form", [plain, code, fence, short])
-def test_no_text_in_a_report_steers_a_terminal(form: Callable[[str], str]) -> None:
-    assert "\x1b" not in form("a\x1b[31m")
 
 
 # --- tokenizers
