@@ -44,7 +44,8 @@ CONTRAST: Columns = {
     "wins": int,
     **dict.fromkeys(("sd", "tuning_sd", "df", "p", "p_adjusted", "p_equivalent", "p_equivalent_adjusted"), float),
     **dict.fromkeys(("p_sign_flip", "p_diverged", "p_diverged_adjusted", "minimum_detectable"), float),
-    **dict.fromkeys(("seeds_needed_low", "seeds_needed_high"), int),
+    "seeds_needed_low": int,
+    "seeds_needed_high": int,
     "sentence": str,
 }
 
@@ -118,7 +119,7 @@ def trials(folder: str | Path) -> pd.DataFrame:
 
 
 def contrasts(folder: str | Path) -> pd.DataFrame:
-    """A row for each comparison of an arm with its baseline, then for each interaction, as in the ablation's report.
+    """A row for each comparison of an arm with its baseline, then for each interaction, as in its report.
 
     Columns: `ablation`, `arm`, `baseline`, `budget`, `primary`, `metric`; over `n_seeds` pairs and in the metric's unit
     (val_loss: nats per token) `mean_difference`, arm minus baseline, its interval `ci_low` to `ci_high` at the level
@@ -132,7 +133,7 @@ def contrasts(folder: str | Path) -> pd.DataFrame:
     rows = [
         {"ablation": name} | row
         for name, ablation in _ablations(folder, needed=True).items()
-        for row in ablation.contrasts.to_dict("records")
+        for row in ablation.contrasts.astype(object).where(ablation.contrasts.notna(), None).to_dict("records")
     ]
     return frame(rows, CONTRAST)
 

@@ -83,13 +83,12 @@ class _Runner:
             tried |= {spec.run_dir for spec in self.plan.tune()[1]}
 
     def make(self, wanted: Callable[[], list[RunSpec]]) -> None:
-        """Make what is missing of these runs, first the bases that they start from, whose weights are in their names."""
+        """Make what is missing of these runs, first their bases, on whose weights the names of the others depend."""
         self.execute(self.plan.bases(self.plan.missing(wanted())))
         self.execute([spec for spec in wanted() if self.plan.has_base(spec)])
 
     def execute(self, specs: Sequence[RunSpec]) -> None:
         if missing := self.plan.missing(specs):
-            self.progress.expect(self.plan.expected())
-            self.progress.begin(missing)
+            self.progress.begin(missing, self.plan.expected())
             execute(missing, self.folder, self.executor, self.plan.record.workers, self.progress.update)
             write_record(self.plan.current_record(), self.folder)

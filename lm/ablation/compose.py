@@ -73,9 +73,7 @@ def compose_base(
             is_shared = key.startswith(SHARED) and key not in NOT_SHARED
             if is_shared and not agrees(key.removeprefix("model."), value, base_settings.get(key)):
                 advice = "they have it in common: choose it among the overrides"
-                raise BadInput(
-                    f"ablation.base: {key} is {base_settings.get(key)}, that of {name} is {value}; {advice}"
-                )
+                raise BadInput(f"ablation.base: {key} is {base_settings.get(key)}, that of {name} is {value}; {advice}")
     return base
 
 

@@ -22,11 +22,11 @@ from lm.ablation.arms import Arm, Arms, build_arm, build_arms, change, check_sta
 from lm.ablation.record import AblationRecord, BaseRecord, RunRecord, TrialRecord, Warning, question_of
 from lm.ablation.results import Results, RunReader, results_of
 from lm.ablation.step_timing import measure
-from lm.ablation.tuning import ArmTrials, Tuning, planned_trials, tune
+from lm.ablation.tuning import ArmTrials, TuningState, planned_trials, tune
 from lm.config import BadInput, RunConfig
-from lm.config.ablation import METRICS, AblateConfig, AblationConfig
+from lm.config.ablation import METRICS, AblateConfig, AblationConfig, TuneConfig
 from lm.config.checks import about
-from lm.config.identity import config_hash, flat
+from lm.config.identity import config_hash
 from lm.exchange.base import read_base
 from lm.training.optim import MIN_PEAK_LR_FACTOR, peak_lr_factor
 
@@ -62,6 +62,7 @@ class Plan:
     base: Arm | None  # of the runs that the arms start from, one for each seed
     record: AblationRecord  # of the earlier call, with what is asked now
     reader: RunReader
+    tuned_before: TuneConfig  # of the earlier call
     specs: dict[tuple[Any, ...], RunSpec] = field(default_factory=dict, repr=False)
     n_seeds: int | None = None  # that are reported; fewer than asked for where a planned look has decided
 
@@ -136,62 +137,62 @@ class Plan:
 
     # --- tuning
 
-    def tune(self) -> tuple[Tuning, list[RunSpec]]:
+    def tune(self) -> tuple[TuningState, list[RunSpec]]:
         """How far the tuning is by the results that exist, and the runs of the trials that it asks for next.
 
         Sets the hyperparameters of the arms when it has finished.
         """
-        losses: dict[str, dict[tuple[float, ...], float]] = {name: {} for name in self._searched()}
-        while True:
-            arms = {name: ArmTrials(self._start(name), losses[name], self._kept(name)) for name in losses}
-            tuning = tune(arms, self.config.tune, self._is_allowed)
-            missing, n_known = [], 0
-            for name, trials in tuning.next_trials.items():
-                for key in trials:
-                    specs = self.trial(name, key)
+        kept = {name: settings for name in self._tuned_arms() if (settings := self._kept(name))}
+        arms = {name: ArmTrials(self._start(name), {}, name not in kept) for name in self._tuned_arms()}
+        losses: dict[str, dict[tuple[float, ...], float]] = {name: {} for name in arms}
+        is_new = True
+        while is_new:
+            state, missing, is_new = tune(arms, self.config.tune, self._is_allowed), list[RunSpec](), False
+            for name, trials in state.next_trials.items():
+                for settings in trials:
+                    specs = self.trial(name, settings)
                     if (loss := self._loss(specs)) is None:
                         missing += specs
                     else:
-                        losses[name][key] = loss
-                        n_known += 1
-            if n_known == 0:
-                break
-        if tuning.is_finished:
-            for name in losses:
-                self.arms[name].tuned = dict(tuning.settings[name])
-        return tuning, missing
+                        losses[name][arms[name].key(settings)] = loss
+                        is_new = True
+            arms = {name: replace(arm, losses=losses[name]) for name, arm in arms.items()}
+        for name, settings in (state.settings | kept).items():
+            self.arms[name].tuned = settings
+        return state, missing
 
-    def _searched(self) -> list[str]:
+    def _tuned_arms(self) -> list[str]:
         return [*self.arms] if self.config.tune.trials else []
 
     def _start(self, name: str) -> dict[str, float]:
         """The values of its hyperparameters with which the search of an arm begins: not those that are null or 0."""
-        settings = flat(self.arms[name].settings)
+        settings = self.arms[name].settings
         return {key: float(settings[key]) for key in self.config.tune.hyperparameters if settings[key]}
 
     def _kept(self, name: str) -> dict[str, float] | None:
         """The hyperparameters that an earlier call has chosen and made a reported run with: an arm keeps them.
 
-        None if there are none, or if the settings, text or code of its trials have changed since.
+        None if there are none, or if what is tuned, the settings, the text or the code have changed since.
         """
-        before, arm = self.record.arms.get(name), self.arms[name]
-        first = next((trial for trial in self.record.trials if trial.arm == name), None)
-        if before is None or first is None or not before.tuned:
+        before, trials = self.record.arms.get(name), self._recorded_trials(name)
+        if before is None or not before.tuned or not trials or self.tuned_before != self.config.tune:
             return None
-        if first.run_dirs != [spec.run_dir for spec in self.trial(name, tuple(first.values.values()))]:
+        if trials[0].run_dirs != [spec.run_dir for spec in self.trial(name, trials[0].values)]:
             return None
-        finished = any(self.reader.outcome(run.run_dir).result for run in self.record.runs if run.arm == name)
-        return before.tuned if finished else None
+        runs = [run for run in self.record.runs if run.arm == name]
+        return before.tuned if any(self.reader.outcome(run.run_dir).result for run in runs) else None
 
-    def trial(self, name: str, values: Sequence[float]) -> list[RunSpec]:
-        """The runs of a setting of the arm's hyperparameters, one for each tuning seed."""
-        arm, tuned = self.arms[name], dict(zip(self._start(name), values, strict=True))
-        steps = arm.steps[self.config.budgets[0]]
-        return [self.spec(arm, seed, steps, tuned, "trials") for seed in self.config.tune.seeds]
+    def _recorded_trials(self, name: str) -> list[TrialRecord]:
+        return [trial for trial in self.record.trials if trial.arm == name]
 
-    def _is_allowed(self, name: str, values: Sequence[float]) -> bool:
+    def trial(self, name: str, settings: dict[str, float]) -> list[RunSpec]:
+        """The runs of a trial, one for each tuning seed."""
+        arm, steps = self.arms[name], self.arms[name].steps[self.config.budgets[0]]
+        return [self.spec(arm, seed, steps, settings, "trials") for seed in self.config.tune.seeds]
+
+    def _is_allowed(self, name: str, settings: dict[str, float]) -> bool:
         try:
-            return bool(self.trial(name, values))
+            return bool(self.trial(name, settings))
         except BadInput:  # for example a fraction above one
             return False
 
@@ -216,25 +217,29 @@ class Plan:
         return results_of(self.current_record(), self.reader)
 
     def current_record(self) -> AblationRecord:
-        tuning, _ = self.tune()
+        state, _ = self.tune()
         return replace(
             self.record,
             seeds=self.config.seeds[: self.n_seeds],
             arms={name: arm.record() for name, arm in self.arms.items()},
             runs=self.run_records(),
             bases=self._base_records(),
-            trials=[
-                TrialRecord(
-                    arm=name,
-                    search=search,
-                    values=dict(zip(self._start(name), values, strict=True)),
-                    run_dirs=[spec.run_dir for spec in self.trial(name, values)],
-                )
-                for name, trials in tuning.trials.items()
-                for search, values in trials
-            ],
+            trials=[trial for name in self._tuned_arms() for trial in self._trial_records(name, state)],
             warnings=self.warnings(),
         )
+
+    def _trial_records(self, name: str, state: TuningState) -> list[TrialRecord]:
+        if name not in state.trials:  # its hyperparameters are those of an earlier call
+            return self._recorded_trials(name)
+        return [
+            TrialRecord(
+                arm=name,
+                search=search,
+                values=settings,
+                run_dirs=[spec.run_dir for spec in self.trial(name, settings)],
+            )
+            for search, settings in state.trials[name]
+        ]
 
     def run_records(self) -> list[RunRecord]:
         """The reported runs; those of an arm whose hyperparameters are not chosen yet have a name that changes."""
@@ -278,18 +283,24 @@ class Plan:
 
     def trials_to_make(self) -> tuple[int, int]:
         """The least and the greatest number of runs that the tuning still makes."""
+        if not any(map(self._is_open, self.arms)):
+            return 0, 0
         made = sum(len(trials) for trials in self.tune()[0].trials.values())
-        least, most = planned_trials(len(self._searched()), self.config.tune) if any(map(self._is_open, self.arms)) else (0, 0)
-        return (max(least - made, 0) * len(self.config.tune.seeds), max(most - made, 0) * len(self.config.tune.seeds))
+        arms = {name: ArmTrials(self._start(name), is_open=self._is_open(name)) for name in self._tuned_arms()}
+        numbers = planned_trials(arms, self.config.tune).values()
+        n_seeds = len(self.config.tune.seeds)
+        least, most = (max(sum(bounds) - made, 0) * n_seeds for bounds in zip(*numbers, strict=True))
+        return least, most
 
     def expected_seconds(self) -> tuple[float, float]:
-        """The least and the greatest duration of what is missing."""
-        known = sum(map(self.seconds, self.expected()))
-        trial = max((self.seconds(spec) for name in self._searched() for spec in self.trial(name, [*self._start(name).values()])[:1]), default=0.0)
-        open_runs = sum(
-            STARTUP_SECONDS + self.arms[run.arm].seconds(run.steps) for run in self.run_records() if self._is_open(run.arm)
-        )
-        least, most = ((known + open_runs + trial * n) / self.record.workers for n in self.trials_to_make())
+        """The least and the greatest duration of what is missing, on so many workers as the plan has."""
+        open_arms = [arm for name, arm in self.arms.items() if self._is_open(name)]
+        open_runs = [run for run in self.run_records() if self._is_open(run.arm)]
+        seconds = sum(STARTUP_SECONDS + self.arms[run.arm].seconds(run.steps) for run in open_runs)
+        seconds += sum(self.seconds(spec) for spec in self.expected() if not spec.is_trial)
+        trials = [STARTUP_SECONDS + arm.seconds(arm.steps[self.config.budgets[0]]) for arm in open_arms]
+        trial = sum(trials) / len(trials) if trials else 0.0
+        least, most = ((seconds + trial * n) / self.record.workers for n in self.trials_to_make())
         return least, most
 
     # --- warnings about the plan
@@ -339,7 +350,7 @@ def make_plan(
     record = before or AblationRecord(**question_of(ablation))
     threads = record.threads if before else common_threads([*runs.values(), *filter(None, [base])])
     arms = build_arms(ablation, runs, threads, record.arms)
-    plan = Plan(ablation, arms, None, record, reader)
+    plan = Plan(ablation, arms, None, record, reader, record.tune)
     if base is not None:
         with about("ablation.base"):
             plan.base = build_arm(BASE, ablation.base or [], base, threads, {})

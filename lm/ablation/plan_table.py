@@ -43,5 +43,7 @@ def _runs(plan: Plan) -> list[str]:
         missing_bases = plan.missing([plan.base_spec(seed) for seed in plan.base_seeds()])
         lines += [f"{len(plan.base_seeds())} base runs, one for each seed, {len(missing_bases)} to be made"]
     if without_folder := sum(plan.reader.outcome(run.run_dir).row is not None for run in reported):
-        lines += [f"finished runs without a folder, read from results.csv: {without_folder}; remove a row to run it again"]
+        lines += [
+            f"finished runs without a folder, read from results.csv: {without_folder}; remove a row to run it again"
+        ]
     return lines

@@ -1,4 +1,4 @@
-"""ablation.json: what was asked and planned, and how far it is. Results are in runs' folders and in the CSV files."""
+"""ablation.json: what was asked and planned, and how far it is. Results are in the runs' folders and the CSV files."""
 
 import json
 from dataclasses import asdict, dataclass, field, fields
@@ -14,7 +14,7 @@ from lm.system.files import read_json, write_text
 FILE = "ablation.json"
 
 
-class Warning(NamedTuple):
+class Warning(NamedTuple):  # the field's term; the built-in one is not used here
     """What weakens an answer: a few words, and what they mean."""
 
     summary: str

@@ -36,23 +36,33 @@ def is_determined(x: Array, y: Array) -> bool:
 
 def local_trials(x: Array, y: Array) -> tuple[Array, Array]:
     """The trials that a surface is fitted to: around the best; if these are too few, all that are not far worse."""
-    finite = np.isfinite(y)
+    kept = np.isfinite(y)
+    near = kept & (np.abs(x - x[np.argmin(y)]) <= LOCAL_RADIUS).all(1)
+    if near.sum() > 2 * x.shape[1]:
+        return x[near], y[near]
     excess = y - y.min()
-    near = finite & (np.abs(x - x[np.argmin(y)]) <= LOCAL_RADIUS).all(1)
-    good = finite & (excess <= OUTLIER_RATIO * np.median(excess[finite]))
-    kept = next((rows for rows in (near, good) if rows.sum() > 2 * x.shape[1]), finite)
+    good: NDArray[np.bool_] = kept & (excess <= OUTLIER_RATIO * np.median(excess[kept]))
+    if good.sum() > 2 * x.shape[1]:
+        return x[good], y[good]
     return x[kept], y[kept]
 
 
 @cache
+def _grid(first: int, last: int) -> tuple[Array, Array]:
+    """A grid (G,) of coordinates, from `first` to `last` of its distances, and its powers (G, 3)."""
+    grid = np.arange(first, last + 1, dtype=np.float64) * GRID
+    return grid, grid[:, None] ** POWERS
+
+
+@cache
 def _standard_normal(size: int) -> Array:
-    """(DRAWS, size): the same draws always, so that a verdict does not change from one report to the next."""
-    return np.random.default_rng(0).standard_normal((DRAWS, size))
+    """(size, DRAWS): the same draws always, so that a verdict does not change from one report to the next."""
+    return np.ascontiguousarray(np.random.default_rng(0).standard_normal((DRAWS, size)).T)
 
 
 def polynomial_features(x: Array, degree: int) -> Array:
     """(n, k) to (n, 1 + k * degree): 1, then x, then x², ..."""
-    return np.hstack([np.ones((len(x), 1)), *(x**power for power in range(1, degree + 1))])
+    return np.concatenate([np.ones((len(x), 1)), *(x**power for power in range(1, degree + 1))], axis=1)
 
 
 def fit_quadratic(x: Array, y: Array) -> tuple[Array, float, int]:
@@ -64,7 +74,7 @@ def fit_quadratic(x: Array, y: Array) -> tuple[Array, float, int]:
     coefficients, _, rank, _ = np.linalg.lstsq(features, y, rcond=None)
     residuals = y - features @ coefficients
     radius = np.abs(x - x.mean(0)).max(0)
-    least = np.maximum(0.1 * np.ptp(y) / np.maximum(radius, 0.5) ** 2, EPS)
+    least = np.maximum(0.1 * (y.max() - y.min()) / np.maximum(radius, 0.5) ** 2, EPS)
     return np.maximum(coefficients[1 + x.shape[1] :], least), float(residuals @ residuals), len(y) - int(rank)
 
 
@@ -78,31 +88,31 @@ class Surface:
     mean: Array  # (1 + 3k,) coefficients of `polynomial_features`
     root: Array  # (1 + 3k, 1 + 3k), the lower triangular root of their covariance
 
-    def _grid(self, j: int, extrapolation: float) -> Array:
-        first, last = math.floor((self.low[j] - extrapolation) / GRID), math.ceil((self.high[j] + extrapolation) / GRID)
-        return np.arange(first, last + 1) * GRID
+    def _grid(self, j: int, extrapolation: float) -> tuple[Array, Array]:
+        low, high = self.low[j] - extrapolation, self.high[j] + extrapolation
+        return _grid(math.floor(low / GRID), math.ceil(high / GRID))
 
     def optimum(self, extrapolation: float = 0.0) -> Array:
         """(k,) the point of the lowest expected loss, at most `extrapolation` factors outside of what was tried."""
         k, point = len(self.low), np.zeros(len(self.low))
         for j in range(k):
-            grid = self._grid(j, extrapolation)
-            point[j] = grid[(self.mean[1 + j :: k] @ grid ** POWERS[:, None]).argmin()]
+            grid, powers = self._grid(j, extrapolation)
+            point[j] = grid[(powers @ self.mean[1 + j :: k]).argmin()]
         return point
 
     def regrets(self, point: Array, extrapolation: float = 0.25) -> Array:
-        """(DRAWS, k): how far the loss at a point is above the lowest one, for each hyperparameter of each draw."""
-        coefficients = self.mean + _standard_normal(len(self.mean)) @ self.root.T
-        k, columns = len(self.low), []
+        """(k, DRAWS): how far the loss at a point is above the lowest one, for each hyperparameter of each draw."""
+        coefficients = self.mean[:, None] + self.root @ _standard_normal(len(self.mean))
+        k, rows = len(self.low), []
         for j in range(k):
-            line = coefficients[:, 1 + j :: k]
-            lowest = (line @ self._grid(j, extrapolation) ** POWERS[:, None]).min(1)
-            columns.append(np.maximum(line @ point[j] ** POWERS - lowest, 0.0))
-        return np.stack(columns, 1)
+            line = coefficients[1 + j :: k]  # (3, DRAWS)
+            _, powers = self._grid(j, extrapolation)
+            rows.append(np.maximum(point[j] ** POWERS @ line - (powers @ line).min(0), 0.0))
+        return np.stack(rows)
 
     def profile(self, point: Array, j: int, extrapolation: float = 0.25) -> tuple[Array, Array, Array]:
         """Along hyperparameter j through a point: a grid of coordinates, the expected loss, its standard deviation."""
-        grid = self._grid(j, extrapolation)
+        grid, _ = self._grid(j, extrapolation)
         x = np.tile(point, (len(grid), 1))
         x[:, j] = grid
         features = polynomial_features(x, 3)
@@ -115,11 +125,11 @@ def fit(x: Array, y: Array, noise: float | None = None) -> Surface:
     expected, squares, df = fit_quadratic(x, y)
     if noise is None:
         noise = (squares / df) ** 0.5 if df else 0.0
-    spread, k = float(np.ptp(y)), x.shape[1]
+    spread, k = float(y.max() - y.min()), x.shape[1]
     noise = max(noise, 1e-3 * spread, EPS)
     vague = np.full(1 + k, VAGUE_PRIOR_SCALE * max(spread, float(expected.max())))
-    precision = np.r_[vague, CURVATURE * expected, SKEW * expected] ** -2.0
-    prior = np.r_[np.zeros(1 + k), expected, np.zeros(k)]
+    precision = np.concatenate([vague, CURVATURE * expected, SKEW * expected]) ** -2.0
+    prior = np.concatenate([np.zeros(1 + k), expected, np.zeros(k)])
     features = polynomial_features(x, 3)
     # inverted by way of its own root, backwards: that of the covariance would not exist where the noise is small
     inverse = features.T @ features / noise**2 + np.diag(precision)
@@ -138,19 +148,27 @@ class Regret:
     df: int  # of the noise of a trial
 
 
+def pooled_noise(trials: Mapping[str, tuple[Array, Array]]) -> tuple[float | None, int]:
+    """The standard deviation of a trial, from the residuals of all arms, for one alone has few; and its df.
+
+    None without degrees of freedom.
+    """
+    residuals = [fit_quadratic(*local_trials(x, y))[1:] for x, y in trials.values()]
+    squares, df = sum(squares for squares, _ in residuals), sum(df for _, df in residuals)
+    return (math.sqrt(squares / df) if df else None), df
+
+
 def regrets(trials: Mapping[str, tuple[Array, Array]], points: Mapping[str, Array]) -> dict[str, Regret]:
-    """By arm, the regret at its point. The noise of a trial is pooled over the arms: one alone has few.
+    """By arm, the regret at its point.
 
     An arm with fewer trials than its surface has unknowns is left out; one without hyperparameters has no regret.
     """
     determined = {arm: xy for arm, xy in trials.items() if is_determined(*xy)}
-    residuals = [fit_quadratic(*local_trials(x, y))[1:] for x, y in determined.values()]
-    squares, df = (sum(column) for column in zip(*residuals, strict=True)) if residuals else (0.0, 0)
-    noise = math.sqrt(squares / df) if df else None
+    noise, df = pooled_noise(determined)
     by_arm = {}
     for arm, (x, y) in determined.items():
-        draws = fit(x, y, noise).regrets(points[arm]).sum(1) if x.shape[1] else np.zeros(1)
-        by_arm[arm] = Regret(float(draws.mean()), float(draws.var()), int(df))
+        draws = fit(x, y, noise).regrets(points[arm]).sum(0) if x.shape[1] else np.zeros(1)
+        by_arm[arm] = Regret(float(draws.mean()), float(draws.var()), df)
     return by_arm
 
 

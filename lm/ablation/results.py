@@ -11,13 +11,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from lm.ablation.contrasts import compare
 from lm.ablation.record import AblationRecord, TrialRecord, read_record
-from lm.ablation.response_surface import Regret, regrets
-from lm.ablation.run_files import Outcome, RunFiles, broke
+from lm.ablation.response_surface import Regret
+from lm.ablation.run_files import Failure, Outcome, RunFiles
+from lm.ablation.tuning import Profile, TunedArm, profiles, regrets
 from lm.config.ablation import METRICS
 from lm.config.checks import reading
 from lm.report.metrics import FILE as METRICS_FILE
@@ -36,7 +36,9 @@ RESULT: dict[str, type] = {  # of a run's result.json, as columns of results.csv
 COLUMNS: dict[str, type | None] = {  # of a run; None: as the values are
     "arm": str,
     "seed": int,
-    **dict.fromkeys(("run_dir", "status", "error"), str),
+    "run_dir": str,
+    "status": str,
+    "error": str,
     **RESULT,
     **dict.fromkeys(("is_own_failure", "has_folder"), bool),
     **dict.fromkeys(("source_hash", "host", "executor"), str),
@@ -79,7 +81,7 @@ class RunReader:
             "run_dir": run_dir,
             "status": outcome.status,
             "error": outcome.error,
-            "is_own_failure": broke(outcome),
+            "is_own_failure": outcome.status == "failed" and outcome.kind != Failure.KILLED,
             "has_folder": outcome.row is None,
             **{key: place.get(key) or None for key in ("source_hash", "host", "executor")},
         }
@@ -125,23 +127,25 @@ class Results:
     trials: pd.DataFrame
 
     @cached_property
-    def regrets(self) -> dict[str, Regret]:
-        """By arm, how much worse than its best it may be at its tuned hyperparameters; empty where none is tuned."""
-        trials, points = {}, {}
+    def tuned_arms(self) -> dict[str, TunedArm]:
+        """The arms with chosen hyperparameters, with the trials of the search that they come from."""
+        tuned = {}
         for name, arm in self.record.arms.items():
             losses = self.losses(name)
-            if not (arm.tuned and self.record.tune.trials and losses):
-                continue
-            last = [(trial, loss) for trial, loss in losses if trial.search == losses[-1][0].search]
-            centre = last[0][0].values  # a search begins there
-            x = [self._coordinates(trial.values, centre) for trial, _ in last]
-            trials[name] = np.array(x), np.array([loss for _, loss in last])
-            points[name] = np.array(self._coordinates(arm.tuned, centre))
-        return regrets(trials, points)
+            if self.record.tune.trials and arm.tuned and losses:
+                last = [(trial.values, loss) for trial, loss in losses if trial.search == losses[-1][0].search]
+                tuned[name] = TunedArm.of(arm.tuned, last, self.record.tune.factor)
+        return tuned
 
-    def _coordinates(self, values: Mapping[str, float], centre: Mapping[str, float]) -> list[float]:
-        """In factors from a centre."""
-        return [math.log(values[key] / centre[key]) / math.log(self.record.tune.factor) for key in centre]
+    @cached_property
+    def regrets(self) -> dict[str, Regret]:
+        """By arm, how much worse than its best it may be at its hyperparameters; empty where none is tuned."""
+        return regrets(self.tuned_arms)
+
+    @cached_property
+    def profiles(self) -> dict[str, dict[str, Profile]]:
+        """By arm and hyperparameter, the fitted loss, lower is better."""
+        return profiles(self.tuned_arms, self.record.tune.factor)
 
     def losses(self, arm: str) -> list[tuple[TrialRecord, float]]:
         """The trials of an arm with a loss, lower is better: infinite if training diverged. Others are left out."""
@@ -240,7 +244,7 @@ def seed_of(run_dir: str) -> int:
 
 
 def frame(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, type | None]) -> pd.DataFrame:
-    """Rows as a frame of these columns. Integers are Int64 and other numbers float64; what is not known is missing."""
+    """Rows as a frame with these columns: integers Int64, other numbers float64, what is not known missing."""
     return pd.DataFrame({key: _column([row.get(key) for row in rows], kind) for key, kind in columns.items()})
 
 

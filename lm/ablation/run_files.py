@@ -1,8 +1,9 @@
-"""The files of a run of an ablation, and what became of it."""
+"""The files of a run of an ablation: its directory, and beside it its status, its log and where it was made."""
 
 import os
 import signal
 from collections.abc import Mapping
+from enum import StrEnum
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
@@ -10,11 +11,20 @@ from typing import Any, NamedTuple
 
 from lm.config import BadInput
 from lm.config.checks import reading
-from lm.system.files import read_json
+from lm.system.files import read_json, write_json
 from lm.training.run_directory import read_result
 
-KILLED, LOST = "killed by signal", "lost:"  # so begins the error of a run that was ended from outside
-CRASHES = {getattr(signal, name, None) for name in ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL")}  # of code
+CRASHES = {getattr(signal, name, None) for name in ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL")}
+
+
+class Failure(StrEnum):
+    """Whether a failure counts against the arm.
+
+    The kernel kills by SIGKILL too when memory runs out, which cannot be told from any other kill.
+    """
+
+    ERROR = "error"  # of the run's own: an exception, an exit code, a crash of native code
+    KILLED = "killed"  # from outside, by a signal or with its node: at random, whatever the arm
 
 
 class Outcome(NamedTuple):
@@ -22,57 +32,60 @@ class Outcome(NamedTuple):
     error: str = ""
     result: Mapping[str, Any] = MappingProxyType({})  # result.json, or empty
     row: Mapping[str, str] | None = None  # of results.csv, where the run has no folder
+    kind: str = ""  # of a failure whose process has ended: a value of Failure
 
 
-def cause_of_death(exitcode: int) -> str:
-    """Of a process that has said nothing. 128 and a signal is how one exits that has handled the signal."""
-    signum = exitcode - 128 if exitcode > 128 else -exitcode
-    if signum in CRASHES:
-        return f"crashed by signal {signum}"
-    return f"{KILLED} {signum}" if signum > 0 else f"ended with exit code {exitcode}"
+class Ending(NamedTuple):
+    """How a process or a job ended. Its kind is None if nothing is known to have failed."""
+
+    kind: Failure | None
+    message: str
 
 
-def broke(outcome: Outcome) -> bool:
-    """Whether a run failed for a reason of its own, such as an exception, an exit code or a crash of native code.
-
-    One that was killed by another signal, or whose node is gone, is lost at random, whatever its arm. The kernel kills
-    by SIGKILL too when memory runs out, which cannot be told from any other kill.
+def describe_exit_code(code: int) -> Ending:
     """
-    return outcome.status == "failed" and not outcome.error.startswith((KILLED, LOST))
+    >>> describe_exit_code(-9), describe_exit_code(139)
+    (Ending(kind=<Failure.KILLED: 'killed'>, message='killed by signal 9'),\
+ Ending(kind=<Failure.ERROR: 'error'>, message='crashed by signal 11'))
+    """
+    signum = code - 128 if code > 128 else -code  # 128 + signal: of a process that has handled it, and of a shell
+    if signum in CRASHES:
+        return Ending(Failure.ERROR, f"crashed by signal {signum}")
+    if signum > 0:
+        return Ending(Failure.KILLED, f"killed by signal {signum}")
+    return Ending(Failure.ERROR if code else None, f"ended with exit code {code}")
 
 
 @lru_cache(maxsize=1 << 14)
-def read_once(path: Path, version: tuple[int, ...]) -> dict[str, Any] | None:
+def _read_once(path: Path, version: tuple[int, ...]) -> dict[str, Any] | None:
     """The content of a result.json, read again only if the file is another: all are asked for many times."""
     return read_result(path)
 
 
 class RunFiles:
-    """Where the files of a run lie: its directory, what became of it if it has no result, its log, where it ran."""
-
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
-        names = (run_dir.name + suffix for suffix in (".json", ".log", ".where"))
-        self.outcome, self.log, self.where = map(run_dir.with_name, names)
+        paths = (run_dir.with_name(run_dir.name + suffix) for suffix in (".json", ".log", ".where"))
+        self.status, self.log, self.where = paths
+
+    def write_status(self, status: str, kind: str, error: str) -> None:
+        write_json(self.status, {"status": status, "kind": kind, "error": error})
 
     def read(self) -> Outcome:
         """Raises OSError if what is there cannot be read: it is not missing, and need not be made again."""
         path = self.run_dir / "result.json"
         try:
             try:
-                now = path.stat()
+                stat = path.stat()
             except OSError:  # nearly always: there is none
                 result = read_result(path)
             else:
-                result = read_once(path, (now.st_ino, now.st_size, now.st_mtime_ns))
+                result = _read_once(path, (stat.st_ino, stat.st_size, stat.st_mtime_ns))
             if result is not None:
                 return Outcome("done", result=result)
-        except BadInput as error:
-            return Outcome("failed", str(error))
-        try:
-            with reading(self.outcome):
-                found = read_json(self.outcome)
-                return Outcome(found["status"], found["error"])
+            with reading(self.status):
+                content = read_json(self.status)
+                return Outcome(content["status"], content["error"], kind=content.get("kind", ""))
         except (FileNotFoundError, NotADirectoryError):
             return Outcome("missing")
         except BadInput as error:

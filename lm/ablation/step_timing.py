@@ -34,7 +34,14 @@ MIN_ROUNDS, MAX_ROUNDS, MIN_SECONDS = 5, 40, 20.0  # of a measurement
 WARM_UP_STEPS, TIMED_STEPS = 2, 6  # optimizer steps of a measurement with the Trainer
 TIMED_BATCHES = 4  # of a validation
 NEVER = 10**9  # steps
-COST_FREE = ("seed", "optim.lr", "head.embedding_lr_multiplier", "head.head_lr_multiplier", "head.name", "trainer.max_steps")
+COST_FREE = (
+    "seed",
+    "optim.lr",
+    "head.embedding_lr_multiplier",
+    "head.head_lr_multiplier",
+    "head.name",
+    "trainer.max_steps",
+)
 log = logging.getLogger(__name__)
 
 

@@ -1,4 +1,4 @@
-"""The folder of an ablation: whose it is, and who is at work in it."""
+"""The folder of an ablation: its name, what it holds, and the lock of the process that works in it."""
 
 import contextlib
 import hashlib
@@ -9,43 +9,43 @@ from pathlib import Path
 
 import filelock
 
-from lm.ablation.record import FILE, AblationRecord, asked, read_record
-from lm.ablation.run.task import TOKEN
+from lm.ablation.record import FILE, AblationRecord, read_record
 from lm.config import BadInput
 from lm.config.ablation import AblateConfig
 from lm.system.files import ABANDONED, remove_partial
 
 LOCK = ".lock"
-READABLE = 40  # characters of the overrides in a folder's name
+MAX_OVERRIDES = 40  # characters of the overrides in a folder's name
 
 
 def default_dir(config: AblateConfig) -> Path:
-    """ablations/ and the name; other overrides make another folder, whose name says some of them and ends in a hash."""
+    """ablations/ and the name; other overrides make another folder, whose name has some of them and ends in a hash."""
     if not config.overrides:
         return Path("ablations") / config.ablation.name
     digest = hashlib.sha256(json.dumps(config.overrides).encode()).hexdigest()[:8]
-    said = "-".join(re.sub(r"^[^=]*[.]|(?<==).*/", "", word) for word in config.overrides)  # max_steps=300
-    plain = re.sub(r"[^\w.=+-]+", "_", said)[:READABLE].strip("-_.")
+    overrides = "-".join(re.sub(r"^[^=]*[.]|(?<==).*/", "", override) for override in config.overrides)
+    plain = re.sub(r"[^\w.=+-]+", "_", overrides)[:MAX_OVERRIDES].strip("-_.")  # max_steps=300
     return Path("ablations") / f"{config.ablation.name}-{plain}-{digest}"
 
 
-def earlier(path: Path, config: AblateConfig) -> AblationRecord:
-    """What an earlier call has left in the folder, or an empty record. Raises BadInput for another ablation's."""
+def existing_record(path: Path, config: AblateConfig) -> AblationRecord | None:
+    """What an earlier call has left in the folder, if anything. Raises BadInput if it is another ablation's."""
     if not (path / FILE).exists():
-        if path.exists() and (not path.is_dir() or any(one.name not in (LOCK, TOKEN) for one in path.iterdir())):
+        if path.exists() and (not path.is_dir() or any(entry.name != LOCK for entry in path.iterdir())):
             raise BadInput(f"output_dir={path}: holds no ablation; name a new or an empty folder")
-        return AblationRecord(**asked(config.ablation))
+        return None
     record, question = read_record(path), config.ablation
-    both = [("name", record.name, question.name), ("metric", record.metric, question.metric)]
-    for key, there, here in [*both, ("overrides", record.overrides, config.overrides)]:
-        if there != here:
-            found = f"{key} is {there} there, {here} now"
-            raise BadInput(f"output_dir={path}: holds another ablation ({found}); name another output_dir")
+    before = {"name": record.name, "metric": record.metric, "overrides": record.overrides}
+    now = {"name": question.name, "metric": question.metric, "overrides": config.overrides}
+    for key, value in before.items():
+        if value != now[key]:
+            difference = f"{key} is {value} there, {now[key]} now"
+            raise BadInput(f"output_dir={path}: holds another ablation ({difference}); name another output_dir")
     return record
 
 
 @contextlib.contextmanager
-def claim(path: Path) -> Iterator[None]:
+def lock_output_dir(path: Path) -> Iterator[None]:
     """Hold the folder while working in it. Raises BadInput if another process does.
 
     A folder made here in which nothing was begun is taken away.
@@ -64,8 +64,7 @@ def claim(path: Path) -> Iterator[None]:
         yield
     finally:
         if not (path / FILE).exists():
-            for name in (LOCK, TOKEN):
-                (path / name).unlink(missing_ok=True)
+            (path / LOCK).unlink(missing_ok=True)
             with contextlib.suppress(OSError):  # somebody else's files are in it
                 for folder in made:
                     folder.rmdir()

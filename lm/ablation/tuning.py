@@ -1,0 +1,287 @@
+"""The tuning of the arms: from the trials made so far to the trials to make next, and to the settings of each arm.
+
+A search begins at a centre and tries it and a whole factor to both sides along each hyperparameter. Then it fits a
+surface to its trials and tries what the surface knows least about: its lowest point if that lies at the edge of what
+was tried, else both sides of it along the hyperparameter whose best value is least certain. The lowest point of the
+surface is the optimum of the search. Trials lie on a grid of half factors around the centre.
+
+The surface has no interactions, so where hyperparameters interact one search ends short of the best settings if it
+began far from them. Therefore all arms search again, each from its own optimum, while the optimum of one of them lies
+farther than SETTLED from the centre of its search, at most `restarts` times. The last search alone decides.
+
+Everything here is a pure function of the trials. A trial is known by its settings; in what order trials were made, and
+in how many calls, makes no difference.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import product
+
+import numpy as np
+
+from lm.ablation import response_surface
+from lm.ablation.response_surface import Array, Regret, Surface, fit, is_determined, pooled_noise
+from lm.config.ablation import TuneConfig
+
+Settings = dict[str, float]  # a value for each hyperparameter
+Key = tuple[float, ...]  # settings in the order of the hyperparameters, rounded to four digits
+Point = tuple[int, ...]  # offsets from the centre of a search, in half factors
+SETTLED = 0.25  # factors that an optimum may lie from the centre of its search without another search
+
+
+def round_value(value: float) -> float:
+    """A value as trials have it: rounded to four digits."""
+    return float(f"{value:.4g}")
+
+
+@dataclass(slots=True, frozen=True)
+class ArmTrials:
+    """What tuning knows of an arm.
+
+    Args:
+        start: where the first search begins, by hyperparameter: the positive values of the arm's config.
+        losses: of the finished trials, over the tuning seeds, by `key(settings)`. Lower is better; infinite where
+            training diverged with any seed.
+        is_open: false if the arm has finished runs with settings of an earlier call, which stay.
+    """
+
+    start: Settings
+    losses: Mapping[Key, float] = field(default_factory=dict)
+    is_open: bool = True
+
+    def key(self, settings: Mapping[str, float]) -> Key:
+        return tuple(round_value(settings[name]) for name in self.start)
+
+    def named(self, key: Key) -> Settings:
+        return dict(zip(self.start, key, strict=True))
+
+
+@dataclass(slots=True)
+class Search:
+    """The trials of one search of one arm, by offsets from its centre."""
+
+    centre: Key
+    factor: float
+    losses: dict[Point, float] = field(default_factory=dict)
+
+    def key(self, factors: Iterable[float]) -> Key:
+        """The settings so many factors from the centre."""
+        return tuple(round_value(value * self.factor**x) for value, x in zip(self.centre, factors, strict=True))
+
+    def key_of(self, point: Point) -> Key:
+        return self.key([offset / 2 for offset in point])
+
+    def arrays(self) -> tuple[Array, Array]:
+        """Coordinates in factors from the centre, (n, k), and losses (n,)."""
+        return np.array(list(self.losses), dtype=float) / 2, np.array(list(self.losses.values()))
+
+    def surface(self) -> Surface | None:
+        """None while fewer trials have finished than a surface has unknowns."""
+        x, y = self.arrays()
+        return fit(x, y) if is_determined(x, y) else None
+
+    def best_trial(self) -> Point:
+        """Of equals, the one nearest to the centre."""
+        return min(self.losses, key=lambda point: (self.losses[point], sum(map(abs, point)), point))
+
+    def optimum(self) -> Array:
+        """(k,) in factors from the centre: the lowest point of the surface; without a surface, of the trials."""
+        surface = self.surface()
+        return surface.optimum() if surface else np.array(self.best_trial(), dtype=float) / 2
+
+    def optimum_key(self) -> Key:
+        return self.key(self.optimum())
+
+    def propose(self, budget: int, is_allowed: Callable[[Key], bool]) -> list[Point]:
+        """The next points to try, which are independent of each other; none if the budget is spent.
+
+        The centre is tried even if it is not allowed, so that the error shows.
+        """
+        remaining = budget - len(self.losses)
+        if remaining <= 0:
+            return []
+        if not self.losses:
+            return [(0,) * len(self.centre)]
+        for group in self._candidates():
+            new = [point for point in group if point not in self.losses and is_allowed(self.key_of(point))]
+            if new:
+                return new[:remaining]
+        return []
+
+    def _candidates(self) -> Iterator[list[Point]]:
+        """Groups of points, the most informative first."""
+        dimensions = range(len(self.centre))
+        yield [_offset((0,) * len(self.centre), j, by) for j in dimensions for by in (-2, 2)]
+        best, order = self.best_trial(), [*dimensions]
+        middle = best
+        if surface := self.surface():
+            optimum = surface.optimum(extrapolation=1.0)
+            middle = tuple(round(2 * x) for x in optimum)
+            order = [int(j) for j in np.argsort(-surface.regrets(optimum, extrapolation=1.0).mean(1))]
+        columns = zip(middle, zip(*self.losses, strict=True), strict=True)
+        if not all(min(tried) < offset < max(tried) for offset, tried in columns):
+            yield [middle]
+        for point, by, j in product((middle, best), (2, 3, 1, 4), order):
+            yield [_offset(point, j, by), _offset(point, j, -by)]
+
+    def advance(self, arm: ArmTrials, budget: int, is_allowed: Callable[[Settings], bool]) -> list[Key]:
+        """Take in the trials that were made, batch by batch; returns those of the next batch that have no loss yet."""
+        while batch := self.propose(budget, lambda key: is_allowed(arm.named(key))):
+            if missing := [self.key_of(point) for point in batch if self.key_of(point) not in arm.losses]:
+                return missing
+            self.losses |= {point: arm.losses[self.key_of(point)] for point in batch}
+        return []
+
+
+def _offset(point: Point, j: int, by: int) -> Point:
+    return (*point[:j], point[j] + by, *point[j + 1 :])
+
+
+@dataclass(slots=True, frozen=True)
+class TunedArm:
+    """The settings of an arm, with the trials of the search that decided them, for their regret and a figure.
+
+    Coordinates are in factors from the centre of the search, its first trial.
+    """
+
+    settings: Settings
+    centre: Settings
+    x: Array  # (n, k) coordinates of the trials
+    y: Array  # (n,) their losses
+    point: Array  # (k,) coordinates of the settings
+
+    @classmethod
+    def of(cls, settings: Settings, trials: Sequence[tuple[Settings, float]], factor: float) -> "TunedArm":
+        """`trials` are those of the last search, in their order: settings and loss."""
+        centre = trials[0][0]
+
+        def coordinates(values: Settings) -> list[float]:
+            return [math.log(values[key] / centre[key]) / math.log(factor) for key in centre]
+
+        x = np.array([coordinates(values) for values, _ in trials]).reshape(len(trials), len(centre))
+        y = np.array([loss for _, loss in trials])
+        return cls({key: settings[key] for key in centre}, {**centre}, x, y, np.array(coordinates(settings)))
+
+    def is_interior(self) -> dict[str, bool | None]:
+        """For each hyperparameter, whether values on both sides were tried; None where only one value was."""
+        return dict(zip(self.settings, _is_interior(self.point, self.x), strict=True))
+
+
+@dataclass(slots=True, frozen=True)
+class TuningState:
+    """Where tuning stands.
+
+    `next_trials` are to be run, in any order or at once; then `tune` is to be called again with their losses. If there
+    are none, tuning has finished, and `settings` has what was decided for each arm. Until then no arm has settings,
+    which a later call could move: if a trial fails, all arms wait for it.
+    """
+
+    next_trials: dict[str, list[Settings]]
+    trials: dict[str, list[tuple[int, Settings]]]  # made so far, with the number of their search, from 0
+    settings: dict[str, Settings]  # empty until tuning has finished
+
+
+def tune(
+    arms: Mapping[str, ArmTrials],
+    config: TuneConfig,
+    is_allowed: Callable[[str, Settings], bool] = lambda arm, settings: True,
+) -> TuningState:
+    """Where the tuning of these arms stands, after the trials that were made.
+
+    `is_allowed` says whether an arm can be trained with settings; others are never proposed.
+    """
+    searches, missing = _run_searches(arms, config, is_allowed)
+    return TuningState(
+        next_trials={name: [arms[name].named(key) for key in keys] for name, keys in missing.items()},
+        trials={
+            name: [
+                (i, arms[name].named(search.key_of(point))) for i, search in enumerate(own) for point in search.losses
+            ]
+            for name, own in searches.items()
+        },
+        settings={} if missing else {name: arms[name].named(own[-1].optimum_key()) for name, own in searches.items()},
+    )
+
+
+def _run_searches(
+    arms: Mapping[str, ArmTrials], config: TuneConfig, is_allowed: Callable[[str, Settings], bool]
+) -> tuple[dict[str, list[Search]], dict[str, list[Key]]]:
+    """The searches of the arms that have no settings yet, and by arm the trials that they cannot go on without.
+
+    All arms begin a search together and wait for each other before the next.
+    """
+    most = max((len(arm.start) for arm in arms.values()), default=0)
+    open_arms = {name: arm for name, arm in arms.items() if arm.start and arm.is_open and config.trials}
+    searches = {name: [Search(arm.key(arm.start), config.factor)] for name, arm in open_arms.items()}
+
+    def advance(trials: int) -> dict[str, list[Key]]:
+        missing = {}
+        for name, arm in open_arms.items():
+            budget = _share(len(arm.start), most, trials)
+            missing[name] = searches[name][-1].advance(arm, budget, partial(is_allowed, name))
+        return {name: keys for name, keys in missing.items() if keys}
+
+    for restart in range(config.restarts + 1):
+        if missing := advance(config.trials):
+            return searches, missing
+        optima = {name: own[-1].optimum() for name, own in searches.items()}
+        if restart == config.restarts or all((np.abs(optimum) <= SETTLED).all() for optimum in optima.values()):
+            break
+        for name, own in searches.items():
+            own.append(Search(own[-1].key(optima[name]), config.factor))
+    at_edge = any(False in _is_interior(optima[name], own[-1].arrays()[0]) for name, own in searches.items())
+    return searches, advance(config.trials + config.extension_trials) if at_edge else {}
+
+
+def _share(k: int, most: int, trials: int) -> int:
+    """The trials of an arm with k hyperparameters if one with the `most` makes `trials`.
+
+    Two for where it is and how noisy, the others in proportion to the hyperparameters.
+    """
+    return min(trials, round(2 + (trials - 2) * k / most)) if k else 0
+
+
+def _is_interior(point: Array, x: Array) -> list[bool | None]:
+    ranges = zip(point, x.min(0), x.max(0), strict=True)
+    return [bool(low < at < high) if low < high else None for at, low, high in ranges]
+
+
+def planned_trials(arms: Mapping[str, ArmTrials], config: TuneConfig) -> dict[str, tuple[int, int]]:
+    """By arm, the least and the most settings that tuning tries from the start; none for an arm that has settings."""
+    most, planned = max((len(arm.start) for arm in arms.values()), default=0), {}
+    for name, arm in arms.items():
+        first, extended = (_share(len(arm.start), most, config.trials + n) for n in (0, config.extension_trials))
+        is_open = arm.is_open and config.trials > 0
+        planned[name] = (first, config.restarts * first + extended) if is_open else (0, 0)
+    return planned
+
+
+def regrets(arms: Mapping[str, TunedArm]) -> dict[str, Regret]:
+    """By arm, how far the loss at its settings is above that of its best; left out where too few trials finished."""
+    return response_surface.regrets(
+        {name: (arm.x, arm.y) for name, arm in arms.items()}, {name: arm.point for name, arm in arms.items()}
+    )
+
+
+@dataclass(slots=True, frozen=True)
+class Profile:
+    """The fitted loss over one hyperparameter, the others being at the arm's settings."""
+
+    values: Array  # (G,) of the hyperparameter
+    mean: Array  # (G,) expected loss
+    sd: Array  # (G,) its standard deviation
+
+
+def profiles(arms: Mapping[str, TunedArm], factor: float) -> dict[str, dict[str, Profile]]:
+    """By arm and hyperparameter, for a figure; an arm is left out where too few trials finished."""
+    by_arm: dict[str, dict[str, Profile]] = {}
+    determined = {name: arm for name, arm in arms.items() if arm.settings and is_determined(arm.x, arm.y)}
+    noise = pooled_noise({name: (arm.x, arm.y) for name, arm in determined.items()})[0]
+    for name, arm in determined.items():
+        surface, by_arm[name] = fit(arm.x, arm.y, noise), {}
+        for j, (key, centre) in enumerate(arm.centre.items()):
+            grid, mean, sd = surface.profile(arm.point, j)
+            by_arm[name][key] = Profile(centre * factor**grid, mean, sd)
+    return by_arm
