@@ -21,18 +21,16 @@ import pandas as pd
 
 from lm.ablation.record import FILE as RECORD
 from lm.ablation.results import COLUMNS as RUN_COLUMNS
-from lm.ablation.results import RESULT, TRIAL_COLUMNS, Results, frame, read_results
+from lm.ablation.results import SCORES, TRIAL_COLUMNS, Results, frame, read_results
 from lm.config import BadInput
 from lm.config.identity import flat
-from lm.report.metrics import FILE as METRICS
-from lm.report.metrics import Lines, read_lines
 from lm.runs.find import FoundRun, differing, find_runs, folders_with, without_parts_of_the_head
 from lm.runs.query import check_key
+from lm.training.run_directory import METRICS, read_rows
 
 Columns = Mapping[str, type | None]  # None: as the values are
 STATUS = {"finished": "done", "unfinished": "missing", "broken": "failed"}  # of a run: as an ablation says it
 COUNTS: Columns = {"step": int, "tokens": int, "val/tokens": int}  # of metrics.csv; its other columns are floats
-SCORES: Columns = {key: kind for key, kind in RESULT.items() if key not in ("torch", "resumed_from")}
 CONTRAST: Columns = {
     **dict.fromkeys(("ablation", "arm", "baseline", "budget"), str),
     "primary": bool,
@@ -53,7 +51,7 @@ CONTRAST: Columns = {
 class _Run(NamedTuple):
     identity: dict[str, Any]  # the columns that say which run it is
     run: FoundRun
-    lines: Callable[[], Lines]  # of its metrics.csv
+    lines: Callable[[], list[dict[str, str]]]  # of its metrics.csv
 
 
 def runs(folder: str | Path, settings: Sequence[str] | None = None) -> pd.DataFrame:
@@ -152,13 +150,14 @@ def _read_runs(folder: str | Path) -> list[_Run]:
     if ablations := _ablations(folder):
         return [run for name, ablation in ablations.items() for run in _reported(name, ablation)]
     return [
-        _Run({"run_dir": run.name, "seed": run["seed"]}, run, partial(read_lines, run.path / METRICS))
+        _Run({"run_dir": run.name, "seed": run["seed"]}, run, partial(read_rows, run.path / METRICS))
         for run in find_runs(Path(folder).expanduser())
     ]
 
 
 def _reported(name: str, ablation: Results) -> Iterator[_Run]:
-    for row in ablation.reported().to_dict("records"):
+    reported = ablation.reported().to_dict("records")
+    for row in sorted(reported, key=lambda row: ablation.record.budgets.index(row["budget"])):
         arm = ablation.record.arms[row["arm"]]
         settings = arm.settings | arm.tuned | {"trainer.max_steps": row["planned_steps"]}
         result = dict(ablation.reader.outcome(row["run_dir"]).result)
@@ -168,7 +167,7 @@ def _reported(name: str, ablation: Results) -> Iterator[_Run]:
         yield _Run(identity, run, partial(ablation.reader.lines, row["run_dir"]))
 
 
-def _identity(runs: Sequence[_Run]) -> Columns:
+def _identity(runs: Sequence[_Run]) -> dict[str, type | None]:
     return {key: int if key == "seed" else str for run in runs[:1] for key in run.identity}
 
 

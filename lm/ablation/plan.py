@@ -10,7 +10,7 @@ import json
 import math
 import os
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from importlib.metadata import version
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from lm.ablation.arms import Arm, Arms, build_arm, build_arms, change, check_start, common_threads
-from lm.ablation.record import AblationRecord, BaseRecord, RunRecord, TrialRecord, Warning, question_of
+from lm.ablation.record import AblationRecord, BaseRecord, RunRecord, TrialRecord, question_of
 from lm.ablation.results import Results, RunReader, results_of
 from lm.ablation.step_timing import measure
 from lm.ablation.tuning import ArmTrials, TuningState, planned_trials, tune
@@ -28,12 +28,10 @@ from lm.config.ablation import METRICS, AblateConfig, AblationConfig, TuneConfig
 from lm.config.checks import about
 from lm.config.identity import config_hash
 from lm.exchange.base import read_base
-from lm.training.optim import MIN_PEAK_LR_FACTOR, peak_lr_factor
 
 BASE = "base"  # what the runs that the arms start from are called
 NOT_TRAINED = "not trained yet"  # in place of the hash of the weights of a base
 EQUAL_COST = {"tokens": 0.0, "flops": 0.02, "time": 0.02}  # costs of a step that differ by less count as equal
-MIN_SEEDS_AT_LOOK = 5  # where arms are tuned: with fewer, their noise has too few degrees of freedom for a small level
 STARTUP_SECONDS = 4.0  # of a run, before and after its steps
 PACKAGES = ("torch", "lightning", "scipy", "numpy", "tokenizers", "datasets")
 
@@ -225,7 +223,6 @@ class Plan:
             runs=self.run_records(),
             bases=self._base_records(),
             trials=[trial for name in self._tuned_arms() for trial in self._trial_records(name, state)],
-            warnings=self.warnings(),
         )
 
     def _trial_records(self, name: str, state: TuningState) -> list[TrialRecord]:
@@ -302,38 +299,6 @@ class Plan:
         trial = sum(trials) / len(trials) if trials else 0.0
         least, most = ((seconds + trial * n) / self.record.workers for n in self.trials_to_make())
         return least, most
-
-    # --- warnings about the plan
-
-    def warnings(self) -> list[Warning]:
-        return [*self._warn_optional_stopping(), *self._warn_early_look(), *self._warn_warm_up()]
-
-    def _warn_optional_stopping(self) -> Iterator[Warning]:
-        """The 5 % error rate holds for one analysis, and for planned looks, not if results decide about the seeds."""
-        seeds = {*self.config.seeds}
-        looks = [self.config.seeds[:n] for n in self.config.looks]
-        fewer = [analysed for analysed in self.record.analyses if {*analysed} < seeds and analysed not in looks]
-        if counts := sorted({len(analysed) for analysed in fewer}):
-            summary = f"Seeds were added after an analysis (of {', '.join(map(str, counts))}, now {len(seeds)}):"
-            yield Warning(summary, "if its verdict decided that, a false verdict is more likely than 5 %.")
-        if dropped := {seed for analysed in self.record.analyses for seed in analysed} - seeds:
-            summary = f"Seeds were taken away after an analysis ({', '.join(map(str, sorted(dropped)))}):"
-            yield Warning(summary, "if its verdict decided which, a false verdict is more likely than 5 %.")
-
-    def _warn_early_look(self) -> Iterator[Warning]:
-        if self.config.tune.trials and self.config.looks and self.config.looks[0] < MIN_SEEDS_AT_LOOK:
-            yield Warning(
-                f"The first look comes at {self.config.looks[0]} seeds, and arms are tuned:",
-                f"false verdicts are then more likely than 5 %. Plan it at {MIN_SEEDS_AT_LOOK} seeds or more.",
-            )
-
-    def _warn_warm_up(self) -> Iterator[Warning]:
-        for name, arm in self.arms.items():
-            steps = min(arm.steps[budget] for budget in self.config.budgets)
-            if (peak := peak_lr_factor(steps, arm.run.optim)) < MIN_PEAK_LR_FACTOR:
-                yield Warning(
-                    f"The warm-up of {name} is long:", f"its learning rate never rises above {peak:.0%} of optim.lr."
-                )
 
 
 def make_plan(

@@ -1,9 +1,9 @@
 """A plan in the terminal: what would be run, and how long it would take."""
 
-from lm.ablation.duration import spell
 from lm.ablation.plan import Plan
+from lm.ablation.warnings import plan_warnings
 from lm.config.ablation import BUDGET_NAMES
-from lm.system.terminal import format_table, printable
+from lm.system.terminal import duration, format_table, printable
 
 
 def plan_table(plan: Plan) -> str:
@@ -20,10 +20,10 @@ def plan_table(plan: Plan) -> str:
     if n := len(plan.stale_runs()):
         reason = "settings, text or code have changed, or they are not asked for any more"
         lines += [f"{n} finished run{'s' * (n > 1)} in this folder no longer count: {reason}"]
-    lines += [f"{warning.summary} {warning.detail}" for warning in plan.warnings()]
+    lines += [f"{warning.summary} {warning.detail}" for warning in plan_warnings(plan.current_record())]
     least, most = plan.expected_seconds()
-    duration = spell(least) + (f" to {spell(most)}" if most > 1.05 * least else "")
-    lines += [f"about {duration} to go, as measured on this machine; all goes to {plan.reader.folder}"]
+    time = duration(least) + (f" to {duration(most)}" if most > 1.05 * least else "")
+    lines += [f"about {time} to go, as measured on this machine; all goes to {plan.reader.folder}"]
     return printable("\n".join(lines))
 
 

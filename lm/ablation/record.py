@@ -3,7 +3,7 @@
 import json
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from lm.config import BadInput
 from lm.config.ablation import Question
@@ -12,13 +12,6 @@ from lm.config.typed import build
 from lm.system.files import read_json, write_text
 
 FILE = "ablation.json"
-
-
-class Warning(NamedTuple):  # the field's term; the built-in one is not used here
-    """What weakens an answer: a few words, and what they mean."""
-
-    summary: str
-    detail: str
 
 
 @dataclass(slots=True, kw_only=True)
@@ -83,7 +76,6 @@ class AblationRecord(Question):
     runs: list[RunRecord] = field(default_factory=list)
     bases: list[BaseRecord] = field(default_factory=list)
     trials: list[TrialRecord] = field(default_factory=list)
-    warnings: list[Warning] = field(default_factory=list)  # of the plan
     begun: str = ""
     ended: str | None = None
     analyses: list[list[int]] = field(default_factory=list)  # the seeds with which the ablation ended, each time

@@ -20,10 +20,10 @@ from lm.ablation.run_files import Failure, Outcome, RunFiles
 from lm.ablation.tuning import Profile, TunedArm, profiles, regrets
 from lm.config.ablation import METRICS
 from lm.config.checks import reading
-from lm.report.metrics import FILE as METRICS_FILE
-from lm.report.metrics import Lines, read_lines
 from lm.system.files import read_csv
 from lm.system.terminal import spelled
+from lm.training.run_directory import METRICS as METRICS_FILE
+from lm.training.run_directory import read_rows
 
 RESULT: dict[str, type] = {  # of a run's result.json, as columns of results.csv
     **dict.fromkeys(("val_loss", "val_bpb", "val_top1"), float),
@@ -44,6 +44,8 @@ COLUMNS: dict[str, type | None] = {  # of a run; None: as the values are
     **dict.fromkeys(("source_hash", "host", "executor"), str),
     "versions": object,
 }
+SCORES = {key: kind for key, kind in RESULT.items() if key not in ("torch", "resumed_from")}
+POINT = ("step", "tokens", "val/loss", "val/bpb", "val/top1", "val/tokens")  # columns of curves.csv, from metrics.csv
 TRIAL_COLUMNS: dict[str, type | None] = {"trial": int, "search": int, "score": float}  # beside those of its run
 DTYPES: dict[type, str] = {int: "Int64", float: "float64", bool: "boolean", object: "object"}
 
@@ -86,31 +88,35 @@ class RunReader:
             **{key: place.get(key) or None for key in ("source_hash", "host", "executor")},
         }
 
+    def steps(self, run_dir: str) -> int:
+        """How far an unfinished run is."""
+        return RunFiles(self.folder / run_dir).steps()
+
     def finished(self) -> list[str]:
         """Every run that has a result, by its folder or its row."""
         folders = {"/".join(path.parts[-3:-1]) for path in self.folder.glob("*/*/result.json")}
         return sorted(folders | {run_dir for run_dir, row in self.rows.items() if row["status"] == "done"})
 
     @cached_property
-    def curves(self) -> dict[str, Lines]:
+    def curves(self) -> dict[str, list[dict[str, str]]]:
         """The rows of curves.csv by run."""
-        curves: dict[str, Lines] = {}
+        curves: dict[str, list[dict[str, str]]] = {}
         with reading(self.folder / "curves.csv"):
             for row in _read_rows(self.folder / "curves.csv"):
                 curves.setdefault(row["run_dir"], []).append(row)
         return curves
 
-    def lines(self, run_dir: str, name: str = METRICS_FILE) -> Lines:
+    def lines(self, run_dir: str, name: str = METRICS_FILE) -> list[dict[str, str]]:
         """The whole rows of a CSV file of a run, those of curves.csv for a metrics.csv that is absent."""
         path = self.folder / run_dir / name
-        return read_lines(path) if name != METRICS_FILE or path.exists() else self.curves.get(run_dir, [])
+        return read_rows(path) if name != METRICS_FILE or path.exists() else self.curves.get(run_dir, [])
 
 
-def _read_rows(path: Path) -> Lines:
+def _read_rows(path: Path) -> list[dict[str, str]]:
     return read_csv(path) if path.exists() else []
 
 
-@dataclass
+@dataclass(eq=False)  # it can be a key of a cache
 class Results:
     """An ablation as it stands: all views (report, tables, lm.results) are made of these frames.
 
@@ -174,6 +180,23 @@ class Results:
         status = self.reported().drop_duplicates("run_dir").status
         return {kind: int((status == kind).sum()) for kind in ("done", "failed", "diverged", "missing")}
 
+    def hyperparameters(self, arm: str) -> list[str]:
+        """What is tuned for an arm, as far as trials have been made."""
+        return next((list(trial.values) for trial in self.record.trials if trial.arm == arm), [])
+
+    @cached_property
+    def curves(self) -> pd.DataFrame:
+        """A row for each validation of each run: arm, budget, seed, run_dir, purpose, and the columns of POINT."""
+        rows = [
+            {key: run[key] for key in ("arm", "budget", "seed", "run_dir", "purpose")} | line
+            for run in self.runs[["arm", "budget", "seed", "run_dir", "purpose"]].to_dict("records")
+            for line in self.reader.lines(run["run_dir"])
+            if line.get("val/loss")
+        ]
+        curves = pd.DataFrame(rows, columns=["arm", "budget", "seed", "run_dir", "purpose", *POINT])
+        numbers = curves[[*POINT]].apply(pd.to_numeric, errors="coerce").replace([math.inf, -math.inf], math.nan)
+        return curves.assign(**numbers).astype(dict.fromkeys(("step", "tokens", "val/tokens"), "Int64"))
+
     def reported(self) -> pd.DataFrame:
         return self.runs[self.runs.purpose == "reported"]
 
@@ -193,13 +216,12 @@ def read_results(folder: Path) -> Results:
 
 def results_of(record: AblationRecord, reader: RunReader) -> Results:
     """The results of a record, which need not be written yet."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for run in record.runs:
         about = {"arm": run.arm, "seed": run.seed, "planned_steps": run.steps, "purpose": "reported"}
         about |= reader.describe(run.run_dir) | record.arms[run.arm].tuned
         about["source_hash"] = about["source_hash"] or record.arms[run.arm].identity["source_hash"]
         rows += [about | {"budget": budget} for budget in run.budgets]
-    rows.sort(key=lambda row: record.budgets.index(str(row["budget"])))  # stable: arm by arm within a budget
     used = {run.run_dir for run in record.runs} | {base.run_dir for base in record.bases}
     used |= {run_dir for trial in record.trials for run_dir in trial.run_dirs}
     for run_dir in reader.finished():

@@ -10,8 +10,8 @@ import traceback
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from lm.ablation.plan import RunSpec
 from lm.ablation.code_hash import code_hash
+from lm.ablation.plan import RunSpec
 from lm.ablation.run_files import Failure, RunFiles
 from lm.config import BadInput, Diverged, RunConfig, foreign_classes
 from lm.system.files import write_json

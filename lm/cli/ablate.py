@@ -46,15 +46,18 @@ def program(config: DictConfig) -> None:
     from lm.ablation.ablate import ablate
     from lm.ablation.folder import default_dir
     from lm.ablation.plan_table import plan_table
-    from lm.cli.report import print_results
+    from lm.cli.report import print_results, verdict_code
 
     file = sys.stdout if ablation.plan_only and not ablation.json else sys.stderr
     with resumable(Path(ablation.output_dir).expanduser() if ablation.output_dir else default_dir(ablation)):
         results = ablate(ablation, runs, command(), lambda plan: print(plan_table(plan), file=file, flush=True), base)
-    if not ablation.plan_only:
-        sys.exit(print_results(results, ablation.json, ablation.exit_code))
-    if ablation.json:
-        print_results(results, True)
+    if ablation.plan_only and not ablation.json:
+        return
+    print_results(results, ablation.json)
+    if not ablation.plan_only and (results.counts()["failed"] or results.record.untuned()):
+        sys.exit(1)
+    if ablation.exit_code == "verdict":
+        sys.exit(verdict_code(results))
 
 
 def command() -> str:

@@ -1,2 +1,71 @@
-def print_results(results, json, exit_code="done"):
-    print(results.contrasts[["arm","baseline","n_seeds","mean_difference","verdict","sentence"]].to_string()); return 0
+"""Write the report of an ablation, also while it is running: lm-lab report output_dir=DIR
+
+For a folder of ablations, their comparisons side by side. lm-lab report run_dir=RUN writes a page about a single run.
+json=true prints one JSON object with the verdicts of an ablation, and nothing else, on standard output.
+"""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lm.cli.compose import compose, parse
+from lm.config import BadInput, RunConfig
+from lm.config.ablation import ReportConfig
+
+if TYPE_CHECKING:
+    from lm.ablation.results import Results
+
+SCHEMA = ReportConfig
+VERDICT_CODES = {"better": 0, "worse": 10, "equivalent": 11, "undecided": 12}
+
+
+def run(args: list[str]) -> int:
+    config = parse(ReportConfig, args)
+    key, command = ("run_dir", "train") if config.run_dir is not None else ("output_dir", "ablate")
+    path = Path(str(config.run_dir or config.output_dir)).expanduser()
+    if not path.is_dir():  # importing the rest takes seconds
+        raise BadInput(f"{key}={path}: no such folder; expected one that {command} wrote")
+    if config.run_dir is not None and not (path / "config.yaml").exists():
+        raise BadInput(f"run_dir={path}: holds no config.yaml; expected the directory of a run that train wrote")
+    if config.run_dir is not None:
+        from lm.runs.page import write_page
+
+        print(write_page(path, asdict(compose("train", [], RunConfig))))
+        return 0
+    from lm.ablation.overview import folders, write_overview
+    from lm.ablation.report import write_report
+    from lm.ablation.results import read_results
+    from lm.ablation.summary import overview_table
+
+    if folders(path):
+        if config.json or config.exit_code != "done":
+            raise BadInput(f"output_dir={path}: json and exit_code are of one ablation; name the folder of one")
+        print(overview_table(path, write_overview(path)))
+        return 0
+    results = read_results(path)
+    write_report(results)
+    print_results(results, config.json)
+    return verdict_code(results) if config.exit_code == "verdict" else 0
+
+
+def print_results(results: "Results", as_json: bool) -> None:
+    """The results of an ablation as a table with sentences, or as the content of report.json."""
+    from lm.ablation.report import report_json
+    from lm.ablation.summary import result_table
+    from lm.ablation.warnings import report_warnings
+
+    if as_json:
+        print(json.dumps(report_json(results, report_warnings(results)), allow_nan=False))
+    else:
+        print(result_table(results))
+
+
+def verdict_code(results: "Results") -> int:
+    """The exit code for the verdict of the one primary comparison. Raises BadInput if there are several."""
+    from lm.ablation.views import asked, merged
+
+    contrasts = merged(results, asked(results.contrasts))
+    if len(contrasts) != 1:
+        raise BadInput(f"exit_code=verdict: expected one primary comparison, found {len(contrasts)}")
+    return VERDICT_CODES[contrasts["verdict"].iloc[0]]

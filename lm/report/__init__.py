@@ -1,5 +1,5 @@
-"""What every report is made of: Markdown and the page it becomes, how figures look, the curves of a run.
+"""What every page is made of: templates with autoescape, a style sheet, how figures look.
 
-In: text, numbers, the metrics.csv of a run. Out: strings of HTML and SVG.
-Imports lm.system and lm.config; matplotlib, not torch.
+In: numbers, text, figures. Out: strings of HTML, Markdown and SVG.
+Imports lm.system; jinja2 and matplotlib, not torch.
 """

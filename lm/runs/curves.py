@@ -1,53 +1,80 @@
-"""The validation loss of several runs during training, in one picture."""
+"""The curves of runs: read from their metrics.csv, and the validation losses of several runs in one picture."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
+import pandas as pd
 from matplotlib.figure import Figure
 
 from lm.config import BadInput
-from lm.report.metrics import FILE, Points, after, points, read_lines
-from lm.report.plots import NAME, legend, looks, panels, save, tokens_axis, window
+from lm.report.figures import COLOURS, DASHES, NAME, axis_limits, legend, panels, save, tokens_axis
 from lm.runs.find import FoundRun, differing, without_parts_of_the_head
 from lm.system.terminal import printable, spelled
+from lm.training.run_directory import METRICS, read_rows
 
-MOST = 16  # curves that a legend can tell apart
+MAX_LABELS = 16  # curves that a legend can tell apart
+
+
+def read_curves(run_dir: Path) -> pd.DataFrame:
+    """The columns of metrics.csv, indexed by training tokens; what is no finite number is missing."""
+    frame = pd.DataFrame(read_rows(run_dir / METRICS)).apply(pd.to_numeric, errors="coerce")
+    frame = frame.replace([float("inf"), float("-inf")], float("nan"))
+    return frame.dropna(subset="tokens").set_index("tokens") if "tokens" in frame else frame
+
+
+def curve(frame: pd.DataFrame, column: str) -> pd.Series:
+    """The values of a column that there are."""
+    return frame[column].dropna() if column in frame else pd.Series(dtype=float)
+
+
+def tail(curve: pd.Series, part: int) -> list[float]:
+    """The values after the first 1/part of a curve: the first ones are often far off."""
+    return [*curve[part * curve.index >= curve.index.max()]] if len(curve) else []
 
 
 def plot_runs(runs: Sequence[FoundRun], path: Path) -> str:
     """Write an .svg or .png file; returns what it shows. Raises BadInput if no run has a curve."""
-    curves = {run.name: curve_of(run) for run in runs}
-    curves = {name: curve for name, curve in curves.items() if curve}
-    if not curves:
-        raise BadInput(f"plot={path}: none of these runs has a validation loss in its {FILE}")
-    save(lambda: picture(curves, labels([run for run in runs if run.name in curves])), path)
-    many = f"; more than {MOST} have no legend" * (len(curves) > MOST)
-    return f"{path}: the validation loss of {len(curves)} of {len(runs)} runs{many}"
+    curves = {run.name: curve(read_curves(run.path), "val/loss") for run in runs}
+    shown = [run for run in runs if len(curves[run.name])]
+    if not shown:
+        raise BadInput(f"plot={path}: none of these runs has a validation loss in its {METRICS}")
+    save(lambda: _picture(curves, shown), path)
+    many = f"; more than {MAX_LABELS} have no legend" * (len(shown) > MAX_LABELS)
+    return f"{path}: the validation loss of {len(shown)} of {len(runs)} runs{many}"
 
 
-def curve_of(run: FoundRun) -> Points:
-    return points(read_lines(run.path / FILE), "val/loss")
-
-
-def labels(runs: Sequence[FoundRun]) -> dict[str, str]:
-    """The settings that differ, where they tell the runs apart and fit into a legend; else the names."""
-    keys = without_parts_of_the_head(differing(runs), runs)
-    found = {run.name: " ".join(f"{key.rpartition('.')[2]}={spelled(run[key])}" for key in keys) for run in runs}
-    found = {name: printable(said.replace("name=", "")) for name, said in found.items()}
-    told = len({*found.values()}) == len(found) and max(map(len, found.values())) <= NAME
-    return found if told else {name: printable(name) for name in found}
-
-
-def picture(curves: dict[str, Points], names: dict[str, str]) -> Figure:
-    style = looks(list(curves))
-    figure, (axes,) = panels(1, 3.2, 0.2 * min(len(curves), MOST))
-    for name, curve in curves.items():
-        look, marker = style[name], "o" if len(curve) == 1 else None
-        axes.plot(*zip(*curve.items(), strict=True), c=look.color, ls=look.linestyle, marker=marker, label=names[name])
-    late = [value for one in curves.values() for value in after(one, 3)]
-    every = [value for one in curves.values() for value in one.values()]
-    axes.set(ylabel="validation loss, nats per token", ylim=window(late, every))
+def _picture(curves: dict[str, pd.Series], runs: Sequence[FoundRun]) -> Figure:
+    """Runs that differ in their seed only have one colour, and dashes of their own."""
+    figure, (axes,) = panels(1, 3.2, 0.2 * min(len(runs), MAX_LABELS))
+    names = _labels(runs)
+    groups: dict[str, list[FoundRun]] = {}
+    for run in runs:
+        groups.setdefault(_settings(run, [key for key in _keys(runs) if key != "seed"]) or run.name, []).append(run)
+    for i, group in enumerate(groups.values()):
+        for j, run in enumerate(group):
+            values, marker = curves[run.name], "o" if len(curves[run.name]) == 1 else None
+            color, dashes = COLOURS[i % len(COLOURS)], DASHES[j % len(DASHES)]
+            axes.plot(values.index, values, color=color, ls=dashes, marker=marker, label=names[run.name])
+    late = [value for run in runs for value in tail(curves[run.name], 3)]
+    axes.set(ylabel="validation loss, nats per token", xlim=(0, None))
+    axes.set_ylim(axis_limits(late, [value for run in runs for value in curves[run.name]]))
     tokens_axis(axes)
-    if len(curves) <= MOST:
+    if len(runs) <= MAX_LABELS:
         legend(figure, axes)
     return figure
+
+
+def _keys(runs: Sequence[FoundRun]) -> list[str]:
+    return without_parts_of_the_head(differing(runs), runs)
+
+
+def _settings(run: FoundRun, keys: Sequence[str]) -> str:
+    words = " ".join(f"{key.rpartition('.')[2]}={spelled(run[key])}" for key in keys)
+    return printable(words.replace("name=", ""))
+
+
+def _labels(runs: Sequence[FoundRun]) -> dict[str, str]:
+    """The settings that differ, where they tell the runs apart and fit into a legend; else the names."""
+    labels = {run.name: _settings(run, _keys(runs)) for run in runs}
+    distinct = len({*labels.values()}) == len(labels) and max(map(len, labels.values())) <= NAME
+    return labels if distinct else {name: printable(name) for name in labels}

@@ -1,26 +1,27 @@
 """One page about one run: its scores, curves, size, settings that differ from the defaults, and samples."""
 
-from collections.abc import Mapping
+import shlex
+from collections.abc import Iterator, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from matplotlib.figure import Figure
 
-from lm.ablation.report.text import few_lines
 from lm.config import BadInput
 from lm.config.identity import RESOLVED, flat, identifying
-from lm.report.metrics import FILE, Points, after, points, read_lines
-from lm.report.page import code, fence, page, plain, table
-from lm.report.plots import drawing, legend, panels, tokens_axis, window
+from lm.report.figures import COLOURS, INK, as_svg, axis_limits, inline, legend, panels, tokens_axis
+from lm.report.pages import render
+from lm.runs.curves import curve, read_curves, tail
 from lm.runs.find import FoundRun, read_run
 from lm.system.files import write_text
-from lm.system.terminal import printable, spelled
+from lm.system.terminal import spelled
 from lm.training.run_directory import read_result, read_samples
 
-SHOWN = 5  # times during training whose samples are shown
+MAX_TIMES = 5  # times during training whose samples are shown
 FACTS = ("head", "seed", "device", "cpu", "precision", "threads", "python", "resumed_from")
 HASHES = ("config_hash", "data_hash", "tokenizer_hash")
-Curves = dict[str, Points]
 
 
 def write_page(run_dir: Path, defaults: Mapping[str, Any]) -> str:
@@ -31,117 +32,96 @@ def write_page(run_dir: Path, defaults: Mapping[str, Any]) -> str:
     run = read_run(run_dir, run_dir.resolve().name)
     if run.status == "broken":
         raise BadInput(run.note)
-    result = read_result(run_dir / "result.json") or {}
-    pictures: dict[str, str] = {}
-    parts = [
-        f"# {shown(run.name)}",
-        *(scores(result) if result else [f"**{plain(run.status)}**: {shown(run.note)}"]),
-        *curves_section(run, pictures),
-        *(size(result) if result else []),
-        *settings_section(run, flat(dict(defaults))),
-        *samples_section(run, result),
-        *(facts(result) if result else []),
-    ]
-    html = page(printable(run.name), "\n\n".join(parts) + "\n", pictures)
-    write_text(run_dir / "report.html", html)
+    result, curves = read_result(run_dir / "result.json") or {}, read_curves(run_dir)
+    has_curves = any(len(curve(curves, name)) for name in ("train/loss", "val/loss"))
+    context = {
+        "title": run.name,
+        "status": run.status,
+        "note": run.note,
+        "summary": _summary(run_dir, run, result) if result else "",
+        "scores": [*_scores(result)] if result else [],
+        "svg": inline(draw_curves(curves), "Losses and the learning rate over training tokens") if has_curves else None,
+        "size": _size(result) if result else [],
+        "result": result,
+        "settings": [*_settings(run, flat(dict(defaults)))],
+        "samples": _samples(run, result),
+        "facts_of_run": [*_facts(result)] if result else [],
+        "address": shlex.quote(f"run_dir={run.name}"),
+    }
+    write_text(run_dir / "report.html", render("run.html.j2", **context))
     return f"{run_dir / 'report.html'}: {run.status}{f', {run.note}' * bool(run.note)}"
 
 
-def shown(text: Any) -> str:
-    """Text from outside as Markdown."""
-    return plain(printable(" ".join(str(text).split())))
+def _summary(run_dir: Path, run: FoundRun, result: Mapping[str, Any]) -> str:
+    source = (run["data.path"] and Path(str(run["data.path"])).name) or run["data.source"]
+    finished = datetime.fromtimestamp((run_dir / "result.json").stat().st_mtime)
+    return (
+        f"A model with {result['n_params']:,} parameters, trained for {result['steps']:,} steps on {source}; finished "
+        f"on {finished:%Y-%m-%d at %H:%M}."
+    )
 
 
-def scores(result: Mapping[str, Any]) -> list[str]:
+def _scores(result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     baselines = ", ".join(f"{name} {bits:.3f}" for name, bits in result["baselines_bpb"].items())
     epochs = result["tokens"] / result["train_text_tokens"]
-    rows = [
-        ["validation loss", f"{result['val_loss']:.4f} nats per token"],
-        ["bits per byte", f"{result['val_bpb']:.4f}"],
-        ["bits per byte of compressors", shown(baselines)],
-        ["top-1 accuracy", f"{result['val_top1']:.2%}"],
-        ["scored on", f"{result['val_tokens']:,} tokens"],
-        ["training", f"{result['steps']:,} steps, {result['tokens']:,} tokens, {epochs:.2f} epochs"],
-        ["time", f"{result['seconds']:,.0f} s, {result['tokens_per_second']:,.0f} tokens per second"],
-    ]
-    return [table(["score", "value"], rows)]
+    yield "validation loss", f"{result['val_loss']:.4f} nats per token"
+    yield "bits per byte", f"{result['val_bpb']:.4f}"
+    yield "bits per byte of compressors", baselines
+    yield "top-1 accuracy", f"{result['val_top1']:.2%}"
+    yield "scored on", f"{result['val_tokens']:,} tokens"
+    yield "training", f"{result['steps']:,} steps, {result['tokens']:,} tokens, {epochs:.2f} epochs"
+    yield "time", f"{result['seconds']:,.0f} s, {result['tokens_per_second']:,.0f} tokens per second"
 
 
-def curves_section(run: FoundRun, pictures: dict[str, str]) -> list[str]:
-    lines = read_lines(run.path / FILE)
-    found = {name: points(lines, name) for name in ("train/loss", "val/loss", "lr")}
-    if not found["train/loss"] and not found["val/loss"]:
-        return []
-    pictures["curves"] = curves(found)
-    return [
-        "## Curves",
-        "Training loss of single batches and validation loss, in nats per token; below, the learning rate. Validations "
-        "during training are estimates, the one after the last step is of the whole validation text.",
-        "![Training and validation loss and the learning rate over training tokens](curves.svg)",
-    ]
-
-
-@drawing
-def curves(found: Curves) -> Figure:
+@as_svg
+def draw_curves(frame: pd.DataFrame) -> Figure:
     figure, (above, below) = panels(2, 2.2, 0.5, sharex=True, height_ratios=[2, 1])
-    for name, color, marker in (("train/loss", "#56B4E9", None), ("val/loss", "#000000", "o")):
-        if found[name]:
-            above.plot(*zip(*found[name].items(), strict=True), color=color, marker=marker, lw=1.2, label=name)
-    losses = [found["train/loss"], found["val/loss"]]
-    late = [value for one in losses for value in after(one, 10)]
-    above.set(ylabel="nats per token", ylim=window(late, [value for one in losses for value in one.values()]))
-    if found["lr"]:
-        below.plot(*zip(*found["lr"].items(), strict=True), color="#0072B2")
-    below.set(ylabel="lr", ylim=(0, None))
+    losses = {name: curve(frame, name) for name in ("train/loss", "val/loss")}
+    for (name, values), color, marker in zip(losses.items(), (COLOURS[5], INK), (None, "o"), strict=True):
+        if len(values):
+            above.plot(values.index, values, color=color, marker=marker, lw=1.2, label=name)
+    late = [value for values in losses.values() for value in tail(values, 10)]
+    above.set(ylabel="nats per token")
+    above.set_ylim(axis_limits(late, [value for values in losses.values() for value in values]))
+    rates = curve(frame, "lr")
+    below.plot(rates.index, rates, color=COLOURS[0])
+    below.set(ylabel="learning rate", ylim=(0, None))
     tokens_axis(below)
     legend(figure, above)
     return figure
 
 
-def size(result: Mapping[str, Any]) -> list[str]:
-    n_params, roles = result["n_params"], result["n_params_by_role"]
-    rows = [[shown(role), f"{count:,}", f"{100 * count / max(1, n_params):.1f} %"] for role, count in roles.items()]
-    rows.append(["**all**", f"{n_params:,}", ""])
-    flops = f"{result['flops_per_token']:,} FLOPs per token, forward and backward."
-    return ["## Size", table(["role", "parameters", "share"], rows), flops]
+def _size(result: Mapping[str, Any]) -> list[tuple[str, int, float]]:
+    n_params = max(1, result["n_params"])
+    return [(role, count, 100 * count / n_params) for role, count in result["n_params_by_role"].items()]
 
 
-def settings_section(run: FoundRun, defaults: Mapping[str, Any]) -> list[str]:
-    own = {key: value for key, value in identifying(run.settings).items() if key not in RESOLVED}
-    trainer = {key for key in own if key.startswith("trainer.")}
-    rows = [
-        [shown(key), shown(spelled(own[key])), shown(spelled(defaults.get(key)))]
-        for key in own
-        if (key in defaults or key in trainer) and own[key] != defaults.get(key)
-    ]
-    if not rows:
-        return ["## Settings", "All settings are the defaults."]
-    return ["## Settings that differ from the defaults", table(["setting", "value", "default"], rows)]
+def _settings(run: FoundRun, defaults: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """The settings that differ from the defaults; what is null does nothing and follows from another one."""
+    for key, value in identifying(run.settings).items():
+        if key in RESOLVED or value is None or value == defaults.get(key):
+            continue
+        if key in defaults or key.startswith("trainer."):
+            yield key, spelled(value), spelled(defaults.get(key))
 
 
-def samples_section(run: FoundRun, result: Mapping[str, Any]) -> list[str]:
+def _samples(run: FoundRun, result: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:
     """Each prompt with its continuations, those during training first."""
     times = read_samples(run.path / "samples.jsonl")
-    chosen = [times[i * (len(times) - 1) // (SHOWN - 1)] for i in range(SHOWN)] if len(times) > SHOWN else times
-    found: dict[str, list[tuple[str, str]]] = {}
-    steps = [(f"after {row['step']:,} steps", row["samples"]) for row in chosen]
-    for when, pairs in [*steps, ("at the end", result.get("samples", []))]:
+    if len(times) > MAX_TIMES:
+        times = [times[i * (len(times) - 1) // (MAX_TIMES - 1)] for i in range(MAX_TIMES)]
+    by_prompt: dict[str, list[tuple[str, str]]] = {}
+    steps = [(f"after {row['step']:,} steps", row["samples"]) for row in times]
+    for when, pairs in [*steps, ("after the last step", result.get("samples", []))]:
         for pair in pairs:
-            found.setdefault(pair.get("prompt", ""), []).append((when, pair.get("continuation", "")))
-    parts = ["## Samples", "Greedy continuations."] if found else []
-    for prompt, texts in found.items():
-        parts += ["**Prompt**", fence(block(prompt))]
-        for when, text in texts:
-            parts += [when, fence(block(text))]
-    return parts
+            by_prompt.setdefault(pair.get("prompt", ""), []).append((when, pair.get("continuation", "")))
+    return [*by_prompt.items()]
 
 
-def block(text: str) -> str:
-    return few_lines(printable(text))
-
-
-def facts(result: Mapping[str, Any]) -> list[str]:
-    rows = [[name.replace("_", " "), shown(result[name])] for name in FACTS if result.get(name, []) != []]
-    rows += [[name.replace("_", " "), code(result[name])] for name in HASHES]
-    rows.append(["packages", shown(", ".join(f"{name} {number}" for name, number in result["versions"].items()))])
-    return ["## How it was made", table(["what", "value"], rows)]
+def _facts(result: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name in FACTS:
+        if result.get(name, []) != []:
+            yield name.replace("_", " "), result[name]
+    for name in HASHES:
+        yield name.replace("_", " "), result[name][:16]
+    yield "packages", ", ".join(f"{name} {number}" for name, number in result["versions"].items())

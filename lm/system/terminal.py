@@ -34,6 +34,17 @@ def spelled(value: Any) -> str:
     return {"None": "null", "True": "true", "False": "false"}.get(str(value), str(value))
 
 
+def duration(seconds: float) -> str:
+    """A length of time as a person would say it.
+
+    >>> duration(40), duration(400), duration(40000)
+    ('40 s', '7 min', '11.1 h')
+    """
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
 def is_first_process() -> bool:
     """Whether this process has the global rank 0, by torchrun, Lightning or Slurm: it alone writes files."""
     rank = next((os.environ[name] for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID") if name in os.environ), "0")

@@ -10,10 +10,11 @@ import filelock
 import yaml
 
 from lm.config import BadInput, RunConfig
-from lm.config.checks import RESUMABLE
+from lm.config.checks import RESUMABLE, reading
 from lm.config.identity import differences
-from lm.system.files import read_json, read_json_lines, read_yaml, remove_partial, write_json, write_text
+from lm.system.files import read_csv, read_json, read_json_lines, read_yaml, remove_partial, write_json, write_text
 
+METRICS = "metrics.csv"
 LENGTH = ("trainer.max_steps", "max_tokens")  # of a run, which its learning-rate schedule follows
 
 
@@ -40,7 +41,7 @@ class RunDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.checkpoints, self.model, self.adapter = path / "checkpoints", path / "model", path / "adapter"
-        self.metrics, self.result, self.config = path / "metrics.csv", path / "result.json", path / "config.yaml"
+        self.metrics, self.result, self.config = path / METRICS, path / "result.json", path / "config.yaml"
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -130,3 +131,12 @@ def read_result(path: Path) -> dict[str, Any] | None:
 def read_samples(path: Path) -> list[dict[str, Any]]:
     """The lines of a samples.jsonl, without one that is cut off; none if there is no such file."""
     return read_json_lines(path) if path.exists() else []
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file of a run, without one that broke off; none if there is no such file. Raises BadInput."""
+    try:
+        with reading(path):
+            return [row for row in read_csv(path) if None not in (*row, *row.values())]
+    except (FileNotFoundError, NotADirectoryError):
+        return []

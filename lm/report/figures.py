@@ -6,9 +6,10 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, TypeVar
 
 import matplotlib
+from markupsafe import Markup, escape
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
@@ -19,6 +20,8 @@ from lm.system.terminal import printable
 
 WIDTH = 4.8  # inches: on a telephone the letters are drawn at about their size
 NAME = 24  # letters of an arm's name that fit
+INK, SOFT, LINE, PAPER = "#1a1a1a", "#666666", "#e2e2e2", "#ffffff"
+THEME = {INK: "currentColor", SOFT: "var(--soft)", LINE: "var(--line)", PAPER: "var(--paper)"}  # in a page
 STYLE: Any = {
     "svg.hashsalt": "lm",  # names inside the file come from its content, not from chance
     # Text stays text: it can be selected, searched and read aloud, and the file is a fifth of the size. Positions are
@@ -28,41 +31,51 @@ STYLE: Any = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],
     "figure.constrained_layout.use": True,
+    "figure.facecolor": PAPER,
+    "axes.facecolor": "none",
     "font.size": 10.5,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
     "axes.titlesize": 11,
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
     "axes.labelsize": 10.5,
     "xtick.labelsize": 10,
     "ytick.labelsize": 10,
+    "xtick.color": SOFT,
+    "ytick.color": SOFT,
     "legend.fontsize": 10,
     "legend.frameon": False,
     "legend.handlelength": 2.4,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "axes.edgecolor": "#666666",
+    "axes.edgecolor": SOFT,
     "axes.grid": True,
-    "grid.color": "#e4e4e4",
+    "grid.color": LINE,
     "axes.axisbelow": True,
     "lines.markersize": 5,
 }
-# Okabe and Ito's colours, told apart by every kind of colour vision, without their yellow, too pale for lines.
-COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F")
+# The colours of Okabe and Ito (2008), which all kinds of colour vision tell apart, without their yellow, which is too
+# pale for lines. The first arm is blue and the second orange in every figure.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", INK)
 DASHES = ("-", "--", "-.", ":")
 MARKERS = "osD^vP*X"
 
 P = ParamSpec("P")
+Name = TypeVar("Name")
 
 
-def drawing(draw: Callable[P, Figure]) -> Callable[P, str]:
+def as_svg(draw: Callable[P, Figure]) -> Callable[P, str]:
     """Make of a function that draws a figure one that returns it as SVG, its ids opening with the function's name."""
 
     @functools.wraps(draw)
-    def drawn(*args: P.args, **kwargs: P.kwargs) -> str:
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> str:
         with matplotlib.rc_context(STYLE):
             return svg(draw(*args, **kwargs), draw.__name__)
 
-    return drawn
+    return wrapper
 
 
 def svg(figure: Figure, prefix: str) -> str:
@@ -71,6 +84,15 @@ def svg(figure: Figure, prefix: str) -> str:
     figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     text = buffer.getvalue()
     return re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{prefix}-", text[text.index("<svg") :])
+
+
+def inline(svg: str, label: str) -> Markup:
+    """An <svg> element for a page: it takes the colours of the page, light or dark, and `label` is read aloud.
+
+    matplotlib escapes the text of a figure, so the element is safe as it is.
+    """
+    themed = re.sub("|".join(THEME), lambda colour: THEME[colour[0]], svg)
+    return Markup(themed.replace("<svg", f'<svg role="img" aria-label="{escape(label)}"', 1))
 
 
 def save(draw: Callable[[], Figure], path: Path) -> None:
@@ -83,7 +105,7 @@ def save(draw: Callable[[], Figure], path: Path) -> None:
 
 
 @dataclass(slots=True, frozen=True)
-class Look:
+class LineStyle:
     """Colour, dashes and marker of an arm: each alone tells it from its neighbours."""
 
     color: str
@@ -91,11 +113,11 @@ class Look:
     marker: str
 
 
-def looks(names: Sequence[str]) -> dict[str, Look]:
+def line_styles(names: Sequence[Name]) -> dict[Name, LineStyle]:
     """The same in all figures of a report."""
     n = len(COLOURS)
     return {
-        name: Look(COLOURS[i % n], DASHES[(i + i // n) % len(DASHES)], MARKERS[i % len(MARKERS)])
+        name: LineStyle(COLOURS[i % n], DASHES[(i + i // n) % len(DASHES)], MARKERS[i % len(MARKERS)])
         for i, name in enumerate(names)
     }
 
@@ -111,14 +133,13 @@ def legend(figure: Figure, axes: Axes) -> None:
     handles, labels = axes.get_legend_handles_labels()
     widths = [0.082 * len(label) + 0.6 for label in labels]  # inches, with the sample of a line
     columns = len(labels) if sum(widths) < WIDTH else max(1, int(WIDTH / max(widths)))
-    figure.legend(handles, map(short, labels), loc="outside upper left", ncols=columns, columnspacing=1.2)
+    figure.legend(handles, map(shorten, labels), loc="outside upper left", ncols=columns, columnspacing=1.2)
 
 
 def tokens_axis(axes: Axes) -> None:
     """Training tokens as 200k and 1.5M."""
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.set(xlabel="training tokens")
-    axes.set_xlim(left=0)
 
 
 def log_axis(axis: Axis) -> None:
@@ -128,38 +149,42 @@ def log_axis(axis: Axis) -> None:
     axis.set_major_formatter(lambda value, _: f"{value:g}")
 
 
-def beyond(axes: Axes, x: float, values: Sequence[float], **options: Any) -> None:
-    """An arrow and the values for what lies above or below the picture."""
+def mark_outside(axes: Axes, x: float, values: Sequence[float], **options: Any) -> None:
+    """An arrow and the values for what lies above or below the plot."""
     low, high = axes.get_ylim()
-    for arrow, far, y, side in (
+    for arrow, outside, y, side in (
         ("↑", [value for value in values if value > high], 0.98, "top"),
         ("↓", [value for value in values if value < low], 0.02, "bottom"),
     ):
-        if far:
-            text = f"{arrow} {' to '.join(dict.fromkeys(f'{end:.2f}' for end in (min(far), max(far))))}"
-            axes.text(x, y, text, transform=axes.get_xaxis_transform(), ha="center", va=side, **options)
+        if outside:
+            text = f"{arrow} {' to '.join(dict.fromkeys(f'{end:.2f}' for end in (min(outside), max(outside))))}"
+            axes.text(x, y, text, transform=axes.get_xaxis_transform(), ha="center", va=side, fontsize=9, **options)
 
 
-def short(name: str, most: int = NAME) -> str:
+def shorten(name: str, length: int = NAME) -> str:
     """A name that may come from outside, as the text of a figure.
 
-    >>> short("a_name_too_long_for_its_place", 12)
+    >>> shorten("a_name_too_long_for_its_place", 12)
     'a_name…place'
     """
     name = printable(name)
-    return name if len(name) <= most else f"{name[: most // 2]}…{name[len(name) - most + most // 2 + 1 :]}"
+    return name if len(name) <= length else f"{name[: length // 2]}…{name[len(name) - length + length // 2 + 1 :]}"
 
 
-def window(core: Iterable[float], others: Iterable[float] = (), least: float = 0.0) -> tuple[float, float]:
+def axis_limits(
+    core: Iterable[float], others: Iterable[float] = (), least: float = 0.0, reach: float = 2.0
+) -> tuple[float, float]:
     """The range of an axis: all of `core`, and of `others` what lies near, so that one arm far off crushes no other.
 
-    >>> window([0.0, 1.0], [1.5, 40.0])
+    Near is `reach` times the range of `core`, which counts as at least `least`.
+
+    >>> axis_limits([0.0, 1.0], [1.5, 40.0])
     (-0.09, 1.59)
     """
     others = list(others)
-    values = list(core) or others
+    values = list(core) or others or [0.0]
     low, high = min(values), max(values)
-    reach = 2 * max(high - low, least) or abs(high) or 1.0
-    values += [value for value in others if low - reach <= value <= high + reach]
-    margin = 0.06 * max(max(values) - min(values), least) or 0.06 * reach
+    near = reach * max(high - low, least) or abs(high) or 1.0
+    values += [value for value in others if low - near <= value <= high + near]
+    margin = 0.06 * max(max(values) - min(values), least) or 0.06 * near
     return round(min(values) - margin, 12), round(max(values) + margin, 12)

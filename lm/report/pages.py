@@ -1,0 +1,110 @@
+"""Templates as pages: one environment for all reports, with autoescape, and the filters that they share.
+
+A template whose name ends in .html.j2 escapes all that it is given but figures. Markdown templates name their filter:
+`md` for text, `code` for a word, `fence` for a block. Control characters become escapes in both.
+"""
+
+import functools
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from lm.system.terminal import printable
+
+NO_VALUE = "-"
+
+
+def render(template: str, **context: Any) -> str:
+    """The text of a template of lm/report/templates. What cannot be written as UTF-8 becomes a question mark."""
+    return _environment().get_template(template).render(**context).encode(errors="replace").decode()
+
+
+@functools.cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).with_name("templates")),
+        autoescape=lambda name: name is not None and name.endswith(".html.j2"),
+        undefined=StrictUndefined,
+        finalize=lambda value: value if isinstance(value, Markup) or not isinstance(value, str) else printable(value),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    filters = (nbsp, signed, fixed, grouped, p_value, collapse_lines, md, code, fence)
+    environment.filters |= {function.__name__: function for function in filters} | {"python": repr}
+    return environment
+
+
+def _missing(value: Any) -> bool:
+    return value is None or value != value  # pandas has NaN for what is not there
+
+
+def nbsp(text: str) -> str:
+    """Prose in which no line ends between a number and its %."""
+    return text.replace(" %", "\N{NO-BREAK SPACE}%")
+
+
+def signed(value: float | None, digits: int) -> str:
+    """A difference.
+
+    >>> signed(0.01234, 3), signed(-0.0001, 3), signed(None, 3)
+    ('+0.012', '+0.000', '-')
+    """
+    return NO_VALUE if _missing(value) else format(value, f"+z.{digits}f")
+
+
+def fixed(value: float | None, digits: int) -> str:
+    return NO_VALUE if _missing(value) else format(value, f".{digits}f")
+
+
+def grouped(value: float | None) -> str:
+    """
+    >>> grouped(1234567)
+    '1,234,567'
+    """
+    return NO_VALUE if _missing(value) else f"{value:,.0f}"
+
+
+def p_value(p: float | None) -> str:
+    return NO_VALUE if p is None or math.isnan(p) else "<0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def collapse_lines(text: str) -> str:
+    """Barely trained models write empty lines by the dozen.
+
+    >>> collapse_lines("a" + 40 * "\\n")
+    'a\\n⏎ 40\\n'
+    """
+    return re.sub(r"\n{5,}", lambda run: f"\n⏎ {len(run[0])}\n", re.sub(r"\r\n?", "\n", text))
+
+
+def md(text: Any) -> str:
+    """Text from outside as Markdown that shows it as it is, in a paragraph or in the cell of a table.
+
+    >>> md("a_b <c>")
+    'a_b \\\\<c\\\\>'
+    """
+    text = re.sub(r"([\\`*\[\]<>|&~!#$])", r"\\\1", " ".join(str(text).split()))
+    return re.sub(r"(?<![^\W_])_|_(?![^\W_])", r"\\_", text)  # a_b needs none, and reads better without
+
+
+def code(text: Any) -> str:
+    """Text in a line as code; in a table a | would end the cell if it had no backslash."""
+    text = " ".join(str(text).split()).replace("|", "\\|")
+    ticks = "`" * (_longest_run(text) + 1)
+    pad = " " if text.startswith("`") or text.endswith("`") else ""
+    return f"{ticks}{pad}{text}{pad}{ticks}"
+
+
+def fence(text: str) -> str:
+    """Text from outside as a block of code that it cannot leave."""
+    ticks = "`" * max(3, _longest_run(text) + 1)
+    return f"{ticks}\n{text}\n{ticks}"
+
+
+def _longest_run(text: str) -> int:
+    return max((len(run) for run in re.findall("`+", text)), default=0)
