@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lm.config import BadInput, HeadConfig, ModelConfig
+    from lm.config import HeadConfig, ModelConfig, UserError
     from lm.data.tokenizer import Tokenizer
     from lm.data.tokenizer_file import load_tokenizer
     from lm.exchange.portable import load_model
@@ -25,7 +25,7 @@ if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 _MODULES = {  # of the public names; each is imported on first use, for torch takes a second
-    "BadInput": "lm.config",
+    "UserError": "lm.config",
     "HeadConfig": "lm.config",
     "ModelConfig": "lm.config",
     "Tokenizer": "lm.data.tokenizer",
@@ -38,12 +38,12 @@ _MODULES = {  # of the public names; each is imported on first use, for torch ta
     "Transformer": "lm.model.transformer",
 }
 __all__ = [
-    "BadInput",
     "HeadConfig",
     "Linear",
     "ModelConfig",
     "Tokenizer",
     "Transformer",
+    "UserError",
     "generate",
     "linear",
     "load_model",

@@ -3,7 +3,7 @@
 `folder` is that of an ablation, or one that holds ablations at any depth. For `runs` and `curves` it may also be a run
 directory or a folder of runs; a folder that holds ablations too is read as a folder of ablations. Of an ablation there
 is only what its report rests on: the runs of its search are in `trials` alone, and runs that it no longer asks for are
-rows of results.csv alone. Calls only read files. They raise BadInput, a ValueError, naming what is wrong.
+rows of results.csv alone. Calls only read files. They raise UserError, a ValueError, naming what is wrong.
 
 The first columns say which run a row is about: `ablation` (its folder below `folder`), `arm`, `budget`, `seed` and
 `run_dir` (below the ablation's folder); a run that serves two budgets is two rows. Of runs without an ablation:
@@ -22,7 +22,7 @@ import pandas as pd
 from lm.ablation.record import FILE as RECORD
 from lm.ablation.results import COLUMNS as RUN_COLUMNS
 from lm.ablation.results import SCORES, TRIAL_COLUMNS, Results, frame, read_results
-from lm.config import BadInput
+from lm.config import UserError
 from lm.config.identity import flat
 from lm.runs.find import FoundRun, differing, find_runs, folders_with, without_parts_of_the_head
 from lm.runs.query import check_key
@@ -94,7 +94,7 @@ def curves(folder: str | Path, metric: str = "val/loss") -> pd.DataFrame:
     lines = [(row.identity, line) for row in rows for line in row.lines()]
     names = dict.fromkeys(key for _, line in lines for key in line if key != "run_dir")
     if names and metric not in names:
-        raise BadInput(f"metric={metric}: is no column of {METRICS}; choose one of {', '.join(names)}")
+        raise UserError(f"metric={metric}: is no column of {METRICS}; choose one of {', '.join(names)}")
     points = [numbers | identity for identity, line in lines if metric in (numbers := _finite(line))]
     return frame(points, {**_identity(rows), **COUNTS, metric: float, **dict.fromkeys(names, float), **COUNTS})
 
@@ -137,12 +137,12 @@ def contrasts(folder: str | Path) -> pd.DataFrame:
 
 
 def _ablations(folder: str | Path, needed: bool = False) -> dict[str, Results]:
-    """The ablations at or below a folder, by name. Raises BadInput if one is `needed` and there is none."""
+    """The ablations at or below a folder, by name. Raises UserError if one is `needed` and there is none."""
     top = Path(folder).expanduser()
     places = folders_with([RECORD], top)
     if needed and not places:
         reason = f"holds no {RECORD}" if top.is_dir() else "no such folder"
-        raise BadInput(f"folder={folder}: {reason}; expected a folder that holds an ablation")
+        raise UserError(f"folder={folder}: {reason}; expected a folder that holds an ablation")
     return {name: read_results(place) for name, place in places.items()}
 
 

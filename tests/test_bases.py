@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 from conftest import some
 from hydra import initialize_config_dir
+from lm.ablation.judge.study import read_study
+from lm.ablation.plan.compose import compose_arms, compose_base
 from test_ablation import during, kill_one, stamps
 from test_plan import SMALL, question
 
 from lm.ablation.ablate import AblationRunner, ablate
-from lm.ablation.judge.study import read_study
-from lm.ablation.plan.compose import compose_arms, compose_base
 from lm.ablation.record import read_record
 from lm.cli.compose import compose
 from lm.cli.mistakes import CONFIGS
-from lm.config import BadInput, RunConfig
+from lm.config import RunConfig, UserError
 from lm.config.ablation import AblateConfig, TuneConfig
 from lm.exchange.base import read_base
 from lm.training.train import train
@@ -127,7 +127,7 @@ def test_an_ablation_without_bases_is_not_taken_for_one_with_them(lab: Lab) -> N
     ),
 )
 def test_what_no_base_can_be_is_refused_before_training(lab: Lab, changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(BadInput) as error:
+    with pytest.raises(UserError) as error:
         lab(**changes, plan_only=True)
     assert str(error.value).startswith(said)
 

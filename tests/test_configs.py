@@ -66,11 +66,6 @@ def test_every_file_opens_with_the_command_that_uses_it(path: Path) -> None:
         assert f"{path.parent.name}={path.stem}" in command or path.stem == defaults.get(path.parent.name)
 
 
-@pytest.mark.parametrize("path", sorted(CONFIGS.glob("head/*.yaml")), ids=label)
-def test_a_head_is_named_as_its_file(path: Path) -> None:
-    assert train(f"head={path.stem}").head.name == path.stem
-
-
 @pytest.mark.parametrize(
     ("group", "names"), [("data", SOURCES), ("tokenizer", TOKENIZERS), ("optim", OPTIMIZERS), ("head", HEADS)]
 )

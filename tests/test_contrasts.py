@@ -10,7 +10,7 @@ from lm.ablation.contrasts import compare, comparison_sentence
 from lm.ablation.record import AblationRecord
 from lm.ablation.response_surface import Regret, combine_regrets
 from lm.ablation.statistics import Comparison, interval, judge, pocock_level
-from lm.config import BadInput
+from lm.config import UserError
 from lm.config.ablation import AblationConfig, interaction
 
 BEND = "(c - b) - (b - a)"  # the curvature of a over b to c, say
@@ -254,7 +254,7 @@ def test_what_is_no_interaction_and_no_plan_of_looks_is_refused(key: str, value:
     question: dict[str, Any] = {"name": "test", "question": "?", "baseline": "a", "seeds": [0, 1, 2]}
     question |= {"arms": {"a": [], "b": []}, "equivalence_margin": 0.01}
     assert AblationConfig(**question, looks=[2, 3]).looks == [2, 3]
-    with pytest.raises(BadInput, match=rf"^ablation\.{key}"):
+    with pytest.raises(UserError, match=rf"^ablation\.{key}"):
         AblationConfig(**question, **{key: value})
 
 

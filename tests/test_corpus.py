@@ -20,7 +20,7 @@ from conftest import Listed, as_nobody, stored
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lm.config import BadInput, DataConfig, TokenizerConfig
+from lm.config import DataConfig, TokenizerConfig, UserError
 from lm.data.corpus import SOURCES, stored_text
 from lm.data.documents import Document
 from lm.data.paths import check_paths
@@ -62,7 +62,7 @@ def load(source: str, path: object, column: str = "text") -> list[tuple[str, str
 
 
 def refusal(source: str, path: object, column: str = "text") -> str:
-    with tempfile.TemporaryDirectory() as cache, pytest.raises(BadInput) as caught:
+    with tempfile.TemporaryDirectory() as cache, pytest.raises(UserError) as caught:
         stored_text(DataConfig(source=source, path=str(path), column=column, cache_dir=cache))
     assert "\n" not in str(caught.value)
     return str(caught.value)
@@ -310,7 +310,7 @@ def test_a_parquet_file_whose_text_is_not_utf_8_is_one_line(tmp_path: Path) -> N
     path = tmp_path / "t.parquet"
     texts = pa.array([b"a", b"\xb5", None]).cast(pa.binary()).view(pa.string())
     pa.parquet.write_table(pa.table({"text": texts}), path)
-    with pytest.raises(BadInput, match=r"^data\.column=text: not UTF-8 in rows 0 to 2 \("):
+    with pytest.raises(UserError, match=r"^data\.column=text: not UTF-8 in rows 0 to 2 \("):
         load("parquet", path)
 
 
@@ -409,7 +409,7 @@ def test_a_closed_folder_or_file_is_named(closed: str, open_folder: Path) -> Non
     (open_folder / "cache").mkdir(mode=0o777)
     (open_folder / "cache").chmod(0o777)
     (root / closed).chmod(0)
-    with as_nobody(), pytest.raises(BadInput, match=rf"{root / closed}: Permission denied"):
+    with as_nobody(), pytest.raises(UserError, match=rf"{root / closed}: Permission denied"):
         stored_text(config)
     (root / closed).chmod(0o755)
     assert len(documents(config)) == 6
@@ -450,12 +450,12 @@ def test_a_text_with_another_hash_is_refused(tmp_path: Path) -> None:
     config = DataConfig(source="text", path=str(path), sha256=right.upper())
     assert documents(config) == [("", "ähm\r\n")]
     path.write_text("ahm\r\n")
-    with pytest.raises(BadInput, match=f"expected one file of data.sha256={right.upper()}"):
+    with pytest.raises(UserError, match=f"expected one file of data.sha256={right.upper()}"):
         documents(config)
     (tmp_path / "b.txt").write_text("another")
-    with pytest.raises(BadInput, match="is 2 files, expected one"):
+    with pytest.raises(UserError, match="is 2 files, expected one"):
         documents(replace(config, path=str(tmp_path)))
-    with pytest.raises(BadInput, match=r"data\.sha256=x: is for data=text"):
+    with pytest.raises(UserError, match=r"data\.sha256=x: is for data=text"):
         DataConfig(sha256="x")
 
 
@@ -470,7 +470,7 @@ def test_only_local_paths_are_checked(source: str, path: str | None) -> None:
 @pytest.mark.parametrize("source", ["text", "json", "csv", "parquet"])
 def test_a_missing_local_path_is_named(source: str, tmp_path: Path) -> None:
     config = DataConfig(source=source, path=str(tmp_path / "*.jsonl"))
-    with pytest.raises(BadInput, match=r"^data\.path=.*: no such file, folder or glob"):
+    with pytest.raises(UserError, match=r"^data\.path=.*: no such file, folder or glob"):
         check_paths(config, TokenizerConfig())
     for suffix in ("jsonl", "csv", "parquet"):
         (tmp_path / f"a.{suffix}").touch()
@@ -479,7 +479,7 @@ def test_a_missing_local_path_is_named(source: str, tmp_path: Path) -> None:
 
 def test_a_missing_tokenizer_file_is_named(tmp_path: Path) -> None:
     tokenizer = TokenizerConfig(kind="file", vocab_size=None, path=str(tmp_path / "tokenizer.json"))
-    with pytest.raises(BadInput, match=r"^tokenizer\.path=.*json: no such file; expected a tokenizer\.json"):
+    with pytest.raises(UserError, match=r"^tokenizer\.path=.*json: no such file; expected a tokenizer\.json"):
         check_paths(DataConfig(), tokenizer)
     (tmp_path / "tokenizer.json").touch()
     check_paths(DataConfig(), tokenizer)

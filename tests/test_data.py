@@ -20,7 +20,7 @@ from conftest import some, stored
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from lm.config import BadInput, DataConfig, TokenizerConfig
+from lm.config import DataConfig, TokenizerConfig, UserError
 from lm.data import encoding
 from lm.data.batches import IGNORED, TrainingStream, validation_batches, validation_windows
 from lm.data.encoding import decoded, encode, pieces
@@ -152,13 +152,13 @@ def test_the_training_text_needs_one_window(seq_len: int, fits: bool, source: Da
         stream = TrainingStream(prepare(config, BYTE).train, seq_len=seq_len, batch_size=3, seed=0)
         assert next(iter(stream))[0].shape == (3, seq_len)
     else:
-        with pytest.raises(BadInput, match=r"training text has 91 tokens, data.seq_len=91 needs 92"):
+        with pytest.raises(UserError, match=r"training text has 91 tokens, data.seq_len=91 needs 92"):
             prepare(config, BYTE)
 
 
 def test_a_text_of_one_character_is_refused(source: DataConfig) -> None:
     Path(str(source.path)).write_text("é")
-    with pytest.raises(BadInput, match="the training text has 0 tokens"):
+    with pytest.raises(UserError, match="the training text has 0 tokens"):
         prepare(source, BYTE)
 
 
@@ -233,7 +233,7 @@ def test_a_build_on_a_full_disk_leaves_nothing(source: DataConfig) -> None:
 
 
 def test_a_build_of_bad_input_leaves_nothing(source: DataConfig) -> None:
-    with pytest.raises(BadInput):
+    with pytest.raises(UserError):
         prepare(source, replace(BPE, vocab_size=100_000))
     assert folders(source) == []
 

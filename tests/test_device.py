@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lm.config import BadInput
+from lm.config import UserError
 from lm.system import device
 
 
@@ -37,6 +37,6 @@ def test_cores_are_limited_by_the_quota_of_a_container(
 @pytest.mark.parametrize("wanted", ["0", "two", "100000"])
 def test_a_wrong_number_of_threads_is_named(monkeypatch: pytest.MonkeyPatch, wanted: str) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", wanted)
-    with pytest.raises(BadInput, match=f"^OMP_NUM_THREADS={wanted}: "):
+    with pytest.raises(UserError, match=f"^OMP_NUM_THREADS={wanted}: "):
         device.count_threads(None)
     assert device.count_threads(1) == 1

@@ -8,15 +8,16 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import HEADS, SEQ, TEXT, TIED, UNTIED, VOCAB, some, tiny
+from conftest import HEADS, SEQ, TEXT, TIED, UNTIED, VOCAB, some
 from torch import Tensor
 
 from lm import Transformer, load_model
-from lm.config import DiagnosticsConfig, HeadConfig, OptimConfig
+from lm.config import DiagnosticsConfig, OptimConfig
 from lm.data.tokens import prepare
 from lm.inference.details import BANDS, frequency_bands, token_counts
 from lm.training.diagnostics import COLUMNS, GRADIENTS, EmbeddingGradient
 from lm.training.train import train
+from tests.helpers.models import build
 from tests.helpers.runs import column, outcome, rows, short_run, small_run
 
 TOKENS, TARGETS = torch.randint(VOCAB, (2, 4, SEQ), generator=torch.Generator().manual_seed(0))
@@ -34,10 +35,6 @@ def values(table: list[dict[str, str]], name: str) -> list[float]:
 
 
 # --- the two parts of the gradient
-
-
-def build(head: HeadConfig) -> Transformer:
-    return Transformer(tiny(), head, vocab_size=VOCAB, seq_len=SEQ)
 
 
 def backward(net: Transformer, parts: int = 1) -> None:

@@ -12,13 +12,10 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT, SEQ, TIED, VOCAB, tiny
-from helpers.decoding import by_definition, sensitive, tokens
-from helpers.models import MODELS, build, gradients, name_of
-from helpers.runs import rows, small_run
 from torch import Tensor
 
 from lm.cli import export
-from lm.config import POSITIONS, BadInput, DataConfig, EvaluateConfig, RunConfig, ValidationConfig
+from lm.config import POSITIONS, DataConfig, EvaluateConfig, RunConfig, UserError, ValidationConfig
 from lm.data.batches import TrainingStream
 from lm.data.tokens import TextData, prepare
 from lm.data.vocabulary import byte_tokenizer
@@ -29,6 +26,9 @@ from lm.model.transformer import enable_activation_checkpointing
 from lm.system.device import fast_attention
 from lm.training.loss import HAS_CHUNKED, LOSSES, plain
 from lm.training.train import train
+from tests.helpers.decoding import by_definition, sensitive, tokens
+from tests.helpers.models import MODELS, build, gradients, name_of
+from tests.helpers.runs import rows, small_run
 
 EOT = 3
 LENGTHS = (4, 1, 6, SEQ - 11)  # of the pieces of a row; the first began in an earlier row, the others begin with EOT
@@ -192,7 +192,7 @@ def test_a_text_of_one_document_is_warned_about(corpus: Path, tmp_path: Path, ca
 
 
 def test_the_mask_of_an_evaluation_is_no_setting_of_its_text() -> None:
-    with pytest.raises(BadInput, match=r"^data\.document_mask="):
+    with pytest.raises(UserError, match=r"^data\.document_mask="):
         EvaluateConfig(run_dir="r", data=DataConfig(document_mask=True))
 
 
@@ -200,7 +200,7 @@ def test_the_mask_of_an_evaluation_is_no_setting_of_its_text() -> None:
 def test_the_script_of_the_docs_writes_a_text_of_short_documents(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = (ROOT / "docs/ablations.md").read_text().partition("## Documents\n")[2]
+    page = (ROOT / "docs/studies/documents.md").read_text()
     monkeypatch.chdir(tmp_path)
     exec(page.partition("```python\n")[2].partition("```")[0], {})
     texts = [json.loads(line)["text"] for line in (tmp_path / "functions.jsonl").read_text().splitlines()]

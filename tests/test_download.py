@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lm.config import BadInput, DataConfig
+from lm.config import DataConfig, UserError
 from lm.data import download as module
 from lm.data.cache import locked
 from lm.data.corpus import stored_text
@@ -82,7 +82,7 @@ def test_what_has_no_end_or_is_not_whole_is_refused(
 ) -> None:
     monkeypatch.setattr(module, "MOST_BYTES", 1000)
     monkeypatch.setattr(module, "TIMEOUT", 0.2)
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(UserError) as caught:
         download(f"{server}{path}", tmp_path)
     advice = "give data.path=FILE, a local copy"
     assert str(caught.value) == f"data.path={server}{path}: could not be downloaded ({SAID[path]}); {advice}"
@@ -130,7 +130,7 @@ def test_a_copy_serves_where_the_server_cannot_be_reached(tmp_path: Path, caplog
     assert download(url, tmp_path) == kept
     assert f"data.path={url}: could not be reached (" in caplog.text
     for other, part in ((url, 5), (f"{url}?2", None)):
-        with pytest.raises(BadInput, match="could not be downloaded"):
+        with pytest.raises(UserError, match="could not be downloaded"):
             download(other, tmp_path, part)
 
 

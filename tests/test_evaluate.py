@@ -15,7 +15,7 @@ import torch
 from conftest import TEXT
 
 from lm.cli.evaluate import score
-from lm.config import BadInput, DataConfig, DiagnosticsConfig, EvaluateConfig
+from lm.config import DataConfig, DiagnosticsConfig, EvaluateConfig, UserError
 from lm.data.batches import IGNORED
 from lm.data.paths import listed
 from lm.exchange.portable import load_model, save_model
@@ -158,7 +158,7 @@ def test_windows_may_be_shorter_than_the_context(place: Path) -> None:
     assert same == whole
     assert short["tokens"] == whole["tokens"]
     assert short["loss"] != whole["loss"]
-    with pytest.raises(BadInput, match=f"^seq_len=33: the context of run_dir={place}/a is 32$"):
+    with pytest.raises(UserError, match=f"^seq_len=33: the context of run_dir={place}/a is 32$"):
         evaluate_run(asked(place, seq_len=33))
 
 
@@ -190,7 +190,7 @@ def test_weights_that_give_no_loss_are_named_and_other_runs_are_scored(
     config = EvaluateConfig(
         run_dir=str(tmp_path), data=DataConfig(source="text", path=str(place / "one.txt")), details=details, threads=1
     )
-    with pytest.raises(BadInput, match=f"run_dir={tmp_path}: the loss is nan"):
+    with pytest.raises(UserError, match=f"run_dir={tmp_path}: the loss is nan"):
         evaluate_run(config)
     assert score(replace(config, run_dir=f"[{tmp_path},{place}/a]")) == 2
     out, err = capsys.readouterr()
@@ -234,7 +234,7 @@ def test_a_mistake_is_told_before_anything_is_scored(
         shutil.copytree(place / "b", place / "damaged")
         (place / "damaged/model/config.json").write_text("{}")
     monkeypatch.setattr("lm.inference.evaluate.evaluate_run", lambda *_: pytest.fail("scored"))
-    with pytest.raises(BadInput) as refused:
+    with pytest.raises(UserError) as refused:
         score(asked(place, **{key: value.format(place) for key, value in settings.items()}))
     assert str(refused.value).startswith(said.format(place))
     assert "\n" not in str(refused.value)
@@ -250,7 +250,7 @@ def test_a_mistake_is_told_before_anything_is_scored(
     ],
 )
 def test_a_contradiction_is_refused(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(BadInput, match=said):
+    with pytest.raises(UserError, match=said):
         EvaluateConfig(run_dir="r", **settings)
 
 

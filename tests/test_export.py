@@ -11,7 +11,7 @@ from conftest import HEADS, SEQ, some, tiny
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from lm.config import BadInput, ModelConfig
+from lm.config import ModelConfig, UserError
 from lm.data.tokenizer import Tokenizer
 from lm.data.vocabulary import byte_tokenizer, char_tokenizer, train_bpe
 from lm.exchange.huggingface import export
@@ -162,14 +162,14 @@ def test_generated_text_is_equal(tmp_path: Path) -> None:
 )
 def test_a_setting_that_no_architecture_has_is_named(changes: dict[str, Any], switch: str, tmp_path: Path) -> None:
     tokenizer = TOKENIZERS["byte"]
-    with pytest.raises(BadInput, match=switch):
+    with pytest.raises(UserError, match=switch):
         export(net_for(tiny(**changes), "tied", tokenizer), tokenizer, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_with_files_is_never_overwritten(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("keep me")
-    with pytest.raises(BadInput, match="output_dir"):
+    with pytest.raises(UserError, match="output_dir"):
         export(net_for(tiny(**LLAMA), "tied", TOKENIZERS["byte"]), TOKENIZERS["byte"], tmp_path)
     assert (tmp_path / "precious").read_text() == "keep me"
 
@@ -197,5 +197,5 @@ def test_an_interrupted_export_is_written_anew_and_a_folder_of_other_files_is_no
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == {
         path.name: path.read_bytes() for path in (tmp_path / "again").iterdir()
     }
-    with pytest.raises(BadInput, match="is not empty"):
+    with pytest.raises(UserError, match="is not empty"):
         export(net, TOKENIZERS["byte"], tmp_path / "out")

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from lm.ablation.run.folder import claim
-from lm.config import BadInput
+from lm.ablation.folder import lock_output_dir
+from lm.config import UserError
 from lm.config.checks import reading
 from lm.system.files import (
-    ABANDONED,
+    STALE_SECONDS,
     atomic_file,
     csv_text,
     read_csv,
@@ -51,34 +51,31 @@ def test_what_holds_something_else_is_one_line_that_names_the_file(
     tmp_path: Path, read: Callable[[Path], object], content: bytes
 ) -> None:
     (tmp_path / "file").write_bytes(content)
-    with pytest.raises(BadInput) as caught, reading(tmp_path / "file"):
+    with pytest.raises(UserError) as caught, reading(tmp_path / "file"):
         read(tmp_path / "file")
     assert str(caught.value).startswith(f"{tmp_path / 'file'}: not what lm wrote (")
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("call", "number"), [("fsync", errno.EINVAL), ("chmod", errno.EPERM)])
-def test_a_file_system_that_knows_no_such_operation_is_written_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
-) -> None:
-    real = getattr(os, call)
+def test_a_file_system_that_cannot_sync_folders_is_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sync = os.fsync
 
-    def fail(what: int | str, *args: object, **options: object) -> None:
-        if call == "fsync" and not os.path.isdir(f"/proc/self/fd/{what}"):
-            return real(what)
-        raise OSError(number, os.strerror(number))
+    def fsync(descriptor: int) -> None:
+        if os.path.isdir(f"/proc/self/fd/{descriptor}"):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        sync(descriptor)
 
-    monkeypatch.setattr(os, call, fail)
+    monkeypatch.setattr(os, "fsync", fsync)
     write_text(tmp_path / "a", "whole")
     assert (tmp_path / "a").read_text() == "whole"
 
 
 def test_an_ablation_that_begins_leaves_what_a_report_is_writing(tmp_path: Path) -> None:
     (tmp_path / ".partial-old").write_text("half")
-    os.utime(tmp_path / ".partial-old", (0, os.stat(tmp_path).st_mtime - 2 * ABANDONED))
+    os.utime(tmp_path / ".partial-old", (0, os.stat(tmp_path).st_mtime - 2 * STALE_SECONDS))
     with atomic_file(tmp_path / "report.md") as file:
         file.write(b"whole")
-        with claim(tmp_path):
+        with lock_output_dir(tmp_path):
             pass
     assert (tmp_path / "report.md").read_text() == "whole"
     assert not list(tmp_path.glob(".partial-*"))

@@ -8,18 +8,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import SEQ, TIED, VOCAB, some, tiny
-from helpers.decoding import by_definition, sensitive, tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.overrides import TorchFunctionMode
 
-from lm.config import POSITIONS, BadInput
+from lm.config import POSITIONS, UserError
 from lm.data.vocabulary import byte_tokenizer, char_tokenizer
 from lm.inference.decode import cache_length, decode, window_start
 from lm.inference.generate import generate, stream
 from lm.inference.sampling import Sampling
 from lm.model.cache import KVCache, attention_inputs
 from lm.model.transformer import Transformer
+from tests.helpers.decoding import by_definition, sensitive, tokens
 
 BYTE, CHAR = byte_tokenizer(), char_tokenizer(["abcde"])
 SAMPLING = [  # out of range, or of no effect
@@ -112,7 +112,7 @@ def test_zero_new_tokens_give_an_empty_continuation() -> None:
 @pytest.mark.parametrize("wrong", [{"max_new_tokens": -1}, {"temperature": -0.1}, {"temperature": math.nan}, *SAMPLING])
 def test_invalid_numbers_are_refused_by_name(wrong: dict) -> None:
     for function in (generate, lambda *args, **options: list(stream(*args, **options))):
-        with pytest.raises(BadInput, match=next(iter(wrong))):
+        with pytest.raises(UserError, match=next(iter(wrong))):
             function(sensitive(BYTE.vocab_size), BYTE, "x", **wrong)
 
 

@@ -12,7 +12,7 @@ from conftest import Script, tiny
 from test_export import CONFIGS, LLAMA, net_for
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from lm.config import BadInput, ExportConfig
+from lm.config import ExportConfig, UserError
 from lm.data.tokenizer import Tokenizer
 from lm.data.vocabulary import byte_tokenizer, char_tokenizer, train_bpe
 from lm.exchange.gguf import export_gguf
@@ -90,22 +90,22 @@ def test_what_llama_cpp_does_not_have_is_refused(
     changes: dict[str, Any], tokenizer: Tokenizer, said: str, tmp_path: Path
 ) -> None:
     net = net_for(tiny(**(LLAMA | changes)), "tied", tokenizer)
-    with pytest.raises(BadInput, match=said):
+    with pytest.raises(UserError, match=said):
         export_gguf(net, tokenizer, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 def test_without_the_package_one_line_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(BadInput, match=r"format=gguf: the package gguf is not installed; pip install gguf"):
+    with pytest.raises(UserError, match=r"format=gguf: the package gguf is not installed; pip install gguf"):
         export_gguf(model("LlamaForCausalLM"), BPE, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 def test_a_type_is_for_gguf_alone() -> None:
-    with pytest.raises(BadInput, match="dtype=f16: is for format=gguf"):
+    with pytest.raises(UserError, match="dtype=f16: is for format=gguf"):
         ExportConfig(run_dir="r", output_dir="o", dtype="f16")
-    with pytest.raises(BadInput, match="format=onnx: choose one of safetensors, gguf"):
+    with pytest.raises(UserError, match="format=onnx: choose one of safetensors, gguf"):
         ExportConfig(run_dir="r", output_dir="o", format="onnx")
 
 

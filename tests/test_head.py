@@ -10,17 +10,17 @@ import torch
 import torch.nn.functional as F
 import yaml
 from conftest import HEADS, ROOT, SEQ, TIED, UNTIED, VOCAB, tiny
-from helpers.models import random_tokens
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lm.config import BadInput, HeadConfig, ModelConfig, OptimConfig
+from lm.config import HeadConfig, ModelConfig, OptimConfig, UserError
 from lm.config.run import TIED_MATRICES
 from lm.model import Transformer
 from lm.model.size import n_params
 from lm.training.init_from import copy_weights
 from lm.training.optim import build_optimizer
+from tests.helpers.models import random_tokens
 
 TOKENS, TARGETS = random_tokens(2, 4, SEQ)
 each = pytest.mark.parametrize
@@ -293,7 +293,7 @@ def test_a_head_that_can_hold_the_old_one_computes_the_same(old: HeadConfig, new
 @each("old", [head for head in HEADS.values() if head not in (TIED, SCALED)], ids=lambda head: head.name)
 def test_two_matrices_become_one_by_a_rule_alone(old: HeadConfig, new: HeadConfig) -> None:
     net = trained(old)
-    with pytest.raises(BadInput, match="init_tied_matrix"):
+    with pytest.raises(UserError, match="init_tied_matrix"):
         converted(net, new)
     inputs, outputs = net.embed.matrix(), net.head.matrix(net.embed.weight)
     expected = {"embedding": inputs, "head": outputs, "mean": (inputs + outputs) / 2}
@@ -305,7 +305,7 @@ def test_two_matrices_become_one_by_a_rule_alone(old: HeadConfig, new: HeadConfi
 def test_a_rule_speaks_of_input_embeddings_as_the_new_model_scales_them(old: HeadConfig) -> None:
     """`embedding` keeps the input of the blocks, which compute the same; `head` keeps what scores them."""
     net = trained(old)
-    with pytest.raises(BadInput, match="init_tied_matrix"):
+    with pytest.raises(UserError, match="init_tied_matrix"):
         converted(net, SCALED)
     new = converted(net, SCALED, "embedding")
     torch.testing.assert_close(new.embed(TOKENS), net.embed(TOKENS))
@@ -320,5 +320,5 @@ def test_a_longer_context_needs_no_weights_but_learned_positions() -> None:
         assert torch.equal(logits(converted(net, TIED, seq_len=SEQ)), logits(converted(net, TIED, seq_len=2 * SEQ)))
     net = build(TIED, config=tiny(position="learned"))
     assert torch.equal(converted(net, TIED, seq_len=4)(TOKENS[:, :4]), net(TOKENS[:, :4]))
-    with pytest.raises(BadInput, match=f"data.seq_len={SEQ + 1}"):
+    with pytest.raises(UserError, match=f"data.seq_len={SEQ + 1}"):
         converted(net, TIED, seq_len=SEQ + 1)

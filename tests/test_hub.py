@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from conftest import Script
 
-from lm.config import BadInput, DataConfig, EvaluateConfig, TokenizerConfig
+from lm.config import DataConfig, EvaluateConfig, TokenizerConfig, UserError
 from lm.data import hub as source
 from lm.data.hub import Hub, resolve
 from lm.data.paths import check_paths
@@ -65,7 +65,7 @@ def read(one: DataConfig, split: str = "train") -> list[str]:
 
 
 def refusal(one: DataConfig, split: str = "train") -> str:
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(UserError) as caught:
         read(one, split)
     assert "\n" not in str(caught.value)
     return str(caught.value)
@@ -161,7 +161,7 @@ def test_what_there_is_not_is_one_line_that_says_what_there_is(server: hub.Hub, 
 
 def test_a_wrong_validation_split_is_found_before_the_training_text_is_read(server: hub.Hub, tmp_path: Path) -> None:
     server.commit("owner/stories", STORIES)
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(UserError) as caught:
         prepare(config(tmp_path, val_split="val"), BYTES)
     assert str(caught.value) == "data.val_split=val: the splits of owner/stories are train, validation"
     assert set(server.sent) == {"README.md"}
@@ -212,14 +212,14 @@ def test_a_server_that_stays_broken_is_one_line_and_leaves_nothing(
     server.commit("owner/stories", STORIES)
     one, shard = config(tmp_path), "small/train-00001-of-00002.parquet"
     server.fault = lambda path: 503 if path.endswith(shard) else None
-    with pytest.raises(BadInput, match=r"^data\.path=owner/\w+: http://127\.0\.0\.1:\d+ answers with status 503$"):
+    with pytest.raises(UserError, match=r"^data\.path=owner/\w+: http://127\.0\.0\.1:\d+ answers with status 503$"):
         prepare(one, BYTES)
     assert 10 < sum(waits) < 60  # seconds that the library would have waited
     assert not list(tmp_path.glob("cache/*/*/*"))
     server.fault = lambda path: None
     server.cut[shard] = [100] * 99
     with pytest.raises(
-        BadInput,
+        UserError,
         match=r"^data\.path=owner/\w+: http://127\.0\.0\.1:\d+ cannot be read \(\w*Error: peer closed connection",
     ):
         prepare(one, BYTES)
@@ -236,7 +236,7 @@ def test_a_list_of_configurations_that_does_not_come_keeps_the_reason(
 
     server.commit("owner/stories", STORIES)
     monkeypatch.setattr(datasets, "get_dataset_config_names", late)
-    with pytest.raises(BadInput, match=r"^data\.path=owner/stories: cannot be read as a data set \("):
+    with pytest.raises(UserError, match=r"^data\.path=owner/stories: cannot be read as a data set \("):
         prepare(config(tmp_path, name="absent"), BYTES)
 
 
@@ -246,7 +246,7 @@ def test_files_that_are_not_parquet_are_not_asked_for_again_for_minutes(
     waits = count_waits(monkeypatch)
     server.commit("owner/lines", {"train.jsonl": b'{"text": "a"}\n' * 30})
     server.cut["train.jsonl"] = [100] * 999
-    with pytest.raises(BadInput, match=r"^data\.path=owner/\w+: http://127\.0\.0\.1:\d+ cannot be read \("):
+    with pytest.raises(UserError, match=r"^data\.path=owner/\w+: http://127\.0\.0\.1:\d+ cannot be read \("):
         prepare(config(tmp_path, path="owner/lines", name=None), BYTES)
     assert 0 < sum(waits) < 60
 
@@ -259,7 +259,7 @@ def test_another_version_in_the_cache_of_the_library_is_not_taken(
     datasets.load_dataset("owner/stories", "small", cache_dir=str(datasets.config.HF_DATASETS_CACHE))
     server.commit("owner/stories", STORIES | {"small/train-00001-of-00002.parquet": hub.shard(["new"])})
     server.fault = lambda path: 503 if path.endswith("README.md") else None
-    with pytest.raises(BadInput, match=r"^data\.path=owner/stories: cannot be read as a data set \("):
+    with pytest.raises(UserError, match=r"^data\.path=owner/stories: cannot be read as a data set \("):
         prepare(config(tmp_path), BYTES)
 
 
@@ -295,9 +295,9 @@ def test_a_text_that_was_read_needs_no_network(
     assert prepare(branch, BYTES).hash == data.hash
     assert f"status 500; it is read at commit {commit}" in caplog.text
     assert dict(server.sent) == sent
-    with pytest.raises(BadInput, match=r"answers with status 500$"):
+    with pytest.raises(UserError, match=r"answers with status 500$"):
         prepare(replace(pinned, name="large", val_split=None), BYTES)
-    with pytest.raises(BadInput, match=r"answers with status 500$"):
+    with pytest.raises(UserError, match=r"answers with status 500$"):
         prepare(replace(branch, revision="v1"), BYTES)
 
 
@@ -371,10 +371,10 @@ def test_a_validation_file_is_the_whole_validation_text(tmp_path: Path) -> None:
         (f"{tmp_path}/b.txt", f"{tmp_path}/b.txt belongs to data.path={tmp_path}/*.txt as well"),
         (f"{tmp_path}/none", "no such file, folder or glob"),
     ):
-        with pytest.raises(BadInput) as caught:
+        with pytest.raises(UserError) as caught:
             prepare(replace(one, val_path=path), BYTES)
         assert str(caught.value) == f"data.val_path={path}: {said}"
-    with pytest.raises(BadInput, match=r"^data\.val_path=.*/none: no such file"):
+    with pytest.raises(UserError, match=r"^data\.val_path=.*/none: no such file"):
         check_paths(replace(one, val_path=f"{tmp_path}/none"), BYTES)
 
 
@@ -404,7 +404,7 @@ def test_a_validation_file_is_the_whole_validation_text(tmp_path: Path) -> None:
     ],
 )
 def test_settings_that_contradict_each_other_are_named(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(UserError) as caught:
         DataConfig(**({"source": "hub", "path": "a/b"} | settings))
     assert str(caught.value).startswith(said)
 
@@ -429,12 +429,12 @@ def test_a_run_is_scored_on_the_commit_that_it_was_trained_on(server: hub.Hub, t
 
 def test_a_validation_text_from_an_address_is_not_read_without_trust(tmp_path: Path) -> None:
     write_config(tmp_path, DataConfig(source="text", path="a.txt", val_path="http://127.0.0.1:9/b.txt"))
-    with pytest.raises(BadInput, match=r"its text comes from http://127\.0\.0\.1:9/b\.txt; trust=true downloads it$"):
+    with pytest.raises(UserError, match=r"its text comes from http://127\.0\.0\.1:9/b\.txt; trust=true downloads it$"):
         own_validation(tmp_path, trust=False)
 
 
 def test_evaluate_takes_one_text() -> None:
-    with pytest.raises(BadInput, match=r"^data\.val_split=test: "):
+    with pytest.raises(UserError, match=r"^data\.val_split=test: "):
         EvaluateConfig(run_dir="r", data=DataConfig(source="hub", path="a/b", val_split="test"))
 
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import SEQ
-from helpers.models import build
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lm.model.kernels import HAS_ONEDNN, onednn_linear, rms_norm
 from lm.model.linear import Linear, linear
+from tests.helpers.models import build
 
 each = pytest.mark.parametrize
 

@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import ROOT, TINY_RUN
+from conftest import TINY_RUN
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-from lm.cli.mistakes import CONFIGS
 from lm.config import OptimConfig, RunConfig
 from lm.config.run import LoggerConfig, TrackioConfig, WandbConfig
 from lm.training.metrics import FINAL
@@ -111,8 +110,3 @@ def test_a_real_tracker_keeps_settings_and_final_scores_on_this_machine(
     train(tiny(text_file, tmp_path, f"logger={library}", *offline))
     files = [path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.suffix in (".wandb", ".db")]
     assert any(b"model.n_layers" in content and b"val_bpb" in content for content in files)
-
-
-def test_the_documentation_names_the_loggers() -> None:
-    page = (ROOT / "docs/runs.md").read_text()
-    assert all(f"logger={path.stem}" in page for path in (CONFIGS / "logger").glob("*.yaml") if path.stem != "none")

@@ -8,15 +8,14 @@ from typing import Any
 import pytest
 import torch
 from conftest import HEADS, SEQ, TEXT, tiny
-from helpers.words import CLOCK, MODEL, RUN
 from hydra import initialize_config_dir
+from lm.ablation.plan.compose import compose_arms, compose_base
 from safetensors.torch import load_file
 from torch import Tensor
 
-from lm.ablation.plan.compose import compose_arms, compose_base
 from lm.cli.compose import compose
 from lm.cli.mistakes import CONFIGS
-from lm.config import BadInput, EvaluateConfig, ModelConfig, RunConfig
+from lm.config import EvaluateConfig, ModelConfig, RunConfig, UserError
 from lm.config.ablation import AblationConfig
 from lm.data.vocabulary import byte_tokenizer
 from lm.exchange.adapter import merged, save_adapter
@@ -27,6 +26,7 @@ from lm.model.lora import LoRALinear, is_adapter
 from lm.model.size import n_params, n_params_trained
 from lm.model.transformer import Transformer
 from lm.training.train import train
+from tests.helpers.words import CLOCK, MODEL, RUN
 
 LORA = ["model.linear=lora", "model.lora_rank=2"]
 LLAMA = {"ffn": "swiglu", "bias": True}
@@ -228,7 +228,7 @@ def test_an_adapter_of_a_run_names_its_base(home: Path, tmp_path: Path) -> None:
     ],
 )
 def test_settings_are_refused_by_key(linear: str, changes: dict[str, Any]) -> None:
-    with pytest.raises(BadInput, match=f"^model.{next(iter(changes))}="):
+    with pytest.raises(UserError, match=f"^model.{next(iter(changes))}="):
         ModelConfig(linear=linear, **changes)
 
 
@@ -243,7 +243,7 @@ def test_settings_are_refused_by_key(linear: str, changes: dict[str, Any]) -> No
     ],
 )
 def test_what_cannot_keep_the_base_is_refused(words: list[str], key: str, home: Path, tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=key):
+    with pytest.raises(UserError, match=key):
         train(start(home, tmp_path / "r", *words))
     assert not (tmp_path / "r").exists()
 
@@ -260,6 +260,6 @@ def test_an_ablation_of_adapters_needs_a_base() -> None:
         changed = replace(config, base=base)
         with (
             initialize_config_dir(str(CONFIGS), version_base="1.3"),
-            pytest.raises(BadInput, match=rf"^ablation\.{key}: model\.linear=lora"),
+            pytest.raises(UserError, match=rf"^ablation\.{key}: model\.linear=lora"),
         ):
             compose_base(changed, [], compose_arms(changed, [], run_of), run_of)

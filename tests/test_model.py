@@ -8,7 +8,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import EVERY_HEAD, SEQ, VOCAB, tiny
-from helpers.models import MODELS, build, name_of, random_tokens
 from torch import nn
 
 from lm import config
@@ -17,6 +16,7 @@ from lm.model import KVCache, Transformer, transformer
 from lm.model.init import initialise
 from lm.model.transformer import POSITIONS, Attention, Context
 from lm.training.optim import build_optimizer
+from tests.helpers.models import MODELS, build, name_of, random_tokens
 
 TOKENS, TARGETS = random_tokens(2, 4, SEQ)
 

@@ -9,7 +9,7 @@ import torch
 from conftest import HEADS, SEQ, TEXT, as_nobody, tiny
 from safetensors.torch import load_file
 
-from lm.config import BadInput
+from lm.config import UserError
 from lm.data.tokenizer import Tokenizer
 from lm.data.vocabulary import byte_tokenizer, train_bpe
 from lm.exchange.find_model import model_folder
@@ -71,14 +71,14 @@ def test_one_flipped_bit_is_detected(folder: Path, name: str) -> None:
     content = bytearray((folder / "model" / name).read_bytes())
     content[-2] ^= 1
     (folder / "model" / name).write_bytes(content)
-    with pytest.raises(BadInput, match=f"{name}: damaged"):
+    with pytest.raises(UserError, match=f"{name}: damaged"):
         load_model(folder)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
 def test_a_missing_file_is_named(folder: Path, name: str) -> None:
     (folder / "model" / name).unlink()
-    with pytest.raises(BadInput):
+    with pytest.raises(UserError):
         load_model(folder)
 
 
@@ -87,12 +87,12 @@ def test_damaged_settings_are_refused(folder: Path) -> None:
     whole = json.loads(path.read_text())
     for wrong in ({**whole, "format": 99}, {}, [], "x"):
         path.write_text(json.dumps(wrong))
-        with pytest.raises(BadInput, match=r"config\.json"):
+        with pytest.raises(UserError, match=r"config\.json"):
             load_model(folder)
     write_json(path, whole)
     load_model(folder)
     path.write_text(path.read_text()[:-3])
-    with pytest.raises(BadInput, match=r"config\.json"):
+    with pytest.raises(UserError, match=r"config\.json"):
         load_model(folder)
 
 
@@ -122,7 +122,7 @@ def test_settings_that_fit_no_model_are_one_line(folder: Path, key: str, value: 
     group, _, name = key.rpartition(".")
     (settings[group] if group else settings)[name] = value
     write_json(path, settings)
-    with pytest.raises(BadInput, match=re.escape(said)) as caught:
+    with pytest.raises(UserError, match=re.escape(said)) as caught:
         load_model(folder)
     assert "\n" not in str(caught.value)
 
@@ -132,14 +132,14 @@ def test_a_class_named_by_a_file_is_imported_only_with_trust(folder: Path) -> No
     settings = read_json(path)
     settings["model"]["linear"] = "antigravity.Linear"
     write_json(path, settings)
-    with pytest.raises(BadInput, match="trust=true"):
+    with pytest.raises(UserError, match="trust=true"):
         load_model(folder)
 
 
 def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="no such folder"):
+    with pytest.raises(UserError, match="no such folder"):
         load_model(tmp_path / "absent")
-    with pytest.raises(BadInput, match="holds no model"):
+    with pytest.raises(UserError, match="holds no model"):
         load_model(tmp_path)
 
 

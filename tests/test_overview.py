@@ -15,20 +15,20 @@ from typing import Any
 
 import pytest
 from conftest import some
+from lm.ablation.judge.power import Tuning
+from lm.ablation.judge.statistics import holm
+from lm.ablation.judge.study import read_study
+from lm.ablation.report.across import Apart, Shown, all_apart, apart
+from lm.ablation.report.across import shown as shown_of
+from lm.ablation.report.overview import folders, grouped, overview, write_overview
+from lm.report.plots import short
 from markdown_it import MarkdownIt
 from scipy import stats
 from test_report import make
 
-from lm.ablation.judge.power import Tuning
-from lm.ablation.judge.statistics import holm
-from lm.ablation.judge.study import read_study
 from lm.ablation.report import write_report
-from lm.ablation.report.across import Apart, Shown, all_apart, apart
-from lm.ablation.report.across import shown as shown_of
-from lm.ablation.report.overview import folders, grouped, overview, write_overview
 from lm.ablation.summary import overview_table
-from lm.config import BadInput
-from lm.report.plots import short
+from lm.config import UserError
 
 FIRST, SECOND = "wide vocabulary", "small"
 
@@ -286,5 +286,5 @@ def test_an_ablation_is_no_folder_of_ablations(several: Path) -> None:
 @pytest.mark.parametrize("record", some(["{}", "[]", '{"cells": [], "arms": {}}'], 3))
 def test_a_damaged_record_is_named(several: Path, record: str) -> None:
     (several / SECOND / "ablation.json").write_text(record)
-    with pytest.raises(BadInput, match=r"small/ablation\.json: .*"):
+    with pytest.raises(UserError, match=r"small/ablation\.json: .*"):
         write_overview(several)

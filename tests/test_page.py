@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 from conftest import TEXT, TINY_RUN
+from lm.report.metrics import after
 
 from lm.cli import report
 from lm.cli.compose import compose
-from lm.config import BadInput, RunConfig
-from lm.report.metrics import after
+from lm.config import RunConfig, UserError
 from lm.training.run_directory import read_samples
 from lm.training.train import train
 
@@ -137,7 +137,7 @@ def test_a_mistake_is_one_line(
     line: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(UserError) as caught:
         report.run(line)
     assert str(caught.value).startswith(said)
     assert list(tmp_path.iterdir()) == []

@@ -12,8 +12,6 @@ import pytest
 import torch
 from conftest import some
 from hydra import initialize_config_dir
-
-from lm.ablation.plan import source
 from lm.ablation.plan.arms import Arm, build_arms, common_threads
 from lm.ablation.plan.calibrate import computation, machine, measure
 from lm.ablation.plan.cells import Cell, cell, cells, set_steps
@@ -21,10 +19,12 @@ from lm.ablation.plan.compose import compose_arms
 from lm.ablation.plan.match import SAME_SIZE, change, meta_model
 from lm.ablation.plan.source import source_files
 from lm.ablation.plan.timing import TIMED_STEPS, TimedTraining
+
+from lm.ablation.plan import source
 from lm.ablation.record import AblationRecord, asked
 from lm.cli.compose import compose
 from lm.cli.mistakes import CONFIGS
-from lm.config import BadInput, RunConfig
+from lm.config import RunConfig, UserError
 from lm.config.ablation import AblationConfig, TuneConfig
 from lm.model.size import n_params
 from lm.system.device import cpu_name
@@ -139,7 +139,7 @@ def test_the_command_line_overrules_what_is_common(build: Build) -> None:
     ),
 )
 def test_what_cannot_be_compared_is_refused_by_name(build: Build, changes: dict, words: list[str], said: str) -> None:
-    with pytest.raises(BadInput) as error:
+    with pytest.raises(UserError) as error:
         build(question(**changes), *words)
     assert said in str(error.value)
 
@@ -162,7 +162,7 @@ def test_what_cannot_be_compared_is_refused_by_name(build: Build, changes: dict,
     ),
 )
 def test_a_mistake_is_looked_for_where_it_was_made(build: Build, changes: dict, words: list[str], said: str) -> None:
-    with pytest.raises(BadInput) as error:
+    with pytest.raises(UserError) as error:
         build(question(**changes), *words)
     assert str(error.value).startswith(said)
 
@@ -199,7 +199,7 @@ def test_a_mistake_is_looked_for_where_it_was_made(build: Build, changes: dict, 
     ],
 )
 def test_a_question_that_cannot_be_answered_is_refused(changes: dict, said: str) -> None:
-    with pytest.raises(BadInput) as error:
+    with pytest.raises(UserError) as error:
         question(**changes)
     assert said in str(error.value)
 
@@ -209,7 +209,7 @@ def test_a_question_that_cannot_be_answered_is_refused(changes: dict, said: str)
     [{"trials": 2, "seeds": []}, {"seeds": [7, 7]}, {"factor": 1.0}, {"extension_trials": -1}],
 )
 def test_an_unfair_search_is_refused(changes: dict) -> None:
-    with pytest.raises(BadInput, match=r"ablation\.tune"):
+    with pytest.raises(UserError, match=r"ablation\.tune"):
         TuneConfig(**changes)
 
 
@@ -411,12 +411,12 @@ def test_a_layer_whose_changes_cannot_be_seen_is_refused(tmp_path: Path, monkeyp
     module = ModuleType("made_by_hand")
     module.Own = type("Own", (torch.nn.Linear,), {"__module__": "made_by_hand"})  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "made_by_hand", module)
-    with pytest.raises(BadInput, match=r"^model\.linear=made_by_hand\.Own: made_by_hand has no source file"):
+    with pytest.raises(UserError, match=r"^model\.linear=made_by_hand\.Own: made_by_hand has no source file"):
         source_files({"model.linear": "made_by_hand.Own"})
     (tmp_path / "torn_of_mine.py").write_text("import torch\nclass Own(torch.nn.Linear):\n    pass\n")
     source_files({"model.linear": "torn_of_mine.Own"})
     (tmp_path / "torn_of_mine.py").write_text("class Own(\n")
-    with pytest.raises(BadInput, match=r"torn_of_mine\.py: .*; expected Python"):
+    with pytest.raises(UserError, match=r"torn_of_mine\.py: .*; expected Python"):
         source_files({"model.linear": "torn_of_mine.Own"})
 
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import processors
 from transformers import ApertusConfig, ArceeConfig, GPT2Config, LlamaConfig, PreTrainedConfig, Qwen3Config
 
-from lm.config import BadInput
+from lm.config import UserError
 from lm.data.vocabulary import byte_tokenizer
 from lm.exchange.huggingface import export
 from lm.exchange.portable import load_model, save_model
@@ -135,7 +135,7 @@ def test_what_cannot_be_carried_is_refused_by_its_key(case: str, tmp_path: Path)
     write_folder(tmp_path, FOLDERS[name]())
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changed))
-    with pytest.raises(BadInput) as error:
+    with pytest.raises(UserError) as error:
         load_model(tmp_path)
     assert expected in str(error.value)
     assert str(tmp_path) in str(error.value)
@@ -143,7 +143,7 @@ def test_what_cannot_be_carried_is_refused_by_its_key(case: str, tmp_path: Path)
 
 def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
     write_folder(tmp_path, LlamaConfig(**LLAMA | {"vocab_size": 200}))
-    with pytest.raises(BadInput, match="the tokenizer has 257 tokens, the model 200"):
+    with pytest.raises(UserError, match="the tokenizer has 257 tokens, the model 200"):
         load_model(tmp_path)
 
 
@@ -161,7 +161,7 @@ def test_names_of_tokens_that_are_no_names(content: str, tmp_path: Path) -> None
     write_folder(tmp_path, FOLDERS["SmolLM2"]())
     (tmp_path / "tokenizer.json").write_text(TOKENIZER.to_json().replace("<|endoftext|>", END))
     (tmp_path / "tokenizer_config.json").write_text(content)
-    with pytest.raises(BadInput, match="its tokenizer has no end-of-text token"):
+    with pytest.raises(UserError, match="its tokenizer has no end-of-text token"):
         load_model(tmp_path)
 
 
@@ -172,7 +172,7 @@ def test_a_head_that_contradicts_the_tie_is_refused(tmp_path: Path) -> None:
     save_file(weights | {"lm_head.weight": weights["model.embed_tokens.weight"].clone()}, path)
     load_model(tmp_path)  # a copy is none
     save_file(weights | {"lm_head.weight": weights["model.embed_tokens.weight"] + 1}, path)
-    with pytest.raises(BadInput, match="differs from the embedding, but tie_word_embeddings is true"):
+    with pytest.raises(UserError, match="differs from the embedding, but tie_word_embeddings is true"):
         load_model(tmp_path)
 
 
@@ -217,7 +217,7 @@ def test_the_end_of_text_may_have_a_name_of_its_own(tmp_path: Path) -> None:
     write_folder(tmp_path / "theirs", FOLDERS["SmolLM2"]())
     backend = json.loads(TOKENIZER.to_json().replace("<|endoftext|>", END))
     (tmp_path / "theirs/tokenizer.json").write_text(json.dumps(backend))
-    with pytest.raises(BadInput, match="its tokenizer has no end-of-text token; expected eos_token in tokenizer_conf"):
+    with pytest.raises(UserError, match="its tokenizer has no end-of-text token; expected eos_token in tokenizer_conf"):
         load_model(tmp_path / "theirs")
     (tmp_path / "theirs/tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": END}}))
     net, tokenizer = load_model(tmp_path / "theirs")
@@ -225,7 +225,7 @@ def test_the_end_of_text_may_have_a_name_of_its_own(tmp_path: Path) -> None:
     save_model(net, tokenizer, tmp_path / "ours")
     assert load_model(tmp_path / "ours")[1].eot_token == END
     (tmp_path / "theirs/tokenizer_config.json").write_text(json.dumps({"eos_token": "<absent>"}))
-    with pytest.raises(BadInput, match="has no token <absent>, which is said to be its end of text"):
+    with pytest.raises(UserError, match="has no token <absent>, which is said to be its end of text"):
         load_model(tmp_path / "theirs")
 
 
@@ -246,12 +246,12 @@ def test_a_chat_model_ends_a_text_at_the_usual_token(tmp_path: Path) -> None:
 def test_an_index_leads_to_files_of_its_folder_only(name: str, tmp_path: Path) -> None:
     write_folder(tmp_path, FOLDERS["SmolLM2"]())
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
-    with pytest.raises(BadInput, match=r"outside of its folder|absent"):
+    with pytest.raises(UserError, match=r"outside of its folder|absent"):
         load_model(tmp_path)
 
 
 def test_an_index_that_cannot_be_read(tmp_path: Path) -> None:
     write_folder(tmp_path, FOLDERS["SmolLM2"]())
     (tmp_path / "model.safetensors.index.json").write_text("[" * 100_000)
-    with pytest.raises(BadInput, match="not the index of the safetensors files"):
+    with pytest.raises(UserError, match="not the index of the safetensors files"):
         load_model(tmp_path)

@@ -5,7 +5,6 @@ from itertools import islice, takewhile
 
 import pytest
 from conftest import SEQ
-from helpers.decoding import by_definition, sensitive
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,6 +12,7 @@ from lm.inference.decode import decode
 from lm.inference.prompt_lookup import MAX_DRAFT_TOKENS, NGRAM_SIZES, PromptLookup
 from lm.inference.sampling import Sampling
 from lm.model.transformer import Transformer
+from tests.helpers.decoding import by_definition, sensitive
 
 TEXTS = st.lists(st.integers(0, 3), min_size=1, max_size=40)
 

@@ -21,14 +21,8 @@ import pytest
 from conftest import WHOLE_RESULT, some
 from hypothesis import given
 from hypothesis import strategies as st
-from markdown_it import MarkdownIt
-from scipy import stats
-
-from lm.ablation import seen as seen_module
 from lm.ablation.judge.statistics import judge
 from lm.ablation.judge.study import read_study
-from lm.ablation.record import SearchRecord, TrialRecord, look, read_record
-from lm.ablation.report import write_report
 from lm.ablation.report.again import again_section
 from lm.ablation.report.arms import matches_row, matches_section
 from lm.ablation.report.conditions import made_with
@@ -38,10 +32,16 @@ from lm.ablation.report.numbers import results as all_rows
 from lm.ablation.report.tuning import draw_search
 from lm.ablation.report.warnings import progress, warnings_of
 from lm.ablation.seen import remember, verdicts_seen
-from lm.ablation.summary import result_table
-from lm.config import BadInput
 from lm.report.page import code, fence, page, plain, table
 from lm.report.plots import looks, panels
+from markdown_it import MarkdownIt
+from scipy import stats
+
+from lm.ablation import seen as seen_module
+from lm.ablation.record import SearchRecord, TrialRecord, look, read_record
+from lm.ablation.report import write_report
+from lm.ablation.summary import result_table
+from lm.config import UserError
 from lm.training.diagnostics import COLUMNS as DIAGNOSTICS
 
 ARMS = {"tied": 3.50, "untied": 3.53, "untied_matched": 3.502, "tied_naive": 4.4}  # and what they come to
@@ -934,6 +934,6 @@ def test_pairs_that_mix_conditions_are_named(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_an_ablation_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"holds no ablation\.json; expected"):
+    with pytest.raises(UserError, match=r"holds no ablation\.json; expected"):
         write_report(tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -17,7 +17,7 @@ from conftest import HEADS, ROOT, WHOLE_RESULT
 from lm.ablation.report import results_frame
 from lm.ablation.results import read_results
 from lm.ablation.run_files import RunFiles, describe_exit_code
-from lm.config import BadInput, RunConfig
+from lm.config import RunConfig, UserError
 from lm.results import contrasts, curves, runs, trials
 
 STUDIES = ROOT / "docs/studies"
@@ -251,14 +251,14 @@ def test_runs_without_an_ablation(tmp_path: Path) -> None:
 def test_a_mistake_names_the_folder_or_the_key(study: Path, tmp_path: Path) -> None:
     write_run(tmp_path / "run", RunConfig(head=HEADS["tied"]))
     for call in (trials, contrasts):
-        with pytest.raises(BadInput, match=re.escape(f"folder={tmp_path / 'run'}: holds no ablation.json")):
+        with pytest.raises(UserError, match=re.escape(f"folder={tmp_path / 'run'}: holds no ablation.json")):
             call(tmp_path / "run")
     for call in (runs, curves, trials, contrasts):
-        with pytest.raises(BadInput, match="absent: no such folder"):
+        with pytest.raises(UserError, match="absent: no such folder"):
             call(tmp_path / "absent")
-    with pytest.raises(BadInput, match=r"^settings: head.untied .*head.untie_at"):
+    with pytest.raises(UserError, match=r"^settings: head.untied .*head.untie_at"):
         runs(study, ["head.untied"])
-    with pytest.raises(BadInput, match=r"^metric=val/los: .*val/loss"):
+    with pytest.raises(UserError, match=r"^metric=val/los: .*val/loss"):
         curves(study, "val/los")
 
 
@@ -293,7 +293,7 @@ def test_a_damaged_file_is_one_line_that_names_it(study: Path, name: str, conten
         path.write_text(json.dumps(json.loads(path.read_text()) | content))
     else:
         edit(path, lambda rows: rows.assign(**content))
-    with pytest.raises(BadInput) as error:
+    with pytest.raises(UserError) as error:
         (curves if name == "curves.csv" else contrasts)(study)
     assert str(error.value).startswith(f"{path}: {key}")
     assert "\n" not in str(error.value)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from lm.config import BadInput, CheckpointConfig, DiagnosticsConfig, HeadConfig, OptimConfig, RunConfig
+from lm.config import CheckpointConfig, DiagnosticsConfig, HeadConfig, OptimConfig, RunConfig, UserError
 from lm.training.train import train
 from tests.helpers.runs import (
     MUON,
@@ -423,7 +423,7 @@ def test_only_checkpoints_that_are_cut_off_are_an_error(whole: Callable[[str], R
     for path in (tmp_path / "run/checkpoints").iterdir():
         path.write_bytes(path.read_bytes()[:1000])
     before = files(tmp_path / "run")
-    with pytest.raises(BadInput, match=str(tmp_path / "run/checkpoints")):
+    with pytest.raises(UserError, match=str(tmp_path / "run/checkpoints")):
         train(run)
     assert files(tmp_path / "run") == before
 
@@ -434,7 +434,7 @@ def test_the_checkpoint_of_another_run_is_refused(text_file: Path, tmp_path: Pat
         stop(interrupted, 25, KILL)
     foreign = shutil.copy(tmp_path / "5/checkpoints/step-00000020.ckpt", tmp_path / "0/checkpoints/step-00000021.ckpt")
     before = files(tmp_path / "0")
-    with pytest.raises(BadInput, match=f"^{foreign}: "):
+    with pytest.raises(UserError, match=f"^{foreign}: "):
         train(run)
     assert files(tmp_path / "0") == before
 
@@ -465,7 +465,7 @@ def test_a_setting_that_makes_another_run_is_refused_by_name(
     if key == "data_hash":
         text.write_text(text.read_text() + "one line more\n")
     before = files(tmp_path / "run")
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(UserError) as caught:
         train(change(run, **changes))
     assert f"{key} is " in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -478,7 +478,7 @@ def test_another_device_is_refused_by_name(text_file: Path, tmp_path: Path) -> N
     stop(run, 12, KILL)
     config = tmp_path / "run/config.yaml"
     config.write_text(config.read_text().replace("accelerator: cpu", "accelerator: cuda"))
-    with pytest.raises(BadInput, match=r"trainer\.accelerator is cuda there, cpu now"):
+    with pytest.raises(UserError, match=r"trainer\.accelerator is cuda there, cpu now"):
         train(run)
 
 

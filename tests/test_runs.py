@@ -17,7 +17,7 @@ import yaml
 from conftest import HEADS, WHOLE_RESULT, Script
 
 from lm.cli import runs as listing_command
-from lm.config import BadInput, DataConfig, RunConfig
+from lm.config import DataConfig, RunConfig, UserError
 from lm.runs.find import differing, find_runs
 from lm.runs.listing import listing, listing_csv
 from lm.runs.query import ordered, where
@@ -143,7 +143,7 @@ def test_the_order(folder: Path) -> None:
 
 
 def refused(capsys: pytest.CaptureFixture[str], *line: str) -> str:
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(UserError) as caught:
         listing_command.run(list(line))
     assert capsys.readouterr().out == ""
     return str(caught.value)

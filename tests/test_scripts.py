@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import pytest
 from conftest import ROOT, TINY_RUN, Script
 
 from lm import generate, load_model
+from tests.helpers.runs import wait_for
 
 PROMPT = """def f(x, y):  # {"a": '1', ${b}}, c=[1,2] \\ """
 slow = pytest.mark.slow
@@ -40,13 +40,6 @@ def run_dir(script: Script, corpus: Path, tmp_path: Path) -> Path:
 def start(name: str, *args: str, before: tuple[str, ...] = (), **options: Any) -> subprocess.Popen[str]:
     line = [*before, sys.executable, str(ROOT / f"scripts/{name}.py"), *args]
     return subprocess.Popen(line, text=True, **options)
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_train_then_generate_verbatim(script: Script, run_dir: Path) -> None:
@@ -155,8 +148,8 @@ def test_an_interrupted_run_says_how_to_resume_it(tmp_path: Path, corpus: Path, 
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 128 + signum
     assert "Traceback" not in errors
-    said, _, line = errors.splitlines()[-1].partition("; resume with: ")
-    assert re.fullmatch(rf"stopped by {signum.name} after step \d+", said)
+    message, _, line = errors.splitlines()[-1].partition("; resume with: ")
+    assert re.fullmatch(rf"stopped by {signum.name} after step \d+", message)
     assert shlex.split(line) == [sys.executable, str(ROOT / "scripts/train.py"), *words]
     with start("generate", "run_dir=run", "prompt=x", "max_new_tokens=1", cwd=tmp_path, stderr=subprocess.PIPE) as note:
         assert note.communicate(timeout=60)[1].startswith("run_dir=run: is unfinished")
@@ -176,8 +169,8 @@ def test_an_interrupted_ablation_says_how_to_resume_it(tmp_path: Path, corpus: P
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 143
     assert "Traceback" not in errors
-    said, _, line = errors.splitlines()[-1].partition("; resume with: ")
-    assert said == "interrupted"
+    message, _, line = errors.splitlines()[-1].partition("; resume with: ")
+    assert message == "interrupted"
     assert shlex.split(line) == [sys.executable, str(ROOT / "scripts/ablate.py"), *words]
     record = json.loads((tmp_path / "out/ablation.json").read_text())
     assert shlex.split(record["command"]) == ["python", "scripts/ablate.py", *words]

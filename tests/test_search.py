@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 import test_record
 from conftest import WHOLE_RESULT
-from test_plan import Build, build, question
-
 from lm.ablation.outcomes import Outcomes
 from lm.ablation.plan.arms import Arm
 from lm.ablation.plan.cells import Cell
-from lm.ablation.record import AblationRecord
 from lm.ablation.run import search
 from lm.ablation.run.cautions import short_search
 from lm.ablation.run.tuning import Tuning
-from lm.config import BadInput
+from test_plan import Build, build, question
+
+from lm.ablation.record import AblationRecord
+from lm.config import UserError
 from lm.config.ablation import AblationConfig, TuneConfig
 
 __all__ = ["build"]  # the fixture
@@ -194,7 +194,7 @@ def test_what_diverged_is_the_worst(arms: dict[str, Arm], tmp_path: Path) -> Non
     ],
 )
 def test_what_cannot_be_tuned_is_refused_at_the_start(build: Build, hyperparameters: list[str], said: str) -> None:
-    with pytest.raises(BadInput, match=said):
+    with pytest.raises(UserError, match=said):
         build(question(tune=TuneConfig(trials=3, seeds=[77], hyperparameters=hyperparameters)))
 
 

@@ -15,7 +15,7 @@ import pytest
 from conftest import Listed, as_nobody
 from test_data import BYTE, damage
 
-from lm.config import BadInput, DataConfig
+from lm.config import DataConfig, UserError
 from lm.data import store as module
 from lm.data.cache import ReadOnlyCache
 from lm.data.corpus import stored_text
@@ -23,7 +23,7 @@ from lm.data.documents import Document, Fingerprint
 from lm.data.store import StoredText
 from lm.data.text import Text
 from lm.data.tokens import prepare
-from lm.system.files import ABANDONED
+from lm.system.files import STALE_SECONDS
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ class Changing(Listed):
 
 
 def test_a_source_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="changed while it was being read"):
+    with pytest.raises(UserError, match="changed while it was being read"):
         StoredText(tmp_path, Changing([("a", "b")]), "here", request="r", max_bytes=None, verify=False, quiet=True)
     assert list((tmp_path / "texts").glob("[!r]*")) == []
 
@@ -144,7 +144,7 @@ def test_a_file_that_grows_while_it_is_read_is_named(source: DataConfig, monkeyp
 
     files = stored_text(source).source
     monkeypatch.setitem(module.__dict__, "RACY", 0)
-    with pytest.raises(BadInput, match=f"{path}: changed while it was being read"):
+    with pytest.raises(UserError, match=f"{path}: changed while it was being read"):
         module.scan(Growing([]))
 
 
@@ -177,7 +177,7 @@ def test_what_killed_processes_left_is_removed(source: DataConfig) -> None:
     old, new = (texts.with_name("sources") / f".partial-{age}" for age in ("old", "new"))
     for one in old, new:  # one is of a process that may still be writing
         one.touch()
-    os.utime(old, (time.time() - ABANDONED,) * 2)
+    os.utime(old, (time.time() - STALE_SECONDS,) * 2)
     with open(str(source.path), "a") as file:
         file.write("more")
     stored_text(source)

@@ -17,7 +17,7 @@ from conftest import stored
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lm.config import BadInput, TokenizerConfig
+from lm.config import TokenizerConfig, UserError
 from lm.data.encoding import encode, sample
 from lm.data.split import Part
 from lm.data.tokenizer import EOT, Tokenizer
@@ -102,9 +102,9 @@ def test_ctrl_c_is_heard_while_bpe_is_trained() -> None:
 def test_an_error_while_bpe_reads_its_text_is_raised() -> None:
     def texts() -> Iterator[str]:
         yield TEXT
-        raise BadInput("not UTF-8")
+        raise UserError("not UTF-8")
 
-    with pytest.raises(BadInput, match="not UTF-8"):
+    with pytest.raises(UserError, match="not UTF-8"):
         train_bpe(texts(), 300)
 
 
@@ -214,13 +214,13 @@ def test_bpe_learns_from_the_training_text_and_char_from_all_text() -> None:
 
 
 def test_a_vocabulary_that_the_text_cannot_fill_is_refused_with_what_it_yields() -> None:
-    with pytest.raises(BadInput, match=r"tokenizer\.vocab_size=5000: this text yields a vocabulary of at most \d+"):
+    with pytest.raises(UserError, match=r"tokenizer\.vocab_size=5000: this text yields a vocabulary of at most \d+"):
         train_bpe(["abc abc"], 5000)
 
 
 @pytest.mark.parametrize("text", ["~", "def ~", "a\nb\u20ac"])
 def test_an_unknown_character_is_named(text: str) -> None:
-    with pytest.raises(BadInput, match=f"does not know the character '{text[-1]}'"):
+    with pytest.raises(UserError, match=f"does not know the character '{text[-1]}'"):
         CHAR.encode(text)
 
 
@@ -246,7 +246,7 @@ DAMAGED = {
 def test_a_damaged_file_is_named(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_bytes(content)
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(UserError) as caught:
         load_tokenizer(path)
     assert str(caught.value).startswith(f"{path}: ")
     assert "\n" not in str(caught.value)
@@ -254,7 +254,7 @@ def test_a_damaged_file_is_named(content: bytes, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["absent.json", "", "absent/tokenizer.json"])
 def test_an_absent_file_is_named(name: str, tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=f"^{re.escape(str(tmp_path / name))}: "):
+    with pytest.raises(UserError, match=f"^{re.escape(str(tmp_path / name))}: "):
         load_tokenizer(tmp_path / name)
 
 

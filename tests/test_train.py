@@ -17,13 +17,13 @@ from conftest import HEADS, TEXT, UNTIED, as_nobody
 
 from lm import generate, load_model
 from lm.config import (
-    BadInput,
     DataConfig,
     Diverged,
     EvaluateConfig,
     OptimConfig,
     RunConfig,
     TokenizerConfig,
+    UserError,
     ValidationConfig,
 )
 from lm.data.batches import TrainingStream
@@ -86,7 +86,7 @@ def test_a_finished_run_is_read_and_never_touched(finished: Finished) -> None:
     for same in (run, change(run, accelerator="auto", precision="auto", loss="auto", threads=2), same_length):
         assert train(same) == (folder, scores)
     for key, changes in (("trainer.precision", {"precision": "bf16-mixed"}), ("loss", {"loss": "chunked"})):
-        with pytest.raises(BadInput, match=rf"{key} is "):
+        with pytest.raises(UserError, match=rf"{key} is "):
             train(change(run, **changes))
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
 
@@ -267,7 +267,7 @@ def test_what_lies_in_the_place_of_the_directory_is_never_touched(text_file: Pat
     for path in (tmp_path / "text", tmp_path / "mine/notes.txt"):  # the text itself, say; a folder of somebody
         shutil.copy(text_file, path)
     for run_dir in (tmp_path / "text", tmp_path / "mine"):
-        with pytest.raises(BadInput, match=f"^run_dir={run_dir}: "):
+        with pytest.raises(UserError, match=f"^run_dir={run_dir}: "):
             train(short_run(tmp_path / "text", run_dir))
     assert {path.name for path in tmp_path.rglob("*")} - {"cache"} >= {"text", "mine", "notes.txt"}
     assert [path.read_text() for path in (tmp_path / "text", *(tmp_path / "mine").iterdir())] == [TEXT, TEXT]
@@ -280,7 +280,7 @@ def test_a_wrong_setting_leaves_no_directory(text_file: Path, tmp_path: Path) ->
         ({"data": replace(run.data, path="absent")}, r"data\.path"),
         ({"init_tied_matrix": "mean"}, "init_tied_matrix"),
     ):
-        with pytest.raises(BadInput, match=rf"^{key}\b"):
+        with pytest.raises(UserError, match=rf"^{key}\b"):
             train(change(run, **changes))
         assert not (tmp_path / "new").exists()
 
@@ -296,14 +296,14 @@ def test_another_or_a_lossy_tokenizer_is_refused_and_scores_take_the_runs_own(te
     vocab = content["model"]["vocab"]
     vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
     path.write_text(json.dumps(content))
-    with pytest.raises(BadInput, match="tokenizer_hash"):
+    with pytest.raises(UserError, match="tokenizer_hash"):
         train(run)
     (tmp_path / "result.json").rename(folder / "result.json")
     assert score(folder)["loss"] == scores["val_loss"]
     lossy = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[UNK]": 0, EOT: 1}, unk_token="[UNK]"))
     lossy.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     path.write_text(lossy.to_str())
-    with pytest.raises(BadInput, match=f"^{path}: "):
+    with pytest.raises(UserError, match=f"^{path}: "):
         train(change(run, run_dir=str(tmp_path / "lossy")))
 
 

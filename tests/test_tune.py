@@ -6,7 +6,6 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from lm.ablation.run.search import Done, Point, best, best_trial, inside, propose, values
 
 

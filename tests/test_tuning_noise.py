@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-
 from lm.ablation.judge import statistics
 from lm.ablation.judge.advice import Advice
 from lm.ablation.judge.power import Tuning

@@ -28,7 +28,7 @@ def ablate(
     """Plan an ablation and, unless only the plan is wanted, run what is missing of it and write its report.
 
     `runs` has the configuration of each arm, `base` of the runs that they start from; `on_plan` is called before
-    anything is run. Raises BadInput before that, too, for what the user can mend.
+    anything is run. Raises UserError before that, too, for what the user can mend.
     """
     folder = Path(config.output_dir).expanduser() if config.output_dir else default_dir(config)
     existing_record(folder, config)  # refuses another ablation's folder before it is locked

@@ -10,9 +10,9 @@ import torch
 
 from lm.ablation.code_hash import code_hash
 from lm.ablation.record import ArmRecord
-from lm.config import BadInput, HeadConfig, ModelConfig, RunConfig, foreign_classes
+from lm.config import HeadConfig, ModelConfig, RunConfig, UserError, foreign_classes
 from lm.config.ablation import AblationConfig
-from lm.config.checks import about
+from lm.config.checks import error_prefix
 from lm.config.identity import config_hash, flat
 from lm.data.tokens import TextData, prepare
 from lm.exchange.base import read_base
@@ -52,12 +52,12 @@ def build_arms(
 ) -> Arms:
     """Every arm checked, matched and counted, but for those that are unchanged since an `earlier` call.
 
-    Raises BadInput naming the arm to blame.
+    Raises UserError naming the arm to blame.
     """
     texts: dict[str, TextData] = {}
     arms: Arms = {}
     for name in sorted(config.arms, key=lambda name: name in config.match_parameters):  # after their baselines
-        with about(f"ablation.arms.{name}"):
+        with error_prefix(f"ablation.arms.{name}"):
             arm = build_arm(name, config.arms[name], runs[name], threads, texts, earlier.get(name))
             if key := config.match_parameters.get(name):
                 matched = match_parameters(arm, key, arms[config.contrasts()[name]].n_params)
@@ -84,7 +84,7 @@ def build_arm(
 ) -> Arm:
     """`texts` keeps what is prepared, for the arms that share it."""
     if run.trainer.world_size > 1:
-        raise BadInput("trainer.devices: a run of an ablation trains on one device; several runs go on at a time")
+        raise UserError("trainer.devices: a run of an ablation trains on one device; several runs go on at a time")
     trainer = replace(run.trainer, enable_progress_bar=False)
     run = replace(run, threads=run.threads or threads, run_dir=None, trainer=trainer)
     source = repr((run.data, run.tokenizer))
@@ -128,8 +128,8 @@ def common_threads(runs: Iterable[RunConfig]) -> int:
 
 
 def check_start(arm: Arm, model: ModelConfig, head: HeadConfig, seq_len: int) -> None:
-    """Raise BadInput if the arm cannot start from such a model. On the meta device, so weights are not needed."""
-    with about(f"ablation.arms.{arm.name}"):
+    """Raise UserError if the arm cannot start from such a model. On the meta device, so weights are not needed."""
+    with error_prefix(f"ablation.arms.{arm.name}"):
         with torch.device("meta"):
             loaded = Transformer(model, head, vocab_size=arm.vocab_size, seq_len=seq_len)
         copy_weights(meta_model(arm.run, arm.vocab_size), loaded, arm.run.init_tied_matrix)
@@ -141,7 +141,7 @@ def _check_distinct(config: AblationConfig, arms: Arms) -> None:
         key = (config_hash(change(arm.run, {"head.name": ""})), config.seed_offsets.get(name, 0))
         if key in names:
             advice = f"for an A/A give one of them seeds of its own (ablation.seed_offsets.{name}=500)"
-            raise BadInput(f"ablation.arms: {names[key]} and {name} are the same configuration; {advice}")
+            raise UserError(f"ablation.arms: {names[key]} and {name} are the same configuration; {advice}")
         names[key] = name
 
 
@@ -151,10 +151,10 @@ def _check_same_validation_text(config: AblationConfig, arms: Arms) -> None:
         arm, baseline = arms[name], arms[other]
         texts = [(one.identity["data_hash"], one.run.data.val_fraction) for one in (arm, baseline)]
         if texts[0] != texts[1]:
-            raise BadInput(f"ablation.arms: {name} and {other} would be scored on different validation texts")
+            raise UserError(f"ablation.arms: {name} and {other} would be scored on different validation texts")
         if arm.identity["tokenizer_hash"] != baseline.identity["tokenizer_hash"] and config.metric != "val_bpb":
             reason = f"{name} and {other} have different tokenizers"
-            raise BadInput(f"ablation.metric={config.metric}: {reason}; choose val_bpb")
+            raise UserError(f"ablation.metric={config.metric}: {reason}; choose val_bpb")
 
 
 # --- settings changed by name, and the width that gives an arm the parameters of another
@@ -179,7 +179,7 @@ def meta_model(run: RunConfig, vocab_size: int) -> Transformer:
 def match_parameters(arm: Arm, key: str, target: int) -> dict[str, int]:
     """The value of the integer setting `key` with which the arm's number of parameters comes nearest to `target`.
 
-    Raises BadInput if that is not within SIZE_TOLERANCE.
+    Raises UserError if that is not within SIZE_TOLERANCE.
     """
     unit = 2 * arm.run.model.n_heads if key == "model.d_model" else 1  # whole heads of even width
 
@@ -195,5 +195,5 @@ def match_parameters(arm: Arm, key: str, target: int) -> dict[str, int]:
     best = min((low, high), key=lambda value: abs(count(value) - target))
     if abs(count(best) / target - 1) > SIZE_TOLERANCE:
         near = f"{key}={best * unit} gives {count(best):,} parameters, the nearest to {target:,}"
-        raise BadInput(f"ablation.match_parameters: {near}; match by a finer setting (model.d_ff)")
+        raise UserError(f"ablation.match_parameters: {near}; match by a finer setting (model.d_ff)")
     return {key: best * unit}

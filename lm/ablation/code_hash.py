@@ -16,7 +16,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import MappingProxyType
 
-from lm.config import BadInput
+from lm.config import UserError
 from lm.model.user_class import import_class
 
 HOME = Path(__file__).parents[1]
@@ -27,14 +27,14 @@ def code_hash(classes: Mapping[str, str] = MappingProxyType({})) -> str:
     """SHA-256 of lm/data, lm/model and lm/training, and of the modules of these classes with their local imports.
 
     `classes` are those of the user's own, setting -> dotted path. An import is local if it lies neither in the standard
-    library nor where packages are installed. Raises BadInput if such a class has no source file.
+    library nor where packages are installed. Raises UserError if such a class has no source file.
     """
     files = {f"{package}/{path.name}": path for package in PACKAGES for path in (HOME / package).glob("*.py")}
     for key, dotted in classes.items():
         module = import_class(key, dotted).__module__
         for name in {module, dotted.rpartition(".")[0]}:
             if _source(name) is None:
-                raise BadInput(f"{key}={dotted}: {name} has no source file, so its changes could not be noticed")
+                raise UserError(f"{key}={dotted}: {name} has no source file, so its changes could not be noticed")
             files |= _local_imports(name)
     digests = {name: _digest(path, path.stat().st_mtime_ns) for name, path in sorted(files.items())}
     return hashlib.sha256(repr(digests).encode()).hexdigest()
@@ -53,7 +53,7 @@ def _parse(path: Path) -> ast.Module:
     try:
         return ast.parse(path.read_bytes())
     except (SyntaxError, ValueError) as error:
-        raise BadInput(f"{path}: {error}; expected Python") from error
+        raise UserError(f"{path}: {error}; expected Python") from error
 
 
 def _local_imports(module: str) -> dict[str, Path]:

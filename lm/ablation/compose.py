@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from lm.config import BadInput, RunConfig
+from lm.config import RunConfig, UserError
 from lm.config.ablation import AblationConfig
-from lm.config.checks import about
+from lm.config.checks import error_prefix
 from lm.config.identity import flat
 from lm.exchange.base import agrees
 
@@ -25,26 +25,26 @@ NOT_SHARED = ("data.seq_len", "data.batch_size", "data.document_mask")
 def compose_arms(config: AblationConfig, typed: list[str], compose: Compose) -> dict[str, RunConfig]:
     """The configuration of every arm; the overrides that were `typed` change them all.
 
-    Raises BadInput naming the arm or override to blame. It comes before anything heavy is imported.
+    Raises UserError naming the arm or override to blame. It comes before anything heavy is imported.
     """
     common = _by_key([*config.overrides, *typed])
     for key in common.keys() & RESERVED.keys():
-        raise BadInput(f"{common[key]}: {RESERVED[key]}")
+        raise UserError(f"{common[key]}: {RESERVED[key]}")
     runs: dict[str, RunConfig] = {}
     for name, overrides in config.arms.items():
         own = _by_key(overrides)
-        with about(f"ablation.arms.{name}"):
+        with error_prefix(f"ablation.arms.{name}"):
             for key, override in own.items():
                 if key in NOT_OF_AN_ARM:
-                    raise BadInput(f"{override}: {NOT_OF_AN_ARM[key]}")
+                    raise UserError(f"{override}: {NOT_OF_AN_ARM[key]}")
                 if key in _by_key(typed):
-                    raise BadInput(f"{override}: is what this arm is about; leave {common[key]} out")
+                    raise UserError(f"{override}: is what this arm is about; leave {common[key]} out")
             runs[name] = compose([*(common | own).values()])
     settings = {name: flat(asdict(run)) for name, run in runs.items()}
     for name, values in settings.items():
         _check_hyperparameters(config, name, values)
     if config.plot_over is not None and not any(config.plot_over in values for values in settings.values()):
-        raise BadInput(f"ablation.plot_over={config.plot_over}: no such setting of a run")
+        raise UserError(f"ablation.plot_over={config.plot_over}: no such setting of a run")
     return runs
 
 
@@ -54,17 +54,17 @@ def compose_base(
     """The configuration of the runs that the arms start from; None if there are none or `init_from` names one run.
 
     What stands in ablation.base comes before the overrides that were `typed`, which change base and arms alike. Raises
-    BadInput for a base whose text, model or tokenizer is not that of the arms.
+    UserError for a base whose text, model or tokenizer is not that of the arms.
     """
     if config.base is None or any(run.init_from for run in runs.values()):
         for name, run in runs.items():
-            with about(f"ablation.arms.{name}"):
+            with error_prefix(f"ablation.arms.{name}"):
                 run.check_init()
         return None
     own = _by_key(config.base)
-    with about("ablation.base"):
+    with error_prefix("ablation.base"):
         for key in own.keys() & {*RESERVED, "init_from"}:
-            raise BadInput(f"{own[key]}: {RESERVED.get(key, 'a base starts anew')}")
+            raise UserError(f"{own[key]}: {RESERVED.get(key, 'a base starts anew')}")
         base = compose([*(_by_key([*config.overrides, *typed]) | own).values()])
         base.check_init()
     base_settings = flat(asdict(base))
@@ -73,17 +73,21 @@ def compose_base(
             is_shared = key.startswith(SHARED) and key not in NOT_SHARED
             if is_shared and not agrees(key.removeprefix("model."), value, base_settings.get(key)):
                 advice = "they have it in common: choose it among the overrides"
-                raise BadInput(f"ablation.base: {key} is {base_settings.get(key)}, that of {name} is {value}; {advice}")
+                raise UserError(
+                    f"ablation.base: {key} is {base_settings.get(key)}, that of {name} is {value}; {advice}"
+                )
     return base
 
 
 def _check_hyperparameters(config: AblationConfig, arm: str, values: dict[str, Any]) -> None:
     for setting in config.tune.hyperparameters:
         if not setting.startswith(TUNABLE) or not isinstance(values.get(setting, ""), float | None):
-            raise BadInput(f"ablation.tune.hyperparameters: {setting} is none of a run's settings that take any number")
+            raise UserError(
+                f"ablation.tune.hyperparameters: {setting} is none of a run's settings that take any number"
+            )
     if config.tune.trials and not any(values[setting] for setting in config.tune.hyperparameters):
         names = ", ".join(config.tune.hyperparameters)
-        raise BadInput(f"ablation.tune.hyperparameters: {arm} has none of {names}, or it is 0; name one that it has")
+        raise UserError(f"ablation.tune.hyperparameters: {arm} has none of {names}, or it is 0; name one that it has")
 
 
 def _by_key(overrides: Sequence[str]) -> dict[str, str]:

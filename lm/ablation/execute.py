@@ -10,7 +10,7 @@ from lm.ablation.executors import Executor
 from lm.ablation.plan import RunSpec
 from lm.ablation.run_files import Ending, Failure
 from lm.ablation.worker import Task, task_of
-from lm.config import BadInput
+from lm.config import UserError
 
 MAX_TRIES = 2  # of a run whose process was killed: an arm must not lose a seed by an accident
 OnProgress = Callable[[dict[str, int], list[str]], None]
@@ -22,7 +22,7 @@ def execute(specs: Sequence[RunSpec], folder: Path, executor: Executor, workers:
 
     `on_progress` is called about twice a second with the steps that the running ones have made and those that have
     ended since, both by run_dir. An interrupt cancels what is queued or running and goes on to the caller. Raises
-    BadInput if the executor takes no run at all, or if a machine lacks what runs need.
+    UserError if the executor takes no run at all, or if a machine lacks what runs need.
     """
     waiting = deque(task_of(spec, folder, executor.name) for spec in specs)
     running, tries = dict[str, Task](), Counter[str]()
@@ -33,7 +33,7 @@ def execute(specs: Sequence[RunSpec], folder: Path, executor: Executor, workers:
                 task = waiting[0]
                 try:
                     _submit(task, executor)
-                except BadInput as error:  # it takes no more now, as at a limit of queued jobs
+                except UserError as error:  # it takes no more now, as at a limit of queued jobs
                     if not running:
                         raise
                     if not warned:
@@ -68,7 +68,7 @@ def _has_outcome(task: Task, ending: Ending, may_retry: bool) -> bool:
         return True
     if ending.kind != Failure.KILLED and not task.files.where.exists():
         expected = "expected lm, Python and output_dir as they are here"
-        raise BadInput(f"executor={task.executor}: {task.name} could not begin ({ending.message}); {expected}")
+        raise UserError(f"executor={task.executor}: {task.name} could not begin ({ending.message}); {expected}")
     if ending.kind != Failure.ERROR and may_retry:
         log.info("%s: %s; it is started again", task.name, ending.message)
         return False

@@ -25,10 +25,10 @@ import torch
 
 from lm.ablation.run_files import Ending, Failure, describe_exit_code
 from lm.ablation.worker import Task, run_on_node, run_task
-from lm.config import BadInput
+from lm.config import UserError
 from lm.config.ablation import AblateConfig, SlurmConfig
 from lm.system.device import cores
-from lm.system.files import hash_of
+from lm.system.files import json_sha256
 
 CANCEL_SECONDS = 60  # for runs to save a checkpoint
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class Executor(ABC):
 
     @abstractmethod
     def __init__(self, config: AblateConfig, folder: Path) -> None:
-        """Raises BadInput if there is nothing to run on."""
+        """Raises UserError if there is nothing to run on."""
 
     @abstractmethod
     def default_workers(self, threads: int) -> int:
@@ -47,13 +47,13 @@ class Executor(ABC):
 
     @abstractmethod
     def submit(self, task: Task) -> None:
-        """Start or queue a run. Raises BadInput if it is not taken now."""
+        """Start or queue a run. Raises UserError if it is not taken now."""
 
     @abstractmethod
     def poll(self) -> dict[str, Ending]:
         """Wait a moment; how runs have ended since the last call, by the name of the task.
 
-        Raises BadInput if a machine lacks what runs need.
+        Raises UserError if a machine lacks what runs need.
         """
 
     @abstractmethod
@@ -92,7 +92,7 @@ class LocalExecutor(Executor):
             try:
                 process.start()
             except (EOFError, ConnectionError) as error:
-                raise BadInput(f"executor=local: the server of processes was killed ({error})") from error
+                raise UserError(f"executor=local: the server of processes was killed ({error})") from error
             self.running[slot] = task.name, process, writer
         reader.close()
 
@@ -180,7 +180,7 @@ class RayExecutor(Executor):
             ray.init(address=address, log_to_driver=False, logging_level="error")
         except Exception as error:  # of many kinds, in several lines
             expected = "expected a running cluster, as `ray start --head` starts one"
-            raise BadInput(f"ray.address={address}: {str(error).strip().splitlines()[0]} {expected}") from error
+            raise UserError(f"ray.address={address}: {str(error).strip().splitlines()[0]} {expected}") from error
         for signum, handler in handlers.items():
             signal.signal(signum, handler)
 
@@ -204,7 +204,7 @@ class RayExecutor(Executor):
             reason = str(error).strip().splitlines()[-1 if isinstance(error, errors.RayTaskError) else 0]
             return Ending(Failure.ERROR if own else Failure.KILLED, f"{type(error).__name__}: {reason}"[:300])
         if refusal:
-            raise BadInput(refusal)
+            raise UserError(refusal)
         return Ending(None, "ended without a result")
 
     def cancel(self) -> None:
@@ -238,21 +238,21 @@ class SlurmExecutor(Executor):
         try:
             self.submitter = submitit.SlurmExecutor(self.folder / ".slurm")
         except RuntimeError:
-            raise BadInput("executor=slurm: there is no srun here; expected a machine that submits to Slurm") from None
+            raise UserError("executor=slurm: there is no srun here; expected a machine that submits to Slurm") from None
 
     def default_workers(self, threads: int) -> int:
         return 64
 
     def submit(self, task: Task) -> None:
-        name = f"lm-{hash_of(str(self.folder))[:8]}-{task.name.replace('/', '-')}"
+        name = f"lm-{json_sha256(str(self.folder))[:8]}-{task.name.replace('/', '-')}"
         try:
             self.submitter.update_parameters(**job_parameters(name, task.threads, task.gpus, self.settings))
         except (ValueError, TypeError) as error:
-            raise BadInput(f"slurm.parameters: {str(error).splitlines()[0]}") from error
+            raise UserError(f"slurm.parameters: {str(error).splitlines()[0]}") from error
         try:
             job = self.submitter.submit(_ResumedTask(), task)
         except Exception as error:  # submitit's own, of what sbatch said
-            raise BadInput(f"executor=slurm: {str(error).strip().splitlines()[-1]}") from error
+            raise UserError(f"executor=slurm: {str(error).strip().splitlines()[-1]}") from error
         self.running[job.job_id] = task, job
 
     def poll(self) -> dict[str, Ending]:
@@ -273,7 +273,7 @@ class SlurmExecutor(Executor):
             if error := job.exception():
                 return Ending(Failure.ERROR, str(error).strip().splitlines()[-1])
             if refusal := job.result():
-                raise BadInput(refusal)
+                raise UserError(refusal)
         message = f"job {job.job_id} is {state}"
         if state == "FAILED":
             kind, reason = describe_exit_code(exit_code)
@@ -336,7 +336,7 @@ def _job_states() -> dict[str, tuple[str, int]] | None:
 def _require(package: str, extra: str) -> None:
     if importlib.util.find_spec(package) is None:
         advice = f'install it with `pip install "lm-lab[{extra}]"`'
-        raise BadInput(f"executor={extra}: the package {package} is missing; {advice}")
+        raise UserError(f"executor={extra}: the package {package} is missing; {advice}")
 
 
 EXECUTORS: dict[str, type[Executor]] = {

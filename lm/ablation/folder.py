@@ -10,9 +10,9 @@ from pathlib import Path
 import filelock
 
 from lm.ablation.record import FILE, AblationRecord, read_record
-from lm.config import BadInput
+from lm.config import UserError
 from lm.config.ablation import AblateConfig
-from lm.system.files import ABANDONED, remove_partial
+from lm.system.files import STALE_SECONDS, remove_partial
 
 LOCK = ".lock"
 MAX_OVERRIDES = 40  # characters of the overrides in a folder's name
@@ -29,10 +29,10 @@ def default_dir(config: AblateConfig) -> Path:
 
 
 def existing_record(path: Path, config: AblateConfig) -> AblationRecord | None:
-    """What an earlier call has left in the folder, if anything. Raises BadInput if it is another ablation's."""
+    """What an earlier call has left in the folder, if anything. Raises UserError if it is another ablation's."""
     if not (path / FILE).exists():
         if path.exists() and (not path.is_dir() or any(entry.name != LOCK for entry in path.iterdir())):
-            raise BadInput(f"output_dir={path}: holds no ablation; name a new or an empty folder")
+            raise UserError(f"output_dir={path}: holds no ablation; name a new or an empty folder")
         return None
     record, question = read_record(path), config.ablation
     before = {"name": record.name, "metric": record.metric, "overrides": record.overrides}
@@ -40,13 +40,13 @@ def existing_record(path: Path, config: AblateConfig) -> AblationRecord | None:
     for key, value in before.items():
         if value != now[key]:
             difference = f"{key} is {value} there, {now[key]} now"
-            raise BadInput(f"output_dir={path}: holds another ablation ({difference}); name another output_dir")
+            raise UserError(f"output_dir={path}: holds another ablation ({difference}); name another output_dir")
     return record
 
 
 @contextlib.contextmanager
 def lock_output_dir(path: Path) -> Iterator[None]:
-    """Hold the folder while working in it. Raises BadInput if another process does.
+    """Hold the folder while working in it. Raises UserError if another process does.
 
     A folder made here in which nothing was begun is taken away.
     """
@@ -56,11 +56,11 @@ def lock_output_dir(path: Path) -> Iterator[None]:
         path.mkdir(parents=True, exist_ok=True)
         lock.acquire(blocking=False)
     except filelock.Timeout:
-        raise BadInput(f"output_dir={path}: another process is at work there") from None
+        raise UserError(f"output_dir={path}: another process is at work there") from None
     except OSError as error:
-        raise BadInput(f"output_dir={path}: cannot be written to ({error.strerror})") from error
+        raise UserError(f"output_dir={path}: cannot be written to ({error.strerror})") from error
     try:
-        remove_partial(path, older_than=ABANDONED)  # a report, or a run on another node, may be writing now
+        remove_partial(path, older_than=STALE_SECONDS)  # a report, or a run on another node, may be writing now
         yield
     finally:
         if not (path / FILE).exists():

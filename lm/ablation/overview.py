@@ -21,11 +21,11 @@ from lm.ablation.statistics import difference_p, holm, interval
 from lm.ablation.views import asked, ci, differences, finished, lower_is_better, merged, unit
 from lm.ablation.warnings import report_warnings
 from lm.config.ablation import BUDGET_NAMES
-from lm.config.identity import identifying
+from lm.config.identity import hashed_settings
 from lm.report.figures import as_svg, inline, shorten
 from lm.report.pages import render
 from lm.system.files import write_text
-from lm.system.terminal import printable, spelled
+from lm.system.terminal import printable, to_override_value
 
 DIGITS = 4  # of bits per byte
 
@@ -39,7 +39,7 @@ def folders(path: Path) -> list[Path]:
 def write_overview(path: Path) -> dict[Path, Results]:
     """Write overview.html, overview.md, its figure and a results.csv of all runs; return the ablations as they began.
 
-    Raises BadInput if what one of the folders holds cannot be read.
+    Raises UserError if what one of the folders holds cannot be read.
     """
     every = [read_results(folder) for folder in folders(path)]
     ablations = {results.folder: results for results in sorted(every, key=lambda results: results.record.begun)}
@@ -183,12 +183,12 @@ def forest(rows: list[Row]) -> Figure:
 def _conditions(ablations: dict[Path, Results]) -> list[tuple[str, list[str]]]:
     """Each ablation's settings that are not those of the first; empty where all are the same."""
     settings = {
-        folder.name: identifying(results.record.arms[results.record.baseline].settings)
+        folder.name: hashed_settings(results.record.arms[results.record.baseline].settings)
         for folder, results in ablations.items()
     }
     first, *_ = [*settings.values(), {}]
     others = {
-        name: [f"{key}={spelled(value)}" for key, value in own.items() if value not in (None, first.get(key))]
+        name: [f"{key}={to_override_value(value)}" for key, value in own.items() if value not in (None, first.get(key))]
         for name, own in settings.items()
     }
     return [*others.items()] if any(others.values()) else []

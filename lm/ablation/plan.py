@@ -23,9 +23,9 @@ from lm.ablation.record import AblationRecord, BaseRecord, RunRecord, TrialRecor
 from lm.ablation.results import Results, RunReader, results_of
 from lm.ablation.step_timing import measure
 from lm.ablation.tuning import ArmTrials, TuningState, planned_trials, tune
-from lm.config import BadInput, RunConfig
+from lm.config import RunConfig, UserError
 from lm.config.ablation import METRICS, AblateConfig, AblationConfig, TuneConfig
-from lm.config.checks import about
+from lm.config.checks import error_prefix
 from lm.config.identity import config_hash
 from lm.exchange.base import read_base
 
@@ -191,7 +191,7 @@ class Plan:
     def _is_allowed(self, name: str, settings: dict[str, float]) -> bool:
         try:
             return bool(self.trial(name, settings))
-        except BadInput:  # for example a fraction above one
+        except UserError:  # for example a fraction above one
             return False
 
     def _loss(self, specs: Sequence[RunSpec]) -> float | None:
@@ -309,7 +309,7 @@ def make_plan(
     reader: RunReader,
 ) -> Plan:
     """`runs` has the configuration of each arm, `base` that of the runs that they start from, `before` the record of an
-    earlier call. Raises BadInput for what the user can mend.
+    earlier call. Raises UserError for what the user can mend.
     """
     ablation = config.ablation
     record = before or AblationRecord(**question_of(ablation))
@@ -317,7 +317,7 @@ def make_plan(
     arms = build_arms(ablation, runs, threads, record.arms)
     plan = Plan(ablation, arms, None, record, reader, record.tune)
     if base is not None:
-        with about("ablation.base"):
+        with error_prefix("ablation.base"):
             plan.base = build_arm(BASE, ablation.base or [], base, threads, {})
         _start_from_base(plan, plan.base)
     timed = arms | ({BASE: plan.base} if plan.base else {})
@@ -347,7 +347,7 @@ def make_plan(
 
 
 def _start_from_base(plan: Plan, base: Arm) -> None:
-    """Let the arms start from the base of their seed. Raises BadInput if an arm cannot."""
+    """Let the arms start from the base of their seed. Raises UserError if an arm cannot."""
 
     def start(seed: int) -> dict[str, Any]:
         spec = plan.base_spec(seed)
@@ -358,7 +358,7 @@ def _start_from_base(plan: Plan, base: Arm) -> None:
 
     for name, arm in plan.arms.items():
         if arm.identity["tokenizer_hash"] != base.identity["tokenizer_hash"]:
-            raise BadInput(f"ablation.arms.{name}: has another tokenizer than ablation.base")
+            raise UserError(f"ablation.arms.{name}: has another tokenizer than ablation.base")
         check_start(arm, base.run.model, base.run.head, base.run.data.seq_len)
         arm.start = start
 

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from lm.config import BadInput
+from lm.config import UserError
 from lm.config.ablation import Question
 from lm.config.checks import reading
 from lm.config.typed import build
@@ -98,13 +98,13 @@ def question_of(config: Question) -> dict[str, Any]:
 
 
 def read_record(folder: Path) -> AblationRecord:
-    """Raises BadInput naming the file, and the key whose value is wrong."""
+    """Raises UserError naming the file, and the key whose value is wrong."""
     try:
         with reading(folder / FILE):
             record: AblationRecord = build(AblationRecord, read_json(folder / FILE))
             return record
     except FileNotFoundError:
-        raise BadInput(f"output_dir={folder}: holds no {FILE}; expected what ablate.py wrote") from None
+        raise UserError(f"output_dir={folder}: holds no {FILE}; expected what ablate.py wrote") from None
 
 
 def write_record(record: AblationRecord, folder: Path) -> None:

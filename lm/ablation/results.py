@@ -21,7 +21,7 @@ from lm.ablation.tuning import Profile, TunedArm, profiles, regrets
 from lm.config.ablation import METRICS
 from lm.config.checks import reading
 from lm.system.files import read_csv
-from lm.system.terminal import spelled
+from lm.system.terminal import to_override_value
 from lm.training.run_directory import METRICS as METRICS_FILE
 from lm.training.run_directory import read_rows
 
@@ -51,7 +51,7 @@ DTYPES: dict[type, str] = {int: "Int64", float: "float64", bool: "boolean", obje
 
 
 class RunReader:
-    """What became of the runs of an ablation. Raises BadInput if results.csv is not what a report has written."""
+    """What became of the runs of an ablation. Raises UserError if results.csv is not what a report has written."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -211,7 +211,7 @@ class Results:
 
 
 def read_results(folder: Path) -> Results:
-    """Raises BadInput if the folder holds no ablation."""
+    """Raises UserError if the folder holds no ablation."""
     return results_of(read_record(folder), RunReader(folder))
 
 
@@ -275,5 +275,5 @@ def _column(values: list[Any], kind: type | None) -> Any:
     kinds = {type(value) for value in values if value is not None}
     kind = kind or (kinds.pop() if len(kinds) == 1 else float if kinds == {int, float} else str)
     if kind not in DTYPES:
-        values = [value if value is None else spelled(value) for value in values]
+        values = [value if value is None else to_override_value(value) for value in values]
     return pd.Series(values, dtype=DTYPES.get(kind, "string"))

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from lm.config import BadInput
+from lm.config import UserError
 from lm.config.checks import reading
 from lm.system.files import read_json, write_json
 from lm.training.run_directory import read_result
@@ -88,7 +88,7 @@ class RunFiles:
                 return Outcome(content["status"], content["error"], kind=content.get("kind", ""))
         except (FileNotFoundError, NotADirectoryError):
             return Outcome("missing")
-        except BadInput as error:
+        except UserError as error:
             return Outcome("failed", str(error))
 
     def place(self) -> dict[str, str]:

@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from lm.ablation.arms import Arm
 from lm.config import RunConfig
-from lm.config.identity import identifying
+from lm.config.identity import hashed_settings
 from lm.data.batches import Batch
 from lm.data.tokens import prepare
 from lm.inference.evaluate import evaluate
@@ -100,7 +100,7 @@ def machine() -> str:
 
 def _computation(arm: Arm, with_trainer: bool) -> str:
     """What the cost of a step depends on: all settings but those without a cost, the code and the machine."""
-    settings = {key: value for key, value in identifying(asdict(arm.run)).items() if key not in COST_FREE}
+    settings = {key: value for key, value in hashed_settings(asdict(arm.run)).items() if key not in COST_FREE}
     content = repr((sorted(settings.items()), arm.identity, arm.steps["own"], with_trainer))
     return f"{hashlib.sha256(content.encode()).hexdigest()[:16]} {machine()}"
 

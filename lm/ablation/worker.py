@@ -13,7 +13,7 @@ from pathlib import Path
 from lm.ablation.code_hash import code_hash
 from lm.ablation.plan import RunSpec
 from lm.ablation.run_files import Failure, RunFiles
-from lm.config import BadInput, Diverged, RunConfig, foreign_classes
+from lm.config import Diverged, RunConfig, UserError, foreign_classes
 from lm.system.files import write_json
 
 CHANGED = "has changed since these runs were planned; the same command plans anew"
@@ -56,7 +56,7 @@ def run_on_node(task: Task) -> str:
     try:
         os.chdir(task.cwd)
         code = code_hash(foreign_classes(task.run.model))
-    except (OSError, BadInput) as error:
+    except (OSError, UserError) as error:
         return f"{task.cwd}: cannot be used on {node} ({error}); start the command in a folder that all nodes share"
     if code != task.identity["source_hash"]:
         return f"lm: the training code on {node} is not that of the driver; install the same version there"
@@ -87,7 +87,7 @@ def run_task(task: Task) -> None:
         sys.exit(128 + error.signum)
     except Exception as error:
         traceback.print_exc()
-        kind = "" if isinstance(error, BadInput) else f"{type(error).__name__}: "
+        kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
         reason = (str(error).strip() or "no reason given").splitlines()[0]
         task.files.write_status("diverged" if isinstance(error, Diverged) else "failed", Failure.ERROR, kind + reason)
 
@@ -100,10 +100,10 @@ def _train(task: Task) -> None:
     run, planned = task.run, task.identity
     data = prepare(run.data, run.tokenizer)
     if (data.hash, data.tokenizer.hash) != (planned["data_hash"], planned["tokenizer_hash"]):
-        raise BadInput(f"the text {CHANGED}")
+        raise UserError(f"the text {CHANGED}")
     classes = foreign_classes(run.model)
     if classes and code_hash(classes) != planned["source_hash"]:
-        raise BadInput(f"the code of {', '.join(classes)} {CHANGED}")
+        raise UserError(f"the code of {', '.join(classes)} {CHANGED}")
     while True:
         try:
             train(run, data)

@@ -10,7 +10,7 @@ from unittest.mock import patch
 from lm.benchmark.measure import Measurement, alternate, paired, wait
 from lm.benchmark.reference import step_in_transformers
 from lm.benchmark.shapes import DEFAULT, SHAKESPEARE
-from lm.config import BadInput
+from lm.config import UserError
 
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
@@ -21,7 +21,7 @@ def compiled(device: str, seconds: float) -> Iterator[Measurement]:
         calls = {"compiled": shape.step(device, compiled=True), "eager": shape.step(device)}
         try:
             spent = compile_seconds(calls["compiled"])
-        except BadInput as error:
+        except UserError as error:
             print(f"compile: left out, {error}", file=sys.stderr)
             return
         if (theirs := step_in_transformers(shape.build(device), shape.tokens(device), mixed=False)) is not None:

@@ -13,7 +13,7 @@ from lm.benchmark.limits import MemoryRead
 from lm.benchmark.measure import Measurement, alternate, paired
 from lm.benchmark.reference import in_transformers
 from lm.benchmark.shapes import DEFAULT, GPT2
-from lm.config import BadInput
+from lm.config import UserError
 from lm.exchange.portable import load_model
 from lm.inference.decode import decode
 from lm.inference.prompt_lookup import MAX_DRAFT_TOKENS
@@ -49,12 +49,12 @@ class RunPrompts(NamedTuple):
 
 
 def run_prompts(run_dir: str) -> RunPrompts:
-    """Raises BadInput if the run or its validation text cannot be read."""
+    """Raises UserError if the run or its validation text cannot be read."""
     path = Path(run_dir).expanduser().resolve()
     try:
         (net, _), (text, *_) = load_model(path), own_validation(path, trust=False)
-    except BadInput as error:
-        raise BadInput(f"run_dir={run_dir}: its validation text cannot be read; evaluate.py says: {error}") from error
+    except UserError as error:
+        raise UserError(f"run_dir={run_dir}: its validation text cannot be read; evaluate.py says: {error}") from error
     shown = max(1, min(net.seq_len // 4, len(text)))
     starts = [(len(text) - shown) * place // N_PROMPTS for place in range(N_PROMPTS)]
     return RunPrompts(path.name, net, torch.tensor([text[start : start + shown].tolist() for start in starts]))

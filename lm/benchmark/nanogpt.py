@@ -16,7 +16,7 @@ from lm.ablation.plan.timing import train_step
 from lm.benchmark.limits import precisions, spell
 from lm.benchmark.measure import Measurement, alternate, paired
 from lm.benchmark.shapes import DEFAULT, GPT2, Shape
-from lm.config import BadInput
+from lm.config import UserError
 
 Theirs = tuple[Any, Any]  # nanoGPT's classes GPT and GPTConfig
 
@@ -49,7 +49,7 @@ def nanogpt(device: str, seconds: float, theirs: Theirs | None = None) -> Iterat
 
 
 def their_model(clone: str) -> Theirs:
-    """The model classes of a clone. Raises BadInput if the folder is no clone of nanoGPT."""
+    """The model classes of a clone. Raises UserError if the folder is no clone of nanoGPT."""
     path = Path(clone).expanduser() / "model.py"
     spec = importlib.util.spec_from_file_location("nanogpt_model", path)
     assert spec is not None
@@ -59,7 +59,7 @@ def their_model(clone: str) -> Theirs:
         spec.loader.exec_module(module)
         return module.GPT, module.GPTConfig
     except Exception as error:  # whatever another file of that name does
-        raise BadInput(f"nanogpt={clone}: expected a clone of nanoGPT ({type(error).__name__}: {error})") from error
+        raise UserError(f"nanogpt={clone}: expected a clone of nanoGPT ({type(error).__name__}: {error})") from error
 
 
 def their_step(theirs: Theirs, shape: Shape, device: str, compiled: bool, mixed: bool) -> partial[None]:

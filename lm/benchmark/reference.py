@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim import AdamW
 
 from lm.ablation.plan.timing import train_step
-from lm.config import BadInput
+from lm.config import UserError
 from lm.data.batches import Batch
 from lm.data.vocabulary import byte_tokenizer
 from lm.exchange.huggingface import export
@@ -31,7 +31,7 @@ def in_transformers(net: Transformer) -> Any | None:
     with tempfile.TemporaryDirectory() as folder:
         try:
             export(net, byte_tokenizer(), Path(folder) / "out")
-        except BadInput:
+        except UserError:
             return None
         theirs: Any = AutoModelForCausalLM.from_pretrained(Path(folder) / "out")
     return theirs.to(net.embed.weight.device)

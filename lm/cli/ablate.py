@@ -18,9 +18,9 @@ from omegaconf import DictConfig
 
 from lm.ablation.compose import compose_arms, compose_base
 from lm.cli.compose import compose, current_overrides, key_of, quoted, register, run_hydra, string, to_dataclass
-from lm.cli.main import job, resumable, start_of
+from lm.cli.main import command_prefix, job, resumable
 from lm.cli.mistakes import CONFIGS, kinds_of, no_such_key
-from lm.config import BadInput, RunConfig
+from lm.config import RunConfig, UserError
 from lm.config.ablation import AblateConfig
 from lm.data.paths import check_paths
 
@@ -62,14 +62,14 @@ def program(config: DictConfig) -> None:
 
 def command() -> str:
     """The command line for the record: the settings as they were typed, the program without its path."""
-    start = start_of("ablate")
+    start = command_prefix("ablate")
     return shlex.join([*start, *sys.argv[2 if start[-1] == "ablate" else 1 :]])
 
 
 def prepare(flags: Namespace) -> list[str]:
-    """The overrides for Hydra: those of train become a list, the setting `overrides`. Raises BadInput."""
+    """The overrides for Hydra: those of train become a list, the setting `overrides`. Raises UserError."""
     if flags.multirun:
-        raise BadInput("-m: an ablation is a sweep already; list its values as arms and seeds")
+        raise UserError("-m: an ablation is a sweep already; list its values as arms and seeds")
     own, train, others = kinds_of(AblateConfig), kinds_of(RunConfig), []
     overrides = []
     for override in flags.overrides:
@@ -79,7 +79,7 @@ def prepare(flags: Namespace) -> list[str]:
         elif key in train or (CONFIGS / key).is_dir():
             others.append(override)
         else:
-            raise BadInput(no_such_key(key_of(override), own | train))
+            raise UserError(no_such_key(key_of(override), own | train))
     verbatim = (string(re.sub(r"(\\*)\$\{", r"\1\1\\${", override)) for override in others)
     return [*overrides, f"overrides=[{','.join(verbatim)}]"]
 

@@ -16,13 +16,13 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lm.cli.mistakes import CONFIGS, Kinds, explaining, kinds_of, no_such_key, not_a_setting, wrong_value
-from lm.config import CLASSES, BadInput, HeadConfig, RunConfig
-from lm.config.checks import about
+from lm.cli.mistakes import CONFIGS, Kinds, explain_non_override, explaining, kinds_of, no_such_key, wrong_value
+from lm.config import CLASSES, HeadConfig, RunConfig, UserError
+from lm.config.checks import error_prefix
 from lm.config.identity import PLACES, is_runtime
 from lm.config.typed import build
 from lm.exchange.base import agrees, read_base
-from lm.system.terminal import spelled
+from lm.system.terminal import to_override_value
 from lm.training.run_directory import LENGTH, RunDirectory
 
 SWEEP_VALUE = re.compile(r",|^\w+\(")  # several values in Hydra's grammar: a,b or choice(a,b), range(...), glob(...)
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 def parse(schema: type[Config], args: Sequence[str], **values: Any) -> Config:
-    """key=value arguments as a flat dataclass; `values` are settings that come from elsewhere. Raises BadInput.
+    """key=value arguments as a flat dataclass; `values` are settings that come from elsewhere. Raises UserError.
 
     A setting that is text is what stands behind the first =, whatever it contains; others are read as YAML.
     """
@@ -41,9 +41,9 @@ def parse(schema: type[Config], args: Sequence[str], **values: Any) -> Config:
     for i, arg in enumerate(args):
         key, equals, text = arg.partition("=")
         if not equals or not re.fullmatch(r"\+*[a-zA-Z][\w.]*", key):
-            raise BadInput(not_a_setting(args[i:], kinds, values))
+            raise UserError(explain_non_override(args[i:], kinds))
         if key not in kinds:
-            raise BadInput(no_such_key(key, kinds))
+            raise UserError(no_such_key(key, kinds))
         if kinds[key] is str or (kinds[key] == str | None and (text != "null" or key == "prompt")):
             values[key] = text
             continue
@@ -51,11 +51,11 @@ def parse(schema: type[Config], args: Sequence[str], **values: Any) -> Config:
             config = OmegaConf.structured(schema)
             config[key] = yaml.safe_load(text)
         except (OmegaConfBaseException, yaml.YAMLError) as error:
-            raise BadInput(wrong_value(arg, kinds)) from error
+            raise UserError(wrong_value(arg, kinds)) from error
         values[key] = OmegaConf.to_container(config[key]) if OmegaConf.is_config(config[key]) else config[key]
     for field in fields(schema):  # type: ignore[arg-type]  # it is a dataclass
         if field.name not in values and field.default is field.default_factory is NO_DEFAULT:
-            raise BadInput(f"{field.name}: is missing; give it as {field.name}=VALUE")
+            raise UserError(f"{field.name}: is missing; give it as {field.name}=VALUE")
     return schema(**values)
 
 
@@ -67,13 +67,13 @@ def run_hydra(
 ) -> None:
     """Call a @hydra.main program with these arguments; `prepare` gives the overrides that Hydra reads.
 
-    Raises BadInput for what cannot be composed.
+    Raises UserError for what cannot be composed.
     """
     from hydra._internal import utils
 
     class Parser(argparse.ArgumentParser):
         def error(self, message: str) -> Any:
-            raise BadInput(message)
+            raise UserError(message)
 
         def _check_help(self, action: argparse.Action) -> None:
             """Python 3.14 refuses Hydra 1.3's text of --shell-completion, which is no string."""
@@ -83,7 +83,7 @@ def run_hydra(
                 return super().parse_args(args, namespace)
             flags, unknown = self.parse_known_intermixed_args(words)
             for word in unknown:
-                raise BadInput(not_a_setting(words[words.index(word) :], kinds))
+                raise UserError(explain_non_override(words[words.index(word) :], kinds))
             flags.overrides = flags.overrides if flags.shell_completion else prepare(flags)
             return flags
 
@@ -125,7 +125,7 @@ def key_of(override: str) -> str:
 
 
 def compose(name: str, overrides: Sequence[str], schema: type[Config]) -> Config:
-    """configs/NAME.yaml with overrides as a dataclass, also while a program of Hydra is running. Raises BadInput."""
+    """configs/NAME.yaml with overrides as a dataclass, also while a program of Hydra is running. Raises UserError."""
     import hydra
     from hydra.core.global_hydra import GlobalHydra
 
@@ -147,18 +147,18 @@ def register(name: str, schema: type[Any]) -> None:
 
 
 def to_dataclass(config: DictConfig, overrides: Sequence[str], schema: type[Config]) -> Config:
-    """What Hydra has composed of these overrides as a dataclass. Raises BadInput.
+    """What Hydra has composed of these overrides as a dataclass. Raises UserError.
 
     A RunConfig is that of the run that run_dir names, if that stands alone, and has the model that init_from names.
     """
     with explaining(overrides, kinds_of(schema)):
         if schema is RunConfig:
-            if (run := _continued(config, overrides)) is not None:
+            if (run := _load_resumed_config(config, overrides)) is not None:
                 return run  # type: ignore[return-value]
             config = _with_init_from(config, overrides)
         typed = OmegaConf.merge(OmegaConf.structured(schema), OmegaConf.to_container(config))  # refuses what +key added
         for key in sorted(OmegaConf.missing_keys(typed)):
-            raise BadInput(f"{key}: is missing; give it as {key}=VALUE")
+            raise UserError(f"{key}: is missing; give it as {key}=VALUE")
         result = OmegaConf.to_object(typed)
     if isinstance(result, RunConfig):
         _check_head_name(result.head)
@@ -166,11 +166,11 @@ def to_dataclass(config: DictConfig, overrides: Sequence[str], schema: type[Conf
 
 
 def _check_head_name(head: HeadConfig) -> None:
-    """Raise BadInput if the name, under which results are listed, is that of a head of another kind."""
+    """Raise UserError if the name, under which results are listed, is that of a head of another kind."""
     path = CONFIGS / "head" / f"{head.name}.yaml"
     kind = yaml.safe_load(path.read_text())["kind"] if path.is_file() else head.kind
     if kind != head.kind:
-        raise BadInput(f"head.name={head.name}: is of kind {kind}, not head.kind={head.kind}; choose another name")
+        raise UserError(f"head.name={head.name}: is of kind {kind}, not head.kind={head.kind}; choose another name")
 
 
 # --- runs that start from another run, or continue one
@@ -198,7 +198,7 @@ def _with_init_from(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
     changed = [dict.fromkeys(entry, "loaded") if {*entry} <= {*loaded} else entry for entry in defaults]
     store.store("from_loaded", {"defaults": changed})
     config = hydra.compose("from_loaded", list(overrides))
-    with about(f"init_from={path}"):
+    with error_prefix(f"init_from={path}"):
         _refuse_foreign_classes(loaded["model"], map(key_of, overrides))
     for key, value in loaded["model"].items():
         if not agrees(key, config.model[key], value):
@@ -214,27 +214,29 @@ def _with_init_from(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
 
 
 def _refuse(key: str, value: Any, init_from: str, loaded: Any) -> NoReturn:
-    raise BadInput(f"{key}={spelled(value)}: init_from={init_from} has {spelled(loaded)}; leave it out")
+    raise UserError(
+        f"{key}={to_override_value(value)}: init_from={init_from} has {to_override_value(loaded)}; leave it out"
+    )
 
 
-def _continued(config: DictConfig, overrides: Sequence[str]) -> RunConfig | None:
+def _load_resumed_config(config: DictConfig, overrides: Sequence[str]) -> RunConfig | None:
     """The run in run_dir, by its config.yaml, with those overrides that may differ when a run is continued.
 
-    None if other settings are given too, or if the directory holds no run. Raises BadInput.
+    None if other settings are given too, or if the directory holds no run. Raises UserError.
     """
     keys, run_dir = [key_of(override) for override in overrides], config.get("run_dir")
-    typed = [key for key in CLASSES if key in keys]
+    named_classes = [key for key in CLASSES if key in keys]
     applied = [key for key in keys if is_runtime(key) or key in (*LENGTH, *PLACES)]
-    if not run_dir or len(applied) + len(typed) < len(keys):
+    if not run_dir or len(applied) + len(named_classes) < len(keys):
         return None
     directory = RunDirectory(Path(run_dir).expanduser())
     if not directory.path.exists():  # it may be mistyped
         log.info("run_dir=%s: does not exist yet, so this is a new run", run_dir)
     saved = directory.read_config()
     try:
-        if not saved or any(saved["model"][key[6:]] != OmegaConf.select(config, key) for key in typed):
+        if not saved or any(saved["model"][key[6:]] != OmegaConf.select(config, key) for key in named_classes):
             return None
-        _refuse_foreign_classes(saved["model"], typed)
+        _refuse_foreign_classes(saved["model"], named_classes)
         for key in applied:
             value = OmegaConf.select(config, key)
             *groups, name = key.split(".")
@@ -244,7 +246,7 @@ def _continued(config: DictConfig, overrides: Sequence[str]) -> RunConfig | None
             RunConfig, {field.name: saved[field.name] for field in fields(RunConfig) if field.name in saved}
         )
     except (TypeError, LookupError, AttributeError, ValueError) as error:
-        raise BadInput(f"{directory.config}: {error}") from error
+        raise UserError(f"{directory.config}: {error}") from error
     tokenizer = directory.model / "tokenizer.json"
     if run.init_from and run.tokenizer.kind == "file" and tokenizer.exists():  # the loaded run may be gone
         run.tokenizer = replace(run.tokenizer, path=str(tokenizer))
@@ -256,4 +258,4 @@ def _refuse_foreign_classes(model: dict[str, Any], typed: Iterable[str]) -> None
     for key in CLASSES.keys() - {*typed}:
         cls = model[key.removeprefix("model.")]
         if cls not in CLASSES[key]:
-            raise BadInput(f"its class {cls} would be imported; add {key}={cls} if you trust it")
+            raise UserError(f"its class {cls} would be imported; add {key}={cls} if you trust it")

@@ -16,9 +16,9 @@ from typing import Any
 from tqdm import tqdm
 
 from lm.cli.compose import compose, parse
-from lm.cli.main import report
+from lm.cli.main import handle_exception
 from lm.cli.tables import detail_tables, score_table
-from lm.config import BadInput, DataConfig, EvaluateConfig, RunConfig, TokenizerConfig
+from lm.config import DataConfig, EvaluateConfig, RunConfig, TokenizerConfig, UserError
 from lm.data.paths import check_paths, is_url, listed, local_files
 from lm.exchange.find_model import model_folder
 from lm.system.terminal import format_table
@@ -31,20 +31,20 @@ def run(args: list[str]) -> int:
 
 
 def score(config: EvaluateConfig) -> int:
-    pairs = pairs_of(config)  # raises BadInput before the slow imports below
+    pairs = _pairs_of(config)  # raises UserError before the slow imports below
     if config.plot is not None and not (folder := Path(config.plot).expanduser().parent).is_dir():
-        raise BadInput(f"plot={config.plot}: {folder} is no folder")
+        raise UserError(f"plot={config.plot}: {folder} is no folder")
     from lm.inference.evaluate import check, evaluate_run
 
     for pair in pairs:
         check(pair)
     several, bar = config.texts is not None or pairs[0].run_dir != config.run_dir, sys.stderr.isatty()
-    scores, failed = list[dict[str, Any]](), list[BadInput]()
+    scores, failed = list[dict[str, Any]](), list[UserError]()
     for pair in tqdm(pairs, "texts", leave=False, disable=not bar or len(pairs) == 1):
         text = "validation text" if pair.data is None else pair.data.path or pair.data.source
         try:
             scores.append({"run": pair.run_dir, "text": text, **evaluate_run(pair, bar)})
-        except BadInput as error:  # the others are scored all the same
+        except UserError as error:  # the others are scored all the same
             failed.append(error)
     if not scores:
         raise failed[0]
@@ -56,20 +56,20 @@ def score(config: EvaluateConfig) -> int:
 
         plot_scores(scores, Path(config.plot).expanduser())
     print(json.dumps(scores if several else {k: v for k, v in scores[0].items() if k not in ("run", "text")}))
-    return max(map(report, failed), default=0)
+    return max(map(handle_exception, failed), default=0)
 
 
 def parse_arguments(args: list[str]) -> EvaluateConfig:
-    """The configuration; its group `data` is composed as train does. Raises BadInput."""
+    """The configuration; its group `data` is composed as train does. Raises UserError."""
     data = [arg for arg in args if arg.lstrip("+").startswith(("data=", "data."))]
     if data and not any(arg.startswith("data=") for arg in data):
-        raise BadInput(f"{data[0]}: choose a kind of text with it, as in data=text data.path=FILE")
+        raise UserError(f"{data[0]}: choose a kind of text with it, as in data=text data.path=FILE")
     text = compose("train", data, RunConfig).data if data else None
     return parse(EvaluateConfig, [arg for arg in args if arg not in data], data=text)
 
 
-def pairs_of(config: EvaluateConfig) -> list[EvaluateConfig]:
-    """A configuration of one run and one text for each pair that is asked for. Raises BadInput."""
+def _pairs_of(config: EvaluateConfig) -> list[EvaluateConfig]:
+    """A configuration of one run and one text for each pair that is asked for. Raises UserError."""
     runs, texts = listed(config.run_dir, "run_dir", folders=True), [config.data]
     if config.texts is not None:
         texts = [DataConfig(source="text", path=path) for path in listed(config.texts, "texts")]

@@ -14,7 +14,7 @@ SCHEMA = ExportConfig
 
 def run(args: list[str]) -> None:
     config = parse(ExportConfig, args)
-    settings, result = training_of(config.run_dir)  # raises BadInput before the slow imports below
+    settings, result = _training_of(config.run_dir)  # raises UserError before the slow imports below
     from lm.exchange.card import write_card
     from lm.exchange.gguf import FILE, export_gguf
     from lm.exchange.huggingface import export
@@ -33,7 +33,7 @@ def run(args: list[str]) -> None:
         print(f"{program} does not mask attention between documents: give it one document in a row of a batch")
 
 
-def training_of(run_dir: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def _training_of(run_dir: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """The config.yaml and result.json of the run whose model is exported, each empty if there is none."""
     folder = model_folder(run_dir)
     directory = RunDirectory(folder.parent)

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from lm.cli.compose import parse
-from lm.config import BadInput, GenerateConfig
+from lm.config import GenerateConfig, UserError
 from lm.exchange.find_model import model_folder
 from lm.system.terminal import printable
 from lm.training.run_directory import RunDirectory
@@ -22,12 +22,12 @@ SCHEMA = GenerateConfig
 def run(args: list[str]) -> None:
     given = [arg for arg in args if arg.startswith("prompt=")]
     if len(given) > 1:
-        raise BadInput(f"{given[1]}: is a second prompt; give one, in quotes if it has spaces")
+        raise UserError(f"{given[1]}: is a second prompt; give one, in quotes if it has spaces")
     config = parse(GenerateConfig, args)
     if sum([config.prompt is not None, config.prompt_file is not None, config.interactive]) != 1:
-        raise BadInput("prompt: give one of prompt=TEXT, prompt_file=FILE and interactive=true")
-    prompts = typed_prompts() if config.interactive else iter([read_prompt(config)])
-    model_folder(config.run_dir)  # raises BadInput before the slow imports below
+        raise UserError("prompt: give one of prompt=TEXT, prompt_file=FILE and interactive=true")
+    prompts = _typed_prompts() if config.interactive else iter([_read_prompt(config)])
+    model_folder(config.run_dir)  # raises UserError before the slow imports below
     from lm.exchange.portable import load_model
     from lm.inference.generate import stream
     from lm.inference.sampling import Sampling
@@ -37,7 +37,7 @@ def run(args: list[str]) -> None:
     if directory.config.exists() and not directory.result.exists():
         print(f"run_dir={config.run_dir}: is unfinished; this is its model when it was stopped", file=sys.stderr)
     options = {key: getattr(config, key) for key in ("temperature", "top_k", "min_p", "seed")}
-    Sampling(**options)  # raises BadInput before the model is loaded
+    Sampling(**options)  # raises UserError before the model is loaded
     set_threads(config.threads)
     net, tokenizer = load_model(config.run_dir, config.trust)
     net.to(best_device())
@@ -45,7 +45,7 @@ def run(args: list[str]) -> None:
     for prompt in prompts:
         try:
             tokenizer.encode(prompt)  # or fail before anything is printed
-        except BadInput as error:
+        except UserError as error:
             if not config.interactive:
                 raise
             print(error, file=sys.stderr)
@@ -61,8 +61,8 @@ def run(args: list[str]) -> None:
             print()
 
 
-def read_prompt(config: GenerateConfig) -> str:
-    """The prompt, or the content of prompt_file. Raises BadInput if it is not UTF-8."""
+def _read_prompt(config: GenerateConfig) -> str:
+    """The prompt, or the content of prompt_file. Raises UserError if it is not UTF-8."""
     if config.prompt is not None:
         return config.prompt
     name, stdin = str(config.prompt_file), config.prompt_file == "-"
@@ -70,10 +70,10 @@ def read_prompt(config: GenerateConfig) -> str:
         return (sys.stdin.buffer.read() if stdin else Path(name).read_bytes()).decode()
     except UnicodeDecodeError as error:
         name = "standard input" if stdin else name
-        raise BadInput(f"{name}: not UTF-8 at byte {error.start} ({error.reason})") from error
+        raise UserError(f"{name}: not UTF-8 at byte {error.start} ({error.reason})") from error
 
 
-def typed_prompts() -> Iterator[str]:
+def _typed_prompts() -> Iterator[str]:
     """Lines of standard input until it ends; on a terminal, with editing and a history."""
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")

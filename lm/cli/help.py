@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 from lm.cli.compose import compose
-from lm.cli.main import start_of
+from lm.cli.main import command_prefix
 from lm.cli.mistakes import CONFIGS
 from lm.config import RunConfig
-from lm.system.terminal import spelled
+from lm.system.terminal import to_override_value
 
 GROUPS = {
     "train": ("model", "head", "data", "tokenizer", "optim", "trainer", "logger", "experiment"),
@@ -34,10 +34,10 @@ EXAMPLES = {
 FIELD = re.compile(r"^    (\w+): .*?  # (.*)$", re.MULTILINE)  # of a dataclass, with the comment behind it
 
 
-def help_text(command: str, about: str, schema: Any, args: Sequence[str]) -> str:
+def help_text(command: str, docstring: str, schema: Any, args: Sequence[str]) -> str:
     """What --help prints. Of the arguments, --config-dir counts: its choices are listed too."""
-    start = shlex.join(start_of(command))
-    parts = [re.sub(r"lm-lab (\w+)", lambda match: shlex.join(start_of(match[1])), about.strip())]
+    start = shlex.join(command_prefix(command))
+    parts = [re.sub(r"lm-lab (\w+)", lambda match: shlex.join(command_prefix(match[1])), docstring.strip())]
     if command in EXAMPLES:
         parts.append(f"Example: {start} {EXAMPLES[command]}")
     if groups := GROUPS.get(command):
@@ -69,6 +69,6 @@ def _settings(schema: Any, values: Any, prefix: str = "") -> Iterator[tuple[str,
             continue
         if value is MISSING:
             value = "VALUE" if field.default_factory is MISSING else field.default_factory()
-        shown = f"  {key}={spelled(value)}"
+        shown = f"  {key}={to_override_value(value)}"
         line = f"{shown:39} {comments.get(field.name, '')}"
         yield key, textwrap.fill(line.rstrip(), 120, subsequent_indent=" " * 40, break_on_hyphens=False)

@@ -12,7 +12,6 @@ import gc
 import logging
 import os
 import re
-import select
 import shlex
 import signal
 import sys
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import lm
-from lm.config import BadInput
+from lm.config import UserError
 from lm.config.checks import RESUMABLE
 from lm.system.terminal import is_first_process, printable
 
@@ -42,11 +41,8 @@ NAME = "lm-lab"
 COMPLETION = ("-sc", "--shell-completion")
 INTERRUPTED = (128 + signal.SIGHUP, 128 + signal.SIGINT, 128 + signal.SIGTERM)
 DISK_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
-NAMELESS = (*DISK_FULL, errno.EIO, errno.ENOLCK, errno.EOPNOTSUPP)  # errors of the system, also without a file's name
-BAD_PATH = (  # errors that another path or other permissions would mend
-    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.EEXIST, errno.EINVAL),
-    *(errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP),
-)
+# Errors of the machine: no other path or permission mends them.
+MACHINE = (*DISK_FULL, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOLCK, errno.EOPNOTSUPP)
 failed_jobs: list[int] = []  # exit codes, of a sweep
 signals: list[int] = []  # those that have arrived
 
@@ -60,13 +56,16 @@ def main(command: str | None = None) -> NoReturn:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # its errors come to us as they are
     try:
         code = _run(command, sys.argv[1:])
-        _flush()
+        print(end="", flush=True)  # what cannot be written fails before Python exits
     except Exception as error:
-        code = report(error)
+        code = handle_exception(error)
     except BaseException as error:
         code = _interruption(error)
-    with suppress(OSError):
-        _flush()
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        try:
+            stream.flush()
+        except OSError:  # Python would try again when it exits
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     sys.exit(max(code, *failed_jobs, 0))
 
 
@@ -91,10 +90,10 @@ def _run(command: str | None, args: list[str]) -> int:
     if command not in COMMANDS:
         close = difflib.get_close_matches(command, COMMANDS, n=1)
         hint = f"did you mean {close[0]}?" if close else f"choose one of {', '.join(COMMANDS)}"
-        raise BadInput(f"{command}: no such command; {hint}")
+        raise UserError(f"{command}: no such command; {hint}")
     for arg in args:
         if any("\ud800" <= character <= "\udfff" for character in arg):
-            raise BadInput(f"{arg}: not UTF-8; rename the file, or set PYTHONUTF8=1 where the locale is another")
+            raise UserError(f"{arg}: not UTF-8; rename the file, or set PYTHONUTF8=1 where the locale is another")
     module = import_module(f"lm.cli.{command}")
     if {"-h", "--help"} & {*args}:
         from lm.cli.help import help_text
@@ -120,12 +119,12 @@ def _complete(args: list[str]) -> int:
 # --- where exceptions end
 
 
-def report(error: Exception, job: str = "") -> int:
+def handle_exception(error: Exception, job: str = "") -> int:
     """Print an error, in one line where the user can correct it, and return the exit code."""
     if signals:  # an import that a signal breaks off may raise anything
         return _interruption(SystemExit(128 + signals[0]))
-    if isinstance(error, BrokenPipeError) and _reader_has_left():
-        return 1
+    if isinstance(error, BrokenPipeError) and not os.environ.get("LM_DEBUG"):
+        return 1  # nobody reads the output any more, as after `| head`
     line, code = _describe(error)
     if line is None or os.environ.get("LM_DEBUG"):
         traceback.print_exception(error)
@@ -138,20 +137,18 @@ def report(error: Exception, job: str = "") -> int:
 def _describe(error: Exception) -> tuple[str | None, int]:
     """The line about an error and the exit code; the line is None for a bug."""
     text = str(error)
-    if isinstance(error, BadInput):
+    if isinstance(error, UserError):
         return text, 2
-    if isinstance(error, OSError) and (error.filename is not None or error.errno in NAMELESS):
+    if isinstance(error, OSError) and (error.filename is not None or error.errno in MACHINE):
         name = "" if error.filename is None else f"{error.filename}: "
         advice = "; free some space and run the same command again" if error.errno in DISK_FULL else ""
-        return f"{name}{error.strerror or text}{advice}", 2 if name and error.errno in BAD_PATH else 1
+        return f"{name}{error.strerror or text}{advice}", 1 if error.errno in MACHINE else 2
     no_memory = re.search("can't allocate|size calculation overflowed", text)
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or no_memory:
         less = "a smaller data.batch_size, trainer.accumulate_grad_batches, loss=chunked, activation_checkpointing=true"
         return f"out of memory; these settings need less: {less}", 1
     if type(error).__module__.startswith(("torch._inductor", "torch._dynamo")):
         return f"compile=true: {text.splitlines()[0]}; compile=false computes the same", 2
-    if "can't start new thread" in text:
-        return "no further thread can be started: free some memory, or raise the limit by ulimit -u", 1
     if isinstance(error, RuntimeError) and re.search("gloo|NCCL|TCPStore|ProcessGroup", text):  # torch.distributed
         reason = re.sub(r"^\[[^]]*\] |\. .*", "", text.splitlines()[0])  # without its source file and its advice
         return f"another process of this run has ended ({reason}){_resume_hint(error)}", 1
@@ -192,24 +189,6 @@ def _print_error(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
 
-def _flush() -> None:
-    """Write what is buffered. What cannot be written is dropped, for Python would try again when it ends."""
-    for stream in filter(None, (sys.stderr, sys.stdout)):
-        try:
-            stream.flush()
-        except OSError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-            if stream is sys.stdout:
-                raise
-
-
-def _reader_has_left() -> bool:
-    """Whether nobody reads standard output any more, as after `| head`."""
-    poll = select.poll()
-    poll.register(1, select.POLLOUT)
-    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
-
-
 # --- jobs of Hydra
 
 
@@ -227,17 +206,15 @@ def job(task: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
         from lm.cli.compose import current_overrides
 
-        in_sweep, in_parent = HydraConfig.get().mode == RunMode.MULTIRUN, os.getpid() == parent
-        if not in_parent:
-            configure_logging()
-        if in_sweep:
-            gc.collect()  # the trainer and the model of the job before refer to each other
+        in_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
+        configure_logging()  # some of Hydra's launchers start jobs in processes of their own
+        gc.collect()  # the trainer and the model of the job before refer to each other
         try:
             return task(config)
         except Exception as error:
-            code = report(error, " ".join(current_overrides()) if in_sweep else "")
-            if not in_parent:  # as some of Hydra's launchers start jobs; they hand over the error
-                raise (BadInput if code == 2 else RuntimeError)(f"a job of the sweep failed: {error}") from None
+            code = handle_exception(error, " ".join(current_overrides()) if in_sweep else "")
+            if os.getpid() != parent:  # the launcher hands over the error
+                raise (UserError if code == 2 else RuntimeError)(f"a job of the sweep failed: {error}") from None
             if not in_sweep:
                 sys.exit(code)
             failed_jobs.append(code)
@@ -264,7 +241,7 @@ def configure_logging() -> None:
     logger.setLevel(logging.INFO if is_first_process() else logging.WARNING)
 
 
-def start_of(command: str) -> list[str]:
+def command_prefix(command: str) -> list[str]:
     """The words that start a command in the form that was used: a script, `python -m lm` or `lm-lab`."""
     started = Path(sys.argv[0])
     if started.name == "__main__.py":

@@ -3,7 +3,7 @@
 import difflib
 import glob
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any, get_args, get_origin
 import yaml
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from lm.config import BadInput
+from lm.config import UserError
 
 PACKAGE = Path(__file__).resolve().parents[1]
 CONFIGS = next((path for path in (PACKAGE / "configs", PACKAGE.parent / "configs") if path.is_dir()), PACKAGE)
@@ -48,20 +48,20 @@ def kinds_of(schema: Any, prefix: str = "") -> Kinds:
 
 @contextmanager
 def explaining(overrides: Sequence[str], kinds: Kinds) -> Iterator[None]:
-    """A context in which what Hydra, OmegaConf and YAML raise becomes a BadInput of one line."""
+    """A context in which what Hydra, OmegaConf and YAML raise becomes a UserError of one line."""
     from hydra.errors import HydraException
 
     try:
         yield
-    except BadInput:
+    except UserError:
         raise
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, TypeError) as error:
-        message = _explain(error, kinds)
+        message = _format_config_error(error, kinds)
         is_named = any(override.partition("=")[0].lstrip("+~") in message for override in overrides)
-        raise BadInput(message if is_named or not overrides else f"{' '.join(overrides)}: {message}") from error
+        raise UserError(message if is_named or not overrides else f"{' '.join(overrides)}: {message}") from error
 
 
-def _explain(error: BaseException, kinds: Kinds) -> str:
+def _format_config_error(error: BaseException, kinds: Kinds) -> str:
     from hydra.errors import MissingConfigException, OverrideParseException
 
     text = (str(error).splitlines() or [type(error).__name__])[0]
@@ -70,9 +70,9 @@ def _explain(error: BaseException, kinds: Kinds) -> str:
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
         return f"{error.problem_mark.name}, line {error.problem_mark.line + 1}: {error.problem}"
     if isinstance(error, OverrideParseException):
-        return _unreadable(str(error.override), kinds)
+        return _explain_parse_error(str(error.override), kinds)
     if match := re.match("Ambiguous value for argument '(.*)'", text):
-        return f"{match[1]}: several values, a run for each, need -m{_decimal_point(match[1], kinds)}"
+        return f"{match[1]}: several values, a run for each, need -m"
     if match := re.match("Error merging override (.*)", text):
         return wrong_value(match[1], kinds)
     if match := re.match(r"Could not override '(.*)'\.( No match in the defaults list)?", text):
@@ -100,10 +100,10 @@ def no_such_key(key: str, kinds: Iterable[str]) -> str:
     >>> no_such_key("max_steps", kinds_of(RunConfig))
     'max_steps: no such key; did you mean trainer.max_steps?'
     """
-    return f"{key}: no such key; {did_you_mean(_meant(key, kinds)) or '--help lists the settings'}"
+    return f"{key}: no such key; {did_you_mean(_suggest_keys(key, kinds)) or '--help lists the settings'}"
 
 
-def _meant(key: str, kinds: Iterable[str]) -> list[str]:
+def _suggest_keys(key: str, kinds: Iterable[str]) -> list[str]:
     """The settings that `key` may mean: those that end in the same name, else one of nearly the same spelling."""
     last_parts, last = {name: name.rpartition(".")[2] for name in kinds}, key.lower().rpartition(".")[2]
     same = [name for name, part in last_parts.items() if part == last or name == ALIASES.get(last)]
@@ -122,33 +122,30 @@ def _no_such_choice(file: str, options: Sequence[str]) -> str:
     return f"{group}={choice}: no such config; {hint}"
 
 
-def not_a_setting(args: Sequence[str], kinds: Kinds, given: Mapping[str, Any] = {}) -> str:
-    """The message about the first of these arguments, which is not key=value; `given` are the settings before it."""
-    word, meant = args[0], list[str]()
-    folders = [key for key in kinds if key in ("run_dir", "output_dir")]
+def explain_non_override(args: Sequence[str], kinds: Kinds) -> str:
+    """The message about the first of these arguments, which is not key=value."""
+    word, suggestions = args[0], list[str]()
     if word.startswith("-"):
-        key, equals, value = word.strip("-").replace("-", "_").partition("=")
-        meant = [f"{name}={value if equals else ''.join(args[1:2])}" for name in _meant(key, kinds)]
+        key, _, value = word.strip("-").replace("-", "_").partition("=")
+        suggestions = [f"{name}={value or ''.join(args[1:2])}" for name in _suggest_keys(key, kinds)]
     elif word in kinds:
-        meant = [f"{word}=VALUE"]
-    elif folders and Path(word).is_dir() and not {*folders} & {*given}:
-        meant = [f"{folders[0]}={word}"]
+        suggestions = [f"{word}=VALUE"]
+    elif Path(word).is_dir():
+        suggestions = [f"{key}={word}" for key in ("run_dir", "output_dir") if key in kinds][:1]
     elif "prompt" in kinds:
-        words = [arg for arg in args if arg.partition("=")[0] not in kinds]
-        prompt = " ".join([given["prompt"], *words] if "prompt" in given else words)
-        return f'{word}: put the whole prompt in quotes: "prompt={prompt}"'
+        suggestions = [f'"prompt={word}", with all of the prompt in quotes']
     elif "data.path" in kinds and Path(word).is_file():
-        meant = [f"data=text data.path={word}"]
+        suggestions = [f"data=text data.path={word}"]
     elif "/" not in word:
         groups = sorted(path.parent.name for path in CONFIGS.glob(f"*/{glob.escape(word)}.yaml"))
-        meant = [f"{group}={word}" for group in groups if group in kinds]
-    return f"{word}: a setting is given as key=value; {did_you_mean(meant) or '--help lists them'}"
+        suggestions = [f"{group}={word}" for group in groups if group in kinds]
+    return f"{word}: a setting is given as key=value; {did_you_mean(suggestions) or '--help lists them'}"
 
 
-def _unreadable(override: str, kinds: Kinds) -> str:
+def _explain_parse_error(override: str, kinds: Kinds) -> str:
     key, equals, value = override.partition("=")
     if not equals or not re.match(r"[+~]*\w+([.@/][\w.@/]*)?$", key):
-        return not_a_setting([override], kinds)
+        return explain_non_override([override], kinds)
     if re.search(r"\s[\w.+~@/]+=", value):
         return f"{override}: several settings in one pair of quotes; quote each by itself"
     quotes = """; a word that holds = needs quotes, as in 'key=["head=untied"]'""" if "=" in value else ""
@@ -159,15 +156,8 @@ def wrong_value(override: str, kinds: Kinds) -> str:
     """The message about a value of another type than that of the setting.
 
     >>> wrong_value("temperature=0,7", {"temperature": float})
-    'temperature=0,7: expected a number; did you mean temperature=0.7, with a decimal point?'
+    'temperature=0,7: expected a number'
     """
     kind = kinds.get(override.partition("=")[0].lstrip("+"))
     parts = get_args(kind) if isinstance(kind, UnionType) else (kind,)
-    expected = " or ".join(EXPECTED.get(get_origin(part) or part, "a group of settings") for part in parts)
-    return f"{override}: expected {expected}{_decimal_point(override, kinds)}"
-
-
-def _decimal_point(override: str, kinds: Kinds) -> str:
-    key, _, value = override.partition("=")
-    is_number = kinds.get(key) in (float, float | None) and re.fullmatch(r"-?\d*,\d+", value)
-    return f"; did you mean {key}={value.replace(',', '.')}, with a decimal point?" if is_number else ""
+    return f"{override}: expected {' or '.join(EXPECTED.get(get_origin(part) or part, 'a group') for part in parts)}"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lm.cli.compose import compose, parse
-from lm.config import BadInput, RunConfig
+from lm.config import RunConfig, UserError
 from lm.config.ablation import ReportConfig
 
 if TYPE_CHECKING:
@@ -25,9 +25,9 @@ def run(args: list[str]) -> int:
     key, command = ("run_dir", "train") if config.run_dir is not None else ("output_dir", "ablate")
     path = Path(str(config.run_dir or config.output_dir)).expanduser()
     if not path.is_dir():  # importing the rest takes seconds
-        raise BadInput(f"{key}={path}: no such folder; expected one that {command} wrote")
+        raise UserError(f"{key}={path}: no such folder; expected one that {command} wrote")
     if config.run_dir is not None and not (path / "config.yaml").exists():
-        raise BadInput(f"run_dir={path}: holds no config.yaml; expected the directory of a run that train wrote")
+        raise UserError(f"run_dir={path}: holds no config.yaml; expected the directory of a run that train wrote")
     if config.run_dir is not None:
         from lm.runs.page import write_page
 
@@ -40,7 +40,7 @@ def run(args: list[str]) -> int:
 
     if folders(path):
         if config.json or config.exit_code != "done":
-            raise BadInput(f"output_dir={path}: json and exit_code are of one ablation; name the folder of one")
+            raise UserError(f"output_dir={path}: json and exit_code are of one ablation; name the folder of one")
         print(overview_table(path, write_overview(path)))
         return 0
     results = read_results(path)
@@ -62,10 +62,10 @@ def print_results(results: "Results", as_json: bool) -> None:
 
 
 def verdict_code(results: "Results") -> int:
-    """The exit code for the verdict of the one primary comparison. Raises BadInput if there are several."""
+    """The exit code for the verdict of the one primary comparison. Raises UserError if there are several."""
     from lm.ablation.views import asked, merged
 
     contrasts = merged(results, asked(results.contrasts))
     if len(contrasts) != 1:
-        raise BadInput(f"exit_code=verdict: expected one primary comparison, found {len(contrasts)}")
+        raise UserError(f"exit_code=verdict: expected one primary comparison, found {len(contrasts)}")
     return VERDICT_CODES[contrasts["verdict"].iloc[0]]

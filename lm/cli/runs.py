@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from lm.cli.compose import parse
-from lm.config import BadInput, RunsConfig
+from lm.config import RunsConfig, UserError
 from lm.runs.find import find_runs
 from lm.runs.listing import listing, listing_csv
 from lm.runs.query import ordered, where
@@ -26,7 +26,7 @@ def run(args: list[str]) -> None:
     plot, table = (Path(name).expanduser() if name else None for name in (config.plot, config.csv))
     for key, path in {"plot": plot, "csv": table}.items():
         if path is not None and not path.parent.is_dir():
-            raise BadInput(f"{key}={path}: no such folder as {path.parent}")
+            raise UserError(f"{key}={path}: no such folder as {path.parent}")
     every = find_runs(Path(config.folder).expanduser())
     runs = ordered(where(every, config.where), config.sort) if every else []
     if config.csv == "-":

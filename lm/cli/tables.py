@@ -3,6 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Iterator
+from itertools import zip_longest
 from statistics import fmean, stdev
 from typing import Any
 
@@ -62,16 +63,15 @@ def samples(pairs: list[dict[str, str]], own: bool) -> str:
       prompt | def f(x):
       model  |
              |     return x\\x1b
-    <BLANKLINE>
     """
-
-    def block(label: str, text: str) -> list[str]:
-        labels = [label, *[""] * text.count("\n")]
-        return [f"  {name:6} | {printable(line)}".rstrip() for name, line in zip(labels, text.split("\n"), strict=True)]
-
     heading = "Samples (greedy)" if own else "Samples (greedy; prompts from the validation text)"
-    blocks = [block("prompt", pair["prompt"]) + block("model", pair["continuation"]) for pair in pairs]
-    return "\n\n".join([heading, *map("\n".join, blocks)]) + "\n"
+    blocks = [_labelled("prompt", pair["prompt"]) + _labelled("model", pair["continuation"]) for pair in pairs]
+    return "\n".join([heading, *blocks])
+
+
+def _labelled(label: str, text: str) -> str:
+    lines = printable(text).split("\n")
+    return "".join(f"\n  {name:6} | {line}".rstrip() for name, line in zip_longest([label], lines, fillvalue=""))
 
 
 def score_table(scores: list[dict[str, Any]], several: bool) -> Rows:

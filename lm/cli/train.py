@@ -19,7 +19,7 @@ from lm.cli.compose import current_overrides, quoted, register, run_hydra, to_da
 from lm.cli.main import job
 from lm.cli.mistakes import CONFIGS, kinds_of
 from lm.cli.tables import comparison, over_seeds, samples, summary
-from lm.config import BadInput, RunConfig
+from lm.config import RunConfig, UserError
 from lm.data.paths import check_paths
 from lm.system.terminal import format_table, is_first_process
 
@@ -34,7 +34,7 @@ def program(config: DictConfig) -> float | None:
     overrides, several = current_overrides(), HydraConfig.get().mode == RunMode.MULTIRUN
     run = to_dataclass(config, overrides, RunConfig)
     if several and run.trainer.world_size > 1:
-        raise BadInput(f"trainer.devices={run.trainer.devices}: a sweep trains each run in one process; leave -m out")
+        raise UserError(f"trainer.devices={run.trainer.devices}: a sweep trains each run in one process; leave -m out")
     if run.run_dir is None or not (Path(run.run_dir).expanduser() / "result.json").exists():
         check_paths(run.data, run.tokenizer)
     from lm.training.train import train
@@ -46,19 +46,19 @@ def program(config: DictConfig) -> float | None:
     finished.append((path.name, " ".join(varied) or "the defaults", result))
     print(format_table(summary(result)), f"\n{path}\n", sep="\n")
     if result["samples"] and not several:
-        print(samples(result["samples"], own=run.prompts is not None))
+        print(samples(result["samples"], own=run.prompts is not None), end="\n\n")
     return float(result["val_loss"])
 
 
 def prepare(flags: Namespace) -> list[str]:
-    """The overrides for Hydra's grammar. Raises BadInput for a sweep whose runs would all have one directory."""
+    """The overrides for Hydra's grammar. Raises UserError for a sweep whose runs would all have one directory."""
     overrides = [quoted(override, kinds_of(RunConfig), flags.multirun) for override in flags.overrides]
     if flags.multirun:
         parsed = {item.key_or_group: item for item in OverridesParser.create().parse_overrides(overrides)}
         swept = [key for key, item in parsed.items() if item.is_sweep_override()]
         path = parsed["run_dir"].value() if "run_dir" in parsed and "run_dir" not in swept else None
         if swept and path is not None and "${" not in str(path):
-            raise BadInput(f"run_dir={path}: a sweep needs a directory for each run; leave run_dir out")
+            raise UserError(f"run_dir={path}: a sweep needs a directory for each run; leave run_dir out")
     return overrides
 
 

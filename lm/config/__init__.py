@@ -4,7 +4,7 @@ In: what Hydra composes from the YAML files of `configs/`. Out: checked dataclas
 Imports the standard library alone: a mistake in a setting is reported before torch or Lightning is imported.
 """
 
-from lm.config.checks import BadInput, Diverged, at_least, choose, expect, seedable
+from lm.config.checks import Diverged, UserError, require, require_choice, require_min, require_seed
 from lm.config.commands import EvaluateConfig, ExportConfig, GenerateConfig, RunsConfig
 from lm.config.data import SOURCES, TOKENIZERS, DataConfig, TokenizerConfig
 from lm.config.model import CLASSES, FFNS, HEADS, NORMS, POSITIONS, HeadConfig, ModelConfig, foreign_classes
@@ -30,7 +30,6 @@ __all__ = [
     "POSITIONS",
     "SOURCES",
     "TOKENIZERS",
-    "BadInput",
     "CheckpointConfig",
     "DataConfig",
     "DiagnosticsConfig",
@@ -46,10 +45,11 @@ __all__ = [
     "RunsConfig",
     "TokenizerConfig",
     "TrainerConfig",
+    "UserError",
     "ValidationConfig",
-    "at_least",
-    "choose",
-    "expect",
     "foreign_classes",
-    "seedable",
+    "require",
+    "require_choice",
+    "require_min",
+    "require_seed",
 ]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lm.config.checks import BadInput, at_least, choose, expect, seedable
+from lm.config.checks import UserError, require, require_choice, require_min, require_seed
 
 METRICS = {  # name in result.json -> (whether less is better, its unit)
     "val_loss": (True, "nats per token"),
@@ -20,7 +20,7 @@ MATCHED_BY = ("model.d_ff", "model.d_model", "model.n_layers")
 
 
 def _distinct(key: str, values: Sequence[object]) -> None:
-    expect(len({*values}) == len(values) > 0, f"{key}={[*values]}", "one or more different values")
+    require(len({*values}) == len(values) > 0, f"{key}={[*values]}", "one or more different values")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -35,12 +35,12 @@ class TuneConfig:
     hyperparameters: list[str] = field(default_factory=HYPERPARAMETERS.copy)
 
     def __post_init__(self) -> None:
-        at_least(0, "ablation.tune.", self, "trials", "extension_trials", "restarts")
-        expect(1 < self.factor <= 10, f"ablation.tune.factor={self.factor}", "more than 1, up to 10")
+        require_min(0, "ablation.tune.", self, "trials", "extension_trials", "restarts")
+        require(1 < self.factor <= 10, f"ablation.tune.factor={self.factor}", "more than 1, up to 10")
         _distinct("ablation.tune.seeds", self.seeds)
         _distinct("ablation.tune.hyperparameters", self.hyperparameters)
         for seed in self.seeds:
-            seedable(seed)
+            require_seed(seed)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -99,7 +99,7 @@ class AblationConfig(Question):
     >>> arms = {"tied": [], "untied": []}
     >>> AblationConfig(name="a", question="?", arms=arms, baseline="tid", seeds=[0], equivalence_margin=0.01)
     Traceback (most recent call last):
-    lm.config.checks.BadInput: ablation.baseline=tid: no such arm; choose one of tied, untied
+    lm.config.checks.UserError: ablation.baseline=tid: no such arm; choose one of tied, untied
     """
 
     arms: dict[str, list[str]]  # name -> what is changed
@@ -107,25 +107,25 @@ class AblationConfig(Question):
     base: list[str] | None = None  # of runs, one for each seed, that the arms start from; null: arms start anew
 
     def __post_init__(self) -> None:
-        choose("ablation.metric", self.metric, tuple(METRICS))
+        require_choice("ablation.metric", self.metric, tuple(METRICS))
         margin, unit = self.equivalence_margin, METRICS[self.metric][1]
-        expect(0 < margin < math.inf, f"ablation.equivalence_margin={margin}", f"more than 0, in {unit}")
+        require(0 < margin < math.inf, f"ablation.equivalence_margin={margin}", f"more than 0, in {unit}")
         _distinct("ablation.budgets", self.budgets)
         for budget in self.budgets:
-            choose("ablation.budgets", budget, BUDGETS)
+            require_choice("ablation.budgets", budget, BUDGETS)
         self._check_arms()
         self._check_interactions()
         self._check_seeds()
 
     def _check_arms(self) -> None:
-        expect(len(self.arms) >= 2, f"ablation.arms: has {len(self.arms)}", "two or more")
+        require(len(self.arms) >= 2, f"ablation.arms: has {len(self.arms)}", "two or more")
         for setting, name in {
             f"ablation.name={self.name}": self.name,
             **{f"ablation.arms.{a}": a for a in self.arms},
         }.items():
-            expect(bool(re.fullmatch(NAME, name)) and set(name) != {"."}, setting, NAMES)
+            require(bool(re.fullmatch(NAME, name)) and set(name) != {"."}, setting, NAMES)
         if self.base is not None and "base" in self.arms:
-            raise BadInput("ablation.arms.base: is what the runs of ablation.base are called; name the arm otherwise")
+            raise UserError("ablation.arms.base: is what the runs of ablation.base are called; name the arm otherwise")
         references = {
             "baseline": [self.baseline],
             "primary": self.primary,
@@ -136,47 +136,47 @@ class AblationConfig(Question):
         for key, names in references.items():
             for name in names:
                 if name not in self.arms:
-                    raise BadInput(f"ablation.{key}={name}: no such arm; choose one of {', '.join(self.arms)}")
+                    raise UserError(f"ablation.{key}={name}: no such arm; choose one of {', '.join(self.arms)}")
         contrasts = self.contrasts()
         for arm in self.primary:
             if arm not in contrasts:
-                raise BadInput(f"ablation.primary: {arm} is compared with no other arm")
+                raise UserError(f"ablation.primary: {arm} is compared with no other arm")
         for arm in self.arms:
             if self.baselines.get(arm) == arm:
-                raise BadInput(f"ablation.baselines: {arm} is compared with itself")
+                raise UserError(f"ablation.baselines: {arm} is compared with itself")
             self.root(arm)
         for arm, key in self.match_parameters.items():
-            choose(f"ablation.match_parameters.{arm}", key, MATCHED_BY)
+            require_choice(f"ablation.match_parameters.{arm}", key, MATCHED_BY)
             if arm not in contrasts or contrasts[arm] in self.match_parameters:
-                raise BadInput(f"ablation.match_parameters: {arm} needs an arm to match that is itself not matched")
+                raise UserError(f"ablation.match_parameters: {arm} needs an arm to match that is itself not matched")
 
     def _check_interactions(self) -> None:
         pairs = [f"{arm} - {other}" for arm, other in self.contrasts().items()]
         for name, formula in self.interactions.items():
             setting = f"ablation.interactions.{name}={formula}"
-            expect(bool(re.fullmatch(NAME, name)), setting, NAMES)
+            require(bool(re.fullmatch(NAME, name)), setting, NAMES)
             try:
                 (first, second), _ = interaction(formula)
             except ValueError:
-                raise BadInput(f"{setting}: expected (arm - baseline) - (arm - baseline)") from None
+                raise UserError(f"{setting}: expected (arm - baseline) - (arm - baseline)") from None
             if first == second or not {first, second} <= {*pairs}:
-                raise BadInput(f"{setting}: expected two different comparisons of {', '.join(pairs)}")
+                raise UserError(f"{setting}: expected two different comparisons of {', '.join(pairs)}")
 
     def _check_seeds(self) -> None:
         _distinct("ablation.seeds", self.seeds)
         for seed in self.seeds:
-            seedable(seed)
+            require_seed(seed)
         looks, n = self.looks, len(self.seeds)
         is_plan = not looks or (looks == sorted({*looks}) and looks[0] >= 2 and looks[-1] == n)
         expected = f"increasing numbers of seeds from 2 on, of which the last is all, {n}"
-        expect(is_plan, f"ablation.looks={looks}", expected)
+        require(is_plan, f"ablation.looks={looks}", expected)
         for name in self.arms:
             offset = self.seed_offsets.get(name, 0)
             own = {seed + offset for seed in self.seeds}
             if name in self.seed_offsets and (offset < 1 or own & set(self.seeds)):
-                raise BadInput(f"ablation.seed_offsets.{name}={offset}: expected a number that leads to other seeds")
+                raise UserError(f"ablation.seed_offsets.{name}={offset}: expected a number that leads to other seeds")
             if self.tune.trials and (both := own & set(self.tune.seeds)):
-                raise BadInput(f"ablation.tune.seeds: {min(both)} is also reported for {name}; tune on other seeds")
+                raise UserError(f"ablation.tune.seeds: {min(both)} is also reported for {name}; tune on other seeds")
 
     def contrasts(self) -> dict[str, str]:
         """Which arm is compared with which."""
@@ -187,7 +187,7 @@ class AblationConfig(Question):
         seen = [arm]
         while (other := self.contrasts().get(seen[-1])) is not None:
             if other in seen:
-                raise BadInput(f"ablation.baselines: {' with '.join([*seen, other])} never ends")
+                raise UserError(f"ablation.baselines: {' with '.join([*seen, other])} never ends")
             seen.append(other)
         return seen[-1]
 
@@ -212,11 +212,11 @@ class SlurmConfig:
     parameters: dict[str, Any] = field(default_factory=dict)  # further ones, as submitit names them: {qos: long}
 
     def __post_init__(self) -> None:
-        at_least(1, "slurm.", self, "minutes")
-        expect(self.memory_gb is None or self.memory_gb > 0, f"slurm.memory_gb={self.memory_gb}", "more than 0")
+        require_min(1, "slurm.", self, "minutes")
+        require(self.memory_gb is None or self.memory_gb > 0, f"slurm.memory_gb={self.memory_gb}", "more than 0")
         keys = [*self.parameters, *(self.parameters.get("additional_parameters") or ())]
         for key in FROM_RUN & {key.replace("-", "_") for key in keys}:
-            raise BadInput(f"slurm.parameters.{key}: expected no such key; the run and slurm.minutes decide it")
+            raise UserError(f"slurm.parameters.{key}: expected no such key; the run and slurm.minutes decide it")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -235,9 +235,9 @@ class AblateConfig:
     overrides: list[str] = field(default_factory=list)  # of train.py, for every arm
 
     def __post_init__(self) -> None:
-        at_least(1, "", self, "workers")
-        choose("executor", self.executor, EXECUTORS)
-        choose("exit_code", self.exit_code, EXIT_CODES)
+        require_min(1, "", self, "workers")
+        require_choice("executor", self.executor, EXECUTORS)
+        require_choice("exit_code", self.exit_code, EXIT_CODES)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -250,6 +250,6 @@ class ReportConfig:
     exit_code: str = "done"  # of what: done, or the verdict (better 0, worse 10, equivalent 11, undecided 12)
 
     def __post_init__(self) -> None:
-        choose("exit_code", self.exit_code, EXIT_CODES)
+        require_choice("exit_code", self.exit_code, EXIT_CODES)
         if (self.output_dir is None) == (self.run_dir is None):
-            raise BadInput("output_dir: give output_dir=DIR of an ablation or run_dir=RUN, one of the two")
+            raise UserError("output_dir: give output_dir=DIR of an ablation or run_dir=RUN, one of the two")

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from lm.config.checks import at_least, choose
+from lm.config.checks import require_choice, require_min
 
 DEFAULT = (
     *("limits", "training", "nanogpt", "compile", "loss", "documents"),
@@ -22,6 +22,6 @@ class BenchmarkConfig:
 
     def __post_init__(self) -> None:
         for name in self.only or ():
-            choose("only", name, SECTIONS)
-        at_least(0, "", self, "seconds")
-        at_least(1, "", self, "threads")
+            require_choice("only", name, SECTIONS)
+        require_min(0, "", self, "seconds")
+        require_min(1, "", self, "threads")

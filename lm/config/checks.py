@@ -1,7 +1,6 @@
 """The errors that a wrong setting raises, and the checks that several dataclasses share."""
 
 import csv
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,55 +11,51 @@ DAMAGE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, R
 RESUMABLE = "the same command continues what is done already"  # a note of an exception that ends a run
 
 
-class BadInput(ValueError):
+class UserError(ValueError):
     """A mistake that the user can correct, as one line: the key or file, what was found and what is expected."""
 
 
-class Diverged(BadInput):
+class Diverged(UserError):
     """The loss is no longer finite: an outcome of these settings, the same in every attempt."""
 
 
 @contextmanager
-def about(place: str) -> Iterator[None]:
-    """Let the message of a BadInput from inside begin with the key or the file that it is about."""
+def error_prefix(place: str) -> Iterator[None]:
+    """Let the message of a UserError from inside begin with the key or the file that it is about."""
     try:
         yield
-    except BadInput as error:
-        raise BadInput(f"{place}: {error}") from error
+    except UserError as error:
+        raise UserError(f"{place}: {error}") from error
 
 
 @contextmanager
 def reading(path: Path, expected: str = "what lm wrote") -> Iterator[None]:
-    """Turn whatever is wrong with the content of a file that is read inside into a BadInput that names the file."""
+    """Turn whatever is wrong with the content of a file that is read inside into a UserError that names the file."""
     try:
         yield
-    except BadInput as error:
-        raise BadInput(f"{path}: {error}") from error
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
     except DAMAGE as error:
         message = next(iter(str(error).splitlines()), "")
-        raise BadInput(f"{path}: not {expected} ({type(error).__name__}: {message})") from error
+        raise UserError(f"{path}: not {expected} ({type(error).__name__}: {message})") from error
 
 
-def choose(key: str, name: str, names: tuple[str, ...]) -> None:
+def require_choice(key: str, name: str, names: tuple[str, ...]) -> None:
     if name not in names:
-        raise BadInput(f"{key}={name}: choose one of {', '.join(names)}")
+        raise UserError(f"{key}={name}: choose one of {', '.join(names)}")
 
 
-def expect(holds: bool, setting: str, what: str) -> None:
+def require(holds: bool, setting: str, what: str) -> None:
     if not holds:
-        raise BadInput(f"{setting}: expected {what}")
+        raise UserError(f"{setting}: expected {what}")
 
 
-LARGEST = 2**53  # what every number type of the program holds exactly
-
-
-def at_least(minimum: float, prefix: str, config: Any, *keys: str) -> None:
+def require_min(minimum: float, prefix: str, config: Any, *keys: str) -> None:
     for key in keys:
         value = getattr(config, key)
-        if value is not None and not minimum <= value <= LARGEST:  # refuses nan too
-            limit = f", at most {LARGEST}" if LARGEST < value < math.inf else ""
-            raise BadInput(f"{prefix}{key}={value}: expected {minimum} or more{limit}")
+        if value is not None and not minimum <= value <= 2**53:  # an int and a float; refuses nan too
+            raise UserError(f"{prefix}{key}={value}: expected {minimum} or more, at most 2**53")
 
 
-def seedable(seed: int) -> None:
-    expect(0 <= seed < 2**63, f"seed={seed}", "0 to 2**63 - 1")
+def require_seed(seed: int) -> None:
+    require(0 <= seed < 2**63, f"seed={seed}", "0 to 2**63 - 1")

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from lm.config.checks import BadInput, at_least, choose, expect, seedable
+from lm.config.checks import UserError, require, require_choice, require_min, require_seed
 from lm.config.data import DataConfig
 
 FIGURES = (".svg", ".png")
@@ -24,11 +24,11 @@ class GenerateConfig:
     trust: bool = False  # import the classes of the user's own that the settings name
 
     def __post_init__(self) -> None:
-        at_least(0, "", self, "max_new_tokens", "temperature")
-        seedable(self.seed)
-        at_least(1, "", self, "threads", "n_samples")
+        require_min(0, "", self, "max_new_tokens", "temperature")
+        require_seed(self.seed)
+        require_min(1, "", self, "threads", "n_samples")
         if self.n_samples > 1 and self.temperature == 0:
-            raise BadInput(f"n_samples={self.n_samples}: greedy decoding has one answer; add temperature=1")
+            raise UserError(f"n_samples={self.n_samples}: greedy decoding has one answer; add temperature=1")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -44,22 +44,16 @@ class EvaluateConfig:
     trust: bool = False  # import the classes of the user's own that the settings name
 
     def __post_init__(self) -> None:
-        places = {
-            "document_mask": "document_mask",
-            "seq_len": "seq_len",
-            "val_split": "data.split",
-            "val_path": "data.path",
-        }
-        for key, place in places.items():
-            default = DataConfig.__dataclass_fields__[key].default
-            if self.data is not None and (value := getattr(self.data, key)) != default:
-                raise BadInput(f"data.{key}={value}: is for training; give {place}={value}")
-        if self.data is not None and self.texts is not None:
-            raise BadInput(f"texts={self.texts}: data names a text as well; give one of the two")
-        at_least(1, "", self, "threads", "seq_len")
+        if self.data is not None:
+            for key in ("document_mask", "seq_len", "val_split", "val_path"):
+                value, place = getattr(self.data, key), key.replace("val_", "data.")
+                if value != DataConfig.__dataclass_fields__[key].default:
+                    raise UserError(f"data.{key}={value}: is for training; give {place}={value}")
+            require(self.texts is None, f"texts={self.texts}", "data or texts, not both")
+        require_min(1, "", self, "threads", "seq_len")
         if self.plot is not None:
             self.details = True
-            expect(self.plot.endswith(FIGURES), f"plot={self.plot}", "a name that ends in .svg or .png")
+            require(self.plot.endswith(FIGURES), f"plot={self.plot}", "a name that ends in .svg or .png")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -71,10 +65,10 @@ class ExportConfig:
     trust: bool = False  # import the classes of the user's own that the settings name
 
     def __post_init__(self) -> None:
-        choose("format", self.format, ("safetensors", "gguf"))
-        choose("dtype", self.dtype, ("f32", "f16", "q8_0"))
+        require_choice("format", self.format, ("safetensors", "gguf"))
+        require_choice("dtype", self.dtype, ("f32", "f16", "q8_0"))
         if self.format != "gguf" and self.dtype != "f32":
-            raise BadInput(f"dtype={self.dtype}: is for format=gguf; a Hugging Face folder holds f32")
+            raise UserError(f"dtype={self.dtype}: is for format=gguf; a Hugging Face folder holds f32")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -87,4 +81,4 @@ class RunsConfig:
 
     def __post_init__(self) -> None:
         if self.plot is not None:
-            expect(self.plot.endswith(FIGURES), f"plot={self.plot}", "a name that ends in .svg or .png")
+            require(self.plot.endswith(FIGURES), f"plot={self.plot}", "a name that ends in .svg or .png")

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from lm.config.checks import BadInput, at_least, choose, expect
+from lm.config.checks import UserError, require, require_choice, require_min
 
 SOURCES = ("stdlib", "text", "json", "csv", "parquet", "hub")
 TABLES = ("json", "csv", "parquet", "hub")
@@ -39,24 +39,25 @@ class DataConfig:
     verify: bool = False  # read the whole text again, in place of comparing sizes and times of its files
 
     def __post_init__(self) -> None:
-        choose("data.source", self.source, SOURCES)
-        at_least(1, "data.", self, "seq_len", "batch_size", "max_bytes")
-        at_least(4, "data.", self, "val_max_bytes")  # the bytes of the longest character
-        at_least(0, "data.", self, "overfit_batches")
-        expect(0 < self.val_fraction < 1, f"data.val_fraction={self.val_fraction}", "between 0 and 1")
+        require_choice("data.source", self.source, SOURCES)
+        require_min(1, "data.", self, "seq_len", "batch_size", "max_bytes")
+        require_min(4, "data.", self, "val_max_bytes")  # the bytes of the longest character
+        require_min(0, "data.", self, "overfit_batches")
+        require(0 < self.val_fraction < 1, f"data.val_fraction={self.val_fraction}", "between 0 and 1")
         if self.source != "stdlib" and not self.path:
             form = "OWNER/NAME" if self.source == "hub" else "FILE"
-            raise BadInput(f"data.path: data.source={self.source} needs one (data.path={form})")
+            raise UserError(f"data.path: data.source={self.source} needs one (data.path={form})")
         if self.source == "stdlib" and self.path is not None:
-            raise BadInput(f"data.path={self.path}: data=stdlib reads no file; use data=text data.path=FILE")
-        choose("data.rows", self.rows, ("documents", "lines"))
+            raise UserError(f"data.path={self.path}: data=stdlib reads no file; use data=text data.path=FILE")
+        require_choice("data.rows", self.rows, ("documents", "lines"))
         for key, default, sources in OF_SOURCES:
             value = getattr(self, key)
             if value == "":
-                raise BadInput(f"data.{key}: is empty")
+                raise UserError(f"data.{key}: is empty")
             if value != default and self.source not in sources:
-                raise BadInput(f"data.{key}={value}: is for data={' or '.join(sources)}, not data.source={self.source}")
-
+                raise UserError(
+                    f"data.{key}={value}: is for data={' or '.join(sources)}, not data.source={self.source}"
+                )
         self._check_validation()
 
     def _check_validation(self) -> None:
@@ -65,10 +66,10 @@ class DataConfig:
         if (value := getattr(self, key)) is None:
             return
         if value == train:
-            raise BadInput(f"data.{key}={value}: is the training text as well")
+            raise UserError(f"data.{key}={value}: is the training text as well")
         for other in ("val_fraction", "val_max_bytes"):
             if getattr(self, other) != type(self).__dataclass_fields__[other].default:
-                raise BadInput(f"data.{other}={getattr(self, other)}: nothing is held out beside data.{key}={value}")
+                raise UserError(f"data.{other}={getattr(self, other)}: nothing is held out beside data.{key}={value}")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -78,12 +79,12 @@ class TokenizerConfig:
     path: str | None = None  # file: a tokenizer.json of the tokenizers library
 
     def __post_init__(self) -> None:
-        choose("tokenizer.kind", self.kind, TOKENIZERS)
+        require_choice("tokenizer.kind", self.kind, TOKENIZERS)
         if self.kind == "bpe" and (self.vocab_size or 0) < 257:
-            raise BadInput(f"tokenizer.vocab_size={self.vocab_size}: bpe needs 257 or more (256 bytes, end of text)")
+            raise UserError(f"tokenizer.vocab_size={self.vocab_size}: bpe needs 257 or more (256 bytes, end of text)")
         if self.kind != "bpe" and self.vocab_size is not None:
-            raise BadInput(f"tokenizer.vocab_size={self.vocab_size}: tokenizer.kind={self.kind} decides its own size")
+            raise UserError(f"tokenizer.vocab_size={self.vocab_size}: tokenizer.kind={self.kind} decides its own size")
         if self.kind == "file" and self.path is None:
-            raise BadInput("tokenizer.path: tokenizer=file needs one; give the file of a tokenizer.json")
+            raise UserError("tokenizer.path: tokenizer=file needs one; give the file of a tokenizer.json")
         if self.kind != "file" and self.path is not None:
-            raise BadInput(f"tokenizer.path={self.path}: is for tokenizer=file, not {self.kind}")
+            raise UserError(f"tokenizer.path={self.path}: is for tokenizer=file, not {self.kind}")

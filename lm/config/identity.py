@@ -33,7 +33,7 @@ def is_runtime(key: str) -> bool:
     return any(key == name or key.startswith(f"{name}.") for name in RUNTIME)
 
 
-def identifying(settings: dict[str, Any]) -> dict[str, Any]:
+def hashed_settings(settings: dict[str, Any]) -> dict[str, Any]:
     """The settings that change what a run computes, as dotted keys."""
     return {key: value for key, value in flat(settings).items() if not is_runtime(key)}
 
@@ -44,7 +44,7 @@ def config_hash(run: RunConfig, data_hash: str = "", tokenizer_hash: str = "") -
     What the machine decides is hashed as it was asked (`auto`), the number of threads not at all.
     """
     run = replace(run, threads=None, max_tokens=None, trainer=replace(run.trainer, max_steps=run.steps))
-    settings = {key: value for key, value in identifying(asdict(run)).items() if key not in PLACES}
+    settings = {key: value for key, value in hashed_settings(asdict(run)).items() if key not in PLACES}
     content = {**settings, "data_hash": data_hash, "tokenizer_hash": tokenizer_hash}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
@@ -55,7 +55,7 @@ def differences(saved: dict[str, Any], settings: dict[str, Any], ignored: tuple[
     Places, the length in tokens (trainer.max_steps has it) and keys in `ignored` are not compared; threads only
     on a CPU, where they change numbers.
     """
-    before, now = identifying(saved), identifying(settings)
+    before, now = hashed_settings(saved), hashed_settings(settings)
     ignored += (*PLACES, "max_tokens", *(() if now.get("trainer.accelerator") == "cpu" else ("threads",)))
     return {
         key: f"{key} is {before.get(key, 'absent')!s:.40} there, {now.get(key, 'absent')!s:.40} now"

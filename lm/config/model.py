@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from lm.config.checks import BadInput, at_least, choose, expect
+from lm.config.checks import UserError, require, require_choice, require_min
 
 LINEARS = ("linear", "lora")
 NORMS = ("rmsnorm", "layernorm")
@@ -24,7 +24,7 @@ class ModelConfig:
 
     >>> ModelConfig(d_model=100, n_heads=3)
     Traceback (most recent call last):
-    lm.config.checks.BadInput: model.d_model=100 is not divisible by model.n_heads=3
+    lm.config.checks.UserError: model.d_model=100 is not divisible by model.n_heads=3
     """
 
     n_layers: int = 4
@@ -55,42 +55,39 @@ class ModelConfig:
         for key, path in foreign_classes(self).items():
             if "." not in path or not all(part.isidentifier() for part in path.split(".")):
                 choices = ", ".join(CLASSES[key])
-                raise BadInput(f"{key}={path}: choose one of {choices}, or the dotted path of a class")
+                raise UserError(f"{key}={path}: choose one of {choices}, or the dotted path of a class")
         heads = ("n_heads", "n_kv_heads", "d_head")
-        at_least(1, "model.", self, "n_layers", "d_model", *heads, "d_ff", "vocab_rows", "lora_rank")
-        expect(self.n_layers <= MAX_LAYERS, f"model.n_layers={self.n_layers}", f"at most {MAX_LAYERS}")
-        at_least(0, "model.", self, "dropout", "residual_scale", "previous_token_init")
+        require_min(1, "model.", self, "n_layers", "d_model", *heads, "d_ff", "vocab_rows", "lora_rank")
+        require(self.n_layers <= MAX_LAYERS, f"model.n_layers={self.n_layers}", f"at most {MAX_LAYERS}")
+        require_min(0, "model.", self, "dropout", "residual_scale", "previous_token_init")
         if self.position != "rope":
-            self._check_without_rope()
+            for key, default in {"previous_token_init": "0", "rope_scaling": "null"}.items():
+                value = getattr(self, key)
+                require(not value, f"model.{key}={value}", f"{default} with model.position={self.position}")
         if self.d_head is None and self.d_model % self.n_heads:
-            raise BadInput(f"model.d_model={self.d_model} is not divisible by model.n_heads={self.n_heads}")
+            raise UserError(f"model.d_model={self.d_model} is not divisible by model.n_heads={self.n_heads}")
         if self.n_heads % self.kv_heads:
-            raise BadInput(f"model.n_heads={self.n_heads} is not divisible by model.n_kv_heads={self.kv_heads}")
+            raise UserError(f"model.n_heads={self.n_heads} is not divisible by model.n_kv_heads={self.kv_heads}")
         if self.position == "rope" and self.head_dim % 2:
             key = "d_model/n_heads" if self.d_head is None else "model.d_head"
-            raise BadInput(f"model.position=rope needs an even head width, not {key}={self.head_dim}")
-        expect(self.dropout < 1, f"model.dropout={self.dropout}", "less than 1")
+            raise UserError(f"model.position=rope needs an even head width, not {key}={self.head_dim}")
+        require(self.dropout < 1, f"model.dropout={self.dropout}", "less than 1")
         for key, value in {"rope_theta": self.rope_theta, "norm_eps": self.norm_eps}.items():
-            expect(0 < value < math.inf, f"model.{key}={value}", "a number above 0")
+            require(0 < value < math.inf, f"model.{key}={value}", "a number above 0")
         self._check_lora()
         numbers = self.rope_scaling
         if numbers is not None and (len(numbers) != 4 or not min(numbers) > 0 or not numbers[1] < numbers[2]):
             expected = "[factor, low_freq_factor, high_freq_factor, original_context], such as [32,1,4,8192]"
-            raise BadInput(f"model.rope_scaling={numbers}: expected {expected}")
-
-    def _check_without_rope(self) -> None:
-        for key, default in {"previous_token_init": "0", "rope_scaling": "null"}.items():
-            if value := getattr(self, key):
-                raise BadInput(f"model.{key}={value}: needs model.position=rope; add model.{key}={default}")
+            raise UserError(f"model.rope_scaling={numbers}: expected {expected}")
 
     def _check_lora(self) -> None:
         for key in ("lora_rank", "lora_alpha", "lora_targets"):
             if self.linear != "lora" and (given := getattr(self, key)) is not None:
-                raise BadInput(f"model.{key}={given}: is for model.linear=lora, not {self.linear}; leave it null")
-        expect(0 < self.alpha < math.inf, f"model.lora_alpha={self.alpha}", "a number above 0")
-        expect(self.lora_targets != [], "model.lora_targets=[]", "one projection or more; null means all")
+                raise UserError(f"model.{key}={given}: is for model.linear=lora, not {self.linear}; leave it null")
+        require(0 < self.alpha < math.inf, f"model.lora_alpha={self.alpha}", "a number above 0")
+        require(self.lora_targets != [], "model.lora_targets=[]", "one projection or more; null means all")
         for name in self.adapted:
-            choose("model.lora_targets", name, self.projections)
+            require_choice("model.lora_targets", name, self.projections)
 
     @property
     def projections(self) -> tuple[str, ...]:
@@ -163,13 +160,11 @@ class HeadConfig:
     untie_at: float | None = None  # the fraction of training at which the head is untied
 
     def __post_init__(self) -> None:
-        choose("head.kind", self.kind, HEADS)
-        at_least(0, "head.", self, "embedding_std", "embedding_multiplier", "embedding_lr_multiplier")
-        at_least(0, "head.", self, "head_std", "head_lr_multiplier", "untie_at")
+        require_choice("head.kind", self.kind, HEADS)
+        require_min(0, "head.", self, "embedding_std", "embedding_multiplier", "embedding_lr_multiplier")
+        require_min(0, "head.", self, "head_std", "head_lr_multiplier", "untie_at")
         for key in ("head_lr_multiplier", "head_std", "untie_at"):
             needed, given = key in OWN_SETTINGS[self.kind], getattr(self, key) is not None
-            if needed and not given:
-                raise BadInput(f"head.{key}: head.kind={self.kind} needs one; see configs/head/")
-            if given and not needed:
-                raise BadInput(f"head.{key}={getattr(self, key)}: head.kind={self.kind} has none; leave it null")
-        expect((self.untie_at or 0) <= 1, f"head.untie_at={self.untie_at}", "0 to 1, a fraction of training")
+            require(given or not needed, f"head.{key}", f"a number with head.kind={self.kind}; see configs/head/")
+            require(needed or not given, f"head.{key}={getattr(self, key)}", f"null with head.kind={self.kind}")
+        require((self.untie_at or 0) <= 1, f"head.untie_at={self.untie_at}", "0 to 1, a fraction of training")

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from lm.config.checks import BadInput, at_least, choose, expect
+from lm.config.checks import UserError, require, require_choice, require_min
 
 OPTIMIZERS = ("adamw", "muon")
 DECAYS = ("cosine", "linear", "constant")
@@ -29,15 +29,15 @@ class OptimConfig:
     final_lr_fraction: float = 0.0  # the learning rate at which the decay ends, as a fraction of lr (or adam_lr)
 
     def __post_init__(self) -> None:
-        choose("optim.name", self.name, OPTIMIZERS)
-        choose("optim.decay", self.decay, DECAYS)
+        require_choice("optim.name", self.name, OPTIMIZERS)
+        require_choice("optim.decay", self.decay, DECAYS)
         rates = ("lr", "adam_lr", "eps", "weight_decay", "final_lr_fraction")
-        at_least(0, "optim.", self, *rates, "warmup_steps", "decay_fraction")
-        expect(self.ns_steps is None or 1 <= self.ns_steps <= 7, f"optim.ns_steps={self.ns_steps}", "1 to 7")
+        require_min(0, "optim.", self, *rates, "warmup_steps", "decay_fraction")
+        require(self.ns_steps is None or 1 <= self.ns_steps <= 7, f"optim.ns_steps={self.ns_steps}", "1 to 7")
         for key in ("adam_lr", "momentum", "ns_steps"):
             if (self.name == "muon") != (getattr(self, key) is not None):
-                raise BadInput(f"optim.{key}={getattr(self, key)}: expected with optim=muon, and only there")
-        expect(0 <= (self.momentum or 0) < 1, f"optim.momentum={self.momentum}", "from 0 to below 1")
+                raise UserError(f"optim.{key}={getattr(self, key)}: expected with optim=muon, and only there")
+        require(0 <= (self.momentum or 0) < 1, f"optim.momentum={self.momentum}", "from 0 to below 1")
         are_factors = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
-        expect(are_factors, f"optim.betas={self.betas}", "two numbers from 0 to below 1")
-        expect(self.decay_fraction <= 1, f"optim.decay_fraction={self.decay_fraction}", "0 to 1")
+        require(are_factors, f"optim.betas={self.betas}", "two numbers from 0 to below 1")
+        require(self.decay_fraction <= 1, f"optim.decay_fraction={self.decay_fraction}", "0 to 1")

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, field
 
-from lm.config.checks import BadInput, at_least, choose, expect, seedable
+from lm.config.checks import UserError, require, require_choice, require_min, require_seed
 from lm.config.data import DataConfig, TokenizerConfig
 from lm.config.model import HeadConfig, ModelConfig
 from lm.config.optim import OptimConfig
@@ -36,14 +36,14 @@ class TrainerConfig:
     profiler: str | None = None  # simple, advanced or pytorch: a table of times at the end
 
     def __post_init__(self) -> None:
-        choose("trainer.accelerator", self.accelerator, ACCELERATORS)
-        choose("trainer.strategy", self.strategy, STRATEGIES)
-        choose("trainer.precision", self.precision, PRECISIONS)
+        require_choice("trainer.accelerator", self.accelerator, ACCELERATORS)
+        require_choice("trainer.strategy", self.strategy, STRATEGIES)
+        require_choice("trainer.precision", self.precision, PRECISIONS)
         if self.profiler is not None:
-            choose("trainer.profiler", self.profiler, PROFILERS)
+            require_choice("trainer.profiler", self.profiler, PROFILERS)
         counts = ("devices", "num_nodes", "max_steps", "accumulate_grad_batches", "log_every_n_steps")
-        at_least(1, "trainer.", self, *counts)
-        at_least(0, "trainer.", self, "gradient_clip_val")
+        require_min(1, "trainer.", self, *counts)
+        require_min(0, "trainer.", self, "gradient_clip_val")
 
     @property
     def world_size(self) -> int:
@@ -83,7 +83,7 @@ class CheckpointConfig:
     resume: bool = True  # false: an unfinished run starts from step 0 again
 
     def __post_init__(self) -> None:
-        at_least(1, "checkpoint.", self, "every", "keep")
+        require_min(1, "checkpoint.", self, "every", "keep")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -94,8 +94,8 @@ class ValidationConfig:
     batches: int | None = 16  # of data.batch_size windows; null: the whole text
 
     def __post_init__(self) -> None:
-        at_least(0, "validation.", self, "every")
-        at_least(1, "validation.", self, "batches")
+        require_min(0, "validation.", self, "every")
+        require_min(1, "validation.", self, "batches")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -105,7 +105,7 @@ class DiagnosticsConfig:
     every: int = 0  # optimizer steps; 0: never
 
     def __post_init__(self) -> None:
-        at_least(0, "diagnostics.", self, "every")
+        require_min(0, "diagnostics.", self, "every")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -135,23 +135,23 @@ class RunConfig:
     run_dir: str | None = None  # null: runs/, under a name that ends in the hash of this configuration
 
     def __post_init__(self) -> None:
-        choose("loss", self.loss, LOSSES)
+        require_choice("loss", self.loss, LOSSES)
         if self.init_tied_matrix is not None:
-            choose("init_tied_matrix", self.init_tied_matrix, TIED_MATRICES)
-        at_least(1, "", self, "max_tokens", "threads")
-        seedable(self.seed)
-        expect(self.run_dir != "", "run_dir: is empty", "a directory, or null for one under runs/")
+            require_choice("init_tied_matrix", self.init_tied_matrix, TIED_MATRICES)
+        require_min(1, "", self, "max_tokens", "threads")
+        require_seed(self.seed)
+        require(self.run_dir != "", "run_dir: is empty", "a directory, or null for one under runs/")
         micro_batches, size = self.trainer.accumulate_grad_batches, self.data.batch_size
         if size % micro_batches:
-            raise BadInput(f"trainer.accumulate_grad_batches={micro_batches}: does not divide data.batch_size={size}")
-        unties = self.head.kind if self.head.untie_at is not None else None
-        refused = {"head.kind": unties, "diagnostics.every": self.diagnostics.every or None}
-        if self.trainer.world_size > 1:
-            _refuse(refused, "is for one device only; choose trainer.devices=1")
-        if self.model.linear == "lora":
-            rounded = "bf16-true" if self.trainer.precision == "bf16-true" else None
-            refused |= {"init_tied_matrix": self.init_tied_matrix, "trainer.precision": rounded}
-            _refuse(refused, "with model.linear=lora, the embedding and the head keep their weights")
+            raise UserError(f"trainer.accumulate_grad_batches={micro_batches}: does not divide data.batch_size={size}")
+        is_lora = self.model.linear == "lora"
+        if is_lora or self.trainer.world_size > 1:
+            where = "with model.linear=lora" if is_lora else "on several devices"
+            require(self.head.untie_at is None, f"head.kind={self.head.kind}", f"another head {where}")
+            require(self.diagnostics.every == 0, f"diagnostics.every={self.diagnostics.every}", f"0 {where}")
+        if is_lora:  # the embedding and the head keep their weights
+            require(self.init_tied_matrix is None, f"init_tied_matrix={self.init_tied_matrix}", f"null {where}")
+            require(self.trainer.precision != "bf16-true", "trainer.precision=bf16-true", f"another precision {where}")
 
     @property
     def tokens_per_step(self) -> int:
@@ -164,12 +164,6 @@ class RunConfig:
         return self.trainer.max_steps if self.max_tokens is None else math.ceil(self.max_tokens / self.tokens_per_step)
 
     def check_init(self) -> None:
-        """Raise BadInput if the run needs an init_from and has none."""
+        """Raise UserError if the run needs an init_from and has none."""
         if self.model.linear == "lora" and self.init_from is None:
-            raise BadInput("model.linear=lora: trains adapters of a finished model; add init_from=RUN")
-
-
-def _refuse(settings: dict[str, str | int | None], reason: str) -> None:
-    for key, value in settings.items():
-        if value is not None:
-            raise BadInput(f"{key}={value}: {reason}")
+            raise UserError("model.linear=lora: trains adapters of a finished model; add init_from=RUN")

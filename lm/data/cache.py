@@ -11,13 +11,13 @@ from pathlib import Path
 import filelock
 import xxhash
 
-from lm.config import BadInput
+from lm.config import UserError
 
 PATIENCE = 2.0  # seconds of waiting for another process before it is said
 log = logging.getLogger(__name__)
 
 
-class ReadOnlyCache(BadInput):
+class ReadOnlyCache(UserError):
     """The cache would have to be written to, and cannot be."""
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from lm.config import BadInput, DataConfig
+from lm.config import DataConfig, UserError
 from lm.data.documents import Document, Files, Source
 from lm.data.download import download
 from lm.data.hub import Hub
@@ -18,7 +18,7 @@ from lm.data.paths import SUFFIXES, is_url, local_files
 from lm.data.rows import Rows
 from lm.data.store import StoredText
 from lm.data.text import Text
-from lm.system.files import hash_of, sha256
+from lm.system.files import json_sha256, sha256
 
 EXCLUDED = ("test", "tests", "idle_test", "site-packages", "dist-packages", "encodings", "pydoc_data", "lib2to3")
 # Settings that decide which text is read.
@@ -36,12 +36,12 @@ def stdlib() -> Files:
     files = sorted(file for file in files if not file.relative_to(root).parts[0].startswith(local))
     found = Files({file.relative_to(root).as_posix(): file for file in files})
     if (found.size or 0) < 1_000_000:
-        raise BadInput(f"{root}: this Python ships without its source; give your own text: data=text data.path=FILE")
+        raise UserError(f"{root}: this Python ships without its source; give your own text: data=text data.path=FILE")
     return found
 
 
 def refuse(error: OSError) -> None:
-    raise BadInput(f"{error.filename}: {error.strerror}") from error
+    raise UserError(f"{error.filename}: {error.strerror}") from error
 
 
 def files(config: DataConfig) -> dict[str, Path]:
@@ -55,7 +55,7 @@ def files(config: DataConfig) -> dict[str, Path]:
 
 
 class TextFiles(Files):
-    """A document from each file. Raises BadInput unless it is one file of data.sha256, if that is given.
+    """A document from each file. Raises UserError unless it is one file of data.sha256, if that is given.
 
     The name of a single file is no part of the text: renamed, it is the same one. Of several, it decides the split.
     """
@@ -70,7 +70,7 @@ class TextFiles(Files):
             paths = list(self.files.values())
             what = f"has {sha256(paths[0])}" if len(paths) == 1 else f"is {len(paths)} files"
             if what != f"has {right.lower()}":
-                raise BadInput(f"data.path={self.config.path}: {what}, expected one file of data.sha256={right}")
+                raise UserError(f"data.path={self.config.path}: {what}, expected one file of data.sha256={right}")
         return super().documents()
 
 
@@ -89,7 +89,7 @@ SOURCES: dict[str, Callable[[DataConfig], Source]] = {
 
 
 def stored_text(config: DataConfig, quiet: bool = True) -> StoredText:
-    """The text of a configuration, which is read unless it is in the cache and has not changed. Raises BadInput."""
+    """The text of a configuration, which is read unless it is in the cache and has not changed. Raises UserError."""
     settings, source = {name: getattr(config, name) for name in SELECTING}, SOURCES[config.source](config)
     if isinstance(source, Hub):
         settings["commit"] = source.commit
@@ -97,7 +97,7 @@ def stored_text(config: DataConfig, quiet: bool = True) -> StoredText:
         Path(config.cache_dir).expanduser(),
         source,
         f"data.path={config.path}",
-        request=hash_of(settings)[:32],
+        request=json_sha256(settings)[:32],
         max_bytes=config.max_bytes,
         verify=config.verify,
         quiet=quiet,
@@ -105,7 +105,7 @@ def stored_text(config: DataConfig, quiet: bool = True) -> StoredText:
 
 
 def stored_validation(config: DataConfig, quiet: bool = True) -> StoredText | None:
-    """The text of data.val_split or data.val_path; None if part of the text is held out instead. Raises BadInput."""
+    """The text of data.val_split or data.val_path; None if part of the text is held out instead. Raises UserError."""
     for key, of in ("val_split", "split"), ("val_path", "path"):
         if (value := getattr(config, key)) is not None:
             other = replace(config, **{of: value, key: None, "sha256": None, "max_bytes": None})
@@ -113,8 +113,8 @@ def stored_validation(config: DataConfig, quiet: bool = True) -> StoredText | No
                 if of == "path":
                     refuse_overlap(config, other)
                 return stored_text(other, quiet)
-            except BadInput as error:
-                raise BadInput(str(error).replace(f"data.{of}={value}", f"data.{key}={value}")) from error
+            except UserError as error:
+                raise UserError(str(error).replace(f"data.{of}={value}", f"data.{key}={value}")) from error
     return None
 
 
@@ -124,7 +124,7 @@ def refuse_overlap(config: DataConfig, other: DataConfig) -> None:
     training = {path.resolve() for path in files(config).values()}
     for path in files(other).values():
         if path.resolve() in training:
-            raise BadInput(f"data.path={other.path}: {path} belongs to data.path={config.path} as well")
+            raise UserError(f"data.path={other.path}: {path} belongs to data.path={config.path} as well")
 
 
 def opened(stored: StoredText, config: DataConfig) -> Text:

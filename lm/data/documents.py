@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from lm.config import BadInput
+from lm.config import UserError
 
 BLOCK = 1 << 20  # bytes that are read at a time
 
@@ -46,7 +46,7 @@ class Source(Protocol):
 
 @dataclass(slots=True, frozen=True)
 class FileBlocks:
-    """A file of `size` bytes. Raises BadInput naming it, and the byte at which it is not UTF-8."""
+    """A file of `size` bytes. Raises UserError naming it, and the byte at which it is not UTF-8."""
 
     path: Path
     size: int
@@ -64,11 +64,11 @@ class FileBlocks:
                     read += len(block)
                     yield block
         except UnicodeDecodeError as error:
-            raise BadInput(f"{self.path}: not UTF-8 at byte {read - held + error.start} ({error.reason})") from error
+            raise UserError(f"{self.path}: not UTF-8 at byte {read - held + error.start} ({error.reason})") from error
         except OSError as error:
-            raise BadInput(f"{self.path}: {error.strerror}") from error
+            raise UserError(f"{self.path}: {error.strerror}") from error
         if read != self.size:
-            raise BadInput(f"{self.path}: changed while it was being read, from {self.size} bytes to {read}")
+            raise UserError(f"{self.path}: changed while it was being read, from {self.size} bytes to {read}")
 
 
 def cut(document: Document, size: int) -> Document:
@@ -95,13 +95,13 @@ def first_bytes(blocks: Iterable[bytes], size: int) -> Iterator[bytes]:
 
 
 def read_text(path: Path) -> str:
-    """The text of a file or pipe. Raises BadInput naming it, and the byte at which it is not UTF-8."""
+    """The text of a file or pipe. Raises UserError naming it, and the byte at which it is not UTF-8."""
     try:
         return path.read_bytes().decode()
     except UnicodeDecodeError as error:
-        raise BadInput(f"{path}: not UTF-8 at byte {error.start} ({error.reason})") from error
+        raise UserError(f"{path}: not UTF-8 at byte {error.start} ({error.reason})") from error
     except OSError as error:
-        raise BadInput(f"{path}: {error.strerror}") from error
+        raise UserError(f"{path}: {error.strerror}") from error
 
 
 class Files:
@@ -134,7 +134,7 @@ def status(path: Path) -> os.stat_result:
     try:
         return path.stat()
     except OSError as error:
-        raise BadInput(f"{path}: {error.strerror}") from error
+        raise UserError(f"{path}: {error.strerror}") from error
 
 
 def first_line(error: BaseException) -> str:

@@ -12,10 +12,10 @@ from urllib.request import Request, urlopen
 
 from tqdm import tqdm
 
-from lm.config import BadInput
+from lm.config import UserError
 from lm.data.cache import locked, partial_folder
 from lm.data.documents import first_line
-from lm.system.files import hash_of
+from lm.system.files import json_sha256
 
 MOST_BYTES = 32 << 30
 TIMEOUT = 30.0  # seconds without a byte
@@ -32,19 +32,19 @@ def download(url: str, cache: Path, max_bytes: int | None = None) -> Path:
     """A local copy, which is kept in `cache` until the server names another version; of a text, the first `max_bytes`.
 
     An earlier copy is used, with a warning, if the server cannot be reached. Whether it is the text that
-    is wanted, the caller tells by its hash. Raises BadInput if there is none within MOST_BYTES and TIMEOUT, or if it
+    is wanted, the caller tells by its hash. Raises UserError if there is none within MOST_BYTES and TIMEOUT, or if it
     breaks off.
     """
-    of, name = hash_of([url, max_bytes])[:16], Path(unquote(urlparse(url).path)).name or "index"
+    of, name = json_sha256([url, max_bytes])[:16], Path(unquote(urlparse(url).path)).name or "index"
     try:
         with urlopen(Request(url, headers=HEADERS), timeout=TIMEOUT) as answer:
             version = answer.headers.get("ETag") or answer.headers.get("Last-Modified")
-            path = cache / "downloads" / f"{of}-{hash_of(version)[:16]}" / name
+            path = cache / "downloads" / f"{of}-{json_sha256(version)[:16]}" / name
             if version is None or not path.exists():
                 keep(checked(answer, max_bytes), path, replacing=version is None)
             return path
     except (http.client.HTTPException, ValueError, Refused) as error:
-        if isinstance(error, BadInput):  # of the cache
+        if isinstance(error, UserError):  # of the cache
             raise
         raise unusable(url, error) from error
     except OSError as error:
@@ -58,9 +58,9 @@ def download(url: str, cache: Path, max_bytes: int | None = None) -> Path:
         raise unusable(url, error) from error
 
 
-def unusable(url: str, error: Exception) -> BadInput:
+def unusable(url: str, error: Exception) -> UserError:
     why = str(error) if isinstance(error, Refused) else first_line(error)
-    return BadInput(f"data.path={url}: could not be downloaded ({why}); give data.path=FILE, a local copy")
+    return UserError(f"data.path={url}: could not be downloaded ({why}); give data.path=FILE, a local copy")
 
 
 def keep(blocks: Iterator[bytes], path: Path, replacing: bool) -> None:

@@ -8,10 +8,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from lm.config import BadInput, DataConfig
+from lm.config import DataConfig, UserError
 from lm.data.documents import Document, Fingerprint, first_line
 from lm.data.rows import ROWS, column_documents, parquet_batches, quiet_datasets
-from lm.system.files import hash_of, read_json, write_json
+from lm.system.files import json_sha256, read_json, write_json
 
 TIMEOUT = 10.0  # seconds, to the first answer
 BLOCK = 1 << 22  # bytes of a file that are asked for at a time
@@ -20,12 +20,12 @@ LOGIN = "log in by `hf auth login` or set HF_TOKEN"
 log = logging.getLogger(__name__)
 
 
-class Unavailable(BadInput):
+class Unavailable(UserError):
     """The Hub does not answer, or not now."""
 
 
 class Hub:
-    """A document from each row of a column of a split, at one commit. Raises BadInput."""
+    """A document from each row of a column of a split, at one commit. Raises UserError."""
 
     def __init__(self, config: DataConfig) -> None:
         self.config, self.commit = config, resolve(config)
@@ -49,12 +49,12 @@ class Hub:
         """
         files = self.builder.config.data_files or {}
         if self.config.split not in files:
-            raise BadInput(f"data.split={self.config.split}: the splits of {self.config.path} are {', '.join(files)}")
+            raise UserError(f"data.split={self.config.split}: the splits of {self.config.path} are {', '.join(files)}")
         try:
             yield from column_documents(
                 self.batches([str(name) for name in files[self.config.split]]), self.config.column
             )
-        except BadInput:
+        except UserError:
             raise
         except Exception as error:
             raise unavailable(self.config, error) from error
@@ -76,7 +76,7 @@ def resolve(config: DataConfig) -> str:
     if re.fullmatch("[0-9a-f]{40}", config.revision or ""):
         return str(config.revision)
     request = {"path": config.path, "revision": config.revision or "main"}
-    note = Path(config.cache_dir).expanduser() / "revisions" / f"{hash_of(request)[:32]}.json"
+    note = Path(config.cache_dir).expanduser() / "revisions" / f"{json_sha256(request)[:32]}.json"
     try:
         commit = ask(config, config.revision)
     except Unavailable as error:
@@ -93,7 +93,7 @@ def resolve(config: DataConfig) -> str:
 
 
 def ask(config: DataConfig, revision: str | None) -> str:
-    """The commit of a revision, from the Hub. Raises BadInput if there is none or it may not be read."""
+    """The commit of a revision, from the Hub. Raises UserError if there is none or it may not be read."""
     from huggingface_hub import HfApi, constants, errors
 
     api, name, place = HfApi(), str(config.path), f"data.path={config.path}"
@@ -103,13 +103,13 @@ def ask(config: DataConfig, revision: str | None) -> str:
             api.auth_check(name, repo_type="dataset")
     except errors.GatedRepoError as error:
         page = f"{constants.ENDPOINT}/datasets/{name}"
-        raise BadInput(f"{place}: its owner grants access on request; ask for it at {page}, then {LOGIN}") from error
+        raise UserError(f"{place}: its owner grants access on request; ask for it at {page}, then {LOGIN}") from error
     except errors.RepositoryNotFoundError as error:
-        raise BadInput(f"{place}: no such data set on the Hub; if it is a private one, {LOGIN}") from error
+        raise UserError(f"{place}: no such data set on the Hub; if it is a private one, {LOGIN}") from error
     except errors.RevisionNotFoundError as error:
-        raise BadInput(f"data.revision={revision}: {name} has no such branch, tag or commit") from error
+        raise UserError(f"data.revision={revision}: {name} has no such branch, tag or commit") from error
     except errors.HFValidationError as error:
-        raise BadInput(f"{place}: expected OWNER/NAME, the name of a data set on the Hub") from error
+        raise UserError(f"{place}: expected OWNER/NAME, the name of a data set on the Hub") from error
     except Exception as error:
         raise unavailable(config, error) from error
     return str(found.sha)
@@ -143,7 +143,7 @@ def build(config: DataConfig, commit: str) -> Any:
         reason = error
     what = f"the configurations of {config.path} are {', '.join(names)}"
     if config.name is None and len(names) > 1:
-        raise BadInput(f"data.name: none is given; {what}") from reason
+        raise UserError(f"data.name: none is given; {what}") from reason
     if names and config.name not in (None, *names):
-        raise BadInput(f"data.name={config.name}: {what}") from reason
-    raise BadInput(f"data.path={config.path}: cannot be read as a data set ({first_line(reason)})") from reason
+        raise UserError(f"data.name={config.name}: {what}") from reason
+    raise UserError(f"data.path={config.path}: cannot be read as a data set ({first_line(reason)})") from reason

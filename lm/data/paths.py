@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from fnmatch import translate
 from pathlib import Path
 
-from lm.config import BadInput, DataConfig, TokenizerConfig
+from lm.config import DataConfig, TokenizerConfig, UserError
 
 SUFFIXES = {"json": (".json", ".jsonl"), "csv": (".csv",), "parquet": (".parquet",)}
 
@@ -21,9 +21,9 @@ def is_url(path: str) -> bool:
 
 
 def check_paths(config: DataConfig, tokenizer: TokenizerConfig) -> None:
-    """Raise BadInput if a local path leads to no file. It can be called before anything heavy is imported."""
+    """Raise UserError if a local path leads to no file. It can be called before anything heavy is imported."""
     if tokenizer.path is not None and not Path(tokenizer.path).is_file():
-        raise BadInput(f"tokenizer.path={tokenizer.path}: no such file; expected a tokenizer.json")
+        raise UserError(f"tokenizer.path={tokenizer.path}: no such file; expected a tokenizer.json")
     for key, path in {"data.path": config.path, "data.val_path": config.val_path}.items():
         if config.source in ("text", *SUFFIXES) and path and not is_url(path):
             local_files(path, SUFFIXES.get(config.source, ()), key)
@@ -32,20 +32,20 @@ def check_paths(config: DataConfig, tokenizer: TokenizerConfig) -> None:
 def listed(value: str, key: str, folders: bool = False) -> list[str]:
     """The paths that [PATH,PATH] or a glob stands for, in order; of anything else, the one path itself.
 
-    `folders`: of what a glob matches, only the folders. Raises BadInput.
+    `folders`: of what a glob matches, only the folders. Raises UserError.
     """
     several = value.startswith("[") and value.endswith("]") and not os.path.exists(value)
     found: list[str] = []
     for one in [part.strip() for part in value[1:-1].split(",")] if several else [value]:
         if not one:
-            raise BadInput(f"{key}={value}: a path is empty; expected {key}=[PATH,PATH]")
+            raise UserError(f"{key}={value}: a path is empty; expected {key}=[PATH,PATH]")
         path = os.path.expanduser(one)
         if not glob.has_magic(one) or is_url(one) or os.path.exists(path):
             found.append(one)
             continue
         matches = [match for match in sorted(glob.glob(path, recursive=True)) if not folders or os.path.isdir(match)]
         if not matches:
-            raise BadInput(f"{key}={one}: no such {'folder' if folders else 'file'}, and as a glob it matches none")
+            raise UserError(f"{key}={one}: no such {'folder' if folders else 'file'}, and as a glob it matches none")
         found += matches
     return found
 
@@ -57,11 +57,11 @@ def local_files(path: str, suffixes: tuple[str, ...] = (), key: str = "data.path
     except (OSError, RuntimeError) as error:  # name too long, unknown user, no permission
         inner = getattr(error, "filename", None)
         where = f"{inner}: " if inner and str(inner) != path else ""
-        raise BadInput(f"{key}={path}: {where}{getattr(error, 'strerror', None) or error}") from error
+        raise UserError(f"{key}={path}: {where}{getattr(error, 'strerror', None) or error}") from error
     try:
         return {os.fsencode(file.relative_to(root)).decode(): file for file in files}
     except UnicodeDecodeError as error:
-        raise BadInput(f"{key}={path}: the file name {error.object!r} is not UTF-8; rename the file") from error
+        raise UserError(f"{key}={path}: the file name {error.object!r} is not UTF-8; rename the file") from error
 
 
 def find(here: Path, suffixes: tuple[str, ...], key: str) -> tuple[Path, list[Path]]:
@@ -77,7 +77,7 @@ def find(here: Path, suffixes: tuple[str, ...], key: str) -> tuple[Path, list[Pa
         found = (
             f"a folder without {' or '.join(suffixes) or 'files'}" if here.is_dir() else "no such file, folder or glob"
         )
-        raise BadInput(f"{key}={here}: {found}")
+        raise UserError(f"{key}={here}: {found}")
     return root, files
 
 

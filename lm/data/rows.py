@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from lm.config import BadInput
+from lm.config import UserError
 from lm.data.documents import Document, Files, first_line
 
 ROWS = 1000  # that are taken out of the library at a time
@@ -14,7 +14,7 @@ BUFFER = 1 << 20  # bytes of a Parquet file that are read at a time
 
 
 class Rows(Files):
-    """A document from each row of a column. Raises BadInput for files and rows that hold no such text."""
+    """A document from each row of a column. Raises UserError for files and rows that hold no such text."""
 
     def __init__(self, kind: str, path: str, files: dict[str, Path], column: str) -> None:
         super().__init__(files)
@@ -29,16 +29,16 @@ class Rows(Files):
                 rows = quiet_datasets().load_dataset(self.kind, data_files=names, split="train", streaming=True)
                 batches = rows.with_format("arrow").iter(ROWS)
             yield from column_documents(batches, self.column)
-        except BadInput:
+        except UserError:
             raise
         except Exception as error:
             reason = first_line(error.__cause__ or error)
-            raise BadInput(f"data.path={self.path}: cannot be read as {self.kind} ({reason})") from error
+            raise UserError(f"data.path={self.path}: cannot be read as {self.kind} ({reason})") from error
 
 
 def check_column(column: str, known: list[str]) -> None:
     if column not in known:
-        raise BadInput(f"data.column={column}: the columns are {', '.join(known)}")
+        raise UserError(f"data.column={column}: the columns are {', '.join(known)}")
 
 
 def parquet_batches(files: Iterable[IO[bytes]], column: str) -> Iterator[Any]:
@@ -68,10 +68,10 @@ def column_documents(batches: Iterable[Any], column: str) -> Iterator[Document]:
             texts.validate(full=True)
         except pa.ArrowInvalid as error:  # bytes of a file that was written by something else, or is damaged
             rows = f"rows {number} to {number + len(texts) - 1}"
-            raise BadInput(f"data.column={column}: not UTF-8 in {rows} ({first_line(error)})") from error
+            raise UserError(f"data.column={column}: not UTF-8 in {rows} ({first_line(error)})") from error
         if not is_text or texts.null_count:
             one = next(one for one in enumerate(texts.to_pylist(), number) if not isinstance(one[1], str))
-            raise BadInput(f"data.column={column}: row {one[0]} holds {one[1]!r}, not a string")
+            raise UserError(f"data.column={column}: row {one[0]} holds {one[1]!r}, not a string")
         for text in texts.cast(pa.large_binary()).to_pylist():
             yield Document(f"row {number}", len(text), (text,))
             number += 1

@@ -19,11 +19,11 @@ from typing import IO, Any
 import xxhash
 from tqdm import tqdm
 
-from lm.config import BadInput
+from lm.config import UserError
 from lm.data.cache import checksum, locked, partial_folder
 from lm.data.documents import Document, Source, cut
 from lm.data.text import FORMAT, Text, folder_of, open_text, position
-from lm.system.files import ABANDONED, read_json, remove_partial, write_json
+from lm.system.files import STALE_SECONDS, read_json, remove_partial, write_json
 
 PACKED = struct.Struct("<QQQ")  # a record, as in lm/data/text.py
 RACY = 2 * 10**9  # ns: the coarsest times of file systems
@@ -62,7 +62,7 @@ def scan(
     text: IO[bytes] | None = None,
     records: IO[bytes] | None = None,
 ) -> Scan:
-    """Read a source once, and write its text and records if asked to. Raises BadInput if it changes meanwhile."""
+    """Read a source once, and write its text and records if asked to. Raises UserError if it changes meanwhile."""
     begun, before = time.time_ns(), source.fingerprint()
     content, size, n = hashlib.sha256(), 0, 0
     total = min((n for n in (None if quiet else source.size, max_bytes) if n is not None), default=None)
@@ -81,7 +81,7 @@ def scan(
             size, n = size + document.size, n + 1
     after = source.fingerprint()
     if after != before:
-        raise BadInput("data.path: the text changed while it was being read; run the same command again")
+        raise UserError("data.path: the text changed while it was being read; run the same command again")
     clean = after.newest < begun - RACY
     return Scan(content.hexdigest(), size, n, after.digest, clean)
 
@@ -89,7 +89,7 @@ def scan(
 class StoredText:
     """The text of a source, kept in `cache`. Making one reads the source unless it is as it was read before.
 
-    `request` is a hash of the settings that select the text. Raises BadInput.
+    `request` is a hash of the settings that select the text. Raises UserError.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class StoredText:
     def index(self, found: Scan) -> None:
         state = {"format": FORMAT, "fingerprint": found.fingerprint, "clean": found.clean, "text": found.hash}
         self.entry.parent.mkdir(exist_ok=True)
-        remove_partial(self.entry.parent, older_than=ABANDONED)  # without a lock: others may be writing theirs
+        remove_partial(self.entry.parent, older_than=STALE_SECONDS)  # without a lock: others may be writing theirs
         write_json(self.entry, state)
 
     def open(self) -> Text:
@@ -148,7 +148,7 @@ class StoredText:
             with suppress(FileNotFoundError):  # another process may have written it meanwhile
                 return self.checked()
             if self.write() != self.hash:
-                raise BadInput(f"{self.what}: the text has changed since the start; run the same command again")
+                raise UserError(f"{self.what}: the text has changed since the start; run the same command again")
             return open_text(self.folder)
 
     def checked(self) -> Text:
@@ -166,7 +166,7 @@ class StoredText:
             with open(partial / "text.bin", "wb") as text, open(partial / "documents.bin", "wb") as records:
                 found = scan(self.source, self.max_bytes, self.quiet, text, records)
             if not found.size:
-                raise BadInput(f"{self.what}: the text is empty")
+                raise UserError(f"{self.what}: the text is empty")
             checksums = {name: checksum(partial / name) for name in ("text.bin", "documents.bin")}
             meta = {"hash": found.hash, "size": found.size, "n_documents": found.n_documents, "checksums": checksums}
             write_json(partial / "meta.json", {"format": FORMAT, **meta})

@@ -15,7 +15,7 @@ from typing import Any
 import tokenizers
 from tokenizers import pre_tokenizers, processors
 
-from lm.config import BadInput
+from lm.config import UserError
 
 EOT = "<|endoftext|>"
 # End-of-text tokens of tokenizer.json files in use, in the order of preference.
@@ -46,11 +46,11 @@ class Tokenizer:
         layout = json.loads(backend.to_str())
         for step in ("normalizer", "decoder"):
             if (times := growth(layout[step])) > MOST_GROWTH:
-                raise BadInput(f"{step}: makes up to {times:.3g} characters of one, expected at most {MOST_GROWTH}")
+                raise UserError(f"{step}: makes up to {times:.3g} characters of one, expected at most {MOST_GROWTH}")
         before = template_token(layout["post_processor"])
         usual = next((name for name in EOT_NAMES if name in special), None)
         if usual is None and eot is not None and backend.token_to_id(eot) is None:
-            raise BadInput(f"the tokenizer has no token {eot}, which is said to be its end of text")
+            raise UserError(f"the tokenizer has no token {eot}, which is said to be its end of text")
         self.eot_token = usual or eot or (before if before in special else None) or EOT
         self.eot_added = backend.token_to_id(self.eot_token) is None
         backend.add_special_tokens([self.eot_token])  # an ordinary token of that name becomes a special one
@@ -69,9 +69,11 @@ class Tokenizer:
         self.vocab_size: int = backend.get_vocab_size()
         highest = max(backend.get_vocab().values())
         if highest >= self.vocab_size:
-            raise BadInput(f"the tokenizer has {self.vocab_size} tokens but an id {highest}: expected ids without gaps")
+            raise UserError(
+                f"the tokenizer has {self.vocab_size} tokens but an id {highest}: expected ids without gaps"
+            )
         if self.eot_in_text():
-            raise BadInput(f"the tokenizer encodes a text that spells {self.eot_token} as its end-of-text token")
+            raise UserError(f"the tokenizer encodes a text that spells {self.eot_token} as its end-of-text token")
         # whether a text gives the same ids when it is encoded in pieces that begin after a word
         self.splittable: bool = (
             layout["normalizer"] is None
@@ -94,25 +96,25 @@ class Tokenizer:
     def eot_in_text(self) -> bool:
         try:
             return self.eot in self.encode(self.eot_token)
-        except BadInput:  # the text has characters that the vocabulary lacks
+        except UserError:  # the text has characters that the vocabulary lacks
             return False
 
     def encode(self, text: str) -> list[int]:
         return self.encode_all([text])[0]
 
     def encode_all(self, texts: list[str]) -> list[list[int]]:
-        """The ids of each text. Raises BadInput for a character that the vocabulary lacks (character level only)."""
+        """The ids of each text. Raises UserError for a character that the vocabulary lacks (character level only)."""
         try:
             with refusing_panics():
                 return [encoding.ids for encoding in self.backend.encode_batch_fast(texts, add_special_tokens=False)]
-        except BadInput:
+        except UserError:
             raise
         except Exception as error:  # tokenizers raises bare Exception
             known = self.backend.get_vocab()
             missing = next((c for text in texts for c in text if c not in known), None)
             if missing is None:
                 raise
-            raise BadInput(
+            raise UserError(
                 f"tokenizer: does not know the character {missing!r}, which the text of its run did not have; "
                 "expected a text of known characters, or a run with tokenizer=byte or bpe"
             ) from error
@@ -150,13 +152,13 @@ class Tokenizer:
 
 @contextmanager
 def refusing_panics() -> Iterator[None]:
-    """Raise BadInput for a panic of the library, as for a pattern that takes too long: it is a BaseException."""
+    """Raise UserError for a panic of the library, as for a pattern that takes too long: it is a BaseException."""
     try:
         yield
     except BaseException as error:
         if type(error).__name__ != "PanicException":
             raise
-        raise BadInput(f"tokenizer: its library gives up on this text ({str(error).splitlines()[0]})") from error
+        raise UserError(f"tokenizer: its library gives up on this text ({str(error).splitlines()[0]})") from error
 
 
 def growth(step: dict[str, Any] | None) -> float:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import tokenizers
 
-from lm.config import BadInput
-from lm.config.checks import about
+from lm.config import UserError
+from lm.config.checks import error_prefix
 from lm.data.tokenizer import Tokenizer
 
 
@@ -26,21 +26,21 @@ def _muted() -> Iterator[None]:
 
 
 def load_tokenizer(path: Path, eot: str | None = None) -> Tokenizer:
-    """Read a tokenizer.json. Raises BadInput naming the file if it is missing or damaged.
+    """Read a tokenizer.json. Raises UserError naming the file if it is missing or damaged.
 
     >>> load_tokenizer(Path("absent.json"))
     Traceback (most recent call last):
-    lm.config.checks.BadInput: absent.json: No such file or directory; expected a tokenizer.json
+    lm.config.checks.UserError: absent.json: No such file or directory; expected a tokenizer.json
     """
     try:
         text = path.read_text(encoding="utf-8")
         with _muted():  # a malformed file can panic in Rust, which prints a message of its own and raises BaseException
             backend = tokenizers.Tokenizer.from_str(text)
     except OSError as error:
-        raise BadInput(f"{path}: {error.strerror}; expected a tokenizer.json") from error
+        raise UserError(f"{path}: {error.strerror}; expected a tokenizer.json") from error
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt | SystemExit):
             raise
-        raise BadInput(f"{path}: not a tokenizer.json ({str(error).splitlines()[0]})") from error
-    with about(str(path)):
+        raise UserError(f"{path}: not a tokenizer.json ({str(error).splitlines()[0]})") from error
+    with error_prefix(str(path)):
         return Tokenizer(backend, eot)

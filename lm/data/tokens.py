@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from lm.config import BadInput, DataConfig, TokenizerConfig
+from lm.config import DataConfig, TokenizerConfig, UserError
 from lm.data.cache import checksum, locked, partial_folder
 from lm.data.corpus import opened, stored_text, stored_validation
 from lm.data.encoding import decoded, encode, pieces, sample
@@ -27,7 +27,7 @@ from lm.data.store import StoredText
 from lm.data.tokenizer import Tokenizer
 from lm.data.tokenizer_file import load_tokenizer
 from lm.data.vocabulary import build_tokenizer
-from lm.system.files import hash_of, read_json, sync_folder, write_json, write_text
+from lm.system.files import json_sha256, read_json, sync_folder, write_json, write_text
 
 FORMAT = 3  # of the folder; a change causes folders to be built again
 FILES = ("train.bin", "val.bin", "tokenizer.json")
@@ -68,7 +68,7 @@ def compressed_bits_per_byte(part: Part, quiet: bool = True) -> dict[str, float]
 
 
 def prepare(config: DataConfig, tokenizer: TokenizerConfig, quiet: bool = True) -> TextData:
-    """Read the corpus and open its tokens, which are built if they do not exist. Raises BadInput for unusable text."""
+    """Read the corpus and open its tokens, which are built if they do not exist. Raises UserError for unusable text."""
     val, text = stored_validation(config, quiet), stored_text(config, quiet)
     split_by = {"val": val.hash if val else config.val_fraction, "val_max_bytes": config.val_max_bytes}
     of_text = {"text": text.hash, "rows": config.rows, **split_by}
@@ -78,7 +78,7 @@ def prepare(config: DataConfig, tokenizer: TokenizerConfig, quiet: bool = True) 
         identity["path"] = own.hash
         note = "is added, because it has no usual end-of-text token" if own.eot_added else "is its end-of-text token"
         log.info("tokenizer.path=%s: %s %s; %d tokens", tokenizer.path, own.eot_token, note, own.vocab_size)
-    folder = Path(config.cache_dir).expanduser() / "tokens" / hash_of(identity)[:16]
+    folder = Path(config.cache_dir).expanduser() / "tokens" / json_sha256(identity)[:16]
     data = usable(folder)
     if data is None:
         with locked(folder):
@@ -90,7 +90,7 @@ def prepare(config: DataConfig, tokenizer: TokenizerConfig, quiet: bool = True) 
         needed = config.seq_len + 1 if name == "training" else 2
         if len(tokens) < needed:
             instead = " or lower data.seq_len" if name == "training" else "" if val else " or raise data.val_fraction"
-            raise BadInput(
+            raise UserError(
                 f"data: the {name} text has {len(tokens)} tokens, data.seq_len={config.seq_len} needs {needed}:"
                 f" give more text{instead}"
             )

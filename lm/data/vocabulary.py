@@ -9,7 +9,7 @@ from pathlib import Path
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from lm.config import BadInput, TokenizerConfig
+from lm.config import TokenizerConfig, UserError
 from lm.data.tokenizer import BYTES, CHARACTERS, EOT, Tokenizer
 from lm.data.tokenizer_file import load_tokenizer
 
@@ -36,7 +36,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int, progress: bool = False) -> 
     )
     interruptible(lambda given: backend.train_from_iterator(given, trainer), short_runs(texts))
     if backend.get_vocab_size() != vocab_size:
-        raise BadInput(
+        raise UserError(
             f"tokenizer.vocab_size={vocab_size}: this text yields a vocabulary of at most"
             f" {backend.get_vocab_size()}; choose that or less, or tokenizer=char"
         )
@@ -114,6 +114,6 @@ def build_tokenizer(
         assert config.path is not None
         tokenizer, sample = load_tokenizer(Path(config.path)), next(iter(train), "")[:10_000]
         if tokenizer.decode(tokenizer.encode(sample)) != sample:
-            raise BadInput(f"tokenizer.path={config.path}: loses part of the text, so bits per byte would be wrong")
+            raise UserError(f"tokenizer.path={config.path}: loses part of the text, so bits per byte would be wrong")
         return tokenizer
     return char_tokenizer(everything) if config.kind == "char" else byte_tokenizer()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from lm.config import BadInput
+from lm.config import UserError
 from lm.exchange.architectures import architecture_of
 from lm.exchange.weights import write_weights
 from lm.model.lora import LoRALinear, is_adapter
@@ -50,8 +50,8 @@ def save_adapter(net: Transformer, base: str | None, folder: Path) -> None:
         architecture = architecture_of(net.config)
         names = {theirs: one.names for theirs, one in architecture.names(ours, net.config).items()}
         if sorted(names.values()) != sorted((name,) for name in ours):
-            raise BadInput(f"{architecture.name} stores q, k and v as one matrix")
-    except BadInput as error:
+            raise UserError(f"{architecture.name} stores q, k and v as one matrix")
+    except UserError as error:
         log.info("%s is not written, PEFT could not use it: %s; model/ holds the merged model", folder, error)
         return
     tensors = {f"base_model.model.{theirs}": ours[name] for theirs, (name,) in names.items()}

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from lm.config import BadInput, ModelConfig
+from lm.config import ModelConfig, UserError
 from lm.exchange.tensor_names import Stacked, Weights, as_gpt2, gpt2_names, renamed
 
 Settings = dict[str, Any]
@@ -157,11 +157,11 @@ DISTINGUISHING = ("position", "qk_norm", "ffn", "norm", "bias")
 def architecture_of(
     config: ModelConfig, among: Sequence[Architecture] = ARCHITECTURES, where: str = ""
 ) -> Architecture:
-    """The first architecture that computes the same. Raises BadInput naming the setting that none has."""
+    """The first architecture that computes the same. Raises UserError naming the setting that none has."""
     for one in among:
         if not one.unsupported(config):
             return one
     nearest = min(among, key=lambda one: [key in one.unsupported(config) for key in DISTINGUISHING])
     key = nearest.unsupported(config)[0]
     setting = f"{where}model.{key}={str(getattr(config, key)).lower()}"
-    raise BadInput(f"{setting}: cannot be exported, {nearest.name} does not support it; see docs/model.md")
+    raise UserError(f"{setting}: cannot be exported, {nearest.name} does not support it; see docs/model.md")

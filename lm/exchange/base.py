@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lm.config import BadInput, TokenizerConfig
+from lm.config import TokenizerConfig, UserError
 from lm.config.checks import reading
 from lm.exchange.find_model import ModelSettings, model_folder, read_settings
 from lm.system.files import read_json, sha256
@@ -38,7 +38,7 @@ def agrees(key: str, value: Any, loaded: Any) -> bool:
 
 
 def read_base(init_from: str) -> Base:
-    """Raises BadInput naming what is missing or damaged. It imports nothing heavy."""
+    """Raises UserError naming what is missing or damaged. It imports nothing heavy."""
     folder = model_folder(init_from, "init_from")
     settings, path = read_settings(folder), folder / TOKENIZER
     if settings.architecture is not None:
@@ -48,7 +48,7 @@ def read_base(init_from: str) -> Base:
     elif sha256(path) == settings.sha256[TOKENIZER]:
         weights = settings.sha256[WEIGHTS]
     else:
-        raise BadInput(f"{path}: damaged, its bytes do not match config.json")
+        raise UserError(f"{path}: damaged, its bytes do not match config.json")
     steps, tokens = training_of(folder)
     return Base(
         folder=folder,
@@ -63,7 +63,7 @@ def read_base(init_from: str) -> Base:
 
 def kind_of(path: Path, vocab_size: int) -> dict[str, Any]:
     """The settings with which a tokenizer of this project was made; those of another are its file's alone."""
-    with suppress(BadInput), reading(path):  # load_tokenizer says what is wrong with the file
+    with suppress(UserError), reading(path):  # load_tokenizer says what is wrong with the file
         model = read_json(path)["model"]
         if model["type"] == "BPE" and model.get("merges"):
             return {"kind": "bpe", "vocab_size": vocab_size}

@@ -6,12 +6,12 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from lm.config.identity import flat, identifying
+from lm.config.identity import flat, hashed_settings
 from lm.model.size import n_params
 from lm.model.transformer import Transformer
 from lm.report.pages import render
 from lm.system.files import write_text
-from lm.system.terminal import spelled
+from lm.system.terminal import to_override_value
 
 PLACE = ("seed", "precision", "device", "threads", "python")
 SCORES = {  # of result.json: how they are called, their unit, and the name of the metric for the Hub
@@ -88,7 +88,7 @@ def facts(settings: dict[str, Any], result: dict[str, Any]) -> Iterator[tuple[st
 
 def lines(settings: dict[str, Any]) -> str:
     """Every setting that decides the result, as it is typed, without the folders of this machine."""
-    own = {key: value for key, value in identifying(settings).items() if value is not None}
+    own = {key: value for key, value in hashed_settings(settings).items() if value is not None}
     own |= {key: Path(str(own[key])).name for key in own if key.endswith("path") and "://" not in str(own[key])}
     own |= {"data.path": text_of(settings)} if "data.path" in own else {}
-    return "\n".join(f"{key}={spelled(value)}" for key, value in own.items())
+    return "\n".join(f"{key}={to_override_value(value)}" for key, value in own.items())

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lm.config import BadInput, HeadConfig, ModelConfig, at_least
+from lm.config import HeadConfig, ModelConfig, UserError, require_min
 from lm.config.checks import reading
 from lm.config.typed import build
 from lm.system.files import read_json
@@ -30,36 +30,36 @@ class ModelSettings:
     architecture: str | None = None  # in transformers, of a Hugging Face folder
 
     def __post_init__(self) -> None:
-        at_least(1, "", self, "vocab_size", "seq_len")
-        at_least(0, "", self, "document_separator")
+        require_min(1, "", self, "vocab_size", "seq_len")
+        require_min(0, "", self, "document_separator")
         if self.architecture is None and set(self.sha256) != set(FILES):
-            raise BadInput(f"sha256: names {', '.join(self.sha256) or 'nothing'}; expected {' and '.join(FILES)}")
+            raise UserError(f"sha256: names {', '.join(self.sha256) or 'nothing'}; expected {' and '.join(FILES)}")
 
 
 def model_folder(run_dir: str | Path, key: str = "run_dir") -> Path:
     """The model folder of a run directory; `run_dir` may also be the model folder, or a Hugging Face folder.
 
-    Raises BadInput if there is none, and OSError if it cannot be read.
+    Raises UserError if there is none, and OSError if it cannot be read.
     """
     folder = Path(run_dir).expanduser()
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "no such folder"
-        raise BadInput(f"{key}={run_dir}: {what}; expected a run directory that train wrote")
+        raise UserError(f"{key}={run_dir}: {what}; expected a run directory that train wrote")
     if (folder / "model").is_dir():
         folder = folder / "model"
     try:
         os.stat(folder / "config.json")  # raises PermissionError in a closed folder, which need not be empty
     except (FileNotFoundError, NotADirectoryError):
-        raise BadInput(f"{key}={run_dir}: holds no model; expected a run directory that train has finished") from None
+        raise UserError(f"{key}={run_dir}: holds no model; expected a run directory that train has finished") from None
     index = [INDEX] if (folder / INDEX).exists() else []
     for name in ("config.json", "tokenizer.json", *(index or ["model.safetensors"])):
         if not (folder / name).is_file():
-            raise BadInput(f"{folder / name}: no such file; expected what train wrote, or a folder of transformers")
+            raise UserError(f"{folder / name}: no such file; expected what train wrote, or a folder of transformers")
     return folder
 
 
 def read_settings(folder: Path) -> ModelSettings:
-    """The settings of the model in its folder. Raises BadInput naming the file, and the key that is wrong."""
+    """The settings of the model in its folder. Raises UserError naming the file, and the key that is wrong."""
     path = folder / "config.json"
     with reading(path):
         found = read_json(path)
@@ -72,6 +72,6 @@ def read_settings(folder: Path) -> ModelSettings:
 
 def own_settings(found: dict[str, Any]) -> ModelSettings:
     if found.get("architecture") is not None:
-        raise BadInput(f"architecture={found['architecture']}: is not a setting of a model of this project")
+        raise UserError(f"architecture={found['architecture']}: is not a setting of a model of this project")
     settings: ModelSettings = build(ModelSettings, found)
     return settings

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lm.config import BadInput, ModelConfig
+from lm.config import ModelConfig, UserError
 from lm.data.tokenizer import BYTES, Tokenizer
 from lm.exchange.architectures import ARCHITECTURES, Architecture, architecture_of
 from lm.exchange.huggingface import matrices, new_folder
@@ -23,12 +23,12 @@ NORMAL, CONTROL, UNUSED = 1, 3, 5  # of llama.cpp's types of tokens
 def export_gguf(net: Transformer, tokenizer: Tokenizer, output_dir: str | Path, dtype: str = "f32") -> str:
     """Write model.gguf with matrices in `dtype`: f32, f16 or q8_0. Returns the architecture's name.
 
-    Raises BadInput naming the setting that llama.cpp has no model for, or the package that is missing.
+    Raises UserError naming the setting that llama.cpp has no model for, or the package that is missing.
     """
     try:
         import gguf
     except ImportError as error:
-        raise BadInput("format=gguf: the package gguf is not installed; pip install gguf") from error
+        raise UserError("format=gguf: the package gguf is not installed; pip install gguf") from error
     config, kind = net.config, architecture_in_gguf(net.config)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[kind.model_type.upper()], config.n_layers)
     writer = gguf.GGUFWriter(None, kind.model_type)
@@ -73,11 +73,11 @@ def metadata(net: Transformer) -> dict[str, Any]:
 
 
 def architecture_in_gguf(config: ModelConfig) -> Architecture:
-    """Llama or Qwen3. Raises BadInput naming the setting that neither has in llama.cpp."""
+    """Llama or Qwen3. Raises UserError naming the setting that neither has in llama.cpp."""
     kind = architecture_of(config, KINDS, "format=gguf: ")
     for key, value in (("attention_bias", config.attn_bias), ("rope_scaling", config.rope_scaling)):
         if kind.model_type == "qwen3" and value:
-            raise BadInput(f"format=gguf: model.{key}={str(value).lower()}: llama.cpp's Qwen3 does not support it")
+            raise UserError(f"format=gguf: model.{key}={str(value).lower()}: llama.cpp's Qwen3 does not support it")
     return kind
 
 
@@ -98,11 +98,11 @@ def rope_factors(net: Transformer) -> Tensor:
 
 
 def vocabulary(tokenizer: Tokenizer, rows: int) -> dict[str, Any]:
-    """Tokens, their types and the merges. Raises BadInput unless llama.cpp splits a text as the tokenizer does."""
+    """Tokens, their types and the merges. Raises UserError unless llama.cpp splits a text as the tokenizer does."""
     layout = json.loads(tokenizer.to_json())
     model, gpt2 = layout["model"], json.loads(BYTES.__getstate__())
     if layout["normalizer"] or layout["pre_tokenizer"] != gpt2 or model.get("ignore_merges") or not model.get("merges"):
-        raise BadInput("format=gguf: this tokenizer cannot be carried; expected a BPE of this project (tokenizer=bpe)")
+        raise UserError("format=gguf: this tokenizer cannot be carried; expected a BPE of this project (tokenizer=bpe)")
     found = {number: (word, NORMAL) for word, number in model["vocab"].items()}
     found |= {one["id"]: (one["content"], CONTROL if one["special"] else NORMAL) for one in layout["added_tokens"]}
     found |= {number: (f"<unused{number}>", UNUSED) for number in range(len(found), rows)}

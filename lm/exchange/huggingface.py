@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lm.config import BadInput
+from lm.config import UserError
 from lm.data.tokenizer import Tokenizer
 from lm.exchange.architectures import Architecture, architecture_of
 from lm.exchange.tensor_names import Weights
@@ -28,7 +28,7 @@ def export(
 
     `also` is called with the folder and may add files.
 
-    Raises BadInput naming the setting that no architecture of transformers has.
+    Raises UserError naming the setting that no architecture of transformers has.
     """
     architecture = architecture_of(net.config)
     weights = matrices(net, architecture)
@@ -69,17 +69,17 @@ def export(
 
 @contextmanager
 def new_folder(output_dir: str | Path) -> Iterator[Path]:
-    """An empty folder, or one that an export has left unfinished. Raises BadInput if it cannot be had."""
+    """An empty folder, or one that an export has left unfinished. Raises UserError if it cannot be had."""
     folder = Path(output_dir).expanduser()
     if folder.exists() and not folder.is_dir():
-        raise BadInput(f"output_dir={output_dir}: is a file; choose a new or an empty folder")
+        raise UserError(f"output_dir={output_dir}: is a file; choose a new or an empty folder")
     if folder.exists() and any(folder.iterdir()) and not (folder / UNFINISHED).exists():
-        raise BadInput(f"output_dir={output_dir}: is not empty; choose a new or an empty folder")
+        raise UserError(f"output_dir={output_dir}: is not empty; choose a new or an empty folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / UNFINISHED).touch()
     except OSError as error:
-        raise BadInput(f"output_dir={output_dir}: {error.strerror}; expected a folder to write to") from error
+        raise UserError(f"output_dir={output_dir}: {error.strerror}; expected a folder to write to") from error
     remove_partial(folder)
     yield folder
     (folder / UNFINISHED).unlink()
@@ -88,7 +88,7 @@ def new_folder(output_dir: str | Path) -> Iterator[Path]:
 def matrices(net: Transformer, architecture: Architecture) -> Weights:
     """All weights under the architecture's names; without lm_head.weight if the model is tied."""
     if not all(type(module) is Linear for name, module in net.named_modules() if name.endswith("_proj")):
-        raise BadInput(f"model.linear={net.config.linear}: only models with model.linear=linear are exported")
+        raise UserError(f"model.linear={net.config.linear}: only models with model.linear=linear are exported")
     weights = architecture.weights(trunk(net), net.config)
     output = net.head.matrix(net.embed.weight)
     return weights if net.embed.matrix() is output else weights | {"lm_head.weight": output}

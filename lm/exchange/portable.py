@@ -7,7 +7,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
-from lm.config import BadInput, foreign_classes
+from lm.config import UserError, foreign_classes
 from lm.data.tokenizer import Tokenizer
 from lm.data.tokenizer_file import load_tokenizer
 from lm.exchange.find_model import FILES, ModelSettings, model_folder, read_settings
@@ -38,12 +38,12 @@ def save_model(net: Transformer, tokenizer: Tokenizer, folder: Path) -> None:
 def load_model(run_dir: str | Path, trust: bool = False) -> tuple[Transformer, Tokenizer]:
     """The model and tokenizer of a run directory (or of its model/ folder), ready to generate, on the CPU.
 
-    `trust` allows importing the classes of the user's own that the run's settings name. Raises BadInput naming the file
-    that is missing or damaged.
+    `trust` allows importing the classes of the user's own that the run's settings name. Raises UserError naming the
+    file that is missing or damaged.
 
     >>> load_model("runs/absent")
     Traceback (most recent call last):
-    lm.config.checks.BadInput: run_dir=runs/absent: no such folder; expected a run directory that train wrote
+    lm.config.checks.UserError: run_dir=runs/absent: no such folder; expected a run directory that train wrote
     """
     folder = model_folder(run_dir)
     settings, weights = read_settings(folder), folder / "model.safetensors"
@@ -53,19 +53,19 @@ def load_model(run_dir: str | Path, trust: bool = False) -> tuple[Transformer, T
         import_class(key, path, trust)
     for name in FILES:
         if sha256(folder / name) != settings.sha256[name]:
-            raise BadInput(f"{folder / name}: damaged, its bytes do not match config.json")
+            raise UserError(f"{folder / name}: damaged, its bytes do not match config.json")
     try:
         check_shapes(settings, weights)
         net = construct(settings)
         net.load_state_dict(load_file(weights))
     except (ValueError, TypeError, RuntimeError, SafetensorError, FileNotFoundError) as error:
-        raise BadInput(f"{folder / 'config.json'}: {str(error).splitlines()[0]}; expected what train wrote") from error
+        raise UserError(f"{folder / 'config.json'}: {str(error).splitlines()[0]}; expected what train wrote") from error
     tokenizer = load_tokenizer(folder / "tokenizer.json")
     if max(tokenizer.vocab_size, net.config.vocab_rows or 0) != net.vocab_size:
-        raise BadInput(f"{folder}: the tokenizer has {tokenizer.vocab_size} tokens, the model {net.vocab_size}")
+        raise UserError(f"{folder}: the tokenizer has {tokenizer.vocab_size} tokens, the model {net.vocab_size}")
     if net.document_separator not in (None, tokenizer.eot):
         found = f"document_separator={net.document_separator}"
-        raise BadInput(
+        raise UserError(
             f"{folder / 'config.json'}: {found}, expected {tokenizer.eot}, the tokenizer's end-of-text token, or null"
         )
     return net.eval(), tokenizer

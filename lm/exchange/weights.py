@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from lm.config import BadInput
+from lm.config import UserError
 from lm.config.checks import reading
 from lm.exchange.architectures import ARCHITECTURES
 from lm.exchange.find_model import INDEX, ModelSettings
@@ -49,19 +49,19 @@ class Source(NamedTuple):
 def sources(settings: ModelSettings, folder: Path) -> tuple[list[Source], Transformer]:
     """Where each parameter lies, and the model that has them, on the meta device.
 
-    Raises BadInput naming a tensor that is missing, superfluous or of another shape, before memory is taken for any.
+    Raises UserError naming a tensor that is missing, superfluous or of another shape, before memory is taken for any.
     """
     architecture = next(one for one in ARCHITECTURES if one.name == settings.architecture)
     present, config = contents(folder), settings.model
     if config.n_layers > len(present):
-        raise BadInput(
+        raise UserError(
             f"{folder}: holds {len(present)} tensors, too few for the {config.n_layers} layers of config.json"
         )
     try:
         with torch.device("meta"):
             net = Transformer(config, settings.head, vocab_size=settings.vocab_size, seq_len=settings.seq_len)
     except (TypeError, RuntimeError, OverflowError) as error:
-        raise BadInput(f"{folder / 'config.json'}: {str(error).splitlines()[0]}; expected sizes of a model") from error
+        raise UserError(f"{folder / 'config.json'}: {str(error).splitlines()[0]}; expected sizes of a model") from error
     parameters = dict(net.named_parameters())
     expected = architecture.names([name for name in parameters if name != OWN_HEAD], config)
     missing, found = set(expected) | ({"lm_head.weight"} if OWN_HEAD in parameters else set()), []
@@ -70,16 +70,16 @@ def sources(settings: ModelSettings, folder: Path) -> tuple[list[Source], Transf
         if not one.head and name not in expected:
             if NOT_WEIGHTS.fullmatch(name):
                 continue
-            raise BadInput(f"{folder}: holds a tensor {name} that {architecture.name} does not have")
+            raise UserError(f"{folder}: holds a tensor {name} that {architecture.name} does not have")
         ours = expected[name] if name in expected else Stacked((OWN_HEAD if OWN_HEAD in parameters else EMBEDDING,))
         shapes = [parameters[part].shape for part in ours.names]
         shape = [sum(part[0] for part in shapes), *shapes[0][1:]]
         if one.shape != (shape[::-1] if ours.transposed else shape):
-            raise BadInput(f"{folder}: {name} has the shape {one.shape}, which config.json does not fit")
+            raise UserError(f"{folder}: {name} has the shape {one.shape}, which config.json does not fit")
         found.append(one._replace(ours=ours))
         missing.discard(name)
     if missing:
-        raise BadInput(f"{folder}: the tensor {min(missing)} is missing")
+        raise UserError(f"{folder}: the tensor {min(missing)} is missing")
     return sorted(found), net
 
 
@@ -96,7 +96,7 @@ def fill(net: Transformer, found: list[Source], folder: Path) -> None:
         with refusing_damage(folder):
             tensor = one.read()
         if one.head and OWN_HEAD not in parameters and not torch.equal(tensor.float(), net.embed.weight):
-            raise BadInput(f"{folder}: lm_head.weight differs from the embedding, but tie_word_embeddings is true")
+            raise UserError(f"{folder}: lm_head.weight differs from the embedding, but tie_word_embeddings is true")
         parts = [parameters[name] for name in one.ours.names]
         for part, piece in zip(parts, torch.split(tensor, [len(part) for part in parts]), strict=True):
             part.copy_(piece)
@@ -109,14 +109,14 @@ def full_name(name: str, expected: dict[str, Any]) -> str:
 
 
 def shards(folder: Path) -> list[str]:
-    """The names of the files with the weights. Raises BadInput if their index is damaged."""
+    """The names of the files with the weights. Raises UserError if their index is damaged."""
     index = folder / INDEX
     if not index.is_file():
         return ["model.safetensors"]
     with reading(index, "the index of the safetensors files"):
         names = set(read_json(index)["weight_map"].values())
         if any(Path(one).name != one for one in names):
-            raise BadInput("names a file outside of its folder")
+            raise UserError("names a file outside of its folder")
         return sorted(names)
 
 
@@ -126,7 +126,7 @@ def refusing_damage(folder: Path) -> Iterator[None]:
         yield
     except (OSError, ValueError, SafetensorError) as error:
         what = str(error).splitlines()[0]
-        raise BadInput(f"{folder}: {what}; expected model.safetensors, or its parts and their index") from error
+        raise UserError(f"{folder}: {what}; expected model.safetensors, or its parts and their index") from error
 
 
 def contents(folder: Path) -> list[Source]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from lm.config import BadInput
+from lm.config import UserError
 from lm.inference.prompt_lookup import MAX_DRAFT_TOKENS, PromptLookup
 from lm.inference.sampling import GREEDY, Sampling
 from lm.model.cache import KVCache
@@ -66,7 +66,7 @@ def decode(
                 starts, cache = now, KVCache(cache_length(longest, net.seq_len))
                 logits = prefill(net, windows, cache)
                 if logits.isnan().any():
-                    raise BadInput("the model's logits are not numbers; its weights are not those of a model")
+                    raise UserError("the model's logits are not numbers; its weights are not those of a model")
             else:
                 limit = MAX_DRAFT_TOKENS if n_accepted >= SHORT_DRAFT else SHORT_DRAFT
                 draft = lookup.draft(min(max_draft_tokens, limit, net.seq_len - longest))

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
-from lm.config import BadInput, EvaluateConfig
+from lm.config import EvaluateConfig, UserError
 from lm.data.batches import IGNORED, validation_batches, validation_windows
 from lm.exchange.find_model import model_folder, read_settings
 from lm.exchange.portable import load_model
@@ -85,18 +85,18 @@ def evaluate(
 
 
 def check(config: EvaluateConfig) -> None:
-    """Raise BadInput if the settings of the run, or what it says of its validation text, cannot be used."""
+    """Raise UserError if the settings of the run, or what it says of its validation text, cannot be used."""
     read_settings(model_folder(config.run_dir))
     if config.data is None:
         own_text(Path(config.run_dir).expanduser(), config.trust)
 
 
 def evaluate_run(config: EvaluateConfig, bar: bool = False) -> dict[str, Any]:
-    """Score a finished run on its own validation text, or on the whole of another text. Raises BadInput."""
+    """Score a finished run on its own validation text, or on the whole of another text. Raises UserError."""
     set_threads(config.threads)
     net, tokenizer = load_model(config.run_dir, config.trust)
     if (config.seq_len or 1) > net.seq_len:
-        raise BadInput(f"seq_len={config.seq_len}: the context of run_dir={config.run_dir} is {net.seq_len}")
+        raise UserError(f"seq_len={config.seq_len}: the context of run_dir={config.run_dir} is {net.seq_len}")
     if config.document_mask is not None:
         net.document_separator = tokenizer.eot if config.document_mask else None
     if config.data is None:
@@ -107,7 +107,7 @@ def evaluate_run(config: EvaluateConfig, bar: bool = False) -> dict[str, Any]:
     window = config.seq_len or net.seq_len
     scores = evaluate(net.to(best_device()), tokens, window, batch_size, bar=bar, measures=details)
     if not math.isfinite(scores.loss):
-        raise BadInput(f"run_dir={config.run_dir}: the loss is {scores.loss}; its weights are not those of a model")
+        raise UserError(f"run_dir={config.run_dir}: the loss is {scores.loss}; its weights are not those of a model")
     found: dict[str, Any] = {
         "loss": scores.loss,
         "perplexity": scores.perplexity,

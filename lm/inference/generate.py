@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from itertools import islice, takewhile
 from typing import TypedDict, TypeVar, Unpack
 
-from lm.config import expect
+from lm.config import require
 from lm.data.tokenizer import Tokenizer
 from lm.inference.decode import decode
 from lm.inference.sampling import Sampling
@@ -30,7 +30,7 @@ def stream(
     **options: Unpack[Options],
 ) -> Iterator[str]:
     """Yield the continuation of one prompt, up to end of text, in pieces of whole characters as they are decoded."""
-    expect(max_new_tokens >= 0, f"max_new_tokens={max_new_tokens}", "0 or more")
+    require(max_new_tokens >= 0, f"max_new_tokens={max_new_tokens}", "0 or more")
     ids = (one for (one,) in decode(net, begun(tokenizer, [prompt]), Sampling(**options)))
     yield from tokenizer.stream(islice(takewhile(lambda one: one not in tokenizer.separator, ids), max_new_tokens))
 
@@ -46,7 +46,7 @@ def generate(
 
     Decoding is greedy at temperature 0, the default, and sampled above it; `top_k` and `min_p` restrict the sample. It
     stops at end of text or after `max_new_tokens`. If the text is longer than the model's context, the model sees its
-    tokens from `window_start` on. Raises BadInput if an option is out of range.
+    tokens from `window_start` on. Raises UserError if an option is out of range.
 
     >>> from lm import HeadConfig, ModelConfig
     >>> from lm.data.vocabulary import byte_tokenizer
@@ -57,7 +57,7 @@ def generate(
     >>> generate(net, tokenizer, ["def ", "class"], 8)[0] == generate(net, tokenizer, "def ", 8)
     True
     """
-    expect(max_new_tokens >= 0, f"max_new_tokens={max_new_tokens}", "0 or more")
+    require(max_new_tokens >= 0, f"max_new_tokens={max_new_tokens}", "0 or more")
     prompts: list[str] = [prompt] if isinstance(prompt, str) else prompt
     continuations: list[list[int]] = [[] for _ in prompts]
     unfinished = set(range(len(prompts)))

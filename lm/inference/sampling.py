@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lm.config import BadInput, expect
+from lm.config import UserError, require
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -14,7 +14,7 @@ class Sampling:
     """How the next token follows from its logits. The default is greedy; `top_k` and `min_p` restrict a sample.
 
     top_k: only the k tokens of the largest logits. min_p: only tokens at least this many times as probable, at this
-    temperature, as the most probable one (Nguyen et al., 2024). Raises BadInput for a value out of range.
+    temperature, as the most probable one (Nguyen et al., 2024). Raises UserError for a value out of range.
     """
 
     temperature: float = 0.0
@@ -23,12 +23,12 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        expect(0 <= self.temperature < math.inf, f"temperature={self.temperature}", "0 (greedy) or more")
-        expect(self.top_k is None or self.top_k >= 1, f"top_k={self.top_k}", "1 or more, or null for all tokens")
-        expect(0 <= self.min_p <= 1, f"min_p={self.min_p}", "0 (all tokens) to 1")
+        require(0 <= self.temperature < math.inf, f"temperature={self.temperature}", "0 (greedy) or more")
+        require(self.top_k is None or self.top_k >= 1, f"top_k={self.top_k}", "1 or more, or null for all tokens")
+        require(0 <= self.min_p <= 1, f"min_p={self.min_p}", "0 (all tokens) to 1")
         if self.temperature == 0 and (self.top_k is not None or self.min_p):
             key = f"top_k={self.top_k}" if self.top_k is not None else f"min_p={self.min_p}"
-            raise BadInput(f"{key}: is for sampling, and temperature=0 is greedy; add temperature=1")
+            raise UserError(f"{key}: is for sampling, and temperature=0 is greedy; add temperature=1")
 
     def next_token(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
         """Raw logits (..., V) to token ids (...): argmax, or above temperature 0 a sample by the Gumbel-max trick.

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from lm.config import BadInput, DataConfig, TokenizerConfig
+from lm.config import DataConfig, TokenizerConfig, UserError
 from lm.config.checks import reading
 from lm.config.typed import build
 from lm.data.cache import ReadOnlyCache, writing
@@ -32,7 +32,7 @@ class OwnText:
 
 
 def own_text(run_dir: Path, trust: bool) -> OwnText:
-    """Reads nothing of the text. Without `trust`, refuses an address that the run's files name. Raises BadInput."""
+    """Reads nothing of the text. Without `trust`, refuses an address that the run's files name. Raises UserError."""
     try:
         with reading(run_dir / "config.yaml"):
             settings = read_yaml(run_dir / "config.yaml")
@@ -43,12 +43,12 @@ def own_text(run_dir: Path, trust: bool) -> OwnText:
             tokenizer: TokenizerConfig = build(TokenizerConfig, settings["tokenizer"])
     except OSError as error:
         hint = "expected a finished run, or a text: data=text data.path=FILE"
-        raise BadInput(f"{error.filename}: {error.strerror}; {hint}") from error
+        raise UserError(f"{error.filename}: {error.strerror}; {hint}") from error
     if tokenizer.kind == "file":  # the run has a copy; the file that it was made with may be gone
         tokenizer = replace(tokenizer, path=str(run_dir / "model/tokenizer.json"))
     for place in (config.path or "", config.val_path or ""):
         if not trust and (config.source == "hub" or "://" in place):
-            raise BadInput(f"run_dir={run_dir}: its text comes from {place}; trust=true downloads it")
+            raise UserError(f"run_dir={run_dir}: its text comes from {place}; trust=true downloads it")
     config.path, config.val_path = (from_above(run_dir, one) for one in (config.path, config.val_path))
     if not Path(config.cache_dir, "tokens").expanduser().is_dir():  # the run was made elsewhere
         config = replace(config, cache_dir=DataConfig().cache_dir)
@@ -67,13 +67,13 @@ def from_above(run_dir: Path, path: str | None) -> str | None:
 def own_validation(run_dir: Path, trust: bool, bar: bool = False) -> tuple[np.ndarray, int, int, np.ndarray]:
     """A run's validation tokens, the number of bytes of their text, the run's batch size, and its training tokens.
 
-    Without `trust`, nothing is downloaded from an address that the run's files name. Raises BadInput.
+    Without `trust`, nothing is downloaded from an address that the run's files name. Raises UserError.
     """
     own = own_text(run_dir, trust)
     data = in_a_cache(own.data, lambda config: prepare(config, own.tokenizer, not bar))
     if (data.hash, data.tokenizer.hash) != own.hashes:
         what = "text" if data.hash != own.hashes[0] else "tokenizer"
-        raise BadInput(
+        raise UserError(
             f"run_dir={run_dir}: its {what} has changed since training; give a text: data=text data.path=FILE"
         )
     return data.val, data.val_bytes, own.data.batch_size, data.train

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lm.config import BadInput
+from lm.config import UserError
 
 if TYPE_CHECKING:
     from lm.model.transformer import Attention, Transformer
@@ -71,7 +71,7 @@ def _weight(projection: nn.Module) -> Tensor:
     try:
         return projection.get_parameter("weight")
     except AttributeError:
-        raise BadInput("model.linear: its class has no `weight`; add model.previous_token_init=0") from None
+        raise UserError("model.linear: its class has no `weight`; add model.previous_token_init=0") from None
 
 
 def _scale_residual_projections(net: "Transformer") -> None:
@@ -88,6 +88,6 @@ def _scale_residual_projections(net: "Transformer") -> None:
             # a matrix of the module itself, for in one with an adapter the nested ones are the adapter's
             matrices = [p for p in direct if p.ndim == 2] or [p for p in nested if p.ndim == 2]
             if not matrices and scale != 1:
-                raise BadInput(f"model.linear={net.config.linear}: has no matrix; add model.residual_scale=1")
+                raise UserError(f"model.linear={net.config.linear}: has no matrix; add model.residual_scale=1")
             for matrix in matrices[-1:]:  # a class may factorise its matrix: scaling the last factor scales it
                 matrix.mul_(scale)

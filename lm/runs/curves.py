@@ -6,10 +6,10 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
-from lm.config import BadInput
+from lm.config import UserError
 from lm.report.figures import COLOURS, DASHES, NAME, axis_limits, legend, panels, save, tokens_axis
 from lm.runs.find import FoundRun, differing, without_parts_of_the_head
-from lm.system.terminal import printable, spelled
+from lm.system.terminal import printable, to_override_value
 from lm.training.run_directory import METRICS, read_rows
 
 MAX_LABELS = 16  # curves that a legend can tell apart
@@ -33,11 +33,11 @@ def tail(curve: pd.Series, part: int) -> list[float]:
 
 
 def plot_runs(runs: Sequence[FoundRun], path: Path) -> str:
-    """Write an .svg or .png file; returns what it shows. Raises BadInput if no run has a curve."""
+    """Write an .svg or .png file; returns what it shows. Raises UserError if no run has a curve."""
     curves = {run.name: curve(read_curves(run.path), "val/loss") for run in runs}
     shown = [run for run in runs if len(curves[run.name])]
     if not shown:
-        raise BadInput(f"plot={path}: none of these runs has a validation loss in its {METRICS}")
+        raise UserError(f"plot={path}: none of these runs has a validation loss in its {METRICS}")
     save(lambda: _picture(curves, shown), path)
     many = f"; more than {MAX_LABELS} have no legend" * (len(shown) > MAX_LABELS)
     return f"{path}: the validation loss of {len(shown)} of {len(runs)} runs{many}"
@@ -69,7 +69,7 @@ def _keys(runs: Sequence[FoundRun]) -> list[str]:
 
 
 def _settings(run: FoundRun, keys: Sequence[str]) -> str:
-    words = " ".join(f"{key.rpartition('.')[2]}={spelled(run[key])}" for key in keys)
+    words = " ".join(f"{key.rpartition('.')[2]}={to_override_value(run[key])}" for key in keys)
     return printable(words.replace("name=", ""))
 
 

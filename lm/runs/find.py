@@ -10,8 +10,8 @@ from typing import Any
 from tqdm import tqdm
 
 from lm.ablation.run_files import RunFiles
-from lm.config import BadInput
-from lm.config.identity import flat, identifying
+from lm.config import UserError
+from lm.config.identity import flat, hashed_settings
 from lm.training.run_directory import RunDirectory
 
 MARKS = ("config.yaml", "result.json")  # a directory that holds one of them is a run
@@ -38,12 +38,12 @@ class FoundRun:
 
 
 def find_runs(folder: Path) -> list[FoundRun]:
-    """Raises BadInput if there is no such folder, or no run below it."""
+    """Raises UserError if there is no such folder, or no run below it."""
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "no such folder"
-        raise BadInput(f"folder={folder}: {what}; expected a folder that holds runs")
+        raise UserError(f"folder={folder}: {what}; expected a folder that holds runs")
     if not (places := folders_with(MARKS, folder)):
-        raise BadInput(f"folder={folder}: holds no runs; expected a folder in which train or ablate has written some")
+        raise UserError(f"folder={folder}: holds no runs; expected a folder in which train or ablate has written some")
     bar = tqdm(places.items(), desc="reading runs", disable=None, leave=False, delay=1)  # on a terminal
     return [read_run(place, name) for name, place in bar]
 
@@ -69,11 +69,11 @@ def read_run(path: Path, name: str) -> FoundRun:
     try:
         settings, result = flat(place.read_config()), place.read_result()
         if "data_hash" not in settings:
-            raise BadInput(f"{place.config}: not what train wrote (data_hash is missing)")
+            raise UserError(f"{place.config}: not what train wrote (data_hash is missing)")
         if result is not None:
             return FoundRun(name, path, "finished", settings=settings, result=flat(result))
         outcome, made, planned = files.read(), files.steps(), settings.get("trainer.max_steps")
-    except (BadInput, OSError) as error:
+    except (UserError, OSError) as error:
         return FoundRun(name, path, "broken", str(error))
     steps = f"step {made:,}" + (f" of {planned:,}" if isinstance(planned, int) else "")
     status = outcome.status if outcome.error else "unfinished"
@@ -83,7 +83,7 @@ def read_run(path: Path, name: str) -> FoundRun:
 def differing(runs: Sequence[FoundRun]) -> list[str]:
     """The settings that decide what a run computes and are not equal in all runs, as dotted keys."""
     known = [run for run in runs if run.settings]
-    keys = dict.fromkeys(key for run in known for key in identifying(run.settings))
+    keys = dict.fromkeys(key for run in known for key in hashed_settings(run.settings))
     found = [key for key in keys if len({str(run.settings.get(key)) for run in known}) > 1]
     of_text = any(key.startswith(("data.", "tokenizer.")) for key in found)
     return [key for key in found if not (of_text and key in HASHES)]

@@ -7,7 +7,7 @@ from typing import Any
 from lm.runs.find import FoundRun, differing, without_parts_of_the_head
 from lm.runs.query import is_number
 from lm.system.files import csv_text
-from lm.system.terminal import format_table, printable, spelled
+from lm.system.terminal import format_table, printable, to_override_value
 
 RESULTS = {  # shown, with how many decimals
     **dict.fromkeys(("val_loss", "val_bpb", "val_top1"), ".4f"),
@@ -33,7 +33,7 @@ def listing(runs: Sequence[FoundRun], total: int) -> str:
 
 def row(run: FoundRun, keys: Sequence[str], status: bool) -> list[str]:
     said = f"{run.status}: {run.note}" if run.note else run.status
-    settings = [spelled(run[key])[: 8 if key.endswith(("_hash", "sha256")) else None] for key in keys]
+    settings = [to_override_value(run[key])[: 8 if key.endswith(("_hash", "sha256")) else None] for key in keys]
     results = [format(run.result[key], how) if key in run.result else "" for key, how in RESULTS.items()]
     return [run.name, *[" ".join(said.split())] * status, *map(clipped, settings), *results]
 
@@ -55,4 +55,4 @@ def listing_csv(runs: Sequence[FoundRun]) -> str:
 
 
 def cell(value: Any) -> Any:
-    return value if is_number(value) else spelled(value)
+    return value if is_number(value) else to_override_value(value)

@@ -9,14 +9,14 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from lm.config import BadInput
-from lm.config.identity import RESOLVED, flat, identifying
+from lm.config import UserError
+from lm.config.identity import RESOLVED, flat, hashed_settings
 from lm.report.figures import COLOURS, INK, as_svg, axis_limits, inline, legend, panels, tokens_axis
 from lm.report.pages import render
 from lm.runs.curves import curve, read_curves, tail
 from lm.runs.find import FoundRun, read_run
 from lm.system.files import write_text
-from lm.system.terminal import spelled
+from lm.system.terminal import to_override_value
 from lm.training.run_directory import read_result, read_samples
 
 MAX_TIMES = 5  # times during training whose samples are shown
@@ -27,11 +27,11 @@ HASHES = ("config_hash", "data_hash", "tokenizer_hash")
 def write_page(run_dir: Path, defaults: Mapping[str, Any]) -> str:
     """Write report.html into the directory of a run, finished or not; returns what it says in a line.
 
-    `defaults` are the settings of a run for which nothing was chosen. Raises BadInput if `run_dir` holds no run.
+    `defaults` are the settings of a run for which nothing was chosen. Raises UserError if `run_dir` holds no run.
     """
     run = read_run(run_dir, run_dir.resolve().name)
     if run.status == "broken":
-        raise BadInput(run.note)
+        raise UserError(run.note)
     result, curves = read_result(run_dir / "result.json") or {}, read_curves(run_dir)
     has_curves = any(len(curve(curves, name)) for name in ("train/loss", "val/loss"))
     context = {
@@ -98,11 +98,11 @@ def _size(result: Mapping[str, Any]) -> list[tuple[str, int, float]]:
 
 def _settings(run: FoundRun, defaults: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     """The settings that differ from the defaults; what is null does nothing and follows from another one."""
-    for key, value in identifying(run.settings).items():
+    for key, value in hashed_settings(run.settings).items():
         if key in RESOLVED or value is None or value == defaults.get(key):
             continue
         if key in defaults or key.startswith("trainer."):
-            yield key, spelled(value), spelled(defaults.get(key))
+            yield key, to_override_value(value), to_override_value(defaults.get(key))
 
 
 def _samples(run: FoundRun, result: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:

@@ -6,9 +6,9 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from lm.config import BadInput
+from lm.config import UserError
 from lm.runs.find import FoundRun
-from lm.system.terminal import spelled
+from lm.system.terminal import to_override_value
 
 CONDITION = re.compile(r"\s*([\w.-]+)\s*(==|!=|<=|>=|=|<|>)\s*(.*?)\s*", re.DOTALL)
 NEXT = re.compile(r",(?=\s*[\w.-]+\s*(?:[!=]=|[<>=]))")  # a comma before a condition; others belong to a value
@@ -21,14 +21,14 @@ ORDER: dict[str, Callable[[float, float], bool]] = {
 
 
 def where(runs: Sequence[FoundRun], conditions: str | None) -> list[FoundRun]:
-    """The runs that meet all of the conditions, which are separated by commas. Raises BadInput naming a wrong one.
+    """The runs that meet all of the conditions, which are separated by commas. Raises UserError naming a wrong one.
 
     A run without a value meets a condition on it only if that says `=null`, or `!=` something else.
     """
     found = list(runs)
     for condition in NEXT.split(conditions) if conditions else ():
         if not (parts := CONDITION.fullmatch(condition)) or not parts[3]:
-            raise BadInput(f"where={condition.strip()}: expected a condition such as head.name=tied or val_loss<3.1")
+            raise UserError(f"where={condition.strip()}: expected a condition such as head.name=tied or val_loss<3.1")
         key, sign, wanted = parts.groups()
         check_key("where", key, runs)
         if sign in ORDER:
@@ -47,7 +47,7 @@ def ordered(runs: Sequence[FoundRun], key: str) -> list[FoundRun]:
 
     def rank(run: FoundRun) -> tuple[bool, float, str]:
         value = run[name]
-        return (False, value, "") if is_number(value) else (True, 0, spelled(value))
+        return (False, value, "") if is_number(value) else (True, 0, to_override_value(value))
 
     return sorted(known, key=rank, reverse=key != name) + [run for run in runs if run[name] is None]
 
@@ -59,7 +59,7 @@ def check_key(option: str, key: str, runs: Sequence[FoundRun]) -> None:
     same = [one for one in known if one.rpartition(".")[2] == key]
     close = same or difflib.get_close_matches(key, known, n=1, cutoff=0.5)
     hint = f"; did you mean {' or '.join(close)}?" if close else "; csv=- shows settings and results"
-    raise BadInput(f"{option}: {key} is neither a setting nor a result of these runs{hint}")
+    raise UserError(f"{option}: {key} is neither a setting nor a result of these runs{hint}")
 
 
 def is_number(value: Any) -> bool:
@@ -70,11 +70,11 @@ def number(condition: str, text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise BadInput(f"where={condition.strip()}: {text} is no number") from None
+        raise UserError(f"where={condition.strip()}: {text} is no number") from None
 
 
 def equal(value: Any, text: str) -> bool:
     try:
-        return float(text) == value if is_number(value) else spelled(value) == text
+        return float(text) == value if is_number(value) else to_override_value(value) == text
     except ValueError:
         return False

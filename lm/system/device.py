@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from lm.config import expect
+from lm.config import require
 
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of the control group, as containers have one
 MAX_FAST_SEQ_LEN = 512  # up to here, attention in bf16 on a CPU is faster as plain matmuls
@@ -39,11 +39,11 @@ def cpu_name() -> str:
 def count_threads(threads: int | None) -> int:
     """The number of threads for torch: `threads`, else OMP_NUM_THREADS, else the number of cores.
 
-    Raises BadInput if that is not a number from 1 to 8 for each core: with many more, torch stalls or crashes.
+    Raises UserError if that is not a number from 1 to 8 for each core: with many more, torch stalls or crashes.
     """
     text, limit = str(threads or os.environ.get("OMP_NUM_THREADS") or cores()).split(",")[0], 8 * cores()
     key = "threads" if threads else "OMP_NUM_THREADS"
-    expect(text.isdigit() and 1 <= int(text) <= limit, f"{key}={text}", f"a number of threads from 1 to {limit}")
+    require(text.isdigit() and 1 <= int(text) <= limit, f"{key}={text}", f"a number of threads from 1 to {limit}")
     return int(text)
 
 

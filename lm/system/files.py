@@ -15,7 +15,7 @@ from typing import IO, Any
 
 import yaml
 
-ABANDONED = 600.0  # seconds without a change to a temporary file: its process is gone
+STALE_SECONDS = 600.0  # seconds without a change to a temporary file: its process is gone
 
 
 @contextmanager
@@ -119,6 +119,6 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def hash_of(value: Any) -> str:
+def json_sha256(value: Any) -> str:
     """The SHA-256 of a value as JSON with sorted keys."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

@@ -23,14 +23,14 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\t\n" else c.encode("unicode_escape").decode() for c in text)
 
 
-def spelled(value: Any) -> str:
+def to_override_value(value: Any) -> str:
     """A value as it is typed on a command line.
 
-    >>> spelled([0.9, 0.95]), spelled(True), spelled(None)
+    >>> to_override_value([0.9, 0.95]), to_override_value(True), to_override_value(None)
     ('[0.9,0.95]', 'true', 'null')
     """
     if isinstance(value, list):
-        return f"[{','.join(map(spelled, value))}]"
+        return f"[{','.join(map(to_override_value, value))}]"
     return {"None": "null", "True": "true", "False": "false"}.get(str(value), str(value))
 
 

@@ -15,7 +15,7 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
-from lm.config import BadInput
+from lm.config import UserError
 from lm.system.files import atomic_file
 from lm.training.signals import Interrupted
 
@@ -82,7 +82,7 @@ def step_of(checkpoint: Path | None) -> int:
 
 
 def newest_checkpoint(folder: Path, config_hash: str) -> Path | None:
-    """The newest checkpoint that can be read, None if there is none. Raises BadInput if it is one of another run."""
+    """The newest checkpoint that can be read, None if there is none. Raises UserError if it is one of another run."""
     paths = checkpoints(folder)
     for path in paths:
         try:
@@ -93,8 +93,8 @@ def newest_checkpoint(folder: Path, config_hash: str) -> Path | None:
             log.warning("%s: cannot be read (%s); trying the one before", path, str(error).partition("\n")[0])
             continue
         if content.get("config_hash") != config_hash:
-            raise BadInput(f"{path}: a checkpoint of another run; remove it")
+            raise UserError(f"{path}: a checkpoint of another run; remove it")
         return path
     if paths:
-        raise BadInput(f"{folder}: no checkpoint can be read; delete the folder to train from the start")
+        raise UserError(f"{folder}: no checkpoint can be read; delete the folder to train from the start")
     return None

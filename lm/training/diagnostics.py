@@ -33,7 +33,7 @@ BY_BAND = [f"{name}/band{i}" for name in ("loss", "embedding_norm", "head_norm")
 COLUMNS = ("step", "tokens", "clip_rate", *GRADIENTS, *BY_BAND)
 
 
-def means(name: str, sums: np.ndarray, counts: np.ndarray, bands: np.ndarray) -> dict[str, float]:
+def _means(name: str, sums: np.ndarray, counts: np.ndarray, bands: np.ndarray) -> dict[str, float]:
     """Sums and counts by token, all (V,), to means by band under the names of their columns, without empty bands."""
     total, count = (np.bincount(bands, of_token, BANDS) for of_token in (sums, counts))
     return {f"{name}/band{i + 1}": float(total[i] / count[i]) for i in range(BANDS) if count[i]}
@@ -118,9 +118,9 @@ class Diagnostics(Callback):
         if step == run.steps:  # the validation split costs more than all else
             by_target = NLLByTarget(net.vocab_size)
             evaluate(net, module.data.val, run.data.seq_len, run.data.batch_size, measures=[by_target])
-            row |= means("loss", by_target.total_nll, by_target.counts, self.bands)
+            row |= _means("loss", by_target.total_nll, by_target.counts, self.bands)
         for name, rows in (("embedding_norm", net.embed.matrix()), ("head_norm", net.head.matrix(net.embed.weight))):
-            row |= means(name, rows.float().norm(dim=1).cpu().numpy(), np.ones(len(rows)), self.bands)
+            row |= _means(name, rows.float().norm(dim=1).cpu().numpy(), np.ones(len(rows)), self.bands)
         return row
 
     def on_save_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from lm.config import BadInput, RunConfig
+from lm.config import RunConfig, UserError
 from lm.config.run import TIED_MATRICES
 from lm.data.tokens import TextData
 from lm.exchange.base import agrees, read_base
@@ -25,7 +25,7 @@ def pin_init_weights(run: RunConfig) -> RunConfig:
     run.check_init()
     if run.init_from is None:
         if given := [key for key in ("init_sha256", "init_tied_matrix") if getattr(run, key) is not None]:
-            raise BadInput(f"{given[0]}={getattr(run, given[0])}: is for a run with init_from")
+            raise UserError(f"{given[0]}={getattr(run, given[0])}: is for a run with init_from")
         return run
     return run if run.init_sha256 else replace(run, init_sha256=read_base(run.init_from).sha256)
 
@@ -34,20 +34,20 @@ def load_init_weights(net: Transformer, run: RunConfig, data: TextData) -> dict[
     """Give `net` the weights that `run.init_from` names; returns where they came from, for result.json.
 
     On the first process the record has the loss on the validation batches of `run` before the first step and, if the
-    head is another one, before its conversion. Raises BadInput for other weights than run.init_sha256, another model or
-    another tokenizer.
+    head is another one, before its conversion. Raises UserError for other weights than run.init_sha256, another model
+    or another tokenizer.
     """
     assert run.init_from is not None
     base = read_base(run.init_from)
     if run.init_sha256 not in (None, base.sha256):
-        raise BadInput(f"init_from={run.init_from}: its weights have the hash {base.sha256}, not {run.init_sha256}")
+        raise UserError(f"init_from={run.init_from}: its weights have the hash {base.sha256}, not {run.init_sha256}")
     for key, value in asdict(base.settings.model).items():
         if not agrees(key, own := getattr(run.model, key), value):
-            raise BadInput(f"model.{key}={own}: init_from={run.init_from} has {value}")
+            raise UserError(f"model.{key}={own}: init_from={run.init_from} has {value}")
     loaded, tokenizer = load_model(base.folder, trust=True)  # its classes are those of run.model, which were typed
     if tokenizer.hash != data.tokenizer.hash:
         advice = f"set tokenizer.path={base.tokenizer.path}"
-        raise BadInput(f"tokenizer: init_from={run.init_from} has another one; {advice}")
+        raise UserError(f"tokenizer: init_from={run.init_from} has another one; {advice}")
     copy_weights(net, loaded, run.init_tied_matrix)
     record = base.record(run.init_from)
     if not is_first_process():
@@ -69,7 +69,7 @@ def _val_loss(net: Transformer, run: RunConfig, data: TextData) -> float:
     loss = evaluate(net, data.val, run.data.seq_len, run.data.batch_size, run.validation.batches).loss
     net.cpu()
     if not math.isfinite(loss):
-        raise BadInput(f"init_from={run.init_from}: its loss is {loss}; expected weights of a model")
+        raise UserError(f"init_from={run.init_from}: its loss is {loss}; expected weights of a model")
     return loss
 
 
@@ -77,15 +77,15 @@ def _val_loss(net: Transformer, run: RunConfig, data: TextData) -> float:
 def copy_weights(net: Transformer, loaded: Transformer, rule: str | None = None) -> None:
     """Give `net` the weights of a model with the same ModelConfig; its head and its seq_len may differ.
 
-    Adapters, which a finished model does not have, keep their values. `rule` is that of `convert_head`. Raises BadInput
-    for a seq_len or a head that cannot be had.
+    Adapters, which a finished model does not have, keep their values. `rule` is that of `convert_head`. Raises
+    UserError for a seq_len or a head that cannot be had.
     """
     net.blocks.load_state_dict(net.blocks.state_dict() | loaded.blocks.state_dict())
     net.norm.load_state_dict(loaded.norm.state_dict())
     for name, new in net.position.named_parameters():  # a learned vector for each position
         old = loaded.position.get_parameter(name)
         if new.ndim and len(new) > len(old):
-            raise BadInput(
+            raise UserError(
                 f"data.seq_len={len(new)}: the loaded model has {len(old)} learned positions; choose that or less"
             )
         new.copy_(old[: len(new)] if new.ndim else old)
@@ -96,7 +96,7 @@ def convert_head(new_embed: Embedding, new_head: Head, old_embed: Embedding, old
     """Set the new embedding and head to compute what the old ones do.
 
     An untied head does so exactly. A head of one matrix does if the old one had one too; otherwise `rule` says which
-    matrix it begins with: embedding, head or mean. Raises BadInput if there is no rule then.
+    matrix it begins with: embedding, head or mean. Raises UserError if there is no rule then.
     """
     same = new_embed.multiplier == old_embed.multiplier
     inputs = old_embed.weight if same else old_embed.matrix() / new_embed.multiplier  # (V, D), for the new embedding
@@ -110,7 +110,7 @@ def convert_head(new_embed: Embedding, new_head: Head, old_embed: Embedding, old
         case TiedHead() | TiedProjectedHead() | UntiedMidTrainingHead(), _:  # the last begins its training tied
             if inputs is not outputs and rule is None:
                 advice = f"choose init_tied_matrix={', '.join(TIED_MATRICES)}, or an untied head"
-                raise BadInput(
+                raise UserError(
                     f"head: has one matrix, the input and output embeddings of the loaded model differ; {advice}"
                 )
             matrices = {None: inputs, "embedding": inputs, "head": outputs, "mean": (inputs + outputs) / 2}
@@ -120,4 +120,4 @@ def convert_head(new_embed: Embedding, new_head: Head, old_embed: Embedding, old
             new_embed.weight.copy_(inputs)
             new_head.proj.weight.copy_(outputs)
         case _:
-            raise BadInput(f"head: {type(new_head).__name__} cannot take over the matrices of another model")
+            raise UserError(f"head: {type(new_head).__name__} cannot take over the matrices of another model")

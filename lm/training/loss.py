@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lm.config import BadInput, RunConfig
+from lm.config import RunConfig, UserError
 from lm.model.head import HEADS
 from lm.model.transformer import Transformer
 from lm.system.device import is_mixed
@@ -45,13 +45,13 @@ LOSSES: dict[str, Loss] = {"plain": plain, "chunked": chunked}
 def resolve_loss(run: RunConfig, vocab_size: int) -> str:
     """The key of LOSSES for the setting `loss` of a run with a device and a precision; auto is the faster one.
 
-    Raises BadInput if chunked is impossible.
+    Raises UserError if chunked is impossible.
     """
     is_linear = HEADS[run.head.kind].is_linear
     if run.loss == "chunked" and not HAS_CHUNKED:
-        raise BadInput(f"loss=chunked: needs torch 2.13 or later, not {torch.__version__}; choose loss=plain")
+        raise UserError(f"loss=chunked: needs torch 2.13 or later, not {torch.__version__}; choose loss=plain")
     if run.loss == "chunked" and not is_linear:
-        raise BadInput(f"loss=chunked: the logits of head.kind={run.head.kind} are no matrix product; use loss=plain")
+        raise UserError(f"loss=chunked: the logits of head.kind={run.head.kind} are no matrix product; use loss=plain")
     if run.loss != "auto":
         return run.loss
     limit = CHUNKED_FROM_VOCAB_SIZE["bf16" if is_mixed(run.trainer.precision) else "fp32"]

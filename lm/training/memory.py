@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from lm.config import BadInput, RunConfig
+from lm.config import RunConfig, UserError
 from lm.model.size import n_params, n_params_trained
 from lm.system.device import is_mixed
 from lm.training.resolve import build_model
@@ -14,10 +14,10 @@ FFN_WIDTHS = {"relu": 1, "gelu": 2, "gelu_tanh": 2, "relu2": 2, "swiglu": 4}  # 
 
 
 def check_memory(run: RunConfig, vocab_size: int) -> None:
-    """Raise BadInput if a resolved run certainly needs more memory than there is on its device."""
-    needed, free = least_bytes(run, vocab_size), free_bytes(run.trainer.accelerator)
+    """Raise UserError if a resolved run certainly needs more memory than there is on its device."""
+    needed, free = least_bytes(run, vocab_size), _free_bytes(run.trainer.accelerator)
     if free is not None and needed > free:
-        raise BadInput(
+        raise UserError(
             f"these settings need at least {needed / 1e9:.1f} GB of memory, {free / 1e9:.1f} GB are free: choose a"
             " smaller model.d_model, model.n_layers, data.seq_len or data.batch_size,"
             " trainer.accumulate_grad_batches=N or activation_checkpointing=true"
@@ -43,7 +43,7 @@ def least_bytes(run: RunConfig, vocab_size: int) -> int:
     return parameters + n_tokens * (activation * model.n_layers * kept + logits)
 
 
-def free_bytes(device: str) -> int | None:
+def _free_bytes(device: str) -> int | None:
     """Memory that is free on the device, as far as the system tells; None if it does not."""
     if device == "cuda":
         return int(torch.cuda.mem_get_info()[0])

@@ -1,7 +1,6 @@
 """What a run reports while it trains: the rows of metrics.csv, and the trackers that the setting `logger` names."""
 
 import csv
-import io
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,11 +11,11 @@ from typing import Any
 from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 from lightning.pytorch.loggers.logger import Logger
 
-from lm.config import BadInput, RunConfig
+from lm.config import RunConfig, UserError
 from lm.config.identity import flat
 from lm.data.tokens import TextData
 from lm.inference.evaluate import Scores
-from lm.system.files import read_csv, write_text
+from lm.system.files import csv_text, read_csv, write_text
 
 COLUMNS = ("step", "tokens", "lr", "train/loss", "train/grad_norm", "val/loss", "val/bpb", "val/top1", "val/tokens")
 FINAL = (  # of result.json, for the trackers
@@ -41,31 +40,26 @@ class MetricsFile:
     def __init__(self, path: Path, resume_step: int = 0, columns: tuple[str, ...] = COLUMNS) -> None:
         self.path, self.columns = path, columns
         rows = read_csv(path) if resume_step and path.exists() else []
-        rows = [row for row in rows if None not in (*row, *row.values())]  # without one that broke off
-        rows = [row for row in rows if row["step"].isdecimal() and int(row["step"]) <= resume_step]
-        write_text(path, self._lines([dict(zip(columns, columns, strict=True)), *rows]))
+        rows = [row for row in rows if None not in row.values()]  # without one that broke off
+        write_text(path, csv_text(columns, [row for row in rows if int(row["step"]) <= resume_step]))
 
     def append(self, step: int, metrics: dict[str, float]) -> None:
         with open(self.path, "a", newline="") as file:
-            header = [] if file.tell() else [dict(zip(self.columns, self.columns, strict=True))]  # it was removed
-            file.write(self._lines([*header, {"step": step, **metrics}]))
+            csv.DictWriter(file, self.columns, lineterminator="\n", extrasaction="ignore").writerow(
+                {"step": step, **metrics}
+            )
 
     def sync(self) -> None:
         """Wait until all rows are on disk: a checkpoint must not be newer than they are."""
         with open(self.path, "rb") as file:
             os.fsync(file.fileno())
 
-    def _lines(self, rows: list[dict[str, Any]]) -> str:
-        buffer = io.StringIO()
-        csv.DictWriter(buffer, self.columns, lineterminator="\n", extrasaction="ignore").writerows(rows)
-        return buffer.getvalue()
-
 
 @contextmanager
 def trackers(run: RunConfig, folder: Path, settings: dict[str, Any]) -> Iterator[list[Logger]]:
     """Lightning's loggers of the setting `logger`, told the settings by dotted keys; closed at the end of the context.
 
-    Raises BadInput if one cannot begin, for example because nobody has logged in.
+    Raises UserError if one cannot begin, for example because nobody has logged in.
     """
     loggers: list[Logger] = []
     status = "failed"
@@ -77,7 +71,7 @@ def trackers(run: RunConfig, folder: Path, settings: dict[str, Any]) -> Iterator
                     logger.log_hyperparams(flat(settings))
                 except Exception as error:  # each library has its own
                     message = (str(error) or type(error).__name__).splitlines()[0]
-                    raise BadInput(f"logger={name}: {message}") from error
+                    raise UserError(f"logger={name}: {message}") from error
                 loggers.append(logger)
         yield loggers
         status = "success"

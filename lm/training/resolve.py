@@ -8,23 +8,23 @@ from dataclasses import replace
 
 import torch
 
-from lm.config import BadInput, RunConfig
+from lm.config import RunConfig, UserError
 from lm.model.transformer import Transformer, enable_activation_checkpointing
 from lm.system.device import best_device, count_threads, has_native_bf16
 from lm.training.loss import resolve_loss
 
 
 def resolve(run: RunConfig, vocab_size: int) -> RunConfig:
-    """The run with every `auto` decided for this machine. Raises BadInput for what this machine cannot do."""
+    """The run with every `auto` decided for this machine. Raises UserError for what this machine cannot do."""
     trainer = run.trainer
     _check_torchrun(trainer.world_size)
     name = trainer.accelerator
     device = best_device() if name in ("auto", "gpu") else name
     available = {"cpu": name != "gpu", "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if not available[device]:
-        raise BadInput(f"trainer.accelerator={name}: torch finds no such device; leave it at auto")
+        raise UserError(f"trainer.accelerator={name}: torch finds no such device; leave it at auto")
     if device == "mps" and run.activation_checkpointing and run.model.dropout:
-        raise BadInput("activation_checkpointing=true: torch cannot repeat dropout on MPS; choose model.dropout=0")
+        raise UserError("activation_checkpointing=true: torch cannot repeat dropout on MPS; choose model.dropout=0")
     precision = trainer.precision
     if precision == "auto":
         precision = "bf16-mixed" if has_native_bf16(device) else "32-true"
@@ -37,7 +37,7 @@ def _check_torchrun(world_size: int) -> None:
     started = os.environ.get("WORLD_SIZE", "1")
     if "TORCHELASTIC_RUN_ID" in os.environ and started != str(world_size):
         product = f"trainer.devices * trainer.num_nodes is {world_size}"
-        raise BadInput(f"trainer.devices: torchrun has started {started} processes, but {product}")
+        raise UserError(f"trainer.devices: torchrun has started {started} processes, but {product}")
 
 
 def build_model(run: RunConfig, vocab_size: int, separator: int = 0) -> Transformer:

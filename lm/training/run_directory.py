@@ -9,16 +9,16 @@ from typing import Any
 import filelock
 import yaml
 
-from lm.config import BadInput, RunConfig
+from lm.config import RunConfig, UserError
 from lm.config.checks import RESUMABLE, reading
 from lm.config.identity import differences
-from lm.system.files import read_csv, read_json, read_json_lines, read_yaml, remove_partial, write_json, write_text
+from lm.system.files import read_csv, read_json, read_json_lines, read_yaml, remove_partial, write_text
 
 METRICS = "metrics.csv"
 LENGTH = ("trainer.max_steps", "max_tokens")  # of a run, which its learning-rate schedule follows
 
 
-class RunLocked(BadInput):
+class RunLocked(UserError):
     """Another process is writing to the run's directory."""
 
 
@@ -55,13 +55,13 @@ class RunDirectory:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             if (names := os.listdir(self.path)) and not {".lock", self.config.name} & {*names}:
-                raise BadInput(f"run_dir={self.path}: holds other files; choose a new or an empty directory")
+                raise UserError(f"run_dir={self.path}: holds other files; choose a new or an empty directory")
             lock.acquire(blocking=False)
         except filelock.Timeout:
             raise RunLocked(f"run_dir={self.path}: is being written by another process") from None
         except OSError as error:  # also ENOLCK and EOPNOTSUPP, of file systems without locks
             expected = "expected a directory to write to, where files can be locked"
-            raise BadInput(f"run_dir={self.path}: {error.strerror}; {expected}") from error
+            raise UserError(f"run_dir={self.path}: {error.strerror}; {expected}") from error
         try:
             remove_partial(self.path)
             yield
@@ -78,54 +78,42 @@ class RunDirectory:
                         folder.rmdir()
 
     def read_config(self) -> dict[str, Any]:
-        """The content of config.yaml, {} if there is none. A person may edit it. Raises BadInput if it is no YAML."""
-        try:
-            return read_yaml(self.config)
-        except (FileNotFoundError, NotADirectoryError):
+        """The content of config.yaml, {} if there is none. A person may edit it. Raises UserError if it is no YAML."""
+        if not self.config.exists():
             return {}
-        except (ValueError, RecursionError) as error:
-            raise BadInput(f"{self.config}: cannot be read ({error})") from error
+        with reading(self.config):
+            return read_yaml(self.config)
 
     def write_config(self, settings: dict[str, Any]) -> None:
         write_text(self.config, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
 
-    def write_tokenizer(self, content: str) -> None:
-        self.model.mkdir(exist_ok=True)
-        write_text(self.model / "tokenizer.json", content)
-
     def read_result(self) -> dict[str, Any] | None:
-        """The content of result.json, None if the run is not finished."""
         return read_result(self.result)
 
-    def write_result(self, result: dict[str, Any]) -> None:
-        write_json(self.result, result)
-
     def check_same_run(self, settings: dict[str, Any], ignored: tuple[str, ...] = ()) -> None:
-        """Raise BadInput naming what differs if `settings` are not those of the run in this directory."""
+        """Raise UserError naming what differs if `settings` are not those of the run in this directory."""
         differing = differences(self.read_config(), settings, ignored)
         details = "; ".join(differing.values())
         if not differing:
             return
         if {*differing} <= {*LENGTH}:
             advice = f"init_from={self.path} starts a new run, with a schedule of its own"
-            raise BadInput(
+            raise UserError(
                 f"{details}: the learning rate of run_dir={self.path} decays to the end of its own length; {advice}"
             )
         if {*differing} <= {"data_hash", "tokenizer_hash"}:
             advice = "give the one that it had as data.path or tokenizer.path, or choose another run_dir"
-            raise BadInput(f"run_dir={self.path}: was trained on another text or tokenizer ({details}); {advice}")
+            raise UserError(f"run_dir={self.path}: was trained on another text or tokenizer ({details}); {advice}")
         advice = f"choose another run_dir or none, or give only run_dir={self.path} to continue it"
-        raise BadInput(f"run_dir={self.path} holds another run ({details}): {advice}")
+        raise UserError(f"run_dir={self.path} holds another run ({details}): {advice}")
 
 
 def read_result(path: Path) -> dict[str, Any] | None:
-    """The content of a result.json, None if there is none. Raises BadInput if it is no JSON object."""
-    try:
-        return read_json(path)
-    except (FileNotFoundError, NotADirectoryError):
+    """The content of a result.json, None if there is none. Raises UserError if it is no JSON object."""
+    if not path.exists():
         return None
-    except (ValueError, RecursionError) as error:
-        raise BadInput(f"{path}: {error}; remove it, and train or ablate writes it again") from error
+    with reading(path):
+        return read_json(path)
 
 
 def read_samples(path: Path) -> list[dict[str, Any]]:
@@ -134,7 +122,7 @@ def read_samples(path: Path) -> list[dict[str, Any]]:
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """The rows of a CSV file of a run, without one that broke off; none if there is no such file. Raises BadInput."""
+    """The rows of a CSV file of a run, without one that broke off; none if there is no such file. Raises UserError."""
     try:
         with reading(path):
             return [row for row in read_csv(path) if None not in (*row, *row.values())]

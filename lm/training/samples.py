@@ -11,7 +11,7 @@ from typing import Any
 
 from lightning import Callback, Trainer
 
-from lm.config import BadInput
+from lm.config import UserError
 from lm.data.tokens import TextData
 from lm.inference.generate import generate
 from lm.model.transformer import Transformer
@@ -30,7 +30,7 @@ def samples(net: Transformer, data: TextData, prompts: list[str] | None) -> list
     for prompt in validation_prompts(data) if prompts is None else prompts:
         try:
             rows.append({"prompt": prompt, "continuation": generate(net, data.tokenizer, prompt, NEW_TOKENS)})
-        except BadInput as error:
+        except UserError as error:
             log.warning("no continuation of %r: %s", prompt, error)
     return rows
 

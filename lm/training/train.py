@@ -14,13 +14,14 @@ import torch
 from lightning import Callback, Trainer
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-from lm.config import BadInput, RunConfig
+from lm.config import RunConfig, UserError
 from lm.config.identity import PLACES, RESOLVED, config_hash, flat
 from lm.data.tokens import TextData, prepare
 from lm.exchange.adapter import merged, save_adapter
 from lm.exchange.portable import save_model
 from lm.inference.evaluate import evaluate
 from lm.system.device import fast_attention, is_mixed
+from lm.system.files import write_json, write_text
 from lm.system.terminal import is_first_process
 from lm.training.callbacks import LogAndValidate, ProgressBar, check_finite
 from lm.training.checkpoint import AtomicCheckpointIO, Checkpoints, checkpoints, newest_checkpoint, step_of
@@ -45,14 +46,14 @@ def train(run: RunConfig, data: TextData | None = None) -> tuple[Path, dict[str,
     Returns the directory of the run and the content of its result.json; an empty result on all ranks but the first.
     `data` is the result of `prepare` for this run, if the caller has it already.
 
-    Raises BadInput for what the user can correct. Raises Interrupted, KeyboardInterrupt or SystemExit after a signal;
+    Raises UserError for what the user can correct. Raises Interrupted, KeyboardInterrupt or SystemExit after a signal;
     the same call then resumes the run.
     """
     run = pin_init_weights(run)
     directory = RunDirectory(Path(run.run_dir).expanduser()) if run.run_dir else None
-    if directory and (result := finished_result(directory, run)):
+    if directory and (result := _finished_result(directory, run)):
         return directory.path, result
-    data = data or prepare(run.data, run.tokenizer, quiet=not shows_bar(run))
+    data = data or prepare(run.data, run.tokenizer, quiet=not _shows_bar(run))
     settings: dict[str, Any] = {
         "config_hash": config_hash(run, data.hash, data.tokenizer.hash),
         "data_hash": data.hash,
@@ -60,41 +61,39 @@ def train(run: RunConfig, data: TextData | None = None) -> tuple[Path, dict[str,
         "tokenizer_hash": data.tokenizer.hash,
     }
     directory = directory or RunDirectory(default_directory(run, settings["config_hash"]))
-    if result := finished_result(directory, run, settings):
+    if result := _finished_result(directory, run, settings):
         return directory.path, result
     run = resolve(run, data.tokenizer.vocab_size)
     check_memory(run, data.tokenizer.vocab_size)
     torch.set_num_threads(run.threads or 1)
     with directory.lock() if is_first_process() else nullcontext():
-        return directory.path, directory.read_result() or fit(run, directory, settings, data)
+        return directory.path, directory.read_result() or _fit(run, directory, settings, data)
 
 
-def finished_result(directory: RunDirectory, run: RunConfig, hashes: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The result of a finished run in its directory, empty if it is not finished.
+def _finished_result(
+    directory: RunDirectory, run: RunConfig, hashes: dict[str, Any] | None = None
+) -> dict[str, Any] | None:
+    """The result of a finished run in its directory, None if it is not finished. Raises UserError if it is another run.
 
-    Without `hashes`, of its text and tokenizer, it is also empty where the run is asked for with other places than it
-    has: only their hashes tell whether it is the same text. Raises BadInput if the run there is another one.
+    Without `hashes` of the text and the tokenizer, the run is shown if it is asked for with the places that it had: its
+    text may be gone. With other places the result is None, for only the hashes tell whether the text is the same.
     """
-    result = directory.read_result()
-    if result is None:
-        return {}
+    if (result := directory.read_result()) is None:
+        return None
     saved, settings = directory.read_config(), asdict(run)
     settings["trainer"]["max_steps"] = run.steps
     before, now = flat(saved), flat(settings)
-    if hashes is None and any(before.get(key) != now[key] for key in PLACES):
-        return {}
-    hashes = hashes or {key: saved.get(key) for key in ("data_hash", "tokenizer_hash")}
-    to_the_machine = tuple(key for key in RESOLVED if now[key] in (None, "auto", "gpu"))
-    directory.check_same_run(settings | hashes, ignored=(*to_the_machine, "threads"))
+    if hashes is None:
+        if any(before.get(key) != now[key] for key in PLACES):
+            return None
+        hashes = {key: saved.get(key) for key in ("data_hash", "tokenizer_hash")}
+    by_machine = [key for key in RESOLVED if now[key] in (None, "auto", "gpu")]
+    directory.check_same_run(settings | hashes, ignored=("threads", *by_machine))
     log.info("%s is finished: nothing to train", directory.path)
-    if any(asdict(run.logger).values()):
-        log.info("logger: records a run while it trains, so this run is not sent to it")
-    if run.prompts is not None:
-        log.info("prompts: are continued when a run ends; use generate with run_dir=%s", directory.path)
     return result
 
 
-def fit(run: RunConfig, directory: RunDirectory, settings: dict[str, Any], data: TextData) -> dict[str, Any]:
+def _fit(run: RunConfig, directory: RunDirectory, settings: dict[str, Any], data: TextData) -> dict[str, Any]:
     """Train a resolved run in its locked directory, from its newest checkpoint on. Returns its result."""
     first = is_first_process()
     settings = asdict(run) | {"run_dir": str(directory.path), "init_record": None} | settings
@@ -117,13 +116,14 @@ def fit(run: RunConfig, directory: RunDirectory, settings: dict[str, Any], data:
                 path.unlink()
             directory.write_config(settings)
             if run.init_from:  # resuming does not need the loaded run
-                directory.write_tokenizer(data.tokenizer.to_json())
+                directory.model.mkdir(exist_ok=True)
+                write_text(directory.model / "tokenizer.json", data.tokenizer.to_json())
             # the row of the last step comes after its checkpoint
             metrics = MetricsFile(directory.metrics, min(step_of(resume), run.steps - 1))
             log.info("%s: %s parameters, %s steps", directory.path, f"{size['n_params']:,}", f"{run.steps:,}")
             if resume:
                 log.info("resuming from %s", resume.name)
-            log_warnings(run, data)
+            _log_warnings(run, data)
         timing, stop = LogAndValidate(metrics), StopOnSignal()
         trainer = build_trainer(run, directory, [timing, stop])
         trainer.loggers = loggers
@@ -135,7 +135,7 @@ def fit(run: RunConfig, directory: RunDirectory, settings: dict[str, Any], data:
                 return {}
             model = merged(net)
             model.to(trainer.strategy.root_device)  # Lightning has moved it to the CPU
-            bar = shows_bar(run)
+            bar = _shows_bar(run)
             scores = evaluate(model, data.val, run.data.seq_len, run.data.batch_size, bar=bar)  # the whole text
         except (Interrupted, KeyboardInterrupt, SystemExit):
             if first:
@@ -146,7 +146,7 @@ def fit(run: RunConfig, directory: RunDirectory, settings: dict[str, Any], data:
         result = build_result(run, settings, size, data, timing, scores, samples(model, data, run.prompts))
         save_model(model, data.tokenizer, directory.model)
         save_adapter(net, run.init_from, directory.adapter)
-        directory.write_result(result)
+        write_json(directory.result, result)
         log_result(loggers, settings, result)
     return result
 
@@ -155,7 +155,7 @@ def build_trainer(run: RunConfig, directory: RunDirectory, callbacks: list[Callb
     """Lightning's Trainer. Its callbacks act in this order after each step: measure, sample, log, stop, save."""
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)  # not its tips and lists of absent accelerators
     warnings.filterwarnings("ignore", module="lightning", message=".*(num_workers|train_dataloader|LeafSpec|srun).*")
-    before: list[Callback] = [ProgressBar()] if shows_bar(run) else []
+    before: list[Callback] = [ProgressBar()] if _shows_bar(run) else []
     if run.diagnostics.every:
         before.append(Diagnostics(directory.path / "diagnostics.csv", run.diagnostics.every))
     if run.prompts and run.validation.every:
@@ -175,16 +175,16 @@ def build_trainer(run: RunConfig, directory: RunDirectory, callbacks: list[Callb
     try:
         trainer = Trainer(**arguments)
     except (MisconfigurationException, ValueError, RuntimeError) as error:
-        raise BadInput(f"trainer: {str(error).splitlines()[0]}") from error
+        raise UserError(f"trainer: {str(error).splitlines()[0]}") from error
     if trainer.world_size != run.trainer.world_size:
         product = f"trainer.devices * trainer.num_nodes is {run.trainer.world_size}"
-        raise BadInput(f"trainer.devices: {product}, but {trainer.world_size} processes train")
+        raise UserError(f"trainer.devices: {product}, but {trainer.world_size} processes train")
     if trainer.world_size > 1:
-        atexit.register(leave_process_group)
+        atexit.register(_leave_process_group)
     return trainer
 
 
-def leave_process_group() -> None:
+def _leave_process_group() -> None:
     """Destroy the process group when the interpreter exits: only then, for the jobs of a sweep share it.
 
     A Gloo thread that is still busy at exit would abort the process, and torchrun on the other nodes would wait five
@@ -197,11 +197,11 @@ def leave_process_group() -> None:
         torch.distributed.destroy_process_group()
 
 
-def shows_bar(run: RunConfig) -> bool:
+def _shows_bar(run: RunConfig) -> bool:
     return run.trainer.enable_progress_bar and sys.stderr.isatty() and is_first_process()
 
 
-def log_warnings(run: RunConfig, data: TextData) -> None:
+def _log_warnings(run: RunConfig, data: TextData) -> None:
     """Warn about settings that have no effect, or less than it seems."""
     chunks = (data.train[i : i + (1 << 22)] for i in range(1, len(data.train), 1 << 22))  # it may exceed memory
     if run.data.document_mask and not any((chunk == data.tokenizer.eot).any() for chunk in chunks):

@@ -14,7 +14,6 @@ from typing import Any
 
 from lm.cli.compose import compose
 from lm.config import (
-    BadInput,
     CheckpointConfig,
     DataConfig,
     HeadConfig,
@@ -23,6 +22,7 @@ from lm.config import (
     RunConfig,
     TokenizerConfig,
     TrainerConfig,
+    UserError,
     ValidationConfig,
 )
 
@@ -146,7 +146,7 @@ def _work(run: RunConfig, before: Before | None, file_size: int | None) -> None:
         before()
     try:
         train(run)
-    except BadInput as error:
+    except UserError as error:
         Path(f"{run.run_dir}.refused").write_text(str(error))
         os._exit(2)
     except OSError:
