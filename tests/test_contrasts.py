@@ -111,6 +111,8 @@ def test_with_planned_looks_the_level_is_that_of_a_look() -> None:
     looks = {"looks": [4, 8], "interactions": {"bend": BEND}, "contrasts": {"b": "a", "c": "b"}}
     frame = contrasts(lose({("b", i): "missing" for i in range(1, 8)}), **looks)
     assert frame.alpha.tolist() == [pocock_level((4, 8), 2)] * 3  # also where one seed is tested
+    both = contrasts(runs(LOSSES, "tokens flops"), **looks, budgets=["tokens", "flops"])
+    assert set(both.alpha) == {pocock_level((4, 8), 4)}
     row = contrasts(runs(LOSSES), **looks).loc["b"]
     assert (row.ci_low, row.ci_high) == interval(row.differences, 1 - row.alpha)
     assert "(97.3 % CI" in row.sentence
