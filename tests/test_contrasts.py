@@ -149,6 +149,7 @@ ENDS = [  # of a and of b, seed by seed (d: done), the verdict on b, what its se
     ("dddddddf", "dddddddd", "better", ["a failed on seed 7"]),  # the baseline is not favoured
     ("dddd", "nnnn", "worse", ["it diverged on 4 of 4 seeds, a on 0 of 4 (Fisher's exact test, p = 0.029)"]),
     ("nnnn", "dddd", "better", ["it diverged on 0 of 4 seeds, a on 4 of 4 (Fisher's exact test, p = 0.029)"]),
+    ("nnnnnnnn", "dddddddn", "better", ["it diverged on 1 of 8 seeds, a on 8 of 8"]),  # it diverged less often
     ("nnnd", "dddf", "undecided", ["b diverged on 0 of 3 seeds, a on 3 of 4"]),
     ("nnnnnd", "dddddd", "better", ["a on 5 of 6 (Fisher's exact test, p = 0.015)", "on the 1 seed that both"]),
     ("nnnnnd", "dddddf", "undecided", ["b failed on seed 5"]),  # also where divergence decides
