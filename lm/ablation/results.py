@@ -41,7 +41,7 @@ COLUMNS: dict[str, type | None] = {  # of a run; None: as the values are
     "error": str,
     **RESULT,
     **dict.fromkeys(("is_own_failure", "has_folder"), bool),
-    **dict.fromkeys(("source_hash", "host", "executor"), str),
+    **dict.fromkeys(("failure", "source_hash", "host", "executor"), str),
     "versions": object,
 }
 SCORES = {key: kind for key, kind in RESULT.items() if key not in ("torch", "resumed_from")}
@@ -67,7 +67,7 @@ class RunReader:
         with reading(self.folder / "results.csv"):
             done = row["status"] == "done"
             result = {key: kind(row[key]) for key, kind in RESULT.items()} if done else {}
-            return Outcome(row["status"], row["error"], result, row)
+            return Outcome(row["status"], row["error"], result, row, row.get("failure", ""))
 
     def describe(self, run_dir: str) -> dict[str, Any]:
         """The columns of a run's row in a frame."""
@@ -83,6 +83,7 @@ class RunReader:
             "run_dir": run_dir,
             "status": outcome.status,
             "error": outcome.error,
+            "failure": outcome.kind if outcome.status == "failed" else None,
             "is_own_failure": outcome.status == "failed" and outcome.kind != Failure.KILLED,
             "has_folder": outcome.row is None,
             **{key: place.get(key) or None for key in ("source_hash", "host", "executor")},
