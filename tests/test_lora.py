@@ -26,7 +26,8 @@ from lm.model.lora import LoRALinear, is_adapter
 from lm.model.size import n_params, n_params_trained
 from lm.model.transformer import Transformer
 from lm.training.train import train
-from tests.helpers.words import CLOCK, MODEL, RUN
+from tests.helpers.runs import CLOCK
+from tests.helpers.words import MODEL, RUN
 
 LORA = ["model.linear=lora", "model.lora_rank=2"]
 LLAMA = {"ffn": "swiglu", "bias": True}
