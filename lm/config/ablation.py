@@ -28,12 +28,13 @@ class TuneConfig:
 
     trials: int = 0  # of the arm with the most hyperparameters, of others in proportion; 0: nothing is tuned
     extension_trials: int = 4  # more, once, if the best value of any arm lies at the edge of the search range
-    seeds: list[int] = field(default_factory=lambda: [1000])  # of the trials; not those that are reported
+    restarts: int = 2  # further searches, from where the last one ended, while an arm moves by more than half a factor
+    seeds: list[int] = field(default_factory=lambda: [1000, 1001])  # of the trials; not those that are reported
     factor: float = 2.0  # between neighbouring values
     hyperparameters: list[str] = field(default_factory=HYPERPARAMETERS.copy)
 
     def __post_init__(self) -> None:
-        at_least(0, "ablation.tune.", self, "trials", "extension_trials")
+        at_least(0, "ablation.tune.", self, "trials", "extension_trials", "restarts")
         expect(1 < self.factor <= 10, f"ablation.tune.factor={self.factor}", "more than 1, up to 10")
         _distinct("ablation.tune.seeds", self.seeds)
         _distinct("ablation.tune.hyperparameters", self.hyperparameters)

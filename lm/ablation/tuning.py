@@ -1,0 +1,319 @@
+"""The tuning of the arms: from the trials made so far to the trials to make next, and to the settings of each arm.
+
+A search begins at a centre and tries it and a whole factor to both sides along each hyperparameter. Then it fits a
+surface to its trials and tries what the surface knows least about: its lowest point if that lies at the edge of what
+was tried, else both sides of it along the hyperparameter whose best value is least certain. The lowest point of the
+surface is the optimum of the search. Trials lie on a grid of half factors around the centre.
+
+The surface has no interactions, so where hyperparameters interact one search ends short of the best settings if it
+began far from them. Therefore all arms search again, each from its own optimum, while the optimum of one of them lies
+farther than SETTLED from the centre of its search, at most `restarts` times. The last search alone decides.
+
+Everything here is a pure function of the trials. A trial is known by its settings; in what order trials were made, and
+in how many calls, makes no difference.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import product
+
+import numpy as np
+
+from lm.ablation import response_surface
+from lm.ablation.response_surface import Array, Regret, Surface, fit, is_determined, pooled_noise
+from lm.config.ablation import TuneConfig
+
+Settings = dict[str, float]  # a value for each hyperparameter
+Key = tuple[float, ...]  # settings in the order of the hyperparameters, rounded to four digits
+Point = tuple[int, ...]  # offsets from the centre of a search, in half factors
+SETTLED = 0.25  # factors that an optimum may lie from the centre of its search without another search
+
+
+def round_value(value: float) -> float:
+    """A value as trials have it: rounded to four digits."""
+    return float(f"{value:.4g}")
+
+
+@dataclass(slots=True, frozen=True)
+class ArmTrials:
+    """What tuning knows of an arm.
+
+    Args:
+        start: where the first search begins, by hyperparameter: the positive values of the arm's config.
+        losses: of the trials made, over the tuning seeds, by `key(settings)`. Lower is better; infinite where training
+            diverged with any seed, NaN where it failed otherwise, so that the trial must be made again.
+        settings: with which the arm has finished runs. They stay, and nothing is proposed. None: not decided yet.
+    """
+
+    start: Settings
+    losses: Mapping[Key, float] = field(default_factory=dict)
+    settings: Settings | None = None
+
+    def key(self, settings: Mapping[str, float]) -> Key:
+        return tuple(round_value(settings[name]) for name in self.start)
+
+    def named(self, key: Key) -> Settings:
+        return dict(zip(self.start, key, strict=True))
+
+
+@dataclass(slots=True)
+class Search:
+    """The trials of one search of one arm, by offsets from its centre."""
+
+    centre: Key
+    factor: float
+    losses: dict[Point, float] = field(default_factory=dict)
+
+    def key(self, factors: Iterable[float]) -> Key:
+        """The settings so many factors from the centre."""
+        return tuple(round_value(value * self.factor**x) for value, x in zip(self.centre, factors, strict=True))
+
+    def key_of(self, point: Point) -> Key:
+        return self.key([offset / 2 for offset in point])
+
+    def arrays(self) -> tuple[Array, Array]:
+        """Coordinates in factors from the centre, (n, k), and losses (n,)."""
+        return np.array(list(self.losses), dtype=float) / 2, np.array(list(self.losses.values()))
+
+    def surface(self) -> Surface | None:
+        """None while fewer trials have finished than a surface has unknowns."""
+        x, y = self.arrays()
+        return fit(x, y) if is_determined(x, y) else None
+
+    def best_trial(self) -> Point:
+        """Of equals, the one nearest to the centre."""
+        return min(self.losses, key=lambda point: (self.losses[point], sum(map(abs, point)), point))
+
+    def optimum(self) -> Array:
+        """(k,) in factors from the centre: the lowest point of the surface; without a surface, of the trials."""
+        surface = self.surface()
+        return surface.optimum() if surface else np.array(self.best_trial(), dtype=float) / 2
+
+    def optimum_key(self) -> Key:
+        return self.key(self.optimum())
+
+    def propose(self, budget: int, is_allowed: Callable[[Key], bool]) -> list[Point]:
+        """The next points to try, none if the budget is spent. They are independent of each other."""
+        remaining = budget - len(self.losses)
+        if remaining <= 0:
+            return []
+        for group in self._candidates() if self.losses else [[(0,) * len(self.centre)]]:
+            new = [point for point in group if point not in self.losses and is_allowed(self.key_of(point))]
+            if new:
+                return new[:remaining]
+        return []
+
+    def _candidates(self) -> Iterator[list[Point]]:
+        """Groups of points, the most informative first."""
+        dimensions = range(len(self.centre))
+        yield [_offset((0,) * len(self.centre), j, by) for j in dimensions for by in (-2, 2)]
+        best, order = self.best_trial(), [*dimensions]
+        middle = best
+        if surface := self.surface():
+            optimum = surface.optimum(extrapolation=1.0)
+            middle = tuple(round(2 * x) for x in optimum)
+            order = [int(j) for j in np.argsort(-surface.regrets(optimum, extrapolation=1.0).mean(1))]
+        columns = zip(middle, zip(*self.losses, strict=True), strict=True)
+        if not all(min(tried) < offset < max(tried) for offset, tried in columns):
+            yield [middle]
+        for point, by, j in product((middle, best), (2, 3, 1, 4), order):
+            yield [_offset(point, j, by), _offset(point, j, -by)]
+
+    def advance(self, losses: Mapping[Key, float], budget: int, is_allowed: Callable[[Key], bool]) -> list[Key]:
+        """Take in the trials that were made, batch by batch; returns those of the next batch that have no loss yet."""
+        while batch := {point: self.key_of(point) for point in self.propose(budget, is_allowed)}:
+            made = {point: losses.get(key, math.nan) for point, key in batch.items()}
+            if missing := [batch[point] for point, loss in made.items() if math.isnan(loss)]:
+                return missing
+            self.losses |= made
+        return []
+
+
+def _offset(point: Point, j: int, by: int) -> Point:
+    return (*point[:j], point[j] + by, *point[j + 1 :])
+
+
+@dataclass(slots=True, frozen=True)
+class TunedArm:
+    """The settings of an arm, with the trials of the search that decided them, for their regret and a figure.
+
+    Coordinates are in factors from `centre`.
+    """
+
+    settings: Settings
+    n_searches: int  # up to that one; 0 if today's search would not make these trials: then all of them are meant
+    centre: Settings
+    x: Array  # (n, k) coordinates of the trials
+    y: Array  # (n,) their losses
+    point: Array  # (k,) coordinates of the settings
+
+    def is_interior(self) -> dict[str, bool | None]:
+        """For each hyperparameter, whether values on both sides were tried; None where only one value was."""
+        return dict(zip(self.settings, _is_interior(self.point, self.x), strict=True))
+
+
+@dataclass(slots=True, frozen=True)
+class TuningState:
+    """Where tuning stands.
+
+    `next_trials` are to be run, in any order or at once; then `tune` is to be called again with their losses. If there
+    are none, either tuning `is_finished`, and `arms` has what was decided for each arm, or it waits for the trials in
+    `failed`. Then all arms wait: none of them gets settings that a later call could move.
+    """
+
+    next_trials: dict[str, list[Settings]]
+    failed: dict[str, list[Settings]]
+    arms: dict[str, TunedArm]
+    is_finished: bool
+
+
+def tune(
+    arms: Mapping[str, ArmTrials],
+    config: TuneConfig,
+    is_allowed: Callable[[str, Settings], bool] = lambda arm, settings: True,
+) -> TuningState:
+    """Where the tuning of these arms stands, after the trials that were made.
+
+    `is_allowed` says whether an arm can be trained with settings; others are never proposed. An arm that has settings
+    but no trials is not in the answer's `arms`.
+    """
+    searches, missing = run_searches(arms, config, is_allowed)
+    state = TuningState({}, {}, {}, not missing)
+    for name, keys in missing.items():
+        for key in keys:
+            trials = state.failed if key in arms[name].losses else state.next_trials
+            trials.setdefault(name, []).append(arms[name].named(key))
+    if state.is_finished and config.trials:
+        for name, arm in arms.items():
+            own = searches.get(name) or _retrace(arm, config)
+            if own or arm.losses or not arm.start:
+                state.arms[name] = _tuned_arm(arm, own, config.factor)
+    return state
+
+
+def run_searches(
+    arms: Mapping[str, ArmTrials], config: TuneConfig, is_allowed: Callable[[str, Settings], bool]
+) -> tuple[dict[str, list[Search]], dict[str, list[Key]]]:
+    """The searches of the arms that have no settings yet, and by arm the trials that they cannot go on without.
+
+    All arms begin a search together and wait for each other before the next.
+    """
+    most = max((len(arm.start) for arm in arms.values()), default=0)
+    open_arms = {name: arm for name, arm in arms.items() if arm.start and arm.settings is None and config.trials}
+    searches = {name: [Search(arm.key(arm.start), config.factor)] for name, arm in open_arms.items()}
+
+    def advance(trials: int) -> dict[str, list[Key]]:
+        missing = {}
+        for name, arm in open_arms.items():
+            allows = partial(_allows, is_allowed, name, arm)
+            missing[name] = searches[name][-1].advance(arm.losses, _share(len(arm.start), most, trials), allows)
+        return {name: keys for name, keys in missing.items() if keys}
+
+    for restart in range(config.restarts + 1):
+        if missing := advance(config.trials):
+            return searches, missing
+        optima = {name: own[-1].optimum() for name, own in searches.items()}
+        if restart == config.restarts or all((np.abs(optimum) <= SETTLED).all() for optimum in optima.values()):
+            break
+        for name, own in searches.items():
+            own.append(Search(own[-1].key(optima[name]), config.factor))
+    at_edge = any(False in _is_interior(optima[name], own[-1].arrays()[0]) for name, own in searches.items())
+    return searches, advance(config.trials + config.extension_trials) if at_edge else {}
+
+
+def _allows(is_allowed: Callable[[str, Settings], bool], name: str, arm: ArmTrials, key: Key) -> bool:
+    return is_allowed(name, arm.named(key))
+
+
+def _share(k: int, most: int, trials: int) -> int:
+    """The trials of an arm with k hyperparameters if one with the `most` makes `trials`.
+
+    Two for where it is and how noisy, the others in proportion to the hyperparameters.
+    """
+    return min(trials, round(2 + (trials - 2) * k / most)) if k else 0
+
+
+def _is_interior(point: Array, x: Array) -> list[bool | None]:
+    ranges = zip(point, x.min(0), x.max(0), strict=True)
+    return [bool(low < at < high) if low < high else None for at, low, high in ranges]
+
+
+def _retrace(arm: ArmTrials, config: TuneConfig) -> list[Search]:
+    """The searches of an arm up to that whose optimum its settings are, made again from its trials; empty if none is.
+
+    How many trials a search had depends on the arms of that time, so all numbers that are possible are tried.
+    """
+    if arm.settings is None or not arm.start:
+        return []
+    settings, losses = arm.key(arm.settings), {key: loss for key, loss in arm.losses.items() if not math.isnan(loss)}
+    k, most = len(arm.start), len(config.hyperparameters)
+    budgets = sorted({_share(k, n, config.trials) for n in range(k, most + 1)}, reverse=True)
+    for budget in (len(losses), *budgets):
+        searches: list[Search] = []
+        centre = arm.key(arm.start)
+        while centre in losses and len(searches) <= config.restarts:
+            searches.append(Search(centre, config.factor))
+            searches[-1].advance(losses, budget, losses.__contains__)
+            if (centre := searches[-1].optimum_key()) == settings:
+                return searches
+        if searches:
+            searches[-1].advance(losses, len(losses), losses.__contains__)  # the extension
+            if searches[-1].optimum_key() == settings:
+                return searches
+    return []
+
+
+def _tuned_arm(arm: ArmTrials, searches: Sequence[Search], factor: float) -> TunedArm:
+    if not arm.start:
+        return TunedArm({}, 0, {}, np.zeros((1, 0)), np.zeros(1), np.zeros(0))
+    if searches:
+        search = searches[-1]
+        centre, settings = search.centre, search.optimum_key()
+        losses = {search.key_of(point): loss for point, loss in search.losses.items()}
+    else:
+        centre, settings = arm.key(arm.start), arm.key(arm.settings or arm.start)
+        losses = {key: loss for key, loss in arm.losses.items() if not math.isnan(loss)}
+    step = math.log(factor)
+    x, point = (np.log(np.array(keys) / np.array(centre)) / step for keys in ([*losses], settings))
+    return TunedArm(arm.named(settings), len(searches), arm.named(centre), x, np.array([*losses.values()]), point)
+
+
+def planned_trials(arms: Mapping[str, ArmTrials], config: TuneConfig) -> dict[str, tuple[int, int]]:
+    """By arm, the least and the most settings that tuning tries from the start; none for an arm that has settings."""
+    most, planned = max((len(arm.start) for arm in arms.values()), default=0), {}
+    for name, arm in arms.items():
+        first, extended = (_share(len(arm.start), most, config.trials + n) for n in (0, config.extension_trials))
+        is_open = arm.settings is None and config.trials > 0
+        planned[name] = (first, config.restarts * first + extended) if is_open else (0, 0)
+    return planned
+
+
+def regrets(arms: Mapping[str, TunedArm]) -> dict[str, Regret]:
+    """By arm, how far the loss at its settings is above that of its best; left out where too few trials finished."""
+    return response_surface.regrets(
+        {name: (arm.x, arm.y) for name, arm in arms.items()}, {name: arm.point for name, arm in arms.items()}
+    )
+
+
+@dataclass(slots=True, frozen=True)
+class Profile:
+    """The fitted loss over one hyperparameter, the others being at the arm's settings."""
+
+    values: Array  # (G,) of the hyperparameter
+    mean: Array  # (G,) expected loss
+    sd: Array  # (G,) its standard deviation
+
+
+def profiles(arms: Mapping[str, TunedArm], factor: float) -> dict[str, dict[str, Profile]]:
+    """By arm and hyperparameter, for a figure; an arm is left out where too few trials finished."""
+    by_arm: dict[str, dict[str, Profile]] = {}
+    determined = {name: arm for name, arm in arms.items() if arm.settings and is_determined(arm.x, arm.y)}
+    noise = pooled_noise({name: (arm.x, arm.y) for name, arm in determined.items()})[0]
+    for name, arm in determined.items():
+        surface, by_arm[name] = fit(arm.x, arm.y, noise), {}
+        for j, (key, centre) in enumerate(arm.centre.items()):
+            grid, mean, sd = surface.profile(arm.point, j)
+            by_arm[name][key] = Profile(centre * factor**grid, mean, sd)
+    return by_arm
