@@ -50,7 +50,7 @@ def local_trials(x: Array, y: Array) -> tuple[Array, Array]:
 @cache
 def _grid(first: int, last: int) -> tuple[Array, Array]:
     """A grid (G,) of coordinates, from `first` to `last` of its distances, and its powers (G, 3)."""
-    grid = np.arange(first, last + 1) * GRID
+    grid = np.arange(first, last + 1, dtype=np.float64) * GRID
     return grid, grid[:, None] ** POWERS
 
 

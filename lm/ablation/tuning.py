@@ -54,6 +54,9 @@ class ArmTrials:
     def key(self, settings: Mapping[str, float]) -> Key:
         return tuple(round_value(settings[name]) for name in self.start)
 
+    def finished(self) -> dict[Key, float]:
+        return {key: loss for key, loss in self.losses.items() if not math.isnan(loss)}
+
     def named(self, key: Key) -> Settings:
         return dict(zip(self.start, key, strict=True))
 
@@ -95,11 +98,16 @@ class Search:
         return self.key(self.optimum())
 
     def propose(self, budget: int, is_allowed: Callable[[Key], bool]) -> list[Point]:
-        """The next points to try, none if the budget is spent. They are independent of each other."""
+        """The next points to try, which are independent of each other; none if the budget is spent.
+
+        The centre is tried even if it is not allowed, so that the error shows.
+        """
         remaining = budget - len(self.losses)
         if remaining <= 0:
             return []
-        for group in self._candidates() if self.losses else [[(0,) * len(self.centre)]]:
+        if not self.losses:
+            return [(0,) * len(self.centre)]
+        for group in self._candidates():
             new = [point for point in group if point not in self.losses and is_allowed(self.key_of(point))]
             if new:
                 return new[:remaining]
@@ -121,11 +129,11 @@ class Search:
         for point, by, j in product((middle, best), (2, 3, 1, 4), order):
             yield [_offset(point, j, by), _offset(point, j, -by)]
 
-    def advance(self, losses: Mapping[Key, float], budget: int, is_allowed: Callable[[Key], bool]) -> list[Key]:
+    def advance(self, arm: ArmTrials, budget: int, is_allowed: Callable[[Settings], bool]) -> list[Key]:
         """Take in the trials that were made, batch by batch; returns those of the next batch that have no loss yet."""
-        while batch := {point: self.key_of(point) for point in self.propose(budget, is_allowed)}:
-            made = {point: losses.get(key, math.nan) for point, key in batch.items()}
-            if missing := [batch[point] for point, loss in made.items() if math.isnan(loss)]:
+        while batch := self.propose(budget, lambda key: is_allowed(arm.named(key))):
+            made = {point: arm.losses.get(self.key_of(point), math.nan) for point in batch}
+            if missing := [self.key_of(point) for point, loss in made.items() if math.isnan(loss)]:
                 return missing
             self.losses |= made
         return []
@@ -179,7 +187,7 @@ def tune(
     `is_allowed` says whether an arm can be trained with settings; others are never proposed. An arm that has settings
     but no trials is not in the answer's `arms`.
     """
-    searches, missing = run_searches(arms, config, is_allowed)
+    searches, missing = _run_searches(arms, config, is_allowed)
     state = TuningState({}, {}, {}, not missing)
     for name, keys in missing.items():
         for key in keys:
@@ -193,7 +201,7 @@ def tune(
     return state
 
 
-def run_searches(
+def _run_searches(
     arms: Mapping[str, ArmTrials], config: TuneConfig, is_allowed: Callable[[str, Settings], bool]
 ) -> tuple[dict[str, list[Search]], dict[str, list[Key]]]:
     """The searches of the arms that have no settings yet, and by arm the trials that they cannot go on without.
@@ -207,8 +215,8 @@ def run_searches(
     def advance(trials: int) -> dict[str, list[Key]]:
         missing = {}
         for name, arm in open_arms.items():
-            allows = partial(_allows, is_allowed, name, arm)
-            missing[name] = searches[name][-1].advance(arm.losses, _share(len(arm.start), most, trials), allows)
+            budget = _share(len(arm.start), most, trials)
+            missing[name] = searches[name][-1].advance(arm, budget, partial(is_allowed, name))
         return {name: keys for name, keys in missing.items() if keys}
 
     for restart in range(config.restarts + 1):
@@ -221,10 +229,6 @@ def run_searches(
             own.append(Search(own[-1].key(optima[name]), config.factor))
     at_edge = any(False in _is_interior(optima[name], own[-1].arrays()[0]) for name, own in searches.items())
     return searches, advance(config.trials + config.extension_trials) if at_edge else {}
-
-
-def _allows(is_allowed: Callable[[str, Settings], bool], name: str, arm: ArmTrials, key: Key) -> bool:
-    return is_allowed(name, arm.named(key))
 
 
 def _share(k: int, most: int, trials: int) -> int:
@@ -247,7 +251,8 @@ def _retrace(arm: ArmTrials, config: TuneConfig) -> list[Search]:
     """
     if arm.settings is None or not arm.start:
         return []
-    settings, losses = arm.key(arm.settings), {key: loss for key, loss in arm.losses.items() if not math.isnan(loss)}
+    settings, losses = arm.key(arm.settings), arm.finished()
+    finished = ArmTrials(arm.start, losses)
     k, most = len(arm.start), len(config.hyperparameters)
     budgets = sorted({_share(k, n, config.trials) for n in range(k, most + 1)}, reverse=True)
     for budget in (len(losses), *budgets):
@@ -255,11 +260,11 @@ def _retrace(arm: ArmTrials, config: TuneConfig) -> list[Search]:
         centre = arm.key(arm.start)
         while centre in losses and len(searches) <= config.restarts:
             searches.append(Search(centre, config.factor))
-            searches[-1].advance(losses, budget, losses.__contains__)
+            searches[-1].advance(finished, budget, lambda trial: arm.key(trial) in losses)
             if (centre := searches[-1].optimum_key()) == settings:
                 return searches
         if searches:
-            searches[-1].advance(losses, len(losses), losses.__contains__)  # the extension
+            searches[-1].advance(finished, len(losses), lambda trial: arm.key(trial) in losses)  # the extension
             if searches[-1].optimum_key() == settings:
                 return searches
     return []
@@ -269,15 +274,16 @@ def _tuned_arm(arm: ArmTrials, searches: Sequence[Search], factor: float) -> Tun
     if not arm.start:
         return TunedArm({}, 0, {}, np.zeros((1, 0)), np.zeros(1), np.zeros(0))
     if searches:
-        search = searches[-1]
-        centre, settings = search.centre, search.optimum_key()
-        losses = {search.key_of(point): loss for point, loss in search.losses.items()}
-    else:
-        centre, settings = arm.key(arm.start), arm.key(arm.settings or arm.start)
-        losses = {key: loss for key, loss in arm.losses.items() if not math.isnan(loss)}
-    step = math.log(factor)
-    x, point = (np.log(np.array(keys) / np.array(centre)) / step for keys in ([*losses], settings))
-    return TunedArm(arm.named(settings), len(searches), arm.named(centre), x, np.array([*losses.values()]), point)
+        search, (x, y) = searches[-1], searches[-1].arrays()
+        optimum = search.optimum()
+        settings = arm.named(search.key(optimum))
+        return TunedArm(settings, len(searches), arm.named(search.centre), x, y, optimum)
+    settings, losses = arm.settings or arm.start, arm.finished()
+    x, point = (
+        np.log(np.array(keys) / np.array(arm.key(arm.start))) / math.log(factor)
+        for keys in ([*losses], arm.key(settings))
+    )
+    return TunedArm({**settings}, 0, {**arm.start}, x, np.array([*losses.values()]), point)
 
 
 def planned_trials(arms: Mapping[str, ArmTrials], config: TuneConfig) -> dict[str, tuple[int, int]]:
