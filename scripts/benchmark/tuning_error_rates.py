@@ -5,8 +5,8 @@
 
 Two arms have the same surface of losses over k hyperparameters, each around its own best settings. The truth is the
 difference of the arms at their best. Searches, settings, regrets and tests are those of an ablation; a reported run is
-the loss at the chosen settings and noise. Where training diverges at chosen settings a run is a whole nat worse. One
-pair of searches serves all numbers of seeds, margins and true differences.
+the loss at the chosen settings and noise. One pair of searches serves all numbers of seeds, margins and true
+differences.
 """
 
 import csv
@@ -22,6 +22,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the matrices are small
 
 import numpy as np
+import pandas as pd
 
 from lm.ablation.judge.power import Tuning, with_tuning
 from lm.ablation.judge.statistics import difference_p, equivalence_p
@@ -36,6 +37,7 @@ CLIFF = 0.6  # factors above the best value of the first hyperparameter where tr
 STEEPNESS = 1.5 * math.log(2)  # of the lopsided surface: twice as high a factor above the best value as one below
 SURFACES, CORRELATIONS = ("quadratic", "lopsided", "cliff"), (0.0, 0.5, 0.7)
 MARGINS, SEEDS, ALPHA = (0.005, 0.02), (5, 8), 0.05
+DIVERGED = 1.0  # nats that a diverged run is worse
 BLOCK = 250  # repetitions in a row of the CSV file
 
 
@@ -95,81 +97,126 @@ class LazyLosses(dict[Key, float]):
         return self[key]
 
 
-def tuned_pair(
+def tune_pair(
     cell: Cell, config: TuneConfig, random: np.random.Generator
 ) -> tuple[dict[str, float], Array, Tuning | None]:
-    """Tune both arms: counts, the differences of reported runs but for the true one, and what tuning adds to their error."""
-    best, shifts = cell.best(random), cell.shifts(cell.tuning_seeds, random)
-    reported, sd = cell.shifts(max(SEEDS), random), TRIAL_SD / math.sqrt(cell.tuning_seeds)
+    """Tune both arms.
 
-    def losses(arm: str) -> LazyLosses:
+    Returns what tuning did, the differences of reported runs if the arms are equal, and the variance due to tuning.
+    """
+    best, shifts = cell.best(random), cell.shifts(cell.tuning_seeds, random)
+    sd = TRIAL_SD / math.sqrt(cell.tuning_seeds)
+
+    def trials(arm: str) -> LazyLosses:
         return LazyLosses(
             lambda key: cell.loss(np.log2(key) - best[arm], shifts).mean() + sd * random.standard_normal()
         )
 
-    arms = {arm: ArmTrials({str(j): 1.0 for j in range(cell.k)}, losses(arm)) for arm in best}
+    arms = {arm: ArmTrials({str(j): 1.0 for j in range(cell.k)}, trials(arm)) for arm in best}
     tuned = tune(arms, config).arms
+    shifts = cell.shifts(max(SEEDS), random)
     excess = {}
-    for arm, result in tuned.items():
-        excess[arm] = cell.loss(np.log2([*result.settings.values()]) - best[arm], reported)
+    for arm, chosen in tuned.items():
+        x = np.log2([*chosen.settings.values()]) - best[arm]
+        excess[arm] = np.minimum(cell.loss(x, shifts), DIVERGED)
     known = regrets(tuned)
     counts = {
         "settings": np.mean([len(arm.losses) for arm in arms.values()]),
         "searches": tuned["arm"].n_searches,
-        "regret": min(excess["arm"].mean(), 1.0),
-        "expected_regret": known["arm"].mean,
+        "regret": excess["arm"].mean(),
+        "expected_regret": known["arm"].mean if "arm" in known else 0.0,
     }
-    differences = np.minimum(excess["arm"], 1.0) - np.minimum(excess["baseline"], 1.0)
-    differences += DIFFERENCE_SD * random.standard_normal(max(SEEDS))
+    differences = excess["arm"] - excess["baseline"] + DIFFERENCE_SD * random.standard_normal(max(SEEDS))
     return counts, differences, combine_regrets({"arm": 1, "baseline": -1}, known)
 
 
+def verdict(mean: float, sd: float, n: int, df: float, margin: float) -> str:
+    if equivalence_p(mean, sd, n, df, margin) <= ALPHA:
+        return "equivalent"
+    return "different" if difference_p(mean, sd, n, df) <= ALPHA else "undecided"
+
+
 def outcomes(differences: Array, tuning: Tuning | None) -> dict[str, bool]:
-    """What is decided, with each number of seeds and margin, for equal arms and for true differences."""
+    """What is decided with each number of seeds and margin, of equal arms, worse arms and better arms."""
     row = {}
     for n in SEEDS:
         mean = float(differences[:n].mean())
         sd, df = with_tuning(float(differences[:n].std(ddof=1)), n, tuning)
         row[f"covered_{n}"] = difference_p(mean, sd, n, df) > ALPHA
-
-        def verdict(true: float, margin: float) -> str:
-            if equivalence_p(mean + true, sd, n, df, margin) <= ALPHA:  # noqa: B023
-                return "equivalent"
-            return "different" if difference_p(mean + true, sd, n, df) <= ALPHA else "undecided"  # noqa: B023
-
         for margin in MARGINS:
-            row[f"false_{margin}_{n}"] = verdict(0.0, margin) == "different"
-            row[f"equivalent_worse_{margin}_{n}"] = verdict(margin, margin) == "equivalent"
-            row[f"equivalent_better_{margin}_{n}"] = verdict(-margin, margin) == "equivalent"
-    row["power_worse"], row["power_better"] = (verdict(sign * 0.01, 0.005) == "different" for sign in (1, -1))
+            row[f"false_{margin}_{n}"] = verdict(mean, sd, n, df, margin) == "different"
+            row[f"equivalent_worse_{margin}_{n}"] = verdict(mean + margin, sd, n, df, margin) == "equivalent"
+            row[f"equivalent_better_{margin}_{n}"] = verdict(mean - margin, sd, n, df, margin) == "equivalent"
+    row["power_worse"] = verdict(mean + 0.01, sd, n, df, 0.005) == "different"
+    row["power_better"] = verdict(mean - 0.01, sd, n, df, 0.005) == "different"
     return row
 
 
 def simulate(cell: Cell, repetitions: int, restarts: int = TuneConfig().restarts, block: int = 0) -> dict[str, float]:
     """The means over repetitions; blocks are independent of each other."""
-    fields = [cell.k, SURFACES.index(cell.surface), round(10 * cell.correlation), cell.tuning_seeds]
-    random = np.random.default_rng([*fields, cell.start == "far", cell.optimum == "moving", block])
+    numbers = [cell.k, SURFACES.index(cell.surface), round(10 * cell.correlation), cell.tuning_seeds]
+    random = np.random.default_rng([*numbers, cell.start == "far", cell.optimum == "moving", block])
     config, total = TuneConfig(trials=4 * cell.k + 2, restarts=restarts), Counter[str]()
     for _ in range(repetitions):
-        counts, differences, tuning = tuned_pair(cell, config, random)
+        counts, differences, tuning = tune_pair(cell, config, random)
         total.update(counts | outcomes(differences, tuning))
-    return {name: value / repetitions for name, value in total.items()}
+    return {name: float(value / repetitions) for name, value in total.items()}
 
 
 def write(path: Path, repetitions: int) -> None:
-    """Block after block, the cells of two tuning seeds first, after one block of each cell."""
-    made = {tuple(row[name] for name in IDENTITY) for row in csv.DictReader(path.open())} if path.exists() else set()
-    jobs = sorted(
-        product(range(repetitions // BLOCK), cells()),
-        key=lambda job: (job[0] > 0, job[1].tuning_seeds == 1 and job[0] > 0, job[0]),
-    )
+    """Append a row for each block of a cell: a block of every cell, then the others, two tuning seeds first."""
+    rows = [*csv.DictReader(path.open())] if path.exists() else []
+    made = {tuple(row[name] for name in IDENTITY) for row in rows}
+    jobs = [*product(range(repetitions // BLOCK), cells())]
+    jobs.sort(key=lambda job: (job[0] > 0, job[0] > 0 and job[1].tuning_seeds == 1))
     with path.open("a", newline="") as file:
         for block, cell in jobs:
             identity = asdict(cell) | {"block": block}
-            if tuple(map(str, identity.values())) not in made:
-                row = identity | {name: round(value, 6) for name, value in simulate(cell, BLOCK, block=block).items()}
-                writer = csv.DictWriter(file, row)
-                if not file.tell():
-                    writer.writeheader()
-                writer.writerow(row)
-                file.flush()
+            if tuple(map(str, identity.values())) in made:
+                continue
+            row = identity | {name: round(value, 6) for name, value in simulate(cell, BLOCK, block=block).items()}
+            writer = csv.DictWriter(file, row)
+            if not file.tell():
+                writer.writeheader()
+            writer.writerow(row)
+            file.flush()
+
+
+def table(path: Path) -> str:
+    """For each number of tuning seeds, k and start: means over the other cells, and in brackets the worst of them."""
+    frame = pd.read_csv(path).groupby([field.name for field in fields(Cell)]).mean().reset_index()
+    names = {"false": "false", "equivalent": "equivalent_(?:worse|better)", "covered": "covered", "power": "power"}
+    rates = {rate: frame.filter(regex=f"^{pattern}_") for rate, pattern in names.items()}
+    false, equivalent = (
+        rates[rate].T.groupby(lambda name: name.rsplit("_", 1)[1]).max().T for rate in ("false", "equivalent")
+    )
+    frame["false"], frame["false_max"] = false.mean(axis=1), false.max(axis=1)
+    frame["equivalent"], frame["equivalent_max"] = equivalent.mean(axis=1), equivalent.max(axis=1)
+    frame["covered"], frame["covered_min"] = rates["covered"].mean(axis=1), rates["covered"].min(axis=1)
+    frame["power"] = rates["power"].min(axis=1)
+    lines = [
+        "| tuning seeds | k | start | settings | false verdicts | false equivalence | coverage | power | lowest |",
+        "| ---: | ---: | --- | ---: | --- | --- | --- | --- | ---: |",
+    ]
+    for (seeds, k, start), cells in frame.groupby(["tuning_seeds", "k", "start"]):
+        quadratic = cells[(cells.surface == "quadratic") & (cells.optimum == "fixed")].sort_values("correlation")
+        lines.append(
+            f"| {seeds} | {k} | {start} | {cells.settings.mean():.0f} "
+            f"| {cells.false.mean():.3f} ({cells.false_max.max():.3f}) "
+            f"| {cells.equivalent.mean():.3f} ({cells.equivalent_max.max():.3f}) "
+            f"| {cells.covered.mean():.3f} ({cells.covered_min.min():.3f}) "
+            f"| {', '.join(f'{power:.2f}' for power in quadratic.power)} | {cells.power.min():.2f} |"
+        )
+    return "\n".join(lines)
+
+
+def main(arguments: list[str]) -> None:
+    options = dict(argument.split("=", 1) for argument in arguments)
+    if "table" in options:
+        print(table(Path(options["table"])))
+    else:
+        write(Path(options["csv"]), int(options.get("repetitions", 2000)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
