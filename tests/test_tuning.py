@@ -69,8 +69,9 @@ def test_an_arm_that_stays_makes_one_search_with_the_trials_of_the_config() -> N
 
 def test_all_arms_search_again_where_one_has_moved() -> None:
     state, arms = finish({"a": arm(), "b": arm()}, {"a": bowl(0.0, 0.0), "b": bowl(1.6, -1.2)})
-    assert [state.arms[name].n_searches for name in "ab"] == [2, 2]
-    assert len(arms["b"].losses) == 20 >= len(arms["a"].losses)  # a tries some again that it has tried
+    assert len(arms["b"].losses) == 20
+    assert state.arms["b"].n_searches == 2
+    assert (state.arms["a"].n_searches, len(arms["a"].losses)) == (1, 10)  # again from the same centre: all was tried
     assert factors(state, "b") == pytest.approx([1.6, -1.2], abs=0.07)
 
 
@@ -87,7 +88,7 @@ def test_hyperparameters_that_interact_are_followed_by_restarts_alone() -> None:
 def test_planned_trials_are_kept_and_in_proportion(k: int) -> None:
     arms, config = {"a": arm(k), "b": arm(3), "none": arm(0)}, TuneConfig(trials=14, hyperparameters=NAMES)
     assert planned_trials(arms, config)["a"] == ({1: 6, 2: 10, 3: 14}[k], {1: 19, 2: 33, 3: 46}[k])
-    for distance in (0.0, 1.5, 40.0):
+    for distance in (0.0, 40.0):
         state, made = finish(arms, {"a": bowl(*[distance] * k), "b": bowl(0, 0, 0)}, config)
         for name, (least, most) in planned_trials(arms, config).items():
             assert least <= len(made[name].losses) <= most
@@ -100,7 +101,7 @@ def test_trials_count_in_any_order_and_after_any_interruption() -> None:
     loss = bowl(1.3, 0.7, correlation=0.5)
     whole, arms = finish({"a": arm()}, {"a": loss})
     made = [*arms["a"].losses.items()]
-    for n in range(len(made)):
+    for n in range(0, len(made), 3):
         state, rest = finish({"a": arm(losses=dict(reversed(made[:n])))}, {"a": loss})
         assert rest["a"].losses == arms["a"].losses
         assert state.arms["a"].settings == whole.arms["a"].settings
@@ -124,7 +125,7 @@ def test_an_arm_with_settings_keeps_them_when_another_is_added() -> None:
     kept = replace(arms["a"], settings=first.arms["a"].settings)
     state, made = finish({"a": kept, "b": arm(3)}, {"b": bowl(2.5, 2.5, 2.5)})
     assert made["a"] == kept
-    assert state.arms["b"].n_searches == 3
+    assert state.arms["b"].n_searches == 2
     assert regrets({"a": state.arms["a"]}) == regrets(first.arms)  # of its last search, found from its trials
     assert state.arms["a"].n_searches == first.arms["a"].n_searches
     other = tune({"a": replace(kept, settings=START)}, CONFIG).arms["a"]  # another search has made its trials

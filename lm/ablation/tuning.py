@@ -195,7 +195,7 @@ def tune(
             trials.setdefault(name, []).append(arms[name].named(key))
     if state.is_finished and config.trials:
         for name, arm in arms.items():
-            own = searches.get(name) or _retrace(arm, config)
+            own = searches.get(name) or _retrace(arm, config, _most(arms))
             if own or arm.losses or not arm.start:
                 state.arms[name] = _tuned_arm(arm, own, config.factor)
     return state
@@ -208,7 +208,7 @@ def _run_searches(
 
     All arms begin a search together and wait for each other before the next.
     """
-    most = max((len(arm.start) for arm in arms.values()), default=0)
+    most = _most(arms)
     open_arms = {name: arm for name, arm in arms.items() if arm.start and arm.settings is None and config.trials}
     searches = {name: [Search(arm.key(arm.start), config.factor)] for name, arm in open_arms.items()}
 
@@ -220,7 +220,7 @@ def _run_searches(
         return {name: keys for name, keys in missing.items() if keys}
 
     for restart in range(config.restarts + 1):
-        if missing := advance(config.trials):
+        if missing := advance(_budgets(config)[0]):
             return searches, missing
         optima = {name: own[-1].optimum() for name, own in searches.items()}
         if restart == config.restarts or all((np.abs(optimum) <= SETTLED).all() for optimum in optima.values()):
@@ -228,7 +228,17 @@ def _run_searches(
         for name, own in searches.items():
             own.append(Search(own[-1].key(optima[name]), config.factor))
     at_edge = any(False in _is_interior(optima[name], own[-1].arrays()[0]) for name, own in searches.items())
-    return searches, advance(config.trials + config.extension_trials) if at_edge else {}
+    return searches, advance(_budgets(config)[1]) if at_edge else {}
+
+
+def _most(arms: Mapping[str, ArmTrials]) -> int:
+    """The hyperparameters of the arm that has the most."""
+    return max((len(arm.start) for arm in arms.values()), default=0)
+
+
+def _budgets(config: TuneConfig) -> tuple[int, int]:
+    """The trials of a search without and with its extension."""
+    return config.trials, config.trials + config.extension_trials
 
 
 def _share(k: int, most: int, trials: int) -> int:
@@ -244,29 +254,31 @@ def _is_interior(point: Array, x: Array) -> list[bool | None]:
     return [bool(low < at < high) if low < high else None for at, low, high in ranges]
 
 
-def _retrace(arm: ArmTrials, config: TuneConfig) -> list[Search]:
-    """The searches of an arm up to that whose optimum its settings are, made again from its trials; empty if none is.
+def _retrace(arm: ArmTrials, config: TuneConfig, most: int) -> list[Search]:
+    """The searches in which all trials of an arm were made, at the end the one whose optimum its settings are.
 
-    How many trials a search had depends on the arms of that time, so all numbers that are possible are tried.
+    Empty if another program, or another configuration, has made them. How many trials a search had depends on the arms
+    of that time: if it is not the number that the arms of today make, all that are possible are tried.
     """
     if arm.settings is None or not arm.start:
         return []
-    settings, losses = arm.key(arm.settings), arm.finished()
-    finished = ArmTrials(arm.start, losses)
-    k, most = len(arm.start), len(config.hyperparameters)
-    budgets = sorted({_share(k, n, config.trials) for n in range(k, most + 1)}, reverse=True)
-    for budget in (len(losses), *budgets):
-        searches: list[Search] = []
-        centre = arm.key(arm.start)
-        while centre in losses and len(searches) <= config.restarts:
-            searches.append(Search(centre, config.factor))
-            searches[-1].advance(finished, budget, lambda trial: arm.key(trial) in losses)
-            if (centre := searches[-1].optimum_key()) == settings:
-                return searches
-        if searches:
-            searches[-1].advance(finished, len(losses), lambda trial: arm.key(trial) in losses)  # the extension
-            if searches[-1].optimum_key() == settings:
-                return searches
+    finished, settings = ArmTrials(arm.start, arm.finished()), arm.key(arm.settings)
+    for n in (most, *range(len(arm.start), len(config.hyperparameters) + 1)):
+        first, extended = (_share(len(arm.start), n, trials) for trials in _budgets(config))
+        searches: dict[Key, Search] = {}
+        centre, deciding, tried = arm.key(arm.start), None, set[Key]()
+        while centre in finished.losses and centre not in searches:
+            search = searches[centre] = Search(centre, config.factor)
+            search.advance(finished, first, lambda trial: arm.key(trial) in finished.losses)
+            longer = Search(centre, config.factor, {**search.losses})
+            longer.advance(finished, extended, lambda trial: arm.key(trial) in finished.losses)
+            for made, budget in ((longer, extended), (search, first)):
+                if made.optimum_key() == settings and len(made.losses) == budget:
+                    deciding = searches[centre] = made
+            tried |= {search.key_of(point) for point in searches[centre].losses}
+            if deciding and tried == finished.losses.keys():
+                return [*(search for search in searches.values() if search is not deciding), deciding]
+            centre = search.optimum_key()
     return []
 
 
@@ -277,7 +289,8 @@ def _tuned_arm(arm: ArmTrials, searches: Sequence[Search], factor: float) -> Tun
         search, (x, y) = searches[-1], searches[-1].arrays()
         optimum = search.optimum()
         settings = arm.named(search.key(optimum))
-        return TunedArm(settings, len(searches), arm.named(search.centre), x, y, optimum)
+        n_searches = len({search.centre for search in searches})
+        return TunedArm(settings, n_searches, arm.named(search.centre), x, y, optimum)
     settings, losses = arm.settings or arm.start, arm.finished()
     x, point = (
         np.log(np.array(keys) / np.array(arm.key(arm.start))) / math.log(factor)
@@ -288,9 +301,9 @@ def _tuned_arm(arm: ArmTrials, searches: Sequence[Search], factor: float) -> Tun
 
 def planned_trials(arms: Mapping[str, ArmTrials], config: TuneConfig) -> dict[str, tuple[int, int]]:
     """By arm, the least and the most settings that tuning tries from the start; none for an arm that has settings."""
-    most, planned = max((len(arm.start) for arm in arms.values()), default=0), {}
+    planned = {}
     for name, arm in arms.items():
-        first, extended = (_share(len(arm.start), most, config.trials + n) for n in (0, config.extension_trials))
+        first, extended = (_share(len(arm.start), _most(arms), trials) for trials in _budgets(config))
         is_open = arm.settings is None and config.trials > 0
         planned[name] = (first, config.restarts * first + extended) if is_open else (0, 0)
     return planned

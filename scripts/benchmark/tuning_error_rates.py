@@ -38,7 +38,7 @@ STEEPNESS = 1.5 * math.log(2)  # of the lopsided surface: twice as high a factor
 SURFACES, CORRELATIONS = ("quadratic", "lopsided", "cliff"), (0.0, 0.5, 0.7)
 MARGINS, SEEDS, ALPHA = (0.005, 0.02), (5, 8), 0.05
 DIVERGED = 1.0  # nats that a diverged run is worse
-BLOCK = 250  # repetitions in a row of the CSV file
+BLOCK = 100  # repetitions in a row of the CSV file
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ IDENTITY = [*(field.name for field in fields(Cell)), "block"]
 
 
 def cells() -> Iterator[Cell]:
-    for tuning_seeds, optimum, k in product((2, 1), ("fixed", "moving"), (1, 2, 3)):
+    for tuning_seeds, optimum, k in product((2, 1), ("fixed", "moving"), (3, 2, 1)):
         for surface, correlation, start in product(SURFACES, CORRELATIONS if k > 1 else (0.0,), ("near", "far")):
             yield Cell(k, surface, correlation, start, optimum, tuning_seeds)
 
@@ -165,8 +165,8 @@ def simulate(cell: Cell, repetitions: int, restarts: int = TuneConfig().restarts
 
 def write(path: Path, repetitions: int) -> None:
     """Append a row for each block of a cell: a block of every cell, then the others, two tuning seeds first."""
-    rows = [*csv.DictReader(path.open())] if path.exists() else []
-    made = {tuple(row[name] for name in IDENTITY) for row in rows}
+    text = path.read_text() if path.exists() else ""
+    made = {tuple(row[name] for name in IDENTITY) for row in csv.DictReader(text.splitlines())}
     jobs = [*product(range(repetitions // BLOCK), cells())]
     jobs.sort(key=lambda job: (job[0] > 0, job[0] > 0 and job[1].tuning_seeds == 1))
     with path.open("a", newline="") as file:
