@@ -161,6 +161,10 @@ class TunedArm:
         """For each hyperparameter, whether values on both sides were tried; None where only one value was."""
         return dict(zip(self.settings, _is_interior(self.point, self.x), strict=True))
 
+    def has_settled(self) -> bool:
+        """Whether the search ended near its centre. If not, after all restarts, its regret may be underestimated."""
+        return _has_settled(self.point)
+
 
 @dataclass(slots=True, frozen=True)
 class TuningState:
@@ -196,7 +200,7 @@ def tune(
     if state.is_finished and config.trials:
         for name, arm in arms.items():
             own = searches.get(name) or _retrace(arm, config, _most(arms))
-            if own or arm.losses or not arm.start:
+            if own or arm.finished() or not arm.start:
                 state.arms[name] = _tuned_arm(arm, own, config.factor)
     return state
 
@@ -223,7 +227,7 @@ def _run_searches(
         if missing := advance(_budgets(config)[0]):
             return searches, missing
         optima = {name: own[-1].optimum() for name, own in searches.items()}
-        if restart == config.restarts or all((np.abs(optimum) <= SETTLED).all() for optimum in optima.values()):
+        if restart == config.restarts or all(map(_has_settled, optima.values())):
             break
         for name, own in searches.items():
             own.append(Search(own[-1].key(optima[name]), config.factor))
@@ -247,6 +251,10 @@ def _share(k: int, most: int, trials: int) -> int:
     Two for where it is and how noisy, the others in proportion to the hyperparameters.
     """
     return min(trials, round(2 + (trials - 2) * k / most)) if k else 0
+
+
+def _has_settled(optimum: Array) -> bool:
+    return bool((np.abs(optimum) <= SETTLED).all())
 
 
 def _is_interior(point: Array, x: Array) -> list[bool | None]:
