@@ -161,10 +161,6 @@ class TunedArm:
         """For each hyperparameter, whether values on both sides were tried; None where only one value was."""
         return dict(zip(self.settings, _is_interior(self.point, self.x), strict=True))
 
-    def has_settled(self) -> bool:
-        """Whether the search ended near its centre. If not, after all restarts, its regret may be underestimated."""
-        return _has_settled(self.point)
-
 
 @dataclass(slots=True, frozen=True)
 class TuningState:
@@ -227,7 +223,7 @@ def _run_searches(
         if missing := advance(_budgets(config)[0]):
             return searches, missing
         optima = {name: own[-1].optimum() for name, own in searches.items()}
-        if restart == config.restarts or all(map(_has_settled, optima.values())):
+        if restart == config.restarts or all((np.abs(optimum) <= SETTLED).all() for optimum in optima.values()):
             break
         for name, own in searches.items():
             own.append(Search(own[-1].key(optima[name]), config.factor))
@@ -251,10 +247,6 @@ def _share(k: int, most: int, trials: int) -> int:
     Two for where it is and how noisy, the others in proportion to the hyperparameters.
     """
     return min(trials, round(2 + (trials - 2) * k / most)) if k else 0
-
-
-def _has_settled(optimum: Array) -> bool:
-    return bool((np.abs(optimum) <= SETTLED).all())
 
 
 def _is_interior(point: Array, x: Array) -> list[bool | None]:
@@ -315,6 +307,15 @@ def planned_trials(arms: Mapping[str, ArmTrials], config: TuneConfig) -> dict[st
         is_open = arm.settings is None and config.trials > 0
         planned[name] = (first, config.restarts * first + extended) if is_open else (0, 0)
     return planned
+
+
+def factors_moved(start: Settings, settings: Settings, factor: float) -> Settings:
+    """By hyperparameter, how many factors from its start an arm has ended.
+
+    In simulation, errors are too frequent where an arm moves by a factor or more in three hyperparameters that interact
+    strongly; nothing else that a run shows tells these cases apart.
+    """
+    return {name: math.log(value / start[name]) / math.log(factor) for name, value in settings.items()}
 
 
 def regrets(arms: Mapping[str, TunedArm]) -> dict[str, Regret]:
