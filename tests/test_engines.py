@@ -19,11 +19,11 @@ from typing import Any
 import pytest
 from conftest import Script
 from helpers.runs import composed, wait_for
+from lm.ablation.plan.cells import Cell, cells
 from test_plan import SMALL, Build, build, question  # noqa: F401
 
 from lm.ablation.execute import MAX_TRIES, execute
 from lm.ablation.executors import EXECUTORS, Executor, LocalExecutor, _deferred_signals, job_parameters
-from lm.ablation.plan.cells import Cell, cells
 from lm.ablation.run_files import Ending, Failure, RunFiles
 from lm.ablation.worker import Task, run_on_node, task_of
 from lm.config import BadInput

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from lm.ablation.arms import Arm, Arms, build_arm, build_arms, change, check_start, common_threads
-from lm.ablation.record import AblationRecord, BaseRecord, RunRecord, TrialRecord, question_of
+from lm.ablation.record import AblationRecord, ArmRecord, BaseRecord, RunRecord, TrialRecord, question_of
 from lm.ablation.results import Results, RunReader, results_of
 from lm.ablation.step_timing import measure
 from lm.ablation.tuning import ArmTrials, TuningState, planned_trials, tune
@@ -144,7 +144,7 @@ class Plan:
 
         Sets the hyperparameters of the arms when it has finished.
         """
-        kept = {name: settings for name in self._tuned_arms() if (settings := self._kept(name))}
+        kept = {name: before for name in self._tuned_arms() if (before := self._kept(name))}
         arms = {name: ArmTrials(self._start(name), {}, name not in kept) for name in self._tuned_arms()}
         losses: dict[str, dict[tuple[float, ...], float]] = {name: {} for name in arms}
         is_new = True
@@ -159,8 +159,10 @@ class Plan:
                         losses[name][arms[name].key(settings)] = loss
                         is_new = True
             arms = {name: replace(arm, losses=losses[name]) for name, arm in arms.items()}
-        for name, settings in (state.settings | kept).items():
-            self.arms[name].tuned = settings
+        for name, tuned in state.arms.items():
+            self.arms[name].tuned, self.arms[name].centre = tuned.settings, tuned.centre
+        for name, before in kept.items():
+            self.arms[name].tuned, self.arms[name].centre = before.tuned, before.centre
         return state, missing
 
     def _tuned_arms(self) -> list[str]:
@@ -171,8 +173,8 @@ class Plan:
         settings = self.arms[name].settings
         return {key: float(settings[key]) for key in self.config.tune.hyperparameters if settings[key]}
 
-    def _kept(self, name: str) -> dict[str, float] | None:
-        """The hyperparameters that an earlier call has chosen and made a reported run with: an arm keeps them.
+    def _kept(self, name: str) -> ArmRecord | None:
+        """The arm with the hyperparameters that an earlier call has chosen and made a run with: it keeps them.
 
         None if there are none, or if what is tuned, the settings, the text or the code have changed since.
         """
@@ -182,7 +184,7 @@ class Plan:
         if trials[0].run_dirs != [spec.run_dir for spec in self.trial(name, trials[0].values)]:
             return None
         runs = [run for run in self.record.runs if run.arm == name]
-        return before.tuned if any(self.reader.outcome(run.run_dir).result for run in runs) else None
+        return before if any(self.reader.outcome(run.run_dir).result for run in runs) else None
 
     def _recorded_trials(self, name: str) -> list[TrialRecord]:
         return [trial for trial in self.record.trials if trial.arm == name]
@@ -235,11 +237,11 @@ class Plan:
         return [
             TrialRecord(
                 arm=name,
-                search=search,
+                searches=searches,
                 values=settings,
                 run_dirs=[spec.run_dir for spec in self.trial(name, settings)],
             )
-            for search, settings in state.trials[name]
+            for settings, searches in state.trials[name]
         ]
 
     def run_records(self) -> list[RunRecord]:

@@ -138,10 +138,10 @@ class Results:
         """The arms with chosen hyperparameters, with the trials of the search that they come from."""
         tuned = {}
         for name, arm in self.record.arms.items():
-            losses = self.losses(name)
-            if self.record.tune.trials and arm.tuned and losses:
-                last = [(trial.values, loss) for trial, loss in losses if trial.search == losses[-1][0].search]
-                tuned[name] = TunedArm.of(arm.tuned, last, self.record.tune.factor)
+            if self.record.tune.trials and arm.tuned and (losses := self.losses(name)):
+                last = max(search for trial, _ in losses for search in trial.searches)
+                trials = [(trial.values, loss) for trial, loss in losses if last in trial.searches]
+                tuned[name] = TunedArm.of(arm.tuned, arm.centre, trials, self.record.tune.factor)
         return tuned
 
     @cached_property
@@ -242,7 +242,12 @@ def _read_trials(record: AblationRecord, reader: RunReader) -> pd.DataFrame:
         runs = [reader.describe(run_dir) for run_dir in trial.run_dirs]
         scores = [run[record.metric] for run in runs]
         score = None if None in scores else sum(scores) / len(scores)
-        about = {"arm": trial.arm, "trial": numbers[trial.arm], "search": trial.search, "score": score} | trial.values
+        about = {
+            "arm": trial.arm,
+            "trial": numbers[trial.arm],
+            "search": trial.searches[0],
+            "score": score,
+        } | trial.values
         rows += [run | about | {"seed": seed_of(run["run_dir"])} for run in runs]
         numbers[trial.arm] += 1
     return frame(rows, {**COLUMNS, **TRIAL_COLUMNS, **dict.fromkeys(hyperparameters, float)})

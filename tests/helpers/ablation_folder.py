@@ -84,7 +84,7 @@ def write_search(path: Path, arm: str, diverged: bool) -> list[dict[str, Any]]:
             write(path / f"{name}.json", {"status": "diverged", "error": "the loss is nan"})
         else:
             write_run(path / name, arm, 1000, loss, 400)
-        trials.append({"arm": arm, "search": 0, "values": values, "run_dirs": [name]})
+        trials.append({"arm": arm, "searches": [0], "values": values, "run_dirs": [name]})
     return trials
 
 
