@@ -19,7 +19,6 @@ LAYERS = [  # a package imports from those before it
     {"training"},
     {"ablation"},
     {"results", "runs"},
-    {"benchmark"},
     {"cli"},
 ]
 
