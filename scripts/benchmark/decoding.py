@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lm.config import BadInput
-from lm.exchange.portable import load_model
+from lm.formats.folder import load_model
 from lm.inference.decode import decode
 from lm.inference.prompt_lookup import MAX_DRAFT_TOKENS
 from lm.inference.text import own_validation

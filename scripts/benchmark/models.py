@@ -18,7 +18,7 @@ from torch.optim import AdamW, Optimizer
 
 from lm.config import BadInput, HeadConfig, ModelConfig, OptimConfig, RunConfig, TrainerConfig
 from lm.data.vocabulary import byte_tokenizer
-from lm.exchange.huggingface import export
+from lm.formats.huggingface import export
 from lm.model.transformer import Transformer, enable_activation_checkpointing
 from lm.system.device import fast_attention
 from lm.training.loss import build_loss, resolve_loss

@@ -11,7 +11,7 @@ from lm.ablation.record import BaseRecord
 from lm.config import BadInput, RunConfig
 from lm.config.ablation import AblationConfig
 from lm.config.checks import about
-from lm.exchange.base import read_base
+from lm.formats.base import read_base
 
 NAME = "base"
 NOT_TRAINED = "not trained yet"  # in place of the hash of the weights
