@@ -312,19 +312,28 @@ def test_a_damaged_file_is_refused(name: str, content: bytes, tmp_path: Path) ->
 
 
 def test_no_code_of_a_folder_runs(tmp_path: Path) -> None:
-    """Neither a class of its own nor a pickle."""
+    """Neither a class of its own, nor a kernel of the Hub, nor a pickle."""
     write_folder(tmp_path, FOLDERS["SmolLM2"]())
     path, mark = tmp_path / "config.json", tmp_path / "ran"
     settings = json.loads(path.read_text())
     (tmp_path / "evil.py").write_text(f"open({str(mark)!r}, 'w')\nclass Evil: pass\n")
-    path.write_text(
-        json.dumps(settings | {"auto_map": {"AutoConfig": "evil.Evil", "AutoModelForCausalLM": "evil.Evil"}})
-    )
+    foreign = dict.fromkeys(("AutoConfig", "AutoModelForCausalLM"), "evil.Evil")
+    path.write_text(json.dumps(settings | {"auto_map": foreign, "attn_implementation": "nobody/kernel"}))
     load_model(tmp_path)  # as the Llama that it is
     (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
     with pytest.raises(BadInput, match=r"model\.safetensors"):
         load_model(tmp_path)
     assert not mark.exists()
+
+
+def test_a_folder_with_an_adapter_leads_to_no_other_model(tmp_path: Path) -> None:
+    """Transformers would load the model that adapter_config.json names, in place of that of the folder."""
+    write_folder(tmp_path / "base", FOLDERS["SmolLM2"]())
+    write_folder(tmp_path / "model", FOLDERS["Llama-3.2"]())
+    adapter = {"peft_type": "LORA", "base_model_name_or_path": str(tmp_path / "base"), "target_modules": ["q_proj"]}
+    (tmp_path / "model/adapter_config.json").write_text(json.dumps(adapter))
+    with pytest.raises(BadInput, match="adapter_config"):
+        load_model(tmp_path / "model")
 
 
 def test_a_head_that_contradicts_the_tie_is_refused(tmp_path: Path) -> None:

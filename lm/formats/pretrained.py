@@ -67,10 +67,13 @@ def load_pretrained(folder: Path, settings: ModelSettings) -> tuple[Transformer,
             raise BadInput(f"its tokenizer has no end-of-text token; expected eos_token in {NAMES}, or {usual}")
         if tokenizer.vocab_size > settings.vocab_size:
             raise BadInput(f"the tokenizer has {tokenizer.vocab_size} tokens, the model {settings.vocab_size}")
+        if (folder / "adapter_config.json").exists():  # transformers would load the model that it names
+            raise BadInput("holds an adapter (adapter_config.json); expected the merged model, see PEFT")
         model, report = transformers.AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=torch.float32,
             use_safetensors=True,
+            attn_implementation="eager",  # config.json may name a kernel of the Hub, which is code
             ignore_mismatched_sizes=True,  # they are reported, and refused below
             output_loading_info=True,
             **OPTIONS,
