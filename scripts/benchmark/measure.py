@@ -43,13 +43,15 @@ def alternate(calls: Calls, seconds: float, at_least: int = 5) -> dict[str, list
 
 
 def compare(calls: Calls, seconds: float, at_least: int = 5) -> Iterator[tuple[str, float, float]]:
-    """The first candidate beside each other one: the name of the reference, and the seconds of the two.
+    """The first candidate beside each other one: the name of the reference, and the seconds of the two."""
+    return beside(alternate(calls, seconds, at_least))
 
-    The seconds of the first are the reference's median times the median ratio within a round.
-    """
-    first, *references = alternate(calls, seconds, at_least).items()
-    for name, times in references:
-        yield name, median(times) * median_ratio(first[1], times), median(times)
+
+def beside(times: Mapping[str, list[float]]) -> Iterator[tuple[str, float, float]]:
+    """As `compare`. The seconds of the first are the reference's median times the median ratio within a round."""
+    first, *references = times.items()
+    for name, column in references:
+        yield name, median(column) * median_ratio(first[1], column), median(column)
 
 
 def median_ratio(times: list[float], references: list[float]) -> float:

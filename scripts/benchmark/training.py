@@ -1,7 +1,6 @@
 """A training step beside the same step of transformers, beside nanoGPT's, and beside the GEMM throughput."""
 
 from collections.abc import Iterator
-from functools import partial
 from itertools import product
 from statistics import median
 
@@ -10,7 +9,7 @@ import torch
 from lm.model.size import flops_per_token
 
 from .limits import NAMES, gemm_throughput, precisions
-from .measure import Measurement, alternate, compare
+from .measure import Measurement, alternate, beside, compare
 from .models import DEFAULT, GPT2, NANOGPT, SHAKESPEARE, NanoGPT, step, step_in_nanogpt, step_in_transformers
 
 
@@ -19,16 +18,18 @@ def training(device: str, seconds: float, nanogpt: NanoGPT | None = None) -> Ite
     shapes = {"default": DEFAULT, "tiny Shakespeare": SHAKESPEARE} | ({"GPT-2 124M": GPT2} if device == "cuda" else {})
     for (name, shape), dtype in product(shapes.items(), precisions(device)):
         mixed, what = dtype == torch.bfloat16, f"{name}, {NAMES[dtype]}"
-        mine, other = step(shape, device, mixed), step_in_transformers(shape, device, mixed)
-        times = partial(compare, seconds=seconds)
-        for reference, value, limit in times({"lm": mine, "transformers": other}) if other is not None else ():
+        calls = {"lm": step(shape, device, mixed)}
+        if (other := step_in_transformers(shape, device, mixed)) is not None:
+            calls["transformers"] = other
+        times = alternate(calls, seconds)
+        for reference, value, limit in beside(times):
             yield Measurement("training", f"step time, {what}", 1000 * value, "ms", reference, 1000 * limit)
         flops = flops_per_token(shape.build(device)) * shape.batch_size * shape.seq_len
-        throughput = flops / median(alternate({"lm": mine}, seconds / 5)["lm"]) / 1e9
-        peak = gemm_throughput(device, dtype) / 1e9
-        yield Measurement("training", f"throughput, {what}", throughput, "GFLOP/s", "GEMM throughput", peak)
-    pairs = product(NANOGPT["cuda" if device == "cuda" else "cpu"].items(), precisions(device))
-    for (name, shape), dtype in pairs if nanogpt is not None else ():
+        throughput, peak = flops / median(times["lm"]), gemm_throughput(device, dtype)
+        yield Measurement("training", f"throughput, {what}", throughput / 1e9, "GFLOP/s", "GEMM throughput", peak / 1e9)
+    if nanogpt is None:
+        return
+    for (name, shape), dtype in product(NANOGPT["cuda" if device == "cuda" else "cpu"].items(), precisions(device)):
         mixed, what = dtype == torch.bfloat16, f"GPT-2 as {name}, {NAMES[dtype]}"
         calls = {"lm": step(shape, device, mixed), "nanoGPT": step_in_nanogpt(nanogpt, shape, device, mixed)}
         for reference, value, limit in compare(calls, seconds):
