@@ -95,7 +95,7 @@ def load_pretrained(folder: Path, settings: ModelSettings) -> tuple[Transformer,
 
 def weights_hash(folder: Path) -> str:
     """Of all safetensors files of the folder, each read once in a process as long as it does not change."""
-    paths = sorted(folder.glob("model*.safetensors"))
+    paths = sorted(folder.glob("*.safetensors"))
     hashes = [_file_hash(path, path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
     return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
 
