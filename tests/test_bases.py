@@ -21,7 +21,7 @@ from lm.cli.compose import compose
 from lm.cli.mistakes import CONFIGS
 from lm.config import RunConfig, UserError
 from lm.config.ablation import AblateConfig, TuneConfig
-from lm.exchange.base import read_base
+from lm.formats.base import read_base
 from lm.training.train import train
 from tests.helpers.ablation_folder import Page
 

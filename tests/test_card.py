@@ -11,7 +11,7 @@ from huggingface_hub import ModelCard
 from lm.cli import export
 from lm.cli.compose import compose
 from lm.config import RunConfig
-from lm.exchange.card import write_card
+from lm.formats.card import write_card
 from lm.model.transformer import Transformer
 from lm.training.train import train
 

@@ -26,7 +26,7 @@ from lm.ablation.execute import MAX_TRIES, execute
 from lm.ablation.executors import EXECUTORS, Executor, LocalExecutor, _deferred_signals, job_parameters
 from lm.ablation.run_files import Ending, Failure, RunFiles
 from lm.ablation.worker import Task, run_on_node, task_of
-from lm.config import BadInput
+from lm.config import UserError
 from lm.config.ablation import AblateConfig, SlurmConfig
 from lm.training.run_directory import RunDirectory
 
@@ -49,7 +49,7 @@ class Scripted(Executor):
 
     def submit(self, task: Task) -> None:
         if len(self.running) >= self.room:
-            raise BadInput("too many jobs")
+            raise UserError("too many jobs")
         self.submitted.append(task.name)
         self.running.append(task)
         self.most_running = max(self.most_running, len(self.running))
@@ -95,7 +95,7 @@ def test_a_run_that_was_killed_is_tried_again_and_one_that_failed_is_not(planned
 def test_a_run_that_could_not_begin_on_a_node_stops_the_command(planned: list[Cell], tmp_path: Path) -> None:
     executor = Scripted(ERROR, begins=False)
     executor.name = "slurm"
-    with pytest.raises(BadInput, match=r"cells/a-seed0-0 could not begin \(exit code 127\)"):
+    with pytest.raises(UserError, match=r"cells/a-seed0-0 could not begin \(exit code 127\)"):
         executed(planned, tmp_path, executor)
     assert executor.n_cancelled == 1
 
@@ -113,7 +113,7 @@ def test_a_run_that_is_refused_waits_while_others_run(
     executor = Scripted(room=1)
     assert executed(planned, tmp_path, executor) == [cell.run_dir for cell in planned]
     assert (caplog.text.count("too many jobs"), executor.n_cancelled) == (1, 0)
-    with pytest.raises(BadInput, match="too many jobs"):
+    with pytest.raises(UserError, match="too many jobs"):
         executed(planned, tmp_path, Scripted(room=0))
 
 
@@ -163,13 +163,13 @@ def test_a_node_that_lacks_what_runs_need_is_named(planned: list[Cell], tmp_path
 @pytest.mark.parametrize("name", ["ray", "slurm"])
 def test_an_absent_package_is_named(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda package: None)
-    with pytest.raises(BadInput, match=rf"executor={name}: .*lm-lab\[{name}\]"):
+    with pytest.raises(UserError, match=rf"executor={name}: .*lm-lab\[{name}\]"):
         EXECUTORS[name](AblateConfig(ablation=question(), executor=name), tmp_path)
 
 
 def test_whatever_the_user_adds_no_second_job_of_a_name_starts() -> None:
     for given in ({"job_name": "x"}, {"additional_parameters": {"job-name": "x"}}):
-        with pytest.raises(BadInput, match=r"slurm\.parameters\.job_name"):
+        with pytest.raises(UserError, match=r"slurm\.parameters\.job_name"):
             SlurmConfig(parameters=given)
     additional = {"dependency": "afterok:8", "reservation": "lab"}
     settings = SlurmConfig(parameters={"qos": "long", "dependency": "afterok:7", "additional_parameters": additional})

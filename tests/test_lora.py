@@ -18,9 +18,9 @@ from lm.cli.mistakes import CONFIGS
 from lm.config import EvaluateConfig, ModelConfig, RunConfig, UserError
 from lm.config.ablation import AblationConfig
 from lm.data.vocabulary import byte_tokenizer
-from lm.exchange.adapter import merged, save_adapter
-from lm.exchange.huggingface import export
-from lm.exchange.portable import load_model
+from lm.formats.adapter import merged, save_adapter
+from lm.formats.folder import load_model
+from lm.formats.huggingface import export
 from lm.inference.evaluate import evaluate_run
 from lm.model.lora import LoRALinear, is_adapter
 from lm.model.size import n_params, n_params_trained

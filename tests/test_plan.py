@@ -327,7 +327,7 @@ COUNTED = (
         "data/documents",
     ),
     *("data/batches", "data/tokenizer", "inference/evaluate", "system/device", "model/init", "model/head"),
-    *("config/model", "config/optim", "config/run", "config/data", "exchange/adapter", "exchange/weights"),
+    *("config/model", "config/optim", "config/run", "config/data", "formats/adapter", "formats/weights"),
 )
 
 

@@ -27,7 +27,7 @@ from lm.config import RunConfig, UserError
 from lm.config.ablation import METRICS, AblateConfig, AblationConfig, TuneConfig
 from lm.config.checks import error_prefix
 from lm.config.identity import config_hash
-from lm.exchange.base import read_base
+from lm.formats.base import read_base
 
 BASE = "base"  # what the runs that the arms start from are called
 NOT_TRAINED = "not trained yet"  # in place of the hash of the weights of a base

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from lm.config import ModelConfig, UserError
 from lm.data.tokenizer import BYTES, Tokenizer
-from lm.exchange.architectures import ARCHITECTURES, Architecture, architecture_of
-from lm.exchange.huggingface import matrices, new_folder
+from lm.formats.architectures import ARCHITECTURES, Architecture, architecture_of
+from lm.formats.huggingface import matrices, new_folder
 from lm.model.transformer import RoPE, Transformer
 from lm.system.files import atomic_file
 
 FILE = "model.gguf"
-KINDS = [one for one in ARCHITECTURES if one.model_type in ("llama", "qwen3")]
+KINDS = [row for row in ARCHITECTURES if row.model_type in ("llama", "qwen3")]
 NORMAL, CONTROL, UNUSED = 1, 3, 5  # of llama.cpp's types of tokens
 
 
@@ -29,32 +29,31 @@ def export_gguf(net: Transformer, tokenizer: Tokenizer, output_dir: str | Path, 
         import gguf
     except ImportError as error:
         raise UserError("format=gguf: the package gguf is not installed; pip install gguf") from error
-    config, kind = net.config, architecture_in_gguf(net.config)
+    config, kind = net.config, _architecture_in_gguf(net.config)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[kind.model_type.upper()], config.n_layers)
     writer = gguf.GGUFWriter(None, kind.model_type)
-    for key, value in (metadata(net) | vocabulary(tokenizer, net.vocab_size)).items():
+    for key, value in (_metadata(net) | _vocabulary(tokenizer, net.vocab_size)).items():
         getattr(writer, f"add_{key}")(value)
     writer.add_file_type(gguf.LlamaFileType["ALL_F32" if dtype == "f32" else f"MOSTLY_{dtype.upper()}"])
     for name, matrix in matrices(net, kind).items():
-        tensor = rows_for_rope(name, matrix, kind, config)
+        tensor = _rows_for_rope(name, matrix, kind, config)
         in_blocks = dtype != "q8_0" or tensor.shape[-1] % 32 == 0  # a block of q8_0 has 32 columns
         chosen = gguf.GGMLQuantizationType["F32" if tensor.ndim == 1 else dtype.upper() if in_blocks else "F16"]
-        theirs = names.get_name(name, (".weight", ".bias"))
-        assert theirs is not None, name
-        writer.add_tensor(theirs, gguf.quantize(tensor.numpy(), chosen), raw_dtype=chosen)
+        gguf_name = names.get_name(name, (".weight", ".bias"))
+        assert gguf_name is not None, name
+        writer.add_tensor(gguf_name, gguf.quantize(tensor.numpy(), chosen), raw_dtype=chosen)
     if config.rope_scaling is not None:
-        writer.add_tensor("rope_freqs.weight", rope_factors(net).numpy())
+        writer.add_tensor("rope_freqs.weight", _rope_factors(net).numpy())
     with new_folder(output_dir) as folder, atomic_file(folder / FILE) as file:
-        writer.fout = [file]  # type: ignore[list-item]  # in the place of one that it opens
-        writer.state = gguf.WriterState.EMPTY
-        writer.write_header_to_file()
+        writer.write_header_to_file(Path(file.name))
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
+        writer.close()
     return kind.name
 
 
-def metadata(net: Transformer) -> dict[str, Any]:
-    """The argument of each method add_* of the writer, here and in `vocabulary`."""
+def _metadata(net: Transformer) -> dict[str, Any]:
+    """The argument of each method add_* of the writer, here and in `_vocabulary`."""
     config = net.config
     return {
         "context_length": net.seq_len,
@@ -72,7 +71,7 @@ def metadata(net: Transformer) -> dict[str, Any]:
     }
 
 
-def architecture_in_gguf(config: ModelConfig) -> Architecture:
+def _architecture_in_gguf(config: ModelConfig) -> Architecture:
     """Llama or Qwen3. Raises UserError naming the setting that neither has in llama.cpp."""
     kind = architecture_of(config, KINDS, "format=gguf: ")
     for key, value in (("attention_bias", config.attn_bias), ("rope_scaling", config.rope_scaling)):
@@ -81,7 +80,7 @@ def architecture_in_gguf(config: ModelConfig) -> Architecture:
     return kind
 
 
-def rows_for_rope(name: str, tensor: Tensor, kind: Architecture, config: ModelConfig) -> Tensor:
+def _rows_for_rope(name: str, tensor: Tensor, kind: Architecture, config: ModelConfig) -> Tensor:
     """Its Llama rotates coordinates (2i, 2i + 1), ours (i, i + K/2): the rows of q and k in that order."""
     tensor = tensor.detach().cpu()
     if kind.model_type != "llama" or not ("q_proj" in name or "k_proj" in name):
@@ -90,23 +89,24 @@ def rows_for_rope(name: str, tensor: Tensor, kind: Architecture, config: ModelCo
     return halves.transpose(1, 2).reshape(tensor.shape).contiguous()
 
 
-def rope_factors(net: Transformer) -> Tensor:
+def _rope_factors(net: Transformer) -> Tensor:
     """What llama.cpp divides the frequencies by: (K/2,)."""
     assert isinstance(net.position, RoPE)
     plain, cpu = RoPE(replace(net.config, rope_scaling=None), net.seq_len), torch.device("cpu")
     return plain.frequencies(cpu) / net.position.frequencies(cpu)
 
 
-def vocabulary(tokenizer: Tokenizer, rows: int) -> dict[str, Any]:
+def _vocabulary(tokenizer: Tokenizer, rows: int) -> dict[str, Any]:
     """Tokens, their types and the merges. Raises UserError unless llama.cpp splits a text as the tokenizer does."""
     layout = json.loads(tokenizer.to_json())
     model, gpt2 = layout["model"], json.loads(BYTES.__getstate__())
     if layout["normalizer"] or layout["pre_tokenizer"] != gpt2 or model.get("ignore_merges") or not model.get("merges"):
         raise UserError("format=gguf: this tokenizer cannot be carried; expected a BPE of this project (tokenizer=bpe)")
-    found = {number: (word, NORMAL) for word, number in model["vocab"].items()}
-    found |= {one["id"]: (one["content"], CONTROL if one["special"] else NORMAL) for one in layout["added_tokens"]}
-    found |= {number: (f"<unused{number}>", UNUSED) for number in range(len(found), rows)}
-    tokens, types = zip(*(found[number] for number in range(rows)), strict=True)
+    words = {number: (word, NORMAL) for word, number in model["vocab"].items()}
+    for token in layout["added_tokens"]:
+        words[token["id"]] = token["content"], CONTROL if token["special"] else NORMAL
+    words |= {number: (f"<unused{number}>", UNUSED) for number in range(len(words), rows)}
+    tokens, types = zip(*(words[number] for number in range(rows)), strict=True)
     return {
         "tokenizer_model": "gpt2",
         "tokenizer_pre": "gpt-2",

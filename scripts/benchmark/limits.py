@@ -6,19 +6,27 @@ from statistics import median
 
 import torch
 
-from lm.benchmark.measure import Measurement, alternate
 from lm.model.linear import linear
 from lm.system.device import has_native_bf16
+
+from .measure import Measurement, alternate
+
+NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
+
+
+def limits(device: str, seconds: float) -> Iterator[Measurement]:
+    for dtype in precisions(device):
+        flops = gemm_throughput(device, dtype) / 1e9
+        yield Measurement("limits", f"GEMM throughput, {NAMES[dtype]}", flops, "GFLOP/s")
+    read = MemoryRead(device)
+    bandwidth = read.weights.nbytes / median(alternate({"read": read}, 2.0)["read"])
+    yield Measurement("limits", "memory bandwidth", bandwidth / 1e9, "GB/s")
 
 
 def precisions(device: str) -> list[torch.dtype]:
     """The precisions in which training steps are measured: those that are in use on this device."""
     cpu = [torch.float32] if device == "cpu" else []
     return cpu + [torch.bfloat16] * has_native_bf16(device)
-
-
-def spell(dtype: torch.dtype) -> str:
-    return {torch.float32: "fp32", torch.bfloat16: "bf16"}[dtype]
 
 
 @cache
@@ -39,12 +47,3 @@ class MemoryRead:
     def __call__(self) -> None:
         for weight in self.weights:
             linear(self.x, weight)
-
-
-def limits(device: str, seconds: float) -> Iterator[Measurement]:
-    for dtype in precisions(device):
-        flops = gemm_throughput(device, dtype) / 1e9
-        yield Measurement("limits", f"GEMM throughput, {spell(dtype)}", flops, "GFLOP/s")
-    read = MemoryRead(device)
-    bandwidth = read.weights.nbytes / median(alternate({"read": read}, 2.0)["read"])
-    yield Measurement("limits", "memory bandwidth", bandwidth / 1e9, "GB/s")

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 
 from lm.config import UserError
-from lm.exchange.architectures import architecture_of
-from lm.exchange.weights import write_weights
+from lm.formats.architectures import architecture_of
+from lm.formats.weights import write_weights
 from lm.model.lora import LoRALinear, is_adapter
 from lm.model.transformer import Transformer
 from lm.system.files import write_text
@@ -45,16 +45,16 @@ def save_adapter(net: Transformer, base: str | None, folder: Path) -> None:
     """
     if not net.config.adapted:
         return
-    ours = {name: tensor for name, tensor in net.state_dict().items() if is_adapter(name)}
+    adapters = {name: tensor for name, tensor in net.state_dict().items() if is_adapter(name)}
     try:
         architecture = architecture_of(net.config)
-        names = {theirs: one.names for theirs, one in architecture.names(ours, net.config).items()}
-        if sorted(names.values()) != sorted((name,) for name in ours):
+        names = {name: stacked.names for name, stacked in architecture.names(adapters, net.config).items()}
+        if sorted(names.values()) != sorted((name,) for name in adapters):
             raise UserError(f"{architecture.name} stores q, k and v as one matrix")
     except UserError as error:
         log.info("%s is not written, PEFT could not use it: %s; model/ holds the merged model", folder, error)
         return
-    tensors = {f"base_model.model.{theirs}": ours[name] for theirs, (name,) in names.items()}
+    tensors = {f"base_model.model.{name}": adapters[own_name] for name, (own_name,) in names.items()}
     settings = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",

@@ -11,9 +11,8 @@ from typing import Any
 
 from lm.config import UserError
 from lm.data.tokenizer import Tokenizer
-from lm.exchange.architectures import Architecture, architecture_of
-from lm.exchange.tensor_names import Weights
-from lm.exchange.weights import write_weights
+from lm.formats.architectures import Architecture, architecture_of
+from lm.formats.weights import Weights, write_weights
 from lm.model.linear import Linear
 from lm.model.transformer import Transformer
 from lm.system.files import remove_partial, write_text
@@ -42,11 +41,14 @@ def export(
         "dtype": "float32",
         **architecture.settings(net.config, net.seq_len),
     }
-    eot = tokenizer.eot_token
+    eot, ends = tokenizer.eot_token, [tokenizer.eot, *sorted(tokenizer.stops - {tokenizer.eot, tokenizer.begin})]
     special = {"bos_token": tokenizer.begin_token, "eos_token": eot, "pad_token": eot}
     files: dict[str, Any] = {
         "config.json": config,
-        "generation_config.json": {key: value for key, value in config.items() if key.endswith("_token_id")},
+        "generation_config.json": {
+            **{key: value for key, value in config.items() if key.endswith("_token_id")},
+            "eos_token_id": ends if len(ends) > 1 else tokenizer.eot,
+        },
         "tokenizer_config.json": {
             "tokenizer_class": "PreTrainedTokenizerFast",  # a class that transformers 4 has too
             "model_max_length": net.seq_len,
@@ -59,7 +61,7 @@ def export(
     with new_folder(output_dir) as folder:
         write_weights(folder / "model.safetensors", weights)
         layout = json.loads(tokenizer.to_json())
-        layout["post_processor"] = begin_template(tokenizer)
+        layout["post_processor"] = _begin_template(tokenizer)
         write_text(folder / "tokenizer.json", json.dumps(layout, ensure_ascii=False))
         for filename, content in files.items():
             write_text(folder / filename, json.dumps(content, indent=2) + "\n")
@@ -89,18 +91,18 @@ def matrices(net: Transformer, architecture: Architecture) -> Weights:
     """All weights under the architecture's names; without lm_head.weight if the model is tied."""
     if not all(type(module) is Linear for name, module in net.named_modules() if name.endswith("_proj")):
         raise UserError(f"model.linear={net.config.linear}: only models with model.linear=linear are exported")
-    weights = architecture.weights(trunk(net), net.config)
+    weights = architecture.weights(_trunk(net), net.config)
     output = net.head.matrix(net.embed.weight)
     return weights if net.embed.matrix() is output else weights | {"lm_head.weight": output}
 
 
-def trunk(net: Transformer) -> Weights:
+def _trunk(net: Transformer) -> Weights:
     """All weights except the head's, with the embedding multiplied as in the model."""
     weights = {name: tensor for name, tensor in net.state_dict().items() if not name.startswith("head.")}
     return weights | {"embed.weight": net.embed.matrix()}
 
 
-def begin_template(tokenizer: Tokenizer) -> dict[str, Any]:
+def _begin_template(tokenizer: Tokenizer) -> dict[str, Any]:
     """A post-processor of `tokenizers` that puts the first token before a text, as lm.inference does."""
     name = tokenizer.begin_token
     special = {"SpecialToken": {"id": name, "type_id": 0}}
