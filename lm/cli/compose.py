@@ -41,7 +41,7 @@ def parse(schema: type[Config], args: Sequence[str], **values: Any) -> Config:
     for i, arg in enumerate(args):
         key, equals, text = arg.partition("=")
         if not equals or not re.fullmatch(r"\+*[a-zA-Z][\w.]*", key):
-            raise UserError(explain_non_override(args[i:], kinds))
+            raise UserError(explain_non_override(args, kinds, i))
         if key not in kinds:
             raise UserError(no_such_key(key, kinds))
         if kinds[key] is str or (kinds[key] == str | None and (text != "null" or key == "prompt")):

@@ -122,18 +122,19 @@ def _no_such_choice(file: str, options: Sequence[str]) -> str:
     return f"{group}={choice}: no such config; {hint}"
 
 
-def explain_non_override(args: Sequence[str], kinds: Kinds) -> str:
-    """The message about the first of these arguments, which is not key=value."""
-    word, suggestions = args[0], list[str]()
+def explain_non_override(args: Sequence[str], kinds: Kinds, i: int = 0) -> str:
+    """The message about argument i, which is not key=value."""
+    word, suggestions = args[i], list[str]()
     if word.startswith("-"):
         key, _, value = word.strip("-").replace("-", "_").partition("=")
-        suggestions = [f"{name}={value or ''.join(args[1:2])}" for name in _suggest_keys(key, kinds)]
+        suggestions = [f"{name}={value or ''.join(args[i + 1 : i + 2])}" for name in _suggest_keys(key, kinds)]
     elif word in kinds:
         suggestions = [f"{word}=VALUE"]
     elif Path(word).is_dir():
         suggestions = [f"{key}={word}" for key in ("run_dir", "output_dir") if key in kinds][:1]
     elif "prompt" in kinds:
-        suggestions = [f'"prompt={word}", with all of the prompt in quotes']
+        words = [arg.removeprefix("prompt=") for arg in args if arg[:7] == "prompt=" or arg.partition("=")[0] not in kinds]
+        suggestions = [f'"prompt={" ".join(words)}", the whole prompt in quotes']
     elif "data.path" in kinds and Path(word).is_file():
         suggestions = [f"data=text data.path={word}"]
     elif "/" not in word:
