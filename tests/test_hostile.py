@@ -2,18 +2,13 @@
 
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from conftest import HEADS, SEQ, tiny
-from lm.ablation.report.seeds import seeds as draw_seeds
-from lm.report.page import code, fence, plain
-from lm.report.plots import short
 
 from lm.config import UserError
 from lm.data.tokenizer import Tokenizer
@@ -23,13 +18,18 @@ from lm.inference.evaluate import Scores, evaluate
 from lm.inference.generate import generate
 from lm.inference.text import from_above
 from lm.model.transformer import Transformer
+from lm.report.figures import shorten
+from lm.report.pages import render
 
 # --- terminals, names
 
 
-@pytest.mark.parametrize("form", [plain, code, fence, short])
-def test_no_text_in_a_report_steers_a_terminal(form: Callable[[str], str]) -> None:
-    assert "\x1b" not in form("a\x1b[31m")
+def test_no_text_in_a_report_steers_a_terminal() -> None:
+    answer = {"verdict": "a\x1b[31m", "rest": "", "regret": ""}
+    context = {"answers": [answer], "basis": [], "comparisons": [], "interactions": [], "warnings": []}
+    flags = {"running": False, "several_budgets": False, "with_regret": False}
+    assert "\x1b" not in render("ablation.md.j2", title="b\x1b[31m", unit="", ci="", digits=3, **context, **flags)
+    assert "\x1b" not in shorten("a\x1b[31m")
 
 
 # --- tokenizers
@@ -108,21 +108,3 @@ def test_the_text_of_a_run_is_found_from_elsewhere(tmp_path: Path, monkeypatch: 
     assert from_above(tmp_path / "runs/one", "b.txt") == "b.txt"
     (tmp_path / "elsewhere/a.txt").touch()
     assert from_above(tmp_path / "runs/one", "a.txt") == "a.txt"
-
-
-def test_a_figure_of_a_hundred_seeds_has_room_for_its_legend() -> None:
-    """matplotlib warns where the axes have none left, and a warning is an error here."""
-    study = SimpleNamespace(
-        record=SimpleNamespace(
-            arms={"a": 0, "b": 0},
-            budgets=["tokens"],
-            seeds=[*range(110)],  # ten have no run, and no line
-            baseline="a",
-            primary=[],
-            equivalence_margin=0.01,
-        ),
-        scores=lambda arm, _: {seed: 1.0 + seed / 100 + (arm == "a") for seed in range(100)},
-        unit="nats",
-    )
-    found = draw_seeds(study)  # type: ignore[arg-type]
-    assert found.count(">seed ") == 20
