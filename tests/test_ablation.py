@@ -125,6 +125,7 @@ def test_what_is_asked_anew_of_the_same_runs_is_reported(lab: Lab, instantly: In
     assert len(made) == 8
 
 
+@pytest.mark.slow
 def test_rows_of_an_arm_that_is_left_out_are_kept(lab: Lab, instantly: Instantly) -> None:
     made = instantly(lambda task: 1 + 0.001 * math.sin(9 * task.run.seed))
     lab.run(arms=THREE)
@@ -151,7 +152,8 @@ def test_arms_that_diverge_or_fail_are_recorded_and_the_rest_go_on(lab: Lab) -> 
     logs = {path.name: path.read_text().count("Traceback") for path in lab.out.glob("cells/*.log")}
     assert lab.run(arms=arms, baseline="good", primary=[]).counts()["failed"] == 2
     for path in lab.out.glob("cells/*.log"):  # it would diverge again, and what failed may have been mended
-        assert path.read_text().count("Traceback") - logs[path.name] == path.name.startswith("broken")
+        is_repeated = path.read_text().count("Traceback") > logs[path.name]
+        assert is_repeated == path.name.startswith("broken")
 
 
 @pytest.mark.slow
@@ -389,11 +391,14 @@ def test_an_interrupt_saves_every_run_and_says_how_to_go_on(
         assert lines[-1]
     if is_training:
         wait_for(lambda: sum(RunFiles(run).steps() > 5 for run in lab.out.glob("cells/*-*[0-9a-f]")) == 2, 300)
-    os.killpg(process.pid, signum) if signum == signal.SIGINT else process.send_signal(signum)  # as a terminal does
+    if signum == signal.SIGINT:
+        os.killpg(process.pid, signum)  # as a terminal does
+    else:
+        process.send_signal(signum)
     _, err = process.communicate(timeout=120)
     assert process.returncode == code
     assert "Traceback" not in err
-    assert "; resume with: " in err
+    assert ("; resume with: " in err) == lab.out.exists() >= is_training
     assert not workers_of(lab.out)
     assert len([*lab.out.glob("cells/*/checkpoints/step-*")]) == 2 * is_training  # no other step saves
 
@@ -421,10 +426,12 @@ def test_the_answer_is_one_json_object_and_an_exit_code(
     assert command("ablate", *words, "plan_only=true")[0] == 0
 
 
+@pytest.mark.slow
 def test_exit_codes_of_the_command(lab: Lab, instantly: Instantly, command: Any) -> None:
     made = instantly(lambda task: Failure.ERROR if task.run.seed else 1.0)
     words = ["ablation=smoke", "output_dir=out", *lab.overrides(), "tokenizer.vocab_size=null"]
-    two = ['ablation.arms.untied=["head=untied","model.ffn=swiglu"]', "ablation.budgets=[tokens,flops]"]
+    other = ["head=untied", "model.ffn=gelu"]  # whose FLOPs differ, so that there are two comparisons
+    two = [f"ablation.arms.untied={json.dumps(other)}", "ablation.budgets=[tokens,flops]"]
     code, out, err = command("ablate", *words, *two, "exit_code=verdict")
     assert (code, out, made) == (2, "", [])
     assert err.splitlines()[-1].startswith("error: exit_code=verdict: ")
@@ -434,4 +441,5 @@ def test_exit_codes_of_the_command(lab: Lab, instantly: Instantly, command: Any)
     code, out, _ = command("ablate", *words, "exit_code=verdict")
     assert (code, out.count("failed: cells/")) == (1, 2)
     assert command("report", "output_dir=out")[:2] == (0, out)
-    assert command("report", "output_dir=.")[0] == command("report", "output_dir=absent")[0] == 2
+    for wrong in (["output_dir=cache"], ["output_dir=absent"], ["output_dir=.", "json=true"], []):
+        assert command("report", *wrong)[:2] == (2, "")

@@ -68,6 +68,7 @@ def test_each_seed_continues_the_base_of_its_seed(lab: Lab) -> None:
     assert {name for name in cells if cells[name] != lab.results()[name]} == {Path(lost).name}
 
 
+@pytest.mark.slow
 def test_the_plan_counts_bases_and_trains_nothing(lab: Lab) -> None:
     plan = lab.plan(tune=FEW, seed_offsets={"untied": 50})
     assert "5 base runs, one for each seed, 5 to be made" in plan_table(plan)

@@ -316,6 +316,7 @@ def test_a_plan_says_what_it_costs_and_leaves_nothing(lab: Lab) -> None:
     assert "20 to 48 trials of hyperparameters" in plan_table(lab.plan(tune=tune))  # 2 arms, 2 seeds, 5 to 5 + 7
 
 
+@pytest.mark.slow
 def test_runs_that_do_not_count_any_more_are_counted(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(EXECUTORS, "local", instant(lambda task: 1 + task.run.seed))
     lab.run(overrides=["threads=2"])
@@ -331,6 +332,7 @@ def test_runs_that_do_not_count_any_more_are_counted(lab: Lab, monkeypatch: pyte
     assert {*lab.plan().stale_runs()} == before
 
 
+@pytest.mark.slow
 def test_an_arm_with_runs_keeps_its_hyperparameters(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """Arms search together, so an arm that is added could move those that others have found."""
     monkeypatch.setitem(EXECUTORS, "local", executor := instant(lambda task: abs(task.run.optim.lr - 0.03)))
