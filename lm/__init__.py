@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from lm.config import HeadConfig, ModelConfig, UserError
     from lm.data.tokenizer import Tokenizer
     from lm.data.tokenizer_file import load_tokenizer
-    from lm.exchange.portable import load_model
+    from lm.formats.folder import load_model
     from lm.inference.generate import generate, stream
     from lm.model.linear import Linear, linear
     from lm.model.transformer import Transformer
@@ -30,7 +30,7 @@ _MODULES = {  # of the public names; each is imported on first use, for torch ta
     "ModelConfig": "lm.config",
     "Tokenizer": "lm.data.tokenizer",
     "load_tokenizer": "lm.data.tokenizer_file",
-    "load_model": "lm.exchange.portable",
+    "load_model": "lm.formats.folder",
     "generate": "lm.inference.generate",
     "stream": "lm.inference.generate",
     "Linear": "lm.model.linear",

@@ -1,6 +1,35 @@
-"""Measure how fast it is here: python scripts/benchmark.py [only=[training,decoding]] [seconds=30] [output=FILE]"""
+"""Measure how fast it is here: python scripts/benchmark.py [only=[training,decoding]] [seconds=30] [output=FILE]
 
-from lm.cli.main import main
+Each measurement stands beside a reference implementation (transformers, from the dev extra; with nanogpt=DIR a clone of
+nanoGPT), timed alternately with it, or beside a limit. Compare the ratios: the times depend on the current load of the
+machine. run_dir=RUN adds prompt-lookup decoding of the validation text of a finished run.
+"""
+
+import logging
+import sys
+
+from lm.cli.compose import parse
+from lm.cli.help import help_text
+from lm.cli.main import report
+
+
+def main() -> int:
+    from benchmark.run import BenchmarkConfig, benchmark  # torch after lm, which says how its threads wait
+
+    words = sys.argv[1:]
+    if {"-h", "--help"} & {*words}:
+        print(help_text("benchmark", str(__doc__), BenchmarkConfig, words))
+        return 0
+    try:
+        config = parse(BenchmarkConfig, words)
+        logging.disable(logging.WARNING)  # of the libraries that are timed
+        print(benchmark(config))
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:
+        return report(error)
+    return 0
+
 
 if __name__ == "__main__":
-    main("benchmark")
+    sys.exit(main())

@@ -17,8 +17,6 @@ from typing import Any
 
 import pytest
 from conftest import ROOT
-from helpers.ablations import SHORT, Lab, instant, kill_worker, losses, question, statuses, workers_of
-from helpers.runs import wait_for
 
 from lm.ablation.executors import EXECUTORS
 from lm.ablation.folder import default_dir, lock_output_dir
@@ -32,6 +30,8 @@ from lm.ablation.worker import Task
 from lm.config import UserError
 from lm.config.ablation import AblateConfig, TuneConfig
 from lm.training.train import train
+from tests.helpers.ablations import SHORT, Lab, instant, kill_worker, losses, question, statuses, workers_of
+from tests.helpers.runs import wait_for
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
 LR = {"extension_trials": 0, "restarts": 0, "seeds": [77], "hyperparameters": ["optim.lr"]}

@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.ablations import Lab, kill_worker, losses, statuses
-from helpers.runs import composed, result
 
 from lm.ablation.plan import NOT_TRAINED
 from lm.ablation.plan_table import plan_table
 from lm.ablation.results import Results
 from lm.config.ablation import TuneConfig
-from lm.exchange.base import read_base
+from lm.formats.base import read_base
 from lm.training.train import train
+from tests.helpers.ablations import Lab, kill_worker, losses, statuses
+from tests.helpers.runs import composed, result
 
 ARMS = {"tied": ["head=tied"], "untied": ["head=untied_from_embedding"]}
 BASE = ["head=tied", "trainer.max_steps=8"]

@@ -11,7 +11,7 @@ from huggingface_hub import ModelCard
 from lm.cli import export
 from lm.cli.compose import compose
 from lm.config import RunConfig
-from lm.exchange.card import write_card
+from lm.formats.card import write_card
 from lm.model.transformer import Transformer
 from lm.training.train import train
 
@@ -46,7 +46,7 @@ def test_the_card_says_what_the_run_says(
     assert f"{run['n_params']:,} parameters" in text
     assert run["data_hash"] in text
     assert f"| precision | {run['precision']} |" in text
-    assert r"| text | a\_\*text\*\<b\>\|.txt |" in text
+    assert r"| text | a\_\*text\*\<b\>\|.txt |" in text, "names are no markup"
     assert "\nmodel.d_model=32\n" in text
     assert str(tmp_path) not in text, "the folders of this machine are nobody's business"
     (example,) = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)

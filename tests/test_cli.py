@@ -22,7 +22,6 @@ from lm.cli.main import handle_exception, job
 from lm.cli.mistakes import CONFIGS, kinds_of
 from lm.config import EvaluateConfig, GenerateConfig, RunConfig, UserError
 from lm.config.ablation import AblateConfig
-from lm.config.benchmark import BenchmarkConfig
 
 Command = Callable[..., Outcome]
 each = pytest.mark.parametrize
@@ -138,8 +137,6 @@ REFUSED_BY_OTHERS = [
     ("export", ["run_dir=x", "output_dir=y", "format=onnx"], "format=onnx"),
     ("runs", ["folders=x"], "did you mean folder?"),
     ("runs", ["plot=x.txt"], "plot=x.txt"),
-    ("benchmark", ["training"], "training"),
-    ("benchmark", ["only=training,data"], "only=training,data: expected a list"),
     ("ablate", ["ablation=smok"], "did you mean ablation=smoke?"),
     ("ablate", ["ablation=smoke", "tying"], "did you mean ablation=tying?"),
     ("ablate", ["ablation=smoke", "ablation.baseline=x"], "ablation.baseline=x"),
@@ -201,8 +198,6 @@ def test_the_prompt_is_taken_verbatim(value: str) -> None:
 
 
 def test_values_of_the_flat_commands_have_their_types() -> None:
-    config = parse(BenchmarkConfig, ["only=[training, data]", "seconds=3", "output=null"])
-    assert (config.only, config.seconds, config.output) == (["training", "data"], 3.0, None)
     assert parse(EvaluateConfig, ["run_dir=[a,b c]", "details=true"]) == EvaluateConfig(run_dir="[a,b c]", details=True)
     assert parse(GenerateConfig, ["run_dir=x", "prompt=x", "top_k=null"]).top_k is None
 

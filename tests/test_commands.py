@@ -17,15 +17,22 @@ from lm.cli.mistakes import CONFIGS, kinds_of
 Command = Callable[..., Outcome]
 
 
-def lab(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *args: str) -> Outcome:
-    monkeypatch.setattr(sys, "argv", ["lm-lab", *args])
-    with pytest.raises(SystemExit) as left:
-        front.main()
-    return (int(left.value.code or 0), *capsys.readouterr())
+@pytest.fixture
+def lab(command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Run lm-lab as `command` runs a script."""
+
+    def run(*args: str) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["lm-lab", *args])
+        with pytest.raises(SystemExit) as left:
+            front.main()
+        return (int(left.value.code or 0), *capsys.readouterr())
+
+    return run
 
 
 def test_every_command_is_a_script_and_opens_as_it() -> None:
-    assert set(front.COMMANDS) == {path.stem for path in (ROOT / "scripts").glob("*.py")}
+    scripts = {path.stem for path in (ROOT / "scripts").glob("*.py")}
+    assert {*front.COMMANDS} == scripts - {"benchmark"}  # which is no part of the package
     for name in front.COMMANDS:
         first = str(import_module(f"lm.cli.{name}").__doc__).splitlines()[0]
         script = (ROOT / "scripts" / f"{name}.py").read_text()
@@ -34,25 +41,18 @@ def test_every_command_is_a_script_and_opens_as_it() -> None:
 
 
 @pytest.mark.parametrize("args", [[], ["--help"], ["-h"], ["help"]])
-def test_the_command_alone_lists_its_commands(
-    args: list[str], command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, out, _ = lab(monkeypatch, capsys, *args)
+def test_the_command_alone_lists_its_commands(args: list[str], lab: Command) -> None:
+    code, out, _ = lab(*args)
     assert code == 0
     assert re.findall(r"^  (\w+) +\S", out, re.MULTILINE) == list(front.COMMANDS)
 
 
-def test_a_misspelt_command_is_one_line(
-    command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    outcome = lab(monkeypatch, capsys, "trian", "seed=1")
-    assert outcome == (2, "", "error: trian: no such command; did you mean train?\n")
+def test_a_misspelt_command_is_one_line(lab: Command) -> None:
+    assert lab("trian", "seed=1") == (2, "", "error: trian: no such command; did you mean train?\n")
 
 
-def test_the_version_is_the_changelogs(
-    command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert lab(monkeypatch, capsys, "--version") == (0, f"lm-lab {__version__}\n", "")
+def test_the_version_is_the_changelogs(command: Command, lab: Command) -> None:
+    assert lab("--version") == (0, f"lm-lab {__version__}\n", "")
     assert command("train", "--version") == (0, f"lm-lab {__version__}\n", "")
     newest = re.search(r"^## \[(.+?)\] - \d{4}-\d\d-\d\d$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert newest
@@ -115,12 +115,8 @@ def test_another_command_is_named_in_the_form_that_was_used(
     ],
 )
 def test_the_console_command_completes(
-    line: str,
-    wanted: set[str],
-    command: Command,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    line: str, wanted: set[str], lab: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COMP_LINE", line)
-    code, out, error = lab(monkeypatch, capsys, "-sc", "query=bash")
+    code, out, error = lab("-sc", "query=bash")
     assert (code, set(out.split()), error) == (0, wanted, "")

@@ -111,6 +111,8 @@ def test_with_planned_looks_the_level_is_that_of_a_look() -> None:
     looks = {"looks": [4, 8], "interactions": {"bend": BEND}, "contrasts": {"b": "a", "c": "b"}}
     frame = contrasts(lose({("b", i): "missing" for i in range(1, 8)}), **looks)
     assert frame.alpha.tolist() == [pocock_level((4, 8), 2)] * 3  # also where one seed is tested
+    both = contrasts(runs(LOSSES, "tokens flops"), **looks, budgets=["tokens", "flops"])
+    assert set(both.alpha) == {pocock_level((4, 8), 4)}
     row = contrasts(runs(LOSSES), **looks).loc["b"]
     assert (row.ci_low, row.ci_high) == interval(row.differences, 1 - row.alpha)
     assert "(97.3 % CI" in row.sentence
@@ -147,6 +149,7 @@ ENDS = [  # of a and of b, seed by seed (d: done), the verdict on b, what its se
     ("dddddddf", "dddddddd", "better", ["a failed on seed 7"]),  # the baseline is not favoured
     ("dddd", "nnnn", "worse", ["it diverged on 4 of 4 seeds, a on 0 of 4 (Fisher's exact test, p = 0.029)"]),
     ("nnnn", "dddd", "better", ["it diverged on 0 of 4 seeds, a on 4 of 4 (Fisher's exact test, p = 0.029)"]),
+    ("nnnnnnnn", "dddddddn", "better", ["it diverged on 1 of 8 seeds, a on 8 of 8"]),  # it diverged less often
     ("nnnd", "dddf", "undecided", ["b diverged on 0 of 3 seeds, a on 3 of 4"]),
     ("nnnnnd", "dddddd", "better", ["a on 5 of 6 (Fisher's exact test, p = 0.015)", "on the 1 seed that both"]),
     ("nnnnnd", "dddddf", "undecided", ["b failed on seed 5"]),  # also where divergence decides

@@ -149,10 +149,10 @@ def test_diagnostics_leave_the_run_equal_bit_for_bit(head: str, text_file: Path,
     def compared(name: str, **changes: Any) -> dict[str, Any]:
         run = small_run(text_file, tmp_path / name, max_steps=20, head=HEADS[head], **changes)
         train(run)
-        found = outcome(run)
-        del found["result"]["config_hash"]
-        found.pop("diagnostics.csv", None)
-        return found
+        content = outcome(run)
+        del content["result"]["config_hash"]
+        content.pop("diagnostics.csv", None)
+        return content
 
     off, on = compared("off"), compared("on", diagnostics=DiagnosticsConfig(every=3))
     nudged = compared("nudged", optim=OptimConfig(warmup_steps=5, eps=1.01e-8))

@@ -19,7 +19,7 @@ from lm.config import POSITIONS, DataConfig, EvaluateConfig, RunConfig, UserErro
 from lm.data.batches import TrainingStream
 from lm.data.tokens import TextData, prepare
 from lm.data.vocabulary import byte_tokenizer
-from lm.exchange.portable import load_model, save_model
+from lm.formats.folder import load_model, save_model
 from lm.inference.evaluate import evaluate_run
 from lm.model import Transformer
 from lm.model.transformer import enable_activation_checkpointing

@@ -8,10 +8,7 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
-import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib.util import find_spec
@@ -95,8 +92,9 @@ def test_a_run_that_was_killed_is_tried_again_and_one_that_failed_is_not(planned
     assert MAX_TRIES == 2
 
 
-def test_a_run_that_could_not_begin_stops_the_command(planned: list[Cell], tmp_path: Path) -> None:
+def test_a_run_that_could_not_begin_on_a_node_stops_the_command(planned: list[Cell], tmp_path: Path) -> None:
     executor = Scripted(ERROR, begins=False)
+    executor.name = "slurm"
     with pytest.raises(UserError, match=r"cells/a-seed0-0 could not begin \(exit code 127\)"):
         executed(planned, tmp_path, executor)
     assert executor.n_cancelled == 1
@@ -195,44 +193,40 @@ def test_ctrl_c_waits_until_a_process_has_started() -> None:
 
 
 @contextlib.contextmanager
-def node(*words: str) -> Iterator[None]:
-    """A node of a Ray cluster, with one core."""
-    start = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=1", "--disable-usage-stats"]
-    memory = ["--node-ip-address=127.0.0.1", "--object-store-memory=100000000"]
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    process = subprocess.Popen([*start, *memory, *words], **quiet)
+def ray(folder: Path) -> Iterator[list[str]]:
+    """A cluster of two nodes, of which one is killed as soon as two runs train."""
+    from ray.cluster_utils import Cluster
+
+    options = {"num_cpus": 1, "object_store_memory": 100_000_000}
+    cluster = Cluster(initialize_head=True, head_node_args=options | {"include_dashboard": False})
+    second = cluster.add_node(**options)
+
+    def kill() -> None:
+        wait_for(lambda: sum(RunFiles(path).steps() > 5 for path in folder.glob("cells/*-*[0-9a-f]")) == 2, 200)
+        cluster.remove_node(second, allow_graceful=False)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
     try:
-        yield
+        yield ["executor=ray", f"ray.address={cluster.address}"]
     finally:
-        process.terminate()
-        process.wait(60)
-
-
-def listening(port: int) -> bool:
-    with socket.socket() as connection:
-        return connection.connect_ex(("127.0.0.1", port)) == 0
+        thread.join()
+        cluster.shutdown()
 
 
 @contextlib.contextmanager
-def ray() -> Iterator[list[str]]:
-    """A cluster of two nodes."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with (
-        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as short,  # for the names of Ray's sockets
-        node("--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={short}"),
-    ):
-        while not listening(port):
-            time.sleep(0.5)
-        with node(f"--address=127.0.0.1:{port}"):
-            yield ["executor=ray", f"ray.address=127.0.0.1:{port}"]
+def slurm(folder: Path) -> Iterator[list[str]]:
+    """The cluster whose nodes see the temporary folders of this machine. A job is cancelled."""
 
+    def cancel() -> None:
+        wait_for(lambda: any(RunFiles(path).steps() > 5 for path in folder.glob("cells/*-*[0-9a-f]")), 200)
+        running = subprocess.run(["squeue", "-h", "-t", "R", "-o", "%A"], capture_output=True, text=True).stdout
+        subprocess.run(["scancel", running.split()[0]], check=True)
 
-@contextlib.contextmanager
-def slurm() -> Iterator[list[str]]:
-    """The cluster whose nodes see the temporary folders of this machine."""
+    thread = threading.Thread(target=cancel)
+    thread.start()
     yield ["executor=slurm"]
+    thread.join()
 
 
 NO_RAY, NO_SLURM = find_spec("ray") is None, find_spec("submitit") is None or shutil.which("sinfo") is None
@@ -244,15 +238,17 @@ CLUSTERS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cluster", CLUSTERS)
-def test_a_cluster_gives_the_results_of_this_machine(
-    cluster: Callable[[], contextlib.AbstractContextManager[list[str]]], script: Script, corpus: Path, tmp_path: Path
+def test_a_cluster_that_loses_a_run_gives_the_results_of_this_machine(
+    cluster: Callable[[Path], contextlib.AbstractContextManager[list[str]]],
+    script: Script,
+    corpus: Path,
+    tmp_path: Path,
 ) -> None:
-    words = ["ablation=smoke", *SMALL, "tokenizer.vocab_size=null", f"data.path={corpus}"]
-    with cluster() as overrides:
+    words = ["ablation=smoke", *SMALL, "tokenizer.vocab_size=null", f"data.path={corpus}", "trainer.max_steps=400"]
+    with cluster(tmp_path / "remote") as overrides:
         remote = script("ablate", *words, "output_dir=remote", *overrides)
     assert remote.returncode == 0, remote.stderr
-    local = script("ablate", *words, "output_dir=local")
-    assert local.returncode == 0, local.stderr
+    assert script("ablate", *words, "output_dir=local").returncode == 0
     assert scores(tmp_path / "remote") == scores(tmp_path / "local") != {}
     with open(tmp_path / "remote/results.csv", newline="") as file:
         assert {row["executor"] for row in csv.DictReader(file)} == {cluster.__name__}

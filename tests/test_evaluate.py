@@ -18,7 +18,7 @@ from lm.cli.evaluate import score
 from lm.config import DataConfig, DiagnosticsConfig, EvaluateConfig, UserError
 from lm.data.batches import IGNORED
 from lm.data.paths import listed
-from lm.exchange.portable import load_model, save_model
+from lm.formats.folder import load_model, save_model
 from lm.inference.details import BINS, Calibration, Details
 from lm.inference.evaluate import evaluate_run
 from lm.training.train import train

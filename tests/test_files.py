@@ -92,8 +92,8 @@ def write_with_faults(folder: Path, kind: str) -> None:
                 write_json(folder / "a.json", {"new": 2})
                 os._exit(3 if injection.seen < at else 0)
             os._exit(1)
-        code, found = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), read_json(folder / "a.json")
-        assert found == {"new": 2} if code in (0, 3) else found in ({"old": 1}, {"new": 2})
+        code, content = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), read_json(folder / "a.json")
+        assert content == {"new": 2} if code in (0, 3) else content in ({"old": 1}, {"new": 2})
         assert kind == "kill" or os.listdir(folder) == ["a.json"]
         if code == 3:  # there are fewer operations
             sys.exit(at)

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from lm.config import POSITIONS, UserError
 from lm.data.vocabulary import byte_tokenizer, char_tokenizer
 from lm.inference.decode import cache_length, decode, window_start
-from lm.inference.generate import generate, stream
+from lm.inference.generate import generate, likeliest, stream
 from lm.inference.sampling import Sampling
 from lm.model.cache import KVCache, attention_inputs
 from lm.model.transformer import Transformer
@@ -24,7 +24,8 @@ from tests.helpers.decoding import by_definition, sensitive, tokens
 BYTE, CHAR = byte_tokenizer(), char_tokenizer(["abcde"])
 SAMPLING = [  # out of range, or of no effect
     *({"top_k": 0, "temperature": 1.0}, {"min_p": 1.1, "temperature": 1.0}, {"min_p": math.nan, "temperature": 1.0}),
-    *({"top_k": 5}, {"min_p": 0.5}),
+    *({"top_p": 0.0, "temperature": 1.0}, {"top_p": 1.1, "temperature": 1.0}),
+    *({"top_k": 5}, {"top_p": 0.5}, {"min_p": 0.5}),
 ]
 PROMPTS = [[1], [5, 6, 7, 8, 9], [*range(SEQ)], [*range(20, 21 + SEQ)], [*range(40, VOCAB)]]
 
@@ -144,6 +145,27 @@ def test_a_stream_yields_a_character_as_soon_as_it_is_complete() -> None:
     assert len(list(ids)) == 4  # the bytes of the other two characters have not been consumed
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_logits_of_each_token_are_seen(temperature: float) -> None:
+    """Also of those that were drafted."""
+    net, rows, text = sensitive(seq_len=100), [], [5, 6, 7, 5, 6]
+    sampling = Sampling(temperature=temperature)
+    for (token,) in islice(decode(net, [text], sampling, observe=lambda logits: rows.append(logits[0].clone())), 60):
+        with torch.no_grad():
+            torch.testing.assert_close(rows[-1], net(torch.tensor([text]))[0, -1], rtol=1e-4, atol=1e-4)
+        text.append(token)
+    assert len(rows) == 60
+
+
+def test_the_likeliest_tokens_have_the_probabilities_of_the_softmax() -> None:
+    logits = torch.randn(BYTE.vocab_size, generator=torch.Generator().manual_seed(0))
+    expected, pairs = logits.softmax(-1).topk(3), likeliest(BYTE, logits, 3)
+    assert [share for _, share in pairs] == pytest.approx(expected.values.tolist(), rel=1e-5)
+    assert pairs[0][0] == BYTE.decode([int(expected.indices[0])])
+    assert len(likeliest(BYTE, logits, 1000)) == BYTE.vocab_size
+    assert "<|endoftext|>" in dict(likeliest(BYTE, logits, 1000))
+
+
 def test_a_sample_depends_on_its_seed_and_temperature_alone() -> None:
     net = sensitive(BYTE.vocab_size)
     samples = [generate(net, BYTE, "x", 40, temperature=1.0, seed=seed) for seed in (0, 1, 2)]
@@ -159,29 +181,16 @@ class NoSoftmax(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("options", [{}, {"temperature": 0.8}, {"temperature": 0.8, "top_k": 9, "min_p": 0.1}])
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.8, "top_k": 9, "top_p": 0.9, "min_p": 0.1}])
 def test_decoding_calls_no_softmax(options: dict) -> None:
     with NoSoftmax():
         assert generate(sensitive(BYTE.vocab_size), BYTE, ["x", "yz"], 20, **options)
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda x: torch.softmax(x, -1),
-        lambda x: torch.log_softmax(x, -1),
-        lambda x: torch.special.softmax(x, -1),
-        lambda x: F.softmax(x, -1),
-        lambda x: F.log_softmax(x, -1),
-        lambda x: F.gumbel_softmax(x),
-        lambda x: x.softmax(-1),
-        lambda x: x.log_softmax(-1),
-        torch.nn.Softmax(-1),
-    ],
-)
+@pytest.mark.parametrize("call", [torch.softmax, F.log_softmax, torch.Tensor.softmax])
 def test_the_softmax_guard_sees_every_form(call) -> None:
     with NoSoftmax(), torch.inference_mode(), pytest.raises(AssertionError):
-        call(torch.ones(2, 3))
+        call(torch.ones(2, 3), -1)
 
 
 def test_decoding_disables_dropout_and_restores_training_mode() -> None:

@@ -238,7 +238,7 @@ def test_untying_changes_no_logit_and_copies_weights_and_moments_once() -> None:
     assert not torch.equal(proj, embedding)
     weights, moments = deepcopy(net.state_dict()), deepcopy(state[proj])
     net.head.on_train_step(0.6, embedding, state)
-    net.head.before_save(embedding)
+    assert torch.equal(net.head.saved(embedding)["proj.weight"], proj)
     assert equal(net.state_dict(), weights)
     assert equal(state[proj], moments)
 
@@ -275,7 +275,7 @@ EXACT = [
 def test_a_head_that_can_hold_the_old_one_computes_the_same(old: HeadConfig, new: HeadConfig) -> None:
     """Bit for bit, but where two products become one matrix or a factor moves into another."""
     net = trained(old)
-    net.head.before_save(net.embed.weight)
+    net.head.load_state_dict(net.head.saved(net.embed.weight))
     new_net = converted(net, new)
     if old.kind == new.kind and old.embedding_multiplier == new.embedding_multiplier:
         assert equal(net.state_dict(), new_net.state_dict())

@@ -17,8 +17,8 @@ from lm.config import EvaluateConfig, HeadConfig, ModelConfig, RunConfig, UserEr
 from lm.config.identity import config_hash
 from lm.data.batches import TrainingStream
 from lm.data.tokens import prepare
-from lm.exchange.base import read_base
-from lm.exchange.portable import save_model
+from lm.formats.base import read_base
+from lm.formats.folder import save_model
 from lm.inference.evaluate import evaluate_run
 from lm.model.init import named_seed
 from lm.training.train import train

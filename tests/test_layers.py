@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -14,12 +15,11 @@ LAYERS = [  # a package imports from those before it
     {"config"},
     {"system"},
     {"data", "model", "report"},
-    {"exchange"},
+    {"formats"},
     {"inference"},
     {"training"},
     {"ablation"},
     {"results", "runs"},
-    {"benchmark"},
     {"cli"},
 ]
 
@@ -35,16 +35,23 @@ def imports(path: Path) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize("path", sorted(ROOT.glob("*/**/*.py")), ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_package_imports_only_from_the_layers_below(path: Path) -> None:
-    package = path.relative_to(ROOT).parts[0]
-    level = next(i for i, layer in enumerate(LAYERS) if package in layer)
-    below = {package}.union(*LAYERS[:level])
-    names = {name.split(".")[1] for name in imports(path) if name.startswith("lm.")}
-    assert names <= below, f"{names - below} are not below {package}"
-    if package == "model":
-        outside = {name.partition(".")[0] for name in imports(path)} - sys.stdlib_module_names
-        assert outside <= {"torch", "lm"}
+def test_a_package_imports_only_from_the_layers_below() -> None:
+    for path in sorted(ROOT.glob("*/**/*.py")):
+        package = path.relative_to(ROOT).parts[0]
+        level = next(i for i, layer in enumerate(LAYERS) if package in layer)
+        below = {package}.union(*LAYERS[:level])
+        names = {name.split(".")[1] for name in imports(path) if name.startswith("lm.")}
+        assert names <= below, f"{path}: {names - below} are not below {package}"
+        if package == "model":
+            outside = {name.partition(".")[0] for name in imports(path)} - sys.stdlib_module_names
+            assert outside <= {"torch", "lm"}, path
+
+
+@pytest.mark.parametrize("package", ["config", "system", "data", "report", "formats", "inference", "training"])
+def test_no_modules_import_each_other(package: str) -> None:
+    """Also not inside functions."""
+    modules = {f"lm.{package}.{path.stem}": imports(path) for path in (ROOT / package).glob("*.py")}
+    TopologicalSorter({name: names & modules.keys() for name, names in modules.items()}).prepare()
 
 
 @pytest.mark.parametrize(
@@ -53,7 +60,7 @@ def test_a_package_imports_only_from_the_layers_below(path: Path) -> None:
         ("import lm, lm.config.ablation, lm.training.run_directory", "torch hydra lightning numpy datasets"),
         ("import lm.results, lm.runs.listing", "torch hydra lightning datasets"),
         ("import lm.cli.train, lm.cli.generate, lm.cli.ablate", "torch lightning datasets"),
-        ("import lm.inference.generate, lm.exchange.portable, lm.ablation.summary", "hydra lightning datasets"),
+        ("import lm.inference.generate, lm.formats.folder, lm.ablation.summary", "hydra lightning datasets"),
     ],
 )
 def test_what_is_light_stays_light(statement: str, absent: str) -> None:

@@ -17,8 +17,8 @@ from conftest import ROOT, TEXT
 
 from lm.config import DataConfig, EvaluateConfig
 from lm.data.tokenizer import Tokenizer
-from lm.exchange.huggingface import export
-from lm.exchange.portable import load_model
+from lm.formats.folder import load_model
+from lm.formats.huggingface import export
 from lm.inference.evaluate import evaluate_run
 from lm.model.transformer import Transformer
 from lm.training.train import train

@@ -18,15 +18,16 @@ from lm.cli.mistakes import CONFIGS
 from lm.config import EvaluateConfig, ModelConfig, RunConfig, UserError
 from lm.config.ablation import AblationConfig
 from lm.data.vocabulary import byte_tokenizer
-from lm.exchange.adapter import merged, save_adapter
-from lm.exchange.huggingface import export
-from lm.exchange.portable import load_model
+from lm.formats.adapter import merged, save_adapter
+from lm.formats.folder import load_model
+from lm.formats.huggingface import export
 from lm.inference.evaluate import evaluate_run
 from lm.model.lora import LoRALinear, is_adapter
 from lm.model.size import n_params, n_params_trained
 from lm.model.transformer import Transformer
 from lm.training.train import train
-from tests.helpers.words import CLOCK, MODEL, RUN
+from tests.helpers.runs import CLOCK
+from tests.helpers.words import MODEL, RUN
 
 LORA = ["model.linear=lora", "model.lora_rank=2"]
 LLAMA = {"ffn": "swiglu", "bias": True}

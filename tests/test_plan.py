@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.ablations import SMALL, Lab, instant, question
 
 from lm.ablation.arms import SIZE_TOLERANCE, change, meta_model
 from lm.ablation.code_hash import code_hash
@@ -20,8 +19,7 @@ from lm.ablation.step_timing import measure, time_in_turns
 from lm.config import UserError
 from lm.config.ablation import TuneConfig
 from lm.model.size import n_params
-
-__all__ = ["SMALL", "question"]
+from tests.helpers.ablations import Lab, instant, question
 
 
 @pytest.fixture

@@ -3,6 +3,8 @@
 import os
 import re
 import resource
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,7 +17,7 @@ from conftest import HEADS
 from torch import Tensor
 
 from lm.config import DataConfig, ModelConfig, RunConfig, UserError
-from lm.system.device import fast_attention, has_native_bf16
+from lm.system.device import cores, count_threads, fast_attention, has_native_bf16
 from lm.training.loss import HAS_CHUNKED, build_loss
 from lm.training.memory import least_bytes
 from lm.training.resolve import build_model, resolve
@@ -115,6 +117,37 @@ def test_threads_are_those_of_the_environment_or_all_cores(monkeypatch: pytest.M
     assert 1 <= (resolve(CPU, 257).threads or 0) <= (os.cpu_count() or 1)
     with pytest.raises(UserError, match=r"^threads=100000: "):
         resolve(replace(CPU, threads=100_000), 257)
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "passive"}, "None")],
+)
+def test_threads_wait_as_measured_unless_the_user_decides(variables: dict[str, str], expected: str) -> None:
+    inherited = {key: value for key, value in os.environ.items() if key not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    code = "import lm, os, sys; print(os.environ.get('GOMP_SPINCOUNT'), 'torch' in sys.modules)"
+    output = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=inherited | variables
+    ).stdout
+    assert output.split() == [expected, "False"]
+
+
+@pytest.mark.parametrize(("quota", "expected"), [("150000 100000", 2), ("max 100000", 64), ("", 64)])
+def test_cores_are_limited_by_the_quota_of_a_container(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, quota: str, expected: int
+) -> None:
+    (tmp_path / "cpu.max").write_text(quota)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {*range(64)}, raising=False)
+    monkeypatch.setattr("lm.system.device.CPU_QUOTA", tmp_path / "cpu.max")
+    assert cores() == expected
+
+
+@pytest.mark.parametrize("wanted", ["0", "two", "100000"])
+def test_a_wrong_number_of_threads_is_named(monkeypatch: pytest.MonkeyPatch, wanted: str) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", wanted)
+    with pytest.raises(UserError, match=f"^OMP_NUM_THREADS={wanted}: "):
+        count_threads(None)
+    assert count_threads(1) == 1
 
 
 # --- attention in bf16 on a CPU

@@ -14,8 +14,9 @@ import pytest
 import yaml
 from conftest import HEADS, ROOT, WHOLE_RESULT
 
+from lm.ablation.report import results_frame
 from lm.ablation.results import read_results
-from lm.ablation.run_files import Outcome, broke, cause_of_death
+from lm.ablation.run_files import RunFiles, describe_exit_code
 from lm.config import RunConfig, UserError
 from lm.results import contrasts, curves, runs, trials
 
@@ -149,18 +150,20 @@ def test_a_folder_of_ablations_names_them(study: Path) -> None:
 
 
 def test_a_run_without_a_result_is_a_row_without_scores(study: Path) -> None:
-    ends = {1: ("diverged", "the loss is nan"), 2: ("failed", "killed by signal 9"), 3: ("failed", "ValueError: no")}
+    ends = {1: ("diverged", "", "the loss is nan"), 2: ("failed", "killed", "signal 9"), 3: ("failed", "error", "no")}
     names = {seed: run_dir_of(study, "broken", seed) for seed in SEEDS}
 
     def change(rows: pd.DataFrame) -> pd.DataFrame:
-        for seed, (status, error) in ends.items():
-            rows.loc[rows.run_dir == names[seed], ["status", "error", "val_loss", "steps"]] = [status, error, "", ""]
+        rows["failure"] = ""
+        for seed, (status, failure, error) in ends.items():
+            changed = ["status", "failure", "error", "val_loss", "steps"]
+            rows.loc[rows.run_dir == names[seed], changed] = [status, failure, error, "", ""]
         return rows[rows.run_dir != names[4]]
 
     edit(study / "results.csv", change)
     frame = runs(study).query("arm == 'broken'").set_index("seed")
     assert frame.status.tolist() == ["done", "diverged", "failed", "failed", "missing"]
-    assert frame.error.tolist() == ["", *(error for _, error in ends.values()), ""]
+    assert frame.error.tolist() == ["", *(error for *_, error in ends.values()), ""]
     assert frame.val_loss.isna().tolist() == frame.steps.isna().tolist() == [False, True, True, True, True]
     results = read_results(study)
     assert results.counts() == {"done": 6, "failed": 2, "diverged": 1, "missing": 1}
@@ -197,7 +200,7 @@ def test_the_folder_of_a_run_decides_and_a_row_stands_for_one_that_is_gone(study
 
 
 @pytest.mark.parametrize(
-    ("exitcode", "cause", "is_own"),
+    ("exit_code", "words", "is_own"),
     [
         (-9, "killed by signal 9", False),
         (143, "killed by signal 15", False),  # the worker has handled it
@@ -206,10 +209,19 @@ def test_the_folder_of_a_run_decides_and_a_row_stands_for_one_that_is_gone(study
         (134, "crashed by signal 6", True),
     ],
 )
-def test_what_a_process_died_of_says_whose_fault_it_is(exitcode: int, cause: str, is_own: bool) -> None:
-    assert cause_of_death(exitcode) == cause
-    assert broke(Outcome("failed", cause)) is is_own
-    assert not broke(Outcome("diverged", cause))
+def test_a_run_that_was_killed_from_outside_did_not_fail_by_itself(
+    study: Path, exit_code: int, words: str, is_own: bool
+) -> None:
+    path, ending = study / run_dir_of(study, "broken", 4), describe_exit_code(exit_code)
+    path.mkdir(parents=True)
+    RunFiles(path).write_status("failed", str(ending.kind), ending.message)
+    for _ in range(2):
+        results = read_results(study)
+        run = results.runs.set_index("run_dir").loc[f"cells/{path.name}"]
+        assert (run.status, run.error, run.is_own_failure) == ("failed", words, is_own)
+        assert results.contrasts.broken[0] == ({"broken": [4]} if is_own else {})
+        results_frame(results).to_csv(study / "results.csv", index=False)
+        shutil.rmtree(path.parent, ignore_errors=True)  # then the row says the same
 
 
 # --- runs without an ablation

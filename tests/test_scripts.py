@@ -66,6 +66,10 @@ def test_every_script_on_one_run(script: Script, run_dir: Path, corpus: Path, tm
     several = script(*words, "n_samples=2", "top_k=20", "min_p=0.01", "seed=1").stdout
     assert several.startswith("=== sample 1 of 2\nd")
     assert "\n=== sample 2 of 2\nd" in several
+    both = script("generate", "run_dir=[a run,a run/model]", "prompt=d", "max_new_tokens=3", "top=2")
+    assert [line for line in both.stdout.splitlines() if line.startswith("===")] == ["=== a run", "=== a run/model"]
+    assert both.stderr.count("top 2") == 2
+    assert both.stderr.count("%") == 2 * 2 * 3
     scores = script("evaluate", "run_dir=a run", "threads=1")
     assert json.loads(scores.stdout)["loss"] == json.loads((run_dir / "result.json").read_text())["val_loss"]
     assert "bpb" in scores.stderr

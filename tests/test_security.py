@@ -17,24 +17,27 @@ OPTIONS = ("shell", "allow_pickle", "trust_remote_code")
 
 def faults(tree: ast.AST) -> list[str]:
     """The places of a module by which what a file holds could be executed."""
-    found = []
+    places = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
-            names = [one.name for one in node.names] if isinstance(node, ast.Import) else [str(node.module)]
-            found += [name for name in names if name.split(".")[0] in UNPICKLING]
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [str(node.module)]
+            places += [name for name in names if name.split(".")[0] in UNPICKLING]
         elif isinstance(node, ast.Call):
-            name, options = ast.unparse(node.func), {one.arg: ast.unparse(one.value) for one in node.keywords}
+            name, options = (
+                ast.unparse(node.func),
+                {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords},
+            )
             if name == "torch.load" and options.get("weights_only") != "True":
-                found.append("torch.load without weights_only=True")
+                places.append("torch.load without weights_only=True")
             elif name == "yaml.load" and "SafeLoader" not in ast.unparse(node.args[-1]):
-                found.append("yaml.load without a safe loader")
+                places.append("yaml.load without a safe loader")
             elif name in CALLS or "True" in map(options.get, OPTIONS) or name.endswith("load_from_checkpoint"):
-                found.append(name)
-    return found
+                places.append(name)
+    return places
 
 
 def test_no_call_lets_a_file_execute() -> None:
-    assert {path.name: found for path in SOURCES if (found := faults(ast.parse(path.read_text())))} == {}
+    assert {path.name: places for path in SOURCES if (places := faults(ast.parse(path.read_text())))} == {}
 
 
 @pytest.mark.parametrize(
@@ -79,8 +82,8 @@ def test_commands_write_where_they_say_and_start_and_reach_nothing(script: Scrip
     def watched(name: str, *words: str) -> set[str]:
         log = tmp_path / "log"
         log.unlink(missing_ok=True)
-        found = script(name, *words, env={"WATCHED": str(log), "PYTHONPATH": path, "HF_HUB_OFFLINE": "0"})
-        assert found.returncode == (2 if "http" in words[-1] else 0), found.stderr
+        answer = script(name, *words, env={"WATCHED": str(log), "PYTHONPATH": path, "HF_HUB_OFFLINE": "0"})
+        assert answer.returncode == (2 if "http" in words[-1] else 0), answer.stderr
         lines = set(log.read_text().splitlines())
         own = {line.removeprefix(f"write {tmp_path}/") for line in lines}
         return {line.partition("/")[0] for line in own if not line.startswith(("write /dev/", "write /tmp/"))}

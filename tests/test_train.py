@@ -93,10 +93,10 @@ def test_a_finished_run_is_read_and_never_touched(finished: Finished) -> None:
 
 def test_evaluate_gives_the_number_in_the_result(finished: Finished, tmp_path: Path) -> None:
     _, folder, scores = finished
-    found = score(folder)
-    assert (found["loss"], found["bpb"]) == (scores["val_loss"], scores["val_bpb"])
+    scored = score(folder)
+    assert (scored["loss"], scored["bpb"]) == (scores["val_loss"], scores["val_bpb"])
     (tmp_path / "val.txt").write_text(TEXT[int(len(TEXT) * 0.9) :])
-    assert score(folder, data=DataConfig(source="text", path=str(tmp_path / "val.txt"), batch_size=4)) == found
+    assert score(folder, data=DataConfig(source="text", path=str(tmp_path / "val.txt"), batch_size=4)) == scored
 
 
 @pytest.mark.parametrize("every", [0, 5, 20])

@@ -17,8 +17,8 @@ from torch import nn
 
 from lm.config import OptimConfig, UserError, foreign_classes
 from lm.data.vocabulary import byte_tokenizer
-from lm.exchange.huggingface import export
-from lm.exchange.portable import load_model, save_model
+from lm.formats.folder import load_model, save_model
+from lm.formats.huggingface import export
 from lm.model import Transformer
 from lm.model.user_class import import_class
 from lm.training.optim import build_optimizer

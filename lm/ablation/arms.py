@@ -15,7 +15,7 @@ from lm.config.ablation import AblationConfig
 from lm.config.checks import error_prefix
 from lm.config.identity import config_hash, flat
 from lm.data.tokens import TextData, prepare
-from lm.exchange.base import read_base
+from lm.formats.base import read_base
 from lm.model.size import flops_per_token, n_params
 from lm.model.transformer import Transformer
 from lm.training.init_from import copy_weights

@@ -8,7 +8,7 @@ from lm.config import RunConfig, UserError
 from lm.config.ablation import AblationConfig
 from lm.config.checks import error_prefix
 from lm.config.identity import flat
-from lm.exchange.base import agrees
+from lm.formats.base import agrees
 
 Compose = Callable[[list[str]], RunConfig]  # overrides of train.py to a configuration
 RESERVED = {

@@ -50,9 +50,9 @@ def execute(specs: Sequence[RunSpec], folder: Path, executor: Executor, workers:
                 else:
                     waiting.append(task)
             on_progress({name: _steps(task) for name, task in running.items()}, ended)
-    finally:
-        if running:
-            executor.cancel()
+    except BaseException:
+        executor.cancel()
+        raise
 
 
 def _submit(task: Task, executor: Executor) -> None:
@@ -66,8 +66,8 @@ def _has_outcome(task: Task, ending: Ending, may_retry: bool) -> bool:
     """Whether the run need not be tried again. Its status is written where its process could not."""
     if task.files.read().status != "missing":
         return True
-    if ending.kind != Failure.KILLED and not task.files.where.exists():
-        expected = "expected lm, Python and output_dir as they are here"
+    if task.executor != "local" and ending.kind != Failure.KILLED and not task.files.where.exists():
+        expected = "expected lm, Python and output_dir on all nodes as on this machine"
         raise UserError(f"executor={task.executor}: {task.name} could not begin ({ending.message}); {expected}")
     if ending.kind != Failure.ERROR and may_retry:
         log.info("%s: %s; it is started again", task.name, ending.message)

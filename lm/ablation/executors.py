@@ -265,10 +265,10 @@ class SlurmExecutor(Executor):
             state, exit_code = states.get(number, ("gone from the queue", 0))
             if state in ENDED or number not in states:
                 del self.running[number]
-                endings[task.name] = self._ending(job, state, exit_code)
+                endings[task.name] = self._ending(task, job, state, exit_code)
         return endings
 
-    def _ending(self, job: Any, state: str, exit_code: int) -> Ending:
+    def _ending(self, task: Task, job: Any, state: str, exit_code: int) -> Ending:
         if job.paths.result_pickle.exists():  # what run_on_node returned or raised
             if error := job.exception():
                 return Ending(Failure.ERROR, str(error).strip().splitlines()[-1])
@@ -277,13 +277,15 @@ class SlurmExecutor(Executor):
         message = f"job {job.job_id} is {state}"
         if state == "FAILED":
             kind, reason = describe_exit_code(exit_code)
-            return Ending(kind, f"{message}, {reason}")
+            has_begun = task.files.where.exists()  # else Slurm has failed, as where a node lacks the folder
+            return Ending(kind if has_begun else Failure.ERROR, f"{message}, {reason}")
         if state in OWN_FAULT:
             return Ending(Failure.ERROR, message)
         if state != "COMPLETED":
             return Ending(Failure.KILLED, message)
-        for path in job.paths.folder.glob(f"{job.job_id}_*"):
-            path.unlink(missing_ok=True)
+        for path in sorted(job.paths.folder.iterdir(), reverse=True):  # the job's files, then a link to one of them
+            if path.name.startswith(f"{job.job_id}_") or not path.exists():
+                path.unlink(missing_ok=True)
         return Ending(None, f"{message} without a result")
 
     def cancel(self) -> None:

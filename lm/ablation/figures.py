@@ -174,7 +174,7 @@ def seeds(results: Results) -> Figure:
     values = [value for column in scores.values() for value in column]
     main = {record.baseline, *(record.primary or arms)}
     core = [value for (arm, _), column in scores.items() if arm in main for value in column]
-    limits = axis_limits(core or values, values, record.equivalence_margin)
+    limits = axis_limits(core or values, values, record.equivalence_margin, reach=0.5)
     crowded = sum(map(len, arms)) > 38
     figure, axes = panels(len(budgets), 2.4, 0.5 + 0.5 * crowded, sharex=True)
     shown = [seed for seed in record.seeds if any(seed in column.index for column in scores.values())]
@@ -251,7 +251,8 @@ def learning(results: Results, curves: pd.DataFrame) -> Figure:
 
 def _limits(tables: dict[str, pd.DataFrame], main: Iterable[str], least: float = 0.0) -> tuple[float, float]:
     core = [value for arm in main if arm in tables for value in tables[arm].to_numpy().flat]
-    return axis_limits(core, [value for table in tables.values() for value in table.to_numpy().flat], least)
+    values = [value for table in tables.values() for value in table.to_numpy().flat]
+    return axis_limits(core, values, least, reach=0.5)
 
 
 def _draw_curve(axes: Axes, table: pd.DataFrame, style: LineStyle, name: str, band: bool = True) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from lm.ablation.arms import Arm, Arms, build_arm, build_arms, change, check_start, common_threads
-from lm.ablation.record import AblationRecord, BaseRecord, RunRecord, TrialRecord, question_of
+from lm.ablation.record import AblationRecord, ArmRecord, BaseRecord, RunRecord, TrialRecord, question_of
 from lm.ablation.results import Results, RunReader, results_of
 from lm.ablation.step_timing import measure
 from lm.ablation.tuning import ArmTrials, TuningState, planned_trials, round_value, tune
@@ -27,7 +27,7 @@ from lm.config import RunConfig, UserError
 from lm.config.ablation import METRICS, AblateConfig, AblationConfig, TuneConfig
 from lm.config.checks import error_prefix
 from lm.config.identity import config_hash
-from lm.exchange.base import read_base
+from lm.formats.base import read_base
 
 BASE = "base"  # what the runs that the arms start from are called
 NOT_TRAINED = "not trained yet"  # in place of the hash of the weights of a base
@@ -85,13 +85,17 @@ class Plan:
         return RunSpec(arm.name, seed, steps, f"{folder}/{name}", run, tuned, identity)
 
     def reported(self, n: int | None = None) -> list[RunSpec]:
-        """The runs of the first n seeds, or of all that are reported: seed by seed, so that pairs become complete."""
-        seeds = self.config.seeds[: self.n_seeds if n is None else n]
+        """The runs of the first n seeds, or of all that are reported: seed by seed, so that pairs become complete.
+
+        Those of an arm whose hyperparameters are not chosen yet are left out.
+        """
+        return [spec for spec in self._all_reported(n) if not self._is_open(spec.arm)]
+
+    def _all_reported(self, n: int | None = None) -> list[RunSpec]:
         return [
             self.spec(arm, seed + self.config.seed_offsets.get(name, 0), steps, arm.tuned, "cells")
-            for seed in seeds
+            for seed in self.config.seeds[: self.n_seeds if n is None else n]
             for name, arm in self.arms.items()
-            if not self._is_open(name)
             for steps in dict.fromkeys(arm.steps[budget] for budget in self.config.budgets)
         ]
 
@@ -117,12 +121,12 @@ class Plan:
         return self.base is None or self.base_sha256(self.base_spec(spec.seed)) is not None
 
     def expected(self) -> list[RunSpec]:
-        """All runs that are known to be missing."""
-        specs = [*self.reported(), *self.tune()[1]]
+        """All runs that are known to be missing; those of untuned arms under names that will change."""
+        specs = [*self._all_reported(), *self.tune()[1]]
         return self.missing([*self.bases(self.missing(specs)), *specs])
 
     def is_complete(self) -> bool:
-        return not self.expected() and not any(map(self._is_open, self.arms))
+        return not self.expected()
 
     def look(self, n: int) -> bool:
         """Whether the planned look at the first n seeds decides all that is asked, so that no more runs are made."""
@@ -141,7 +145,7 @@ class Plan:
 
         Sets the hyperparameters of the arms when it has finished.
         """
-        kept = {name: settings for name in self._tuned_arms() if (settings := self._kept(name))}
+        kept = {name: before for name in self._tuned_arms() if (before := self._kept(name))}
         arms = {name: ArmTrials(self._start(name), {}, name not in kept) for name in self._tuned_arms()}
         losses: dict[str, dict[tuple[float, ...], float]] = {name: {} for name in arms}
         is_new = True
@@ -156,8 +160,10 @@ class Plan:
                         losses[name][arms[name].key(settings)] = loss
                         is_new = True
             arms = {name: replace(arm, losses=losses[name]) for name, arm in arms.items()}
-        for name, settings in (state.settings | kept).items():
-            self.arms[name].tuned = settings
+        for name, tuned in state.arms.items():
+            self.arms[name].tuned, self.arms[name].centre = tuned.settings, tuned.centre
+        for name, before in kept.items():
+            self.arms[name].tuned, self.arms[name].centre = before.tuned, before.centre
         return state, missing
 
     def _tuned_arms(self) -> list[str]:
@@ -168,8 +174,8 @@ class Plan:
         settings = self.arms[name].settings
         return {key: float(settings[key]) for key in self.config.tune.hyperparameters if settings[key]}
 
-    def _kept(self, name: str) -> dict[str, float] | None:
-        """The hyperparameters that an earlier call has chosen and made a reported run with: an arm keeps them.
+    def _kept(self, name: str) -> ArmRecord | None:
+        """The arm with the hyperparameters that an earlier call has chosen and made a run with: it keeps them.
 
         None if there are none, or if what is tuned, where the search begins, the settings, the text or the code have
         changed since.
@@ -181,7 +187,7 @@ class Plan:
         if trials[0].run_dirs != [spec.run_dir for spec in self.trial(name, centre)]:
             return None
         runs = [run for run in self.record.runs if run.arm == name]
-        return before.tuned if any(self.reader.outcome(run.run_dir).result for run in runs) else None
+        return before if any(self.reader.outcome(run.run_dir).result for run in runs) else None
 
     def _recorded_trials(self, name: str) -> list[TrialRecord]:
         return [trial for trial in self.record.trials if trial.arm == name]
@@ -234,11 +240,11 @@ class Plan:
         return [
             TrialRecord(
                 arm=name,
-                search=search,
+                searches=searches,
                 values=settings,
                 run_dirs=[spec.run_dir for spec in self.trial(name, settings)],
             )
-            for search, settings in state.trials[name]
+            for settings, searches in state.trials[name]
         ]
 
     def run_records(self) -> list[RunRecord]:
@@ -300,9 +306,7 @@ class Plan:
     def expected_seconds(self) -> tuple[float, float]:
         """The least and the greatest duration of what is missing, on so many workers as the plan has."""
         open_arms = [arm for name, arm in self.arms.items() if self._is_open(name)]
-        open_runs = [run for run in self.run_records() if self._is_open(run.arm)]
-        seconds = sum(STARTUP_SECONDS + self.arms[run.arm].seconds(run.steps) for run in open_runs)
-        seconds += sum(self.seconds(spec) for spec in self.expected() if not spec.is_trial)
+        seconds = sum(self.seconds(spec) for spec in self.expected() if not spec.is_trial)
         trials = [STARTUP_SECONDS + arm.seconds(arm.steps[self.config.budgets[0]]) for arm in open_arms]
         trial = sum(trials) / len(trials) if trials else 0.0
         least, most = ((seconds + trial * n) / self.record.workers for n in self.trials_to_make())

@@ -22,6 +22,7 @@ class ArmRecord:
     settings: dict[str, Any]  # of a run, with dotted keys
     matched: dict[str, int] = field(default_factory=dict)  # chosen to match the baseline's parameters
     tuned: dict[str, float] = field(default_factory=dict)  # chosen hyperparameters; empty until they are
+    centre: dict[str, float] = field(default_factory=dict)  # of the search that they come from
     n_params: int
     flops_per_token: int  # forward and backward
     tokens_per_step: int
@@ -59,7 +60,7 @@ class TrialRecord:
     """One setting of an arm's hyperparameters that tuning tries, at each of the tuning seeds."""
 
     arm: str
-    search: int  # 0, or the number of the restart
+    searches: list[int]  # that it belongs to: 0 is the first, then the restarts
     values: dict[str, float]
     run_dirs: list[str]  # one for each tuning seed
 

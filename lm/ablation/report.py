@@ -59,7 +59,7 @@ ROW = (
     "resumed_from",
     "run_dir",
 )
-WHERE = ("host", "executor")  # columns of results.csv where they are known
+WHERE = ("failure", "host", "executor")  # columns of results.csv where they are known
 HELD_EQUAL = {
     "tokens": "training tokens",
     "flops": "training FLOPs (within 2 %)",

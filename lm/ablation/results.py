@@ -41,7 +41,7 @@ COLUMNS: dict[str, type | None] = {  # of a run; None: as the values are
     "error": str,
     **RESULT,
     **dict.fromkeys(("is_own_failure", "has_folder"), bool),
-    **dict.fromkeys(("source_hash", "host", "executor"), str),
+    **dict.fromkeys(("failure", "source_hash", "host", "executor"), str),
     "versions": object,
 }
 SCORES = {key: kind for key, kind in RESULT.items() if key not in ("torch", "resumed_from")}
@@ -67,7 +67,7 @@ class RunReader:
         with reading(self.folder / "results.csv"):
             done = row["status"] == "done"
             result = {key: kind(row[key]) for key, kind in RESULT.items()} if done else {}
-            return Outcome(row["status"], row["error"], result, row)
+            return Outcome(row["status"], row["error"], result, row, row.get("failure", ""))
 
     def describe(self, run_dir: str) -> dict[str, Any]:
         """The columns of a run's row in a frame."""
@@ -83,6 +83,7 @@ class RunReader:
             "run_dir": run_dir,
             "status": outcome.status,
             "error": outcome.error,
+            "failure": outcome.kind if outcome.status == "failed" else None,
             "is_own_failure": outcome.status == "failed" and outcome.kind != Failure.KILLED,
             "has_folder": outcome.row is None,
             **{key: place.get(key) or None for key in ("source_hash", "host", "executor")},
@@ -138,10 +139,10 @@ class Results:
         """The arms with chosen hyperparameters, with the trials of the search that they come from."""
         tuned = {}
         for name, arm in self.record.arms.items():
-            losses = self.losses(name)
-            if self.record.tune.trials and arm.tuned and losses:
-                last = [(trial.values, loss) for trial, loss in losses if trial.search == losses[-1][0].search]
-                tuned[name] = TunedArm.of(arm.tuned, last, self.record.tune.factor)
+            if self.record.tune.trials and arm.tuned and (losses := self.losses(name)):
+                last = max(search for trial, _ in losses for search in trial.searches)
+                trials = [(trial.values, loss) for trial, loss in losses if last in trial.searches]
+                tuned[name] = TunedArm.of(arm.tuned, arm.centre, trials, self.record.tune.factor)
         return tuned
 
     @cached_property
@@ -242,7 +243,12 @@ def _read_trials(record: AblationRecord, reader: RunReader) -> pd.DataFrame:
         runs = [reader.describe(run_dir) for run_dir in trial.run_dirs]
         scores = [run[record.metric] for run in runs]
         score = None if None in scores else sum(scores) / len(scores)
-        about = {"arm": trial.arm, "trial": numbers[trial.arm], "search": trial.search, "score": score} | trial.values
+        about = {
+            "arm": trial.arm,
+            "trial": numbers[trial.arm],
+            "search": trial.searches[0],
+            "score": score,
+        } | trial.values
         rows += [run | about | {"seed": seed_of(run["run_dir"])} for run in runs]
         numbers[trial.arm] += 1
     return frame(rows, {**COLUMNS, **TRIAL_COLUMNS, **dict.fromkeys(hyperparameters, float)})

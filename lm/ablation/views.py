@@ -172,7 +172,8 @@ def curve_table(curves: pd.DataFrame, arm: str, column: str) -> pd.DataFrame:
 
 def over_seeds(table: pd.DataFrame) -> pd.DataFrame:
     """Mean, lowest and highest value over the seeds, where all of them have one."""
-    return table.dropna().agg(["mean", "min", "max"], axis=1) if len(table) else pd.DataFrame(columns=["mean"])
+    table, statistics = table.dropna(), ["mean", "min", "max"]
+    return pd.DataFrame(columns=statistics) if table.empty else table.agg(statistics, axis=1)
 
 
 def gap_table(curves: pd.DataFrame, arm: str, baseline: str, column: str) -> pd.DataFrame:

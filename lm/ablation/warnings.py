@@ -12,6 +12,7 @@ from lm.ablation.power import ALPHA
 from lm.ablation.record import AblationRecord
 from lm.ablation.results import Results
 from lm.ablation.statistics import holm, interval, normality_p
+from lm.ablation.tuning import factors_moved
 from lm.ablation.views import (
     asked,
     at_equal,
@@ -35,7 +36,7 @@ MIN_SEEDS = 4  # with fewer, one more often changes a verdict
 MIN_SEEDS_AT_LOOK = 5  # where arms are tuned: with fewer, tuning has too few degrees of freedom for a small level
 MAX_TIME_RATIO = 0.02  # runs at equal time whose measured times differ by more did not have equal time
 NEAR_HALF = 0.1  # of the tokens: as far from half of them the validation may be that stands for it
-MAX_DRIFT = 0.5  # factors between the centre of a search and what it has chosen: beyond, another search may move it
+FAR = 0.99  # factors from where tuning began, in two or more hyperparameters: errors are more frequent there
 CONDITIONS = {"device": "device", "cpu": "CPU", "threads": "threads", "precision": "precision", "python": "Python"}
 CONDITIONS |= {"torch": "torch"}
 UNKNOWN = "unknown"
@@ -55,7 +56,7 @@ def report_warnings(results: Results) -> list[Warning]:
     curves = curves_shown(results)
     about_runs = [*_progress(results), *_seeds_added(results), *_unused(results), *_lost(results)]
     about_curves = [*_without_curve(results), *_fading(results, curves), *_rising(results, curves)]
-    about_trials = [*_edges(results), *_drift(results), *_unequal_trials(results)]
+    about_trials = [*_edges(results), *_moved(results), *_unequal_trials(results)]
     about_trials += [*_noise_not_counted(results), *_unlike_trials(results)]
     about_differences = [*_small(results), *_shape(results)]
     about_conditions = [*_unequal_time(results), *_mixed_pairs(results)]
@@ -184,20 +185,20 @@ def _edges(results: Results) -> Iterator[Warning]:
             yield Warning(f"{summary}: {names}.", detail)
 
 
-def _drift(results: Results) -> Iterator[Warning]:
-    """Arms of several hyperparameters whose last search ended far from where it began."""
+def _moved(results: Results) -> Iterator[Warning]:
+    """Arms that have ended far from where their first search began, in two or more hyperparameters."""
     record, names = results.record, []
-    for arm, of_arm in results.trials.groupby("arm", sort=False):
-        tuned = record.arms[str(arm)].tuned
-        centre = of_arm[of_arm["search"] == of_arm["search"].max()].sort_values("trial").iloc[0]
-        factors = {key: math.log(value / centre[key]) / math.log(record.tune.factor) for key, value in tuned.items()}
-        if len(factors) > 1 and (far := [key for key, factor in factors.items() if abs(factor) > MAX_DRIFT + 0.01]):
-            names.append(f"{arm} ({', '.join(far)})")
+    for name, arm in results.tuned_arms.items():
+        start = next(trial.values for trial in record.trials if trial.arm == name)
+        factors = factors_moved(start, arm.settings, record.tune.factor)
+        far = [key for key, factor in factors.items() if abs(factor) >= FAR]
+        if len(far) > 1:
+            names.append(f"{name} ({', '.join(far)})")
     if names:
         yield Warning(
-            f"The search ended far from where it began: {'; '.join(names)}.",
-            "The surface has no interactions, so an arm that begins far from its best settings may not have reached "
-            "them, and the interval does not count that: two equal arms can be called different. Begin nearer.",
+            f"Tuning ended far from where it began: {'; '.join(names)}.",
+            "Where hyperparameters interact strongly, such an arm may not have reached its best settings, and the "
+            "interval does not count that. Let it begin at the settings that it has found.",
         )
 
 

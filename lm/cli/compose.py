@@ -21,7 +21,7 @@ from lm.config import CLASSES, HeadConfig, RunConfig, UserError
 from lm.config.checks import error_prefix
 from lm.config.identity import PLACES, is_runtime
 from lm.config.typed import build
-from lm.exchange.base import agrees, read_base
+from lm.formats.base import agrees, read_base
 from lm.system.terminal import to_override_value
 from lm.training.run_directory import LENGTH, RunDirectory
 

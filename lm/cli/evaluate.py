@@ -20,7 +20,7 @@ from lm.cli.main import handle_exception
 from lm.cli.tables import detail_tables, score_table
 from lm.config import DataConfig, EvaluateConfig, RunConfig, TokenizerConfig, UserError
 from lm.data.paths import check_paths, is_url, listed, local_files
-from lm.exchange.find_model import model_folder
+from lm.formats.base import model_folder
 from lm.system.terminal import format_table
 
 SCHEMA = EvaluateConfig

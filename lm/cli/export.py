@@ -6,7 +6,7 @@ from typing import Any
 
 from lm.cli.compose import parse
 from lm.config import ExportConfig
-from lm.exchange.find_model import model_folder
+from lm.formats.base import model_folder
 from lm.training.run_directory import RunDirectory
 
 SCHEMA = ExportConfig
@@ -15,10 +15,10 @@ SCHEMA = ExportConfig
 def run(args: list[str]) -> None:
     config = parse(ExportConfig, args)
     settings, result = _training_of(config.run_dir)  # raises UserError before the slow imports below
-    from lm.exchange.card import write_card
-    from lm.exchange.gguf import FILE, export_gguf
-    from lm.exchange.huggingface import export
-    from lm.exchange.portable import load_model
+    from lm.formats.card import write_card
+    from lm.formats.folder import load_model
+    from lm.formats.gguf import FILE, export_gguf
+    from lm.formats.huggingface import export
 
     net, tokenizer = load_model(config.run_dir, config.trust)
     if config.format == "gguf":

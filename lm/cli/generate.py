@@ -1,19 +1,23 @@
 """Continue a prompt: lm-lab generate run_dir=RUN "prompt=def f(x, y):" [max_new_tokens=N] [temperature=T]
 
 The prompt is taken verbatim, whatever it contains; prompt_file=FILE reads it (- is standard input). Standard output
-is the prompt and its continuation, as it is decoded.
+is the prompt and its continuation, as it is decoded. run_dir=[RUN1,RUN2] or a glob lets several runs continue it. top=5
+shows the likeliest next tokens of each step on standard error.
 """
 
 import io
+import json
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from lm.cli.compose import parse
 from lm.config import GenerateConfig, UserError
-from lm.exchange.find_model import model_folder
-from lm.system.terminal import printable
+from lm.data.paths import listed
+from lm.formats.base import model_folder
+from lm.system.terminal import format_table, printable
 from lm.training.run_directory import RunDirectory
 
 SCHEMA = GenerateConfig
@@ -27,38 +31,68 @@ def run(args: list[str]) -> None:
     if sum([config.prompt is not None, config.prompt_file is not None, config.interactive]) != 1:
         raise UserError("prompt: give one of prompt=TEXT, prompt_file=FILE and interactive=true")
     prompts = _typed_prompts() if config.interactive else iter([_read_prompt(config)])
-    model_folder(config.run_dir)  # raises UserError before the slow imports below
-    from lm.exchange.portable import load_model
-    from lm.inference.generate import stream
+    names = listed(config.run_dir, "run_dir", folders=True)
+    for name in names:
+        model_folder(name)  # raises UserError before the slow imports below
+    from lm.formats.folder import load_model
     from lm.inference.sampling import Sampling
     from lm.system.device import best_device, set_threads
 
-    directory = RunDirectory(Path(config.run_dir).expanduser())
-    if directory.config.exists() and not directory.result.exists():
-        print(f"run_dir={config.run_dir}: is unfinished; this is its model when it was stopped", file=sys.stderr)
-    options = {key: getattr(config, key) for key in ("temperature", "top_k", "min_p", "seed")}
-    Sampling(**options)  # raises UserError before the model is loaded
+    Sampling(**_options(config))  # raises UserError before a model is loaded
     set_threads(config.threads)
-    net, tokenizer = load_model(config.run_dir, config.trust)
-    net.to(best_device())
-    shown = printable if sys.stdout and sys.stdout.isatty() else str  # no text of a model steers a terminal
+    models = {}
+    for name in names:
+        directory = RunDirectory(Path(name).expanduser())
+        if directory.config.exists() and not directory.result.exists():
+            print(f"run_dir={name}: is unfinished; this is its model when it was stopped", file=sys.stderr)
+        net, tokenizer = load_model(name, config.trust)
+        models[name] = net.to(best_device()), tokenizer
     for prompt in prompts:
-        try:
-            tokenizer.encode(prompt)  # or fail before anything is printed
-        except UserError as error:
-            if not config.interactive:
-                raise
-            print(error, file=sys.stderr)
-            continue
-        for number in range(config.n_samples):
-            if config.n_samples > 1:
-                print(f"=== sample {number + 1} of {config.n_samples}")
-            print(shown(prompt), end="", flush=True)
-            for piece in stream(
-                net, tokenizer, prompt, config.max_new_tokens, **options | {"seed": config.seed + number}
-            ):
-                print(shown(piece), end="", flush=True)
-            print()
+        for name, (net, tokenizer) in models.items():
+            try:
+                tokenizer.encode(prompt)  # or fail before anything is printed
+            except UserError as error:
+                if not config.interactive:
+                    raise
+                print(error, file=sys.stderr)
+                continue
+            if len(models) > 1:
+                print(f"=== {_shown(name)}")
+            for number in range(config.n_samples):
+                if config.n_samples > 1:
+                    print(f"=== sample {number + 1} of {config.n_samples}")
+                _continue(net, tokenizer, prompt, config, config.seed + number)
+
+
+def _continue(net: Any, tokenizer: Any, prompt: str, config: GenerateConfig, seed: int) -> None:
+    """Print a prompt and its continuation."""
+    from lm.inference.generate import likeliest, stream
+
+    rows: list[tuple[str, ...]] = []
+
+    def observe(logits: Any) -> None:  # (1, V)
+        if config.top is not None:
+            pairs = likeliest(tokenizer, logits[0], config.top)
+            rows.append(tuple(f"{json.dumps(text, ensure_ascii=False)} {share:.1%}" for text, share in pairs))
+
+    options = _options(config) | {"seed": seed}
+    print(_shown(prompt), end="", flush=True)
+    for piece in stream(net, tokenizer, prompt, config.max_new_tokens, observe, **options):
+        print(_shown(piece), end="", flush=True)
+    print()
+    if rows:
+        head = ("step", *(f"top {rank}" for rank in range(1, len(rows[0]) + 1)))
+        table = [head, *((str(step), *row) for step, row in enumerate(rows, 1))]
+        print(format_table(table), file=sys.stderr)
+
+
+def _options(config: GenerateConfig) -> dict[str, Any]:
+    return {key: getattr(config, key) for key in ("temperature", "top_k", "top_p", "min_p", "seed")}
+
+
+def _shown(text: str) -> str:
+    """No text of a model steers a terminal."""
+    return printable(text) if sys.stdout and sys.stdout.isatty() else text
 
 
 def _read_prompt(config: GenerateConfig) -> str:
@@ -79,6 +113,8 @@ def _typed_prompts() -> Iterator[str]:
         sys.stdin.reconfigure(errors="replace")
     with suppress(ImportError):
         import readline  # noqa: F401  # input() uses it once it is imported
+    if sys.stdin.isatty():
+        print("Each line is a prompt. Ctrl-D ends.", file=sys.stderr)
     with suppress(EOFError):
         while True:
             yield input("prompt> " if sys.stdin.isatty() else "")

@@ -35,7 +35,6 @@ COMMANDS = {
     "report": "write the report of an ablation again, or compare several",
     "runs": "list runs with what differs between them, filter, sort and plot them",
     "export": "write a Hugging Face folder or a GGUF file",
-    "benchmark": "measure how fast it is on this machine",
 }
 NAME = "lm-lab"
 COMPLETION = ("-sc", "--shell-completion")

@@ -10,14 +10,16 @@ FIGURES = (".svg", ".png")
 
 @dataclass(slots=True, kw_only=True)
 class GenerateConfig:
-    run_dir: str  # a run, its model folder, or a folder of transformers
+    run_dir: str  # a run, its model folder, or a folder of transformers; also [RUN1,RUN2] or a glob: several
     prompt: str | None = None  # verbatim, whatever it contains
     prompt_file: str | None = None  # a file to read the prompt from; - is standard input
     interactive: bool = False  # ask for prompts until end of input
     max_new_tokens: int = 128
     temperature: float = 0.0  # 0: greedy
     top_k: int | None = None  # sample among the k most probable tokens only
+    top_p: float = 1.0  # sample among the most probable tokens that together have this probability only
     min_p: float = 0.0  # sample among the tokens that are at least this many times as probable as the most probable
+    top: int | None = None  # also show so many of the likeliest next tokens of each step, on standard error
     n_samples: int = 1  # above 1: each is preceded by a line with its number
     seed: int = 0  # of sampling
     threads: int | None = None  # null: OMP_NUM_THREADS, else the number of cores
@@ -26,7 +28,7 @@ class GenerateConfig:
     def __post_init__(self) -> None:
         require_min(0, "", self, "max_new_tokens", "temperature")
         require_seed(self.seed)
-        require_min(1, "", self, "threads", "n_samples")
+        require_min(1, "", self, "threads", "n_samples", "top")
         if self.n_samples > 1 and self.temperature == 0:
             raise UserError(f"n_samples={self.n_samples}: greedy decoding has one answer; add temperature=1")
 

@@ -39,7 +39,7 @@ class ModelConfig:
     position: str = "rope"
     qk_norm: bool = False  # normalise the queries and keys of each head by `norm`
     bias: bool = False  # in every projection and LayerNorm; the LM head never has one
-    attention_bias: bool | None = None  # in the projections of attention; null: `bias`
+    attention_bias: bool | str | None = None  # in q, k, v and o; qkv: in q, k and v alone; null: `bias`
     dropout: float = 0.0
     linear: str = "linear"  # lora, or the dotted path of a class called like torch.nn.Linear
     lora_rank: int | None = None  # of the adapters of linear=lora; null: 8
@@ -71,6 +71,8 @@ class ModelConfig:
         if self.position == "rope" and self.head_dim % 2:
             key = "d_model/n_heads" if self.d_head is None else "model.d_head"
             raise UserError(f"model.position=rope needs an even head width, not {key}={self.head_dim}")
+        setting = f"model.attention_bias={self.attention_bias}"
+        require(self.attention_bias in (None, False, True, "qkv"), setting, "true, false, qkv or null")
         require(self.dropout < 1, f"model.dropout={self.dropout}", "less than 1")
         for key, value in {"rope_theta": self.rope_theta, "norm_eps": self.norm_eps}.items():
             require(0 < value < math.inf, f"model.{key}={value}", "a number above 0")
@@ -113,7 +115,7 @@ class ModelConfig:
         return self.d_head or self.d_model // self.n_heads
 
     @property
-    def attn_bias(self) -> bool:
+    def attn_bias(self) -> bool | str:
         return self.bias if self.attention_bias is None else self.attention_bias
 
     @property

@@ -131,7 +131,7 @@ class RunConfig:
     threads: int | None = None  # of torch on the CPU; null: OMP_NUM_THREADS, else the number of cores
     loss: str = "auto"  # plain or chunked compute the same; auto: the faster one
     activation_checkpointing: bool = False  # recompute blocks in the backward pass: less memory, 1/3 more FLOPs
-    compile: bool = False  # torch.compile: faster in long runs, see benchmark.py only=[compile]
+    compile: bool = False  # torch.compile: faster in long runs, see docs/performance.md
     run_dir: str | None = None  # null: runs/, under a name that ends in the hash of this configuration
 
     def __post_init__(self) -> None:

@@ -66,6 +66,7 @@ class Tokenizer:
             before = self.eot_token
         self.begin_token = before if before in special else self.eot_token
         self.begin: int = backend.token_to_id(self.begin_token)  # type: ignore[assignment]
+        self.stops = {self.eot, self.begin}  # ids at which generation ends
         self.vocab_size: int = backend.get_vocab_size()
         highest = max(backend.get_vocab().values())
         if highest >= self.vocab_size:

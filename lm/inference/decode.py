@@ -6,7 +6,7 @@ where rounding breaks a tie).
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -38,8 +38,11 @@ def decode(
     sampling: Sampling = GREEDY,
     *,
     max_draft_tokens: int = MAX_DRAFT_TOKENS,
+    observe: Callable[[Tensor], object] = lambda logits: None,
 ) -> Iterator[list[int]]:
     """Yield, without end, the next token id of each prompt. Prompts may differ in length; none may be empty.
+
+    Before that, `observe` is called with the logits (B, V) that decided it.
 
     Greedy decoding of a single prompt is speculative (see lm/inference/prompt_lookup.py): a forward pass also reads
     up to two draft tokens, or up to `max_draft_tokens` after a pass that accepted two; 0 switches this off. A batch
@@ -76,9 +79,10 @@ def decode(
                 ends = torch.tensor([[len(window) - 1] for window in windows], device=device)
                 logits = net(tokens, ends + torch.arange(tokens.shape[1], device=device), cache)
             for n_accepted, ids in enumerate(sampling.next_token(logits, generator).T.tolist()):
+                observe(logits[:, n_accepted])
                 yield ids
-                for text, one in zip(texts, ids, strict=True):
-                    text.append(one)
+                for text, token in zip(texts, ids, strict=True):
+                    text.append(token)
                 if ids != draft[n_accepted : n_accepted + 1]:
                     break
     finally:

@@ -97,7 +97,7 @@ def frequency_bands(counts: np.ndarray) -> np.ndarray:
     return bands
 
 
-def by_frequency(found: NLLByTarget, counts: np.ndarray) -> list[dict[str, float]]:
+def by_frequency(nll: NLLByTarget, counts: np.ndarray) -> list[dict[str, float]]:
     """The loss in nats per token of each band that has targets; `counts` (V,) decides the bands.
 
     `vocabulary` is the number of token ids in a band, `least` and `most` how often the rarest and the most frequent of
@@ -107,10 +107,10 @@ def by_frequency(found: NLLByTarget, counts: np.ndarray) -> list[dict[str, float
     rows = []
     for i in range(BANDS):
         inside = bands == i
-        if n := int(found.counts[inside].sum()):
+        if n := int(nll.counts[inside].sum()):
             row = {"band": i + 1, "vocabulary": int(inside.sum())}
             row |= {"least": int(counts[inside].min()), "most": int(counts[inside].max()), "tokens": n}
-            rows.append({**row, "loss": float(found.total_nll[inside].sum() / n)})
+            rows.append({**row, "loss": float(nll.total_nll[inside].sum() / n)})
     return rows
 
 

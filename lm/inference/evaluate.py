@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from tqdm import tqdm
 
 from lm.config import EvaluateConfig, UserError
 from lm.data.batches import IGNORED, validation_batches, validation_windows
-from lm.exchange.find_model import model_folder, read_settings
-from lm.exchange.portable import load_model
+from lm.formats.base import model_folder, read_settings
+from lm.formats.folder import load_model
 from lm.inference.details import Details, Measure
 from lm.inference.text import own_text, own_validation, whole_text
 from lm.model.transformer import Transformer
@@ -61,26 +62,32 @@ def evaluate(
     """Score every token of the stream except the first, in windows that do not overlap, in full precision.
 
     tokens: (n,) ids, the first of which is end of text. With `max_batches`, only that many batches of evenly spaced
-    windows are scored, an estimate. `measures` get the same logits and targets, as long as the loss is a number.
+    windows are scored, an estimate. `measures` get the same logits and targets, where the loss is a number.
     """
     device = net.embed.weight.device
     seq_len = min(seq_len, len(tokens) - 1)  # a context may be said to be of any length
     was_training = net.training
     net.eval()
-    n_tokens, total_nll, n_correct = 0, 0.0, 0
+    sums: list[Tensor] = []  # of LOGIT_ROWS rows: NLL, correct tokens, tokens; they stay on the device until the end
     total = math.ceil(len(validation_windows(len(tokens), seq_len, batch_size, max_batches)) / batch_size)
     batches = validation_batches(tokens, seq_len, batch_size, max_batches)
-    for inputs, targets in tqdm(batches, "validation", total, leave=False, disable=not bar):
-        hidden_states = net.hidden_states(inputs.to(device)).flatten(0, 1)
-        labels = targets.to(device).flatten()
-        for x, y in zip(torch.split(hidden_states, LOGIT_ROWS), torch.split(labels, LOGIT_ROWS), strict=True):
-            logits = net.head(x, net.embed.weight).float()  # (LOGIT_ROWS, V)
-            total_nll += F.cross_entropy(logits, y, ignore_index=IGNORED, reduction="sum").item()
-            n_correct += int((logits.argmax(-1) == y).sum())
-            n_tokens += int((y != IGNORED).sum())
-            for measure in measures if math.isfinite(total_nll) else ():
-                measure.add(logits, y)
-    net.train(was_training)
+    try:
+        for inputs, targets in tqdm(batches, "validation", total, leave=False, disable=not bar):
+            hidden_states = net.hidden_states(inputs.to(device)).flatten(0, 1)
+            labels = targets.to(device).flatten()
+            for x, y in zip(torch.split(hidden_states, LOGIT_ROWS), torch.split(labels, LOGIT_ROWS), strict=True):
+                logits = net.head(x, net.embed.weight).float()  # (LOGIT_ROWS, V)
+                nll = F.cross_entropy(logits, y, ignore_index=IGNORED, reduction="sum")
+                sums.append(torch.stack([nll, (logits.argmax(-1) == y).sum(), (y != IGNORED).sum()]))
+                for measure in measures if measures and nll.isfinite() else ():
+                    measure.add(logits, y)
+    finally:
+        net.train(was_training)
+    total_nll, n_correct, n_tokens = 0.0, 0, 0
+    for nll_of_rows, correct, scored in torch.stack(sums).tolist():
+        total_nll += nll_of_rows
+        n_correct += int(correct)
+        n_tokens += int(scored)
     return Scores(n_tokens, total_nll, n_correct)
 
 
@@ -108,7 +115,7 @@ def evaluate_run(config: EvaluateConfig, bar: bool = False) -> dict[str, Any]:
     scores = evaluate(net.to(best_device()), tokens, window, batch_size, bar=bar, measures=details)
     if not math.isfinite(scores.loss):
         raise UserError(f"run_dir={config.run_dir}: the loss is {scores.loss}; its weights are not those of a model")
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "loss": scores.loss,
         "perplexity": scores.perplexity,
         "bpb": scores.bpb(n_bytes),
@@ -116,6 +123,6 @@ def evaluate_run(config: EvaluateConfig, bar: bool = False) -> dict[str, Any]:
         "tokens": scores.n_tokens,
         "bytes": n_bytes,
     }
-    for one in details:
-        found |= one.scores(train)
-    return found
+    for measure in details:
+        result |= measure.scores(train)
+    return result

@@ -1,8 +1,10 @@
 """Prompts to text: `stream` yields a continuation as it is decoded, `generate` returns it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice, takewhile
 from typing import TypedDict, TypeVar, Unpack
+
+from torch import Tensor
 
 from lm.config import require
 from lm.data.tokenizer import Tokenizer
@@ -18,6 +20,7 @@ class Options(TypedDict, total=False):
 
     temperature: float
     top_k: int | None
+    top_p: float
     min_p: float
     seed: int
 
@@ -27,12 +30,24 @@ def stream(
     tokenizer: Tokenizer,
     prompt: str,
     max_new_tokens: int = 128,
+    observe: Callable[[Tensor], object] = lambda logits: None,
     **options: Unpack[Options],
 ) -> Iterator[str]:
-    """Yield the continuation of one prompt, up to end of text, in pieces of whole characters as they are decoded."""
+    """Yield the continuation of one prompt, up to end of text, in pieces of whole characters as they are decoded.
+
+    `observe` is called with the logits (1, V) of each new token.
+    """
     require(max_new_tokens >= 0, f"max_new_tokens={max_new_tokens}", "0 or more")
-    ids = (one for (one,) in decode(net, begun(tokenizer, [prompt]), Sampling(**options)))
-    yield from tokenizer.stream(islice(takewhile(lambda one: one not in tokenizer.separator, ids), max_new_tokens))
+    steps = decode(net, _encode(tokenizer, [prompt]), Sampling(**options), observe=observe)
+    ids = (token for (token,) in islice(steps, max_new_tokens))
+    yield from tokenizer.stream(takewhile(lambda token: token not in tokenizer.stops, ids))
+
+
+def likeliest(tokenizer: Tokenizer, logits: Tensor, n: int) -> list[tuple[str, float]]:
+    """The n likeliest next tokens by their logits (V,), each with its probability."""
+    values, ids = (logits.float() - logits.float().logsumexp(-1)).topk(min(n, logits.shape[-1]))
+    texts = (tokenizer.decode([token]) or tokenizer.backend.id_to_token(token) or "" for token in ids.tolist())
+    return list(zip(texts, values.exp().tolist(), strict=True))
 
 
 def generate(
@@ -44,9 +59,9 @@ def generate(
 ) -> Prompt:
     """Continue a prompt, or each prompt of a list in one batch; returns the continuation without the prompt.
 
-    Decoding is greedy at temperature 0, the default, and sampled above it; `top_k` and `min_p` restrict the sample. It
-    stops at end of text or after `max_new_tokens`. If the text is longer than the model's context, the model sees its
-    tokens from `window_start` on. Raises UserError if an option is out of range.
+    Decoding is greedy at temperature 0, the default, and sampled above it; `top_k`, `top_p` and `min_p` restrict the
+    sample. It stops at end of text or after `max_new_tokens`. If the text is longer than the model's context, the model
+    sees its tokens from `window_start` on. Raises UserError if an option is out of range.
 
     >>> from lm import HeadConfig, ModelConfig
     >>> from lm.data.vocabulary import byte_tokenizer
@@ -61,18 +76,18 @@ def generate(
     prompts: list[str] = [prompt] if isinstance(prompt, str) else prompt
     continuations: list[list[int]] = [[] for _ in prompts]
     unfinished = set(range(len(prompts)))
-    steps = decode(net, begun(tokenizer, prompts), Sampling(**options))
+    steps = decode(net, _encode(tokenizer, prompts), Sampling(**options))
     for ids in islice(steps, max_new_tokens) if prompts else ():
         for row in tuple(unfinished):
-            if ids[row] in tokenizer.separator:
+            if ids[row] in tokenizer.stops:
                 unfinished.discard(row)
             else:
                 continuations[row].append(ids[row])
         if not unfinished:
             break
-    found = [tokenizer.decode(ids) for ids in continuations]
-    return found[0] if isinstance(prompt, str) else found
+    texts = [tokenizer.decode(ids) for ids in continuations]
+    return texts[0] if isinstance(prompt, str) else texts
 
 
-def begun(tokenizer: Tokenizer, prompts: list[str]) -> list[list[int]]:
-    return [[tokenizer.begin, *tokenizer.encode(one)] for one in prompts]
+def _encode(tokenizer: Tokenizer, prompts: list[str]) -> list[list[int]]:
+    return [[tokenizer.begin, *tokenizer.encode(prompt)] for prompt in prompts]

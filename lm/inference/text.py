@@ -49,7 +49,7 @@ def own_text(run_dir: Path, trust: bool) -> OwnText:
     for place in (config.path or "", config.val_path or ""):
         if not trust and (config.source == "hub" or "://" in place):
             raise UserError(f"run_dir={run_dir}: its text comes from {place}; trust=true downloads it")
-    config.path, config.val_path = (from_above(run_dir, one) for one in (config.path, config.val_path))
+    config.path, config.val_path = (from_above(run_dir, path) for path in (config.path, config.val_path))
     if not Path(config.cache_dir, "tokens").expanduser().is_dir():  # the run was made elsewhere
         config = replace(config, cache_dir=DataConfig().cache_dir)
     return OwnText(config, tokenizer, hashes)
@@ -61,7 +61,7 @@ def from_above(run_dir: Path, path: str | None) -> str | None:
     if path is None or Path(path).expanduser().exists():
         return path
     above = (folder / path for folder in run_dir.resolve().parents)
-    return next((str(one) for one in above if one.exists()), path)
+    return next((str(place) for place in above if place.exists()), path)
 
 
 def own_validation(run_dir: Path, trust: bool, bar: bool = False) -> tuple[np.ndarray, int, int, np.ndarray]:

@@ -83,8 +83,9 @@ class Head(nn.Module):
         What it does depends on `progress` and `optimizer_state` alone, so a resumed run continues exactly.
         """
 
-    def before_save(self, embedding: Tensor) -> None:
-        """Called before the model is saved: after it the parameters alone determine the logits."""
+    def saved(self, embedding: Tensor) -> dict[str, Tensor]:
+        """Its parameters as they are saved: they alone determine the logits."""
+        return self.state_dict()
 
     def extra_repr(self) -> str:
         return f"d_model={self.d_model}, vocab_size={self.vocab_size}"
@@ -167,9 +168,8 @@ class UntiedMidTrainingHead(UntiedFromEmbeddingHead):
             if embedding in optimizer_state:
                 optimizer_state[own] = {name: value.clone() for name, value in optimizer_state[embedding].items()}
 
-    def before_save(self, embedding: Tensor) -> None:
-        if self.tied:
-            self.init_from_embedding(embedding)
+    def saved(self, embedding: Tensor) -> dict[str, Tensor]:
+        return {"proj.weight": self.matrix(embedding).detach()}
 
 
 class Projection(Linear):

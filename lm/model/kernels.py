@@ -19,7 +19,7 @@ ONEDNN_MIN_ROWS = 4 if "Intel" in str(_CPU.get("cpu_name")) else 1  # of x: on I
 
 
 def suits_onednn(x: Tensor, weight: Tensor) -> bool:
-    """Whether `onednn_linear` can replace F.linear and is not slower: `python scripts/benchmark.py 'only=[gemm]'`.
+    """Whether `onednn_linear` can replace F.linear and is not slower (docs/performance.md, Decoding).
 
     In decoding, reading the weights takes the time, and oneDNN reads a large one faster than MKL, which F.linear calls.
     """

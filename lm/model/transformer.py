@@ -145,11 +145,12 @@ class Attention(nn.Module):
         super().__init__()
         self.layer, self.head_dim, self.dropout = layer, config.head_dim, config.dropout
         self.grouped = config.kv_heads != config.n_heads
-        width, kv_width, bias = config.n_heads * config.head_dim, config.kv_heads * config.head_dim, config.attn_bias
+        width, kv_width = config.n_heads * config.head_dim, config.kv_heads * config.head_dim
+        bias = bool(config.attn_bias)
         self.q_proj = projection(config, "q_proj")(config.d_model, width, bias=bias)
         self.k_proj = projection(config, "k_proj")(config.d_model, kv_width, bias=bias)
         self.v_proj = projection(config, "v_proj")(config.d_model, kv_width, bias=bias)
-        self.o_proj = projection(config, "o_proj")(width, config.d_model, bias=bias)
+        self.o_proj = projection(config, "o_proj")(width, config.d_model, bias=config.attn_bias is True)
         self.q_norm = build_norm(config.head_dim, config) if config.qk_norm else nn.Identity()
         self.k_norm = build_norm(config.head_dim, config) if config.qk_norm else nn.Identity()
 

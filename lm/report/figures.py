@@ -2,6 +2,7 @@
 
 import functools
 import io
+import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -133,6 +134,7 @@ def legend(figure: Figure, axes: Axes) -> None:
     handles, labels = axes.get_legend_handles_labels()
     widths = [0.082 * len(label) + 0.6 for label in labels]  # inches, with the sample of a line
     columns = len(labels) if sum(widths) < WIDTH else max(1, int(WIDTH / max(widths)))
+    columns = math.ceil(len(labels) / max(1, math.ceil(len(labels) / max(1, columns))))  # as even as they can be
     figure.legend(handles, map(shorten, labels), loc="outside upper left", ncols=columns, columnspacing=1.2)
 
 

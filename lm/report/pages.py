@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from lm.system.terminal import printable
 
-NO_VALUE = "-"
+NO_VALUE, NBSP = "-", "\N{NO-BREAK SPACE}"
 
 
 def render(template: str, **context: Any) -> str:
@@ -29,7 +29,7 @@ def _environment() -> Environment:
         loader=FileSystemLoader(Path(__file__).with_name("templates")),
         autoescape=lambda name: name is not None and name.endswith(".html.j2"),
         undefined=StrictUndefined,
-        finalize=lambda value: value if isinstance(value, Markup) or not isinstance(value, str) else printable(value),
+        finalize=_visible,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
@@ -39,13 +39,20 @@ def _environment() -> Environment:
     return environment
 
 
+def _visible(value: Any) -> Any:
+    """Text with control characters as escapes; spaces that do not break stay."""
+    if isinstance(value, Markup) or not isinstance(value, str):
+        return value
+    return NBSP.join(map(printable, value.split(NBSP)))
+
+
 def _missing(value: Any) -> bool:
     return value is None or value != value  # pandas has NaN for what is not there
 
 
 def nbsp(text: str) -> str:
     """Prose in which no line ends between a number and its %."""
-    return text.replace(" %", "\N{NO-BREAK SPACE}%")
+    return text.replace(" %", f"{NBSP}%")
 
 
 def signed(value: float | None, digits: int) -> str:

@@ -10,8 +10,8 @@ import torch
 from lm.config import RunConfig, UserError
 from lm.config.run import TIED_MATRICES
 from lm.data.tokens import TextData
-from lm.exchange.base import agrees, read_base
-from lm.exchange.portable import load_model
+from lm.formats.base import agrees, read_base
+from lm.formats.folder import load_model
 from lm.inference.evaluate import evaluate
 from lm.model.head import Embedding, Head, TiedHead, TiedProjectedHead, UntiedHead, UntiedMidTrainingHead
 from lm.model.transformer import Transformer

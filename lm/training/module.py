@@ -78,5 +78,6 @@ class LMModule(LightningModule):
         return DataLoader(stream, batch_size=None, pin_memory=self.device.type == "cuda")
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self.net.head.before_save(self.net.embed.weight)  # in place, on the tensors that the checkpoint holds
+        head = self.net.head.saved(self.net.embed.weight)
+        checkpoint["state_dict"] |= {f"net.head.{name}": tensor for name, tensor in head.items()}
         checkpoint["config_hash"] = self.config_hash

@@ -107,7 +107,7 @@ class Muon(Optimizer):
     direction, instead of mostly along the few directions that dominate its gradient. torch.optim.Muon processes one
     matrix after another in bfloat16. Here all matrices of one shape share batched matmuls, in bfloat16 where the device
     has native support for it, else in full precision: on the default model a step takes 0.2 to 0.8 of the time,
-    depending on the CPU (`benchmark.py only=[optimizer]`).
+    depending on the CPU (docs/performance.md, Training).
 
     Parameters of Muon groups are 2-D. Both kinds keep their average of gradients under `exp_avg`.
     """

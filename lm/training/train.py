@@ -17,8 +17,8 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lm.config import RunConfig, UserError
 from lm.config.identity import PLACES, RESOLVED, config_hash, flat
 from lm.data.tokens import TextData, prepare
-from lm.exchange.adapter import merged, save_adapter
-from lm.exchange.portable import save_model
+from lm.formats.adapter import merged, save_adapter
+from lm.formats.folder import save_model
 from lm.inference.evaluate import evaluate
 from lm.system.device import fast_attention, is_mixed
 from lm.system.files import write_json, write_text

@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 
 from conftest import WHOLE_RESULT
 
-from helpers.runs import composed
 from lm.ablation.ablate import ablate
 from lm.ablation.compose import compose_arms, compose_base
 from lm.ablation.executors import Executor
@@ -22,6 +21,7 @@ from lm.ablation.run_files import Ending, Failure
 from lm.ablation.worker import Task
 from lm.config import RunConfig
 from lm.config.ablation import AblateConfig, AblationConfig
+from tests.helpers.runs import composed
 
 SMALL = [
     *("data=text", "data.seq_len=32", "data.batch_size=4", "tokenizer=byte", "trainer=cpu", "trainer.max_steps=30"),

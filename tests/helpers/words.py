@@ -1,4 +1,4 @@
-"""Words of a command line that make a run of seconds, and what two equal runs may differ in."""
+"""Words of a command line that make a run of seconds."""
 
 MODEL = ["model.n_layers=1", "model.d_model=32", "model.n_heads=2", "model.d_ff=48", "model.rope_theta=50"]
 RUN = [
@@ -6,4 +6,3 @@ RUN = [
     *("trainer.enable_progress_bar=false", "trainer.log_every_n_steps=1", "checkpoint.every=4", "prompts=[]"),
     *("validation.every=0", "validation.batches=null"),
 ]
-CLOCK = ("seconds", "tokens_per_second", "resumed_from", "checksum")

@@ -1,0 +1,72 @@
+"""The adapters of a model: merged into its matrices, and as a folder that PEFT loads onto the exported base model."""
+
+import json
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from lm.config import UserError
+from lm.formats.architectures import architecture_of
+from lm.formats.weights import write_weights
+from lm.model.lora import LoRALinear, is_adapter
+from lm.model.transformer import Transformer
+from lm.system.files import write_text
+
+log = logging.getLogger(__name__)
+
+
+@torch.no_grad()
+def merged(net: Transformer) -> Transformer:
+    """A model of plain projections that computes the same; one without adapters is returned itself.
+
+    What has no adapter is shared with `net`, not copied.
+    """
+    if not net.config.adapted:
+        return net
+    weights = {name: tensor for name, tensor in net.state_dict().items() if not is_adapter(name)}
+    for name, module in net.named_modules():
+        if isinstance(module, LoRALinear):
+            weights[f"{name}.weight"] = module.merged()
+    config = replace(net.config, linear="linear", lora_rank=None, lora_alpha=None, lora_targets=None)
+    with torch.device("meta"):
+        plain = Transformer(config, net.head_config, vocab_size=net.vocab_size, seq_len=net.seq_len)
+    plain.load_state_dict(weights, assign=True)
+    plain.document_separator = net.document_separator
+    return plain
+
+
+def save_adapter(net: Transformer, base: str | None, folder: Path) -> None:
+    """Write adapter_config.json and adapter_model.safetensors of a model with adapters; nothing of one without.
+
+    `base` names the model that the adapters are for. The matrices of an architecture that are not ours one by one, as
+    those of GPT-2, have no adapters of the same form: then the log says so, and nothing is written.
+    """
+    if not net.config.adapted:
+        return
+    adapters = {name: tensor for name, tensor in net.state_dict().items() if is_adapter(name)}
+    try:
+        architecture = architecture_of(net.config)
+        names = {name: stacked.names for name, stacked in architecture.names(adapters, net.config).items()}
+        if sorted(names.values()) != sorted((name,) for name in adapters):
+            raise UserError(f"{architecture.name} stores q, k and v as one matrix")
+    except UserError as error:
+        log.info("%s is not written, PEFT could not use it: %s; model/ holds the merged model", folder, error)
+        return
+    tensors = {f"base_model.model.{name}": adapters[own_name] for name, (own_name,) in names.items()}
+    settings = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": net.config.rank,
+        "lora_alpha": net.config.alpha,
+        "target_modules": sorted({name.split(".")[-3] for name in tensors}),
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+    }
+    folder.mkdir(exist_ok=True)
+    write_weights(folder / "adapter_model.safetensors", tensors)
+    write_text(folder / "adapter_config.json", json.dumps(settings, indent=2) + "\n")

@@ -1,0 +1,115 @@
+"""A model as a Hugging Face folder that AutoModelForCausalLM loads without any code of this project.
+
+It is written with safetensors and json alone; only loading it needs transformers.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from lm.config import UserError
+from lm.data.tokenizer import Tokenizer
+from lm.formats.architectures import Architecture, architecture_of
+from lm.formats.weights import Weights, write_weights
+from lm.model.linear import Linear
+from lm.model.transformer import Transformer
+from lm.system.files import remove_partial, write_text
+
+UNFINISHED = ".unfinished"  # in a folder to which an export has not yet written everything
+
+
+def export(
+    net: Transformer, tokenizer: Tokenizer, output_dir: str | Path, also: Callable[[Path], object] = lambda _: None
+) -> str:
+    """Write config.json, model.safetensors and the tokenizer's files; returns the architecture's name.
+
+    `also` is called with the folder and may add files.
+
+    Raises UserError naming the setting that no architecture of transformers has.
+    """
+    architecture = architecture_of(net.config)
+    weights = matrices(net, architecture)
+    config = {
+        "architectures": [architecture.name],
+        "vocab_size": net.vocab_size,
+        "tie_word_embeddings": "lm_head.weight" not in weights,
+        "bos_token_id": tokenizer.begin,
+        "eos_token_id": tokenizer.eot,
+        "pad_token_id": tokenizer.eot,
+        "dtype": "float32",
+        **architecture.settings(net.config, net.seq_len),
+    }
+    eot, ends = tokenizer.eot_token, [tokenizer.eot, *sorted(tokenizer.stops - {tokenizer.eot, tokenizer.begin})]
+    special = {"bos_token": tokenizer.begin_token, "eos_token": eot, "pad_token": eot}
+    files: dict[str, Any] = {
+        "config.json": config,
+        "generation_config.json": {
+            **{key: value for key, value in config.items() if key.endswith("_token_id")},
+            "eos_token_id": ends if len(ends) > 1 else tokenizer.eot,
+        },
+        "tokenizer_config.json": {
+            "tokenizer_class": "PreTrainedTokenizerFast",  # a class that transformers 4 has too
+            "model_max_length": net.seq_len,
+            "clean_up_tokenization_spaces": False,
+            "split_special_tokens": True,  # a text that spells a special token is ordinary text
+            **special,
+        },
+        "special_tokens_map.json": special,
+    }
+    with new_folder(output_dir) as folder:
+        write_weights(folder / "model.safetensors", weights)
+        layout = json.loads(tokenizer.to_json())
+        layout["post_processor"] = _begin_template(tokenizer)
+        write_text(folder / "tokenizer.json", json.dumps(layout, ensure_ascii=False))
+        for filename, content in files.items():
+            write_text(folder / filename, json.dumps(content, indent=2) + "\n")
+        also(folder)
+    return architecture.name
+
+
+@contextmanager
+def new_folder(output_dir: str | Path) -> Iterator[Path]:
+    """An empty folder, or one that an export has left unfinished. Raises UserError if it cannot be had."""
+    folder = Path(output_dir).expanduser()
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"output_dir={output_dir}: is a file; choose a new or an empty folder")
+    if folder.exists() and any(folder.iterdir()) and not (folder / UNFINISHED).exists():
+        raise UserError(f"output_dir={output_dir}: is not empty; choose a new or an empty folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / UNFINISHED).touch()
+    except OSError as error:
+        raise UserError(f"output_dir={output_dir}: {error.strerror}; expected a folder to write to") from error
+    remove_partial(folder)
+    yield folder
+    (folder / UNFINISHED).unlink()
+
+
+def matrices(net: Transformer, architecture: Architecture) -> Weights:
+    """All weights under the architecture's names; without lm_head.weight if the model is tied."""
+    if not all(type(module) is Linear for name, module in net.named_modules() if name.endswith("_proj")):
+        raise UserError(f"model.linear={net.config.linear}: only models with model.linear=linear are exported")
+    weights = architecture.weights(_trunk(net), net.config)
+    output = net.head.matrix(net.embed.weight)
+    return weights if net.embed.matrix() is output else weights | {"lm_head.weight": output}
+
+
+def _trunk(net: Transformer) -> Weights:
+    """All weights except the head's, with the embedding multiplied as in the model."""
+    weights = {name: tensor for name, tensor in net.state_dict().items() if not name.startswith("head.")}
+    return weights | {"embed.weight": net.embed.matrix()}
+
+
+def _begin_template(tokenizer: Tokenizer) -> dict[str, Any]:
+    """A post-processor of `tokenizers` that puts the first token before a text, as lm.inference does."""
+    name = tokenizer.begin_token
+    special = {"SpecialToken": {"id": name, "type_id": 0}}
+    first, second = ({"Sequence": {"id": sequence, "type_id": i}} for i, sequence in enumerate("AB"))
+    return {
+        "type": "TemplateProcessing",
+        "single": [special, first],
+        "pair": [special, first, second],
+        "special_tokens": {name: {"id": name, "ids": [tokenizer.begin], "tokens": [name]}},
+    }

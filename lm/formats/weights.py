@@ -1,0 +1,59 @@
+"""Tensors as a safetensors file."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from lm.system.files import atomic_file
+
+Weights = dict[str, Tensor]
+_DTYPES = {  # as the format names them
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+def write_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
+    """Write a file atomically, one tensor after another.
+
+    `safetensors.torch.save` would need the whole file in memory, and `save_file` replaces `path` before it is synced.
+    """
+    order = sorted(weights, key=lambda name: (-weights[name].element_size(), name))  # which aligns every tensor
+    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name in order:
+        start, end = end, end + weights[name].numel() * weights[name].element_size()
+        dtype, shape = _DTYPES[weights[name].dtype], list(weights[name].shape)
+        entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
+    header = json.dumps(entries, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    with atomic_file(path) as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        for name in order:
+            values = weights[name].detach().cpu().contiguous().reshape(-1)
+            file.write(values.view(torch.uint8).numpy().data)
+
+
+def read_weights(path: Path, expected: Mapping[str, Tensor]) -> Weights:
+    """The tensors of a file, each in memory of its own and in the precision of `expected`, which may lie on "meta".
+
+    Raises ValueError, before memory is taken, for a tensor that is missing, superfluous or of another shape.
+    """
+    stored = load_file(path)  # maps the file
+    for name in sorted(expected.keys() | stored.keys()):
+        shapes = [tuple(weights[name].shape) if name in weights else None for weights in (stored, expected)]
+        if shapes[0] != shapes[1]:
+            raise ValueError(f"{name}: {path.name} has the shape {shapes[0]}, the settings give {shapes[1]}")
+    return {name: tensor.to(expected[name].dtype, copy=True) for name, tensor in stored.items()}

@@ -1,0 +1,1 @@
+"""Speed and memory on this machine, each beside a reference; scripts/benchmark.py runs the sections of run.py."""

@@ -1,0 +1,246 @@
+"""How often verdicts on tuned arms are wrong, by simulation: the table in docs/ablations.md.
+
+    python scripts/benchmark/tuning_error_rates.py csv=FILE [repetitions=2000]     simulate, or go on where FILE ends
+    python scripts/benchmark/tuning_error_rates.py table=FILE     print its table, and the cells beyond what is wanted
+
+Two arms have the same surface of losses over k hyperparameters, each around its own best settings. The truth is the
+difference of the arms at their best. Searches, settings, regrets and tests are those of an ablation; a reported run is
+the loss at the chosen settings and noise. One pair of searches serves all numbers of seeds, margins and true
+differences.
+"""
+
+import csv
+import math
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, fields
+from itertools import product
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # the matrices are small
+
+import numpy as np
+import pandas as pd
+
+from lm.ablation.power import TuningVariance, effective_sd
+from lm.ablation.response_surface import Array, combine_regrets
+from lm.ablation.statistics import difference_p, equivalence_p
+from lm.ablation.tuning import ArmTrials, Key, regrets, tune
+from lm.config.ablation import TuneConfig
+
+CURVATURES = np.array([0.035, 0.012, 0.01])  # nats per squared factor of two: lr, embedding matrix, LM head
+TRIAL_SD, DIFFERENCE_SD = 0.006, 0.0075  # nats: of a run at one tuning seed, of a paired difference
+OPTIMUM_SD = 0.3  # factors by which the best value of a hyperparameter moves with the seed, if it does
+CLIFF = 0.6  # factors above the best value of the first hyperparameter where training diverges
+STEEPNESS = 1.5 * math.log(2)  # of the lopsided surface: twice as high a factor above the best value as one below
+SURFACES, CORRELATIONS = ("quadratic", "lopsided", "cliff"), (0.0, 0.5, 0.7)
+MARGINS, SEEDS, ALPHA = (0.005, 0.02), (5, 8), 0.05
+DIVERGED = 1.0  # nats that a diverged run is worse
+BLOCK = 100  # repetitions in a row of the CSV file
+
+
+@dataclass(frozen=True)
+class Cell:
+    k: int  # hyperparameters
+    surface: str  # quadratic, lopsided, or cliff: a quadratic that ends where training diverges
+    correlation: float  # of each pair of hyperparameters in the curvature
+    start: str  # near: each arm within a factor of its best; far: the arm 0.8 to 1.8 factors off, its baseline at it
+    optimum: str  # fixed, or moving with the seed
+    tuning_seeds: int
+
+    def loss(self, x: Array, shift: Array) -> Array:
+        """(..., k) factors from the best settings, and how far these are moved, to the excess over the least loss."""
+        curvatures = CURVATURES[: self.k]
+        root = np.sqrt(curvatures)
+
+        def valley(t: Array) -> Array:
+            return 2 / STEEPNESS**2 * (np.expm1(STEEPNESS * t) - STEEPNESS * t) if self.surface == "lopsided" else t**2
+
+        alone = (curvatures * valley(x - shift)).sum(-1)
+        together = root.sum() ** 2 * valley((root * (x - shift)).sum(-1) / root.sum())
+        loss = (1 - self.correlation) * alone + self.correlation * together
+        return np.where(x[..., 0] > CLIFF, np.inf, loss) if self.surface == "cliff" else loss
+
+    def shifts(self, n: int, random: np.random.Generator) -> Array:
+        """(n, k) by how much the best settings move with each of n seeds; all arms alike."""
+        return OPTIMUM_SD * random.standard_normal((n, self.k)) if self.optimum == "moving" else np.zeros((n, self.k))
+
+    def best(self, random: np.random.Generator) -> dict[str, Array]:
+        """The best settings of each arm, in factors from where its search begins."""
+        if self.start == "near":
+            return {arm: random.uniform(-1, 1, self.k) for arm in ("arm", "baseline")}
+        far = random.uniform(0.8, 1.8, self.k) * random.choice([-1, 1], self.k)
+        return {"arm": far, "baseline": np.zeros(self.k)}
+
+
+IDENTITY = [*(field.name for field in fields(Cell)), "block"]
+
+
+def cells() -> Iterator[Cell]:
+    for tuning_seeds, optimum, k in product((2, 1), ("fixed", "moving"), (3, 2, 1)):
+        for surface, correlation, start in product(SURFACES, CORRELATIONS if k > 1 else (0.0,), ("near", "far")):
+            yield Cell(k, surface, correlation, start, optimum, tuning_seeds)
+
+
+class LazyLosses(dict[Key, float]):
+    """Makes a trial when it is asked for."""
+
+    def __init__(self, make: Callable[[Key], float]) -> None:
+        super().__init__()
+        self.make = make
+
+    def __contains__(self, key: object) -> bool:
+        return True
+
+    def __missing__(self, key: Key) -> float:
+        self[key] = self.make(key)
+        return self[key]
+
+
+def tune_pair(
+    cell: Cell, config: TuneConfig, random: np.random.Generator
+) -> tuple[dict[str, float], Array, TuningVariance | None]:
+    """Tune both arms.
+
+    Returns what tuning did, the differences of reported runs if the arms are equal, and the variance due to tuning.
+    """
+    best, shifts = cell.best(random), cell.shifts(cell.tuning_seeds, random)
+    sd = TRIAL_SD / math.sqrt(cell.tuning_seeds)
+
+    def trials(arm: str) -> LazyLosses:
+        return LazyLosses(
+            lambda key: cell.loss(np.log2(key) - best[arm], shifts).mean() + sd * random.standard_normal()
+        )
+
+    arms = {arm: ArmTrials({str(j): 1.0 for j in range(cell.k)}, trials(arm)) for arm in best}
+    state = tune(arms, config)
+    tuned = state.arms
+    shifts = cell.shifts(max(SEEDS), random)
+    excess = {}
+    for arm, chosen in tuned.items():
+        x = np.log2([*chosen.settings.values()]) - best[arm]
+        excess[arm] = np.minimum(cell.loss(x, shifts), DIVERGED)
+    known = regrets(tuned)
+    counts = {
+        "settings": np.mean([len(arm.losses) for arm in arms.values()]),
+        "searches": 1 + max(search for _, searches in state.trials["arm"] for search in searches),
+        "regret": excess["arm"].mean(),
+        "expected_regret": known["arm"].mean if "arm" in known else 0.0,
+    }
+    differences = excess["arm"] - excess["baseline"] + DIFFERENCE_SD * random.standard_normal(max(SEEDS))
+    return counts, differences, combine_regrets({"arm": 1, "baseline": -1}, known)
+
+
+def verdict(mean: float, sd: float, n: int, df: float, margin: float) -> str:
+    if equivalence_p(mean, sd, n, df, margin) <= ALPHA:
+        return "equivalent"
+    return "different" if difference_p(mean, sd, n, df) <= ALPHA else "undecided"
+
+
+def outcomes(differences: Array, tuning: TuningVariance | None) -> dict[str, bool]:
+    """What is decided with each number of seeds and margin, of equal arms, worse arms and better arms."""
+    row = {}
+    for n in SEEDS:
+        mean = float(differences[:n].mean())
+        sd, df = effective_sd(float(differences[:n].std(ddof=1)), n, tuning)
+        row[f"covered_{n}"] = difference_p(mean, sd, n, df) > ALPHA
+        for margin in MARGINS:
+            row[f"false_{margin}_{n}"] = verdict(mean, sd, n, df, margin) == "different"
+            row[f"equivalent_worse_{margin}_{n}"] = verdict(mean + margin, sd, n, df, margin) == "equivalent"
+            row[f"equivalent_better_{margin}_{n}"] = verdict(mean - margin, sd, n, df, margin) == "equivalent"
+    row["power_worse"] = verdict(mean + 0.01, sd, n, df, 0.005) == "different"
+    row["power_better"] = verdict(mean - 0.01, sd, n, df, 0.005) == "different"
+    return row
+
+
+def simulate(cell: Cell, repetitions: int, restarts: int = TuneConfig().restarts, block: int = 0) -> dict[str, float]:
+    """The means over repetitions; blocks are independent of each other."""
+    numbers = [cell.k, SURFACES.index(cell.surface), round(10 * cell.correlation), cell.tuning_seeds]
+    random = np.random.default_rng([*numbers, cell.start == "far", cell.optimum == "moving", block])
+    config, total = TuneConfig(trials=4 * cell.k + 2, restarts=restarts), Counter[str]()
+    for _ in range(repetitions):
+        counts, differences, tuning = tune_pair(cell, config, random)
+        total.update(counts | outcomes(differences, tuning))
+    return {name: float(value / repetitions) for name, value in total.items()}
+
+
+def write(path: Path, repetitions: int) -> None:
+    """Append a row for each block of a cell: a block of every cell, then the others, two tuning seeds first."""
+    text = path.read_text() if path.exists() else ""
+    made = {tuple(row[name] for name in IDENTITY) for row in csv.DictReader(text.splitlines())}
+    jobs = [*product(range(repetitions // BLOCK), cells())]
+    jobs.sort(key=lambda job: (job[0] > 0, job[0] > 0 and job[1].tuning_seeds == 1))
+    with path.open("a", newline="") as file:
+        for block, cell in jobs:
+            identity = asdict(cell) | {"block": block}
+            if tuple(map(str, identity.values())) in made:
+                continue
+            row = identity | {name: round(value, 6) for name, value in simulate(cell, BLOCK, block=block).items()}
+            writer = csv.DictWriter(file, row)
+            if not file.tell():
+                writer.writeheader()
+            writer.writerow(row)
+            file.flush()
+
+
+def table(path: Path) -> str:
+    """For each number of tuning seeds, k and start: means over all cells, and in brackets the worst of them.
+
+    False verdicts are those at the margin where they are more frequent, 0.005, and false equivalence that at 0.02.
+    Power is of quadratic surfaces whose optimum is fixed, by correlation, and of the cell and sign where it is lowest.
+    """
+    names = [field.name for field in fields(Cell)]
+    frame = pd.read_csv(path).groupby(names).mean().reset_index()
+    lines = [
+        "| tuning seeds | k | start | settings | false verdicts | false equivalence | coverage | power | lowest |",
+        "| ---: | ---: | --- | ---: | --- | --- | --- | --- | ---: |",
+    ]
+    groups = dict([*frame.groupby(["tuning_seeds", "k", "start"])])
+    for (seeds, k, start), cells in sorted(
+        groups.items(), key=lambda item: (-item[0][0], item[0][1], item[0][2] == "far")
+    ):
+        false, equivalent = cells.filter(regex="^false_0.005"), cells.filter(regex="^equivalent_.*_0.02")
+        covered, power = cells.filter(regex="^covered"), cells.filter(regex="^power").min(axis=1)
+        plain = cells[(cells.surface == "quadratic") & (cells.optimum == "fixed")].sort_values("correlation").index
+        rates = [f"{rate.stack().mean():.3f} ({rate.stack().max():.3f})" for rate in (false, equivalent)]
+        rates.append(f"{covered.stack().mean():.3f} ({covered.stack().min():.3f})")
+        by_correlation = ", ".join(f"{power[index]:.2f}" for index in plain)
+        lines.append(
+            f"| {seeds} | {k} | {start} | {cells.settings.mean():.0f} | {' | '.join(rates)} | {by_correlation} "
+            f"| {power.min():.2f} |"
+        )
+    return "\n".join(lines)
+
+
+def misses(path: Path) -> str:
+    """The cells with two tuning seeds in which a rate of errors is above 0.075 or coverage is below 0.93."""
+    names = [field.name for field in fields(Cell)]
+    frame = pd.read_csv(path).groupby(names).mean().reset_index()
+    frame["false"] = frame.filter(regex="^false_").max(axis=1)
+    frame["equivalent"] = frame.filter(regex="^equivalent_").max(axis=1)
+    frame["covered"] = frame.filter(regex="^covered_").min(axis=1)
+    missed = (frame.false > 0.075) | (frame.equivalent > 0.075) | (frame.covered < 0.93)
+    lines = [
+        "| k | start | surface | correlation | optimum | false verdicts | false equivalence | coverage |",
+        "| ---: | --- | --- | ---: | --- | ---: | ---: | ---: |",
+    ]
+    for cell in frame[missed & (frame.tuning_seeds == 2)].itertuples():
+        lines.append(
+            f"| {cell.k} | {cell.start} | {cell.surface} | {cell.correlation} | {cell.optimum} "
+            f"| {cell.false:.3f} | {cell.equivalent:.3f} | {cell.covered:.3f} |"
+        )
+    return "\n".join(lines)
+
+
+def main(arguments: list[str]) -> None:
+    options = dict(argument.split("=", 1) for argument in arguments)
+    if "table" in options:
+        print(table(Path(options["table"])), misses(Path(options["table"])), sep="\n\n")
+    else:
+        write(Path(options["csv"]), int(options.get("repetitions", 2000)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

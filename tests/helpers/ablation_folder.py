@@ -1,0 +1,243 @@
+"""An ablation's folder made by hand, whole, broken or on the way, and its report as a reader and a program see it."""
+
+import csv
+import json
+import math
+import random
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+from conftest import WHOLE_RESULT
+
+from lm.ablation.report import write_report
+from lm.ablation.results import read_results
+from lm.training.diagnostics import COLUMNS as DIAGNOSTICS
+
+ARMS = {"tied": 3.50, "untied": 3.53, "untied_matched": 3.502, "tied_naive": 4.4}  # and what they come to
+KNOBS = {arm: ["optim.lr", "head.head_lr_multiplier"] if "untied" in arm else ["optim.lr"] for arm in ARMS}
+EVIL = "</code><script>alert(1)</script>\n```\n| a | b |\n|---|---|\n<img src=http://evil.example/x>"
+PROMPTS = ["def f(x, y):\n    return", f"# {EVIL}"]
+METRICS = ("step", "tokens", "lr", "train/loss", "train/grad_norm", "val/loss", "val/bpb", "val/top1", "val/tokens")
+WHOLE = 89_999  # tokens of the validation text that are scored
+
+
+def write(path: Path, content: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+
+
+def lines(*rows: Any) -> str:
+    return "".join(",".join(map(str, row)) + "\n" for row in rows)
+
+
+def write_run(path: Path, arm: str, seed: int, loss: float, steps: int, diagnostics: bool = False) -> None:
+    chance = random.Random(f"{arm} {seed} {steps}")
+    continuations = [" x + y\n" + arm[:3] * 4, arm + EVIL]
+    result = WHOLE_RESULT | {
+        "val_loss": loss,
+        "val_bpb": loss / 2.23,
+        "val_top1": 0.42 - loss / 30,
+        "n_params": 1_017_472,
+        "flops_per_token": 6_000_000,
+        "steps": steps,
+        "tokens": steps * 1024,
+        "seconds": 0.09 * steps * chance.uniform(0.95, 1.05),
+        "tokens_per_second": 11_000.0,
+        "seed": seed,
+        "resumed_from": [40] if seed == 1 else [],
+        "config_hash": "c" * 64,
+        "data_hash": "d" * 64,
+        "tokenizer_hash": "t" * 64,
+        "threads": 1,
+        "device": "cpu",
+        "precision": "32-true",
+        "python": "3.11.7",
+        "versions": {"torch": "2.13.0"},
+        "samples": [{"prompt": p, "continuation": c} for p, c in zip(PROMPTS, continuations, strict=True)],
+    }
+    write(path / "result.json", result)
+    metrics, inside = [], []
+    for step in range(100, steps + 1, 100):
+        now = loss + 4 * math.exp(-5 * step / steps) + chance.gauss(0, 0.01)
+        metrics.append([step, step * 1024, 0.001, now - 0.1, 1.2, now, now / 2.23, 0.42 - now / 30, WHOLE])
+        sides = [0.4 + chance.random() / 9, 1.5 + chance.random(), "nan" if step == 100 else chance.uniform(-0.1, 0.1)]
+        bands = [now + i - 2 + 0.02 * i * ("untied" in arm) + chance.gauss(0, 0.01) for i in range(5)]
+        inside.append([step, step * 1024, 0.3, *sides, *bands, *(1.0 + i for i in range(10))])
+    write(path / "metrics.csv", lines(METRICS, *metrics))
+    if diagnostics:
+        write(path / "diagnostics.csv", lines(DIAGNOSTICS, *inside))
+
+
+def write_search(path: Path, arm: str, diverged: bool) -> list[dict[str, Any]]:
+    points = [(1.0, 1.0), (0.5, 1.0), (2.0, 1.0)] + [(1.0, 0.5), (1.0, 2.0)] * (len(KNOBS[arm]) == 2)
+    trials = []
+    for lr, head in points:
+        values = dict(zip(KNOBS[arm], (0.003 * lr, 0.004 * head), strict=False))
+        loss, name = (
+            ARMS[arm] + 0.1 * math.log2(lr) ** 2 + 0.002 * math.log2(head),
+            f"trials/{arm}-seed1000-{lr}-{head}",
+        )
+        lost = diverged and lr == 2.0
+        if lost:
+            write(path / f"{name}.json", {"status": "diverged", "error": "the loss is nan"})
+        else:
+            write_run(path / name, arm, 1000, loss, 400)
+        trials.append({"arm": arm, "searches": [0], "values": values, "run_dirs": [name]})
+    return trials
+
+
+def write_reported(path: Path, arm: str, seed: int, steps: int, broken: bool, diagnostics: bool) -> None:
+    chance = random.Random(f"{arm} {seed} {steps}")
+    loss = ARMS[arm] + 0.01 * seed + chance.gauss(0, 0.002) + (1000 - steps) / 4000
+    outcome = path.with_name(path.name + ".json")
+    if broken and (arm, seed) == ("tied_naive", 2):
+        write(outcome, {"status": "diverged", "error": "the loss is nan at step 7"})
+    elif broken and (arm, seed) == ("tied_naive", 1):
+        write(outcome, {"status": "failed", "error": "RuntimeError: a | <b>crack</b>"})
+    elif broken and (arm, seed) == ("untied_matched", 2):
+        write(path / "metrics.csv", lines(("step", "tokens"), (70, 71680)))
+    else:
+        write_run(path, arm, seed, loss, steps, diagnostics)
+
+
+def make(
+    path: Path,
+    done: Callable[[str, int], bool] = lambda arm, seed: True,
+    seeds: tuple[int, ...] = (0, 1, 2),
+    budgets: tuple[str, ...] = ("tokens", "flops"),
+    tuned: bool = False,
+    broken: bool = False,
+    diagnostics: bool = False,
+    report: bool = True,
+    every: int = 100,
+    **record: Any,
+) -> Path:
+    """An ablation's folder: four arms, of which untied trains for fewer steps at equal FLOPs."""
+    steps = {
+        arm: {"own": 1000, "tokens": 1000, "time": 1000, "flops": 900 if arm == "untied" else 1000} for arm in ARMS
+    }
+    runs: dict[str, dict[str, Any]] = {}
+    for arm in ARMS:
+        for budget in budgets:
+            for seed in seeds:
+                run_dir = f"cells/{arm}-seed{seed}-{steps[arm][budget]}"
+                new = {"arm": arm, "seed": seed, "budgets": [], "run_dir": run_dir, "steps": steps[arm][budget]}
+                runs.setdefault(run_dir, new)["budgets"].append(budget)
+    for run in runs.values():
+        if done(run["arm"], run["seed"]):
+            write_reported(path / run["run_dir"], run["arm"], run["seed"], run["steps"], broken, diagnostics)
+    arms = {
+        arm: {
+            "overrides": [f"head={arm.partition('_')[0]}", *["model.n_layers=3"] * (arm == "untied_matched")],
+            "matched": {"model.d_ff": 200} if arm == "untied_matched" else {},
+            "tuned": dict(zip(KNOBS[arm], (0.003, 0.002), strict=False)) if tuned else {},
+            "n_params": 1_017_472,
+            "flops_per_token": 6_000_000,
+            "tokens_per_step": 1024,
+            "seconds_per_step": 0.09,
+            "steps": steps[arm],
+            "vocab_size": 2048,
+            "train_tokens": 4_000_000,
+            "val_tokens": 90_000,
+            "identity": {"data_hash": "d" * 64, "tokenizer_hash": "t" * 64, "source_hash": "s" * 64},
+            "settings": {"head.untie_at": i / 4, "validation.every": every},
+        }
+        for i, arm in enumerate(ARMS)
+    }
+    content: dict[str, Any] = {
+        "name": "tying",
+        "question": "Should a small model tie its LM head?",
+        "baseline": "tied",
+        "seeds": list(seeds),
+        "equivalence_margin": 0.01,
+        "metric": "val_loss",
+        "primary": ["untied", "untied_matched"],
+        "match_parameters": {"untied_matched": "model.d_ff"},
+        "seed_offsets": {},
+        "budgets": list(budgets),
+        "tune": {"trials": 5 if tuned else 0, "seeds": [1000]},
+        "plot_over": None,
+        "overrides": [],
+        "common": ["trainer.max_steps=1000"],
+        "contrasts": {arm: "tied" for arm in ARMS if arm != "tied"},
+        "command": "python scripts/ablate.py ablation=tying 'a=``x``'",
+        "threads": 1,
+        "workers": 2,
+        "machine": "Linux x86_64, 2 cores, 0 GPUs",
+        "python": "3.11.7",
+        "versions": {"torch": "2.13.0"},
+        "arms": arms,
+        "runs": [*runs.values()],
+        "begun": "2026-01-31 12:00+00:00",
+    }
+    if tuned:
+        content["trials"] = [trial for arm in ARMS for trial in write_search(path, arm, broken and arm == "untied")]
+    write(path / "ablation.json", content | record)
+    if report:
+        write_report(read_results(path))
+    return path
+
+
+def numbers(path: Path) -> dict[str, Any]:
+    """report.json, which must be JSON in the strict sense."""
+
+    def refuse(word: str) -> None:
+        raise AssertionError(word)
+
+    return dict(json.loads((path / "report.json").read_text(), parse_constant=refuse))
+
+
+def results(path: Path) -> list[dict[str, str]]:
+    with open(path / "results.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def change_results(path: Path, pattern: str, **changes: Any) -> None:
+    for place in path.glob(f"cells/{pattern}/result.json"):
+        write(place, json.loads(place.read_text()) | changes)
+
+
+class Page(HTMLParser):
+    """A page as its reader sees it: words without those of the figures, tables, headings; and its tags."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.addresses: list[str] = []
+        self.meta: dict[str, str] = {}
+        self.headings: list[str] = []
+        self.tables: list[list[list[str]]] = []
+        self._words: list[str] = []
+        self._open: list[str] = []
+        self.feed((path / "report.html" if path.is_dir() else path).read_text())
+        self.text = " ".join("".join(self._words).split())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self._open += [] if tag in ("meta", "path", "use", "rect") else [tag]
+        self.addresses += [str(value) for key, value in attrs if key in ("src", "href", "xlink:href")]
+        if tag == "meta":
+            self.meta |= {str(dict(attrs).get("http-equiv")): str(dict(attrs).get("content"))}
+        elif tag == "table":
+            self.tables.append([])
+        elif tag == "tr":
+            self.tables[-1].append([])
+        elif tag in ("td", "th"):
+            self.tables[-1][-1].append("")
+        elif tag in ("h1", "h2", "h3"):
+            self.headings.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        while self._open and self._open.pop() != tag:
+            pass
+
+    def handle_data(self, data: str) -> None:
+        if {"svg", "style", "title"} & {*self._open}:
+            return
+        self._words.append(data)
+        if {"td", "th"} & {*self._open}:
+            self.tables[-1][-1][-1] += data
+        elif {"h1", "h2", "h3"} & {*self._open}:
+            self.headings[-1] += data

@@ -1,0 +1,419 @@
+"""Models of ours that transformers reads, and folders of transformers that we read: equal logits and tensors."""
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+import torch
+import transformers
+from conftest import HEADS, SEQ, tiny
+from helpers.models import noisy
+from safetensors.torch import load_file, save_file
+from tokenizers import processors
+from transformers import (
+    ApertusConfig,
+    ArceeConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GPT2Config,
+    LlamaConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from lm.config import UserError
+from lm.data.vocabulary import byte_tokenizer, char_tokenizer, train_bpe
+from lm.formats.folder import load_model, save_model
+from lm.formats.huggingface import export
+from lm.inference.generate import generate
+from lm.model.transformer import Transformer
+
+BYTE = byte_tokenizer()
+TOKENIZERS = {
+    "byte": BYTE,
+    "char": char_tokenizer(["the quick brown fox\n"]),
+    "bpe": train_bpe(["the quick brown fox jumps over the lazy dog " * 9], 270),
+}
+TOKENS = torch.randint(257, (2, SEQ), generator=torch.Generator().manual_seed(0))
+LLAMA = {"norm": "rmsnorm", "position": "rope", "ffn": "swiglu"}
+GPT2 = {"norm": "layernorm", "position": "learned"}
+MODELS: list[tuple[str, str, dict[str, Any]]] = [  # each architecture with every head and setting that it has, in pairs
+    ("LlamaForCausalLM", "tied", LLAMA | {"bias": True, "rope_theta": 500.0}),
+    ("LlamaForCausalLM", "untied", LLAMA | {"n_kv_heads": 2, "rope_scaling": [8.0, 1.0, 4.0, 32.0], "norm_eps": 1e-3}),
+    ("LlamaForCausalLM", "tied_projected", LLAMA | {"attention_bias": True, "d_head": 6}),
+    ("Qwen3ForCausalLM", "tied", LLAMA | {"qk_norm": True, "n_kv_heads": 2, "d_head": 16, "norm_eps": 1e-6}),
+    ("Qwen3ForCausalLM", "untied_midtraining", LLAMA | {"qk_norm": True, "attention_bias": True}),
+    ("Qwen2ForCausalLM", "untied", LLAMA | {"attention_bias": "qkv", "n_kv_heads": 1}),
+    ("ArceeForCausalLM", "tied_scaled", LLAMA | {"ffn": "relu2", "n_kv_heads": 2}),
+    ("ArceeForCausalLM", "untied", LLAMA | {"ffn": "gelu", "bias": True}),
+    ("ApertusForCausalLM", "tied", LLAMA | {"ffn": "relu", "qk_norm": True, "rope_theta": 100.0}),
+    ("ApertusForCausalLM", "untied", LLAMA | {"ffn": "relu2", "qk_norm": True, "n_kv_heads": 2}),
+    ("GPT2LMHeadModel", "tied", GPT2 | {"ffn": "gelu_tanh", "bias": True, "n_kv_heads": 2}),
+    ("GPT2LMHeadModel", "untied_from_embedding", GPT2 | {"ffn": "relu"}),
+    ("GPT2LMHeadModel", "tied_projected", GPT2 | {"ffn": "relu2", "attention_bias": "qkv"}),
+]
+
+
+@torch.no_grad()
+def gap(net: Transformer, model: Any, tokens: torch.Tensor = TOKENS) -> float:
+    """The largest difference of the logits as a fraction of the largest one."""
+    expected = model(tokens).logits
+    return float((net(tokens) - expected).abs().max() / expected.abs().max())
+
+
+def equal(first: Path, second: Path) -> bool:
+    before, after = (load_file(folder / "model.safetensors") for folder in (first, second))
+    return before.keys() == after.keys() and all(torch.equal(before[key], after[key]) for key in before)
+
+
+# --- out
+
+
+@pytest.mark.parametrize(("name", "head", "changes"), MODELS)
+def test_transformers_and_we_read_what_is_exported(
+    name: str, head: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    net = noisy(tiny(**changes), head, 257)
+    assert export(net, BYTE, tmp_path / "out") == name
+    model, report = AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert gap(net, model) < 1e-5
+    assert model.config.tie_word_embeddings == (head == "tied")
+    prompt = TOKENS[:1, :4]
+    options = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None, "attention_mask": prompt * 0 + 1}
+    answer, tokens = model.generate(prompt, **options), prompt
+    for _ in range(8):
+        tokens = torch.cat((tokens, net(tokens)[:, -1:].argmax(-1)), dim=1)
+    assert answer.tolist() == tokens.tolist()
+    again, _ = load_model(tmp_path / "out")
+    assert gap(again, model) < 1e-5
+    export(again, BYTE, tmp_path / "again")
+    assert equal(tmp_path / "out", tmp_path / "again")
+
+
+@pytest.mark.parametrize(
+    ("head", "part"),
+    [("tied_scaled", "embed.weight"), ("tied_projected", "head.proj.weight"), ("tied", "blocks.0.attn.k_proj.weight")],
+)
+def test_the_comparison_sees_a_changed_part(head: str, part: str, tmp_path: Path) -> None:
+    net = noisy(tiny(**LLAMA), head, 257)
+    export(net, BYTE, tmp_path / "out")
+    net.get_parameter(part).data.mul_(1.01)
+    assert gap(net, AutoModelForCausalLM.from_pretrained(tmp_path / "out")) > 1e-4
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_the_file_holds_the_input_and_output_embeddings(head: str, tmp_path: Path) -> None:
+    """However they are computed; one matrix where they are the same."""
+    net = noisy(tiny(**LLAMA), head, 257)
+    export(net, BYTE, tmp_path / "out")
+    weights = load_file(tmp_path / "out/model.safetensors")
+    embedding, own = net.embed.weight, next(net.head.parameters(), None)
+    inputs, outputs = {
+        "tied": lambda: (embedding, None),
+        "tied_scaled": lambda: (math.sqrt(32) * embedding, embedding),
+        "tied_projected": lambda: (embedding, embedding @ own),
+    }.get(head, lambda: (embedding, own))()
+    assert torch.equal(weights["model.embed_tokens.weight"], inputs)
+    assert ("lm_head.weight" in weights) == (outputs is not None)
+    assert outputs is None or torch.equal(weights["lm_head.weight"], outputs)
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_the_exported_tokenizer_and_generated_text_are_equal(kind: str, tmp_path: Path) -> None:
+    tokenizer = TOKENIZERS[kind]
+    net = noisy(tiny(**LLAMA), "untied", tokenizer.vocab_size)
+    export(net, tokenizer, tmp_path / "out")
+    model, words = (auto.from_pretrained(tmp_path / "out") for auto in (AutoModelForCausalLM, AutoTokenizer))
+    texts = ["the quick brown fox\n", *(["a <|endoftext|> b"] if kind != "char" else [])]
+    for text in texts:  # what spells a special token is ordinary text
+        assert words(text)["input_ids"] == [tokenizer.eot, *tokenizer.encode(text)]
+        assert words.decode(tokenizer.encode(text)) == text
+    assert (words.eos_token_id, words.model_max_length) == (tokenizer.eot, SEQ)
+    prompt = words("the quick", return_tensors="pt")
+    answer = model.generate(**prompt, max_new_tokens=6, do_sample=False)[0, prompt["input_ids"].shape[1] :]
+    assert words.decode(answer, skip_special_tokens=True) == generate(net, tokenizer, "the quick", 6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        (LLAMA | {"position": "none"}, "model.position=none"),
+        (LLAMA | {"ffn": "relu2", "qk_norm": True, "bias": True}, "model.bias=true"),
+        (LLAMA | {"norm": "layernorm"}, "model.norm=layernorm"),
+        (LLAMA | {"qk_norm": True, "bias": True}, "model.bias=true"),
+        (LLAMA | {"ffn": "relu2", "attention_bias": "qkv"}, "model.attention_bias=qkv"),
+        (GPT2 | {"ffn": "swiglu"}, "model.ffn=swiglu"),
+        (GPT2 | {"ffn": "gelu", "qk_norm": True}, "model.qk_norm=true"),
+        (LLAMA | {"linear": "torch.nn.Linear"}, "model.linear=torch.nn.Linear"),
+    ],
+)
+def test_a_setting_that_no_architecture_has_is_named(changes: dict[str, Any], key: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        export(noisy(tiny(**changes), "tied", 257), BYTE, tmp_path / "out")
+    assert str(caught.value).startswith(f"{key}: ")
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_interrupted_export_is_written_anew_and_a_folder_of_other_files_is_not(tmp_path: Path) -> None:
+    net = noisy(tiny(**LLAMA), "tied", 257)
+
+    def fail(folder: Path) -> None:
+        (folder / ".partial-x").touch()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        export(net, BYTE, tmp_path / "out", fail)
+    for name in ("out", "again"):
+        export(net, BYTE, tmp_path / name)
+    files = [{path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("out", "again")]
+    assert files[0] == files[1]
+    with pytest.raises(UserError, match=r"^output_dir="):
+        export(net, BYTE, tmp_path / "out")
+
+
+# --- in
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 300,  # more rows than tokens
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+LLAMA_3 = {"factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
+GPT2_SIZES = {"vocab_size": 300, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "bos_token_id": 0}
+FOLDERS: dict[str, Callable[[], PreTrainedConfig]] = {
+    "SmolLM2": lambda: LlamaConfig(**SIZES, rms_norm_eps=1e-5, tie_word_embeddings=True),
+    "Llama-3.2": lambda: LlamaConfig(
+        **SIZES,
+        head_dim=16,
+        tie_word_embeddings=True,
+        rope_parameters={"rope_type": "llama3", "rope_theta": 500000.0, **LLAMA_3},
+    ),
+    "Llama, untied, biases": lambda: LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True),
+    "Qwen2": lambda: Qwen2Config(**SIZES, tie_word_embeddings=True),
+    "Qwen2, untied, all heads": lambda: Qwen2Config(**SIZES | {"num_key_value_heads": 4}, rms_norm_eps=1e-5),
+    "Qwen3": lambda: Qwen3Config(**SIZES, head_dim=16, tie_word_embeddings=True),
+    "Qwen3, untied, biases of attention": lambda: Qwen3Config(**SIZES, head_dim=8, attention_bias=True),
+    "Arcee, tanh": lambda: ArceeConfig(**SIZES, hidden_act="gelu_pytorch_tanh", tie_word_embeddings=True),
+    "Arcee, untied": lambda: ArceeConfig(**SIZES, head_dim=8),
+    "Apertus": lambda: ApertusConfig(**SIZES, hidden_act="relu2", pad_token_id=0),
+    "GPT-2": lambda: GPT2Config(**GPT2_SIZES, eos_token_id=0),
+    "GPT-2, untied": lambda: GPT2Config(**GPT2_SIZES, eos_token_id=0, n_inner=40, tie_word_embeddings=False),
+}
+
+
+def write_folder(folder: Path, config: PreTrainedConfig, **options: Any) -> transformers.PreTrainedModel:
+    """What transformers writes, with random weights in which nothing is zero or one."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    model.save_pretrained(folder, **options)
+    (folder / "tokenizer.json").write_text(BYTE.to_json())
+    return model
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_folder_gives_equal_logits_and_its_export_is_the_same(name: str, tmp_path: Path) -> None:
+    model = write_folder(tmp_path / "theirs", FOLDERS[name]())
+    net, tokenizer = load_model(tmp_path / "theirs")
+    assert gap(net, model, torch.randint(257, (2, 48), generator=torch.Generator().manual_seed(0))) <= 1e-5
+    export(net, tokenizer, tmp_path / "out")
+    assert equal(tmp_path / "theirs", tmp_path / "out")
+    save_model(net, tokenizer, tmp_path / "ours")
+    for folder in ("out", "ours"):
+        again, _ = load_model(tmp_path / folder)
+        assert (again.config, again.head_config, again.vocab_size) == (net.config, net.head_config, 300)
+        assert torch.equal(again(TOKENS), net(TOKENS))
+
+
+def test_shards_and_half_precision(tmp_path: Path) -> None:
+    write_folder(tmp_path, FOLDERS["Qwen3"](), max_shard_size="20KB")
+    whole, _ = load_model(tmp_path)
+    for shard in tmp_path.glob("model-*.safetensors"):
+        save_file({key: value.bfloat16() for key, value in load_file(shard).items()}, shard)
+    half, _ = load_model(tmp_path)
+    for (name, parameter), other in zip(whole.named_parameters(), half.parameters(), strict=True):
+        assert torch.equal(parameter.bfloat16().float(), other), name
+        assert other.dtype == torch.float32
+
+
+def test_the_names_of_the_bare_gpt2(tmp_path: Path) -> None:
+    """The file of GPT-2 on the Hub has no prefix, and holds the masks as well."""
+    model, path = write_folder(tmp_path, FOLDERS["GPT-2"]()), tmp_path / "model.safetensors"
+    weights = {name.removeprefix("transformer."): tensor for name, tensor in load_file(path).items()}
+    save_file(weights | {"h.0.attn.bias": torch.ones(1, 1, 64, 64)}, path, {"format": "pt"})
+    assert gap(load_model(tmp_path)[0], model) < 1e-5
+
+
+REFUSED: dict[str, tuple[str, dict[str, Any]]] = {  # what is named -> a folder and what its config.json says instead
+    "model_type=mistral": ("SmolLM2", {"model_type": "mistral"}),
+    "use_sliding_window=True": ("Qwen2", {"use_sliding_window": True}),
+    "layer_types": ("Qwen3", {"layer_types": ["sliding_attention"] * 2}),
+    "partial_rotary_factor=0.5": ("SmolLM2", {"rope_parameters": {"partial_rotary_factor": 0.5}}),
+    "rope_type=yarn": ("SmolLM2", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}),
+    "final_logit_softcapping=30.0": ("SmolLM2", {"final_logit_softcapping": 30.0}),
+    "hidden_act=xielu": ("Apertus", {"hidden_act": "xielu"}),
+    "quantization_config=": ("SmolLM2", {"quantization_config": {"bits": 4}}),
+    "mismatched tensor model.layers.0.mlp.down_proj.weight": ("SmolLM2", {"intermediate_size": 49}),
+    "missing tensor model.layers.2.input_layernorm.weight": ("SmolLM2", {"num_hidden_layers": 3}),
+    "unexpected tensor model.layers.1.": ("SmolLM2", {"num_hidden_layers": 1}),
+    "missing tensor lm_head.weight": ("SmolLM2", {"tie_word_embeddings": False}),
+    "'hidden_size'": ("SmolLM2", {"hidden_size": "wide"}),
+    "'num_hidden_layers'": ("SmolLM2", {"num_hidden_layers": 2.5}),
+    "ZeroDivisionError": ("SmolLM2", {"num_attention_heads": 0}),
+    "model.norm_eps=inf": ("SmolLM2", {"rms_norm_eps": math.inf}),
+    "the tokenizer has 257 tokens, the model 200": ("SmolLM2", {"vocab_size": 200}),
+}
+
+
+@pytest.mark.parametrize("named", REFUSED)
+def test_what_cannot_be_carried_is_refused_in_one_line(named: str, tmp_path: Path) -> None:
+    name, changed = REFUSED[named]
+    write_folder(tmp_path, FOLDERS[name]())
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changed))
+    with pytest.raises(UserError) as caught:
+        load_model(tmp_path)
+    assert named in str(caught.value)
+    assert str(caught.value).startswith(str(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("model.safetensors", b"x" * 100),
+        ("model.safetensors.index.json", b"[" * 100_000),
+        ("model.safetensors.index.json", b'{"weight_map": {"a": "absent.safetensors"}}'),
+        ("tokenizer.json", b"{}"),
+    ],
+)
+def test_a_damaged_file_is_refused(name: str, content: bytes, tmp_path: Path) -> None:
+    write_folder(tmp_path, FOLDERS["SmolLM2"]())
+    if name.endswith("index.json"):
+        (tmp_path / "model.safetensors").unlink()
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=str(tmp_path)):
+        load_model(tmp_path)
+
+
+def test_no_code_of_a_folder_runs(tmp_path: Path) -> None:
+    """Neither a class of its own, nor a kernel of the Hub, nor a pickle."""
+    write_folder(tmp_path, FOLDERS["SmolLM2"]())
+    path, mark = tmp_path / "config.json", tmp_path / "ran"
+    settings = json.loads(path.read_text())
+    (tmp_path / "evil.py").write_text(f"open({str(mark)!r}, 'w')\nclass Evil: pass\n")
+    foreign = dict.fromkeys(("AutoConfig", "AutoModelForCausalLM"), "evil.Evil")
+    path.write_text(json.dumps(settings | {"auto_map": foreign, "attn_implementation": "nobody/kernel"}))
+    load_model(tmp_path)  # as the Llama that it is
+    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
+    with pytest.raises(UserError, match=r"model\.safetensors"):
+        load_model(tmp_path)
+    assert not mark.exists()
+
+
+def test_a_folder_with_an_adapter_leads_to_no_other_model(tmp_path: Path) -> None:
+    """Transformers would load the model that adapter_config.json names, in place of that of the folder."""
+    write_folder(tmp_path / "base", FOLDERS["SmolLM2"]())
+    write_folder(tmp_path / "model", FOLDERS["Llama-3.2"]())
+    adapter = {"peft_type": "LORA", "base_model_name_or_path": str(tmp_path / "base"), "target_modules": ["q_proj"]}
+    (tmp_path / "model/adapter_config.json").write_text(json.dumps(adapter))
+    with pytest.raises(UserError, match="adapter_config"):
+        load_model(tmp_path / "model")
+
+
+def test_a_head_that_contradicts_the_tie_is_refused(tmp_path: Path) -> None:
+    write_folder(tmp_path, FOLDERS["SmolLM2"]())
+    path = tmp_path / "model.safetensors"
+    weights = load_file(path)
+    save_file(weights | {"lm_head.weight": weights["model.embed_tokens.weight"].clone()}, path, {"format": "pt"})
+    load_model(tmp_path)  # a copy is none
+    save_file(weights | {"lm_head.weight": weights["model.embed_tokens.weight"] + 1}, path, {"format": "pt"})
+    with pytest.raises(UserError, match="tie_word_embeddings"):
+        load_model(tmp_path)
+
+
+def test_without_transformers_one_line_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_folder(tmp_path, FOLDERS["SmolLM2"]())
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(UserError, match=r"pip install 'transformers>=5,<6'"):
+        load_model(tmp_path)
+
+
+def test_reading_is_silent_and_leaves_the_library_as_it_was(tmp_path: Path) -> None:
+    write_folder(tmp_path, FOLDERS["SmolLM2"]())
+    code = (
+        "import sys, lm, transformers; lm.load_model(sys.argv[1]); log = transformers.utils.logging; "
+        "assert (log.get_verbosity(), log.is_progress_bar_enabled()) == (log.WARNING, True)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+# --- where a text begins and ends
+
+BEGIN, END = "<|begin_of_text|>", "<done>"
+
+
+def test_a_text_begins_as_the_tokenizer_says(tmp_path: Path) -> None:
+    """As those of Llama 3, whose template puts a token before it."""
+    write_folder(tmp_path, FOLDERS["SmolLM2"]())
+    backend = tokenizers.Tokenizer.from_str(BYTE.to_json())
+    backend.add_special_tokens([BEGIN])
+    template = processors.TemplateProcessing(single=f"{BEGIN} $A", special_tokens=[(BEGIN, backend.token_to_id(BEGIN))])
+    backend.post_processor = processors.Sequence([processors.ByteLevel(), template])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    _, tokenizer = load_model(tmp_path)
+    assert (tokenizer.eot_token, tokenizer.begin_token) == ("<|endoftext|>", BEGIN)
+    words = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
+    assert words("def f").input_ids == [tokenizer.begin, *tokenizer.encode("def f")]
+
+
+def test_the_end_of_text_may_have_a_name_of_its_own(tmp_path: Path) -> None:
+    """tokenizer_config.json says it; saved as a model of ours, the name stays. Without a name nothing is added."""
+    write_folder(tmp_path / "theirs", FOLDERS["SmolLM2"]())
+    names = tmp_path / "theirs/tokenizer_config.json"
+    (tmp_path / "theirs/tokenizer.json").write_text(BYTE.to_json().replace("<|endoftext|>", END))
+    for wrong in (None, '{"eos_token": 5}', '{"eos_token": {"content": []}}', "[" * 100_000, "5"):
+        if wrong is not None:
+            names.write_text(wrong)
+        with pytest.raises(UserError, match="no end-of-text token; expected eos_token in tokenizer_config"):
+            load_model(tmp_path / "theirs")
+    names.write_text('{"eos_token": "<absent>"}')
+    with pytest.raises(UserError, match="<absent>"):
+        load_model(tmp_path / "theirs")
+    names.write_text(json.dumps({"eos_token": {"content": END}}))
+    net, tokenizer = load_model(tmp_path / "theirs")
+    assert (tokenizer.eot_token, tokenizer.eot, tokenizer.vocab_size) == (END, 0, 257)
+    save_model(net, tokenizer, tmp_path / "ours")
+    assert load_model(tmp_path / "ours")[1].eot_token == END
+
+
+def test_a_chat_model_ends_its_turn_at_each_token_that_its_folder_names(tmp_path: Path) -> None:
+    """Documents are still separated by the usual one."""
+    write_folder(tmp_path, FOLDERS["Qwen2"]())
+    backend = tokenizers.Tokenizer.from_str(BYTE.to_json())
+    backend.add_special_tokens(["<|im_end|>"])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
+    ends = {"eos_token_id": [257, 0]}
+    (tmp_path / "generation_config.json").write_text(json.dumps(ends))
+    net, tokenizer = load_model(tmp_path)
+    assert (tokenizer.eot_token, tokenizer.begin_token, tokenizer.stops) == ("<|endoftext|>", "<|endoftext|>", {0, 257})
+    with torch.no_grad():
+        net.embed.weight[257] = 50 * net.hidden_states(torch.tensor([[0]]))[0, -1]  # the likeliest next token
+    assert generate(net, tokenizer, ["", "x"], 5)[0] == ""

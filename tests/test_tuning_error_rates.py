@@ -1,0 +1,44 @@
+"""Verdicts on tuned arms keep their promises, wherever the searches begin: scripts/benchmark/tuning_error_rates.py."""
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+SCRIPT = runpy.run_path(str(Path(__file__).parents[1] / "scripts" / "benchmark" / "tuning_error_rates.py"))
+Cell, simulate, write, table = (SCRIPT[name] for name in ("Cell", "simulate", "write", "table"))
+FAR = Cell(k=3, surface="quadratic", correlation=0.5, start="far", optimum="fixed", tuning_seeds=2)
+
+
+def test_a_far_start_misleads_without_restarts() -> None:
+    """Bounds beyond what chance does to a rate of 0.05 in 60 repetitions; without restarts 0.4 and 0.6 are found."""
+    once, again = simulate(FAR, 60, restarts=0), simulate(FAR, 60)
+    assert again["false_0.005_8"] <= 0.15 < 0.25 <= once["false_0.005_8"]
+    assert again["covered_8"] >= 0.85 > 0.75 >= once["covered_8"]
+    assert again["power_better"] >= 0.6 > 0.5 >= once["power_better"]
+    assert once["settings"] < 15 < 28 <= again["settings"] <= 42 + 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tuning_seeds", [1, 2])
+@pytest.mark.parametrize("start", ["near", "far"])
+@pytest.mark.parametrize(("k", "correlation"), [(1, 0.0), (2, 0.5), (3, 0.5)])
+@pytest.mark.parametrize("surface", ["quadratic", "lopsided"])
+def test_verdicts_on_tuned_arms_are_seldom_wrong(
+    surface: str, k: int, correlation: float, start: str, tuning_seeds: int
+) -> None:
+    rates = simulate(Cell(k, surface, correlation, start, "fixed", tuning_seeds), 1000)
+    wrong = [rate for name, rate in rates.items() if name.startswith(("false", "equivalent"))]
+    assert max(wrong) <= 0.09  # one standard error: 0.007
+    assert min(rates["covered_5"], rates["covered_8"]) >= 0.92
+    assert min(rates["power_worse"], rates["power_better"]) >= 0.5
+
+
+def test_the_file_of_rates_is_continued_and_becomes_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = [Cell(1, "quadratic", 0.0, start, "fixed", 2) for start in ("near", "far")]
+    monkeypatch.setitem(write.__globals__, "BLOCK", 2)
+    for cells, repetitions, lines in ((small[:1], 2, 2), (small, 2, 3), (small, 4, 5)):
+        monkeypatch.setitem(write.__globals__, "cells", lambda cells=cells: iter(cells))
+        write(tmp_path / "rates.csv", repetitions)
+        assert len((tmp_path / "rates.csv").read_text().splitlines()) == lines
+    assert len(table(tmp_path / "rates.csv").splitlines()) == 4
