@@ -1,6 +1,7 @@
-"""An ablation at work, with real processes: isolated, resumable, fair, and finished whatever happens to a cell."""
+"""An ablation at work: it makes what is missing and nothing else, whatever happens to a run, a driver or a text."""
 
 import json
+import math
 import os
 import re
 import shutil
@@ -8,524 +9,437 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT, Script
-from hydra import initialize_config_dir
-from lm.ablation.judge.study import Study, read_study
-from lm.ablation.plan.cells import cells
-from lm.ablation.plan.compose import compose_arms
-from lm.ablation.plan.match import change
-from test_plan import SMALL, question
+from conftest import ROOT
 
-from lm.ablation.ablate import AblationRunner, ablate
+from lm.ablation.executors import EXECUTORS
 from lm.ablation.folder import default_dir, lock_output_dir
-from lm.ablation.progress import Progress
+from lm.ablation.plan_table import plan_table
 from lm.ablation.record import read_record
-from lm.ablation.report import write_report
-from lm.ablation.run_files import RunFiles
-from lm.ablation.summary import plan_table, result_table
-from lm.cli.compose import compose
-from lm.cli.mistakes import CONFIGS
-from lm.config import RunConfig, UserError
+from lm.ablation.results import read_results
+from lm.ablation.run_files import Failure, RunFiles
+from lm.ablation.summary import result_table
+from lm.ablation.warnings import report_warnings
+from lm.ablation.worker import Task
+from lm.config import UserError
 from lm.config.ablation import AblateConfig, TuneConfig
-from lm.config.identity import config_hash
 from lm.training.train import train
+from tests.helpers.ablations import SHORT, Lab, instant, kill_worker, losses, question, statuses, workers_of
+from tests.helpers.runs import wait_for
 
-Ablate = Callable[..., AblationRunner]
-
-
-@pytest.fixture
-def words(corpus: Path, tmp_path: Path) -> list[str]:
-    cache = f"data.cache_dir={tmp_path / 'cache'}"
-    return [*SMALL, f"data.path={corpus}", cache, "checkpoint.every=5", "validation.every=10", "validation.batches=2"]
-
-
-def composed(config: AblateConfig) -> dict[str, RunConfig]:
-    return compose_arms(config.ablation, config.overrides, lambda said: compose("train", said, RunConfig))
+needs_proc = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
+LR = {"extension_trials": 0, "restarts": 0, "seeds": [77], "hyperparameters": ["optim.lr"]}
+THREE = {"tied": ["head=tied"], "untied": ["head=untied"], "copied": ["head=untied_from_embedding"]}
 
 
 @pytest.fixture
-def lab(words: list[str], tmp_path: Path) -> Ablate:
-    def at_work(*more: str, folder: str = "out", plan_only: bool = False, **changes: Any) -> AblationRunner:
-        ablation = question(**changes)
-        ablation = replace(ablation, overrides=[*words, *ablation.overrides])
-        config = AblateConfig(
-            ablation=ablation,
-            output_dir=str(tmp_path / folder),
-            plan_only=plan_only,
-            workers=2,
-            overrides=list(more),
-        )
-        with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-            return ablate(config, composed(config), "the command")
-
-    return at_work
+def lab(tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
+    monkeypatch.chdir(tmp_path)
+    return Lab(tmp_path, corpus, SHORT)
 
 
-def stamps(path: Path, folder: str = "cells") -> dict[str, int]:
-    return {one.parent.name: one.stat().st_mtime_ns for one in path.glob(f"{folder}/*/result.json")}
+Instantly = Callable[[Callable[[Task], float | Failure]], list[str]]
 
 
-def status(study: Study) -> dict[tuple[str, int], str]:
-    return {(row.arm, row.seed): row.status for row in study.rows}
+@pytest.fixture
+def instantly(monkeypatch: pytest.MonkeyPatch) -> Instantly:
+    """Let runs end at once with a loss of their task; returns the list to which the name of each run is added."""
+
+    def set_loss(loss: Callable[[Task], float | Failure]) -> list[str]:
+        executor = instant(loss)
+        monkeypatch.setitem(EXECUTORS, "local", executor)
+        return executor.made  # type: ignore[attr-defined, no-any-return]
+
+    return set_loss
 
 
-@pytest.mark.slow
-def test_what_is_missing_is_done_and_nothing_else(lab: Ablate, tmp_path: Path) -> None:
-    first = stamps(lab().path)
-    assert len(first) == 4
-    assert stamps(lab().path) == first  # nothing to do
-    record, report = ((tmp_path / "out" / name).read_bytes() for name in ("ablation.json", "report.html"))
-    (tmp_path / "out/report.html").unlink()
-    lab()
-    assert (tmp_path / "out/ablation.json").read_bytes() == record
-    assert (tmp_path / "out/report.html").read_bytes() == report
-    more = {"tied": ["head=tied"], "untied": ["head=untied"], "copied": ["head=untied_from_embedding"]}
-    grown = stamps(lab(arms=more, seeds=[0, 1, 2]).path)
-    assert len(grown) == 9
-    assert first.items() <= grown.items()
-    assert set(status(read_study(tmp_path / "out")).values()) == {"done"}
+def summaries(results: Any) -> str:
+    return " ".join(warning.summary for warning in report_warnings(results))
+
+
+# --- what is missing is made, and nothing else
 
 
 @pytest.mark.slow
-def test_a_cell_gives_what_the_run_alone_gives(lab: Ablate, tmp_path: Path) -> None:
-    runner = lab(seeds=[3])
-    (row,) = read_study(runner.path).finished("untied", "tokens").values()
-    (_, cell), *_ = cells(runner.ablation, {"untied": runner.arms["untied"]})
-    _, alone = train(replace(cell.run, run_dir=str(tmp_path / "alone")))
-    for key in ("val_loss", "val_top1", "n_params", "config_hash", "threads", "samples"):
-        assert alone[key] == row.result[key]
-    assert alone["seed"] == 3
+def test_what_is_missing_is_made_and_nothing_else(lab: Lab) -> None:
+    done = lab.run()
+    first = lab.results()
+    assert ({*statuses(done).values()}, len(first)) == ({"done"}, 4)
+    files = {name: (lab.out / name).read_bytes() for name in ("ablation.json", "report.html", "results.csv")}
+    lab.run()
+    assert {name: (lab.out / name).read_bytes() for name in files} == files
+    spec = next(spec for spec in lab.plans[-1].reported() if (spec.arm, spec.seed) == ("untied", 1))
+    alone = train(replace(spec.run, run_dir=str(lab.root / "alone")))[1]
+    whole = json.loads((lab.out / spec.run_dir / "result.json").read_text())
+    clock = ("seconds", "tokens_per_second")
+    assert {key: alone[key] for key in alone if key not in clock} == {k: whole[k] for k in whole if k not in clock}
+    grown = lab.run(arms=THREE, seeds=[0, 1, 2])
+    assert (len(lab.results()), first.items() <= lab.results().items()) == (9, True)
+    assert {*statuses(grown).values()} == {"done"}
+    lab.text.write_text(lab.text.read_text() + "another line\n" * 9)
+    assert {*lab.run(seeds=[0]).runs.purpose} == {"reported", "unused"}
+    assert len(lab.results()) == 11
 
 
 @pytest.mark.slow
-def test_changed_sources_or_text_are_not_silently_reused(
-    lab: Ablate, corpus: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = stamps(lab(seeds=[0]).path)
-    monkeypatch.setattr("lm.ablation.plan.arms.source_hash", lambda files: "another")
-    other_code = stamps(lab(seeds=[0]).path)
-    assert len(other_code) == 4
-    assert first.items() <= other_code.items()
-    corpus.write_text(corpus.read_text() + "another line\n" * 9)
-    assert len(stamps(lab(seeds=[0]).path)) == 6
+def test_rows_of_results_csv_stand_for_runs_without_folders(lab: Lab) -> None:
+    tune = TuneConfig(trials=2, **LR)
+    before = lab.run(tune=tune)
+    kept = {name: (lab.out / name).read_text() for name in ("results.csv", "curves.csv", "figures/learning.svg")}
+    for kind in ("cells", "trials"):
+        shutil.rmtree(lab.out / kind)
+    (lab.out / "report.html").unlink()  # so that all is written again
+    after = lab.run(tune=tune)
+    assert "finished runs without a folder, read from results.csv: 4; " in plan_table(lab.plans[-1])
+    assert not [*lab.out.glob("*/*/model")], "nothing was trained"
+    assert {name: (lab.out / name).read_text() for name in kept} == kept
+    assert after.contrasts.equals(before.contrasts)
+    first = before.runs.run_dir[0]
+    rows = [line for line in kept["results.csv"].splitlines() if first not in line]
+    (lab.out / "results.csv").write_text("\n".join(rows) + "\n")
+    again = lab.run(tune=tune)
+    assert [path.parent.name for path in lab.out.glob("*/*/model")] == [Path(first).name], "a run without a row is made"
+    assert losses(again) == losses(before)
+    lab.run(tune=tune, overrides=["model.d_ff=48"])
+    assert len(lab.results()) == 4 + 1
+    assert (lab.out / "results.csv").read_text().count(",unused,") == 4 + 4, "rows of other settings are kept"
+
+
+def test_what_is_asked_anew_of_the_same_runs_is_reported(lab: Lab, instantly: Instantly) -> None:
+    made = instantly(lambda task: 1 + 0.1 * (task.run.head.name == "untied") + 0.001 * math.sin(9 * task.run.seed))
+    lab.run(seeds=[0, 1, 2])
+    assert json.loads((lab.out / "report.json").read_text())["contrasts"][0]["verdict"] == "worse"
+    lab.run(seeds=[0, 1, 2], equivalence_margin=9.0)
+    assert json.loads((lab.out / "report.json").read_text())["equivalence_margin"] == 9.0
+    assert read_record(lab.out).equivalence_margin == 9.0
+    assert summaries(lab.run(seeds=[0, 1])).count("Seeds were taken away after the ablation had ended (2)") == 1
+    assert read_record(lab.out).seeds == [0, 1]
+    assert len(made) == 6
+    assert "Seeds were added after the ablation had ended (with 2, 3, now 4)" in summaries(lab.run(seeds=[0, 1, 2, 3]))
+    assert len(made) == 8
 
 
 @pytest.mark.slow
-def test_rows_of_results_csv_stand_for_runs_that_are_gone(
-    lab: Ablate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tune = TuneConfig(trials=2, extension_trials=0, seeds=[77], hyperparameters=["optim.lr"])
-    path = lab(tune=tune).path
-    rows, contrasts = (path / "results.csv").read_text(), read_study(path).contrasts()
-    curves, picture = (path / "curves.csv").read_text(), (path / "figures/learning.svg").read_text()
-    shutil.rmtree(path / "cells")
-    shutil.rmtree(path / "trials")
-    assert "finished runs without a folder, read from results.csv: 4; remove a row to run one again" in plan_table(
-        lab(tune=tune)
-    )
-    assert not list(path.glob("*/*/model")), "nothing was trained"
-    assert (path / "results.csv").read_text() == rows
-    assert (path / "curves.csv").read_text() == curves
-    assert (path / "figures/learning.svg").read_text() == picture
-    assert read_study(path).contrasts() == contrasts
-    first = read_study(path).rows[0].run_dir
-    kept = [line for line in rows.splitlines() if first not in line]
-    (path / "results.csv").write_text("\n".join(kept) + "\n")
-    lab(tune=tune)
-    assert [one.parent.name for one in path.glob("*/*/model")] == [Path(first).name], "a run without a row is made"
-    shutil.rmtree(path / "cells")
-    monkeypatch.setattr("lm.ablation.plan.arms.source_hash", lambda files: "another")
-    lab(tune=tune)
-    assert len(list(path.glob("cells/*/model"))) == 4, "other code makes other runs"
-    assert (path / "results.csv").read_text().count(",unused,") == 4 + 4, "and keeps the rows of the old ones"
-
-
-def during(condition: Callable[[], object], act: Callable[[], object]) -> None:
-    """Do something as soon as a condition holds, while the ablation runs."""
-    threading.Thread(target=lambda: (wait_for(condition), act()), daemon=True).start()
+def test_rows_of_an_arm_that_is_left_out_are_kept(lab: Lab, instantly: Instantly) -> None:
+    made = instantly(lambda task: 1 + 0.001 * math.sin(9 * task.run.seed))
+    lab.run(arms=THREE)
+    shutil.rmtree(lab.out / "cells")
+    results = lab.run()
+    assert {run.arm for run in results.runs.itertuples() if run.purpose == "unused"} == {"copied"}
+    assert "left out" not in summaries(results)
+    assert {*statuses(lab.run(arms=THREE)).values()} == {"done"}
+    assert len(made) == 6
 
 
 @pytest.mark.slow
-def test_a_text_edited_while_runs_go_on_gives_no_verdict_of_two_texts(
-    lab: Ablate, corpus: Path, tmp_path: Path
-) -> None:
-    text = corpus.read_text()
-    during(lambda: list(tmp_path.glob("out/cells/*/*.csv")), lambda: corpus.write_text(text + "another line\n" * 9))
-    runner = lab(seeds=[0, 1, 2, 3])
-    planned, rows = runner.arms["tied"].identity["data_hash"], read_study(runner.path).rows
-    assert {row.result["data_hash"] for row in rows if row.result} == {planned}
-    failed = [row.error for row in rows if row.status == "failed"]
-    assert failed
-    assert all("has changed since" in error for error in failed)
-    assert set(status(read_study(lab(seeds=[0, 1, 2, 3]).path)).values()) == {"done"}
-
-
-@pytest.mark.slow
-def test_a_cell_that_diverges_or_breaks_is_recorded_and_the_rest_go_on(lab: Ablate) -> None:
+def test_arms_that_diverge_or_fail_are_recorded_and_the_rest_go_on(lab: Lab) -> None:
     arms = {
         "good": ["head=tied"],
         "wild": ["head=tied", "optim.lr=1e15", "trainer.gradient_clip_val=0"],
         "broken": ["head=tied", "model.linear=brittle.Brittle"],
     }
-    runner = lab(arms=arms, baseline="good", primary=[])
-    study = read_study(runner.path)
-    found = status(study)
-    assert [found[arm, seed] for arm in arms for seed in (0, 1)] == ["done"] * 2 + ["diverged"] * 2 + ["failed"] * 2
-    (broken,) = (row for row in study.rows if (row.arm, row.seed) == ("broken", 0))
-    assert "a crack | in the glass" in broken.error
-    logs = {path.name: path.read_text() for path in runner.path.glob("cells/*.log")}
-    assert any("Traceback" in text for name, text in logs.items() if name.startswith("broken"))
-    assert runner.n_failed() == 4
-
-    again = lab(arms=arms, baseline="good", primary=[])
-    assert {path.name: path.read_text() for path in again.path.glob("cells/wild*.log")} == {
-        name: text for name, text in logs.items() if name.startswith("wild")
-    }  # it would diverge again
-    assert all(
-        path.read_text().count("Traceback") > logs[path.name].count("Traceback")
-        for path in again.path.glob("cells/broken*.log")
-    )  # what broke may have been mended
-
-
-def test_a_folder_of_something_else_is_refused(lab: Ablate, tmp_path: Path) -> None:
-    lab(seeds=[0])
-    with pytest.raises(UserError, match=r"another ablation \(name is test there, other now\)"):
-        lab(name="other")
-    with pytest.raises(UserError, match=r"another ablation \(overrides"):
-        lab("optim.lr=0.5")
-    stranger = tmp_path / "stranger"
-    stranger.mkdir()
-    (stranger / "thesis.txt").write_text("")
-    with pytest.raises(UserError, match="holds no ablation"):
-        lab(folder="stranger")
-    assert [path.name for path in stranger.iterdir()] == ["thesis.txt"]
-    (tmp_path / "list").mkdir()
-    (tmp_path / "list/ablation.json").write_text("[]")
-    with pytest.raises(UserError, match="not what lm wrote"):
-        lab(folder="list")
-    with pytest.raises(UserError, match=r"output_dir=/proc/nowhere: cannot be written to"):
-        lab(folder="/proc/nowhere")
+    results = lab.run(arms=arms, baseline="good", primary=[])
+    ends = {"good": "done", "wild": "diverged", "broken": "failed"}
+    assert statuses(results) == {(arm, seed): ends[arm] for arm in arms for seed in (0, 1)}
+    (error,) = {run.error for run in results.runs.itertuples() if run.arm == "broken"}
+    assert "a crack | in the glass" in error
+    logs = {path.name: path.read_text().count("Traceback") for path in lab.out.glob("cells/*.log")}
+    assert lab.run(arms=arms, baseline="good", primary=[]).counts()["failed"] == 2
+    for path in lab.out.glob("cells/*.log"):  # it would diverge again, and what failed may have been mended
+        is_repeated = path.read_text().count("Traceback") > logs[path.name]
+        assert is_repeated == path.name.startswith("broken")
 
 
 @pytest.mark.slow
-def test_a_result_of_other_settings_is_not_accepted(lab: Ablate) -> None:
-    path = lab(seeds=[0]).path
-    place = next(path.glob("cells/tied-*/result.json"))
-    shutil.copy(next(path.glob("cells/untied-*/result.json")), place)
-    (row,) = (one for one in read_study(path).rows if one.arm == "tied")
-    assert (row.status, row.result) == ("failed", {})
-    assert row.error == f"its config_hash is not the one planned: remove {row.run_dir}"
+def test_a_text_edited_while_runs_go_on_gives_no_verdict_of_two_texts(lab: Lab) -> None:
+    def edit() -> None:
+        wait_for(lambda: [*lab.out.glob("cells/*/*.csv")])
+        lab.text.write_text(lab.text.read_text() + "another line\n" * 9)
+
+    (thread := threading.Thread(target=edit)).start()
+    results = lab.run(seeds=[0, 1, 2, 3])
+    thread.join()
+    planned = lab.plans[-1].arms["tied"].identity["data_hash"]
+    assert {run.data_hash for run in results.runs.itertuples() if run.status == "done"} == {planned}
+    errors = [run.error for run in results.runs.itertuples() if run.status == "failed"]
+    assert errors
+    assert all("has changed since" in error for error in errors)
+    assert {*statuses(lab.run(seeds=[0, 1, 2, 3])).values()} == {"done"}
 
 
-def test_the_default_folder_says_what_is_changed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(tmp_path)
+# --- folders
 
-    def name(*words: str) -> str:
-        return str(default_dir(AblateConfig(ablation=question(), overrides=list(words))))
+
+def test_a_folder_of_something_else_is_refused_and_left_as_it_is(lab: Lab, instantly: Instantly) -> None:
+    instantly(lambda task: 1.0)
+    lab.run(seeds=[0])
+    for name, file in {"stranger": "thesis.txt", "list": "ablation.json"}.items():
+        (lab.root / name).mkdir()
+        (lab.root / name / file).write_text("[]")
+    (lab.root / "empty").mkdir()
+    refused: list[tuple[dict[str, Any], list[str], str]] = [
+        ({"name": "other"}, [], r"^output_dir=.*/out: holds another ablation \(name is test there, other now\)"),
+        ({}, ["optim.lr=0.5"], r"^output_dir=.*/out: holds another ablation \(overrides"),
+        ({"folder": "stranger"}, [], "^output_dir=.*/stranger: holds no ablation"),
+        ({"folder": "list"}, [], "ablation.json: not what lm wrote"),
+        ({"folder": "/proc/nowhere"}, [], "^output_dir=/proc/nowhere: cannot be written to"),
+        ({"folder": "new/out"}, ["data.path=absent.txt"], "absent"),
+        ({"folder": "empty"}, ["data.path=absent.txt"], "absent"),
+    ]
+    before = sorted(path for path in lab.root.rglob("*") if "cache" not in path.parts)
+    for changes, typed, message in refused:
+        with pytest.raises(UserError, match=message):
+            lab.run(*typed, **changes)
+    with lock_output_dir(lab.out), pytest.raises(UserError, match=r"^output_dir=.*: another process is at"):
+        lab.run(seeds=[0, 1])
+    assert sorted(path for path in lab.root.rglob("*") if "cache" not in path.parts) == before
+
+
+def test_the_default_folder_says_what_is_changed() -> None:
+    def name(*overrides: str) -> str:
+        return str(default_dir(AblateConfig(ablation=question(), overrides=[*overrides])))
 
     assert name() == "ablations/test"
     assert name("trainer.max_steps=300") == "ablations/test-max_steps=300-f4edd512"
-    assert re.fullmatch(
-        r"ablations/test-path=my_text.txt-untie_at=0.5-\w{8}", name("data.path=/a b/my text.txt", "head.untie_at=0.5")
-    )
+    path = name("data.path=/a b/my text.txt", "head.untie_at=0.5")
+    assert re.fullmatch(r"ablations/test-path=my_text.txt-untie_at=0.5-\w{8}", path)
     assert len(name(*[f"model.d_ff={i}" for i in range(99)])) < 80
 
 
 @pytest.mark.slow
-def test_a_verdict_seen_early_is_told_by_the_next_call(lab: Ablate, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The ablation is interrupted after two of three pairs, and a report of these is looked at."""
+def test_a_thousand_finished_runs_take_no_time(lab: Lab, instantly: Instantly) -> None:
+    made = instantly(lambda task: 1 + 0.001 * math.sin(9 * task.run.seed))
+    lab.run(seeds=[*range(500)])
+    shutil.rmtree(lab.out / "cells")
+    started = os.times().user
+    assert lab.run(seeds=[*range(500)]).counts()["done"] == len(made) == 1000
+    assert os.times().user - started < 5
 
-    def stop(progress: Progress, steps: dict[str, int], ended: list[str]) -> None:
-        update(progress, steps, ended)
-        if progress.n_ended >= 4:
-            raise KeyboardInterrupt
 
-    update = Progress.update
-    monkeypatch.setattr(Progress, "update", stop)
-    with pytest.raises(KeyboardInterrupt):
-        lab(seeds=[0, 1, 2])
-    monkeypatch.setattr(Progress, "update", update)
-    path = lab(seeds=[0, 1, 2], plan_only=True).path
-    write_report(path)
-    (path / "report.json").unlink()
-    for key, seeds in {"seen with fewer seeds (at 2, now 3)": [0, 1, 2], "Seeds were taken away": [0, 1]}.items():
-        heads = [head for head, _ in read_record(lab(seeds=seeds).path).cautions]
-        assert any(key in head for head in heads), heads
+# --- planned looks
+
+
+LOOKS: dict[str, Any] = {"seeds": [0, 1, 2, 3], "looks": [3, 4]}
 
 
 @pytest.mark.slow
-def test_a_planned_look_that_decides_ends_the_ablation(lab: Ablate, capsys: pytest.CaptureFixture[str]) -> None:
-    plan: dict[str, Any] = {"seeds": [0, 1, 2], "looks": [2, 3], "equivalence_margin": 1e9}
-    path = lab(**plan).path
-    first = stamps(path)
-    assert len(first) == 4
-    assert "look with 2 of 3 seeds: decided" in capsys.readouterr().err
-    said = "decided with 2 of 3 seeds: 2 runs, about"
-    assert said in (path / "report.md").read_text()
-    assert said in plan_table(lab(**plan, plan_only=True))
-    again = lab(**plan)
-    assert stamps(path) == first, "a later call finds it decided"
-    assert read_record(path).cautions == []
-    assert read_record(path).seeds == [0, 1]
-    assert said in result_table(again.path)
-    assert len(stamps(lab(**{**plan, "looks": []}).path)) == 6
-    assert read_record(path).cautions[0].head == "A verdict was seen with fewer seeds (at 2, now 3):"
-
-
-def test_a_plan_trains_nothing_and_leaves_nothing_behind(
-    lab: Ablate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("lm.ablation.worker.run_task", lambda task: pytest.fail(task.name))
-    monkeypatch.setattr("multiprocessing.process.BaseProcess.start", lambda process: pytest.fail(process.name))
-    runner = lab(plan_only=True)
-    assert not (tmp_path / "out").exists()
-    assert len(runner.all_cells()) == 4
-
-
-def test_bad_input_leaves_nothing_behind(lab: Ablate, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="absent"):
-        lab("data.path=absent.txt", folder="new/out")
-    assert not (tmp_path / "new").exists()
-    (tmp_path / "mine").mkdir()
-    with pytest.raises(UserError, match="absent"):
-        lab("data.path=absent.txt", folder="mine")
-    assert list((tmp_path / "mine").iterdir()) == []
-
-
-def test_two_drivers_do_not_share_a_folder(lab: Ablate, monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = lab(seeds=[0])
-    monkeypatch.setattr("lm.ablation.ablate.measure", lambda *_: pytest.fail("measured beside another's runs"))
-    with lock_output_dir(runner.path), pytest.raises(UserError, match="another process"):
-        lab(seeds=[0])
-
-
-TUNE = TuneConfig(
-    trials=5,
-    extension_trials=2,
-    seeds=[77],
-    hyperparameters=["optim.lr", "head.embedding_lr_multiplier", "head.head_lr_multiplier"],
-)
+def test_a_look_that_decides_ends_the_ablation(lab: Lab, instantly: Instantly, capsys: Any) -> None:
+    made = instantly(lambda task: 1 + (task.run.head.name == "untied") + 0.001 * math.sin(9 * task.run.seed))
+    results = lab.run(**LOOKS)
+    assert (len(made), results.record.seeds, read_record(lab.out).seeds) == (6, [0, 1, 2], [0, 1, 2])
+    assert "look with 3 of 4 seeds: decided" in capsys.readouterr().err
+    assert "decided with 3 of 4 seeds: 2 runs, about" in (lab.out / "report.md").read_text()
+    again = lab.run(**LOOKS)
+    assert (len(made), again.record.seeds) == (6, [0, 1, 2]), "a later call finds it decided"
+    assert "a look has decided with 3 of 4 seeds" in plan_table(lab.plans[-1])
+    assert "decided with 3 of 4 seeds" in result_table(again)
+    assert "Seeds were added" not in summaries(again)
+    assert "Seeds were added after the ablation had ended (with 3, now 4)" in summaries(lab.run(seeds=[0, 1, 2, 3]))
+    assert len(made) == 8
 
 
 @pytest.mark.slow
-def test_every_arm_is_tuned_in_proportion_on_seeds_that_are_not_reported(lab: Ablate) -> None:
-    runner = lab(seeds=[0], tune=TUNE)
-    study = read_study(runner.path)
-    searches = study.record.searches
-    assert searches["tied"].hyperparameters == ["optim.lr", "head.embedding_lr_multiplier"]
-    assert searches["untied"].hyperparameters == [
-        "optim.lr",
-        "head.embedding_lr_multiplier",
-        "head.head_lr_multiplier",
-    ]
-    assert [len(searches[name].trials) for name in ("tied", "untied")] in ([4, 5], [5, 7])
-    assert {row.seed for row in study.trials} == {77}
-    for name in searches:
-        (row,) = study.finished(name, "tokens").values()
-        config = change(runner.arms[name].run, runner.arms[name].tuned)
-        assert config_hash(replace(config, seed=0)) == row.result["config_hash"]
-    assert len({trial.values["optim.lr"] for trial in searches["tied"].trials}) > 1
-    trials = stamps(runner.path, "trials")
-    lab(seeds=[0, 1], tune=TUNE)
-    assert stamps(runner.path, "trials") == trials
-    cells, more = (
-        stamps(runner.path),
-        {"tied": ["head=tied"], "untied": ["head=untied"], "naive": ["head=tied_naive"]},
-    )
-    grown = lab(seeds=[0, 1], tune=TUNE, arms=more)  # the newcomer is far from tuned, which moves nobody else
-    assert cells.items() <= stamps(grown.path).items()
-    assert len(stamps(grown.path)) == 6
-    assert read_record(grown.path).searches.items() >= searches.items()
-    assert grown.expected_trials() == []
-    moved = lab(seeds=[0, 1], tune=TUNE, arms=more | {"tied": ["head=tied", "optim.lr=0.01"]}, plan_only=True)
-    assert {one.arm for one in moved.expected_trials()} == {"tied"}
+def test_a_look_waits_for_a_run_that_has_failed(lab: Lab, instantly: Instantly) -> None:
+    """Else the runs that are left would decide whether to go on."""
+    broken = {"untied-seed1"}
+
+    def loss(task: Task) -> float | Failure:
+        if any(name in task.name for name in broken):
+            return Failure.ERROR
+        return 1 + (task.run.head.name == "untied") + 0.001 * math.sin(9 * task.run.seed)
+
+    made = instantly(loss)
+    assert lab.run(**LOOKS).counts() == {"done": 5, "failed": 1, "diverged": 0, "missing": 2}
+    assert len(made) == 6
+    broken.clear()
+    assert lab.run(**LOOKS).counts() == {"done": 6, "failed": 0, "diverged": 0, "missing": 0}
+    assert (len(made), made[-1].rpartition("-")[0]) == (7, "cells/untied-seed1")
+
+
+# --- tuning
+
+TUNE = TuneConfig(trials=8, extension_trials=2, restarts=2, seeds=[77, 78])
+OPTIMUM = {"tied": (0.16, 0.5), "untied": (0.02, 2.0)}  # of the learning rate and of its multiplier for the embedding
+TUNED: dict[str, Any] = {"tune": replace(TUNE, hyperparameters=["optim.lr", "head.embedding_lr_multiplier"])}
+TUNED |= {"overrides": ["optim.lr=0.02", "head.embedding_lr_multiplier=2"]}
+
+
+def bowl(task: Task) -> float:
+    """A loss with the same shape for all arms and its lowest point at OPTIMUM, far from where tied begins."""
+    values = task.run.optim.lr, task.run.head.embedding_lr_multiplier
+    factors = [math.log2(value / best) for value, best in zip(values, OPTIMUM[task.run.head.name], strict=True)]
+    return 1 + 0.1 * sum(factor**2 for factor in factors) + 1e-4 * math.sin(9 * task.run.seed)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
-def test_a_killed_trial_is_tried_again_and_never_a_bad_value(lab: Ablate, tmp_path: Path) -> None:
-    few = TuneConfig(trials=3, extension_trials=0, seeds=[77], hyperparameters=["optim.lr"])
-    quiet = [arm.tuned for arm in lab(seeds=[0], tune=few, folder="quiet").arms.values()]
+def test_every_arm_is_tuned_from_its_trials_alone(lab: Lab, instantly: Instantly) -> None:
+    made = instantly(bowl)
+    results = lab.run(**TUNED)
+    tuned = {name: arm.tuned for name, arm in results.record.arms.items()}
+    for name, values in OPTIMUM.items():
+        assert [math.log2(value / best) for value, best in zip(tuned[name].values(), values, strict=True)] == (
+            pytest.approx([0, 0], abs=0.3)
+        )
+    assert {1} <= {*results.trials.search} <= {0, 1, 2}, "a search far from the optimum is followed by another"
+    assert {*results.trials.seed} == {77, 78}
+    assert len(made) == len({*made}) == len({*results.trials.run_dir}) + 4
+    assert [spec.tuned for spec in lab.plans[-1].reported()] == [tuned["tied"], tuned["untied"]] * 2
+    lab.run(**TUNED)
+    n = len(made)
+    for path in [*lab.out.glob("trials/*/result.json")][::3]:  # killed, as it were, in the middle of the search
+        path.unlink()
+        (path.parent.parent / f"{path.parent.name}.where").unlink()
+    shutil.rmtree(lab.out / "cells")
+    (lab.out / "results.csv").unlink()
+    again = lab.run(**TUNED)
+    assert {name: arm.tuned for name, arm in again.record.arms.items()} == tuned
+    assert {*made[n:]} <= {*made[:n]}
+    assert losses(again) == losses(results)
 
-    during(lambda: kill_one(tmp_path / "once/trials/untied"), lambda: (tmp_path / "killed").touch())
-    once = lab(seeds=[0], tune=few, folder="once")
-    assert [arm.tuned for arm in once.arms.values()] == quiet
-    assert once.n_failed() == 0
-    assert (tmp_path / "killed").exists()
 
-    stop, folder = threading.Event(), tmp_path / "always"
-    threading.Thread(target=lambda: kill_until(stop, folder / "trials/untied"), daemon=True).start()
-    broken = lab(seeds=[0], tune=few, folder="always")
+@pytest.mark.slow
+def test_a_failed_trial_stops_the_tuning_and_is_no_bad_value(lab: Lab, instantly: Instantly) -> None:
+    made = instantly(bowl)
+    lab.run(**TUNED, folder="quiet")
+    tuned = {name: arm.tuned for name, arm in lab.plans[-1].arms.items()}
+    n, broken = len(made), made[12]
+    made = instantly(lambda task: Failure.ERROR if task.name == broken else bowl(task))
+    results = lab.run(**TUNED)
+    assert (results.record.untuned(), made.count(broken)) == (["tied", "untied"], 1)
+    assert not lab.results()
+    assert "Tuning is not finished (tied, untied)" in summaries(results)
+    before, made = len(lab.results("trials")), instantly(bowl)
+    lab.run(**TUNED)
+    assert {name: arm.tuned for name, arm in lab.plans[-1].arms.items()} == tuned
+    assert before + len(made) == n
+
+
+# --- processes that are killed or interrupted
+
+
+def far_enough(runs: Path, steps: int) -> bool:
+    return any(RunFiles(path).steps() >= steps for path in runs.parent.glob(f"{runs.name}*[0-9a-f]"))
+
+
+def driver(lab: Lab, folder: str, *overrides: str, **options: Any) -> subprocess.Popen[str]:
+    """ablate.py in a process of its own; as a shell starts it, with Ctrl-C on."""
+    words = [*lab.overrides(), "tokenizer.vocab_size=null", f"output_dir={lab.root / folder}", "workers=2", *overrides]
+    command = [sys.executable, str(ROOT / "scripts/ablate.py"), "ablation=smoke", *words]
+    on = partial(signal.signal, signal.SIGINT, signal.default_int_handler)
+    streams: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "text": True}
+    return subprocess.Popen(command, preexec_fn=on, start_new_session=True, **(streams | options))
+
+
+@pytest.mark.slow
+@needs_proc
+def test_a_driver_killed_at_any_moment_loses_nothing(lab: Lab) -> None:
+    words = ["trainer.max_steps=200", "ablation.tune.trials=2", "ablation.tune.extension_trials=0"]
+    words += ["ablation.tune.restarts=0", "ablation.tune.seeds=[77]", "ablation.tune.hyperparameters=[optim.lr]"]
+    for runs, steps in (("trials/tied", 5), ("cells/tied", 100)):
+        process = driver(lab, "out", *words)
+        wait_for(partial(far_enough, lab.out / runs, steps), 300)
+        process.kill()
+        process.wait()
+        wait_for(lambda: not workers_of(lab.out), 30)  # they end with it
+    before = {**lab.results(), **lab.results("trials")}
+    assert driver(lab, "out", *words).wait(300) == 0
+    assert before.items() <= {**lab.results(), **lab.results("trials")}.items()
+    results = read_results(lab.out)
+    assert any(run.resumed_from for run in results.runs.itertuples()), "they went on, not anew"
+    assert driver(lab, "quiet", *words).wait(300) == 0
+    assert losses(results) == losses(read_results(lab.root / "quiet"))
+
+
+@pytest.mark.slow
+@needs_proc
+def test_a_killed_worker_is_started_again_and_one_that_is_always_killed_is_recorded(lab: Lab) -> None:
+    def kill_always() -> None:
+        while not stop.wait(0.02):
+            kill_worker(lab.out / "cells/untied-seed1")
+
+    process, stop = driver(lab, "out", "trainer.max_steps=200"), threading.Event()
+    wait_for(lambda: kill_worker(lab.out / "cells/tied"), 300)
+    threading.Thread(target=kill_always, daemon=True).start()
+    assert process.wait(300) == 1
     stop.set()
-    assert broken.n_failed() == 1
-    assert {row.arm: row.status for row in read_study(folder).rows} == {"tied": "done", "untied": "missing"}
-    assert "untied could not be tuned" in (folder / "report.md").read_text()
-    mended = lab(seeds=[0], tune=few, folder="always")
-    assert [arm.tuned for arm in mended.arms.values()] == quiet
-    assert mended.n_failed() == 0
-
-
-def kill_until(stop: threading.Event, place: Path) -> None:
-    while not stop.wait(0.02):
-        kill_one(place)
-
-
-def kill_one(place: Path) -> bool:
-    """Whether there was a worker at all: it may have come to its end since it was looked for."""
-    for worker in workers_of(place):
-        with suppress(ProcessLookupError):
-            os.kill(worker, signal.SIGKILL)
-            return True
-    return False
-
-
-# The driver as a process of its own, to be killed.
-
-DRIVER = f"""
-import sys; sys.path[:0] = [{str(ROOT / "tests")!r}]
-from test_ablation import drive
-drive(sys.argv[1], int(sys.argv[2]), sys.argv[3:])
-"""
-
-
-def drive(folder: str, trials: int, words: list[str]) -> None:
-    tune = TuneConfig(trials=trials, extension_trials=0, seeds=[77], hyperparameters=["optim.lr"])
-    config = AblateConfig(ablation=question(overrides=words, tune=tune), output_dir=folder, workers=2)
-    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        runner = ablate(config, composed(config), "the command")
-    sys.exit(int(runner.n_failed() > 0))
-
-
-def start(folder: Path, words: list[str], trials: int = 0) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-c", DRIVER, str(folder), str(trials), *words]
-    return subprocess.Popen(command, stderr=subprocess.DEVNULL)
-
-
-def wait_for(condition: Callable[[], object], seconds: float = 300) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
-
-
-def far_enough(place: Path, steps: int) -> bool:
-    return any(RunFiles(one).steps() >= steps for one in place.glob("*-*[0-9a-f]"))
-
-
-def workers_of(place: Path) -> list[int]:
-    """Processes that run a cell whose files' names begin so, by the log they have open."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            links = [os.readlink(link) for link in (process / "fd").iterdir()]
-        except OSError:
-            continue
-        if any(link.startswith(str(place)) and link.endswith(".log") for link in links):
-            found.append(int(process.name))
-    return found
+    results = read_results(lab.out)
+    assert {run: status for run, status in statuses(results).items() if status != "done"} == {("untied", 1): "failed"}
+    assert not results.contrasts.broken[0], "it is lost at random"
+    assert driver(lab, "out", "trainer.max_steps=200").wait(300) == 0
+    assert {*statuses(read_results(lab.out)).values()} == {"done"}
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
-def test_a_driver_killed_at_any_moment_loses_nothing(words: list[str], tmp_path: Path) -> None:
-    folder, longer = tmp_path / "out", [*words, "trainer.max_steps=400"]
-    for place, steps in (("trials", 5), ("cells", 5), ("cells", 150)):
-        driver = start(folder, longer, trials=2)
-        wait_for(partial(far_enough, folder / place, steps))
-        assert workers_of(folder)
-        driver.kill()
-        driver.wait()
-        wait_for(lambda: not workers_of(folder), 10)  # they end with it
-    before = stamps(folder)
-    driver = start(folder, longer, trials=2)
-    assert driver.wait(300) == 0
-    study = read_study(folder)
-    assert set(status(study).values()) == {"done"}
-    assert before.items() <= stamps(folder).items()
-    assert any(row.result["resumed_from"] for row in study.rows)  # they went on, not anew
-    quiet = start(tmp_path / "quiet", longer, trials=2)
-    assert quiet.wait(300) == 0
-    losses = [
-        {(row.arm, row.seed): row.result["val_loss"] for row in read_study(p).rows}
-        for p in (folder, tmp_path / "quiet")
-    ]
-    assert losses[0] == losses[1]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
-def test_a_killed_worker_is_started_again_and_one_that_is_always_killed_is_recorded(
-    words: list[str], tmp_path: Path
-) -> None:
-    folder, longer = tmp_path / "out", [*words, "trainer.max_steps=400"]
-    driver, stop = start(folder, longer), threading.Event()
-    wait_for(lambda: kill_one(folder / "cells/tied"))
-    threading.Thread(target=kill_until, args=(stop, folder / "cells/untied-seed1"), daemon=True).start()
-    assert driver.wait(300) == 1
-    stop.set()
-    study = read_study(folder)
-    (killed,) = (row for row in study.rows if row.status != "done")
-    assert (killed.arm, killed.seed, killed.status, killed.kind) == ("untied", 1, "failed", "killed")
-    assert not study.contrasts()[0].broken, "it is lost at random"
-    assert start(folder, longer).wait(300) == 0
-    assert set(status(read_study(folder)).values()) == {"done"}
-
-
-@pytest.mark.slow
+@needs_proc
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_an_interrupt_saves_every_cell(words: list[str], tmp_path: Path, signum: int, code: int) -> None:
-    folder = tmp_path / "out"
-    words = [*words, "tokenizer.vocab_size=null", "trainer.max_steps=4000", "checkpoint.every=100000"]
-    command = [sys.executable, str(ROOT / "scripts/ablate.py"), "ablation=smoke", f"output_dir={folder}", *words]
-    heeding = partial(signal.signal, signal.SIGINT, signal.default_int_handler)  # a background job's is ignored
-    driver = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=heeding)
-    wait_for(lambda: sum(RunFiles(one).steps() > 5 for one in folder.glob("cells/*-*[0-9a-f]")) == 2)
-    driver.send_signal(signum)
-    _, said = driver.communicate(timeout=60)
-    assert driver.returncode == code
-    assert "Traceback" not in said
-    assert not workers_of(folder)
-    assert len(list(folder.glob("cells/*/checkpoints/step-*"))) == 2  # no other step saves
+@pytest.mark.parametrize("is_training", [True, False])
+def test_an_interrupt_saves_every_run_and_says_how_to_go_on(
+    lab: Lab, signum: int, code: int, is_training: bool
+) -> None:
+    words = ["trainer.max_steps=9000", "checkpoint.every=100000"]
+    process = driver(lab, "out", *words, stderr=subprocess.PIPE)
+    assert process.stderr
+    lines = []
+    while not lines or "to go, as measured" not in lines[-1]:
+        lines.append(process.stderr.readline())
+        assert lines[-1]
+    if is_training:
+        wait_for(lambda: sum(RunFiles(run).steps() > 5 for run in lab.out.glob("cells/*-*[0-9a-f]")) == 2, 300)
+    if signum == signal.SIGINT:
+        os.killpg(process.pid, signum)  # as a terminal does
+    else:
+        process.send_signal(signum)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == code
+    assert "Traceback" not in err
+    assert ("; resume with: " in err) == lab.out.exists() >= is_training
+    assert not workers_of(lab.out)
+    assert len([*lab.out.glob("cells/*/checkpoints/step-*")]) == 2 * is_training  # no other step saves
+
+
+# --- the command
 
 
 @pytest.mark.slow
-def test_the_script_answers_with_a_table_and_an_exit_code(script: Script, words: list[str], tmp_path: Path) -> None:
-    words = [*words, "tokenizer.vocab_size=null"]
-    answer = script("ablate", "ablation=smoke", "output_dir=out", *words)
-    assert answer.returncode == 0, answer.stderr
-    assert "untied" in answer.stdout
-    assert "report.html" in answer.stdout
-    again = script("report", "output_dir=out")
-    assert again.returncode == 0, again.stderr
-    assert again.stdout == answer.stdout
-    failing = script(
-        "ablate", "ablation=smoke", "output_dir=wild", *words, "optim.lr=1e15", "trainer.gradient_clip_val=0"
-    )
-    assert failing.returncode == 1
-    assert "diverged" in failing.stdout
-    assert json.loads((tmp_path / "wild/report.json").read_text())["cells"]["diverged"]
+@pytest.mark.parametrize(
+    ("difference", "spread", "verdict", "code"),
+    [(-0.5, 0, "better", 0), (0.5, 0, "worse", 10), (0, 0, "equivalent", 11), (0, 1, "undecided", 12)],
+)
+def test_the_answer_is_one_json_object_and_an_exit_code(
+    lab: Lab, instantly: Instantly, command: Any, difference: float, spread: float, verdict: str, code: int
+) -> None:
+    noise = [0.0, 0.3, -0.4, 0.1]
+    instantly(lambda task: 3 + (difference + spread * noise[task.run.seed]) * (task.run.head.name == "untied"))
+    words = ["ablation=smoke", "output_dir=out", *lab.overrides(), "tokenizer.vocab_size=null"]
+    words += ["ablation.seeds=[0,1,2,3]", "json=true"]
+    left, out, err = command("ablate", *words, "exit_code=verdict")
+    assert (left, json.loads(out)["contrasts"][0]["verdict"]) == (code, verdict), err
+    again, table, _ = command("report", "output_dir=out", "exit_code=verdict")
+    assert (again, "report.html" in table) == (code, True)
+    assert command("report", "output_dir=out", "json=true")[:2] == (0, out)
+    assert command("ablate", *words, "plan_only=true")[0] == 0
 
 
 @pytest.mark.slow
-def test_ctrl_c_while_the_workers_start_is_a_line_and_no_traceback(tmp_path: Path, corpus: Path) -> None:
-    words = [*("ablation=smoke", "output_dir=out"), *SMALL, "tokenizer.vocab_size=null", f"data.path={corpus}"]
-    command = [sys.executable, ROOT / "scripts/ablate.py", *words]
-    options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    with subprocess.Popen(command, cwd=tmp_path, start_new_session=True, **options) as driver:
-        assert driver.stdout
-        while "to go, as measured" not in (line := driver.stdout.readline()):
-            assert line
-        os.killpg(driver.pid, signal.SIGINT)  # as a terminal does: to all its processes
-        said = driver.stdout.read()
-    assert driver.returncode == 130
-    assert "Traceback" not in said
-    assert re.search("^interrupted; resume with: ", said, re.MULTILINE)
+def test_exit_codes_of_the_command(lab: Lab, instantly: Instantly, command: Any) -> None:
+    made = instantly(lambda task: Failure.ERROR if task.run.seed else 1.0)
+    words = ["ablation=smoke", "output_dir=out", *lab.overrides(), "tokenizer.vocab_size=null"]
+    other = ["head=untied", "model.ffn=gelu"]  # whose FLOPs differ, so that there are two comparisons
+    two = [f"ablation.arms.untied={json.dumps(other)}", "ablation.budgets=[tokens,flops]"]
+    code, out, err = command("ablate", *words, *two, "exit_code=verdict")
+    assert (code, out, made) == (2, "", [])
+    assert err.splitlines()[-1].startswith("error: exit_code=verdict: ")
+    assert not lab.out.exists()
+    code, out, _ = command("ablate", *words, "plan_only=true")
+    assert (code, "0 done" in out, made, lab.out.exists()) == (0, True, [], False)
+    code, out, _ = command("ablate", *words, "exit_code=verdict")
+    assert (code, out.count("failed: cells/")) == (1, 2)
+    assert command("report", "output_dir=out")[:2] == (0, out)
+    for wrong in (["output_dir=cache"], ["output_dir=absent"], ["output_dir=.", "json=true"], []):
+        assert command("report", *wrong)[:2] == (2, "")

@@ -18,8 +18,18 @@ from lm.inference.evaluate import Scores, evaluate
 from lm.inference.generate import generate
 from lm.inference.text import from_above
 from lm.model.transformer import Transformer
+from lm.report.figures import shorten
+from lm.report.pages import render
 
 # --- terminals, names
+
+
+def test_no_text_in_a_report_steers_a_terminal() -> None:
+    answer = {"verdict": "a\x1b[31m", "rest": "", "regret": ""}
+    context = {"answers": [answer], "basis": [], "comparisons": [], "interactions": [], "warnings": []}
+    flags = {"running": False, "several_budgets": False, "with_regret": False}
+    assert "\x1b" not in render("ablation.md.j2", title="b\x1b[31m", unit="", ci="", digits=3, **context, **flags)
+    assert "\x1b" not in shorten("a\x1b[31m")
 
 
 # --- tokenizers

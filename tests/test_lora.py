@@ -9,10 +9,10 @@ import pytest
 import torch
 from conftest import HEADS, SEQ, TEXT, tiny
 from hydra import initialize_config_dir
-from lm.ablation.plan.compose import compose_arms, compose_base
 from safetensors.torch import load_file
 from torch import Tensor
 
+from lm.ablation.compose import compose_arms, compose_base
 from lm.cli.compose import compose
 from lm.cli.mistakes import CONFIGS
 from lm.config import EvaluateConfig, ModelConfig, RunConfig, UserError

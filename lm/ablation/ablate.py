@@ -10,7 +10,7 @@ from lm.ablation.executors import EXECUTORS, Executor
 from lm.ablation.folder import default_dir, existing_record, lock_output_dir
 from lm.ablation.plan import Plan, RunSpec, make_plan, now
 from lm.ablation.progress import Progress
-from lm.ablation.record import write_record
+from lm.ablation.record import AblationRecord, question_of, write_record
 from lm.ablation.report import write_report
 from lm.ablation.results import Results, RunReader
 from lm.config import RunConfig
@@ -41,10 +41,18 @@ def ablate(
         on_plan(plan)
         if config.plan_only:
             return plan.results()
-        if plan.is_complete() and before and before.ended and (folder / "report.html").exists():
+        if before and _is_unchanged(plan, before) and (folder / "report.html").exists():
             return plan.results()  # nothing to do; `report` draws the report again
-        _Runner(plan, folder, executor).run()
-    return plan.results()
+        return _Runner(plan, folder, executor).run()
+
+
+def _is_unchanged(plan: Plan, before: AblationRecord) -> bool:
+    """Whether the earlier call has ended with all that is asked now."""
+    if not before.ended or not plan.is_complete():
+        return False
+    record = plan.current_record()
+    keys = (*question_of(record), "contrasts", "runs", "trials")
+    return [*record.arms] == [*before.arms] and all(getattr(record, key) == getattr(before, key) for key in keys)
 
 
 class _Runner:
@@ -55,7 +63,7 @@ class _Runner:
         config = plan.config
         self.progress = Progress(config.name, config.metric, folder, plan.seconds)
 
-    def run(self) -> None:
+    def run(self) -> Results:
         plan, seeds = self.plan, self.plan.config.seeds
         write_record(plan.current_record(), self.folder)
         with self.progress:
@@ -72,20 +80,29 @@ class _Runner:
         if plan.is_complete() and results.record.seeds not in analyses:
             analyses = [*analyses, results.record.seeds]
         results.record = replace(results.record, ended=now(), analyses=analyses)
-        write_record(results.record, self.folder)
         write_report(results)
+        write_record(results.record, self.folder)  # last: from now on nothing is left to do
+        return results
 
     def tune(self) -> None:
         """Make trials as long as the tuning asks for new ones. A failed trial is tried again by the next call."""
         tried: set[str] = set()
-        while not tried.issuperset(spec.run_dir for spec in self.plan.tune()[1]):
-            tried |= {spec.run_dir for spec in self.make(lambda: self.plan.tune()[1])}
+
+        def new_trials() -> list[RunSpec]:
+            return [spec for spec in self.plan.tune()[1] if spec.run_dir not in tried]
+
+        while trials := new_trials():
+            trials += self.make(new_trials)  # with bases they have other names than before
+            tried |= {spec.run_dir for spec in trials}
 
     def make(self, wanted: Callable[[], list[RunSpec]]) -> list[RunSpec]:
-        """Make what is missing of these runs, first their bases, on whose weights the names of the others depend."""
+        """Make what is missing of these runs, first their bases, on whose weights the names of the others depend.
+
+        Returns the runs whose bases there are.
+        """
         self.execute(self.plan.bases(self.plan.missing(wanted())))
-        specs = wanted()
-        self.execute([spec for spec in specs if self.plan.has_base(spec)])
+        specs = [spec for spec in wanted() if self.plan.has_base(spec)]
+        self.execute(specs)
         return specs
 
     def execute(self, specs: Sequence[RunSpec]) -> None:

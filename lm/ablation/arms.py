@@ -138,7 +138,8 @@ def check_start(arm: Arm, model: ModelConfig, head: HeadConfig, seq_len: int) ->
 def _check_distinct(config: AblationConfig, arms: Arms) -> None:
     names: dict[tuple[str, int], str] = {}
     for name, arm in arms.items():
-        key = (config_hash(change(arm.run, {"head.name": ""})), config.seed_offsets.get(name, 0))
+        hashes = (arm.identity["data_hash"], arm.identity["tokenizer_hash"])
+        key = (config_hash(change(arm.run, {"head.name": ""}), *hashes), config.seed_offsets.get(name, 0))
         if key in names:
             advice = f"for an A/A give one of them seeds of its own (ablation.seed_offsets.{name}=500)"
             raise UserError(f"ablation.arms: {names[key]} and {name} are the same configuration; {advice}")

@@ -22,7 +22,7 @@ from lm.ablation.arms import Arm, Arms, build_arm, build_arms, change, check_sta
 from lm.ablation.record import AblationRecord, ArmRecord, BaseRecord, RunRecord, TrialRecord, question_of
 from lm.ablation.results import Results, RunReader, results_of
 from lm.ablation.step_timing import measure
-from lm.ablation.tuning import ArmTrials, TuningState, planned_trials, tune
+from lm.ablation.tuning import ArmTrials, TuningState, planned_trials, round_value, tune
 from lm.config import RunConfig, UserError
 from lm.config.ablation import METRICS, AblateConfig, AblationConfig, TuneConfig
 from lm.config.checks import error_prefix
@@ -62,6 +62,7 @@ class Plan:
     reader: RunReader
     tuned_before: TuneConfig  # of the earlier call
     specs: dict[tuple[Any, ...], RunSpec] = field(default_factory=dict, repr=False)
+    base_hashes: dict[str, str] = field(default_factory=dict, repr=False)  # of finished bases, by run_dir
     n_seeds: int | None = None  # that are reported; fewer than asked for where a planned look has decided
 
     # --- runs
@@ -176,12 +177,14 @@ class Plan:
     def _kept(self, name: str) -> ArmRecord | None:
         """The arm with the hyperparameters that an earlier call has chosen and made a run with: it keeps them.
 
-        None if there are none, or if what is tuned, the settings, the text or the code have changed since.
+        None if there are none, or if what is tuned, where the search begins, the settings, the text or the code have
+        changed since.
         """
         before, trials = self.record.arms.get(name), self._recorded_trials(name)
         if before is None or not before.tuned or not trials or self.tuned_before != self.config.tune:
             return None
-        if trials[0].run_dirs != [spec.run_dir for spec in self.trial(name, trials[0].values)]:
+        centre = {key: round_value(value) for key, value in self._start(name).items()}  # of the first search
+        if trials[0].run_dirs != [spec.run_dir for spec in self.trial(name, centre)]:
             return None
         runs = [run for run in self.record.runs if run.arm == name]
         return before if any(self.reader.outcome(run.run_dir).result for run in runs) else None
@@ -268,13 +271,17 @@ class Plan:
         """The seeds for which there is a base run."""
         if self.base is None:
             return []
-        reported = {spec.seed for spec in self.reported()} | {*self.config.seeds}
+        offsets = {self.config.seed_offsets.get(name, 0) for name in self.arms}
+        reported = {seed + offset for seed in self.config.seeds[: self.n_seeds] for offset in offsets}
         return sorted(reported | ({*self.config.tune.seeds} if self.config.tune.trials else set()))
 
     def base_sha256(self, spec: RunSpec) -> str | None:
         """Of the weights of a finished base, also of one that is a line of the record and whose folder is gone."""
+        if spec.run_dir in self.base_hashes:
+            return self.base_hashes[spec.run_dir]
         if (self.reader.folder / spec.run_dir).exists() and self.reader.outcome(spec.run_dir).status == "done":
-            return read_base(str(self.reader.folder / spec.run_dir)).sha256
+            self.base_hashes[spec.run_dir] = read_base(str(self.reader.folder / spec.run_dir)).sha256
+            return self.base_hashes[spec.run_dir]
         return next((base.sha256 for base in self.record.bases if base.run_dir == spec.run_dir), None)
 
     def stale_runs(self) -> list[str]:
@@ -288,11 +295,12 @@ class Plan:
         """The least and the greatest number of runs that the tuning still makes."""
         if not any(map(self._is_open, self.arms)):
             return 0, 0
-        made = sum(len(trials) for trials in self.tune()[0].trials.values())
+        state, _ = self.tune()
+        made, ahead = (sum(map(len, trials.values())) for trials in (state.trials, state.next_trials))
         arms = {name: ArmTrials(self._start(name), is_open=self._is_open(name)) for name in self._tuned_arms()}
         numbers = planned_trials(arms, self.config.tune).values()
         n_seeds = len(self.config.tune.seeds)
-        least, most = (max(sum(bounds) - made, 0) * n_seeds for bounds in zip(*numbers, strict=True))
+        least, most = (max(sum(bounds) - made, ahead) * n_seeds for bounds in zip(*numbers, strict=True))
         return least, most
 
     def expected_seconds(self) -> tuple[float, float]:
@@ -325,8 +333,7 @@ def make_plan(
             plan.base = build_arm(BASE, ablation.base or [], base, threads, {})
         _start_from_base(plan, plan.base)
     timed = arms | ({BASE: plan.base} if plan.base else {})
-    with_trainer = "time" in ablation.budgets and not config.plan_only
-    seconds_per_step = measure(timed, record.seconds_per_step, with_trainer)
+    seconds_per_step = measure(timed, record.seconds_per_step, "time" in ablation.budgets, config.plan_only)
     set_steps(ablation, arms)
     plan.record = replace(
         record,

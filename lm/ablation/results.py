@@ -94,8 +94,9 @@ class RunReader:
         return RunFiles(self.folder / run_dir).steps()
 
     def finished(self) -> list[str]:
-        """Every run that has a result, by its folder or its row."""
-        folders = {"/".join(path.parts[-3:-1]) for path in self.folder.glob("*/*/result.json")}
+        """Every run of an arm, also of a trial, that has a result, by its folder or its row."""
+        paths = (path for kind in ("cells", "trials") for path in self.folder.glob(f"{kind}/*/result.json"))
+        folders = {"/".join(path.parts[-3:-1]) for path in paths}
         return sorted(folders | {run_dir for run_dir, row in self.rows.items() if row["status"] == "done"})
 
     @cached_property
@@ -226,8 +227,8 @@ def results_of(record: AblationRecord, reader: RunReader) -> Results:
     used = {run.run_dir for run in record.runs} | {base.run_dir for base in record.bases}
     used |= {run_dir for trial in record.trials for run_dir in trial.run_dirs}
     for run_dir in reader.finished():
-        if run_dir not in used and (arm := arm_of(run_dir)) in record.arms:
-            seed = seed_of(run_dir) - record.seed_offsets.get(arm, 0)
+        if run_dir not in used:  # also of an arm that is not asked for any more: its row may be all that is left
+            seed = seed_of(run_dir) - record.seed_offsets.get(arm := arm_of(run_dir), 0)
             rows.append({"arm": arm, "seed": seed, "purpose": "unused", "budget": ""} | reader.describe(run_dir))
     tuned = dict.fromkeys((key for arm in record.arms.values() for key in arm.tuned), float)
     runs = frame(rows, {**COLUMNS, "purpose": str, "budget": str, "planned_steps": int, **tuned})

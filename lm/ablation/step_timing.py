@@ -45,15 +45,19 @@ COST_FREE = (
 log = logging.getLogger(__name__)
 
 
-def measure(arms: Mapping[str, Arm], known: dict[str, float], with_trainer: bool) -> dict[str, float]:
+def measure(
+    arms: Mapping[str, Arm], known: dict[str, float], with_trainer: bool, plan_only: bool = False
+) -> dict[str, float]:
     """Give each arm its seconds per step; returns all that were ever measured, by computation, code and machine.
 
     With a time budget, steps are measured in the Lightning Trainer (`with_trainer`), because the number of steps
-    depends on them; otherwise a bare training step is measured for the estimate. Known measurements are used again, so
-    that the number of steps does not change between calls. New arms are measured together with the others, since only
-    times taken in turns compare, and put in proportion to what is known of those.
+    depends on them; otherwise, and for a plan alone, a bare training step is measured for the estimate. Known
+    measurements are used again, so that the number of steps does not change between calls. New arms are measured
+    together with the others, since only times taken in turns compare, and put in proportion to what is known of those.
     """
     keys = {name: _computation(arm, with_trainer) for name, arm in arms.items()}
+    if plan_only and with_trainer and not known.keys() >= {*keys.values()}:
+        return measure(arms, known, with_trainer=False)
     distinct = {keys[name]: arm for name, arm in arms.items()}  # arms that compute the same take the same time
     if distinct.keys() - known.keys():
         log.info("measuring a training step of each arm")

@@ -141,7 +141,7 @@ def _unused(results: Results) -> Iterator[Warning]:
     """Finished runs of other seeds: taking seeds away after seeing their results can produce any verdict."""
     runs = results.runs
     unused = runs[(runs["purpose"] == "unused") & (runs["status"] == "done")]
-    unused = unused[unused["run_dir"].str.startswith("cells/")]
+    unused = unused[unused["run_dir"].str.startswith("cells/") & unused["arm"].isin([*results.record.arms])]
     asked_for = {*runs[runs["purpose"] == "reported"][["arm", "seed"]].itertuples(index=False, name=None)}
     pairs = [*unused[["arm", "seed"]].itertuples(index=False, name=None)]
     if others := sorted({*pairs} - asked_for):

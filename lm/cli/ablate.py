@@ -45,16 +45,25 @@ def program(config: DictConfig) -> None:
         print(f"ablation={default} is the default; --help lists the others", file=sys.stderr, flush=True)
     from lm.ablation.ablate import ablate
     from lm.ablation.folder import default_dir
+    from lm.ablation.plan import Plan
     from lm.ablation.plan_table import plan_table
     from lm.cli.report import print_results, verdict_code
 
     file = sys.stdout if ablation.plan_only and not ablation.json else sys.stderr
+
+    def on_plan(plan: Plan) -> None:
+        if ablation.exit_code == "verdict":
+            verdict_code(plan.results())  # refuses several comparisons before anything is run
+        print(plan_table(plan), file=file, flush=True)
+
     with resumable(Path(ablation.output_dir).expanduser() if ablation.output_dir else default_dir(ablation)):
-        results = ablate(ablation, runs, command(), lambda plan: print(plan_table(plan), file=file, flush=True), base)
-    if ablation.plan_only and not ablation.json:
+        results = ablate(ablation, runs, command(), on_plan, base)
+    if ablation.json or not ablation.plan_only:
+        print_results(results, ablation.json)
+    if ablation.plan_only:
         return
-    print_results(results, ablation.json)
-    if not ablation.plan_only and (results.counts()["failed"] or results.record.untuned()):
+    counts = results.counts()
+    if counts["failed"] or counts["missing"] or results.record.untuned():  # missing: what they start from has failed
         sys.exit(1)
     if ablation.exit_code == "verdict":
         sys.exit(verdict_code(results))

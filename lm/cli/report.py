@@ -65,7 +65,8 @@ def verdict_code(results: "Results") -> int:
     """The exit code for the verdict of the one primary comparison. Raises UserError if there are several."""
     from lm.ablation.views import asked, merged
 
-    contrasts = merged(results, asked(results.contrasts))
+    primary = asked(results.contrasts)
+    contrasts = merged(results, primary[primary["family"] != "interaction"])
     if len(contrasts) != 1:
         raise UserError(f"exit_code=verdict: expected one primary comparison, found {len(contrasts)}")
     return VERDICT_CODES[contrasts["verdict"].iloc[0]]

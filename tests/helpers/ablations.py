@@ -1,0 +1,152 @@
+"""Small ablations: planned, carried out by real processes, or by an executor that writes results at once."""
+
+import json
+import os
+import signal
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+from conftest import WHOLE_RESULT
+
+from lm.ablation.ablate import ablate
+from lm.ablation.compose import compose_arms, compose_base
+from lm.ablation.executors import Executor
+from lm.ablation.plan import Plan
+from lm.ablation.results import Results
+from lm.ablation.run_files import Ending, Failure
+from lm.ablation.worker import Task
+from lm.config import RunConfig
+from lm.config.ablation import AblateConfig, AblationConfig
+from tests.helpers.runs import composed
+
+SMALL = [
+    *("data=text", "data.seq_len=32", "data.batch_size=4", "tokenizer=byte", "trainer=cpu", "trainer.max_steps=30"),
+    *("model.n_layers=2", "model.d_model=32", "model.n_heads=2", "model.d_ff=64"),
+]
+SHORT = ["trainer.max_steps=6", "checkpoint.every=5", "validation.every=3", "validation.batches=2", "prompts=[]"]
+
+
+def question(**changes: Any) -> AblationConfig:
+    settings: dict[str, Any] = {
+        "name": "test",
+        "question": "?",
+        "arms": {"tied": ["head=tied"], "untied": ["head=untied"]},
+        "baseline": "tied",
+        "seeds": [0, 1],
+        "equivalence_margin": 0.01,
+        "primary": ["untied"],
+    }
+    return AblationConfig(**(settings | changes))
+
+
+@dataclass
+class Lab:
+    """Ablations of small runs on one text, in folders below one folder."""
+
+    root: Path
+    text: Path
+    common: list[str] = field(default_factory=list)  # overrides of all arms beside SMALL
+    plans: list[Plan] = field(default_factory=list)  # of all calls
+
+    @property
+    def out(self) -> Path:
+        return self.root / "out"
+
+    def overrides(self) -> list[str]:
+        return [*SMALL, *self.common, f"data.path={self.text}", f"data.cache_dir={self.root / 'cache'}"]
+
+    def run(self, *typed: str, folder: str = "out", plan_only: bool = False, **changes: Any) -> Results:
+        """What ablate.py does with a question that has these changes and with overrides that are typed."""
+        ablation = question(**changes)
+        ablation = replace(ablation, overrides=[*self.overrides(), *ablation.overrides])
+        options: dict[str, Any] = {"output_dir": str(self.root / folder), "overrides": list(typed)}
+        config = AblateConfig(ablation=ablation, plan_only=plan_only, workers=2, **options)
+        runs = compose_arms(ablation, list(typed), _compose)
+        base = compose_base(ablation, list(typed), runs, _compose)
+        return ablate(config, runs, "the command", self.plans.append, base)
+
+    def plan(self, *typed: str, **changes: Any) -> Plan:
+        """The plan alone."""
+        self.run(*typed, plan_only=True, **changes)
+        return self.plans[-1]
+
+    def results(self, kind: str = "cells", folder: str = "out") -> dict[str, int]:
+        """By name, when the results of the finished runs were written."""
+        paths = (self.root / folder).glob(f"{kind}/*/result.json")
+        return {path.parent.name: path.stat().st_mtime_ns for path in paths}
+
+
+def _compose(overrides: Sequence[str]) -> RunConfig:
+    if any(override.startswith("init_from=") for override in overrides):
+        return composed(*overrides)
+    return _composed_once(*overrides)
+
+
+_composed_once = cache(composed)  # it takes half a second
+
+
+def statuses(results: Results) -> dict[tuple[str, int], str]:
+    return {(run.arm, run.seed): run.status for run in results.reported().itertuples()}
+
+
+def losses(results: Results) -> dict[tuple[str, int], float]:
+    return {(run.arm, run.seed): run.val_loss for run in results.reported().itertuples()}
+
+
+def instant(loss: Callable[[Task], float | Failure]) -> type[Executor]:
+    """An executor whose runs end at once with the loss of their task, or fail."""
+
+    class Instant(Executor):
+        name = "local"
+        made: ClassVar[list[str]] = []  # names of tasks, in order
+
+        def __init__(self, config: AblateConfig, folder: Path) -> None:
+            self.ended: dict[str, Ending] = {}
+
+        def default_workers(self, threads: int) -> int:
+            return 1
+
+        def submit(self, task: Task) -> None:
+            self.made.append(task.name)
+            task.files.where.write_text("{}")
+            value = loss(task)
+            if isinstance(value, Failure):
+                self.ended[task.name] = Ending(value, "it broke")
+                return
+            result = WHOLE_RESULT | {"val_loss": value, "seed": task.run.seed, "steps": task.run.steps}
+            task.files.run_dir.mkdir(exist_ok=True)
+            (task.files.run_dir / "result.json").write_text(json.dumps(result))
+            self.ended[task.name] = Ending(None, "")
+
+        def poll(self) -> dict[str, Ending]:
+            ended, self.ended = self.ended, {}
+            return ended
+
+        def cancel(self) -> None:
+            pass
+
+    return Instant
+
+
+def workers_of(prefix: Path) -> list[int]:
+    """The processes that make runs whose files' names begin so, by the log that they hold open."""
+    processes = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            links = [os.readlink(link) for link in (process / "fd").iterdir()]
+            if any(link.startswith(str(prefix)) and link.endswith(".log") for link in links):
+                processes.append(int(process.name))
+    return processes
+
+
+def kill_worker(prefix: Path) -> bool:
+    """Whether there was one that could be killed."""
+    for worker in workers_of(prefix):
+        with suppress(ProcessLookupError):
+            os.kill(worker, signal.SIGKILL)
+            return True
+    return False
