@@ -522,8 +522,7 @@ def test_ctrl_c_while_the_workers_start_is_a_line_and_no_traceback(tmp_path: Pat
     options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     with subprocess.Popen(command, cwd=tmp_path, start_new_session=True, **options) as driver:
         assert driver.stdout
-        while "to go, as measured" not in (line := driver.stdout.readline()):
-            assert line
+        wait_for((tmp_path / "out/ablation.json").exists)
         os.killpg(driver.pid, signal.SIGINT)  # as a terminal does: to all its processes
         said = driver.stdout.read()
     assert driver.returncode == 130

@@ -50,9 +50,9 @@ def execute(cells: Sequence[Cell], folder: Path, executor: Executor, workers: in
                 else:
                     waiting.append(task)
             on_progress({name: _steps(task) for name, task in running.items()}, ended)
-    finally:
-        if running:
-            executor.cancel()
+    except BaseException:
+        executor.cancel()
+        raise
 
 
 def _submit(task: Task, executor: Executor) -> None:
