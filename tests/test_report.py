@@ -107,6 +107,13 @@ def test_numbers_have_two_decimals_more_than_the_margin(tmp_path: Path, margin: 
     assert mean in (path / "report.md").read_text()
 
 
+def test_arms_of_different_tokenizers_have_numbers_of_tokens_of_their_own(tmp_path: Path) -> None:
+    path = make(tmp_path, budgets=("tokens",), report=False)
+    edit_record(path, lambda record: record["arms"]["untied"].update(train_tokens=7, val_tokens=5))
+    write_report(path)
+    assert "7 in training, 5 in validation (untied)" in Page(path).text
+
+
 def test_report_md_is_one_screen(full: Path) -> None:
     text = (full / "report.md").read_text()
     assert len(text.splitlines()) < 50

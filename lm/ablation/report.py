@@ -26,6 +26,15 @@ from lm.system.files import write_text
 from lm.system.terminal import duration
 
 REFRESH = 30  # seconds between two readings of the page of a running ablation
+ALT = {  # what is read aloud in place of a figure
+    "forest": "Differences with their confidence intervals",
+    "seeds": "The final metric of every run, a line for each seed across the arms",
+    "learning": "Learning curves of all arms, and their differences from the baseline",
+    "tuning": "Search trials over each hyperparameter, with the fitted curves",
+    "setting": "Differences over the value of a setting",
+    "bands": "Difference in loss by the frequency of the target token",
+    "gradients": "Gradient norms and their cosine similarity over training",
+}
 HELD_EQUAL = {
     "tokens": "training tokens",
     "flops": "training FLOPs (within 2 %)",
@@ -121,13 +130,14 @@ def summary(results: Results, warnings: list[Warning]) -> dict[str, Any]:
 def _answers(results: Results) -> list[dict[str, str]]:
     """The verdicts in words, each with what tuning leaves open of its mean."""
     digits, answers = decimals(results.record.equivalence_margin), []
+    side = "above" if views.lower_is_better(results) else "below"
     contrasts = views.merged(results, views.asked(results.contrasts))
     for (_, contrast), sentence in zip(contrasts.iterrows(), views.sentences(results), strict=True):
         verdict, colon, rest = sentence.partition(":")
         regret = ""
         if pd.notna(contrast["mean_without_regret"]):
             regret = (
-                f"{contrast['arm']} may be {contrast['regret']:.{digits}f} from its best, {contrast['baseline']} "
+                f"{contrast['arm']} may be {contrast['regret']:.{digits}f} {side} its best, {contrast['baseline']} "
                 f"{contrast['baseline_regret']:.{digits}f} (expected regret of tuning); without that the difference "
                 f"is {contrast['mean_without_regret']:+z.{digits}f}."
             )
@@ -229,7 +239,9 @@ def details(results: Results, drawn: dict[str, str]) -> dict[str, Any]:
     shown = results.contrasts[results.contrasts["mean_difference"].notna()]
     alt = "; ".join(f"{row['arm']} against {row['baseline']}: {row['verdict']}" for _, row in shown.iterrows())
     return {
-        "svg": {name: inline(svg, alt if name == "forest" else name) for name, svg in drawn.items()},
+        "svg": {
+            name: inline(svg, f"{ALT[name]}: {alt}" if name == "forest" else ALT[name]) for name, svg in drawn.items()
+        },
         "sign_flip": results.contrasts["p_sign_flip"].notna().any(),
         "inner_ci": percent(1 - 2 * results.contrasts["alpha"].iloc[0]),
         "alpha": f"{results.contrasts['alpha'].iloc[0]:.3g}",
@@ -258,8 +270,8 @@ def _curve_coverage(results: Results) -> str:
     if share == 1:
         return ""
     return (
-        f"Points before the last one are estimates on {share:.0%} of the validation text; the score of the whole text "
-        "is in the tables."
+        f"Points during training are estimates on {share:.0%} of the validation text; the score of the whole text is "
+        "in the tables."
     )
 
 
