@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import test_record
 from conftest import WHOLE_RESULT
-from lm.ablation.run.cautions import short_search
 from test_plan import Build, build, question
 
 from lm.ablation.outcomes import Outcomes
@@ -209,18 +208,3 @@ def test_a_setting_stays_where_it_may_be(build: Build, tmp_path: Path) -> None:
     tuning = Tuning(config, arms, Outcomes(tmp_path), test_record.record())
     make(tuning, tmp_path, lambda one: 2 - one.tuned["head.untie_at"])
     assert 0.8 <= arms["b"].tuned["head.untie_at"] <= 1
-
-
-@pytest.mark.parametrize(("extension_trials", "told"), [(0, ["tied", "untied"]), (4, [])])
-def test_few_trials_are_told_until_more_are_made(
-    arms: dict[str, Arm], tmp_path: Path, extension_trials: int, told: list[str]
-) -> None:
-    """Two settings need five trials, one needs three."""
-    one = question(tune=replace(TUNE, trials=4, hyperparameters=["optim.lr"]))
-    assert list(short_search(Tuning(one, arms, Outcomes(tmp_path), test_record.record()))) == []
-    config = question(tune=replace(TUNE, trials=4, extension_trials=extension_trials))
-    tuning = Tuning(config, arms, Outcomes(tmp_path), test_record.record())
-    assert [head for head, _ in short_search(tuning)] == [f"Few search trials for arm {name} (4):" for name in arms]
-    make(tuning, tmp_path, near(3e-3))
-    for asked in (tuning, Tuning(config, arms, Outcomes(tmp_path), record(tuning, config, arms))):
-        assert [head.split()[5] for head, _ in short_search(asked)] == told
