@@ -19,8 +19,7 @@ from lm.ablation.report.seeds import seeds as draw_seeds
 from lm.config import BadInput, ModelConfig
 from lm.config.checks import LARGEST
 from lm.config.optim import OptimConfig
-from lm.data.tokenizer import Tokenizer
-from lm.data.tokenizer_file import load_tokenizer
+from lm.data.tokenizer import Tokenizer, load_tokenizer
 from lm.data.vocabulary import byte_tokenizer
 from lm.inference.evaluate import Scores, evaluate
 from lm.inference.generate import generate

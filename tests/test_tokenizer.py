@@ -21,7 +21,7 @@ from lm.config import BadInput, TokenizerConfig
 from lm.data.encoding import encode, sample
 from lm.data.split import Part
 from lm.data.tokenizer import EOT, Tokenizer
-from lm.data.tokenizer_file import load_tokenizer
+from lm.data.tokenizer import load_tokenizer
 from lm.data.vocabulary import build_tokenizer, byte_tokenizer, char_tokenizer, train_bpe
 
 TEXT = "".join(f"def f{i}(x, y):\n    return x * {i * 7 % 31} + y  # naïve {i:x}\n" for i in range(200))

@@ -13,8 +13,7 @@ from tokenizers import Tokenizer as Backend
 
 from lm.data import encoding
 from lm.data.split import Part
-from lm.data.tokenizer import Tokenizer
-from lm.data.tokenizer_file import load_tokenizer
+from lm.data.tokenizer import Tokenizer, load_tokenizer
 
 WORDS = r"'s|'t| ?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 LINES = ["x = 1", " x", "  def f(x):\n\treturn x", "naïve 日本語 🙂", "</s> <s> <|endoftext|>", "\n\n", "a\x00b"]

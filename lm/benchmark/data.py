@@ -12,24 +12,29 @@ from typing import Any
 
 from lm.benchmark.measure import Measurement, alternate, paired
 from lm.config import DataConfig
-from lm.data.corpus import stored_text
-from lm.data.encoding import decoded, encode, pieces
-from lm.data.rows import quiet_datasets
-from lm.data.split import Part
+from lm.data.encoding import chunks, decoded, encode
+from lm.data.sources import open_source
+from lm.data.text import read
 from lm.data.vocabulary import train_bpe
 
 TEXT, ROW = 4_000_000, 1_000  # bytes of the text; characters of a row, as in a corpus of short texts
 
 
 def data(device: str, seconds: float) -> Iterator[Measurement]:
+    import datasets
+
+    datasets.disable_progress_bars()
     with tempfile.TemporaryDirectory() as folder:
-        whole = Part(stored_text(DataConfig(cache_dir=folder, max_bytes=TEXT)).open())
-        text = "".join(piece for piece, _ in pieces(decoded(whole)))
+        whole = read(open_source(DataConfig(cache_dir=folder)), Path(folder, "whole"), max_bytes=TEXT).whole()
+        text = "".join(chunk for chunk, _ in chunks(decoded(whole)))
         rows, path = [text[i : i + ROW] for i in range(0, len(text), ROW)], Path(folder, "rows.txt")
-        datasets, tokenizer = quiet_datasets(), train_bpe([text[: len(text) // 4]], 2048)
+        tokenizer = train_bpe([text[: len(text) // 4]], 2048)
         datasets.Dataset.from_dict({"text": rows}).to_json(path)
         config = DataConfig(source="json", path=str(path.rename(path.with_suffix(".jsonl"))), cache_dir=folder)
-        part, table = Part(stored_text(config).open()), datasets.Dataset.from_dict({"text": rows})
+        part, table = (
+            read(open_source(config), Path(folder, "text")).whole(),
+            datasets.Dataset.from_dict({"text": rows}),
+        )
 
         def ours() -> None:
             with open(Path(folder, "ids.bin"), "wb") as file:

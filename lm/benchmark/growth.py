@@ -20,7 +20,7 @@ from lm.benchmark.measure import Measurement
 from lm.benchmark.memory import resident
 from lm.benchmark.trainer import very_small
 from lm.config import CheckpointConfig, DataConfig, TokenizerConfig, ValidationConfig
-from lm.data.store import RACY
+from lm.data.sources import RACY
 from lm.data.tokens import prepare
 from lm.runs.find import find_runs
 from lm.runs.listing import listing

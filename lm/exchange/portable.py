@@ -8,8 +8,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
 from lm.config import BadInput, foreign_classes
-from lm.data.tokenizer import Tokenizer
-from lm.data.tokenizer_file import load_tokenizer
+from lm.data.tokenizer import Tokenizer, load_tokenizer
 from lm.exchange.find_model import FILES, ModelSettings, model_folder, read_settings
 from lm.exchange.pretrained import load_pretrained
 from lm.exchange.weights import write_weights

@@ -10,8 +10,7 @@ from typing import Any
 from lm.config import BadInput, HeadConfig, ModelConfig
 from lm.config.checks import reading
 from lm.config.typed import build
-from lm.data.tokenizer import EOT_NAMES, Tokenizer
-from lm.data.tokenizer_file import load_tokenizer
+from lm.data.tokenizer import EOT_NAMES, Tokenizer, load_tokenizer
 from lm.exchange.architectures import ACTIVATIONS, ARCHITECTURES, SCALING, Architecture
 from lm.exchange.find_model import ModelSettings
 from lm.exchange.weights import fill, shards, sources
