@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import transformers
-from conftest import TEXT, stored
+from conftest import TEXT
+from helpers.texts import stored
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as Backend
 
 from lm.data import encoding
-from lm.data.split import Part
 from lm.data.tokenizer import Tokenizer, load_tokenizer
 
 WORDS = r"'s|'t| ?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -103,7 +103,7 @@ def test_the_ids_are_those_of_transformers(kind: Kind, text: str) -> None:
 
 def test_a_text_on_disk_is_encoded_as_at_once(kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = kind[2]
-    monkeypatch.setattr(encoding, "PIECE", 1)
+    monkeypatch.setattr(encoding, "CHUNK", 1)
     text = "".join(LINES[:4]) * 3
-    found = list(encoding.encode(tokenizer, Part(stored(tmp_path, [("one", text)]))))
+    found = list(encoding.encode(tokenizer, stored(tmp_path, [("one", text)]).whole()))
     assert np.concatenate(found).tolist() == [*tokenizer.separator, *tokenizer.encode(text)]

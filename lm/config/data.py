@@ -11,6 +11,7 @@ OF_SOURCES = (  # settings that have an effect with some sources only: their def
     *(("name", None, ("hub",)), ("revision", None, ("hub",)), ("split", "train", ("hub",))),
     *(("val_split", None, ("hub",)), ("val_path", None, ("text", "json", "csv", "parquet", "tokens"))),
     *(("sha256", None, ("text",)), ("column", "text", TABLES), ("rows", "documents", TABLES)),
+    ("max_bytes", None, ("stdlib", "text", *TABLES)),
 )
 TOKENIZERS = ("bpe", "char", "byte", "file")
 
@@ -63,11 +64,6 @@ class DataConfig:
             if value != default and self.source not in sources:
                 raise BadInput(f"data.{key}={value}: is for data={' or '.join(sources)}, not data.source={self.source}")
 
-        if self.source == "tokens":
-            if self.val_path is None:
-                raise BadInput("data.val_path: data=tokens needs one, the tokens of the validation text")
-            if self.max_bytes is not None:
-                raise BadInput(f"data.max_bytes={self.max_bytes}: is of a text, not of data=tokens")
         self._check_validation()
 
     def _check_validation(self) -> None:

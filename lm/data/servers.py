@@ -52,12 +52,15 @@ def file_version(place: str, url: str) -> dict[str, Any]:
     return {key: str(value) for key, value in sorted(info.items()) if key not in ("url", "name", "mimetype")}
 
 
-def hub_commit(config: DataConfig) -> dict[str, Any]:
-    """The commit that data.revision stands for, or the newest of the main branch."""
+def hub_commit(config: DataConfig, revision: str | None) -> dict[str, Any]:
+    """The commit of a revision, or the newest of the main branch, if it may be read."""
     from huggingface_hub import HfApi
 
-    with _hub_errors(config, config.revision):
-        info = HfApi().dataset_info(str(config.path), revision=config.revision, timeout=TIMEOUT)
+    api, name = HfApi(), str(config.path)
+    with _hub_errors(config, revision):
+        info = api.dataset_info(name, revision=revision, timeout=TIMEOUT)
+        if info.gated:
+            api.auth_check(name, repo_type="dataset")
     return {"commit": str(info.sha)}
 
 
@@ -67,6 +70,7 @@ def hub_cells(config: DataConfig, commit: str, key: str) -> Iterator[Any]:
     A read that fails is tried again by the library for a while, from where it stopped. `key` is the setting that names
     the split.
     """
+    hub_commit(config, commit)
     with _hub_errors(config, commit):
         builder = _builder(config, commit)
         splits = builder.config.data_files or {}
@@ -105,18 +109,14 @@ def _hub_errors(config: DataConfig, revision: str | None) -> Iterator[None]:
     except BadInput:
         raise
     except Exception as error:
-        chain: list[BaseException] = [error]
-        while cause := chain[-1].__cause__ or chain[-1].__context__:
-            chain.append(cause)
         lines = {
             errors.GatedRepoError: f"{place}: its owner grants access on request; ask for it at {page}, then {LOGIN}",
             errors.RepositoryNotFoundError: f"{place}: no such data set on the Hub; if it is a private one, {LOGIN}",
             errors.RevisionNotFoundError: f"data.revision={revision}: no such branch, tag or commit of {config.path}",
             errors.HFValidationError: f"{place}: expected OWNER/NAME, the name of a data set on the Hub",
         }
-        if line := next((line for kind, line in lines.items() for cause in chain if isinstance(cause, kind)), None):
+        if line := next((line for kind, line in lines.items() if isinstance(error, kind)), None):
             raise BadInput(line) from error
-        statuses = [getattr(getattr(cause, "response", None), "status_code", None) for cause in chain]
-        status = next(filter(None, statuses), None)
+        status = getattr(getattr(error, "response", None), "status_code", None)
         reason = f"answers with status {status}" if status else f"cannot be read ({first_line(error)})"
         raise Unavailable(f"{place}: {constants.ENDPOINT} {reason}") from error

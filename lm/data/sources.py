@@ -98,7 +98,7 @@ class TextFiles(Files):
 
     def __init__(self, place: str, files: dict[str, Path | str], cache: Path, sha256: str | None = None) -> None:
         super().__init__(place, files if len(files) > 1 else dict(zip([""], files.values(), strict=True)), cache)
-        self.sha256 = sha256
+        self.sha256 = sha256 and sha256.lower()
         for kind in READERS:
             if all(suffix(file) in SUFFIXES[kind] for file in files.values()):
                 log.warning("%s: is read as plain text; data=%s reads the text in a column of it", place, kind)
@@ -162,7 +162,7 @@ class Hub:
         self.size: int | None = None
         if not re.fullmatch("[0-9a-f]{40}", self.commit):  # a whole commit hash stands for itself
             request = f"hf://datasets/{config.path}@{config.revision or 'main'}"
-            self.commit = ask(cache, request, partial(hub_commit, config))["commit"]
+            self.commit = ask(cache, request, partial(hub_commit, config, config.revision))["commit"]
 
     def state(self) -> State:
         return State(hash_of([self.config.path, self.config.name, self.config.split, self.commit]))

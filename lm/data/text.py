@@ -110,7 +110,7 @@ def read(source: Source, path: Path, *, max_bytes: int | None = None, quiet: boo
         raise BadInput(f"{source.place}: the text is empty")
     if n_empty:
         log.info("%s: %d documents are empty or null and have been skipped", source.place, n_empty)
-    return Text(path, content.hexdigest(), np.frombuffer(bytes(records), RECORD))
+    return Text(path, content.hexdigest(), np.frombuffer(records, RECORD))
 
 
 def _whole_characters(file: IO[bytes], begin: int, size: int) -> int:

@@ -155,8 +155,12 @@ def _is_current(folder: Path, sources: list[Source], config: DataConfig, quiet: 
 def _hashes(sources: list[Source], cache: Path, config: DataConfig, quiet: bool) -> list[str]:
     if config.source == "tokens":
         return [sha256(_only_file(source)) for source in sources]
-    with tempfile.TemporaryDirectory(dir=cache if os.access(cache, os.W_OK) else None) as folder:
-        return [text.hash for text in _read_all(sources, Path(folder), config, quiet)]
+    try:
+        folder = tempfile.TemporaryDirectory(dir=cache, prefix="verified-")
+    except OSError:  # a cache that is read-only still serves
+        folder = tempfile.TemporaryDirectory()
+    with folder as name:
+        return [text.hash for text in _read_all(sources, Path(name), config, quiet)]
 
 
 def _build(folder: Path, sources: list[Source], config: DataConfig, settings: TokenizerConfig, quiet: bool) -> None:
@@ -208,11 +212,11 @@ def _write_given(
     folder: Path, sources: list[Source], config: DataConfig, settings: TokenizerConfig, quiet: bool
 ) -> dict[str, Any]:
     """Tokens that were made elsewhere stay where they are, and the folder leads to them."""
+    if len(sources) == 1:
+        raise BadInput("data.val_path: data=tokens needs one, the tokens of the validation text")
     if settings.path is None:
-        raise BadInput(
-            f"tokenizer={settings.kind}: data=tokens needs the tokenizer that made them; give tokenizer=file"
-            " tokenizer.path=FILE, a tokenizer.json"
-        )
+        needs = "data=tokens needs the tokenizer that made them: tokenizer=file tokenizer.path=FILE, a tokenizer.json"
+        raise BadInput(f"tokenizer={settings.kind}: {needs}")
     tokenizer, paths = load_tokenizer(Path(settings.path)), [_only_file(source) for source in sources]
     for name, path in zip(("train", "val"), paths, strict=True):
         if path.stat().st_size % 2:
