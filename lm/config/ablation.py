@@ -28,7 +28,7 @@ class TuneConfig:
 
     trials: int = 0  # of the arm with the most hyperparameters, of others in proportion; 0: nothing is tuned
     extension_trials: int = 4  # more, once, if the best value of any arm lies at the edge of the search range
-    restarts: int = 2  # further searches, from where the last one ended, while an arm moves by more than half a factor
+    restarts: int = 2  # further searches, each from the optimum of the last, while that of an arm lies off its centre
     seeds: list[int] = field(default_factory=lambda: [1000, 1001])  # of the trials; not those that are reported
     factor: float = 2.0  # between neighbouring values
     hyperparameters: list[str] = field(default_factory=HYPERPARAMETERS.copy)
