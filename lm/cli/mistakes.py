@@ -133,7 +133,8 @@ def explain_non_override(args: Sequence[str], kinds: Kinds, i: int = 0) -> str:
     elif Path(word).is_dir():
         suggestions = [f"{key}={word}" for key in ("run_dir", "output_dir") if key in kinds][:1]
     elif "prompt" in kinds:
-        words = [arg.removeprefix("prompt=") for arg in args if arg[:7] == "prompt=" or arg.partition("=")[0] not in kinds]
+        parts = [arg for arg in args if arg.startswith("prompt=") or arg.partition("=")[0] not in kinds]
+        words = [part.removeprefix("prompt=") for part in parts]
         suggestions = [f'"prompt={" ".join(words)}", the whole prompt in quotes']
     elif "data.path" in kinds and Path(word).is_file():
         suggestions = [f"data=text data.path={word}"]
