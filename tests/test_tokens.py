@@ -1,7 +1,6 @@
 """The token folder is complete or absent, holds the text that its source has now, and no tokenizer loses text."""
 
 import itertools
-import json
 import lzma
 import multiprocessing
 import os
@@ -418,9 +417,3 @@ def test_tokens_that_were_made_elsewhere_are_used_where_they_are(source: DataCon
         encode_whole(replace(config, val_path=f"{tmp_path}/other.bin"), given.tokenizer)
     with pytest.raises(BadInput, match=r"^data\.val_path: data=tokens needs one"):
         prepare(replace(config, val_path=None), tokenizer)
-
-
-def test_the_meta_data_of_a_folder_are_plain_json(source: DataConfig) -> None:
-    data = prepare(source, BYTE)
-    meta = json.loads((folders(source)[0] / "meta.json").read_text())
-    assert (meta["hash"], meta["val_bytes"]) == (data.hash, data.val_bytes)

@@ -44,7 +44,6 @@ class Source(Protocol):
     """Where text comes from. What it raises for unusable text is a BadInput."""
 
     place: str  # the setting that names it, for messages
-    size: int | None  # about the bytes of its text, for a progress bar
 
     def state(self) -> State: ...
 
@@ -62,7 +61,6 @@ class Files:
         self.place, self.files = place, files
         addresses = [file for file in files.values() if isinstance(file, str)]
         self.versions = {url: ask(cache, url, partial(file_version, place, url)) for url in addresses}
-        self.size: int | None = None if addresses else sum(_status(Path(file)).st_size for file in files.values())
 
     def state(self) -> State:
         digest, newest, now = hashlib.sha256(), 0.0, time.time_ns()
@@ -159,7 +157,6 @@ class Hub:
 
     def __init__(self, config: DataConfig, cache: Path, key: str) -> None:
         self.config, self.key, self.place, self.commit = config, key, f"data.path={config.path}", str(config.revision)
-        self.size: int | None = None
         if not re.fullmatch("[0-9a-f]{40}", self.commit):  # a whole commit hash stands for itself
             request = f"hf://datasets/{config.path}@{config.revision or 'main'}"
             self.commit = ask(cache, request, partial(hub_commit, config, config.revision))["commit"]

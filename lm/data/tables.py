@@ -63,7 +63,7 @@ def documents_of(cells: Iterable[Any], column: str) -> Iterator[tuple[str, list[
     """A document from each cell, empty if the cell is null. Raises BadInput for any other that is no string."""
     for number, cell in enumerate(cells):
         if cell is not None and not isinstance(cell, str):
-            raise BadInput(f"data.column={column}: row {number} holds {cell!r}, not a string")
+            raise BadInput(f"data.column={column}: row {number} holds {cell!s:.40}, not a string")
         try:
             yield f"row {number}", [(cell or "").encode()]
         except UnicodeEncodeError as error:
@@ -105,16 +105,16 @@ def _csv_cells(file: Path | str, column: str) -> Iterator[Any]:
     """Every cell is text: `NA`, digits and dates too. A row that is too short to have the column holds null."""
     import pandas as pd
 
-    columns: list[str] = []
+    columns: dict[str, None] = {}  # in order
 
     def is_wanted(name: str) -> bool:
-        columns.append(name)
+        columns[name] = None
         return name == column
 
     with open_file(file) as content:
         options: dict[str, Any] = {"dtype": str, "keep_default_na": False, "chunksize": 10 * ROWS}
         for chunk in pd.read_csv(content, usecols=is_wanted, **options):
-            _check_column(column, dict.fromkeys(columns))
+            _check_column(column, columns)
             yield from (None if cell != cell else cell for cell in chunk[column].tolist())
 
 

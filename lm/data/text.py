@@ -78,9 +78,8 @@ def read(source: Source, path: Path, *, max_bytes: int | None = None, quiet: boo
     Empty documents are skipped.
     """
     content, records, size, n_empty = hashlib.sha256(), bytearray(), 0, 0
-    total = min((n for n in (source.size, max_bytes) if n is not None), default=None)
     with (
-        tqdm(total=total, desc="reading", unit="B", unit_scale=True, disable=quiet, leave=False) as bar,
+        tqdm(total=max_bytes, desc="reading", unit="B", unit_scale=True, disable=quiet, leave=False) as bar,
         open(path, "w+b", buffering=BLOCK) as file,
     ):
         for name, blocks in source.documents(max_bytes):

@@ -17,7 +17,6 @@ class Listed:
 
     pairs: list[tuple[str, str]]
     block: int = 1 << 20
-    size: int | None = None
     place: str = "data.path=listed"
     read: list[int] = field(default_factory=list)  # the sizes of the documents that were asked for
 
