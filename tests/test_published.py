@@ -146,4 +146,4 @@ def test_the_command_that_the_page_gives_asks_for_the_runs_that_are_there(name: 
         known = record.arms[arm]
         settings = flat(asdict(run) | {"logger": {}}) | known.matched
         different = {key: (value, settings[key]) for key, value in known.settings.items() if settings[key] != value}
-        assert different.keys() <= {"threads", "trainer.enable_progress_bar"}
+        assert different.keys() <= {"threads", "trainer.enable_progress_bar", "data.cache_dir"}

@@ -445,6 +445,6 @@ def test_a_missing_tokenizer_file_is_named(tmp_path: Path) -> None:
 
 
 def test_the_cache_is_one_for_all_working_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert DataConfig().cache_dir == str(tmp_path / "cache/lm-lab")
+    assert DataConfig().cache_dir == str(tmp_path / "cache/lm_lab")
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert DataConfig().cache_dir == "~/.cache/lm-lab"
+    assert DataConfig().cache_dir == "~/.cache/lm_lab"

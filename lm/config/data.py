@@ -18,7 +18,7 @@ TOKENIZERS = ("bpe", "char", "byte", "file")
 
 def default_cache() -> str:
     """One for all working directories, in the user's cache folder."""
-    return os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "lm-lab")
+    return os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "lm_lab")
 
 
 @dataclass(slots=True, kw_only=True)

@@ -132,8 +132,9 @@ def _is_current(folder: Path, sources: list[Source], config: DataConfig, quiet: 
     The name of the folder has their state. They are read again where that does not decide, because a file was changed
     so shortly before it was read that its times may tell nothing, and with data.verify.
     """
-    if not folder.exists():
-        return False
+    with _writing(folder.parent):  # a cache that may not be read may not be written either
+        if not folder.exists():
+            return False
     try:
         meta = read_json(folder / "meta.json")
         if meta["checksum"] != _checksum(folder):

@@ -36,7 +36,7 @@ from lm.training.run_directory import RunDirectory, default_directory
 from lm.training.samples import SamplesDuringTraining, samples
 from lm.training.signals import Interrupted, StopOnSignal, handled_signals
 
-FEW_TOKENS = 10_000  # a few pages of text
+FEW_TOKENS = 5_000  # a few pages of text
 
 log = logging.getLogger(__name__)
 
