@@ -2,6 +2,8 @@
 
 import io
 import json
+import shutil
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,8 +23,12 @@ def open_file(file: Path | str, seekable: bool = False) -> IO[bytes]:
     if isinstance(file, Path) and not str(file).lower().endswith(COMPRESSED):
         return open(file, "rb")
     filesystem, path = filesystem_of(file)
-    is_streamed = not seekable and str(file).startswith("http")  # not every server sends parts of a file
-    stream = filesystem.open(path, "rb", block_size=0 if is_streamed else RANGE, compression="infer")
+    is_http = str(file).startswith("http")  # not every server sends parts of a file
+    stream = filesystem.open(path, "rb", block_size=0 if is_http else RANGE, compression="infer")
+    if seekable and is_http:
+        copy = tempfile.TemporaryFile()  # noqa: SIM115  the caller closes it
+        shutil.copyfileobj(stream, copy, BLOCK)
+        return copy
     return stream if seekable else io.BufferedReader(stream, BLOCK)
 
 

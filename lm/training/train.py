@@ -208,7 +208,9 @@ def log_warnings(run: RunConfig, data: TextData) -> None:
     if (n_tokens := len(data.train)) < FEW_TOKENS:
         epochs = run.steps * run.tokens_per_step / n_tokens
         log.warning(
-            "data: the training text has only %s tokens, read %.1f times: it will be memorised", n_tokens, epochs
+            "data: the training text has only %s tokens, read %.1f times: so short a text is memorised",
+            n_tokens,
+            epochs,
         )
     chunks = (data.train[i : i + (1 << 22)] for i in range(1, len(data.train), 1 << 22))  # it may exceed memory
     if run.data.document_mask and not any((chunk == data.tokenizer.eot).any() for chunk in chunks):
