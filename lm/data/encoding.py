@@ -2,6 +2,7 @@
 
 import codecs
 import re
+from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -74,16 +75,16 @@ def encode(tokenizer: Tokenizer, part: Part, label: str = "", quiet: bool = True
 
     with (
         tqdm(total=part.n_bytes, desc=label, unit="B", unit_scale=True, disable=quiet, leave=False) as bar,
-        ThreadPoolExecutor(1) as pool,
+        ThreadPoolExecutor(2) as pool,  # the ids of a group are taken out while the next one is encoded
     ):
-        waiting: tuple[list[tuple[str, bool]], Future[list[list[int]]]] | None = None
+        waiting = deque[tuple[list[tuple[str, bool]], Future[list[list[int]]]]]()
         for group in _groups(chunks(decoded(part), cut)):
-            begun = group, pool.submit(checked_ids, [text for text, _ in group])
-            if waiting:
-                yield joined(waiting[0], waiting[1].result())
-            waiting = begun
-        if waiting:
-            yield joined(waiting[0], waiting[1].result())
+            waiting.append((group, pool.submit(checked_ids, [text for text, _ in group])))
+            if len(waiting) > 2:
+                first, ids = waiting.popleft()
+                yield joined(first, ids.result())
+        for first, ids in waiting:
+            yield joined(first, ids.result())
 
 
 def _compare(texts: list[str], back: list[str]) -> None:
