@@ -10,7 +10,7 @@ import sys
 
 from lm.cli.compose import parse
 from lm.cli.help import help_text
-from lm.cli.main import report
+from lm.cli.main import handle_exception
 
 
 def main() -> int:
@@ -27,7 +27,7 @@ def main() -> int:
     except KeyboardInterrupt:
         return 130
     except Exception as error:
-        return report(error)
+        return handle_exception(error)
     return 0
 
 

@@ -90,7 +90,7 @@ def test_every_command_runs_outside_of_the_checkout(installed: Path, tmp_path: P
     )
     (tmp_path / "out/report.md").unlink()
     lab("report", "output_dir=out")
-    assert "lm-lab report output_dir=out" in (tmp_path / "out/report.md").read_text()
+    assert "lm-lab report output_dir=out" in (tmp_path / "out/report.html").read_text()
     lab("export", "run_dir=run", "output_dir=exported")
     left = {"run/result.json", "run/model/model.safetensors", "out/report.md", "out/report.html", "out/results.csv"}
     left |= {"out/report.json", "exported/config.json", "exported/model.safetensors"}

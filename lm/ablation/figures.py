@@ -12,20 +12,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
+from lm.ablation import views
 from lm.ablation.contrasts import decimals
 from lm.ablation.results import Results
 from lm.ablation.statistics import interval
-from lm.ablation.views import (
-    curve_column,
-    curve_table,
-    differences,
-    finished,
-    gap_table,
-    lower_is_better,
-    merged,
-    over_seeds,
-    unit,
-)
 from lm.config.ablation import BUDGET_NAMES
 from lm.report.figures import (
     INK,
@@ -80,7 +70,7 @@ def forest(results: Results) -> Figure:
     """Every comparison of different runs once, the primary ones in bold."""
     record, styles = results.record, line_styles(list(results.record.arms))
     groups: dict[str, list[ForestRow]] = {}
-    contrasts = merged(results, results.contrasts)
+    contrasts = views.merged(results, results.contrasts)
     for _, contrast in contrasts[contrasts["mean_difference"].notna()].iterrows():
         heading = f"At equal {' and '.join(contrast['budgets'])}" if len(record.budgets) > 1 else ""
         name, color = contrast["arm"], INK
@@ -89,9 +79,9 @@ def forest(results: Results) -> Figure:
         else:
             color = styles[contrast["arm"]].color
             name += f" - {contrast['baseline']}" * (contrast["baseline"] != record.baseline)
-        groups.setdefault(heading, []).append(forest_row(name, contrast, differences(results, contrast), color))
-    side = "left" if lower_is_better(results) else "right"
-    return draw_forest(groups, record.equivalence_margin, f"difference, {unit(results)} ({side} is better)")
+        groups.setdefault(heading, []).append(forest_row(name, contrast, views.differences(results, contrast), color))
+    side = "left" if views.lower_is_better(results) else "right"
+    return draw_forest(groups, record.equivalence_margin, f"difference, {views.unit(results)} ({side} is better)")
 
 
 def forest_row(name: str, contrast: pd.Series, seeds: Iterable[float], color: str = INK) -> ForestRow:
@@ -169,7 +159,9 @@ def seeds(results: Results) -> Figure:
     record, arms = results.record, list(results.record.arms)
     budgets = distinct_budgets(results)
     scores = {
-        (arm, budget): finished(results, arm, budget)[record.metric].astype(float) for arm in arms for budget in budgets
+        (arm, budget): views.finished(results, arm, budget)[record.metric].astype(float)
+        for arm in arms
+        for budget in budgets
     }
     values = [value for column in scores.values() for value in column]
     main = {record.baseline, *(record.primary or arms)}
@@ -179,7 +171,7 @@ def seeds(results: Results) -> Figure:
     figure, axes = panels(len(budgets), 2.4, 0.5 + 0.5 * crowded, sharex=True)
     shown = [seed for seed in record.seeds if any(seed in column.index for column in scores.values())]
     for panel, budget in zip(axes, budgets, strict=True):
-        panel.set(ylabel=unit(results), ylim=limits, xlim=(-0.5, len(arms) - 0.5))
+        panel.set(ylabel=views.unit(results), ylim=limits, xlim=(-0.5, len(arms) - 0.5))
         for i, seed in enumerate(shown):
             line = [scores[arm, budget].get(seed, math.nan) for arm in arms]
             inside = [value if limits[0] <= value <= limits[1] else math.nan for value in line]
@@ -219,10 +211,10 @@ def learning(results: Results, curves: pd.DataFrame) -> Figure:
     """The whole of training, its last half, where arms differ least, and the differences from the baseline."""
     record, styles = results.record, line_styles(list(results.record.arms))
     main = {record.baseline, *(record.primary or record.arms)}
-    tables = {arm: over_seeds(curve_table(curves, arm, curve_column(results))) for arm in record.arms}
+    tables = {arm: views.over_seeds(views.curve_table(curves, arm)) for arm in record.arms}
     tables = {arm: table for arm, table in tables.items() if len(table)}
     others = [arm for arm in tables if arm != record.baseline]
-    gaps = {arm: over_seeds(gap_table(curves, arm, record.baseline, curve_column(results))) for arm in others}
+    gaps = {arm: views.over_seeds(views.gap_table(curves, arm, record.baseline)) for arm in others}
     gaps = {arm: table for arm, table in gaps.items() if len(table) > 1}
     figure, axes = panels(2 + bool(gaps), 2.2, 0.5)
     for arm, table in tables.items():
@@ -230,8 +222,8 @@ def learning(results: Results, curves: pd.DataFrame) -> Figure:
         _draw_curve(axes[1], table, styles[arm], arm, band=arm in main)
     end = max(table.index.max() for table in tables.values())
     late = {arm: table[table.index >= end / 2] for arm, table in tables.items()}
-    axes[0].set(ylabel=unit(results), title="All of training", xlim=(0, None))
-    axes[1].set(ylabel=unit(results), title="The last half", ylim=_limits(late, main), xlim=(end / 2, end * 1.01))
+    axes[0].set(ylabel=views.unit(results), title="All of training", xlim=(0, None))
+    axes[1].set(ylabel=views.unit(results), title="The last half", ylim=_limits(late, main), xlim=(end / 2, end * 1.01))
     if gaps:
         for arm, table in gaps.items():
             _draw_curve(axes[2], table, styles[arm], arm, band=arm in main)
@@ -273,13 +265,13 @@ def tuning(results: Results) -> Figure:
     main = {record.baseline, *record.primary} & {*arms} or {*arms}
     scores = trials["score"].astype(float).dropna()
     best_first = trials[trials["arm"].isin(main)]["score"].astype(float).dropna()
-    best_first = best_first.sort_values(ascending=lower_is_better(results))
+    best_first = best_first.sort_values(ascending=views.lower_is_better(results))
     core = best_first[: math.ceil(0.75 * len(best_first))]
     limits = axis_limits(core if len(core) else scores, scores, 5 * record.equivalence_margin)
     figure, axes = panels(len(keys), 2.5, 0.6)
     styles = line_styles(list(record.arms))
     for panel, key in zip(axes, keys, strict=True):
-        panel.set(title=key, ylabel=unit(results), ylim=limits, xscale="log")
+        panel.set(title=key, ylabel=views.unit(results), ylim=limits, xscale="log")
         log_axis(panel.xaxis)
         for arm in arms:
             if key in results.hyperparameters(arm):
@@ -298,7 +290,7 @@ def _draw_search(axes: Axes, results: Results, arm: str, key: str, style: LineSt
     (low, high), color = axes.get_ylim(), style.color
     of_arm = results.trials[results.trials["arm"] == arm].drop_duplicates("trial")
     values, scores = of_arm[key].to_numpy(float), of_arm["score"].to_numpy(float)
-    worse = high if lower_is_better(results) else low
+    worse = high if views.lower_is_better(results) else low
     lost, above, below = np.isnan(scores), scores > high, scores < low
     inside = ~(lost | above | below)
     axes.plot(values[inside], scores[inside], style.marker, color=color, ms=4, ls="none")
@@ -324,7 +316,7 @@ def over_setting(results: Results) -> Figure:
     values = sorted({value for points in drawn.values() for value, _ in points})
     figure, axes = panels(len(drawn), 2.2, 0.2, sharex=True)
     for panel, (title, points) in zip(axes, drawn.items(), strict=True):
-        panel.set(ylabel=unit(results), title=title)
+        panel.set(ylabel=views.unit(results), title=title)
         _draw_series(panel, results, points)
         if 0 < 8 * values[0] < values[-1]:
             panel.set_xscale("log")
@@ -338,7 +330,7 @@ def setting_series(results: Results) -> dict[str, list[tuple[float, pd.Series]]]
     """By title: a series for each baseline; comparisons of two arms with the same value are a series of their own."""
     key, record = results.record.plot_over, results.record
     series: dict[str, list[tuple[float, pd.Series]]] = {}
-    contrasts = merged(results, results.contrasts[results.contrasts["family"] != "interaction"])
+    contrasts = views.merged(results, results.contrasts[results.contrasts["family"] != "interaction"])
     for _, contrast in contrasts[contrasts["mean_difference"].notna()].iterrows() if key else ():
         value, other = (record.arms[contrast[side]].settings.get(str(key)) for side in ("arm", "baseline"))
         if isinstance(value, int | float):
@@ -368,7 +360,7 @@ def band_differences(diagnostics: pd.DataFrame, arm: str, baseline: str) -> pd.D
     """A row for each band of frequency, with mean and 95 % interval of the paired differences; empty if one lacks."""
     rows = []
     for band in BANDS:
-        sides = [curve_table(diagnostics, name, f"loss/{band}") for name in (arm, baseline)]
+        sides = [views.curve_table(diagnostics, name, f"loss/{band}") for name in (arm, baseline)]
         if any(side.empty for side in sides):
             return pd.DataFrame()
         values = [*(sides[0].ffill().iloc[-1] - sides[1].ffill().iloc[-1]).dropna()]
@@ -406,7 +398,7 @@ def gradients(results: Results, diagnostics: pd.DataFrame) -> Figure:
     styles = line_styles(list(results.record.arms))
     figure, axes = panels(len(SIDES), 1.9, 0.4, sharex=True)
     for panel, (column, title) in zip(axes, SIDES.items(), strict=True):
-        tables = {arm: over_seeds(curve_table(diagnostics, arm, column)) for arm in results.record.arms}
+        tables = {arm: views.over_seeds(views.curve_table(diagnostics, arm, column)) for arm in results.record.arms}
         means: list[float] = []
         for arm, table in tables.items():
             if len(table):

@@ -12,13 +12,13 @@ from urllib.parse import quote
 import pandas as pd
 from matplotlib.figure import Figure
 
+from lm.ablation import views
 from lm.ablation.contrasts import decimals
+from lm.ablation.export import results_frame
 from lm.ablation.figures import draw_forest, forest_row
 from lm.ablation.power import TuningVariance, satterthwaite, t_quantile
-from lm.ablation.report import results_frame
 from lm.ablation.results import Results, read_results
 from lm.ablation.statistics import difference_p, holm, interval
-from lm.ablation.views import asked, ci, differences, finished, lower_is_better, merged, unit
 from lm.ablation.warnings import report_warnings
 from lm.config.ablation import BUDGET_NAMES
 from lm.config.identity import hashed_settings
@@ -96,8 +96,8 @@ class Row:
             "comparison": f"{self.key[0]} - {self.key[1]}, at equal {BUDGET_NAMES[self.key[2]]}",
             "ablation": self.folder.name,
             "address": f"{quote(os.fsencode(self.folder.name))}/{report}" if report else None,
-            "unit": unit(self.results),
-            "ci": ci(self.results.contrasts),
+            "unit": views.unit(self.results),
+            "ci": views.ci(self.results.contrasts),
             "digits": decimals(self.contrast["equivalence_margin"]),
             "bits": fmean(self.bits),
             "apart": self.apart,
@@ -106,17 +106,17 @@ class Row:
 
 def comparable(results: Results) -> list[Row]:
     """The primary comparisons of losses, or all where none is primary, that have a pair of runs; equal runs once."""
-    if not lower_is_better(results):
+    if not views.lower_is_better(results):
         return []
-    rows, chosen = [], asked(results.contrasts)
+    rows, chosen = [], views.asked(results.contrasts)
     chosen = chosen[(chosen["family"] != "interaction") & (chosen["n_seeds"] > 0)]
-    for _, contrast in merged(results, chosen).iterrows():
+    for _, contrast in views.merged(results, chosen).iterrows():
         tuning = _tuning_of(contrast)
         if tuning:  # bits per byte for one of the metric are the same for all arms of one tokenizer
-            runs = finished(results, contrast["arm"], contrast["budget"])
+            runs = views.finished(results, contrast["arm"], contrast["budget"])
             rate = runs["val_bpb"].mean() / runs[results.record.metric].mean()
             tuning = TuningVariance(tuning.variance * rate**2, tuning.df)
-        rows.append(Row(results, contrast, differences(results, contrast, "val_bpb"), tuning))
+        rows.append(Row(results, contrast, views.differences(results, contrast, "val_bpb"), tuning))
     return rows
 
 
@@ -201,5 +201,7 @@ def _weaknesses(ablations: dict[Path, Results], rows: list[Row]) -> Iterator[dic
             for summary, detail in report_warnings(results):
                 yield {"ablation": folder.name, "summary": f"{folder.name}: {summary}", "detail": detail}
         else:
-            why = "No pair of runs yet." if lower_is_better(results) else f"Its metric is {results.record.metric}."
+            why = (
+                "No pair of runs yet." if views.lower_is_better(results) else f"Its metric is {results.record.metric}."
+            )
             yield {"ablation": folder.name, "summary": f"{folder.name} is not shown.", "detail": why}

@@ -6,6 +6,7 @@ In: the record and the frames of an ablation's folder, at any moment. Out: files
 import json
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path
@@ -13,63 +14,33 @@ from typing import Any
 
 import pandas as pd
 
-from lm.ablation import figures
+from lm.ablation import figures, views
 from lm.ablation.contrasts import decimals, percent
+from lm.ablation.export import curves_csv, report_json, results_frame
 from lm.ablation.record import AblationRecord
-from lm.ablation.results import POINT, SCORES, Results
-from lm.ablation.statistics import interval
-from lm.ablation.views import (
-    METRIC_NAMES,
-    asked,
-    ci,
-    curve_column,
-    curve_table,
-    curves_shown,
-    finished,
-    lower_is_better,
-    merged,
-    over_seeds,
-    rows_alone,
-    run_counts,
-    seeds_with,
-    sentences,
-    stopped_early,
-    unit,
-    weights,
-)
-from lm.ablation.warnings import CONDITIONS, Warning, made_with, report_warnings, time_ratios
+from lm.ablation.results import Results
+from lm.ablation.warnings import CONDITIONS, UNKNOWN, Warning, report_warnings, time_ratios
 from lm.config.ablation import BUDGET_NAMES
 from lm.report.figures import inline
 from lm.report.pages import render
 from lm.system.files import write_text
 from lm.system.terminal import duration
 
-SCHEMA_VERSION = 1  # of report.json
 REFRESH = 30  # seconds between two readings of the page of a running ablation
-ROW = (
-    "arm",
-    "purpose",
-    "seed",
-    "budgets",
-    "status",
-    "error",
-    *SCORES,
-    "source_hash",
-    "torch",
-    "resumed_from",
-    "run_dir",
-)
-WHERE = ("failure", "host", "executor")  # columns of results.csv where they are known
+ALT = {  # what is read aloud in place of a figure
+    "forest": "Differences with their confidence intervals",
+    "seeds": "The final metric of every run, a line for each seed across the arms",
+    "learning": "Learning curves of all arms, and their differences from the baseline",
+    "tuning": "Search trials over each hyperparameter, with the fitted curves",
+    "setting": "Differences over the value of a setting",
+    "bands": "Difference in loss by the frequency of the target token",
+    "gradients": "Gradient norms and their cosine similarity over training",
+}
 HELD_EQUAL = {
     "tokens": "training tokens",
     "flops": "training FLOPs (within 2 %)",
     "time": "training time (planned from steps of each arm measured in turns; the ratios reached are among the arms)",
 }
-FILES = ("report.html", "report.md", "report.json", "results.csv", "curves.csv")
-RECORDED = (
-    *("command", "machine", "threads", "workers", "python", "versions"),
-    *("seeds", "metric", "equivalence_margin", "baseline"),
-)
 
 
 def write_report(results: Results) -> None:
@@ -90,13 +61,13 @@ def write_report(results: Results) -> None:
 
 def draw(results: Results) -> dict[str, str]:
     """The figures for which there is something to show, by name, as SVG."""
-    record, curves, diagnostics = results.record, curves_shown(results), _diagnostics(results)
+    record, curves, diagnostics = results.record, views.curves_shown(results), _diagnostics(results)
     drawn = {}
     if results.contrasts["mean_difference"].notna().any():
         drawn["forest"] = figures.forest(results)
-    if run_counts(results)["done"]:
+    if views.run_counts(results)["done"]:
         drawn["seeds"] = figures.seeds(results)
-    if any(len(over_seeds(curve_table(curves, arm, curve_column(results)))) > 1 for arm in record.arms):
+    if any(len(views.over_seeds(views.curve_table(curves, arm))) > 1 for arm in record.arms):
         drawn["learning"] = figures.learning(results, curves)
     if any(map(results.hyperparameters, record.arms)) and len(results.trials):
         drawn["tuning"] = figures.tuning(results)
@@ -113,7 +84,7 @@ def _diagnostics(results: Results) -> pd.DataFrame:
     """The diagnostics of the finished runs under the first budget; empty if they have none."""
     budget, frames = results.record.budgets[0], []
     for arm in results.record.arms:
-        for seed, run in finished(results, arm, budget).iterrows():
+        for seed, run in views.finished(results, arm, budget).iterrows():
             frame = results.diagnostics(run["run_dir"])
             about = {"arm": arm, "budget": budget, "seed": seed, "run_dir": run["run_dir"], "purpose": "reported"}
             frames += [frame.assign(**about)] if len(frame) else []
@@ -131,17 +102,17 @@ def _bands(results: Results, diagnostics: pd.DataFrame) -> dict[str, pd.DataFram
 
 def summary(results: Results, warnings: list[Warning]) -> dict[str, Any]:
     """What report.md and the first screen of report.html show."""
-    record, counts = results.record, run_counts(results)
-    contrasts = merged(results, results.contrasts)
+    record, counts = results.record, views.run_counts(results)
+    contrasts = views.merged(results, results.contrasts)
     rows = [_comparison(results, contrast) for _, contrast in contrasts.iterrows()]
     return {
         "title": record.question,
         "refresh": REFRESH if counts["missing"] else None,
         "running": bool(counts["missing"]),
         "digits": decimals(record.equivalence_margin),
-        "unit": unit(results),
+        "unit": views.unit(results),
         "margin": f"{record.equivalence_margin:g}",
-        "ci": ci(results.contrasts),
+        "ci": views.ci(results.contrasts),
         "several_budgets": len(record.budgets) > 1,
         "answers": _answers(results),
         "basis": list(_basis(results)),
@@ -149,20 +120,21 @@ def summary(results: Results, warnings: list[Warning]) -> dict[str, Any]:
         "comparisons": [row for row in rows if row["family"] != "interaction"],
         "interactions": [row for row in rows if row["family"] == "interaction"],
         "with_regret": any(pd.notna(row["regret"]) for row in rows),
-        "lower_is_better": lower_is_better(results),
+        "lower_is_better": views.lower_is_better(results),
     }
 
 
 def _answers(results: Results) -> list[dict[str, str]]:
     """The verdicts in words, each with what tuning leaves open of its mean."""
     digits, answers = decimals(results.record.equivalence_margin), []
-    contrasts = merged(results, asked(results.contrasts))
-    for (_, contrast), sentence in zip(contrasts.iterrows(), sentences(results), strict=True):
+    side = "above" if views.lower_is_better(results) else "below"
+    contrasts = views.merged(results, views.asked(results.contrasts))
+    for (_, contrast), sentence in zip(contrasts.iterrows(), views.sentences(results), strict=True):
         verdict, colon, rest = sentence.partition(":")
         regret = ""
         if pd.notna(contrast["mean_without_regret"]):
             regret = (
-                f"{contrast['arm']} may be {contrast['regret']:.{digits}f} from its best, {contrast['baseline']} "
+                f"{contrast['arm']} may be {contrast['regret']:.{digits}f} {side} its best, {contrast['baseline']} "
                 f"{contrast['baseline_regret']:.{digits}f} (expected regret of tuning); without that the difference "
                 f"is {contrast['mean_without_regret']:+z.{digits}f}."
             )
@@ -174,29 +146,24 @@ def _answers(results: Results) -> list[dict[str, str]]:
 
 def _comparison(results: Results, contrast: pd.Series) -> dict[str, Any]:
     """A row of the tables of comparisons."""
-    budget, arms = contrast["budget"], weights(contrast)
-    diverged = {arm: len(seeds_with(results, arm, budget, "diverged")) for arm in arms}
+    budget, arms = contrast["budget"], views.weights(contrast)
+    diverged = {arm: len(views.seeds_with(results, arm, budget, "diverged")) for arm in arms}
     return contrast.to_dict() | {
         "budget": " and ".join(contrast["budgets"]),
         "bold": contrast["family"] == "primary",
-        "diverged": {arm: f"{n} of {_ended(results, arm, budget)}" for arm, n in diverged.items()},
+        "diverged": {arm: f"{n} of {views.n_ended(results, arm, budget)}" for arm, n in diverged.items()},
         "any_diverged": any(diverged.values()),
     }
 
 
-def _ended(results: Results, arm: str, budget: str) -> int:
-    """How many runs came to an end, finished or diverged."""
-    return len(seeds_with(results, arm, budget, "done")) + len(seeds_with(results, arm, budget, "diverged"))
-
-
 def _basis(results: Results) -> Iterator[tuple[str, str]]:
     """What the answer rests on."""
-    record, counts = results.record, run_counts(results)
+    record, counts = results.record, views.run_counts(results)
     n, total = len(record.seeds), sum(counts.values())
     most = "up to " if n > 1 and counts["done"] < total else ""
     yield "seeds", f"{most}{n} for each arm; {_start(record)}"
-    better = "lower" if lower_is_better(results) else "higher"
-    yield "metric", f"{METRIC_NAMES[record.metric]}; {better} is better"
+    better = "lower" if views.lower_is_better(results) else "higher"
+    yield "metric", f"{views.METRIC_NAMES[record.metric]}; {better} is better"
     yield "equivalence margin", f"±{record.equivalence_margin:g}, the smallest difference that matters"
     yield "held equal", ", and in other runs ".join(HELD_EQUAL[budget] for budget in record.budgets)
     if matched := ", ".join(f"{arm} by {key}" for arm, key in record.match_parameters.items()):
@@ -205,9 +172,9 @@ def _basis(results: Results) -> Iterator[tuple[str, str]]:
     yield "intervals", _counted(results)
     if others := _other_verdicts(results):
         yield "other comparisons", others
-    if alone := len(rows_alone(results)):
+    if alone := len(views.rows_alone(results)):
         yield "runs without a folder", f"for {alone} of {total} runs, results.csv is all that is left"
-    if stopped := stopped_early(results):
+    if stopped := views.stopped_early(results):
         yield "planned looks", stopped
 
 
@@ -253,7 +220,7 @@ def _counted(results: Results) -> str:
 def _other_verdicts(results: Results) -> str:
     """What is decided about the comparisons that are not primary, under the first budget."""
     first = results.contrasts["budget"] == results.record.budgets[0]
-    others = results.contrasts[first & ~results.contrasts.index.isin(asked(results.contrasts).index)]
+    others = results.contrasts[first & ~results.contrasts.index.isin(views.asked(results.contrasts).index)]
     digits, words = decimals(results.record.equivalence_margin), []
     for _, contrast in others[others["verdict"] != "undecided"].iterrows():
         reason = "by divergence" if contrast["by_divergence"] else f"{contrast['mean_difference']:+z.{digits}f}"
@@ -269,19 +236,19 @@ def details(results: Results, drawn: dict[str, str]) -> dict[str, Any]:
     shown = results.contrasts[results.contrasts["mean_difference"].notna()]
     alt = "; ".join(f"{row['arm']} against {row['baseline']}: {row['verdict']}" for _, row in shown.iterrows())
     return {
-        "svg": {name: inline(svg, alt if name == "forest" else name) for name, svg in drawn.items()},
+        "svg": {
+            name: inline(svg, f"{ALT[name]}: {alt}" if name == "forest" else ALT[name]) for name, svg in drawn.items()
+        },
         "sign_flip": results.contrasts["p_sign_flip"].notna().any(),
         "inner_ci": percent(1 - 2 * results.contrasts["alpha"].iloc[0]),
         "alpha": f"{results.contrasts['alpha'].iloc[0]:.3g}",
         "looks": ", ".join(map(str, record.looks)),
-        "metric_name": METRIC_NAMES[record.metric],
+        "metric_name": views.METRIC_NAMES[record.metric],
         "curve_coverage": _curve_coverage(results),
-        "no_curves": _no_curves(results) if "learning" not in drawn else "",
-        "arms": [_arm(results, name) for name in record.arms],
+        "arms": list(_arms(results)),
         "common": [*record.common, *record.overrides],
         "reached": list(_reached(results)),
         "ratios": list(_ratios(results)),
-        "warm_up": _warm_up(record),
         "tuning": list(_tuning_rows(results)),
         "plot_over": record.plot_over,
         "diagnostics": [_norms(diagnostics, arm) for arm in record.arms] if len(diagnostics) else [],
@@ -294,55 +261,25 @@ def details(results: Results, drawn: dict[str, str]) -> dict[str, Any]:
 
 def _curve_coverage(results: Results) -> str:
     """Which part of the validation text the points of the curves were scored on."""
-    curves = curves_shown(results)
-    scored = curves.groupby("run_dir")["val/tokens"].agg(["first", "last", "size"])
-    scored = scored[(scored["size"] > 1) & scored["first"].notna()]
-    if scored.empty:
-        return ""
-    run_dir = scored.index[0]
-    arm = curves[curves["run_dir"] == run_dir]["arm"].iloc[0]
-    first, last, whole = (
-        scored.loc[run_dir, "first"],
-        scored.loc[run_dir, "last"],
-        results.record.arms[arm].val_tokens - 1,
-    )
-    if first == whole:
-        return "Every point is a score of the whole validation text."
-    estimates = f"Points are estimates on {first:,} of {whole:,} tokens of the validation text"
-    if last == whole:
-        return f"{estimates}; the last one is the score of the whole text, as in the tables."
-    return f"{estimates}, also after the last step: curves do not end at the score of the whole text, as in the tables."
-
-
-def _no_curves(results: Results) -> str:
-    """Why there are none, if runs were too short to have some."""
-    arm, budget = results.record.arms[results.record.baseline], results.record.budgets[0]
-    steps, every = arm.steps[budget], arm.settings.get("validation.every") or 0
-    if not run_counts(results)["done"] or 0 < 2 * every <= steps:
+    curves, record = views.curves_shown(results), results.record
+    scored = curves.drop_duplicates("run_dir").set_index("arm")["val/tokens"].dropna()
+    share = max((n / max(1, record.arms[arm].val_tokens - 1) for arm, n in scored.items()), default=1.0)
+    if share == 1:
         return ""
     return (
-        f"There are no learning curves: runs of {steps:,} steps with validation.every={every} are not validated twice "
-        f"during training. Set validation.every={max(1, steps // 10)} to record them."
+        f"Points during training are estimates on {share:.0%} of the validation text; the score of the whole text is "
+        "in the tables."
     )
 
 
-def _arm(results: Results, name: str) -> dict[str, Any]:
-    """What is changed in an arm and what it costs."""
-    record, arm = results.record, results.record.arms[name]
-    reported = results.runs[(results.runs["purpose"] == "reported") & (results.runs["arm"] == name)]
-    spent = reported.drop_duplicates("run_dir")["seconds"].sum()
-    return {
-        "name": name,
-        "overrides": arm.overrides,
-        "matched": [f"{key}={value}" for key, value in arm.matched.items()],
-        "matched_to": record.contrasts.get(name),
-        "tuned": [f"{key}={value:g}" for key, value in arm.tuned.items()],
-        "offset": record.seed_offsets.get(name),
-        "n_params": arm.n_params,
-        "flops_per_token": arm.flops_per_token,
-        "time": duration(spent),
-        "trial_time": duration(results.trials[results.trials["arm"] == name]["seconds"].sum()),
-    }
+def _arms(results: Results) -> Iterator[dict[str, Any]]:
+    """What is changed in each arm and what it costs, in seconds over all seeds."""
+    record, runs, trials = results.record, views.reported(results), results.trials
+    for name, arm in record.arms.items():
+        spent = {"time": runs[runs["arm"] == name]["seconds"].sum()}
+        spent |= {"trial_time": trials[trials["arm"] == name]["seconds"].sum()}
+        changes = {"matched_to": record.contrasts.get(name), "offset": record.seed_offsets.get(name)}
+        yield {"name": name, "arm": arm} | changes | {key: duration(value) for key, value in spent.items()}
 
 
 def _reached(results: Results) -> Iterator[dict[str, Any]]:
@@ -351,7 +288,7 @@ def _reached(results: Results) -> Iterator[dict[str, Any]]:
     rows: dict[tuple[str, ...], dict[str, Any]] = {}
     for budget in record.budgets:
         for name, arm in record.arms.items():
-            runs = finished(results, name, budget)
+            runs = views.finished(results, name, budget)
             key = (name, *runs["run_dir"]) if len(runs) else (name, budget)
             if key in rows:
                 rows[key]["budget"] += f" and {BUDGET_NAMES[budget]}"
@@ -359,7 +296,7 @@ def _reached(results: Results) -> Iterator[dict[str, Any]]:
             rows[key] = {
                 "arm": name,
                 "budget": BUDGET_NAMES[budget],
-                "scores": [_mean_sd(runs[column], digits) for column in METRIC_NAMES],
+                "scores": [_mean_sd(runs[column], digits) for column in views.METRIC_NAMES],
                 "seeds": f"{len(runs)} of {len(record.seeds)}",
                 "steps": arm.steps[budget],
                 "tokens": arm.steps[budget] * arm.tokens_per_step,
@@ -378,7 +315,7 @@ def _mean_sd(values: pd.Series, digits: int) -> str:
 def _ratios(results: Results) -> Iterator[dict[str, Any]]:
     """Each arm divided by its baseline: how near they come to what is held equal."""
     record = results.record
-    comparisons = merged(results, results.contrasts[results.contrasts["family"] != "interaction"])
+    comparisons = views.merged(results, results.contrasts[results.contrasts["family"] != "interaction"])
     for _, contrast in comparisons.iterrows():
         arm, baseline = record.arms[contrast["arm"]], record.arms[contrast["baseline"]]
         tokens = [side.steps[contrast["budget"]] * side.tokens_per_step for side in (arm, baseline)]
@@ -391,16 +328,6 @@ def _ratios(results: Results) -> Iterator[dict[str, Any]]:
             "planned": [a / b if b else None for a, b in ((arm.n_params, baseline.n_params), tokens, flops)],
             "time": measured.median() if len(measured) else None,
         }
-
-
-def _warm_up(record: AblationRecord) -> str:
-    """Where runs differ in length and the warm-up does not."""
-    steps = sorted({arm.steps[budget] for arm in record.arms.values() for budget in record.budgets})
-    warm_ups = {arm.settings.get("optim.warmup_steps") for arm in record.arms.values()} - {None, 0}
-    if len(steps) < 2 or not warm_ups:
-        return ""
-    values = " or ".join(f"optim.warmup_steps={value}" for value in sorted(map(str, warm_ups)))
-    return f"The warm-up is a fixed number of steps, {values}, in runs of {steps[0]:,} to {steps[-1]:,} steps."
 
 
 def _tuning_rows(results: Results) -> Iterator[dict[str, Any]]:
@@ -427,10 +354,10 @@ def _norms(diagnostics: pd.DataFrame, arm: str) -> dict[str, Any]:
     """Row norms at the end of training, and the share of clipped steps: means over seeds."""
 
     def last(column: str) -> float | None:
-        table = curve_table(diagnostics, arm, column) if column in diagnostics else pd.DataFrame()
+        table = views.curve_table(diagnostics, arm, column) if column in diagnostics else pd.DataFrame()
         return None if table.empty else float(table.ffill().iloc[-1].mean())
 
-    clip = curve_table(diagnostics, arm, "clip_rate")
+    clip = views.curve_table(diagnostics, arm, "clip_rate")
     matrices = {"embedding": "embedding_norm", "LM head": "head_norm"}
     norms = {name: [last(f"{key}/{band}") for band in figures.BANDS] for name, key in matrices.items()}
     return {"arm": arm, "norms": norms, "clipped": None if clip.empty else 100 * clip.mean().mean()}
@@ -439,9 +366,9 @@ def _norms(diagnostics: pd.DataFrame, arm: str) -> dict[str, Any]:
 def _samples(results: Results) -> dict[str, Any]:
     """Continuations of the first seed that all arms have finished, of those for which the most have their folder."""
     record, budget = results.record, results.record.budgets[0]
-    run_dirs = {arm: finished(results, arm, budget)["run_dir"] for arm in record.arms}
+    run_dirs = {arm: views.finished(results, arm, budget)["run_dir"] for arm in record.arms}
     seeds = [seed for seed in record.seeds if all(seed in runs.index for runs in run_dirs.values())]
-    lost = set(rows_alone(results)["run_dir"])
+    lost = set(views.rows_alone(results)["run_dir"])
     if not seeds:
         return {"seed": None, "prompts": [], "lost": ""}
     seed = min(seeds, key=lambda seed: sum(runs[seed] in lost for runs in run_dirs.values()))
@@ -471,10 +398,13 @@ def _continuations(record: AblationRecord, texts: dict[str, dict[str, str]], pro
         }
 
 
+def _join(names: pd.Series) -> str:
+    return " and ".join(names.dropna())
+
+
 def _without_result(results: Results) -> dict[str, Any]:
-    reported = results.runs[results.runs["purpose"] == "reported"]
-    budgets = reported.groupby("run_dir")["budget"].agg(lambda names: " and ".join(BUDGET_NAMES[one] for one in names))
-    runs = reported.drop_duplicates("run_dir").assign(purpose=lambda frame: "equal " + frame["run_dir"].map(budgets))
+    names = results.runs["budget"].map(BUDGET_NAMES).groupby(results.runs["run_dir"]).agg(_join)
+    runs = views.reported(results).assign(purpose=lambda frame: "equal " + frame["run_dir"].map(names))
     runs = pd.concat([runs, results.trials.assign(purpose="search trial")])
     missing = runs[runs["status"] == "missing"]
     return {
@@ -494,8 +424,7 @@ def _planned_steps(results: Results, run: dict[str, Any]) -> int:
 def _reproduction(results: Results) -> dict[str, Any]:
     record = results.record
     report = re.sub(r"ablate(\.py)?\b.*", r"report\1", record.command, flags=re.DOTALL)
-    done = results.runs[(results.runs["purpose"] == "reported") & (results.runs["status"] == "done")]
-    done = done.drop_duplicates("run_dir")
+    done = views.done(results)
     return {
         "command": record.command,
         "report_command": f"{report} {shlex.quote(f'output_dir={_relative(results.folder)}')}",
@@ -507,9 +436,10 @@ def _facts(results: Results, done: pd.DataFrame) -> Iterator[tuple[str, str]]:
     record = results.record
     yield "started, ended", f"{record.begun}, {record.ended or 'not yet'}"
     yield "machine of the last call", f"{record.machine}; runs in parallel: {record.workers}"
-    for key, counts in made_with(results).items():
+    for key, name in CONDITIONS.items():
+        counts = Counter(done[key].astype(object).fillna(UNKNOWN).map(str))
         values = [value if len(counts) == 1 else f"{value} ({n} of {len(done)} runs)" for value, n in counts.items()]
-        yield f"{CONDITIONS[key]} of the runs", ", ".join(values) or "no run is finished yet"
+        yield f"{name} of the runs", ", ".join(values) or "no run is finished yet"
     trials = f"; trials {', '.join(map(str, record.tune.seeds))}" if record.tune.trials else ""
     yield "seeds", f"{', '.join(map(str, record.seeds))}{trials}"
     for base in record.bases:
@@ -541,87 +471,3 @@ def _relative(folder: Path) -> Path | str:
     """
     below = folder.is_relative_to(Path.cwd())
     return folder.relative_to(Path.cwd()) if below else folder.name if folder.is_absolute() else folder
-
-
-def results_frame(results: Results) -> pd.DataFrame:
-    """A row for each run; what a run does not have is empty. `purpose` says which rows belong together:
-
-    reported: what the verdicts rest on; trial: of the tuning; unused: made for other settings, code or seeds than are
-    asked for now, kept so that nothing is lost.
-    """
-    tuned = dict.fromkeys(key for arm in results.record.arms for key in results.hyperparameters(arm))
-    runs = results.runs.assign(budgets=results.runs.groupby("run_dir")["budget"].transform(" ".join))
-    runs = runs.drop_duplicates("run_dir")
-    reported, unused = (runs[runs["purpose"] == purpose] for purpose in ("reported", "unused"))
-    frames = [frame for frame in (reported, results.trials.assign(purpose="trial"), unused) if len(frame)]
-    frame = pd.concat(frames, ignore_index=True)
-    where = [key for key in WHERE if key in frame and frame[key].notna().any()]
-    return frame.reindex(columns=[*ROW, *(key for key in tuned if key in frame), *where])
-
-
-def curves_csv(results: Results) -> str:
-    """What each run but the trials scored during its training."""
-    curves = results.curves.drop_duplicates(["run_dir", "step"])
-    return str(curves[["run_dir", *POINT]].to_csv(index=False, lineterminator="\n"))
-
-
-def report_json(results: Results, warnings: list[Warning]) -> dict[str, Any]:
-    """The report in numbers; what is not known is null."""
-    record, contrasts = results.record, results.contrasts
-    interactions = contrasts["family"] == "interaction"
-    reported = results.runs[results.runs["purpose"] == "reported"].drop_duplicates("run_dir")
-    with_error = reported[reported["error"].fillna("") != ""]
-    content = {
-        "schema_version": SCHEMA_VERSION,
-        "question": record.question,
-        "verdict": sentences(results),
-        "contrasts": contrasts[~interactions].to_dict("records"),
-        "interactions": [
-            {"name": row["arm"], "formula": row["baseline"]} | row for row in contrasts[interactions].to_dict("records")
-        ],
-        "warnings": [warning._asdict() for warning in warnings],
-        "arms": [_mean_json(results, name, budget) for budget in record.budgets for name in record.arms],
-        "cost": {name: _cost_json(results, name) for name in record.arms},
-        "runs": run_counts(results)
-        | {"rows": len(rows_alone(results))}
-        | {"reasons": with_error[["arm", "seed", "status", "error", "run_dir"]].to_dict("records")},
-        "tuning": {name: _search_json(results, name) for name in results.trials["arm"].unique()},
-        "hashes": {name: arm.identity for name, arm in record.arms.items()},
-        "paths": {name: str(results.folder / name) for name in FILES},
-    }
-    return dict(_plain(content | {key: getattr(record, key) for key in RECORDED}))
-
-
-def _mean_json(results: Results, name: str, budget: str) -> dict[str, Any]:
-    values = finished(results, name, budget)[results.record.metric].astype(float)
-    low, high = interval([*values]) or (None, None)
-    statistics = {"n": len(values), "mean": values.mean(), "sd": values.std(), "ci_low": low, "ci_high": high}
-    return {"arm": name, "budget": budget} | statistics
-
-
-def _cost_json(results: Results, name: str) -> dict[str, float]:
-    """Seconds of computing, in finished runs."""
-    reported = results.runs[results.runs["purpose"] == "reported"].drop_duplicates("run_dir")
-    kinds = {"reported": reported, "trials": results.trials}
-    return {kind: float(runs[runs["arm"] == name]["seconds"].sum()) for kind, runs in kinds.items()}
-
-
-def _search_json(results: Results, name: str) -> dict[str, Any]:
-    trials, hyperparameters = results.trials[results.trials["arm"] == name], results.hyperparameters(name)
-    columns = ["trial", "search", "seed", "run_dir", *hyperparameters, "score", "status"]
-    inside = results.tuned_arms[name].is_interior() if name in results.tuned_arms else {}
-    chosen = {"chosen": results.record.arms[name].tuned, "inside": inside}
-    return {"hyperparameters": hyperparameters, **chosen, "trials": trials[columns].to_dict("records")}
-
-
-def _plain(value: Any) -> Any:
-    """Values as JSON has them: no NaN, no types of numpy and pandas."""
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if hasattr(value, "item"):
-        value = value.item()
-    return (
-        None if value is pd.NA or value is None or value != value or value in (float("inf"), -float("inf")) else value
-    )

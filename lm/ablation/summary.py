@@ -4,25 +4,25 @@ from pathlib import Path
 
 import pandas as pd
 
+from lm.ablation import views
 from lm.ablation.contrasts import decimals
 from lm.ablation.results import Results
-from lm.ablation.views import asked, ci, merged, rows_alone, run_counts, sentences, stopped_early
 from lm.ablation.warnings import report_warnings
 from lm.system.terminal import format_table, printable
 
 
 def result_table(results: Results) -> str:
     """The comparisons, their verdicts in words, what weakens them, and where the report lies."""
-    contrasts = merged(results, results.contrasts)
+    contrasts = views.merged(results, results.contrasts)
     rows = [_row(contrast) for _, contrast in contrasts.iterrows()]
-    lines = [format_table([_head(results.contrasts), *rows]), "", *sentences(results)]
-    lines += [stopped] if (stopped := stopped_early(results)) else []
+    lines = [format_table([_head(results.contrasts), *rows]), "", *views.sentences(results)]
+    lines += [views.stopped_early(results)] if views.stopped_early(results) else []
     lines += [f"{summary} {detail}" for summary, detail in report_warnings(results)]
-    lost = results.runs[results.runs["status"].isin(["failed", "diverged"]) & (results.runs["purpose"] == "reported")]
-    lost = lost.drop_duplicates("run_dir")
+    reported = views.reported(results)
+    lost = reported[reported["status"].isin(["failed", "diverged"])]
     lines += [f"{run['status']}: {run['run_dir']} ({run['error']})" for _, run in lost.iterrows()]
-    counts = ", ".join(f"{n} {status}" for status, n in run_counts(results).items() if n)
-    if alone := len(rows_alone(results)):
+    counts = ", ".join(f"{n} {status}" for status, n in views.run_counts(results).items() if n)
+    if alone := len(views.rows_alone(results)):
         counts += f" ({alone} of them rows of results.csv without their folder)"
     return printable("\n".join([*lines, "", f"{counts}; {results.folder / 'report.html'}"]))
 
@@ -32,16 +32,16 @@ def overview_table(path: Path, ablations: dict[Path, Results]) -> str:
     contrasts = pd.concat([results.contrasts for results in ablations.values()])
     rows = []
     for folder, results in ablations.items():
-        level = f" ({ci(results.contrasts)})" * (ci(contrasts) != ci(results.contrasts))
-        chosen = asked(results.contrasts)
-        for _, contrast in merged(results, chosen[chosen["family"] != "interaction"]).iterrows():
+        level = f" ({views.ci(results.contrasts)})" * (views.ci(contrasts) != views.ci(results.contrasts))
+        chosen = views.asked(results.contrasts)
+        for _, contrast in views.merged(results, chosen[chosen["family"] != "interaction"]).iterrows():
             rows.append((folder.name, *_row(contrast, level)))
     table = format_table([("ablation", *_head(contrasts)), *rows])
     return f"{table}\n\n{len(ablations)} ablations; {path / 'overview.html'}"
 
 
 def _head(contrasts: pd.DataFrame) -> tuple[str, ...]:
-    return ("arm", "baseline", "at equal", "seeds", "difference", ci(contrasts), "verdict")
+    return ("arm", "baseline", "at equal", "seeds", "difference", views.ci(contrasts), "verdict")
 
 
 def _row(contrast: pd.Series, level: str = "") -> tuple[str, ...]:

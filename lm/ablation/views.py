@@ -18,11 +18,6 @@ METRIC_NAMES = {
 }
 
 
-def curve_column(results: Results) -> str:
-    """The ablation's metric as a column of metrics.csv."""
-    return f"val/{results.record.metric.removeprefix('val_')}"
-
-
 def lower_is_better(results: Results) -> bool:
     return METRICS[results.record.metric][0]
 
@@ -78,12 +73,18 @@ def seeds_with(results: Results, arm: str, budget: str, status: str) -> list[int
     return _seeds_by_status(results).get((arm, budget, status), [])
 
 
+def n_ended(results: Results, arm: str, budget: str) -> int:
+    """How many runs of an arm came to an end, finished or diverged."""
+    return len(seeds_with(results, arm, budget, "done")) + len(seeds_with(results, arm, budget, "diverged"))
+
+
 @lru_cache(maxsize=2)
 def curves_shown(results: Results) -> pd.DataFrame:
-    """The validations of the finished reported runs under the first budget."""
-    curves, budget = results.curves, results.record.budgets[0]
+    """The validations of the finished reported runs under the first budget; `metric` is that of the ablation."""
+    curves, budget, metric = results.curves, results.record.budgets[0], results.record.metric
     run_dirs = {run_dir for arm in results.record.arms for run_dir in finished(results, arm, budget)["run_dir"]}
-    return curves[(curves["budget"] == budget) & curves["run_dir"].isin(run_dirs) & (curves["purpose"] == "reported")]
+    shown = (curves["budget"] == budget) & curves["run_dir"].isin(run_dirs) & (curves["purpose"] == "reported")
+    return curves[shown].assign(metric=lambda frame: frame[f"val/{metric.removeprefix('val_')}"])
 
 
 def differences(results: Results, contrast: pd.Series, column: str | None = None) -> pd.Series:
@@ -142,29 +143,30 @@ def stopped_early(results: Results) -> str:
     return f"decided with {n} of {looks[-1]} seeds: {n_saved} runs, about {time}, were not made"
 
 
+@lru_cache(maxsize=2)
+def reported(results: Results) -> pd.DataFrame:
+    """The reported runs, each once, whatever budgets it serves."""
+    return results.runs[results.runs["purpose"] == "reported"].drop_duplicates("run_dir")
+
+
 def run_counts(results: Results) -> dict[str, int]:
     """How many reported runs have each status."""
-    runs = results.runs[results.runs["purpose"] == "reported"].drop_duplicates("run_dir")
-    return {status: int((runs["status"] == status).sum()) for status in ("done", "failed", "diverged", "missing")}
+    status = reported(results)["status"]
+    return {name: int((status == name).sum()) for name in ("done", "failed", "diverged", "missing")}
+
+
+def done(results: Results) -> pd.DataFrame:
+    """The finished ones of the reported runs, each once."""
+    return reported(results)[reported(results)["status"] == "done"]
 
 
 def rows_alone(results: Results) -> pd.DataFrame:
     """Finished reported runs of which results.csv is all that is left."""
-    runs = results.runs[(results.runs["purpose"] == "reported") & (results.runs["status"] == "done")]
-    runs = runs.drop_duplicates("run_dir")
+    runs = done(results)
     return runs[pd.Series([not (results.folder / run_dir).exists() for run_dir in runs["run_dir"]], runs.index, bool)]
 
 
-def best_trial(results: Results, arm: str) -> pd.Series | None:
-    """The trial of an arm with the best score; of equals the first."""
-    trials = results.trials[(results.trials["arm"] == arm) & results.trials["score"].notna()]
-    if trials.empty:
-        return None
-    score = trials["score"].astype(float)
-    return trials.loc[score.idxmin() if lower_is_better(results) else score.idxmax()]
-
-
-def curve_table(curves: pd.DataFrame, arm: str, column: str) -> pd.DataFrame:
+def curve_table(curves: pd.DataFrame, arm: str, column: str = "metric") -> pd.DataFrame:
     """A curve for each seed of an arm: tokens by seeds."""
     chosen = curves[(curves["arm"] == arm) & curves[column].notna()].drop_duplicates(["tokens", "seed"], keep="last")
     return chosen.pivot(index="tokens", columns="seed", values=column).astype(float)
@@ -176,7 +178,7 @@ def over_seeds(table: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(columns=statistics) if table.empty else table.agg(statistics, axis=1)
 
 
-def gap_table(curves: pd.DataFrame, arm: str, baseline: str, column: str) -> pd.DataFrame:
+def gap_table(curves: pd.DataFrame, arm: str, baseline: str) -> pd.DataFrame:
     """The difference of two arms during training: tokens by seeds that both have finished."""
-    first, second = (curve_table(curves, name, column) for name in (arm, baseline))
+    first, second = (curve_table(curves, name) for name in (arm, baseline))
     return (first - second).reindex(columns=first.columns.intersection(second.columns))

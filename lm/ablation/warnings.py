@@ -1,36 +1,17 @@
 """What weakens an answer: for each weakness a sentence that names it and one that says what it means."""
 
-import math
-from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import pandas as pd
 
+from lm.ablation import views
 from lm.ablation.contrasts import decimals
 from lm.ablation.power import ALPHA
 from lm.ablation.record import AblationRecord
 from lm.ablation.results import Results
 from lm.ablation.statistics import holm, interval, normality_p
 from lm.ablation.tuning import factors_moved
-from lm.ablation.views import (
-    asked,
-    at_equal,
-    best_trial,
-    ci,
-    curve_column,
-    curve_table,
-    curves_shown,
-    differences,
-    finished,
-    gap_table,
-    lower_is_better,
-    merged,
-    name_of,
-    over_seeds,
-    run_counts,
-    weights,
-)
 
 MIN_SEEDS = 4  # with fewer, one more often changes a verdict
 MIN_SEEDS_AT_LOOK = 5  # where arms are tuned: with fewer, tuning has too few degrees of freedom for a small level
@@ -53,11 +34,11 @@ def plan_warnings(record: AblationRecord) -> list[Warning]:
 
 
 def report_warnings(results: Results) -> list[Warning]:
-    curves = curves_shown(results)
+    curves = views.curves_shown(results)
     about_runs = [*_progress(results), *_seeds_added(results), *_unused(results), *_lost(results)]
     about_curves = [*_without_curve(results), *_fading(results, curves), *_rising(results, curves)]
     about_trials = [*_edges(results), *_moved(results), *_unequal_trials(results)]
-    about_trials += [*_noise_not_counted(results), *_unlike_trials(results)]
+    about_trials += [*_noise_not_counted(results)]
     about_differences = [*_small(results), *_shape(results)]
     about_conditions = [*_unequal_time(results), *_mixed_pairs(results)]
     planned = plan_warnings(results.record)
@@ -103,7 +84,7 @@ def _short_search(record: AblationRecord) -> Iterator[Warning]:
 
 
 def _progress(results: Results) -> Iterator[Warning]:
-    counts, n = run_counts(results), len(results.record.seeds)
+    counts, n = views.run_counts(results), len(results.record.seeds)
     if counts["missing"]:
         yield Warning(f"{counts['done']} of {sum(counts.values())} runs are done.", "Verdicts can still change.")
     if n == 1:
@@ -160,7 +141,7 @@ def _lost(results: Results) -> Iterator[Warning]:
         "failed": "Comparisons leave its seed out until ablate has repeated the run, and meanwhile an arm that "
         "failed, unless it was killed, is never called better or equivalent.",
     }
-    reported = results.runs[results.runs["purpose"] == "reported"].drop_duplicates("run_dir")
+    reported = views.reported(results)
     for status, detail in details.items():
         arms = reported[reported["status"] == status]["arm"]
         if n := len(arms):
@@ -168,8 +149,7 @@ def _lost(results: Results) -> Iterator[Warning]:
 
 
 def _without_curve(results: Results) -> Iterator[Warning]:
-    reported = results.runs[(results.runs["purpose"] == "reported") & (results.runs["status"] == "done")]
-    if n := len({*reported["run_dir"]} - {*results.curves["run_dir"]}):
+    if n := len({*views.done(results)["run_dir"]} - {*results.curves["run_dir"]}):
         detail = "There is no metrics.csv and no row in curves.csv. Whether a difference shrinks cannot be checked."
         yield Warning(f"{n} run{'s have' if n > 1 else ' has'} no learning curve.", detail)
 
@@ -215,12 +195,12 @@ def _unequal_trials(results: Results) -> Iterator[Warning]:
 
 def _noise_not_counted(results: Results) -> Iterator[Warning]:
     """Comparisons of tuned arms whose regret is not known."""
-    contrasts = merged(results, results.contrasts)
+    contrasts = views.merged(results, results.contrasts)
     searched = {*results.trials["arm"]}
     missing = [
-        f"{name_of(contrast)}{at_equal(results, contrast)}"
+        f"{views.name_of(contrast)}{views.at_equal(results, contrast)}"
         for _, contrast in contrasts[contrasts["n_seeds"] > 0].iterrows()
-        if not contrast["tuning_sd"] and weights(contrast).keys() <= searched
+        if not contrast["tuning_sd"] and views.weights(contrast).keys() <= searched
     ]
     if missing:
         yield Warning(
@@ -229,39 +209,22 @@ def _noise_not_counted(results: Results) -> Iterator[Warning]:
         )
 
 
-def _unlike_trials(results: Results) -> Iterator[Warning]:
-    """A difference above the margin, where that of the best trials is below it, and smaller by a margin or more."""
-    margin = results.record.equivalence_margin
-    for contrast in _decided(results, results.record.budgets[0]):
-        best = [best_trial(results, arm) for arm in weights(contrast)] if contrast["family"] != "interaction" else []
-        if len(scores := [float(trial["score"]) for trial in best if trial is not None]) < 2:
-            continue
-        lead, apart = contrast["mean_difference"], scores[0] - scores[1]
-        shown = math.copysign(1, lead) * apart
-        if abs(lead) >= margin > shown and abs(lead) - shown >= margin:
-            yield Warning(
-                f"The search trials do not show the difference {_between(results, contrast)}.",
-                f"It is {apart:+z.{decimals(margin)}f} between their best trials. Hyperparameters that suit a seed by "
-                "chance can cause this: tune on more seeds (ablation.tune.seeds).",
-            )
-
-
 def _small(results: Results) -> Iterator[Warning]:
     """A difference that is shown can still be smaller than the margin."""
     margin = results.record.equivalence_margin
     for contrast in _decided(results):
         if min(abs(contrast["ci_low"]), abs(contrast["ci_high"])) < margin:
             summary = f"The difference {_between(results, contrast)} may be too small to matter."
-            interval_name = ci(results.contrasts)
+            interval_name = views.ci(results.contrasts)
             yield Warning(summary, f"The {interval_name} reaches into the equivalence margin of ±{margin:g}.")
 
 
 def _shape(results: Results) -> Iterator[Warning]:
     """Differences that are skewed or spiked, after correction for their number (Holm)."""
-    contrasts = [contrast for _, contrast in merged(results, asked(results.contrasts)).iterrows()]
-    ps = holm([normality_p([*differences(results, contrast)]) for contrast in contrasts])
+    contrasts = [contrast for _, contrast in views.merged(results, views.asked(results.contrasts)).iterrows()]
+    ps = holm([normality_p([*views.differences(results, contrast)]) for contrast in contrasts])
     odd = [contrast for contrast, p in zip(contrasts, ps, strict=True) if p <= ALPHA]
-    if names := ", ".join(f"{name_of(contrast)}{at_equal(results, contrast)}" for contrast in odd):
+    if names := ", ".join(f"{views.name_of(contrast)}{views.at_equal(results, contrast)}" for contrast in odd):
         yield Warning(
             f"Differences are skewed or have outliers: {names}.",
             "The t test takes them for normal; of such differences it finds one where there is none in about 10 of "
@@ -301,7 +264,7 @@ def _halfway(results: Results, curves: pd.DataFrame, arm: str, baseline: str) ->
     record, budget = results.record, results.record.budgets[0]
     ends = {record.arms[name].steps[budget] * record.arms[name].tokens_per_step for name in (arm, baseline)}
     rows = []
-    for _, gap in gap_table(curves, arm, baseline, curve_column(results)).items():
+    for _, gap in views.gap_table(curves, arm, baseline).items():
         gap = gap.dropna()
         if gap.empty or ends != {end := gap.index.max()}:
             continue
@@ -316,13 +279,13 @@ def _rising(results: Results, curves: pd.DataFrame) -> Iterator[Warning]:
 
     Estimates are compared with estimates: the points that were scored on as much of the text as the first one.
     """
-    if not lower_is_better(results):
+    if not views.lower_is_better(results):
         return
     first = curves.groupby("run_dir")["val/tokens"].transform("first")
     alike = curves[(curves["val/tokens"] == first) | first.isna()]
     names = []
     for arm in results.record.arms:
-        mean = over_seeds(curve_table(alike, arm, curve_column(results)))["mean"]
+        mean = views.over_seeds(views.curve_table(alike, arm))["mean"]
         if len(mean) and (rise := mean.iloc[-1] - mean.min()) > results.record.equivalence_margin:
             names.append(f"{arm} (by {rise:.2g})")
     if names:
@@ -331,7 +294,7 @@ def _rising(results: Results, curves: pd.DataFrame) -> Iterator[Warning]:
 
 
 def _unequal_time(results: Results) -> Iterator[Warning]:
-    contrasts = asked(results.contrasts)
+    contrasts = views.asked(results.contrasts)
     for _, contrast in contrasts[(contrasts["budget"] == "time") & (contrasts["family"] != "interaction")].iterrows():
         ratios = time_ratios(results, contrast["arm"], contrast["baseline"], "time")
         if len(ratios) and abs(ratios.median() - 1) > MAX_TIME_RATIO:
@@ -343,48 +306,33 @@ def _unequal_time(results: Results) -> Iterator[Warning]:
 
 def time_ratios(results: Results, arm: str, baseline: str, budget: str) -> pd.Series:
     """By pair, the measured seconds of training of the arm divided by those of the baseline."""
-    seconds = [finished(results, name, budget)["seconds"].astype(float) for name in (arm, baseline)]
+    seconds = [views.finished(results, name, budget)["seconds"].astype(float) for name in (arm, baseline)]
     return (seconds[0] / seconds[1].where(seconds[1] > 0)).dropna()
 
 
 def _mixed_pairs(results: Results) -> Iterator[Warning]:
-    """Pairs whose two runs were made under different conditions, and conditions that differ from pair to pair."""
-    pairs: dict[str, list[int]] = {}
-    named: set[str] = set()
-    contrasts = merged(results, results.contrasts[results.contrasts["family"] != "interaction"])
+    """Pairs whose two runs were made under different conditions."""
+    seeds: dict[str, set[int]] = {}
+    contrasts = results.contrasts[results.contrasts["family"] != "interaction"]
     for _, contrast in contrasts.iterrows():
-        arms = [finished(results, contrast[side], contrast["budget"]) for side in ("arm", "baseline")]
-        for seed in arms[0].index.intersection(arms[1].index):
-            values = [{key: str(runs.loc[seed, key]) for key in CONDITIONS} for runs in arms]
-            differing = [key for key in CONDITIONS if len({UNKNOWN, values[0][key], values[1][key]}) == 3]
-            if differing:
-                named |= {*differing}
-                words = ", ".join(f"{CONDITIONS[key]} {values[0][key]} and {values[1][key]}" for key in differing)
-                pairs.setdefault(f"{contrast['arm']} and {contrast['baseline']}, {words}", []).append(int(seed))
-    if pairs:
-        words = "; ".join(f"{who}, seed {', '.join(map(str, seeds))}" for who, seeds in pairs.items())
+        arms = [views.finished(results, contrast[side], contrast["budget"]) for side in ("arm", "baseline")]
+        both = arms[0].index.intersection(arms[1].index)
+        for key, name in CONDITIONS.items():
+            first, second = (runs.loc[both, key].astype(object).fillna(UNKNOWN).map(str) for runs in arms)
+            for seed in both[(first != second) & (first != UNKNOWN) & (second != UNKNOWN)]:
+                words = f"{contrast['arm']} and {contrast['baseline']}, {name} {first[seed]} and {second[seed]}"
+                seeds.setdefault(words, set()).add(int(seed))
+    if seeds:
+        words = "; ".join(f"{pair}, seed {', '.join(map(str, sorted(of)))}" for pair, of in seeds.items())
         yield Warning(
             f"Two runs of a pair were made under different conditions: {words}.",
             "Their difference is partly one of these conditions. Remove such runs, then call ablate to repeat them.",
         )
-    counts = {key: {*values} - {UNKNOWN} for key, values in made_with(results).items() if key not in named}
-    if words := "; ".join(
-        f"{CONDITIONS[key]} {', '.join(values)}" for key, values in counts.items() if len(values) > 1
-    ):
-        detail = "Both runs of each pair were made under the same, so only the spread over seeds can be affected."
-        yield Warning(f"Conditions differ between seeds: {words}.", detail)
-
-
-def made_with(results: Results) -> dict[str, Counter[str]]:
-    """By condition, how many finished reported runs have each value."""
-    runs = results.runs[(results.runs["purpose"] == "reported") & (results.runs["status"] == "done")]
-    runs = runs.drop_duplicates("run_dir")
-    return {key: Counter(map(str, runs[key].fillna(UNKNOWN))) for key in CONDITIONS}
 
 
 def _decided(results: Results, budget: str | None = None) -> Iterator[pd.Series]:
     """Comparisons with a difference that was shown, of one budget or of all."""
-    for _, contrast in merged(results, asked(results.contrasts)).iterrows():
+    for _, contrast in views.merged(results, views.asked(results.contrasts)).iterrows():
         by_difference = contrast["verdict"] in ("better", "worse") and not contrast["by_divergence"]
         if by_difference and budget in (None, contrast["budget"]):
             yield contrast
@@ -392,5 +340,5 @@ def _decided(results: Results, budget: str | None = None) -> Iterator[pd.Series]
 
 def _between(results: Results, contrast: pd.Series) -> str:
     if contrast["family"] == "interaction":
-        return f"of {contrast['arm']}{at_equal(results, contrast)}"
-    return f"between {contrast['arm']} and {contrast['baseline']}{at_equal(results, contrast)}"
+        return f"of {contrast['arm']}{views.at_equal(results, contrast)}"
+    return f"between {contrast['arm']} and {contrast['baseline']}{views.at_equal(results, contrast)}"

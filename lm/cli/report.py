@@ -51,7 +51,7 @@ def run(args: list[str]) -> int:
 
 def print_results(results: "Results", as_json: bool) -> None:
     """The results of an ablation as a table with sentences, or as the content of report.json."""
-    from lm.ablation.report import report_json
+    from lm.ablation.export import report_json
     from lm.ablation.summary import result_table
     from lm.ablation.warnings import report_warnings
 

@@ -54,6 +54,6 @@ def data(device: str, seconds: float) -> Iterator[Measurement]:
             "datasets.map": mapped,
         }
         n_bytes = len(text.encode())
-        for reference, *spent in compare(calls, seconds, require_min=3):
+        for reference, *spent in compare(calls, seconds, at_least=3):
             mine, other = (n_bytes / 1e6 / time for time in spent)
             yield Measurement("data", "text to tokens on disk", mine, "MB/s", reference, other)

@@ -26,13 +26,13 @@ class Measurement:
         return self.value / self.reference_value if self.reference_value else None
 
 
-def alternate(calls: Calls, seconds: float, require_min: int = 5) -> dict[str, list[float]]:
+def alternate(calls: Calls, seconds: float, at_least: int = 5) -> dict[str, list[float]]:
     """Seconds of each call, round after round, after two warm-up calls of each candidate."""
     for call in calls.values():
         call(), call()
     times: dict[str, list[float]] = {name: [] for name in calls}
     end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(next(iter(times.values()))) < require_min:
+    while time.perf_counter() < end or len(next(iter(times.values()))) < at_least:
         for name, call in calls.items():
             _wait()
             started = time.perf_counter()
@@ -42,9 +42,9 @@ def alternate(calls: Calls, seconds: float, require_min: int = 5) -> dict[str, l
     return times
 
 
-def compare(calls: Calls, seconds: float, require_min: int = 5) -> Iterator[tuple[str, float, float]]:
+def compare(calls: Calls, seconds: float, at_least: int = 5) -> Iterator[tuple[str, float, float]]:
     """The first candidate beside each other one: the name of the reference, and the seconds of the two."""
-    return beside(alternate(calls, seconds, require_min))
+    return beside(alternate(calls, seconds, at_least))
 
 
 def beside(times: Mapping[str, list[float]]) -> Iterator[tuple[str, float, float]]:

@@ -133,6 +133,7 @@ def make(
             "overrides": [f"head={arm.partition('_')[0]}", *["model.n_layers=3"] * (arm == "untied_matched")],
             "matched": {"model.d_ff": 200} if arm == "untied_matched" else {},
             "tuned": dict(zip(KNOBS[arm], (0.003, 0.002), strict=False)) if tuned else {},
+            "centre": dict(zip(KNOBS[arm], (0.003, 0.004), strict=False)) if tuned else {},
             "n_params": 1_017_472,
             "flops_per_token": 6_000_000,
             "tokens_per_step": 1024,

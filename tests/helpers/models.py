@@ -8,7 +8,7 @@ import torch
 from conftest import EVERY_HEAD, SEQ, VOCAB, tiny
 from torch import Tensor
 
-from lm.config import FFNS, NORMS, POSITIONS, ModelConfig
+from lm.config import FFNS, NORMS, POSITIONS, HeadConfig, ModelConfig
 from lm.model import Transformer
 
 AXES: dict[str, Sequence[Any]] = {
@@ -40,10 +40,13 @@ def pairwise(axes: Mapping[str, Sequence[Any]], apart: set[tuple[str, str]]) -> 
 MODELS = pairwise(AXES, apart={("kind", "ffn")})  # a head sees no FFN
 
 
-def build(kind: str = "untied", seq_len: int = SEQ, seed: int = 0, separator: int | None = None, **changes: Any) -> Any:
-    """A tiny model: `kind` is a key of EVERY_HEAD, `changes` are those of its ModelConfig."""
+def build(
+    kind: str | HeadConfig = "untied", seq_len: int = SEQ, seed: int = 0, separator: int | None = None, **changes: Any
+) -> Any:
+    """A tiny model: `kind` is a key of EVERY_HEAD or a head of its own, `changes` are those of its ModelConfig."""
+    head = kind if isinstance(kind, HeadConfig) else EVERY_HEAD[kind]
     sizes: dict[str, Any] = {"vocab_size": VOCAB, "seq_len": seq_len, "document_separator": separator}
-    return Transformer(tiny(**changes), EVERY_HEAD[kind], seed=seed, **sizes)
+    return Transformer(tiny(**changes), head, seed=seed, **sizes)
 
 
 def noisy(config: ModelConfig, head: str, vocab_size: int, seq_len: int = SEQ) -> Transformer:

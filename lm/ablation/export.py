@@ -1,0 +1,104 @@
+"""The files of a report for programs: results.csv, curves.csv and report.json."""
+
+from typing import Any
+
+import pandas as pd
+
+from lm.ablation import views
+from lm.ablation.results import POINT, SCORES, Results
+from lm.ablation.statistics import interval
+from lm.ablation.warnings import Warning
+
+SCHEMA_VERSION = 1  # of report.json
+WHO = ("arm", "purpose", "seed", "budgets", "status", "error")
+ROW = (*WHO, *SCORES, "source_hash", "torch", "resumed_from", "run_dir")
+WHERE = ("failure", "host", "executor")  # columns of results.csv where they are known
+FILES = ("report.html", "report.md", "report.json", "results.csv", "curves.csv")
+RECORDED = (
+    *("command", "machine", "threads", "workers", "python", "versions"),
+    *("seeds", "metric", "equivalence_margin", "baseline"),
+)
+
+
+def results_frame(results: Results) -> pd.DataFrame:
+    """A row for each run; what a run does not have is empty. `purpose` says which rows belong together:
+
+    reported: what the verdicts rest on; trial: of the tuning; unused: made for other settings, code or seeds than are
+    asked for now, kept so that nothing is lost.
+    """
+    tuned = dict.fromkeys(key for arm in results.record.arms for key in results.hyperparameters(arm))
+    runs = results.runs.assign(budgets=results.runs.groupby("run_dir")["budget"].transform(" ".join))
+    runs = runs.drop_duplicates("run_dir")
+    reported, unused = (runs[runs["purpose"] == purpose] for purpose in ("reported", "unused"))
+    frames = [frame for frame in (reported, results.trials.assign(purpose="trial"), unused) if len(frame)]
+    frame = pd.concat(frames, ignore_index=True)
+    where = [key for key in WHERE if key in frame and frame[key].notna().any()]
+    return frame.reindex(columns=[*ROW, *(key for key in tuned if key in frame), *where])
+
+
+def curves_csv(results: Results) -> str:
+    """What each run but the trials scored during its training."""
+    curves = results.curves.drop_duplicates(["run_dir", "step"])
+    return str(curves[["run_dir", *POINT]].to_csv(index=False, lineterminator="\n"))
+
+
+def report_json(results: Results, warnings: list[Warning]) -> dict[str, Any]:
+    """The report in numbers; what is not known is null."""
+    record, contrasts = results.record, results.contrasts
+    interactions = contrasts["family"] == "interaction"
+    reported = views.reported(results)
+    with_error = reported[reported["error"].fillna("") != ""]
+    content = {
+        "schema_version": SCHEMA_VERSION,
+        "question": record.question,
+        "verdict": views.sentences(results),
+        "contrasts": contrasts[~interactions].to_dict("records"),
+        "interactions": [
+            {"name": row["arm"], "formula": row["baseline"]} | row for row in contrasts[interactions].to_dict("records")
+        ],
+        "warnings": [warning._asdict() for warning in warnings],
+        "arms": [_mean_json(results, name, budget) for budget in record.budgets for name in record.arms],
+        "cost": {name: _cost_json(results, name) for name in record.arms},
+        "runs": views.run_counts(results)
+        | {"rows": len(views.rows_alone(results))}
+        | {"reasons": with_error[["arm", "seed", "status", "error", "run_dir"]].to_dict("records")},
+        "tuning": {name: _search_json(results, name) for name in results.trials["arm"].unique()},
+        "hashes": {name: arm.identity for name, arm in record.arms.items()},
+        "paths": {name: str(results.folder / name) for name in FILES},
+    }
+    return dict(_plain(content | {key: getattr(record, key) for key in RECORDED}))
+
+
+def _mean_json(results: Results, name: str, budget: str) -> dict[str, Any]:
+    values = views.finished(results, name, budget)[results.record.metric].astype(float)
+    low, high = interval([*values]) or (None, None)
+    statistics = {"n": len(values), "mean": values.mean(), "sd": values.std(), "ci_low": low, "ci_high": high}
+    return {"arm": name, "budget": budget} | statistics
+
+
+def _cost_json(results: Results, name: str) -> dict[str, float]:
+    """Seconds of computing, in finished runs."""
+    reported = views.reported(results)
+    kinds = {"reported": reported, "trials": results.trials}
+    return {kind: float(runs[runs["arm"] == name]["seconds"].sum()) for kind, runs in kinds.items()}
+
+
+def _search_json(results: Results, name: str) -> dict[str, Any]:
+    trials, hyperparameters = results.trials[results.trials["arm"] == name], results.hyperparameters(name)
+    columns = ["trial", "search", "seed", "run_dir", *hyperparameters, "score", "status"]
+    inside = results.tuned_arms[name].is_interior() if name in results.tuned_arms else {}
+    chosen = {"chosen": results.record.arms[name].tuned, "inside": inside}
+    return {"hyperparameters": hyperparameters, **chosen, "trials": trials[columns].to_dict("records")}
+
+
+def _plain(value: Any) -> Any:
+    """Values as JSON has them: no NaN, no types of numpy and pandas."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if hasattr(value, "item"):
+        value = value.item()
+    return (
+        None if value is pd.NA or value is None or value != value or value in (float("inf"), -float("inf")) else value
+    )
