@@ -18,17 +18,17 @@ from typing import Any
 
 import pytest
 from conftest import Script
-from helpers.runs import composed, wait_for
-from lm.ablation.plan.cells import Cell, cells
-from test_plan import SMALL, Build, build, question  # noqa: F401
 
 from lm.ablation.execute import MAX_TRIES, execute
 from lm.ablation.executors import EXECUTORS, Executor, LocalExecutor, _deferred_signals, job_parameters
+from lm.ablation.plan import RunSpec
 from lm.ablation.run_files import Ending, Failure, RunFiles
 from lm.ablation.worker import Task, run_on_node, task_of
 from lm.config import UserError
 from lm.config.ablation import AblateConfig, SlurmConfig
 from lm.training.run_directory import RunDirectory
+from tests.helpers.ablations import SMALL, Lab, question
+from tests.helpers.runs import composed, wait_for
 
 KILLED, ERROR = Ending(Failure.KILLED, "its node is gone"), Ending(Failure.ERROR, "exit code 127")
 
@@ -70,29 +70,29 @@ class Scripted(Executor):
 
 
 @pytest.fixture(scope="module")
-def planned() -> list[Cell]:
+def planned() -> list[RunSpec]:
     run = composed()
-    return [Cell("a", seed, 9, f"cells/a-seed{seed}-0", run, {}, {"device": "cpu"}) for seed in range(4)]
+    return [RunSpec("a", seed, 9, f"cells/a-seed{seed}-0", run, {}, {"device": "cpu"}) for seed in range(4)]
 
 
-def executed(planned: list[Cell], folder: Path, executor: Executor, workers: int = 2) -> list[str]:
+def executed(planned: list[RunSpec], folder: Path, executor: Executor, workers: int = 2) -> list[str]:
     ended: list[str] = []
     execute(planned, folder, executor, workers, lambda steps, names: ended.extend(names))
     return ended
 
 
-def test_a_run_that_was_killed_is_tried_again_and_one_that_failed_is_not(planned: list[Cell], tmp_path: Path) -> None:
+def test_a_killed_run_is_tried_again_and_a_failed_one_is_not(planned: list[RunSpec], tmp_path: Path) -> None:
     for ends, n_tries, kind in [((KILLED,), 2, "error"), ((KILLED,) * 2, 2, "killed"), ((ERROR,), 1, "error")]:
         executor = Scripted(*ends)
-        assert sorted(executed(planned, tmp_path, executor)) == [cell.run_dir for cell in planned]
-        assert [executor.submitted.count(cell.run_dir) for cell in planned] == [n_tries] * 4
+        assert sorted(executed(planned, tmp_path, executor)) == [spec.run_dir for spec in planned]
+        assert [executor.submitted.count(spec.run_dir) for spec in planned] == [n_tries] * 4
         assert (executor.most_running, executor.n_cancelled) == (2, 0)
         outcome = RunFiles(tmp_path / planned[0].run_dir).read()
         assert (outcome.status, outcome.kind) == ("failed" if len(ends) == n_tries else "diverged", kind)
     assert MAX_TRIES == 2
 
 
-def test_a_run_that_could_not_begin_on_a_node_stops_the_command(planned: list[Cell], tmp_path: Path) -> None:
+def test_a_run_that_could_not_begin_on_a_node_stops_the_command(planned: list[RunSpec], tmp_path: Path) -> None:
     executor = Scripted(ERROR, begins=False)
     executor.name = "slurm"
     with pytest.raises(UserError, match=r"cells/a-seed0-0 could not begin \(exit code 127\)"):
@@ -100,7 +100,7 @@ def test_a_run_that_could_not_begin_on_a_node_stops_the_command(planned: list[Ce
     assert executor.n_cancelled == 1
 
 
-def test_an_interrupt_cancels_what_is_queued_or_running(planned: list[Cell], tmp_path: Path) -> None:
+def test_an_interrupt_cancels_what_is_queued_or_running(planned: list[RunSpec], tmp_path: Path) -> None:
     executor = Scripted(interrupt=True)
     with pytest.raises(KeyboardInterrupt):
         executed(planned, tmp_path, executor)
@@ -108,22 +108,23 @@ def test_an_interrupt_cancels_what_is_queued_or_running(planned: list[Cell], tmp
 
 
 def test_a_run_that_is_refused_waits_while_others_run(
-    planned: list[Cell], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    planned: list[RunSpec], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     executor = Scripted(room=1)
-    assert executed(planned, tmp_path, executor) == [cell.run_dir for cell in planned]
+    assert executed(planned, tmp_path, executor) == [spec.run_dir for spec in planned]
     assert (caplog.text.count("too many jobs"), executor.n_cancelled) == (1, 0)
     with pytest.raises(UserError, match="too many jobs"):
         executed(planned, tmp_path, Scripted(room=0))
 
 
 @pytest.mark.slow
-def test_a_run_outlives_the_server_of_processes_and_waits_for_its_lock(build: Build, tmp_path: Path) -> None:  # noqa: F811
-    config = question(arms={"tied": ["head=tied"], "untied": ["head=untied"]}, seeds=[0])
-    arms = build(config, "trainer.max_steps=300", "checkpoint.every=20")
-    for arm in arms.values():
-        arm.steps["tokens"] = 300
-    runs = [cell for _, cell in cells(config, arms)]
+def test_a_run_outlives_the_server_of_processes_and_waits_for_its_lock(
+    corpus: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    runs = Lab(tmp_path, corpus).plan("trainer.max_steps=300", seeds=[0]).reported()
     files = [RunFiles(tmp_path / "out" / run.run_dir) for run in runs]
 
     def kill_server() -> None:
@@ -141,16 +142,15 @@ def test_a_run_outlives_the_server_of_processes_and_waits_for_its_lock(build: Bu
     for thread in threads:
         thread.start()
     assert locked.wait(10)
-    executor = LocalExecutor(AblateConfig(ablation=config), tmp_path)
+    executor = LocalExecutor(AblateConfig(ablation=question()), tmp_path)
     assert sorted(executed(runs, tmp_path / "out", executor)) == sorted(run.run_dir for run in runs)
     for thread in threads:
         thread.join()
-    results = [path.read().result for path in files]
-    assert results[0]["resumed_from"]
-    assert results[1]["steps"] == 300
+    assert "killed by signal 127; it is started again" in caplog.text  # of a process without a parent
+    assert [path.read().status for path in files] == ["done", "done"]
 
 
-def test_a_node_that_lacks_what_runs_need_is_named(planned: list[Cell], tmp_path: Path) -> None:
+def test_a_node_that_lacks_what_runs_need_is_named(planned: list[RunSpec], tmp_path: Path) -> None:
     task = task_of(planned[0], tmp_path, "ray")
     assert run_on_node(task).startswith(f"output_dir: {tmp_path / 'cells'} is not on node {socket.gethostname()}")
     (tmp_path / "cells").mkdir()

@@ -210,9 +210,10 @@ class RayExecutor(Executor):
     def cancel(self) -> None:
         for reference in self.running:
             self.ray.cancel(reference)  # raises KeyboardInterrupt there, on which a run saves a checkpoint
-        _, late = self.ray.wait([*self.running], num_returns=len(self.running), timeout=CANCEL_SECONDS)
-        for reference in late:
-            self.ray.cancel(reference, force=True)
+        if self.running:
+            _, late = self.ray.wait([*self.running], num_returns=len(self.running), timeout=CANCEL_SECONDS)
+            for reference in late:
+                self.ray.cancel(reference, force=True)
 
 
 # --- Slurm
