@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lm.config import HeadConfig, ModelConfig, UserError
-    from lm.data.tokenizer import Tokenizer
-    from lm.data.tokenizer_file import load_tokenizer
+    from lm.data.tokenizer import Tokenizer, load_tokenizer
     from lm.formats.folder import load_model
     from lm.inference.generate import generate, stream
     from lm.model.linear import Linear, linear
@@ -29,7 +28,7 @@ _MODULES = {  # of the public names; each is imported on first use, for torch ta
     "HeadConfig": "lm.config",
     "ModelConfig": "lm.config",
     "Tokenizer": "lm.data.tokenizer",
-    "load_tokenizer": "lm.data.tokenizer_file",
+    "load_tokenizer": "lm.data.tokenizer",
     "load_model": "lm.formats.folder",
     "generate": "lm.inference.generate",
     "stream": "lm.inference.generate",

@@ -1,16 +1,18 @@
 """What tests share: a tiny model, a small text, and scripts run as real processes."""
 
+import atexit
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -18,13 +20,13 @@ from lm.config import HEADS as KINDS
 from lm.config import HeadConfig, ModelConfig
 from lm.config.model import OWN_SETTINGS
 
-if TYPE_CHECKING:
-    from lm.data.documents import Document, Fingerprint
-    from lm.data.text import Text
-
 ROOT = Path(__file__).resolve().parent.parent
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in what it starts in the background
 os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
+if "PYTEST_XDIST_WORKER" not in os.environ:  # the workers share the cache of this process, which keeps other caches
+    os.environ["MPLCONFIGDIR"] = os.environ.get("MPLCONFIGDIR") or os.path.expanduser("~/.cache/matplotlib")
+    os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="lm-tests-cache-")
+    atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 TINY = ModelConfig(n_layers=2, d_model=32, n_heads=4, d_ff=64, ffn="relu2")
 TIED = HeadConfig(embedding_std=0.02)
@@ -95,33 +97,6 @@ def one_thread() -> None:
     import torch
 
     torch.set_num_threads(1)
-
-
-@dataclass(slots=True)
-class Listed:
-    """A source of documents that are given, each as a name and a text."""
-
-    pairs: list[tuple[str, str]]
-    size: int | None = None
-
-    def fingerprint(self) -> "Fingerprint":
-        from lm.data.documents import Fingerprint
-
-        return Fingerprint(repr(self.pairs))
-
-    def documents(self) -> "Iterator[Document]":
-        from lm.data.documents import Document
-
-        for name, text in self.pairs:
-            yield Document(name, len(text.encode()), (text.encode(),))
-
-
-def stored(cache: Path, pairs: list[tuple[str, str]], max_bytes: int | None = None) -> "Text":
-    """The same documents as a text on disk."""
-    from lm.data.store import StoredText
-
-    options = {"request": "r", "max_bytes": max_bytes, "verify": True, "quiet": True}
-    return StoredText(cache, Listed(pairs), "here", **options).open()
 
 
 @pytest.fixture

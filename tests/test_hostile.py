@@ -11,8 +11,7 @@ import torch
 from conftest import HEADS, SEQ, tiny
 
 from lm.config import UserError
-from lm.data.tokenizer import Tokenizer
-from lm.data.tokenizer_file import load_tokenizer
+from lm.data.tokenizer import Tokenizer, load_tokenizer
 from lm.data.vocabulary import byte_tokenizer
 from lm.inference.evaluate import Scores, evaluate
 from lm.inference.generate import generate

@@ -1,228 +1,151 @@
-"""A text is read again if and only if its source may have changed, and what is kept of it is checked."""
+"""A source becomes one text, which is split by rules that do not depend on seed, machine or later documents."""
 
-import json
-import logging
-import os
-import random
-import shutil
-import threading
-import time
-from collections.abc import Iterator
-from dataclasses import replace
+import hashlib
+import itertools
 from pathlib import Path
 
 import pytest
-from conftest import Listed, as_nobody
-from test_data import BYTE, damage
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from lm.config import DataConfig, UserError
-from lm.data import store as module
-from lm.data.cache import ReadOnlyCache
-from lm.data.corpus import stored_text
-from lm.data.documents import Document, Fingerprint
-from lm.data.store import StoredText
-from lm.data.text import Text
-from lm.data.tokens import prepare
-from lm.system.files import STALE_SECONDS
+from lm.data import text as module
+from lm.data.text import overlap, read, split
+from tests.helpers.texts import Listed, stored, texts
+
+PAIRS = st.lists(st.tuples(st.text(max_size=5), st.text(min_size=1, max_size=5)), min_size=1, max_size=4)
+NAMES = st.lists(st.text(), min_size=2, max_size=40, unique=True)
 
 
-@pytest.fixture
-def source(corpus: Path, tmp_path: Path) -> DataConfig:
-    return DataConfig(source="text", path=str(corpus), seq_len=8, cache_dir=str(tmp_path / "cache"))
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("text")
 
 
-@pytest.fixture
-def scans(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """One entry for each time that a source has been read."""
-    found: list[object] = []
-
-    def counted(*arguments: object) -> module.Scan:
-        found.append(arguments[0])
-        return scan(*arguments)
-
-    scan = module.scan
-    monkeypatch.setattr(module, "scan", counted)
-    return found
+# --- reading
 
 
-def age(path: Path) -> None:
-    """Wait until the last change of a file lies so far back that its times tell of any later one."""
-    while path.stat().st_ctime_ns > time.time_ns() - module.RACY:
-        time.sleep(0.05)
-
-
-def test_an_unchanged_text_is_read_once(
-    source: DataConfig, scans: list[object], monkeypatch: pytest.MonkeyPatch
+@given(pairs=PAIRS, limit=st.integers(1, 30), block=st.integers(1, 5))
+@settings(deadline=None)
+def test_text_beyond_the_limit_is_neither_read_nor_kept(
+    pairs: list[tuple[str, str]], limit: int, block: int, folder: Path
 ) -> None:
-    monkeypatch.setattr(module, "RACY", 10**7)
-    age(Path(str(source.path)))
-    found = [stored_text(source).hash for _ in range(3)]
-    assert len(scans) == 1
-    assert len(set(found)) == 1
-    assert stored_text(replace(source, verify=True)).hash == found[0]
-    assert len(scans) == 2
+    source, whole = Listed(pairs, block), "".join(text for _, text in pairs).encode()
+    if limit < len(pairs[0][1][0].encode()):
+        return  # not one character fits
+    text = read(source, folder / "text", max_bytes=limit)
+    content = (folder / "text").read_bytes()
+    assert whole.startswith(content)
+    assert content == whole or limit - 4 < len(content) <= limit
+    assert content.decode() == "".join(texts(text.whole()))
+    assert sum(source.read[:-1]) < limit
 
 
-def test_a_file_of_the_future_is_read_once(
-    source: DataConfig, scans: list[object], monkeypatch: pytest.MonkeyPatch
+@given(pairs=PAIRS, other=PAIRS, block=st.integers(1, 5))
+@settings(deadline=None)
+def test_the_hash_changes_with_any_name_and_any_text(
+    pairs: list[tuple[str, str]], other: list[tuple[str, str]], block: int, folder: Path
 ) -> None:
-    """Any change of it sets the time of its status, which no program can choose."""
-    monkeypatch.setattr(module, "RACY", 10**7)
-    os.utime(str(source.path), (2**32, 2**32))
-    age(Path(str(source.path)))
-    assert stored_text(source).hash == stored_text(source).hash
-    assert len(scans) == 1
-    text = Path(str(source.path)).read_bytes()
-    Path(str(source.path)).write_bytes(text[::-1])
-    os.utime(str(source.path), (2**32, 2**32))
-    assert stored_text(source).open().hash == stored_text(source).hash
-    assert len(scans) > 1
+    assert (stored(folder, pairs).hash == stored(folder, other, block=block).hash) == (pairs == other)
+    name, text = pairs[-1]
+    if len(text) > 1:
+        moved = [*pairs[:-1], (name + text[:1], text[1:])]  # a character moves from the text to the name
+        assert stored(folder, moved).hash != stored(folder, pairs).hash
 
 
-def test_a_text_that_was_changed_just_before_is_read_again(source: DataConfig, scans: list[object]) -> None:
-    """Its times could be the same after another change."""
-    for _ in range(3):
-        stored_text(source)
-    assert len(scans) == 3
+def test_the_hash_is_of_sizes_names_and_texts_in_order(folder: Path) -> None:
+    digest = hashlib.sha256()
+    for part in ("é.txt", "text é", "b", "c\n"):
+        digest.update(len(part.encode()).to_bytes(8, "big") + part.encode())
+    assert stored(folder, [("é.txt", "text é"), ("empty", ""), ("b", "c\n")]).hash == digest.hexdigest()
 
 
-@pytest.mark.parametrize("how", ["same size and times", "other times", "other inode", "longer"])
-def test_a_changed_text_is_read_again(
-    how: str, source: DataConfig, scans: list[object], monkeypatch: pytest.MonkeyPatch
+# --- the split
+
+
+@given(text=st.text(min_size=2), fraction=st.floats(0.01, 0.99), block=st.integers(2, 9))
+@settings(deadline=None)
+def test_a_single_text_is_split_by_characters(text: str, fraction: float, block: int, folder: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "BLOCK", block)
+        train, val, _ = split(stored(folder, [("name", text)]), fraction, None)
+        assert "".join(texts(train) + texts(val)) == text
+        assert len("".join(texts(train))) == int(len(text) * (1 - fraction))
+
+
+@given(names=NAMES, fraction=st.floats(0.01, 0.99))
+@settings(deadline=None)
+def test_several_documents_are_split_whole_and_no_side_is_empty(
+    names: list[str], fraction: float, folder: Path
 ) -> None:
-    monkeypatch.setattr(module, "RACY", 10**7)
-    path = Path(str(source.path))
-    age(path)
-    before, status = stored_text(source).hash, path.stat()
-    other = path.read_text().replace("return", "RETURN")
-    match how:
-        case "longer":
-            path.write_text(other + "more")
-        case "other inode":
-            Path(f"{path}.new").write_text(other)
-            os.replace(f"{path}.new", path)
-        case _:
-            path.write_text(other)
-    if how != "other times":
-        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-    after = stored_text(source)
-    assert after.hash != before
-    assert after.open().size == path.stat().st_size
+    train, val, _ = split(stored(folder, [(name, f"text {name}") for name in names]), fraction, None)
+    trained, held_out = ([text[5:] for text in texts(part)] for part in (train, val))
+    assert trained
+    assert held_out
+    assert sorted(trained + held_out) == sorted(names)
+    assert trained == [name for name in names if name in trained]  # in the order given
 
 
-def test_a_touched_text_is_read_but_not_written_again(source: DataConfig, scans: list[object]) -> None:
-    before = stored_text(source)
-    stamp = (before.folder / "text.bin").stat()
-    os.utime(str(source.path))
-    assert stored_text(source).hash == before.hash
-    assert (before.folder / "text.bin").stat() == stamp
+def test_documents_added_later_move_no_others(folder: Path) -> None:
+    def sides(pairs: list[tuple[str, str]]) -> tuple[set[str], set[str]]:
+        train, val, _ = split(stored(folder, pairs), 0.1, None)
+        return set(texts(train)), set(texts(val))
+
+    everything = [(f"file{i}.py", f"text {i}") for i in range(2000)]
+    train, val = sides(everything)
+    assert 150 < len(val) < 250
+    for part in (everything[:500], everything[::3], everything[::-1]):
+        some_train, some_val = sides(part)
+        assert some_train <= train
+        assert some_val <= val
 
 
-class Changing(Listed):
-    """A source whose state is another one each time that it is asked."""
-
-    def fingerprint(self) -> Fingerprint:
-        self.pairs = [*self.pairs, ("more", "text")]
-        return super().fingerprint()
-
-
-def test_a_source_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="changed while it was being read"):
-        StoredText(tmp_path, Changing([("a", "b")]), "here", request="r", max_bytes=None, verify=False, quiet=True)
-    assert list((tmp_path / "texts").glob("[!r]*")) == []
-
-
-def test_a_file_that_grows_while_it_is_read_is_named(source: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = Path(str(source.path))
-
-    class Growing(Listed):
-        def documents(self) -> Iterator[Document]:
-            for document in files.documents():
-                with open(path, "a") as file:
-                    file.write("more")
-                yield document
-
-    files = stored_text(source).source
-    monkeypatch.setitem(module.__dict__, "RACY", 0)
-    with pytest.raises(UserError, match=f"{path}: changed while it was being read"):
-        module.scan(Growing([]))
-
-
-@pytest.mark.parametrize("name", ["text.bin", "documents.bin"])
-def test_a_damaged_text_is_read_again(name: str, source: DataConfig) -> None:
-    stored, draw = stored_text(source), random.Random(0)
-    right = {file: (stored.folder / file).read_bytes() for file in ("text.bin", "documents.bin", "meta.json")}
-    for _ in range(8):
-        damage(stored.folder / name, draw)
-        assert stored_text(source).open().hash == stored.hash
-        assert {file: (stored.folder / file).read_bytes() for file in right} == right
-
-
-@pytest.mark.parametrize("name", ["meta.json", "entry"])
-def test_what_was_cut_off_is_written_again(name: str, source: DataConfig) -> None:
-    stored = stored_text(source)
-    stored.open()
-    path = stored.entry if name == "entry" else stored.folder / name
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-9])
-    assert stored_text(source).open().hash == stored.hash
-    assert json.loads(path.read_bytes()).keys() == json.loads(whole).keys()
-
-
-def test_what_killed_processes_left_is_removed(source: DataConfig) -> None:
-    texts = Path(source.cache_dir) / "texts"
-    for name in ("other.partial", f"{stored_text(source).request.name}.partial"):
-        (texts / name).mkdir()
-        (texts / name / "text.bin").write_text("half of it")
-    old, new = (texts.with_name("sources") / f".partial-{age}" for age in ("old", "new"))
-    for one in old, new:  # one is of a process that may still be writing
-        one.touch()
-    os.utime(old, (time.time() - STALE_SECONDS,) * 2)
-    with open(str(source.path), "a") as file:
-        file.write("more")
-    stored_text(source)
-    assert list(texts.glob("*.partial")) == []
-    assert (old.exists(), new.exists()) == (False, True)
-
-
-def test_the_same_text_from_two_sources_at_once_is_not_taken_away(
-    source: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@given(text=st.text(min_size=2), limit=st.integers(4, 30), fraction=st.sampled_from([0.1, 0.5, 0.95]))
+@settings(deadline=None)
+def test_the_end_of_a_single_text_is_held_out_up_to_the_limit(
+    text: str, limit: int, fraction: float, folder: Path
 ) -> None:
-    """The folder that another process has made meanwhile, and may be reading, stays."""
-    (tmp_path / "copy").mkdir()
-    copy = replace(source, path=shutil.copy(str(source.path), tmp_path / "copy"))
-    caplog.set_level(logging.INFO)
-    monkeypatch.setattr("lm.data.cache.PATIENCE", 0.01)
-    made: list[tuple[int, int]] = []
-
-    def store_copy() -> None:
-        folder = stored_text(copy).folder
-        made.append(((folder / "text.bin").stat().st_ino, folder.stat().st_ino))
-
-    def open_late(folder: Path) -> Text:
-        try:
-            return open_text(folder)
-        except FileNotFoundError:
-            monkeypatch.setattr(module, "open_text", open_text)
-            other.start()
-            other.join(0.3)
-            raise
-
-    open_text, other = module.open_text, threading.Thread(target=store_copy)
-    monkeypatch.setattr(module, "open_text", open_late)
-    folder = stored_text(source).folder
-    other.join()
-    assert made == [((folder / "text.bin").stat().st_ino, folder.stat().st_ino)]
-    assert caplog.messages == [f"{folder}: is being written by another process; waiting for it"]
+    whole = stored(folder, [("name", text)])
+    plain, limited = split(whole, fraction, None), split(whole, fraction, limit)
+    held_out = "".join(texts(limited[1]))
+    assert "".join(texts(limited[0])) + held_out == text
+    assert (limited[2] == plain[2]) == (plain[1].n_bytes <= limit)
+    if plain[1].n_bytes <= limit:
+        assert texts(limited[1]) == texts(plain[1])
+    else:
+        assert limit - 4 < len(held_out.encode()) <= limit
 
 
-def test_a_read_only_cache_serves_what_it_holds(source: DataConfig, open_folder: Path) -> None:
-    shutil.copy(str(source.path), open_folder / "corpus.txt")
-    source = replace(source, path=str(open_folder / "corpus.txt"), cache_dir=str(open_folder / "cache"))
-    right = prepare(source, BYTE)
-    with as_nobody():
-        assert prepare(source, BYTE).hash == right.hash
-        with pytest.raises(
-            ReadOnlyCache, match=r"data\.cache_dir=.*cache: Permission denied; expected a folder to write"
-        ):
-            prepare(replace(source, val_fraction=0.3), BYTE)
+@given(names=NAMES, limit=st.integers(4, 200))
+@settings(deadline=None)
+def test_the_documents_of_lowest_hash_that_fit_are_held_out(names: list[str], limit: int, folder: Path) -> None:
+    pairs = [(name, "x" * (i % 7 + 1) + name) for i, name in enumerate(names)]
+    whole = stored(folder, pairs)
+    plain, limited = split(whole, 0.5, None), split(whole, 0.5, limit)
+    if plain[1].n_bytes <= limit:
+        assert (texts(limited[1]), limited[2]) == (texts(plain[1]), plain[2])
+        return
+    ranked = sorted(pairs, key=lambda pair: hashlib.sha256(pair[0].encode()).digest()[:8])
+    total = list(itertools.accumulate(len(text.encode()) for _, text in ranked))
+    if n_fitting := sum(size <= limit for size in total):
+        assert sorted(texts(limited[1])) == sorted(text for _, text in ranked[:n_fitting])
+        assert sorted(texts(limited[0])) == sorted(text for _, text in ranked[n_fitting:])
+        assert limited[2] != plain[2]
+        return
+    whole_text, (held_out,) = ranked[0][1], texts(limited[1])  # the end of the document of lowest hash
+    assert whole_text.endswith(held_out)
+    assert limit - 4 < len(held_out.encode()) <= limit
+    assert texts(limited[0]) == [text if name != ranked[0][0] else text[: -len(held_out)] for name, text in pairs]
+    assert limited[2] != plain[2]
+    assert overlap(*limited[:2])["n_documents"] == sum(text == whole_text for _, text in ranked[1:])
+
+
+def test_texts_on_both_sides_are_counted(folder: Path) -> None:
+    pairs = [(f"{i}", f"text {i % 150}") for i in range(200)]  # 50 texts stand twice
+    train, val, _ = split(stored(folder, pairs), 0.3, None)
+    both = [text for text in texts(val) if text in set(texts(train))]
+    shared = overlap(train, val)
+    assert (shared["n_documents"], shared["of"]) == (len(both), len(texts(val)))
+    assert shared["share"] == pytest.approx(len("".join(both)) / val.n_bytes)
+    assert 0 < len(both) < len(texts(val))
+    single = split(stored(folder, [("name", "some text")]), 0.5, None)
+    assert overlap(*single[:2])["share"] == 0

@@ -13,16 +13,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import stored
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lm.config import TokenizerConfig, UserError
 from lm.data.encoding import encode, sample
-from lm.data.split import Part
-from lm.data.tokenizer import EOT, Tokenizer
-from lm.data.tokenizer_file import load_tokenizer
+from lm.data.tokenizer import EOT, Tokenizer, load_tokenizer
 from lm.data.vocabulary import build_tokenizer, byte_tokenizer, char_tokenizer, train_bpe
+from tests.helpers.texts import stored
 
 TEXT = "".join(f"def f{i}(x, y):\n    return x * {i * 7 % 31} + y  # naïve {i:x}\n" for i in range(200))
 BPE, BYTE, CHAR = train_bpe([TEXT], 400), byte_tokenizer(), char_tokenizer([TEXT])
@@ -111,7 +109,7 @@ def test_an_error_while_bpe_reads_its_text_is_raised() -> None:
 @pytest.mark.parametrize("n", [1000, pytest.param(45_000, marks=pytest.mark.slow)])
 def test_bpe_is_trained_on_32_mb_in_evenly_spaced_stretches_of_a_longer_text(n: int, tmp_path: Path) -> None:
     lines = [f"{i:07} {'é' * 500}\n" for i in range(n)]  # of 1,009 bytes each
-    part = Part(stored(tmp_path, [(str(i), "".join(lines[i : i + 100])) for i in range(0, n, 100)]))
+    part = stored(tmp_path, [(str(i), "".join(lines[i : i + 100])) for i in range(0, n, 100)]).whole()
     text = "".join(sample(part))
     numbers = [int(number) for number in re.findall(r"(?<!\d)\d{7} ", text)]
     assert numbers == sorted(set(numbers))
@@ -147,18 +145,26 @@ LINES, WORD = "ab a b  ab x\n x\nb ab  b" * 5000, "h" * 20_000
     ("layout", "text"),
     [
         *((added(content), LINES) for content in ("a b", "x\n", "ab")),
-        (added("ab", rstrip=True), LINES),
         (merged(WORD), WORD),
         (merged(WORD, ignore_merges=True), WORD),
-        (merged("h</w>", end_of_word_suffix="</w>"), WORD),
     ],
-    ids=["token with space", "token with line break", "token", "stripping token", "piece", "whole word", "suffix"],
+    ids=["token with space", "token with line break", "token", "piece", "whole word"],
 )
 def test_a_long_text_is_encoded_as_at_once(layout: dict[str, Any], text: str, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps(layout))
     tokenizer = load_tokenizer(tmp_path / "tokenizer.json")
-    ids = np.concatenate(list(encode(tokenizer, Part(stored(tmp_path, [("name", text)])))))
+    ids = np.concatenate(list(encode(tokenizer, stored(tmp_path, [("name", text)]).whole())))
     assert ids.tolist() == [tokenizer.eot, *tokenizer.encode(text)]
+
+
+@pytest.mark.parametrize(
+    ("layout", "text"), [(added("ab", rstrip=True), LINES), (merged("h</w>", end_of_word_suffix="</w>"), WORD)]
+)
+def test_what_a_token_strips_or_adds_is_noticed(layout: dict[str, Any], text: str, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(json.dumps(layout))
+    tokenizer, part = load_tokenizer(tmp_path / "tokenizer.json"), stored(tmp_path, [("name", text)]).whole()
+    with pytest.raises(UserError, match="loses part of the text"):
+        list(encode(tokenizer, part))
 
 
 @pytest.mark.parametrize("tokenizer", [BPE, BYTE, CHAR], ids=["bpe", "byte", "char"])

@@ -7,14 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import transformers
-from conftest import TEXT, stored
+from conftest import TEXT
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as Backend
 
-from lm.data.encoding import encode
-from lm.data.split import Part
-from lm.data.tokenizer import Tokenizer
-from lm.data.tokenizer_file import load_tokenizer
+from lm.data import encoding
+from lm.data.tokenizer import Tokenizer, load_tokenizer
+from tests.helpers.texts import stored
 
 WORDS = r"'s|'t| ?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 LINES = ["x = 1", " x", "  def f(x):\n\treturn x", "naïve 日本語 🙂", "</s> <s> <|endoftext|>", "\n\n", "a\x00b"]
@@ -102,9 +101,9 @@ def test_the_ids_are_those_of_transformers(kind: Kind, text: str) -> None:
     assert theirs(text, add_special_tokens=False).input_ids == tokenizer.encode(text)
 
 
-def test_a_text_on_disk_is_encoded_as_at_once(kind: Kind, tmp_path: Path) -> None:
-    """Although threads encode it in pieces of some thousand characters."""
-    tokenizer, lines = kind[2], "".join(LINES[:4])
-    text = lines * (30_000 // len(lines))
-    arrays = list(encode(tokenizer, Part(stored(tmp_path, [("text", text)]))))
-    assert np.concatenate(arrays).tolist() == [*tokenizer.separator, *tokenizer.encode(text)]
+def test_a_text_on_disk_is_encoded_as_at_once(kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = kind[2]
+    monkeypatch.setattr(encoding, "CHUNK", 1)
+    text = "".join(LINES[:4]) * 3
+    found = list(encoding.encode(tokenizer, stored(tmp_path, [("one", text)]).whole()))
+    assert np.concatenate(found).tolist() == [*tokenizer.separator, *tokenizer.encode(text)]

@@ -36,7 +36,7 @@ from lm.model.transformer import Transformer
 from lm.training.loss import HAS_CHUNKED
 from lm.training.metrics import MetricsFile
 from lm.training.samples import validation_prompts
-from lm.training.train import train
+from lm.training.train import _log_warnings, train
 from tests.helpers.runs import change, checkpoints, losses, result, rows, short_run
 
 GOLDEN = Path(__file__).parent / "golden.json"
@@ -257,6 +257,16 @@ def test_a_run_is_scored_where_nothing_can_be_written(
     with as_nobody():
         assert score(folder)["loss"] == scores["val_loss"]
     assert other["bytes"] == len(TEXT.encode())
+
+
+def test_a_text_of_a_few_pages_is_warned_about_with_its_epochs(
+    text_file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for max_bytes in (None, 4_000):
+        run = short_run(text_file, tmp_path)
+        run = replace(run, data=replace(run.data, max_bytes=max_bytes))
+        _log_warnings(run, prepare(run.data, run.tokenizer))
+        assert ("only 3601 tokens, read 0.7 times" in caplog.text) == (max_bytes is not None)
 
 
 # --- what is refused

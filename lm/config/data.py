@@ -1,17 +1,24 @@
 """The text and its tokenizer."""
 
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, field
 
 from lm.config.checks import UserError, require, require_choice, require_min
 
-SOURCES = ("stdlib", "text", "json", "csv", "parquet", "hub")
+SOURCES = ("stdlib", "text", "json", "csv", "parquet", "hub", "tokens")
 TABLES = ("json", "csv", "parquet", "hub")
 OF_SOURCES = (  # settings that have an effect with some sources only: their default, and these sources
     *(("name", None, ("hub",)), ("revision", None, ("hub",)), ("split", "train", ("hub",))),
-    *(("val_split", None, ("hub",)), ("val_path", None, ("text", "json", "csv", "parquet"))),
+    *(("val_split", None, ("hub",)), ("val_path", None, ("text", "json", "csv", "parquet", "tokens"))),
     *(("sha256", None, ("text",)), ("column", "text", TABLES), ("rows", "documents", TABLES)),
+    ("max_bytes", None, ("stdlib", "text", *TABLES)),
 )
 TOKENIZERS = ("bpe", "char", "byte", "file")
+
+
+def default_cache() -> str:
+    """One for all working directories, in the user's cache folder."""
+    return os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "lm_lab")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -19,7 +26,7 @@ class DataConfig:
     """The source of the text, its split, and the size of a batch."""
 
     source: str = "stdlib"  # the kind of text; the group data chooses it
-    path: str | None = None  # a file, folder, glob, http(s) URL, or the Hub's owner/name
+    path: str | None = None  # a file, folder, glob, address (https://, s3://), or the Hub's owner/name
     sha256: str | None = None  # text: the hash that its one file must have; null: any
     name: str | None = None  # hub: the configuration of a data set that has several
     revision: str | None = None  # hub: a commit, tag or branch; null: the newest commit of the main branch
@@ -35,7 +42,7 @@ class DataConfig:
     val_max_bytes: int | None = 4_000_000  # at most so much text is held out by val_fraction; null: any amount
     max_bytes: int | None = None  # of text: nothing beyond it is read; null: all
     overfit_batches: int = 0  # above 0: train on the first `overfit_batches` batches only, again and again
-    cache_dir: str = ".cache"  # where tokens and downloads are kept
+    cache_dir: str = field(default_factory=default_cache)  # where tokens are kept
     verify: bool = False  # read the whole text again, in place of comparing sizes and times of its files
 
     def __post_init__(self) -> None:

@@ -2,21 +2,23 @@
 
 import codecs
 import re
+from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 from tqdm import tqdm
 
-from lm.data.split import Part
+from lm.config import UserError
+from lm.data.text import Part
 from lm.data.tokenizer import Tokenizer
 
-PIECE = 1 << 13  # characters that a thread of the tokenizer encodes at a time
+CHUNK = 1 << 13  # characters that a thread of the tokenizer encodes at a time
 GROUP = 1 << 20  # characters that are handed to all its threads: enough for 64, and little memory on any machine
 SAMPLE = 1 << 25  # bytes of text from which BPE is trained
-STRETCH = 1 << 16  # bytes: the sample of a larger text consists of evenly spaced stretches
+SAMPLE_CHUNK = 1 << 16  # bytes: the sample of a larger text consists of evenly spaced chunks
 # Where no token of byte-level BPE can cross: between a visible character and a space or line break.
-CUT = re.compile(r"(?<=\S)[ \n]")
+SAFE_CUT = re.compile(r"(?<=\S)[ \n]")
 ANYWHERE = re.compile(r"(?s:.)")
 
 
@@ -26,8 +28,8 @@ def decoded(part: Part) -> Iterator[tuple[str, bool]]:
     return ((decoder.decode(block), last) for block, last in part.blocks())
 
 
-def pieces(blocks: Iterable[tuple[str, bool]], cut: re.Pattern[str] | None = CUT) -> Iterator[tuple[str, bool]]:
-    """The same text in strings of about PIECE characters, and whether a document begins with this string.
+def chunks(blocks: Iterable[tuple[str, bool]], cut: re.Pattern[str] | None = SAFE_CUT) -> Iterator[tuple[str, bool]]:
+    """The same text in strings of about CHUNK characters, and whether a document begins with this string.
 
     It is cut before `cut`, where the ids of the parts are those of the whole; a text without such a place stays in one
     string. With None, each document is one string.
@@ -36,13 +38,13 @@ def pieces(blocks: Iterable[tuple[str, bool]], cut: re.Pattern[str] | None = CUT
     for block, last in blocks:
         held += block
         begin = 0
-        while cut and len(held) - begin > PIECE:
-            found = cut.search(held, max(begin + PIECE, searched))
-            if found is None:
+        while cut and len(held) - begin > CHUNK:
+            match = cut.search(held, max(begin + CHUNK, searched))
+            if match is None:
                 searched = len(held)
                 break
-            yield held[begin : found.start()], first
-            begin, first = found.start(), False
+            yield held[begin : match.start()], first
+            begin, first = match.start(), False
         held, searched = held[begin:], max(searched - begin, 0)
         if last:
             yield held, first
@@ -52,32 +54,52 @@ def pieces(blocks: Iterable[tuple[str, bool]], cut: re.Pattern[str] | None = CUT
 def encode(tokenizer: Tokenizer, part: Part, label: str = "", quiet: bool = True) -> Iterator[np.ndarray]:
     """Yield the ids of a part in arrays, end of text before each document.
 
-    The tokenizer works on all cores while the ids of the group before are written.
+    The tokenizer works on all cores while the ids of the group before are written. Raises UserError where it loses
+    text: bits per byte would be wrong.
     """
     dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32
+    cut = ANYWHERE if tokenizer.divisible else SAFE_CUT if tokenizer.splittable else None
+
+    def checked_ids(texts: list[str]) -> list[list[int]]:
+        ids = tokenizer.encode_all(texts)
+        if not tokenizer.is_lossless:
+            _compare(texts, tokenizer.decode_all(ids))
+        return ids
+
+    def joined(group: list[tuple[str, bool]], ids: list[list[int]]) -> np.ndarray:
+        flat: list[int] = []
+        for (text, first), chunk in zip(group, ids, strict=True):
+            flat += [*tokenizer.separator, *chunk] if first else chunk
+            bar.update(len(text))
+        return np.array(flat, dtype=dtype)
+
     with (
         tqdm(total=part.n_bytes, desc=label, unit="B", unit_scale=True, disable=quiet, leave=False) as bar,
-        ThreadPoolExecutor(1) as pool,
+        ThreadPoolExecutor(2) as pool,  # the ids of a group are taken out while the next one is encoded
     ):
-
-        def ids(group: list[tuple[str, bool]], encoded: Future[list[list[int]]]) -> np.ndarray:
-            flat: list[int] = []
-            for (text, first), found in zip(group, encoded.result(), strict=True):
-                flat += [*tokenizer.separator, *found] if first else found
-                bar.update(len(text.encode()))
-            return np.array(flat, dtype=dtype)
-
-        cut, waiting = ANYWHERE if tokenizer.divisible else CUT if tokenizer.splittable else None, None
-        for group in groups(pieces(decoded(part), cut)):
-            begun = group, pool.submit(tokenizer.encode_all, [text for text, _ in group])
-            if waiting:
-                yield ids(*waiting)
-            waiting = begun
-        if waiting:
-            yield ids(*waiting)
+        waiting = deque[tuple[list[tuple[str, bool]], Future[list[list[int]]]]]()
+        for group in _groups(chunks(decoded(part), cut)):
+            waiting.append((group, pool.submit(checked_ids, [text for text, _ in group])))
+            if len(waiting) > 2:
+                first, ids = waiting.popleft()
+                yield joined(first, ids.result())
+        for first, ids in waiting:
+            yield joined(first, ids.result())
 
 
-def groups(texts: Iterable[tuple[str, bool]]) -> Iterator[list[tuple[str, bool]]]:
+def _compare(texts: list[str], back: list[str]) -> None:
+    for text, other in zip(texts, back, strict=True):
+        if text != other:
+            pairs = enumerate(zip(text, other, strict=False))
+            at = next((i for i, (char, other_char) in pairs if char != other_char), min(len(text), len(other)))
+            begin = max(at - 10, 0)
+            raise UserError(
+                "tokenizer: loses part of the text, so bits per byte would be wrong:"
+                f" {text[begin : at + 10]!r} comes back as {other[begin : at + 10]!r}"
+            )
+
+
+def _groups(texts: Iterable[tuple[str, bool]]) -> Iterator[list[tuple[str, bool]]]:
     group, size = [], 0
     for text, first in texts:
         group.append((text, first))
@@ -90,17 +112,19 @@ def groups(texts: Iterable[tuple[str, bool]]) -> Iterator[list[tuple[str, bool]]
 
 
 def sample(part: Part) -> Iterator[str]:
-    """The text from which BPE is trained: all up to SAMPLE bytes, beyond that as many in evenly spaced stretches."""
-    total, n, at = part.n_bytes, SAMPLE // STRETCH, 0
+    """The text from which BPE is trained: all up to SAMPLE bytes, beyond that as many in evenly spaced chunks."""
+    total, n, at = part.n_bytes, SAMPLE // SAMPLE_CHUNK, 0
     if total <= SAMPLE:
-        yield from (text for text, _ in pieces(decoded(part)))
+        yield from (text for text, _ in chunks(decoded(part)))
         return
-    for block, _ in part.blocks():
-        end = at + len(block)
-        i = at * n // total
-        while (begin := i * total // n) < end:
-            found = block[max(begin - at, 0) : max(begin + STRETCH - at, 0)]
-            if found:
-                yield found.decode(errors="ignore")  # it may begin and end inside a character
-            i += 1
-        at = end
+    with open(part.text.path, "rb") as file:
+        for begin, end, _ in part.places():
+            size = end - begin
+            i = at * n // total
+            while (chunk := i * total // n - at) < size:  # where it begins in this block
+                low, high = max(chunk, 0), min(chunk + SAMPLE_CHUNK, size)
+                if low < high:  # a chunk may begin and end inside a character
+                    file.seek(begin + low)
+                    yield file.read(high - low).decode(errors="ignore")
+                i += 1
+            at += size

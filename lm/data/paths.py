@@ -1,4 +1,4 @@
-"""The files that a file name, folder or glob stands for. Imports nothing heavy."""
+"""The files that a file name, folder, glob or address stands for. Imports nothing heavy."""
 
 import errno
 import glob
@@ -13,11 +13,19 @@ from pathlib import Path
 
 from lm.config import DataConfig, TokenizerConfig, UserError
 
-SUFFIXES = {"json": (".json", ".jsonl"), "csv": (".csv",), "parquet": (".parquet",)}
+SUFFIXES = {"json": (".json", ".jsonl"), "csv": (".csv",), "parquet": (".parquet",), "tokens": (".bin",)}
+COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 
 
 def is_url(path: str) -> bool:
-    return path.startswith(("http://", "https://"))
+    return "://" in path
+
+
+def suffix(path: str | Path) -> str:
+    """What a file name ends in, without the suffix of a compression: `.jsonl` for a.jsonl.gz."""
+    name = str(path).partition("?")[0] if is_url(str(path)) else str(path)
+    stem, last = os.path.splitext(name.lower())
+    return os.path.splitext(stem)[1] if last in COMPRESSED else last
 
 
 def check_paths(config: DataConfig, tokenizer: TokenizerConfig) -> None:
@@ -34,26 +42,29 @@ def listed(value: str, key: str, folders: bool = False) -> list[str]:
 
     `folders`: of what a glob matches, only the folders. Raises UserError.
     """
-    several = value.startswith("[") and value.endswith("]") and not os.path.exists(value)
-    found: list[str] = []
-    for one in [part.strip() for part in value[1:-1].split(",")] if several else [value]:
-        if not one:
+    is_list = value.startswith("[") and value.endswith("]") and not os.path.exists(value)
+    paths: list[str] = []
+    for entry in [part.strip() for part in value[1:-1].split(",")] if is_list else [value]:
+        if not entry:
             raise UserError(f"{key}={value}: a path is empty; expected {key}=[PATH,PATH]")
-        path = os.path.expanduser(one)
-        if not glob.has_magic(one) or is_url(one) or os.path.exists(path):
-            found.append(one)
+        path = os.path.expanduser(entry)
+        if not glob.has_magic(entry) or is_url(entry) or os.path.exists(path):
+            paths.append(entry)
             continue
         matches = [match for match in sorted(glob.glob(path, recursive=True)) if not folders or os.path.isdir(match)]
         if not matches:
-            raise UserError(f"{key}={one}: no such {'folder' if folders else 'file'}, and as a glob it matches none")
-        found += matches
-    return found
+            raise UserError(f"{key}={entry}: no such {'folder' if folders else 'file'}, and as a glob it matches none")
+        paths += matches
+    return paths
 
 
 def local_files(path: str, suffixes: tuple[str, ...] = (), key: str = "data.path") -> dict[str, Path]:
-    """The files of a file name, folder or glob, by their names, which are relative to the folder and sorted."""
+    """The files of a file name, folder or glob, by their names, which are relative to the folder and sorted.
+
+    `suffixes`: of a folder or glob, only files that end in one of them, compressed or not.
+    """
     try:
-        root, files = find(Path(path).expanduser(), suffixes, key)
+        root, files = _find(Path(path).expanduser(), suffixes, key)
     except (OSError, RuntimeError) as error:  # name too long, unknown user, no permission
         inner = getattr(error, "filename", None)
         where = f"{inner}: " if inner and str(inner) != path else ""
@@ -64,49 +75,48 @@ def local_files(path: str, suffixes: tuple[str, ...] = (), key: str = "data.path
         raise UserError(f"{key}={path}: the file name {error.object!r} is not UTF-8; rename the file") from error
 
 
-def find(here: Path, suffixes: tuple[str, ...], key: str) -> tuple[Path, list[Path]]:
-    if here.is_file():
-        return here.parent, [here]
-    root, pattern = here, ["**", "*"]
-    if not here.is_dir():
-        fixed = list(itertools.takewhile(lambda part: not glob.has_magic(part), here.parts[:-1]))
-        root, pattern = Path(*fixed), list(here.parts[len(fixed) :])
+def _find(path: Path, suffixes: tuple[str, ...], key: str) -> tuple[Path, list[Path]]:
+    if path.is_file():
+        return path.parent, [path]
+    root, pattern = path, ["**", "*"]
+    if not path.is_dir():
+        fixed = list(itertools.takewhile(lambda part: not glob.has_magic(part), path.parts[:-1]))
+        root, pattern = Path(*fixed), list(path.parts[len(fixed) :])
         pattern += ["*"] if pattern[-1:] == ["**"] else []
-    files = sorted(file for file in matching(root, pattern) if not suffixes or file.suffix in suffixes)
+    files = sorted(file for file in _matching(root, pattern) if not suffixes or suffix(file) in suffixes)
     if not files:
-        found = (
-            f"a folder without {' or '.join(suffixes) or 'files'}" if here.is_dir() else "no such file, folder or glob"
-        )
-        raise UserError(f"{key}={here}: {found}")
+        kinds = " or ".join(suffixes) or "files"
+        what = f"a folder without {kinds}" if path.is_dir() else "no such file, folder or glob"
+        raise UserError(f"{key}={path}: {what}")
     return root, files
 
 
-def matching(root: Path, pattern: list[str]) -> Iterator[Path]:
+def _matching(root: Path, pattern: list[str]) -> Iterator[Path]:
     """The files below `root` that match a glob, each once, however many links lead to it.
 
     Links are followed after all else, so that a file in the folder keeps its own name, and none is followed twice.
     Raises OSError for a folder that cannot be read.
     """
     ahead, links = deque([(root, 0)]), deque[tuple[Path, int]]()  # folders, and the part of the pattern for their names
-    seen: set[tuple[int, int, int]] = set()
+    visited: set[tuple[int, int, int]] = set()
     while ahead or links:
         path, i = (ahead or links).popleft()
-        found = status(path)
-        if found is None or (place := (found.st_dev, found.st_ino, i)) in seen:
+        status = _status(path)
+        if status is None or (place := (status.st_dev, status.st_ino, i)) in visited:
             continue
-        seen.add(place)
+        visited.add(place)
         if i == len(pattern):
-            if stat.S_ISREG(found.st_mode):
+            if stat.S_ISREG(status.st_mode):
                 yield path
-        elif stat.S_ISDIR(found.st_mode):
-            deeper = pattern[i] == "**"
-            if deeper:
+        elif stat.S_ISDIR(status.st_mode):
+            is_deep = pattern[i] == "**"
+            if is_deep:
                 ahead.append((path, i + 1))
-            for name, linked in names(path, pattern[i]):
-                (links if linked else ahead).append((path / name, i if deeper else i + 1))
+            for name, is_link in _names(path, pattern[i]):
+                (links if is_link else ahead).append((path / name, i if is_deep else i + 1))
 
 
-def status(path: Path) -> os.stat_result | None:
+def _status(path: Path) -> os.stat_result | None:
     """None for a link that leads nowhere."""
     try:
         return path.stat()
@@ -116,7 +126,7 @@ def status(path: Path) -> os.stat_result | None:
         raise
 
 
-def names(folder: Path, pattern: str) -> Iterator[tuple[str, bool]]:
+def _names(folder: Path, pattern: str) -> Iterator[tuple[str, bool]]:
     """The names in a folder that match one part of a glob, and whether they are links. `**` matches folders alone."""
     if not glob.has_magic(pattern):
         yield pattern, (folder / pattern).is_symlink()

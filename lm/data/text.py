@@ -1,64 +1,217 @@
-"""Text on disk: a folder with `text.bin`, the documents joined, `documents.bin`, a record for each, and `meta.json`.
-
-`lm/data/store.py` writes such folders.
-"""
+"""A text on disk, and its split into training and validation text."""
 
 import hashlib
+import logging
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import IO
 
 import numpy as np
+import xxhash
+from tqdm import tqdm
 
-from lm.data.cache import checksum
-from lm.system.files import read_json
+from lm.config import UserError
+from lm.data.sources import Source
 
-FORMAT = 1  # of these files; a change causes them to be written again
-# Bytes of the text, the hash of the name as a position in [0, 2**64), and a hash of the text.
+BLOCK = 1 << 20  # bytes that are read at a time
+# Bytes of a document, the hash of its name as a number in [0, 2**64), and a hash of its text.
 RECORD = np.dtype([("size", "<u8"), ("position", "<u8"), ("digest", "<u8")])
+PACKED = struct.Struct("<QQQ")  # the same
+
+log = logging.getLogger(__name__)
 
 
-def position(name: str) -> int:
-    """Where the hash of a name lies in [0, 2**64): this decides the side of the split."""
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
-
-
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True, frozen=True, eq=False)
 class Text:
-    """A text on disk. Nothing of it is held in memory."""
+    """Documents one after the other in a file. Of the text itself nothing is held in memory."""
 
-    folder: Path
+    path: Path
     hash: str  # of the names and texts of all documents, in order
-    size: int  # bytes of UTF-8
-    n_documents: int
-    is_joined: bool = False
+    records: np.ndarray  # (n_documents,) of RECORD
+
+    @property
+    def size(self) -> int:
+        return int(self.records["size"].sum())
 
     def joined(self) -> "Text":
         """The same text as one document."""
-        return replace(
-            self, hash=hashlib.sha256(f"{self.hash} joined".encode()).hexdigest(), n_documents=1, is_joined=True
+        text_hash = hashlib.sha256(f"{self.hash} joined".encode()).hexdigest()
+        return replace(self, hash=text_hash, records=np.array([(self.size, 0, int(text_hash[:16], 16))], RECORD))
+
+    def whole(self) -> "Part":
+        ends = np.cumsum(self.records["size"].astype(np.int64))
+        return Part(self, np.arange(len(ends)), np.stack([ends - np.diff(ends, prepend=0), ends], axis=1))
+
+
+@dataclass(slots=True, frozen=True, eq=False)
+class Part:
+    """Some documents of a text, one of which may be cut."""
+
+    text: Text
+    documents: np.ndarray  # (n,) indices
+    spans: np.ndarray  # (n, 2) the bytes of the text where each begins and ends
+
+    @property
+    def n_bytes(self) -> int:
+        return int((self.spans[:, 1] - self.spans[:, 0]).sum())
+
+    def places(self) -> Iterator[tuple[int, int, bool]]:
+        """Where blocks of the documents begin and end in the text, and whether a document ends with this block."""
+        for first in range(0, len(self.spans), 1 << 16):
+            for begin, end in self.spans[first : first + (1 << 16)].tolist():
+                for start in range(begin, end, BLOCK):
+                    yield start, min(start + BLOCK, end), start + BLOCK >= end
+
+    def blocks(self) -> Iterator[tuple[bytes, bool]]:
+        """The bytes of the documents in blocks, and whether a document ends with this block."""
+        with open(self.text.path, "rb", buffering=BLOCK) as file:
+            for begin, end, last in self.places():
+                file.seek(begin)
+                yield file.read(end - begin), last
+
+
+def read(source: Source, path: Path, *, max_bytes: int | None = None, quiet: bool = True) -> Text:
+    """Write the text of a source to a file, up to `max_bytes`; nothing beyond them is read. Raises UserError.
+
+    Empty documents are skipped.
+    """
+    content, records, size, n_empty = hashlib.sha256(), bytearray(), 0, 0
+    with (
+        tqdm(total=max_bytes, desc="reading", unit="B", unit_scale=True, disable=quiet, leave=False) as bar,
+        open(path, "w+b", buffering=BLOCK) as file,
+    ):
+        for name, blocks in source.documents(max_bytes):
+            n_bytes, block = 0, b""
+            for block in blocks:
+                file.write(block)
+                bar.update(len(block))
+                n_bytes += len(block)
+            is_last = max_bytes is not None and size + n_bytes >= max_bytes
+            is_one = n_bytes == len(block)
+            if max_bytes is not None and size + n_bytes > max_bytes:
+                n_bytes = _whole_characters(file, size, max_bytes - size)
+                file.seek(size + n_bytes)
+                file.truncate()
+            if n_bytes:
+                encoded, digest = name.encode(), xxhash.xxh3_64()
+                content.update(len(encoded).to_bytes(8, "big") + encoded + n_bytes.to_bytes(8, "big"))
+                for part in [block[:n_bytes]] if is_one else _read_again(file, size, n_bytes):
+                    content.update(part)
+                    digest.update(part)
+                position = int.from_bytes(hashlib.sha256(encoded).digest()[:8], "big")
+                records += PACKED.pack(n_bytes, position, digest.intdigest())
+            size, n_empty = size + n_bytes, n_empty + (not n_bytes and not is_last)
+            if is_last:
+                break
+    if not size:
+        raise UserError(f"{source.place}: the text is empty")
+    if n_empty:
+        log.info("%s: %d documents are empty or null and have been skipped", source.place, n_empty)
+    return Text(path, content.hexdigest(), np.frombuffer(records, RECORD))
+
+
+def _whole_characters(file: IO[bytes], begin: int, size: int) -> int:
+    """The first `size` bytes after `begin`, less those of a character that would be cut."""
+    low = max(size - 3, 0)
+    file.seek(begin + low)
+    around = file.read(size + 1 - low)
+    while around[size - low] & 0xC0 == 0x80:  # inside a character
+        size -= 1
+    return size
+
+
+def _read_again(file: IO[bytes], begin: int, size: int) -> Iterator[bytes]:
+    """The hash of a document begins with its size, which is known only at the end where it is decompressed."""
+    for start in range(begin, begin + size, BLOCK):
+        file.seek(start)
+        yield file.read(min(BLOCK, begin + size - start))
+
+
+def split(text: Text, val_fraction: float, val_max_bytes: int | None) -> tuple[Part, Part, str]:
+    """Training and validation part of a text, and the hash that identifies both.
+
+    A single document is cut once, as in the usual benchmarks: its beginning is for training, its end for validation.
+    Of several, the hash of each one's name decides its side, independently of the others; if a side would be empty,
+    the document whose hash is nearest moves to it. At most `val_max_bytes` are held out: the end of a single document,
+    those documents of lowest hash that fit together, or the end of the one of lowest hash if it is larger.
+    """
+    whole, capped = text.whole(), hashlib.sha256(f"{text.hash} val_max_bytes={val_max_bytes}".encode()).hexdigest()
+    if len(text.records) == 1:
+        cut, is_capped = _cut(whole, val_fraction, val_max_bytes)
+        train, val = (Part(text, whole.documents, np.array([span])) for span in ((0, cut), (cut, text.size)))
+        return train, val, capped if is_capped else text.hash
+    positions, sizes = text.records["position"], text.records["size"].astype(np.int64)
+    order = np.argsort(positions, kind="stable")
+    n_plain = min(max(int(np.count_nonzero(positions / 2.0**64 < val_fraction)), 1), len(order) - 1)
+    n_fitting = n_plain
+    if val_max_bytes is not None:
+        n_fitting = int(np.searchsorted(np.cumsum(sizes[order[:n_plain]]), val_max_bytes, "right"))
+    if n_fitting == 0:  # even the document of lowest hash is too large
+        lowest, spans = order[0], whole.spans.copy()
+        end = int(spans[lowest, 1])
+        begin = spans[lowest, 1] = _last_bytes(text, end, val_max_bytes or 0)
+        val = Part(text, whole.documents[lowest : lowest + 1], np.array([(begin, end)]))
+        return (
+            Part(text, whole.documents, spans),
+            val,
+            hashlib.sha256(f"{text.hash} val_from={begin}".encode()).hexdigest(),
         )
-
-    def records(self) -> Iterator[np.ndarray]:
-        """The records of all documents, in arrays (n,) of RECORD."""
-        if self.is_joined:
-            yield np.array([(self.size, 0, int(self.hash[:16], 16))], RECORD)
-            return
-        with open(self.folder / "documents.bin", "rb") as file:
-            while block := file.read(RECORD.itemsize << 16):
-                yield np.frombuffer(block, RECORD)
+    held_out = np.zeros(len(order), bool)
+    held_out[order[:n_fitting]] = True
+    train, val = (Part(text, whole.documents[side], whole.spans[side]) for side in (~held_out, held_out))
+    return train, val, text.hash if n_fitting == n_plain else capped
 
 
-def folder_of(cache: Path, text_hash: str) -> Path:
-    return cache / "texts" / text_hash[:32]
+def published(text: Text, val: Text) -> tuple[Part, Part, str]:
+    """The same for a text and a validation text of its own: both are used whole."""
+    return text.whole(), val.whole(), hashlib.sha256(f"{text.hash} val={val.hash}".encode()).hexdigest()
 
 
-def open_text(folder: Path) -> Text:
-    """Raises FileNotFoundError if there is no text, and ValueError if it is damaged."""
-    meta = read_json(folder / "meta.json")
-    if meta.get("format") != FORMAT:
-        raise ValueError(f"format {meta.get('format')}")
-    for name, right in meta["checksums"].items():
-        if checksum(folder / name) != right:
-            raise ValueError(f"{name} does not match its checksum")
-    return Text(folder, meta["hash"], meta["size"], meta["n_documents"])
+def _cut(whole: Part, val_fraction: float, val_max_bytes: int | None) -> tuple[int, bool]:
+    """The byte at which the validation text of a single document begins, and whether its limit decides it.
+
+    The share is counted in characters, for which all of the text is read, unless it exceeds the limit in any case: a
+    character has at most four bytes.
+    """
+    size = whole.n_bytes
+    if val_max_bytes is not None and size * val_fraction > 4 * val_max_bytes:
+        return _last_bytes(whole.text, size, val_max_bytes), True
+    counts = [int(np.count_nonzero(_starts(block))) for block, _ in whole.blocks()]
+    left = min(int(sum(counts) * (1 - val_fraction)), sum(counts) - 1)
+    index = 0
+    while left >= counts[index]:
+        left -= counts[index]
+        index += 1
+    with open(whole.text.path, "rb") as file:
+        file.seek(index * BLOCK)
+        plain = index * BLOCK + int(np.flatnonzero(_starts(file.read(BLOCK)))[left])
+    if val_max_bytes is None or size - plain <= val_max_bytes:
+        return plain, False
+    return _last_bytes(whole.text, size, val_max_bytes), True
+
+
+def _starts(block: bytes) -> np.ndarray:
+    """Which bytes of UTF-8 begin a character, (n,)."""
+    return np.frombuffer(block, np.int8) >= -64
+
+
+def _last_bytes(text: Text, end: int, n: int) -> int:
+    """The first character of the `n` bytes before `end`, 4 or more."""
+    begin = max(end - n, 0)
+    with open(text.path, "rb") as file:
+        file.seek(begin)
+        return begin + int(_starts(file.read(4)).argmax())
+
+
+def overlap(train: Part, val: Part) -> dict[str, float]:
+    """How many documents of the validation part, and what share of its bytes, are a training document as well.
+
+    A document that is cut has a stretch in each part, and does not count.
+    """
+    documents = np.setdiff1d(train.documents, val.documents) if train.text is val.text else train.documents
+    records = val.text.records[val.documents]
+    shared = np.isin(records["digest"], train.text.records["digest"][documents])
+    share = float(records["size"][shared].sum() / records["size"].sum())
+    return {"n_documents": int(shared.sum()), "of": len(records), "share": share}

@@ -1,4 +1,4 @@
-"""Text to token ids and back. vocabulary.py makes tokenizers from a text, tokenizer_file.py reads them.
+"""Text to token ids and back. vocabulary.py makes tokenizers from a text.
 
 Every tokenizer has one end-of-text token, which no text can produce: a text that spells the token's name is encoded as
 ordinary characters.
@@ -7,25 +7,28 @@ ordinary characters.
 import hashlib
 import json
 import math
+import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import tokenizers
 from tokenizers import pre_tokenizers, processors
 
 from lm.config import UserError
+from lm.config.checks import error_prefix
 
 EOT = "<|endoftext|>"
 # End-of-text tokens of tokenizer.json files in use, in the order of preference.
 EOT_NAMES = (EOT, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "<EOS>")
 CHARACTERS = pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
 BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False)
-MOST_GROWTH = 100  # characters that the steps of a tokenizer.json may make of one: more could fill any memory
+MAX_GROWTH = 100  # characters that the steps of a tokenizer.json may make of one: more could fill any memory
 # Of a BPE model: each lets an id depend on more than one character.
 JOINING = ("merges", "ignore_merges", "fuse_unk", "continuing_subword_prefix", "end_of_word_suffix")
-PRE_TOKENIZERS = [json.loads(one.__getstate__()) for one in (CHARACTERS, BYTES)]
+PRE_TOKENIZERS = [json.loads(step.__getstate__()) for step in (CHARACTERS, BYTES)]
 
 
 class Tokenizer:
@@ -45,9 +48,9 @@ class Tokenizer:
         special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
         layout = json.loads(backend.to_str())
         for step in ("normalizer", "decoder"):
-            if (times := growth(layout[step])) > MOST_GROWTH:
-                raise UserError(f"{step}: makes up to {times:.3g} characters of one, expected at most {MOST_GROWTH}")
-        before = template_token(layout["post_processor"])
+            if (times := _growth(layout[step])) > MAX_GROWTH:
+                raise UserError(f"{step}: makes up to {times:.3g} characters of one, expected at most {MAX_GROWTH}")
+        before = _template_token(layout["post_processor"])
         usual = next((name for name in EOT_NAMES if name in special), None)
         if usual is None and eot is not None and backend.token_to_id(eot) is None:
             raise UserError(f"the tokenizer has no token {eot}, which is said to be its end of text")
@@ -73,7 +76,7 @@ class Tokenizer:
             raise UserError(
                 f"the tokenizer has {self.vocab_size} tokens but an id {highest}: expected ids without gaps"
             )
-        if self.eot_in_text():
+        if self._eot_in_text():
             raise UserError(f"the tokenizer encodes a text that spells {self.eot_token} as its end-of-text token")
         # whether a text gives the same ids when it is encoded in pieces that begin after a word
         self.splittable: bool = (
@@ -82,11 +85,21 @@ class Tokenizer:
             and not any(token["rstrip"] or re.search(r"\S\s", token["content"]) for token in layout["added_tokens"])
         )
         # and whether it does so wherever the text is cut, because no token depends on more than one character
-        alone = "merges" in layout["model"] and not any(layout["model"].get(key) for key in JOINING)
+        model, all_special = layout["model"], all(token["special"] for token in layout["added_tokens"])
+        alone = "merges" in model and not any(model.get(key) for key in JOINING)
         self.divisible: bool = (
+            self.splittable and (layout["pre_tokenizer"] == PRE_TOKENIZERS[0] or alone) and all_special
+        )
+        # whether every text comes back from its ids, as from byte-level BPE that has all bytes
+        self.is_lossless: bool = (
             self.splittable
-            and (layout["pre_tokenizer"] == PRE_TOKENIZERS[0] or alone)
-            and all(token["special"] for token in layout["added_tokens"])
+            and all_special
+            and layout["pre_tokenizer"] == PRE_TOKENIZERS[1]
+            and (layout["decoder"] or {}).get("type") == "ByteLevel"
+            and "merges" in model
+            and not model.get("end_of_word_suffix")
+            and not model.get("continuing_subword_prefix")
+            and model["vocab"].keys() >= set(pre_tokenizers.ByteLevel.alphabet())
         )
 
     @property
@@ -94,7 +107,7 @@ class Tokenizer:
         """The ids before each document of a corpus: end of text, and what a text begins with if that is another."""
         return [self.eot] if self.begin == self.eot else [self.eot, self.begin]
 
-    def eot_in_text(self) -> bool:
+    def _eot_in_text(self) -> bool:
         try:
             return self.eot in self.encode(self.eot_token)
         except UserError:  # the text has characters that the vocabulary lacks
@@ -106,7 +119,7 @@ class Tokenizer:
     def encode_all(self, texts: list[str]) -> list[list[int]]:
         """The ids of each text. Raises UserError for a character that the vocabulary lacks (character level only)."""
         try:
-            with refusing_panics():
+            with _refusing_panics():
                 return [encoding.ids for encoding in self.backend.encode_batch_fast(texts, add_special_tokens=False)]
         except UserError:
             raise
@@ -121,8 +134,12 @@ class Tokenizer:
             ) from error
 
     def decode(self, ids: Iterable[int]) -> str:
-        with refusing_panics():
+        with _refusing_panics():
             return self.backend.decode(list(ids), skip_special_tokens=True)
+
+    def decode_all(self, ids: list[list[int]]) -> list[str]:
+        with _refusing_panics():
+            return self.backend.decode_batch(ids, skip_special_tokens=True)
 
     def stream(self, ids: Iterable[int]) -> Iterator[str]:
         """Yield text as ids arrive, in pieces of whole characters; joined, they equal `decode` of all ids.
@@ -132,8 +149,8 @@ class Tokenizer:
         """
         window: list[int] = []
         shown = 0  # ids of the window whose text has been yielded
-        for one in ids:
-            window.append(one)
+        for token in ids:
+            window.append(token)
             before, now = self.decode(window[:shown]), self.decode(window)
             if len(now) > len(before) and not now.endswith("\ufffd"):
                 yield now[len(before) :]
@@ -152,7 +169,7 @@ class Tokenizer:
 
 
 @contextmanager
-def refusing_panics() -> Iterator[None]:
+def _refusing_panics() -> Iterator[None]:
     """Raise UserError for a panic of the library, as for a pattern that takes too long: it is a BaseException."""
     try:
         yield
@@ -162,7 +179,7 @@ def refusing_panics() -> Iterator[None]:
         raise UserError(f"tokenizer: its library gives up on this text ({str(error).splitlines()[0]})") from error
 
 
-def growth(step: dict[str, Any] | None) -> float:
+def _growth(step: dict[str, Any] | None) -> float:
     """At most how many characters a normaliser or a decoder makes of one."""
     if step is None:
         return 1
@@ -170,13 +187,47 @@ def growth(step: dict[str, Any] | None) -> float:
     added = (
         len(step.get("content", "")) / len(pattern) if step["type"] == "Replace" else len(step.get("prepend", "")) + 1
     )
-    return math.prod(map(growth, step.get("normalizers") or step.get("decoders") or ()), start=max(1, added))
+    return math.prod(map(_growth, step.get("normalizers") or step.get("decoders") or ()), start=max(1, added))
 
 
-def template_token(post_processor: dict[str, Any] | None) -> str | None:
+def _template_token(post_processor: dict[str, Any] | None) -> str | None:
     """The special token that a post-processor of a tokenizer.json puts before a text, if it does."""
-    for one in (post_processor or {}).get("processors") or [post_processor or {}]:
-        single: list[dict[str, Any]] = one["single"] if one.get("type") == "TemplateProcessing" else []
+    for step in (post_processor or {}).get("processors") or [post_processor or {}]:
+        single: list[dict[str, Any]] = step["single"] if step.get("type") == "TemplateProcessing" else []
         if single and "SpecialToken" in single[0]:
             return str(single[0]["SpecialToken"]["id"])
     return None
+
+
+@contextmanager
+def _muted() -> Iterator[None]:
+    """A context in which nothing reaches standard error, also what a library writes there by itself."""
+    kept, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(null)
+
+
+def load_tokenizer(path: Path, eot: str | None = None) -> Tokenizer:
+    """Read a tokenizer.json. Raises UserError naming the file if it is missing or damaged.
+
+    >>> load_tokenizer(Path("absent.json"))
+    Traceback (most recent call last):
+    lm.config.checks.UserError: absent.json: No such file or directory; expected a tokenizer.json
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        with _muted():  # a malformed file can panic in Rust, which prints a message of its own and raises BaseException
+            backend = tokenizers.Tokenizer.from_str(text)
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}; expected a tokenizer.json") from error
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise
+        raise UserError(f"{path}: not a tokenizer.json ({str(error).splitlines()[0]})") from error
+    with error_prefix(str(path)):
+        return Tokenizer(backend, eot)

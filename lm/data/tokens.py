@@ -1,40 +1,52 @@
 """Tokens on disk.
 
-A corpus is stored as `train.bin` and `val.bin` (flat token ids, memory-mapped), `tokenizer.json` and `meta.json`, in a
-folder named by the hash of the text, the tokenizer and the split. The folder is built once, under a lock, and renamed
-into place; every file is checked when it is opened, and a damaged folder is built again. An end-of-text token precedes
-each document, so every token of the text has a token before it.
+A text is stored as `train.bin` and `val.bin` (flat token ids, memory-mapped), `tokenizer.json` and `meta.json`, in a
+folder of the cache that is named by the hash of the settings and of the state of the source. The folder is built once,
+under a lock, and renamed into place. Its checksum is compared when it is opened, and a damaged folder is built again.
+An end-of-text token precedes each document, so every token of the text has a token before it.
 """
 
+import errno
+import hashlib
 import logging
 import lzma
 import os
 import shutil
+import tempfile
+import time
 import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import filelock
 import numpy as np
+import xxhash
 from tqdm import tqdm
 
 from lm.config import DataConfig, TokenizerConfig, UserError
-from lm.data.cache import checksum, locked, partial_folder
-from lm.data.corpus import opened, stored_text, stored_validation
-from lm.data.encoding import decoded, encode, pieces, sample
-from lm.data.split import Part, Shared, published, split
-from lm.data.store import StoredText
-from lm.data.tokenizer import Tokenizer
-from lm.data.tokenizer_file import load_tokenizer
+from lm.data.encoding import chunks, decoded, encode, sample
+from lm.data.sources import Files, Source, open_source, open_sources
+from lm.data.text import Text, overlap, published, read, split
+from lm.data.tokenizer import Tokenizer, load_tokenizer
 from lm.data.vocabulary import build_tokenizer
-from lm.system.files import json_sha256, read_json, sync_folder, write_json, write_text
+from lm.system.files import json_sha256, read_json, sha256, sync_folder, write_json, write_text
 
-FORMAT = 3  # of the folder; a change causes folders to be built again
+FORMAT = 4  # of the folder; a change causes folders to be built again
 FILES = ("train.bin", "val.bin", "tokenizer.json")
-WORTH_SAYING = 0.001  # of the validation text: so much of it is training text as well
+SELECTING = ("source", "column", "rows", "sha256", "max_bytes")  # settings that decide which text is read
+MIN_OVERLAP = 0.001  # of the validation text: so much of it is training text as well before it is said
+CHUNK = 1 << 20  # tokens made elsewhere that are looked at at a time
 BASELINE_BYTES = 1 << 24  # zlib and lzma are measured on the first bytes of the text
+LOCK_SECONDS = 2.0  # of waiting for another process before it is said
 
 log = logging.getLogger(__name__)
+
+
+class ReadOnlyCache(UserError):
+    """The cache would have to be written to, and cannot be."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -50,13 +62,221 @@ class TextData:
     revision: str | None = None  # the commit on the Hub that the text was read from
 
 
-def compressed_bits_per_byte(part: Part, quiet: bool = True) -> dict[str, float]:
+def prepare(config: DataConfig, tokenizer: TokenizerConfig, quiet: bool = True) -> TextData:
+    """Open the tokens of a text, which are built if they do not exist. Raises UserError for unusable text."""
+    source, val = open_sources(config)
+    sources = [source] if val is None else [source, val]
+    held_out = [config.val_fraction, config.val_max_bytes] if val is None else None
+    identity: dict[str, Any] = {"format": FORMAT, "held_out": held_out, **asdict(tokenizer)}
+    identity |= {key: getattr(config, key) for key in SELECTING}
+    identity["states"] = [part.state().digest for part in sources]
+    if tokenizer.path is not None:
+        own = load_tokenizer(Path(tokenizer.path))
+        identity["path"] = own.hash
+        note = "is added, because it has no usual end-of-text token" if own.eot_added else "is its end-of-text token"
+        log.info("tokenizer.path=%s: %s %s; %d tokens", tokenizer.path, own.eot_token, note, own.vocab_size)
+    folder = Path(config.cache_dir).expanduser() / "tokens" / json_sha256(identity)[:16]
+    if not _is_current(folder, sources, config, quiet):
+        with locked(folder):
+            if not _is_current(folder, sources, config, quiet):  # another process may have built it meanwhile
+                _build(folder, sources, config, tokenizer, quiet)
+    data = _open(folder, sources)
+    for name, tokens, needed in (("training", data.train, config.seq_len + 1), ("validation", data.val, 2)):
+        if len(tokens) < needed:
+            instead = " or lower data.seq_len" if name == "training" else "" if val else " or raise data.val_fraction"
+            raise UserError(
+                f"data: the {name} text has {len(tokens)} tokens, data.seq_len={config.seq_len} needs {needed}:"
+                f" give more text{instead}"
+            )
+    return data
+
+
+def encode_whole(config: DataConfig, tokenizer: Tokenizer, quiet: bool = True) -> tuple[np.ndarray, int]:
+    """The tokens (n,) of a whole text, in a file that has no name, and the number of bytes of the text."""
+    cache = Path(config.cache_dir).expanduser() / "tokens"
+    with _writing(cache):
+        cache.mkdir(parents=True, exist_ok=True)
+        folder = tempfile.TemporaryDirectory(dir=cache, prefix="evaluated-")
+    with folder as name, tempfile.TemporaryFile(dir=name) as file:
+        text = _read(open_source(config), Path(name, "text"), config, quiet)
+        for ids in encode(tokenizer, text.whole(), "encoding", quiet):
+            file.write(ids.data)
+        file.flush()
+        return np.memmap(file, ids.dtype, "r"), text.size
+
+
+def _read(source: Source, path: Path, config: DataConfig, quiet: bool) -> Text:
+    text = read(source, path, max_bytes=config.max_bytes, quiet=quiet)
+    return text.joined() if config.rows == "lines" else text
+
+
+def _read_all(sources: list[Source], folder: Path, config: DataConfig, quiet: bool) -> list[Text]:
+    """The training text and the validation text, if it is one of its own, which data.max_bytes does not limit.
+
+    It is read first: a mistake in it is found before a long reading.
+    """
+    settings = [config, replace(config, max_bytes=None)]
+    texts = [
+        _read(source, folder / f"text-{number}", settings[number], quiet)
+        for number, source in reversed(list(enumerate(sources)))
+    ]
+    return texts[::-1]
+
+
+# --- the folder
+
+
+def _is_current(folder: Path, sources: list[Source], config: DataConfig, quiet: bool) -> bool:
+    """Whether a folder is whole and holds the text that its sources have now.
+
+    The name of the folder has their state. They are read again where that does not decide, because a file was changed
+    so shortly before it was read that its times may tell nothing, and with data.verify.
+    """
+    with _writing(folder.parent):  # a cache that may not be read may not be written either
+        if not folder.exists():
+            return False
+    try:
+        meta = read_json(folder / "meta.json")
+        if meta["checksum"] != _checksum(folder):
+            raise ValueError("its files do not match their checksum")
+    except (OSError, ValueError, KeyError) as error:
+        log.warning("%s: damaged token cache (%s); it is built again", folder, error)
+        return False
+    if meta["is_settled"] and not config.verify:
+        return True
+    begun = time.time_ns()
+    if _hashes(sources, folder.parent, config, quiet) != meta["hashes"]:
+        return False
+    if all(source.state().is_settled(begun) for source in sources):
+        with suppress(OSError):  # a cache that is read-only still serves
+            write_json(folder / "meta.json", {**meta, "is_settled": True})
+    return True
+
+
+def _hashes(sources: list[Source], cache: Path, config: DataConfig, quiet: bool) -> list[str]:
+    if config.source == "tokens":
+        return [sha256(_only_file(source)) for source in sources]
+    try:
+        folder = tempfile.TemporaryDirectory(dir=cache, prefix="verified-")
+    except OSError:  # a cache that is read-only still serves
+        folder = tempfile.TemporaryDirectory()
+    with folder as name:
+        return [text.hash for text in _read_all(sources, Path(name), config, quiet)]
+
+
+def _build(folder: Path, sources: list[Source], config: DataConfig, settings: TokenizerConfig, quiet: bool) -> None:
+    """Write a token folder, in place of another one if there is one. The caller holds its lock."""
+    begun, states = time.time_ns(), [source.state() for source in sources]
+    write = _write_given if config.source == "tokens" else _write_encoded
+    with partial_folder(folder) as partial:
+        meta = write(partial, sources, config, settings, quiet)
+        if [source.state() for source in sources] != states:
+            raise UserError(f"{sources[0].place}: the text changed while it was being read; run the same command again")
+        meta["checksum"] = _checksum(partial)
+        meta["is_settled"] = all(state.is_settled(begun) for state in states)
+        write_json(partial / "meta.json", meta)
+        shutil.rmtree(folder, ignore_errors=True)
+        os.rename(partial, folder)
+        sync_folder(folder.parent)
+
+
+def _write_encoded(
+    folder: Path, sources: list[Source], config: DataConfig, settings: TokenizerConfig, quiet: bool
+) -> dict[str, Any]:
+    """The text is read once, into a file that is removed afterwards, and encoded from there."""
+    texts = _read_all(sources, folder, config, quiet)
+    if len(texts) == 1:
+        train, val, data_hash = split(texts[0], config.val_fraction, config.val_max_bytes)
+    else:
+        train, val, data_hash = published(*texts)
+    everything = (chunk for part in (train, val) for chunk, _ in chunks(decoded(part)))
+    tokenizer = build_tokenizer(settings, sample(train), everything, not quiet)
+    for name, part in (("train", train), ("val", val)):
+        with open(folder / f"{name}.bin", "wb") as file:
+            for ids in encode(tokenizer, part, f"encoding {name}", quiet):
+                file.write(ids.data)
+    write_text(folder / "tokenizer.json", tokenizer.to_json())
+    meta = {
+        "dtype": "uint16" if tokenizer.vocab_size <= 1 << 16 else "uint32",
+        "val_bytes": val.n_bytes,
+        "baselines": compressed_bits_per_byte((block for block, _ in val.blocks()), val.n_bytes, quiet),
+        "overlap": overlap(train, val),
+        "hash": data_hash,
+        "hashes": [text.hash for text in texts],
+    }
+    for text in texts:
+        text.path.unlink()
+    return meta
+
+
+def _write_given(
+    folder: Path, sources: list[Source], config: DataConfig, settings: TokenizerConfig, quiet: bool
+) -> dict[str, Any]:
+    """Tokens that were made elsewhere stay where they are, and the folder leads to them."""
+    if len(sources) == 1:
+        raise UserError("data.val_path: data=tokens needs one, the tokens of the validation text")
+    if settings.path is None:
+        needs = "data=tokens needs the tokenizer that made them: tokenizer=file tokenizer.path=FILE, a tokenizer.json"
+        raise UserError(f"tokenizer={settings.kind}: {needs}")
+    tokenizer, paths = load_tokenizer(Path(settings.path)), [_only_file(source) for source in sources]
+    for name, path in zip(("train", "val"), paths, strict=True):
+        if path.stat().st_size % 2:
+            raise UserError(f"{path}: has an odd number of bytes; expected token ids of two bytes each (uint16)")
+        ids = _mapped(path, "uint16")
+        highest = max((int(ids[i : i + CHUNK].max()) for i in range(0, len(ids), CHUNK)), default=0)
+        if highest >= tokenizer.vocab_size:
+            raise UserError(f"{path}: has the token {highest}, but {settings.path} has {tokenizer.vocab_size} tokens")
+        os.symlink(path.resolve(), folder / f"{name}.bin")
+    write_text(folder / "tokenizer.json", tokenizer.to_json())
+    text = tokenizer.decode(_mapped(paths[1], "uint16").tolist()).encode()
+    hashes = [sha256(path) for path in paths]
+    return {
+        "dtype": "uint16",
+        "val_bytes": len(text),
+        "baselines": compressed_bits_per_byte([text], len(text), quiet),
+        "overlap": {"n_documents": 0, "of": 1, "share": 0.0},
+        "hash": json_sha256(hashes),
+        "hashes": hashes,
+    }
+
+
+def _only_file(source: Source) -> Path:
+    assert isinstance(source, Files)
+    files = list(source.files.values())
+    if len(files) != 1 or not isinstance(files[0], Path):
+        raise UserError(f"{source.place}: is {len(files)} files or an address; expected one local file of token ids")
+    return files[0]
+
+
+def _open(folder: Path, sources: list[Source]) -> TextData:
+    meta = read_json(folder / "meta.json")
+    if (common := meta["overlap"])["share"] >= MIN_OVERLAP:
+        log.warning(
+            "data: %d of %d validation documents, %.1f %% of their bytes, are training documents too",
+            *(common["n_documents"], common["of"], 100 * common["share"]),
+        )
+    return TextData(
+        tokenizer=load_tokenizer(folder / "tokenizer.json"),
+        train=_mapped(folder / "train.bin", meta["dtype"]),
+        val=_mapped(folder / "val.bin", meta["dtype"]),
+        val_bytes=meta["val_bytes"],
+        baselines=meta["baselines"],
+        hash=meta["hash"],
+        revision=getattr(sources[0], "commit", None),
+    )
+
+
+def _mapped(path: Path, dtype: str) -> np.ndarray:
+    return np.memmap(path, dtype, "r") if path.stat().st_size else np.empty(0, dtype)  # no empty file can be mapped
+
+
+def compressed_bits_per_byte(blocks: Iterable[bytes], n_bytes: int, quiet: bool = True) -> dict[str, float]:
     """Block by block, because lzma takes a second for a megabyte: with a progress bar, and Ctrl-C is heard."""
     compressors: dict[str, Any] = {"zlib": zlib.compressobj(9), "lzma": lzma.LZMACompressor(preset=9)}
-    sizes, total = dict.fromkeys(compressors, 0), min(part.n_bytes, BASELINE_BYTES)
+    sizes, total = dict.fromkeys(compressors, 0), min(n_bytes, BASELINE_BYTES)
     left = total
     with tqdm(total=total, desc="compressing", unit="B", unit_scale=True, disable=quiet, leave=False) as bar:
-        for block, _ in part.blocks():
+        for block in blocks:
             block = block[:left]
             for name, compressor in compressors.items():
                 sizes[name] += len(compressor.compress(block))
@@ -64,107 +284,62 @@ def compressed_bits_per_byte(part: Part, quiet: bool = True) -> dict[str, float]
             left -= len(block)
             if not left:
                 break
-    return {name: 8 * (sizes[name] + len(one.flush())) / total for name, one in compressors.items()}
+    return {name: 8 * (sizes[name] + len(compressor.flush())) / total for name, compressor in compressors.items()}
 
 
-def prepare(config: DataConfig, tokenizer: TokenizerConfig, quiet: bool = True) -> TextData:
-    """Read the corpus and open its tokens, which are built if they do not exist. Raises UserError for unusable text."""
-    val, text = stored_validation(config, quiet), stored_text(config, quiet)
-    split_by = {"val": val.hash if val else config.val_fraction, "val_max_bytes": config.val_max_bytes}
-    of_text = {"text": text.hash, "rows": config.rows, **split_by}
-    identity: dict[str, Any] = {"format": FORMAT, **of_text, **asdict(tokenizer)}
-    if tokenizer.path is not None:
-        own = load_tokenizer(Path(tokenizer.path))
-        identity["path"] = own.hash
-        note = "is added, because it has no usual end-of-text token" if own.eot_added else "is its end-of-text token"
-        log.info("tokenizer.path=%s: %s %s; %d tokens", tokenizer.path, own.eot_token, note, own.vocab_size)
-    folder = Path(config.cache_dir).expanduser() / "tokens" / json_sha256(identity)[:16]
-    data = usable(folder)
-    if data is None:
-        with locked(folder):
-            data = usable(folder)  # another process may have built it meanwhile
-            if data is None:
-                build(folder, text, val, config, tokenizer, quiet)
-                data = open_tokens(folder)
-    for name, tokens in (("training", data.train), ("validation", data.val)):
-        needed = config.seq_len + 1 if name == "training" else 2
-        if len(tokens) < needed:
-            instead = " or lower data.seq_len" if name == "training" else "" if val else " or raise data.val_fraction"
-            raise UserError(
-                f"data: the {name} text has {len(tokens)} tokens, data.seq_len={config.seq_len} needs {needed}:"
-                f" give more text{instead}"
-            )
-    return replace(data, revision=getattr(text.source, "commit", None))
+def _checksum(folder: Path) -> str:
+    """XXH3 with 128 bits of the files of a folder, as fast as they are read. It is no protection against forgery."""
+    digest = xxhash.xxh3_128()
+    for path in (folder / name for name in FILES):
+        if path.is_symlink():  # to tokens that were made elsewhere: their state is in the name of the folder
+            continue
+        with open(path, "rb", buffering=0) as file:
+            digest.update(hashlib.file_digest(file, xxhash.xxh3_128).digest())
+    return digest.hexdigest()
 
 
-def usable(folder: Path) -> TextData | None:
-    """The tokens of a folder, or None if there is none, or a damaged one."""
-    if not folder.exists():
-        return None
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Raise ReadOnlyCache where writing to a folder of the cache is not permitted."""
     try:
-        return open_tokens(folder)
-    except (OSError, ValueError, KeyError) as error:
-        log.warning("%s: damaged token cache (%s); it is built again", folder, error)
-        return None
+        yield
+    except OSError as error:
+        refused = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
+        without_locks = (errno.ENOLCK, errno.EOPNOTSUPP)  # some network file systems
+        if error.errno not in (*refused, *without_locks):
+            raise
+        expected = "expected a folder to write to, where files can be locked"
+        raise ReadOnlyCache(f"data.cache_dir={folder.parent}: {error.strerror}; {expected}") from error
 
 
-def build(
-    folder: Path,
-    stored: StoredText,
-    stored_val: StoredText | None,
-    config: DataConfig,
-    settings: TokenizerConfig,
-    quiet: bool,
-) -> None:
-    """Write a token folder, in place of a damaged one if there is one. The caller holds its lock."""
-    text = opened(stored, config)
-    if stored_val is None:
-        train, val, data_hash = split(text, config.val_fraction, config.val_max_bytes)
-    else:
-        train, val, data_hash = published(text, opened(stored_val, config))
-    everything = (one for part in (train, val) for one, _ in pieces(decoded(part)))
-    tokenizer = build_tokenizer(settings, sample(train), everything, not quiet)
-    with partial_folder(folder) as partial:
-        for name, part in (("train", train), ("val", val)):
-            with open(partial / f"{name}.bin", "wb") as file:
-                for ids in encode(tokenizer, part, f"encoding {name}", quiet):
-                    file.write(ids.data)
-        write_text(partial / "tokenizer.json", tokenizer.to_json())
-        meta = {
-            "dtype": "uint16" if tokenizer.vocab_size <= 1 << 16 else "uint32",
-            "val_bytes": val.n_bytes,
-            "baselines": compressed_bits_per_byte(val, quiet),
-            "data_hash": data_hash,
-            "shared": asdict(Shared.between(train, val)),
-            "checksums": {name: checksum(partial / name) for name in FILES},
-        }
-        write_json(partial / "meta.json", meta)
-        shutil.rmtree(folder, ignore_errors=True)
-        os.rename(partial, folder)
-        sync_folder(folder.parent)
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder that is to be written. Raises ReadOnlyCache."""
+    lock = filelock.FileLock(folder.with_suffix(".lock"))
+    with _writing(folder.parent):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            lock.acquire(timeout=LOCK_SECONDS)
+        except filelock.Timeout:
+            log.info("%s: is being written by another process; waiting for it", folder)
+            lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
 
 
-def open_tokens(folder: Path) -> TextData:
-    """Raises OSError or ValueError if a file is missing or damaged."""
-    meta = read_json(folder / "meta.json")
-    for name, right in meta["checksums"].items():
-        if checksum(folder / name) != right:
-            raise ValueError(f"{name} does not match its checksum")
-    train, val = (mapped(folder / f"{name}.bin", meta["dtype"]) for name in ("train", "val"))
-    if (shared := Shared(**meta["shared"])).share >= WORTH_SAYING:
-        log.warning(
-            "data: %d of %d validation documents, %.1f %% of their bytes, are training documents too",
-            *(shared.n_documents, shared.of, 100 * shared.share),
-        )
-    return TextData(
-        tokenizer=load_tokenizer(folder / "tokenizer.json"),
-        train=train,
-        val=val,
-        val_bytes=meta["val_bytes"],
-        baselines=meta["baselines"],
-        hash=meta["data_hash"],
-    )
-
-
-def mapped(path: Path, dtype: str) -> np.ndarray:
-    return np.memmap(path, dtype, "r") if path.stat().st_size else np.empty(0, dtype)  # no empty file can be mapped
+@contextmanager
+def partial_folder(folder: Path) -> Iterator[Path]:
+    """An empty folder beside `folder`, which the caller renames; on an error it is removed. Its lock is held."""
+    for other in folder.parent.glob("*.partial"):  # of a killed process, if nobody holds its lock
+        with suppress(filelock.Timeout, OSError), filelock.FileLock(other.with_suffix(".lock"), timeout=0):
+            shutil.rmtree(other, ignore_errors=True)
+    partial = folder.with_suffix(".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    with _writing(folder.parent):
+        partial.mkdir()
+    try:
+        yield partial
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)

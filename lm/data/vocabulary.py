@@ -10,15 +10,14 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from lm.config import TokenizerConfig, UserError
-from lm.data.tokenizer import BYTES, CHARACTERS, EOT, Tokenizer
-from lm.data.tokenizer_file import load_tokenizer
+from lm.data.tokenizer import BYTES, CHARACTERS, EOT, Tokenizer, load_tokenizer
 
-RUN = 512  # characters of a word that BPE is trained on
-SPACES = re.compile(rf"\s{{{RUN + 1}}}")
-LONG_RUN = re.compile(rf"\S{{{RUN}}}(?=\S)|\s{{{RUN}}}(?=\s)")
+MAX_WORD = 512  # characters of a word that BPE is trained on
+SPACES = re.compile(rf"\s{{{MAX_WORD + 1}}}")
+LONG_WORD = re.compile(rf"\S{{{MAX_WORD}}}(?=\S)|\s{{{MAX_WORD}}}(?=\s)")
 
 
-def byte_level(vocab: dict[str, int] | None = None) -> tokenizers.Tokenizer:
+def _byte_level(vocab: dict[str, int] | None = None) -> tokenizers.Tokenizer:
     backend = tokenizers.Tokenizer(models.BPE(vocab, [] if vocab else None))
     backend.pre_tokenizer = BYTES
     backend.decoder = decoders.ByteLevel()
@@ -27,14 +26,14 @@ def byte_level(vocab: dict[str, int] | None = None) -> tokenizers.Tokenizer:
 
 def train_bpe(texts: Iterable[str], vocab_size: int, progress: bool = False) -> Tokenizer:
     """Byte-level BPE (Sennrich et al., 2016; Radford et al., 2019) with exactly `vocab_size` tokens."""
-    backend = byte_level()
+    backend = _byte_level()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         special_tokens=[EOT],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=progress,
     )
-    interruptible(lambda given: backend.train_from_iterator(given, trainer), short_runs(texts))
+    _interruptible(lambda words: backend.train_from_iterator(words, trainer), _short_runs(texts))
     if backend.get_vocab_size() != vocab_size:
         raise UserError(
             f"tokenizer.vocab_size={vocab_size}: this text yields a vocabulary of at most"
@@ -43,16 +42,18 @@ def train_bpe(texts: Iterable[str], vocab_size: int, progress: bool = False) -> 
     return Tokenizer(backend)
 
 
-def short_runs(texts: Iterable[str]) -> Iterator[str]:
-    """The texts, with runs of more than RUN visible characters or spaces cut: the time to train grows with the square
-    of the length of a word."""
+def _short_runs(texts: Iterable[str]) -> Iterator[str]:
+    """The texts, with words of more than MAX_WORD characters and longer runs of spaces cut.
+
+    The time to train grows with the square of the length of a word.
+    """
     for text in texts:
-        long = max(map(len, text.split()), default=0) > RUN or SPACES.search(text)
-        cuts = [found.end() for found in LONG_RUN.finditer(text)] if long else []
+        long = max(map(len, text.split()), default=0) > MAX_WORD or SPACES.search(text)
+        cuts = [match.end() for match in LONG_WORD.finditer(text)] if long else []
         yield from (text[begin:end] for begin, end in itertools.pairwise([0, *cuts, len(text)]))
 
 
-def interruptible(work: Callable[[Iterator[str]], None], texts: Iterator[str]) -> None:
+def _interruptible(work: Callable[[Iterator[str]], None], texts: Iterator[str]) -> None:
     """Call work(texts) in a thread, because a long call into the library keeps Ctrl-C from being heard."""
     errors: list[BaseException] = []
     reading, stopped = threading.Event(), threading.Event()
@@ -99,7 +100,7 @@ def char_tokenizer(texts: Iterable[str]) -> Tokenizer:
 def byte_tokenizer() -> Tokenizer:
     """The 256 bytes and end of text."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = byte_level({EOT: 0} | {symbol: i for i, symbol in enumerate(alphabet, start=1)})
+    backend = _byte_level({EOT: 0} | {symbol: i for i, symbol in enumerate(alphabet, start=1)})
     return Tokenizer(backend)
 
 
@@ -112,8 +113,5 @@ def build_tokenizer(
         return train_bpe(train, config.vocab_size, progress)
     if config.kind == "file":
         assert config.path is not None
-        tokenizer, sample = load_tokenizer(Path(config.path)), next(iter(train), "")[:10_000]
-        if tokenizer.decode(tokenizer.encode(sample)) != sample:
-            raise UserError(f"tokenizer.path={config.path}: loses part of the text, so bits per byte would be wrong")
-        return tokenizer
+        return load_tokenizer(Path(config.path))
     return char_tokenizer(everything) if config.kind == "char" else byte_tokenizer()

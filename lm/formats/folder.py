@@ -7,8 +7,7 @@ import torch
 from safetensors import SafetensorError
 
 from lm.config import UserError, foreign_classes
-from lm.data.tokenizer import Tokenizer
-from lm.data.tokenizer_file import load_tokenizer
+from lm.data.tokenizer import Tokenizer, load_tokenizer
 from lm.formats.base import model_folder, read_settings
 from lm.formats.pretrained import load_pretrained
 from lm.formats.settings import TOKENIZER, WEIGHTS, ModelSettings

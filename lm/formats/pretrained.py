@@ -16,8 +16,7 @@ import torch
 from lm.config import HeadConfig, ModelConfig, UserError
 from lm.config.checks import reading
 from lm.config.typed import build
-from lm.data.tokenizer import EOT_NAMES, Tokenizer
-from lm.data.tokenizer_file import load_tokenizer
+from lm.data.tokenizer import EOT_NAMES, Tokenizer, load_tokenizer
 from lm.formats.architectures import ACTIVATIONS, ARCHITECTURES, SCALING, Architecture
 from lm.formats.settings import TOKENIZER, ModelSettings
 from lm.formats.weights import Weights

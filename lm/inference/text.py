@@ -11,12 +11,8 @@ import numpy as np
 from lm.config import DataConfig, TokenizerConfig, UserError
 from lm.config.checks import reading
 from lm.config.typed import build
-from lm.data.cache import ReadOnlyCache, writing
-from lm.data.corpus import opened, stored_text
-from lm.data.encoding import encode
-from lm.data.split import Part
 from lm.data.tokenizer import Tokenizer
-from lm.data.tokens import prepare
+from lm.data.tokens import ReadOnlyCache, encode_whole, prepare
 from lm.system.files import read_yaml
 
 Found = TypeVar("Found")
@@ -81,16 +77,7 @@ def own_validation(run_dir: Path, trust: bool, bar: bool = False) -> tuple[np.nd
 
 def whole_text(config: DataConfig, tokenizer: Tokenizer, bar: bool) -> tuple[np.ndarray, int]:
     """The tokens (n,) of a whole text, in a file that has no name, and the number of bytes of the text."""
-
-    def tokens(config: DataConfig) -> tuple[np.ndarray, int]:
-        text = opened(stored_text(config, not bar), config)
-        with writing(text.folder), tempfile.TemporaryFile(dir=text.folder.parent) as file:
-            for ids in encode(tokenizer, Part(text), "encoding", not bar):
-                file.write(ids.data)
-            file.flush()
-            return np.memmap(file, ids.dtype, "r"), text.size
-
-    return in_a_cache(config, tokens)
+    return in_a_cache(config, lambda config: encode_whole(config, tokenizer, not bar))
 
 
 def in_a_cache(config: DataConfig, work: Callable[[DataConfig], Found]) -> Found:

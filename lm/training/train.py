@@ -37,6 +37,8 @@ from lm.training.run_directory import RunDirectory, default_directory
 from lm.training.samples import SamplesDuringTraining, samples
 from lm.training.signals import Interrupted, StopOnSignal, handled_signals
 
+FEW_TOKENS = 5_000  # a few pages of text
+
 log = logging.getLogger(__name__)
 
 
@@ -203,6 +205,13 @@ def _shows_bar(run: RunConfig) -> bool:
 
 def _log_warnings(run: RunConfig, data: TextData) -> None:
     """Warn about settings that have no effect, or less than it seems."""
+    if (n_tokens := len(data.train)) < FEW_TOKENS:
+        epochs = run.steps * run.tokens_per_step / n_tokens
+        log.warning(
+            "data: the training text has only %s tokens, read %.1f times: so short a text is memorised",
+            n_tokens,
+            epochs,
+        )
     chunks = (data.train[i : i + (1 << 22)] for i in range(1, len(data.train), 1 << 22))  # it may exceed memory
     if run.data.document_mask and not any((chunk == data.tokenizer.eot).any() for chunk in chunks):
         log.warning("data.document_mask: the training text is one document, so the mask changes nothing")

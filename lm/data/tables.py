@@ -1,0 +1,144 @@
+"""Rows of JSON, CSV and Parquet files, which may be compressed or lie on a server. No type is guessed."""
+
+import io
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from lm.config import UserError
+from lm.data.paths import COMPRESSED
+
+BLOCK = 1 << 20  # bytes that are read at a time
+RANGE = 1 << 22  # bytes that are asked for at a time where a server sends any part of a file
+ROWS = 100  # rows of a table that are decoded at a time: they may be books
+TIMEOUT = 30.0  # seconds without an answer or a byte
+
+
+def open_file(file: Path | str, seekable: bool = False) -> IO[bytes]:
+    """A local file or one at an address, decompressed as its name says."""
+    if isinstance(file, Path) and not str(file).lower().endswith(COMPRESSED):
+        return open(file, "rb")
+    filesystem, path = filesystem_of(file)
+    is_http = str(file).startswith("http")  # not every server sends parts of a file
+    stream = filesystem.open(path, "rb", block_size=0 if is_http else RANGE, compression="infer")
+    if seekable and is_http:
+        copy = tempfile.TemporaryFile()  # noqa: SIM115  the caller closes it
+        shutil.copyfileobj(stream, copy, BLOCK)
+        return copy
+    return stream if seekable else io.BufferedReader(stream, BLOCK)
+
+
+def filesystem_of(file: Path | str) -> tuple[Any, str]:
+    import fsspec
+    import pyarrow as pa
+
+    zstd = fsspec.compression.compr.get("zstd") or (lambda raw, **_: pa.CompressedInputStream(raw, "zstd"))
+    fsspec.compression.register_compression("zstd", zstd, "zst", force=True)
+    if isinstance(file, Path):
+        return fsspec.filesystem("file"), str(file)
+    if not file.startswith("http"):
+        return fsspec.url_to_fs(file)
+    import aiohttp
+
+    timeout = aiohttp.ClientTimeout(None, sock_connect=TIMEOUT, sock_read=TIMEOUT)
+    return fsspec.url_to_fs(file, client_kwargs={"timeout": timeout})
+
+
+@contextmanager
+def reading_from(place: str, kind: str) -> Iterator[None]:
+    """Turn what a reader raises into a UserError that names the place."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        cure = "; save it as UTF-8" if isinstance(error, UnicodeDecodeError) else ""
+        reason = getattr(error, "strerror", None) or first_line(error.__cause__ or error)
+        raise UserError(f"{place}: cannot be read as {kind} ({reason}){cure}") from error
+
+
+def first_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {(str(error).strip() or 'no reason given').splitlines()[0]}"
+
+
+def documents_of(cells: Iterable[Any], column: str) -> Iterator[tuple[str, list[bytes]]]:
+    """A document from each cell, empty if the cell is null. Raises UserError for any other that is no string."""
+    for number, cell in enumerate(cells):
+        if cell is not None and not isinstance(cell, str):
+            raise UserError(f"data.column={column}: row {number} holds {cell!s:.40}, not a string")
+        try:
+            yield f"row {number}", [(cell or "").encode()]
+        except UnicodeEncodeError as error:
+            raise UserError(f"data.column={column}: row {number} holds half a character ({error.reason})") from error
+
+
+def _check_column(column: str, columns: Iterable[str]) -> None:
+    if column not in columns:
+        raise UserError(f"data.column={column}: the columns are {', '.join(columns)}")
+
+
+def cells_of(rows: Iterable[dict[str, Any]], column: str) -> Iterator[Any]:
+    """The cells of a column of objects: the first must have it; in others it may be missing, as if it were null."""
+    for number, row in enumerate(rows):
+        if not isinstance(row, dict):
+            raise UserError(f"data.column={column}: row {number} is no object, which has columns")
+        if number == 0:
+            _check_column(column, row)
+        yield row.get(column)
+
+
+def _json_cells(file: Path | str, column: str) -> Iterator[Any]:
+    """From a list of objects, or from an object in each line (JSON Lines). No type is guessed."""
+
+    def lines() -> Iterator[dict[str, Any]]:
+        for number, line in enumerate(content, 1):
+            try:
+                if line.strip():
+                    yield json.loads(line)
+            except json.JSONDecodeError as error:
+                raise UserError(f"{file}: line {number} is not JSON ({error.msg})") from error
+
+    with open_file(file) as content:
+        is_list = content.peek(64).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")  # type: ignore[attr-defined]
+        yield from cells_of(json.load(content) if is_list else lines(), column)
+
+
+def _csv_cells(file: Path | str, column: str) -> Iterator[Any]:
+    """Every cell is text: `NA`, digits and dates too. A row that is too short to have the column holds null."""
+    import pandas as pd
+
+    columns: dict[str, None] = {}  # in order
+
+    def is_wanted(name: str) -> bool:
+        columns[name] = None
+        return name == column
+
+    with open_file(file) as content:
+        options: dict[str, Any] = {"dtype": str, "keep_default_na": False, "chunksize": 10 * ROWS}
+        for chunk in pd.read_csv(content, usecols=is_wanted, **options):
+            _check_column(column, columns)
+            yield from (None if cell != cell else cell for cell in chunk[column].tolist())
+
+
+def _parquet_cells(file: Path | str, column: str) -> Iterator[Any]:
+    """Of the other columns nothing is read. Threads of Arrow would keep Ctrl-C from being heard."""
+    import pyarrow.parquet
+
+    with (
+        open_file(file, seekable=True) as content,
+        pyarrow.parquet.ParquetFile(content, pre_buffer=False, buffer_size=BLOCK) as table,
+    ):
+        _check_column(column, table.schema_arrow.names)
+        for batch in table.iter_batches(ROWS, columns=[column], use_threads=False):
+            yield from batch.column(0).to_pylist()
+
+
+READERS: dict[str, Callable[[Path | str, str], Iterator[Any]]] = {
+    "json": _json_cells,
+    "csv": _csv_cells,
+    "parquet": _parquet_cells,
+}

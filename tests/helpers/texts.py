@@ -1,0 +1,56 @@
+"""Texts from sources of a test."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from lm.data.sources import State
+from lm.data.text import Part, Text, read
+from lm.data.tokens import TextData
+
+
+@dataclass(slots=True)
+class Listed:
+    """A source of documents that are given, each as a name and a text, in blocks of a few bytes."""
+
+    pairs: list[tuple[str, str]]
+    block: int = 1 << 20
+    place: str = "data.path=listed"
+    read: list[int] = field(default_factory=list)  # the sizes of the documents that were asked for
+
+    def state(self) -> State:
+        return State(repr(self.pairs))
+
+    def documents(self, max_bytes: int | None) -> Iterator[tuple[str, list[bytes]]]:
+        for name, text in self.pairs:
+            raw = text.encode()
+            self.read.append(len(raw))
+            yield name, [raw[i : i + self.block] for i in range(0, len(raw), self.block)]
+
+
+def stored(folder: Path, pairs: list[tuple[str, str]], max_bytes: int | None = None, block: int = 1 << 20) -> Text:
+    """The same documents as a text on disk."""
+    return read(Listed(pairs, block), folder / "text", max_bytes=max_bytes)
+
+
+def texts(part: Part) -> list[str]:
+    """The texts of the documents of a part."""
+    found, text = [], b""
+    for block, last in part.blocks():
+        text += block
+        if last:
+            found.append(text.decode())
+            text = b""
+    return found
+
+
+def documents(data: TextData) -> tuple[list[str], list[str]]:
+    """The documents of the training and the validation text."""
+
+    def decoded(ids: np.ndarray) -> list[str]:
+        starts = np.flatnonzero(ids == data.tokenizer.eot)
+        return [data.tokenizer.decode(part[1:].tolist()) for part in np.split(np.asarray(ids), starts)[1:]]
+
+    return decoded(data.train), decoded(data.val)

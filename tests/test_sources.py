@@ -1,0 +1,414 @@
+"""Text from every source becomes the same documents at any location, and errors name what cannot be read."""
+
+import csv
+import gzip
+import hashlib
+import json
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from conftest import as_nobody
+
+from lm.config import DataConfig, TokenizerConfig, UserError
+from lm.data.paths import check_paths
+from lm.data.sources import open_source
+from lm.data.text import read
+from lm.data.tokens import prepare
+
+BYTE = TokenizerConfig(kind="byte", vocab_size=None)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def load(source: str, path: object, **settings: object) -> list[tuple[str, str]]:
+    """The names and texts of what is read."""
+    config = DataConfig(source=source, path=None if source == "stdlib" else str(path), **settings)
+    found = open_source(config).documents(config.max_bytes)
+    return [(name, text.decode()) for name, blocks in found if (text := b"".join(blocks))]
+
+
+def refusal(source: str, path: object, **settings: object) -> str:
+    with pytest.raises(UserError) as caught:
+        prepare(DataConfig(source=source, path=str(path), seq_len=1, **settings), BYTE)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def write_folder(root: Path) -> Path:
+    (root / "deep" / "er").mkdir(parents=True)
+    for name in ("b.txt", "a.txt", "deep/z.txt", "deep/er/y.md", "c[1].txt", "c1.txt"):
+        (root / name).write_text(f"text of {name}\r\n", newline="")
+    return root
+
+
+NAMES = ["a.txt", "b.txt", "c1.txt", "c[1].txt", "deep/er/y.md", "deep/z.txt"]
+
+
+# --- files
+
+
+def test_the_standard_library_is_a_large_text_without_tests() -> None:
+    found = load("stdlib", None)
+    names = [name for name, _ in found]
+    assert sum(len(text) for _, text in found) > 1_000_000
+    assert {"argparse.py", "json/decoder.py"} <= set(names)
+    assert names == sorted(names, key=lambda name: Path(name).parts)
+    assert all(name.endswith(".py") and not Path(name).is_absolute() for name in names)
+    assert not {"test", "tests", "site-packages"} & {part for name in names for part in Path(name).parts}
+    assert not any(os.path.expanduser("~/") in text for _, text in found)
+
+
+def test_file_folder_and_glob_give_named_documents_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = write_folder(tmp_path / "texts")
+    (root / "empty.txt").touch()
+    (root / "b.txt").write_bytes(b"\xef\xbb\xbftext of b.txt\r\n")  # with a byte-order mark
+    assert load("text", root / "a.txt") == [("", "text of a.txt\r\n")]  # the name of a single file is no part of it
+    assert load("text", root / "c[1].txt") == [("", "text of c[1].txt\r\n")]  # a file takes precedence over a glob
+    assert load("text", root) == [(name, f"text of {name}\r\n") for name in NAMES]
+    for pattern, names in {
+        "*.txt": NAMES[:4],
+        "**/*.txt": [*NAMES[:4], "deep/z.txt"],
+        "?.txt": ["a.txt", "b.txt"],
+        "d*/e*/*": [""],
+        "**/**/z.txt": [""],
+    }.items():
+        assert [name for name, _ in load("text", root / pattern)] == names
+    other = write_folder(tmp_path / "far" / "away [2]")
+    assert load("text", other) == load("text", root)
+    monkeypatch.chdir(root)
+    assert load("text", ".") == load("text", root) == load("text", f"../{root.name}")
+
+
+def linked(root: Path) -> Path:
+    """A folder with a file outside it, and links that lead in circles, twice to a file, and nowhere."""
+    write_folder(root / "in")
+    (root / "out").mkdir()
+    (root / "out" / "o.txt").write_text("outside")
+    for name, target in {
+        "in/me": ".",
+        "in/deep/up": "..",
+        "in/deep/er/top": "../../..",
+        "in/0.txt": "a.txt",
+        "in/00": "deep",
+        "in/outside.txt": "../out/o.txt",
+        "in/again.txt": "../out/o.txt",
+        "in/nowhere": "absent",
+        "in/itself": "itself",
+    }.items():
+        (root / name).symlink_to(target)
+    os.link(root / "in" / "b.txt", root / "in" / "hard.txt")
+    return root / "in"
+
+
+@pytest.mark.parametrize("pattern", [".", "**", "**/*", "**/**/*"])
+def test_each_file_is_taken_once_however_many_links_lead_to_it(tmp_path: Path, pattern: str) -> None:
+    found = [name for name, _ in load("text", linked(tmp_path / "root") / pattern)]
+    outside = [name for name in found if name not in NAMES]
+    assert found == sorted(found, key=lambda name: Path(name).parts)
+    assert [name for name in found if name in NAMES] == NAMES
+    assert len(outside) == 1  # the file outside, under one of its names
+    assert outside[0].endswith(("o.txt", "again.txt", "outside.txt"))
+
+
+def test_a_glob_matches_links_by_their_own_names(tmp_path: Path) -> None:
+    root = linked(tmp_path / "root")
+    assert [name for name, _ in load("text", root / "0*" / "*.txt")] == [""]
+    assert [name for name, _ in load("text", root / "0*")] == [""]
+
+
+@pytest.mark.parametrize("closed", ["deep", "deep/er", "b.txt"])
+def test_a_closed_folder_or_file_is_named(closed: str, open_folder: Path) -> None:
+    root = write_folder(open_folder / "texts")
+    (open_folder / "cache").mkdir()
+    (open_folder / "cache").chmod(0o777)
+    (root / closed).chmod(0)
+    with as_nobody():
+        message = refusal("text", root, cache_dir=str(open_folder / "cache"))
+    assert str(root / closed) in message
+    assert "Permission denied" in message
+    (root / closed).chmod(0o755)
+    assert len(load("text", root)) == 6
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "place", "words"),
+    [
+        (
+            "latin.txt",
+            "é and ".encode() + b"\xe9...",
+            "latin.txt",
+            "latin.txt: not UTF-8 at byte 7 (invalid continuation",
+        ),
+        ("latin.txt", b"a" * 5 + b"\xe9...", ".", "iconv -f latin1 -t utf-8"),
+        ("end.txt", b"abc\xc3", "end.txt", "end.txt: not UTF-8 at byte 3 (unexpected end of data)"),
+        ("utf16.txt", "text".encode("utf-16"), ".", "iconv -f utf-16 -t utf-8"),
+        ("t.parquet", b"PAR1\xff", ".", "use data=parquet"),
+        ("empty.txt", b"", "empty.txt", "the text is empty"),
+        ("a.txt", b"abc", "absent.txt", "absent.txt: no such file, folder or glob"),
+        ("a.txt", b"abc", "*.rst", "*.rst: no such file, folder or glob"),
+        ("a.txt", b"abc", "x" * 300, "x: "),
+        ("a.txt.gz", gzip.compress(b"abc" * 999)[:-9], ".", "a.txt.gz: cannot be read as text (EOFError"),
+        ("a.txt.gz", b"abc", ".", "a.txt.gz: cannot be read as text (BadGzipFile"),
+        (b"caf\xe9.txt", b"x", ".", r"caf\xe9.txt' is not UTF-8; rename the file"),
+    ],
+)
+def test_a_text_that_cannot_be_read_is_named_with_a_cure(
+    name: str | bytes, content: bytes, place: str, words: str, tmp_path: Path
+) -> None:
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / os.fsdecode(name)).write_bytes(content)
+    assert words in refusal("text", tmp_path / "texts" / place)
+
+
+def test_compressed_texts_are_the_same_text(tmp_path: Path) -> None:
+    text = "".join(f"line {i} é\r\n" for i in range(50_000))
+    raw = b"\xef\xbb\xbf" + text.encode()
+    with pa.CompressedOutputStream(str(tmp_path / "a.txt.zst"), "zstd") as file:
+        file.write(raw)
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(raw))
+    (tmp_path / "a.txt").write_bytes(raw)
+    hashes = set()
+    for name in ("a.txt", "a.txt.gz", "a.txt.zst"):
+        assert load("text", tmp_path / name) == [("", text)]
+        for limit in (None, 600_001):
+            found = read(
+                open_source(DataConfig(source="text", path=str(tmp_path / name))), tmp_path / "x", max_bytes=limit
+            )
+            hashes.add((limit, found.hash, found.size))
+    assert len(hashes) == 2
+
+
+def test_a_text_with_another_hash_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "texts/a.txt"
+    path.parent.mkdir()
+    path.write_text("ähm\r\n" * 999, newline="")
+    right = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert load("text", path, sha256=right.upper())[0][1].startswith("ähm\r\n")
+    prepare(DataConfig(source="text", path=str(path), sha256=right, max_bytes=100, seq_len=8), BYTE)
+    path.write_text("ahm\r\n")
+    assert f"expected one file of data.sha256={right}" in refusal("text", path, sha256=right)
+    (tmp_path / "texts/b.txt").write_text("another")
+    assert "is 2 files, expected one" in refusal("text", path.parent, sha256=right)
+
+
+def test_a_table_that_is_read_as_text_is_noticed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "t.csv").write_text("text,n\na,1\n")
+    (tmp_path / "t.txt").write_text("text\n")
+    load("text", tmp_path / "t.txt")
+    assert caplog.messages == []
+    load("text", tmp_path / "t.csv")
+    assert "data=csv" in caplog.text
+
+
+# --- tables
+
+
+def write_tables(folder: Path, texts: list[str | None]) -> list[tuple[str, Path]]:
+    """The same rows as JSON Lines, plain and compressed, a JSON list, CSV and Parquet: kind and file of each."""
+    folder.mkdir()
+    rows = [{"n": i, "text": text} for i, text in enumerate(texts)]
+    lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    (folder / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + lines)
+    (folder / "b.jsonl.gz").write_bytes(gzip.compress(lines))
+    with pa.CompressedOutputStream(str(folder / "c.jsonl.zst"), "zstd") as file:
+        file.write(lines)
+    (folder / "d.json").write_text(json.dumps(rows, indent=1))
+    with open(folder / "e.csv", "w", encoding="utf-8-sig", newline="") as table:
+        writer = csv.writer(table)
+        writer.writerows([("n", "text"), *((i, text) for i, text in enumerate(texts))])
+    pa.parquet.write_table(pa.table({"n": range(len(texts)), "text": texts}), folder / "f.parquet", row_group_size=3)
+    return [(path.name.split(".")[1].removesuffix("l"), path) for path in sorted(folder.iterdir())]
+
+
+NUMBERS = ["NA", "null", "nan", "007", "3.50", "true", "2020-01-01"]  # or what a library takes for something else
+TEXTS = ["a", "b\n", "", None, *NUMBERS, ' "q" \r\n', "é\u2028", "日本"]
+
+
+def test_each_row_of_a_column_is_a_document_and_no_type_is_guessed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    rows = [(f"row {i}", text) for i, text in enumerate(TEXTS) if text]
+    for kind, path in write_tables(tmp_path / "tables", TEXTS):
+        assert load(kind, path) == rows
+        assert refusal(kind, path, column="txet") == "data.column=txet: the columns are n, text"
+        if kind != "csv":
+            assert refusal(kind, path, column="n") == "data.column=n: row 0 holds 0, not a string"
+    assert [text for _, text in load("json", tmp_path / "tables")] == [text for _, text in rows] * 4
+    assert [text for _, text in load("csv", tmp_path / "tables", column="n")][:3] == ["0", "1", "2"]
+    prepare(DataConfig(source="csv", path=str(tmp_path / "tables"), seq_len=8), BYTE)
+    assert "2 documents are empty or null and have been skipped" in caplog.text
+
+
+@pytest.mark.parametrize("at", [0, 10, 12_000])
+@pytest.mark.parametrize("odd", ['{"text": 2024}', '{"text": ["a"]}', '{"text": "\\ud800"}', "[1]", "{"])
+def test_a_row_that_is_no_string_is_refused_wherever_it_stands(at: int, odd: str, tmp_path: Path) -> None:
+    """And the rows before it are not changed."""
+    texts = [f'line one of {i}\nline "two"\n' + "x y " * 250 for i in range(at)]
+    lines = [json.dumps({"text": text}) for text in texts]
+    (tmp_path / "t.jsonl").write_text("\n".join([*lines, odd]))
+    message = refusal("json", tmp_path / "t.jsonl")
+    assert f"line {at + 1} is not JSON" in message if odd == "{" else f"data.column=text: row {at} " in message
+    (tmp_path / "t.jsonl").write_text("\n".join(lines))
+    assert [text for _, text in load("json", tmp_path / "t.jsonl")] == texts
+
+
+@pytest.mark.parametrize("kind", [pa.large_string(), pa.string_view(), pa.dictionary(pa.int8(), pa.string())])
+def test_text_in_every_encoding_of_arrow_is_read(kind: pa.DataType, tmp_path: Path) -> None:
+    pa.parquet.write_table(pa.table({"text": pa.array(["a", "é", "a"]).cast(kind)}), tmp_path / "t.parquet")
+    assert [text for _, text in load("parquet", tmp_path / "t.parquet")] == ["a", "é", "a"]
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe"])
+@pytest.mark.parametrize("kind", ["json", "csv", "parquet"])
+def test_a_damaged_table_is_named(kind: str, content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / f"t.{kind}"
+    path.write_bytes(content)
+    if (kind, content) != ("csv", b"{"):  # a table of one column without rows
+        assert str(path) in refusal(kind, path)
+
+
+# --- addresses
+
+
+class Server(ThreadingHTTPServer):
+    """Serves a folder. `sent` counts the bytes of each path, `faults` gives a status to answer with."""
+
+    def __init__(self, folder: Path) -> None:
+        self.sent, self.faults, self.folder = Counter[str](), dict[str, int](), folder
+        super().__init__(("127.0.0.1", 0), Handler)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class Handler(SimpleHTTPRequestHandler):
+    server: Server
+
+    def send_head(self):  # type: ignore[no-untyped-def]
+        if status := self.server.faults.get(self.path):
+            self.send_error(status)
+            return None
+        self.directory = str(self.server.folder)
+        return super().send_head()
+
+    def copyfile(self, source, outputfile) -> None:  # type: ignore[no-untyped-def]
+        try:
+            while block := source.read(1 << 16):
+                outputfile.write(block)
+                self.server.sent[self.path] += len(block)
+        except OSError:  # nobody reads it any more
+            pass
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    (tmp_path / "served").mkdir()
+    with Server(tmp_path / "served") as running:
+        threading.Thread(target=running.serve_forever, args=[0.01], daemon=True).start()
+        yield running
+        running.shutdown()
+
+
+def test_an_address_is_read_like_a_file(server: Server, tmp_path: Path) -> None:
+    (server.folder / "some.txt").write_text("served é\r\n", newline="")
+    rows, memory = [("row 0", "a"), ("row 1", "b\n")], fsspec.filesystem("memory")
+    assert load("text", f"{server.url}/some.txt?version=1") == [("", "served é\r\n")]
+    for kind, path in write_tables(tmp_path / "tables", ["a", "b\n"]):
+        memory.pipe(f"/{path.name}", path.read_bytes())
+        assert load(kind, f"memory://{path.name}") == rows
+        path.rename(server.folder / path.name)
+        assert load(kind, f"{server.url}/{path.name}") == rows
+
+
+def test_a_version_is_downloaded_once_and_serves_without_the_server(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, config = server.folder / "some.txt", DataConfig(source="text", path=f"{server.url}/some.txt", seq_len=8)
+    path.write_text("the text\n" * 99)
+    first = prepare(config, BYTE)
+    assert prepare(replace(config, batch_size=1), BYTE).hash == first.hash
+    assert server.sent["/some.txt"] == path.stat().st_size
+    path.write_text("another text\n" * 99)
+    os.utime(path, (1, 1))
+    second = prepare(config, BYTE)
+    assert second.hash != first.hash
+    server.faults["/some.txt"] = 503
+    assert prepare(config, BYTE).hash == second.hash
+    assert "status 503" in caplog.text
+    with pytest.raises(UserError, match=r"^data\.path=http"):
+        prepare(config, TokenizerConfig(kind="char", vocab_size=None))  # its tokens are not there yet
+
+
+def test_no_more_is_downloaded_of_a_text_than_is_read(server: Server) -> None:
+    (server.folder / "long.txt").write_text("é" * 20_000_000)
+    data = prepare(DataConfig(source="text", path=f"{server.url}/long.txt", max_bytes=999, seq_len=8), BYTE)
+    assert len(data.train) + len(data.val) == 998 + 2
+    assert server.sent["/long.txt"] < 20_000_000
+
+
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:9/x.txt", "http://name.invalid/x.txt", "https:///", "nosuch://x/y.txt"]
+)
+@pytest.mark.parametrize("source", ["text", "json"])
+def test_a_dead_address_is_named_at_once(url: str, source: str, server: Server) -> None:
+    start = time.monotonic()
+    for path in (url, f"{server.url}/absent.txt"):
+        assert refusal(source, path).startswith(f"data.path={path}: could not be read (")
+    assert time.monotonic() - start < 10
+
+
+# --- paths that are checked before anything is read
+
+
+@pytest.mark.parametrize(
+    ("source", "path"),
+    [("text", "http://127.0.0.1:9/x.txt"), ("json", "s3://bucket/x"), ("hub", "owner/name"), ("stdlib", None)],
+)
+def test_only_local_paths_are_checked(source: str, path: str | None) -> None:
+    check_paths(DataConfig(source=source, path=path), TokenizerConfig())
+
+
+@pytest.mark.parametrize(
+    ("source", "suffix"), [("text", "txt"), ("json", "jsonl.gz"), ("csv", "csv"), ("parquet", "parquet")]
+)
+def test_a_missing_local_path_is_named(source: str, suffix: str, tmp_path: Path) -> None:
+    config = DataConfig(source=source, path=str(tmp_path / "*.jsonl"))
+    with pytest.raises(UserError, match=r"^data\.path=.*: no such file, folder or glob"):
+        check_paths(config, TokenizerConfig())
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(UserError, match=r"^data\.path=.*: a folder without "):
+        check_paths(replace(config, path=str(tmp_path / "folder")), TokenizerConfig())
+    (tmp_path / f"folder/a.{suffix}").touch()
+    check_paths(replace(config, path=str(tmp_path / "folder")), TokenizerConfig())
+
+
+def test_a_missing_tokenizer_file_is_named(tmp_path: Path) -> None:
+    tokenizer = TokenizerConfig(kind="file", vocab_size=None, path=str(tmp_path / "tokenizer.json"))
+    with pytest.raises(UserError, match=r"^tokenizer\.path=.*json: no such file; expected a tokenizer\.json"):
+        check_paths(DataConfig(), tokenizer)
+    (tmp_path / "tokenizer.json").touch()
+    check_paths(DataConfig(), tokenizer)
+
+
+def test_the_cache_is_one_for_all_working_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert DataConfig().cache_dir == str(tmp_path / "cache/lm_lab")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert DataConfig().cache_dir == "~/.cache/lm_lab"

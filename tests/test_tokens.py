@@ -1,0 +1,419 @@
+"""The token folder is complete or absent, holds the text that its source has now, and no tokenizer loses text."""
+
+import itertools
+import lzma
+import multiprocessing
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import zlib
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tokenizers
+from conftest import as_nobody, some
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+
+from lm.config import DataConfig, TokenizerConfig, UserError
+from lm.data import encoding, sources
+from lm.data.batches import TrainingStream
+from lm.data.encoding import chunks, decoded, encode
+from lm.data.tokenizer import Tokenizer
+from lm.data.tokens import ReadOnlyCache, compressed_bits_per_byte, encode_whole, prepare
+from lm.data.vocabulary import byte_tokenizer, char_tokenizer, train_bpe
+from tests.helpers.texts import documents, stored
+
+BYTE, BPE = TokenizerConfig(kind="byte", vocab_size=None), TokenizerConfig(vocab_size=300)
+CHAR = TokenizerConfig(kind="char", vocab_size=None)
+BREAKS = "".join(f"ab {i}\n\n  c\t\r\n d\x1c\n\x85\nf(x);\n" for i in range(30))
+SPACES = ["\n", "\n\n", " ", "    ", " \n", "\t", "\r\n", "\x0b", "\x1c", "\x85", "\xa0", "\u2028", "\u3000"]
+TRAINED = train_bpe([BREAKS, *(f"a{space}{other}b" * 20 for space in SPACES for other in SPACES)], 330)
+
+
+@pytest.fixture
+def source(corpus: Path, tmp_path: Path) -> DataConfig:
+    return DataConfig(source="text", path=str(corpus), seq_len=8, cache_dir=str(tmp_path / "cache"))
+
+
+def folders(source: DataConfig) -> list[Path]:
+    return sorted(path for path in Path(source.cache_dir, "tokens").glob("*") if path.suffix != ".lock")
+
+
+# --- text to tokens
+
+
+@given(text=st.lists(st.sampled_from(["a", "b;", "()", "é", *SPACES]), min_size=1).map("".join), data=st.data())
+@settings(deadline=None)
+def test_encoding_in_chunks_equals_encoding_at_once(
+    text: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    length, block, group = (data.draw(st.integers(2, 5)) for _ in range(3))
+    tokenizer = data.draw(st.sampled_from([TRAINED, byte_tokenizer(), char_tokenizer([text])]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(encoding, "CHUNK", length)
+        patch.setattr(encoding, "GROUP", group)
+        patch.setattr("lm.data.text.BLOCK", block)
+        part = stored(tmp_path_factory.getbasetemp(), [("a", text), ("b", text)]).whole()
+        assert "".join(chunk for chunk, _ in chunks(decoded(part))) == text * 2
+        ids = np.concatenate(list(encode(tokenizer, part)))
+    assert ids.tolist() == [tokenizer.eot, *tokenizer.encode(text)] * 2
+
+
+@pytest.mark.parametrize("tokenizer", [byte_tokenizer(), char_tokenizer(["acgt"])], ids=["byte", "char"])
+def test_a_text_without_spaces_is_cut_too_where_each_character_is_encoded_alone(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(encoding, "CHUNK", 10)
+    monkeypatch.setattr(encoding, "GROUP", 10)
+    part = stored(tmp_path, [("a", "acgt" * 25)]).whole()
+    assert [len(ids) for ids in encode(tokenizer, part)] == [11, *[10] * 9]
+
+
+@pytest.mark.parametrize("kind", [BYTE, BPE, CHAR], ids=lambda kind: kind.kind)
+def test_the_token_files_hold_the_text(kind: TokenizerConfig, source: DataConfig) -> None:
+    data, text = prepare(source, kind), Path(str(source.path)).read_text()
+    assert data.tokenizer.decode(data.train) + data.tokenizer.decode(data.val) == text
+    assert data.val_bytes == len(text.encode()) - int(len(text) * 0.9)
+    assert [int((part == data.tokenizer.eot).sum()) for part in (data.train, data.val)] == [1, 1]
+
+
+def test_each_document_is_preceded_by_end_of_text(tmp_path: Path, source: DataConfig) -> None:
+    for i in range(20):
+        (tmp_path / f"{i}.md").write_text(f"document {i}")
+    data = prepare(replace(source, path=str(tmp_path / "*.md")), BYTE)
+    assert data.train[0] == data.val[0] == data.tokenizer.eot
+    train, val = documents(data)
+    assert sorted(train + val) == sorted(f"document {i}" for i in range(20))
+
+
+def lossy(kind: str, path: Path, text: str) -> TokenizerConfig:
+    """A tokenizer.json that reproduces `text`, but not every other one."""
+    backend = tokenizers.Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet() if kind != "bytes missing" else []
+    trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False)
+    backend.train_from_iterator([text], trainer)
+    backend.normalizer = {"nfc": normalizers.NFC(), "lowercase": normalizers.Lowercase()}.get(kind)
+    backend.save(str(path))
+    return TokenizerConfig(kind="file", vocab_size=None, path=str(path))
+
+
+@pytest.mark.parametrize("where", ["training", "validation", "evaluated"])
+@pytest.mark.parametrize(
+    ("kind", "lost"), [("bytes missing", "你好"), ("nfc", "e\u0301"), ("lowercase", "A")], ids=lambda value: value
+)
+def test_a_tokenizer_that_loses_text_is_refused_wherever_it_stands(
+    kind: str, lost: str, where: str, source: DataConfig, tmp_path: Path
+) -> None:
+    plain = "def f(x):\n    return x\n" * 2000
+    tokenizer = lossy(kind, tmp_path / "tokenizer.json", plain)
+    for name, text in {"plain": plain, "lost": plain + lost}.items():
+        (tmp_path / f"{name}.txt").write_text(text)
+    data = prepare(replace(source, path=f"{tmp_path}/plain.txt"), tokenizer)
+    assert data.tokenizer.decode(data.train) + data.tokenizer.decode(data.val) == plain
+    plain_path, lost_path = f"{tmp_path}/plain.txt", f"{tmp_path}/lost.txt"
+    use = {
+        "training": lambda: prepare(replace(source, path=lost_path, val_path=plain_path), tokenizer),
+        "validation": lambda: prepare(replace(source, path=plain_path, val_path=lost_path), tokenizer),
+        "evaluated": lambda: encode_whole(replace(source, path=lost_path), data.tokenizer),
+    }[where]
+    with pytest.raises(UserError, match=r"^tokenizer: loses part of the text"):
+        use()
+
+
+def test_compression_is_measured_on_the_first_bytes_block_by_block(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    blocks = [f"{i} is the number of this document\n".encode() * (i % 5 + 1) for i in range(400)]
+    whole = b"".join(blocks)
+    for n in (len(whole), 9_999):
+        monkeypatch.setattr("lm.data.tokens.BASELINE_BYTES", n)
+        baselines = compressed_bits_per_byte(blocks, len(whole), quiet=False)
+        assert baselines["zlib"] == 8 * len(zlib.compress(whole[:n], 9)) / n
+        assert baselines["lzma"] == 8 * len(lzma.compress(whole[:n], preset=9)) / n
+    assert "compressing: " in capsys.readouterr().err
+
+
+def test_only_a_document_that_is_in_both_parts_is_said_to_be(
+    tmp_path: Path, source: DataConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    prepare(source, BYTE)  # one document, cut into two parts
+    assert caplog.messages == []
+    for name in "ab":
+        (tmp_path / f"{name}.same").write_text("the same text, more than once. " * 9)
+    prepare(replace(source, path=str(tmp_path / "*.same")), BYTE)
+    assert caplog.messages == ["data: 1 of 1 validation documents, 100.0 % of their bytes, are training documents too"]
+
+
+@pytest.mark.parametrize(("characters", "dtype"), [(65_535, np.uint16), (65_536, np.uint32)])
+def test_the_dtype_of_ids_fits_the_vocabulary_size(characters: int, dtype: type, source: DataConfig) -> None:
+    every = "".join(map(chr, itertools.chain(range(0xD800), range(0xE000, 0xE000 + characters - 0xD800))))
+    Path(str(source.path)).write_bytes(every.encode())
+    data = prepare(source, CHAR)
+    assert (data.tokenizer.vocab_size, data.train.dtype) == (characters + 1, dtype)
+    assert int(data.val[-1]) == characters
+
+
+@pytest.mark.parametrize(("seq_len", "fits"), [(89, True), (90, True), (91, False)])
+def test_the_training_text_needs_one_window(seq_len: int, fits: bool, source: DataConfig) -> None:
+    Path(str(source.path)).write_text("x" * 100)
+    config = replace(source, seq_len=seq_len)
+    if fits:
+        stream = TrainingStream(prepare(config, BYTE).train, seq_len=seq_len, batch_size=3, seed=0)
+        assert next(iter(stream))[0].shape == (3, seq_len)
+    else:
+        with pytest.raises(UserError, match=r"training text has 91 tokens, data.seq_len=91 needs 92"):
+            prepare(config, BYTE)
+
+
+@pytest.mark.parametrize(
+    ("text", "settings", "message"),
+    [
+        ("é", {}, "the training text has 0 tokens"),
+        ("", {}, r"data\.path=.*: the text is empty"),
+        ("abc" * 99, {"val_fraction": 1e-17}, None),
+    ],
+)
+def test_the_shortest_texts(text: str, settings: dict[str, float], message: str | None, source: DataConfig) -> None:
+    Path(str(source.path)).write_text(text)
+    if message is None:
+        assert len(prepare(replace(source, **settings), BYTE).val) == 2  # end of text, and a byte
+    else:
+        with pytest.raises(UserError, match=message):
+            prepare(replace(source, **settings), BYTE)
+
+
+# --- the folder
+
+
+def test_each_state_split_and_tokenizer_has_a_folder_that_is_built_once(
+    source: DataConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare(source, BYTE)
+    (first,) = folders(source)
+    stamp = (first / "train.bin").stat()
+    monkeypatch.chdir(Path(str(source.path)).parent)
+    prepare(replace(source, path="corpus.txt", seq_len=4, batch_size=1), BYTE)  # the same file by another path
+    assert folders(source) == [first]
+    assert (first / "train.bin").stat() == stamp
+    assert {path.name for path in first.iterdir()} == {"train.bin", "val.bin", "tokenizer.json", "meta.json"}
+    for config, tokenizer in (
+        (source, BPE),
+        (source, replace(BPE, vocab_size=301)),
+        (replace(source, val_fraction=0.2), BYTE),
+    ):
+        prepare(config, tokenizer)
+    with open(str(source.path), "a") as file:
+        file.write(".")
+    prepare(source, BYTE)
+    assert len(folders(source)) == 5
+
+
+def wait_until_settled(path: Path) -> None:
+    while path.stat().st_ctime_ns > time.time_ns() - sources.RACY:
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("how", ["same size and times", "other times", "other inode", "longer", "touched"])
+@pytest.mark.parametrize("settled", [True, False])
+def test_a_changed_text_is_read_again(
+    how: str, settled: bool, source: DataConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = Path(str(source.path))
+    if settled:
+        monkeypatch.setattr(sources, "RACY", 10**7)
+        wait_until_settled(path)
+    before, status = prepare(source, BYTE).hash, path.stat()
+    other = path.read_text() if how == "touched" else path.read_text().replace("return", "RETURN")
+    match how:
+        case "longer":
+            path.write_text(other + "more")
+        case "other inode":
+            Path(f"{path}.new").write_text(other)
+            os.replace(f"{path}.new", path)
+        case _:
+            path.write_text(other)
+    if how != "other times":
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    data = prepare(source, BYTE)
+    assert (data.hash == before) == (how == "touched")
+    assert data.tokenizer.decode(data.train) + data.tokenizer.decode(data.val) == path.read_text()
+
+
+def test_a_text_is_hashed_again_until_its_times_tell_of_every_change(
+    source: DataConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[object] = []
+    read = sources.TextFiles.documents
+    monkeypatch.setattr(sources.TextFiles, "documents", lambda *given: reads.append(given) or read(*given))
+    for n in (1, 2, 3):  # it was changed just before
+        prepare(source, BYTE)
+        assert len(reads) == n
+    os.utime(str(source.path), (2**32, 2**32))  # times to come tell nothing: the system keeps the time of the change
+    monkeypatch.setattr(sources, "RACY", 10**7)
+    wait_until_settled(Path(str(source.path)))
+    for _ in range(3):
+        prepare(source, BYTE)
+    assert len(reads) == 4
+    prepare(replace(source, verify=True), BYTE)
+    assert len(reads) == 5
+
+
+def test_a_text_that_changes_while_it_is_read_is_refused(source: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = sources.TextFiles.documents
+
+    def documents(self: sources.TextFiles, max_bytes: int | None) -> sources.Documents:
+        for name, blocks in read(self, max_bytes):
+            with open(str(source.path), "a") as file:
+                file.write("more")
+            yield name, blocks
+
+    monkeypatch.setattr(sources.TextFiles, "documents", documents)
+    with pytest.raises(UserError, match="changed while it was being read"):
+        prepare(source, BYTE)
+    assert folders(source) == []
+
+
+def test_ten_processes_at_once_build_the_folder_once(source: DataConfig) -> None:
+    text = Path(str(source.path)).read_text() * 60
+    Path(str(source.path)).write_text(text)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["lm.data.tokens"])
+    partial, incomplete = set(), []
+    with ProcessPoolExecutor(10, mp_context=context) as pool:
+        jobs = [pool.submit(prepare, source, BPE) for _ in range(10)]
+        while not all(job.done() for job in jobs):
+            for path in Path(source.cache_dir).glob("tokens/*"):
+                if path.suffix == ".partial":
+                    with suppress(FileNotFoundError):  # it may be renamed meanwhile
+                        partial.add(path.stat().st_ino)
+                elif path.is_dir() and len(path.name) == 16 and not (path / "meta.json").exists():
+                    incomplete.append(path)
+        results = [job.result() for job in jobs]
+    assert len(partial) <= 1
+    assert incomplete == []
+    assert len(folders(source)) == 1
+    assert all(np.array_equal(data.train, results[0].train) for data in results)
+    assert results[0].tokenizer.decode(results[0].train) == text[: int(len(text) * 0.9)]
+
+
+@contextmanager
+def small_disk() -> Iterator[None]:
+    """No file can grow beyond 4 kB."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_what_ends_too_early_leaves_nothing(source: DataConfig) -> None:
+    with small_disk(), pytest.raises(OSError, match=r"requested and \d+ written|too large"):
+        prepare(source, BYTE)
+    with pytest.raises(UserError):
+        prepare(source, replace(BPE, vocab_size=100_000))
+    assert folders(source) == []
+
+
+def test_ctrl_c_ends_a_preparation_and_a_killed_one_starts_anew(source: DataConfig, tmp_path: Path) -> None:
+    text = Path(str(source.path)).read_text() * 2000
+    Path(str(source.path)).write_text(text)
+    code = (
+        f"from lm.config import *; from lm.data.tokens import prepare; print(flush=True)\nprepare({source!r}, {BPE!r})"
+    )
+    for signum in (signal.SIGINT, signal.SIGKILL):
+        with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            while not any(path.stat().st_size for path in tmp_path.glob("cache/tokens/*.partial/train.bin")):
+                assert process.poll() is None
+                time.sleep(0.01)
+            process.send_signal(signum)
+            process.communicate(timeout=60)
+        assert [path.suffix for path in folders(source)] == ([] if signum == signal.SIGINT else [".partial"])
+    Path(str(source.path)).write_text(text[:10_000])
+    prepare(source, BYTE)
+    assert [path.suffix for path in folders(source)] == [""]
+
+
+def damage(path: Path, draw: random.Random) -> None:
+    whole = path.read_bytes()
+    at = draw.randrange(len(whole))
+    match draw.choice(["byte", "cut", "longer", "empty", "absent"]):
+        case "byte":
+            path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << draw.randrange(8)]) + whole[at + 1 :])
+        case "cut":
+            path.write_bytes(whole[:at])
+        case "longer":
+            path.write_bytes(whole + b"0")
+        case "empty":
+            path.write_bytes(b"")
+        case "absent":
+            path.unlink()
+
+
+@pytest.mark.parametrize("name", some(("train.bin", "tokenizer.json", "val.bin"), 2))
+def test_a_damaged_folder_is_built_again(name: str, source: DataConfig) -> None:
+    right, draw = prepare(source, BYTE), random.Random(0)
+    train, val = np.array(right.train), np.array(right.val)  # the files of the mapped ones are damaged
+    (folder,) = folders(source)
+    for _ in range(8):
+        damage(folder / name, draw)
+        data = prepare(source, BYTE)
+        assert np.array_equal(data.train, train)
+        assert np.array_equal(data.val, val)
+        assert (data.hash, data.tokenizer.hash, data.baselines) == (right.hash, right.tokenizer.hash, right.baselines)
+        assert folders(source) == [folder]
+
+
+def test_a_read_only_cache_serves_what_it_holds(source: DataConfig, open_folder: Path) -> None:
+    shutil.copy(str(source.path), open_folder / "corpus.txt")
+    source = replace(source, path=str(open_folder / "corpus.txt"), cache_dir=str(open_folder / "cache"))
+    right = prepare(source, BYTE)
+    with as_nobody():
+        assert prepare(source, BYTE).hash == right.hash
+        with pytest.raises(ReadOnlyCache, match=r"data\.cache_dir=.*cache: Permission denied"):
+            prepare(replace(source, val_fraction=0.3), BYTE)
+
+
+# --- tokens that were made elsewhere
+
+
+def test_tokens_that_were_made_elsewhere_are_used_where_they_are(source: DataConfig, tmp_path: Path) -> None:
+    given = prepare(source, BPE)
+    for name in ("train", "val"):
+        np.asarray(getattr(given, name)).astype(np.uint16).tofile(tmp_path / f"{name}.bin")
+    (tmp_path / "tokenizer.json").write_text(given.tokenizer.to_json())
+    tokenizer = TokenizerConfig(kind="file", vocab_size=None, path=f"{tmp_path}/tokenizer.json")
+    config = replace(source, source="tokens", path=f"{tmp_path}/train.bin", val_path=f"{tmp_path}/val.bin")
+    data = prepare(config, tokenizer)
+    assert np.array_equal(data.train, given.train)
+    assert np.array_equal(data.val, given.val)
+    assert (data.val_bytes, data.baselines) == (given.val_bytes, given.baselines)
+    np.asarray(given.train)[::-1].tofile(tmp_path / "train.bin")
+    changed = prepare(config, tokenizer)
+    assert changed.hash != data.hash
+    assert np.array_equal(changed.train, given.train[::-1])
+    (tmp_path / "val.bin").write_bytes(b"\xff\xff")
+    with pytest.raises(UserError, match=r"has the token 65535, but .* has 300 tokens"):
+        prepare(config, tokenizer)
+    with pytest.raises(UserError, match=r"^tokenizer=byte: data=tokens needs the tokenizer"):
+        prepare(config, BYTE)
+    with pytest.raises(UserError, match=r"^data\.path=.*: holds the tokens of one tokenizer"):
+        encode_whole(replace(config, val_path=f"{tmp_path}/other.bin"), given.tokenizer)
+    with pytest.raises(UserError, match=r"^data\.val_path: data=tokens needs one"):
+        prepare(replace(config, val_path=None), tokenizer)
