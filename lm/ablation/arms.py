@@ -34,7 +34,7 @@ class Arm(ArmRecord):
     start: Callable[[int], dict[str, Any]] = field(default=lambda seed: {})  # settings of the run that it starts from
 
     def record(self) -> ArmRecord:
-        return ArmRecord(**{one.name: getattr(self, one.name) for one in fields(ArmRecord)})
+        return ArmRecord(**{item.name: getattr(self, item.name) for item in fields(ArmRecord)})
 
     def seconds(self, steps: int) -> float:
         """What a run of so many steps takes, with the final score, in which a forward pass is a third of a step."""
@@ -150,7 +150,7 @@ def _check_same_validation_text(config: AblationConfig, arms: Arms) -> None:
     """Losses on different texts, or per token of different tokenizers, are no two measurements of one thing."""
     for name, other in config.contrasts().items():
         arm, baseline = arms[name], arms[other]
-        texts = [(one.identity["data_hash"], one.run.data.val_fraction) for one in (arm, baseline)]
+        texts = [(side.identity["data_hash"], side.run.data.val_fraction) for side in (arm, baseline)]
         if texts[0] != texts[1]:
             raise UserError(f"ablation.arms: {name} and {other} would be scored on different validation texts")
         if arm.identity["tokenizer_hash"] != baseline.identity["tokenizer_hash"] and config.metric != "val_bpb":

@@ -181,7 +181,7 @@ def _basis(results: Results) -> Iterator[tuple[str, str]]:
 def _start(record: AblationRecord) -> str:
     """What a seed sets, and so what the intervals cover."""
     if record.base is not None:
-        losses = [one.val_loss for one in record.bases if one.seed in record.seeds and one.val_loss is not None]
+        losses = [base.val_loss for base in record.bases if base.seed in record.seeds and base.val_loss is not None]
         reached = f", with a mean validation loss of {sum(losses) / len(losses):.4f}" if losses else ""
         return (
             f"all runs of a seed start from one trained model ({' '.join(record.base)}{reached}), which has the same "
@@ -376,7 +376,7 @@ def _samples(results: Results) -> dict[str, Any]:
         arm: {pair["prompt"]: pair["continuation"] for pair in results.samples(runs[seed])}
         for arm, runs in run_dirs.items()
     }
-    asked_for = [arm for arm, one in record.arms.items() if one.settings.get("prompts") != []]
+    asked_for = [name for name, arm in record.arms.items() if arm.settings.get("prompts") != []]
     prompts = dict.fromkeys(prompt for by_prompt in texts.values() for prompt in by_prompt)
     return {
         "seed": seed,

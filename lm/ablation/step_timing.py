@@ -46,28 +46,28 @@ log = logging.getLogger(__name__)
 
 
 def measure(
-    arms: Mapping[str, Arm], known: dict[str, float], with_trainer: bool, plan_only: bool = False
+    arms: Mapping[str, Arm], earlier: dict[str, float], with_trainer: bool, plan_only: bool = False
 ) -> dict[str, float]:
     """Give each arm its seconds per step; returns all that were ever measured, by computation, code and machine.
 
     With a time budget, steps are measured in the Lightning Trainer (`with_trainer`), because the number of steps
     depends on them; otherwise, and for a plan alone, a bare training step is measured for the estimate. Known
     measurements are used again, so that the number of steps does not change between calls. New arms are measured
-    together with the others, since only times taken in turns compare, and put in proportion to what is known of those.
+    together with the others, since only times taken in turns compare, and put in proportion to their earlier times.
     """
     keys = {name: _computation(arm, with_trainer) for name, arm in arms.items()}
-    if plan_only and with_trainer and not known.keys() >= {*keys.values()}:
-        return measure(arms, known, with_trainer=False)
+    if plan_only and with_trainer and not earlier.keys() >= {*keys.values()}:
+        return measure(arms, earlier, with_trainer=False)
     distinct = {keys[name]: arm for name, arm in arms.items()}  # arms that compute the same take the same time
-    if distinct.keys() - known.keys():
+    if distinct.keys() - earlier.keys():
         log.info("measuring a training step of each arm")
         timers = [_trainer_step(arm) if with_trainer else _bare_step(arm) for arm in distinct.values()]
         measured = dict(zip(distinct, time_in_turns(timers), strict=True))
-        scale = median([known[key] / seconds for key, seconds in measured.items() if key in known] or [1])
-        known = {key: seconds * scale for key, seconds in measured.items()} | known
+        scale = median([earlier[key] / seconds for key, seconds in measured.items() if key in earlier] or [1])
+        earlier = {key: seconds * scale for key, seconds in measured.items()} | earlier
     for name, arm in arms.items():
-        arm.seconds_per_step = known[keys[name]]
-    return known
+        arm.seconds_per_step = earlier[keys[name]]
+    return earlier
 
 
 def time_in_turns(steps: list[Callable[[], float]]) -> list[float]:

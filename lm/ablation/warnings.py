@@ -161,7 +161,7 @@ def _edges(results: Results) -> Iterator[Warning]:
         (None, "Some hyperparameters were not varied", "There were too few search trials for all of them."),
     ):
         keys = {arm: [key for key, where in by_key.items() if where is inside] for arm, by_key in interior.items()}
-        if names := "; ".join(f"{arm} ({', '.join(found)})" for arm, found in keys.items() if found):
+        if names := "; ".join(f"{arm} ({', '.join(own)})" for arm, own in keys.items() if own):
             yield Warning(f"{summary}: {names}.", detail)
 
 

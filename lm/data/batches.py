@@ -88,6 +88,6 @@ def validation_batches(
     windows = validation_windows(len(tokens), seq_len, batch_size, max_batches)
     for first in range(0, len(windows), batch_size):
         places = windows[first : first + batch_size, None] * seq_len + np.arange(seq_len + 1)
-        found = tokens[np.minimum(places, len(tokens) - 1)].astype(np.int64)
-        inputs, targets = shift(np.where(places < len(tokens), found, IGNORED))
+        ids = tokens[np.minimum(places, len(tokens) - 1)].astype(np.int64)
+        inputs, targets = shift(np.where(places < len(tokens), ids, IGNORED))
         yield inputs.clamp(min=0), targets

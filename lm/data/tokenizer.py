@@ -124,8 +124,8 @@ class Tokenizer:
         except UserError:
             raise
         except Exception as error:  # tokenizers raises bare Exception
-            known = self.backend.get_vocab()
-            missing = next((c for text in texts for c in text if c not in known), None)
+            vocabulary = self.backend.get_vocab()
+            missing = next((c for text in texts for c in text if c not in vocabulary), None)
             if missing is None:
                 raise
             raise UserError(

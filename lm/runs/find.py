@@ -53,15 +53,15 @@ def folders_with(marks: Sequence[str], top: Path) -> dict[str, Path]:
 
     Not searched are hidden folders, and what lies in a run or in a folder that was found.
     """
-    found = {}
+    folders = {}
     for folder, below, files in os.walk(
         top, onerror=lambda error: log.warning("%s is left out: %s", error.filename, error.strerror)
     ):
         if any(mark in files for mark in marks):
             place = Path(folder)
-            found[str(place.relative_to(top)) if place != top else top.resolve().name] = place
-        below[:] = [] if {*marks, *MARKS} & {*files} else sorted(one for one in below if one[0] != ".")
-    return found
+            folders[str(place.relative_to(top)) if place != top else top.resolve().name] = place
+        below[:] = [] if {*marks, *MARKS} & {*files} else sorted(name for name in below if name[0] != ".")
+    return folders
 
 
 def read_run(path: Path, name: str) -> FoundRun:
@@ -82,18 +82,18 @@ def read_run(path: Path, name: str) -> FoundRun:
 
 def differing(runs: Sequence[FoundRun]) -> list[str]:
     """The settings that decide what a run computes and are not equal in all runs, as dotted keys."""
-    known = [run for run in runs if run.settings]
-    keys = dict.fromkeys(key for run in known for key in hashed_settings(run.settings))
-    found = [key for key in keys if len({str(run.settings.get(key)) for run in known}) > 1]
-    of_text = any(key.startswith(("data.", "tokenizer.")) for key in found)
-    return [key for key in found if not (of_text and key in HASHES)]
+    readable = [run for run in runs if run.settings]
+    keys = dict.fromkeys(key for run in readable for key in hashed_settings(run.settings))
+    varied = [key for key in keys if len({str(run.settings.get(key)) for run in readable}) > 1]
+    of_text = any(key.startswith(("data.", "tokenizer.")) for key in varied)
+    return [key for key in varied if not (of_text and key in HASHES)]
 
 
 def without_parts_of_the_head(keys: list[str], runs: Sequence[FoundRun]) -> list[str]:
     """Leave out what head.name says already: every head brings its own initialisation and learning rates."""
 
-    def said(key: str) -> bool:
+    def follows_from_name(key: str) -> bool:
         pairs = {(str(run["head.name"]), str(run[key])) for run in runs if run.settings}
         return len(pairs) == len({name for name, _ in pairs})
 
-    return [key for key in keys if key == "head.name" or not (key.startswith("head.") and said(key))]
+    return [key for key in keys if key == "head.name" or not (key.startswith("head.") and follows_from_name(key))]

@@ -26,16 +26,16 @@ def listing(runs: Sequence[FoundRun], total: int) -> str:
     rows = [row(run, keys, status) for run in shown]
     broken = [printable(" ".join(f"broken: {run.note}".split())) for run in runs if run.status == "broken"]
     counts = ", ".join(f"{n} {kind}" for kind, n in Counter(run.status for run in runs).items())
-    found = f"{len(runs)} run{'s' * (len(runs) != 1)}" + f" of {total}" * (len(runs) != total)
+    total_line = f"{len(runs)} run{'s' * (len(runs) != 1)}" + f" of {total}" * (len(runs) != total)
     table = [format_table([head, *rows]), ""] if rows else []
-    return "\n".join([*table, *broken, f"{found}{': ' * bool(counts)}{counts}"])
+    return "\n".join([*table, *broken, f"{total_line}{': ' * bool(counts)}{counts}"])
 
 
 def row(run: FoundRun, keys: Sequence[str], status: bool) -> list[str]:
-    said = f"{run.status}: {run.note}" if run.note else run.status
+    status_text = f"{run.status}: {run.note}" if run.note else run.status
     settings = [to_override_value(run[key])[: 8 if key.endswith(("_hash", "sha256")) else None] for key in keys]
     results = [format(run.result[key], how) if key in run.result else "" for key, how in RESULTS.items()]
-    return [run.name, *[" ".join(said.split())] * status, *map(clipped, settings), *results]
+    return [run.name, *[" ".join(status_text.split())] * status, *map(clipped, settings), *results]
 
 
 def clipped(text: str) -> str:
@@ -48,10 +48,10 @@ def listing_csv(runs: Sequence[FoundRun]) -> str:
     rows = []
     for run in runs:
         results = {key: value for key, value in run.result.items() if isinstance(value, str | int | float)}
-        found = {key: run[key] for key in keys if run.settings} | results
-        rows.append({"run": printable(run.name), "status": run.status, "note": printable(run.note)} | found)
+        values = {key: run[key] for key in keys if run.settings} | results
+        rows.append({"run": printable(run.name), "status": run.status, "note": printable(run.note)} | values)
     first = ["run", "status", "note", *keys, *RESULTS]
-    return csv_text(first, [{key: cell(value) for key, value in one.items()} for one in rows])
+    return csv_text(first, [{key: cell(value) for key, value in row.items()} for row in rows])
 
 
 def cell(value: Any) -> Any:

@@ -25,7 +25,7 @@ def where(runs: Sequence[FoundRun], conditions: str | None) -> list[FoundRun]:
 
     A run without a value meets a condition on it only if that says `=null`, or `!=` something else.
     """
-    found = list(runs)
+    matching = list(runs)
     for condition in NEXT.split(conditions) if conditions else ():
         if not (parts := CONDITION.fullmatch(condition)) or not parts[3]:
             raise UserError(f"where={condition.strip()}: expected a condition such as head.name=tied or val_loss<3.1")
@@ -33,31 +33,31 @@ def where(runs: Sequence[FoundRun], conditions: str | None) -> list[FoundRun]:
         check_key("where", key, runs)
         if sign in ORDER:
             least, holds = number(condition, wanted), ORDER[sign]
-            found = [run for run in found if is_number(run[key]) and holds(run[key], least)]
+            matching = [run for run in matching if is_number(run[key]) and holds(run[key], least)]
         else:
-            found = [run for run in found if equal(run[key], wanted) != (sign == "!=")]
-    return found
+            matching = [run for run in matching if equal(run[key], wanted) != (sign == "!=")]
+    return matching
 
 
 def ordered(runs: Sequence[FoundRun], key: str) -> list[FoundRun]:
     """By a setting or a result, numbers before text, descending if `key` begins with a minus; runs without it last."""
     name = key.removeprefix("-")
     check_key("sort", name, runs)
-    known = [run for run in runs if run[name] is not None]
+    with_value = [run for run in runs if run[name] is not None]
 
     def rank(run: FoundRun) -> tuple[bool, float, str]:
         value = run[name]
         return (False, value, "") if is_number(value) else (True, 0, to_override_value(value))
 
-    return sorted(known, key=rank, reverse=key != name) + [run for run in runs if run[name] is None]
+    return sorted(with_value, key=rank, reverse=key != name) + [run for run in runs if run[name] is None]
 
 
 def check_key(option: str, key: str, runs: Sequence[FoundRun]) -> None:
-    known = sorted({name for run in runs for name in run.names()})
-    if key in known:
+    names = sorted({name for run in runs for name in run.names()})
+    if key in names:
         return
-    same = [one for one in known if one.rpartition(".")[2] == key]
-    close = same or difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    same = [full for full in names if full.rpartition(".")[2] == key]
+    close = same or difflib.get_close_matches(key, names, n=1, cutoff=0.5)
     hint = f"; did you mean {' or '.join(close)}?" if close else "; csv=- shows settings and results"
     raise UserError(f"{option}: {key} is neither a setting nor a result of these runs{hint}")
 
