@@ -183,11 +183,15 @@ def _moved(results: Results) -> Iterator[Warning]:
 
 
 def _unequal_trials(results: Results) -> Iterator[Warning]:
-    """Arms of as many hyperparameters with other numbers of trials, as after a later call that added an arm."""
+    """Arms of as many hyperparameters with other numbers of trials, as after a later call that added an arm.
+
+    A trial that belongs to several searches, which begin at one place, counts in each of them.
+    """
     counts: dict[int, dict[int, list[str]]] = {}
-    for arm, of_arm in results.trials.groupby("arm", sort=False):
-        k = len(results.hyperparameters(str(arm)))
-        counts.setdefault(k, {}).setdefault(of_arm["trial"].nunique(), []).append(str(arm))
+    for arm in results.record.arms:
+        n_trials = sum(len(trial.searches) for trial in results.record.trials if trial.arm == arm)
+        if n_trials:
+            counts.setdefault(len(results.hyperparameters(arm)), {}).setdefault(n_trials, []).append(arm)
     if unequal := [by_count for by_count in counts.values() if len(by_count) > 1]:
         words = "; ".join(f"{', '.join(arms)} {n}" for by_count in unequal for n, arms in by_count.items())
         yield Warning(f"Numbers of search trials differ: {words}.", "Arms with more of them may be tuned better.")
