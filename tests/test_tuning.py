@@ -66,6 +66,7 @@ def test_an_arm_that_stays_makes_one_search_with_the_trials_of_the_config() -> N
     assert n_searches(state, "a") == 1
     assert factors(state) == pytest.approx([0.2, -0.2], abs=0.07)
     assert set(state.arms["a"].is_interior().values()) == {True}
+    assert (2 * state.arms["a"].x == np.rint(2 * state.arms["a"].x)).all()  # on the grid, though values are rounded
 
 
 def test_all_arms_search_again_where_one_has_moved() -> None:

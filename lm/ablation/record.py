@@ -22,7 +22,7 @@ class ArmRecord:
     settings: dict[str, Any]  # of a run, with dotted keys
     matched: dict[str, int] = field(default_factory=dict)  # chosen to match the baseline's parameters
     tuned: dict[str, float] = field(default_factory=dict)  # chosen hyperparameters; empty until they are
-    centre: dict[str, float] = field(default_factory=dict)  # of the search that they come from
+    centre: dict[str, float] = field(default_factory=dict)  # where the search that they come from began
     n_params: int
     flops_per_token: int  # forward and backward
     tokens_per_step: int

@@ -22,7 +22,7 @@ from itertools import product
 import numpy as np
 
 from lm.ablation import response_surface
-from lm.ablation.response_surface import Array, Regret, Surface, fit, is_determined, pooled_noise
+from lm.ablation.response_surface import GRID, Array, Regret, Surface, fit, is_determined, pooled_noise
 from lm.config.ablation import TuneConfig
 
 Settings = dict[str, float]  # a value for each hyperparameter
@@ -153,14 +153,21 @@ class TunedArm:
     def of(
         cls, settings: Settings, centre: Settings, trials: Sequence[tuple[Settings, float]], factor: float
     ) -> "TunedArm":
-        """`trials` are those of the last search: settings and loss."""
+        """`trials` are those of the last search, which began at `centre`: settings and loss.
 
-        def coordinates(values: Settings) -> list[float]:
-            return [math.log(values[key] / centre[key]) / math.log(factor) for key in centre]
+        Values are rounded, so coordinates are taken back to the grids that trials and optima lie on. Otherwise a trial
+        at exactly LOCAL_RADIUS would be part of a fit, or not, by chance. Committed studies have no `centre`: their
+        published intervals rest on the coordinates of rounded values, from the first trial.
+        """
+        origin = centre or trials[0][0]
 
-        x = np.array([coordinates(values) for values, _ in trials]).reshape(len(trials), len(centre))
+        def coordinates(values: Settings, step: float) -> list[float]:
+            raw = [math.log(values[key] / origin[key]) / math.log(factor) for key in origin]
+            return [round(x / step) * step for x in raw] if centre else raw
+
+        x = np.array([coordinates(values, 0.5) for values, _ in trials]).reshape(len(trials), len(origin))
         y = np.array([loss for _, loss in trials])
-        return cls(settings, centre, x, y, np.array(coordinates(settings)))
+        return cls(settings, origin, x, y, np.array(coordinates(settings, GRID)))
 
     def is_interior(self) -> dict[str, bool | None]:
         """For each hyperparameter, whether values on both sides were tried; None where only one value was."""

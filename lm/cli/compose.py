@@ -16,7 +16,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lm.cli.mistakes import CONFIGS, Kinds, explain_non_override, explaining, kinds_of, no_such_key, wrong_value
+from lm.cli.mistakes import CONFIGS, LOADED, Kinds, explain_non_override, explaining, kinds_of, no_such_key, wrong_value
 from lm.config import CLASSES, HeadConfig, RunConfig, UserError
 from lm.config.checks import error_prefix
 from lm.config.identity import PLACES, is_runtime
@@ -193,9 +193,9 @@ def _with_init_from(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
         "tokenizer": asdict(base.tokenizer),
     }
     for group, values in loaded.items():
-        store.store("loaded", values, group)
+        store.store(LOADED, values, group)
     defaults = yaml.safe_load((CONFIGS / "train.yaml").read_text())["defaults"]
-    changed = [dict.fromkeys(entry, "loaded") if {*entry} <= {*loaded} else entry for entry in defaults]
+    changed = [dict.fromkeys(entry, LOADED) if {*entry} <= {*loaded} else entry for entry in defaults]
     store.store("from_loaded", {"defaults": changed})
     config = hydra.compose("from_loaded", list(overrides))
     with error_prefix(f"init_from={path}"):

@@ -33,6 +33,7 @@ ALIASES = {  # of other programs
     "n_embd": "model.d_model",
     "hidden_size": "model.d_model",
 }
+LOADED = "loaded"  # the choice that stands for what init_from names, which nobody types
 Kinds = dict[str, Any]  # the dotted key of every setting of a command -> its type
 
 
@@ -112,6 +113,7 @@ def _suggest_keys(key: str, kinds: Iterable[str]) -> list[str]:
 
 
 def _no_such_choice(file: str, options: Sequence[str]) -> str:
+    options = [option for option in options if option != LOADED]
     group, slash, choice = file.partition("/")
     if not slash:
         return f"{file}: no such config in {CONFIGS}"
@@ -131,7 +133,7 @@ def explain_non_override(args: Sequence[str], kinds: Kinds, i: int = 0) -> str:
     elif word in kinds:
         suggestions = [f"{word}=VALUE"]
     elif Path(word).is_dir():
-        suggestions = [f"{key}={word}" for key in ("run_dir", "output_dir") if key in kinds][:1]
+        suggestions = [f"{key}={word}" for key in kinds if key in ("run_dir", "output_dir")][:1]
     elif "prompt" in kinds:
         parts = [arg for arg in args if arg.startswith("prompt=") or arg.partition("=")[0] not in kinds]
         words = [part.removeprefix("prompt=") for part in parts]
