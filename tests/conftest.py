@@ -22,6 +22,7 @@ from lm.config.model import OWN_SETTINGS
 
 ROOT = Path(__file__).resolve().parent.parent
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in what it starts in the background
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup ignores
 os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
 if "PYTEST_XDIST_WORKER" not in os.environ:  # the workers share the cache of this process, which keeps other caches
     os.environ["MPLCONFIGDIR"] = os.environ.get("MPLCONFIGDIR") or os.path.expanduser("~/.cache/matplotlib")

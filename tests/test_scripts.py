@@ -200,11 +200,8 @@ def test_a_terminal_that_closes_stops_a_run_after_a_checkpoint_unless_it_is_igno
     reading, writing = os.pipe()
     os.close(reading)  # nobody reads what it writes
 
-    def restore() -> None:
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which is ignored if the tests run under nohup
-
     for before, code in ((), 128 + signal.SIGHUP), (("nohup",), 128 + signal.SIGTERM):
-        options = {"stdout": writing, "stderr": writing, "cwd": tmp_path, "preexec_fn": restore}
+        options = {"stdout": writing, "stderr": writing, "cwd": tmp_path}
         process = start("train", *words, before=before, **options)
         newest = max(tmp_path.glob("run/checkpoints/*"), default=None)
         wait_for(lambda newest=newest: max(tmp_path.glob("run/checkpoints/*"), default=None) != newest)  # type: ignore[misc]
