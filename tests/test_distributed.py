@@ -46,7 +46,7 @@ def test_one_process_of_all_writes_and_prints(
 
 
 def test_the_documentation_names_the_strategies() -> None:
-    page = (ROOT / "docs/distributed.md").read_text()
+    page = (ROOT / "docs/clusters.md").read_text()
     assert all(f"`{name}`" in page for name in STRATEGIES)
 
 

@@ -1,23 +1,23 @@
 """What the README and the pages in docs/ say can be typed is typed here, and what they link to is there."""
 
-import csv
 import re
 import shlex
 import shutil
 import subprocess
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import ROOT, TINY_RUN, Script
 
+from lm.results import contrasts
+
 README = (ROOT / "README.md").read_text()
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 LINKING = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*/**/*.md"))]
 QUICK = ["data=text", "tokenizer=byte", "tokenizer.vocab_size=null", "trainer.max_steps=4", "threads=1"]
 SMALL = [word for word in TINY_RUN if word.split("=")[0] not in ("data", "trainer")]
-
-STARTS = ("python scripts/", "python -m lm ", "lm-lab ")
 
 
 def blocks(text: str, language: str) -> list[str]:
@@ -37,58 +37,60 @@ def commands(text: str) -> list[str]:
 COMMANDS = {command: page.relative_to(ROOT).as_posix() for page in PAGES for command in commands(page.read_text())}
 
 
-def test_the_readme_has_at_most_two_hundred_lines() -> None:
-    assert len(README.splitlines()) <= 200
-
-
-@pytest.mark.parametrize("head", ["tied", "untied"])
-def test_the_curves_of_the_figure_end_at_the_table(head: str) -> None:
-    with open(ROOT / "docs/figures/loss.csv", newline="") as file:
-        *estimates, last = [row for row in csv.DictReader(file) if row["head"] == head]
-    assert f"| `head={head}` | {float(last['val/loss']):.4f} |" in README
-    assert {int(row["val/tokens"]) for row in estimates} == {16 * 8 * 128}
-    assert int(last["val/tokens"]) > 16 * 8 * 128
-
-
 def test_the_two_commands_are_what_ci_runs() -> None:
     lines = [line for line in "".join(blocks(README, "bash")).splitlines() if line.startswith("python3 -m venv")]
     assert len(lines) == 2
     assert "pip install" in lines[0]
     assert "scripts/train.py" in lines[0]
     assert lines[1].endswith(".venv/bin/pytest")
-    found = subprocess.run(["bash", ROOT / ".ci/run", "--list"], capture_output=True, text=True, check=True)
-    assert found.stdout.splitlines() == lines
+    listed = subprocess.run(["bash", ROOT / ".ci/run", "--list"], capture_output=True, text=True, check=True)
+    assert listed.stdout.splitlines() == lines
 
 
-def test_every_script_is_in_the_readme() -> None:
-    named = set(re.findall(r"scripts/(\w+)\.py", README)) | set(re.findall(r"`(\w+)`", README))
-    assert {path.stem for path in (ROOT / "scripts").glob("*.py")} <= named
+def test_the_readme_names_every_package_and_script_and_only_what_exists() -> None:
+    assert len(README.splitlines()) <= 170
+    packages = {path.parent.name for path in (ROOT / "lm").glob("*/__init__.py")}
+    assert packages == set(re.findall(r"^lm/(\w+)/  ", README, re.MULTILINE))
+    scripts = {path.stem for path in (ROOT / "scripts").glob("*.py")}
+    assert scripts <= set(re.findall(r"(?:scripts/|`)(\w+)\.py", README))
+    paths = set(re.findall(r"`((?:lm|configs|tests|scripts|docs)/[\w./]+)`", README))
+    assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
 
 
-def test_every_room_is_in_the_project_layout() -> None:
-    (tree,) = (block for block in re.findall(r"^```\w*\n(.*?)^```", README, re.DOTALL | re.MULTILINE) if "lm/" in block)
-    named = set(re.findall(r"^(?:lm/| +)(\w+)/  ", tree, re.MULTILINE))
-    rooms = {path.parent.name for path in (ROOT / "lm").glob("*/__init__.py")}
-    assert named & rooms == rooms
-    there = re.findall(r"(?:^|  )([\w./]+/)(?=\s|$)", tree, re.MULTILINE)
-    assert [name for name in there if not (ROOT / name).is_dir() and not (ROOT / "lm" / name).is_dir()] == []
+@pytest.mark.parametrize("folder", ["main", "longer_tuned"])
+def test_the_readme_states_the_intervals_of_the_study_of_tying(folder: str) -> None:
+    (row,) = (
+        contrasts(ROOT / "docs/studies/tying" / folder).query("arm == 'untied' and budget == 'tokens'").itertuples()
+    )
+    interval = f"{row.mean_difference:+.3f} nats (95 % CI {row.ci_low:.3f} to {row.ci_high:.3f})"
+    assert interval in " ".join(README.split())
 
 
-def test_every_file_that_the_readme_names_exists() -> None:
-    named = set(re.findall(r"`((?:lm|configs|tests|scripts|docs)/[\w./]+)`", README))
-    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+@cache
+def anchors(page: Path) -> set[str]:
+    """Of the headings of a page, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("page", LINKING, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_every_relative_link_leads_to_a_file(page: Path) -> None:
+def test_every_relative_link_leads_to_a_file_and_a_heading(page: Path) -> None:
     text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(), flags=re.DOTALL)
     links = [*re.findall(r"\]\(([^)\s]+)\)", text), *re.findall(r'(?:src|href)="([^"]+)"', text)]
-    local = [link.partition("#")[0] for link in links if not re.match(r"[a-z]+:", link)]
-    assert [link for link in local if link and not (page.parent / link).exists()] == []
+    for link in (link for link in links if not re.match(r"[a-z]+:", link)):
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        assert target.exists(), link
+        assert not anchor or target.suffix != ".md" or anchor in anchors(target), link
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("command", "page"), COMMANDS.items())
+@pytest.mark.parametrize(
+    ("command", "page"),
+    [
+        pytest.param(command, page, marks=pytest.mark.slow if page == "README.md" else pytest.mark.nightly)
+        for command, page in COMMANDS.items()
+    ],
+)
 def test_the_command_runs(command: str, page: str, script: Script, corpus: Path, tmp_path: Path) -> None:
     name, words = read(command)
     if name != "train" or any("RUN" in word for word in words):
@@ -104,7 +106,7 @@ def test_the_command_runs(command: str, page: str, script: Script, corpus: Path,
     else:
         less = {"train": SMALL, "ablate": [*QUICK, f"data.path={corpus}"], "benchmark": ["only=[limits]", "seconds=0"]}
         places = {"FILE": str(corpus), "RUN": "run", "DIR": "out"}
-        words = [re.sub(r"\b(FILE|RUN|DIR)\d?\b", lambda found: places[found[1]], word) for word in words]
+        words = [re.sub(r"\b(FILE|RUN|DIR)\d?\b", lambda match: places[match[1]], word) for word in words]
         words += less.get(name, [])
     answer = script(name, *words)
     assert answer.returncode == 0, answer.stderr

@@ -1,11 +1,5 @@
-"""Draw the README's figures: python docs/figures/draw.py
+"""Draw tying.svg, which shows what a tied and an untied model share: python docs/figures/draw.py"""
 
-tying.svg shows what is shared by a tied and by an untied model. loss.svg shows two training runs from loss.csv, which
-holds the validation rows of the metrics.csv of `python scripts/train.py -m head=tied,untied`: estimates, and as the
-last point, which has a marker, the score of the whole validation text.
-"""
-
-import csv
 from pathlib import Path
 
 import matplotlib
@@ -53,25 +47,8 @@ def tying() -> Figure:
     return figure
 
 
-def loss() -> Figure:
-    with open(HERE / "loss.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
-    figure = Figure(figsize=(6.6, 2.9), layout="constrained")
-    axes = figure.subplots()
-    for head, colour, dashes in (("tied", TIED, "-"), ("untied", UNTIED, "--")):
-        points = [(int(row["tokens"]) / 1e6, float(row["val/loss"])) for row in rows if row["head"] == head]
-        axes.plot(*zip(*points, strict=True), dashes, color=colour, label=f"head={head}", lw=1.8)
-        axes.plot(*points[-1], "o", color=colour, ms=4)
-    axes.set(xlabel="training tokens, millions", ylabel="validation loss, nats per token", ylim=(2.9, 5.1))
-    axes.grid(color="#e4e4e4")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
-    return figure
-
-
 if __name__ == "__main__":
     with matplotlib.rc_context(STYLE):
-        for name, figure in (("tying", tying()), ("loss", loss())):
-            path = HERE / f"{name}.svg"
-            figure.savefig(path, metadata={"Date": None, "Creator": None}, facecolor="white")
-            path.write_text("\n".join(line.rstrip() for line in path.read_text().splitlines()) + "\n")
+        path = HERE / "tying.svg"
+        tying().savefig(path, metadata={"Date": None, "Creator": None}, facecolor="white")
+        path.write_text("\n".join(line.rstrip() for line in path.read_text().splitlines()) + "\n")
