@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 from lm.cli.compose import compose
 from lm.cli.main import command_prefix
@@ -31,7 +31,15 @@ EXAMPLES = {
     "evaluate": "run_dir=runs/mine data=text data.path=other.txt",
     "generate": 'run_dir=runs/mine "prompt=To be, or not" temperature=0.8',
 }
+REQUIRED = "VALUE"  # in the place of a default
 FIELD = re.compile(r"^    (\w+): .*?  # (.*)$", re.MULTILINE)  # of a dataclass, with the comment behind it
+
+
+class Setting(NamedTuple):
+    key: str
+    kind: Any  # its type
+    default: Any  # REQUIRED where there is none
+    meaning: str  # the comment behind the field; may be empty
 
 
 def help_text(command: str, docstring: str, schema: Any, args: Sequence[str]) -> str:
@@ -44,7 +52,8 @@ def help_text(command: str, docstring: str, schema: Any, args: Sequence[str]) ->
         own = [Path(folder) for flag, folder in pairwise(args) if flag in ("--config-dir", "-cd")]
         parts.append("Groups, each chosen by group=name:")
         parts.append("\n".join(f"  {group}: {', '.join(_choices(group, [CONFIGS, *own]))}" for group in groups))
-    lines = dict(_settings(schema, compose("train", [], RunConfig) if schema is RunConfig else None))
+    values = compose("train", [], RunConfig) if schema is RunConfig else None
+    lines = {setting.key: _line(setting) for setting in settings(schema, values)}
     if command == "train":
         parts.append("Settings, each changed by key=value, here with its default. Those that are changed most:")
         parts.append("\n".join(lines.pop(key) for key in USUAL))
@@ -58,17 +67,20 @@ def _choices(group: str, folders: Sequence[Path]) -> list[str]:
     return sorted({path.stem for folder in folders for path in (folder / group).glob("*.yaml")})
 
 
-def _settings(schema: Any, values: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Each setting of a dataclass, with its line: the value in `values`, or the default, and the comment."""
+def _line(setting: Setting) -> str:
+    line = f"{f'  {setting.key}={to_override_value(setting.default)}':39} {setting.meaning}"
+    return textwrap.fill(line.rstrip(), 120, subsequent_indent=" " * 40, break_on_hyphens=False)
+
+
+def settings(schema: Any, values: Any = None, prefix: str = "") -> Iterator[Setting]:
+    """Each setting of a dataclass, those of nested ones too. The default is the value in `values`, if that is given."""
     comments = {name: text for cls in schema.__mro__[:-1] for name, text in FIELD.findall(inspect.getsource(cls))}
     for field in fields(schema):
         key, value = prefix + field.name, field.default if values is None else getattr(values, field.name)
         group: Any = next((kind for kind in (field.type, *get_args(field.type)) if is_dataclass(kind)), None)
         if group is not None:
-            yield from _settings(group, value if isinstance(value, group) else None, f"{key}.")
+            yield from settings(group, value if isinstance(value, group) else None, f"{key}.")
             continue
         if value is MISSING:
-            value = "VALUE" if field.default_factory is MISSING else field.default_factory()
-        shown = f"  {key}={to_override_value(value)}"
-        line = f"{shown:39} {comments.get(field.name, '')}"
-        yield key, textwrap.fill(line.rstrip(), 120, subsequent_indent=" " * 40, break_on_hyphens=False)
+            value = REQUIRED if field.default_factory is MISSING else field.default_factory()
+        yield Setting(key, field.type, value, comments.get(field.name, ""))

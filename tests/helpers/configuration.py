@@ -1,0 +1,114 @@
+"""The page docs/configuration.md, made of the dataclasses: python -m tests.helpers.configuration writes it."""
+
+import os
+import re
+from dataclasses import replace
+from functools import reduce
+from itertools import groupby
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, get_args
+
+from lm.cli.compose import compose
+from lm.cli.help import REQUIRED, Setting, settings
+from lm.config import EvaluateConfig, ExportConfig, GenerateConfig, RunConfig, RunsConfig, UserError
+from lm.config.ablation import AblateConfig, AblationConfig, ReportConfig
+from lm.system.terminal import to_override_value
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
+TYPES = {
+    int: "integer",
+    float: "number",
+    bool: "boolean",
+    str: "string",
+    NoneType: "`null`",
+    list[int]: "list of integers",
+    list[float]: "list of numbers",
+    list[str]: "list of strings",
+    dict[str, int]: "mapping to integers",
+    dict[str, str]: "mapping to strings",
+    dict[str, Any]: "mapping",
+    dict[str, list[str]]: "mapping to lists of strings",
+}
+COMMANDS = {  # and a valid example of its settings
+    "ablate": AblateConfig(
+        ablation=AblationConfig(
+            name="name", question="?", arms={"a": [], "b": []}, baseline="a", seeds=[0], equivalence_margin=0.01
+        )
+    ),
+    "generate": GenerateConfig(run_dir="RUN"),
+    "evaluate": EvaluateConfig(run_dir="RUN"),
+    "export": ExportConfig(run_dir="RUN", output_dir="DIR", format="gguf"),
+    "report": ReportConfig(run_dir="RUN"),
+    "runs": RunsConfig(),
+}
+INTRODUCTION = """\
+# Configuration
+
+Every setting of every command, with its type and its default. `python -m tests.helpers.configuration` writes this page
+from the dataclasses in `lm/config/`, so it says what the program accepts. `--help` prints the same about one command.
+`python scripts/train.py --cfg job` prints the values that choices such as `head=untied` set.
+
+A setting is given as `key=value`. `null` means that there is no value. Write a list as `[a,b]` and a mapping as
+`{key: value}`, in quotes for the shell. A setting without a default is required.
+"""
+TRAIN = """
+## train
+
+The defaults are those of `python scripts/train.py`, with the YAML files in `configs/` that it chooses. Where the
+dataclass itself, as `RunConfig()` in Python gives it, has another default, the table gives both.
+"""
+HEADER = "| setting | type | default | meaning |\n| --- | --- | --- | --- |\n"
+EVALUATE = "\nThe settings of `data.` are those of [train](#train).\n"
+
+
+def page() -> str:
+    parts = [INTRODUCTION, TRAIN]
+    example, composed = RunConfig(), compose("train", [], RunConfig)
+    in_python = {setting.key: setting.default for setting in settings(RunConfig, example)}
+    for group, members in groupby(settings(RunConfig, composed), _group):
+        parts.append(f"\n### {group}\n\n{HEADER}")
+        parts += [_row(setting, example, in_python[setting.key]) for setting in members]
+    for command, example in COMMANDS.items():
+        parts.append(f"\n## {command}\n\n{HEADER}")
+        parts += [_row(setting, example) for setting in settings(type(example)) if _group(setting) != "data"]
+        if command == "evaluate":
+            parts.append(EVALUATE)
+    return "".join(parts)
+
+
+def _group(setting: Setting) -> str:
+    return setting.key.partition(".")[0] if "." in setting.key else "the run"
+
+
+def _row(setting: Setting, example: Any, in_python: Any = REQUIRED) -> str:
+    kinds = get_args(setting.kind) if isinstance(setting.kind, UnionType) else (setting.kind,)
+    shown = " or ".join(_choices(setting.key, kind, example) or TYPES[kind] for kind in kinds)
+    default = "" if setting.default == REQUIRED else _code(setting.default)
+    if in_python not in (REQUIRED, setting.default):
+        default += f"; in Python {_code(in_python)}"
+    return f"| `{setting.key}` | {shown} | {default} | {setting.meaning} |\n"
+
+
+def _code(value: Any) -> str:
+    return f"`{to_override_value(value)}`"
+
+
+def _choices(key: str, kind: Any, config: Any) -> str:
+    """The strings that a setting may be, as the refusal of another one lists them; empty if it lists none."""
+    *groups, name = key.split(".")
+    config = reduce(getattr, groups, config)
+    if kind not in (str, list[str]) or config is None:
+        return ""
+    try:
+        replace(config, **{name: "?" if kind is str else ["?"]})
+    except UserError as error:
+        if listed := re.fullmatch(r"[\w.]+=\?: choose one of ([\w, -]+?)(, or .*)?", str(error)):
+            choices = ", ".join(map(_code, listed[1].split(", "))) + (listed[2] or "")
+            return choices if kind is str else f"list of {choices}"
+    return ""
+
+
+if __name__ == "__main__":
+    os.environ.pop("XDG_CACHE_HOME", None)  # the default of data.cache_dir depends on it
+    PAGE.write_text(page())
