@@ -24,7 +24,7 @@ from lm.report.pages import render
 
 
 def test_no_text_in_a_report_steers_a_terminal() -> None:
-    answer = {"verdict": "a\x1b[31m", "rest": "", "regret": ""}
+    answer = {"statement": "a\x1b[31m: b"}
     context = {"answers": [answer], "basis": [], "comparisons": [], "interactions": [], "warnings": []}
     flags = {"running": False, "several_budgets": False, "with_regret": False}
     assert "\x1b" not in render("ablation.md.j2", title="b\x1b[31m", unit="", ci="", digits=3, **context, **flags)

@@ -1,7 +1,7 @@
 """The page about a single run, and the samples that are taken during its training."""
 
 import json
-from collections.abc import Sequence
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,32 +20,44 @@ PROMPTS = ["def f0(x", "</code><script>alert(1)</script>"]
 OPTIONS = ["trainer.max_steps=20", "validation.every=5", "checkpoint.every=5", "checkpoint.keep=4", "model.dropout=0.1"]
 
 
-def trained(folder: Path, name: str, prompts: Sequence[str]) -> dict[str, Any]:
-    (folder / "corpus.txt").write_text(TEXT)
-    places = [f"data.path={folder}/corpus.txt", f"run_dir={folder}/{name}"]
-    run = compose("train", [*TINY_RUN, *OPTIONS, *places], RunConfig)
-    return train(replace(run, prompts=list(prompts)))[1]
+def trained(run_dir: Path, prompts: list[str]) -> dict[str, Any]:
+    text = run_dir.with_name("corpus.txt")
+    text.write_text(TEXT)
+    run = compose("train", [*TINY_RUN, *OPTIONS, f"data.path={text}", f"run_dir={run_dir}"], RunConfig)
+    return train(replace(run, prompts=prompts))[1]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run that was asked to continue two prompts. Copy it before a change."""
+    run_dir = tmp_path_factory.mktemp("page") / "made"
+    trained(run_dir, PROMPTS)
+    return run_dir
+
+
+def copy(made: Path, run_dir: Path) -> dict[str, Any]:
+    shutil.copytree(made, run_dir)
+    return dict(json.loads((run_dir / "result.json").read_text()))
 
 
 @pytest.mark.slow
-def test_samples_during_training_change_nothing_and_survive_a_resume(tmp_path: Path) -> None:
-    trained(tmp_path, "plain", [])
+def test_samples_during_training_change_nothing_and_survive_a_resume(made: Path, tmp_path: Path) -> None:
+    trained(tmp_path / "plain", [])
     assert not (tmp_path / "plain/samples.jsonl").exists()
-    result, run = trained(tmp_path, "run", PROMPTS), tmp_path / "run"
-    assert (run / "metrics.csv").read_bytes() == (tmp_path / "plain/metrics.csv").read_bytes()
-    whole = (run / "samples.jsonl").read_bytes()
-    lines = read_samples(run / "samples.jsonl")
+    assert (made / "metrics.csv").read_bytes() == (tmp_path / "plain/metrics.csv").read_bytes()
+    whole, lines = (made / "samples.jsonl").read_bytes(), read_samples(made / "samples.jsonl")
     assert [(row["step"], row["tokens"]) for row in lines] == [(5, 640), (10, 1280), (15, 1920)]
     assert [[pair["prompt"] for pair in row["samples"]] for row in lines] == [PROMPTS] * 3
+    run = tmp_path / "made"
+    result = copy(made, run)
     with open(run / "samples.jsonl", "ab") as file:
         file.write(b'{"step": 16, "tok')  # its process was killed
     (run / "result.json").unlink()
     for path in run.glob("checkpoints/*"):
         if int(path.stem.split("-")[1]) > 10:
             path.unlink()
-    again = trained(tmp_path, "run", PROMPTS)
-    assert again["resumed_from"] == [10]
-    assert again["samples"] == result["samples"]
+    again = trained(run, PROMPTS)
+    assert (again["resumed_from"], again["samples"]) == ([10], result["samples"])
     assert (run / "samples.jsonl").read_bytes() == whole
 
 
@@ -60,10 +72,9 @@ def test_a_line_of_samples_that_broke_off_is_left_out(tmp_path: Path) -> None:
         assert len(found) >= whole[:length].count(b"\n")
 
 
-def test_the_page_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    name = "a <b>run_*x*"
-    result = trained(tmp_path, "made", PROMPTS)
-    run_dir = (tmp_path / "made").rename(tmp_path / name)
+def test_the_page_of_a_run(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir = tmp_path / "a <b>run_*x*"
+    result = copy(made, run_dir)
     odd = {"prompt": "\x1b[31m\udc80", "continuation": "\x00"}
     (run_dir / "result.json").write_text(json.dumps(result | {"samples": [*result["samples"], odd]}))
     report.run([f"run_dir={run_dir}"])
@@ -72,26 +83,22 @@ def test_the_page_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert not {"script", "b", "link", "img", "iframe"} & {*page.tags}
     assert page.tags.count("svg") == 1
     assert all(address.startswith("#") for address in page.addresses)
-    assert page.headings[0] == name
+    assert page.headings[0] == run_dir.name
     for words in (
         f"{result['val_loss']:.4f} nats per token",
         f"zlib {result['baselines_bpb']['zlib']:.3f}",
         *(f"{count:,}" for count in result["n_params_by_role"].values()),
         *("after 5 steps", "after 15 steps", "after the last step", *PROMPTS, r"\x1b[31m\udc80"),
-        f"lm-lab generate 'run_dir={name}'",
+        f"lm-lab generate 'run_dir={run_dir.name}'",
         result["data_hash"][:16],
     ):
         assert words in page.text
     (settings,) = (table for table in page.tables if table[0] == ["setting", "value", "default"])
     assert ["model.d_model", "32", "128"] in settings
     assert {"model.n_heads", "optim.betas"}.isdisjoint({row[0] for row in settings}), "they have their defaults"
-
-
-def test_the_page_of_a_run_that_is_not_finished(tmp_path: Path) -> None:
-    trained(tmp_path, "run", PROMPTS)
-    (tmp_path / "run/result.json").unlink()
-    report.run([f"run_dir={tmp_path / 'run'}"])
-    page = Page(tmp_path / "run")
+    (run_dir / "result.json").unlink()
+    report.run([f"run_dir={run_dir}"])
+    page = Page(run_dir)
     assert "unfinished: step 20 of 20" in page.text
     assert "svg" in page.tags
     assert "How it was made" not in page.headings

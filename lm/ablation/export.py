@@ -1,5 +1,6 @@
 """The files of a report for programs: results.csv, curves.csv and report.json."""
 
+import math
 from typing import Any
 
 import pandas as pd
@@ -7,7 +8,7 @@ import pandas as pd
 from lm.ablation import views
 from lm.ablation.results import POINT, SCORES, Results
 from lm.ablation.statistics import interval
-from lm.ablation.warnings import Warning
+from lm.ablation.warnings import report_warnings
 
 SCHEMA_VERSION = 1  # of report.json
 WHO = ("arm", "purpose", "seed", "budgets", "status", "error")
@@ -42,24 +43,30 @@ def curves_csv(results: Results) -> str:
     return str(curves[["run_dir", *POINT]].to_csv(index=False, lineterminator="\n"))
 
 
-def report_json(results: Results, warnings: list[Warning]) -> dict[str, Any]:
+def report_json(results: Results) -> dict[str, Any]:
     """The report in numbers; what is not known is null."""
     record, contrasts = results.record, results.contrasts
     interactions = contrasts["family"] == "interaction"
-    reported = views.reported(results)
+    reported = views.distinct(results.reported())
     with_error = reported[reported["error"].fillna("") != ""]
     content = {
         "schema_version": SCHEMA_VERSION,
         "question": record.question,
-        "verdict": views.sentences(results),
+        "verdict": [*views.asked(results)["statement"]],
         "contrasts": contrasts[~interactions].to_dict("records"),
         "interactions": [
             {"name": row["arm"], "formula": row["baseline"]} | row for row in contrasts[interactions].to_dict("records")
         ],
-        "warnings": [warning._asdict() for warning in warnings],
+        "warnings": [warning._asdict() for warning in report_warnings(results)],
         "arms": [_mean_json(results, name, budget) for budget in record.budgets for name in record.arms],
-        "cost": {name: _cost_json(results, name) for name in record.arms},
-        "runs": views.run_counts(results)
+        "cost": {
+            name: {
+                kind: float(runs["seconds"][runs["arm"] == name].sum())
+                for kind, runs in (("reported", reported), ("trials", results.trials))
+            }
+            for name in record.arms
+        },
+        "runs": results.counts()
         | {"rows": len(views.rows_alone(results))}
         | {"reasons": with_error[["arm", "seed", "status", "error", "run_dir"]].to_dict("records")},
         "tuning": {name: _search_json(results, name) for name in results.trials["arm"].unique()},
@@ -70,17 +77,10 @@ def report_json(results: Results, warnings: list[Warning]) -> dict[str, Any]:
 
 
 def _mean_json(results: Results, name: str, budget: str) -> dict[str, Any]:
-    values = views.finished(results, name, budget)[results.record.metric].astype(float)
+    values = views.done_of(results, name, budget)[results.record.metric].astype(float)
     low, high = interval([*values]) or (None, None)
     statistics = {"n": len(values), "mean": values.mean(), "sd": values.std(), "ci_low": low, "ci_high": high}
     return {"arm": name, "budget": budget} | statistics
-
-
-def _cost_json(results: Results, name: str) -> dict[str, float]:
-    """Seconds of computing, in finished runs."""
-    reported = views.reported(results)
-    kinds = {"reported": reported, "trials": results.trials}
-    return {kind: float(runs[runs["arm"] == name]["seconds"].sum()) for kind, runs in kinds.items()}
 
 
 def _search_json(results: Results, name: str) -> dict[str, Any]:
@@ -97,8 +97,5 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
-    if hasattr(value, "item"):
-        value = value.item()
-    return (
-        None if value is pd.NA or value is None or value != value or value in (float("inf"), -float("inf")) else value
-    )
+    value = value.item() if hasattr(value, "item") else value
+    return None if value is pd.NA or value is None or value != value or value in (math.inf, -math.inf) else value

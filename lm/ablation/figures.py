@@ -1,9 +1,8 @@
 """The figures of an ablation's report. Colour, dashes and marker of an arm are the same in all of them."""
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from statistics import median
+from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -16,11 +15,12 @@ from lm.ablation import views
 from lm.ablation.contrasts import decimals
 from lm.ablation.results import Results
 from lm.ablation.statistics import interval
-from lm.config.ablation import BUDGET_NAMES
 from lm.report.figures import (
+    COLOURS,
     INK,
     LINE,
     MARKERS,
+    NAME,
     PAPER,
     SOFT,
     LineStyle,
@@ -34,6 +34,7 @@ from lm.report.figures import (
     shorten,
     tokens_axis,
 )
+from lm.report.pages import signed
 
 VERDICT_MARKERS = {"better": "^", "worse": "v", "equivalent": "s", "undecided": "o"}
 FAR = 5  # times the middle difference
@@ -45,71 +46,47 @@ SIDES = {
 }
 
 
-@dataclass(slots=True)
-class ForestRow:
-    name: str
-    mean: float
-    ci_low: float  # equal to the mean with one seed
-    ci_high: float
-    verdict: str
-    digits: int
-    color: str = INK
-    bold: bool = False
-    seeds: Sequence[float] = field(default_factory=list)  # the difference at each seed
-
-    @property
-    def label(self) -> str:
-        mean = f"{self.mean:+z.{self.digits}f}"
-        if self.ci_low == self.ci_high == self.mean:
-            return f"{mean} (one seed)" if len(self.seeds) < 2 else mean
-        return f"{mean} [{self.ci_low:+z.{self.digits}f}, {self.ci_high:+z.{self.digits}f}]"
-
-
 @as_svg
-def forest(results: Results) -> Figure:
+def forest(results: Results) -> Figure | None:
     """Every comparison of different runs once, the primary ones in bold."""
-    record, styles = results.record, line_styles(list(results.record.arms))
-    groups: dict[str, list[ForestRow]] = {}
-    contrasts = views.merged(results, results.contrasts)
-    for _, contrast in contrasts[contrasts["mean_difference"].notna()].iterrows():
-        heading = f"At equal {' and '.join(contrast['budgets'])}" if len(record.budgets) > 1 else ""
-        name, color = contrast["arm"], INK
-        if contrast["family"] == "interaction":
-            heading = f"Interactions{heading.replace('At', ' at')}"
-        else:
-            color = styles[contrast["arm"]].color
-            name += f" - {contrast['baseline']}" * (contrast["baseline"] != record.baseline)
-        groups.setdefault(heading, []).append(forest_row(name, contrast, views.differences(results, contrast), color))
-    side = "left" if views.lower_is_better(results) else "right"
-    return draw_forest(groups, record.equivalence_margin, f"difference, {views.unit(results)} ({side} is better)")
+    record, comparisons = results.record, views.comparisons(results)
+    shown = comparisons[comparisons["mean_difference"].notna()]
+    styles, side = line_styles(list(record.arms)), "left" if views.lower_is_better(results) else "right"
+    is_interaction = shown["family"] == "interaction"
+    heading = "At equal " + shown["budgets"] if len(record.budgets) > 1 else shown["at_equal"]
+    return draw_forest(
+        shown.assign(
+            label=shown["name"].str.removesuffix(f" - {record.baseline}"),
+            heading=heading.where(~is_interaction, "Interactions" + shown["at_equal"]),
+            color=[styles[arm].color if arm in styles else INK for arm in shown["arm"].where(~is_interaction, "")],
+        ),
+        record.equivalence_margin,
+        f"difference, {views.unit(results)} ({side} is better)",
+    )
 
 
-def forest_row(name: str, contrast: pd.Series, seeds: Iterable[float], color: str = INK) -> ForestRow:
-    mean = float(contrast["mean_difference"])
-    low, high = (mean if pd.isna(contrast[end]) else float(contrast[end]) for end in ("ci_low", "ci_high"))
-    digits, bold = decimals(contrast["equivalence_margin"]), contrast["family"] == "primary"
-    return ForestRow(name, mean, low, high, contrast["verdict"], digits, color, bold, [*seeds])
-
-
-def draw_forest(groups: dict[str, list[ForestRow]], margin: float, xlabel: str) -> Figure:
+def draw_forest(rows: pd.DataFrame, margin: float, xlabel: str) -> Figure | None:
     """Name and numbers of a row stand above its interval, each seed as a dot below; zero and the margin behind.
 
-    Bold rows set the scale, or, where there are none, those that are not far off. `margin` is 0 for no band. A group
-    whose heading is empty has none.
+    `rows` are contrasts with a `label`, a `color`, and a `heading` of the group that they belong to, or an empty one.
+    Bold rows set the scale, or, where there are none, those that are not far off. `margin` is 0 for no band.
     """
-    rows = [row for group in groups.values() for row in group]
-    middle = median([abs(row.mean) for row in rows])
-    main = [row for row in rows if row.bold] or [row for row in rows if abs(row.mean) <= FAR * middle]
-    limits = axis_limits([*_ends(main), 0, -margin, margin], _ends(rows), margin, reach=0.5)
+    if rows.empty:
+        return None
+    size = rows["mean_difference"].abs()
+    main = rows[rows["primary"]] if rows["primary"].any() else rows[size <= FAR * size.median()]
+    core, every = (frame[["mean_difference", "ci_low", "ci_high"]].stack().dropna() for frame in (main, rows))
+    limits = axis_limits([*core, 0, -margin, margin], [*every], margin, reach=0.5)
+    groups = dict([*rows.groupby("heading", sort=False)])
     figure, (axes,) = panels(1, 1.1 + 0.52 * len(rows) + 0.4 * sum(map(bool, groups)))
     y = 0.0
     for heading, group in groups.items():
         if heading:
-            _write(axes, 0, y, heading, style="italic")
+            _write(axes, 0, y, shorten(heading, 2 * NAME), style="italic")
             y += 0.7
-        for row in group:
-            _write(axes, 0, y - 0.05, shorten(row.name), weight="bold" if row.bold else "normal")
-            _write(axes, 1, y - 0.05, row.label, ha="right", fontsize=10)
+        for row in group.itertuples():
+            _write(axes, 0, y - 0.05, shorten(row.label), weight="bold" if row.primary else "normal")
+            _write(axes, 1, y - 0.05, _numbers(row), ha="right", fontsize=10)
             axes.fill_betweenx([y + 0.18, y + 0.62], -margin, margin, color=LINE, lw=0)
             axes.plot([0, 0], [y + 0.18, y + 0.62], color=INK, lw=1)
             _draw_row(axes, row, y + 0.34, limits)
@@ -117,16 +94,18 @@ def draw_forest(groups: dict[str, list[ForestRow]], margin: float, xlabel: str) 
     axes.set(xlim=limits, ylim=(y - 0.25, -0.6), yticks=[], xlabel=xlabel)
     axes.spines["left"].set_visible(False)
     axes.grid(visible=False)
-    for verdict in dict.fromkeys(row.verdict for row in rows):
+    for verdict in rows["verdict"].unique():
         axes.plot([], [], label=verdict, **_verdict_marker(verdict, INK))
-    if any(row.seeds for row in rows):
-        axes.plot([], [], ".", color=SOFT, markersize=5, label="a seed")
+    axes.plot([], [], ".", color=SOFT, markersize=5, label="a seed")
     legend(figure, axes)
     return figure
 
 
-def _ends(rows: Sequence[ForestRow]) -> list[float]:
-    return [value for row in rows for value in (row.mean, row.ci_low, row.ci_high)]
+def _numbers(row: Any) -> str:
+    mean, *ends = (
+        signed(value, decimals(row.equivalence_margin)) for value in (row.mean_difference, row.ci_low, row.ci_high)
+    )
+    return f"{mean} (one seed)" if pd.isna(row.ci_low) else f"{mean} [{', '.join(ends)}]"
 
 
 def _verdict_marker(verdict: str, color: str) -> dict[str, Any]:
@@ -139,53 +118,48 @@ def _write(axes: Axes, x: float, y: float, text: str, **options: Any) -> None:
     axes.text(x, y, text, transform=axes.get_yaxis_transform(), va="center", **options)
 
 
-def _draw_row(axes: Axes, row: ForestRow, y: float, limits: tuple[float, float]) -> None:
+def _draw_row(axes: Axes, row: Any, y: float, limits: tuple[float, float]) -> None:
     low, high = limits
-    if row.ci_low <= high and row.ci_high >= low:
-        axes.plot([max(row.ci_low, low), min(row.ci_high, high)], [y, y], color=row.color, lw=2)
-    for outside, edge, arrow in ((row.ci_low < low, low, "<"), (row.ci_high > high, high, ">")):
+    mean = row.mean_difference
+    ci_low, ci_high = (mean, mean) if pd.isna(row.ci_low) else (row.ci_low, row.ci_high)
+    if ci_low <= high and ci_high >= low:
+        axes.plot([max(ci_low, low), min(ci_high, high)], [y, y], color=row.color, lw=2)
+    for outside, edge, arrow in ((ci_low < low, low, "<"), (ci_high > high, high, ">")):
         if outside:  # it goes on there; the numbers tell how far
             axes.plot([edge], [y], arrow, color=row.color, clip_on=False)
-    if low <= row.mean <= high:
-        axes.plot([row.mean], [y], **_verdict_marker(row.verdict, row.color))
-    seeds = [value for value in row.seeds if low <= value <= high]
-    if seeds:
+    if low <= mean <= high:
+        axes.plot([mean], [y], **_verdict_marker(row.verdict, row.color))
+    seeds = [value for value in row.differences if low <= value <= high]
+    if seeds:  # an empty line would make room for itself
         axes.plot(seeds, [y + 0.2] * len(seeds), ".", color=SOFT, markersize=5, clip_on=False)
 
 
 @as_svg
-def seeds(results: Results) -> Figure:
+def seeds(results: Results) -> Figure | None:
     """Arms in the order of the question, a line for each seed; a panel for each budget that has runs of its own."""
     record, arms = results.record, list(results.record.arms)
-    budgets = distinct_budgets(results)
-    scores = {
-        (arm, budget): views.finished(results, arm, budget)[record.metric].astype(float)
-        for arm in arms
-        for budget in budgets
-    }
-    values = [value for column in scores.values() for value in column]
-    main = {record.baseline, *(record.primary or arms)}
-    core = [value for (arm, _), column in scores.items() if arm in main for value in column]
-    limits = axis_limits(core or values, values, record.equivalence_margin, reach=0.5)
+    done = views.done(results)
+    if done.empty:
+        return None
+    budgets = views.distinct_budgets(results, arms)
+    scores = done.pivot(index="seed", columns=["budget", "arm"], values=record.metric).astype(float)
+    scores = scores.reindex([seed for seed in record.seeds if seed in scores.index])
+    scores = scores.reindex(columns=pd.MultiIndex.from_product([budgets, arms]))
+    is_main = scores.columns.get_level_values(1).isin([record.baseline, *(record.primary or arms)])
+    values = scores.stack([0, 1], future_stack=True).dropna()
+    core = scores.loc[:, is_main].stack([0, 1], future_stack=True).dropna()
+    limits = axis_limits([*core] or [*values], [*values], record.equivalence_margin, reach=0.5)
     crowded = sum(map(len, arms)) > 38
     figure, axes = panels(len(budgets), 2.4, 0.5 + 0.5 * crowded, sharex=True)
-    shown = [seed for seed in record.seeds if any(seed in column.index for column in scores.values())]
+    style: dict[str, Any] = {"color": SOFT, "lw": 0.8, "ms": 5.5, "mfc": "none", "mec": INK}
     for panel, budget in zip(axes, budgets, strict=True):
         panel.set(ylabel=views.unit(results), ylim=limits, xlim=(-0.5, len(arms) - 0.5))
-        for i, seed in enumerate(shown):
-            line = [scores[arm, budget].get(seed, math.nan) for arm in arms]
-            inside = [value if limits[0] <= value <= limits[1] else math.nan for value in line]
-            label = f"seed {seed}" if i % math.ceil(len(shown) / 24) == 0 else None
-            options: dict[str, Any] = {
-                "color": SOFT,
-                "lw": 0.8,
-                "markersize": 5.5,
-                "markerfacecolor": "none",
-                "markeredgecolor": INK,
-            }
-            panel.plot(range(len(arms)), inside, marker=MARKERS[i % len(MARKERS)], label=label, **options)
+        inside = scores[budget].where(scores[budget].ge(limits[0]) & scores[budget].le(limits[1]))
+        for i, (seed, line) in enumerate(inside.iterrows()):
+            label = f"seed {seed}" if i % math.ceil(len(inside) / 24) == 0 else None
+            panel.plot(range(len(arms)), line, marker=MARKERS[i % len(MARKERS)], label=label, **style)
         for x, arm in enumerate(arms):
-            mark_outside(panel, x, [*scores[arm, budget]])
+            mark_outside(panel, x, [*scores[budget, arm]])
         if len(record.budgets) > 1:
             panel.set_title(f"At equal {budgets[budget]}")
         panel.set_xticks(range(len(arms)), map(shorten, arms))
@@ -197,22 +171,15 @@ def seeds(results: Results) -> Figure:
     return figure
 
 
-def distinct_budgets(results: Results) -> dict[str, str]:
-    """Budgets whose runs are not those of an earlier one, with the names of all that the runs serve."""
-    reported = results.runs[results.runs["purpose"] == "reported"]
-    names: dict[frozenset[str], list[str]] = {}
-    for budget in results.record.budgets:
-        names.setdefault(frozenset(reported[reported["budget"] == budget]["run_dir"]), []).append(budget)
-    return {group[0]: " and ".join(BUDGET_NAMES[budget] for budget in group) for group in names.values()}
-
-
 @as_svg
-def learning(results: Results, curves: pd.DataFrame) -> Figure:
+def learning(results: Results) -> Figure | None:
     """The whole of training, its last half, where arms differ least, and the differences from the baseline."""
-    record, styles = results.record, line_styles(list(results.record.arms))
+    record, styles, curves = results.record, line_styles(list(results.record.arms)), views.curves_shown(results)
     main = {record.baseline, *(record.primary or record.arms)}
     tables = {arm: views.over_seeds(views.curve_table(curves, arm)) for arm in record.arms}
     tables = {arm: table for arm, table in tables.items() if len(table)}
+    if max(map(len, tables.values()), default=0) < 2:
+        return None
     others = [arm for arm in tables if arm != record.baseline]
     gaps = {arm: views.over_seeds(views.gap_table(curves, arm, record.baseline)) for arm in others}
     gaps = {arm: table for arm, table in gaps.items() if len(table) > 1}
@@ -254,13 +221,15 @@ def _draw_curve(axes: Axes, table: pd.DataFrame, style: LineStyle, name: str, ba
 
 
 @as_svg
-def tuning(results: Results) -> Figure:
+def tuning(results: Results) -> Figure | None:
     """The trials over each hyperparameter, with the fitted curve of each arm and its band of one standard deviation.
 
     The plot reaches as far up as helps to see where the best value lies.
     """
     record, trials = results.record, results.trials
     keys = list(dict.fromkeys(key for arm in record.arms for key in results.hyperparameters(arm)))
+    if not keys:
+        return None
     arms = [arm for arm in record.arms if arm in {*trials["arm"]}]
     main = {record.baseline, *record.primary} & {*arms} or {*arms}
     scores = trials["score"].astype(float).dropna()
@@ -277,13 +246,9 @@ def tuning(results: Results) -> Figure:
             if key in results.hyperparameters(arm):
                 _draw_search(panel, results, arm, key, styles[arm], band=arm in main)
     for arm in arms:
-        axes[0].plot([], [], label=arm, **_options(styles[arm]))
+        axes[0].plot([], [], label=arm, **asdict(styles[arm]))
     legend(figure, axes[0])
     return figure
-
-
-def _options(style: LineStyle) -> dict[str, Any]:
-    return {"color": style.color, "linestyle": style.linestyle, "marker": style.marker}
 
 
 def _draw_search(axes: Axes, results: Results, arm: str, key: str, style: LineStyle, band: bool) -> None:
@@ -310,50 +275,42 @@ def _draw_search(axes: Axes, results: Results, arm: str, key: str, style: LineSt
 
 
 @as_svg
-def over_setting(results: Results) -> Figure:
-    """A panel for each series under each budget: arms with the same value may differ far less than the others."""
-    drawn = setting_series(results)
-    values = sorted({value for points in drawn.values() for value, _ in points})
-    figure, axes = panels(len(drawn), 2.2, 0.2, sharex=True)
-    for panel, (title, points) in zip(axes, drawn.items(), strict=True):
-        panel.set(ylabel=views.unit(results), title=title)
-        _draw_series(panel, results, points)
+def over_setting(results: Results) -> Figure | None:
+    """A panel for each baseline and budget: arms with the same value may differ far less than the others."""
+    key, record = str(results.record.plot_over), results.record
+    comparisons = views.comparisons(results)
+    shown = comparisons[(comparisons["family"] != "interaction") & comparisons["mean_difference"].notna()]
+    value, other = (
+        pd.to_numeric(shown[side].map(lambda arm: record.arms[arm].settings.get(key)), errors="coerce")
+        for side in ("arm", "baseline")
+    )
+    title = ("minus " + shown["baseline"]).where(value != other, f"minus the arm of the same {key}")
+    shown = shown.assign(value=value, other=other, title=title + shown["at_equal"].str.replace(" at", ", at", n=1))
+    groups = dict([*shown[value.notna()].sort_values("value", kind="stable").groupby("title", sort=False)])
+    if not groups:
+        return None
+    values = sorted({*value.dropna()})
+    figure, axes = panels(len(groups), 2.2, 0.2, sharex=True)
+    for panel, (heading, group) in zip(axes, groups.items(), strict=True):
+        panel.set(ylabel=views.unit(results), title=heading)
+        _draw_series(panel, group, record.equivalence_margin)
         if 0 < 8 * values[0] < values[-1]:
             panel.set_xscale("log")
             panel.xaxis.set_minor_locator(NullLocator())
             panel.set_xticks(values, [f"{value:g}" for value in values])
-    axes[-1].set_xlabel(str(results.record.plot_over))
+    axes[-1].set_xlabel(key)
     return figure
 
 
-def setting_series(results: Results) -> dict[str, list[tuple[float, pd.Series]]]:
-    """By title: a series for each baseline; comparisons of two arms with the same value are a series of their own."""
-    key, record = results.record.plot_over, results.record
-    series: dict[str, list[tuple[float, pd.Series]]] = {}
-    contrasts = views.merged(results, results.contrasts[results.contrasts["family"] != "interaction"])
-    for _, contrast in contrasts[contrasts["mean_difference"].notna()].iterrows() if key else ():
-        value, other = (record.arms[contrast[side]].settings.get(str(key)) for side in ("arm", "baseline"))
-        if isinstance(value, int | float):
-            title = f"minus the arm of the same {key}" if value == other else f"minus {contrast['baseline']}"
-            title += f", at equal {' and '.join(contrast['budgets'])}" * (len(record.budgets) > 1)
-            series.setdefault(title, []).append((float(value), contrast))
-    return {title: sorted(points, key=lambda point: point[0]) for title, points in series.items()}
-
-
-def _draw_series(axes: Axes, results: Results, points: list[tuple[float, pd.Series]]) -> None:
-    record, color = results.record, "#0072B2"
-    axes.axhspan(-record.equivalence_margin, record.equivalence_margin, color=LINE, lw=0)
+def _draw_series(axes: Axes, group: pd.DataFrame, margin: float) -> None:
+    """Means and intervals over the value of the setting; a hollow mark at zero where a baseline has its own."""
+    axes.axhspan(-margin, margin, color=LINE, lw=0)
     axes.axhline(0, color=INK, lw=1)
-    baselines = dict.fromkeys(contrast["baseline"] for _, contrast in points)
-    own = [record.arms[baseline].settings.get(str(record.plot_over)) for baseline in baselines]
-    zeros = [(value, 0.0) for value in own if isinstance(value, int | float) and value not in dict(points)]
-    means = [(value, float(contrast["mean_difference"])) for value, contrast in points]
-    axes.plot(*zip(*sorted(means + zeros), strict=True), "o-", color=color)
-    for value, zero in zeros:
-        axes.plot([value], [zero], "o", color=color, mfc=PAPER)
-    for value, contrast in points:
-        if pd.notna(contrast["ci_low"]):
-            axes.vlines(value, contrast["ci_low"], contrast["ci_high"], color=color)
+    zeros = {value: 0.0 for value in group["other"].dropna() if value not in {*group["value"]}}
+    means = pd.Series([*group["mean_difference"], *zeros.values()], [*group["value"], *zeros]).sort_index()
+    axes.plot(means.index, means, "o-", color=COLOURS[0])
+    axes.plot([*zeros], [*zeros.values()], "o", color=COLOURS[0], mfc=PAPER)
+    axes.vlines(group["value"], group["ci_low"], group["ci_high"], color=COLOURS[0])
 
 
 def band_differences(diagnostics: pd.DataFrame, arm: str, baseline: str) -> pd.DataFrame:
@@ -372,8 +329,10 @@ def band_differences(diagnostics: pd.DataFrame, arm: str, baseline: str) -> pd.D
 
 
 @as_svg
-def bands(results: Results, tables: dict[str, pd.DataFrame]) -> Figure:
+def bands(results: Results, tables: dict[str, pd.DataFrame]) -> Figure | None:
     """The difference in loss by the frequency of the target; `tables` are the `band_differences` of each arm."""
+    if not tables:
+        return None
     styles, margin = line_styles(list(results.record.arms)), results.record.equivalence_margin
     ends = {arm: [*table[["mean", "low", "high"]].to_numpy().flat] for arm, table in tables.items()}
     main = [value for arm in ends if arm in results.record.primary for value in ends[arm]]
@@ -394,7 +353,9 @@ def bands(results: Results, tables: dict[str, pd.DataFrame]) -> Figure:
 
 
 @as_svg
-def gradients(results: Results, diagnostics: pd.DataFrame) -> Figure:
+def gradients(results: Results, diagnostics: pd.DataFrame) -> Figure | None:
+    if diagnostics.empty:
+        return None
     styles = line_styles(list(results.record.arms))
     figure, axes = panels(len(SIDES), 1.9, 0.4, sharex=True)
     for panel, (column, title) in zip(axes, SIDES.items(), strict=True):

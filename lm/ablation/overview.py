@@ -3,7 +3,6 @@
 import math
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, variance
 from typing import Any
@@ -15,19 +14,20 @@ from matplotlib.figure import Figure
 from lm.ablation import views
 from lm.ablation.contrasts import decimals
 from lm.ablation.export import results_frame
-from lm.ablation.figures import draw_forest, forest_row
+from lm.ablation.figures import draw_forest
 from lm.ablation.power import TuningVariance, satterthwaite, t_quantile
 from lm.ablation.results import Results, read_results
 from lm.ablation.statistics import difference_p, holm, interval
 from lm.ablation.warnings import report_warnings
-from lm.config.ablation import BUDGET_NAMES
 from lm.config.identity import hashed_settings
-from lm.report.figures import as_svg, inline, shorten
+from lm.report.figures import INK, as_svg, inline
 from lm.report.pages import render
 from lm.system.files import write_text
 from lm.system.terminal import printable, to_override_value
 
 DIGITS = 4  # of bits per byte
+
+Row = dict[str, Any]  # of the table: a contrast of one ablation, in the unit of its report and in bits per byte
 
 
 def folders(path: Path) -> list[Path]:
@@ -43,21 +43,21 @@ def write_overview(path: Path) -> dict[Path, Results]:
     """
     every = [read_results(folder) for folder in folders(path)]
     ablations = {results.folder: results for results in sorted(every, key=lambda results: results.record.begun)}
-    rows = compare([row for results in ablations.values() for row in comparable(results)])
+    rows = _compared([row for results in ablations.values() for row in _comparable(results)])
     (path / "figures").mkdir(exist_ok=True)
     frames = [results_frame(results).assign(ablation=printable(folder.name)) for folder, results in ablations.items()]
     table = pd.concat([frame for frame in frames if len(frame)], ignore_index=True)
     table.insert(0, "ablation", table.pop("ablation"))
     write_text(path / "results.csv", table.to_csv(index=False, lineterminator="\n", errors="replace"))
-    svg = forest(rows) if rows else None
+    svg = forest(rows)
     if svg is not None:
         write_text(path / "figures" / "overview.svg", svg)
     context = {
         "title": path.resolve().name,
-        "rows": [row.cells() for row in rows],
+        "rows": rows,
         "svg": svg and inline(svg, "Differences of all ablations in bits per byte"),
         "settings": _conditions(ablations),
-        "warnings": list(_weaknesses(ablations, rows)),
+        "warnings": [*_weaknesses(ablations, {row["ablation"] for row in rows})],
         "digits": DIGITS,
     }
     write_text(path / "overview.html", render("overview.html.j2", **context))
@@ -65,59 +65,31 @@ def write_overview(path: Path) -> dict[Path, Results]:
     return ablations
 
 
-@dataclass(slots=True)
-class Row:
-    """A comparison of one ablation, in the unit of its report and in bits per byte."""
-
-    results: Results
-    contrast: pd.Series
-    bits: pd.Series  # the difference in bits per byte, by seed
-    tuning: TuningVariance | None  # in bits per byte
-    apart: dict[str, Any] | None = None  # from the same comparison of the first ablation, in bits per byte
-
-    @property
-    def folder(self) -> Path:
-        return self.results.folder
-
-    @property
-    def key(self) -> tuple[str, str, str]:
-        """The same for the same comparison in every ablation."""
-        return self.contrast["arm"], self.contrast["baseline"], self.contrast["budget"]
-
-    @property
-    def heading(self) -> str:
-        arm, baseline, budget = self.key
-        return f"{shorten(arm)} - {shorten(baseline)}, at equal {BUDGET_NAMES[budget]}"
-
-    def cells(self) -> dict[str, Any]:
-        """What a row of the table shows."""
-        report = next((name for name in ("report.html", "report.md") if (self.folder / name).exists()), None)
-        return self.contrast.to_dict() | {
-            "comparison": f"{self.key[0]} - {self.key[1]}, at equal {BUDGET_NAMES[self.key[2]]}",
-            "ablation": self.folder.name,
-            "address": f"{quote(os.fsencode(self.folder.name))}/{report}" if report else None,
-            "unit": views.unit(self.results),
-            "ci": views.ci(self.results.contrasts),
-            "digits": decimals(self.contrast["equivalence_margin"]),
-            "bits": fmean(self.bits),
-            "apart": self.apart,
-        }
-
-
-def comparable(results: Results) -> list[Row]:
+def _comparable(results: Results) -> Iterator[Row]:
     """The primary comparisons of losses, or all where none is primary, that have a pair of runs; equal runs once."""
-    if not views.lower_is_better(results):
-        return []
-    rows, chosen = [], views.asked(results.contrasts)
-    chosen = chosen[(chosen["family"] != "interaction") & (chosen["n_seeds"] > 0)]
-    for _, contrast in views.merged(results, chosen).iterrows():
+    shown, folder = views.asked(results), results.folder
+    shown = shown[(shown["family"] != "interaction") & (shown["n_seeds"] > 0) & views.lower_is_better(results)]
+    report = next((name for name in ("report.html", "report.md") if (folder / name).exists()), None)
+    for _, contrast in shown.iterrows():
+        runs, baseline = (views.done_of(results, contrast[side], contrast["budget"]) for side in ("arm", "baseline"))
+        differences = (runs["val_bpb"] - baseline["val_bpb"]).loc[contrast["seeds"]]
         tuning = _tuning_of(contrast)
         if tuning:  # bits per byte for one of the metric are the same for all arms of one tokenizer
-            runs = views.finished(results, contrast["arm"], contrast["budget"])
             rate = runs["val_bpb"].mean() / runs[results.record.metric].mean()
             tuning = TuningVariance(tuning.variance * rate**2, tuning.df)
-        rows.append(Row(results, contrast, views.differences(results, contrast, "val_bpb"), tuning))
-    return rows
+        yield contrast.to_dict() | {
+            "comparison": f"{contrast['arm']} - {contrast['baseline']}, at equal {contrast['budgets']}",
+            "key": (contrast["arm"], contrast["baseline"], contrast["budget"]),  # the same in every ablation
+            "ablation": folder.name,
+            "address": f"{quote(os.fsencode(folder.name))}/{report}" if report else None,
+            "unit": views.unit(results),
+            "ci": views.ci(results.contrasts),
+            "digits": decimals(contrast["equivalence_margin"]),
+            "by_seed": differences,  # in bits per byte
+            "bits": differences.mean(),
+            "tuning": tuning,  # in bits per byte
+            "apart": None,
+        }
 
 
 def _tuning_of(contrast: pd.Series) -> TuningVariance | None:
@@ -130,38 +102,38 @@ def _tuning_of(contrast: pd.Series) -> TuningVariance | None:
     return TuningVariance(variance_of_tuning, max(1, round(variance_of_tuning**2 / rest)))
 
 
-def compare(rows: list[Row]) -> list[Row]:
+def _compared(rows: list[Row]) -> list[Row]:
     """Rows of the same comparison together, each with how far it is from the first of them; p corrected for all."""
     groups: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
-        groups.setdefault(row.key, []).append(row)
+        groups.setdefault(row["key"], []).append(row)
     for first, *others in groups.values():
         for row in others:
-            row.apart = distance(row, first)
-    tested = [row.apart for row in rows if row.apart and row.apart["p"] is not None]
+            row["apart"] = _distance(row, first)
+    tested = [row["apart"] for row in rows if row["apart"] and row["apart"]["p"] is not None]
     for apart, p in zip(tested, holm([apart["p"] for apart in tested]), strict=True):
         apart["p_adjusted"] = p
     return [row for group in groups.values() for row in group]
 
 
-def distance(row: Row, first: Row) -> dict[str, Any]:
+def _distance(row: Row, first: Row) -> dict[str, Any]:
     """Paired by seed where more than half of the seeds of both are the same, else by Welch (1947).
 
     Runs with the same seed are correlated across ablations, so they are paired; if they are independent, pairing only
     reduces the degrees of freedom. A pair of means over shared seeds is not the difference of those over all seeds,
     so `how` says how many are shared. The uncertainty of tuning is added.
     """
-    shared = [seed for seed in first.bits.index if seed in row.bits.index]
-    n = max(len(row.bits), len(first.bits))
+    values, reference = row["by_seed"], first["by_seed"]
+    shared, n = [seed for seed in reference.index if seed in values.index], max(len(values), len(reference))
     paired = 2 * len(shared) > n
-    samples = [[*(row.bits - first.bits)[shared]]] if paired else [[*row.bits], [*first.bits]]
+    samples = [[*(values - reference)[shared]]] if paired else [[*values], [*reference]]
     mean = fmean(samples[0]) - sum(map(fmean, samples[1:]))
     how = "Welch" if not paired else f"{len(shared)} seeds of both" if len(shared) < n else ""
     apart = {"mean": mean, "how": how, "low": None, "high": None, "p": None, "p_adjusted": None}
     if min(map(len, samples)) < 2:
         return apart
-    parts = [(variance(values) / len(values), float(len(values) - 1)) for values in samples]
-    parts += [(side.tuning.variance, float(side.tuning.df)) for side in (row, first) if side.tuning]
+    parts = [(variance(sample) / len(sample), float(len(sample) - 1)) for sample in samples]
+    parts += [(side["tuning"].variance, float(side["tuning"].df)) for side in (row, first) if side["tuning"]]
     if not any(part for part, _ in parts):
         return apart | {"low": mean, "high": mean, "p": float(mean == 0)}
     total, df = satterthwaite(*parts)
@@ -170,14 +142,14 @@ def distance(row: Row, first: Row) -> dict[str, Any]:
 
 
 @as_svg
-def forest(rows: list[Row]) -> Figure:
-    groups: dict[str, list[Any]] = {}
+def forest(rows: list[Row]) -> Figure | None:
+    in_bits = []
     for row in rows:
-        low, high = interval([*row.bits], tuning=row.tuning) or (None, None)
-        in_bits = {"mean_difference": fmean(row.bits), "ci_low": low, "ci_high": high, "equivalence_margin": 0.01}
-        contrast = pd.Series(row.contrast.to_dict() | in_bits | {"family": "secondary"})
-        groups.setdefault(row.heading, []).append(forest_row(row.folder.name, contrast, row.bits))
-    return draw_forest(groups, 0, "difference, bits per byte (left is better)")
+        low, high = interval([*row["by_seed"]], tuning=row["tuning"]) or (None, None)
+        numbers = {"mean_difference": row["bits"], "ci_low": low, "ci_high": high, "differences": [*row["by_seed"]]}
+        look = {"heading": row["comparison"], "label": row["ablation"], "color": INK, "primary": False}
+        in_bits.append(row | numbers | look | {"equivalence_margin": 10.0 ** (2 - DIGITS)})
+    return draw_forest(pd.DataFrame(in_bits), 0, "difference, bits per byte (left is better)")
 
 
 def _conditions(ablations: dict[Path, Results]) -> list[tuple[str, list[str]]]:
@@ -194,14 +166,13 @@ def _conditions(ablations: dict[Path, Results]) -> list[tuple[str, list[str]]]:
     return [*others.items()] if any(others.values()) else []
 
 
-def _weaknesses(ablations: dict[Path, Results], rows: list[Row]) -> Iterator[dict[str, str]]:
+def _weaknesses(ablations: dict[Path, Results], shown: set[str]) -> Iterator[dict[str, str]]:
     """What weakens each ablation's answer, and which ablations are not shown."""
     for folder, results in ablations.items():
-        if any(row.folder == folder for row in rows):
+        if folder.name in shown:
             for summary, detail in report_warnings(results):
-                yield {"ablation": folder.name, "summary": f"{folder.name}: {summary}", "detail": detail}
+                yield {"summary": f"{folder.name}: {summary}", "detail": detail}
         else:
-            why = (
-                "No pair of runs yet." if views.lower_is_better(results) else f"Its metric is {results.record.metric}."
-            )
-            yield {"ablation": folder.name, "summary": f"{folder.name} is not shown.", "detail": why}
+            metric = f"Its metric is {results.record.metric}."
+            reason = "No pair of runs yet." if views.lower_is_better(results) else metric
+            yield {"summary": f"{folder.name} is not shown.", "detail": reason}

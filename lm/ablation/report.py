@@ -1,6 +1,7 @@
 """The report of an ablation: report.html, report.md, report.json, results.csv, curves.csv and figures/.
 
-In: the record and the frames of an ablation's folder, at any moment. Out: files; nothing is computed here but means.
+In: the record and the frames of an ablation's folder, at any moment. Out: files. The functions below `write_report` say
+what the templates show, in the order of the page; nothing is computed here but means and ratios.
 """
 
 import json
@@ -19,7 +20,7 @@ from lm.ablation.contrasts import decimals, percent
 from lm.ablation.export import curves_csv, report_json, results_frame
 from lm.ablation.record import AblationRecord
 from lm.ablation.results import Results
-from lm.ablation.warnings import CONDITIONS, UNKNOWN, Warning, report_warnings, time_ratios
+from lm.ablation.warnings import CONDITIONS, UNKNOWN, report_warnings, time_ratios
 from lm.config.ablation import BUDGET_NAMES
 from lm.report.figures import inline
 from lm.report.pages import render
@@ -41,124 +42,64 @@ HELD_EQUAL = {
     "flops": "training FLOPs (within 2 %)",
     "time": "training time (planned from steps of each arm measured in turns; the ratios reached are among the arms)",
 }
+POSITIONS = {True: "", False: "at the edge", None: "not varied"}  # of a chosen value within those tried
 
 
 def write_report(results: Results) -> None:
     """Write the report into the folder of the ablation."""
-    folder = results.folder
-    warnings = report_warnings(results)
-    drawn = draw(results)
+    folder, diagnostics = results.folder, _diagnostics(results)
+    bands = _bands(results, diagnostics)
+    drawn = {
+        "forest": figures.forest(results),
+        "seeds": figures.seeds(results),
+        "learning": figures.learning(results),
+        "tuning": figures.tuning(results),
+        "setting": figures.over_setting(results),
+        "gradients": figures.gradients(results, diagnostics),
+        "bands": figures.bands(results, bands),
+    }
+    svg = {name: figure for name, figure in drawn.items() if figure is not None}
+    context = _summary(results)
+    page = context | _details(results) | _inside(results, diagnostics, bands)
+    page["svg"] = {name: inline(figure, ALT[name]) for name, figure in svg.items()}
     (folder / "figures").mkdir(exist_ok=True)
-    for name, svg in drawn.items():
-        write_text(folder / "figures" / f"{name}.svg", svg)
-    context = summary(results, warnings)
+    for name, figure in svg.items():
+        write_text(folder / "figures" / f"{name}.svg", figure)
     write_text(folder / "report.md", render("ablation.md.j2", **context))
-    write_text(folder / "report.html", render("ablation.html.j2", **context, **details(results, drawn)))
-    write_text(folder / "report.json", json.dumps(report_json(results, warnings), indent=1, allow_nan=False) + "\n")
+    write_text(folder / "report.html", render("ablation.html.j2", **page))
+    write_text(folder / "report.json", json.dumps(report_json(results), indent=1, allow_nan=False) + "\n")
     write_text(folder / "curves.csv", curves_csv(results))
     write_text(folder / "results.csv", results_frame(results).to_csv(index=False, lineterminator="\n"))
 
 
-def draw(results: Results) -> dict[str, str]:
-    """The figures for which there is something to show, by name, as SVG."""
-    record, curves, diagnostics = results.record, views.curves_shown(results), _diagnostics(results)
-    drawn = {}
-    if results.contrasts["mean_difference"].notna().any():
-        drawn["forest"] = figures.forest(results)
-    if views.run_counts(results)["done"]:
-        drawn["seeds"] = figures.seeds(results)
-    if any(len(views.over_seeds(views.curve_table(curves, arm))) > 1 for arm in record.arms):
-        drawn["learning"] = figures.learning(results, curves)
-    if any(map(results.hyperparameters, record.arms)) and len(results.trials):
-        drawn["tuning"] = figures.tuning(results)
-    if figures.setting_series(results):
-        drawn["setting"] = figures.over_setting(results)
-    if len(diagnostics):
-        drawn["gradients"] = figures.gradients(results, diagnostics)
-        if tables := _bands(results, diagnostics):
-            drawn["bands"] = figures.bands(results, tables)
-    return drawn
+# --- the first screen, which is all of report.md
 
 
-def _diagnostics(results: Results) -> pd.DataFrame:
-    """The diagnostics of the finished runs under the first budget; empty if they have none."""
-    budget, frames = results.record.budgets[0], []
-    for arm in results.record.arms:
-        for seed, run in views.finished(results, arm, budget).iterrows():
-            frame = results.diagnostics(run["run_dir"])
-            about = {"arm": arm, "budget": budget, "seed": seed, "run_dir": run["run_dir"], "purpose": "reported"}
-            frames += [frame.assign(**about)] if len(frame) else []
-    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
-
-
-def _bands(results: Results, diagnostics: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Empty where tokenizers differ: the same band then holds other tokens in each arm."""
-    if len({arm.identity["tokenizer_hash"] for arm in results.record.arms.values()}) > 1:
-        return {}
-    pairs = results.record.contrasts.items()
-    tables = {arm: figures.band_differences(diagnostics, arm, baseline) for arm, baseline in pairs}
-    return {arm: table for arm, table in tables.items() if len(table)}
-
-
-def summary(results: Results, warnings: list[Warning]) -> dict[str, Any]:
-    """What report.md and the first screen of report.html show."""
-    record, counts = results.record, views.run_counts(results)
-    contrasts = views.merged(results, results.contrasts)
-    rows = [_comparison(results, contrast) for _, contrast in contrasts.iterrows()]
+def _summary(results: Results) -> dict[str, Any]:
+    record, comparisons = results.record, views.comparisons(results)
+    is_interaction = comparisons["family"] == "interaction"
+    running = results.counts()["missing"] > 0
     return {
         "title": record.question,
-        "refresh": REFRESH if counts["missing"] else None,
-        "running": bool(counts["missing"]),
+        "running": running,
+        "refresh": REFRESH if running else None,
         "digits": decimals(record.equivalence_margin),
         "unit": views.unit(results),
         "margin": f"{record.equivalence_margin:g}",
-        "ci": views.ci(results.contrasts),
+        "ci": views.ci(comparisons),
         "several_budgets": len(record.budgets) > 1,
-        "answers": _answers(results),
-        "basis": list(_basis(results)),
-        "warnings": warnings,
-        "comparisons": [row for row in rows if row["family"] != "interaction"],
-        "interactions": [row for row in rows if row["family"] == "interaction"],
-        "with_regret": any(pd.notna(row["regret"]) for row in rows),
-        "lower_is_better": views.lower_is_better(results),
-    }
-
-
-def _answers(results: Results) -> list[dict[str, str]]:
-    """The verdicts in words, each with what tuning leaves open of its mean."""
-    digits, answers = decimals(results.record.equivalence_margin), []
-    side = "above" if views.lower_is_better(results) else "below"
-    contrasts = views.merged(results, views.asked(results.contrasts))
-    for (_, contrast), sentence in zip(contrasts.iterrows(), views.sentences(results), strict=True):
-        verdict, colon, rest = sentence.partition(":")
-        regret = ""
-        if pd.notna(contrast["mean_without_regret"]):
-            regret = (
-                f"{contrast['arm']} may be {contrast['regret']:.{digits}f} {side} its best, {contrast['baseline']} "
-                f"{contrast['baseline_regret']:.{digits}f} (expected regret of tuning); without that the difference "
-                f"is {contrast['mean_without_regret']:+z.{digits}f}."
-            )
-        answers.append(
-            {"verdict": verdict + colon, "rest": rest.strip(), "regret": regret, "kind": contrast["verdict"]}
-        )
-    return answers
-
-
-def _comparison(results: Results, contrast: pd.Series) -> dict[str, Any]:
-    """A row of the tables of comparisons."""
-    budget, arms = contrast["budget"], views.weights(contrast)
-    diverged = {arm: len(views.seeds_with(results, arm, budget, "diverged")) for arm in arms}
-    return contrast.to_dict() | {
-        "budget": " and ".join(contrast["budgets"]),
-        "bold": contrast["family"] == "primary",
-        "diverged": {arm: f"{n} of {views.n_ended(results, arm, budget)}" for arm, n in diverged.items()},
-        "any_diverged": any(diverged.values()),
+        "answers": views.asked(results).to_dict("records"),
+        "basis": [*_basis(results)],
+        "warnings": report_warnings(results),
+        "comparisons": comparisons[~is_interaction].to_dict("records"),
+        "interactions": comparisons[is_interaction].to_dict("records"),
+        "with_regret": comparisons["mean_without_regret"].notna().any(),
     }
 
 
 def _basis(results: Results) -> Iterator[tuple[str, str]]:
     """What the answer rests on."""
-    record, counts = results.record, views.run_counts(results)
+    record, counts = results.record, results.counts()
     n, total = len(record.seeds), sum(counts.values())
     most = "up to " if n > 1 and counts["done"] < total else ""
     yield "seeds", f"{most}{n} for each arm; {_start(record)}"
@@ -169,9 +110,13 @@ def _basis(results: Results) -> Iterator[tuple[str, str]]:
     if matched := ", ".join(f"{arm} by {key}" for arm, key in record.match_parameters.items()):
         yield "parameters matched", matched
     yield "tuning", _tuned(results)
-    yield "intervals", _counted(results)
-    if others := _other_verdicts(results):
-        yield "other comparisons", others
+    noise = results.contrasts["tuning_sd"].fillna(0.0)
+    if noise.any():
+        sizes = " to ".join(dict.fromkeys(f"{sd:.2g}" for sd in (noise[noise > 0].min(), noise.max())))
+        where = "" if noise.all() else ", where there are enough trials,"
+        yield "intervals", f"cover the seeds and{where} the noise of tuning (standard deviation {sizes})"
+    else:
+        yield "intervals", "cover the seeds only"
     if alone := len(views.rows_alone(results)):
         yield "runs without a folder", f"for {alone} of {total} runs, results.csv is all that is left"
     if stopped := views.stopped_early(results):
@@ -207,233 +152,160 @@ def _tuned(results: Results) -> str:
     return f"each arm separately{under}, in {number} trials on {seeds}; other seeds are reported, on the same text"
 
 
-def _counted(results: Results) -> str:
-    """What the intervals, and so the verdicts, cover."""
-    noise = results.contrasts["tuning_sd"].fillna(0.0)
-    if not noise.any():
-        return "count the seeds only"
-    sizes = " to ".join(dict.fromkeys(f"{sd:.2g}" for sd in (noise[noise > 0].min(), noise.max())))
-    most = "" if noise.all() else ", where there are enough trials,"
-    return f"count the seeds and{most} that each arm's settings may not be its best (standard deviation {sizes})"
+# --- the page below its first screen
 
 
-def _other_verdicts(results: Results) -> str:
-    """What is decided about the comparisons that are not primary, under the first budget."""
-    first = results.contrasts["budget"] == results.record.budgets[0]
-    others = results.contrasts[first & ~results.contrasts.index.isin(views.asked(results.contrasts).index)]
-    digits, words = decimals(results.record.equivalence_margin), []
-    for _, contrast in others[others["verdict"] != "undecided"].iterrows():
-        reason = "by divergence" if contrast["by_divergence"] else f"{contrast['mean_difference']:+z.{digits}f}"
-        than = "to" if contrast["verdict"] == "equivalent" else "than"
-        words.append(f"{contrast['arm']} is {contrast['verdict']} {than} {contrast['baseline']} ({reason})")
-    return "; ".join(words)
-
-
-def details(results: Results, drawn: dict[str, str]) -> dict[str, Any]:
-    """What report.html shows below its first screen."""
-    record = results.record
-    diagnostics = _diagnostics(results)
-    shown = results.contrasts[results.contrasts["mean_difference"].notna()]
-    alt = "; ".join(f"{row['arm']} against {row['baseline']}: {row['verdict']}" for _, row in shown.iterrows())
+def _details(results: Results) -> dict[str, Any]:
+    record, runs = results.record, results.reported()
+    lost = pd.concat([views.distinct(runs).assign(purpose="reported"), results.trials.assign(purpose="search trial")])
     return {
-        "svg": {
-            name: inline(svg, f"{ALT[name]}: {alt}" if name == "forest" else ALT[name]) for name, svg in drawn.items()
-        },
         "sign_flip": results.contrasts["p_sign_flip"].notna().any(),
         "inner_ci": percent(1 - 2 * results.contrasts["alpha"].iloc[0]),
         "alpha": f"{results.contrasts['alpha'].iloc[0]:.3g}",
         "looks": ", ".join(map(str, record.looks)),
         "metric_name": views.METRIC_NAMES[record.metric],
         "curve_coverage": _curve_coverage(results),
-        "arms": list(_arms(results)),
-        "common": [*record.common, *record.overrides],
-        "reached": list(_reached(results)),
-        "ratios": list(_ratios(results)),
-        "tuning": list(_tuning_rows(results)),
         "plot_over": record.plot_over,
-        "diagnostics": [_norms(diagnostics, arm) for arm in record.arms] if len(diagnostics) else [],
-        "bands": _bands(results, diagnostics) if len(diagnostics) else {},
+        "hyperparameters": _keys(results),
+        "tuning": [*_tuning(results)],
+        "arms": [*_arms(results)],
+        "common": [*record.common, *record.overrides],
+        "final": [*_final(results)],
+        "ratios": [*_ratios(results)],
         "samples": _samples(results),
-        **_without_result(results),
-        **_reproduction(results),
+        "broken": lost[lost["status"].isin(["failed", "diverged"])].to_dict("records"),
+        "missing": [*_missing(results, lost[lost["status"] == "missing"])],
+        "command": record.command,
+        "report_command": _report_command(results),
+        "facts_of_runs": [*_facts(results)],
     }
 
 
 def _curve_coverage(results: Results) -> str:
     """Which part of the validation text the points of the curves were scored on."""
-    curves, record = views.curves_shown(results), results.record
-    scored = curves.drop_duplicates("run_dir").set_index("arm")["val/tokens"].dropna()
-    share = max((n / max(1, record.arms[arm].val_tokens - 1) for arm, n in scored.items()), default=1.0)
-    if share == 1:
-        return ""
-    return (
-        f"Points during training are estimates on {share:.0%} of the validation text; the score of the whole text is "
-        "in the tables."
-    )
+    scored = views.distinct(views.curves_shown(results)).set_index("arm")["val/tokens"].dropna()
+    shares = [n / max(1, results.record.arms[arm].val_tokens - 1) for arm, n in scored.items()]
+    share = max(shares, default=1.0)
+    return f"Points during training are estimates on {percent(share)} of the validation text." if share < 1 else ""
+
+
+def _tuning(results: Results) -> Iterator[dict[str, Any]]:
+    """A row for each arm, in which each hyperparameter has its chosen value and what was tried; None: it has none."""
+    for arm, record in results.record.arms.items() if len(results.trials) else ():
+        trials = results.trials[results.trials["arm"] == arm].drop_duplicates("trial")
+        positions = results.tuned_arms[arm].is_interior() if arm in results.tuned_arms else {}
+        cells = {
+            key: {
+                "chosen": record.tuned.get(key),
+                "position": POSITIONS[positions.get(key, True)],
+                "tried": f"{trials[key].min():.4g} to {trials[key].max():.4g}",
+            }
+            for key in results.hyperparameters(arm)
+        }
+        lost = int(trials["score"].isna().sum())
+        yield {"arm": arm, "cells": [cells.get(key) for key in _keys(results)], "trials": len(trials), "lost": lost}
+
+
+def _keys(results: Results) -> list[str]:
+    """The tuned hyperparameters of all arms."""
+    return [*dict.fromkeys(key for arm in results.record.arms for key in results.hyperparameters(arm))]
 
 
 def _arms(results: Results) -> Iterator[dict[str, Any]]:
-    """What is changed in each arm and what it costs, in seconds over all seeds."""
-    record, runs, trials = results.record, views.reported(results), results.trials
+    """What is changed in each arm and what it costs, in seconds over all seeds; tuning replaces what it has chosen."""
+    record, frames = results.record, [views.distinct(results.reported()), results.trials]
+    seconds = [frame.groupby("arm")["seconds"].sum() for frame in frames[: 1 + bool(record.tune.trials)]]
     for name, arm in record.arms.items():
-        spent = {"time": runs[runs["arm"] == name]["seconds"].sum()}
-        spent |= {"trial_time": trials[trials["arm"] == name]["seconds"].sum()}
-        changes = {"matched_to": record.contrasts.get(name), "offset": record.seed_offsets.get(name)}
-        yield {"name": name, "arm": arm} | changes | {key: duration(value) for key, value in spent.items()}
+        yield {
+            "name": name,
+            "arm": arm,
+            "overrides": [word for word in arm.overrides if word.partition("=")[0].lstrip("+") not in arm.tuned],
+            "matched_to": record.contrasts.get(name),
+            "offset": record.seed_offsets.get(name),
+            "times": [duration(spent.get(name, 0.0)) for spent in seconds],
+        }
 
 
-def _reached(results: Results) -> Iterator[dict[str, Any]]:
+def _final(results: Results) -> Iterator[dict[str, Any]]:
     """A row for each arm and budget, those of the same runs once."""
-    record, digits = results.record, decimals(results.record.equivalence_margin)
-    rows: dict[tuple[str, ...], dict[str, Any]] = {}
-    for budget in record.budgets:
-        for name, arm in record.arms.items():
-            runs = views.finished(results, name, budget)
-            key = (name, *runs["run_dir"]) if len(runs) else (name, budget)
-            if key in rows:
-                rows[key]["budget"] += f" and {BUDGET_NAMES[budget]}"
-                continue
-            rows[key] = {
+    for name, arm in results.record.arms.items():
+        for budget, words in views.distinct_budgets(results, [name]).items():
+            runs = views.done_of(results, name, budget)
+            yield {
                 "arm": name,
-                "budget": BUDGET_NAMES[budget],
-                "scores": [_mean_sd(runs[column], digits) for column in views.METRIC_NAMES],
-                "seeds": f"{len(runs)} of {len(record.seeds)}",
+                "budget": words,
+                "scores": [(runs[column].mean(), runs[column].std()) for column in views.METRIC_NAMES],
+                "seeds": f"{len(runs)} of {len(results.record.seeds)}",
                 "steps": arm.steps[budget],
                 "tokens": arm.steps[budget] * arm.tokens_per_step,
-                "seconds": runs["seconds"].median() if len(runs) else None,
-                "tokens_per_second": runs["tokens_per_second"].median() if len(runs) else None,
+                "speed": [float(runs[column].astype(float).median()) for column in ("seconds", "tokens_per_second")],
             }
-    yield from rows.values()
-
-
-def _mean_sd(values: pd.Series, digits: int) -> str:
-    if values.empty:
-        return "-"
-    return f"{values.mean():.{digits}f}" + (f"\u00a0±\u00a0{values.std():.{digits}f}" if len(values) > 1 else "")
 
 
 def _ratios(results: Results) -> Iterator[dict[str, Any]]:
     """Each arm divided by its baseline: how near they come to what is held equal."""
-    record = results.record
-    comparisons = views.merged(results, results.contrasts[results.contrasts["family"] != "interaction"])
-    for _, contrast in comparisons.iterrows():
-        arm, baseline = record.arms[contrast["arm"]], record.arms[contrast["baseline"]]
-        tokens = [side.steps[contrast["budget"]] * side.tokens_per_step for side in (arm, baseline)]
-        flops = [n * side.flops_per_token for n, side in zip(tokens, (arm, baseline), strict=True)]
-        measured = time_ratios(results, contrast["arm"], contrast["baseline"], contrast["budget"])
-        yield {
-            "arm": contrast["arm"],
-            "baseline": contrast["baseline"],
-            "budget": " and ".join(contrast["budgets"]),
-            "planned": [a / b if b else None for a, b in ((arm.n_params, baseline.n_params), tokens, flops)],
-            "time": measured.median() if len(measured) else None,
-        }
-
-
-def _tuning_rows(results: Results) -> Iterator[dict[str, Any]]:
-    record = results.record
-    where = {True: "inside", False: "at the edge", None: "not varied"}
-    for arm in record.arms if record.tune.trials else ():
-        trials = results.trials[results.trials["arm"] == arm].drop_duplicates("trial")
-        tuned = results.tuned_arms.get(arm)
-        for key in results.hyperparameters(arm):
-            values = trials[key].astype(float)
-            yield {
-                "arm": arm,
-                "key": key,
-                "chosen": record.arms[arm].tuned.get(key),
-                "position": where[tuned.is_interior()[key]] if tuned else "",
-                "range": f"{values.min():g} to {values.max():g}",
-                "first": values.iloc[0],
-                "trials": len(trials),
-                "without_result": int(trials["score"].isna().sum()),
-            }
-
-
-def _norms(diagnostics: pd.DataFrame, arm: str) -> dict[str, Any]:
-    """Row norms at the end of training, and the share of clipped steps: means over seeds."""
-
-    def last(column: str) -> float | None:
-        table = views.curve_table(diagnostics, arm, column) if column in diagnostics else pd.DataFrame()
-        return None if table.empty else float(table.ffill().iloc[-1].mean())
-
-    clip = views.curve_table(diagnostics, arm, "clip_rate")
-    matrices = {"embedding": "embedding_norm", "LM head": "head_norm"}
-    norms = {name: [last(f"{key}/{band}") for band in figures.BANDS] for name, key in matrices.items()}
-    return {"arm": arm, "norms": norms, "clipped": None if clip.empty else 100 * clip.mean().mean()}
+    comparisons, arms = views.comparisons(results), results.record.arms
+    for row in comparisons[comparisons["family"] != "interaction"].itertuples():
+        pair = [arms[row.arm], arms[row.baseline]]
+        tokens = [side.steps[row.budget] * side.tokens_per_step for side in pair]
+        flops = [n * side.flops_per_token for n, side in zip(tokens, pair, strict=True)]
+        planned = [[side.n_params for side in pair], tokens, flops]
+        time = time_ratios(results, row.arm, row.baseline, row.budget).median()
+        about = {"arm": row.arm, "baseline": row.baseline, "budget": row.budgets, "time": time}
+        yield about | {"planned": [a / b if b else None for a, b in planned]}
 
 
 def _samples(results: Results) -> dict[str, Any]:
     """Continuations of the first seed that all arms have finished, of those for which the most have their folder."""
-    record, budget = results.record, results.record.budgets[0]
-    run_dirs = {arm: views.finished(results, arm, budget)["run_dir"] for arm in record.arms}
-    seeds = [seed for seed in record.seeds if all(seed in runs.index for runs in run_dirs.values())]
-    lost = set(views.rows_alone(results)["run_dir"])
+    record = results.record
+    runs = {arm: views.done_of(results, arm, record.budgets[0]) for arm in record.arms}
+    seeds = [seed for seed in record.seeds if all(seed in of_arm.index for of_arm in runs.values())]
     if not seeds:
-        return {"seed": None, "prompts": [], "lost": ""}
-    seed = min(seeds, key=lambda seed: sum(runs[seed] in lost for runs in run_dirs.values()))
+        return {"seed": None, "prompts": []}
+    seed = max(seeds, key=lambda seed: sum(bool(of_arm.loc[seed, "has_folder"]) for of_arm in runs.values()))
     texts = {
-        arm: {pair["prompt"]: pair["continuation"] for pair in results.samples(runs[seed])}
-        for arm, runs in run_dirs.items()
+        arm: {pair["prompt"]: pair["continuation"] for pair in results.samples(of_arm.loc[seed, "run_dir"])}
+        for arm, of_arm in runs.items()
     }
-    asked_for = [name for name, arm in record.arms.items() if arm.settings.get("prompts") != []]
     prompts = dict.fromkeys(prompt for by_prompt in texts.values() for prompt in by_prompt)
     return {
         "seed": seed,
         "prompts": [{"text": prompt, "arms": [*_continuations(record, texts, prompt)]} for prompt in prompts],
-        "lost": ", ".join(arm for arm in asked_for if run_dirs[arm][seed] in lost),
     }
 
 
 def _continuations(record: AblationRecord, texts: dict[str, dict[str, str]], prompt: str) -> Iterator[dict[str, Any]]:
     """What each arm makes of a prompt, divided where it first differs from its baseline's."""
-    for arm in (arm for arm in texts if prompt in texts[arm]):
-        text, baseline = texts[arm][prompt], record.contrasts.get(arm)
+    for arm, by_prompt in texts.items():
+        if (text := by_prompt.get(prompt)) is None:
+            continue
+        baseline = record.contrasts.get(arm)
         other = texts.get(baseline or "", {}).get(prompt)
-        alike = len([*takewhile(lambda pair: pair[0] == pair[1], zip(text, other or "", strict=False))])
-        same = text == other
-        yield {"arm": arm, "baseline": baseline if other is not None else None, "same": same} | {
-            "alike": text[:alike],
-            "rest": text[alike:],
-        }
+        n_alike = len([*takewhile(lambda pair: pair[0] == pair[1], zip(text, other or "", strict=False))])
+        parts = {"same": text == other, "alike": text[:n_alike], "rest": text[n_alike:]}
+        yield {"arm": arm, "baseline": baseline if other is not None else None} | parts
 
 
-def _join(names: pd.Series) -> str:
-    return " and ".join(names.dropna())
+def _missing(results: Results, runs: pd.DataFrame) -> Iterator[dict[str, Any]]:
+    """How far each run is that has not finished."""
+    budget = results.record.budgets[0]
+    for row in runs.to_dict("records"):
+        planned = row.get("planned_steps")
+        steps = {"made": results.reader.steps(row["run_dir"])}
+        yield row | steps | {"planned": results.record.arms[row["arm"]].steps[budget] if pd.isna(planned) else planned}
 
 
-def _without_result(results: Results) -> dict[str, Any]:
-    names = results.runs["budget"].map(BUDGET_NAMES).groupby(results.runs["run_dir"]).agg(_join)
-    runs = views.reported(results).assign(purpose=lambda frame: "equal " + frame["run_dir"].map(names))
-    runs = pd.concat([runs, results.trials.assign(purpose="search trial")])
-    missing = runs[runs["status"] == "missing"]
-    return {
-        "broken": runs[runs["status"].isin(["failed", "diverged"])].to_dict("records"),
-        "missing": [
-            row | {"made": results.reader.steps(row["run_dir"]), "planned": _planned_steps(results, row)}
-            for row in missing.to_dict("records")
-        ],
-    }
+def _report_command(results: Results) -> str:
+    """The command that updates the page; of a folder elsewhere it names the last part, for a page may be published."""
+    folder = results.folder
+    if folder.is_absolute():
+        folder = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else Path(folder.name)
+    report = re.sub(r"ablate(\.py)?\b.*", r"report\1", results.record.command, flags=re.DOTALL)
+    return f"{report} {shlex.quote(f'output_dir={folder}')}"
 
 
-def _planned_steps(results: Results, run: dict[str, Any]) -> int:
-    steps = results.record.arms[run["arm"]].steps
-    return steps[run["budget"]] if run.get("budget") in steps else steps[results.record.budgets[0]]
-
-
-def _reproduction(results: Results) -> dict[str, Any]:
-    record = results.record
-    report = re.sub(r"ablate(\.py)?\b.*", r"report\1", record.command, flags=re.DOTALL)
-    done = views.done(results)
-    return {
-        "command": record.command,
-        "report_command": f"{report} {shlex.quote(f'output_dir={_relative(results.folder)}')}",
-        "facts_of_runs": [*_facts(results, done)],
-    }
-
-
-def _facts(results: Results, done: pd.DataFrame) -> Iterator[tuple[str, str]]:
-    record = results.record
+def _facts(results: Results) -> Iterator[tuple[str, str]]:
+    record, done = results.record, views.distinct(views.done(results))
     yield "started, ended", f"{record.begun}, {record.ended or 'not yet'}"
     yield "machine of the last call", f"{record.machine}; runs in parallel: {record.workers}"
     for key, name in CONDITIONS.items():
@@ -451,7 +323,7 @@ def _facts(results: Results, done: pd.DataFrame) -> Iterator[tuple[str, str]]:
     yield "tokens of the text", tokens
     for key in ("data_hash", "tokenizer_hash", "source_hash"):
         yield key.replace("_", " "), _by_value({name: arm.identity[key][:16] for name, arm in record.arms.items()})
-    yield "resumed after an interruption", f"{int(done['resumed_from'].notna().sum())} of {len(done)}"
+    yield "resumed after an interruption", f"{(done['resumed_from'].fillna('') != '').sum()} of {len(done)}"
     spent = [duration(frame["seconds"].sum()) for frame in (done, results.trials)]
     yield "computing time", f"reported runs {spent[0]}; search trials {spent[1]}"
 
@@ -464,10 +336,35 @@ def _by_value(values: dict[str, str]) -> str:
     return "; ".join(value if len(names) == 1 else f"{value} ({', '.join(of)})" for value, of in names.items())
 
 
-def _relative(folder: Path) -> Path | str:
-    """A relative path as it was given, an absolute one from the working directory if it lies below, else its last name.
+# --- what was logged inside of training
 
-    A report that is published thus says nothing of the machine's other folders; the last name needs its path again.
-    """
-    below = folder.is_relative_to(Path.cwd())
-    return folder.relative_to(Path.cwd()) if below else folder.name if folder.is_absolute() else folder
+
+def _diagnostics(results: Results) -> pd.DataFrame:
+    """The diagnostics of the finished runs under the first budget; empty if they have none."""
+    runs = views.done(results)
+    frames = [
+        results.diagnostics(run.run_dir).assign(arm=run.arm, seed=run.seed)
+        for run in runs[runs["budget"] == results.record.budgets[0]].itertuples()
+    ]
+    return pd.concat([frame for frame in frames if len(frame)] or [pd.DataFrame()], ignore_index=True)
+
+
+def _bands(results: Results, diagnostics: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Empty where tokenizers differ: the same band then holds other tokens in each arm."""
+    if diagnostics.empty or len({arm.identity["tokenizer_hash"] for arm in results.record.arms.values()}) > 1:
+        return {}
+    pairs = results.record.contrasts.items()
+    tables = {arm: figures.band_differences(diagnostics, arm, baseline) for arm, baseline in pairs}
+    return {arm: table for arm, table in tables.items() if len(table)}
+
+
+def _inside(results: Results, diagnostics: pd.DataFrame, bands: dict[str, pd.DataFrame]) -> dict[str, Any]:
+    """Differences by frequency; row norms at the end of training and the share of clipped steps, means over seeds."""
+    rows = []
+    for arm in results.record.arms if len(diagnostics) else ():
+        clipped = views.curve_table(diagnostics, arm, "clip_rate").mean().mean()
+        for matrix, key in (("embedding", "embedding_norm"), ("LM head", "head_norm")):
+            tables = [views.curve_table(diagnostics, arm, f"{key}/{band}") for band in figures.BANDS]
+            norms = [None if table.empty else float(table.ffill().iloc[-1].mean()) for table in tables]
+            rows.append({"arm": arm, "matrix": matrix, "norms": norms, "clipped": 100 * clipped})
+    return {"diagnostics": rows, "bands": {arm: table.to_dict("records") for arm, table in bands.items()}}

@@ -53,20 +53,18 @@ def print_results(results: "Results", as_json: bool) -> None:
     """The results of an ablation as a table with sentences, or as the content of report.json."""
     from lm.ablation.export import report_json
     from lm.ablation.summary import result_table
-    from lm.ablation.warnings import report_warnings
 
     if as_json:
-        print(json.dumps(report_json(results, report_warnings(results)), allow_nan=False))
+        print(json.dumps(report_json(results), allow_nan=False))
     else:
         print(result_table(results))
 
 
 def verdict_code(results: "Results") -> int:
     """The exit code for the verdict of the one primary comparison. Raises UserError if there are several."""
-    from lm.ablation.views import asked, merged
+    from lm.ablation.views import asked
 
-    primary = asked(results.contrasts)
-    contrasts = merged(results, primary[primary["family"] != "interaction"])
+    contrasts = asked(results)[asked(results)["family"] != "interaction"]
     if len(contrasts) != 1:
         raise UserError(f"exit_code=verdict: expected one primary comparison, found {len(contrasts)}")
     return VERDICT_CODES[contrasts["verdict"].iloc[0]]

@@ -68,13 +68,17 @@ P = ParamSpec("P")
 Name = TypeVar("Name")
 
 
-def as_svg(draw: Callable[P, Figure]) -> Callable[P, str]:
-    """Make of a function that draws a figure one that returns it as SVG, its ids opening with the function's name."""
+def as_svg(draw: Callable[P, Figure | None]) -> Callable[P, str | None]:
+    """Make of a function that draws a figure one that returns it as SVG, its ids opening with the function's name.
+
+    None, where there is nothing to draw, stays None.
+    """
 
     @functools.wraps(draw)
-    def wrapper(*args: P.args, **kwargs: P.kwargs) -> str:
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> str | None:
         with matplotlib.rc_context(STYLE):
-            return svg(draw(*args, **kwargs), draw.__name__)
+            figure = draw(*args, **kwargs)
+            return None if figure is None else svg(figure, draw.__name__)
 
     return wrapper
 

@@ -5,7 +5,6 @@ A template whose name ends in .html.j2 escapes all that it is given but figures.
 """
 
 import functools
-import math
 import re
 from pathlib import Path
 from typing import Any
@@ -36,6 +35,7 @@ def _environment() -> Environment:
     )
     filters = (nbsp, signed, fixed, grouped, p_value, collapse_lines, md, code, fence)
     environment.filters |= {function.__name__: function for function in filters} | {"python": repr}
+    environment.tests["missing"] = _missing
     return environment
 
 
@@ -77,7 +77,7 @@ def grouped(value: float | None) -> str:
 
 
 def p_value(p: float | None) -> str:
-    return NO_VALUE if p is None or math.isnan(p) else "<0.001" if p < 0.001 else f"{p:.3f}"
+    return NO_VALUE if p is None or p != p else "<0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def collapse_lines(text: str) -> str:

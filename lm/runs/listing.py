@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 from lm.runs.find import FoundRun, differing, without_parts_of_the_head
 from lm.runs.query import is_number
@@ -23,7 +22,7 @@ def listing(runs: Sequence[FoundRun], total: int) -> str:
     shown = [run for run in runs if run.status != "broken"]
     keys, status = without_parts_of_the_head(differing(shown), shown), any(run.note for run in shown)
     head = ["run", *["status"] * status, *(HEADS.get(key, key) for key in keys), *RESULTS]
-    rows = [row(run, keys, status) for run in shown]
+    rows = [_row(run, keys, status) for run in shown]
     broken = [printable(" ".join(f"broken: {run.note}".split())) for run in runs if run.status == "broken"]
     counts = ", ".join(f"{n} {kind}" for kind, n in Counter(run.status for run in runs).items())
     total_line = f"{len(runs)} run{'s' * (len(runs) != 1)}" + f" of {total}" * (len(runs) != total)
@@ -31,14 +30,14 @@ def listing(runs: Sequence[FoundRun], total: int) -> str:
     return "\n".join([*table, *broken, f"{total_line}{': ' * bool(counts)}{counts}"])
 
 
-def row(run: FoundRun, keys: Sequence[str], status: bool) -> list[str]:
+def _row(run: FoundRun, keys: Sequence[str], status: bool) -> list[str]:
     status_text = f"{run.status}: {run.note}" if run.note else run.status
     settings = [to_override_value(run[key])[: 8 if key.endswith(("_hash", "sha256")) else None] for key in keys]
     results = [format(run.result[key], how) if key in run.result else "" for key, how in RESULTS.items()]
-    return [run.name, *[" ".join(status_text.split())] * status, *map(clipped, settings), *results]
+    return [run.name, *[" ".join(status_text.split())] * status, *map(_clipped, settings), *results]
 
 
-def clipped(text: str) -> str:
+def _clipped(text: str) -> str:
     return text if len(text) <= WIDTH else f"{text[: WIDTH // 2]}…{text[1 - WIDTH // 2 :]}"
 
 
@@ -50,9 +49,7 @@ def listing_csv(runs: Sequence[FoundRun]) -> str:
         results = {key: value for key, value in run.result.items() if isinstance(value, str | int | float)}
         values = {key: run[key] for key in keys if run.settings} | results
         rows.append({"run": printable(run.name), "status": run.status, "note": printable(run.note)} | values)
-    first = ["run", "status", "note", *keys, *RESULTS]
-    return csv_text(first, [{key: cell(value) for key, value in row.items()} for row in rows])
-
-
-def cell(value: Any) -> Any:
-    return value if is_number(value) else to_override_value(value)
+    columns = ["run", "status", "note", *keys, *RESULTS]
+    return csv_text(
+        columns, [{key: v if is_number(v) else to_override_value(v) for key, v in row.items()} for row in rows]
+    )

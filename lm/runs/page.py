@@ -33,14 +33,14 @@ def write_page(run_dir: Path, defaults: Mapping[str, Any]) -> str:
     if run.status == "broken":
         raise UserError(run.note)
     result, curves = read_result(run_dir / "result.json") or {}, read_curves(run_dir)
-    has_curves = any(len(curve(curves, name)) for name in ("train/loss", "val/loss"))
+    svg = draw_curves(curves)
     context = {
         "title": run.name,
         "status": run.status,
         "note": run.note,
         "summary": _summary(run_dir, run, result) if result else "",
         "scores": [*_scores(result)] if result else [],
-        "svg": inline(draw_curves(curves), "Losses and the learning rate over training tokens") if has_curves else None,
+        "svg": svg and inline(svg, "Losses and the learning rate over training tokens"),
         "size": _size(result) if result else [],
         "result": result,
         "settings": [*_settings(run, flat(dict(defaults)))],
@@ -74,9 +74,11 @@ def _scores(result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 @as_svg
-def draw_curves(frame: pd.DataFrame) -> Figure:
-    figure, (above, below) = panels(2, 2.2, 0.5, sharex=True, height_ratios=[2, 1])
+def draw_curves(frame: pd.DataFrame) -> Figure | None:
     losses = {name: curve(frame, name) for name in ("train/loss", "val/loss")}
+    if not any(map(len, losses.values())):
+        return None
+    figure, (above, below) = panels(2, 2.2, 0.5, sharex=True, height_ratios=[2, 1])
     for (name, values), color, marker in zip(losses.items(), (COLOURS[5], INK), (None, "o"), strict=True):
         if len(values):
             above.plot(values.index, values, color=color, marker=marker, lw=1.2, label=name)

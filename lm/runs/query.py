@@ -3,7 +3,7 @@
 import difflib
 import operator
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from lm.config import UserError
@@ -12,12 +12,7 @@ from lm.system.terminal import to_override_value
 
 CONDITION = re.compile(r"\s*([\w.-]+)\s*(==|!=|<=|>=|=|<|>)\s*(.*?)\s*", re.DOTALL)
 NEXT = re.compile(r",(?=\s*[\w.-]+\s*(?:[!=]=|[<>=]))")  # a comma before a condition; others belong to a value
-ORDER: dict[str, Callable[[float, float], bool]] = {
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
+ORDER = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 
 
 def where(runs: Sequence[FoundRun], conditions: str | None) -> list[FoundRun]:
@@ -32,10 +27,13 @@ def where(runs: Sequence[FoundRun], conditions: str | None) -> list[FoundRun]:
         key, sign, wanted = parts.groups()
         check_key("where", key, runs)
         if sign in ORDER:
-            least, holds = number(condition, wanted), ORDER[sign]
-            matching = [run for run in matching if is_number(run[key]) and holds(run[key], least)]
+            try:
+                least = float(wanted)
+            except ValueError:
+                raise UserError(f"where={condition.strip()}: {wanted} is no number") from None
+            matching = [run for run in matching if is_number(run[key]) and ORDER[sign](run[key], least)]
         else:
-            matching = [run for run in matching if equal(run[key], wanted) != (sign == "!=")]
+            matching = [run for run in matching if _equal(run[key], wanted) != (sign == "!=")]
     return matching
 
 
@@ -66,14 +64,7 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def number(condition: str, text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise UserError(f"where={condition.strip()}: {text} is no number") from None
-
-
-def equal(value: Any, text: str) -> bool:
+def _equal(value: Any, text: str) -> bool:
     try:
         return float(text) == value if is_number(value) else to_override_value(value) == text
     except ValueError:
