@@ -27,14 +27,13 @@ def results_frame(results: Results) -> pd.DataFrame:
     reported: what the verdicts rest on; trial: of the tuning; unused: made for other settings, code or seeds than are
     asked for now, kept so that nothing is lost.
     """
-    tuned = dict.fromkeys(key for arm in results.record.arms for key in results.hyperparameters(arm))
     runs = results.runs.assign(budgets=results.runs.groupby("run_dir")["budget"].transform(" ".join))
     runs = runs.drop_duplicates("run_dir")
     reported, unused = (runs[runs["purpose"] == purpose] for purpose in ("reported", "unused"))
     frames = [frame for frame in (reported, results.trials.assign(purpose="trial"), unused) if len(frame)]
     frame = pd.concat(frames, ignore_index=True)
     where = [key for key in WHERE if key in frame and frame[key].notna().any()]
-    return frame.reindex(columns=[*ROW, *(key for key in tuned if key in frame), *where])
+    return frame.reindex(columns=[*ROW, *(key for key in views.hyperparameters(results) if key in frame), *where])
 
 
 def curves_csv(results: Results) -> str:

@@ -145,7 +145,7 @@ def seeds(results: Results) -> Figure | None:
     scores = done.pivot(index="seed", columns=["budget", "arm"], values=record.metric).astype(float)
     scores = scores.reindex([seed for seed in record.seeds if seed in scores.index])
     scores = scores.reindex(columns=pd.MultiIndex.from_product([budgets, arms]))
-    is_main = scores.columns.get_level_values(1).isin([record.baseline, *(record.primary or arms)])
+    is_main = scores.columns.get_level_values(1).isin(views.main_arms(results))
     values = scores.stack([0, 1], future_stack=True).dropna()
     core = scores.loc[:, is_main].stack([0, 1], future_stack=True).dropna()
     limits = axis_limits([*core] or [*values], [*values], record.equivalence_margin, reach=0.5)
@@ -175,7 +175,7 @@ def seeds(results: Results) -> Figure | None:
 def learning(results: Results) -> Figure | None:
     """The whole of training, its last half, where arms differ least, and the differences from the baseline."""
     record, styles, curves = results.record, line_styles(list(results.record.arms)), views.curves_shown(results)
-    main = {record.baseline, *(record.primary or record.arms)}
+    main = views.main_arms(results)
     tables = {arm: views.over_seeds(views.curve_table(curves, arm)) for arm in record.arms}
     tables = {arm: table for arm, table in tables.items() if len(table)}
     if max(map(len, tables.values()), default=0) < 2:
@@ -226,17 +226,14 @@ def tuning(results: Results) -> Figure | None:
 
     The plot reaches as far up as helps to see where the best value lies.
     """
-    record, trials = results.record, results.trials
-    keys = list(dict.fromkeys(key for arm in record.arms for key in results.hyperparameters(arm)))
+    record, trials, keys = results.record, results.trials, views.hyperparameters(results)
     if not keys:
         return None
     arms = [arm for arm in record.arms if arm in {*trials["arm"]}]
-    main = {record.baseline, *record.primary} & {*arms} or {*arms}
-    scores = trials["score"].astype(float).dropna()
-    best_first = trials[trials["arm"].isin(main)]["score"].astype(float).dropna()
-    best_first = best_first.sort_values(ascending=views.lower_is_better(results))
-    core = best_first[: math.ceil(0.75 * len(best_first))]
-    limits = axis_limits(core if len(core) else scores, scores, 5 * record.equivalence_margin)
+    main = views.main_arms(results)
+    scores = trials["score"].astype(float).sort_values(ascending=views.lower_is_better(results)).dropna()
+    best_first = scores[trials["arm"][scores.index].isin(main)]
+    limits = axis_limits(best_first[: math.ceil(0.75 * len(best_first))], scores, 5 * record.equivalence_margin)
     figure, axes = panels(len(keys), 2.5, 0.6)
     styles = line_styles(list(record.arms))
     for panel, key in zip(axes, keys, strict=True):

@@ -166,7 +166,7 @@ def _details(results: Results) -> dict[str, Any]:
         "metric_name": views.METRIC_NAMES[record.metric],
         "curve_coverage": _curve_coverage(results),
         "plot_over": record.plot_over,
-        "hyperparameters": _keys(results),
+        "hyperparameters": views.hyperparameters(results),
         "tuning": [*_tuning(results)],
         "arms": [*_arms(results)],
         "common": [*record.common, *record.overrides],
@@ -202,13 +202,8 @@ def _tuning(results: Results) -> Iterator[dict[str, Any]]:
             }
             for key in results.hyperparameters(arm)
         }
-        lost = int(trials["score"].isna().sum())
-        yield {"arm": arm, "cells": [cells.get(key) for key in _keys(results)], "trials": len(trials), "lost": lost}
-
-
-def _keys(results: Results) -> list[str]:
-    """The tuned hyperparameters of all arms."""
-    return [*dict.fromkeys(key for arm in results.record.arms for key in results.hyperparameters(arm))]
+        values = [cells.get(key) for key in views.hyperparameters(results)]
+        yield {"arm": arm, "cells": values, "trials": len(trials), "lost": int(trials["score"].isna().sum())}
 
 
 def _arms(results: Results) -> Iterator[dict[str, Any]]:

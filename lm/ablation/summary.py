@@ -29,7 +29,7 @@ def result_table(results: Results) -> str:
 def overview_table(path: Path, ablations: dict[Path, Results]) -> str:
     """The primary comparisons of several ablations, each in its own unit, and where the whole overview lies."""
     contrasts = pd.concat([results.contrasts for results in ablations.values()])
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for folder, results in ablations.items():
         level = f" ({views.ci(results.contrasts)})" * (views.ci(contrasts) != views.ci(results.contrasts))
         chosen = views.asked(results)
@@ -44,7 +44,7 @@ def _head(contrasts: pd.DataFrame) -> tuple[str, ...]:
 
 def _rows(contrasts: pd.DataFrame, level: str = "") -> list[tuple[str, ...]]:
     """`level` is added to each interval."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for row in contrasts.itertuples():
         digits = decimals(row.equivalence_margin)
         mean = "" if pd.isna(row.mean_difference) else signed(row.mean_difference, digits)

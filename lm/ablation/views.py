@@ -69,6 +69,16 @@ def distinct_budgets(results: Results, arms: Iterable[str]) -> dict[str, str]:
     return {same[0]: " and ".join(BUDGET_NAMES[budget] for budget in same) for same in budgets.values()}
 
 
+def main_arms(results: Results) -> set[str]:
+    """The baseline and the primary arms (all, where none is primary), which set the scale of a figure."""
+    return {results.record.baseline, *(results.record.primary or results.record.arms)}
+
+
+def hyperparameters(results: Results) -> list[str]:
+    """The tuned hyperparameters of all arms."""
+    return [*dict.fromkeys(key for arm in results.record.arms for key in results.hyperparameters(arm))]
+
+
 def stopped_early(results: Results) -> str:
     """What was not run because a planned look had decided; empty if nothing was."""
     n, looks = len(results.record.seeds), results.record.looks
