@@ -75,8 +75,8 @@ def draw_forest(rows: pd.DataFrame, margin: float, xlabel: str) -> Figure | None
         return None
     size = rows["mean_difference"].abs()
     main = rows[rows["primary"]] if rows["primary"].any() else rows[size <= FAR * size.median()]
-    core, every = (frame[["mean_difference", "ci_low", "ci_high"]].stack().dropna() for frame in (main, rows))
-    limits = axis_limits([*core, 0, -margin, margin], [*every], margin, reach=0.5)
+    core, every = (_finite(frame[["mean_difference", "ci_low", "ci_high"]]) for frame in (main, rows))
+    limits = axis_limits([*core, 0, -margin, margin], every, margin, reach=0.5)
     groups = dict([*rows.groupby("heading", sort=False)])
     figure, (axes,) = panels(1, 1.1 + 0.52 * len(rows) + 0.4 * sum(map(bool, groups)))
     y = 0.0
@@ -99,6 +99,11 @@ def draw_forest(rows: pd.DataFrame, margin: float, xlabel: str) -> Figure | None
     axes.plot([], [], ".", color=SOFT, markersize=5, label="a seed")
     legend(figure, axes)
     return figure
+
+
+def _finite(frame: pd.DataFrame) -> list[float]:
+    values = frame.to_numpy(float).ravel()
+    return [*values[np.isfinite(values)]]
 
 
 def _numbers(row: Any) -> str:
@@ -146,9 +151,7 @@ def seeds(results: Results) -> Figure | None:
     scores = scores.reindex([seed for seed in record.seeds if seed in scores.index])
     scores = scores.reindex(columns=pd.MultiIndex.from_product([budgets, arms]))
     is_main = scores.columns.get_level_values(1).isin(views.main_arms(results))
-    values = scores.stack([0, 1], future_stack=True).dropna()
-    core = scores.loc[:, is_main].stack([0, 1], future_stack=True).dropna()
-    limits = axis_limits([*core] or [*values], [*values], record.equivalence_margin, reach=0.5)
+    limits = axis_limits(_finite(scores.loc[:, is_main]), _finite(scores), record.equivalence_margin, reach=0.5)
     crowded = sum(map(len, arms)) > 38
     figure, axes = panels(len(budgets), 2.4, 0.5 + 0.5 * crowded, sharex=True)
     style: dict[str, Any] = {"color": SOFT, "lw": 0.8, "ms": 5.5, "mfc": "none", "mec": INK}
@@ -209,9 +212,8 @@ def learning(results: Results) -> Figure | None:
 
 
 def _limits(tables: dict[str, pd.DataFrame], main: Iterable[str], least: float = 0.0) -> tuple[float, float]:
-    core = [value for arm in main if arm in tables for value in tables[arm].to_numpy().flat]
-    values = [value for table in tables.values() for value in table.to_numpy().flat]
-    return axis_limits(core, values, least, reach=0.5)
+    core = [value for arm in main if arm in tables for value in _finite(tables[arm])]
+    return axis_limits(core, [value for table in tables.values() for value in _finite(table)], least, reach=0.5)
 
 
 def _draw_curve(axes: Axes, table: pd.DataFrame, style: LineStyle, name: str, band: bool = True) -> None:
