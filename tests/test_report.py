@@ -320,7 +320,7 @@ def test_all_weaknesses_of_a_folder_are_in_one_list(full: Path) -> None:
 def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two with runs, one begun earlier; one of another metric, one without a pair of runs."""
     path = tmp_path_factory.mktemp("several")
-    options = {"begun": "2026-02-01 12:00+00:00", "tuned": True, "budgets": ("tokens",)}
+    options = {"begun": "2026-02-01 12:00+00:00", "tuned": True}
     make(path / "small", **options)
     edit_record(path / "small", lambda content: content["arms"]["tied"]["settings"].update({"head.untie_at": 0.5}))
     make(path / "wide <b>", begun="2026-01-31 12:00+00:00", seeds=(0, 1, 2, 3), **TWO)

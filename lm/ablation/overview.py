@@ -19,6 +19,7 @@ from lm.ablation.power import TuningVariance, satterthwaite, t_quantile
 from lm.ablation.results import Results, read_results
 from lm.ablation.statistics import difference_p, holm, interval
 from lm.ablation.warnings import report_warnings
+from lm.config.ablation import BUDGET_NAMES
 from lm.config.identity import hashed_settings
 from lm.report.figures import INK, as_svg, inline
 from lm.report.pages import render
@@ -78,8 +79,8 @@ def _comparable(results: Results) -> Iterator[Row]:
             rate = runs["val_bpb"].mean() / runs[results.record.metric].mean()
             tuning = TuningVariance(tuning.variance * rate**2, tuning.df)
         yield contrast.to_dict() | {
-            "comparison": f"{contrast['arm']} - {contrast['baseline']}, at equal {contrast['budgets']}",
-            "key": (contrast["arm"], contrast["baseline"], contrast["budget"]),  # the same in every ablation
+            # the same in every ablation, also where the runs serve further budgets
+            "comparison": f"{contrast['name']}, at equal {BUDGET_NAMES[contrast['budget']]}",
             "ablation": folder.name,
             "address": f"{quote(os.fsencode(folder.name))}/{report}" if report else None,
             "unit": views.unit(results),
@@ -104,9 +105,9 @@ def _tuning_of(contrast: pd.Series) -> TuningVariance | None:
 
 def _compared(rows: list[Row]) -> list[Row]:
     """Rows of the same comparison together, each with how far it is from the first of them; p corrected for all."""
-    groups: dict[tuple[str, str, str], list[Row]] = {}
+    groups: dict[str, list[Row]] = {}
     for row in rows:
-        groups.setdefault(row["key"], []).append(row)
+        groups.setdefault(row["comparison"], []).append(row)
     for first, *others in groups.values():
         for row in others:
             row["apart"] = _distance(row, first)
