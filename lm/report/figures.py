@@ -150,7 +150,7 @@ def tokens_axis(axes: Axes) -> None:
 
 def log_axis(axis: Axis) -> None:
     """A logarithmic axis with plain numbers."""
-    axis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(lambda value, _: f"{value:g}")
 
