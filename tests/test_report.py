@@ -89,11 +89,18 @@ def test_the_first_screen_answers_and_counts_what_tuning_leaves_open(full: Path)
     assert "| untied | tied | tokens |" in text
 
 
-def test_a_page_refreshes_itself_while_runs_are_missing(full: Path, whole: Path) -> None:
+def test_a_page_refreshes_itself_while_runs_are_missing(full: Path, whole: Path, tmp_path: Path) -> None:
     page = Page(full)
     assert "refresh" in page.meta
     assert ["untied_matched", "2", "reported", "step 70 of 1,000, running or interrupted"] in page.tables[-2]
     assert "refresh" not in Page(whole).meta
+
+    def tuning(content: dict[str, Any]) -> None:
+        content.update(runs=[], arms={name: arm | {"tuned": {}} for name, arm in content["arms"].items()})
+
+    edit_record(make(tmp_path, done=lambda arm, seed: False, tuned=True, report=False), tuning)
+    write_report(read_results(tmp_path))
+    assert "refresh" in Page(tmp_path).meta, "arms are tuned"
 
 
 def test_budgets_of_the_same_runs_are_one_row(whole: Path) -> None:

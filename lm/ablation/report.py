@@ -78,7 +78,7 @@ def write_report(results: Results) -> None:
 def _summary(results: Results) -> dict[str, Any]:
     record, comparisons = results.record, views.comparisons(results)
     is_interaction = comparisons["family"] == "interaction"
-    running = results.counts()["missing"] > 0
+    running = results.counts()["missing"] > 0 or bool(record.untuned())  # arms that are being tuned have no runs yet
     return {
         "title": record.question,
         "running": running,
@@ -120,7 +120,7 @@ def _basis(results: Results) -> Iterator[tuple[str, str]]:
     if alone := len(views.rows_alone(results)):
         yield "runs without a folder", f"for {alone} of {total} runs, results.csv is all that is left"
     if stopped := views.stopped_early(results):
-        yield "planned looks", stopped
+        yield "planned looks (interim analyses)", stopped
 
 
 def _start(record: AblationRecord) -> str:

@@ -46,12 +46,9 @@ def plan_warnings(record: AblationRecord) -> list[Warning]:
 
 
 def _about_plan(record: AblationRecord) -> Table:
-    first, slow, short = (
-        min(record.looks, default=0),
-        ", ".join(_long_warm_up(record)),
-        ", ".join(_short_search(record)),
-    )
+    first = min(record.looks, default=0)
     early = record.tune.trials and 0 < first < MIN_SEEDS_AT_LOOK
+    slow, short = ", ".join(_long_warm_up(record)), ", ".join(_short_search(record))
     return [
         (
             early,
