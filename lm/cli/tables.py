@@ -3,7 +3,6 @@
 import math
 from collections import defaultdict
 from collections.abc import Iterator
-from itertools import zip_longest
 from statistics import fmean, stdev
 from typing import Any
 
@@ -54,24 +53,21 @@ def over_seeds(results: Named) -> Rows:
     return [("settings", "seeds", "mean val_loss", "sd", "standard error"), *rows] if rows else []
 
 
-def samples(pairs: list[dict[str, str]], own: bool) -> str:
-    """Prompts and what the model makes of them, each line labelled; `own` where the user gave the prompts.
+def samples(rows: list[dict[str, str]], own: bool) -> str:
+    """Prompts and what the model makes of them, each text on one line; `own` where the user gave the prompts.
 
-    >>> print(samples([{"prompt": "def f(x):", "continuation": chr(10) + "    return x" + chr(27)}], own=True))
-    Samples (greedy)
+    >>> print(samples([{"prompt": "f(x):", "continuation": chr(10) + "    return x", "drawn": chr(27)}], own=True))
+    Samples (greedy, and drawn at temperature 0.8)
     <BLANKLINE>
-      prompt | def f(x):
-      model  |
-             |     return x\\x1b
+      prompt | f(x):
+      greedy | \\n    return x
+      drawn  | \\x1b
     """
-    heading = "Samples (greedy)" if own else "Samples (greedy; prompts from the validation text)"
-    blocks = [_labelled("prompt", pair["prompt"]) + _labelled("model", pair["continuation"]) for pair in pairs]
-    return "\n".join([heading, *blocks])
-
-
-def _labelled(label: str, text: str) -> str:
-    lines = printable(text).split("\n")
-    return "".join(f"\n  {name:6} | {line}".rstrip() for name, line in zip_longest([label], lines, fillvalue=""))
+    lines = ["Samples (greedy, and drawn at temperature 0.8" + (")" if own else "; prompts from the validation text)")]
+    for row in rows:
+        for name, key in (("\n  prompt", "prompt"), ("  greedy", "continuation"), ("  drawn ", "drawn")):
+            lines.append(f"{name} | " + printable(row[key]).replace("\n", "\\n"))
+    return "\n".join(lines)
 
 
 def score_table(scores: list[dict[str, Any]], several: bool) -> Rows:

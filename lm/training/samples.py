@@ -1,6 +1,7 @@
-"""The samples of a run: greedy continuations of the user's prompts, or of three places in the validation text.
+"""The samples of a run: what the model makes of the user's prompts, or of three places in the validation text.
 
-Prompts that the user has given are also continued at each validation during training, into samples.jsonl.
+Each prompt has a greedy continuation and one drawn with a fixed seed. Prompts that the user has given are also
+continued at each validation during training, into samples.jsonl.
 """
 
 import json
@@ -19,17 +20,20 @@ from lm.system.files import write_text
 from lm.training.run_directory import read_samples
 
 NEW_TOKENS = 48  # of a continuation
+TEMPERATURE, SEED = 0.8, 0  # of the drawn ones, which leave torch's global random state alone
 STRETCH = 1024  # tokens of validation text in which a prompt is looked for
 PROMPT = re.compile(r"[^\W\d_].{5,58}(?!\w)")  # a line from its first letter on, in whole words
 log = logging.getLogger(__name__)
 
 
 def samples(net: Transformer, data: TextData, prompts: list[str] | None) -> list[dict[str, str]]:
-    """The prompts, or those of `validation_prompts` if they are None, each with its continuation."""
+    """The prompts, or those of `validation_prompts` if they are None, each with its two continuations."""
     rows = []
     for prompt in validation_prompts(data) if prompts is None else prompts:
         try:
-            rows.append({"prompt": prompt, "continuation": generate(net, data.tokenizer, prompt, NEW_TOKENS)})
+            greedy = generate(net, data.tokenizer, prompt, NEW_TOKENS)
+            drawn = generate(net, data.tokenizer, prompt, NEW_TOKENS, temperature=TEMPERATURE, seed=SEED)
+            rows.append({"prompt": prompt, "continuation": greedy, "drawn": drawn})
         except UserError as error:
             log.warning("no continuation of %r: %s", prompt, error)
     return rows
