@@ -48,12 +48,12 @@ def save_adapter(net: Transformer, base: str | None, folder: Path) -> None:
     adapters = {name: tensor for name, tensor in net.state_dict().items() if is_adapter(name)}
     try:
         architecture = architecture_of(net.config)
-        names = {name: stacked.names for name, stacked in architecture.names(adapters, net.config).items()}
-        if sorted(names.values()) != sorted((name,) for name in adapters):
+        if architecture.is_gpt2:
             raise UserError(f"{architecture.name} stores q, k and v as one matrix")
     except UserError as error:
         log.info("%s is not written, PEFT could not use it: %s; model/ holds the merged model", folder, error)
         return
+    names = architecture.names(adapters)
     tensors = {f"base_model.model.{name}": adapters[own_name] for name, (own_name,) in names.items()}
     settings = {
         "peft_type": "LORA",

@@ -4,9 +4,9 @@ The weights are the same tensors under other names, so the logits are the same t
 the export reads the description from left to right, the import from right to left.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import torch
 
@@ -16,23 +16,19 @@ from lm.formats.weights import Weights
 Settings = dict[str, Any]
 ACTIVATIONS = {"swiglu": "silu", "relu": "relu", "relu2": "relu2", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh"}
 SCALING = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+DISTINGUISHING = ("position", "qk_norm", "ffn", "norm", "bias")  # the order in which a message looks for the nearest
 
 
-class Stacked(NamedTuple):
-    """Our tensors that are one tensor of theirs: joined along the first dimension, then perhaps transposed."""
-
-    names: tuple[str, ...]
-    transposed: bool = False
-
-
-class Architecture(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
     name: str  # the class in transformers
     model_type: str
     keys: dict[str, str]  # our setting -> theirs; the context length is ours as seq_len
     accepts: dict[str, tuple[object, ...]]  # our setting -> its possible values; other settings may have any value
-    names: Callable[[Iterable[str], ModelConfig], dict[str, Stacked]]  # of the tensors: theirs -> ours
-    constants: Settings  # written by the export
-    prepare: Callable[[Weights, ModelConfig], Weights] = lambda weights, config: weights  # before the export
+    parts: dict[str, str]  # our name of a module or matrix -> theirs; others have the same name
+    trunk: str = "model"  # their name of all but the head
+    constants: Settings = field(default_factory=dict)  # written by the export
+    is_gpt2: bool = False  # stores matrices as (in, out), keys and values for each query head, and all biases
 
     def unsupported(self, config: ModelConfig) -> list[str]:
         """The settings whose values the architecture does not have."""
@@ -47,13 +43,24 @@ class Architecture(NamedTuple):
         renamed = {"model_type": self.model_type, **{name: settings[key] for key, name in self.keys.items()}}
         return renamed | self.constants | (_rope_settings(config) if config.position == "rope" else {})
 
+    def names(self, own_names: Iterable[str]) -> dict[str, list[str]]:
+        """Their name of each tensor, and ours; several of ours are joined along the first dimension, in this order."""
+        names: dict[str, list[str]] = {}
+        for name in own_names:
+            parts = (self.parts.get(part, part) for part in name.split("."))
+            names.setdefault(".".join([self.trunk, *parts]), []).append(name)
+        return names
+
+    def transposed(self, own_name: str) -> bool:
+        return self.is_gpt2 and own_name.endswith("_proj.weight")
+
     def weights(self, weights: Weights, config: ModelConfig) -> Weights:
         """Our weights, without the head's, under their names."""
-        weights, renamed = self.prepare(weights, config), Weights()
-        for name, stacked in self.names(weights, config).items():
-            tensors = [weights[part] for part in stacked.names]
+        weights, renamed = _as_gpt2(weights, config) if self.is_gpt2 else weights, Weights()
+        for name, own_names in self.names(weights).items():
+            tensors = [weights[own_name] for own_name in own_names]
             tensor = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
-            renamed[name] = tensor.T if stacked.transposed else tensor
+            renamed[name] = tensor.T if self.transposed(own_names[0]) else tensor
         return renamed
 
 
@@ -69,16 +76,10 @@ def architecture_of(config: ModelConfig, among: Sequence[Architecture] | None = 
     raise UserError(f"{setting}: cannot be exported, {nearest.name} does not support it; see docs/model.md")
 
 
-# --- settings
-
-
 def _resolved(config: ModelConfig) -> Settings:
     """Every setting, with a value in the place of each null that stands for another setting's."""
-    return asdict(config) | {
-        "n_kv_heads": config.kv_heads,
-        "d_head": config.head_dim,
-        "attention_bias": config.attn_bias,
-    }
+    values = {"n_kv_heads": config.kv_heads, "d_head": config.head_dim, "attention_bias": config.attn_bias}
+    return asdict(config) | values
 
 
 def _rope_settings(config: ModelConfig) -> Settings:
@@ -91,59 +92,17 @@ def _rope_settings(config: ModelConfig) -> Settings:
     }
 
 
-# --- names of tensors
-
-
-def _renamed(*pairs: tuple[str, str]) -> Callable[[Iterable[str], ModelConfig], dict[str, Stacked]]:
-    """Names that differ in parts: each pair is a part of our name, with the dots around it, and of theirs."""
-
-    def names(own_names: Iterable[str], config: ModelConfig) -> dict[str, Stacked]:
-        names = {}
-        for name in own_names:
-            other = f".{name}"
-            for part, replacement in pairs:
-                other = other.replace(f".{part}.", f".{replacement}.", 1)
-            names[f"model{other}"] = Stacked((name,))
-        return names
-
-    return names
-
-
-def _gpt2_names(own_names: Iterable[str], config: ModelConfig) -> dict[str, Stacked]:
-    """GPT-2 stores matrices as (in, out), and those of q, k and v as one."""
-    names = {
-        "transformer.wte.weight": Stacked(("embed.weight",)),
-        "transformer.wpe.weight": Stacked(("position.weight",)),
-    }
-    for kind in ("weight", "bias"):
-        names[f"transformer.ln_f.{kind}"] = Stacked((f"norm.{kind}",))
-        for i in range(config.n_layers):
-            block, layer, matrix = f"blocks.{i}", f"transformer.h.{i}", kind == "weight"
-            qkv = tuple(f"{block}.attn.{letter}_proj.{kind}" for letter in "qkv")
-            names |= {
-                f"{layer}.ln_1.{kind}": Stacked((f"{block}.attn_norm.{kind}",)),
-                f"{layer}.ln_2.{kind}": Stacked((f"{block}.ffn_norm.{kind}",)),
-                f"{layer}.attn.c_attn.{kind}": Stacked(qkv, matrix),
-                f"{layer}.attn.c_proj.{kind}": Stacked((f"{block}.attn.o_proj.{kind}",), matrix),
-                f"{layer}.mlp.c_fc.{kind}": Stacked((f"{block}.ffn.up_proj.{kind}",), matrix),
-                f"{layer}.mlp.c_proj.{kind}": Stacked((f"{block}.ffn.down_proj.{kind}",), matrix),
-            }
-    return names
-
-
 def _as_gpt2(weights: Weights, config: ModelConfig) -> Weights:
     """With keys and values for each query head, and with all biases."""
-    repeated = {}
+    complete = Weights()
     for name, tensor in weights.items():
         if ".k_proj." in name or ".v_proj." in name:
             by_head = tensor.view(config.kv_heads, config.head_dim, *tensor.shape[1:])
             tensor = by_head.repeat_interleave(config.n_heads // config.kv_heads, 0).flatten(0, 1)
-        repeated[name] = tensor
-    return {
-        name.removesuffix("weight") + "bias": tensor.new_zeros(tensor.shape[0])
-        for name, tensor in repeated.items()
-        if name.startswith(("blocks.", "norm."))
-    } | repeated
+        complete[name] = tensor
+        if name.startswith(("blocks.", "norm.")) and name.endswith(".weight"):
+            complete.setdefault(name.removesuffix("weight") + "bias", tensor.new_zeros(tensor.shape[0]))
+    return complete
 
 
 # --- the table
@@ -170,67 +129,79 @@ GPT2_KEYS = {
 }
 ATTENTION_BIAS = {"attention_bias": "attention_bias"}
 MLP_BIAS = {"bias": "mlp_bias"}
-LLAMA_NAMES = _renamed(
-    *(("embed", "embed_tokens"), ("blocks", "layers"), ("attn", "self_attn"), ("ffn", "mlp")),
-    *(("attn_norm", "input_layernorm"), ("ffn_norm", "post_attention_layernorm")),
-)
-APERTUS_NAMES = _renamed(
-    *(("embed", "embed_tokens"), ("blocks", "layers"), ("attn", "self_attn"), ("ffn", "mlp")),
-    *(("attn_norm", "attention_layernorm"), ("ffn_norm", "feedforward_layernorm")),
-)
+LLAMA_PARTS = {
+    "embed": "embed_tokens",
+    "blocks": "layers",
+    "attn": "self_attn",
+    "ffn": "mlp",
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+}
+GPT2_PARTS = {
+    "embed": "wte",
+    "position": "wpe",
+    "blocks": "h",
+    "ffn": "mlp",
+    "attn_norm": "ln_1",
+    "ffn_norm": "ln_2",
+    "norm": "ln_f",
+    **dict.fromkeys(("q_proj", "k_proj", "v_proj"), "c_attn"),
+    "up_proj": "c_fc",
+    **dict.fromkeys(("o_proj", "down_proj"), "c_proj"),
+}
 GATED, UNGATED = ("swiglu",), ("relu", "gelu", "gelu_tanh", "relu2")
 ROPE: Settings = {"position": ("rope",), "norm": ("rmsnorm",), "attention_bias": (False, True)}
 LEARNED: Settings = {"position": ("learned",), "norm": ("layernorm",)}
 DROPOUT = {"attention_dropout": 0.0}
-DISTINGUISHING = ("position", "qk_norm", "ffn", "norm", "bias")
 ARCHITECTURES = (
     Architecture(
-        "LlamaForCausalLM",
-        "llama",
-        LLAMA_KEYS | ATTENTION_BIAS | MLP_BIAS,
-        ROPE | {"qk_norm": (False,), "ffn": GATED},
-        LLAMA_NAMES,
-        DROPOUT,
+        name="LlamaForCausalLM",
+        model_type="llama",
+        keys=LLAMA_KEYS | ATTENTION_BIAS | MLP_BIAS,
+        accepts=ROPE | {"qk_norm": (False,), "ffn": GATED},
+        parts=LLAMA_PARTS,
+        constants=DROPOUT,
     ),
     Architecture(
-        "Qwen3ForCausalLM",
-        "qwen3",
-        LLAMA_KEYS | ATTENTION_BIAS,
-        ROPE | {"qk_norm": (True,), "ffn": GATED, "bias": (False,)},
-        LLAMA_NAMES,
-        DROPOUT | {"use_sliding_window": False},
+        name="Qwen3ForCausalLM",
+        model_type="qwen3",
+        keys=LLAMA_KEYS | ATTENTION_BIAS,
+        accepts=ROPE | {"qk_norm": (True,), "ffn": GATED, "bias": (False,)},
+        parts=LLAMA_PARTS,
+        constants=DROPOUT | {"use_sliding_window": False},
     ),
     Architecture(
-        "Qwen2ForCausalLM",
-        "qwen2",
-        LLAMA_KEYS,
-        ROPE | {"qk_norm": (False,), "ffn": GATED, "bias": (False,), "attention_bias": ("qkv",)},
-        LLAMA_NAMES,
-        DROPOUT | {"use_sliding_window": False},
+        name="Qwen2ForCausalLM",
+        model_type="qwen2",
+        keys=LLAMA_KEYS,
+        accepts=ROPE | {"qk_norm": (False,), "ffn": GATED, "bias": (False,), "attention_bias": ("qkv",)},
+        parts=LLAMA_PARTS,
+        constants=DROPOUT | {"use_sliding_window": False},
     ),
     Architecture(
-        "ArceeForCausalLM",
-        "arcee",
-        LLAMA_KEYS | ATTENTION_BIAS | MLP_BIAS,
-        ROPE | {"qk_norm": (False,), "ffn": UNGATED},
-        LLAMA_NAMES,
-        DROPOUT,
+        name="ArceeForCausalLM",
+        model_type="arcee",
+        keys=LLAMA_KEYS | ATTENTION_BIAS | MLP_BIAS,
+        accepts=ROPE | {"qk_norm": (False,), "ffn": UNGATED},
+        parts=LLAMA_PARTS,
+        constants=DROPOUT,
     ),
     Architecture(
-        "ApertusForCausalLM",
-        "apertus",
-        LLAMA_KEYS | ATTENTION_BIAS,
-        ROPE | {"qk_norm": (True,), "ffn": UNGATED, "bias": (False,)},
-        APERTUS_NAMES,
-        DROPOUT,
+        name="ApertusForCausalLM",
+        model_type="apertus",
+        keys=LLAMA_KEYS | ATTENTION_BIAS,
+        accepts=ROPE | {"qk_norm": (True,), "ffn": UNGATED, "bias": (False,)},
+        parts=LLAMA_PARTS | {"attn_norm": "attention_layernorm", "ffn_norm": "feedforward_layernorm"},
+        constants=DROPOUT,
     ),
     Architecture(
-        "GPT2LMHeadModel",
-        "gpt2",
-        GPT2_KEYS,
-        LEARNED | {"qk_norm": (False,), "ffn": UNGATED},
-        _gpt2_names,
-        {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0},
-        _as_gpt2,
+        name="GPT2LMHeadModel",
+        model_type="gpt2",
+        keys=GPT2_KEYS,
+        accepts=LEARNED | {"qk_norm": (False,), "ffn": UNGATED},
+        parts=GPT2_PARTS,
+        trunk="transformer",
+        constants={"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0},
+        is_gpt2=True,
     ),
 )

@@ -9,6 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import tokenizers
+from tokenizers.processors import TemplateProcessing
+
 from lm.config import UserError
 from lm.data.tokenizer import Tokenizer
 from lm.formats.architectures import Architecture, architecture_of
@@ -60,9 +63,7 @@ def export(
     }
     with new_folder(output_dir) as folder:
         write_weights(folder / "model.safetensors", weights)
-        layout = json.loads(tokenizer.to_json())
-        layout["post_processor"] = _begin_template(tokenizer)
-        write_text(folder / "tokenizer.json", json.dumps(layout, ensure_ascii=False))
+        write_text(folder / "tokenizer.json", _with_template(tokenizer))
         for filename, content in files.items():
             write_text(folder / filename, json.dumps(content, indent=2) + "\n")
         also(folder)
@@ -91,25 +92,15 @@ def matrices(net: Transformer, architecture: Architecture) -> Weights:
     """All weights under the architecture's names; without lm_head.weight if the model is tied."""
     if not all(type(module) is Linear for name, module in net.named_modules() if name.endswith("_proj")):
         raise UserError(f"model.linear={net.config.linear}: only models with model.linear=linear are exported")
-    weights = architecture.weights(_trunk(net), net.config)
-    output = net.head.matrix(net.embed.weight)
-    return weights if net.embed.matrix() is output else weights | {"lm_head.weight": output}
+    inputs, outputs = net.embed.matrix(), net.head.matrix(net.embed.weight)
+    trunk = {name: tensor for name, tensor in net.state_dict().items() if not name.startswith("head.")}
+    weights = architecture.weights(trunk | {"embed.weight": inputs}, net.config)
+    return weights if inputs is outputs else weights | {"lm_head.weight": outputs}
 
 
-def _trunk(net: Transformer) -> Weights:
-    """All weights except the head's, with the embedding multiplied as in the model."""
-    weights = {name: tensor for name, tensor in net.state_dict().items() if not name.startswith("head.")}
-    return weights | {"embed.weight": net.embed.matrix()}
-
-
-def _begin_template(tokenizer: Tokenizer) -> dict[str, Any]:
-    """A post-processor of `tokenizers` that puts the first token before a text, as lm.inference does."""
-    name = tokenizer.begin_token
-    special = {"SpecialToken": {"id": name, "type_id": 0}}
-    first, second = ({"Sequence": {"id": sequence, "type_id": i}} for i, sequence in enumerate("AB"))
-    return {
-        "type": "TemplateProcessing",
-        "single": [special, first],
-        "pair": [special, first, second],
-        "special_tokens": {name: {"id": name, "ids": [tokenizer.begin], "tokens": [name]}},
-    }
+def _with_template(tokenizer: Tokenizer) -> str:
+    """Its tokenizer.json, with a step that puts the first token before a text, as lm.inference does."""
+    backend, name = tokenizers.Tokenizer.from_str(tokenizer.to_json()), tokenizer.begin_token
+    templates = {"single": f"{name} $A", "pair": f"{name} $A $B:1"}
+    backend.post_processor = TemplateProcessing(**templates, special_tokens=[(name, tokenizer.begin)])
+    return backend.to_str()

@@ -18,7 +18,7 @@ from lm.config.checks import reading
 from lm.config.typed import build
 from lm.data.tokenizer import EOT_NAMES, Tokenizer, load_tokenizer
 from lm.formats.architectures import ACTIVATIONS, ARCHITECTURES, SCALING, Architecture
-from lm.formats.settings import TOKENIZER, ModelSettings
+from lm.formats.base import TOKENIZER, ModelSettings
 from lm.formats.weights import Weights
 from lm.model.transformer import Transformer
 from lm.system.files import read_json, sha256
@@ -148,7 +148,7 @@ def _model_config(config: Any, architecture: Architecture) -> ModelConfig:
     if values["position"] == "rope":
         values["rope_theta"] = float(rope["rope_theta"])
         values["rope_scaling"] = [float(rope[key]) for key in SCALING] if kind == "llama3" else None
-    if architecture.model_type == "gpt2":
+    if architecture.is_gpt2:
         values |= {"bias": True, "d_ff": values["d_ff"] or 4 * values["d_model"]}
     implied = {
         "d_head": values["d_model"] // values["n_heads"],
@@ -162,13 +162,14 @@ def _model_config(config: Any, architecture: Architecture) -> ModelConfig:
 
 def _our_weights(net: Transformer, weights: Weights, architecture: Architecture) -> Weights:
     """The weights of transformers under our names."""
-    parameters, renamed = dict(net.named_parameters()), Weights()
-    head = [name for name in parameters if name.startswith("head.")]
-    for name, stacked in architecture.names(parameters.keys() - head, net.config).items():
-        tensor = weights[name].T if stacked.transposed else weights[name]
-        parts = torch.split(tensor, [len(parameters[own_name]) for own_name in stacked.names])
-        renamed |= {own_name: part.contiguous() for own_name, part in zip(stacked.names, parts, strict=True)}
-    return renamed | dict.fromkeys(head, weights["lm_head.weight"])
+    parameters = dict(net.named_parameters())
+    trunk = [name for name in parameters if not name.startswith("head.")]
+    renamed = dict.fromkeys(parameters.keys() - trunk, weights["lm_head.weight"])
+    for name, own_names in architecture.names(trunk).items():
+        tensor = weights[name].T if architecture.transposed(own_names[0]) else weights[name]
+        parts = torch.split(tensor, [len(parameters[own_name]) for own_name in own_names])
+        renamed |= {own_name: part.contiguous() for own_name, part in zip(own_names, parts, strict=True)}
+    return renamed
 
 
 def _eot_name(folder: Path) -> str | None:
