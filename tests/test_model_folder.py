@@ -1,6 +1,5 @@
 """What save_model writes and load_model accepts, and what of a damaged or hostile folder it refuses."""
 
-import json
 import resource
 import subprocess
 import sys
@@ -57,17 +56,8 @@ def test_a_head_saved_before_untying_is_what_was_trained(tied: bool, tmp_path: P
 
 
 def test_tensors_of_every_kind_are_written_as_the_library_reads_them(tmp_path: Path) -> None:
-    kinds = [
-        torch.float64,
-        torch.float32,
-        torch.float16,
-        torch.bfloat16,
-        torch.int64,
-        torch.int8,
-        torch.uint8,
-        torch.bool,
-    ]
-    tensors = {f"{kind}é": (torch.arange(6).reshape(2, 3).T - 1).to(kind) for kind in kinds}
+    floats, integers = (torch.float64, torch.float32, torch.float16, torch.bfloat16), (torch.int64, torch.int8)
+    tensors = {f"{kind}é": (torch.arange(6).reshape(2, 3).T - 1).to(kind) for kind in (*floats, *integers, torch.bool)}
     tensors |= {"scalar": torch.tensor(3.0), "empty": torch.empty(0, 2), "odd": torch.ones(3, dtype=torch.uint8)}
     write_weights(tmp_path / "x.safetensors", tensors)
     stored = load_file(tmp_path / "x.safetensors")
@@ -75,28 +65,32 @@ def test_tensors_of_every_kind_are_written_as_the_library_reads_them(tmp_path: P
     assert all(torch.equal(stored[name], tensor) for name, tensor in tensors.items())
 
 
-@pytest.mark.parametrize("work", ["save_model(net, BYTE, folder)", "load_model(folder)"])
-def test_a_model_is_saved_and_loaded_without_a_second_copy(work: str, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_model_is_saved_and_loaded_without_a_second_copy(tmp_path: Path) -> None:
     """The peak of the process grows by little while a model of 100 MB is saved, and by the model while it is loaded."""
-    code = f"""
+    code = """
 import resource, sys
 from pathlib import Path
 from lm import HeadConfig, ModelConfig, Transformer
 from lm.data.vocabulary import byte_tokenizer
 from lm.formats.folder import load_model, save_model
-BYTE, folder = byte_tokenizer(), Path(sys.argv[1])
-config = ModelConfig(n_layers=8, d_model=512, n_heads=8, d_ff=1400)
+
+def growth(work):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    work()
+    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 / size)
+
+folder, config = Path(sys.argv[1]), ModelConfig(n_layers=8, d_model=512, n_heads=8, d_ff=1400)
 net = Transformer(config, HeadConfig(), vocab_size=257, seq_len=16)
 size = sum(parameter.nbytes for parameter in net.parameters())
-if "load" in {work!r}:
-    save_model(net, BYTE, folder)
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-{work}
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 / size)
+growth(lambda: save_model(net, byte_tokenizer(), folder))
+growth(lambda: load_model(folder))
 """
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
+    saved, loaded = map(float, done.stdout.split())
     # a loaded model also counts the pages of the file that it was copied from, which the system may drop
-    assert float(done.stdout) < (0.25 if "save" in work else 2.2)
+    assert saved < 0.25
+    assert loaded < 2.2
 
 
 def test_a_full_disk_leaves_the_file_as_it_was(folder: Path) -> None:
@@ -134,19 +128,14 @@ def test_a_damaged_or_missing_file_is_named(folder: Path, name: str, damage: Cal
     [
         ("format", 99, "format"),
         ("sha256", {"/dev/zero": "x"}, "sha256"),
-        ("sha256", None, "sha256"),
         ("seq_len", 0, "seq_len=0"),
         ("seq_len", "9", "seq_len"),
         ("vocab_size", 10**12, "embed.weight"),
-        ("document_separator", -1, "document_separator=-1"),
         ("document_separator", 5, "document_separator=5"),
-        ("model.linear", 5, "model.linear"),
         ("model.linear", "antigravity.Linear", "trust=true"),
         ("model.n_layers", 1, "blocks.1.attn.k_proj.weight"),
-        ("model.d_ff", 10**12, "ffn"),
         ("model.depth", 3, "model.depth"),
         ("model.norm", "x", "model.norm=x"),
-        ("model.attention_bias", "v", "model.attention_bias=v"),
         ("head", [], "head"),
     ],
 )
@@ -162,18 +151,15 @@ def test_settings_that_fit_no_model_are_one_line(folder: Path, key: str, value: 
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("content", [{}, [], "x"])
-def test_settings_that_are_none_are_refused(folder: Path, content: object) -> None:
-    (folder / "model/config.json").write_text(json.dumps(content))
-    with pytest.raises(UserError, match=r"config\.json"):
-        load_model(folder)
-
-
-def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no such folder"):
-        load_model(tmp_path / "absent")
-    with pytest.raises(UserError, match="holds no model"):
-        load_model(tmp_path)
+def test_a_folder_without_a_model_is_named(folder: Path) -> None:
+    (folder / "empty").mkdir()
+    for run_dir in (folder / "absent", folder / "empty"):
+        with pytest.raises(UserError, match=f"^run_dir={run_dir}: "):
+            load_model(run_dir)
+    for content in ("{}", "[]", "x"):
+        (folder / "model/config.json").write_text(content)
+        with pytest.raises(UserError, match=r"config\.json"):
+            load_model(folder)
 
 
 def test_a_closed_folder_is_not_empty(open_folder: Path) -> None:

@@ -13,7 +13,7 @@ from lm.report.pages import render
 from lm.system.files import write_text
 from lm.system.terminal import to_override_value
 
-PLACE = ("seed", "precision", "device", "threads", "python")
+ENVIRONMENT = ("seed", "precision", "device", "threads", "python")  # of result.json
 SCORES = {  # of result.json: how they are called, their unit, and the name of the metric for the Hub
     "val_loss": ("validation loss", "nats per token", "loss"),
     "val_bpb": ("bits per byte", "bits per byte", "bits_per_byte"),
@@ -23,45 +23,38 @@ SCORES = {  # of result.json: how they are called, their unit, and the name of t
 
 def write_card(folder: Path, net: Transformer, settings: dict[str, Any], result: dict[str, Any]) -> None:
     """Write README.md. `settings` and `result` are config.yaml and result.json of the run, empty if there are none."""
-    settings = flat(settings)
+    settings, title = flat(settings), folder.resolve().name
+    text, base = _text_of(settings), settings.get("base.sha256")
+    evaluations = [
+        EvalResult("text-generation", "held-out", f"validation text of {text}", kind, result[key], metric_name=name)
+        for key, (name, _, kind) in SCORES.items()
+        if result
+    ]
     data = ModelCardData(
         library_name="transformers",
         pipeline_tag="text-generation",
         tags=["lm-lab", "small-language-model"],
         datasets=[str(settings.get("data.path"))] if settings.get("data.source") == "hub" else None,
-        model_name=folder.resolve().name if result else None,
-        eval_results=evaluations(settings, result) if result else None,
+        model_name=title if result else None,
+        eval_results=evaluations or None,
     )
     context = {
         "metadata": data.to_yaml(),
-        "title": folder.resolve().name,
+        "title": title,
         "n_params": n_params(net),
         "seq_len": net.seq_len,
         "new_tokens": min(64, net.seq_len // 2),
         "settings": settings,
         "result": result,
-        "base": base_of(settings) if settings.get("base.sha256") else None,
-        "scores": scores(result) if result else [],
-        "facts": list(facts(settings, result)) if settings else [],
-        "lines": lines(settings),
+        "base": f"{Path(str(settings.get('base.path'))).name} ({str(base)[:16]})" if base else None,
+        "scores": [(name, result[key], unit) for key, (name, unit, _) in SCORES.items() if result],
+        "facts": list(_facts(settings, result, text)) if settings else [],
+        "lines": _lines(settings, text),
     }
     write_text(folder / "README.md", str(ModelCard(render("card.md.j2", **context))))
 
 
-def base_of(settings: dict[str, Any]) -> str:
-    return f"{Path(str(settings.get('base.path'))).name} ({str(settings['base.sha256'])[:16]})"
-
-
-def evaluations(settings: dict[str, Any], result: dict[str, Any]) -> list[EvalResult]:
-    """Scores on the held-out text, as the Hub lists them."""
-    text = f"validation text of {text_of(settings)}"
-    return [
-        EvalResult("text-generation", "held-out", text, kind, result[key], metric_name=name)
-        for key, (name, _, kind) in SCORES.items()
-    ]
-
-
-def text_of(settings: dict[str, Any]) -> str:
+def _text_of(settings: dict[str, Any]) -> str:
     """The text without the folders of this machine."""
     source, path = settings.get("data.source"), str(settings.get("data.path"))
     if source == "stdlib":
@@ -69,26 +62,22 @@ def text_of(settings: dict[str, Any]) -> str:
     return path if source == "hub" or "://" in path else Path(path).name
 
 
-def scores(result: dict[str, Any]) -> list[tuple[str, float, str]]:
-    return [(name, result[key], unit) for key, (name, unit, _) in SCORES.items()]
-
-
-def facts(settings: dict[str, Any], result: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _facts(settings: dict[str, Any], result: dict[str, Any], text: str) -> Iterator[tuple[str, str]]:
     """What the model was trained on and with. What is a hash is shown as code."""
-    yield "text", text_of(settings)
+    yield "text", text
     yield "hash of the text", str(settings.get("data_hash"))
     if settings.get("data_revision"):
         yield "revision of the text", str(settings["data_revision"])
     if result:
         yield "tokens of the text", f"{result['train_text_tokens']:,}"
         yield "tokens seen in training", f"{result['tokens']:,} in {result['steps']:,} steps"
-        yield from ((key, str(result[key])) for key in PLACE)
+        yield from ((key, str(result[key])) for key in ENVIRONMENT)
         yield "packages", ", ".join(f"{name} {version}" for name, version in result["versions"].items())
 
 
-def lines(settings: dict[str, Any]) -> str:
+def _lines(settings: dict[str, Any], text: str) -> str:
     """Every setting that decides the result, as it is typed, without the folders of this machine."""
     own = {key: value for key, value in hashed_settings(settings).items() if value is not None}
     own |= {key: Path(str(own[key])).name for key in own if key.endswith("path") and "://" not in str(own[key])}
-    own |= {"data.path": text_of(settings)} if "data.path" in own else {}
+    own |= {"data.path": text} if "data.path" in own else {}
     return "\n".join(f"{key}={to_override_value(value)}" for key, value in own.items())

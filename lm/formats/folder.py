@@ -7,6 +7,7 @@ import torch
 from safetensors import SafetensorError
 
 from lm.config import UserError, foreign_classes
+from lm.config.checks import error_prefix
 from lm.data.tokenizer import Tokenizer, load_tokenizer
 from lm.formats.base import TOKENIZER, WEIGHTS, ModelSettings, model_folder, read_settings
 from lm.formats.pretrained import load_pretrained
@@ -52,18 +53,17 @@ def load_model(run_dir: str | Path, trust: bool = False) -> tuple[Transformer, T
     for name, right in settings.sha256.items():
         if sha256(folder / name) != right:
             raise UserError(f"{folder / name}: damaged, its bytes do not match config.json")
-    try:
-        net = _read_net(folder / WEIGHTS, settings)
-    except (ValueError, TypeError, RuntimeError, SafetensorError) as error:
-        raise UserError(f"{folder / 'config.json'}: {str(error).splitlines()[0]}; expected what train wrote") from error
     tokenizer = load_tokenizer(folder / TOKENIZER)
-    if max(tokenizer.vocab_size, net.config.vocab_rows or 0) != net.vocab_size:
-        raise UserError(f"{folder}: the tokenizer has {tokenizer.vocab_size} tokens, the model {net.vocab_size}")
-    if net.document_separator not in (None, tokenizer.eot):
-        raise UserError(
-            f"{folder / 'config.json'}: document_separator={net.document_separator}, expected {tokenizer.eot}, the "
-            "tokenizer's end-of-text token, or null"
-        )
+    with error_prefix(str(folder / "config.json")):
+        try:
+            net = _read_net(folder / WEIGHTS, settings)
+        except (ValueError, TypeError, RuntimeError, SafetensorError) as error:
+            raise UserError(f"{str(error).splitlines()[0]}; expected what train wrote") from error
+        if max(tokenizer.vocab_size, net.config.vocab_rows or 0) != net.vocab_size:
+            raise UserError(f"the tokenizer has {tokenizer.vocab_size} tokens, the model {net.vocab_size}")
+        if net.document_separator not in (None, tokenizer.eot):
+            expected = f"{tokenizer.eot}, the tokenizer's end-of-text token, or null"
+            raise UserError(f"document_separator={net.document_separator}, expected {expected}")
     return net.eval(), tokenizer
 
 

@@ -29,20 +29,20 @@ def export_gguf(net: Transformer, tokenizer: Tokenizer, output_dir: str | Path, 
         import gguf
     except ImportError as error:
         raise UserError("format=gguf: the package gguf is not installed; pip install gguf") from error
-    config, kind = net.config, _architecture_in_gguf(net.config)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[kind.model_type.upper()], config.n_layers)
+    kind = _architecture_in_gguf(net.config)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[kind.model_type.upper()], net.config.n_layers)
     writer = gguf.GGUFWriter(None, kind.model_type)
     for key, value in (_metadata(net) | _vocabulary(tokenizer, net.vocab_size)).items():
         getattr(writer, f"add_{key}")(value)
     writer.add_file_type(gguf.LlamaFileType["ALL_F32" if dtype == "f32" else f"MOSTLY_{dtype.upper()}"])
     for name, matrix in matrices(net, kind).items():
-        tensor = _rows_for_rope(name, matrix, kind, config)
+        tensor = _rows_for_rope(name, matrix, kind, net.config)
         in_blocks = dtype != "q8_0" or tensor.shape[-1] % 32 == 0  # a block of q8_0 has 32 columns
         chosen = gguf.GGMLQuantizationType["F32" if tensor.ndim == 1 else dtype.upper() if in_blocks else "F16"]
         gguf_name = names.get_name(name, (".weight", ".bias"))
         assert gguf_name is not None, name
         writer.add_tensor(gguf_name, gguf.quantize(tensor.numpy(), chosen), raw_dtype=chosen)
-    if config.rope_scaling is not None:
+    if net.config.rope_scaling is not None:
         writer.add_tensor("rope_freqs.weight", _rope_factors(net).numpy())
     with new_folder(output_dir) as folder, atomic_file(folder / FILE) as file:
         writer.write_header_to_file(Path(file.name))

@@ -2,7 +2,7 @@
 
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,20 +15,15 @@ from lm.data.tokenizer import Tokenizer
 from lm.data.tokens import ReadOnlyCache, encode_whole, prepare
 from lm.system.files import read_yaml
 
-Found = TypeVar("Found")
-
-
-@dataclass(slots=True, frozen=True)
-class OwnText:
-    """What a run's config.yaml says of its text, and the hashes of text and tokenizer."""
-
-    data: DataConfig
-    tokenizer: TokenizerConfig
-    hashes: tuple[str, str]
+Result = TypeVar("Result")
+OwnText = tuple[DataConfig, TokenizerConfig, tuple[str, str]]  # with the hashes of text and tokenizer
 
 
 def own_text(run_dir: Path, trust: bool) -> OwnText:
-    """Reads nothing of the text. Without `trust`, refuses an address that the run's files name. Raises UserError."""
+    """What a run's config.yaml says of its text, of which nothing is read.
+
+    Without `trust`, refuses an address that the run's files name. Raises UserError.
+    """
     try:
         with reading(run_dir / "config.yaml"):
             settings = read_yaml(run_dir / "config.yaml")
@@ -48,7 +43,7 @@ def own_text(run_dir: Path, trust: bool) -> OwnText:
     config.path, config.val_path = (from_above(run_dir, path) for path in (config.path, config.val_path))
     if not Path(config.cache_dir, "tokens").expanduser().is_dir():  # the run was made elsewhere
         config = replace(config, cache_dir=DataConfig().cache_dir)
-    return OwnText(config, tokenizer, hashes)
+    return config, tokenizer, hashes
 
 
 def from_above(run_dir: Path, path: str | None) -> str | None:
@@ -65,22 +60,20 @@ def own_validation(run_dir: Path, trust: bool, bar: bool = False) -> tuple[np.nd
 
     Without `trust`, nothing is downloaded from an address that the run's files name. Raises UserError.
     """
-    own = own_text(run_dir, trust)
-    data = in_a_cache(own.data, lambda config: prepare(config, own.tokenizer, not bar))
-    if (data.hash, data.tokenizer.hash) != own.hashes:
-        what = "text" if data.hash != own.hashes[0] else "tokenizer"
-        raise UserError(
-            f"run_dir={run_dir}: its {what} has changed since training; give a text: data=text data.path=FILE"
-        )
-    return data.val, data.val_bytes, own.data.batch_size, data.train
+    config, tokenizer, hashes = own_text(run_dir, trust)
+    data = _in_a_cache(config, lambda config: prepare(config, tokenizer, not bar))
+    if (data.hash, data.tokenizer.hash) != hashes:
+        changed = "its text has" if data.hash != hashes[0] else "its tokenizer has"
+        raise UserError(f"run_dir={run_dir}: {changed} changed since training; give a text: data=text data.path=FILE")
+    return data.val, data.val_bytes, config.batch_size, data.train
 
 
 def whole_text(config: DataConfig, tokenizer: Tokenizer, bar: bool) -> tuple[np.ndarray, int]:
     """The tokens (n,) of a whole text, in a file that has no name, and the number of bytes of the text."""
-    return in_a_cache(config, lambda config: encode_whole(config, tokenizer, not bar))
+    return _in_a_cache(config, lambda config: encode_whole(config, tokenizer, not bar))
 
 
-def in_a_cache(config: DataConfig, work: Callable[[DataConfig], Found]) -> Found:
+def _in_a_cache(config: DataConfig, work: Callable[[DataConfig], Result]) -> Result:
     """work(config), with a temporary cache if the one of `config` would have to be written to and cannot be.
 
     Arrays mapped from the temporary files remain usable.
