@@ -78,16 +78,6 @@ def test_calibration_equals_a_computation_with_numpy() -> None:
     assert calibration.error > 0.3, "the targets are random"
 
 
-@pytest.mark.parametrize(("n_right", "error"), [(3, 0.0), (4, 0.25), (1, 0.5)])
-def test_the_calibration_error_is_the_distance_from_confidence_to_accuracy(n_right: int, error: float) -> None:
-    calibration = Calibration()
-    logits = torch.tensor([0.75, 0.25]).log().expand(4, 2) + 17.0
-    calibration.add(logits, torch.tensor([0] * n_right + [1] * (4 - n_right)))
-    assert calibration.error == pytest.approx(error, abs=1e-6)
-    row = {"from": 0.7, "to": 0.8, "tokens": 4, "confidence": pytest.approx(0.75), "accuracy": n_right / 4}
-    assert calibration.bins() == [row]
-
-
 # --- by frequency
 
 

@@ -27,7 +27,7 @@ class Architecture:
     accepts: dict[str, tuple[object, ...]]  # our setting -> its possible values; other settings may have any value
     parts: dict[str, str]  # our name of a module or matrix -> theirs; others have the same name
     trunk: str = "model"  # their name of all but the head
-    constants: Settings = field(default_factory=dict)  # written by the export
+    constants: Settings = field(default_factory=dict)  # of config.json, where the default is another
     is_gpt2: bool = False  # stores matrices as (in, out), keys and values for each query head, and all biases
 
     def unsupported(self, config: ModelConfig) -> list[str]:
@@ -152,7 +152,6 @@ GPT2_PARTS = {
 GATED, UNGATED = ("swiglu",), ("relu", "gelu", "gelu_tanh", "relu2")
 ROPE: Settings = {"position": ("rope",), "norm": ("rmsnorm",), "attention_bias": (False, True)}
 LEARNED: Settings = {"position": ("learned",), "norm": ("layernorm",)}
-DROPOUT = {"attention_dropout": 0.0}
 ARCHITECTURES = (
     Architecture(
         name="LlamaForCausalLM",
@@ -160,7 +159,6 @@ ARCHITECTURES = (
         keys=LLAMA_KEYS | ATTENTION_BIAS | MLP_BIAS,
         accepts=ROPE | {"qk_norm": (False,), "ffn": GATED},
         parts=LLAMA_PARTS,
-        constants=DROPOUT,
     ),
     Architecture(
         name="Qwen3ForCausalLM",
@@ -168,7 +166,6 @@ ARCHITECTURES = (
         keys=LLAMA_KEYS | ATTENTION_BIAS,
         accepts=ROPE | {"qk_norm": (True,), "ffn": GATED, "bias": (False,)},
         parts=LLAMA_PARTS,
-        constants=DROPOUT | {"use_sliding_window": False},
     ),
     Architecture(
         name="Qwen2ForCausalLM",
@@ -176,7 +173,6 @@ ARCHITECTURES = (
         keys=LLAMA_KEYS,
         accepts=ROPE | {"qk_norm": (False,), "ffn": GATED, "bias": (False,), "attention_bias": ("qkv",)},
         parts=LLAMA_PARTS,
-        constants=DROPOUT | {"use_sliding_window": False},
     ),
     Architecture(
         name="ArceeForCausalLM",
@@ -184,7 +180,6 @@ ARCHITECTURES = (
         keys=LLAMA_KEYS | ATTENTION_BIAS | MLP_BIAS,
         accepts=ROPE | {"qk_norm": (False,), "ffn": UNGATED},
         parts=LLAMA_PARTS,
-        constants=DROPOUT,
     ),
     Architecture(
         name="ApertusForCausalLM",
@@ -192,7 +187,6 @@ ARCHITECTURES = (
         keys=LLAMA_KEYS | ATTENTION_BIAS,
         accepts=ROPE | {"qk_norm": (True,), "ffn": UNGATED, "bias": (False,)},
         parts=LLAMA_PARTS | {"attn_norm": "attention_layernorm", "ffn_norm": "feedforward_layernorm"},
-        constants=DROPOUT,
     ),
     Architecture(
         name="GPT2LMHeadModel",
