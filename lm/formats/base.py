@@ -9,31 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lm.config import HeadConfig, ModelConfig, TokenizerConfig, UserError, require_min
+from lm.config import TokenizerConfig, UserError
 from lm.config.checks import reading
 from lm.config.typed import build
+from lm.formats.settings import TOKENIZER, WEIGHTS, ModelSettings
 from lm.system.files import read_json, sha256
 
-WEIGHTS, TOKENIZER = "model.safetensors", "tokenizer.json"
 INDEX = "model.safetensors.index.json"  # of a folder of transformers in several files
 FREE = ("dropout", "lora_rank", "lora_alpha", "lora_targets")  # settings that a model's weights do not depend on
-
-
-@dataclass(slots=True, kw_only=True)
-class ModelSettings:
-    """The content of a model folder's config.json: all that builds a model, and the hashes of the files beside it."""
-
-    vocab_size: int
-    seq_len: int  # the longest context
-    document_separator: int | None = None
-    model: ModelConfig
-    head: HeadConfig
-    sha256: dict[str, str]  # of WEIGHTS and TOKENIZER; empty for a folder of transformers, which says none
-    architecture: str | None = None  # in transformers, of one of its folders
-
-    def __post_init__(self) -> None:
-        require_min(1, "", self, "vocab_size", "seq_len")
-        require_min(0, "", self, "document_separator")
 
 
 def model_folder(run_dir: str | Path, key: str = "run_dir") -> Path:

@@ -9,8 +9,9 @@ from safetensors import SafetensorError
 from lm.config import UserError, foreign_classes
 from lm.config.checks import error_prefix
 from lm.data.tokenizer import Tokenizer, load_tokenizer
-from lm.formats.base import TOKENIZER, WEIGHTS, ModelSettings, model_folder, read_settings
+from lm.formats.base import model_folder, read_settings
 from lm.formats.pretrained import load_pretrained
+from lm.formats.settings import TOKENIZER, WEIGHTS, ModelSettings
 from lm.formats.weights import read_weights, write_weights
 from lm.model.transformer import Transformer
 from lm.model.user_class import import_class

@@ -18,7 +18,7 @@ from lm.config.checks import reading
 from lm.config.typed import build
 from lm.data.tokenizer import EOT_NAMES, Tokenizer, load_tokenizer
 from lm.formats.architectures import ACTIVATIONS, ARCHITECTURES, SCALING, Architecture
-from lm.formats.base import TOKENIZER, ModelSettings
+from lm.formats.settings import TOKENIZER, ModelSettings
 from lm.formats.weights import Weights
 from lm.model.transformer import Transformer
 from lm.system.files import read_json, sha256
