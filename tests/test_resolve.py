@@ -19,8 +19,7 @@ from torch import Tensor
 from lm.config import DataConfig, ModelConfig, RunConfig, UserError
 from lm.system.device import cores, count_threads, fast_attention, has_native_bf16
 from lm.training.loss import HAS_CHUNKED, build_loss
-from lm.training.memory import least_bytes
-from lm.training.resolve import build_model, resolve
+from lm.training.resolve import build_model, least_bytes, resolve
 from lm.training.train import train
 from tests.helpers.runs import MUON, change, short_run
 

@@ -31,7 +31,7 @@ class KVCache:
             shape = (k.shape[0], k.shape[1], self.length, k.shape[3])
             self.layers[layer] = (k.new_zeros(shape), v.new_zeros(shape))
         keys, values = self.layers[layer]
-        index = positions[:, None, :, None].expand_as(k)
+        index = positions[:, None, :, None].expand_as(k)  # (B, H, T, K)
         return keys.scatter_(2, index, k), values.scatter_(2, index, v)
 
 
@@ -48,7 +48,7 @@ def attention_inputs(
     """
     if separator is None and cache is None:
         return positions, None
-    keys = positions[..., None, :] if cache is None else torch.arange(cache.length, device=positions.device)
+    keys = positions[..., None, :] if cache is None else torch.arange(cache.length, device=positions.device)  # (..., S)
     if separator is None:
         return positions, _additive_mask(keys > positions[..., None], dtype)
     positions = positions.expand_as(tokens)  # (B, T)
@@ -67,7 +67,7 @@ def _document_starts(marks: Tensor, positions: Tensor, cache: KVCache | None) ->
     if cache.starts is None:
         cache.starts = marks.new_zeros(len(marks), cache.length)
     before = cache.starts.gather(1, (positions[:, :1] - 1).clamp(min=0))  # (B, 1)
-    starts = torch.cat((before, marks), 1).cummax(1).values[:, 1:]
+    starts = torch.cat((before, marks), 1).cummax(1).values[:, 1:]  # (B, T)
     cache.starts.scatter_(1, positions, starts)
     return starts
 

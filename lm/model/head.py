@@ -40,7 +40,7 @@ class Embedding(nn.Module):
         return self._scaled(self.weight)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return self._scaled(F.embedding(tokens, self.weight))  # (B, T) to (B, T, D)
+        return self._scaled(F.embedding(tokens, self.weight))  # (B, T, D)
 
     def _scaled(self, x: Tensor) -> Tensor:
         return x if self.multiplier == 1 else x * self.multiplier
@@ -72,7 +72,7 @@ class Head(nn.Module):
         return x, self.matrix(embedding)
 
     def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
-        return linear(*self.factors(x, embedding))  # (B, T, D) to (B, T, V)
+        return linear(*self.factors(x, embedding))  # (B, T, V)
 
     def init_from_embedding(self, embedding: Tensor) -> None:
         """Called once, after every parameter has been initialised."""
@@ -109,10 +109,10 @@ class TiedProjectedHead(Head):
         self.proj = IdentityProjection(d_model, d_model, bias=False)
 
     def matrix(self, embedding: Tensor) -> Tensor:
-        return embedding @ self.proj.weight
+        return embedding @ self.proj.weight  # (V, D) @ (D, D)
 
     def factors(self, x: Tensor, embedding: Tensor) -> tuple[Tensor, Tensor]:
-        return self.proj(x), embedding
+        return self.proj(x), embedding  # (B, T, D) and (V, D): cheaper than E P
 
 
 class UntiedHead(Head):
@@ -128,7 +128,7 @@ class UntiedHead(Head):
         return self.proj.weight
 
     def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
-        return self.proj(x)  # (B, T, D) to (B, T, V)
+        return self.proj(x)  # (B, T, V)
 
 
 class UntiedFromEmbeddingHead(UntiedHead):
@@ -156,7 +156,7 @@ class UntiedMidTrainingHead(UntiedFromEmbeddingHead):
         return embedding if self.tied else self.proj.weight
 
     def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
-        return linear(x, self.matrix(embedding))  # (B, T, D) to (B, T, V)
+        return linear(x, self.matrix(embedding))  # (B, T, V)
 
     @torch.no_grad()
     def on_train_step(self, progress: float, embedding: Tensor, optimizer_state: OptimizerState) -> None:

@@ -86,9 +86,9 @@ class _RMSNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor, None, None]:
         x, inverse, weight = ctx.saved_tensors
-        unit = x * inverse
-        y, rows = g * unit, tuple(range(x.ndim - 1))
-        grad_weight = y.sum(rows) if rows else y.clone()
+        unit = x * inverse  # (..., D)
+        y, rows = g * unit, tuple(range(x.ndim - 1))  # y: (..., D), reused below
+        grad_weight = y.sum(rows) if rows else y.clone()  # (D,)
         along = y.mul_(weight).mean(-1, keepdim=True)  # (..., 1)
         torch.mul(g, weight.to(y.dtype), out=y)
         return y.addcmul_(unit, along, value=-1).mul_(inverse), grad_weight, None, None

@@ -38,8 +38,8 @@ class LoRALinear(Linear):
         self.lora_B = _ZeroLinear(rank, out_features, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        update: Tensor = self.lora_B(self.lora_A(x))  # (..., in_features) to (..., rank) to (..., out_features)
-        return super().forward(x) + self.scale * update
+        update: Tensor = self.lora_B(self.lora_A(x))  # (..., in_features) -> (..., rank) -> (..., out_features)
+        return super().forward(x) + self.scale * update  # (..., out_features)
 
     def merged(self) -> Tensor:
         """The one matrix (out_features, in_features) that computes the same."""

@@ -80,7 +80,7 @@ class Learned(NoPosition):
         self.weight = nn.Parameter(torch.empty(seq_len, config.d_model))
 
     def reset_parameters(self) -> None:
-        nn.init.normal_(self.weight, std=0.02)
+        nn.init.normal_(self.weight, std=0.02)  # as GPT-2
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         return x + F.embedding(positions, self.weight)  # (B, T, D)
@@ -100,7 +100,7 @@ class RoPE(NoPosition):
 
     def frequencies(self, device: torch.device) -> Tensor:
         """In radians per position: (K/2,)."""
-        steps = torch.arange(0, self.head_dim, 2, dtype=torch.float32, device=device)
+        steps = torch.arange(0, self.head_dim, 2, dtype=torch.float32, device=device)  # (K/2,)
         frequencies = 1.0 / self.theta ** (steps / self.head_dim)
         if self.scaling is None:
             return frequencies
@@ -111,10 +111,10 @@ class RoPE(NoPosition):
     def rotation(self, positions: Tensor) -> Rotation:
         frequencies = self.frequencies(positions.device)
         angles = positions[..., None, :, None] * torch.cat((-frequencies, frequencies))  # (..., 1, T, K), for all heads
-        cos, sin = angles.cos(), angles.sin()
+        cos, sin = angles.cos(), angles.sin()  # (..., 1, T, K)
 
         def rotate(heads: Tensor) -> Tensor:
-            rotated = heads.roll(self.head_dim // 2, dims=-1)  # the other coordinate of each pair
+            rotated = heads.roll(self.head_dim // 2, dims=-1)  # (B, H, T, K): the other coordinate of each pair
             return torch.addcmul(heads * cos, rotated, sin).to(heads.dtype)  # (B, H, T, K)
 
         return rotate
@@ -155,7 +155,7 @@ class Attention(nn.Module):
         self.k_norm = build_norm(config.head_dim, config) if config.qk_norm else nn.Identity()
 
     def heads(self, x: Tensor) -> Tensor:
-        return x.view(*x.shape[:2], -1, self.head_dim).transpose(1, 2)  # (B, T, H*K) to (B, H, T, K)
+        return x.view(*x.shape[:2], -1, self.head_dim).transpose(1, 2)  # (B, T, H*K) -> (B, H, T, K)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         q = context.rotate(self.q_norm(self.heads(self.q_proj(x))))  # (B, H, T, K)
@@ -233,7 +233,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         x = x + self.dropout(self.attn(self.attn_norm(x), context))  # (B, T, D)
-        return x + self.dropout(self.ffn(self.ffn_norm(x)))
+        return x + self.dropout(self.ffn(self.ffn_norm(x)))  # (B, T, D)
 
 
 Part = TypeVar("Part", bound=nn.Module)
@@ -296,15 +296,15 @@ class Transformer(nn.Module):
             positions = torch.arange(tokens.shape[1], device=tokens.device)  # (T,)
         x = self.embed(tokens)  # (B, T, D)
         encoded, mask = attention_inputs(tokens, positions, cache, self.document_separator, x.dtype)
-        x = self.dropout(self.position.embed(x, encoded))
+        x = self.dropout(self.position.embed(x, encoded))  # (B, T, D)
         context = Context(positions, self.position.rotation(encoded), mask, cache)
         for block in self.blocks:
-            x = block(x, context)
+            x = block(x, context)  # (B, T, D)
         return self.norm(x)  # (B, T, D)
 
     def forward(self, tokens: Tensor, positions: Tensor | None = None, cache: KVCache | None = None) -> Tensor:
         """tokens: (B, T) ids; returns raw logits (B, T, V). The arguments are those of `hidden_states`."""
-        return self.head(self.hidden_states(tokens, positions, cache), self.embed.weight)
+        return self.head(self.hidden_states(tokens, positions, cache), self.embed.weight)  # (B, T, V)
 
 
 def enable_activation_checkpointing(net: Transformer) -> None:

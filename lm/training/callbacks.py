@@ -15,7 +15,18 @@ from lm.training.module import LMModule
 from lm.training.optim import lr_factor
 
 
-class LogAndValidate(Callback):
+class StepCallback(Callback):
+    """A callback with a hook after each optimizer step: Lightning's own hook follows each micro-batch."""
+
+    def on_train_batch_end(self, trainer: Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if (batch_idx + 1) % trainer.accumulate_grad_batches == 0:
+            self.on_step_end(trainer, module, trainer.global_step)
+
+    def on_step_end(self, trainer: Trainer, module: Any, step: int) -> None:
+        """`step` optimizer steps of the run have been made, those before a resume included."""
+
+
+class LogAndValidate(StepCallback):
     """Logs every `trainer.log_every_n_steps` steps and validates every `validation.every` steps.
 
     The last step has no row here: its row is written with the final score, after its checkpoint. `metrics` is None on
@@ -24,31 +35,17 @@ class LogAndValidate(Callback):
 
     def __init__(self, metrics: MetricsFile | None) -> None:
         self.metrics = metrics
-        self.started: float | None = None  # when the training of this process began; None before and after it
-        self.seconds_before = 0.0  # spent by the processes before this one, if the run was resumed
+        self.seconds = 0.0  # of training up to the last step, by all processes of the run, without the final score
+        self.step = 0
         self.resumed_from: list[int] = []
         self.last_metrics: dict[str, float] = {}  # of the last step
-        self.step = self.first_step = 0  # now, and when this process began
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of training, without the final score."""
-        return self.seconds_before + (time.perf_counter() - self.started if self.started is not None else 0)
 
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
-        self.started, self.first_step = time.perf_counter(), trainer.global_step
+        self.started = time.perf_counter() - self.seconds  # as if one process had trained from the first step on
 
-    def on_train_end(self, trainer: Trainer, module: LightningModule) -> None:
-        self.seconds_before, self.started = self.seconds, None
-
-    def on_train_batch_end(
-        self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        assert isinstance(module, LMModule)
-        if (batch_idx + 1) % trainer.accumulate_grad_batches:
-            return
-        run, self.step = module.run, trainer.global_step
-        step, last = self.step, self.step == run.steps
+    def on_step_end(self, trainer: Trainer, module: LMModule, step: int) -> None:
+        run, last = module.run, step == module.run.steps
+        self.step, self.seconds = step, time.perf_counter() - self.started
         logs = step % run.trainer.log_every_n_steps == 0 and not last
         validates = run.validation.every and step % run.validation.every == 0 and not last
         if not (logs or validates or last or step % run.checkpoint.every == 0):
@@ -63,7 +60,7 @@ class LogAndValidate(Callback):
         if (logs or validates) and self.metrics is not None:
             self.log_row(trainer, metrics)
             if validates and run.trainer.enable_progress_bar:
-                self._print(metrics, step, run.steps, len(module.data.val) - 1)
+                self._print(metrics, run.steps, len(module.data.val) - 1)
 
     def log_row(self, trainer: Trainer, metrics: dict[str, float]) -> None:
         """A row of metrics.csv, and the same for the trackers."""
@@ -72,25 +69,23 @@ class LogAndValidate(Callback):
         for logger in trainer.loggers:
             logger.log_metrics(metrics, trainer.global_step)
 
-    def _print(self, metrics: dict[str, float], step: int, steps: int, val_tokens: int) -> None:
+    def _print(self, metrics: dict[str, float], steps: int, val_tokens: int) -> None:
         """A line on standard error, above the progress bar if there is one."""
-        assert self.started is not None
-        seconds = (time.perf_counter() - self.started) / max(1, step - self.first_step)
         losses = ", ".join(f"{key} {metrics[key]:.3f}" for key in ("train/loss", "val/loss"))
         scored = "all" if metrics["val/tokens"] == val_tokens else f"{metrics['val/tokens']:,} of"
-        left = tqdm.format_interval((steps - step) * seconds)
-        tqdm.write(f"step {step:,} of {steps:,}: {losses} on {scored} {val_tokens:,} tokens, {left} left", sys.stderr)
+        left = tqdm.format_interval((steps - self.step) * self.seconds / self.step)
+        text = f"step {self.step:,} of {steps:,}: {losses} on {scored} {val_tokens:,} tokens, {left} left"
+        tqdm.write(text, sys.stderr)
 
     def on_save_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if self.metrics is not None:
             self.metrics.sync()
 
     def state_dict(self) -> dict[str, Any]:
-        names = ("step", "seconds", "resumed_from", "last_metrics")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in ("step", "seconds", "resumed_from", "last_metrics")}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.step, self.seconds_before, self.last_metrics = state["step"], state["seconds"], state["last_metrics"]
+        self.step, self.seconds, self.last_metrics = state["step"], state["seconds"], state["last_metrics"]
         self.resumed_from = [*state["resumed_from"], self.step]
 
 
@@ -113,7 +108,7 @@ def check_finite(run: RunConfig, message: str, *values: float) -> None:
         raise Diverged(f"{message}: {advice}")
 
 
-class ProgressBar(Callback):
+class ProgressBar(StepCallback):
     """A progress bar over the whole run, with the loss, tokens per second and the remaining time.
 
     Lightning's own bar shows no end for a stream of batches that has none.
@@ -126,10 +121,9 @@ class ProgressBar(Callback):
         done, total = (steps * module.run.tokens_per_step for steps in (trainer.global_step, module.run.steps))
         self.bar = tqdm(total=total, initial=done, desc="training", unit="tok", unit_scale=True, leave=False)
 
-    def on_train_batch_end(self, trainer: Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_step_end(self, trainer: Trainer, module: LMModule, step: int) -> None:
         assert self.bar is not None
-        moved = trainer.global_step * module.run.tokens_per_step - self.bar.n
-        if moved and self.bar.update(moved):  # true when tqdm has redrawn, about ten times a second
+        if self.bar.update(module.run.tokens_per_step):  # true when tqdm has redrawn, about ten times a second
             self.bar.set_postfix(loss=f"{module.micro_losses[-1].item():.3f}", refresh=False)
 
     def teardown(self, trainer: Trainer, module: LightningModule, stage: str) -> None:

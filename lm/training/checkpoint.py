@@ -17,6 +17,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from lm.config import UserError
 from lm.system.files import atomic_file
+from lm.training.callbacks import StepCallback
 from lm.training.signals import Interrupted
 
 log = logging.getLogger(__name__)
@@ -42,7 +43,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         return torch.load(path, map_location="cpu", weights_only=True)
 
 
-class Checkpoints(Checkpoint):
+class Checkpoints(StepCallback, Checkpoint):
     """Saves every `every` steps, after the last step and where a signal ends the run; keeps the newest `keep` files.
 
     Lightning calls it after all other callbacks, so the rows of a step are written before its checkpoint. Nothing is
@@ -53,12 +54,8 @@ class Checkpoints(Checkpoint):
     def __init__(self, folder: Path, every: int, keep: int) -> None:
         self.folder, self.every, self.keep = folder, every, keep
 
-    def on_train_batch_end(
-        self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        step = trainer.global_step
-        whole = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
-        if whole and (step % self.every == 0 or step == trainer.max_steps):
+    def on_step_end(self, trainer: Trainer, module: Any, step: int) -> None:
+        if step % self.every == 0 or step == trainer.max_steps:
             self._save(trainer)
 
     def on_exception(self, trainer: Trainer, module: LightningModule, exception: BaseException) -> None:

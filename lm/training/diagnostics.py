@@ -18,13 +18,14 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from lightning import Callback, LightningModule, Trainer
+from lightning import LightningModule, Trainer
 from torch import Tensor, nn
 
 from lm.data.batches import Batch
 from lm.inference.details import BANDS, NLLByTarget, frequency_bands, token_counts
 from lm.inference.evaluate import evaluate
 from lm.model.transformer import Transformer
+from lm.training.callbacks import StepCallback
 from lm.training.metrics import MetricsFile
 from lm.training.module import LMModule
 
@@ -76,7 +77,7 @@ class EmbeddingGradient:
         return input_grad, grad.float() if own else grad.float() - input_grad
 
 
-class Diagnostics(Callback):
+class Diagnostics(StepCallback):
     """Writes a row of diagnostics.csv every `every` steps and after the last one."""
 
     def __init__(self, path: Path, every: int) -> None:
@@ -101,12 +102,10 @@ class Diagnostics(Callback):
             embedding, head = (grad.flatten() for grad in self.gradient.gradients())
             self.gradients = torch.stack([embedding.norm(), head.norm(), F.cosine_similarity(embedding, head, dim=0)])
 
-    def on_train_batch_end(self, trainer: Trainer, module: Any, outputs: Any, batch: Batch, batch_idx: int) -> None:
-        if (batch_idx + 1) % trainer.accumulate_grad_batches:
-            return
+    def on_step_end(self, trainer: Trainer, module: Any, step: int) -> None:
         self.steps += 1
         self.clipped = self.clipped + (module.grad_norm > (trainer.gradient_clip_val or math.inf))
-        if self.due(trainer, step := trainer.global_step):
+        if self.due(trainer, step):
             self.file.append(step, self.row(module, step))
             self.steps = self.clipped = 0
 

@@ -25,7 +25,7 @@ cross_entropy = nn.CrossEntropyLoss()  # takes raw logits: it contains the softm
 
 def plain(net: Transformer, tokens: Tensor, targets: Tensor) -> Tensor:
     """All logits (B, T, V) at once."""
-    loss: Tensor = cross_entropy(net(tokens).flatten(0, 1), targets.flatten())
+    loss: Tensor = cross_entropy(net(tokens).flatten(0, 1), targets.flatten())  # of (B*T, V) and (B*T,)
     return loss
 
 

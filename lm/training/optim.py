@@ -93,9 +93,9 @@ SAFETY = 1.01  # keeps rounding from pushing a singular value out of the range t
 
 def orthogonalise(x: Tensor, ns_steps: int) -> Tensor:
     """U V^T, approximately, for each U S V^T of a batch (N, rows, columns) with rows <= columns: matmuls, no SVD."""
-    x = x / (x.norm(dim=(1, 2), keepdim=True) * SAFETY + 1e-7)
+    x = x / (x.norm(dim=(1, 2), keepdim=True) * SAFETY + 1e-7)  # a gradient of zeros stays zero
     for a, b, c in COEFFICIENTS[:ns_steps]:
-        gram = x @ x.mT
+        gram = x @ x.mT  # (N, rows, rows), on the shorter side: the cheaper of the two products
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x
 

@@ -92,20 +92,15 @@ class RunDirectory:
 
     def check_same_run(self, settings: dict[str, Any], ignored: tuple[str, ...] = ()) -> None:
         """Raise UserError naming what differs if `settings` are not those of the run in this directory."""
-        differing = differences(self.read_config(), settings, ignored)
-        details = "; ".join(differing.values())
-        if not differing:
+        if not (differing := differences(self.read_config(), settings, ignored)):
             return
         if {*differing} <= {*LENGTH}:
-            advice = f"init_from={self.path} starts a new run, with a schedule of its own"
-            raise UserError(
-                f"{details}: the learning rate of run_dir={self.path} decays to the end of its own length; {advice}"
-            )
-        if {*differing} <= {"data_hash", "tokenizer_hash"}:
-            advice = "give the one that it had as data.path or tokenizer.path, or choose another run_dir"
-            raise UserError(f"run_dir={self.path}: was trained on another text or tokenizer ({details}); {advice}")
-        advice = f"choose another run_dir or none, or give only run_dir={self.path} to continue it"
-        raise UserError(f"run_dir={self.path} holds another run ({details}): {advice}")
+            advice = f"its learning rate decays to the end of its own length; init_from={self.path} starts a new run"
+        elif {*differing} <= {"data_hash", "tokenizer_hash"}:
+            advice = "give what it had as data.path and tokenizer.path, or choose another run_dir"
+        else:
+            advice = f"choose another run_dir or none, or give only run_dir={self.path} to continue it"
+        raise UserError(f"run_dir={self.path} holds another run ({'; '.join(differing.values())}): {advice}")
 
 
 def read_result(path: Path) -> dict[str, Any] | None:

@@ -10,13 +10,14 @@ import re
 from pathlib import Path
 from typing import Any
 
-from lightning import Callback, Trainer
+from lightning import Trainer
 
 from lm.config import UserError
 from lm.data.tokens import TextData
 from lm.inference.generate import generate
 from lm.model.transformer import Transformer
 from lm.system.files import write_text
+from lm.training.callbacks import StepCallback
 from lm.training.run_directory import read_samples
 
 NEW_TOKENS = 48  # of a continuation
@@ -51,7 +52,7 @@ def validation_prompts(data: TextData) -> list[str]:
     return prompts
 
 
-class SamplesDuringTraining(Callback):
+class SamplesDuringTraining(StepCallback):
     """A line of samples.jsonl for each validation but the last, whose samples are in result.json."""
 
     def __init__(self, path: Path) -> None:
@@ -62,11 +63,9 @@ class SamplesDuringTraining(Callback):
             lines = [json.dumps(row) for row in read_samples(self.path) if row["step"] <= trainer.global_step]
             write_text(self.path, "".join(f"{line}\n" for line in lines))
 
-    def on_train_batch_end(self, trainer: Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        step, run = trainer.global_step, module.run
-        if (batch_idx + 1) % trainer.accumulate_grad_batches or not trainer.is_global_zero:
-            return
-        if step % run.validation.every == 0 and step < run.steps:
+    def on_step_end(self, trainer: Trainer, module: Any, step: int) -> None:
+        run = module.run
+        if trainer.is_global_zero and step % run.validation.every == 0 and step < run.steps:
             rows = samples(module.net, module.data, run.prompts)
             with open(self.path, "a") as file:
                 file.write(json.dumps({"step": step, "tokens": step * run.tokens_per_step, "samples": rows}) + "\n")

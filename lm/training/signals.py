@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from lightning import Callback, LightningModule, Trainer
+from lightning import LightningModule, Trainer
 
-from lm.training.callbacks import step_metrics
+from lm.training.callbacks import StepCallback, step_metrics
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 log = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ class Interrupted(BaseException):
         self.signum = signum
 
 
-class StopOnSignal(Callback):
+class StopOnSignal(StepCallback):
     """Raises Interrupted at the end of the step in which a signal arrived, on all ranks at the same step."""
 
     def __init__(self) -> None:
@@ -76,10 +76,8 @@ class StopOnSignal(Callback):
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
         self._install()  # again: Lightning has installed a handler of SIGTERM, which could end a run within a step
 
-    def on_train_batch_end(self, trainer: Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        step, config = trainer.global_step, module.run.trainer
-        if (batch_idx + 1) % config.accumulate_grad_batches:
-            return
+    def on_step_end(self, trainer: Trainer, module: Any, step: int) -> None:
+        config = module.run.trainer
         # several ranks agree on whether to stop, which takes a collective operation
         if config.world_size == 1 or step % config.log_every_n_steps == 0 or step == config.max_steps:
             self._raise(trainer, module)

@@ -27,11 +27,10 @@ from lm.training.callbacks import LogAndValidate, ProgressBar, check_finite
 from lm.training.checkpoint import AtomicCheckpointIO, Checkpoints, checkpoints, newest_checkpoint, step_of
 from lm.training.diagnostics import Diagnostics
 from lm.training.init_from import load_init_weights, pin_init_weights
-from lm.training.memory import check_memory
 from lm.training.metrics import MetricsFile, log_result, trackers, validation_metrics
 from lm.training.module import LMModule
 from lm.training.optim import MIN_PEAK_LR_FACTOR, peak_lr_factor
-from lm.training.resolve import build_model, resolve
+from lm.training.resolve import build_model, check_memory, resolve
 from lm.training.result import build_result, size_of
 from lm.training.run_directory import RunDirectory, default_directory
 from lm.training.samples import SamplesDuringTraining, samples

@@ -159,14 +159,14 @@ def signal_at(step: int, signum: int) -> None:
     """Let this process get a signal after the rows of this step are written, before its checkpoint is."""
     from lm.training.callbacks import LogAndValidate
 
-    end = LogAndValidate.on_train_batch_end
+    end = LogAndValidate.on_step_end
 
-    def on_train_batch_end(self: LogAndValidate, trainer: Any, *args: Any) -> None:
-        end(self, trainer, *args)
-        if trainer.global_step == step and (args[-1] + 1) % trainer.accumulate_grad_batches == 0:
+    def on_step_end(self: LogAndValidate, trainer: Any, module: Any, current: int) -> None:
+        end(self, trainer, module, current)
+        if current == step:
             os.kill(os.getpid(), signum)
 
-    LogAndValidate.on_train_batch_end = on_train_batch_end  # type: ignore[method-assign]
+    LogAndValidate.on_step_end = on_step_end  # type: ignore[method-assign]
 
 
 def set_environment(**values: str) -> None:
