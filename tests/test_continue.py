@@ -153,9 +153,3 @@ def test_a_file_that_holds_no_settings_is_named_in_one_line(content: str, tmp_pa
     with pytest.raises(UserError, match=f"^{tmp_path}/config.yaml: ") as caught:
         composed(f"run_dir={tmp_path}")
     assert "\n" not in str(caught.value)
-
-
-def test_without_a_run_there_the_command_line_is_all(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
-    assert composed("run_dir=absent") == replace(composed(), run_dir="absent")
-    assert any(message.startswith("run_dir=absent: does not exist") for message in caplog.messages)

@@ -14,7 +14,7 @@ from lm.config import OptimConfig, RunConfig
 from lm.config.run import LoggerConfig, TrackioConfig, WandbConfig
 from lm.training.metrics import FINAL
 from lm.training.train import train
-from tests.helpers.runs import checkpoints, composed, finish, result, short_run
+from tests.helpers.runs import composed, finish, result, short_run
 from tests.helpers.trackers import tracked, use_stand_ins
 
 
@@ -46,32 +46,19 @@ def test_tensorboard_has_curves_settings_and_final_scores(text_file: Path, tmp_p
     assert yaml.safe_load((folder / "hparams.yaml").read_text())["model.d_ff"] == 64
 
 
-def test_tensorboard_writes_elsewhere_if_asked(text_file: Path, tmp_path: Path) -> None:
-    train(tiny(text_file, tmp_path, "logger=tensorboard", f"logger.tensorboard.dir={tmp_path / 'events'}"))
-    assert list((tmp_path / "events").rglob("events.*"))
-    assert not (tmp_path / "run/tensorboard").exists()
-
-
-BOTH = ("logger=[wandb,trackio]", "logger.wandb.offline=true", "logger.trackio.project=mine")
-
-
-@pytest.mark.parametrize("library", ["wandb", "trackio"])
-def test_a_tracker_has_settings_rows_and_final_scores_but_no_secrets(
-    library: str, text_file: Path, tmp_path: Path
-) -> None:
-    run = tiny(text_file, tmp_path, *BOTH)
-    assert finish(run, partial(use_stand_ins, tmp_path)) == 0
-    (_, options), *events, (last, _) = tracked(tmp_path, library)
-    assert options["name"] == "run"
-    assert options["project"] == ("lm" if library == "wandb" else "mine")
-    assert last == "finish", "or the next run of a sweep would go on writing to it"
-    settings = {key: value for event, content in events if event == "config" for key, value in content.items()}
+def test_trackers_have_settings_rows_and_final_scores_but_no_secrets(text_file: Path, tmp_path: Path) -> None:
+    words = ("logger=[wandb,trackio]", "logger.wandb.offline=true", "logger.trackio.project=mine")
+    assert finish(tiny(text_file, tmp_path, *words), partial(use_stand_ins, tmp_path)) == 0
     scores = result(tmp_path / "run")
-    assert (settings["model.n_layers"], settings["data_hash"]) == (2, scores["data_hash"])
-    logged = [content for event, content in events if event == "log"]
-    assert [row["train/loss"] for row in logged if "train/loss" in row][-1] > 0
-    assert sum("train/loss" in row for row in logged) == 20
-    assert {name: logged[-1][name] for name in FINAL} == {name: scores[name] for name in FINAL}
+    for library, project in (("wandb", "lm"), ("trackio", "mine")):
+        (_, options), *events, (last, _) = tracked(tmp_path, library)
+        assert (options["name"], options["project"]) == ("run", project)
+        assert last == "finish", "or the next run of a sweep would go on writing to it"
+        settings = {key: value for event, content in events if event == "config" for key, value in content.items()}
+        assert (settings["model.n_layers"], settings["data_hash"]) == (2, scores["data_hash"])
+        logged = [content for event, content in events if event == "log"]
+        assert sum("train/loss" in row for row in logged) == 20
+        assert {name: logged[-1][name] for name in FINAL} == {name: scores[name] for name in FINAL}
     files = [path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()]
     assert not any(b"a secret" in content for content in [*files, (tmp_path / "tracked").read_bytes()])
 
@@ -84,21 +71,18 @@ def test_a_run_that_fails_is_closed(text_file: Path, tmp_path: Path) -> None:
         assert tracked(tmp_path, library)[-1] == ("finish", None)
 
 
-@pytest.mark.parametrize("library", ["wandb", "trackio"])
-def test_a_tracker_that_cannot_begin_is_refused_and_costs_no_checkpoint(
-    library: str, text_file: Path, tmp_path: Path
-) -> None:
+def test_a_tracker_that_cannot_begin_is_refused_and_costs_no_checkpoint(text_file: Path, tmp_path: Path) -> None:
     """Also with checkpoint.resume=false, which deletes them when the run begins."""
-    assert finish(tiny(text_file, tmp_path)) == 0
+    train(tiny(text_file, tmp_path))
     (tmp_path / "run/result.json").unlink()
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
-    again = tiny(text_file, tmp_path, f"logger={library}", "checkpoint.resume=false")
-    assert checkpoints(again) == [15, 20]
+    again = tiny(text_file, tmp_path, "logger=wandb", "checkpoint.resume=false")
     assert finish(again, partial(use_stand_ins, tmp_path, refuses=True)) == 2
-    assert (tmp_path / "run.refused").read_text() == f"logger={library}: not logged in"
+    assert (tmp_path / "run.refused").read_text().startswith("logger=wandb: ")
     assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("library", ["wandb", "trackio"])
 def test_a_real_tracker_keeps_settings_and_final_scores_on_this_machine(
     library: str, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

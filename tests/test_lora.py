@@ -8,15 +8,10 @@ from typing import Any
 import pytest
 import torch
 from conftest import HEADS, SEQ, TEXT, tiny
-from hydra import initialize_config_dir
 from safetensors.torch import load_file
 from torch import Tensor
 
-from lm.ablation.compose import compose_arms, compose_base
-from lm.cli.compose import compose
-from lm.cli.mistakes import CONFIGS
 from lm.config import EvaluateConfig, ModelConfig, RunConfig, UserError
-from lm.config.ablation import AblationConfig
 from lm.data.vocabulary import byte_tokenizer
 from lm.formats.adapter import merged, save_adapter
 from lm.formats.folder import load_model
@@ -26,6 +21,7 @@ from lm.model.lora import LoRALinear, is_adapter
 from lm.model.size import n_params, n_params_trained
 from lm.model.transformer import Transformer
 from lm.training.train import train
+from tests.helpers import runs
 from tests.helpers.runs import CLOCK
 from tests.helpers.words import MODEL, RUN
 
@@ -46,9 +42,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def composed(home: Path, *words: str) -> RunConfig:
-    places = [f"data.path={home / 'text'}", f"data.cache_dir={home / 'cache'}"]
-    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        return compose("train", [*RUN, *places, *words], RunConfig)
+    return runs.composed(*RUN, f"data.path={home / 'text'}", f"data.cache_dir={home / 'cache'}", *words)
 
 
 def start(home: Path, run_dir: Path, *words: str, base: Path | None = None) -> RunConfig:
@@ -87,10 +81,9 @@ def gap(first: Any, second: Any) -> float:
 # --- the model
 
 
-@each("residual_scale", [None, 3.0])
-def test_a_model_begins_as_one_without_adapters(residual_scale: float | None) -> None:
+def test_a_model_begins_as_one_without_adapters() -> None:
     """With equal weights bit for bit; neither their scale nor B at zero changes the initial A."""
-    config = tiny(**LLAMA, residual_scale=residual_scale)
+    config = tiny(**LLAMA)
     plain, net = build(config), build(replace(config, linear="lora"))
     initial, tensors = plain.state_dict(), net.state_dict()
     assert {name for name in tensors if not is_adapter(name)} == initial.keys()
@@ -103,27 +96,20 @@ def test_a_model_begins_as_one_without_adapters(residual_scale: float | None) ->
     assert torch.equal(logits(net), logits(plain))
 
 
-def test_rank_alpha_and_targets_are_those_of_the_settings() -> None:
-    net = adapted(lora_targets=["q_proj", "down_proj"])
+@each(("head", "targets"), [("tied", ["q_proj", "down_proj"]), ("untied", None)])
+def test_merging_changes_no_logits_and_leaves_a_tied_matrix_one(head: str, targets: list[str] | None) -> None:
+    net = adapted(head, **LLAMA, lora_targets=targets)
     layers = {name: module for name, module in net.named_modules() if isinstance(module, LoRALinear)}
-    assert {name.rpartition(".")[2] for name in layers} == {"q_proj", "down_proj"}
+    assert {name.rpartition(".")[2] for name in layers} == {*(targets or net.config.adapted)}
     assert all(layer.scale == 5 / 3 and layer.lora_A.weight.shape[0] == 3 for layer in layers.values())
     n_trained = sum(3 * (layer.in_features + layer.out_features) for layer in layers.values())
-    assert n_params_trained(net) == n_trained
-    assert n_params(net) == n_params(merged(net)) + n_trained
-
-
-@each("head", ["tied", "untied", "tied_projected"])
-def test_merging_changes_no_logits_and_leaves_a_tied_matrix_one(head: str) -> None:
-    net = adapted(head, **LLAMA)
-    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
-    whole = merged(net)
+    whole, before = merged(net), {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    assert (n_params_trained(net), n_params(net)) == (n_trained, n_params(whole) + n_trained)
     assert whole.config == tiny(**LLAMA, residual_scale=1.0)
     assert gap(whole, net) < 1e-5
     moved = {name for name, tensor in whole.state_dict().items() if not torch.equal(tensor, before[name])}
-    assert moved == {f"{name}.weight" for name, module in net.named_modules() if isinstance(module, LoRALinear)}
+    assert moved == {f"{name}.weight" for name in layers}
     assert (whole.head.matrix(whole.embed.weight) is whole.embed.weight) == (head == "tied")
-    assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
     assert merged(whole) is whole
 
 
@@ -131,7 +117,8 @@ def test_merging_changes_no_logits_and_leaves_a_tied_matrix_one(head: str) -> No
 
 
 @each(("optim", "head"), [("adamw", "untied_from_embedding"), ("muon", "tied")])
-def test_adapters_alone_train(home: Path, tmp_path: Path, optim: str, head: str) -> None:
+def test_adapters_alone_train_and_model_is_merged(home: Path, tmp_path: Path, optim: str, head: str) -> None:
+    """So the model is scored as any other, and the base's matrices are in it bit for bit."""
     words = [f"optim={optim}", f"head={head}", "optim.weight_decay=0.5", "optim.warmup_steps=0"]
     run = start(home, tmp_path / "r", *words)
     _, result = train(run)
@@ -139,26 +126,15 @@ def test_adapters_alone_train(home: Path, tmp_path: Path, optim: str, head: str)
     after, base = {name.removeprefix("net."): tensor for name, tensor in state.items()}, weights(home / "base")
     if head != "tied":
         base["head.proj.weight"] = base["embed.weight"]
-    assert {name for name in after if not is_adapter(name)} == base.keys()
+    assert {name for name in after if not is_adapter(name)} == base.keys() == weights(tmp_path / "r").keys()
     assert all(torch.equal(after[name], base[name]) for name in base)
     fresh = Transformer(run.model, run.head, vocab_size=257, seq_len=32, seed=run.seed).state_dict()
     assert not any(torch.equal(after[name], fresh[name]) for name in after if is_adapter(name))
     assert result["val_loss"] < result["init_from"]["val_loss"]
     n_adapters = sum(tensor.numel() for name, tensor in after.items() if is_adapter(name))
     assert (result["n_params_trained"], result["n_params_by_role"]["adapter"]) == (n_adapters, n_adapters)
-
-
-def test_model_is_whole_and_merged(home: Path, tmp_path: Path) -> None:
-    """So it is evaluated, exported and continued as any other; a tied matrix is one and the base's."""
-    _, result = train(start(home, tmp_path / "r"))
-    net, tokenizer = load_model(tmp_path / "r")
-    assert net.config == load_model(home / "base")[0].config
-    assert weights(tmp_path / "r").keys() == weights(home / "base").keys()
-    assert torch.equal(net.embed.weight, weights(home / "base")["embed.weight"])
+    assert load_model(tmp_path / "r")[0].config == load_model(home / "base")[0].config
     assert evaluate_run(EvaluateConfig(run_dir=str(tmp_path / "r"), threads=1))["loss"] == result["val_loss"]
-    assert export(net, tokenizer, tmp_path / "out") == "Qwen3ForCausalLM"
-    _, again = train(start(home, tmp_path / "again", base=tmp_path / "r"))
-    assert (again["init_from"]["val_loss"], again["init_from"]["steps"]) == (result["val_loss"], 24)
 
 
 def test_a_resume_needs_no_base_and_ends_the_same(home: Path, tmp_path: Path) -> None:
@@ -170,67 +146,11 @@ def test_a_resume_needs_no_base_and_ends_the_same(home: Path, tmp_path: Path) ->
     max((run_dir / "checkpoints").glob("step-*")).unlink()
     for folder in (run_dir / "adapter", base):
         shutil.rmtree(folder)
-    _, again = train(compose("train", [f"run_dir={run_dir}"], RunConfig))
+    _, again = train(runs.composed(f"run_dir={run_dir}"))
     assert again["resumed_from"] == [8]
     assert again | {key: whole[key] for key in CLOCK if key in whole} == whole
     for name in ("model/model.safetensors", "adapter/adapter_model.safetensors"):
         assert (run_dir / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-
-
-# --- PEFT
-
-PEFT = [
-    ("LlamaForCausalLM", "tied", LLAMA),
-    ("Qwen3ForCausalLM", "untied", {"ffn": "swiglu", "qk_norm": True, "lora_targets": ["q_proj", "v_proj"]}),
-    ("ArceeForCausalLM", "tied_scaled", {"ffn": "relu2", "n_kv_heads": 2}),
-    ("ApertusForCausalLM", "tied", {"ffn": "relu", "qk_norm": True, "lora_targets": ["down_proj"]}),
-]
-
-
-@peft_warns
-@each(("name", "head", "changes"), PEFT)
-def test_peft_gives_the_same_logits_on_the_exported_base(
-    name: str, head: str, changes: dict[str, Any], tmp_path: Path
-) -> None:
-    from peft import AutoPeftModelForCausalLM
-
-    net = adapted(head, **changes)
-    base = build(merged(net).config, head)
-    base.load_state_dict({key: value for key, value in net.state_dict().items() if not is_adapter(key)})
-    assert export(base, byte_tokenizer(), tmp_path / "base") == name
-    save_adapter(net, str(tmp_path / "base"), tmp_path / "adapter")
-    peft = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter")
-    assert gap(peft, net) < 1e-5
-    assert gap(base, net) > 0.01  # so the comparison would see a missing adapter
-    assert (peft.get_output_embeddings().weight is peft.get_input_embeddings().weight) == (head == "tied")
-    loaded = {key.replace(".default", "") for key in peft.state_dict() if ".lora_" in key}
-    assert loaded == load_file(tmp_path / "adapter/adapter_model.safetensors").keys()
-
-
-@peft_warns
-def test_an_adapter_of_a_run_names_its_base(home: Path, tmp_path: Path) -> None:
-    from peft import AutoPeftModelForCausalLM
-
-    export(*load_model(home / "base"), tmp_path / "base")
-    train(start(home, tmp_path / "r", "optim.warmup_steps=0", base=tmp_path / "base"))
-    peft = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "r/adapter").eval()
-    assert gap(peft, load_model(tmp_path / "r")[0]) < 1e-5
-
-
-# --- what is refused
-
-
-@each(
-    ("linear", "changes"),
-    [
-        *(("linear", changes) for changes in ({"lora_rank": 2}, {"lora_alpha": 2.0}, {"lora_targets": ["q_proj"]})),
-        *(("lora", changes) for changes in ({"lora_rank": 0}, {"lora_alpha": 0.0}, {"lora_targets": []})),
-        *(("lora", {"lora_targets": [name], "ffn": "relu"}) for name in ("head", "gate_proj")),
-    ],
-)
-def test_settings_are_refused_by_key(linear: str, changes: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=f"^model.{next(iter(changes))}="):
-        ModelConfig(linear=linear, **changes)
 
 
 @each(
@@ -249,18 +169,39 @@ def test_what_cannot_keep_the_base_is_refused(words: list[str], key: str, home: 
     assert not (tmp_path / "r").exists()
 
 
-def test_an_ablation_of_adapters_needs_a_base() -> None:
-    def run_of(words: list[str]) -> RunConfig:
-        return compose("train", words, RunConfig)
+# --- PEFT
 
-    arms = {"full": [], "lora": ["model.linear=lora"]}
-    config = AblationConfig(
-        name="lora", seeds=[0], question="Is it?", arms=arms, baseline="full", equivalence_margin=0.01
-    )
-    for base, key in ((None, "arms.lora"), (["model.linear=lora"], "base")):
-        changed = replace(config, base=base)
-        with (
-            initialize_config_dir(str(CONFIGS), version_base="1.3"),
-            pytest.raises(UserError, match=rf"^ablation\.{key}: model\.linear=lora"),
-        ):
-            compose_base(changed, [], compose_arms(changed, [], run_of), run_of)
+
+@peft_warns
+@each(
+    ("name", "head", "changes"),
+    [
+        ("LlamaForCausalLM", "tied", LLAMA),
+        ("Qwen3ForCausalLM", "untied", {"ffn": "swiglu", "qk_norm": True, "lora_targets": ["q_proj", "v_proj"]}),
+        ("ArceeForCausalLM", "tied_scaled", {"ffn": "relu2", "n_kv_heads": 2, "lora_targets": ["down_proj"]}),
+    ],
+)
+def test_peft_gives_the_same_logits_on_the_exported_base(
+    name: str, head: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    from peft import AutoPeftModelForCausalLM
+
+    net = adapted(head, **changes)
+    base = build(merged(net).config, head)
+    base.load_state_dict({key: value for key, value in net.state_dict().items() if not is_adapter(key)})
+    assert export(base, byte_tokenizer(), tmp_path / "base") == name
+    save_adapter(net, str(tmp_path / "base"), tmp_path / "adapter")
+    peft = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter")
+    assert gap(peft, net) < 1e-5
+    assert gap(base, net) > 0.01  # so the comparison would see a missing adapter
+    assert (peft.get_output_embeddings().weight is peft.get_input_embeddings().weight) == (head == "tied")
+
+
+@peft_warns
+def test_an_adapter_of_a_run_names_its_base(home: Path, tmp_path: Path) -> None:
+    from peft import AutoPeftModelForCausalLM
+
+    export(*load_model(home / "base"), tmp_path / "base")
+    train(start(home, tmp_path / "r", "optim.warmup_steps=0", base=tmp_path / "base"))
+    peft = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "r/adapter").eval()
+    assert gap(peft, load_model(tmp_path / "r")[0]) < 1e-5
