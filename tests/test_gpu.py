@@ -1,0 +1,125 @@
+"""On a GPU: training in bf16 and its resume, equal logits and continuations, and the compiled model. `pytest -m gpu`"""
+
+import math
+import os
+import signal
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import HEADS, SEQ
+
+from lm import load_model
+from lm.config import CheckpointConfig, OptimConfig, RunConfig
+from lm.data.batches import TrainingStream
+from lm.data.tokens import prepare
+from lm.inference.decode import decode
+from lm.inference.evaluate import evaluate
+from lm.training.callbacks import LogAndValidate
+from lm.training.signals import Interrupted
+from lm.training.train import train
+from tests.helpers.models import MODELS, build, name_of, random_tokens
+from tests.helpers.runs import MUON, change, column, losses, result, short_run
+
+DEVICE = "cuda"
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    pytest.mark.filterwarnings("default"),  # drivers and compilers have warnings of their own
+]
+
+
+def run_on_device(text: Path, run_dir: Path, **changes: Any) -> RunConfig:
+    """Twenty logged steps in full precision with checkpoints every five."""
+    settings = {"accelerator": DEVICE, "checkpoint": CheckpointConfig(every=5, keep=3), **changes}
+    return short_run(text, run_dir, **settings)
+
+
+# --- training
+
+
+@pytest.mark.parametrize(("head", "optim"), [("tied", OptimConfig(warmup_steps=5)), ("untied_midtraining", MUON)])
+def test_training_in_bf16_ends_finite_and_resumes(
+    head: str, optim: OptimConfig, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Operations of a GPU may add in another order each time, so the resumed run is near the undisturbed one."""
+    settings = {"head": HEADS[head], "optim": optim, "precision": "bf16-mixed"}
+    whole = run_on_device(text_file, tmp_path / "whole", **settings)
+    _, scores = train(whole)
+    assert math.isfinite(scores["val_loss"])
+    assert all(map(math.isfinite, column(tmp_path / "whole", "train/grad_norm")))
+    assert losses(tmp_path / "whole")[-1] < losses(tmp_path / "whole")[0]
+    assert scores["device"] == torch.cuda.get_device_name()
+    assert scores["precision"] == "bf16-mixed"
+
+    on_step_end = LogAndValidate.on_step_end
+
+    def stop(self: LogAndValidate, trainer: Any, module: Any, step: int) -> None:
+        on_step_end(self, trainer, module, step)
+        if step == 12:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    run = change(whole, run_dir=str(tmp_path / "run"))
+    with monkeypatch.context() as patch:
+        patch.setattr(LogAndValidate, "on_step_end", stop)
+        with pytest.raises(Interrupted, match="after step 12"):
+            train(run)
+    _, resumed = train(run)
+    assert resumed["resumed_from"] == [12]
+    assert len(losses(tmp_path / "run")) == 20
+    assert resumed["val_loss"] == pytest.approx(scores["val_loss"], abs=2e-2)
+    assert result(tmp_path / "run") == resumed
+
+
+def test_a_run_on_a_gpu_is_near_the_one_on_a_cpu(text_file: Path, tmp_path: Path) -> None:
+    """Both in full precision, from the same weights and batches."""
+    _, gpu = train(run_on_device(text_file, tmp_path / "gpu"))
+    _, cpu = train(run_on_device(text_file, tmp_path / "cpu", accelerator="cpu"))
+    assert losses(tmp_path / "gpu") == pytest.approx(losses(tmp_path / "cpu"), abs=2e-3)
+    assert gpu["val_loss"] == pytest.approx(cpu["val_loss"], abs=2e-3)
+
+
+def test_a_compiled_model_has_the_same_losses(text_file: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    request.addfinalizer(torch.compiler.reset)
+    for compiled in (False, True):
+        train(run_on_device(text_file, tmp_path / str(compiled), compile=compiled))
+    assert losses(tmp_path / "True") == pytest.approx(losses(tmp_path / "False"), abs=2e-3)
+
+
+# --- inference
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("model", MODELS[:6], ids=name_of)
+def test_logits_agree_with_those_of_the_cpu(model: dict[str, Any]) -> None:
+    """And the same model in bf16 is near."""
+    net, tokens = build(**model).eval(), random_tokens(4, SEQ)
+    expected = net(tokens)
+    net.to(DEVICE)
+    logits = net(tokens.to(DEVICE))
+    assert logits.device.type == DEVICE
+    torch.testing.assert_close(logits.cpu(), expected, rtol=1e-3, atol=1e-4)
+    with torch.autocast(DEVICE, torch.bfloat16):
+        rough = net(tokens.to(DEVICE)).float().cpu()
+    assert (rough - expected).norm() < 0.05 * expected.norm()
+
+
+def test_greedy_decoding_and_scores_agree_with_those_of_the_cpu(text_file: Path, tmp_path: Path) -> None:
+    """Of a model that is sure of its tokens, so that no rounding decides; alone and in a batch of unequal lengths."""
+    optim = OptimConfig(lr=1e-2, weight_decay=0.0, decay="constant")
+    run = run_on_device(text_file, tmp_path / "run", optim=optim, max_steps=150)
+    run = replace(run, data=replace(run.data, batch_size=2, overfit_batches=1))
+    train(run)
+    net, _ = load_model(tmp_path / "run")
+    data = prepare(run.data, run.tokenizer)
+    tokens, _ = TrainingStream(data.train, seq_len=32, batch_size=2, seed=0).batch(0)
+    prompts = [tokens[0, :8].tolist(), tokens[1, :11].tolist()]
+    score = evaluate(net, data.val, 32, 4).loss
+    on_cpu = list(islice(decode(net, prompts), 20))
+    net.to(DEVICE)
+    assert list(islice(decode(net, prompts), 20)) == on_cpu
+    assert [token for (token,) in islice(decode(net, prompts[:1]), 24)] == tokens[0, 8:].tolist()
+    assert evaluate(net, data.val, 32, 4).loss == pytest.approx(score, rel=1e-3)
