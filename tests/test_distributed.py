@@ -13,7 +13,6 @@ import psutil
 import pytest
 from conftest import ROOT, TINY_RUN
 
-from lm.config.run import STRATEGIES
 from lm.system.terminal import is_first_process
 from tests.helpers.runs import result, rows, wait_for
 
@@ -21,20 +20,19 @@ TRAIN = str(ROOT / "scripts/train.py")
 SPLIT = ["optim=adamw", "data.batch_size=2", "trainer.strategy=ddp"]  # Muon rounds to bf16, and roundings diverge
 NODES = [*SPLIT, "trainer.devices=1", "trainer.num_nodes=2"]
 STACKS = {"PYTHONFAULTHANDLER": "1"}  # SIGABRT prints the stacks of all threads
+slow, nightly = pytest.mark.slow, pytest.mark.nightly
 
 
-@pytest.mark.parametrize(
-    ("env", "is_first"),
-    [
-        ({}, True),
-        ({"RANK": "0", "LOCAL_RANK": "0"}, True),
-        ({"RANK": "2", "LOCAL_RANK": "0"}, False),  # the second node of torchrun
-        ({"LOCAL_RANK": "1"}, False),
-        ({"NODE_RANK": "1"}, False),
-        ({"NODE_RANK": "0", "LOCAL_RANK": "0"}, True),
-        ({"SLURM_PROCID": "3"}, False),
-    ],
-)
+RANKS: list[tuple[dict[str, str], bool]] = [
+    ({}, True),
+    ({"RANK": "2", "LOCAL_RANK": "0"}, False),  # the second node of torchrun
+    ({"LOCAL_RANK": "1"}, False),
+    ({"NODE_RANK": "1"}, False),
+    ({"SLURM_PROCID": "3"}, False),
+]
+
+
+@pytest.mark.parametrize(("env", "is_first"), RANKS)
 def test_one_process_of_all_writes_and_prints(
     env: dict[str, str], is_first: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -43,11 +41,6 @@ def test_one_process_of_all_writes_and_prints(
     for name, value in env.items():
         monkeypatch.setenv(name, value)
     assert is_first_process() is is_first
-
-
-def test_the_documentation_names_the_strategies() -> None:
-    page = (ROOT / "docs/clusters.md").read_text()
-    assert all(f"`{name}`" in page for name in STRATEGIES)
 
 
 # --- real processes
@@ -117,25 +110,27 @@ def together(lines: list[list[str]], folder: Path, envs: list[dict[str, str]] | 
     return ["".join(output) for output in outputs]
 
 
-@pytest.mark.slow
+COMMAND = [sys.executable, "-m", "lm", "train"]  # it starts the second process by the same words
+
+
+@slow
 def test_two_processes_train_as_one_with_twice_the_batch(whole: Path, text_file: Path, tmp_path: Path) -> None:
-    """Started by the command itself, with initial weights of a run, and by torchrun."""
-    two = words(text_file, *SPLIT, "trainer.devices=2")
-    command = [sys.executable, "-m", "lm", "train"]  # it starts the second process by the same words
-    (output,) = together([[*command, *two, "run_dir=lightning"]], tmp_path)
+    (output,) = together([[*COMMAND, *words(text_file, *SPLIT, "trainer.devices=2", "run_dir=two")]], tmp_path)
     assert output.count("20 steps") == 2, "the first line and the table, of one process"
+    assert same(tmp_path / "two", whole)
+
+
+@nightly
+def test_two_processes_begin_with_the_weights_of_a_run(whole: Path, text_file: Path, tmp_path: Path) -> None:
+    """A learning rate of zero leaves their loss, which is computed in batches of another size."""
     still = [f"init_from={whole}", "optim.lr=0", "trainer.max_steps=5", "validation.batches=null"]
-    together([[*command, *two, *still, "run_dir=continued"]], tmp_path)
-    continued, base = result(tmp_path / "continued"), result(whole)
-    assert continued["init_from"]["val_loss"] == pytest.approx(base["val_loss"])  # in batches of another size
+    together([[*COMMAND, *words(text_file, *SPLIT, "trainer.devices=2", *still, "run_dir=two")]], tmp_path)
+    continued, base = result(tmp_path / "two"), result(whole)
+    assert continued["init_from"]["val_loss"] == pytest.approx(base["val_loss"])
     assert continued["val_loss"] == continued["init_from"]["val_loss"]
-    together([[*torchrun("--nproc-per-node=2", "--master-port", free_port()), *two, "run_dir=torchrun"]], tmp_path)
-    for name in ("lightning", "torchrun"):
-        assert same(tmp_path / name, whole)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["torchrun", "slurm"])
+@pytest.mark.parametrize("launcher", [pytest.param("torchrun", marks=nightly), pytest.param("slurm", marks=slow)])
 def test_two_nodes_train_as_one_process_with_twice_the_batch(
     launcher: str, whole: Path, text_file: Path, tmp_path: Path
 ) -> None:
@@ -161,17 +156,17 @@ finally:
 """
 
 
-@pytest.mark.slow
+@nightly
 def test_a_process_waits_for_its_last_collective_operation(text_file: Path, tmp_path: Path) -> None:
     """A Gloo thread that is busy when the interpreter exits would abort the process."""
     line = [sys.executable, "-c", LATE_OPERATION, *words(text_file, *NODES, "run_dir=nodes")]
     together([line] * 2, tmp_path, slurm(free_port()))
 
 
-@pytest.mark.slow
+@slow
 def test_sigterm_to_torchrun_saves_and_the_same_command_resumes(text_file: Path, tmp_path: Path) -> None:
     line = torchrun("--nproc-per-node=2", "--master-port", free_port())
-    line += words(text_file, *SPLIT, "trainer.devices=2", "trainer.max_steps=400")
+    line += words(text_file, *SPLIT, "trainer.devices=2", "trainer.max_steps=300")
     line += ["checkpoint.every=1000", "validation.every=0"]
     together([[*line, "run_dir=undisturbed"]], tmp_path)
     stopped = tmp_path / "stopped"

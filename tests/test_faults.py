@@ -1,4 +1,4 @@
-"""The short form of the fault campaign finds no defect, and it finds one where a mechanism is missing."""
+"""The fault campaign finds no defect, and it finds one where a mechanism is missing."""
 
 import multiprocessing
 import os
@@ -12,24 +12,20 @@ from typing import Any
 import pytest
 from conftest import ROOT
 
-from tests.faults.__main__ import main
-from tests.faults.case import ERROR, KILL_AT_OPERATION, SEVERAL, Case
-from tests.faults.commands import prepared
-
-PROCESSES = multiprocessing.get_context("forkserver")
+from tests.faults.campaign import ERROR, KILL_AT_OPERATION, SEVERAL, Case, prepared
 
 
-@pytest.mark.slow
-def test_the_short_form_finds_no_defect() -> None:
-    command = [sys.executable, "-m", "tests.faults", "minutes=1"]
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(["commands=train,resume", "case=0,1,2,3,4,5"], marks=pytest.mark.slow),
+        pytest.param(["minutes=5"], marks=pytest.mark.nightly),
+    ],
+)
+def test_the_campaign_finds_no_defect(words: list[str]) -> None:
+    command = [sys.executable, "-m", "tests.faults", *words]
     answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
     assert answer.returncode == 0, answer.stdout + answer.stderr
-
-
-@pytest.mark.parametrize("word", ["mniutes=1", "seed=x", "case"])
-def test_a_word_that_it_does_not_know_is_refused(word: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([word]) == 2
-    assert capsys.readouterr().err.startswith(f"error: {word}: not understood")
 
 
 def write_in_place(patch: pytest.MonkeyPatch) -> None:
@@ -66,22 +62,23 @@ CONTROLS: list[tuple[Callable[[pytest.MonkeyPatch], None], str, str]] = [
 def try_controls(defects: Any) -> None:
     """Send for each control the first defect that is there without the mechanism and not there with it."""
     os.chdir(ROOT)
-    with prepared(["train", "resume"]) as prepared_fixtures:
+    with prepared(["train", "resume"]) as fixtures:
         for break_mechanism, command, fault in CONTROLS:
             for number in range(50):
                 with pytest.MonkeyPatch.context() as patch:
                     break_mechanism(patch)
-                    case = Case(number, 0, (command,), (fault,)).run(*prepared_fixtures)
+                    case = Case(number, 0, (command,), (fault,)).run(*fixtures)
                 if case.defect:
                     break
-            intact = Case(number, 0, (command,), (fault,)).run(*prepared_fixtures)
+            intact = Case(number, 0, (command,), (fault,)).run(*fixtures)
             defects.send((break_mechanism.__name__, case.defect, intact.defect))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_missing_mechanism_is_noticed() -> None:
-    receiver, sender = PROCESSES.Pipe(duplex=False)
-    process = PROCESSES.Process(target=try_controls, args=(sender,))
+    context = multiprocessing.get_context("forkserver")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=try_controls, args=(sender,))
     process.start()
     sender.close()
     for break_mechanism, _, _ in CONTROLS:

@@ -1,4 +1,5 @@
 """The fault campaign: python -m tests.faults kills commands and lets their file operations fail.
 
-docs/reliability.md describes it. `commands` has the commands and what they do undisturbed, `case` disturbs one of them.
+docs/reliability.md describes it. `campaign` has the commands and the cases that disturb one of them; `inject` lets a
+file operation fail.
 """

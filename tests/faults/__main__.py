@@ -1,7 +1,7 @@
-"""python -m tests.faults [minutes=60] [seed=0] [case=N]
+"""python -m tests.faults [minutes=60] [seed=0] [commands=NAME,NAME] [case=N,N]
 
 Disturbs one command after the other until the time is over. Prints a table of what was tried; exit code 1 if anything
-has failed. `case` repeats one case.
+has failed. `case` repeats these cases alone.
 """
 
 import sys
@@ -9,8 +9,7 @@ import time
 from collections import Counter
 from itertools import count, takewhile
 
-from .case import FAULTS, Case
-from .commands import COMMANDS, prepared
+from .campaign import COMMANDS, FAULTS, Case, prepared
 
 
 def table(cases: list[Case]) -> str:
@@ -21,27 +20,17 @@ def table(cases: list[Case]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def main(words: list[str]) -> int:
-    given = dict(word.partition("=")[::2] for word in words)
-    options = {"minutes": 60, "seed": 0, "case": -1}
-    if not (given.keys() <= options.keys() and all(map(str.isdecimal, given.values()))):
-        print(f"error: {' '.join(words)}: not understood\n{__doc__}", file=sys.stderr)
-        return 2
-    minutes, seed, case = (options | {key: int(value) for key, value in given.items()}).values()
-    cases: list[Case] = []
-    with prepared(COMMANDS) as (fixtures, undisturbed):
-        end = time.monotonic() + 60 * minutes
-        numbers = takewhile(lambda _: time.monotonic() < end, count()) if case < 0 else [case]
-        try:
-            for number in numbers:
-                cases.append(Case(number, seed).run(fixtures, undisturbed))
-                if cases[-1].defect:
-                    print(cases[-1].defect, file=sys.stderr, flush=True)
-        except KeyboardInterrupt:  # the table counts what was done
-            print("interrupted", file=sys.stderr)
+def main(minutes: str = "60", seed: str = "0", commands: str = ",".join(COMMANDS), case: str = "") -> int:
+    names, cases = tuple(commands.split(",")), list[Case]()
+    with prepared(names) as (fixtures, undisturbed):
+        end = time.monotonic() + 60 * float(minutes)
+        for number in map(int, case.split(",")) if case else takewhile(lambda _: time.monotonic() < end, count()):
+            cases.append(Case(number, int(seed), names).run(fixtures, undisturbed))
+            if cases[-1].defect:
+                print(cases[-1].defect, file=sys.stderr, flush=True)
     print(table(cases))
     return int(any(case.defect for case in cases))
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(**dict(word.split("=") for word in sys.argv[1:])))

@@ -1,9 +1,10 @@
-"""The commands that are disturbed, as processes, and the results that they have undisturbed."""
+"""The commands, as processes, and the cases: a command is disturbed once, and given again if it has not ended well."""
 
 import gc
 import json
 import multiprocessing
 import os
+import random
 import re
 import shutil
 import signal
@@ -11,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -19,12 +20,16 @@ from pathlib import Path
 from pkgutil import walk_packages
 
 import pandas as pd
+import psutil
 
 import lm
-from tests.inject import OPERATIONS, inject
+
+from .inject import KINDS, OPERATIONS, inject
 
 FORK = multiprocessing.get_context("fork")
 LIMIT = 300  # seconds after which SIGALRM ends a command; undisturbed it takes 1 to 20
+FAULTS = ("kill at an operation", "kill at a moment", "failing operation", "several processes")
+KILL_AT_OPERATION, KILL_AT_MOMENT, ERROR, SEVERAL = FAULTS
 
 SETTINGS = [
     *("data=text", "data.path=text.txt", "data.cache_dir=cache", "data.seq_len=16", "data.batch_size=2"),
@@ -44,17 +49,15 @@ class Command:
 
 TRAIN = ["train", *SETTINGS, "run_dir=run", "prompts=[def]"]
 RUN_FILES = ["run/result.json", "run/metrics.csv", "run/samples.jsonl", "run/model/*"]
+STUDY_FILES = ["study/results.csv", "study/report.json"]
 COMMANDS = {
     "train": Command(TRAIN, ["text.txt"], RUN_FILES),
     "resume": Command(TRAIN, ["text.txt", "half/cache", "half/run"], RUN_FILES),
     "export": Command(["export", "run_dir=run", "output_dir=out"], ["train/run"], ["out/*"]),
-    "report of a run": Command(["report", "run_dir=run"], ["train/run"], ["run/report.html"]),
     "ablate": Command(
-        ["ablate", "ablation=smoke", "output_dir=study", "workers=2", *SETTINGS],
-        ["text.txt"],
-        ["study/results.csv", "study/report.json"],
+        ["ablate", "ablation=smoke", "output_dir=study", "workers=2", *SETTINGS], ["text.txt"], STUDY_FILES
     ),
-    "report": Command(["report", "output_dir=study"], ["ablate/study"], ["study/results.csv", "study/report.json"]),
+    "report": Command(["report", "output_dir=study"], ["ablate/study"], STUDY_FILES),
 }
 
 
@@ -123,6 +126,7 @@ def _timeless(path: Path) -> str:
 
 
 def copy_inputs(name: str, fixtures: Path, folder: Path) -> None:
+    folder.mkdir()
     for source in (fixtures / path for path in COMMANDS[name].inputs):
         (shutil.copytree if source.is_dir() else shutil.copy)(source, folder / source.name)
 
@@ -144,18 +148,101 @@ def prepared(names: Iterable[str]) -> Iterator[tuple[Path, dict[str, Undisturbed
         (fixtures / "text.txt").write_text(TEXT)
         for name in names:
             if name == "resume":
-                half = fixtures / "half"
-                half.mkdir()
-                copy_inputs("train", fixtures, half)
+                copy_inputs("train", fixtures, half := fixtures / "half")
                 at = len(undisturbed["train"].operations) * 2 // 3
                 Process(TRAIN, half, partial(inject, "kill", at)).wait(-signal.SIGKILL)
                 require(any(half.glob("run/checkpoints/*.ckpt")), "the killed run has no checkpoint")
-            folder = fixtures / name
-            folder.mkdir()
-            copy_inputs(name, fixtures, folder)
+            copy_inputs(name, fixtures, folder := fixtures / name)
             start = time.monotonic()
             Process(COMMANDS[name].words, folder, inject).wait(0)
             seconds, operations = time.monotonic() - start, OPERATIONS[:].rstrip(b"\0").decode()
             expected = undisturbed["train"].results if name == "resume" else results(name, folder)
             undisturbed[name] = Undisturbed(expected, operations, seconds)
         yield fixtures, undisturbed
+
+
+@dataclass
+class Case:
+    """What a case does follows from its number and the seed, but for moments of time."""
+
+    number: int
+    seed: int = 0
+    names: tuple[str, ...] = tuple(COMMANDS)
+    faults: tuple[str, ...] = FAULTS
+    about: str = ""
+    happened: bool = True  # False if the command ended before it was to be killed
+    defect: str = ""
+
+    def __post_init__(self) -> None:
+        self.rng = random.Random(f"{self.number} {self.seed}")
+        self.name, self.fault = self.names[self.number % len(self.names)], self.rng.choice(self.faults)
+        self.words = COMMANDS[self.name].words
+
+    def run(self, fixtures: Path, undisturbed: dict[str, Undisturbed]) -> "Case":
+        """Disturb the command in a folder of its own. What is wrong is noted in `defect`."""
+        folder, expected = fixtures.with_name("case"), undisturbed[self.name]
+        copy_inputs(self.name, fixtures, folder)
+        try:
+            done = self.disturb(folder, expected)
+            living = [process for process in psutil.process_iter(["cwd"]) if process.info["cwd"] == str(folder)]
+            _, living = psutil.wait_procs(living, timeout=30)
+            require(not living, f"{len(living)} processes outlive it")
+            if not done:
+                self.about += "; again"
+                Process(self.words, folder).wait(0)
+            differing = {path for path, _ in results(self.name, folder).items() ^ expected.results.items()}
+            require(not differing, f"other results than undisturbed: {', '.join(sorted(differing))}")
+            require_no_temporary_file(folder)
+        except (Defect, ValueError) as defect:  # ValueError: a table or JSON file that is cut off
+            about = f"{self.name}: {self.fault}{self.about}"
+            self.defect = f"{about}: {' '.join(str(defect).split())} (case={self.number} seed={self.seed})"
+        shutil.rmtree(folder)
+        return self
+
+    def disturb(self, folder: Path, expected: Undisturbed) -> bool:
+        """Start the command and let the fault happen. Returns whether the command has ended well nevertheless."""
+        if self.fault == SEVERAL:
+            return self.start_several(folder)
+        if self.fault == KILL_AT_MOMENT:
+            return self.kill_at_moment(folder, expected.seconds)
+        kinds = {"kill": "clrws"} if self.fault == KILL_AT_OPERATION else KINDS
+        operations = enumerate(expected.operations, 1)
+        places = [(kind, at) for at, letter in operations for kind in kinds if letter in kinds[kind]]
+        kind, at = self.rng.choice(places)
+        self.about = f" ({kind} at {at} of {len(expected.operations)})"
+        process = Process(self.words, folder, partial(inject, kind, at))
+        if kind == "kill":
+            self.happened = process.wait(0, -signal.SIGKILL).exitcode != 0
+        else:
+            process.wait(0, 1, 2)
+            require_no_temporary_file(folder)
+        return process.exitcode == 0
+
+    def kill_at_moment(self, folder: Path, seconds: float) -> bool:
+        """Kill the command, or one time in three one of the processes that it has started."""
+        process = Process(self.words, folder)
+        time.sleep(self.rng.uniform(0, seconds))
+        children = psutil.Process(process.pid).children(recursive=True)  # [] also if it has ended
+        if children and self.rng.random() < 1 / 3:
+            self.about = " (of a worker)"
+            with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+                self.rng.choice(children).kill()
+            return process.wait(0, 1).exitcode == 0
+        process.kill()
+        self.happened = process.wait(0, -signal.SIGKILL).exitcode != 0
+        return not self.happened
+
+    def start_several(self, folder: Path) -> bool:
+        """Start the command three times. One of them does it; the others name the folder, or show its result."""
+        processes = [Process(self.words, folder) for _ in range(3)]
+        for process in processes:
+            process.join()
+        codes = [process.wait(0, 2).exitcode for process in processes]
+        require(0 in codes, f"exit codes {codes}")
+        return True
+
+
+def require_no_temporary_file(folder: Path) -> None:
+    """No temporary file is left, but in `sources`, where those older than ten minutes are removed."""
+    left = [str(path.relative_to(folder)) for path in folder.rglob(".partial*") if path.parent.name != "sources"]
+    require(not left, f"{', '.join(left)} is left behind")

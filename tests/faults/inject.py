@@ -1,4 +1,4 @@
-"""Fault injection: at its n-th file operation a process is killed, or the operation fails or writes only a part."""
+"""Fault injection: at its n-th file operation a process is killed, or the operation fails or writes only half."""
 
 import _pyio
 import builtins
@@ -14,22 +14,17 @@ from typing import Any
 CHANGING = {"os.rename", "os.mkdir", "os.rmdir", "os.truncate", "os.chmod", "os.link", "os.symlink"}
 LOOKING = {"open", "os.listdir", "os.scandir", "os.remove"}
 # the operations at which each kind of error can happen: change, look, read, write, sync
-KINDS = {"ENOSPC": "cws", "EIO": "clrws", "EACCES": "cl", "short": "w", "torn": "w"}
+KINDS = {"ENOSPC": "cws", "EIO": "clrws", "EACCES": "cl", "torn": "w"}
 OPERATIONS = mmap.mmap(-1, 1 << 14)  # the first letter of each operation so far; shared with forked processes
-
-
-def changes(event: str, args: tuple[Any, ...]) -> bool:
-    """Whether this event of an audit hook changes what a path names."""
-    return event in CHANGING or (event == "open" and args[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT) != 0)
 
 
 class Injection:
     """Counts the file operations below the working directory; the fault `kind` happens at number `at`.
 
-    "kill" is SIGKILL before the operation. "EIO" and "EACCES" happen once. After "ENOSPC" nothing more can be
-    written. "torn" writes half of the data, and then the disk is full. From "short" on, each write writes half of its
-    data and says so. Calling the object installs it: an audit hook sees what Python does with paths, and `io.open`
-    becomes Python's own implementation with `CountedFile` below it. Libraries in C++ are not seen.
+    "kill" is SIGKILL before the operation. "EIO" and "EACCES" happen once. After "ENOSPC" nothing more can be written.
+    "torn" writes half of the data, and then the disk is full. Calling the object installs it: an audit hook sees what
+    Python does with paths, and `io.open` becomes Python's own implementation with `CountedFile` below it. Libraries in
+    C++ are not seen.
     """
 
     def __init__(self, kind: str = "", at: int = 0) -> None:
@@ -45,7 +40,7 @@ class Injection:
         os.fsync = lambda file: (self.operation("sync", file), fsync(file))[1]
 
     def audit(self, event: str, args: tuple[Any, ...]) -> None:
-        change = changes(event, args)
+        change = event in CHANGING or (event == "open" and args[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT) != 0)
         if (change or event in LOOKING) and isinstance(args[0], str | bytes | os.PathLike):
             self.operation("change" if change else "look", os.path.abspath(os.fsdecode(args[0])))
 
@@ -63,7 +58,7 @@ class Injection:
         if (full and what in ("change", "write", "sync")) or (now and self.kind in ("EIO", "EACCES")):
             number = getattr(errno, self.kind, errno.ENOSPC)
             raise OSError(number, os.strerror(number), *[file] * isinstance(file, str))  # reads and writes name no file
-        return what == "write" and (since if self.kind == "short" else now and self.kind == "torn")
+        return now and self.kind == "torn"
 
 
 class CountedFile(io.FileIO):
