@@ -102,7 +102,9 @@ def files(folder: Path) -> dict[Path, bytes]:
 # --- stopped and resumed
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    "variant", [pytest.param(name, marks=[pytest.mark.slow] * (i % 2)) for i, name in enumerate(VARIANTS)]
+)
 def test_a_run_stopped_before_at_and_after_untying_ends_as_an_undisturbed_one(
     whole: Runs, tmp_path: Path, variant: str
 ) -> None:
@@ -195,7 +197,7 @@ def test_a_second_signal_ends_a_run_at_once_also_in_one_long_operation(
     process = spawn(run, partial(set_environment, **environment))
     wait_for((tmp_path / "disturbed").exists)
     os.kill(process.pid, signum)
-    time.sleep(0.3)
+    time.sleep(0.5)
     assert process.is_alive()
     os.kill(process.pid, signum)
     process.join(10)
