@@ -123,18 +123,20 @@ def test_what_may_differ_on_resume_is_applied_to_the_settings_of_the_directory(r
 
 
 @pytest.mark.parametrize(
-    ("word", "message"),
+    ("words", "message"),
     [
-        ("seed=4", "seed is .*run_dir"),
-        ("head=tied", r"head\.kind is .*run_dir"),
-        ("trainer.max_steps=330", r"trainer\.max_steps is 20 there, .*init_from="),
-        ("max_tokens=9999", r"trainer\.max_steps is 20 there, .*init_from="),
+        ([*WORDS, "seed=4"], "seed is .*run_dir"),
+        ([*WORDS, "head=tied"], r"head\.kind is .*run_dir"),
+        (["trainer.max_steps=330"], r"trainer\.max_steps is 20 there, .*init_from="),
+        (["max_tokens=9999"], r"trainer\.max_steps is 20 there, .*init_from="),
     ],
 )
-def test_a_word_that_makes_another_run_is_refused_with_the_way_out(word: str, message: str, run_dir: Path) -> None:
+def test_words_that_make_another_run_are_refused_with_the_way_out(
+    words: list[str], message: str, run_dir: Path
+) -> None:
     config = (run_dir / "config.yaml").read_bytes()
     with pytest.raises(UserError, match=message):
-        train(composed(f"run_dir={run_dir}", word))
+        train(composed(*words, f"run_dir={run_dir}"))
     assert (run_dir / "config.yaml").read_bytes() == config
 
 
