@@ -70,12 +70,12 @@ class RunDirectory:
                 error.add_note(RESUMABLE)
             raise
         finally:
-            lock.release()
-            if made and not self.config.exists():
+            if made and not self.config.exists():  # while it is locked: afterwards it may be that of another process
                 with suppress(OSError):  # it holds other files
                     Path(lock.lock_file).unlink()
                     for folder in made:
                         folder.rmdir()
+            lock.release()
 
     def read_config(self) -> dict[str, Any]:
         """The content of config.yaml, {} if there is none. A person may edit it. Raises UserError if it is no YAML."""
