@@ -12,6 +12,7 @@ from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 from lightning.pytorch.loggers.logger import Logger
 
 from lm.config import RunConfig, UserError
+from lm.config.checks import reading
 from lm.config.identity import flat
 from lm.data.tokens import TextData
 from lm.inference.evaluate import Scores
@@ -39,9 +40,12 @@ class MetricsFile:
 
     def __init__(self, path: Path, resume_step: int = 0, columns: tuple[str, ...] = COLUMNS) -> None:
         self.path, self.columns = path, columns
-        rows = read_csv(path) if resume_step and path.exists() else []
-        rows = [row for row in rows if None not in row.values()]  # without one that broke off
-        write_text(path, csv_text(columns, [row for row in rows if int(row["step"]) <= resume_step]))
+        rows: list[dict[str, str]] = []
+        if resume_step and path.exists():
+            with reading(path):  # a person may have edited it
+                whole = [row for row in read_csv(path) if None not in row.values()]  # without one that broke off
+                rows = [row for row in whole if int(row["step"]) <= resume_step]
+        write_text(path, csv_text(columns, rows))
 
     def append(self, step: int, metrics: dict[str, float]) -> None:
         with open(self.path, "a", newline="") as file:
