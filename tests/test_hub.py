@@ -47,6 +47,8 @@ def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[hub.Hub]
         for module in datasets.config, huggingface_hub.constants:
             monkeypatch.setattr(module, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr(datasets.config, "HF_ENDPOINT", running.address)
+        monkeypatch.setattr(datasets.config, "S3_DATASETS_BUCKET_PREFIX", f"{running.address}/count")
+        monkeypatch.setattr(datasets.config, "HF_UPDATE_DOWNLOAD_COUNTS", True)
         template = huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE
         template = template.replace(huggingface_hub.constants.ENDPOINT, running.address)
         monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
@@ -89,6 +91,7 @@ def test_a_configuration_a_revision_and_a_split_are_read(
     server.branches["owner/stories", "v1"] = first
     assert read(config)[300:] == read(replace(config, revision="main"))[300:] == ["new"]
     assert read(replace(config, revision=first)) == read(replace(config, revision="v1")) == TRAIN
+    assert not [request for request in server.asked if "/count/" in request], "nobody counts who reads"
 
 
 def test_rows_and_columns_that_are_not_wanted_are_not_downloaded(

@@ -90,6 +90,7 @@ def _builder(config: DataConfig, commit: str) -> Any:
     import datasets
 
     path = f"hf://datasets/{config.path}"  # without the prefix, a local folder of this name would be read
+    datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False  # it would tell a further server of each reading
     try:
         builder = datasets.load_dataset_builder(path, config.name, revision=commit)
     except ValueError as error:  # its text lists the configurations
