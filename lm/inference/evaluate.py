@@ -59,7 +59,7 @@ def evaluate(
     bar: bool = False,
     measures: Sequence[Measure] = (),
 ) -> Scores:
-    """Score every token of the stream except the first, in windows that do not overlap, in full precision.
+    """Score every token of the stream except the first, in windows without overlap, in the precision of the weights.
 
     tokens: (n,) ids, the first of which is end of text. With `max_batches`, only that many batches of evenly spaced
     windows are scored, an estimate. `measures` get the same logits and targets, where the loss is a number.
