@@ -6,10 +6,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lm.ablation.contrasts import compare, comparison_sentence
+from lm.ablation.contrasts import compare
 from lm.ablation.record import AblationRecord
 from lm.ablation.response_surface import Regret, combine_regrets
-from lm.ablation.statistics import Comparison, interval, judge, pocock_level
+from lm.ablation.statistics import interval, judge, pocock_level
 from lm.config import UserError
 from lm.config.ablation import AblationConfig, interaction
 
@@ -265,8 +265,11 @@ def test_what_is_no_interaction_and_no_plan_of_looks_is_refused(key: str, value:
 
 
 def say(values: list[float], margin: float = 0.01, **others: list[float]) -> str:
-    comparison = judge({"untied": values, **others}, margin)["untied"]
-    return comparison_sentence("untied", "tied", comparison, "nats per token", margin)
+    """Of the differences of an arm, `untied`, from a baseline, and of others in its family."""
+    family = {"untied": values, **others}
+    names = {"baseline": "tied", "contrasts": dict.fromkeys(family, "tied"), "primary": [*family]}
+    frame = runs({"tied": [0.0] * max(map(len, family.values())), **family})
+    return str(contrasts(frame, equivalence_margin=margin, seeds=[*range(99)], **names).loc["untied"].sentence)
 
 
 def test_a_sentence_has_the_verdict_the_difference_and_its_interval() -> None:
@@ -295,4 +298,4 @@ def test_a_verdict_that_other_comparisons_took_away_says_so() -> None:
 
 @pytest.mark.parametrize(("margin", "shown"), [(0.0005, "-0.250000"), (0.05, "-0.2500"), (2.0, "-0.25"), (300, "+0")])
 def test_digits_follow_from_the_margin(margin: float, shown: str) -> None:
-    assert f": {shown} nats" in comparison_sentence("a", "b", Comparison(1, -0.25, 1), "nats", margin)
+    assert f": {shown} nats" in say([-0.25], margin)

@@ -5,13 +5,13 @@ interaction, a difference of two differences, has up to four arms.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 import pandas as pd
 
-from lm.ablation.power import MAX_SEEDS, TuningVariance, t_quantile
+from lm.ablation.power import MAX_SEEDS, t_quantile
 from lm.ablation.record import AblationRecord
 from lm.ablation.response_surface import Regret, combine_regrets
 from lm.ablation.statistics import Comparison, Divergence, judge, normality_p, pocock_level, sign_flip_p
@@ -19,31 +19,8 @@ from lm.config.ablation import METRICS, interaction
 
 FAMILIES = ("primary", "secondary", "interaction")  # each is corrected for its own number of comparisons
 ENDED = ("done", "diverged")
-
-
-@dataclass(slots=True, kw_only=True)
-class Contrast:
-    """A comparison under one budget, before it is judged together with its family."""
-
-    interaction: str  # its name; empty for the difference of two arms
-    arm: str  # of an interaction the first difference, in words
-    baseline: str  # of an interaction the second one
-    budget: str
-    family: str
-    differences: dict[int, float]  # by seed that all arms have finished
-    lost_seeds: list[int]  # that lack a run
-    ended: dict[str, int]  # arm -> how many of its runs finished or diverged
-    diverged: dict[str, list[int]]  # arm -> the seeds on which it did, if any
-    broken: dict[str, list[int]]  # arm -> the seeds on which it failed for a reason of its own, if any
-    weights: dict[str, int]
-    runs: str  # the same for contrasts of the same runs: under several budgets they are one comparison
-
-    def divergence(self) -> Divergence | None:
-        """None for an interaction, in which no two arms are compared."""
-        if self.family == "interaction":
-            return None
-        counts = ((len(self.diverged.get(arm, ())), self.ended[arm]) for arm in (self.arm, self.baseline))
-        return Divergence(*(number for pair in counts for number in pair))
+Row = dict[str, Any]  # of the frame of contrasts, with the keys of INTERNAL
+INTERNAL = ["sides", "weights", "runs"]
 
 
 def compare(record: AblationRecord, runs: pd.DataFrame, regrets: Mapping[str, Regret]) -> pd.DataFrame:
@@ -54,29 +31,17 @@ def compare(record: AblationRecord, runs: pd.DataFrame, regrets: Mapping[str, Re
     expected regrets of the tuned hyperparameters, and `mean_without_regret`; `seeds`, `differences`, `lost_seeds`,
     `n_planned`, `ended`, `diverged`, `broken`; and `sentence`, the verdict in words. Seeds and counts are by arm.
     """
-    lower_is_better, _ = METRICS[record.metric]
-    contrasts = [
-        _contrast(record, runs, budget, sides, weights, name)
-        for name, sides, weights in _comparisons(record)
+    comparisons = [("", (arm, other), {arm: 1, other: -1}) for arm, other in record.contrasts.items()]
+    interactions = [(name, *interaction(formula)) for name, formula in record.interactions.items()]
+    rows = [
+        _contrast(record, runs, budget, *comparison)
+        for group in (comparisons, interactions)
         for budget in record.budgets
+        for comparison in group
     ]
-    contrasts.sort(key=lambda contrast: (contrast.family == "interaction", record.budgets.index(contrast.budget)))
-    rows: dict[int, dict[str, Any]] = {}
     for family in FAMILIES:
-        members = {i: contrast for i, contrast in enumerate(contrasts) if contrast.family == family}
-        tunings = {contrast.runs: combine_regrets(contrast.weights, regrets) for contrast in members.values()}
-        comparisons = judge(
-            {contrast.runs: [*contrast.differences.values()] for contrast in members.values()},
-            record.equivalence_margin,
-            lower_is_better,
-            {runs: tuning for runs, tuning in tunings.items() if tuning},
-            {contrast.runs: counts for contrast in members.values() if (counts := contrast.divergence())},
-            level_of(record),
-        )
-        for i, contrast in members.items():
-            comparison = _apply_survivorship_rule(contrast, comparisons[contrast.runs])
-            rows[i] = _row(record, contrast, comparison, regrets, tunings[contrast.runs])
-    return pd.DataFrame([rows[i] for i in sorted(rows)])
+        _judge_family(record, [row for row in rows if row["family"] == family], regrets)
+    return pd.DataFrame(rows).drop(columns=INTERNAL)
 
 
 def level_of(record: AblationRecord) -> float:
@@ -85,20 +50,15 @@ def level_of(record: AblationRecord) -> float:
     return pocock_level(tuple(record.looks), largest_family)
 
 
-def _comparisons(record: AblationRecord) -> list[tuple[str, tuple[str, str], dict[str, int]]]:
-    """The name (empty but for an interaction), both sides in words, and the weights of the arms."""
-    pairs = [("", (arm, other), {arm: 1, other: -1}) for arm, other in record.contrasts.items()]
-    return [*pairs, *((name, *interaction(formula)) for name, formula in record.interactions.items())]
-
-
 def _contrast(
     record: AblationRecord,
     runs: pd.DataFrame,
     budget: str,
+    name: str,
     sides: tuple[str, str],
     weights: dict[str, int],
-    name: str,
-) -> Contrast:
+) -> Row:
+    """The runs of a comparison and their differences. `name` is that of an interaction, `sides` are both in words."""
     of_arm = {arm: runs[(runs.arm == arm) & (runs.budget == budget)] for arm in weights}
     scores = {arm: dict(zip(rows.seed, rows[record.metric], strict=True)) for arm, rows in of_arm.items()}
     finished = {arm: {*rows.seed[rows.status == "done"]} for arm, rows in of_arm.items()}
@@ -106,75 +66,76 @@ def _contrast(
     diverged = {arm: [*map(int, rows.seed[rows.status == "diverged"])] for arm, rows in of_arm.items()}
     broken = {arm: [*map(int, rows.seed[rows.is_own_failure])] for arm, rows in of_arm.items()}
     family = "interaction" if name else "primary" if sides[0] in record.primary else "secondary"
-    return Contrast(
-        interaction=name,
-        arm=sides[0],
-        baseline=sides[1],
-        budget=budget,
-        family=family,
-        differences={seed: sum(weight * scores[arm][seed] for arm, weight in weights.items()) for seed in paired},
-        lost_seeds=[seed for seed in record.seeds if seed not in paired],
-        ended={arm: int(rows.status.isin(ENDED).sum()) for arm, rows in of_arm.items()},
-        diverged={arm: seeds for arm, seeds in diverged.items() if seeds},
-        broken={arm: seeds for arm, seeds in broken.items() if seeds},
-        weights=weights,
-        runs=" ".join(run_dir for rows in of_arm.values() for run_dir in rows.run_dir) or f"{sides} {budget}",
+    return {
+        "family": family,
+        "arm": name or sides[0],
+        "baseline": record.interactions[name] if name else sides[1],
+        "budget": budget,
+        "primary": family == "primary",
+        "metric": record.metric,
+        "equivalence_margin": record.equivalence_margin,
+        "seeds": paired,  # that all arms have finished
+        "differences": [sum(weight * scores[arm][seed] for arm, weight in weights.items()) for seed in paired],
+        "lost_seeds": [seed for seed in record.seeds if seed not in paired],
+        "n_planned": len(record.seeds),
+        "ended": {arm: int(rows.status.isin(ENDED).sum()) for arm, rows in of_arm.items()},
+        "diverged": {arm: seeds for arm, seeds in diverged.items() if seeds},
+        "broken": {arm: seeds for arm, seeds in broken.items() if seeds},  # failed for a reason of their own
+        "sides": sides,
+        "weights": weights,
+        # the same for contrasts of the same runs: under several budgets they are one comparison
+        "runs": " ".join(run_dir for rows in of_arm.values() for run_dir in rows.run_dir) or f"{sides} {budget}",
+    }
+
+
+def _judge_family(record: AblationRecord, rows: Sequence[Row], regrets: Mapping[str, Regret]) -> None:
+    """Add to the rows of a family what their differences say."""
+    lower_is_better, unit = METRICS[record.metric]
+    tunings = {row["runs"]: combine_regrets(row["weights"], regrets) for row in rows}
+    comparisons = judge(
+        {row["runs"]: row["differences"] for row in rows},
+        record.equivalence_margin,
+        lower_is_better,
+        {runs: tuning for runs, tuning in tunings.items() if tuning},
+        {row["runs"]: _divergence(row) for row in rows if row["family"] != "interaction"},
+        level_of(record),
     )
+    for row in rows:
+        comparison, weights = _apply_survivorship_rule(row, comparisons[row["runs"]]), row["weights"]
+        expected = {arm: regrets[arm].mean for arm in weights if arm in regrets}
+        row |= asdict(comparison) | {
+            "p_sign_flip": sign_flip_p(row["differences"]),
+            "p_normal": normality_p(row["differences"]),
+            "regret": expected.get(row["arm"]),
+            "baseline_regret": expected.get(row["baseline"]),
+            "mean_without_regret": None,
+            "is_tuning_counted": bool(tunings[row["runs"]]),
+        }
+        if row["is_tuning_counted"] and comparison.mean_difference is not None:
+            shift = sum(weight * expected[arm] for arm, weight in weights.items())
+            row["mean_without_regret"] = comparison.mean_difference - (shift if lower_is_better else -shift)
+        row["sentence"] = verdict_sentence(row, unit)
 
 
-def _apply_survivorship_rule(contrast: Contrast, comparison: Comparison) -> Comparison:
+def _divergence(row: Row) -> Divergence:
+    counts = ((len(row["diverged"].get(arm, ())), row["ended"][arm]) for arm in row["sides"])
+    return Divergence(*(number for pair in counts for number in pair))
+
+
+def _apply_survivorship_rule(row: Row, comparison: Comparison) -> Comparison:
     """Against survivorship bias: an arm that diverged or failed can be called worse, not better or equivalent.
 
     What becomes undecided by this has no seeds needed: more of them would not mend it.
     """
     favoured = {
-        "better": {arm for arm, weight in contrast.weights.items() if weight > 0},
-        "worse": {arm for arm, weight in contrast.weights.items() if weight < 0},
-        "equivalent": contrast.weights.keys(),
+        "better": {arm for arm, weight in row["weights"].items() if weight > 0},
+        "worse": {arm for arm, weight in row["weights"].items() if weight < 0},
+        "equivalent": {*row["weights"]},
     }
-    incomplete = {*contrast.broken} if comparison.by_divergence else {*contrast.broken, *contrast.diverged}
+    incomplete = {*row["broken"]} if comparison.by_divergence else {*row["broken"], *row["diverged"]}
     if favoured.get(comparison.verdict, set()) & incomplete:
         return replace(comparison, verdict="undecided", by_divergence=False)
     return comparison
-
-
-def _row(
-    record: AblationRecord,
-    contrast: Contrast,
-    comparison: Comparison,
-    regrets: Mapping[str, Regret],
-    tuning: TuningVariance | None,
-) -> dict[str, Any]:
-    differences = [*contrast.differences.values()]
-    expected = {arm: regrets[arm].mean for arm in contrast.weights if arm in regrets}
-    mean_without_regret = None
-    if tuning and comparison.mean_difference is not None:
-        shift = sum(weight * expected[arm] for arm, weight in contrast.weights.items())
-        mean_without_regret = comparison.mean_difference - (shift if METRICS[record.metric][0] else -shift)
-    return {
-        "family": contrast.family,
-        "arm": contrast.interaction or contrast.arm,
-        "baseline": record.interactions[contrast.interaction] if contrast.interaction else contrast.baseline,
-        "budget": contrast.budget,
-        "primary": contrast.family == "primary",
-        "metric": record.metric,
-        "equivalence_margin": record.equivalence_margin,
-        **asdict(comparison),
-        "p_sign_flip": sign_flip_p(differences),
-        "p_normal": normality_p(differences),
-        "regret": expected.get(contrast.arm),
-        "baseline_regret": expected.get(contrast.baseline),
-        "mean_without_regret": mean_without_regret,
-        "is_tuning_counted": bool(tuning),
-        "seeds": [*contrast.differences],
-        "differences": differences,
-        "lost_seeds": contrast.lost_seeds,
-        "n_planned": len(record.seeds),
-        "ended": contrast.ended,
-        "diverged": contrast.diverged,
-        "broken": contrast.broken,
-        "sentence": verdict_sentence(contrast, comparison, METRICS[record.metric][1], record.equivalence_margin),
-    }
 
 
 # --- a verdict in words
@@ -194,56 +155,56 @@ def percent(level: float) -> str:
     return f"{100 * level:.3g} %"
 
 
-def verdict_sentence(contrast: Contrast, comparison: Comparison, unit: str, margin: float) -> str:
-    """A verdict in a sentence, with the seeds that it had to leave out for a reason."""
-    arm, baseline = contrast.arm, contrast.baseline
-    sentence = comparison_sentence(arm, baseline, comparison, unit, margin)
-    if not (contrast.diverged or contrast.broken):
+def verdict_sentence(row: Row, unit: str) -> str:
+    """The verdict of a contrast in a sentence, with the seeds that it had to leave out for a reason."""
+    (arm, baseline), sentence = row["sides"], _difference_sentence(row, unit)
+    if not (row["diverged"] or row["broken"]):
         return sentence
     rest = ""
-    if comparison.mean_difference is not None:
-        which = f"{'all' if contrast.family == 'interaction' else 'both'} finished"
-        seeds = f"{comparison.n_seeds} seed{'s' * (comparison.n_seeds > 1)} that {which}"
-        rest = f"; on the {seeds} the difference is {comparison.mean_difference:+z.{decimals(margin)}f} {unit}"
-    if comparison.by_divergence:
-        return f"{arm} is {comparison.verdict} than {baseline}: {_missing(contrast, comparison, 'it')}{rest}."
-    if comparison.verdict == "undecided" and rest:
-        return f"{arm} compared with {baseline} is undecided: {_missing(contrast, comparison)}{rest}."
-    return f"{sentence} {_missing(contrast, comparison)}."
+    if row["mean_difference"] is not None:
+        which = f"{'all' if row['family'] == 'interaction' else 'both'} finished"
+        seeds = f"{row['n_seeds']} seed{'s' * (row['n_seeds'] > 1)} that {which}"
+        digits = decimals(row["equivalence_margin"])
+        rest = f"; on the {seeds} the difference is {row['mean_difference']:+z.{digits}f} {unit}"
+    if row["by_divergence"]:
+        return f"{arm} is {row['verdict']} than {baseline}: {_missing(row, 'it')}{rest}."
+    if row["verdict"] == "undecided" and rest:
+        return f"{arm} compared with {baseline} is undecided: {_missing(row)}{rest}."
+    return f"{sentence} {_missing(row)}."
 
 
-def comparison_sentence(arm: str, baseline: str, comparison: Comparison, unit: str, margin: float) -> str:
+def _difference_sentence(row: Row, unit: str) -> str:
     """A verdict in words. Confidence intervals (CI) are not corrected for the number of comparisons.
 
     Differences are signed: arm minus baseline. Equivalence leaves 5 % for each side, so its CI is that of 90 %; where
     looks are planned, each leaves the level of a look.
     """
+    arm, baseline = row["sides"]
+    mean, low, high, margin = (row[key] for key in ("mean_difference", "ci_low", "ci_high", "equivalence_margin"))
     digits, undecided = decimals(margin), f"{arm} compared with {baseline} is undecided"
-    if comparison.mean_difference is None:
+    if mean is None:
         return f"{undecided}: no seed has finished in both."
-    mean = f"{comparison.mean_difference:+z.{digits}f} {unit}"
-    if comparison.ci_low is None or comparison.ci_high is None:
-        return f"{undecided}: {mean} with one seed, which gives no confidence interval."
+    if low is None:
+        return f"{undecided}: {mean:+z.{digits}f} {unit} with one seed, which gives no confidence interval."
 
     def with_interval(level: float, low: float, high: float) -> str:
-        return f"{mean} ({percent(level)} CI {low:+z.{digits}f} to {high:+z.{digits}f}, {comparison.n_seeds} seeds)"
+        ends = f"{percent(level)} CI {low:+z.{digits}f} to {high:+z.{digits}f}"
+        return f"{mean:+z.{digits}f} {unit} ({ends}, {row['n_seeds']} seeds)"
 
-    difference = with_interval(1 - comparison.alpha, comparison.ci_low, comparison.ci_high)
-    if comparison.verdict in ("better", "worse"):
-        return f"{arm} is {comparison.verdict} than {baseline}: {difference}."
-    if comparison.verdict == "equivalent":
-        variance = (comparison.sd or 0.0) ** 2 / comparison.n_seeds + comparison.tuning_sd**2
-        half = t_quantile(1 - comparison.alpha, comparison.df or 1) * math.sqrt(variance)
-        low, high = comparison.mean_difference - half, comparison.mean_difference + half
-        difference = with_interval(1 - 2 * comparison.alpha, low, high)
+    difference = with_interval(1 - row["alpha"], low, high)
+    if row["verdict"] in ("better", "worse"):
+        return f"{arm} is {row['verdict']} than {baseline}: {difference}."
+    if row["verdict"] == "equivalent":
+        error = math.sqrt(row["sd"] ** 2 / row["n_seeds"] + row["tuning_sd"] ** 2)
+        half = t_quantile(1 - row["alpha"], row["df"] or 1) * error
+        difference = with_interval(1 - 2 * row["alpha"], mean - half, mean + half)
         return f"{arm} and {baseline} are equivalent: {difference}, within the equivalence margin of ±{margin:g}."
-    if comparison.ci_low * comparison.ci_high > 0:
+    if low * high > 0:
         difference += ", which excludes zero, but not after correction for the number of comparisons"
-    return f"{undecided}: {difference}; {_seeds_advice(comparison)}."
+    return f"{undecided}: {difference}; {_seeds_advice(row['seeds_needed_low'], row['seeds_needed_high'])}."
 
 
-def _seeds_advice(comparison: Comparison) -> str:
-    low, high = comparison.seeds_needed_low, comparison.seeds_needed_high
+def _seeds_advice(low: int | None, high: int | None) -> str:
     if low is None:
         return f"even {MAX_SEEDS} seeds would probably not decide"
     if high is None:
@@ -251,21 +212,16 @@ def _seeds_advice(comparison: Comparison) -> str:
     return f"{low} to {high} new seeds (80 % range) would probably decide"
 
 
-def _missing(contrast: Contrast, comparison: Comparison, subject: str | None = None) -> str:
+def _missing(row: Row, subject: str | None = None) -> str:
     """How many runs diverged, and on which seeds one failed; `subject` is what the arm is called."""
-    parts, names = [], {arm: arm for arm in contrast.weights} | ({contrast.arm: subject} if subject else {})
-    if contrast.diverged:
-        counts = {names[arm]: (len(contrast.diverged.get(arm, ())), n) for arm, n in contrast.ended.items()}
+    parts, names = [], {arm: arm for arm in row["weights"]} | ({row["arm"]: subject} if subject else {})
+    if row["diverged"]:
+        counts = {names[arm]: (len(row["diverged"].get(arm, ())), n) for arm, n in row["ended"].items()}
         (name, (k, n)), *rest = counts.items()
-        words = [f"{name} diverged on {k} of {n} seeds", *(f"{name} on {k} of {n}" for name, (k, n) in rest)]
-        parts.append(", ".join(words) + _divergence_p(comparison))
-    parts += [f"{names[arm]} failed on seed {', '.join(map(str, seeds))}" for arm, seeds in contrast.broken.items()]
+        words = ", ".join([f"{name} diverged on {k} of {n} seeds", *(f"{name} on {k} of {n}" for name, (k, n) in rest)])
+        if (p := row["p_diverged_adjusted"]) is not None:  # None: they were too few to test
+            corrected = ", corrected for the number of tests" * (p > row["p_diverged"])
+            words += f" (Fisher's exact test, p = {p:.2g}{corrected})"
+        parts.append(words)
+    parts += [f"{names[arm]} failed on seed {', '.join(map(str, seeds))}" for arm, seeds in row["broken"].items()]
     return " and ".join(parts)
-
-
-def _divergence_p(comparison: Comparison) -> str:
-    """The p of the divergences, in brackets; empty if they were too few to test."""
-    p, adjusted = comparison.p_diverged, comparison.p_diverged_adjusted
-    if p is None or adjusted is None:
-        return ""
-    return f" (Fisher's exact test, p = {adjusted:.2g}{', corrected for the number of tests' * (adjusted > p)})"
