@@ -222,6 +222,7 @@ def test_an_arm_that_both_sides_share_drops_out() -> None:
     assert row.tuning_sd == pytest.approx((2 + 4 + 0.1**2) ** 0.5)
     assert row.is_tuning_counted
     assert contrasts(frame, interactions={"gap": shared}).loc["gap"].verdict == "better"
+    assert combine_regrets({"a": 1, "b": -1}, regrets) is None
 
 
 def test_regrets_of_tuning_stand_beside_the_difference_that_they_may_explain() -> None:

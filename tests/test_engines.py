@@ -20,7 +20,7 @@ import pytest
 from conftest import Script
 
 from lm.ablation.execute import MAX_TRIES, execute
-from lm.ablation.executors import EXECUTORS, Executor, LocalExecutor, _deferred_signals, job_parameters
+from lm.ablation.executors import EXECUTORS, Executor, LocalExecutor, job_parameters
 from lm.ablation.plan import RunSpec
 from lm.ablation.run_files import Ending, Failure, RunFiles
 from lm.ablation.worker import Task, run_on_node, task_of
@@ -178,18 +178,6 @@ def test_whatever_the_user_adds_no_second_job_of_a_name_starts() -> None:
     dependency = "afterok:7,afterok:8,singleton"
     assert parameters["additional_parameters"] == {"dependency": dependency, "reservation": "lab"}
     assert additional["dependency"] == "afterok:8", "the settings are as they were for the next job"
-
-
-def test_ctrl_c_waits_until_a_process_has_started() -> None:
-    def start() -> None:
-        with _deferred_signals():
-            os.kill(os.getpid(), signal.SIGINT)
-            started.append(1)
-
-    started: list[int] = []
-    with pytest.raises(KeyboardInterrupt):
-        start()
-    assert started
 
 
 @contextlib.contextmanager

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lm.ablation.response_surface import Regret, combine_regrets
 from lm.ablation.tuning import ArmTrials, Settings, TuningState, factors_moved, planned_trials, profiles, regrets, tune
+from lm.config import UserError
 from lm.config.ablation import TuneConfig
 
 Loss = Callable[[Settings], float]
@@ -86,7 +86,7 @@ def test_hyperparameters_that_interact_are_followed_by_restarts_alone() -> None:
     assert math.dist(factors(again), best) < math.dist(factors(once), best)
 
 
-@pytest.mark.parametrize("k", [1, 2, 3])
+@pytest.mark.parametrize("k", [1, 3])
 def test_planned_trials_are_kept_and_in_proportion(k: int) -> None:
     arms, config = {"a": arm(k), "b": arm(3)}, TuneConfig(trials=14, hyperparameters=NAMES)
     assert planned_trials(arms, config)["a"] == ({1: 6, 2: 10, 3: 14}[k], {1: 19, 2: 33, 3: 46}[k])
@@ -102,7 +102,7 @@ def test_trials_count_in_any_order_and_after_any_interruption() -> None:
     loss = bowl(1.3, 0.7, correlation=0.5)
     whole, arms = finish({"a": arm()}, {"a": loss})
     made = [*arms["a"].losses.items()]
-    for n in range(0, len(made), 3):
+    for n in (2, 7, len(made) - 1):
         state, rest = finish({"a": arm(losses=dict(reversed(made[:n])))}, {"a": loss})
         assert rest["a"].losses == arms["a"].losses
         assert state.arms["a"].settings == whole.arms["a"].settings
@@ -150,9 +150,7 @@ def test_the_surface_averages_noise_and_says_what_it_leaves_open() -> None:
     assert (curve.sd[[0, -1]] > curve.sd.min()).all()
 
 
-def test_an_arm_of_weight_zero_adds_no_uncertainty() -> None:
-    known = {"a": Regret(0.002, 1e-6, 9), "c": Regret(0.001, 2e-6, 9)}
-    combined = combine_regrets({"b": 0, "a": 1, "c": -1}, known)
-    assert combined is not None
-    assert (combined.variance, combined.df) == (pytest.approx(3e-6 + 1e-6), 9)
-    assert combine_regrets({"a": 1, "b": -1}, known) is None
+def test_an_unfair_search_is_refused() -> None:
+    for changes in ({"trials": 2, "seeds": []}, {"seeds": [7, 7]}, {"factor": 1.0}, {"restarts": -1}):
+        with pytest.raises(UserError, match=r"^ablation\.tune\."):
+            TuneConfig(**changes)  # type: ignore[arg-type]

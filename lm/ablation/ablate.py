@@ -1,6 +1,5 @@
 """ablate(config): plan, tune, run, report. The same call again continues with what is missing."""
 
-import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from lm.ablation.progress import Progress
 from lm.ablation.record import AblationRecord, question_of, write_record
 from lm.ablation.report import write_report
 from lm.ablation.results import Results, RunReader
-from lm.config import RunConfig
+from lm.config import RunConfig, UserError
 from lm.config.ablation import AblateConfig
 from lm.system.device import set_threads
 
@@ -28,22 +27,28 @@ def ablate(
     """Plan an ablation and, unless only the plan is wanted, run what is missing of it and write its report.
 
     `runs` has the configuration of each arm, `base` of the runs that they start from; `on_plan` is called before
-    anything is run. Raises UserError before that, too, for what the user can mend.
+    anything is run or written. Raises UserError before that, too, for what the user can mend.
     """
     folder = Path(config.output_dir).expanduser() if config.output_dir else default_dir(config)
-    existing_record(folder, config)  # refuses another ablation's folder before it is locked
-    with contextlib.nullcontext() if config.plan_only else lock_output_dir(folder):
-        before = existing_record(folder, config)
-        plan = make_plan(config, runs, base, before, RunReader(folder))
-        executor = EXECUTORS[config.executor](config, folder)
-        workers = config.workers or executor.default_workers(set_threads(plan.record.threads))
-        plan.record = replace(plan.record, command=command, workers=workers)
-        on_plan(plan)
-        if config.plan_only:
-            return plan.results()
+    before = existing_record(folder, config)
+    plan = make_plan(config, runs, base, before, RunReader(folder))
+    executor = EXECUTORS[config.executor](config, folder)
+    workers = config.workers or executor.default_workers(set_threads(plan.record.threads))
+    plan.record = replace(plan.record, command=command, workers=workers)
+    on_plan(plan)
+    if config.plan_only:
+        return plan.results()
+    with lock_output_dir(folder):
+        if existing_record(folder, config) != before:
+            raise UserError(f"output_dir={folder}: another process has worked there meanwhile; call ablate again")
         if before and _is_unchanged(plan, before) and (folder / "report.html").exists():
             return plan.results()  # nothing to do; `report` draws the report again
-        return _Runner(plan, folder, executor).run()
+        write_record(plan.current_record(), folder)
+        with Progress(plan) as progress:
+            runner = _Runner(plan, executor, progress)
+            runner.tune()
+            runner.make_reported()
+        return _finish(plan)
 
 
 def _is_unchanged(plan: Plan, before: AblationRecord) -> bool:
@@ -55,34 +60,22 @@ def _is_unchanged(plan: Plan, before: AblationRecord) -> bool:
     return [*record.arms] == [*before.arms] and all(getattr(record, key) == getattr(before, key) for key in keys)
 
 
+def _finish(plan: Plan) -> Results:
+    results = plan.results()
+    analyses = plan.record.analyses
+    if plan.is_complete() and results.record.seeds not in analyses:
+        analyses = [*analyses, results.record.seeds]
+    results.record = replace(results.record, ended=now(), analyses=analyses)
+    write_report(results)
+    write_record(results.record, results.folder)  # last: from now on nothing is left to do
+    return results
+
+
 class _Runner:
     """Carries out a plan. What it does is decided by the results in the folder alone, so it may be killed anywhere."""
 
-    def __init__(self, plan: Plan, folder: Path, executor: Executor) -> None:
-        self.plan, self.folder, self.executor = plan, folder, executor
-        config = plan.config
-        self.progress = Progress(config.name, config.metric, folder, plan.seconds)
-
-    def run(self) -> Results:
-        plan, seeds = self.plan, self.plan.config.seeds
-        write_record(plan.current_record(), self.folder)
-        with self.progress:
-            self.tune()
-            for n in plan.config.looks or [len(seeds)]:
-                self.make(lambda n=n: plan.reported(n))  # type: ignore[misc]
-                if plan.missing(plan.reported(n)):
-                    break  # some have failed: the same command tries them again before it looks
-                if plan.look(n):
-                    self.progress.say(f"look with {n} of {len(seeds)} seeds: decided")
-                    break
-        results = plan.results()
-        analyses = plan.record.analyses
-        if plan.is_complete() and results.record.seeds not in analyses:
-            analyses = [*analyses, results.record.seeds]
-        results.record = replace(results.record, ended=now(), analyses=analyses)
-        write_report(results)
-        write_record(results.record, self.folder)  # last: from now on nothing is left to do
-        return results
+    def __init__(self, plan: Plan, executor: Executor, progress: Progress) -> None:
+        self.plan, self.executor, self.progress = plan, executor, progress
 
     def tune(self) -> None:
         """Make trials as long as the tuning asks for new ones. A failed trial is tried again by the next call."""
@@ -95,6 +88,16 @@ class _Runner:
             trials += self.make(new_trials)  # with bases they have other names than before
             tried |= {spec.run_dir for spec in trials}
 
+    def make_reported(self) -> None:
+        plan, n_seeds = self.plan, len(self.plan.config.seeds)
+        for n in plan.config.looks or [n_seeds]:
+            self.make(lambda n=n: plan.reported(n))  # type: ignore[misc]
+            if plan.missing(plan.reported(n)):
+                return  # some have failed: the same command tries them again before it looks
+            if plan.look(n):
+                self.progress.say(f"look with {n} of {n_seeds} seeds: decided")
+                return
+
     def make(self, wanted: Callable[[], list[RunSpec]]) -> list[RunSpec]:
         """Make what is missing of these runs, first their bases, on whose weights the names of the others depend.
 
@@ -106,7 +109,8 @@ class _Runner:
         return specs
 
     def execute(self, specs: Sequence[RunSpec]) -> None:
-        if missing := self.plan.missing(specs):
-            self.progress.begin(missing, self.plan.expected())
-            execute(missing, self.folder, self.executor, self.plan.record.workers, self.progress.update)
-            write_record(self.plan.current_record(), self.folder)
+        plan = self.plan
+        if missing := plan.missing(specs):
+            self.progress.begin(missing)
+            execute(missing, plan.reader.folder, self.executor, plan.record.workers, self.progress.update)
+            write_record(plan.current_record(), plan.reader.folder)

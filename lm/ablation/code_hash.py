@@ -20,16 +20,16 @@ from lm.config import UserError
 from lm.model.user_class import import_class
 
 HOME = Path(__file__).parents[1]
-PACKAGES = ("data", "model", "training")
+COVERED = ("data/*.py", "model/*.py", "training/*.py", "inference/evaluate.py")  # the last one scores a run
 
 
 def code_hash(classes: Mapping[str, str] = MappingProxyType({})) -> str:
-    """SHA-256 of lm/data, lm/model and lm/training, and of the modules of these classes with their local imports.
+    """SHA-256 of the files of lm that decide a run, and of the modules of these classes with their local imports.
 
     `classes` are those of the user's own, setting -> dotted path. An import is local if it lies neither in the standard
     library nor where packages are installed. Raises UserError if such a class has no source file.
     """
-    files = {f"{package}/{path.name}": path for package in PACKAGES for path in (HOME / package).glob("*.py")}
+    files = {f"{path.parent.name}/{path.name}": path for pattern in COVERED for path in HOME.glob(pattern)}
     for key, dotted in classes.items():
         module = import_class(key, dotted).__module__
         for name in {module, dotted.rpartition(".")[0]}:

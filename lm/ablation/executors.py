@@ -15,8 +15,6 @@ import subprocess
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -87,13 +85,9 @@ class LocalExecutor(Executor):
         reader, writer = PROCESSES.Pipe(duplex=False)
         gpu = slot % self.gpus if self.gpus else None
         process = PROCESSES.Process(target=_run_in_process, args=(task, reader, gpu), name=task.name)
-        with _deferred_signals():  # no process is half started
-            _start_server()
-            try:
-                process.start()
-            except (EOFError, ConnectionError) as error:
-                raise UserError(f"executor=local: the server of processes was killed ({error})") from error
-            self.running[slot] = task.name, process, writer
+        _start_server()
+        process.start()
+        self.running[slot] = task.name, process, writer
         reader.close()
 
     def poll(self) -> dict[str, Ending]:
@@ -124,24 +118,6 @@ def _start_server() -> None:
         multiprocessing.forkserver.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-
-@contextmanager
-def _deferred_signals() -> Iterator[None]:
-    """Delay what ends the driver until the end of the context."""
-    received: list[int] = []
-    is_main = threading.current_thread() is threading.main_thread()  # in others no handler runs
-    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if is_main else ()
-    handlers = {signum: handler for signum in signals if callable(handler := signal.getsignal(signum))}
-    for signum in handlers:
-        signal.signal(signum, lambda number, _: received.append(number))
-    try:
-        yield
-    finally:
-        for signum, handler in handlers.items():
-            signal.signal(signum, handler)
-        if received:
-            signal.raise_signal(received[0])
 
 
 def _run_in_process(task: Task, reader: Connection, gpu: int | None) -> None:
@@ -284,9 +260,6 @@ class SlurmExecutor(Executor):
             return Ending(Failure.ERROR, message)
         if state != "COMPLETED":
             return Ending(Failure.KILLED, message)
-        for path in sorted(job.paths.folder.iterdir(), reverse=True):  # the job's files, then a link to one of them
-            if path.name.startswith(f"{job.job_id}_") or not path.exists():
-                path.unlink(missing_ok=True)
         return Ending(None, f"{message} without a result")
 
     def cancel(self) -> None:

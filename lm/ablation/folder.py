@@ -46,12 +46,8 @@ def existing_record(path: Path, config: AblateConfig) -> AblationRecord | None:
 
 @contextlib.contextmanager
 def lock_output_dir(path: Path) -> Iterator[None]:
-    """Hold the folder while working in it. Raises UserError if another process does.
-
-    A folder made here in which nothing was begun is taken away.
-    """
+    """Hold the folder while working in it. Raises UserError if another process does."""
     lock = filelock.FileLock(path / LOCK)
-    made = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
         path.mkdir(parents=True, exist_ok=True)
         lock.acquire(blocking=False)
@@ -63,9 +59,4 @@ def lock_output_dir(path: Path) -> Iterator[None]:
         remove_partial(path, older_than=STALE_SECONDS)  # a report, or a run on another node, may be writing now
         yield
     finally:
-        if not (path / FILE).exists():
-            (path / LOCK).unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # somebody else's files are in it
-                for folder in made:
-                    folder.rmdir()
         lock.release()

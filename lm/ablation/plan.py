@@ -5,8 +5,6 @@ A run is named by a hash of all that decides it, so a run that exists is found a
 name. This is what resuming an ablation and adding arms or seeds to it rests on.
 """
 
-import hashlib
-import json
 import math
 import os
 import platform
@@ -28,6 +26,7 @@ from lm.config.ablation import METRICS, AblateConfig, AblationConfig, TuneConfig
 from lm.config.checks import error_prefix
 from lm.config.identity import config_hash
 from lm.formats.base import read_base
+from lm.system.files import json_sha256
 
 BASE = "base"  # what the runs that the arms start from are called
 NOT_TRAINED = "not trained yet"  # in place of the hash of the weights of a base
@@ -71,18 +70,12 @@ class Plan:
         start = arm.start(seed)
         key = (arm.name, seed, steps, *tuned.items(), folder, *start.items())
         if key not in self.specs:  # a thousand are asked for many times, and each takes milliseconds
-            self.specs[key] = self._new_spec(arm, seed, steps, tuned, folder, start)
+            run = change(arm.run, {**tuned, "trainer.max_steps": steps, "seed": seed, "max_tokens": None, **start})
+            settings = config_hash(run, arm.identity["data_hash"], arm.identity["tokenizer_hash"])
+            name = f"{arm.name}-seed{seed}-{json_sha256({'config': settings, **arm.identity})[:10]}"
+            identity = {"config_hash": settings, **arm.identity}
+            self.specs[key] = RunSpec(arm.name, seed, steps, f"{folder}/{name}", run, tuned, identity)
         return self.specs[key]
-
-    def _new_spec(
-        self, arm: Arm, seed: int, steps: int, tuned: dict[str, float], folder: str, start: dict[str, Any]
-    ) -> RunSpec:
-        run = change(arm.run, {**tuned, "trainer.max_steps": steps, "seed": seed, "max_tokens": None, **start})
-        settings = config_hash(run, arm.identity["data_hash"], arm.identity["tokenizer_hash"])
-        identity = {"config_hash": settings, **arm.identity}
-        decisive = json.dumps({"config": settings, **arm.identity}, sort_keys=True)
-        name = f"{arm.name}-seed{seed}-{hashlib.sha256(decisive.encode()).hexdigest()[:10]}"
-        return RunSpec(arm.name, seed, steps, f"{folder}/{name}", run, tuned, identity)
 
     def reported(self, n: int | None = None) -> list[RunSpec]:
         """The runs of the first n seeds, or of all that are reported: seed by seed, so that pairs become complete.
