@@ -189,13 +189,14 @@ class Results:
     @cached_property
     def curves(self) -> pd.DataFrame:
         """A row for each validation of each run: arm, budget, seed, run_dir, purpose, and the columns of POINT."""
+        which = ["arm", "budget", "seed", "run_dir", "purpose"]
         rows = [
-            {key: run[key] for key in ("arm", "budget", "seed", "run_dir", "purpose")} | line
-            for run in self.runs[["arm", "budget", "seed", "run_dir", "purpose"]].to_dict("records")
+            run | line
+            for run in self.runs[which].to_dict("records")
             for line in self.reader.lines(run["run_dir"])
             if line.get("val/loss")
         ]
-        curves = pd.DataFrame(rows, columns=["arm", "budget", "seed", "run_dir", "purpose", *POINT])
+        curves = pd.DataFrame(rows, columns=[*which, *POINT])
         numbers = curves[[*POINT]].apply(pd.to_numeric, errors="coerce").replace([math.inf, -math.inf], math.nan)
         return curves.assign(**numbers).astype(dict.fromkeys(("step", "tokens", "val/tokens"), "Int64"))
 
@@ -228,8 +229,9 @@ def results_of(record: AblationRecord, reader: RunReader) -> Results:
     used |= {run_dir for trial in record.trials for run_dir in trial.run_dirs}
     for run_dir in reader.finished():
         if run_dir not in used:  # also of an arm that is not asked for any more: its row may be all that is left
-            seed = seed_of(run_dir) - record.seed_offsets.get(arm := arm_of(run_dir), 0)
-            rows.append({"arm": arm, "seed": seed, "purpose": "unused", "budget": ""} | reader.describe(run_dir))
+            arm, own_seed = _arm_and_seed(run_dir)
+            about = {"arm": arm, "seed": own_seed - record.seed_offsets.get(arm, 0), "purpose": "unused", "budget": ""}
+            rows.append(about | reader.describe(run_dir))
     tuned = dict.fromkeys((key for arm in record.arms.values() for key in arm.tuned), float)
     runs = frame(rows, {**COLUMNS, "purpose": str, "budget": str, "planned_steps": int, **tuned})
     return Results(reader.folder, record, reader, runs, _read_trials(record, reader))
@@ -237,39 +239,26 @@ def results_of(record: AblationRecord, reader: RunReader) -> Results:
 
 def _read_trials(record: AblationRecord, reader: RunReader) -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
-    hyperparameters = dict.fromkeys(key for trial in record.trials for key in trial.values)
     numbers = dict.fromkeys(record.arms, 0)
     for trial in record.trials:
         runs = [reader.describe(run_dir) for run_dir in trial.run_dirs]
         scores = [run[record.metric] for run in runs]
-        score = None if None in scores else sum(scores) / len(scores)
-        about = {
-            "arm": trial.arm,
-            "trial": numbers[trial.arm],
-            "search": trial.searches[0],
-            "score": score,
-        } | trial.values
-        rows += [run | about | {"seed": seed_of(run["run_dir"])} for run in runs]
+        about = {"arm": trial.arm, "trial": numbers[trial.arm], "search": trial.searches[0], **trial.values}
+        about["score"] = None if None in scores else sum(scores) / len(scores)
+        rows += [run | about | {"seed": _arm_and_seed(run["run_dir"])[1]} for run in runs]
         numbers[trial.arm] += 1
-    return frame(rows, {**COLUMNS, **TRIAL_COLUMNS, **dict.fromkeys(hyperparameters, float)})
+    hyperparameters = dict.fromkeys((key for trial in record.trials for key in trial.values), float)
+    return frame(rows, {**COLUMNS, **TRIAL_COLUMNS, **hyperparameters})
 
 
-def arm_of(run_dir: str) -> str:
-    """The arm in the name of a run.
+def _arm_and_seed(run_dir: str) -> tuple[str, int]:
+    """They are in the name of a run.
 
-    >>> arm_of("trials/tied-seed1000-1a2b3c4d5e")
-    'tied'
+    >>> _arm_and_seed("trials/tied-seed1000-1a2b3c4d5e")
+    ('tied', 1000)
     """
-    return run_dir.rpartition("/")[2].rpartition("-seed")[0]
-
-
-def seed_of(run_dir: str) -> int:
-    """The seed in the name of a run.
-
-    >>> seed_of("trials/tied-seed1000-1a2b3c4d5e")
-    1000
-    """
-    return int(run_dir.rpartition("-seed")[2].partition("-")[0])
+    arm, _, rest = run_dir.rpartition("/")[2].rpartition("-seed")
+    return arm, int(rest.partition("-")[0])
 
 
 def frame(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, type | None]) -> pd.DataFrame:

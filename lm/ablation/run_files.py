@@ -3,8 +3,8 @@
 import os
 import signal
 from collections.abc import Mapping
+from contextlib import suppress
 from enum import StrEnum
-from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -56,12 +56,6 @@ def describe_exit_code(code: int) -> Ending:
     return Ending(Failure.ERROR if code else None, f"ended with exit code {code}")
 
 
-@lru_cache(maxsize=1 << 14)
-def _read_once(path: Path, version: tuple[int, ...]) -> dict[str, Any] | None:
-    """The content of a result.json, read again only if the file is another: all are asked for many times."""
-    return read_result(path)
-
-
 class RunFiles:
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
@@ -73,15 +67,8 @@ class RunFiles:
 
     def read(self) -> Outcome:
         """Raises OSError if what is there cannot be read: it is not missing, and need not be made again."""
-        path = self.run_dir / "result.json"
         try:
-            try:
-                stat = path.stat()
-            except OSError:  # nearly always: there is none
-                result = read_result(path)
-            else:
-                result = _read_once(path, (stat.st_ino, stat.st_size, stat.st_mtime_ns))
-            if result is not None:
+            if (result := read_result(self.run_dir / "result.json")) is not None:
                 return Outcome("done", result=result)
             with reading(self.status):
                 content = read_json(self.status)
@@ -93,20 +80,16 @@ class RunFiles:
 
     def place(self) -> dict[str, str]:
         """The host and the executor that made the run; empty if that is not known."""
-        try:
-            with reading(self.where):
-                return read_json(self.where)
-        except (FileNotFoundError, NotADirectoryError):
-            return {}
+        with suppress(FileNotFoundError, NotADirectoryError), reading(self.where):
+            return read_json(self.where)
+        return {}
 
     def steps(self) -> int:
         """Optimizer steps that the run has logged so far. Raises OSError if they cannot be read."""
-        path = self.run_dir / "metrics.csv"
-        if not path.is_file():
-            return 0
-        try:
-            with open(path, "rb") as file:
-                file.seek(max(0, os.fstat(file.fileno()).st_size - 400))
-                return int(file.read().splitlines()[-1].split(b",")[0])
-        except (FileNotFoundError, ValueError, IndexError):
-            return 0
+        with (
+            suppress(FileNotFoundError, NotADirectoryError, ValueError, IndexError),  # no step yet, or half a line
+            open(self.run_dir / "metrics.csv", "rb") as file,
+        ):
+            file.seek(max(0, os.fstat(file.fileno()).st_size - 400))
+            return int(file.read().splitlines()[-1].split(b",")[0])
+        return 0
