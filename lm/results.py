@@ -62,24 +62,18 @@ def runs(folder: str | Path, settings: Sequence[str] | None = None) -> pd.DataFr
     (nats per token), `val_bpb` (bits per byte), `val_top1` (0 to 1), `n_params`, `flops_per_token` (forward and
     backward), `steps` and `tokens` of training, `seconds`, `tokens_per_second`, then hashes, machine and versions.
     """
-    rows = _read_runs(folder)
-    found_runs = [row.run for row in rows]
+    records = _read_runs(folder)
+    found_runs = [record.run for record in records]
     keys = without_parts_of_the_head(differing(found_runs), found_runs) if settings is None else settings
     for key in keys:
         check_key("settings", key, found_runs)
-    first: Columns = {**_identity(rows), "status": str, "error": str}
-    columns = {**first, **{key: None for key in keys if key not in first}, **SCORES, "torch": str}
-    return frame(
-        [
-            {key: row.run[key] for key in keys}
-            | {key: row.run.result.get(key) for key in SCORES}
-            | {"torch": row.run.result.get("torch", row.run.result.get("versions.torch"))}
-            | {"status": STATUS.get(row.run.status, row.run.status), "error": row.run.note}
-            | row.identity
-            for row in rows
-        ],
-        columns,
-    )
+    rows = []
+    for identity, run, _ in records:
+        row = {key: run[key] for key in keys} | {key: run.result.get(key) for key in SCORES} | identity
+        row["torch"] = run.result.get("torch", run.result.get("versions.torch"))
+        rows.append(row | {"status": STATUS.get(run.status, run.status), "error": run.note})
+    first: Columns = {**_identity(records), "status": str, "error": str}
+    return frame(rows, {**first, **{key: None for key in keys if key not in first}, **SCORES, "torch": str})
 
 
 def curves(folder: str | Path, metric: str = "val/loss") -> pd.DataFrame:
@@ -90,13 +84,13 @@ def curves(folder: str | Path, metric: str = "val/loss") -> pd.DataFrame:
     1) and `val/tokens`, how many tokens were scored: a part of the validation text, and in the last row all of it;
     where that is missing, a part throughout. Without the folders of its runs an ablation has its validations only.
     """
-    rows = _read_runs(folder)
-    lines = [(row.identity, line) for row in rows for line in row.lines()]
+    records = _read_runs(folder)
+    lines = [(record.identity, line) for record in records for line in record.lines()]
     names = dict.fromkeys(key for _, line in lines for key in line if key != "run_dir")
     if names and metric not in names:
         raise UserError(f"metric={metric}: is no column of {METRICS}; choose one of {', '.join(names)}")
     points = [numbers | identity for identity, line in lines if metric in (numbers := _finite(line))]
-    return frame(points, {**_identity(rows), **COUNTS, metric: float, **dict.fromkeys(names, float), **COUNTS})
+    return frame(points, {**_identity(records), **COUNTS, metric: float, **dict.fromkeys(names, float), **COUNTS})
 
 
 def trials(folder: str | Path) -> pd.DataFrame:
@@ -109,11 +103,10 @@ def trials(folder: str | Path) -> pd.DataFrame:
     frames = []
     for name, ablation in _ablations(folder, needed=True).items():
         tuned = [key for key in ablation.trials if key not in (*TRIAL_COLUMNS, *RUN_COLUMNS)]
-        shown = ["arm", "trial", "seed", "run_dir", *tuned, "score", "status", "error", *SCORES]
-        frames.append(ablation.trials[shown].assign(ablation=name))
-    if not (together := pd.concat(frames, ignore_index=True)).empty:
-        together = together.astype({"ablation": "string"})
-    return together[["ablation", *(column for column in together if column != "ablation")]]
+        shown = ablation.trials[["arm", "trial", "seed", "run_dir", *tuned, "score", "status", "error", *SCORES]].copy()
+        shown.insert(0, "ablation", pd.Series(name, shown.index, "string"))
+        frames.append(shown)
+    return pd.concat(frames, ignore_index=True)
 
 
 def contrasts(folder: str | Path) -> pd.DataFrame:

@@ -7,12 +7,10 @@ it may write a syntax tree anew in another way.
 import ast
 import hashlib
 import importlib.util
-import sys
 import sysconfig
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cache
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import MappingProxyType
 
@@ -83,17 +81,11 @@ def _imported_names(tree: ast.Module, package: str) -> Iterator[str]:
             yield from (".".join(parts[:n]) for n in range(1, len(parts) + 1))
 
 
-def _spec(module: str) -> ModuleSpec | None:
-    if module in sys.modules:
-        return sys.modules[module].__spec__
-    with suppress(ImportError, ValueError, AttributeError):  # also where the name is no module
-        return importlib.util.find_spec(module)
-    return None
-
-
 def _source(module: str) -> Path | None:
-    spec = _spec(module)
-    return Path(spec.origin) if spec and spec.origin and spec.origin.endswith(".py") else None
+    with suppress(ImportError, ValueError, AttributeError):  # also where the name is no module
+        spec = importlib.util.find_spec(module)
+        return Path(spec.origin) if spec and spec.origin and spec.origin.endswith(".py") else None
+    return None
 
 
 def _is_local(module: str) -> bool:

@@ -140,19 +140,18 @@ class Plan:
         """
         kept = {name: before for name in self._tuned_arms() if (before := self._kept(name))}
         arms = {name: ArmTrials(self._start(name), {}, name not in kept) for name in self._tuned_arms()}
-        losses: dict[str, dict[tuple[float, ...], float]] = {name: {} for name in arms}
-        is_new = True
-        while is_new:
-            state, missing, is_new = tune(arms, self.config.tune, self._is_allowed), list[RunSpec](), False
+        while True:
+            state, missing, new = tune(arms, self.config.tune, self._is_allowed), list[RunSpec](), False
             for name, trials in state.next_trials.items():
                 for settings in trials:
                     specs = self.trial(name, settings)
                     if (loss := self._loss(specs)) is None:
                         missing += specs
                     else:
-                        losses[name][arms[name].key(settings)] = loss
-                        is_new = True
-            arms = {name: replace(arm, losses=losses[name]) for name, arm in arms.items()}
+                        losses = {**arms[name].losses, arms[name].key(settings): loss}
+                        arms[name], new = replace(arms[name], losses=losses), True
+            if not new:
+                break
         for name, tuned in state.arms.items():
             self.arms[name].tuned, self.arms[name].centre = tuned.settings, tuned.centre
         for name, before in kept.items():
@@ -230,15 +229,11 @@ class Plan:
     def _trial_records(self, name: str, state: TuningState) -> list[TrialRecord]:
         if name not in state.trials:  # its hyperparameters are those of an earlier call
             return self._recorded_trials(name)
-        return [
-            TrialRecord(
-                arm=name,
-                searches=searches,
-                values=settings,
-                run_dirs=[spec.run_dir for spec in self.trial(name, settings)],
-            )
-            for settings, searches in state.trials[name]
-        ]
+        records = []
+        for settings, searches in state.trials[name]:
+            run_dirs = [spec.run_dir for spec in self.trial(name, settings)]
+            records.append(TrialRecord(arm=name, searches=searches, values=settings, run_dirs=run_dirs))
+        return records
 
     def run_records(self) -> list[RunRecord]:
         """The reported runs; those of an arm whose hyperparameters are not chosen yet have a name that changes."""
