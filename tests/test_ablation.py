@@ -109,6 +109,9 @@ def test_rows_of_results_csv_stand_for_runs_without_folders(lab: Lab) -> None:
     lab.run(tune=tune, overrides=["model.d_ff=48"])
     assert len(lab.results()) == 4 + 1
     assert (lab.out / "results.csv").read_text().count(",unused,") == 4 + 4, "rows of other settings are kept"
+    shutil.rmtree(lab.out / "cells")
+    without = lab.run(arms={"tied": ["head=tied"], "copied": ["head=untied_from_embedding"]}, primary=[], tune=tune)
+    assert {run.arm for run in without.runs.itertuples() if run.purpose == "unused"} == {"tied", "untied"}
 
 
 def test_what_is_asked_anew_of_the_same_runs_is_reported(lab: Lab, instantly: Instantly) -> None:
@@ -123,18 +126,6 @@ def test_what_is_asked_anew_of_the_same_runs_is_reported(lab: Lab, instantly: In
     assert len(made) == 6
     assert "Seeds were added after the ablation had ended (with 2, 3, now 4)" in summaries(lab.run(seeds=[0, 1, 2, 3]))
     assert len(made) == 8
-
-
-@pytest.mark.slow
-def test_rows_of_an_arm_that_is_left_out_are_kept(lab: Lab, instantly: Instantly) -> None:
-    made = instantly(lambda task: 1 + 0.001 * math.sin(9 * task.run.seed))
-    lab.run(arms=THREE)
-    shutil.rmtree(lab.out / "cells")
-    results = lab.run()
-    assert {run.arm for run in results.runs.itertuples() if run.purpose == "unused"} == {"copied"}
-    assert "left out" not in summaries(results)
-    assert {*statuses(lab.run(arms=THREE)).values()} == {"done"}
-    assert len(made) == 6
 
 
 @pytest.mark.slow
@@ -377,8 +368,10 @@ def test_a_killed_worker_is_started_again_and_one_that_is_always_killed_is_recor
 
 @pytest.mark.slow
 @needs_proc
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-@pytest.mark.parametrize("is_training", [True, False])
+@pytest.mark.parametrize(
+    ("signum", "code", "is_training"),
+    [(signal.SIGINT, 130, True), (signal.SIGTERM, 143, True), (signal.SIGINT, 130, False)],
+)
 def test_an_interrupt_saves_every_run_and_says_how_to_go_on(
     lab: Lab, signum: int, code: int, is_training: bool
 ) -> None:
@@ -406,24 +399,22 @@ def test_an_interrupt_saves_every_run_and_says_how_to_go_on(
 # --- the command
 
 
+VERDICTS = [(-0.5, 0, "better", 0), (0.5, 0, "worse", 10), (0, 0, "equivalent", 11), (0, 1, "undecided", 12)]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("difference", "spread", "verdict", "code"),
-    [(-0.5, 0, "better", 0), (0.5, 0, "worse", 10), (0, 0, "equivalent", 11), (0, 1, "undecided", 12)],
-)
-def test_the_answer_is_one_json_object_and_an_exit_code(
-    lab: Lab, instantly: Instantly, command: Any, difference: float, spread: float, verdict: str, code: int
-) -> None:
+def test_the_answer_is_one_json_object_and_an_exit_code(lab: Lab, instantly: Instantly, command: Any) -> None:
     noise = [0.0, 0.3, -0.4, 0.1]
-    instantly(lambda task: 3 + (difference + spread * noise[task.run.seed]) * (task.run.head.name == "untied"))
-    words = ["ablation=smoke", "output_dir=out", *lab.overrides(), "tokenizer.vocab_size=null"]
-    words += ["ablation.seeds=[0,1,2,3]", "json=true"]
-    left, out, err = command("ablate", *words, "exit_code=verdict")
-    assert (left, json.loads(out)["contrasts"][0]["verdict"]) == (code, verdict), err
-    again, table, _ = command("report", "output_dir=out", "exit_code=verdict")
+    words = ["ablation=smoke", *lab.overrides(), "tokenizer.vocab_size=null", "ablation.seeds=[0,1,2,3]", "json=true"]
+    for difference, spread, verdict, code in VERDICTS:
+        plus = [difference + spread * value for value in noise]
+        instantly(lambda task, plus=plus: 3 + plus[task.run.seed] * (task.run.head.name == "untied"))
+        left, out, err = command("ablate", *words, f"output_dir={verdict}", "exit_code=verdict")
+        assert (left, json.loads(out)["contrasts"][0]["verdict"]) == (code, verdict), err
+    again, table, _ = command("report", "output_dir=undecided", "exit_code=verdict")
     assert (again, "report.html" in table) == (code, True)
-    assert command("report", "output_dir=out", "json=true")[:2] == (0, out)
-    assert command("ablate", *words, "plan_only=true")[0] == 0
+    assert command("report", "output_dir=undecided", "json=true")[:2] == (0, out)
+    assert command("ablate", *words, "output_dir=undecided", "plan_only=true")[0] == 0
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """From a frame of runs to a frame of contrasts: pairs, families, lost runs, interactions, and verdicts in words."""
 
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -62,20 +63,15 @@ def lose(lost: dict[tuple[str, int], Any]) -> pd.DataFrame:
 def test_differences_are_taken_seed_by_seed_in_whatever_order_the_runs_are() -> None:
     frame = contrasts(runs(LOSSES).sample(frac=1, random_state=0))
     expected = {arm: [x - y for x, y in zip(LOSSES[arm], LOSSES["a"], strict=True)] for arm in "bc"}
-    judged = judge(expected, 0.001)
-    for arm in "bc":
+    for arm, judged in judge(expected, 0.001).items():
         row = frame.loc[arm]
         assert row.differences == pytest.approx(expected[arm])
         assert (row.baseline, row.budget, row.family, row.metric) == ("a", "tokens", "primary", "val_loss")
-        assert {key: row[key] for key in ("n_seeds", "wins", "verdict")} == {
-            "n_seeds": 8,
-            "wins": 8,
-            "verdict": "better",
-        }
-        for key in ("mean_difference", "ci_low", "p_adjusted", "p_equivalent", "minimum_detectable"):
-            assert row[key] == pytest.approx(getattr(judged[arm], key))
-        assert row.p_sign_flip == 2 / 256
-        assert 0.001 < row.p_normal <= 1
+        for key, value in asdict(judged).items():
+            assert (
+                row[key] == pytest.approx(value, nan_ok=True) if isinstance(value, float) else row[key] in (value, None)
+            )
+        assert (row.n_seeds, row.wins, row.verdict, row.p_sign_flip) == (8, 8, "better", 2 / 256)
     chain = contrasts(runs(LOSSES), contrasts={"b": "a", "c": "b"})
     assert chain.loc["c"].differences == pytest.approx([x - y for x, y in zip(LOSSES["c"], LOSSES["b"], strict=True)])
 
@@ -129,13 +125,9 @@ def test_a_seed_that_lacks_a_run_is_named_and_left_out() -> None:
         assert frame.n_seeds.to_dict() == {"b": 6, "c": 8}
         assert frame.verdict.tolist() == ["better"] * 2  # lost at random
         assert not frame.broken["b"]
-
-
-def test_without_runs_nothing_is_decided() -> None:
-    frame = contrasts(runs(LOSSES).iloc[:0], interactions={"bend": BEND}, contrasts={"b": "a", "c": "b"})
-    assert frame.n_seeds.tolist() == [0] * 3
-    assert frame.mean_difference.isna().all()
-    assert frame.sentence.str.contains("no seed has finished").all()
+    nothing = contrasts(runs(LOSSES).iloc[:0], interactions={"bend": BEND}, contrasts={"b": "a", "c": "b"})
+    assert (nothing.n_seeds.tolist(), nothing.mean_difference.isna().all()) == ([0] * 3, True)
+    assert nothing.sentence.str.contains("no seed has finished").all()
 
 
 LETTERS = {"n": "diverged", "f": "failed", "k": "killed", "m": "missing"}
@@ -242,13 +234,9 @@ def test_regrets_of_tuning_stand_beside_the_difference_that_they_may_explain() -
     assert (variance.variance, variance.df) == pytest.approx((1e-4 + 4 * 2e-4 + (0.01 - 2 * 0.03) ** 2, 5))
 
 
+PAIR = "(b - a) - "
 REFUSED = {
-    "interactions": [
-        {"it": "b - a"},
-        {"it": "(b - a) - (b - d)"},
-        {"it": "(b - a) - (a - b)"},
-        {"it": "(b - a) - (b - a)"},
-    ],
+    "interactions": [{"it": formula} for formula in ("b - a", f"{PAIR}(b - d)", f"{PAIR}(a - b)", f"{PAIR}(b - a)")],
     "looks": [[3, 2], [1, 3], [2], [2, 2, 3], [2, 3, 4]],
 }
 
@@ -278,25 +266,18 @@ def test_a_sentence_has_the_verdict_the_difference_and_its_interval() -> None:
     assert say(five) == "untied is better than tied: -0.0310 nats per token (95 % CI -0.0352 to -0.0268, 5 seeds)."
     assert "untied is worse than tied: +0.0310" in say([-value for value in five])
     equivalent = say([0.001, 0.003, -0.001, 0.002])
-    for words in ("untied and tied are equivalent: +0.0013", "(90 % CI -0.0008 to +0.0033, 4 seeds)", "±0.01"):
+    for words in ("are equivalent: +0.0013", "(90 % CI -0.0008 to +0.0033, 4 seeds)", "±0.01"):
         assert words in equivalent
     undecided = say([-0.01, -0.04, 0.005, -0.025])
-    for words in ("untied compared with tied is undecided: -0.0175", "CI -0.0483 to +0.0133", "6 to 66 new seeds"):
+    for words in ("is undecided: -0.0175", "CI -0.0483 to +0.0133", "6 to 66 new seeds"):
         assert words in undecided
     assert "14 new seeds could decide, but it may take more than 100" in say([-1.0, 1.1, 0.9, -0.9])
     assert "even 100 seeds" in say([1e-4 * (-1) ** i for i in range(40)], 1e-5)
     assert "-0.0310 nats per token with one seed" in say([-0.031])
     assert say([-1e-9] * 3).count("+0.0000") == 3  # no -0.0000
 
-
-def test_a_verdict_that_other_comparisons_took_away_says_so() -> None:
-    values = [-0.010, -0.030, -0.022, -0.040]
-    others = {str(i): [-0.1 * i, 0.1, -0.2] for i in range(5)}
+    for margin, shown in ((0.0005, "-0.250000"), (2.0, "-0.25"), (300, "+0")):
+        assert f": {shown} nats" in say([-0.25], margin)
+    values, others = [-0.010, -0.030, -0.022, -0.040], {str(i): [-0.1 * i, 0.1, -0.2] for i in range(5)}
     assert "is better" in say(values)
-    assert "undecided" in say(values, **others)
     assert "excludes zero, but not after correction for the number of comparisons" in say(values, **others)
-
-
-@pytest.mark.parametrize(("margin", "shown"), [(0.0005, "-0.250000"), (0.05, "-0.2500"), (2.0, "-0.25"), (300, "+0")])
-def test_digits_follow_from_the_margin(margin: float, shown: str) -> None:
-    assert f": {shown} nats" in say([-0.25], margin)

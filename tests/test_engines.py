@@ -92,19 +92,14 @@ def test_a_killed_run_is_tried_again_and_a_failed_one_is_not(planned: list[RunSp
     assert MAX_TRIES == 2
 
 
-def test_a_run_that_could_not_begin_on_a_node_stops_the_command(planned: list[RunSpec], tmp_path: Path) -> None:
-    executor = Scripted(ERROR, begins=False)
-    executor.name = "slurm"
-    with pytest.raises(UserError, match=r"cells/a-seed0-0 could not begin \(exit code 127\)"):
-        executed(planned, tmp_path, executor)
-    assert executor.n_cancelled == 1
-
-
-def test_an_interrupt_cancels_what_is_queued_or_running(planned: list[RunSpec], tmp_path: Path) -> None:
-    executor = Scripted(interrupt=True)
+def test_what_ends_the_loop_cancels_what_is_queued_or_running(planned: list[RunSpec], tmp_path: Path) -> None:
+    interrupted, absent = Scripted(interrupt=True), Scripted(ERROR, begins=False)
+    absent.name = "slurm"
     with pytest.raises(KeyboardInterrupt):
-        executed(planned, tmp_path, executor)
-    assert executor.n_cancelled == 1
+        executed(planned, tmp_path, interrupted)
+    with pytest.raises(UserError, match=r"cells/a-seed0-0 could not begin \(exit code 127\)"):
+        executed(planned, tmp_path, absent)
+    assert interrupted.n_cancelled == absent.n_cancelled == 1
 
 
 def test_a_run_that_is_refused_waits_while_others_run(
@@ -119,9 +114,7 @@ def test_a_run_that_is_refused_waits_while_others_run(
 
 @pytest.mark.slow
 def test_a_run_outlives_the_server_of_processes_and_waits_for_its_lock(
-    corpus: Path,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
+    corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
     runs = Lab(tmp_path, corpus).plan("trainer.max_steps=300", seeds=[0]).reported()
@@ -160,11 +153,11 @@ def test_a_node_that_lacks_what_runs_need_is_named(planned: list[RunSpec], tmp_p
     assert not list((tmp_path / "cells").iterdir()), "no run has begun"
 
 
-@pytest.mark.parametrize("name", ["ray", "slurm"])
-def test_an_absent_package_is_named(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_absent_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda package: None)
-    with pytest.raises(UserError, match=rf"executor={name}: .*lm-lab\[{name}\]"):
-        EXECUTORS[name](AblateConfig(ablation=question(), executor=name), tmp_path)
+    for name in ("ray", "slurm"):
+        with pytest.raises(UserError, match=rf"executor={name}: .*lm-lab\[{name}\]"):
+            EXECUTORS[name](AblateConfig(ablation=question(), executor=name), tmp_path)
 
 
 def test_whatever_the_user_adds_no_second_job_of_a_name_starts() -> None:

@@ -1,7 +1,7 @@
-"""Verdicts keep their promises: intervals cover, false alarms stay below 5 %, and power is what is said.
+"""Verdicts keep their promises: they are those of scipy's tests, corrected, and power is what is said.
 
-Each promise is checked by simulation, and the same check must refuse the usual mistake: a normal quantile for a t
-quantile, no correction for many comparisons, pairs torn apart, absence of evidence taken for evidence of absence.
+What scipy has no test for is checked by simulation, and the same check must refuse the usual mistake: no correction for
+many comparisons, a number of seeds from the normal distribution, looks without a level of their own.
 """
 
 import math
@@ -13,7 +13,7 @@ from conftest import some
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from scipy import integrate, special, stats
+from scipy import integrate, stats
 
 from lm.ablation.power import (
     ALPHA,
@@ -63,8 +63,8 @@ def rate(outcomes: Iterable[bool] | NDArray[np.bool_]) -> float:
     return float(np.mean(list(outcomes)))
 
 
-def judge_alone(values: Sequence[float], margin: float, lower_is_better: bool = True) -> Comparison:
-    return judge({"alone": values}, margin, lower_is_better)["alone"]
+def judge_alone(values: Sequence[float], margin: float) -> Comparison:
+    return judge({"alone": values}, margin)["alone"]
 
 
 # --- beside other implementations
@@ -127,41 +127,6 @@ def test_tuning_widens_the_interval_as_welchs_test_adds_a_second_sample() -> Non
     assert comparison.p == pytest.approx(2 * stats.t.sf(np.mean(values) / (total / 2), df))
 
 
-# --- by simulation: intervals
-
-
-def t_ends(arm: Array, baseline: Array) -> tuple[float, float]:
-    return interval((arm - baseline).tolist()) or (0, 0)
-
-
-def normal_ends(arm: Array, baseline: Array) -> tuple[float, float]:
-    mean, error = np.mean(arm - baseline), stats.sem(arm - baseline)
-    return float(mean - 1.96 * error), float(mean + 1.96 * error)
-
-
-def unpaired_ends(arm: Array, baseline: Array) -> tuple[float, float]:
-    low, high = stats.ttest_ind(arm, baseline).confidence_interval()
-    return float(low), float(high)
-
-
-def losses(n: int, shared: float, repeats: int = REPEATS, truth: float = 0.3) -> list[tuple[Array, Array]]:
-    """Of an arm and its baseline at n seeds; part of a seed's effect is shared, 1/sqrt(2) each arm's own."""
-    draw, own = np.random.default_rng([n, repeats]).standard_normal((repeats, 3, n)), math.sqrt(0.5)
-    return [(truth + shared * both + own * a, shared * both + own * b) for both, a, b in draw]
-
-
-@pytest.mark.parametrize("n", some([5, 3, 8], 3))
-def test_the_95_percent_interval_covers_the_truth_95_times_in_100(n: int) -> None:
-    def coverage(ends: Callable[[Array, Array], tuple[float, float]]) -> float:
-        return rate(low <= 0.3 <= high for low, high in (ends(*pair) for pair in losses(n, shared=5)))
-
-    assert is_near(coverage(t_ends), 0.95)
-    assert not is_near(coverage(normal_ends), 0.95)
-    widths = [(np.ptp(t_ends(*pair)), np.ptp(unpaired_ends(*pair))) for pair in losses(n, 5, 100)]
-    paired, unpaired = np.mean(widths, axis=0)
-    assert unpaired > 4 * paired  # what pairing gains, where seeds differ by five times what arms do
-
-
 # --- by simulation: verdicts
 
 
@@ -173,12 +138,10 @@ def noise(n: int, comparisons: int = 1, correlated: bool = False, repeats: int =
 
 def verdicts(differences: Array, margin: float, corrected: bool = True) -> Array:
     """(families, comparisons). Uncorrected: each comparison is judged as if it were alone."""
-
-    def of_family(family: dict[str, list[float]]) -> list[str]:
-        groups = [family] if corrected else [{name: values} for name, values in family.items()]
-        return [comparison.verdict for group in groups for comparison in decide(group, margin).values()]
-
-    return np.array([of_family({str(i): row.tolist() for i, row in enumerate(rows)}) for rows in differences])
+    if not corrected:
+        return np.concatenate([verdicts(differences[:, [i]], margin) for i in range(differences.shape[1])], axis=1)
+    families = ({str(i): row.tolist() for i, row in enumerate(rows)} for rows in differences)
+    return np.array([[each.verdict for each in decide(family, margin).values()] for family in families])
 
 
 def rate_of(kinds: Sequence[str], differences: Array, margin: float, corrected: bool = True) -> float:
@@ -186,38 +149,13 @@ def rate_of(kinds: Sequence[str], differences: Array, margin: float, corrected: 
     return rate(np.isin(verdicts(differences, margin, corrected), kinds).any(axis=1))
 
 
-@pytest.mark.parametrize("n", some([3, 2, 5, 8], 4))
-def test_arms_that_do_not_differ_are_told_apart_5_times_in_100(n: int) -> None:
-    kinds = verdicts(noise(n), TINY).ravel()
-    assert is_near(rate(kinds != "undecided"), ALPHA)
-    assert is_near(rate(kinds == "better"), ALPHA / 2)
-    assert is_at_most(rate_of(DIFFERENT, noise(n), 1.0), ALPHA)  # equivalence only takes from these
-
-
 @pytest.mark.parametrize(("truth", "correlated"), some([(0.0, False), (0.0, True), (4.0, False)], 3))
 def test_a_family_of_six_has_a_false_verdict_at_most_5_times_in_100(truth: float, correlated: bool) -> None:
+    """Where no arm differs, and where all differ by the margin."""
     draws, repeats = noise(5, 6, correlated, 300) + truth, 300
     false, margin = (EQUIVALENT, truth) if truth else (DIFFERENT, TINY)
     assert is_at_most(rate_of(false, draws, margin), ALPHA, repeats)
     assert not is_at_most(rate_of(false, draws, margin, corrected=False), ALPHA, repeats)  # without Holm
-
-
-@pytest.mark.parametrize(("n", "margin"), some([(5, 1.0), (3, 1.0), (8, 1.0), (3, 4.0), (8, 4.0)], 5))
-def test_a_difference_of_the_margin_is_called_equivalent_at_most_5_times_in_100(n: int, margin: float) -> None:
-    draws = noise(n) + margin
-    assert is_at_most(rate_of(EQUIVALENT, draws, margin), ALPHA)
-    if margin == 1:  # with wide intervals the usual mistake shows: what is not significant is called equal
-        p, mean = stats.ttest_1samp(draws[:, 0], 0, axis=1).pvalue, draws[:, 0].mean(axis=1)
-        assert not is_at_most(rate((p > ALPHA) & (np.abs(mean) < margin)), ALPHA)
-
-
-@pytest.mark.parametrize("n", some([5, 3, 8], 3))
-def test_the_minimum_detectable_effect_is_found_80_times_in_100(n: int) -> None:
-    effect = minimum_detectable_effect(1, n) or 0
-    assert is_near(rate_of(DIFFERENT, noise(n) - effect, TINY), POWER)
-    assert not is_near(rate_of(DIFFERENT, noise(n) - 2.8 / math.sqrt(n), TINY), POWER)  # by the normal distribution
-    pairs = losses(n, 5, 200, truth=-effect)  # torn pairs do not find it
-    assert not is_near(rate(unpaired_ends(*pair)[1] < 0 for pair in pairs), POWER, 200)
 
 
 TRUTHS = [(1.6, 0.1), (0.0, 1.0), (0.3, 1.2), (0.8, 1.0), (2.5, 3.0)]  # mean and margin, in standard deviations
@@ -242,12 +180,11 @@ def test_so_many_seeds_decide_80_times_in_100_and_one_fewer_do_not(mean: float, 
 def range_around_the_mean(mean: float, sd: float, n: int, margin: float) -> SeedsNeeded:
     """The usual mistake: the mean that was observed is taken for the true one."""
     numbers = seeds_to_decide(np.full(10, mean), sd / sd_quantiles(n - 1, 10), margin)
-    return SeedsNeeded(
-        *(int(end) if end < math.inf else None for end in np.quantile(numbers, (0.1, 0.9), method="inverted_cdf"))
-    )
+    low, high = np.quantile(numbers, (0.1, 0.9), method="inverted_cdf")
+    return SeedsNeeded(*(int(end) if end < math.inf else None for end in (low, high)))
 
 
-@pytest.mark.parametrize(("n", "mean", "margin"), some([(5, 0.5, 0.5), (3, 0.8, 0.1), (8, 0.8, 0.1)], 3))
+@pytest.mark.parametrize(("n", "mean", "margin"), some([(5, 0.5, 0.5), (8, 0.8, 0.1)], 2))
 def test_the_range_of_seeds_needed_holds_the_right_number_80_times_in_100(n: int, mean: float, margin: float) -> None:
     needed = max(float(seeds_to_decide(mean, 1, margin)), n + 1)
     draws = np.random.default_rng(n).standard_normal((100, n)) + mean
@@ -285,24 +222,21 @@ def test_what_cannot_be_significant_is_no_test_and_a_test_of_divergence_is_one_m
     assert (better.verdict, better.p_diverged) == ("better", pytest.approx(2 / 924))
 
 
-@pytest.mark.parametrize(("correlation", "repeats"), some([(0.0, 400), (0.5, 1000)], 2))
-def test_arms_that_diverge_equally_often_are_seldom_told_apart(correlation: float, repeats: int) -> None:
+def test_arms_that_diverge_equally_often_are_seldom_told_apart() -> None:
     """Three arms and a baseline at eight seeds, of whose runs two in five diverge."""
-    draw, limit, n, alarms = np.random.default_rng([8, 40]), special.ndtri(0.4), 8, []
+    draw, n, repeats, alarms = np.random.default_rng([8, 40]), 8, 400, []
     for _ in range(repeats):
-        shared, own, loss = draw.standard_normal(n), draw.standard_normal((4, n)), draw.standard_normal((4, n))
-        diverged = correlation**0.5 * shared + (1 - correlation) ** 0.5 * own < limit
+        diverged, loss = draw.random((4, n)) < 0.4, draw.standard_normal((4, n))
         family = {str(i): (loss[i] - loss[0])[~diverged[i] & ~diverged[0]].tolist() for i in (1, 2, 3)}
         counts = {str(i): Divergence(int(diverged[i].sum()), n, int(diverged[0].sum()), n) for i in (1, 2, 3)}
-        together, apart = decide(family, TINY, divergences=counts), decide(family, TINY)
-        false, false_apart = (
-            {*DIFFERENT} & {tested.verdict for tested in group.values()} for group in (together, apart)
+        together, apart = (
+            {*DIFFERENT} & {tested.verdict for tested in decide(family, TINY, divergences=divergences).values()}
+            for divergences in (counts, None)
         )
-        alarms.append((bool(false), bool(false_apart) or any(fisher.p <= ALPHA for fisher in counts.values())))
+        alarms.append((bool(together), bool(apart) or any(fisher.p <= ALPHA for fisher in counts.values())))
     corrected, uncorrected = np.mean(alarms, axis=0)
     assert is_at_most(corrected, ALPHA, repeats)
-    if not correlation:  # with it Fisher's test is conservative
-        assert uncorrected > ALPHA + 2 * (ALPHA * (1 - ALPHA) / repeats) ** 0.5
+    assert uncorrected > ALPHA + 2 * (ALPHA * (1 - ALPHA) / repeats) ** 0.5
 
 
 PLANS = [(5, 8, 12), (3, 5, 8), (5, 10)]
@@ -417,11 +351,10 @@ def test_equal_differences_leave_no_doubt() -> None:
     assert seeds_to_decide(0.5, 0, 0.01) == 2
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_what_is_no_number_is_named(value: float) -> None:
-    for values in ([0.1, value], [value]):
+def test_what_is_no_number_is_named() -> None:
+    for value in (math.nan, math.inf, -math.inf):
         with pytest.raises(ValueError, match=f"wide: .*{value}"):
-            judge({"narrow": [0.1, 0.2], "wide": values}, 0.01)
-    for margin in (value, 0.0, -1.0):
+            judge({"narrow": [0.1, 0.2], "wide": [value]}, 0.01)
+    for margin in (math.nan, math.inf, 0.0, -1.0):
         with pytest.raises(ValueError, match=f"margin={margin}"):
             judge({"a": [0.1, 0.2]}, margin)

@@ -10,6 +10,7 @@ Cell, simulate, write, table = (SCRIPT[name] for name in ("Cell", "simulate", "w
 FAR = Cell(k=3, surface="quadratic", correlation=0.5, start="far", optimum="fixed", tuning_seeds=2)
 
 
+@pytest.mark.slow
 def test_a_far_start_misleads_without_restarts() -> None:
     """Bounds beyond what chance does to a rate of 0.05 in 60 repetitions; without restarts 0.4 and 0.6 are found."""
     once, again = simulate(FAR, 60, restarts=0), simulate(FAR, 60)
@@ -19,7 +20,7 @@ def test_a_far_start_misleads_without_restarts() -> None:
     assert once["settings"] < 15 < 28 <= again["settings"] <= 42 + 4
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("tuning_seeds", [1, 2])
 @pytest.mark.parametrize("start", ["near", "far"])
 @pytest.mark.parametrize(("k", "correlation"), [(1, 0.0), (2, 0.5), (3, 0.5)])
