@@ -20,13 +20,13 @@ from conftest import ROOT
 
 from lm.ablation.executors import EXECUTORS
 from lm.ablation.folder import default_dir, lock_output_dir
+from lm.ablation.plan import RunSpec
 from lm.ablation.plan_table import plan_table
 from lm.ablation.record import read_record
 from lm.ablation.results import read_results
 from lm.ablation.run_files import Failure, RunFiles
 from lm.ablation.summary import result_table
 from lm.ablation.warnings import report_warnings
-from lm.ablation.worker import Task
 from lm.config import UserError
 from lm.config.ablation import AblateConfig, TuneConfig
 from lm.training.train import train
@@ -44,14 +44,14 @@ def lab(tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
     return Lab(tmp_path, corpus, SHORT)
 
 
-Instantly = Callable[[Callable[[Task], float | Failure]], list[str]]
+Instantly = Callable[[Callable[[RunSpec], float | Failure]], list[str]]
 
 
 @pytest.fixture
 def instantly(monkeypatch: pytest.MonkeyPatch) -> Instantly:
-    """Let runs end at once with a loss of their task; returns the list to which the name of each run is added."""
+    """Let runs end at once with a loss of their own; returns the list to which the name of each run is added."""
 
-    def set_loss(loss: Callable[[Task], float | Failure]) -> list[str]:
+    def set_loss(loss: Callable[[RunSpec], float | Failure]) -> list[str]:
         executor = instant(loss)
         monkeypatch.setitem(EXECUTORS, "local", executor)
         return executor.made  # type: ignore[attr-defined, no-any-return]
@@ -115,7 +115,7 @@ def test_rows_of_results_csv_stand_for_runs_without_folders(lab: Lab) -> None:
 
 
 def test_what_is_asked_anew_of_the_same_runs_is_reported(lab: Lab, instantly: Instantly) -> None:
-    made = instantly(lambda task: 1 + 0.1 * (task.run.head.name == "untied") + 0.001 * math.sin(9 * task.run.seed))
+    made = instantly(lambda spec: 1 + 0.1 * (spec.run.head.name == "untied") + 0.001 * math.sin(9 * spec.run.seed))
     lab.run(seeds=[0, 1, 2])
     assert json.loads((lab.out / "report.json").read_text())["contrasts"][0]["verdict"] == "worse"
     lab.run(seeds=[0, 1, 2], equivalence_margin=9.0)
@@ -168,7 +168,7 @@ def test_a_text_edited_while_runs_go_on_gives_no_verdict_of_two_texts(lab: Lab) 
 
 
 def test_a_folder_of_something_else_is_refused_and_left_as_it_is(lab: Lab, instantly: Instantly) -> None:
-    instantly(lambda task: 1.0)
+    instantly(lambda spec: 1.0)
     lab.run(seeds=[0])
     for name, file in {"stranger": "thesis.txt", "list": "ablation.json"}.items():
         (lab.root / name).mkdir()
@@ -205,7 +205,7 @@ def test_the_default_folder_says_what_is_changed() -> None:
 
 @pytest.mark.slow
 def test_a_thousand_finished_runs_take_no_time(lab: Lab, instantly: Instantly) -> None:
-    made = instantly(lambda task: 1 + 0.001 * math.sin(9 * task.run.seed))
+    made = instantly(lambda spec: 1 + 0.001 * math.sin(9 * spec.run.seed))
     lab.run(seeds=[*range(500)])
     shutil.rmtree(lab.out / "cells")
     started = os.times().user
@@ -221,7 +221,7 @@ LOOKS: dict[str, Any] = {"seeds": [0, 1, 2, 3], "looks": [3, 4]}
 
 @pytest.mark.slow
 def test_a_look_that_decides_ends_the_ablation(lab: Lab, instantly: Instantly, capsys: Any) -> None:
-    made = instantly(lambda task: 1 + (task.run.head.name == "untied") + 0.001 * math.sin(9 * task.run.seed))
+    made = instantly(lambda spec: 1 + (spec.run.head.name == "untied") + 0.001 * math.sin(9 * spec.run.seed))
     results = lab.run(**LOOKS)
     assert (len(made), results.record.seeds, read_record(lab.out).seeds) == (6, [0, 1, 2], [0, 1, 2])
     assert "look with 3 of 4 seeds: decided" in capsys.readouterr().err
@@ -240,10 +240,10 @@ def test_a_look_waits_for_a_run_that_has_failed(lab: Lab, instantly: Instantly) 
     """Else the runs that are left would decide whether to go on."""
     broken = {"untied-seed1"}
 
-    def loss(task: Task) -> float | Failure:
-        if any(name in task.name for name in broken):
+    def loss(spec: RunSpec) -> float | Failure:
+        if any(name in spec.run_dir for name in broken):
             return Failure.ERROR
-        return 1 + (task.run.head.name == "untied") + 0.001 * math.sin(9 * task.run.seed)
+        return 1 + (spec.run.head.name == "untied") + 0.001 * math.sin(9 * spec.run.seed)
 
     made = instantly(loss)
     assert lab.run(**LOOKS).counts() == {"done": 5, "failed": 1, "diverged": 0, "missing": 2}
@@ -261,11 +261,11 @@ TUNED: dict[str, Any] = {"tune": replace(TUNE, hyperparameters=["optim.lr", "hea
 TUNED |= {"overrides": ["optim.lr=0.02", "head.embedding_lr_multiplier=2"]}
 
 
-def bowl(task: Task) -> float:
+def bowl(spec: RunSpec) -> float:
     """A loss with the same shape for all arms and its lowest point at OPTIMUM, far from where tied begins."""
-    values = task.run.optim.lr, task.run.head.embedding_lr_multiplier
-    factors = [math.log2(value / best) for value, best in zip(values, OPTIMUM[task.run.head.name], strict=True)]
-    return 1 + 0.1 * sum(factor**2 for factor in factors) + 1e-4 * math.sin(9 * task.run.seed)
+    values = spec.run.optim.lr, spec.run.head.embedding_lr_multiplier
+    factors = [math.log2(value / best) for value, best in zip(values, OPTIMUM[spec.run.head.name], strict=True)]
+    return 1 + 0.1 * sum(factor**2 for factor in factors) + 1e-4 * math.sin(9 * spec.run.seed)
 
 
 @pytest.mark.slow
@@ -300,7 +300,7 @@ def test_a_failed_trial_stops_the_tuning_and_is_no_bad_value(lab: Lab, instantly
     lab.run(**TUNED, folder="quiet")
     tuned = {name: arm.tuned for name, arm in lab.plans[-1].arms.items()}
     n, broken = len(made), made[12]
-    made = instantly(lambda task: Failure.ERROR if task.name == broken else bowl(task))
+    made = instantly(lambda spec: Failure.ERROR if spec.run_dir == broken else bowl(spec))
     results = lab.run(**TUNED)
     assert (results.record.untuned(), made.count(broken)) == (["tied", "untied"], 1)
     assert not lab.results()
@@ -408,7 +408,7 @@ def test_the_answer_is_one_json_object_and_an_exit_code(lab: Lab, instantly: Ins
     words = ["ablation=smoke", *lab.overrides(), "tokenizer.vocab_size=null", "ablation.seeds=[0,1,2,3]", "json=true"]
     for difference, spread, verdict, code in VERDICTS:
         plus = [difference + spread * value for value in noise]
-        instantly(lambda task, plus=plus: 3 + plus[task.run.seed] * (task.run.head.name == "untied"))
+        instantly(lambda spec, plus=plus: 3 + plus[spec.run.seed] * (spec.run.head.name == "untied"))
         left, out, err = command("ablate", *words, f"output_dir={verdict}", "exit_code=verdict")
         assert (left, json.loads(out)["contrasts"][0]["verdict"]) == (code, verdict), err
     again, table, _ = command("report", "output_dir=undecided", "exit_code=verdict")
@@ -419,7 +419,7 @@ def test_the_answer_is_one_json_object_and_an_exit_code(lab: Lab, instantly: Ins
 
 @pytest.mark.slow
 def test_exit_codes_of_the_command(lab: Lab, instantly: Instantly, command: Any) -> None:
-    made = instantly(lambda task: Failure.ERROR if task.run.seed else 1.0)
+    made = instantly(lambda spec: Failure.ERROR if spec.run.seed else 1.0)
     words = ["ablation=smoke", "output_dir=out", *lab.overrides(), "tokenizer.vocab_size=null"]
     other = ["head=untied", "model.ffn=gelu"]  # whose FLOPs differ, so that there are two comparisons
     two = [f"ablation.arms.untied={json.dumps(other)}", "ablation.budgets=[tokens,flops]"]

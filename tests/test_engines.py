@@ -23,7 +23,7 @@ from lm.ablation.execute import MAX_TRIES, execute
 from lm.ablation.executors import EXECUTORS, Executor, LocalExecutor, job_parameters
 from lm.ablation.plan import RunSpec
 from lm.ablation.run_files import Ending, Failure, RunFiles
-from lm.ablation.worker import Task, run_on_node, task_of
+from lm.ablation.worker import make_run_on_node
 from lm.config import UserError
 from lm.config.ablation import AblateConfig, SlurmConfig
 from lm.training.run_directory import RunDirectory
@@ -41,50 +41,51 @@ class Scripted(Executor):
     def __init__(self, *ends: Ending, room: int = 9, interrupt: bool = False, begins: bool = True) -> None:
         self.ends, self.room, self.interrupt, self.begins = ends, room, interrupt, begins
         self.submitted: list[str] = []
-        self.running: list[Task] = []
+        self.running: list[RunSpec] = []
         self.most_running = self.n_cancelled = 0
 
     def default_workers(self, threads: int) -> int:
         return 1
 
-    def submit(self, task: Task) -> None:
+    def submit(self, spec: RunSpec) -> None:
         if len(self.running) >= self.room:
             raise UserError("too many jobs")
-        self.submitted.append(task.name)
-        self.running.append(task)
+        self.submitted.append(spec.run_dir)
+        self.running.append(spec)
         self.most_running = max(self.most_running, len(self.running))
 
     def poll(self) -> dict[str, Ending]:
         if self.interrupt:
             raise KeyboardInterrupt
-        task = self.running.pop(0)
+        spec = self.running.pop(0)
         if self.begins:
-            task.files.where.write_text("{}")
-        tries = self.submitted.count(task.name)
+            spec.files.where.write_text("{}")
+        tries = self.submitted.count(spec.run_dir)
         if tries > len(self.ends):
-            task.files.write_status("diverged", "error", "nan")
-        return {task.name: self.ends[min(tries, len(self.ends)) - 1] if self.ends else Ending(None, "")}
+            spec.files.write_status("diverged", "error", "nan")
+        return {spec.run_dir: self.ends[min(tries, len(self.ends)) - 1] if self.ends else Ending(None, "")}
 
     def cancel(self) -> None:
         self.n_cancelled += 1
 
 
-@pytest.fixture(scope="module")
-def planned() -> list[RunSpec]:
-    run = composed()
-    return [RunSpec("a", seed, 9, f"cells/a-seed{seed}-0", run, {}, {"device": "cpu"}) for seed in range(4)]
+@pytest.fixture
+def planned(tmp_path: Path) -> list[RunSpec]:
+    names = [f"cells/a-seed{seed}-0" for seed in range(4)]
+    runs = [replace(composed(), run_dir=str(tmp_path / name)) for name in names]
+    return [RunSpec("a", i, 9, names[i], run, {}, {"device": "cpu"}) for i, run in enumerate(runs)]
 
 
-def executed(planned: list[RunSpec], folder: Path, executor: Executor, workers: int = 2) -> list[str]:
+def executed(planned: list[RunSpec], executor: Executor) -> list[str]:
     ended: list[str] = []
-    execute(planned, folder, executor, workers, lambda steps, names: ended.extend(names))
+    execute(planned, executor, 2, lambda steps, names: ended.extend(names))
     return ended
 
 
 def test_a_killed_run_is_tried_again_and_a_failed_one_is_not(planned: list[RunSpec], tmp_path: Path) -> None:
     for ends, n_tries, kind in [((KILLED,), 2, "error"), ((KILLED,) * 2, 2, "killed"), ((ERROR,), 1, "error")]:
         executor = Scripted(*ends)
-        assert sorted(executed(planned, tmp_path, executor)) == [spec.run_dir for spec in planned]
+        assert sorted(executed(planned, executor)) == [spec.run_dir for spec in planned]
         assert [executor.submitted.count(spec.run_dir) for spec in planned] == [n_tries] * 4
         assert (executor.most_running, executor.n_cancelled) == (2, 0)
         outcome = RunFiles(tmp_path / planned[0].run_dir).read()
@@ -96,9 +97,9 @@ def test_what_ends_the_loop_cancels_what_is_queued_or_running(planned: list[RunS
     interrupted, absent = Scripted(interrupt=True), Scripted(ERROR, begins=False)
     absent.name = "slurm"
     with pytest.raises(KeyboardInterrupt):
-        executed(planned, tmp_path, interrupted)
+        executed(planned, interrupted)
     with pytest.raises(UserError, match=r"cells/a-seed0-0 could not begin \(exit code 127\)"):
-        executed(planned, tmp_path, absent)
+        executed(planned, absent)
     assert interrupted.n_cancelled == absent.n_cancelled == 1
 
 
@@ -106,10 +107,10 @@ def test_a_run_that_is_refused_waits_while_others_run(
     planned: list[RunSpec], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     executor = Scripted(room=1)
-    assert executed(planned, tmp_path, executor) == [spec.run_dir for spec in planned]
+    assert executed(planned, executor) == [spec.run_dir for spec in planned]
     assert (caplog.text.count("too many jobs"), executor.n_cancelled) == (1, 0)
     with pytest.raises(UserError, match="too many jobs"):
-        executed(planned, tmp_path, Scripted(room=0))
+        executed(planned, Scripted(room=0))
 
 
 @pytest.mark.slow
@@ -136,7 +137,7 @@ def test_a_run_outlives_the_server_of_processes_and_waits_for_its_lock(
         thread.start()
     assert locked.wait(10)
     executor = LocalExecutor(AblateConfig(ablation=question()), tmp_path)
-    assert sorted(executed(runs, tmp_path / "out", executor)) == sorted(run.run_dir for run in runs)
+    assert sorted(executed(runs, executor)) == sorted(run.run_dir for run in runs)
     for thread in threads:
         thread.join()
     assert "killed by signal 127; it is started again" in caplog.text  # of a process without a parent
@@ -144,12 +145,12 @@ def test_a_run_outlives_the_server_of_processes_and_waits_for_its_lock(
 
 
 def test_a_node_that_lacks_what_runs_need_is_named(planned: list[RunSpec], tmp_path: Path) -> None:
-    task = task_of(planned[0], tmp_path, "ray")
-    assert run_on_node(task).startswith(f"output_dir: {tmp_path / 'cells'} is not on node {socket.gethostname()}")
+    spec, other = planned[0], replace(planned[0], identity={"device": "cpu", "source_hash": "0"})
+    absent = f"output_dir: {tmp_path / 'cells'} is not on node {socket.gethostname()}"
+    assert make_run_on_node(spec, "ray", os.getcwd()).startswith(absent)
     (tmp_path / "cells").mkdir()
-    assert run_on_node(replace(task, cwd="/nowhere")).startswith("/nowhere: cannot be used on node ")
-    other = replace(task, identity=task.identity | {"source_hash": "0"}, cwd=os.getcwd())
-    assert run_on_node(other).startswith("lm: the training code on node ")
+    assert make_run_on_node(spec, "ray", "/nowhere").startswith("/nowhere: cannot be used on node ")
+    assert make_run_on_node(other, "ray", os.getcwd()).startswith("lm: the training code on node ")
     assert not list((tmp_path / "cells").iterdir()), "no run has begun"
 
 

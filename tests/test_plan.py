@@ -194,7 +194,7 @@ def test_what_changes_the_cost_of_a_step_is_measured_apart(planner: Lab) -> None
 @pytest.mark.slow
 def test_a_plan_of_equal_time_is_that_of_the_runs(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """The number of steps at equal time is measured by the Trainer, once, and a plan alone need not measure it."""
-    monkeypatch.setitem(EXECUTORS, "local", instant(lambda task: task.run.steps))
+    monkeypatch.setitem(EXECUTORS, "local", instant(lambda spec: spec.run.steps))
     both: dict[str, Any] = {"arms": {"a": [], "b": ["model.d_ff=999"]}, "baseline": "a", "primary": []}
     lab.run(budgets=["time"], **both)
     made = names(lab.plans[-1])
@@ -311,7 +311,7 @@ def test_a_plan_says_what_it_costs_and_leaves_nothing(planner: Lab) -> None:
 
 @pytest.mark.slow
 def test_runs_that_do_not_count_any_more_are_counted(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(EXECUTORS, "local", instant(lambda task: 1 + task.run.seed))
+    monkeypatch.setitem(EXECUTORS, "local", instant(lambda spec: 1 + spec.run.seed))
     lab.run(overrides=["threads=2"])
     before = names(lab.plans[-1])
     for changes in ({}, {"seeds": [0, 1, 2]}, {"arms": {"more": ["head=tied_scaled"]} | question().arms}):
@@ -328,7 +328,7 @@ def test_runs_that_do_not_count_any_more_are_counted(lab: Lab, monkeypatch: pyte
 @pytest.mark.slow
 def test_an_arm_with_runs_keeps_its_hyperparameters(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """Arms search together, so an arm that is added could move those that others have found."""
-    monkeypatch.setitem(EXECUTORS, "local", executor := instant(lambda task: abs(task.run.optim.lr - 0.03)))
+    monkeypatch.setitem(EXECUTORS, "local", executor := instant(lambda spec: abs(spec.run.optim.lr - 0.03)))
     search: dict[str, Any] = {"extension_trials": 0, "restarts": 0, "seeds": [77], "hyperparameters": ["optim.lr"]}
     tune = TuneConfig(trials=5, **search)
     lab.run(tune=tune, overrides=["optim.lr=0.02"])

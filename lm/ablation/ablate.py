@@ -112,5 +112,5 @@ class _Runner:
         plan = self.plan
         if missing := plan.missing(specs):
             self.progress.begin(missing)
-            execute(missing, plan.reader.folder, self.executor, plan.record.workers, self.progress.update)
+            execute(missing, self.executor, plan.record.workers, self.progress.update)
             write_record(plan.current_record(), plan.reader.folder)

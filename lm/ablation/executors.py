@@ -21,8 +21,9 @@ from typing import Any
 
 import torch
 
+from lm.ablation.plan import RunSpec
 from lm.ablation.run_files import Ending, Failure, describe_exit_code
-from lm.ablation.worker import Task, run_on_node, run_task
+from lm.ablation.worker import make_run, make_run_on_node
 from lm.config import UserError
 from lm.config.ablation import AblateConfig, SlurmConfig
 from lm.system.device import cores
@@ -44,12 +45,12 @@ class Executor(ABC):
         """How many runs of so many threads to make at a time, unless the user says."""
 
     @abstractmethod
-    def submit(self, task: Task) -> None:
+    def submit(self, spec: RunSpec) -> None:
         """Start or queue a run. Raises UserError if it is not taken now."""
 
     @abstractmethod
     def poll(self) -> dict[str, Ending]:
-        """Wait a moment; how runs have ended since the last call, by the name of the task.
+        """Wait a moment; how runs have ended since the last call, by their run_dir.
 
         Raises UserError if a machine lacks what runs need.
         """
@@ -80,14 +81,14 @@ class LocalExecutor(Executor):
     def default_workers(self, threads: int) -> int:
         return self.gpus or max(1, cores() // threads)
 
-    def submit(self, task: Task) -> None:
+    def submit(self, spec: RunSpec) -> None:
         slot = next(slot for slot in range(len(self.running) + 1) if slot not in self.running)
         reader, writer = PROCESSES.Pipe(duplex=False)
         gpu = slot % self.gpus if self.gpus else None
-        process = PROCESSES.Process(target=_run_in_process, args=(task, reader, gpu), name=task.name)
+        process = PROCESSES.Process(target=_run_in_process, args=(spec, reader, gpu), name=spec.run_dir)
         _start_server()
         process.start()
-        self.running[slot] = task.name, process, writer
+        self.running[slot] = spec.run_dir, process, writer
         reader.close()
 
     def poll(self) -> dict[str, Ending]:
@@ -120,12 +121,12 @@ def _start_server() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def _run_in_process(task: Task, reader: Connection, gpu: int | None) -> None:
+def _run_in_process(spec: RunSpec, reader: Connection, gpu: int | None) -> None:
     threading.Thread(target=_exit_with_driver, args=(reader,), daemon=True).start()
     if gpu is not None:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[gpu] if visible else str(gpu)
-    run_task(task)
+    make_run(spec, LocalExecutor.name)
 
 
 def _exit_with_driver(reader: Connection) -> None:
@@ -147,8 +148,8 @@ class RayExecutor(Executor):
         _require("ray", self.name)
         import ray
 
-        self.ray, self.running = ray, dict[Any, Task]()  # by the reference to what the task returns
-        self.function = ray.remote(max_calls=1, max_retries=2)(run_on_node)
+        self.ray, self.running = ray, dict[Any, RunSpec]()  # by the reference to what the task returns
+        self.function = ray.remote(max_calls=1, max_retries=2)(make_run_on_node)
         handlers = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         address = config.ray.address
@@ -163,9 +164,9 @@ class RayExecutor(Executor):
     def default_workers(self, threads: int) -> int:
         return max(1, int(self.ray.cluster_resources().get("CPU", 1)) // threads)
 
-    def submit(self, task: Task) -> None:
-        options = {"num_cpus": task.threads, "num_gpus": task.gpus, "name": task.name}
-        self.running[self.function.options(**options).remote(task)] = task
+    def submit(self, spec: RunSpec) -> None:
+        options = {"num_cpus": spec.threads, "num_gpus": spec.gpus, "name": spec.run_dir}
+        self.running[self.function.options(**options).remote(spec, self.name, os.getcwd())] = spec
 
     def poll(self) -> dict[str, Ending]:
         ready, _ = self.ray.wait([*self.running], num_returns=len(self.running), timeout=0.5)
@@ -211,7 +212,7 @@ class SlurmExecutor(Executor):
         _require("submitit", self.name)
         import submitit
 
-        self.settings, self.folder, self.running = config.slurm, folder.absolute(), dict[str, tuple[Task, Any]]()
+        self.settings, self.folder, self.running = config.slurm, folder.absolute(), dict[str, tuple[RunSpec, Any]]()
         try:
             self.submitter = submitit.SlurmExecutor(self.folder / ".slurm")
         except RuntimeError:
@@ -220,17 +221,17 @@ class SlurmExecutor(Executor):
     def default_workers(self, threads: int) -> int:
         return 64
 
-    def submit(self, task: Task) -> None:
-        name = f"lm-{json_sha256(str(self.folder))[:8]}-{task.name.replace('/', '-')}"
+    def submit(self, spec: RunSpec) -> None:
+        name = f"lm-{json_sha256(str(self.folder))[:8]}-{spec.run_dir.replace('/', '-')}"
         try:
-            self.submitter.update_parameters(**job_parameters(name, task.threads, task.gpus, self.settings))
+            self.submitter.update_parameters(**job_parameters(name, spec.threads, spec.gpus, self.settings))
         except (ValueError, TypeError) as error:
             raise UserError(f"slurm.parameters: {str(error).splitlines()[0]}") from error
         try:
-            job = self.submitter.submit(_ResumedTask(), task)
+            job = self.submitter.submit(_ResumedRun(), spec, self.name, os.getcwd())
         except Exception as error:  # submitit's own, of what sbatch said
             raise UserError(f"executor=slurm: {str(error).strip().splitlines()[-1]}") from error
-        self.running[job.job_id] = task, job
+        self.running[job.job_id] = spec, job
 
     def poll(self) -> dict[str, Ending]:
         time.sleep(2)
@@ -238,15 +239,15 @@ class SlurmExecutor(Executor):
         if states is None:
             return {}
         endings = {}
-        for number, (task, job) in [*self.running.items()]:
+        for number, (spec, job) in [*self.running.items()]:
             state, exit_code = states.get(number, ("gone from the queue", 0))
             if state in ENDED or number not in states:
                 del self.running[number]
-                endings[task.name] = self._ending(task, job, state, exit_code)
+                endings[spec.run_dir] = self._ending(spec, job, state, exit_code)
         return endings
 
-    def _ending(self, task: Task, job: Any, state: str, exit_code: int) -> Ending:
-        if job.paths.result_pickle.exists():  # what run_on_node returned or raised
+    def _ending(self, spec: RunSpec, job: Any, state: str, exit_code: int) -> Ending:
+        if job.paths.result_pickle.exists():  # what make_run_on_node returned or raised
             if error := job.exception():
                 return Ending(Failure.ERROR, str(error).strip().splitlines()[-1])
             if refusal := job.result():
@@ -254,7 +255,7 @@ class SlurmExecutor(Executor):
         message = f"job {job.job_id} is {state}"
         if state == "FAILED":
             kind, reason = describe_exit_code(exit_code)
-            has_begun = task.files.where.exists()  # else Slurm has failed, as where a node lacks the folder
+            has_begun = spec.files.where.exists()  # else Slurm has failed, as where a node lacks the folder
             return Ending(kind if has_begun else Failure.ERROR, f"{message}, {reason}")
         if state in OWN_FAULT:
             return Ending(Failure.ERROR, message)
@@ -273,16 +274,16 @@ class SlurmExecutor(Executor):
             time.sleep(1)
 
 
-class _ResumedTask:
-    """`run_on_node`, as submitit calls it; `checkpoint` makes it queue the same task again at the job's time limit."""
+class _ResumedRun:
+    """`make_run_on_node`, as submitit calls it; `checkpoint` makes it queue the run again at the job's time limit."""
 
-    def __call__(self, task: Task) -> str:
-        return run_on_node(task)
+    def __call__(self, *args: Any) -> str:
+        return make_run_on_node(*args)
 
-    def checkpoint(self, task: Task) -> Any:
+    def checkpoint(self, *args: Any) -> Any:
         from submitit.helpers import DelayedSubmission
 
-        return DelayedSubmission(self, task)
+        return DelayedSubmission(self, *args)
 
 
 def job_parameters(name: str, threads: int, gpus: int, settings: SlurmConfig) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ import torch
 from lm.ablation.arms import Arm, Arms, build_arm, build_arms, change, check_start, common_threads
 from lm.ablation.record import AblationRecord, ArmRecord, BaseRecord, RunRecord, TrialRecord, question_of
 from lm.ablation.results import Results, RunReader, results_of
+from lm.ablation.run_files import RunFiles
 from lm.ablation.step_timing import measure
 from lm.ablation.tuning import ArmTrials, TuningState, planned_trials, round_value, tune
 from lm.config import RunConfig, UserError
@@ -43,13 +45,25 @@ class RunSpec:
     seed: int
     steps: int
     run_dir: str  # relative to the ablation's folder: cells/NAME, trials/NAME or bases/NAME
-    run: RunConfig
+    run: RunConfig  # its run_dir is absolute
     tuned: dict[str, float]
-    identity: dict[str, str]  # hashes of its settings, text, tokenizer and code, its device and precision
+    identity: dict[str, str]  # hashes of its text, tokenizer and code, its device and precision
 
     @property
     def is_trial(self) -> bool:
         return self.run_dir.startswith("trials/")
+
+    @property
+    def files(self) -> RunFiles:
+        return RunFiles(Path(str(self.run.run_dir)))
+
+    @property
+    def threads(self) -> int:
+        return int(self.run.threads or 1)
+
+    @property
+    def gpus(self) -> int:
+        return int(self.identity["device"] in ("cuda", "gpu"))
 
 
 @dataclass(slots=True)
@@ -73,8 +87,8 @@ class Plan:
             run = change(arm.run, {**tuned, "trainer.max_steps": steps, "seed": seed, "max_tokens": None, **start})
             settings = config_hash(run, arm.identity["data_hash"], arm.identity["tokenizer_hash"])
             name = f"{arm.name}-seed{seed}-{json_sha256({'config': settings, **arm.identity})[:10]}"
-            identity = {"config_hash": settings, **arm.identity}
-            self.specs[key] = RunSpec(arm.name, seed, steps, f"{folder}/{name}", run, tuned, identity)
+            run = replace(run, run_dir=str((self.reader.folder / folder / name).absolute()))
+            self.specs[key] = RunSpec(arm.name, seed, steps, f"{folder}/{name}", run, tuned, arm.identity)
         return self.specs[key]
 
     def reported(self, n: int | None = None) -> list[RunSpec]:

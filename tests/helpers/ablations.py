@@ -15,10 +15,9 @@ from conftest import WHOLE_RESULT
 from lm.ablation.ablate import ablate
 from lm.ablation.compose import compose_arms, compose_base
 from lm.ablation.executors import Executor
-from lm.ablation.plan import Plan
+from lm.ablation.plan import Plan, RunSpec
 from lm.ablation.results import Results
 from lm.ablation.run_files import Ending, Failure
-from lm.ablation.worker import Task
 from lm.config import RunConfig
 from lm.config.ablation import AblateConfig, AblationConfig
 from tests.helpers.runs import composed
@@ -97,12 +96,12 @@ def losses(results: Results) -> dict[tuple[str, int], float]:
     return {(run.arm, run.seed): run.val_loss for run in results.reported().itertuples()}
 
 
-def instant(loss: Callable[[Task], float | Failure]) -> type[Executor]:
-    """An executor whose runs end at once with the loss of their task, or fail."""
+def instant(loss: Callable[[RunSpec], float | Failure]) -> type[Executor]:
+    """An executor whose runs end at once with this loss, or fail."""
 
     class Instant(Executor):
         name = "local"
-        made: ClassVar[list[str]] = []  # names of tasks, in order
+        made: ClassVar[list[str]] = []  # run directories, in order
 
         def __init__(self, config: AblateConfig, folder: Path) -> None:
             self.ended: dict[str, Ending] = {}
@@ -110,17 +109,17 @@ def instant(loss: Callable[[Task], float | Failure]) -> type[Executor]:
         def default_workers(self, threads: int) -> int:
             return 1
 
-        def submit(self, task: Task) -> None:
-            self.made.append(task.name)
-            task.files.where.write_text("{}")
-            value = loss(task)
+        def submit(self, spec: RunSpec) -> None:
+            self.made.append(spec.run_dir)
+            spec.files.where.write_text("{}")
+            value = loss(spec)
             if isinstance(value, Failure):
-                self.ended[task.name] = Ending(value, "it broke")
+                self.ended[spec.run_dir] = Ending(value, "it broke")
                 return
-            result = WHOLE_RESULT | {"val_loss": value, "seed": task.run.seed, "steps": task.run.steps}
-            task.files.run_dir.mkdir(exist_ok=True)
-            (task.files.run_dir / "result.json").write_text(json.dumps(result))
-            self.ended[task.name] = Ending(None, "")
+            result = WHOLE_RESULT | {"val_loss": value, "seed": spec.run.seed, "steps": spec.run.steps}
+            spec.files.run_dir.mkdir(exist_ok=True)
+            (spec.files.run_dir / "result.json").write_text(json.dumps(result))
+            self.ended[spec.run_dir] = Ending(None, "")
 
         def poll(self) -> dict[str, Ending]:
             ended, self.ended = self.ended, {}
