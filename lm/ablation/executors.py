@@ -170,7 +170,7 @@ class RayExecutor(Executor):
 
     def poll(self) -> dict[str, Ending]:
         ready, _ = self.ray.wait([*self.running], num_returns=len(self.running), timeout=0.5)
-        return {self.running.pop(reference).name: self._ending(reference) for reference in ready}
+        return {self.running.pop(reference).run_dir: self._ending(reference) for reference in ready}
 
     def _ending(self, reference: Any) -> Ending:
         errors = self.ray.exceptions

@@ -14,7 +14,7 @@ class Progress:
     def __init__(self, plan: Plan) -> None:
         self.plan, self.running = plan, dict[str, RunSpec]()  # by run_dir
         self.n_ended = self.n_runs = 0
-        self.done = 0.0  # seconds
+        self.done = self.total = 0.0  # seconds
         self.bar = tqdm(total=1.0, bar_format=BAR, leave=False, disable=not sys.stderr.isatty())
 
     def __enter__(self) -> "Progress":
@@ -32,7 +32,7 @@ class Progress:
         """These are made next. What else is to come is known better each time."""
         ahead = self.plan.expected()
         self.running = {spec.run_dir: spec for spec in specs}
-        self.n_runs, self.bar.total = self.n_ended + len(ahead), self.done + sum(map(self.plan.seconds, ahead))
+        self.n_runs, self.total = self.n_ended + len(ahead), self.done + sum(map(self.plan.seconds, ahead))
 
     def update(self, steps: dict[str, int], ended: list[str]) -> None:
         """Takes the steps that the running ones have made, and the runs that have ended since the last call."""
@@ -41,7 +41,8 @@ class Progress:
             self.done += self.plan.seconds(spec)
             tqdm.write(f"{self.n_ended} of {self.n_runs}  {self._describe(spec)}", file=sys.stderr)
         begun = [(self.running[run_dir], n) for run_dir, n in steps.items()]
-        self.bar.n = min(self.bar.total, self.done + sum(self.plan.seconds(spec) * n / spec.steps for spec, n in begun))
+        done = self.done + sum(self.plan.seconds(spec) * n / spec.steps for spec, n in begun)
+        self.bar.total, self.bar.n = self.total, min(done, self.total)
         self.bar.set_description_str(f"{self.plan.config.name}: {self.n_ended} of {self.n_runs} runs", refresh=False)
         self.bar.refresh()
 
