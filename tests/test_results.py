@@ -42,8 +42,8 @@ def edit(path: Path, change: Callable[[pd.DataFrame], pd.DataFrame]) -> None:
 
 
 def run_dir_of(study: Path, arm: str, seed: int) -> str:
-    rows = pd.read_csv(study / "results.csv").query("purpose == 'reported'")
-    return str(rows[(rows.arm == arm) & (rows.seed == seed)].run_dir.item())
+    rows = pd.read_csv(study / "results.csv").query("purpose == 'reported' and arm == @arm and seed == @seed")
+    return str(rows.run_dir.item())
 
 
 def write_run(path: Path, run: RunConfig, result: dict[str, Any] | None = None) -> None:
@@ -241,16 +241,16 @@ def test_runs_without_an_ablation(tmp_path: Path) -> None:
 
 def test_a_mistake_names_the_folder_or_the_key(study: Path, tmp_path: Path) -> None:
     write_run(tmp_path / "run", RunConfig(head=HEADS["tied"]))
-    for call in (trials, contrasts):
-        with pytest.raises(UserError, match=re.escape(f"folder={tmp_path / 'run'}: holds no ablation.json")):
-            call(tmp_path / "run")
-    for call in (runs, curves, trials, contrasts):
-        with pytest.raises(UserError, match="absent: no such folder"):
-            call(tmp_path / "absent")
-    with pytest.raises(UserError, match=r"^settings: head.untied .*head.untie_at"):
-        runs(study, ["head.untied"])
-    with pytest.raises(UserError, match=r"^metric=val/los: .*val/loss"):
-        curves(study, "val/los")
+    refused: list[tuple[Callable[[], Any], str]] = [
+        (lambda: trials(tmp_path / "run"), re.escape(f"folder={tmp_path / 'run'}: holds no ablation.json")),
+        (lambda: contrasts(tmp_path / "absent"), "absent: no such folder"),
+        (lambda: runs(tmp_path / "absent"), "absent: no such folder"),
+        (lambda: runs(study, ["head.untied"]), r"^settings: head.untied .*head.untie_at"),
+        (lambda: curves(study, "val/los"), r"^metric=val/los: .*val/loss"),
+    ]
+    for call, message in refused:
+        with pytest.raises(UserError, match=message):
+            call()
 
 
 DAMAGE: list[tuple[str, str | dict[str, Any], str]] = [  # a file, what it holds or what is changed in it, what is named
