@@ -114,6 +114,7 @@ def test_rows_of_results_csv_stand_for_runs_without_folders(lab: Lab) -> None:
     assert {run.arm for run in without.runs.itertuples() if run.purpose == "unused"} == {"tied", "untied"}
 
 
+@pytest.mark.slow
 def test_what_is_asked_anew_of_the_same_runs_is_reported(lab: Lab, instantly: Instantly) -> None:
     made = instantly(lambda spec: 1 + 0.1 * (spec.run.head.name == "untied") + 0.001 * math.sin(9 * spec.run.seed))
     lab.run(seeds=[0, 1, 2])

@@ -24,7 +24,7 @@ from lm.ablation.executors import EXECUTORS, Executor, LocalExecutor, job_parame
 from lm.ablation.plan import RunSpec
 from lm.ablation.run_files import Ending, Failure, RunFiles
 from lm.ablation.worker import make_run_on_node
-from lm.config import UserError
+from lm.config import RunConfig, UserError
 from lm.config.ablation import AblateConfig, SlurmConfig
 from lm.training.run_directory import RunDirectory
 from tests.helpers.ablations import SMALL, Lab, question
@@ -69,11 +69,16 @@ class Scripted(Executor):
         self.n_cancelled += 1
 
 
+@pytest.fixture(scope="module")
+def run() -> RunConfig:
+    return composed()
+
+
 @pytest.fixture
-def planned(tmp_path: Path) -> list[RunSpec]:
+def planned(run: RunConfig, tmp_path: Path) -> list[RunSpec]:
     names = [f"cells/a-seed{seed}-0" for seed in range(4)]
-    runs = [replace(composed(), run_dir=str(tmp_path / name)) for name in names]
-    return [RunSpec("a", i, 9, names[i], run, {}, {"device": "cpu"}) for i, run in enumerate(runs)]
+    runs = [replace(run, run_dir=str(tmp_path / name)) for name in names]
+    return [RunSpec("a", seed, 9, names[seed], runs[seed], {}, {"device": "cpu"}) for seed in range(4)]
 
 
 def executed(planned: list[RunSpec], executor: Executor) -> list[str]:

@@ -179,6 +179,7 @@ def test_steps_are_timed_in_turns() -> None:
     assert second / first == pytest.approx(1.5)
 
 
+@pytest.mark.slow
 def test_what_changes_the_cost_of_a_step_is_measured_apart(planner: Lab) -> None:
     costs = ["trainer.precision=bf16-mixed", "data.batch_size=8", "optim=adamw", "validation.every=3", "model.d_ff=999"]
     arms = {"a": [], "tuned": ["optim.lr=0.1"]} | {str(i): [override] for i, override in enumerate(costs)}
