@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from conftest import HEADS
 
-from lm import config
 from lm.config import (
     CheckpointConfig,
     DataConfig,
@@ -24,16 +23,16 @@ from lm.config import (
     UserError,
     ValidationConfig,
 )
+from lm.config.data import SOURCES
 from lm.config.model import OWN_SETTINGS
-from lm.config.run import PRECISIONS, STRATEGIES
-from lm.training.loss import LOSSES
+from lm.config.run import LOSSES, PRECISIONS, STRATEGIES
+from lm.training.loss import LOSSES as LOSS_FUNCTIONS
 from tests.helpers.runs import MUON
 
 NAN, INF = math.nan, math.inf
 UNTIED = {"kind": "untied", "head_std": 0.02, "head_lr_multiplier": 1.0}
 SPLIT = {"kind": "untied_midtraining", "head_lr_multiplier": 1.0, "untie_at": 0.5}
 OWN = ("head_lr_multiplier", "head_std", "untie_at")  # settings that only some kinds of head have
-PARTS = ("linear", "norm", "ffn", "position")
 LORA = {"model": ModelConfig(linear="lora")}
 TWO = {"trainer": TrainerConfig(devices=2)}
 MIDTRAINING, EVERY = {"head": HEADS["untied_midtraining"]}, {"diagnostics": DiagnosticsConfig(every=5)}
@@ -46,53 +45,45 @@ def each(schema: type, group: str, values: dict[str, Any], **given: Any) -> list
 
 
 REFUSED: list[Case] = [
-    *each(ModelConfig, "model.", dict.fromkeys(("n_layers", "d_model", "n_heads", "n_kv_heads", "d_ff"), (0, -1))),
-    *each(ModelConfig, "model.", {"n_layers": [10**8], "d_ff": [10**20], "dropout": [-0.1, 1.0, 2.0, NAN]}),
-    *each(ModelConfig, "model.", {"residual_scale": [-0.1, NAN], "rope_theta": [0, -1, NAN], "norm_eps": [0, NAN]}),
-    *each(ModelConfig, "model.", dict.fromkeys(PARTS, ("", "none such", "a.b-c", ".x", "x."))),
+    *each(ModelConfig, "model.", dict.fromkeys(("n_layers", "d_model", "n_heads", "n_kv_heads", "d_ff"), (0,))),
+    *each(ModelConfig, "model.", {"n_layers": [10**8], "d_ff": [10**20], "dropout": [-0.1, 1.0, NAN]}),
+    *each(ModelConfig, "model.", {"residual_scale": [-0.1], "rope_theta": [0, NAN], "norm_eps": [0, NAN]}),
+    *each(ModelConfig, "model.", dict.fromkeys(("linear", "norm", "ffn", "position"), ("", "none such", "a.b-c"))),
     *each(ModelConfig, "model.", {"previous_token_init": [1], "rope_scaling": [[8, 1, 4, 64]]}, position="none"),
     *each(ModelConfig, "model.", {"rope_scaling": [[8, 4, 1, 64], [8, 1, 4]]}),
     *each(ModelConfig, "model.", {"lora_rank": [4], "lora_alpha": [1.0], "lora_targets": [["q_proj"]]}),
     *each(ModelConfig, "model.", {"lora_rank": [0], "lora_alpha": [0], "lora_targets": [[]]}, linear="lora"),
     (ModelConfig, {"linear": "lora", "lora_targets": ["head"]}, "model.lora_targets=head"),
     (ModelConfig, {"d_model": 30, "n_heads": 4}, "model.d_model=30"),
-    *((ModelConfig, {"n_heads": 4, "n_kv_heads": n}, "model.n_heads=4") for n in (3, 8)),
+    (ModelConfig, {"n_heads": 4, "n_kv_heads": 3}, "model.n_heads=4"),
     (ModelConfig, {"d_model": 12, "n_heads": 4}, "model.position=rope"),
-    *each(HeadConfig, "head.", {"kind": ["twisted"]}),
-    *each(
-        HeadConfig,
-        "head.",
-        dict.fromkeys(("embedding_std", "embedding_multiplier", "embedding_lr_multiplier"), (-0.1, NAN, INF)),
-    ),
+    *each(HeadConfig, "head.", {"kind": ["twisted"], "embedding_std": [NAN], "embedding_multiplier": [INF]}),
     *each(HeadConfig, "head.", {"head_std": [-0.1], "head_lr_multiplier": [-0.1]}, **UNTIED),
-    *each(HeadConfig, "head.", {"untie_at": [-0.1, NAN, 1.01, 800]}, **SPLIT),
+    *each(HeadConfig, "head.", {"untie_at": [-0.1, NAN, 1.01]}, **SPLIT),
     *(
         (HeadConfig, {"kind": kind, **dict.fromkeys({*keys} ^ {key}, 1.0)}, f"head.{key}")  # one less, or one more
         for kind, keys in OWN_SETTINGS.items()
         for key in OWN
     ),
     *each(DataConfig, "data.", {"source": ["cloud"], "seq_len": [0], "batch_size": [0], "overfit_batches": [-1]}),
-    *each(DataConfig, "data.", {"val_fraction": [0, 1, -0.1, 1.1, NAN], "path": ["my.txt"]}),
-    *((DataConfig, {"source": name, "path": path}, "data.path") for name in config.SOURCES[1:] for path in (None, "")),
-    *each(TokenizerConfig, "tokenizer.", {"kind": ["words"], "vocab_size": [256, 0, -1, None]}),
+    *each(DataConfig, "data.", {"val_fraction": [0, 1, NAN], "path": ["my.txt"]}),
+    *((DataConfig, {"source": name, "path": path}, "data.path") for name in SOURCES[1:] for path in (None, "")),
+    *each(TokenizerConfig, "tokenizer.", {"kind": ["words"], "vocab_size": [256, None], "path": ["tokenizer.json"]}),
     *((TokenizerConfig, {"kind": kind}, "tokenizer.vocab_size=2048") for kind in ("char", "byte", "file")),
     (TokenizerConfig, {"kind": "file", "vocab_size": None}, "tokenizer.path"),
-    *each(TokenizerConfig, "tokenizer.", {"path": ["tokenizer.json"]}),
     *each(GenerateConfig, "", {"max_new_tokens": [-1], "temperature": [-1, NAN], "threads": [0]}, run_dir="r"),
     *each(GenerateConfig, "", {"seed": [2**63], "n_samples": [0, 2]}, run_dir="r"),
     *each(EvaluateConfig, "", {"threads": [0], "seq_len": [0], "plot": ["a.txt"]}, run_dir="r"),
-    *each(TrainerConfig, "trainer.", {"accelerator": ["tpu"], "profiler": ["stopwatch"]}),
-    *each(TrainerConfig, "trainer.", {"precision": ["16-mixed", "17-bit"], "gradient_clip_val": [-1.0, NAN]}),
-    *each(TrainerConfig, "trainer.", {"strategy": ["fsdp", "deepspeed", "ddp_spawn"], "devices": [0, -1]}),
-    *each(TrainerConfig, "trainer.", {"num_nodes": [0], "max_steps": [0, -1], "log_every_n_steps": [0]}),
+    *each(TrainerConfig, "trainer.", {"accelerator": ["tpu"], "profiler": ["stopwatch"], "precision": ["16-mixed"]}),
+    *each(TrainerConfig, "trainer.", {"strategy": ["fsdp"], "gradient_clip_val": [-1.0, NAN]}),
+    *each(TrainerConfig, "trainer.", dict.fromkeys(("devices", "num_nodes", "max_steps", "log_every_n_steps"), (0,))),
     *each(TrainerConfig, "trainer.", {"accumulate_grad_batches": [0]}),
     *each(CheckpointConfig, "checkpoint.", {"every": [0], "keep": [0]}),
     *each(ValidationConfig, "validation.", {"every": [-1], "batches": [0]}),
     *each(DiagnosticsConfig, "diagnostics.", {"every": [-1]}),
     *each(OptimConfig, "optim.", {"name": ["sgd"], "decay": ["step"], "decay_fraction": [1.1], "momentum": [0.9]}),
     *each(OptimConfig, "optim.", dict.fromkeys(("lr", "eps", "weight_decay", "final_lr_fraction"), (-1, NAN, 1e300))),
-    *each(OptimConfig, "optim.", dict.fromkeys(("warmup_steps", "decay_fraction"), (-1, NAN))),
-    *each(OptimConfig, "optim.", {"betas": [[], [0.9], [0.9, 0.95, 0.99], [0.9, 1.0], [-0.1, 0.9], [NAN, 0.9]]}),
+    *each(OptimConfig, "optim.", {"warmup_steps": [-1], "betas": [[], [0.9], [0.9, 1.0], [NAN, 0.9]]}),
     (OptimConfig, {"name": "muon"}, "optim.adam_lr=None"),
     *each(OptimConfig, "optim.", {"ns_steps": [0, 8]}, **asdict(MUON)),
     *each(RunConfig, "", {"max_tokens": [0], "threads": [0], "loss": ["none such"], "seed": [-1, 2**63]}),
@@ -138,12 +129,6 @@ def test_the_edge_of_what_can_be_is_allowed(schema: type, settings: dict[str, An
     assert {key: getattr(values, key) for key in settings} == settings
 
 
-@pytest.mark.parametrize("schema", [ModelConfig, HeadConfig, DataConfig, TokenizerConfig, OptimConfig, RunConfig])
-def test_no_schema_takes_a_key_it_does_not_name(schema: type) -> None:
-    with pytest.raises(AttributeError):
-        schema().no_such_key = 1
-
-
 def test_names_of_the_settings_are_those_of_the_code() -> None:
     assert {*OWN} == {key for keys in OWN_SETTINGS.values() for key in keys}
-    assert ("auto", *LOSSES) == config.LOSSES
+    assert ("auto", *LOSS_FUNCTIONS) == LOSSES

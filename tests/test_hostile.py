@@ -35,7 +35,6 @@ def test_no_text_in_a_report_steers_a_terminal() -> None:
 
 Step = dict[str, Any]
 TWICE: Step = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
-LONG: Step = {"type": "Replace", "pattern": {"Regex": "."}, "content": "b" * 1000}
 SLOW: Step = {"type": "Replace", "pattern": {"Regex": "(a+)+$"}, "content": "b"}
 MARK: Step = {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "_"}, {**TWICE, "content": "b"}]}
 
@@ -51,7 +50,6 @@ def with_step(folder: Path, **steps: Step) -> Path:
     [
         {"normalizer": {"type": "Sequence", "normalizers": [TWICE] * 30}},
         {"normalizer": {"type": "Prepend", "prepend": "b" * 1000}},
-        {"normalizer": LONG},
         {"decoder": {"type": "Sequence", "decoders": [TWICE] * 30}},
     ],
 )
@@ -95,7 +93,7 @@ def test_a_context_of_any_length_is_scored() -> None:
 
 
 def test_a_perplexity_beyond_all_numbers_is_null() -> None:
-    assert json.loads(json.dumps(Scores(1, 800.0, 0).perplexity)) is None
+    assert Scores(1, 800.0, 0).perplexity is None
 
 
 def test_the_text_of_a_run_is_found_from_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from collections.abc import Callable
 from email.parser import Parser
 from pathlib import Path
 
@@ -16,7 +17,6 @@ from packaging.utils import canonicalize_name
 
 import lm
 
-pytestmark = pytest.mark.slow
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
@@ -30,69 +30,70 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("site")
-    install = ["pip", "install", "--no-deps", "--no-index", "--target", str(folder), str(wheel)]
+def lab(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """Run the installed lm-lab in a folder of its own: its standard output."""
+    site, cwd = tmp_path_factory.mktemp("site"), tmp_path_factory.mktemp("cwd")
+    install = ["pip", "install", "--no-deps", "--no-index", "--target", str(site), str(wheel)]
     subprocess.run([sys.executable, "-m", *install], check=True, capture_output=True)
-    return folder
+    (cwd / "my file.txt").write_text(TEXT)
+    env = {**os.environ, "PYTHONPATH": str(site), "PATH": f"{site / 'bin'}:{os.environ['PATH']}"}
+
+    def run(*words: str, program: str = "lm-lab") -> str:
+        done = subprocess.run([program, *words], cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert run("-c", "import lm; print(lm.__file__)", program=sys.executable) == f"{site}/lm/__init__.py\n"
+    return run
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_the_configurations_the_types_and_the_licence(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
-        there = set(archive.namelist())
-        info = next(name for name in there if name.endswith(".dist-info/METADATA"))
+        names = {*archive.namelist()}
+        info = next(name for name in names if name.endswith(".dist-info/METADATA"))
         metadata = Parser().parsestr(archive.read(info).decode())
-    found = (path for suffix in ("yaml", "py") for path in (ROOT / "configs").rglob(f"*.{suffix}"))
-    configs = {path.relative_to(ROOT).as_posix() for path in found}
-    assert {f"lm/{name}" for name in configs} | {"lm/py.typed"} <= there
-    assert {name for name in there if name.endswith("/licenses/LICENSE")}
+    files = (path for suffix in ("yaml", "py") for path in (ROOT / "configs").rglob(f"*.{suffix}"))
+    configs = {path.relative_to(ROOT).as_posix() for path in files}
+    assert {f"lm/{name}" for name in configs} | {"lm/py.typed"} <= names
+    assert {name for name in names if name.endswith("/licenses/LICENSE")}
     assert (metadata["Name"], metadata["Version"]) == (PROJECT["name"], lm.__version__)
     assert metadata["License-Expression"] == "MIT"
-    assert not {name for name in there if name.startswith(("tests/", "scripts/", "docs/"))}
+    assert not {name for name in names if name.startswith(("tests/", "scripts/", "docs/"))}
 
 
 def test_torch_is_capped() -> None:
     """An open range would pull a newer CUDA build of several gigabytes."""
-    (torch,) = (one for one in PROJECT["dependencies"] if one.startswith("torch"))
+    (torch,) = (name for name in PROJECT["dependencies"] if name.startswith("torch"))
     assert ",<" in torch
 
 
 def test_the_tested_versions_are_in_the_ranges_of_the_project() -> None:
     tested = dict(line.split("==") for line in (ROOT / ".ci/constraints.txt").read_text().splitlines())
     tested = {canonicalize_name(name): version for name, version in tested.items()}
-    for one in map(Requirement, PROJECT["dependencies"] + PROJECT["optional-dependencies"]["dev"]):
-        assert tested[canonicalize_name(one.name)] in one.specifier, one
+    for requirement in map(Requirement, PROJECT["dependencies"] + PROJECT["optional-dependencies"]["dev"]):
+        assert tested[canonicalize_name(requirement.name)] in requirement.specifier, requirement
 
 
-def test_every_command_runs_outside_of_the_checkout(installed: Path, tmp_path: Path) -> None:
-    (tmp_path / "my file.txt").write_text(TEXT)
-    env = {**os.environ, "PYTHONPATH": str(installed), "PATH": f"{installed / 'bin'}:{os.environ['PATH']}"}
+@pytest.mark.slow
+def test_the_installed_command_finds_its_configurations_outside_of_the_checkout(lab: Callable[..., str]) -> None:
+    assert "lm-lab train [group=choice]" in lab("train", "--help")
+    assert "name: untied" in lab("train", "head=untied", "--cfg", "job")
 
-    def lab(*words: str) -> subprocess.CompletedProcess[str]:
-        found = subprocess.run(
-            ["lm-lab", *words], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300, check=False
-        )
-        assert found.returncode == 0, found.stderr
-        return found
 
-    where = "import lm, lm.cli.mistakes; print(lm.__file__, lm.cli.mistakes.CONFIGS)"
-    asked = subprocess.run([sys.executable, "-c", where], cwd=tmp_path, env=env, capture_output=True, text=True)
-    assert asked.stdout.split() == [str(installed / "lm/__init__.py"), str(installed / "lm/configs")]
+@pytest.mark.nightly
+def test_every_command_runs_outside_of_the_checkout(lab: Callable[..., str]) -> None:
     small = [*TINY_RUN, "data.path=my file.txt"]
-    assert "Samples" not in lab("train", *small, "run_dir=run").stdout
-    assert "validation loss" in lab("train", "run_dir=run").stdout
-    assert lab("generate", "run_dir=run", "prompt=def f", "max_new_tokens=3").stdout.startswith("def f")
-    assert "loss" in json.loads(lab("evaluate", "run_dir=run").stdout)
+    assert "Samples" not in lab("train", *small, "run_dir=run")
+    assert "validation loss" in lab("train", "run_dir=run")
+    assert lab("generate", "run_dir=run", "prompt=def f", "max_new_tokens=3").startswith("def f")
+    assert "loss" in json.loads(lab("evaluate", "run_dir=run"))
     few = [*small, "tokenizer.vocab_size=null", "trainer.max_steps=4", "ablation.seeds=[0,1]"]
     lab("ablate", "ablation=smoke", *few, "output_dir=out")
-    assert json.loads((tmp_path / "out/ablation.json").read_text())["command"].startswith(
-        "lm-lab ablate ablation=smoke"
-    )
-    (tmp_path / "out/report.md").unlink()
+    read = "import pathlib, sys; print(pathlib.Path(sys.argv[1]).read_text())"
+    record = json.loads(lab("-c", read, "out/ablation.json", program=sys.executable))
+    assert record["command"].startswith("lm-lab ablate ablation=smoke")
     lab("report", "output_dir=out")
-    assert "lm-lab report output_dir=out" in (tmp_path / "out/report.html").read_text()
-    lab("export", "run_dir=run", "output_dir=exported")
-    left = {"run/result.json", "run/model/model.safetensors", "out/report.md", "out/report.html", "out/results.csv"}
-    left |= {"out/report.json", "exported/config.json", "exported/model.safetensors"}
-    assert {name for name in left if not (tmp_path / name).is_file()} == set()
-    assert "lm-lab train [group=choice]" in lab("train", "--help").stdout
+    assert "lm-lab report output_dir=out" in lab("-c", read, "out/report.html", program=sys.executable)
+    assert "AutoModelForCausalLM" in lab("export", "run_dir=run", "output_dir=exported")
+    assert "run" in lab("runs", "folder=.")

@@ -40,15 +40,12 @@ def test_no_call_lets_a_file_execute() -> None:
     assert {path.name: places for path in SOURCES if (places := faults(ast.parse(path.read_text())))} == {}
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
+def test_such_a_call_would_be_found() -> None:
+    for line in (
         *("torch.load(path)", "torch.load(path, weights_only=False)", "import pickle", "from dill import loads"),
         *("yaml.load(text, yaml.Loader)", "os.system(name)", "eval(text)", "np.load(path, allow_pickle=True)"),
-    ],
-)
-def test_such_a_call_would_be_found(line: str) -> None:
-    assert faults(ast.parse(line))
+    ):
+        assert faults(ast.parse(line)), line
 
 
 def test_the_page_has_a_row_for_each_command() -> None:

@@ -17,9 +17,9 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from lm.ablation.compose import compose_arms, compose_base
-from lm.cli.compose import compose, current_overrides, key_of, quoted, register, run_hydra, string, to_dataclass
+from lm.cli.compose import compose, current_overrides, quoted, register, run_hydra, string, to_dataclass
 from lm.cli.main import command_prefix, job, resumable
-from lm.cli.mistakes import CONFIGS, kinds_of, no_such_key
+from lm.cli.mistakes import CONFIGS, key_of, kinds_of, no_such_key
 from lm.config import RunConfig, UserError
 from lm.config.ablation import AblateConfig
 from lm.data.paths import check_paths
@@ -49,6 +49,8 @@ def program(config: DictConfig) -> None:
     from lm.ablation.plan_table import plan_table
     from lm.cli.report import print_results, verdict_code
 
+    start = command_prefix("ablate")
+    command = shlex.join([*start, *sys.argv[2 if start[-1] == "ablate" else 1 :]])  # for the record
     file = sys.stdout if ablation.plan_only and not ablation.json else sys.stderr
 
     def on_plan(plan: Plan) -> None:
@@ -57,7 +59,7 @@ def program(config: DictConfig) -> None:
         print(plan_table(plan), file=file, flush=True)
 
     with resumable(Path(ablation.output_dir).expanduser() if ablation.output_dir else default_dir(ablation)):
-        results = ablate(ablation, runs, command(), on_plan, base)
+        results = ablate(ablation, runs, command, on_plan, base)
     if ablation.json or not ablation.plan_only:
         print_results(results, ablation.json)
     if ablation.plan_only:
@@ -67,12 +69,6 @@ def program(config: DictConfig) -> None:
         sys.exit(1)
     if ablation.exit_code == "verdict":
         sys.exit(verdict_code(results))
-
-
-def command() -> str:
-    """The command line for the record: the settings as they were typed, the program without its path."""
-    start = command_prefix("ablate")
-    return shlex.join([*start, *sys.argv[2 if start[-1] == "ablate" else 1 :]])
 
 
 def prepare(flags: Namespace) -> list[str]:

@@ -3,23 +3,35 @@
 import argparse
 import logging
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import MISSING as NO_DEFAULT
 from dataclasses import asdict, fields, replace
-from functools import reduce
+from functools import partial, reduce
+from operator import getitem
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lm.cli.mistakes import CONFIGS, LOADED, Kinds, explain_non_override, explaining, kinds_of, no_such_key, wrong_value
-from lm.config import CLASSES, HeadConfig, RunConfig, UserError
-from lm.config.checks import error_prefix
+from lm.cli.mistakes import (
+    CONFIGS,
+    LOADED,
+    Kinds,
+    explain_non_override,
+    explaining,
+    key_of,
+    kinds_of,
+    no_such_key,
+    wrong_value,
+)
+from lm.config import RunConfig, UserError, require
+from lm.config.checks import error_prefix, reading
 from lm.config.identity import PLACES, is_runtime
+from lm.config.model import CLASSES
 from lm.config.typed import build
 from lm.formats.base import agrees, read_base
 from lm.system.terminal import to_override_value
@@ -39,8 +51,8 @@ def parse(schema: type[Config], args: Sequence[str], **values: Any) -> Config:
     """
     kinds = kinds_of(schema)
     for i, arg in enumerate(args):
-        key, equals, text = arg.partition("=")
-        if not equals or not re.fullmatch(r"\+*[a-zA-Z][\w.]*", key):
+        key, _, text = arg.partition("=")
+        if not re.match(r"\+*[a-zA-Z][\w.]*=", arg):
             raise UserError(explain_non_override(args, kinds, i))
         if key not in kinds:
             raise UserError(no_such_key(key, kinds))
@@ -119,11 +131,6 @@ def current_overrides() -> list[str]:
     return list(OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False))  # type: ignore[arg-type]
 
 
-def key_of(override: str) -> str:
-    """The key that an override sets: `+head.name=a` sets head.name, `~logger` logger."""
-    return override.partition("=")[0].lstrip("+~")
-
-
 def compose(name: str, overrides: Sequence[str], schema: type[Config]) -> Config:
     """configs/NAME.yaml with overrides as a dataclass, also while a program of Hydra is running. Raises UserError."""
     import hydra
@@ -160,17 +167,13 @@ def to_dataclass(config: DictConfig, overrides: Sequence[str], schema: type[Conf
         for key in sorted(OmegaConf.missing_keys(typed)):
             raise UserError(f"{key}: is missing; give it as {key}=VALUE")
         result = OmegaConf.to_object(typed)
-    if isinstance(result, RunConfig):
-        _check_head_name(result.head)
+    if isinstance(result, RunConfig) and (path := CONFIGS / "head" / f"{result.head.name}.yaml").is_file():
+        kind = yaml.safe_load(path.read_text())["kind"]  # results are listed under the name
+        setting = f"head.name={result.head.name}"
+        require(
+            kind == result.head.kind, setting, f"another name with head.kind={result.head.kind}; it is a {kind} head"
+        )
     return result  # type: ignore[return-value]  # to_object gives the class of the schema
-
-
-def _check_head_name(head: HeadConfig) -> None:
-    """Raise UserError if the name, under which results are listed, is that of a head of another kind."""
-    path = CONFIGS / "head" / f"{head.name}.yaml"
-    kind = yaml.safe_load(path.read_text())["kind"] if path.is_file() else head.kind
-    if kind != head.kind:
-        raise UserError(f"head.name={head.name}: is of kind {kind}, not head.kind={head.kind}; choose another name")
 
 
 # --- runs that start from another run, or continue one
@@ -187,11 +190,8 @@ def _with_init_from(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
     if (path := config.get("init_from")) is None:
         return config
     base, store = read_base(path), ConfigStore.instance()
-    loaded = {
-        "model": asdict(base.settings.model),
-        "head": asdict(base.settings.head),
-        "tokenizer": asdict(base.tokenizer),
-    }
+    model, tokenizer = asdict(base.settings.model), asdict(base.tokenizer)
+    loaded = {"model": model, "head": asdict(base.settings.head), "tokenizer": tokenizer}
     for group, values in loaded.items():
         store.store(LOADED, values, group)
     defaults = yaml.safe_load((CONFIGS / "train.yaml").read_text())["defaults"]
@@ -199,24 +199,21 @@ def _with_init_from(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
     store.store("from_loaded", {"defaults": changed})
     config = hydra.compose("from_loaded", list(overrides))
     with error_prefix(f"init_from={path}"):
-        _refuse_foreign_classes(loaded["model"], map(key_of, overrides))
-    for key, value in loaded["model"].items():
-        if not agrees(key, config.model[key], value):
-            _refuse(f"model.{key}", config.model[key], path, value)
-    for key, value in loaded["tokenizer"].items():
-        if config.tokenizer[key] not in (value, base.typed.get(key)):
-            _refuse(f"tokenizer.{key}", config.tokenizer[key], path, base.typed.get(key, value))
-    if config.init_sha256 not in (None, base.sha256):
-        _refuse("init_sha256", config.init_sha256, path, base.sha256)
-    config.tokenizer.update(loaded["tokenizer"])
+        _refuse_foreign_classes(model, map(key_of, overrides))
+
+    def check(key: str, is_same: Callable[[Any], bool], value: Any) -> None:
+        if not is_same(setting := OmegaConf.select(config, key)):
+            shown, has = to_override_value(setting), to_override_value(value)
+            raise UserError(f"{key}={shown}: init_from={path} has {has}; leave it out")
+
+    for key, value in model.items():
+        check(f"model.{key}", partial(agrees, key, loaded=value), value)
+    for key, value in tokenizer.items():
+        check(f"tokenizer.{key}", (value, base.typed.get(key)).__contains__, base.typed.get(key, value))
+    check("init_sha256", (None, base.sha256).__contains__, base.sha256)
+    config.tokenizer.update(tokenizer)
     config.init_sha256 = base.sha256
     return config
-
-
-def _refuse(key: str, value: Any, init_from: str, loaded: Any) -> NoReturn:
-    raise UserError(
-        f"{key}={to_override_value(value)}: init_from={init_from} has {to_override_value(loaded)}; leave it out"
-    )
 
 
 def _load_resumed_config(config: DictConfig, overrides: Sequence[str]) -> RunConfig | None:
@@ -232,30 +229,26 @@ def _load_resumed_config(config: DictConfig, overrides: Sequence[str]) -> RunCon
     directory = RunDirectory(Path(run_dir).expanduser())
     if not directory.path.exists():  # it may be mistyped
         log.info("run_dir=%s: does not exist yet, so this is a new run", run_dir)
-    saved = directory.read_config()
-    try:
-        if not saved or any(saved["model"][key[6:]] != OmegaConf.select(config, key) for key in named_classes):
+    if not (content := directory.read_config()):
+        return None
+    with reading(directory.config):
+        saved = {field.name: content[field.name] for field in fields(RunConfig) if field.name in content}
+        typed: Any = OmegaConf.to_container(config, resolve=True)
+        if any(saved["model"][key[6:]] != typed["model"][key[6:]] for key in named_classes):
             return None
         _refuse_foreign_classes(saved["model"], named_classes)
         for key in applied:
-            value = OmegaConf.select(config, key)
             *groups, name = key.split(".")
-            group = reduce(dict.__getitem__, groups, saved)
-            group[name] = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
-        run: RunConfig = build(
-            RunConfig, {field.name: saved[field.name] for field in fields(RunConfig) if field.name in saved}
-        )
-    except (TypeError, LookupError, AttributeError, ValueError) as error:
-        raise UserError(f"{directory.config}: {error}") from error
+            reduce(getitem, groups, saved)[name] = reduce(getitem, groups, typed)[name]
+        run: RunConfig = build(RunConfig, saved)
     tokenizer = directory.model / "tokenizer.json"
     if run.init_from and run.tokenizer.kind == "file" and tokenizer.exists():  # the loaded run may be gone
         run.tokenizer = replace(run.tokenizer, path=str(tokenizer))
     return run
 
 
-def _refuse_foreign_classes(model: dict[str, Any], typed: Iterable[str]) -> None:
+def _refuse_foreign_classes(model: Mapping[str, Any], typed: Iterable[str]) -> None:
     """Refuse to import a class that a folder names, which may be a stranger's, unless the user has named it too."""
     for key in CLASSES.keys() - {*typed}:
-        cls = model[key.removeprefix("model.")]
-        if cls not in CLASSES[key]:
+        if (cls := model[key.removeprefix("model.")]) not in CLASSES[key]:
             raise UserError(f"its class {cls} would be imported; add {key}={cls} if you trust it")

@@ -15,6 +15,7 @@ from typing import Any
 
 from lm.cli.compose import parse
 from lm.config import GenerateConfig, UserError
+from lm.config.checks import reading
 from lm.data.paths import listed
 from lm.formats.base import model_folder
 from lm.system.terminal import format_table, printable
@@ -24,13 +25,10 @@ SCHEMA = GenerateConfig
 
 
 def run(args: list[str]) -> None:
-    given = [arg for arg in args if arg.startswith("prompt=")]
-    if len(given) > 1:
+    if len(given := [arg for arg in args if arg.startswith("prompt=")]) > 1:
         raise UserError(f"{given[1]}: is a second prompt; give one, in quotes if it has spaces")
     config = parse(GenerateConfig, args)
-    if sum([config.prompt is not None, config.prompt_file is not None, config.interactive]) != 1:
-        raise UserError("prompt: give one of prompt=TEXT, prompt_file=FILE and interactive=true")
-    prompts = _typed_prompts() if config.interactive else iter([_read_prompt(config)])
+    prompts = _prompts(config)
     names = listed(config.run_dir, "run_dir", folders=True)
     for name in names:
         model_folder(name)  # raises UserError before the slow imports below
@@ -38,7 +36,8 @@ def run(args: list[str]) -> None:
     from lm.inference.sampling import Sampling
     from lm.system.device import best_device, set_threads
 
-    Sampling(**_options(config))  # raises UserError before a model is loaded
+    sampling = {key: getattr(config, key) for key in ("temperature", "top_k", "top_p", "min_p")}
+    Sampling(**sampling, seed=config.seed)  # raises UserError before a model is loaded
     set_threads(config.threads)
     models = {}
     for name in names:
@@ -61,53 +60,24 @@ def run(args: list[str]) -> None:
             for number in range(config.n_samples):
                 if config.n_samples > 1:
                     print(f"=== sample {number + 1} of {config.n_samples}")
-                _continue(net, tokenizer, prompt, config, config.seed + number)
+                _continue(net, tokenizer, prompt, config, sampling | {"seed": config.seed + number})
 
 
-def _continue(net: Any, tokenizer: Any, prompt: str, config: GenerateConfig, seed: int) -> None:
-    """Print a prompt and its continuation."""
-    from lm.inference.generate import likeliest, stream
-
-    rows: list[tuple[str, ...]] = []
-
-    def observe(logits: Any) -> None:  # (1, V)
-        if config.top is not None:
-            pairs = likeliest(tokenizer, logits[0], config.top)
-            rows.append(tuple(f"{json.dumps(text, ensure_ascii=False)} {share:.1%}" for text, share in pairs))
-
-    options = _options(config) | {"seed": seed}
-    print(_shown(prompt), end="", flush=True)
-    for piece in stream(net, tokenizer, prompt, config.max_new_tokens, observe, **options):
-        print(_shown(piece), end="", flush=True)
-    print()
-    if rows:
-        head = ("step", *(f"top {rank}" for rank in range(1, len(rows[0]) + 1)))
-        table = [head, *((str(step), *row) for step, row in enumerate(rows, 1))]
-        print(format_table(table), file=sys.stderr)
+def _prompts(config: GenerateConfig) -> Iterator[str]:
+    """The prompt, or the content of prompt_file, or typed lines. Raises UserError if it is not UTF-8."""
+    if sum([config.prompt is not None, config.prompt_file is not None, config.interactive]) != 1:
+        raise UserError("prompt: give one of prompt=TEXT, prompt_file=FILE and interactive=true")
+    if config.interactive:
+        return _typed_lines()
+    if config.prompt_file is None:
+        return iter([str(config.prompt)])
+    is_stdin = config.prompt_file == "-"
+    with reading(Path("standard input" if is_stdin else config.prompt_file), "UTF-8"):
+        content = sys.stdin.buffer.read() if is_stdin else Path(config.prompt_file).read_bytes()
+        return iter([content.decode()])
 
 
-def _options(config: GenerateConfig) -> dict[str, Any]:
-    return {key: getattr(config, key) for key in ("temperature", "top_k", "top_p", "min_p", "seed")}
-
-
-def _shown(text: str) -> str:
-    """No text of a model steers a terminal."""
-    return printable(text) if sys.stdout and sys.stdout.isatty() else text
-
-
-def _read_prompt(config: GenerateConfig) -> str:
-    """The prompt, or the content of prompt_file. Raises UserError if it is not UTF-8."""
-    if config.prompt is not None:
-        return config.prompt
-    name, stdin = str(config.prompt_file), config.prompt_file == "-"
-    try:
-        return (sys.stdin.buffer.read() if stdin else Path(name).read_bytes()).decode()
-    except UnicodeDecodeError as error:
-        name = "standard input" if stdin else name
-        raise UserError(f"{name}: not UTF-8 at byte {error.start} ({error.reason})") from error
-
-
-def _typed_prompts() -> Iterator[str]:
+def _typed_lines() -> Iterator[str]:
     """Lines of standard input until it ends; on a terminal, with editing and a history."""
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")
@@ -118,3 +88,29 @@ def _typed_prompts() -> Iterator[str]:
     with suppress(EOFError):
         while True:
             yield input("prompt> " if sys.stdin.isatty() else "")
+
+
+def _continue(net: Any, tokenizer: Any, prompt: str, config: GenerateConfig, sampling: dict[str, Any]) -> None:
+    """Print a prompt and its continuation."""
+    from lm.inference.generate import likeliest, stream
+
+    rows: list[tuple[str, ...]] = []
+
+    def observe(logits: Any) -> None:  # (1, V)
+        if config.top is not None:
+            pairs = likeliest(tokenizer, logits[0], config.top)
+            cells = (f"{json.dumps(text, ensure_ascii=False)} {share:.1%}" for text, share in pairs)
+            rows.append((str(len(rows) + 1), *cells))
+
+    print(_shown(prompt), end="", flush=True)
+    for piece in stream(net, tokenizer, prompt, config.max_new_tokens, observe, **sampling):
+        print(_shown(piece), end="", flush=True)
+    print()
+    if rows:
+        head = ("step", *(f"top {rank}" for rank in range(1, len(rows[0]))))
+        print(format_table([head, *rows]), file=sys.stderr)
+
+
+def _shown(text: str) -> str:
+    """No text of a model steers a terminal."""
+    return printable(text) if sys.stdout and sys.stdout.isatty() else text

@@ -48,10 +48,14 @@ def help_text(command: str, docstring: str, schema: Any, args: Sequence[str]) ->
     parts = [re.sub(r"lm-lab (\w+)", lambda match: shlex.join(command_prefix(match[1])), docstring.strip())]
     if command in EXAMPLES:
         parts.append(f"Example: {start} {EXAMPLES[command]}")
-    if groups := GROUPS.get(command):
-        own = [Path(folder) for flag, folder in pairwise(args) if flag in ("--config-dir", "-cd")]
+    if command in GROUPS:
+        folders = [CONFIGS, *(Path(folder) for flag, folder in pairwise(args) if flag in ("--config-dir", "-cd"))]
+        choices = {
+            group: sorted({path.stem for folder in folders for path in (folder / group).glob("*.yaml")})
+            for group in GROUPS[command]
+        }
         parts.append("Groups, each chosen by group=name:")
-        parts.append("\n".join(f"  {group}: {', '.join(_choices(group, [CONFIGS, *own]))}" for group in groups))
+        parts.append("\n".join(f"  {group}: {', '.join(names)}" for group, names in choices.items()))
     values = compose("train", [], RunConfig) if schema is RunConfig else None
     lines = {setting.key: _line(setting) for setting in settings(schema, values)}
     if command == "train":
@@ -61,10 +65,6 @@ def help_text(command: str, docstring: str, schema: Any, args: Sequence[str]) ->
     else:
         parts.append("Settings, each changed by key=value, here with its default:")
     return "\n\n".join([*parts, "\n".join(lines.values())])
-
-
-def _choices(group: str, folders: Sequence[Path]) -> list[str]:
-    return sorted({path.stem for folder in folders for path in (folder / group).glob("*.yaml")})
 
 
 def _line(setting: Setting) -> str:

@@ -37,7 +37,6 @@ COMMANDS = {
     "export": "write a Hugging Face folder or a GGUF file",
 }
 NAME = "lm-lab"
-COMPLETION = ("-sc", "--shell-completion")
 INTERRUPTED = (128 + signal.SIGHUP, 128 + signal.SIGINT, 128 + signal.SIGTERM)
 DISK_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 # Errors of the machine: no other path or permission mends them.
@@ -83,9 +82,16 @@ def _on_signal(signum: int, _: Any) -> None:
 
 
 def _run(command: str | None, args: list[str]) -> int:
+    is_completion = args[:1] == ["-sc"]
+    if command is None and is_completion:  # Hydra knows of no commands: they are taken off the line
+        program, _, words = os.environ.get("COMP_LINE", "").partition(" ")
+        command, space, words = words.partition(" ")
+        os.environ["COMP_LINE"] = f"{program} {words}"
+        if program and not space:
+            print(*COMMANDS)
+            return 0
+        command = command or "train"  # the installation is the same for all
     if command is None:
-        if args[:1] and args[0] in COMPLETION:
-            return _complete(args)
         if not args or args[0] in ("-h", "--help", "help"):
             listed = "\n".join(f"  {name:10} {summary}" for name, summary in COMMANDS.items())
             print(f"usage: {NAME} COMMAND [group=choice] [key=value ...]\n\n{listed}\n")
@@ -96,32 +102,21 @@ def _run(command: str | None, args: list[str]) -> int:
         print(f"{NAME} {lm.__version__}")
         return 0
     if command not in COMMANDS:
-        close = difflib.get_close_matches(command, COMMANDS, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"choose one of {', '.join(COMMANDS)}"
-        raise UserError(f"{command}: no such command; {hint}")
+        close = difflib.get_close_matches(command, COMMANDS, n=1) or COMMANDS
+        raise UserError(f"{command}: no such command; did you mean {' or '.join(close)}?")
     for arg in args:
-        if any("\ud800" <= character <= "\udfff" for character in arg):
+        if re.search("[\ud800-\udfff]", arg):
             raise UserError(f"{arg}: not UTF-8; rename the file, or set PYTHONUTF8=1 where the locale is another")
     module = import_module(f"lm.cli.{command}")
     if {"-h", "--help"} & {*args}:
         from lm.cli.help import help_text
 
         print(help_text(command, str(module.__doc__), module.SCHEMA, args))
-    elif args[:1] and args[0] in COMPLETION and command not in ("train", "ablate"):
+    elif is_completion and command not in ("train", "ablate"):
         print(*(f"{key}=" for key in module.SCHEMA.__slots__))
     else:
         return int(module.run(args) or 0)
     return 0
-
-
-def _complete(args: list[str]) -> int:
-    """Shell completion. Hydra knows of no commands: they are taken off the line that is to be completed."""
-    program, *words = os.environ.get("COMP_LINE", "").split(" ")
-    if words and not (len(words) > 1 and words[0] in COMMANDS):
-        print(*COMMANDS)
-        return 0
-    os.environ["COMP_LINE"] = " ".join([program, *words[1:]])
-    return _run(words[0] if words else "train", args)  # install and uninstall are the same for all commands
 
 
 # --- where exceptions end

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 from lm.cli.compose import parse
-from lm.config import RunsConfig, UserError
+from lm.config import UserError
+from lm.config.commands import RunsConfig
 from lm.runs.find import find_runs
 from lm.runs.listing import listing, listing_csv
 from lm.runs.query import ordered, where

@@ -5,13 +5,13 @@ lm-lab train run_dir=RUN, with the settings of that run. With -m, comma-separate
 lm-lab train -m head=tied,untied seed=0,1,2
 """
 
+import re
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
@@ -52,14 +52,10 @@ def program(config: DictConfig) -> float | None:
 
 def prepare(flags: Namespace) -> list[str]:
     """The overrides for Hydra's grammar. Raises UserError for a sweep whose runs would all have one directory."""
-    overrides = [quoted(override, kinds_of(RunConfig), flags.multirun) for override in flags.overrides]
-    if flags.multirun:
-        parsed = {item.key_or_group: item for item in OverridesParser.create().parse_overrides(overrides)}
-        swept = [key for key, item in parsed.items() if item.is_sweep_override()]
-        path = parsed["run_dir"].value() if "run_dir" in parsed and "run_dir" not in swept else None
-        if swept and path is not None and "${" not in str(path):
-            raise UserError(f"run_dir={path}: a sweep needs a directory for each run; leave run_dir out")
-    return overrides
+    for override in flags.overrides:
+        if flags.multirun and re.fullmatch(r"run_dir=(?!null$)[^,$]+", override):
+            raise UserError(f"{override}: a sweep needs a directory for each run; leave run_dir out")
+    return [quoted(override, kinds_of(RunConfig), flags.multirun) for override in flags.overrides]
 
 
 def run(args: list[str]) -> None:

@@ -4,32 +4,18 @@ In: what Hydra composes from the YAML files of `configs/`. Out: checked dataclas
 Imports the standard library alone: a mistake in a setting is reported before torch or Lightning is imported.
 """
 
-from lm.config.checks import Diverged, UserError, require, require_choice, require_min, require_seed
-from lm.config.commands import EvaluateConfig, ExportConfig, GenerateConfig, RunsConfig
-from lm.config.data import SOURCES, TOKENIZERS, DataConfig, TokenizerConfig
-from lm.config.model import CLASSES, FFNS, HEADS, NORMS, POSITIONS, HeadConfig, ModelConfig, foreign_classes
-from lm.config.optim import DECAYS, OPTIMIZERS, OptimConfig
-from lm.config.run import (
-    LOSSES,
-    CheckpointConfig,
-    DiagnosticsConfig,
-    LoggerConfig,
-    RunConfig,
-    TrainerConfig,
-    ValidationConfig,
-)
+from lm.config.checks import Diverged, UserError, require, require_min
+from lm.config.commands import EvaluateConfig, ExportConfig, GenerateConfig
+from lm.config.data import DataConfig, TokenizerConfig
+from lm.config.model import FFNS, HEADS, NORMS, POSITIONS, HeadConfig, ModelConfig, foreign_classes
+from lm.config.optim import OptimConfig
+from lm.config.run import CheckpointConfig, DiagnosticsConfig, RunConfig, TrainerConfig, ValidationConfig
 
 __all__ = [
-    "CLASSES",
-    "DECAYS",
     "FFNS",
     "HEADS",
-    "LOSSES",
     "NORMS",
-    "OPTIMIZERS",
     "POSITIONS",
-    "SOURCES",
-    "TOKENIZERS",
     "CheckpointConfig",
     "DataConfig",
     "DiagnosticsConfig",
@@ -38,18 +24,14 @@ __all__ = [
     "ExportConfig",
     "GenerateConfig",
     "HeadConfig",
-    "LoggerConfig",
     "ModelConfig",
     "OptimConfig",
     "RunConfig",
-    "RunsConfig",
     "TokenizerConfig",
     "TrainerConfig",
     "UserError",
     "ValidationConfig",
     "foreign_classes",
     "require",
-    "require_choice",
     "require_min",
-    "require_seed",
 ]

@@ -119,22 +119,16 @@ class AblationConfig(Question):
 
     def _check_arms(self) -> None:
         require(len(self.arms) >= 2, f"ablation.arms: has {len(self.arms)}", "two or more")
-        for setting, name in {
-            f"ablation.name={self.name}": self.name,
-            **{f"ablation.arms.{a}": a for a in self.arms},
-        }.items():
+        names = {f"ablation.arms.{arm}": arm for arm in self.arms} | {f"ablation.name={self.name}": self.name}
+        for setting, name in names.items():
             require(bool(re.fullmatch(NAME, name)) and set(name) != {"."}, setting, NAMES)
         if self.base is not None and "base" in self.arms:
             raise UserError("ablation.arms.base: is what the runs of ablation.base are called; name the arm otherwise")
-        references = {
-            "baseline": [self.baseline],
-            "primary": self.primary,
-            "baselines": [*self.baselines, *self.baselines.values()],
-            "match_parameters": self.match_parameters,
-            "seed_offsets": self.seed_offsets,
-        }
-        for key, names in references.items():
-            for name in names:
+        baselines = (*self.baselines, *self.baselines.values())
+        references = {"primary": self.primary, "match_parameters": self.match_parameters, "baselines": baselines}
+        references |= {"baseline": [self.baseline], "seed_offsets": self.seed_offsets}
+        for key, names_of_arms in references.items():
+            for name in names_of_arms:
                 if name not in self.arms:
                     raise UserError(f"ablation.{key}={name}: no such arm; choose one of {', '.join(self.arms)}")
         contrasts = self.contrasts()
@@ -151,7 +145,7 @@ class AblationConfig(Question):
                 raise UserError(f"ablation.match_parameters: {arm} needs an arm to match that is itself not matched")
 
     def _check_interactions(self) -> None:
-        pairs = [f"{arm} - {other}" for arm, other in self.contrasts().items()]
+        pairs = {f"{arm} - {other}" for arm, other in self.contrasts().items()}
         for name, formula in self.interactions.items():
             setting = f"ablation.interactions.{name}={formula}"
             require(bool(re.fullmatch(NAME, name)), setting, NAMES)
@@ -159,8 +153,8 @@ class AblationConfig(Question):
                 (first, second), _ = interaction(formula)
             except ValueError:
                 raise UserError(f"{setting}: expected (arm - baseline) - (arm - baseline)") from None
-            if first == second or not {first, second} <= {*pairs}:
-                raise UserError(f"{setting}: expected two different comparisons of {', '.join(pairs)}")
+            is_pair = first != second and {first, second} <= pairs
+            require(is_pair, setting, f"two different comparisons of {', '.join(sorted(pairs))}")
 
     def _check_seeds(self) -> None:
         _distinct("ablation.seeds", self.seeds)
@@ -170,13 +164,12 @@ class AblationConfig(Question):
         is_plan = not looks or (looks == sorted({*looks}) and looks[0] >= 2 and looks[-1] == n)
         expected = f"increasing numbers of seeds from 2 on, of which the last is all, {n}"
         require(is_plan, f"ablation.looks={looks}", expected)
-        for name in self.arms:
-            offset = self.seed_offsets.get(name, 0)
+        for arm, offset in (dict.fromkeys(self.arms, 0) | self.seed_offsets).items():
             own = {seed + offset for seed in self.seeds}
-            if name in self.seed_offsets and (offset < 1 or own & set(self.seeds)):
-                raise UserError(f"ablation.seed_offsets.{name}={offset}: expected a number that leads to other seeds")
-            if self.tune.trials and (both := own & set(self.tune.seeds)):
-                raise UserError(f"ablation.tune.seeds: {min(both)} is also reported for {name}; tune on other seeds")
+            is_other = arm not in self.seed_offsets or (offset >= 1 and own.isdisjoint(self.seeds))
+            require(is_other, f"ablation.seed_offsets.{arm}={offset}", "a number that leads to other seeds")
+            if self.tune.trials and (both := own & {*self.tune.seeds}):
+                raise UserError(f"ablation.tune.seeds: {min(both)} is also reported for {arm}; tune on other seeds")
 
     def contrasts(self) -> dict[str, str]:
         """Which arm is compared with which."""

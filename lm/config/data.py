@@ -65,18 +65,13 @@ class DataConfig:
                 raise UserError(
                     f"data.{key}={value}: is for data={' or '.join(sources)}, not data.source={self.source}"
                 )
-        self._check_validation()
-
-    def _check_validation(self) -> None:
-        """Refuse what has no effect beside a validation text, and the training text as one."""
         key, train = ("val_path", self.path) if self.val_split is None else ("val_split", self.split)
-        if (value := getattr(self, key)) is None:
-            return
-        if value == train:
-            raise UserError(f"data.{key}={value}: is the training text as well")
-        for other in ("val_fraction", "val_max_bytes"):
-            if getattr(self, other) != type(self).__dataclass_fields__[other].default:
-                raise UserError(f"data.{other}={getattr(self, other)}: nothing is held out beside data.{key}={value}")
+        if (value := getattr(self, key)) is not None:
+            if value == train:
+                raise UserError(f"data.{key}={value}: is the training text as well")
+            for other in ("val_fraction", "val_max_bytes"):
+                if (given := getattr(self, other)) != type(self).__dataclass_fields__[other].default:
+                    raise UserError(f"data.{other}={given}: nothing is held out beside data.{key}={value}")
 
 
 @dataclass(slots=True, kw_only=True)

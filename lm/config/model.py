@@ -76,13 +76,10 @@ class ModelConfig:
         require(self.dropout < 1, f"model.dropout={self.dropout}", "less than 1")
         for key, value in {"rope_theta": self.rope_theta, "norm_eps": self.norm_eps}.items():
             require(0 < value < math.inf, f"model.{key}={value}", "a number above 0")
-        self._check_lora()
-        numbers = self.rope_scaling
-        if numbers is not None and (len(numbers) != 4 or not min(numbers) > 0 or not numbers[1] < numbers[2]):
+        if (numbers := self.rope_scaling) is not None:
             expected = "[factor, low_freq_factor, high_freq_factor, original_context], such as [32,1,4,8192]"
-            raise UserError(f"model.rope_scaling={numbers}: expected {expected}")
-
-    def _check_lora(self) -> None:
+            is_scaling = len(numbers) == 4 and min(numbers) > 0 and numbers[1] < numbers[2]
+            require(is_scaling, f"model.rope_scaling={numbers}", expected)
         for key in ("lora_rank", "lora_alpha", "lora_targets"):
             if self.linear != "lora" and (given := getattr(self, key)) is not None:
                 raise UserError(f"model.{key}={given}: is for model.linear=lora, not {self.linear}; leave it null")

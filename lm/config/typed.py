@@ -9,7 +9,7 @@ from lm.config.checks import UserError
 
 
 def build(kind: Any, value: Any, key: str = "") -> Any:
-    """A value from JSON or YAML as a dataclass, a NamedTuple, a list, a dict or a plain type; an int is a float too.
+    """A value from JSON or YAML as a dataclass, a list, a dict or a plain type; an int is a float too.
 
     Raises UserError naming a key that does not exist or whose value has another type, TypeError for a missing one.
     """
@@ -19,18 +19,16 @@ def build(kind: Any, value: Any, key: str = "") -> Any:
         return None if value is None else build(type(value) if type(value) in kinds else kinds[0], value, key)
     if kind is Any or (kind is float and type(value) is int):
         return value
-    is_record, is_named_tuple = is_dataclass(kind), hasattr(kind, "_fields")
-    stored = dict if is_record else list if is_named_tuple else origin or kind
-    if type(value) is not stored:
-        raise UserError(f"{key}: expected {stored.__name__}, found {value!r:.60}")
+    expected = dict if is_dataclass(kind) else origin or kind
+    if type(value) is not expected:
+        raise UserError(f"{key}: expected {expected.__name__}, found {value!r:.60}")
     content: Any = value  # of that type, which mypy cannot follow
-    hints = _hints(kind) if is_record or is_named_tuple else {}
-    if is_named_tuple:
-        return kind(*(build(hint, item, key) for hint, item in zip(hints.values(), content, strict=True)))
-    if is_record:
+    if is_dataclass(kind):
+        hints = _hints(kind)
         if unknown := [name for name in content if name not in hints]:
             raise UserError(f"{key}.{unknown[0]}: no such key".lstrip("."))
-        return kind(**{name: build(hints[name], item, f"{key}.{name}".lstrip(".")) for name, item in content.items()})
+        values = {name: build(hints[name], item, f"{key}.{name}".lstrip(".")) for name, item in content.items()}
+        return kind(**values)  # type: ignore[operator]  # it is a class, not an instance
     if origin is list:
         return [build(arguments[0], item, f"{key}[{i}]") for i, item in enumerate(content)]
     if origin is dict:

@@ -1,7 +1,6 @@
 """Files: atomic writes, and what is written and read as JSON, YAML and CSV."""
 
 import csv
-import errno
 import hashlib
 import io
 import json
@@ -42,10 +41,8 @@ def sync_folder(path: Path) -> None:
     """Sync a folder, so that a rename inside it survives a power failure."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # a file system that cannot sync folders
-            raise OSError(error.errno, error.strerror, str(path)) from error
+        with suppress(OSError):  # some file systems cannot; what the file holds is synced already
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
@@ -88,10 +85,9 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
 def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping of a YAML file. Raises ValueError if the file holds anything else."""
     try:  # the loader in C is ten times as fast
-        content = yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        return _mapping(yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
     except yaml.YAMLError as error:
         raise ValueError(" ".join(str(error).split())) from error
-    return _mapping(content)
 
 
 def _mapping(content: Any) -> dict[str, Any]:
