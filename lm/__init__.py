@@ -9,12 +9,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lm.config import HeadConfig, ModelConfig, UserError
-    from lm.data.tokenizer import Tokenizer, load_tokenizer
-    from lm.formats.folder import load_model
-    from lm.inference.generate import generate, stream
-    from lm.model.linear import Linear, linear
-    from lm.model.transformer import Transformer
+    from lm.config import HeadConfig as HeadConfig
+    from lm.config import ModelConfig as ModelConfig
+    from lm.config import UserError as UserError
+    from lm.data.tokenizer import Tokenizer as Tokenizer
+    from lm.data.tokenizer import load_tokenizer as load_tokenizer
+    from lm.formats.folder import load_model as load_model
+    from lm.inference.generate import generate as generate
+    from lm.inference.generate import stream as stream
+    from lm.model.linear import Linear as Linear
+    from lm.model.linear import linear as linear
+    from lm.model.transformer import Transformer as Transformer
 
 __version__ = "0.2.0"
 
@@ -36,19 +41,7 @@ _MODULES = {  # of the public names; each is imported on first use, for torch ta
     "linear": "lm.model.linear",
     "Transformer": "lm.model.transformer",
 }
-__all__ = [
-    "HeadConfig",
-    "Linear",
-    "ModelConfig",
-    "Tokenizer",
-    "Transformer",
-    "UserError",
-    "generate",
-    "linear",
-    "load_model",
-    "load_tokenizer",
-    "stream",
-]
+__all__ = list(_MODULES)
 
 
 def __getattr__(name: str) -> Any:

@@ -151,20 +151,6 @@ def test_a_sweep_runs_each_job_and_compares_them(command: Command, cwd: Path) ->
 
 
 @slow
-def test_unusable_texts_are_a_line_for_each_and_leave_no_run(command: Command, cwd: Path) -> None:
-    (cwd / "empty.txt").touch()
-    (cwd / "latin.txt").write_bytes(b"caf\xe9")
-    texts = "data.path=absent.txt,empty.txt,latin.txt"
-    code, _, errors = command("train", "-m", "data=text", "tokenizer=byte", "trainer=cpu", texts)
-    assert code == 2
-    starts = ("data.path=absent.txt: no such file", "data.path=empty.txt: the text is empty", "latin.txt: not UTF-8")
-    for line, begin in zip(errors.splitlines(), starts, strict=True):
-        assert line.startswith(f"error: {begin}")
-        assert line.endswith(f"data.path={begin.removeprefix('data.path=').partition(':')[0]})")
-    assert [path.name for path in (cwd / "runs").rglob("*")] == ["multirun.yaml"]
-
-
-@slow
 def test_a_job_in_a_process_of_its_own_ends_the_sweep_with_its_code(script: Script, cwd: Path) -> None:
     """As under Hydra's launchers for joblib and submitit: what a job notes in its own process does not come back."""
     plugins = {"PYTHONPATH": os.pathsep.join([str(ROOT / "tests/plugins"), os.environ.get("PYTHONPATH", "")])}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import MISSING as NO_DEFAULT
 from dataclasses import asdict, fields, replace
-from functools import partial, reduce
+from functools import cache, partial, reduce
 from operator import getitem
 from pathlib import Path
 from types import SimpleNamespace
@@ -146,6 +146,7 @@ def compose(name: str, overrides: Sequence[str], schema: type[Config]) -> Config
             return to_dataclass(hydra.compose(name, overrides), overrides, schema)
 
 
+@cache  # to build a schema takes a tenth of the time of composing
 def register(name: str, schema: type[Any]) -> None:
     """Make a schema known to Hydra, as configs/NAME.yaml names it in its defaults."""
     from hydra.core.config_store import ConfigStore

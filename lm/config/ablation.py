@@ -13,7 +13,6 @@ METRICS = {  # name in result.json -> (whether less is better, its unit)
     "val_bpb": (True, "bits per byte"),
     "val_top1": (False, "fraction of tokens"),
 }
-BUDGETS = ("tokens", "flops", "time")
 BUDGET_NAMES = {"tokens": "tokens", "flops": "FLOPs", "time": "time"}
 HYPERPARAMETERS = ["optim.lr", "head.embedding_lr_multiplier", "head.head_lr_multiplier"]
 MATCHED_BY = ("model.d_ff", "model.d_model", "model.n_layers")
@@ -44,8 +43,8 @@ class TuneConfig:
 
 
 @dataclass(slots=True, kw_only=True)
-class Look:
-    """What decides a verdict, beside the runs. An ablation remembers it for every verdict that was seen."""
+class Question:
+    """What is asked, whatever the arms are. `name` is the config's file name."""
 
     seeds: list[int]  # each arm is run at each of them
     baseline: str  # the arm with which the others are compared
@@ -55,12 +54,6 @@ class Look:
     interactions: dict[str, str] = field(default_factory=dict)  # name -> "(arm - baseline) - (arm - baseline)"
     budgets: list[str] = field(default_factory=lambda: ["tokens"])  # what is held equal; each has runs of its own
     looks: list[int] = field(default_factory=list)  # numbers of seeds at which it may stop; empty: once, with all seeds
-
-
-@dataclass(slots=True, kw_only=True)
-class Question(Look):
-    """What is asked, whatever the arms are. `name` is the config's file name."""
-
     name: str  # of the ablation: the file in configs/ablation
     question: str  # what the report answers
     metric: str = "val_loss"  # val_loss, val_bpb or val_top1
@@ -112,7 +105,7 @@ class AblationConfig(Question):
         require(0 < margin < math.inf, f"ablation.equivalence_margin={margin}", f"more than 0, in {unit}")
         _distinct("ablation.budgets", self.budgets)
         for budget in self.budgets:
-            require_choice("ablation.budgets", budget, BUDGETS)
+            require_choice("ablation.budgets", budget, tuple(BUDGET_NAMES))
         self._check_arms()
         self._check_interactions()
         self._check_seeds()
@@ -185,7 +178,6 @@ class AblationConfig(Question):
         return seen[-1]
 
 
-EXECUTORS = ("local", "ray", "slurm")
 EXIT_CODES = ("done", "verdict")
 FROM_RUN = {"job_name", "time", "cpus_per_task", "gpus_per_node", "ntasks_per_node"}  # of sbatch: each run decides them
 
@@ -229,7 +221,7 @@ class AblateConfig:
 
     def __post_init__(self) -> None:
         require_min(1, "", self, "workers")
-        require_choice("executor", self.executor, EXECUTORS)
+        require_choice("executor", self.executor, ("local", "ray", "slurm"))
         require_choice("exit_code", self.exit_code, EXIT_CODES)
 
 

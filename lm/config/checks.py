@@ -40,8 +40,8 @@ def reading(path: Path, expected: str = "what lm wrote") -> Iterator[None]:
         raise UserError(f"{path}: not {expected} ({type(error).__name__}: {message})") from error
 
 
-def require_choice(key: str, name: str, names: tuple[str, ...]) -> None:
-    if name not in names:
+def require_choice(key: str, name: str | None, names: tuple[str, ...]) -> None:
+    if name is not None and name not in names:
         raise UserError(f"{key}={name}: choose one of {', '.join(names)}")
 
 

@@ -8,12 +8,10 @@ from lm.config.data import DataConfig, TokenizerConfig
 from lm.config.model import HeadConfig, ModelConfig
 from lm.config.optim import OptimConfig
 
-ACCELERATORS = ("auto", "cpu", "gpu", "cuda", "mps")
 # without fp16, which would need loss scaling
 PRECISIONS = ("auto", "32-true", "bf16-mixed", "bf16-true", "64-true")
 # Sharded strategies would split the weights that Muon, validation and checkpoints need whole.
 STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_false", "ddp_find_unused_parameters_true")
-PROFILERS = ("simple", "advanced", "pytorch")
 LOSSES = ("auto", "plain", "chunked")
 TIED_MATRICES = ("embedding", "head", "mean")
 
@@ -36,11 +34,10 @@ class TrainerConfig:
     profiler: str | None = None  # simple, advanced or pytorch: a table of times at the end
 
     def __post_init__(self) -> None:
-        require_choice("trainer.accelerator", self.accelerator, ACCELERATORS)
+        require_choice("trainer.accelerator", self.accelerator, ("auto", "cpu", "gpu", "cuda", "mps"))
         require_choice("trainer.strategy", self.strategy, STRATEGIES)
         require_choice("trainer.precision", self.precision, PRECISIONS)
-        if self.profiler is not None:
-            require_choice("trainer.profiler", self.profiler, PROFILERS)
+        require_choice("trainer.profiler", self.profiler, ("simple", "advanced", "pytorch"))
         counts = ("devices", "num_nodes", "max_steps", "accumulate_grad_batches", "log_every_n_steps")
         require_min(1, "trainer.", self, *counts)
         require_min(0, "trainer.", self, "gradient_clip_val")
@@ -136,8 +133,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         require_choice("loss", self.loss, LOSSES)
-        if self.init_tied_matrix is not None:
-            require_choice("init_tied_matrix", self.init_tied_matrix, TIED_MATRICES)
+        require_choice("init_tied_matrix", self.init_tied_matrix, TIED_MATRICES)
         require_min(1, "", self, "max_tokens", "threads")
         require_seed(self.seed)
         require(self.run_dir != "", "run_dir: is empty", "a directory, or null for one under runs/")

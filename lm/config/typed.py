@@ -19,16 +19,17 @@ def build(kind: Any, value: Any, key: str = "") -> Any:
         return None if value is None else build(type(value) if type(value) in kinds else kinds[0], value, key)
     if kind is Any or (kind is float and type(value) is int):
         return value
-    expected = dict if is_dataclass(kind) else origin or kind
+    is_record = is_dataclass(kind)
+    expected = dict if is_record else origin or kind
     if type(value) is not expected:
         raise UserError(f"{key}: expected {expected.__name__}, found {value!r:.60}")
     content: Any = value  # of that type, which mypy cannot follow
-    if is_dataclass(kind):
+    if is_record:
         hints = _hints(kind)
         if unknown := [name for name in content if name not in hints]:
             raise UserError(f"{key}.{unknown[0]}: no such key".lstrip("."))
         values = {name: build(hints[name], item, f"{key}.{name}".lstrip(".")) for name, item in content.items()}
-        return kind(**values)  # type: ignore[operator]  # it is a class, not an instance
+        return kind(**values)
     if origin is list:
         return [build(arguments[0], item, f"{key}[{i}]") for i, item in enumerate(content)]
     if origin is dict:
