@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 from conftest import Outcome, Script
 from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from lm.cli import ablate, train
-from lm.cli.compose import compose, parse, run_hydra
+from lm.cli.compose import compose, parse, register, run_hydra
 from lm.cli.evaluate import parse_arguments
 from lm.cli.main import handle_exception, job
 from lm.cli.mistakes import CONFIGS, kinds_of
@@ -227,11 +228,11 @@ def test_the_result_of_a_job_reaches_hydra() -> None:
 
     @hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name="train")
     def program(config: Any) -> None:
-        results.append((HydraConfig.get().mode.name, task(config)))
+        results.append((HydraConfig.get().mode, task(config)))
 
-    train.register("train", RunConfig)
+    register("train", RunConfig)
     run_hydra(program, ["seed=1"], kinds_of(RunConfig), lambda flags: flags.overrides)
-    assert results == [("RUN", 1.5)]
+    assert results == [(RunMode.RUN, 1.5)]
 
 
 # --- where exceptions end

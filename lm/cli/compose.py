@@ -136,7 +136,7 @@ def compose(name: str, overrides: Sequence[str], schema: type[Config]) -> Config
     import hydra
     from hydra.core.global_hydra import GlobalHydra
 
-    register(name, schema)
+    register(name, schema)  # type: ignore[arg-type]  # a class is hashable
     kinds = kinds_of(schema)
     overrides = [quoted(override, kinds) for override in overrides]
     with ExitStack() as stack:
@@ -147,7 +147,7 @@ def compose(name: str, overrides: Sequence[str], schema: type[Config]) -> Config
 
 
 @cache  # to build a schema takes a tenth of the time of composing
-def register(name: str, schema: type[Any]) -> None:
+def register(name: str, schema: Any) -> None:
     """Make a schema known to Hydra, as configs/NAME.yaml names it in its defaults."""
     from hydra.core.config_store import ConfigStore
 
