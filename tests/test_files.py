@@ -24,7 +24,7 @@ from lm.system.files import (
     write_json,
     write_text,
 )
-from tests.inject import Injection
+from tests.faults.inject import Injection
 
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["lm.system.files"])
