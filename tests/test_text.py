@@ -25,7 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @given(pairs=PAIRS, limit=st.integers(1, 30), block=st.integers(1, 5))
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 def test_text_beyond_the_limit_is_neither_read_nor_kept(
     pairs: list[tuple[str, str]], limit: int, block: int, folder: Path
 ) -> None:
@@ -41,7 +41,7 @@ def test_text_beyond_the_limit_is_neither_read_nor_kept(
 
 
 @given(pairs=PAIRS, other=PAIRS, block=st.integers(1, 5))
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 def test_the_hash_changes_with_any_name_and_any_text(
     pairs: list[tuple[str, str]], other: list[tuple[str, str]], block: int, folder: Path
 ) -> None:
@@ -63,7 +63,7 @@ def test_the_hash_is_of_sizes_names_and_texts_in_order(folder: Path) -> None:
 
 
 @given(text=st.text(min_size=2), fraction=st.floats(0.01, 0.99), block=st.integers(2, 9))
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 def test_a_single_text_is_split_by_characters(text: str, fraction: float, block: int, folder: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "BLOCK", block)
@@ -73,7 +73,7 @@ def test_a_single_text_is_split_by_characters(text: str, fraction: float, block:
 
 
 @given(names=NAMES, fraction=st.floats(0.01, 0.99))
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 def test_several_documents_are_split_whole_and_no_side_is_empty(
     names: list[str], fraction: float, folder: Path
 ) -> None:
@@ -100,7 +100,7 @@ def test_documents_added_later_move_no_others(folder: Path) -> None:
 
 
 @given(text=st.text(min_size=2), limit=st.integers(4, 30), fraction=st.sampled_from([0.1, 0.5, 0.95]))
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 def test_the_end_of_a_single_text_is_held_out_up_to_the_limit(
     text: str, limit: int, fraction: float, folder: Path
 ) -> None:
@@ -116,7 +116,7 @@ def test_the_end_of_a_single_text_is_held_out_up_to_the_limit(
 
 
 @given(names=NAMES, limit=st.integers(4, 200))
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 def test_the_documents_of_lowest_hash_that_fit_are_held_out(names: list[str], limit: int, folder: Path) -> None:
     pairs = [(name, "x" * (i % 7 + 1) + name) for i, name in enumerate(names)]
     whole = stored(folder, pairs)

@@ -27,12 +27,14 @@ BPE, BYTE, CHAR = train_bpe([TEXT], 400), byte_tokenizer(), char_tokenizer([TEXT
 SPELLED = f"{EOT} begin{EOT}{EOT}\nend {EOT[:-1]}{EOT[1:]}"
 
 
-@pytest.mark.parametrize("size", [257, 258, 300, 517])
-def test_bpe_has_exactly_the_size_asked_for(size: int) -> None:
-    tokenizer = train_bpe([TEXT], size)
-    assert tokenizer.vocab_size == size == len(tokenizer.backend.get_vocab())
-    assert sorted(tokenizer.backend.get_vocab().values()) == list(range(size))
-    assert 0 <= tokenizer.eot < size
+def test_bpe_has_exactly_the_size_asked_for_and_is_deterministic() -> None:
+    for size in (257, 300, 400):
+        tokenizer = train_bpe([TEXT], size)
+        assert tokenizer.vocab_size == size == len(tokenizer.backend.get_vocab())
+        assert sorted(tokenizer.backend.get_vocab().values()) == list(range(size))
+    assert (tokenizer.to_json(), tokenizer.hash) == (BPE.to_json(), BPE.hash)
+    with pytest.raises(UserError, match=r"^tokenizer\.vocab_size=5000: "):
+        train_bpe(["abc abc"], 5000)
 
 
 @pytest.mark.parametrize("tokenizer", [BPE, BYTE], ids=["bpe", "byte"])
@@ -53,30 +55,23 @@ def test_byte_has_a_token_for_each_byte_and_char_for_each_character(text: str) -
     assert (len(BYTE.encode(text)), len(char.encode(text))) == (len(text.encode()), len(text))
 
 
-@pytest.mark.parametrize("tokenizer", [BPE, BYTE, char_tokenizer([SPELLED])], ids=["bpe", "byte", "char"])
+SPELLING = train_bpe([TEXT, SPELLED * 50], 300)  # end of text is spelled in its training text
+
+
+@pytest.mark.parametrize("tokenizer", [BPE, SPELLING, BYTE, char_tokenizer([SPELLED])])
 def test_text_that_spells_end_of_text_is_plain_text(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode(SPELLED)
     assert tokenizer.eot not in ids
     assert tokenizer.decode(ids) == SPELLED
 
 
-def test_end_of_text_spelled_in_the_training_text_of_bpe_is_plain_text_too() -> None:
-    tokenizer = train_bpe([TEXT, SPELLED * 50], 300)
-    assert tokenizer.eot not in tokenizer.encode(SPELLED)
-    assert tokenizer.decode(tokenizer.encode(SPELLED)) == SPELLED
-
-
-def test_bpe_training_is_deterministic() -> None:
-    again = train_bpe([TEXT], 400)
-    assert (again.to_json(), again.hash) == (BPE.to_json(), BPE.hash)
-
-
-def test_one_word_of_a_megabyte_is_learned_in_seconds() -> None:
-    """Uncut, the time grows with the square of its length: this would take ten minutes."""
+def test_a_very_long_word_is_learned_in_seconds() -> None:
+    """Uncut, the time grows with the square of its length: this would take minutes."""
     draw = random.Random(0)
-    assert train_bpe(["".join(draw.choices("abcdefgh", k=1_000_000))], 300).vocab_size == 300
+    assert train_bpe(["".join(draw.choices("abcdefgh", k=300_000))], 300).vocab_size == 300
 
 
+@pytest.mark.slow
 def test_ctrl_c_is_heard_while_bpe_is_trained() -> None:
     """The library does not look at signals. This text would take it many seconds."""
     code = "import random; from lm.data.vocabulary import train_bpe\n"
@@ -190,7 +185,7 @@ def saved(tokenizer: Tokenizer, path: Path, eot: str | None, special: bool = Tru
     return path
 
 
-@pytest.mark.parametrize("name", ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "<EOS>"])
+@pytest.mark.parametrize("name", ["<|endoftext|>", "</s>", "[EOS]"])
 def test_a_file_keeps_its_own_end_of_text_token(name: str, tmp_path: Path) -> None:
     tokenizer = load_tokenizer(saved(BPE, tmp_path / "tokenizer.json", name))
     assert (tokenizer.vocab_size, tokenizer.eot, tokenizer.eot_token) == (400, BPE.eot, name)
@@ -219,11 +214,6 @@ def test_bpe_learns_from_the_training_text_and_char_from_all_text() -> None:
     assert char.vocab_size == 4
 
 
-def test_a_vocabulary_that_the_text_cannot_fill_is_refused_with_what_it_yields() -> None:
-    with pytest.raises(UserError, match=r"tokenizer\.vocab_size=5000: this text yields a vocabulary of at most \d+"):
-        train_bpe(["abc abc"], 5000)
-
-
 @pytest.mark.parametrize("text", ["~", "def ~", "a\nb\u20ac"])
 def test_an_unknown_character_is_named(text: str) -> None:
     with pytest.raises(UserError, match=f"does not know the character '{text[-1]}'"):
@@ -232,36 +222,26 @@ def test_an_unknown_character_is_named(text: str) -> None:
 
 WHOLE = BPE.to_json().encode()
 DAMAGED = {
+    "absent": None,
     "empty": b"",
-    "space": b" \n",
     "list": b"[]",
-    "number": b"1",
-    "null": b"null",
-    "string": b'"BPE"',
     "object": b"{}",
-    "other_json": b'{"model_type": "gpt2"}',
     "merges_of_unknown_tokens": b'{"model": {"type": "BPE", "vocab": {}, "merges": [["a", "b"]]}}',
-    "ids_as_strings": b'{"model": {"type": "WordLevel", "vocab": {"a": "1"}, "unk_token": "a"}}',
     "binary": bytes(range(256)),
-    "nul": bytes(1000),
     "deep": b"[" * 100_000,
-} | {f"cut_at_{cut}": WHOLE[:cut] for cut in (1, 2, 50, len(WHOLE) // 3, len(WHOLE) // 2, len(WHOLE) - 1)}
+    "cut": WHOLE[: len(WHOLE) // 2],
+}
 
 
 @pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED.keys())
-def test_a_damaged_file_is_named(content: bytes, tmp_path: Path) -> None:
+def test_a_damaged_file_is_named(content: bytes | None, tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
-    path.write_bytes(content)
+    if content is not None:
+        path.write_bytes(content)
     with pytest.raises(UserError) as caught:
         load_tokenizer(path)
     assert str(caught.value).startswith(f"{path}: ")
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("name", ["absent.json", "", "absent/tokenizer.json"])
-def test_an_absent_file_is_named(name: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=f"^{re.escape(str(tmp_path / name))}: "):
-        load_tokenizer(tmp_path / name)
 
 
 @pytest.mark.parametrize("odd", ["truncation", "not_special"])

@@ -7,10 +7,9 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
-from tqdm import tqdm
 
 from lm.config import UserError
-from lm.data.text import Part
+from lm.data.text import Part, progress
 from lm.data.tokenizer import Tokenizer
 
 CHUNK = 1 << 13  # characters that a thread of the tokenizer encodes at a time
@@ -74,7 +73,7 @@ def encode(tokenizer: Tokenizer, part: Part, label: str = "", quiet: bool = True
         return np.array(flat, dtype=dtype)
 
     with (
-        tqdm(total=part.n_bytes, desc=label, unit="B", unit_scale=True, disable=quiet, leave=False) as bar,
+        progress(part.n_bytes, label, quiet) as bar,
         ThreadPoolExecutor(2) as pool,  # the ids of a group are taken out while the next one is encoded
     ):
         waiting = deque[tuple[list[tuple[str, bool]], Future[list[list[int]]]]]()
@@ -87,15 +86,15 @@ def encode(tokenizer: Tokenizer, part: Part, label: str = "", quiet: bool = True
             yield joined(first, ids.result())
 
 
-def _compare(texts: list[str], back: list[str]) -> None:
-    for text, other in zip(texts, back, strict=True):
+def _compare(texts: list[str], decoded_texts: list[str]) -> None:
+    for text, other in zip(texts, decoded_texts, strict=True):
         if text != other:
             pairs = enumerate(zip(text, other, strict=False))
-            at = next((i for i, (char, other_char) in pairs if char != other_char), min(len(text), len(other)))
-            begin = max(at - 10, 0)
+            at = next((i for i, (before, after) in pairs if before != after), min(len(text), len(other)))
+            around = slice(max(at - 10, 0), at + 10)
             raise UserError(
                 "tokenizer: loses part of the text, so bits per byte would be wrong:"
-                f" {text[begin : at + 10]!r} comes back as {other[begin : at + 10]!r}"
+                f" {text[around]!r} comes back as {other[around]!r}"
             )
 
 

@@ -1,15 +1,12 @@
 """The files that a file name, folder, glob or address stands for. Imports nothing heavy."""
 
-import errno
 import glob
-import itertools
 import os
-import re
-import stat
-from collections import deque
 from collections.abc import Iterator
-from fnmatch import translate
+from fnmatch import fnmatchcase
+from itertools import takewhile
 from pathlib import Path
+from typing import NoReturn
 
 from lm.config import DataConfig, TokenizerConfig, UserError
 
@@ -61,79 +58,59 @@ def listed(value: str, key: str, folders: bool = False) -> list[str]:
 def local_files(path: str, suffixes: tuple[str, ...] = (), key: str = "data.path") -> dict[str, Path]:
     """The files of a file name, folder or glob, by their names, which are relative to the folder and sorted.
 
-    `suffixes`: of a folder or glob, only files that end in one of them, compressed or not.
+    `suffixes`: of a folder or glob, only files that end in one of them, compressed or not. A file is taken once,
+    however many links lead to it. Raises UserError, and OSError for a folder that cannot be read.
     """
-    try:
-        root, files = _find(Path(path).expanduser(), suffixes, key)
-    except (OSError, RuntimeError) as error:  # name too long, unknown user, no permission
-        inner = getattr(error, "filename", None)
-        where = f"{inner}: " if inner and str(inner) != path else ""
-        raise UserError(f"{key}={path}: {where}{getattr(error, 'strerror', None) or error}") from error
-    try:
-        return {os.fsencode(file.relative_to(root)).decode(): file for file in files}
-    except UnicodeDecodeError as error:
-        raise UserError(f"{key}={path}: the file name {error.object!r} is not UTF-8; rename the file") from error
-
-
-def _find(path: Path, suffixes: tuple[str, ...], key: str) -> tuple[Path, list[Path]]:
-    if path.is_file():
-        return path.parent, [path]
-    root, pattern = path, ["**", "*"]
-    if not path.is_dir():
-        fixed = list(itertools.takewhile(lambda part: not glob.has_magic(part), path.parts[:-1]))
-        root, pattern = Path(*fixed), list(path.parts[len(fixed) :])
-        pattern += ["*"] if pattern[-1:] == ["**"] else []
-    files = sorted(file for file in _matching(root, pattern) if not suffixes or suffix(file) in suffixes)
-    if not files:
+    place = Path(os.path.expanduser(path))
+    if place.is_file():
+        return {place.name: place}
+    if place.is_dir():
+        root, files = place, list(_walk(place))
+    else:
+        root = Path(*takewhile(lambda part: not glob.has_magic(part), place.parts[:-1]))
+        files = _glob(root, place)
+    unique: dict[tuple[int, int], Path] = {}
+    for file in sorted(files, key=Path.is_symlink):  # a file in the folder keeps its own name, which decides the split
+        if (not suffixes or suffix(file) in suffixes) and file.is_file():  # no link that leads nowhere
+            status = file.stat()
+            unique.setdefault((status.st_dev, status.st_ino), file)
+    if not unique:
         kinds = " or ".join(suffixes) or "files"
-        what = f"a folder without {kinds}" if path.is_dir() else "no such file, folder or glob"
+        what = f"a folder without {kinds}" if place.is_dir() else "no such file, folder or glob"
         raise UserError(f"{key}={path}: {what}")
-    return root, files
+    return {file.relative_to(root).as_posix(): file for file in sorted(unique.values())}
 
 
-def _matching(root: Path, pattern: list[str]) -> Iterator[Path]:
-    """The files below `root` that match a glob, each once, however many links lead to it.
-
-    Links are followed after all else, so that a file in the folder keeps its own name, and none is followed twice.
-    Raises OSError for a folder that cannot be read.
-    """
-    ahead, links = deque([(root, 0)]), deque[tuple[Path, int]]()  # folders, and the part of the pattern for their names
-    visited: set[tuple[int, int, int]] = set()
-    while ahead or links:
-        path, i = (ahead or links).popleft()
-        status = _status(path)
-        if status is None or (place := (status.st_dev, status.st_ino, i)) in visited:
-            continue
-        visited.add(place)
-        if i == len(pattern):
-            if stat.S_ISREG(status.st_mode):
-                yield path
-        elif stat.S_ISDIR(status.st_mode):
-            is_deep = pattern[i] == "**"
-            if is_deep:
-                ahead.append((path, i + 1))
-            for name, is_link in _names(path, pattern[i]):
-                (links if is_link else ahead).append((path / name, i if is_deep else i + 1))
+def _glob(root: Path, pattern: Path) -> list[Path]:
+    parts = pattern.relative_to(root).parts
+    if "**" not in parts:
+        return [Path(match) for match in glob.glob(str(pattern))]
+    parts = (*parts, "*") if parts[-1] == "**" else parts
+    return [file for file in _walk(root) if _matches(file.relative_to(root).parts, parts)]
 
 
-def _status(path: Path) -> os.stat_result | None:
-    """None for a link that leads nowhere."""
-    try:
-        return path.stat()
-    except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ELOOP):
-            return None
-        raise
+def _matches(names: tuple[str, ...], parts: tuple[str, ...]) -> bool:
+    """Whether a path matches a glob, in which `**` stands for any number of folders."""
+    if not names or not parts:
+        return not names and not parts
+    if parts[0] == "**":
+        return _matches(names, parts[1:]) or _matches(names[1:], parts)
+    return fnmatchcase(names[0], parts[0]) and _matches(names[1:], parts[1:])
 
 
-def _names(folder: Path, pattern: str) -> Iterator[tuple[str, bool]]:
-    """The names in a folder that match one part of a glob, and whether they are links. `**` matches folders alone."""
-    if not glob.has_magic(pattern):
-        yield pattern, (folder / pattern).is_symlink()
-        return
-    matches = re.compile(translate(pattern)).match
-    with os.scandir(folder) as entries:
-        for entry in sorted(entries, key=lambda entry: entry.name):
-            visible = pattern.startswith(".") or not entry.name.startswith(".")
-            if visible and matches(entry.name) and (pattern != "**" or entry.is_symlink() or entry.is_dir()):
-                yield entry.name, entry.is_symlink()
+def _walk(root: Path) -> Iterator[Path]:
+    """The files below a folder, without hidden ones. Each folder is visited once; links are followed after all else."""
+    pending, visited = [root], set[tuple[int, int]]()
+    while pending:
+        for folder, subfolders, names in os.walk(pending.pop(0), onerror=refuse):
+            status = os.stat(folder)
+            place = status.st_dev, status.st_ino
+            subfolders[:] = sorted(name for name in subfolders if place not in visited and not name.startswith("."))
+            pending += [Path(folder, name) for name in subfolders if os.path.islink(Path(folder, name))]
+            yield from (Path(folder, name) for name in names if place not in visited and not name.startswith("."))
+            visited.add(place)
+
+
+def refuse(error: OSError) -> NoReturn:
+    """For os.walk, which would skip a folder that it cannot read."""
+    raise error

@@ -11,21 +11,15 @@ from lm.data.paths import SUFFIXES, suffix
 from lm.data.tables import READERS, TIMEOUT, cells_of, filesystem_of, first_line
 from lm.system.files import json_sha256, read_json, write_json
 
-LOGIN = "log in by `hf auth login` or set HF_TOKEN"
-
 log = logging.getLogger(__name__)
 
 
-class Unavailable(UserError):
-    """A server does not answer, or not now."""
-
-
 def ask(cache: Path, request: str, answer: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What a server says; without an answer, what it said the last time, with a warning. Raises Unavailable."""
+    """What a server says; without an answer, what it said the last time, with a warning. Raises UserError."""
     note = cache / "servers" / f"{json_sha256(request)[:32]}.json"
     try:
         reply = answer()
-    except Unavailable as error:
+    except UserError as error:
         try:
             reply = read_json(note)
         except (OSError, ValueError):
@@ -44,11 +38,9 @@ def file_version(place: str, url: str) -> dict[str, Any]:
         filesystem, path = filesystem_of(url)
         info = filesystem.info(path)
     except Exception as error:
-        cause = error.__cause__ or error
-        status = getattr(cause, "status", None)
-        is_final = 400 <= status < 500 if status else isinstance(cause, FileNotFoundError | ValueError | ImportError)
-        reason = f"status {status}" if status else first_line(cause)
-        raise (UserError if is_final else Unavailable)(f"{place}: could not be read ({reason})") from error
+        status = getattr(error.__cause__ or error, "status", None)
+        reason = f"status {status}" if status else first_line(error.__cause__ or error)
+        raise UserError(f"{place}: could not be read ({reason})") from error
     return {key: str(value) for key, value in sorted(info.items()) if key not in ("url", "name", "mimetype")}
 
 
@@ -65,14 +57,22 @@ def hub_commit(config: DataConfig, revision: str | None) -> dict[str, Any]:
 
 
 def hub_cells(config: DataConfig, commit: str, key: str) -> Iterator[Any]:
-    """The cells of a column of a split. What is not read is not downloaded.
+    """The cells of a column of a split, whose setting is `key`. What is not read is not downloaded.
 
-    A read that fails is tried again by the library for a while, from where it stopped. `key` is the setting that names
-    the split.
+    A read that fails is tried again by the library for a while, from where it stopped.
     """
+    import datasets
+
     hub_commit(config, commit)
     with _hub_errors(config, commit):
-        builder = _builder(config, commit)
+        path = f"hf://datasets/{config.path}"  # without the prefix, a local folder of this name would be read
+        datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False  # it would tell a further server of each reading
+        try:
+            builder = datasets.load_dataset_builder(path, config.name, revision=commit)
+        except ValueError as error:  # its text lists the configurations
+            raise UserError(f"data.name={config.name}: {' '.join(str(error).split())}") from error
+        if builder.hash != commit:  # without an answer, the library takes any version that it finds in its own cache
+            raise ConnectionError("its files cannot be listed")
         splits = builder.config.data_files or {}
         if config.split not in splits:
             raise UserError(f"{key}={config.split}: the splits of {config.path} are {', '.join(splits)}")
@@ -85,39 +85,23 @@ def hub_cells(config: DataConfig, commit: str, key: str) -> Iterator[Any]:
             yield from cells_of(builder.as_streaming_dataset(config.split), config.column)
 
 
-def _builder(config: DataConfig, commit: str) -> Any:
-    """The `datasets` builder of a configuration, which knows the files of each split."""
-    import datasets
-
-    path = f"hf://datasets/{config.path}"  # without the prefix, a local folder of this name would be read
-    datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False  # it would tell a further server of each reading
-    try:
-        builder = datasets.load_dataset_builder(path, config.name, revision=commit)
-    except ValueError as error:  # its text lists the configurations
-        raise UserError(f"data.name={config.name}: {' '.join(str(error).split())}") from error
-    if builder.hash != commit:  # without an answer, the library takes any version that it finds in its own cache
-        raise ConnectionError("its files cannot be listed")
-    return builder
-
-
 @contextmanager
 def _hub_errors(config: DataConfig, revision: str | None) -> Iterator[None]:
     from huggingface_hub import constants, errors
 
     place, page = f"data.path={config.path}", f"{constants.ENDPOINT}/datasets/{config.path}"
+    login = "log in by `hf auth login` or set HF_TOKEN"
     try:
         yield
     except UserError:
         raise
+    except errors.GatedRepoError as error:  # a RepositoryNotFoundError too
+        raise UserError(f"{place}: its owner grants access on request; ask for it at {page}, then {login}") from error
+    except errors.RepositoryNotFoundError as error:
+        raise UserError(f"{place}: no such data set on the Hub; if it is a private one, {login}") from error
+    except errors.RevisionNotFoundError as error:
+        raise UserError(f"data.revision={revision}: no such branch, tag or commit of {config.path}") from error
     except Exception as error:
-        lines = {
-            errors.GatedRepoError: f"{place}: its owner grants access on request; ask for it at {page}, then {LOGIN}",
-            errors.RepositoryNotFoundError: f"{place}: no such data set on the Hub; if it is a private one, {LOGIN}",
-            errors.RevisionNotFoundError: f"data.revision={revision}: no such branch, tag or commit of {config.path}",
-            errors.HFValidationError: f"{place}: expected OWNER/NAME, the name of a data set on the Hub",
-        }
-        if line := next((line for kind, line in lines.items() if isinstance(error, kind)), None):
-            raise UserError(line) from error
         status = getattr(getattr(error, "response", None), "status_code", None)
         reason = f"answers with status {status}" if status else f"cannot be read ({first_line(error)})"
-        raise Unavailable(f"{place}: {constants.ENDPOINT} {reason}") from error
+        raise UserError(f"{place}: {constants.ENDPOINT} {reason}") from error

@@ -2,50 +2,40 @@
 
 import codecs
 import hashlib
-import json
 import logging
 import os
 import re
 import sysconfig
-import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Protocol
 
 from lm.config import DataConfig, UserError
-from lm.data.paths import SUFFIXES, is_url, local_files, suffix
+from lm.data.paths import SUFFIXES, is_url, local_files, refuse, suffix
 from lm.data.servers import ask, file_version, hub_cells, hub_commit
 from lm.data.tables import BLOCK, READERS, documents_of, open_file, reading_from
 from lm.system.files import json_sha256
 
 EXCLUDED = ("test", "tests", "idle_test", "site-packages", "dist-packages", "encodings", "pydoc_data", "lib2to3")
-RACY = 2 * 10**9  # ns: the coarsest times of file systems
 VERSION = ("ETag", "Content-MD5", "Digest", "Last-Modified")  # headers that tell two versions of a file apart
 
 log = logging.getLogger(__name__)
 Documents = Iterator[tuple[str, Iterable[bytes]]]  # a name, which decides the side of the split, and blocks of UTF-8
 
 
-@dataclass(slots=True, frozen=True)
-class State:
-    """The state of a source: it holds the same text as long as its digest is the same."""
-
-    digest: str
-    newest: float = 0.0  # ns since the epoch: the last change; 0: no clock decides about the digest
-
-    def is_settled(self, time_of_reading: int) -> bool:
-        """Whether any change since a reading is certain to have changed the digest."""
-        return self.newest < time_of_reading - RACY
-
-
 class Source(Protocol):
-    """Where text comes from. What it raises for unusable text is a UserError."""
+    """Where text comes from. What it raises for unusable text is a UserError or an OSError that names the file."""
 
     place: str  # the setting that names it, for messages
 
-    def state(self) -> State: ...
+    def state(self) -> tuple[str, float]:
+        """A digest that is the same as long as the text is, and when the text last changed, in ns since the epoch.
+
+        A change directly after another one may leave the digest as it is. 0: no clock decides about the digest.
+        """
 
     def documents(self, max_bytes: int | None) -> Documents:
         """The documents in order. Of each, little more than `max_bytes` are read."""
@@ -62,30 +52,21 @@ class Files:
         addresses = [file for file in files.values() if isinstance(file, str)]
         self.versions = {url: ask(cache, url, partial(file_version, place, url)) for url in addresses}
 
-    def state(self) -> State:
-        digest, newest, now = hashlib.sha256(), 0.0, time.time_ns()
+    def state(self) -> tuple[str, float]:
+        states, changed = list[object](), 0.0
         for name, file in self.files.items():
             if isinstance(file, Path):
-                status = _status(file)
-                state = [name, status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns]
-                changed = status.st_mtime_ns if status.st_mtime_ns <= now else 0  # some program has set a time to come
-                newest = max(newest, changed, status.st_ctime_ns)
+                status = file.stat()
+                states.append([name, status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns])
+                changed = max(changed, status.st_ctime_ns)  # which no program can set
             else:
-                state = [file, self.versions[file]]
+                states.append([file, self.versions[file]])
                 if file.startswith("http") and not any(header in self.versions[file] for header in VERSION):
-                    newest = float("inf")
-            digest.update(json.dumps(state).encode())
-        return State(digest.hexdigest(), newest)
+                    changed = inf
+        return json_sha256(states), changed
 
     def documents(self, max_bytes: int | None) -> Documents:
         raise UserError(f"{self.place}: holds the tokens of one tokenizer, expected a text")
-
-
-def _status(path: Path) -> os.stat_result:
-    try:
-        return path.stat()
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}") from error
 
 
 class TextFiles(Files):
@@ -105,26 +86,26 @@ class TextFiles(Files):
         if self.sha256 and len(self.files) > 1:
             raise UserError(f"{self.place}: is {len(self.files)} files, expected one file of data.sha256={self.sha256}")
         for name, file in self.files.items():
-            yield name, self._blocks(file, max_bytes)
+            yield name, self._blocks(file, inf if max_bytes is None else max_bytes + 4)  # with a character that is cut
 
-    def _blocks(self, file: Path | str, max_bytes: int | None) -> Iterator[bytes]:
-        decoder, digest, at = codecs.getincrementaldecoder("utf-8")(), hashlib.sha256(), 0
+    def _blocks(self, file: Path | str, limit: float) -> Iterator[bytes]:
+        decoder, digest, n_read = codecs.getincrementaldecoder("utf-8")(), hashlib.sha256(), 0
         place = str(file) if isinstance(file, Path) else self.place
         with reading_from(place, "text"), open_file(file) as content:
-            while block := content.read(BLOCK):
-                digest.update(block)
-                if max_bytes is None or at < max_bytes + 4:
-                    n_held = len(decoder.getstate()[0])  # bytes of an unfinished character
-                    try:
+            try:
+                while block := content.read(BLOCK):
+                    is_first, is_wanted = n_read == 0, n_read < limit
+                    n_read += len(block)
+                    digest.update(block)
+                    if is_wanted:
                         decoder.decode(block)
-                    except UnicodeDecodeError as error:
-                        raise _not_utf8(file, at - n_held + error.start, error.reason) from error
-                    yield block.removeprefix(codecs.BOM_UTF8) if at == 0 else block
-                elif not self.sha256:
-                    return
-                at += len(block)
-        if n_held := len(decoder.getstate()[0]) if max_bytes is None or at < max_bytes + 4 else 0:
-            raise _not_utf8(file, at - n_held, "unexpected end of data")
+                        yield block.removeprefix(codecs.BOM_UTF8) if is_first else block
+                    elif not self.sha256:
+                        return
+                if n_read < limit:
+                    decoder.decode(b"", final=True)
+            except UnicodeDecodeError as error:
+                raise _not_utf8(file, n_read - len(error.object) + error.start, error.reason) from error
         if self.sha256 not in (None, digest.hexdigest()):
             raise UserError(f"{place}: has {digest.hexdigest()}, expected one file of data.sha256={self.sha256}")
 
@@ -161,28 +142,37 @@ class Hub:
             request = f"hf://datasets/{config.path}@{config.revision or 'main'}"
             self.commit = ask(cache, request, partial(hub_commit, config, config.revision))["commit"]
 
-    def state(self) -> State:
-        return State(json_sha256([self.config.path, self.config.name, self.config.split, self.commit]))
+    def state(self) -> tuple[str, float]:
+        return json_sha256([self.config.path, self.config.name, self.config.split, self.commit]), 0.0
 
     def documents(self, max_bytes: int | None) -> Documents:
         return documents_of(hub_cells(self.config, self.commit, self.key), self.config.column)
 
 
-def open_sources(config: DataConfig) -> tuple[Source, Source | None]:
+def open_sources(config: DataConfig) -> list[Source]:
     """The text, and the validation text if data.val_path or data.val_split names one. Raises UserError."""
     source = open_source(config)
     if config.val_split is not None:
-        return source, open_source(replace(config, split=config.val_split, val_split=None), "data.val_split")
+        return [source, open_source(replace(config, split=config.val_split, val_split=None), "data.val_split")]
     if config.val_path is None:
-        return source, None
+        return [source]
     val = open_source(replace(config, path=config.val_path, val_path=None, sha256=None), "data.val_path")
-    assert isinstance(source, Files)
-    assert isinstance(val, Files)
-    training = {path.resolve() for path in source.files.values() if isinstance(path, Path)}
-    for path in val.files.values():
-        if isinstance(path, Path) and path.resolve() in training:
-            raise UserError(f"{val.place}: {path} belongs to data.path={config.path} as well")
-    return source, val
+    training = {path.resolve() for path in _local_paths(source)}
+    if common := next((path for path in _local_paths(val) if path.resolve() in training), None):
+        raise UserError(f"{val.place}: {common} belongs to data.path={config.path} as well")
+    return [source, val]
+
+
+def _local_paths(source: Source) -> list[Path]:
+    return [path for path in getattr(source, "files", {}).values() if isinstance(path, Path)]
+
+
+def only_file(source: Source) -> Path:
+    """The one local file of a source. Raises UserError if it has another number, or is at an address."""
+    paths = _local_paths(source)
+    if len(paths) != 1:
+        raise UserError(f"{source.place}: is {len(paths)} local files, expected one of token ids")
+    return paths[0]
 
 
 def open_source(config: DataConfig, key: str = "data.path") -> Source:
@@ -193,9 +183,11 @@ def open_source(config: DataConfig, key: str = "data.path") -> Source:
     if config.source == "stdlib":
         return TextFiles("data=stdlib", _stdlib(), cache)
     assert config.path is not None
-    place, suffixes = f"{key}={config.path}", SUFFIXES.get(config.source, ())
-    is_local = not is_url(config.path)
-    files: dict[str, Path | str] = {**local_files(config.path, suffixes, key)} if is_local else {"": config.path}
+    place, files = f"{key}={config.path}", dict[str, Path | str]()
+    if is_url(config.path):
+        files[""] = config.path
+    else:
+        files |= local_files(config.path, SUFFIXES.get(config.source, ()), key)
     if config.source in READERS:
         return Tables(place, files, cache, config.source, config.column)
     return TextFiles(place, files, cache, config.sha256) if config.source == "text" else Files(place, files, cache)
@@ -204,15 +196,11 @@ def open_source(config: DataConfig, key: str = "data.path") -> Source:
 def _stdlib() -> dict[str, Path | str]:
     """The source of the running interpreter's standard library, without tests and code tables; no download."""
     root, files = Path(sysconfig.get_path("stdlib")), list[Path]()
-
-    def refuse(error: OSError) -> None:
-        raise UserError(f"{error.filename}: {error.strerror}") from error
-
     for folder, below, names in os.walk(root, onerror=refuse):
         below[:] = [name for name in below if name not in EXCLUDED]  # not descended into: site-packages may be large
         files += (Path(folder, name) for name in names if name.endswith(".py") and name not in EXCLUDED)
     local = ("_sysconfigdata", "config-")  # these hold paths of the machine
     files = sorted(file for file in files if not file.relative_to(root).parts[0].startswith(local))
-    if sum(_status(file).st_size for file in files) < 1_000_000:
+    if not (root / "argparse.py").is_file():
         raise UserError(f"{root}: this Python ships without its source; give your own text: data=text data.path=FILE")
     return {file.relative_to(root).as_posix(): file for file in files}

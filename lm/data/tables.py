@@ -1,4 +1,8 @@
-"""Rows of JSON, CSV and Parquet files, which may be compressed or lie on a server. No type is guessed."""
+"""Files that may be compressed or lie on a server, and the cells of a column of JSON, CSV and Parquet files.
+
+No type is guessed, which is why `datasets.load_dataset` does not read them: it re-encodes JSON of mixed types, and
+takes digits in CSV for numbers.
+"""
 
 import io
 import json
@@ -33,18 +37,15 @@ def open_file(file: Path | str, seekable: bool = False) -> IO[bytes]:
 
 
 def filesystem_of(file: Path | str) -> tuple[Any, str]:
+    import aiohttp
     import fsspec
     import pyarrow as pa
 
     zstd = fsspec.compression.compr.get("zstd") or (lambda raw, **_: pa.CompressedInputStream(raw, "zstd"))
     fsspec.compression.register_compression("zstd", zstd, "zst", force=True)
-    if isinstance(file, Path):
-        return fsspec.filesystem("file"), str(file)
-    if not file.startswith("http"):
-        return fsspec.url_to_fs(file)
-    import aiohttp
-
-    timeout = aiohttp.ClientTimeout(None, sock_connect=TIMEOUT, sock_read=TIMEOUT)
+    if not str(file).startswith("http"):
+        return fsspec.url_to_fs(str(file))
+    timeout = aiohttp.ClientTimeout(None, sock_connect=TIMEOUT, sock_read=TIMEOUT)  # the default ends long downloads
     return fsspec.url_to_fs(file, client_kwargs={"timeout": timeout})
 
 
@@ -91,20 +92,20 @@ def cells_of(rows: Iterable[dict[str, Any]], column: str) -> Iterator[Any]:
         yield row.get(column)
 
 
+def _json_lines(lines: Iterable[bytes], file: Path | str) -> Iterator[Any]:
+    for number, line in enumerate(lines, 1):
+        try:
+            if line.strip():
+                yield json.loads(line)
+        except json.JSONDecodeError as error:
+            raise UserError(f"{file}: line {number} is not JSON ({error.msg})") from error
+
+
 def _json_cells(file: Path | str, column: str) -> Iterator[Any]:
-    """From a list of objects, or from an object in each line (JSON Lines). No type is guessed."""
-
-    def lines() -> Iterator[dict[str, Any]]:
-        for number, line in enumerate(content, 1):
-            try:
-                if line.strip():
-                    yield json.loads(line)
-            except json.JSONDecodeError as error:
-                raise UserError(f"{file}: line {number} is not JSON ({error.msg})") from error
-
+    """From a list of objects, or from an object in each line (JSON Lines)."""
     with open_file(file) as content:
         is_list = content.peek(64).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")  # type: ignore[attr-defined]
-        yield from cells_of(json.load(content) if is_list else lines(), column)
+        yield from cells_of(json.load(content) if is_list else _json_lines(content, file), column)
 
 
 def _csv_cells(file: Path | str, column: str) -> Iterator[Any]:
@@ -117,8 +118,8 @@ def _csv_cells(file: Path | str, column: str) -> Iterator[Any]:
         columns[name] = None
         return name == column
 
+    options: dict[str, Any] = {"dtype": str, "keep_default_na": False, "chunksize": 10 * ROWS}
     with open_file(file) as content:
-        options: dict[str, Any] = {"dtype": str, "keep_default_na": False, "chunksize": 10 * ROWS}
         for chunk in pd.read_csv(content, usecols=is_wanted, **options):
             _check_column(column, columns)
             yield from (None if cell != cell else cell for cell in chunk[column].tolist())
@@ -126,12 +127,9 @@ def _csv_cells(file: Path | str, column: str) -> Iterator[Any]:
 
 def _parquet_cells(file: Path | str, column: str) -> Iterator[Any]:
     """Of the other columns nothing is read. Threads of Arrow would keep Ctrl-C from being heard."""
-    import pyarrow.parquet
+    from pyarrow.parquet import ParquetFile
 
-    with (
-        open_file(file, seekable=True) as content,
-        pyarrow.parquet.ParquetFile(content, pre_buffer=False, buffer_size=BLOCK) as table,
-    ):
+    with open_file(file, seekable=True) as content, ParquetFile(content, pre_buffer=False, buffer_size=BLOCK) as table:
         _check_column(column, table.schema_arrow.names)
         for batch in table.iter_batches(ROWS, columns=[column], use_threads=False):
             yield from batch.column(0).to_pylist()

@@ -1,12 +1,11 @@
 """A text on disk, and its split into training and validation text."""
 
 import hashlib
-import logging
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO
+from typing import IO, NoReturn
 
 import numpy as np
 import xxhash
@@ -20,7 +19,10 @@ BLOCK = 1 << 20  # bytes that are read at a time
 RECORD = np.dtype([("size", "<u8"), ("position", "<u8"), ("digest", "<u8")])
 PACKED = struct.Struct("<QQQ")  # the same
 
-log = logging.getLogger(__name__)
+
+def progress(total: int | None, label: str, quiet: bool) -> "tqdm[NoReturn]":
+    """A progress bar of bytes, which leaves nothing behind."""
+    return tqdm(total=total, desc=label, unit="B", unit_scale=True, disable=quiet, leave=False)
 
 
 @dataclass(slots=True, frozen=True, eq=False)
@@ -30,6 +32,7 @@ class Text:
     path: Path
     hash: str  # of the names and texts of all documents, in order
     records: np.ndarray  # (n_documents,) of RECORD
+    n_empty: int = 0  # documents without text, which are none of these
 
     @property
     def size(self) -> int:
@@ -37,7 +40,7 @@ class Text:
 
     def joined(self) -> "Text":
         """The same text as one document."""
-        text_hash = hashlib.sha256(f"{self.hash} joined".encode()).hexdigest()
+        text_hash = _derived(self.hash, "joined")
         return replace(self, hash=text_hash, records=np.array([(self.size, 0, int(text_hash[:16], 16))], RECORD))
 
     def whole(self) -> "Part":
@@ -78,10 +81,7 @@ def read(source: Source, path: Path, *, max_bytes: int | None = None, quiet: boo
     Empty documents are skipped.
     """
     content, records, size, n_empty = hashlib.sha256(), bytearray(), 0, 0
-    with (
-        tqdm(total=max_bytes, desc="reading", unit="B", unit_scale=True, disable=quiet, leave=False) as bar,
-        open(path, "w+b", buffering=BLOCK) as file,
-    ):
+    with progress(max_bytes, "reading", quiet) as bar, open(path, "w+b", buffering=BLOCK) as file:
         for name, blocks in source.documents(max_bytes):
             n_bytes, block = 0, b""
             for block in blocks:
@@ -95,7 +95,7 @@ def read(source: Source, path: Path, *, max_bytes: int | None = None, quiet: boo
                 file.seek(size + n_bytes)
                 file.truncate()
             if n_bytes:
-                encoded, digest = name.encode(), xxhash.xxh3_64()
+                encoded, digest = name.encode(errors="surrogateescape"), xxhash.xxh3_64()
                 content.update(len(encoded).to_bytes(8, "big") + encoded + n_bytes.to_bytes(8, "big"))
                 for part in [block[:n_bytes]] if is_one else _read_again(file, size, n_bytes):
                     content.update(part)
@@ -107,9 +107,7 @@ def read(source: Source, path: Path, *, max_bytes: int | None = None, quiet: boo
                 break
     if not size:
         raise UserError(f"{source.place}: the text is empty")
-    if n_empty:
-        log.info("%s: %d documents are empty or null and have been skipped", source.place, n_empty)
-    return Text(path, content.hexdigest(), np.frombuffer(records, RECORD))
+    return Text(path, content.hexdigest(), np.frombuffer(records, RECORD), n_empty)
 
 
 def _whole_characters(file: IO[bytes], begin: int, size: int) -> int:
@@ -137,7 +135,7 @@ def split(text: Text, val_fraction: float, val_max_bytes: int | None) -> tuple[P
     the document whose hash is nearest moves to it. At most `val_max_bytes` are held out: the end of a single document,
     those documents of lowest hash that fit together, or the end of the one of lowest hash if it is larger.
     """
-    whole, capped = text.whole(), hashlib.sha256(f"{text.hash} val_max_bytes={val_max_bytes}".encode()).hexdigest()
+    whole, capped = text.whole(), _derived(text.hash, f"val_max_bytes={val_max_bytes}")
     if len(text.records) == 1:
         cut, is_capped = _cut(whole, val_fraction, val_max_bytes)
         train, val = (Part(text, whole.documents, np.array([span])) for span in ((0, cut), (cut, text.size)))
@@ -153,11 +151,7 @@ def split(text: Text, val_fraction: float, val_max_bytes: int | None) -> tuple[P
         end = int(spans[lowest, 1])
         begin = spans[lowest, 1] = _last_bytes(text, end, val_max_bytes or 0)
         val = Part(text, whole.documents[lowest : lowest + 1], np.array([(begin, end)]))
-        return (
-            Part(text, whole.documents, spans),
-            val,
-            hashlib.sha256(f"{text.hash} val_from={begin}".encode()).hexdigest(),
-        )
+        return Part(text, whole.documents, spans), val, _derived(text.hash, f"val_from={begin}")
     held_out = np.zeros(len(order), bool)
     held_out[order[:n_fitting]] = True
     train, val = (Part(text, whole.documents[side], whole.spans[side]) for side in (~held_out, held_out))
@@ -166,7 +160,11 @@ def split(text: Text, val_fraction: float, val_max_bytes: int | None) -> tuple[P
 
 def published(text: Text, val: Text) -> tuple[Part, Part, str]:
     """The same for a text and a validation text of its own: both are used whole."""
-    return text.whole(), val.whole(), hashlib.sha256(f"{text.hash} val={val.hash}".encode()).hexdigest()
+    return text.whole(), val.whole(), _derived(text.hash, f"val={val.hash}")
+
+
+def _derived(text_hash: str, change: str) -> str:
+    return hashlib.sha256(f"{text_hash} {change}".encode()).hexdigest()
 
 
 def _cut(whole: Part, val_fraction: float, val_max_bytes: int | None) -> tuple[int, bool]:

@@ -24,19 +24,20 @@ from typing import Any
 import filelock
 import numpy as np
 import xxhash
-from tqdm import tqdm
 
 from lm.config import DataConfig, TokenizerConfig, UserError
+from lm.config.data import TABLES
 from lm.data.encoding import chunks, decoded, encode, sample
-from lm.data.sources import Files, Source, open_source, open_sources
-from lm.data.text import Text, overlap, published, read, split
+from lm.data.sources import Source, only_file, open_source, open_sources
+from lm.data.text import Text, overlap, progress, published, read, split
 from lm.data.tokenizer import Tokenizer, load_tokenizer
 from lm.data.vocabulary import build_tokenizer
 from lm.system.files import json_sha256, read_json, sha256, sync_folder, write_json, write_text
 
-FORMAT = 4  # of the folder; a change causes folders to be built again
+FORMAT = 5  # of the folder; a change causes folders to be built again
 FILES = ("train.bin", "val.bin", "tokenizer.json")
 SELECTING = ("source", "column", "rows", "sha256", "max_bytes")  # settings that decide which text is read
+RACY = 2 * 10**9  # ns: the coarsest times of file systems
 MIN_OVERLAP = 0.001  # of the validation text: so much of it is training text as well before it is said
 CHUNK = 1 << 20  # tokens made elsewhere that are looked at at a time
 BASELINE_BYTES = 1 << 24  # zlib and lzma are measured on the first bytes of the text
@@ -64,12 +65,11 @@ class TextData:
 
 def prepare(config: DataConfig, tokenizer: TokenizerConfig, quiet: bool = True) -> TextData:
     """Open the tokens of a text, which are built if they do not exist. Raises UserError for unusable text."""
-    source, val = open_sources(config)
-    sources = [source] if val is None else [source, val]
-    held_out = [config.val_fraction, config.val_max_bytes] if val is None else None
+    sources = open_sources(config)
+    held_out = [config.val_fraction, config.val_max_bytes] if len(sources) == 1 else None
     identity: dict[str, Any] = {"format": FORMAT, "held_out": held_out, **asdict(tokenizer)}
     identity |= {key: getattr(config, key) for key in SELECTING}
-    identity["states"] = [part.state().digest for part in sources]
+    identity["states"] = [source.state()[0] for source in sources]
     if tokenizer.path is not None:
         own = load_tokenizer(Path(tokenizer.path))
         identity["path"] = own.hash
@@ -77,16 +77,17 @@ def prepare(config: DataConfig, tokenizer: TokenizerConfig, quiet: bool = True) 
         log.info("tokenizer.path=%s: %s %s; %d tokens", tokenizer.path, own.eot_token, note, own.vocab_size)
     folder = Path(config.cache_dir).expanduser() / "tokens" / json_sha256(identity)[:16]
     if not _is_current(folder, sources, config, quiet):
-        with locked(folder):
+        with _locked(folder):
             if not _is_current(folder, sources, config, quiet):  # another process may have built it meanwhile
                 _build(folder, sources, config, tokenizer, quiet)
     data = _open(folder, sources)
     for name, tokens, needed in (("training", data.train, config.seq_len + 1), ("validation", data.val, 2)):
         if len(tokens) < needed:
-            instead = " or lower data.seq_len" if name == "training" else "" if val else " or raise data.val_fraction"
+            held_out_advice = "" if held_out is None else " or raise data.val_fraction"
+            advice = " or lower data.seq_len" if name == "training" else held_out_advice
             raise UserError(
                 f"data: the {name} text has {len(tokens)} tokens, data.seq_len={config.seq_len} needs {needed}:"
-                f" give more text{instead}"
+                f" give more text{advice}"
             )
     return data
 
@@ -107,7 +108,12 @@ def encode_whole(config: DataConfig, tokenizer: Tokenizer, quiet: bool = True) -
 
 def _read(source: Source, path: Path, config: DataConfig, quiet: bool) -> Text:
     text = read(source, path, max_bytes=config.max_bytes, quiet=quiet)
-    return text.joined() if config.rows == "lines" else text
+    if config.rows == "lines":
+        return text.joined()
+    if text.n_empty and config.source in TABLES:  # an empty file is nothing to be told of
+        n = text.n_empty + len(text.records)
+        log.info("%s: %d of %d rows are empty or null and have been skipped", source.place, text.n_empty, n)
+    return text
 
 
 def _read_all(sources: list[Source], folder: Path, config: DataConfig, quiet: bool) -> list[Text]:
@@ -115,12 +121,9 @@ def _read_all(sources: list[Source], folder: Path, config: DataConfig, quiet: bo
 
     It is read first: a mistake in it is found before a long reading.
     """
-    settings = [config, replace(config, max_bytes=None)]
-    texts = [
-        _read(source, folder / f"text-{number}", settings[number], quiet)
-        for number, source in reversed(list(enumerate(sources)))
-    ]
-    return texts[::-1]
+    whole = replace(config, max_bytes=None)
+    val = [_read(source, folder / "val-text", whole, quiet) for source in sources[1:]]
+    return [_read(sources[0], folder / "text", config, quiet), *val]
 
 
 # --- the folder
@@ -142,20 +145,19 @@ def _is_current(folder: Path, sources: list[Source], config: DataConfig, quiet: 
     except (OSError, ValueError, KeyError) as error:
         log.warning("%s: damaged token cache (%s); it is built again", folder, error)
         return False
-    if meta["is_settled"] and not config.verify:
+    if not config.verify and all(source.state()[1] < meta["read_at"] - RACY for source in sources):
         return True
-    begun = time.time_ns()
+    read_at = time.time_ns()
     if _hashes(sources, folder.parent, config, quiet) != meta["hashes"]:
         return False
-    if all(source.state().is_settled(begun) for source in sources):
-        with suppress(OSError):  # a cache that is read-only still serves
-            write_json(folder / "meta.json", {**meta, "is_settled": True})
+    with suppress(OSError):  # a cache that is read-only still serves
+        write_json(folder / "meta.json", {**meta, "read_at": read_at})
     return True
 
 
 def _hashes(sources: list[Source], cache: Path, config: DataConfig, quiet: bool) -> list[str]:
     if config.source == "tokens":
-        return [sha256(_only_file(source)) for source in sources]
+        return [sha256(only_file(source)) for source in sources]
     try:
         folder = tempfile.TemporaryDirectory(dir=cache, prefix="verified-")
     except OSError:  # a cache that is read-only still serves
@@ -166,18 +168,22 @@ def _hashes(sources: list[Source], cache: Path, config: DataConfig, quiet: bool)
 
 def _build(folder: Path, sources: list[Source], config: DataConfig, settings: TokenizerConfig, quiet: bool) -> None:
     """Write a token folder, in place of another one if there is one. The caller holds its lock."""
-    begun, states = time.time_ns(), [source.state() for source in sources]
+    read_at, states = time.time_ns(), [source.state() for source in sources]
     write = _write_given if config.source == "tokens" else _write_encoded
-    with partial_folder(folder) as partial:
+    partial = folder.with_suffix(".partial")
+    shutil.rmtree(partial, ignore_errors=True)  # of a killed process
+    with _writing(folder.parent):
+        partial.mkdir()
+    try:
         meta = write(partial, sources, config, settings, quiet)
         if [source.state() for source in sources] != states:
             raise UserError(f"{sources[0].place}: the text changed while it was being read; run the same command again")
-        meta["checksum"] = _checksum(partial)
-        meta["is_settled"] = all(state.is_settled(begun) for state in states)
-        write_json(partial / "meta.json", meta)
+        write_json(partial / "meta.json", meta | {"checksum": _checksum(partial), "read_at": read_at})
         shutil.rmtree(folder, ignore_errors=True)
         os.rename(partial, folder)
         sync_folder(folder.parent)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _write_encoded(
@@ -218,7 +224,7 @@ def _write_given(
     if settings.path is None:
         needs = "data=tokens needs the tokenizer that made them: tokenizer=file tokenizer.path=FILE, a tokenizer.json"
         raise UserError(f"tokenizer={settings.kind}: {needs}")
-    tokenizer, paths = load_tokenizer(Path(settings.path)), [_only_file(source) for source in sources]
+    tokenizer, paths = load_tokenizer(Path(settings.path)), [only_file(source) for source in sources]
     for name, path in zip(("train", "val"), paths, strict=True):
         if path.stat().st_size % 2:
             raise UserError(f"{path}: has an odd number of bytes; expected token ids of two bytes each (uint16)")
@@ -228,8 +234,7 @@ def _write_given(
             raise UserError(f"{path}: has the token {highest}, but {settings.path} has {tokenizer.vocab_size} tokens")
         os.symlink(path.resolve(), folder / f"{name}.bin")
     write_text(folder / "tokenizer.json", tokenizer.to_json())
-    text = tokenizer.decode(_mapped(paths[1], "uint16").tolist()).encode()
-    hashes = [sha256(path) for path in paths]
+    text, hashes = tokenizer.decode(_mapped(paths[1], "uint16").tolist()).encode(), [sha256(path) for path in paths]
     return {
         "dtype": "uint16",
         "val_bytes": len(text),
@@ -238,14 +243,6 @@ def _write_given(
         "hash": json_sha256(hashes),
         "hashes": hashes,
     }
-
-
-def _only_file(source: Source) -> Path:
-    assert isinstance(source, Files)
-    files = list(source.files.values())
-    if len(files) != 1 or not isinstance(files[0], Path):
-        raise UserError(f"{source.place}: is {len(files)} files or an address; expected one local file of token ids")
-    return files[0]
 
 
 def _open(folder: Path, sources: list[Source]) -> TextData:
@@ -275,7 +272,7 @@ def compressed_bits_per_byte(blocks: Iterable[bytes], n_bytes: int, quiet: bool 
     compressors: dict[str, Any] = {"zlib": zlib.compressobj(9), "lzma": lzma.LZMACompressor(preset=9)}
     sizes, total = dict.fromkeys(compressors, 0), min(n_bytes, BASELINE_BYTES)
     left = total
-    with tqdm(total=total, desc="compressing", unit="B", unit_scale=True, disable=quiet, leave=False) as bar:
+    with progress(total, "compressing", quiet) as bar:
         for block in blocks:
             block = block[:left]
             for name, compressor in compressors.items():
@@ -290,10 +287,8 @@ def compressed_bits_per_byte(blocks: Iterable[bytes], n_bytes: int, quiet: bool 
 def _checksum(folder: Path) -> str:
     """XXH3 with 128 bits of the files of a folder, as fast as they are read. It is no protection against forgery."""
     digest = xxhash.xxh3_128()
-    for path in (folder / name for name in FILES):
-        if path.is_symlink():  # to tokens that were made elsewhere: their state is in the name of the folder
-            continue
-        with open(path, "rb", buffering=0) as file:
+    for name in FILES:
+        with open(folder / name, "rb", buffering=0) as file:
             digest.update(hashlib.file_digest(file, xxhash.xxh3_128).digest())
     return digest.hexdigest()
 
@@ -304,16 +299,14 @@ def _writing(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        refused = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
-        without_locks = (errno.ENOLCK, errno.EOPNOTSUPP)  # some network file systems
-        if error.errno not in (*refused, *without_locks):
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise
         expected = "expected a folder to write to, where files can be locked"
         raise ReadOnlyCache(f"data.cache_dir={folder.parent}: {error.strerror}; {expected}") from error
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def _locked(folder: Path) -> Iterator[None]:
     """Hold the lock of a folder that is to be written. Raises ReadOnlyCache."""
     lock = filelock.FileLock(folder.with_suffix(".lock"))
     with _writing(folder.parent):
@@ -324,22 +317,9 @@ def locked(folder: Path) -> Iterator[None]:
             log.info("%s: is being written by another process; waiting for it", folder)
             lock.acquire()
     try:
+        for partial in folder.parent.glob("*.partial"):  # of a killed process, if nobody holds its lock
+            with suppress(filelock.Timeout, OSError), filelock.FileLock(partial.with_suffix(".lock"), timeout=0):
+                shutil.rmtree(partial, ignore_errors=True)
         yield
     finally:
         lock.release()
-
-
-@contextmanager
-def partial_folder(folder: Path) -> Iterator[Path]:
-    """An empty folder beside `folder`, which the caller renames; on an error it is removed. Its lock is held."""
-    for other in folder.parent.glob("*.partial"):  # of a killed process, if nobody holds its lock
-        with suppress(filelock.Timeout, OSError), filelock.FileLock(other.with_suffix(".lock"), timeout=0):
-            shutil.rmtree(other, ignore_errors=True)
-    partial = folder.with_suffix(".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    with _writing(folder.parent):
-        partial.mkdir()
-    try:
-        yield partial
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)

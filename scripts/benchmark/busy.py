@@ -15,30 +15,28 @@ import torch
 
 from lm.system.device import has_native_bf16
 
-from .measure import Measurement
+from .measure import Measurement, median_ratio
 from .models import DEFAULT, step
 
 ROUNDS = 5
-WARM_UP = 0.3  # seconds
 LOOP = "import os, sys\nwhile os.getppid() == int(sys.argv[1]): pass"  # ends with the process that started it
 
 
 def busy(device: str, seconds: float) -> Iterator[Measurement]:
-    """With all threads and with one, idle and beside the other program in turn. The reference is idle."""
+    """Idle and beside the other program in turn. The reference is idle."""
     threads = torch.get_num_threads()
     if device != "cpu" or threads < 2:
         return
     call = step(DEFAULT, "cpu", mixed=has_native_bf16("cpu"))
-    times: dict[tuple[int, bool], list[float]] = {(n, loaded): [] for n in (threads, 1) for loaded in (False, True)}
+    times: dict[bool, list[float]] = {False: [], True: []}
     for _ in range(ROUNDS):
-        for (n, loaded), measured in times.items():
-            torch.set_num_threads(n)
-            with _other_program() if loaded else nullcontext():
-                _step_time(call, WARM_UP)
-                measured.append(_step_time(call, seconds / ROUNDS))
-    for n in (threads, 1):
-        beside, idle = (1000 * median(times[n, loaded]) for loaded in (True, False))
-        yield Measurement("busy", f"step time, default, threads={n}", beside, "ms", "idle", idle)
+        for is_loaded in times:
+            with _other_program() if is_loaded else nullcontext():
+                _step_time(call, min(0.3, seconds))
+                times[is_loaded].append(_step_time(call, seconds / ROUNDS))
+    idle = 1000 * median(times[False])
+    beside = idle * median_ratio(times[True], times[False])
+    yield Measurement("busy", f"step time beside another program, threads={threads}", beside, "ms", "idle", idle)
 
 
 def _step_time(call: Callable[[], object], seconds: float) -> float:

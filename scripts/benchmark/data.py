@@ -24,36 +24,26 @@ def data(device: str, seconds: float) -> Iterator[Measurement]:
 
     datasets.disable_progress_bars()
     with tempfile.TemporaryDirectory() as name:
-        folder, number = Path(name), count()
+        path, tokenizer_path, number = Path(name, "rows.jsonl"), Path(name, "tokenizer.json"), count()
         sample = prepare(DataConfig(max_bytes=TEXT, cache_dir=name), TokenizerConfig(vocab_size=2048))
         text = sample.tokenizer.decode(sample.train.tolist())
         rows = [text[start : start + ROW] for start in range(0, len(text), ROW)]
-        (folder / "rows.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
-        (folder / "tokenizer.json").write_text(sample.tokenizer.to_json())
+        path.write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
+        tokenizer_path.write_text(sample.tokenizer.to_json())
+        tokenizer = TokenizerConfig(kind="file", vocab_size=None, path=str(tokenizer_path))
         backend, table = sample.tokenizer.backend, datasets.Dataset.from_dict({"text": rows})
-        config = DataConfig(source="json", path=str(folder / "rows.jsonl"))
-        tokenizer = TokenizerConfig(kind="file", vocab_size=None, path=str(folder / "tokenizer.json"))
 
         def prepared() -> None:
-            prepare(DataConfig(source="json", path=config.path, cache_dir=f"{name}/{next(number)}"), tokenizer)
+            prepare(DataConfig(source="json", path=str(path), cache_dir=f"{name}/{next(number)}"), tokenizer)
 
         def mapped() -> None:
-            table.map(
-                lambda batch: {"ids": [row.ids for row in backend.encode_batch_fast(batch["text"])]},
-                batched=True,
-                num_proc=os.cpu_count(),
-                remove_columns="text",
-                cache_file_name=str(folder / "mapped.arrow"),
-                load_from_cache_file=False,
-                new_fingerprint="x",
-            )
+            options = {"cache_file_name": f"{name}/mapped.arrow", "load_from_cache_file": False}
+            table.map(encode, batched=True, num_proc=os.cpu_count(), new_fingerprint="x", **options)
 
-        calls = {
-            "lm": prepared,
-            "the tokenizer alone": lambda: backend.encode_batch_fast(rows, add_special_tokens=False),
-            "datasets.map": mapped,
-        }
-        n_bytes = len(text.encode())
-        for reference, *spent in compare(calls, seconds, at_least=3):
-            mine, other = (n_bytes / 1e6 / time for time in spent)
+        def encode(batch: dict[str, list[str]]) -> dict[str, list[list[int]]]:
+            return {"ids": [row.ids for row in backend.encode_batch_fast(batch["text"])]}
+
+        alone = {"the tokenizer alone": lambda: backend.encode_batch_fast(rows, add_special_tokens=False)}
+        for reference, *times in compare({"lm": prepared, **alone, "datasets.map": mapped}, seconds, at_least=3):
+            mine, other = (len(text.encode()) / 1e6 / time for time in times)
             yield Measurement("data", "text to tokens on disk", mine, "MB/s", reference, other)

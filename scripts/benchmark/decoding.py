@@ -1,10 +1,10 @@
-"""Greedy decoding beside transformers.generate on the same weights, and beside the memory bandwidth."""
+"""Greedy decoding beside transformers and the memory bandwidth; prompt-lookup decoding beside one token per pass."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,8 +16,7 @@ from lm.inference.prompt_lookup import MAX_DRAFT_TOKENS
 from lm.inference.text import own_validation
 from lm.model.transformer import Transformer
 
-from .limits import MemoryRead
-from .measure import Measurement, compare
+from .measure import Measurement, MemoryRead, compare
 from .models import DEFAULT, GPT2, in_transformers
 
 LARGE = "GPT-2 124M, 1 prompt"  # its weights are read from memory for each token
@@ -25,7 +24,6 @@ CASES = {  # name -> shape, prompts, new tokens
     "default, 1 prompt": (DEFAULT, 1, 96),
     "default, 32 prompts": (DEFAULT, 32, 96),
     LARGE: (GPT2, 1, 24),
-    "GPT-2 124M, 8 prompts": (GPT2, 8, 24),
 }
 N_PROMPTS = 8  # from a run's validation text
 
@@ -33,7 +31,6 @@ N_PROMPTS = 8  # from a run's validation text
 class RunPrompts(NamedTuple):
     """A run's model, and prompts (N_PROMPTS, T) from its validation text, each a quarter of the context."""
 
-    name: str
     net: Transformer
     prompts: Tensor
 
@@ -46,8 +43,8 @@ def read_prompts(run_dir: str) -> RunPrompts:
     except UserError as error:
         raise UserError(f"run_dir={run_dir}: its validation text cannot be read; evaluate.py says: {error}") from error
     length = max(1, min(net.seq_len // 4, len(tokens)))
-    starts = [(len(tokens) - length) * place // N_PROMPTS for place in range(N_PROMPTS)]
-    return RunPrompts(path.name, net, torch.tensor([tokens[start : start + length].tolist() for start in starts]))
+    starts = [(len(tokens) - length) * i // N_PROMPTS for i in range(N_PROMPTS)]
+    return RunPrompts(net, torch.tensor([tokens[start : start + length].tolist() for start in starts]))
 
 
 def decoding(device: str, seconds: float, run: RunPrompts | None = None) -> Iterator[Measurement]:
@@ -56,7 +53,9 @@ def decoding(device: str, seconds: float, run: RunPrompts | None = None) -> Iter
         net, prompts = shape.build(device).eval(), torch.randint(shape.vocab_size, (rows, 8), device=device)
         calls: dict[str, Callable[[], object]] = {"lm": partial(_decode, net, prompts, n, 0)}
         if (model := in_transformers(net)) is not None:
-            calls["transformers"] = partial(_generate, model, prompts, n)
+            mask = torch.ones_like(prompts)
+            options = {"min_new_tokens": n, "max_new_tokens": n, "do_sample": False}
+            calls["transformers"] = partial(model.generate, prompts, attention_mask=mask, **options)
         if name == LARGE:
             calls["memory bandwidth"] = read = MemoryRead(device)
         for reference, mine, other in compare(calls, seconds):
@@ -68,32 +67,20 @@ def decoding(device: str, seconds: float, run: RunPrompts | None = None) -> Iter
 
 
 def prompt_lookup(run: RunPrompts, device: str, seconds: float) -> Iterator[Measurement]:
-    """The rest of the context after each prompt, beside one token per pass, and beside transformers in both ways."""
+    """The rest of the context after each prompt, one prompt after the other."""
     net, prompts = run.net.to(device), run.prompts.to(device)
     n = max(1, net.seq_len - prompts.shape[1])
-    ways: dict[str, Callable[[Tensor], object]] = {
-        "lm": lambda prompt: _decode(net, prompt, n, MAX_DRAFT_TOKENS),
-        "one token per pass": lambda prompt: _decode(net, prompt, n, 0),
-    }
-    if (model := in_transformers(net)) is not None:
-        ways["transformers"] = lambda prompt: _generate(model, prompt, n)
-        ways["transformers, prompt lookup"] = lambda prompt: _generate(model, prompt, n, prompt_lookup_num_tokens=10)
-    calls = {name: partial(_each, way, prompts) for name, way in ways.items()}
-    for reference, *spent in compare(calls, seconds):
-        mine, other = (N_PROMPTS * n / time for time in spent)
-        yield Measurement("decoding", f"{run.name}, prompt-lookup decoding", mine, "tokens/s", reference, other)
 
+    def continue_each(max_draft_tokens: int) -> None:
+        for prompt in prompts[:, None]:
+            _decode(net, prompt, n, max_draft_tokens)
 
-def _each(way: Callable[[Tensor], object], prompts: Tensor) -> None:
-    for prompt in prompts[:, None]:
-        way(prompt)
+    calls = {"lm": partial(continue_each, MAX_DRAFT_TOKENS), "one token per pass": partial(continue_each, 0)}
+    for reference, *times in compare(calls, seconds):
+        mine, other = (N_PROMPTS * n / time for time in times)
+        yield Measurement("decoding", "RUN, prompt-lookup decoding", mine, "tokens/s", reference, other)
 
 
 def _decode(net: Transformer, prompts: Tensor, n: int, max_draft_tokens: int) -> None:
     for _ in islice(decode(net, prompts.tolist(), max_draft_tokens=max_draft_tokens), n):
         pass
-
-
-def _generate(model: Any, prompts: Tensor, n: int, **options: int) -> None:
-    greedy = {"min_new_tokens": n, "max_new_tokens": n, "do_sample": False}
-    model.generate(prompts, attention_mask=torch.ones_like(prompts), **greedy, **options)

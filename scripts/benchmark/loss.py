@@ -1,11 +1,9 @@
 """Chunked cross-entropy beside plain, and activation checkpointing beside none: step time and peak memory."""
 
 import multiprocessing
-import resource
-import sys
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Iterator
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 
 import torch
@@ -13,58 +11,52 @@ import torch
 from lm.config import ModelConfig
 from lm.training.loss import HAS_CHUNKED
 
-from .limits import NAMES, precisions
 from .measure import Measurement, compare
 from .models import DEFAULT, Shape, step
 
-VOCABULARIES = (512, 1024, 2048, 8192)
 TINY = Shape(ModelConfig(), 300, 1, 8)
 WIDE = Shape(ModelConfig(n_layers=1, d_model=512, n_heads=4, d_ff=1376), 50304, 8, 512)
 DEEP = Shape(replace(DEFAULT.model, n_layers=16), 2048, 8, 256)
-CHUNKED, CHECKPOINTING = "chunked cross-entropy", "activation checkpointing, 16 layers"
+CASES = {  # what is measured: its shape, the step, the step without it, and whether it runs here
+    "chunked cross-entropy, vocabulary 2,048": (DEFAULT, {"loss": "chunked"}, {"loss": "plain"}, HAS_CHUNKED),
+    "chunked cross-entropy, vocabulary 50,304": (WIDE, {"loss": "chunked"}, {"loss": "plain"}, HAS_CHUNKED),
+    "activation checkpointing, 16 layers": (DEEP, {"checkpointing": True}, {"checkpointing": False}, True),
+}
 STATUS = Path("/proc/self/status")
 
 
 def loss_memory(device: str, seconds: float) -> Iterator[Measurement]:
-    for size, dtype in product(VOCABULARIES if HAS_CHUNKED else (), precisions(device)):
-        shape, mixed = DEFAULT._replace(vocab_size=size), dtype == torch.bfloat16
-        calls = {loss: step(shape, device, mixed, loss=loss) for loss in ("chunked", "plain")}
-        for reference, mine, other in compare(calls, seconds / 2):
-            what = f"step time, {CHUNKED}, vocabulary {size:,}, {NAMES[dtype]}"
-            yield Measurement("loss", what, 1000 * mine, "ms", reference, 1000 * other)
-    if HAS_CHUNKED:
-        chunked, plain = (step_memory(WIDE, device, loss=loss) / 1e6 for loss in ("chunked", "plain"))
-        yield Measurement("loss", f"memory, {CHUNKED}, 4,096 x 50,304 logits", chunked, "MB", "plain", plain)
-    calls = {"with": step(DEEP, device, checkpointing=True), "without": step(DEEP, device)}
-    for reference, mine, other in compare(calls, seconds):
-        yield Measurement("loss", f"step time, {CHECKPOINTING}", 1000 * mine, "ms", reference, 1000 * other)
-    less, more = (step_memory(DEEP, device, checkpointing=checkpointing) / 1e6 for checkpointing in (True, False))
-    yield Measurement("loss", f"memory, {CHECKPOINTING}", less, "MB", "without", more)
+    for name, (shape, *ways, runs) in CASES.items():
+        if not runs:
+            continue
+        calls = {str(i): step(shape, device, **way) for i, way in enumerate(ways)}
+        for _, mine, plain in compare(calls, seconds):
+            yield Measurement("loss", f"step time, {name}", 1000 * mine, "ms", "without", 1000 * plain)
+        if device == "cuda" or STATUS.exists():  # which Linux alone has
+            mine, plain = (step_memory(shape, device, **way) / 1e6 for way in ways)
+            yield Measurement("loss", f"memory, {name}", mine, "MB", "without", plain)
 
 
-def step_memory(shape: Shape, device: str, loss: str = "auto", checkpointing: bool = False) -> int:
+def step_memory(shape: Shape, device: str, **way: str | bool) -> int:
     """Peak bytes of two training steps, less what a process holds after two steps of a tiny model.
 
     Each is measured in a process of its own, because the peak of a process never falls.
     """
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(_peak, (shape, device, loss, checkpointing))
+        return pool.apply(_peak, (shape, device, way))
 
 
-def _peak(shape: Shape, device: str, loss: str, checkpointing: bool) -> int:
-    _two_calls(step(TINY, device, checkpointing=checkpointing))
-    before = _resident()
-    _two_calls(step(shape, device, loss=loss, checkpointing=checkpointing))
-    return torch.cuda.max_memory_allocated() if device == "cuda" else _resident() - before
-
-
-def _two_calls(call: Callable[[], object]) -> None:
-    call(), call()
+def _peak(shape: Shape, device: str, way: dict[str, str | bool]) -> int:
+    peaks = []
+    for case in (TINY, shape):
+        call = step(case, device, **way)  # type: ignore[arg-type]
+        call(), call()
+        peaks.append(_resident() if device != "cuda" else 0)
+    return torch.cuda.max_memory_allocated() if device == "cuda" else peaks[1] - peaks[0]
 
 
 def _resident() -> int:
-    """The peak resident set size of this process so far, in bytes."""
-    if STATUS.exists():  # Linux: getrusage would include the parent process
-        (line,) = (line for line in STATUS.read_text().splitlines() if line.startswith("VmHWM:"))
-        return int(line.split()[1]) * 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    """The peak resident set size of this process so far, in bytes. getrusage would include the parent process."""
+    match = re.search(r"VmHWM:\s*(\d+)", STATUS.read_text())
+    assert match is not None
+    return 1024 * int(match[1])

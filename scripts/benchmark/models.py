@@ -1,4 +1,4 @@
-"""The models that are measured, with a training step of each: ours, in transformers, and in a clone of nanoGPT."""
+"""The models that are measured, with a training step of each: of lm, of transformers, and of a clone of nanoGPT."""
 
 import importlib.util
 import io
@@ -44,19 +44,12 @@ class Shape(NamedTuple):
 
 
 DEFAULT = Shape(ModelConfig(), 2048, 8, 128)
-SHAKESPEARE = Shape(ModelConfig(n_heads=4, d_ff=344), 65, 12, 64)
 _GPT2 = ModelConfig(ffn="gelu", norm="layernorm", position="learned", bias=True)
 GPT2 = Shape(replace(_GPT2, n_layers=12, d_model=768, n_heads=12, d_ff=3072), 50304, 16, 1024)
-NANOGPT = {  # device -> name -> shape
-    "cpu": {
-        "nanoGPT on a CPU": Shape(replace(_GPT2, n_layers=4, d_model=128, n_heads=4, d_ff=512), 65, 12, 64),
-        "default": Shape(replace(_GPT2, n_layers=4, d_model=128, n_heads=2, d_ff=512), *DEFAULT[1:]),
-    },
-    "cuda": {
-        "baby GPT": Shape(replace(_GPT2, n_layers=6, d_model=384, n_heads=6, d_ff=1536), 65, 64, 256),
-        "GPT-2 124M": GPT2,
-    },
-}
+NANOGPT = [  # its recipes for a CPU and for a GPU
+    Shape(replace(_GPT2, n_layers=4, d_model=128, n_heads=4, d_ff=512), 65, 12, 64),
+    Shape(replace(_GPT2, n_layers=6, d_model=384, n_heads=6, d_ff=1536), 65, 64, 256),
+]
 
 
 def train_step(loss: Loss, optimizer: Optimizer, batch: Batch, mixed: bool) -> None:
@@ -74,7 +67,7 @@ def train_step(loss: Loss, optimizer: Optimizer, batch: Batch, mixed: bool) -> N
 def step(
     shape: Shape, device: str, mixed: bool = False, *, loss: str = "auto", checkpointing: bool = False
 ) -> partial[None]:
-    """A callable that makes one training step of ours with AdamW, compiled on a GPU."""
+    """A callable that makes one training step of lm with AdamW, compiled on a GPU."""
     compiled = device == "cuda"
     if compiled:
         torch.compiler.reset()  # otherwise torch would compile a second shape with dynamic shapes

@@ -18,9 +18,8 @@ from lm.system.terminal import format_table
 from .busy import busy
 from .data import data
 from .decoding import decoding, read_prompts
-from .limits import limits
 from .loss import loss_memory
-from .measure import Measurement
+from .measure import Measurement, limits
 from .models import read_nanogpt
 from .training import training
 

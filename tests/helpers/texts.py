@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 
-from lm.data.sources import State
 from lm.data.text import Part, Text, read
 from lm.data.tokens import TextData
 
@@ -20,8 +19,8 @@ class Listed:
     place: str = "data.path=listed"
     read: list[int] = field(default_factory=list)  # the sizes of the documents that were asked for
 
-    def state(self) -> State:
-        return State(repr(self.pairs))
+    def state(self) -> tuple[str, float]:
+        return repr(self.pairs), 0.0
 
     def documents(self, max_bytes: int | None) -> Iterator[tuple[str, list[bytes]]]:
         for name, text in self.pairs:

@@ -50,7 +50,7 @@ class Hub:
     asked: list[str] = field(default_factory=list)  # "GET /path", in order
     sent: Counter[str] = field(default_factory=Counter)  # path in the repository -> bytes sent
     fault: Callable[[str], int | None] = lambda path: None  # the path of a request -> a status to fail with
-    cut: dict[str, list[int]] = field(default_factory=dict)  # path -> bytes after which each next long answer ends
+    cut: dict[str, int] = field(default_factory=dict)  # path -> bytes after which its next answer ends
     delay: float = 0.0  # seconds before each PIECE of a file
     address: str = ""
 
@@ -83,16 +83,15 @@ class Handler(BaseHTTPRequestHandler):
         if status := self.hub.fault(url.path):
             self.answer(status)
             return
-        found = re.fullmatch(r"(?:/api)?/datasets/([^/]+/[^/]+)(?:/([^/]+))?(?:/([^/]+))?/?(.*)", url.path)
-        if not found:
+        match = re.fullmatch(r"(?:/api)?/datasets/([^/]+/[^/]+)(?:/([^/]+))?(?:/([^/]+))?/?(.*)", url.path)
+        if not match:
             self.answer(404)
             return
-        repository, action, revision, path = found[1], found[2] or "revision", found[3] or "main", unquote(found[4])
+        repository, action, revision, path = match[1], match[2] or "revision", match[3] or "main", unquote(match[4])
         commit = self.hub.branches.get((repository, revision), revision)
         files = self.hub.commits.get((repository, commit))
         member = self.headers.get("Authorization") in self.hub.members
-        known = {name for name, _ in self.hub.commits} - (set() if member else self.hub.private)
-        if repository not in known:
+        if repository not in {name for name, _ in self.hub.commits} - (set() if member else self.hub.private):
             self.refuse(401, "RepoNotFound")
         elif action in ("resolve", "auth-check") and repository in self.hub.gated and not member:
             self.refuse(401, "GatedRepo")
@@ -107,7 +106,7 @@ class Handler(BaseHTTPRequestHandler):
             self.json(entries(files, path, "recursive=true" in url.query.lower()))
         elif action == "paths-info":
             wanted = parse_qs(body.decode()).get("paths", [])
-            self.json([one for one in entries(files, "", True) if one["path"] in wanted])
+            self.json([entry for entry in entries(files, "", True) if entry["path"] in wanted])
         elif action == "resolve" and path in files:
             self.file(path, files[path], commit)
         else:
@@ -141,8 +140,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command == "HEAD":
             return
-        limits = self.hub.cut.get(path, [])
-        limit = limits.pop(0) if limits and limits[0] < len(part) else len(part)
+        limit = min(self.hub.cut.pop(path, len(part)), len(part))
         try:
             for start in range(0, limit, PIECE):
                 time.sleep(self.hub.delay)
@@ -159,24 +157,16 @@ class Handler(BaseHTTPRequestHandler):
 def entries(files: Files, folder: str, recursive: bool) -> list[dict[str, Any]]:
     """What the Hub lists of a folder: files and, without their content, folders."""
     start = f"{folder}/" if folder else ""
-    found: dict[str, dict[str, Any]] = {}
+    listed: dict[str, dict[str, Any]] = {}
     for path, content in files.items():
-        if not path.startswith(start):
-            continue
-        below = path.removeprefix(start).split("/")
-        for depth in range(1, len(below)):
-            name = start + "/".join(below[:depth])
-            if recursive or depth == 1:
-                found[name] = {
-                    "type": "directory",
-                    "path": name,
-                    "oid": hashlib.sha1(name.encode()).hexdigest(),
-                    "size": 0,
-                }
-        if recursive or len(below) == 1:
+        if path.startswith(start):
+            parts = path.removeprefix(start).split("/")
+            for depth in range(1, len(parts)):
+                name = start + "/".join(parts[:depth])
+                listed[name] = {"type": "directory", "path": name, "oid": "0" * 40, "size": 0}
             oid = hashlib.sha1(content).hexdigest()
-            found[path] = {"type": "file", "path": path, "oid": oid, "size": len(content)}
-    return list(found.values())
+            listed[path] = {"type": "file", "path": path, "oid": oid, "size": len(content)}
+    return [entry for path, entry in listed.items() if recursive or "/" not in path.removeprefix(start)]
 
 
 @contextmanager
