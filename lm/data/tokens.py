@@ -6,14 +6,12 @@ under a lock, and renamed into place. Its checksum is compared when it is opened
 An end-of-text token precedes each document, so every token of the text has a token before it.
 """
 
-import errno
 import hashlib
 import logging
 import lzma
 import os
 import shutil
 import tempfile
-import time
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -37,17 +35,12 @@ from lm.system.files import json_sha256, read_json, sha256, sync_folder, write_j
 FORMAT = 5  # of the folder; a change causes folders to be built again
 FILES = ("train.bin", "val.bin", "tokenizer.json")
 SELECTING = ("source", "column", "rows", "sha256", "max_bytes")  # settings that decide which text is read
-RACY = 2 * 10**9  # ns: the coarsest times of file systems
 MIN_OVERLAP = 0.001  # of the validation text: so much of it is training text as well before it is said
 CHUNK = 1 << 20  # tokens made elsewhere that are looked at at a time
 BASELINE_BYTES = 1 << 24  # zlib and lzma are measured on the first bytes of the text
 LOCK_SECONDS = 2.0  # of waiting for another process before it is said
 
 log = logging.getLogger(__name__)
-
-
-class ReadOnlyCache(UserError):
-    """The cache would have to be written to, and cannot be."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -69,17 +62,22 @@ def prepare(config: DataConfig, tokenizer: TokenizerConfig, quiet: bool = True) 
     held_out = [config.val_fraction, config.val_max_bytes] if len(sources) == 1 else None
     identity: dict[str, Any] = {"format": FORMAT, "held_out": held_out, **asdict(tokenizer)}
     identity |= {key: getattr(config, key) for key in SELECTING}
-    identity["states"] = [source.state()[0] for source in sources]
+    states = identity["states"] = [source.state() for source in sources]
     if tokenizer.path is not None:
         own = load_tokenizer(Path(tokenizer.path))
         identity["path"] = own.hash
         note = "is added, because it has no usual end-of-text token" if own.eot_added else "is its end-of-text token"
         log.info("tokenizer.path=%s: %s %s; %d tokens", tokenizer.path, own.eot_token, note, own.vocab_size)
     folder = Path(config.cache_dir).expanduser() / "tokens" / json_sha256(identity)[:16]
-    if not _is_current(folder, sources, config, quiet):
+    if config.verify or not _is_whole(folder):
         with _locked(folder):
-            if not _is_current(folder, sources, config, quiet):  # another process may have built it meanwhile
-                _build(folder, sources, config, tokenizer, quiet)
+            if config.verify or not _is_whole(folder):  # another process may have built it meanwhile
+                write = _write_given if config.source == "tokens" else _write_encoded
+                with _replacing(folder) as partial:
+                    write(partial, sources, config, tokenizer, quiet)
+                    if [source.state() for source in sources] != states:
+                        reason = "the text changed while it was being read; run the same command again"
+                        raise UserError(f"{sources[0].place}: {reason}")
     data = _open(folder, sources)
     for name, tokens, needed in (("training", data.train, config.seq_len + 1), ("validation", data.val, 2)):
         if len(tokens) < needed:
@@ -95,10 +93,8 @@ def prepare(config: DataConfig, tokenizer: TokenizerConfig, quiet: bool = True) 
 def encode_whole(config: DataConfig, tokenizer: Tokenizer, quiet: bool = True) -> tuple[np.ndarray, int]:
     """The tokens (n,) of a whole text, in a file that has no name, and the number of bytes of the text."""
     cache = Path(config.cache_dir).expanduser() / "tokens"
-    with _writing(cache):
-        cache.mkdir(parents=True, exist_ok=True)
-        folder = tempfile.TemporaryDirectory(dir=cache, prefix="evaluated-")
-    with folder as name, tempfile.TemporaryFile(dir=name) as file:
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache, prefix="evaluated-") as name, tempfile.TemporaryFile(dir=name) as file:
         text = _read(open_source(config), Path(name, "text"), config, quiet)
         for ids in encode(tokenizer, text.whole(), "encoding", quiet):
             file.write(ids.data)
@@ -129,66 +125,22 @@ def _read_all(sources: list[Source], folder: Path, config: DataConfig, quiet: bo
 # --- the folder
 
 
-def _is_current(folder: Path, sources: list[Source], config: DataConfig, quiet: bool) -> bool:
-    """Whether a folder is whole and holds the text that its sources have now.
-
-    The name of the folder has their state. They are read again where that does not decide, because a file was changed
-    so shortly before it was read that its times may tell nothing, and with data.verify.
-    """
-    with _writing(folder.parent):  # a cache that may not be read may not be written either
-        if not folder.exists():
-            return False
+def _is_whole(folder: Path) -> bool:
+    """Whether a folder is there and its files match their checksum. Its name says which state of the text it holds."""
+    if not folder.exists():
+        return False
     try:
-        meta = read_json(folder / "meta.json")
-        if meta["checksum"] != _checksum(folder):
+        if read_json(folder / "meta.json")["checksum"] != _checksum(folder):
             raise ValueError("its files do not match their checksum")
     except (OSError, ValueError, KeyError) as error:
         log.warning("%s: damaged token cache (%s); it is built again", folder, error)
         return False
-    if not config.verify and all(source.state()[1] < meta["read_at"] - RACY for source in sources):
-        return True
-    read_at = time.time_ns()
-    if _hashes(sources, folder.parent, config, quiet) != meta["hashes"]:
-        return False
-    with suppress(OSError):  # a cache that is read-only still serves
-        write_json(folder / "meta.json", {**meta, "read_at": read_at})
     return True
-
-
-def _hashes(sources: list[Source], cache: Path, config: DataConfig, quiet: bool) -> list[str]:
-    if config.source == "tokens":
-        return [sha256(only_file(source)) for source in sources]
-    try:
-        folder = tempfile.TemporaryDirectory(dir=cache, prefix="verified-")
-    except OSError:  # a cache that is read-only still serves
-        folder = tempfile.TemporaryDirectory()
-    with folder as name:
-        return [text.hash for text in _read_all(sources, Path(name), config, quiet)]
-
-
-def _build(folder: Path, sources: list[Source], config: DataConfig, settings: TokenizerConfig, quiet: bool) -> None:
-    """Write a token folder, in place of another one if there is one. The caller holds its lock."""
-    read_at, states = time.time_ns(), [source.state() for source in sources]
-    write = _write_given if config.source == "tokens" else _write_encoded
-    partial = folder.with_suffix(".partial")
-    shutil.rmtree(partial, ignore_errors=True)  # of a killed process
-    with _writing(folder.parent):
-        partial.mkdir()
-    try:
-        meta = write(partial, sources, config, settings, quiet)
-        if [source.state() for source in sources] != states:
-            raise UserError(f"{sources[0].place}: the text changed while it was being read; run the same command again")
-        write_json(partial / "meta.json", meta | {"checksum": _checksum(partial), "read_at": read_at})
-        shutil.rmtree(folder, ignore_errors=True)
-        os.rename(partial, folder)
-        sync_folder(folder.parent)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _write_encoded(
     folder: Path, sources: list[Source], config: DataConfig, settings: TokenizerConfig, quiet: bool
-) -> dict[str, Any]:
+) -> None:
     """The text is read once, into a file that is removed afterwards, and encoded from there."""
     texts = _read_all(sources, folder, config, quiet)
     if len(texts) == 1:
@@ -201,23 +153,17 @@ def _write_encoded(
         with open(folder / f"{name}.bin", "wb") as file:
             for ids in encode(tokenizer, part, f"encoding {name}", quiet):
                 file.write(ids.data)
-    write_text(folder / "tokenizer.json", tokenizer.to_json())
-    meta = {
-        "dtype": "uint16" if tokenizer.vocab_size <= 1 << 16 else "uint32",
-        "val_bytes": val.n_bytes,
-        "baselines": compressed_bits_per_byte((block for block, _ in val.blocks()), val.n_bytes, quiet),
-        "overlap": overlap(train, val),
-        "hash": data_hash,
-        "hashes": [text.hash for text in texts],
-    }
+    baselines = compressed_bits_per_byte((block for block, _ in val.blocks()), val.n_bytes, quiet)
     for text in texts:
         text.path.unlink()
-    return meta
+    dtype = "uint16" if tokenizer.vocab_size <= 1 << 16 else "uint32"
+    meta = {"dtype": dtype, "hash": data_hash, "val_bytes": val.n_bytes, "overlap": overlap(train, val)}
+    _write_meta(folder, tokenizer, meta | {"baselines": baselines})
 
 
 def _write_given(
     folder: Path, sources: list[Source], config: DataConfig, settings: TokenizerConfig, quiet: bool
-) -> dict[str, Any]:
+) -> None:
     """Tokens that were made elsewhere stay where they are, and the folder leads to them."""
     if len(sources) == 1:
         raise UserError("data.val_path: data=tokens needs one, the tokens of the validation text")
@@ -233,21 +179,19 @@ def _write_given(
         if highest >= tokenizer.vocab_size:
             raise UserError(f"{path}: has the token {highest}, but {settings.path} has {tokenizer.vocab_size} tokens")
         os.symlink(path.resolve(), folder / f"{name}.bin")
+    text, data_hash = tokenizer.decode(_mapped(paths[1], "uint16")).encode(), json_sha256([*map(sha256, paths)])
+    meta = {"dtype": "uint16", "hash": data_hash, "val_bytes": len(text), "overlap": None}
+    _write_meta(folder, tokenizer, meta | {"baselines": compressed_bits_per_byte([text], len(text), quiet)})
+
+
+def _write_meta(folder: Path, tokenizer: Tokenizer, meta: dict[str, Any]) -> None:
     write_text(folder / "tokenizer.json", tokenizer.to_json())
-    text, hashes = tokenizer.decode(_mapped(paths[1], "uint16").tolist()).encode(), [sha256(path) for path in paths]
-    return {
-        "dtype": "uint16",
-        "val_bytes": len(text),
-        "baselines": compressed_bits_per_byte([text], len(text), quiet),
-        "overlap": {"n_documents": 0, "of": 1, "share": 0.0},
-        "hash": json_sha256(hashes),
-        "hashes": hashes,
-    }
+    write_json(folder / "meta.json", meta | {"checksum": _checksum(folder)})
 
 
 def _open(folder: Path, sources: list[Source]) -> TextData:
     meta = read_json(folder / "meta.json")
-    if (common := meta["overlap"])["share"] >= MIN_OVERLAP:
+    if (common := meta["overlap"]) and common["share"] >= MIN_OVERLAP:
         log.warning(
             "data: %d of %d validation documents, %.1f %% of their bytes, are training documents too",
             *(common["n_documents"], common["of"], 100 * common["share"]),
@@ -294,28 +238,15 @@ def _checksum(folder: Path) -> str:
 
 
 @contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    """Raise ReadOnlyCache where writing to a folder of the cache is not permitted."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        expected = "expected a folder to write to, where files can be locked"
-        raise ReadOnlyCache(f"data.cache_dir={folder.parent}: {error.strerror}; {expected}") from error
-
-
-@contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder that is to be written. Raises ReadOnlyCache."""
+    """Hold the lock of a folder that is to be written."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
     lock = filelock.FileLock(folder.with_suffix(".lock"))
-    with _writing(folder.parent):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            lock.acquire(timeout=LOCK_SECONDS)
-        except filelock.Timeout:
-            log.info("%s: is being written by another process; waiting for it", folder)
-            lock.acquire()
+    try:
+        lock.acquire(timeout=LOCK_SECONDS)
+    except filelock.Timeout:
+        log.info("%s: is being written by another process; waiting for it", folder)
+        lock.acquire()
     try:
         for partial in folder.parent.glob("*.partial"):  # of a killed process, if nobody holds its lock
             with suppress(filelock.Timeout, OSError), filelock.FileLock(partial.with_suffix(".lock"), timeout=0):
@@ -323,3 +254,18 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+@contextmanager
+def _replacing(folder: Path) -> Iterator[Path]:
+    """An empty folder that takes the place of `folder` at the end, or is removed on an error. Its lock is held."""
+    partial = folder.with_suffix(".partial")
+    shutil.rmtree(partial, ignore_errors=True)  # of a killed process
+    partial.mkdir()
+    try:
+        yield partial
+        shutil.rmtree(folder, ignore_errors=True)
+        os.rename(partial, folder)
+        sync_folder(folder.parent)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)

@@ -1,5 +1,6 @@
 """The texts that a model is scored on: the validation text of its run, or the whole of another text."""
 
+import errno
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,7 +13,7 @@ from lm.config import DataConfig, TokenizerConfig, UserError
 from lm.config.checks import reading
 from lm.config.typed import build
 from lm.data.tokenizer import Tokenizer
-from lm.data.tokens import ReadOnlyCache, encode_whole, prepare
+from lm.data.tokens import encode_whole, prepare
 from lm.system.files import read_yaml
 
 Result = TypeVar("Result")
@@ -80,6 +81,8 @@ def _in_a_cache(config: DataConfig, work: Callable[[DataConfig], Result]) -> Res
     """
     try:
         return work(config)
-    except ReadOnlyCache:
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
         with tempfile.TemporaryDirectory() as folder:
             return work(replace(config, cache_dir=folder))

@@ -19,8 +19,8 @@ class Listed:
     place: str = "data.path=listed"
     read: list[int] = field(default_factory=list)  # the sizes of the documents that were asked for
 
-    def state(self) -> tuple[str, float]:
-        return repr(self.pairs), 0.0
+    def state(self) -> str:
+        return repr(self.pairs)
 
     def documents(self, max_bytes: int | None) -> Iterator[tuple[str, list[bytes]]]:
         for name, text in self.pairs:
