@@ -68,8 +68,8 @@ def stories(tmp_path: Path, **settings: Any) -> DataConfig:
 
 
 def read(config: DataConfig) -> list[str]:
-    found = open_source(config).documents(None)
-    return [text.decode() for _, blocks in found if (text := b"".join(blocks))]
+    rows = open_source(config).documents(None)
+    return [text.decode() for _, blocks in rows if (text := b"".join(blocks))]
 
 
 def test_a_configuration_a_revision_and_a_split_are_read(

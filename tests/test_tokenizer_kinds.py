@@ -21,10 +21,10 @@ LINES = ["x = 1", " x", "  def f(x):\n\treturn x", "naïve 日本語 🙂", "</s
 
 def llama_2() -> Backend:
     """SentencePiece's BPE: a space is ▁, one stands before the text, and an unknown character is bytes."""
-    found = [f"<0x{i:02X}>" for i in range(256)]
+    raw_bytes = [f"<0x{i:02X}>" for i in range(256)]
     backend = Backend(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    special = ["<unk>", "<s>", "</s>", *found]
+    special = ["<unk>", "<s>", "</s>", *raw_bytes]
     trainer = trainers.BpeTrainer(vocab_size=600, special_tokens=special, show_progress=False)
     backend.train_from_iterator(TEXT.splitlines(True), trainer)
     layout = json.loads(backend.to_str())
@@ -105,5 +105,5 @@ def test_a_text_on_disk_is_encoded_as_at_once(kind: Kind, tmp_path: Path, monkey
     tokenizer = kind[2]
     monkeypatch.setattr(encoding, "CHUNK", 1)
     text = "".join(LINES[:4]) * 3
-    found = list(encoding.encode(tokenizer, stored(tmp_path, [("one", text)]).whole()))
-    assert np.concatenate(found).tolist() == [*tokenizer.separator, *tokenizer.encode(text)]
+    groups = list(encoding.encode(tokenizer, stored(tmp_path, [("name", text)]).whole()))
+    assert np.concatenate(groups).tolist() == [*tokenizer.separator, *tokenizer.encode(text)]

@@ -89,7 +89,7 @@ def read(source: Source, path: Path, *, max_bytes: int | None = None, quiet: boo
                 bar.update(len(block))
                 n_bytes += len(block)
             is_last = max_bytes is not None and size + n_bytes >= max_bytes
-            is_one = n_bytes == len(block)
+            is_single_block = n_bytes == len(block)
             if max_bytes is not None and size + n_bytes > max_bytes:
                 n_bytes = _whole_characters(file, size, max_bytes - size)
                 file.seek(size + n_bytes)
@@ -97,7 +97,7 @@ def read(source: Source, path: Path, *, max_bytes: int | None = None, quiet: boo
             if n_bytes:
                 encoded, digest = name.encode(errors="surrogateescape"), xxhash.xxh3_64()
                 content.update(len(encoded).to_bytes(8, "big") + encoded + n_bytes.to_bytes(8, "big"))
-                for part in [block[:n_bytes]] if is_one else _read_again(file, size, n_bytes):
+                for part in [block[:n_bytes]] if is_single_block else _read_again(file, size, n_bytes):
                     content.update(part)
                     digest.update(part)
                 position = int.from_bytes(hashlib.sha256(encoded).digest()[:8], "big")

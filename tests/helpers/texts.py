@@ -36,13 +36,13 @@ def stored(folder: Path, pairs: list[tuple[str, str]], max_bytes: int | None = N
 
 def texts(part: Part) -> list[str]:
     """The texts of the documents of a part."""
-    found, text = [], b""
+    contents, text = [], b""
     for block, last in part.blocks():
         text += block
         if last:
-            found.append(text.decode())
+            contents.append(text.decode())
             text = b""
-    return found
+    return contents
 
 
 def documents(data: TextData) -> tuple[list[str], list[str]]:
