@@ -37,8 +37,8 @@ def data(device: str, seconds: float) -> Iterator[Measurement]:
             prepare(DataConfig(source="json", path=str(path), cache_dir=f"{name}/{next(number)}"), tokenizer)
 
         def mapped() -> None:
-            options = {"cache_file_name": f"{name}/mapped.arrow", "load_from_cache_file": False}
-            table.map(encode, batched=True, num_proc=os.cpu_count(), new_fingerprint="x", **options)
+            options = {"cache_file_name": f"{name}/mapped.arrow", "load_from_cache_file": False, "new_fingerprint": "x"}
+            table.map(encode, batched=True, num_proc=os.cpu_count(), remove_columns="text", **options)
 
         def encode(batch: dict[str, list[str]]) -> dict[str, list[list[int]]]:
             return {"ids": [row.ids for row in backend.encode_batch_fast(batch["text"])]}

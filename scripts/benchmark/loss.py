@@ -17,24 +17,24 @@ from .models import DEFAULT, Shape, step
 TINY = Shape(ModelConfig(), 300, 1, 8)
 WIDE = Shape(ModelConfig(n_layers=1, d_model=512, n_heads=4, d_ff=1376), 50304, 8, 512)
 DEEP = Shape(replace(DEFAULT.model, n_layers=16), 2048, 8, 256)
-CASES = {  # what is measured: its shape, the step, the step without it, and whether it runs here
-    "chunked cross-entropy, vocabulary 2,048": (DEFAULT, {"loss": "chunked"}, {"loss": "plain"}, HAS_CHUNKED),
-    "chunked cross-entropy, vocabulary 50,304": (WIDE, {"loss": "chunked"}, {"loss": "plain"}, HAS_CHUNKED),
-    "activation checkpointing, 16 layers": (DEEP, {"checkpointing": True}, {"checkpointing": False}, True),
-}
+CHUNKED = ({"loss": "chunked"}, {"loss": "plain"})  # a step, and the one without what is measured
+CHECKPOINTING = ({"checkpointing": True}, {"checkpointing": False})
+TIMED = {"activation checkpointing, 16 layers": (DEEP, CHECKPOINTING)}
+SIZED = {"activation checkpointing, 16 layers": (DEEP, CHECKPOINTING)}
+if HAS_CHUNKED:
+    TIMED["chunked cross-entropy, vocabulary 2,048"] = (DEFAULT, CHUNKED)
+    SIZED["chunked cross-entropy, vocabulary 50,304"] = (WIDE, CHUNKED)
 STATUS = Path("/proc/self/status")
 
 
 def loss_memory(device: str, seconds: float) -> Iterator[Measurement]:
-    for name, (shape, *ways, runs) in CASES.items():
-        if not runs:
-            continue
+    for name, (shape, ways) in TIMED.items():
         calls = {str(i): step(shape, device, **way) for i, way in enumerate(ways)}
         for _, mine, plain in compare(calls, seconds):
             yield Measurement("loss", f"step time, {name}", 1000 * mine, "ms", "without", 1000 * plain)
-        if device == "cuda" or STATUS.exists():  # which Linux alone has
-            mine, plain = (step_memory(shape, device, **way) / 1e6 for way in ways)
-            yield Measurement("loss", f"memory, {name}", mine, "MB", "without", plain)
+    for name, (shape, ways) in SIZED.items() if device == "cuda" or STATUS.exists() else ():  # Linux alone has it
+        mine, plain = (step_memory(shape, device, **way) / 1e6 for way in ways)
+        yield Measurement("loss", f"memory, {name}", mine, "MB", "without", plain)
 
 
 def step_memory(shape: Shape, device: str, **way: str | bool) -> int:
