@@ -11,3 +11,4 @@ def test_the_page_is_what_the_dataclasses_say(monkeypatch: pytest.MonkeyPatch) -
     text = PAGE.read_text()
     assert text == page(), "run: python -m tests.helpers.configuration"
     assert [name for name in COMMANDS if f"\n## {name}\n" not in text] == []
+    assert [line for line in text.splitlines() if line.endswith("|  |")] == []  # each setting says what it is

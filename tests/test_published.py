@@ -177,9 +177,6 @@ def test_pages_and_configs_state_the_means_and_deviations() -> None:
     for path in CONFIGS.glob("experiment/*.yaml"):
         own = [settings for settings in RECIPES if settings.split()[0] == f"experiment={path.stem}"]
         assert re.findall(r"val_loss (\d\.\d+)", path.read_text()) == [f"{means[settings]:.3f}" for settings in own]
-    shorter = next(settings for settings in RECIPES if "max_tokens" in settings)
-    stated = re.findall(r"\((\d\.\d+)\s+and\s+(\d\.\d+) nats, means over", (ROOT / "README.md").read_text())
-    assert stated == [(f"{means[shorter]:.3f}", f"{means['nanoGPT']:.3f}")]
 
 
 def test_a_sweep_over_seeds_ends_with_such_a_mean_and_deviation() -> None:

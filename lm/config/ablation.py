@@ -31,7 +31,7 @@ class TuneConfig:
     restarts: int = 2  # further searches from where the last one ended, while an arm moves over a quarter of a factor
     seeds: list[int] = field(default_factory=lambda: [1000, 1001])  # of the trials; not those that are reported
     factor: float = 2.0  # between neighbouring values
-    hyperparameters: list[str] = field(default_factory=HYPERPARAMETERS.copy)
+    hyperparameters: list[str] = field(default_factory=HYPERPARAMETERS.copy)  # those that an arm has are tuned
 
     def __post_init__(self) -> None:
         require_min(0, "ablation.tune.", self, "trials", "extension_trials", "restarts")

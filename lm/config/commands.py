@@ -14,7 +14,7 @@ class GenerateConfig:
     prompt: str | None = None  # verbatim, whatever it contains
     prompt_file: str | None = None  # a file to read the prompt from; - is standard input
     interactive: bool = False  # ask for prompts until end of input
-    max_new_tokens: int = 128
+    max_new_tokens: int = 128  # a continuation ends earlier at an end-of-text token
     temperature: float = 0.0  # 0: greedy
     top_k: int | None = None  # sample among the k most probable tokens only
     top_p: float = 1.0  # sample among the most probable tokens that together have this probability only

@@ -27,25 +27,25 @@ class ModelConfig:
     lm.config.checks.UserError: model.d_model=100 is not divisible by model.n_heads=3
     """
 
-    n_layers: int = 4
-    d_model: int = 128
-    n_heads: int = 2
+    n_layers: int = 4  # transformer blocks
+    d_model: int = 128  # width of the residual stream and of each embedding
+    n_heads: int = 2  # of attention, in each block
     n_kv_heads: int | None = None  # below n_heads: grouped-query attention; 1: multi-query; null: n_heads
     d_head: int | None = None  # width of a head; null: d_model / n_heads
-    d_ff: int = 320
-    norm: str = "rmsnorm"
-    norm_eps: float = 1e-5
-    ffn: str = "swiglu"
-    position: str = "rope"
+    d_ff: int = 320  # width of the hidden layer of the FFN
+    norm: str = "rmsnorm"  # or layernorm, or the dotted path of a class
+    norm_eps: float = 1e-5  # added to the variance or mean square, so that nothing is divided by zero
+    ffn: str = "swiglu"  # or relu, gelu, gelu_tanh, relu2, or the dotted path of a class
+    position: str = "rope"  # or learned, none, or the dotted path of a class
     qk_norm: bool = False  # normalise the queries and keys of each head by `norm`
     bias: bool = False  # in every projection and LayerNorm; the LM head never has one
     attention_bias: bool | str | None = None  # in q, k, v and o; qkv: in q, k and v alone; null: `bias`
-    dropout: float = 0.0
+    dropout: float = 0.0  # set to zero in training: of embeddings, attention weights, outputs of attention and FFN
     linear: str = "linear"  # lora, or the dotted path of a class called like torch.nn.Linear
     lora_rank: int | None = None  # of the adapters of linear=lora; null: 8
     lora_alpha: float | None = None  # adapters are multiplied by alpha / rank; null: 16
     lora_targets: list[str] | None = None  # the projections that have an adapter; null: all
-    rope_theta: float = 10000.0
+    rope_theta: float = 10000.0  # the base of RoPE's wavelengths; lower values suit short contexts
     rope_scaling: list[float] | None = None  # Llama 3's four numbers, see RoPE in lm/model/transformer.py; null: none
     previous_token_init: int = 0  # first layers whose heads initially attend to the token 1, 2, ... positions back
     vocab_rows: int | None = None  # rows of the embedding if more than the tokenizer has tokens; null: as many
@@ -149,13 +149,13 @@ class HeadConfig:
     'untied'
     """
 
-    name: str = "tied"
-    kind: str = "tied"
+    name: str = "tied"  # by which folders and rows of results call it
+    kind: str = "tied"  # how the LM head and the embedding share weights; see configs/head/
     embedding_std: float | None = None  # initial standard deviation of the embedding; null: 1/sqrt(d_model)
     embedding_multiplier: float | None = 1.0  # of the input embeddings, not of the output ones; null: sqrt(d_model)
-    embedding_lr_multiplier: float = 1.0
+    embedding_lr_multiplier: float = 1.0  # learning rate of the embedding, as a multiple
     head_std: float | None = None  # initial standard deviation of the head's own matrix
-    head_lr_multiplier: float | None = None  # of the head's own matrix
+    head_lr_multiplier: float | None = None  # learning rate of the head's own matrix, as a multiple
     untie_at: float | None = None  # the fraction of training at which the head is untied
 
     def __post_init__(self) -> None:
