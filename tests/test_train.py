@@ -38,7 +38,7 @@ from lm.training.loss import HAS_CHUNKED
 from lm.training.metrics import MetricsFile
 from lm.training.run_directory import RunDirectory, RunLocked
 from lm.training.samples import validation_prompts
-from lm.training.train import train
+from lm.training.train import _log_warnings, train
 from tests.helpers.runs import change, checkpoints, losses, result, rows, short_run
 
 GOLDEN = Path(__file__).parent / "golden.json"
@@ -275,3 +275,13 @@ def test_a_metrics_file_without_its_header_is_named_when_a_run_goes_on(tmp_path:
     path.write_text("110,1.6\n120,1.5\n")
     with pytest.raises(UserError, match=f"^{path}: "):
         MetricsFile(path, 130)
+
+
+def test_a_text_of_a_few_pages_is_warned_about_with_its_epochs(
+    text_file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for max_bytes in (None, 4_000):
+        run = short_run(text_file, tmp_path)
+        run = replace(run, data=replace(run.data, max_bytes=max_bytes))
+        _log_warnings(run, prepare(run.data, run.tokenizer))
+        assert ("only 3601 tokens, read 0.7 times" in caplog.text) == (max_bytes is not None)

@@ -90,5 +90,6 @@ def _source(module: str) -> Path | None:
 
 def _is_local(module: str) -> bool:
     path = _source(module)
-    installed = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")]
-    return path is not None and not any(map(path.is_relative_to, (*installed, HOME)))
+    if path is None or path.is_relative_to(sysconfig.get_path("stdlib")) or path.is_relative_to(HOME):
+        return False
+    return not {"site-packages", "dist-packages"} & {*path.parts}

@@ -116,7 +116,8 @@ def _samples(run: FoundRun, result: Mapping[str, Any]) -> list[tuple[str, list[t
     steps = [(f"after {row['step']:,} steps", row["samples"]) for row in times]
     for when, pairs in [*steps, ("after the last step", result.get("samples", []))]:
         for pair in pairs:
-            by_prompt.setdefault(pair.get("prompt", ""), []).append((when, pair.get("continuation", "")))
+            texts = by_prompt.setdefault(pair.get("prompt", ""), [])
+            texts += [(f"{when}, greedy", pair.get("continuation", "")), (f"{when}, drawn", pair.get("drawn", ""))]
     return [*by_prompt.items()]
 
 
