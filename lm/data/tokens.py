@@ -247,6 +247,8 @@ def _locked(folder: Path) -> Iterator[None]:
     except filelock.Timeout:
         log.info("%s: is being written by another process; waiting for it", folder)
         lock.acquire()
+    except OSError as error:  # of a file system without locks, whose error names no file
+        raise OSError(error.errno, error.strerror, str(folder.parent)) from error
     try:
         for partial in folder.parent.glob("*.partial"):  # of a killed process, if nobody holds its lock
             with suppress(filelock.Timeout, OSError), filelock.FileLock(partial.with_suffix(".lock"), timeout=0):
