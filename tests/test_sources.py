@@ -142,7 +142,7 @@ def test_a_closed_folder_or_file_is_named(closed: str, open_folder: Path) -> Non
         ("a.txt", b"abc", "absent.txt", "data.path="),
         ("a.txt", b"abc", "*.rst", "data.path="),
         ("a.txt", b"abc", "x" * 300, "x" * 300),
-        ("a.txt.gz", gzip.compress(b"abc" * 999)[:-9], ".", "a.txt.gz: "),
+        ("a.txt.gz", gzip.compress(b"abc" * 999, mtime=0)[:-9], ".", "a.txt.gz: "),
         ("a.txt.gz", b"abc", ".", "a.txt.gz: "),
     ],
 )
