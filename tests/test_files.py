@@ -1,6 +1,5 @@
 """Files that are whole, whatever fails while they are written."""
 
-import multiprocessing
 import os
 import sys
 from collections.abc import Callable
@@ -25,9 +24,7 @@ from lm.system.files import (
     write_text,
 )
 from tests.faults.inject import Injection
-
-PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["lm.system.files"])
+from tests.helpers.runs import PROCESSES
 
 
 def test_a_file_gives_back_what_was_written(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import itertools
 import lzma
-import multiprocessing
 import os
 import re
 import resource
@@ -33,6 +32,7 @@ from lm.data.batches import TrainingStream
 from lm.data.encoding import chunks, decoded, encode
 from lm.data.tokens import compressed_bits_per_byte, encode_whole, prepare
 from lm.data.vocabulary import byte_tokenizer, char_tokenizer, train_bpe
+from tests.helpers.runs import PROCESSES
 from tests.helpers.texts import documents, stored
 
 BYTE, BPE = TokenizerConfig(kind="byte", vocab_size=None), TokenizerConfig(vocab_size=300)
@@ -250,10 +250,8 @@ def test_a_text_that_changes_while_it_is_read_is_refused(source: DataConfig, mon
 def test_processes_at_once_build_the_folder_once(source: DataConfig) -> None:
     text = Path(str(source.path)).read_text() * 60
     Path(str(source.path)).write_text(text)
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["lm.data.tokens"])
     building, incomplete = set(), []
-    with ProcessPoolExecutor(5, mp_context=context) as pool:
+    with ProcessPoolExecutor(5, mp_context=PROCESSES) as pool:
         jobs = [pool.submit(prepare, source, BPE) for _ in range(5)]
         while not all(job.done() for job in jobs):
             for path in Path(source.cache_dir).glob("tokens/*"):

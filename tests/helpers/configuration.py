@@ -66,6 +66,7 @@ EVALUATE = "\nThe settings of `data.` are those of [train](#train).\n"
 def page() -> str:
     parts = [INTRODUCTION, TRAIN]
     example, composed = RunConfig(), compose("train", [], RunConfig)
+    composed.data.cache_dir = example.data.cache_dir  # of the environment in which the schema was built
     in_python = {setting.key: setting.default for setting in settings(RunConfig, example)}
     for group, members in groupby(settings(RunConfig, composed), _group):
         parts.append(f"\n### {group}\n\n{HEADER}")
