@@ -1,6 +1,7 @@
 """The layers of the package: what may import what, and what stays light."""
 
 import ast
+import re
 import subprocess
 import sys
 from graphlib import TopologicalSorter
@@ -74,3 +75,27 @@ def test_public_names_are_no_modules() -> None:
     code = "import lm, inspect; print([name for name in lm.__all__ if inspect.ismodule(getattr(lm, name))])"
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert output == "[]\n"
+
+
+def test_sizes_are_at_most_ten_per_cent_above_the_table_in_contributing() -> None:
+    def lines(path: Path) -> int:
+        return len(path.read_text().splitlines())
+
+    sources = sorted(ROOT.rglob("*.py"))
+    functions = (node for path in sources for node in ast.walk(ast.parse(path.read_text())))
+    top = ROOT.parent
+    sizes = {
+        "`lm/`": sum(map(lines, sources)),
+        "`lm/model/`": sum(map(lines, ROOT.glob("model/*.py"))),
+        "a file in `lm/`": max(map(lines, sources)),
+        "a function in `lm/`": max(
+            (node.end_lineno or 0) - node.lineno + 1 for node in functions if isinstance(node, ast.FunctionDef)
+        ),
+        "`tests/`": sum(map(lines, (top / "tests").rglob("*.py"))),
+        "`docs/` without studies": sum(map(lines, (top / "docs").glob("*.md"))),
+    }
+    print(*(f"{name}: {size:,}" for name, size in sizes.items()), sep="\n")
+    rows = re.findall(r"^\| (.+) \| ([\d,]+) \|$", (top / "CONTRIBUTING.md").read_text(), re.MULTILINE)
+    limits = {name: int(limit.replace(",", "")) for name, limit in rows}
+    assert limits.keys() == sizes.keys()
+    assert [name for name, size in sizes.items() if size > 1.1 * limits[name]] == []
