@@ -119,6 +119,19 @@ def test_each_file_is_taken_once_however_many_links_lead_to_it(tmp_path: Path, p
     assert [name for name, _ in load("text", root / "0*")] == [""]
 
 
+def test_a_link_to_a_folder_does_not_rename_its_files(tmp_path: Path) -> None:
+    """In whatever order the file system lists names: they decide which documents are held out."""
+    folders = [f"{letter}{i}" for letter in "az" for i in range(8)]
+    for i in range(8):
+        own, link = (f"a{i}", f"z{i}") if i % 2 else (f"z{i}", f"a{i}")
+        (tmp_path / own).mkdir()
+        (tmp_path / own / "x.txt").write_text(f"text {i}")
+        (tmp_path / link).symlink_to(own)
+    names = [f"{folder}/x.txt" for folder in folders if not (tmp_path / folder).is_symlink()]
+    for pattern in ("*/x.txt", "**/x.txt"):
+        assert [name for name, _ in load("text", tmp_path / pattern)] == names
+
+
 @pytest.mark.parametrize("closed", ["deep/er", "b.txt"])
 def test_a_closed_folder_or_file_is_named(closed: str, open_folder: Path) -> None:
     root = write_folder(open_folder / "texts")

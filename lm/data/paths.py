@@ -4,6 +4,7 @@ import glob
 import os
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
+from functools import cache
 from itertools import takewhile
 from pathlib import Path
 from typing import NoReturn
@@ -69,8 +70,14 @@ def local_files(path: str, suffixes: tuple[str, ...] = (), key: str = "data.path
     else:
         root = Path(*takewhile(lambda part: not glob.has_magic(part), place.parts[:-1]))
         files = _glob(root, place)
+
+    @cache  # most files lie in the same folders
+    def n_links(path: Path) -> int:
+        return path.is_symlink() + (n_links(path.parent) if path != path.parent else 0)
+
     unique: dict[tuple[int, int], Path] = {}
-    for file in sorted(files, key=Path.is_symlink):  # a file in the folder keeps its own name, which decides the split
+    files.sort(key=lambda file: (n_links(file), file))  # a file keeps its own name, which decides the split
+    for file in files:
         if (not suffixes or suffix(file) in suffixes) and file.is_file():  # no link that leads nowhere
             status = file.stat()
             unique.setdefault((status.st_dev, status.st_ino), file)
