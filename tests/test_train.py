@@ -7,6 +7,7 @@ import json
 import math
 import os
 import shutil
+import time
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -15,11 +16,13 @@ from typing import Any
 import filelock
 import numpy as np
 import pytest
+import torch
 import yaml
 from conftest import HEADS, TEXT, UNTIED
 
 from lm import generate, load_model
 from lm.config import (
+    CheckpointConfig,
     DataConfig,
     Diverged,
     EvaluateConfig,
@@ -32,7 +35,7 @@ from lm.data.batches import TrainingStream
 from lm.data.tokens import TextData, prepare
 from lm.data.vocabulary import byte_tokenizer
 from lm.inference.decode import decode
-from lm.inference.evaluate import evaluate_run
+from lm.inference.evaluate import evaluate, evaluate_run
 from lm.model.transformer import Transformer
 from lm.training.loss import HAS_CHUNKED
 from lm.training.metrics import MetricsFile
@@ -118,6 +121,20 @@ def test_validations_and_samples_of_a_run(
     lines = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
     assert [(line["step"], line["tokens"]) for line in lines] == [(step, step * 4 * 32) for step in (5, 10, 15)]
     assert {sample["prompt"] for line in [*lines, scores] for sample in line["samples"]} == {"def f"}
+
+
+def test_a_checkpoint_counts_the_seconds_of_the_validation_before_it(
+    text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow_evaluate(*args: Any) -> Any:
+        time.sleep(1)
+        return evaluate(*args)
+
+    monkeypatch.setattr("lm.training.callbacks.evaluate", slow_evaluate)
+    run = short_run(text_file, tmp_path, max_steps=3, validation=ValidationConfig(every=2, batches=2))
+    train(replace(run, checkpoint=CheckpointConfig(every=2)))
+    (path,) = (tmp_path / "checkpoints").glob("step-*2.ckpt")
+    assert torch.load(path, weights_only=True)["callbacks"]["LogAndValidate"]["seconds"] > 1
 
 
 def test_default_samples_are_of_three_places_of_the_validation_text(finished: Finished) -> None:

@@ -57,6 +57,7 @@ class LogAndValidate(StepCallback):
             data, batches = module.data, run.validation.batches
             scores = evaluate(module.net, data.val, run.data.seq_len, run.data.batch_size, batches)
             metrics |= validation_metrics(scores, data)
+        self.seconds = time.perf_counter() - self.started  # now the device has caught up, and validation counts
         if (logs or validates) and self.metrics is not None:
             self.log_row(trainer, metrics)
             if validates and run.trainer.enable_progress_bar:
