@@ -229,6 +229,8 @@ def test_regrets_of_tuning_stand_beside_the_difference_that_they_may_explain() -
     assert np.isnan(frame.loc["c"].mean_without_regret)
     upwards = contrasts(runs(LOSSES).rename(columns={"val_loss": "val_top1"}), regrets, metric="val_top1").loc["b"]
     assert upwards.mean_without_regret == pytest.approx(upwards.mean_difference + 0.02)
+    named = compare(record(interactions={"b": BEND}, **CHAIN), runs(LOSSES), regrets)  # as an arm is
+    assert named[named.family == "interaction"].regret.isna().all()
     variance = combine_regrets(interaction(BEND)[1], regrets | {"c": Regret(0.0, 0.0, 5)})
     assert variance
     assert (variance.variance, variance.df) == pytest.approx((1e-4 + 4 * 2e-4 + (0.01 - 2 * 0.03) ** 2, 5))

@@ -106,8 +106,8 @@ def _judge_family(record: AblationRecord, rows: Sequence[Row], regrets: Mapping[
         row |= asdict(comparison) | {
             "p_sign_flip": sign_flip_p(row["differences"]),
             "p_normal": normality_p(row["differences"]),
-            "regret": expected.get(row["arm"]),
-            "baseline_regret": expected.get(row["baseline"]),
+            "regret": expected.get(row["sides"][0]),  # an interaction may have the name of an arm
+            "baseline_regret": expected.get(row["sides"][1]),
             "mean_without_regret": None,
             "is_tuning_counted": bool(tunings[row["runs"]]),
         }
