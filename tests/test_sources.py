@@ -132,14 +132,14 @@ def test_a_link_to_a_folder_does_not_rename_its_files(tmp_path: Path) -> None:
         assert [name for name, _ in load("text", tmp_path / pattern)] == names
 
 
-@pytest.mark.parametrize("closed", ["deep/er", "b.txt"])
-def test_a_closed_folder_or_file_is_named(closed: str, open_folder: Path) -> None:
+@pytest.mark.parametrize(("closed", "place"), [("deep/er", "."), ("deep/er", "*/*/*.txt"), ("b.txt", ".")])
+def test_a_closed_folder_or_file_is_named(closed: str, place: str, open_folder: Path) -> None:
     root = write_folder(open_folder / "texts")
     (open_folder / "cache").mkdir()
     (open_folder / "cache").chmod(0o777)
     (root / closed).chmod(0)
     with as_nobody():
-        message = refusal("text", root, cache_dir=str(open_folder / "cache"))
+        message = refusal("text", root / place, cache_dir=str(open_folder / "cache"))
     assert str(root / closed) in message
     assert "Permission denied" in message
 

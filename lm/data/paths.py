@@ -90,10 +90,15 @@ def local_files(path: str, suffixes: tuple[str, ...] = (), key: str = "data.path
 
 def _glob(root: Path, pattern: Path) -> list[Path]:
     parts = pattern.relative_to(root).parts
-    if "**" not in parts:
-        return [Path(match) for match in glob.glob(str(pattern))]
-    parts = (*parts, "*") if parts[-1] == "**" else parts
-    return [file for file in _walk(root) if _matches(file.relative_to(root).parts, parts)]
+    if "**" in parts:
+        parts = (*parts, "*") if parts[-1] == "**" else parts
+        return [file for file in _walk(root) if _matches(file.relative_to(root).parts, parts)]
+    paths = [root]
+    for part in parts:  # glob.glob would skip a folder that it cannot read
+        inside = (path for folder in paths if folder.is_dir() for path in folder.iterdir())
+        shown = (path for path in inside if part.startswith(".") or not path.name.startswith("."))
+        paths = [path for path in shown if fnmatchcase(path.name, part)]
+    return paths
 
 
 def _matches(names: tuple[str, ...], parts: tuple[str, ...]) -> bool:
