@@ -63,10 +63,10 @@ def runs(folder: str | Path, settings: Sequence[str] | None = None) -> pd.DataFr
     backward), `steps` and `tokens` of training, `seconds`, `tokens_per_second`, then hashes, machine and versions.
     """
     records = _read_runs(folder)
-    found_runs = [record.run for record in records]
-    keys = without_parts_of_the_head(differing(found_runs), found_runs) if settings is None else settings
+    listed = [record.run for record in records]
+    keys = without_parts_of_the_head(differing(listed), listed) if settings is None else settings
     for key in keys:
-        check_key("settings", key, found_runs)
+        check_key("settings", key, listed)
     rows = []
     for identity, run, _ in records:
         row = {key: run[key] for key in keys} | {key: run.result.get(key) for key in SCORES} | identity

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import MISSING as NO_DEFAULT
 from dataclasses import asdict, fields, replace
-from functools import cache, partial, reduce
+from functools import cache, reduce
 from operator import getitem
 from pathlib import Path
 from types import SimpleNamespace
@@ -202,16 +202,15 @@ def _with_init_from(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
     with error_prefix(f"init_from={path}"):
         _refuse_foreign_classes(model, map(key_of, overrides))
 
-    def check(key: str, is_same: Callable[[Any], bool], value: Any) -> None:
-        if not is_same(setting := OmegaConf.select(config, key)):
-            shown, has = to_override_value(setting), to_override_value(value)
-            raise UserError(f"{key}={shown}: init_from={path} has {has}; leave it out")
-
-    for key, value in model.items():
-        check(f"model.{key}", partial(agrees, key, loaded=value), value)
+    differing = {f"model.{key}": value for key, value in model.items() if not agrees(key, config.model[key], value)}
     for key, value in tokenizer.items():
-        check(f"tokenizer.{key}", (value, base.typed.get(key)).__contains__, base.typed.get(key, value))
-    check("init_sha256", (None, base.sha256).__contains__, base.sha256)
+        if config.tokenizer[key] not in (value, base.typed.get(key)):
+            differing[f"tokenizer.{key}"] = base.typed.get(key, value)
+    if config.init_sha256 not in (None, base.sha256):
+        differing["init_sha256"] = base.sha256
+    for key, value in differing.items():
+        shown, has = to_override_value(OmegaConf.select(config, key)), to_override_value(value)
+        raise UserError(f"{key}={shown}: init_from={path} has {has}; leave it out")
     config.tokenizer.update(tokenizer)
     config.init_sha256 = base.sha256
     return config

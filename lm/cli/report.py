@@ -64,7 +64,7 @@ def verdict_code(results: "Results") -> int:
     """The exit code for the verdict of the one primary comparison. Raises UserError if there are several."""
     from lm.ablation.views import asked
 
-    contrasts = asked(results)[asked(results)["family"] != "interaction"]
+    contrasts = asked(results).query("family != 'interaction'")
     if len(contrasts) != 1:
         raise UserError(f"exit_code=verdict: expected one primary comparison, found {len(contrasts)}")
     return VERDICT_CODES[contrasts["verdict"].iloc[0]]

@@ -57,13 +57,13 @@ def samples(rows: list[dict[str, str]], own: bool) -> str:
     """Prompts and what the model makes of them, each text on one line; `own` where the user gave the prompts.
 
     >>> print(samples([{"prompt": "f(x):", "continuation": chr(10) + "    return x", "drawn": chr(27)}], own=True))
-    Samples (greedy, and drawn at temperature 0.8)
+    Samples (greedy and drawn)
     <BLANKLINE>
       prompt | f(x):
       greedy | \\n    return x
       drawn  | \\x1b
     """
-    lines = ["Samples (greedy, and drawn at temperature 0.8" + (")" if own else "; prompts from the validation text)")]
+    lines = ["Samples (greedy and drawn" + (")" if own else "; prompts from the validation text)")]
     for row in rows:
         for name, key in (("\n  prompt", "prompt"), ("  greedy", "continuation"), ("  drawn ", "drawn")):
             lines.append(f"{name} | " + printable(row[key]).replace("\n", "\\n"))

@@ -101,6 +101,6 @@ def matrices(net: Transformer, architecture: Architecture) -> Weights:
 def _with_template(tokenizer: Tokenizer) -> str:
     """Its tokenizer.json, with a step that puts the first token before a text, as lm.inference does."""
     backend, name = tokenizers.Tokenizer.from_str(tokenizer.to_json()), tokenizer.begin_token
-    templates = {"single": f"{name} $A", "pair": f"{name} $A $B:1"}
+    templates = {"single": [name, "$A"], "pair": [name, "$A", "$B:1"]}  # lists, for the name may hold a space
     backend.post_processor = TemplateProcessing(**templates, special_tokens=[(name, tokenizer.begin)])
     return backend.to_str()
