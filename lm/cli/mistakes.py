@@ -80,8 +80,9 @@ def _format_config_error(error: BaseException, overrides: Sequence[str], kinds: 
     if cause is None or not cause.full_key:
         return " ".join(" ".join(lines).split())  # Hydra's own advice, and YAML's file and line
     key = str(cause.full_key)
-    if isinstance(cause, ConfigKeyError | ConfigAttributeError):
-        return place + no_such_key(key, kinds)
+    if isinstance(cause, ConfigKeyError | ConfigAttributeError):  # of a.b the error names a alone
+        typed = next((name for name in map(key_of, overrides) if f"{name}.".startswith(f"{key}.")), key)
+        return place + no_such_key(typed, kinds)
     if isinstance(cause, ValidationError) and key in kinds:
         return place + wrong_value(next((entry for entry in overrides if key_of(entry) == key), key), kinds)
     return f"{place}{key}: {str(cause).splitlines()[0]}"
