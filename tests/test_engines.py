@@ -20,7 +20,7 @@ import pytest
 from conftest import Script
 
 from lm.ablation.execute import MAX_TRIES, execute
-from lm.ablation.executors import EXECUTORS, Executor, LocalExecutor, job_parameters
+from lm.ablation.executors import EXECUTORS, Executor, LocalExecutor, _start_server, job_parameters
 from lm.ablation.plan import RunSpec
 from lm.ablation.run_files import Ending, Failure, RunFiles
 from lm.ablation.worker import make_run_on_node
@@ -147,6 +147,18 @@ def test_a_run_outlives_the_server_of_processes_and_waits_for_its_lock(
         thread.join()
     assert "killed by signal 127; it is started again" in caplog.text  # of a process without a parent
     assert [path.read().status for path in files] == ["done", "done"]
+
+
+@pytest.mark.slow
+def test_a_run_starts_though_the_server_of_processes_is_killed_at_that_moment(corpus: Path, tmp_path: Path) -> None:
+    runs = Lab(tmp_path, corpus).plan("trainer.max_steps=2", seeds=[0]).reported()
+    _start_server()
+    server: int = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    os.kill(server, signal.SIGSTOP)
+    threading.Timer(0.5, os.kill, (server, signal.SIGKILL)).start()
+    executor = LocalExecutor(AblateConfig(ablation=question()), tmp_path)
+    assert sorted(executed(runs, executor)) == sorted(run.run_dir for run in runs)
+    assert [run.files.read().status for run in runs] == ["done", "done"]
 
 
 def test_a_node_that_lacks_what_runs_need_is_named(planned: list[RunSpec], tmp_path: Path) -> None:

@@ -9,17 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from lm.ablation.folder import lock_output_dir
 from lm.config import UserError
 from lm.config.checks import reading
 from lm.system.files import (
-    STALE_SECONDS,
     atomic_file,
     csv_text,
     read_csv,
     read_json,
     read_json_lines,
     read_yaml,
+    remove_partial,
     write_json,
     write_text,
 )
@@ -53,13 +52,11 @@ def test_what_holds_something_else_is_one_line_that_names_the_file(
     assert "\n" not in str(caught.value)
 
 
-def test_an_ablation_that_begins_leaves_what_a_report_is_writing(tmp_path: Path) -> None:
-    (tmp_path / ".partial-old").write_text("half")
-    os.utime(tmp_path / ".partial-old", (0, os.stat(tmp_path).st_mtime - 2 * STALE_SECONDS))
+def test_what_a_killed_process_left_is_removed_and_what_is_being_written_stays(tmp_path: Path) -> None:
+    (tmp_path / ".partial-of-a-killed-process").write_text("half")
     with atomic_file(tmp_path / "report.md") as file:
         file.write(b"whole")
-        with lock_output_dir(tmp_path):
-            pass
+        remove_partial(tmp_path)
     assert (tmp_path / "report.md").read_text() == "whole"
     assert not list(tmp_path.glob(".partial-*"))
 

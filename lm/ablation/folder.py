@@ -12,7 +12,6 @@ import filelock
 from lm.ablation.record import FILE, AblationRecord, read_record
 from lm.config import UserError
 from lm.config.ablation import AblateConfig
-from lm.system.files import STALE_SECONDS, remove_partial
 
 LOCK = ".lock"
 MAX_OVERRIDES = 40  # characters of the overrides in a folder's name
@@ -56,7 +55,6 @@ def lock_output_dir(path: Path) -> Iterator[None]:
     except OSError as error:
         raise UserError(f"output_dir={path}: cannot be written to ({error.strerror})") from error
     try:
-        remove_partial(path, older_than=STALE_SECONDS)  # a report, or a run on another node, may be writing now
         yield
     finally:
         lock.release()

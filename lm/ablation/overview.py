@@ -23,7 +23,7 @@ from lm.config.ablation import BUDGET_NAMES
 from lm.config.identity import hashed_settings
 from lm.report.figures import INK, as_svg, inline
 from lm.report.pages import render
-from lm.system.files import write_text
+from lm.system.files import remove_partial, write_text
 from lm.system.terminal import printable, to_override_value
 
 DIGITS = 4  # of bits per byte
@@ -45,6 +45,7 @@ def write_overview(path: Path) -> dict[Path, Results]:
     every = [read_results(folder) for folder in folders(path)]
     ablations = {results.folder: results for results in sorted(every, key=lambda results: results.record.begun)}
     rows = _compared([row for results in ablations.values() for row in _comparable(results)])
+    remove_partial(path)
     (path / "figures").mkdir(exist_ok=True)
     frames = [results_frame(results).assign(ablation=printable(folder.name)) for folder, results in ablations.items()]
     table = pd.concat([frame for frame in frames if len(frame)], ignore_index=True)

@@ -24,7 +24,7 @@ from lm.ablation.warnings import CONDITIONS, UNKNOWN, report_warnings, time_rati
 from lm.config.ablation import BUDGET_NAMES
 from lm.report.figures import inline
 from lm.report.pages import render
-from lm.system.files import write_text
+from lm.system.files import remove_partial, write_text
 from lm.system.terminal import duration
 
 REFRESH = 30  # seconds between two readings of the page of a running ablation
@@ -62,6 +62,7 @@ def write_report(results: Results) -> None:
     context = _summary(results)
     page = context | _details(results) | _inside(results, diagnostics, bands)
     page["svg"] = {name: inline(figure, ALT[name]) for name, figure in svg.items()}
+    remove_partial(folder)
     (folder / "figures").mkdir(exist_ok=True)
     for name, figure in svg.items():
         write_text(folder / "figures" / f"{name}.svg", figure)

@@ -1,11 +1,11 @@
 """Files: atomic writes, and what is written and read as JSON, YAML and CSV."""
 
 import csv
+import fcntl
 import hashlib
 import io
 import json
 import os
-import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -14,18 +14,17 @@ from typing import IO, Any
 
 import yaml
 
-STALE_SECONDS = 600.0  # seconds without a change to a temporary file: its process is gone
-
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[IO[bytes]]:
     """A file to write to, which appears under its name at the end of the context, or not at all on an error.
 
-    It is written under a temporary name beside it, synced to disk, then renamed.
+    It is written under a temporary name beside it, which is locked, synced to disk, then renamed.
     """
     temporary = path.with_name(f".partial-{os.getpid()}-{uuid.uuid4().hex[:8]}-{path.name[:100]}")
     try:
         with open(temporary, "xb") as file:
+            _lock(file)
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -47,16 +46,21 @@ def sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
-def remove_partial(folder: Path, older_than: float = 0.0) -> None:
-    """Delete the temporary files of a killed process. The caller holds the folder's lock.
-
-    Where others write without that lock, theirs are told by their age: those that have changed in the last
-    `older_than` seconds stay.
-    """
+def remove_partial(folder: Path) -> None:
+    """Delete the temporary files of killed processes, whose locks the kernel has taken away."""
     for path in folder.rglob(".partial-*"):
-        with suppress(FileNotFoundError):  # written to its end meanwhile
-            if time.time() - path.stat().st_mtime >= older_than:
+        with suppress(FileNotFoundError), open(path, "r+b") as file:  # else it was written to its end meanwhile
+            if _lock(file):
                 path.unlink()
+
+
+def _lock(file: IO[bytes]) -> bool:
+    """Whether the file is locked now: false if another process holds it, or its file system has no locks."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def write_text(path: Path, text: str) -> None:
