@@ -13,6 +13,7 @@ from lm.config import (
     DataConfig,
     DiagnosticsConfig,
     EvaluateConfig,
+    ExportConfig,
     GenerateConfig,
     HeadConfig,
     ModelConfig,
@@ -25,14 +26,14 @@ from lm.config import (
 )
 from lm.config.data import SOURCES
 from lm.config.model import OWN_SETTINGS
-from lm.config.run import LOSSES, PRECISIONS, STRATEGIES
-from lm.training.loss import LOSSES as LOSS_FUNCTIONS
+from lm.config.run import PRECISIONS, STRATEGIES
 from tests.helpers.runs import MUON
 
 NAN, INF = math.nan, math.inf
 UNTIED = {"kind": "untied", "head_std": 0.02, "head_lr_multiplier": 1.0}
 SPLIT = {"kind": "untied_midtraining", "head_lr_multiplier": 1.0, "untie_at": 0.5}
-OWN = ("head_lr_multiplier", "head_std", "untie_at")  # settings that only some kinds of head have
+OWN = sorted({key for keys in OWN_SETTINGS.values() for key in keys})  # settings that only some kinds of head have
+HUB, FILES = {"source": "hub", "path": "a/b"}, {"source": "text", "path": "a/b"}
 LORA = {"model": ModelConfig(linear="lora")}
 TWO = {"trainer": TrainerConfig(devices=2)}
 MIDTRAINING, EVERY = {"head": HEADS["untied_midtraining"]}, {"diagnostics": DiagnosticsConfig(every=5)}
@@ -68,12 +69,23 @@ REFUSED: list[Case] = [
     *each(DataConfig, "data.", {"source": ["cloud"], "seq_len": [0], "batch_size": [0], "overfit_batches": [-1]}),
     *each(DataConfig, "data.", {"val_fraction": [0, 1, NAN], "path": ["my.txt"]}),
     *((DataConfig, {"source": name, "path": path}, "data.path") for name in SOURCES[1:] for path in (None, "")),
+    *each(DataConfig, "data.", {"val_split": ["train"], "val_path": ["x"], "sha256": ["x"], "rows": ["words"]}, **HUB),
+    *each(DataConfig, "data.", {"val_fraction": [0.2], "val_max_bytes": [None]}, val_split="test", **HUB),
+    *each(DataConfig, "data.", {"val_split": ["test"], "val_path": ["a/b"], "rows": ["lines"]}, **FILES),
+    (DataConfig, HUB | {"name": ""}, "data.name"),
+    (DataConfig, {"source": "json", "path": "a/b", "revision": "v1"}, "data.revision=v1"),
+    (DataConfig, {"source": "tokens", "path": "a/b", "max_bytes": 9}, "data.max_bytes=9"),
     *each(TokenizerConfig, "tokenizer.", {"kind": ["words"], "vocab_size": [256, None], "path": ["tokenizer.json"]}),
     *((TokenizerConfig, {"kind": kind}, "tokenizer.vocab_size=2048") for kind in ("char", "byte", "file")),
     (TokenizerConfig, {"kind": "file", "vocab_size": None}, "tokenizer.path"),
     *each(GenerateConfig, "", {"max_new_tokens": [-1], "temperature": [-1, NAN], "threads": [0]}, run_dir="r"),
     *each(GenerateConfig, "", {"seed": [2**63], "n_samples": [0, 2]}, run_dir="r"),
     *each(EvaluateConfig, "", {"threads": [0], "seq_len": [0], "plot": ["a.txt"]}, run_dir="r"),
+    (EvaluateConfig, {"run_dir": "r", "data": DataConfig(document_mask=True)}, "data.document_mask=True"),
+    (EvaluateConfig, {"run_dir": "r", "data": DataConfig(seq_len=4)}, "data.seq_len=4"),
+    (EvaluateConfig, {"run_dir": "r", "data": DataConfig(**HUB, val_split="test")}, "data.val_split=test"),
+    (EvaluateConfig, {"run_dir": "r", "data": DataConfig(), "texts": "a"}, "texts=a"),
+    *each(ExportConfig, "", {"dtype": ["f16"], "format": ["onnx"]}, run_dir="r", output_dir="o"),
     *each(TrainerConfig, "trainer.", {"accelerator": ["tpu"], "profiler": ["stopwatch"], "precision": ["16-mixed"]}),
     *each(TrainerConfig, "trainer.", {"strategy": ["fsdp"], "gradient_clip_val": [-1.0, NAN]}),
     *each(TrainerConfig, "trainer.", dict.fromkeys(("devices", "num_nodes", "max_steps", "log_every_n_steps"), (0,))),
@@ -127,8 +139,3 @@ ALLOWED: list[tuple[type, dict[str, Any]]] = [
 def test_the_edge_of_what_can_be_is_allowed(schema: type, settings: dict[str, Any]) -> None:
     values = schema(**settings)
     assert {key: getattr(values, key) for key in settings} == settings
-
-
-def test_names_of_the_settings_are_those_of_the_code() -> None:
-    assert {*OWN} == {key for keys in OWN_SETTINGS.values() for key in keys}
-    assert ("auto", *LOSS_FUNCTIONS) == LOSSES

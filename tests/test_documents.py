@@ -15,7 +15,7 @@ from conftest import ROOT, SEQ, TIED, VOCAB, some, tiny
 from torch import Tensor
 
 from lm.cli import export
-from lm.config import POSITIONS, DataConfig, EvaluateConfig, RunConfig, UserError, ValidationConfig
+from lm.config import POSITIONS, EvaluateConfig, RunConfig, ValidationConfig
 from lm.data.batches import TrainingStream
 from lm.data.tokens import TextData, prepare
 from lm.data.vocabulary import byte_tokenizer
@@ -189,11 +189,6 @@ def test_a_text_of_one_document_is_warned_about(corpus: Path, tmp_path: Path, ca
         with caplog.at_level(logging.WARNING, "lm"):
             train(run)
         assert ("one document" in caplog.text) == is_warned
-
-
-def test_the_mask_of_an_evaluation_is_no_setting_of_its_text() -> None:
-    with pytest.raises(UserError, match=r"^data\.document_mask="):
-        EvaluateConfig(run_dir="r", data=DataConfig(document_mask=True))
 
 
 @pytest.mark.slow

@@ -188,10 +188,6 @@ def test_weights_that_give_no_loss_are_named_and_other_runs_are_scored(
         ({"texts": "[{0}/one.txt,{0}/four.txt]"}, "texts={0}/four.txt: "),
         ({"texts": "{0}/*.md"}, "texts={0}/*.md: "),
         ({"plot": "{0}/absent/f.svg"}, "plot={0}/absent/f.svg: "),
-        ({"plot": "f.pdf"}, "plot=f.pdf: "),
-        ({"seq_len": 0}, "seq_len=0: "),
-        ({"texts": "a", "data": DataConfig()}, "texts=a: "),
-        ({"data": DataConfig(seq_len=4)}, "data.seq_len=4: "),
     ],
 )
 def test_a_mistake_is_told_before_anything_is_scored(

@@ -14,7 +14,7 @@ from conftest import Outcome, tiny
 from helpers.models import noisy
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from lm.config import ExportConfig, UserError
+from lm.config import UserError
 from lm.data.tokenizer import Tokenizer
 from lm.data.vocabulary import byte_tokenizer, char_tokenizer, train_bpe
 from lm.formats.folder import save_model
@@ -103,12 +103,6 @@ def test_without_the_package_one_line_says_what_to_install(tmp_path: Path, monke
     with pytest.raises(UserError, match=r"format=gguf: the package gguf is not installed; pip install gguf"):
         export_gguf(model(**LLAMA), BPE, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(("key", "value"), [("dtype", "f16"), ("format", "onnx")])
-def test_a_type_is_for_gguf_alone(key: str, value: str) -> None:
-    with pytest.raises(UserError, match=f"^{key}={value}: "):
-        ExportConfig(run_dir="r", output_dir="o", **{key: value})
 
 
 def test_the_command_writes_the_file(command: Callable[..., Outcome], tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import huggingface_hub.utils._http
 import pytest
 from conftest import Script
 
-from lm.config import DataConfig, EvaluateConfig, TokenizerConfig, UserError
+from lm.config import DataConfig, TokenizerConfig, UserError
 from lm.data import tables
 from lm.data.paths import check_paths
 from lm.data.sources import open_source
@@ -236,29 +236,6 @@ def test_a_validation_file_is_the_whole_validation_text(tmp_path: Path) -> None:
             use(replace(config, val_path=f"{folder}/none"), BYTES)
 
 
-@pytest.mark.parametrize(
-    ("settings", "key"),
-    [
-        ({"val_split": "train"}, "data.val_split=train"),
-        ({"val_split": "test", "val_fraction": 0.2}, "data.val_fraction=0.2"),
-        ({"val_split": "test", "val_max_bytes": None}, "data.val_max_bytes=None"),
-        ({"val_path": "x"}, "data.val_path=x"),
-        ({"source": "text", "val_split": "test"}, "data.val_split=test"),
-        ({"source": "text", "val_path": "a/b"}, "data.val_path=a/b"),
-        ({"source": "json", "revision": "v1"}, "data.revision=v1"),
-        ({"source": "text", "rows": "lines"}, "data.rows=lines"),
-        ({"source": "tokens", "max_bytes": 9}, "data.max_bytes=9"),
-        ({"sha256": "x"}, "data.sha256=x"),
-        ({"rows": "words"}, "data.rows=words"),
-        ({"name": ""}, "data.name"),
-    ],
-)
-def test_settings_that_contradict_each_other_are_named(settings: dict[str, Any], key: str) -> None:
-    with pytest.raises(UserError) as caught:
-        DataConfig(**({"source": "hub", "path": "a/b"} | settings))
-    assert str(caught.value).startswith(f"{key}: ")
-
-
 def write_config(folder: Path, data: DataConfig, **more: Any) -> None:
     settings = {"data": asdict(data), "tokenizer": asdict(BYTES), "data_hash": "", "tokenizer_hash": ""}
     (folder / "config.yaml").write_text(json.dumps(settings | more))
@@ -280,8 +257,6 @@ def test_a_validation_text_from_an_address_is_not_read_without_trust(tmp_path: P
     write_config(tmp_path, DataConfig(source="text", path="a.txt", val_path="s3://bucket/b.txt"))
     with pytest.raises(UserError, match=r"its text comes from s3://bucket/b\.txt; trust=true downloads it$"):
         own_validation(tmp_path, trust=False)
-    with pytest.raises(UserError, match=r"^data\.val_split=test: "):  # evaluate takes one text
-        EvaluateConfig(run_dir="r", data=DataConfig(source="hub", path="a/b", val_split="test"))
 
 
 @pytest.mark.slow
