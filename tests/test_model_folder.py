@@ -1,6 +1,5 @@
 """What save_model writes and load_model accepts, and what of a damaged or hostile folder it refuses."""
 
-import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -93,20 +92,6 @@ growth(lambda: load_model(folder))
     assert loaded < 2.2
 
 
-def test_a_full_disk_leaves_the_file_as_it_was(folder: Path) -> None:
-    path = folder / "model/model.safetensors"
-    before, limits = path.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, limits[1]))
-    try:
-        with pytest.raises(OSError, match="too large") as caught:
-            save_model(noisy(tiny(), "tied", 257), BYTE, folder / "model")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert caught.value.filename == str(path)
-    assert path.read_bytes() == before
-    assert len(list(path.parent.iterdir())) == 3
-
-
 def flip(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[-2] ^= 1
@@ -156,10 +141,6 @@ def test_a_folder_without_a_model_is_named(folder: Path) -> None:
     for run_dir in (folder / "absent", folder / "empty"):
         with pytest.raises(UserError, match=f"^run_dir={run_dir}: "):
             load_model(run_dir)
-    for content in ("{}", "[]", "x"):
-        (folder / "model/config.json").write_text(content)
-        with pytest.raises(UserError, match=r"config\.json"):
-            load_model(folder)
 
 
 def test_a_closed_folder_is_not_empty(open_folder: Path) -> None:

@@ -1,11 +1,8 @@
 """Training in this process: the files of a run, what its numbers depend on, and that it learns."""
 
-import errno
-import fcntl
 import gc
 import json
 import math
-import os
 import shutil
 import time
 from dataclasses import replace
@@ -13,7 +10,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import filelock
 import numpy as np
 import pytest
 import torch
@@ -38,8 +34,6 @@ from lm.inference.decode import decode
 from lm.inference.evaluate import evaluate, evaluate_run
 from lm.model.transformer import Transformer
 from lm.training.loss import HAS_CHUNKED
-from lm.training.metrics import MetricsFile
-from lm.training.run_directory import RunDirectory, RunLocked
 from lm.training.samples import validation_prompts
 from lm.training.train import _log_warnings, train
 from tests.helpers.runs import change, checkpoints, losses, result, rows, short_run
@@ -248,51 +242,6 @@ def test_a_wrong_setting_leaves_no_directory(text_file: Path, tmp_path: Path) ->
         with pytest.raises(UserError, match=rf"^{key}\b"):
             train(change(run, **changes))
         assert not (tmp_path / "new").exists()
-
-
-@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
-def test_a_file_system_without_locks_is_named(
-    number: int, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = short_run(text_file, tmp_path / "run")
-    without_cache = replace(run, data=replace(run.data, cache_dir=str(tmp_path / "cache")))
-    prepare(run.data, run.tokenizer)
-
-    def flock(*_: object) -> None:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(fcntl, "flock", flock)
-    with pytest.raises(UserError, match=f"^run_dir={tmp_path}"):
-        train(run)
-    with pytest.raises(OSError, match=f"{tmp_path}/cache"):
-        train(without_cache)
-
-
-def test_a_directory_without_a_run_is_removed_before_another_process_can_lock_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As a second process of the same command would, as soon as the first one is refused."""
-    second, release = RunDirectory(tmp_path / "run"), filelock.FileLock.release
-    entered = second.lock()
-
-    def release_to_the_second(lock: filelock.FileLock, force: bool = False) -> None:
-        release(lock, force)
-        monkeypatch.undo()
-        entered.__enter__()
-
-    monkeypatch.setattr(filelock.FileLock, "release", release_to_the_second)
-    with pytest.raises(UserError, match="a wrong setting"), RunDirectory(tmp_path / "run").lock():
-        raise UserError("a wrong setting")
-    with pytest.raises(RunLocked), RunDirectory(tmp_path / "run").lock():
-        pass
-    entered.__exit__(None, None, None)
-
-
-def test_a_metrics_file_without_its_header_is_named_when_a_run_goes_on(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.csv"
-    path.write_text("110,1.6\n120,1.5\n")
-    with pytest.raises(UserError, match=f"^{path}: "):
-        MetricsFile(path, 130)
 
 
 def test_a_text_of_a_few_pages_is_warned_about_with_its_epochs(
