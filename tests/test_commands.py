@@ -82,16 +82,6 @@ def test_help_has_a_line_for_each_setting_and_each_group(
         assert "--cfg job" in out
 
 
-def test_another_command_is_named_in_the_form_that_was_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    for argv, start in (
-        (["/somewhere/bin/lm-lab", "train"], ["lm-lab", "report"]),
-        (["scripts/ablate.py"], ["python", "scripts/report.py"]),
-        (["/site-packages/lm/__main__.py"], ["python", "-m", "lm", "report"]),
-    ):
-        monkeypatch.setattr(sys, "argv", argv)
-        assert front.command_prefix("report") == start
-
-
 def test_the_console_command_completes(lab: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     for line, expected in {
         "lm-lab tr": set(front.COMMANDS),

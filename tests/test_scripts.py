@@ -1,6 +1,5 @@
 """The scripts as a user types them: their output, their exit codes, and what ends them."""
 
-import csv
 import io
 import json
 import os
@@ -21,7 +20,8 @@ import pytest
 from conftest import ROOT, TEXT, TINY_RUN, Outcome, Script
 
 from lm import generate, load_model
-from tests.helpers.runs import wait_for
+from lm.training.train import train
+from tests.helpers.runs import composed, wait_for
 
 Command = Callable[..., Outcome]
 PROMPT = """def f(x, y):  # {"a": '1', ${b}}, c=[1,2] \\ """
@@ -38,13 +38,9 @@ def cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that a process of its own has trained, with what it printed."""
     folder = tmp_path_factory.mktemp("scripts")
     (folder / "my file.txt").write_text(TEXT)
-    with open(folder / "out", "w") as out, open(folder / "err", "w") as err:
-        words = [*TINY_RUN, "data.path=my file.txt", "run_dir=a run"]
-        assert start("train", *words, cwd=folder, stdout=out, stderr=err).wait(300) == 0
-    return folder / "a run"
+    return train(composed(*TINY_RUN, f"data.path={folder}/my file.txt", f"run_dir={folder}/a run"))[0]
 
 
 def start(name: str, *args: str, before: tuple[str, ...] = (), **options: Any) -> subprocess.Popen[str]:
@@ -69,18 +65,6 @@ def test_train_then_generate_verbatim(command: Command, cwd: Path) -> None:
     code, out, errors = command("generate", "run_dir=a run", f"prompt={PROMPT}", "max_new_tokens=12", "threads=1")
     net, tokenizer = load_model("a run")
     assert (code, out, errors) == (0, PROMPT + generate(net, tokenizer, PROMPT, 12) + "\n", "")
-
-
-@slow
-def test_train_prints_its_progress_and_its_result(run_dir: Path) -> None:
-    with open(run_dir / "metrics.csv", newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["val/loss"]]
-    assert [row["step"] for row in rows] == ["10", "20"]
-    losses = f"train/loss {float(rows[0]['train/loss']):.3f}, val/loss {float(rows[0]['val/loss']):.3f}"
-    errors = (run_dir.parent / "err").read_text()
-    assert f"step 10 of 20: {losses} on {rows[0]['val/tokens']} of {rows[1]['val/tokens']} tokens" in errors
-    assert "Traceback" not in errors
-    assert "validation loss" in (run_dir.parent / "out").read_text()
 
 
 @slow
@@ -194,23 +178,6 @@ def test_an_interrupted_run_says_how_to_resume_it(cwd: Path) -> None:
     again = subprocess.run(line, shell=True, cwd=cwd, capture_output=True, text=True, timeout=300)
     assert again.returncode == 0, again.stderr
     assert "resuming from step-" in again.stderr
-
-
-@slow
-def test_an_interrupted_ablation_says_how_to_resume_it(cwd: Path) -> None:
-    words = ["ablation=smoke", *TINY_RUN, "tokenizer.vocab_size=null", "data.path=my file.txt", "output_dir=out"]
-    words = [*words, "trainer.max_steps=3000", "ablation.overrides=[]"]
-    process = start("ablate", *words, cwd=cwd, stderr=subprocess.PIPE)
-    wait_for(lambda: list(cwd.glob("out/cells/*/checkpoints/step-*")))
-    process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 143
-    assert "Traceback" not in errors
-    message, _, line = errors.splitlines()[-1].partition("; resume with: ")
-    assert message == "interrupted"
-    assert shlex.split(line) == [sys.executable, str(ROOT / "scripts/ablate.py"), *words]
-    record = json.loads((cwd / "out/ablation.json").read_text())
-    assert shlex.split(record["command"]) == ["python", "scripts/ablate.py", *words]
 
 
 @slow
