@@ -71,16 +71,6 @@ def test_encoding_in_chunks_equals_encoding_at_once(
     assert ids.tolist() == [tokenizer.eot, *tokenizer.encode(text)] * 2
 
 
-def test_a_text_without_spaces_is_cut_where_each_character_is_encoded_alone(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(encoding, "CHUNK", 10)
-    monkeypatch.setattr(encoding, "GROUP", 10)
-    part = stored(tmp_path, [("a", "acgt" * 25)]).whole()
-    for tokenizer in (byte_tokenizer(), char_tokenizer(["acgt"])):
-        assert [len(ids) for ids in encode(tokenizer, part)] == [11, *[10] * 9]
-
-
 @pytest.mark.parametrize("kind", [BYTE, BPE, CHAR], ids=lambda kind: kind.kind)
 def test_the_token_files_hold_the_text(kind: TokenizerConfig, source: DataConfig) -> None:
     data, text = prepare(source, kind), Path(str(source.path)).read_text()
@@ -225,10 +215,6 @@ def test_a_text_is_read_once_for_each_state_and_to_verify(source: DataConfig, mo
     for n, verify in ((1, False), (1, False), (2, True), (2, False)):
         prepare(replace(source, verify=verify), BYTE)
         assert len(reads) == n
-    os.utime(str(source.path), (2**32, 2**32))  # times to come
-    for _ in range(2):
-        prepare(source, BYTE)
-        assert len(reads) == 3
 
 
 def test_a_text_that_changes_while_it_is_read_is_refused(source: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
