@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from conftest import HEADS
 from torch import Tensor
 
 from lm.config import DataConfig, ModelConfig, RunConfig, UserError
-from lm.system.device import cores, count_threads, fast_attention, has_native_bf16
+from lm.system.device import cores, count_threads, has_native_bf16
 from lm.training.loss import HAS_CHUNKED, build_loss
 from lm.training.resolve import build_model, least_bytes, resolve
 from lm.training.train import train
@@ -43,7 +42,6 @@ def uncached() -> Iterator[None]:
         ({"avx512_bf16": True, "cpu_name": "AMD EPYC"}, "bf16-mixed"),
         ({"avx512_bf16": True, "cpu_name": "Intel Xeon"}, "32-true"),
         ({"avx512_bf16": True, "amx_bf16": True, "cpu_name": "Intel Xeon"}, "bf16-mixed"),
-        ({"avx512_f": True, "avx512_bf16": False}, "32-true"),
         ({}, "32-true"),  # of a torch that does not tell
     ],
 )
@@ -133,24 +131,6 @@ def test_cores_are_limited_by_the_quota_of_a_container(monkeypatch: pytest.Monke
     for quota, expected in (("150000 100000", 2), ("max 100000", 64), ("", 64)):
         (tmp_path / "cpu.max").write_text(quota)
         assert cores() == expected
-
-
-# --- attention in bf16 on a CPU
-
-
-def test_attention_uses_plain_matmuls_only_where_that_is_faster() -> None:
-    def settings() -> tuple[bool, bool]:
-        cuda = torch.backends.cuda
-        return cuda.flash_sdp_enabled(), cuda.fp16_bf16_reduction_math_sdp_allowed()
-
-    before = settings()
-    for device, is_mixed, seq_len in (("cpu", True, 4096), ("cpu", False, 8), ("cuda", True, 8)):
-        with fast_attention(device, is_mixed, seq_len):
-            assert settings() == before
-    with suppress(KeyError), fast_attention("cpu", True, 128):
-        assert settings() == (False, True)
-        raise KeyError
-    assert settings() == before
 
 
 # --- loss

@@ -1,6 +1,5 @@
 """Classes of the user's own for the linear layer, norm, FFN and positions, written the usual PyTorch way."""
 
-import math
 import re
 import subprocess
 import sys
@@ -22,9 +21,7 @@ from lm.formats.huggingface import export
 from lm.model import Transformer
 from lm.model.user_class import import_class
 from lm.training.optim import build_optimizer
-from lm.training.train import train
 from tests.helpers.models import build, random_tokens
-from tests.helpers.runs import small_run
 
 PARTS = '''
 import torch
@@ -160,15 +157,6 @@ def test_classes_of_torch_need_no_module_of_ones_own() -> None:
     assert torch.equal(net(random_tokens(1, SEQ)), plain(random_tokens(1, SEQ)))
     norm = build("tied", norm="torch.nn.RMSNorm", norm_eps=0.01, bias=True)
     assert (type(norm.norm), norm.norm.eps) == (nn.RMSNorm, 0.01)
-
-
-@pytest.mark.slow
-def test_a_whole_run_uses_such_classes(corpus: Path, tmp_path: Path) -> None:
-    own = {key: value for choice in reversed(CHOICES) for key, value in choice.items()}
-    run = small_run(corpus, tmp_path / "run", model=tiny(**own), max_steps=30)
-    _, result = train(run)
-    assert result["val_loss"] < math.log(257) - 0.1
-    assert result["n_params_by_role"]["attention"] == 2 * 4 * 32 * 32
 
 
 # --- what is refused
