@@ -236,32 +236,20 @@ def test_a_validation_file_is_the_whole_validation_text(tmp_path: Path) -> None:
             use(replace(config, val_path=f"{folder}/none"), BYTES)
 
 
-def write_config(folder: Path, data: DataConfig, **more: Any) -> None:
-    settings = {"data": asdict(data), "tokenizer": asdict(BYTES), "data_hash": "", "tokenizer_hash": ""}
-    (folder / "config.yaml").write_text(json.dumps(settings | more))
-
-
-def test_a_run_is_scored_on_the_commit_that_it_was_trained_on(server: hub.Hub, tmp_path: Path) -> None:
-    server.commit("owner/stories", STORIES)
-    config = stories(tmp_path, val_split="validation")
-    data = prepare(config, BYTES)
-    hashes = {"data_hash": data.hash, "tokenizer_hash": data.tokenizer.hash}
-    write_config(tmp_path, config, data_revision=data.revision, **hashes)
-    server.commit("owner/stories", STORIES | {"small/val-00000-of-00001.parquet": hub.shard(["another"])})
-    server.asked.clear()
-    tokens, n_bytes, *_ = own_validation(tmp_path, trust=True)
-    assert (tokens.tolist(), n_bytes, server.asked) == (data.val.tolist(), data.val_bytes, [])
-
-
 def test_a_validation_text_from_an_address_is_not_read_without_trust(tmp_path: Path) -> None:
-    write_config(tmp_path, DataConfig(source="text", path="a.txt", val_path="s3://bucket/b.txt"))
+    data = asdict(DataConfig(source="text", path="a.txt", val_path="s3://bucket/b.txt"))
+    settings = {"data": data, "tokenizer": asdict(BYTES), "data_hash": "", "tokenizer_hash": ""}
+    (tmp_path / "config.yaml").write_text(json.dumps(settings))
     with pytest.raises(UserError, match=r"its text comes from s3://bucket/b\.txt; trust=true downloads it$"):
         own_validation(tmp_path, trust=False)
 
 
 @pytest.mark.slow
 def test_an_experiment_from_download_to_evaluation(script: Script, tmp_path: Path) -> None:
-    """experiment=tinystories with a smaller model, from a server that has other stories under its name."""
+    """experiment=tinystories with a smaller model, from a server that has other stories under its name.
+
+    The run is scored on the commit that it was trained on, without a request to the server.
+    """
     texts = [f"Once upon a time there was a {i} . It was red and liked the {i % 7} . The end .\n" for i in range(900)]
     small = ["model.n_layers=1", "model.d_model=32", "model.n_heads=2", "model.d_ff=64", "tokenizer.vocab_size=300"]
     small += ["data.seq_len=32", "trainer.max_steps=2", "run_dir=r", "threads=1"]
@@ -269,12 +257,14 @@ def test_an_experiment_from_download_to_evaluation(script: Script, tmp_path: Pat
         files = {"data/train-0.parquet": hub.shard(texts), "data/validation-0.parquet": hub.shard(texts[:40])}
         commit = running.commit("roneneldan/TinyStories", files)
         env = {"HF_ENDPOINT": running.address, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0"}
-        trained = script("train", "experiment=tinystories", f"data.revision={commit}", *small, env=env)
+        trained = script("train", "experiment=tinystories", "data.revision=null", *small, env=env)
         assert trained.returncode == 0, trained.stderr
         assert "of 40 validation documents, 100.0 % of their bytes" in trained.stderr
         result = json.loads((tmp_path / "r/result.json").read_text())
         assert result["data_revision"] == commit
-        running.fault = lambda path: 500
+        running.commit("roneneldan/TinyStories", files | {"data/validation-0.parquet": hub.shard(["another"])})
+        running.asked.clear()
         scored = script("evaluate", "run_dir=r", "trust=true", env=env)
         assert scored.returncode == 0, scored.stderr
         assert json.loads(scored.stdout)["loss"] == pytest.approx(result["val_loss"], abs=1e-6)
+        assert running.asked == []
