@@ -181,14 +181,15 @@ def test_a_model_folder_has_the_mask_and_an_export_says_that_it_loses_it(
         assert ("does not mask" in capsys.readouterr().out) == (separator is not None)
 
 
-def test_a_text_of_one_document_is_warned_about(corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_text_of_one_document_or_few_tokens_is_named(corpus: Path, tmp_path: Path, caplog: Any) -> None:
     many, _ = lines_run(tmp_path)
     single = replace(many, data=replace(many.data, source="text", path=str(corpus)), run_dir=str(tmp_path / "single"))
-    for run, is_warned in ((many, False), (single, True)):
+    for run in (many, single):
         caplog.clear()
         with caplog.at_level(logging.WARNING, "lm"):
             train(run)
-        assert ("one document" in caplog.text) == is_warned
+        assert ("one document" in caplog.text) == (run is single)
+        assert ("only 3029 tokens, read 0.2 times" in caplog.text) == (run is many)
 
 
 @pytest.mark.slow

@@ -219,21 +219,3 @@ def test_a_compiler_that_is_not_there_is_one_line(script: Script, cwd: Path) -> 
     assert answer.returncode == 2
     assert "Traceback" not in answer.stderr
     assert re.search(r"^error: compile=true: .*no-such-compiler", answer.stderr, re.MULTILINE)
-
-
-@slow
-def test_configurations_of_ones_own_come_from_a_folder(script: Script, cwd: Path) -> None:
-    (cwd / "my_configs/ablation").mkdir(parents=True)
-    (cwd / "my_configs/model").mkdir()
-    (cwd / "my_configs/ablation/dropout.yaml").write_text(
-        "question: Does dropout help on my text?\narms:\n  none: []\n  some: [model.dropout=0.1]\n"
-        "baseline: none\nseeds: [0, 1]\nequivalence_margin: 0.01\noverrides: [data=text, 'data.path=my file.txt']\n"
-    )
-    (cwd / "my_configs/model/mine.yaml").write_text("defaults: [small]\nn_layers: 1\nd_model: 32\nd_ff: 32\n")
-    small = ["model=mine", "tokenizer=byte", "trainer.max_steps=4", "threads=1"]
-    answer = script("ablate", "--config-dir", "my_configs", "ablation=dropout", *small, "output_dir=out")
-    assert answer.returncode == 0, answer.stderr
-    record = json.loads((cwd / "out/ablation.json").read_text())
-    assert (record["name"], record["question"]) == ("dropout", "Does dropout help on my text?")
-    assert record["command"].startswith("python scripts/ablate.py --config-dir my_configs ablation=dropout")
-    assert record["arms"]["some"]["settings"]["model.n_layers"] == 1

@@ -35,7 +35,7 @@ from lm.inference.evaluate import evaluate, evaluate_run
 from lm.model.transformer import Transformer
 from lm.training.loss import HAS_CHUNKED
 from lm.training.samples import validation_prompts
-from lm.training.train import _log_warnings, train
+from lm.training.train import train
 from tests.helpers.runs import change, checkpoints, losses, result, rows, short_run
 
 GOLDEN = Path(__file__).parent / "golden.json"
@@ -242,13 +242,3 @@ def test_a_wrong_setting_leaves_no_directory(text_file: Path, tmp_path: Path) ->
         with pytest.raises(UserError, match=rf"^{key}\b"):
             train(change(run, **changes))
         assert not (tmp_path / "new").exists()
-
-
-def test_a_text_of_a_few_pages_is_warned_about_with_its_epochs(
-    text_file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    for max_bytes in (None, 4_000):
-        run = short_run(text_file, tmp_path)
-        run = replace(run, data=replace(run.data, max_bytes=max_bytes))
-        _log_warnings(run, prepare(run.data, run.tokenizer))
-        assert ("only 3601 tokens, read 0.7 times" in caplog.text) == (max_bytes is not None)
