@@ -2,7 +2,6 @@
 
 import json
 import math
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -314,17 +313,6 @@ def test_without_transformers_one_line_says_what_to_install(tmp_path: Path, monk
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(UserError, match=r"pip install 'transformers>=5,<6'"):
         load_model(tmp_path)
-
-
-@pytest.mark.slow
-def test_reading_is_silent_and_leaves_the_library_as_it_was(tmp_path: Path) -> None:
-    write_folder(tmp_path, FOLDERS["SmolLM2"]())
-    code = (
-        "import sys, lm, transformers; lm.load_model(sys.argv[1]); log = transformers.utils.logging; "
-        "assert (log.get_verbosity(), log.is_progress_bar_enabled()) == (log.WARNING, True)"
-    )
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 # --- where a text begins and ends
