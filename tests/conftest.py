@@ -3,6 +3,7 @@
 import atexit
 import logging
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -126,6 +127,17 @@ def as_nobody() -> Iterator[None]:
         yield
     finally:
         os.seteuid(0)
+
+
+@contextmanager
+def small_disk() -> Iterator[None]:
+    """No file can grow beyond 4 kB."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 @pytest.fixture

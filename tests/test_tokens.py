@@ -4,16 +4,14 @@ import itertools
 import lzma
 import os
 import re
-import resource
 import shutil
 import signal
 import subprocess
 import sys
 import time
 import zlib
-from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tokenizers
-from conftest import as_nobody
+from conftest import as_nobody, small_disk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
@@ -250,17 +248,6 @@ def test_processes_at_once_build_the_folder_once(source: DataConfig) -> None:
     assert (len(building) <= 1, incomplete, len(folders(source))) == (True, [], 1)
     assert all(np.array_equal(data.train, results[0].train) for data in results)
     assert results[0].tokenizer.decode(results[0].train) == text[: int(len(text) * 0.9)]
-
-
-@contextmanager
-def small_disk() -> Iterator[None]:
-    """No file can grow beyond 4 kB."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_what_ends_too_early_leaves_nothing(source: DataConfig) -> None:
