@@ -1,5 +1,6 @@
 """docs/own-variant.md: its files are written, its commands typed and its code executed as they stand."""
 
+import json
 import os
 import re
 import subprocess
@@ -38,3 +39,5 @@ def test_a_class_gets_a_verdict(tmp_path: Path) -> None:
         (("swiglu", "swiglu"), 3),
     ]
     assert runs["n_params"].nunique() == 1
+    command = json.loads((tmp_path / "ablations/reglu/ablation.json").read_text())["command"]
+    assert command.startswith("python -m lm ablate --config-dir mine ablation=reglu")
