@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -45,6 +46,17 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def start(name: str, *args: str, before: tuple[str, ...] = (), **options: Any) -> subprocess.Popen[str]:
     line = [*before, sys.executable, str(ROOT / f"scripts/{name}.py"), *args]
     return subprocess.Popen(line, text=True, **options)
+
+
+def test_a_script_of_another_checkout_says_whose_code_it_runs(tmp_path: Path) -> None:
+    """Of two copies of the project, one is installed."""
+    shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
+    (tmp_path / "lm").mkdir()
+    (tmp_path / "lm/__init__.py").touch()
+    for checkout in (tmp_path, ROOT):
+        line = [sys.executable, checkout / "scripts/train.py", "--version"]
+        answer = subprocess.run(line, env=os.environ | {"PYTHONPATH": str(ROOT)}, text=True, capture_output=True)
+        assert (answer.returncode, str(ROOT / "lm") in answer.stderr) == (0, checkout != ROOT)
 
 
 def test_train_then_generate_verbatim(command: Command, cwd: Path) -> None:
