@@ -83,6 +83,8 @@ REFUSED = {  # a command line -> what its one line of error names
     "evaluate run_dir=x data.path=y": "data.path=y",
     "evaluate run_dir=x data=texxt": "did you mean data=text?",
     "report run_dir=.": "run_dir=.",
+    "report run_dir=. output_dir=.": "output_dir",
+    "report output_dir=absent": "output_dir=absent",
     "report ": "output_dir",
     "export run_dir=x": "output_dir",
     "export run_dir=x output_dir=y format=onnx": "format=onnx",

@@ -1,10 +1,8 @@
 """The list of runs: what differs, conditions, order, CSV, the picture of their curves."""
 
 import csv
-import errno
 import io
 import json
-import os
 import xml.etree.ElementTree as ElementTree
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -12,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import HEADS, WHOLE_RESULT, Script
+from conftest import HEADS, WHOLE_RESULT, Script, as_nobody
 
 from lm.cli import runs as command
 from lm.config import DataConfig, RunConfig, UserError
@@ -103,26 +101,19 @@ def test_a_column_for_each_setting_that_differs(
     assert first.get("init_sha256", "0123456789abcdef") == "0123456789abcdef"
 
 
-@pytest.mark.parametrize(
-    ("conditions", "found"),
-    [
-        ("val_loss<3.1", ["tied-0"]),
-        ("val_loss<=3.1", ["tied-0", "tied-1"]),
-        ("head.name=untied, seed>0", ["untied-1"]),
-        ("head.name != tied,status=finished", ["untied-0", "untied-1"]),
-        ("optim.betas=[0.9,0.95]", ["cells/late", "cells/off", "tied-0", "tied-1", "untied-0", "untied-1"]),
-        ("head.embedding_std=2e-2, val_loss>=3.1", ["tied-1"]),
-        ("compile=false, head.untie_at=null, seed=3", ["cells/off"]),
-        ("n_params_by_role.embedding==1, run=tied-1", ["tied-1"]),
-        ("seed<-1", []),
-    ],
-)
-def test_conditions(folder: Path, conditions: str, found: list[str]) -> None:
-    assert sorted(names(where(find_runs(folder), conditions))) == found
-
-
-def test_the_order(folder: Path) -> None:
+def test_conditions_and_order(folder: Path) -> None:
     runs = find_runs(folder)
+    for conditions, expected in {
+        "val_loss<3.1": ["tied-0"],
+        "val_loss<=3.1": ["tied-0", "tied-1"],
+        "head.name=untied, seed>0": ["untied-1"],
+        "head.name != tied,status=finished": ["untied-0", "untied-1"],
+        "optim.betas=[0.9,0.95], head.name=tied": ["cells/late", "cells/off", "tied-0", "tied-1"],
+        "head.embedding_std=2e-2, val_loss>=3.1": ["tied-1"],
+        "compile=false, head.untie_at=null, seed=3": ["cells/off"],
+        "n_params_by_role.embedding==1, run=tied-1": ["tied-1"],
+    }.items():
+        assert sorted(names(where(runs, conditions))) == expected, conditions
     assert names(ordered(runs, "val_loss"))[:4] == ["tied-0", "tied-1", "untied-0", "untied-1"]
     assert names(ordered(runs, "-val_loss"))[:4] == ["untied-1", "untied-0", "tied-1", "tied-0"]
     assert {*names(ordered(runs, "-val_loss"))[4:]} == {"cells/late", "cells/off", "torn"}
@@ -134,10 +125,8 @@ def test_the_order(folder: Path) -> None:
     [
         ("where=val_loss", "where=val_loss: "),
         ("where=val_loss<low", "where=val_loss<low: "),
-        ("where=lr<3", "where: lr "),
         ("sort=val_los", "sort: val_los "),
         ("plot=curves.pdf", "plot=curves.pdf: "),
-        ("plot=none/a.svg", "plot=none/a.svg: "),
         ("csv=none/a.csv", "csv=none/a.csv: "),
         ("folder=none", "folder=none: "),
         ("folder=runs/cells/late/checkpoints", "folder=runs/cells/late/checkpoints: "),
@@ -200,16 +189,10 @@ def test_the_picture_has_a_curve_for_each_run(folder: Path, capsys: pytest.Captu
     assert (top / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_folder_that_cannot_be_listed_is_named(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    scandir = os.scandir
-
-    def closed(path: Any) -> Any:
-        if str(path).endswith("cells"):
-            raise PermissionError(errno.EACCES, "Permission denied", path)
-        return scandir(path)
-
-    monkeypatch.setattr(os, "scandir", closed)
-    assert len(find_runs(folder)) == 5
-    assert "cells is left out: Permission denied" in caplog.text
+def test_a_folder_that_cannot_be_listed_is_named(open_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("open", "closed/run"):
+        write_run(open_folder / name, RunConfig(head=HEADS["tied"]))
+    (open_folder / "closed").chmod(0)
+    with as_nobody():
+        assert names(find_runs(open_folder)) == ["open"]
+    assert "closed is left out: Permission denied" in caplog.text
