@@ -171,47 +171,28 @@ def test_a_text_edited_while_runs_go_on_gives_no_verdict_of_two_texts(lab: Lab) 
 def test_a_folder_of_something_else_is_refused_and_left_as_it_is(lab: Lab, instantly: Instantly) -> None:
     instantly(lambda spec: 1.0)
     lab.run(seeds=[0])
-    for name, file in {"stranger": "thesis.txt", "list": "ablation.json"}.items():
-        (lab.root / name).mkdir()
-        (lab.root / name / file).write_text("[]")
-    (lab.root / "empty").mkdir()
-    refused: list[tuple[dict[str, Any], list[str], str]] = [
-        ({"name": "other"}, [], r"^output_dir=.*/out: holds another ablation \(name is test there, other now\)"),
-        ({}, ["optim.lr=0.5"], r"^output_dir=.*/out: holds another ablation \(overrides"),
-        ({"folder": "stranger"}, [], "^output_dir=.*/stranger: holds no ablation"),
-        ({"folder": "list"}, [], "ablation.json: not what lm wrote"),
-        ({"folder": "/proc/nowhere"}, [], "^output_dir=/proc/nowhere: cannot be written to"),
-        ({"folder": "new/out"}, ["data.path=absent.txt"], "absent"),
-        ({"folder": "empty"}, ["data.path=absent.txt"], "absent"),
-    ]
+    (lab.root / "stranger").mkdir()
+    (lab.root / "stranger/thesis.txt").touch()
     before = sorted(path for path in lab.root.rglob("*") if "cache" not in path.parts)
-    for changes, typed, message in refused:
+    for folder, typed, message in (
+        ("out", ["optim.lr=0.5"], r"^output_dir=.*/out: holds another ablation \(overrides"),
+        ("stranger", [], "^output_dir=.*/stranger: holds no ablation"),
+        ("/proc/nowhere", [], "^output_dir=/proc/nowhere: cannot be written to"),
+        ("new/out", ["data.path=absent.txt"], "absent"),
+    ):
         with pytest.raises(UserError, match=message):
-            lab.run(*typed, **changes)
+            lab.run(*typed, folder=folder)
     with lock_output_dir(lab.out), pytest.raises(UserError, match=r"^output_dir=.*: another process is at"):
         lab.run(seeds=[0, 1])
     assert sorted(path for path in lab.root.rglob("*") if "cache" not in path.parts) == before
 
 
 def test_the_default_folder_says_what_is_changed() -> None:
-    def name(*overrides: str) -> str:
-        return str(default_dir(AblateConfig(ablation=question(), overrides=[*overrides])))
-
-    assert name() == "ablations/test"
-    assert name("trainer.max_steps=300") == "ablations/test-max_steps=300-f4edd512"
-    path = name("data.path=/a b/my text.txt", "head.untie_at=0.5")
-    assert re.fullmatch(r"ablations/test-path=my_text.txt-untie_at=0.5-\w{8}", path)
-    assert len(name(*[f"model.d_ff={i}" for i in range(99)])) < 80
-
-
-@pytest.mark.slow
-def test_a_thousand_finished_runs_take_no_time(lab: Lab, instantly: Instantly) -> None:
-    made = instantly(lambda spec: 1 + 0.001 * math.sin(9 * spec.run.seed))
-    lab.run(seeds=[*range(500)])
-    shutil.rmtree(lab.out / "cells")
-    started = os.times().user
-    assert lab.run(seeds=[*range(500)]).counts()["done"] == len(made) == 1000
-    assert os.times().user - started < 5
+    for overrides, name in (
+        ([], "ablations/test"),
+        (["data.path=/a b/my text.txt", "head.untie_at=0.5"], r"ablations/test-path=my_text.txt-untie_at=0.5-\w{8}"),
+    ):
+        assert re.fullmatch(name, str(default_dir(AblateConfig(ablation=question(), overrides=overrides))))
 
 
 # --- planned looks
@@ -306,6 +287,7 @@ def test_a_failed_trial_stops_the_tuning_and_is_no_bad_value(lab: Lab, instantly
     assert (results.record.untuned(), made.count(broken)) == (["tied", "untied"], 1)
     assert not lab.results()
     assert "Tuning is not finished (tied, untied)" in summaries(results)
+    assert 'http-equiv="refresh"' in (lab.out / "report.html").read_text()
     before, made = len(lab.results("trials")), instantly(bowl)
     lab.run(**TUNED)
     assert {name: arm.tuned for name, arm in lab.plans[-1].arms.items()} == tuned
@@ -415,7 +397,6 @@ def test_the_answer_is_one_json_object_and_an_exit_code(lab: Lab, instantly: Ins
     again, table, _ = command("report", "output_dir=undecided", "exit_code=verdict")
     assert (again, "report.html" in table) == (code, True)
     assert command("report", "output_dir=undecided", "json=true")[:2] == (0, out)
-    assert command("ablate", *words, "output_dir=undecided", "plan_only=true")[0] == 0
 
 
 @pytest.mark.slow
@@ -433,5 +414,4 @@ def test_exit_codes_of_the_command(lab: Lab, instantly: Instantly, command: Any)
     code, out, _ = command("ablate", *words, "exit_code=verdict")
     assert (code, out.count("failed: cells/")) == (1, 2)
     assert command("report", "output_dir=out")[:2] == (0, out)
-    for wrong in (["output_dir=cache"], ["output_dir=absent"], ["output_dir=.", "json=true"], []):
-        assert command("report", *wrong)[:2] == (2, "")
+    assert command("report", "output_dir=.", "json=true")[:2] == (2, ""), "of one ablation"

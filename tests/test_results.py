@@ -4,14 +4,13 @@ import json
 import re
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 import pandas as pd
 import pytest
-import yaml
 from conftest import HEADS, ROOT, WHOLE_RESULT
 
 from lm.ablation.report import results_frame
@@ -19,6 +18,7 @@ from lm.ablation.results import read_results
 from lm.ablation.run_files import RunFiles, describe_exit_code
 from lm.config import RunConfig, UserError
 from lm.results import contrasts, curves, runs, trials
+from tests.helpers.ablation_folder import write_run_dir
 
 STUDIES = ROOT / "docs/studies"
 MAIN = STUDIES / "tying/main"
@@ -44,17 +44,6 @@ def edit(path: Path, change: Callable[[pd.DataFrame], pd.DataFrame]) -> None:
 def run_dir_of(study: Path, arm: str, seed: int) -> str:
     rows = pd.read_csv(study / "results.csv").query("purpose == 'reported' and arm == @arm and seed == @seed")
     return str(rows.run_dir.item())
-
-
-def write_run(path: Path, run: RunConfig, result: dict[str, Any] | None = None) -> None:
-    """A run directory with a curve of three points, and a result if it is finished."""
-    path.mkdir(parents=True)
-    hashes = dict.fromkeys(("data_hash", "tokenizer_hash", "config_hash"), "x")
-    (path / "config.yaml").write_text(yaml.safe_dump(asdict(run) | {"trainer": {"max_steps": 40}} | hashes))
-    rows = ["step,tokens,train/loss,val/loss", "1,8,5.0,", "2,16,4.0,4.5", "3,24,nan,nan", "4,32,3"]  # a torn last row
-    (path / "metrics.csv").write_text("\n".join(rows))
-    if result:
-        (path / "result.json").write_text(json.dumps(WHOLE_RESULT | result))
 
 
 # --- an ablation
@@ -213,8 +202,8 @@ def test_a_run_that_was_killed_from_outside_did_not_fail_by_itself(study: Path, 
 def test_runs_without_an_ablation(tmp_path: Path) -> None:
     for seed in (0, 1):
         run = replace(RunConfig(head=HEADS["tied"], seed=seed), threads=seed + 1)
-        write_run(tmp_path / f"runs/{seed}", run, {"val_loss": 3.0 + seed, "seed": seed})
-    write_run(tmp_path / "runs/late", RunConfig(head=HEADS["untied"], seed=2))
+        write_run_dir(tmp_path / f"runs/{seed}", run, {"val_loss": 3.0 + seed, "seed": seed})
+    write_run_dir(tmp_path / "runs/late", RunConfig(head=HEADS["untied"], seed=2))
     (tmp_path / "runs/torn").mkdir()
     (tmp_path / "runs/torn/config.yaml").write_text("[[")
     frame = runs(tmp_path / "runs").set_index("run_dir")
@@ -222,6 +211,8 @@ def test_runs_without_an_ablation(tmp_path: Path) -> None:
     assert frame.status.to_dict() == {"0": "done", "1": "done", "late": "missing", "torn": "failed"}
     assert frame["head.name"].dropna().to_dict() == {"0": "tied", "1": "tied", "late": "untied"}
     assert frame.val_loss.dropna().to_dict() == {"0": 3.0, "1": 4.0}
+    rows = ["step,tokens,train/loss,val/loss", "1,8,5.0,", "2,16,4.0,4.5", "3,24,nan,nan", "4,32,3"]  # a torn last row
+    (tmp_path / "runs/0/metrics.csv").write_text("\n".join(rows))
     alone = runs(tmp_path / "runs/0", settings=["optim.betas", "trainer.max_steps"])
     assert alone[["run_dir", "optim.betas", "trainer.max_steps"]].values.tolist() == [["0", "[0.9,0.95]", 40]]
     assert curves(tmp_path / "runs/0").step.tolist() == [2]  # rows without a finite value are left out
@@ -232,7 +223,7 @@ def test_runs_without_an_ablation(tmp_path: Path) -> None:
 
 
 def test_a_mistake_names_the_folder_or_the_key(study: Path, tmp_path: Path) -> None:
-    write_run(tmp_path / "run", RunConfig(head=HEADS["tied"]))
+    write_run_dir(tmp_path / "run", RunConfig(head=HEADS["tied"]))
     refused: list[tuple[Callable[[], Any], str]] = [
         (lambda: trials(tmp_path / "run"), re.escape(f"folder={tmp_path / 'run'}: holds no ablation.json")),
         (lambda: contrasts(tmp_path / "absent"), "absent: no such folder"),

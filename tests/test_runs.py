@@ -2,35 +2,22 @@
 
 import csv
 import io
-import json
 import xml.etree.ElementTree as ElementTree
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from conftest import HEADS, WHOLE_RESULT, Script, as_nobody
+from conftest import HEADS, Script, as_nobody
 
 from lm.cli import runs as command
 from lm.config import DataConfig, RunConfig, UserError
 from lm.runs.find import differing, find_runs
 from lm.runs.listing import listing, listing_csv
 from lm.runs.query import ordered, where
+from tests.helpers.ablation_folder import write_run_dir
 
-HASHES = {"data_hash": "text", "tokenizer_hash": "tok", "config_hash": "x"}
 LOSSES = {"tied": 3.0, "untied": 3.2}
-
-
-def write_run(path: Path, run: RunConfig, result: dict[str, Any] | None = None, **hashes: str) -> None:
-    path.mkdir(parents=True)
-    settings = asdict(run) | {"trainer": {"max_steps": 40}} | HASHES | hashes
-    (path / "config.yaml").write_text(yaml.safe_dump(settings))
-    loss = (result or {}).get("val_loss", 3.5)
-    rows = [f"{step},{128 * step},{loss + 1 / step}" for step in (10, 20, 30)]
-    (path / "metrics.csv").write_text("\n".join(["step,tokens,val/loss", *rows, ""]))
-    if result:
-        (path / "result.json").write_text(json.dumps(WHOLE_RESULT | result))
 
 
 @pytest.fixture
@@ -39,9 +26,9 @@ def folder(tmp_path: Path) -> Path:
     for head, loss in LOSSES.items():
         for seed in (0, 1):
             result = {"val_loss": loss + seed / 10, "val_bpb": loss / 2 + seed / 10, "head": head, "seed": seed}
-            write_run(tmp_path / f"runs/{head}-{seed}", RunConfig(head=HEADS[head], seed=seed), result)
-    write_run(tmp_path / "runs/cells/late", RunConfig(head=HEADS["tied"], seed=2))
-    write_run(tmp_path / "runs/cells/off", RunConfig(head=HEADS["tied"], seed=3))
+            write_run_dir(tmp_path / f"runs/{head}-{seed}", RunConfig(head=HEADS[head], seed=seed), result)
+    write_run_dir(tmp_path / "runs/cells/late", RunConfig(head=HEADS["tied"], seed=2))
+    write_run_dir(tmp_path / "runs/cells/off", RunConfig(head=HEADS["tied"], seed=3))
     (tmp_path / "runs/cells/off.json").write_text('{"status": "diverged", "error": "the loss is nan"}')
     (tmp_path / "runs/torn").mkdir()
     (tmp_path / "runs/torn/config.yaml").write_text("[[")
@@ -92,7 +79,7 @@ def test_a_column_for_each_setting_that_differs(
     runs: list[RunConfig], keys: list[str], words: str, tmp_path: Path
 ) -> None:
     for i, run in enumerate(runs):
-        write_run(tmp_path / str(i), run, {"head": "tied"}, data_hash=f"{i if run in TEXTS else 0}")
+        write_run_dir(tmp_path / str(i), run, {"head": "tied"}, data_hash=f"{i if run in TEXTS else 0}")
     found = find_runs(tmp_path)
     assert differing(found) == keys
     assert words in listing(found, 2)
@@ -158,7 +145,7 @@ def test_the_csv_has_every_run_and_every_result(folder: Path) -> None:
 def test_names_from_outside_steer_no_terminal(tmp_path: Path) -> None:
     name = "\x1b[2J\x07"
     data = DataConfig(source="text", path=name)
-    write_run(tmp_path / "runs" / name, RunConfig(data=data), {"device": name, "val_loss": 1.0})
+    write_run_dir(tmp_path / "runs" / name, RunConfig(data=data), {"device": name, "val_loss": 1.0})
     (tmp_path / "runs/\x1b[31mtorn").mkdir()
     (tmp_path / "runs/\x1b[31mtorn/config.yaml").write_text("[")
     runs = find_runs(tmp_path / "runs")
@@ -191,7 +178,7 @@ def test_the_picture_has_a_curve_for_each_run(folder: Path, capsys: pytest.Captu
 
 def test_a_folder_that_cannot_be_listed_is_named(open_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     for name in ("open", "closed/run"):
-        write_run(open_folder / name, RunConfig(head=HEADS["tied"]))
+        write_run_dir(open_folder / name, RunConfig(head=HEADS["tied"]))
     (open_folder / "closed").chmod(0)
     with as_nobody():
         assert names(find_runs(open_folder)) == ["open"]

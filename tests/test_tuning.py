@@ -106,22 +106,6 @@ def test_trials_count_in_any_order_and_after_any_interruption() -> None:
         assert state.arms["a"].settings == whole.arms["a"].settings
 
 
-def test_a_trial_without_a_loss_holds_all_arms() -> None:
-    losses = {"a": bowl(0.0, 0.0), "b": bowl(1.6, -1.2)}
-    broken, arms = (6e-3, 6.0), {"a": arm(), "b": arm()}
-    for _ in range(20):
-        state = tune(arms, CONFIG)
-        for name, trials in state.next_trials.items():
-            new = {arms[name].key(settings): losses[name](settings) for settings in trials}
-            if name == "b":
-                new.pop(broken, None)
-            arms[name] = replace(arms[name], losses={**arms[name].losses, **new})
-    assert (state.arms, [*state.next_trials]) == ({}, ["b"])
-    assert [arms["b"].key(settings) for settings in state.next_trials["b"]] == [broken]
-    assert len(arms["a"].losses) == 10  # the other arm makes its first search, and waits with its settings
-    assert finish(arms, losses)[0].arms["a"].settings == finish({"a": arm(), "b": arm()}, losses)[0].arms["a"].settings
-
-
 def test_an_arm_that_is_not_open_gets_no_trials() -> None:
     state, made = finish({"a": arm(is_open=False), "b": arm(3)}, {"b": bowl(2.5, 2.5, 2.5)})
     assert ([*state.arms], [*state.trials], made["a"].losses) == (["b"], ["b"], {})

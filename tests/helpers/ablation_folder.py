@@ -1,18 +1,21 @@
-"""An ablation's folder made by hand, whole, broken or on the way, and its report as a reader and a program see it."""
+"""Folders of runs and ablations made by hand, whole, broken or on the way, and a report as its readers see it."""
 
 import csv
 import json
 import math
 import random
 from collections.abc import Callable
+from dataclasses import asdict
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import yaml
 from conftest import WHOLE_RESULT
 
 from lm.ablation.report import write_report
 from lm.ablation.results import read_results
+from lm.config import RunConfig
 from lm.training.diagnostics import COLUMNS as DIAGNOSTICS
 
 ARMS = {"tied": 3.50, "untied": 3.53, "untied_matched": 3.502, "tied_naive": 4.4}  # and what they come to
@@ -30,6 +33,17 @@ def write(path: Path, content: Any) -> None:
 
 def lines(*rows: Any) -> str:
     return "".join(",".join(map(str, row)) + "\n" for row in rows)
+
+
+def write_run_dir(path: Path, run: RunConfig, result: dict[str, Any] | None = None, **hashes: str) -> None:
+    """A run that is no ablation's, with a curve of three points, and a result if it is finished."""
+    hashes = dict.fromkeys(("data_hash", "tokenizer_hash", "config_hash"), "x") | hashes
+    write(path / "config.yaml", yaml.safe_dump(asdict(run) | {"trainer": {"max_steps": 40}} | hashes))
+    loss = (result or {}).get("val_loss", 3.5)
+    rows = [(step, 128 * step, loss + 1 / step) for step in (10, 20, 30)]
+    write(path / "metrics.csv", lines(("step", "tokens", "val/loss"), *rows))
+    if result:
+        write(path / "result.json", WHOLE_RESULT | result)
 
 
 def write_run(path: Path, arm: str, seed: int, loss: float, steps: int, diagnostics: bool = False) -> None:
