@@ -234,6 +234,13 @@ def test_each_row_of_a_column_is_a_document_and_no_type_is_guessed(
     assert [text for _, text in load("csv", tmp_path / "tables", column="n")][:3] == ["0", "1", "2"]
 
 
+def test_empty_rows_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    kind, path = write_tables(tmp_path / "tables", TEXTS)[-1]
+    prepare(DataConfig(source=kind, path=str(path), seq_len=8), BYTE)
+    assert "2 of 14 rows are empty or null" in caplog.text
+
+
 @pytest.mark.parametrize("odd", ['{"text": 2024}', '{"text": ["a"]}', '{"text": "\\ud800"}', "[1]", "{"])
 def test_a_row_that_is_no_string_is_refused_wherever_it_stands(odd: str, tmp_path: Path) -> None:
     """And the rows before it are not changed."""
