@@ -149,6 +149,7 @@ def composed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return configs
 
 
+@pytest.mark.slow
 def test_a_sweep_reads_paths_as_a_single_run_does(command: Command, composed: list[Any]) -> None:
     command("train", "data.cache_dir='a, b'", "-m", "run_dir=out (1)/${seed}", "seed=3,4", "init_from=a b=c")
     assert {run.run_dir for run in composed} == {"out (1)/3", "out (1)/4"}
@@ -168,6 +169,7 @@ def test_an_ablation_passes_on_what_train_is_to_understand(command: Command, com
 # --- jobs of a sweep
 
 
+@pytest.mark.slow
 def test_a_failed_job_is_reported_at_once_and_leaves_nothing_in_memory(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,6 +197,7 @@ def test_a_failed_job_is_reported_at_once_and_leaves_nothing_in_memory(
         assert line.endswith(f"(job: seed={seed} head=untied)")
 
 
+@pytest.mark.slow
 def test_a_sweep_needs_one_process_for_each_run(command: Command) -> None:
     code, _, error = command("train", "-m", "trainer.devices=2", "seed=0")
     assert code == 2

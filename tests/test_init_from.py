@@ -50,6 +50,7 @@ def start(home: Path, base: str, *overrides: str) -> RunConfig:
 # --- settings
 
 
+@pytest.mark.slow
 def test_model_head_and_tokenizer_are_those_of_the_loaded_run(home: Path) -> None:
     run, base = start(home, "untied"), composed(home, *MODEL)
     assert run.model == replace(base.model, position="learned", previous_token_init=0)

@@ -61,6 +61,7 @@ def test_samples_during_training_change_nothing_and_survive_a_resume(made: Path,
     assert (run / "samples.jsonl").read_bytes() == whole
 
 
+@pytest.mark.slow
 def test_the_page_of_a_run(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_dir = tmp_path / "a <b>run_*x*"
     result = copy(made, run_dir)

@@ -206,6 +206,7 @@ def test_a_plan_of_equal_time_is_that_of_the_runs(lab: Lab, monkeypatch: pytest.
 # --- the names of runs
 
 
+@pytest.mark.slow
 def test_a_run_is_named_by_all_that_decides_it(lab: Lab) -> None:
     plan = lab.plan()
     arm = plan.arms["untied"]

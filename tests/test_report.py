@@ -268,6 +268,7 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_the_overview_pairs_what_shares_its_seeds(several: Path) -> None:
     assert [path.name for path in folders(several)] == ["begun", "small", "top1", "wide <b>"]
     assert folders(several / "small") == folders(several / "none") == [], "an ablation holds none"

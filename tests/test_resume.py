@@ -143,6 +143,7 @@ def signal_in(module: str, name: str, signum: int) -> None:
     setattr(owner, name, signalled)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "signum", "code", "step"),
     [

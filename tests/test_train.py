@@ -183,6 +183,7 @@ needs_chunks = pytest.mark.skipif(not HAS_CHUNKED, reason="needs torch 2.13")
 compiles = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's own, inside its compiler
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "difference"),
     [
@@ -191,7 +192,7 @@ compiles = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  
         ({"max_tokens": 20 * 4 * 32 - 5, "max_steps": 999}, EQUAL),  # a length in tokens sets steps and schedule
         ({"accumulate_grad_batches": 4}, NEAR),  # the same sequences
         pytest.param({"loss": "chunked", "activation_checkpointing": True}, (0.0, 1e-4), marks=needs_chunks),
-        pytest.param({"compile": True}, (0.0, 1e-3), marks=[pytest.mark.slow, compiles]),
+        pytest.param({"compile": True}, (0.0, 1e-3), marks=compiles),
         ({"gradient_clip_val": 1.0}, OTHER),
         ({"seed": 1}, OTHER),
     ],
@@ -208,6 +209,7 @@ def test_what_the_losses_depend_on(
     load_model(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_diverged_run_says_what_to_change_and_leaves_no_model_in_memory(text_file: Path, tmp_path: Path) -> None:
     def n_models() -> int:
         gc.collect()

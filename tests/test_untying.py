@@ -38,6 +38,7 @@ def weights(run_dir: Path) -> dict[str, torch.Tensor]:
     return load_file(run_dir / "model/model.safetensors")
 
 
+@pytest.mark.slow
 def test_every_variant_is_trained_on_the_same_batches_with_the_same_dropout(
     text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -59,6 +60,7 @@ def test_every_variant_is_trained_on_the_same_batches_with_the_same_dropout(
     assert as_tied == {"tied", "tied_projected", "untied_from_embedding", "untied_midtraining"}, "bit for bit"
 
 
+@pytest.mark.slow
 def test_a_run_equals_the_tied_one_until_it_unties(tied: Path, text_file: Path, tmp_path: Path) -> None:
     """The first untied step has the same loss, but two gradients instead of one."""
     before, after = rows(tied), rows(run_with_dropout(text_file, tmp_path / "untied", MIDTRAINING))
