@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import shutil
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 from conftest import TEXT
 
 from lm.cli.evaluate import score
-from lm.config import DataConfig, DiagnosticsConfig, EvaluateConfig, UserError
+from lm.config import DataConfig, DiagnosticsConfig, EvaluateConfig, TokenizerConfig, UserError
 from lm.data.batches import IGNORED
 from lm.data.paths import listed
 from lm.formats.folder import load_model, save_model
@@ -34,7 +35,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "one.txt").write_text(TEXT[:2000])
     (folder / "two, three.txt").write_text(TEXT[3000:4500])
     for seed, name in enumerate("ab"):
-        train(short_run(folder / "corpus.txt", folder / name, seed=seed, diagnostics=DiagnosticsConfig(every=20)))
+        settings = {"tokenizer": TokenizerConfig(vocab_size=300), "diagnostics": DiagnosticsConfig(every=20)}
+        train(short_run(folder / "corpus.txt", folder / name, seed=seed, **settings))
     return folder
 
 
@@ -46,6 +48,14 @@ def answer(config: EvaluateConfig, capsys: pytest.CaptureFixture[str]) -> tuple[
     score(config)
     out, err = capsys.readouterr()
     return json.loads(out), err
+
+
+def test_bits_per_byte_are_of_the_bytes_and_not_of_the_tokens(place: Path) -> None:
+    scores = evaluate_run(asked(place, data=DataConfig(source="text", path=f"{place}/one.txt")))
+    _, tokenizer = load_model(place / "a")
+    assert (scores["bytes"], scores["tokens"]) == (2000, len(tokenizer.encode(TEXT[:2000])))
+    assert scores["bpb"] == pytest.approx(scores["loss"] / math.log(2) * scores["tokens"] / 2000)
+    assert scores["tokens"] < 1500
 
 
 # --- calibration
