@@ -166,7 +166,7 @@ def test_a_process_waits_for_its_last_collective_operation(text_file: Path, tmp_
 @slow
 def test_sigterm_to_torchrun_saves_and_the_same_command_resumes(text_file: Path, tmp_path: Path) -> None:
     line = torchrun("--nproc-per-node=2", "--master-port", free_port())
-    line += words(text_file, *SPLIT, "trainer.devices=2", "trainer.max_steps=300")
+    line += words(text_file, *SPLIT, "trainer.devices=2", "trainer.max_steps=150")
     line += ["checkpoint.every=1000", "validation.every=0"]
     together([[*line, "run_dir=undisturbed"]], tmp_path)
     stopped = tmp_path / "stopped"
