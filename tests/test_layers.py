@@ -21,6 +21,7 @@ LAYERS = [  # a package imports from those before it
     {"training"},
     {"ablation"},
     {"results", "runs"},
+    {"look"},
     {"cli"},
 ]
 
@@ -48,7 +49,7 @@ def test_a_package_imports_only_from_the_layers_below() -> None:
             assert outside <= {"torch", "lm"}, path
 
 
-@pytest.mark.parametrize("package", ["config", "system", "data", "report", "formats", "inference", "training"])
+@pytest.mark.parametrize("package", ["config", "system", "data", "report", "formats", "inference", "training", "look"])
 def test_no_modules_import_each_other(package: str) -> None:
     """Also not inside functions."""
     modules = {f"lm.{package}.{path.stem}": imports(path) for path in (ROOT / package).glob("*.py")}

@@ -1,4 +1,4 @@
-"""The command lines that use runs: generate, evaluate, export, runs."""
+"""The command lines that use runs: generate, evaluate, export, runs, look."""
 
 from dataclasses import dataclass
 
@@ -84,3 +84,17 @@ class RunsConfig:
     def __post_init__(self) -> None:
         if self.plot is not None:
             require(self.plot.endswith(FIGURES), f"plot={self.plot}", "a name that ends in .svg or .png")
+
+
+@dataclass(slots=True, kw_only=True)
+class LookConfig:
+    run_dir: str | None = None  # the runs to look at; also [RUN1,RUN2] or a glob; null: those below the folder
+    folder: str = "runs"  # holds runs at any depth; it may still be empty
+    port: int = 0  # of the page's address on this machine; 0: one that is free
+    open: bool = True  # the page in the browser, if there is one
+    threads: int | None = None  # null: OMP_NUM_THREADS, else the number of cores
+    trust: bool = False  # import the classes of the user's own that the settings name, download the text of a run
+
+    def __post_init__(self) -> None:
+        require(0 <= self.port < 2**16, f"port={self.port}", "0 to 65535")
+        require_min(1, "", self, "threads")

@@ -13,7 +13,7 @@ from lm.cli.compose import compose
 from lm.cli.help import REQUIRED, Setting, settings
 from lm.config import EvaluateConfig, ExportConfig, GenerateConfig, RunConfig, UserError
 from lm.config.ablation import AblateConfig, AblationConfig, ReportConfig
-from lm.config.commands import RunsConfig
+from lm.config.commands import LookConfig, RunsConfig
 from lm.system.terminal import to_override_value
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
@@ -42,6 +42,7 @@ COMMANDS = {  # and a valid example of its settings
     "export": ExportConfig(run_dir="RUN", output_dir="DIR", format="gguf"),
     "report": ReportConfig(run_dir="RUN"),
     "runs": RunsConfig(),
+    "look": LookConfig(),
 }
 INTRODUCTION = """\
 # Configuration

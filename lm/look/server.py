@@ -1,0 +1,262 @@
+"""The server of the page: it answers this machine alone, bounds what is asked, and lets one model compute at a time.
+
+GET / is the page and GET /runs the runs as JSON. POST /prompt streams a row of JSON per token; POST /text and POST
+/embeddings answer with JSON. A refusal is {"error": LINE} with a status from 400 on.
+"""
+
+import base64
+import hashlib
+import json
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from lm.config import UserError, require
+from lm.config.checks import DAMAGE, require_seed
+from lm.config.typed import build
+from lm.inference.sampling import Sampling
+from lm.look.views import LoadedModel, continuations, described_run, embeddings, load, scored_text
+from lm.report.figures import INK, line_styles
+from lm.training.run_directory import METRICS
+
+ADDRESS = "127.0.0.1"
+MAX_BODY = 1 << 19  # bytes
+MAX_SECONDS = 60  # of a stream
+MAX_MODELS = 2  # in a question
+LOADED = 4  # models in memory
+MODEL_FILES = ("config.json", "model/config.json")  # the one that is there changes with the model
+RUN_FILES = ("config.yaml", METRICS, "result.json", *MODEL_FILES)
+PAGE = Path(__file__).with_name("page.html")
+log = logging.getLogger(__name__)
+
+
+# --- what may be asked
+
+
+@dataclass(kw_only=True)
+class _Question:
+    runs: list[str]  # their names, as GET /runs has them
+
+    def __post_init__(self) -> None:
+        require(1 <= len(self.runs) <= MAX_MODELS, f"runs={self.runs}", f"1 to {MAX_MODELS} names of runs")
+
+
+@dataclass(kw_only=True)
+class _Prompt(_Question):
+    prompt: str = ""
+    max_new_tokens: int = 64
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    seed: int = 0
+
+    def answer(self, models: list[LoadedModel]) -> Iterator[dict[str, Any]]:
+        require_seed(self.seed)
+        sampling = Sampling(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, seed=self.seed)
+        return continuations(models, self.prompt, self.max_new_tokens, sampling)
+
+
+@dataclass(kw_only=True)
+class _Text(_Question):
+    text: str = ""  # empty: the validation text of the first run
+    passage: int = 0
+
+    def answer(self, models: list[LoadedModel]) -> dict[str, Any]:
+        return scored_text(models, self.text, self.passage)
+
+
+@dataclass(kw_only=True)
+class _Embeddings(_Question):
+    token: str
+
+    def answer(self, models: list[LoadedModel]) -> list[dict[str, Any]]:
+        return [embeddings(model, self.token) for model in models]
+
+
+QUESTIONS = {"/prompt": _Prompt, "/text": _Text, "/embeddings": _Embeddings}
+
+
+class _Refusal(Exception):
+    def __init__(self, status: int, line: str) -> None:
+        super().__init__(line)
+        self.status = status
+
+
+# --- the server
+
+
+class LookServer(ThreadingHTTPServer):
+    """`places` gives the runs that there are now, by name. `port` 0 is a free one."""
+
+    def __init__(self, places: Callable[[], dict[str, Path]], port: int = 0, trust: bool = False) -> None:
+        super().__init__((ADDRESS, port), _Handler)
+        self.places, self.trust = places, trust
+        self.lock = threading.Lock()  # held while a model computes
+        self.names: dict[str, None] = {}  # in the order of their appearance, which gives a run its colour
+        self.described = lru_cache(maxsize=4096)(lambda name, path, _: described_run(name, path))
+        self.loaded = lru_cache(maxsize=LOADED)(lambda name, path, _: load(name, path, trust))
+
+    @property
+    def address(self) -> str:
+        return f"http://{ADDRESS}:{self.server_port}/"
+
+    def runs(self) -> list[dict[str, Any]]:
+        places = self.places()
+        self.names |= dict.fromkeys(places)
+        styles = line_styles([*self.names])
+        rows = []
+        for name, path in places.items():
+            style = {"color": "var(--ink)" if styles[name].color == INK else styles[name].color}
+            rows.append(
+                self.described(name, path, _stamp(path, RUN_FILES)) | style | {"dashes": styles[name].linestyle}
+            )
+        return rows
+
+    def models(self, names: list[str]) -> list[LoadedModel]:
+        places = self.places()
+        for name in names:
+            require(name in places, f"run={name}", "the name of a listed run")
+        return [self.loaded(name, places[name], _stamp(places[name], MODEL_FILES)) for name in names]
+
+
+def _stamp(folder: Path, names: tuple[str, ...]) -> tuple[tuple[int, int], ...]:
+    """What changes when one of these files does."""
+    stats = (path.stat() for name in names if (path := folder / name).exists())
+    return tuple((stat.st_mtime_ns, stat.st_size) for stat in stats)
+
+
+@lru_cache(maxsize=1)
+def _page() -> tuple[bytes, str]:
+    """The page, and a policy under which no script or style but its own counts."""
+    text = PAGE.read_text(encoding="utf-8")
+    hashes = {}
+    for tag in ("style", "script"):
+        (content,) = re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+        hashes[tag] = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+    policy = ["default-src 'none'", "connect-src 'self'", "img-src data:", "base-uri 'none'", "form-action 'none'"]
+    policy += [f"{tag}-src 'sha256-{digest}'" for tag, digest in hashes.items()]
+    return text.encode(), "; ".join([*policy, "frame-ancestors 'none'"])
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: LookServer
+    timeout = 20  # seconds without a byte
+    error_content_type, error_message_format = "text/plain", "%(message)s\n"  # of what http.server itself refuses
+
+    def do_GET(self) -> None:
+        self._answer(self._get)
+
+    def do_POST(self) -> None:
+        self._answer(self._post)
+
+    def _answer(self, respond: Callable[[], None]) -> None:
+        """Every error ends here, as a line."""
+        self.streaming = False
+        try:
+            self._check_origin()
+            respond()
+        except _Refusal as error:
+            self._fail(error.status, str(error))
+        except ConnectionError:  # the page has been closed
+            pass
+        except (UserError, OSError) as error:
+            self._fail(400, str(error))
+        except Exception as error:
+            log.exception("%s", self.path)
+            self._fail(500, f"a fault of the program: {type(error).__name__}; its terminal shows more")
+
+    def _check_origin(self) -> None:
+        """A page of another site may send requests here, under a name of its own or from its own origin."""
+        hosts = [f"{name}:{self.server.server_port}" for name in (ADDRESS, "localhost")]
+        if (host := self.headers.get("Host")) not in hosts:
+            raise _Refusal(403, f"Host: {host}: expected {hosts[0]}")
+        if (origin := self.headers.get("Origin")) not in (None, *(f"http://{host}" for host in hosts)):
+            raise _Refusal(403, f"Origin: {origin}: expected {self.server.address}")
+
+    def _get(self) -> None:
+        if self.path == "/":
+            page, policy = _page()
+            self._send(200, page, "text/html; charset=utf-8", policy)
+        elif self.path == "/runs":
+            self._send_json(200, self.server.runs())
+        else:
+            raise _Refusal(404, f"{self.path}: no such address")
+
+    def _post(self) -> None:
+        if self.path not in QUESTIONS:
+            raise _Refusal(404, f"{self.path}: no such address")
+        question = self._question(QUESTIONS[self.path])
+        with self.server.lock:
+            answer = question.answer(self.server.models(question.runs))
+        if isinstance(answer, Iterator):
+            self._stream(answer)
+        else:
+            self._send_json(200, answer)
+
+    def _question(self, kind: Any) -> Any:
+        length = self.headers.get("Content-Length", "")
+        if not re.fullmatch(r"\d{1,9}", length):
+            raise _Refusal(411, "Content-Length: expected a number")
+        if int(length) > MAX_BODY:
+            raise _Refusal(413, f"{int(length):,} bytes: expected at most {MAX_BODY:,}")
+        if self.headers.get_content_type() != "application/json":
+            raise _Refusal(415, "Content-Type: expected application/json")
+        try:
+            content = json.loads(self.rfile.read(int(length)).decode())
+            json.dumps(content, ensure_ascii=False).encode()  # or a string holds half of a character
+            return build(kind, content)
+        except UserError:
+            raise
+        except DAMAGE as error:
+            raise _Refusal(400, f"not a question ({type(error).__name__}: {str(error).splitlines()[0]})") from error
+
+    def _stream(self, rows: Iterator[dict[str, Any]]) -> None:
+        end = time.monotonic() + MAX_SECONDS
+        while True:
+            with self.server.lock:  # another page gets its turn after each token
+                row = next(rows, None)
+            if not self.streaming:
+                self._head(200, "application/x-ndjson")
+                self.streaming = True
+            late = time.monotonic() > end
+            self._write({"end": f"stopped after {MAX_SECONDS} seconds" if late else ""} if late or row is None else row)
+            if late or row is None:
+                return
+
+    def _fail(self, status: int, line: str) -> None:
+        content = {"error": " ".join(line.split())}
+        try:
+            self._write(content) if self.streaming else self._send_json(status, content)
+        except OSError:
+            pass  # nobody reads it
+
+    def _write(self, row: Any) -> None:
+        self.wfile.write(json.dumps(row).encode() + b"\n")
+        self.wfile.flush()
+
+    def _send_json(self, status: int, content: Any) -> None:
+        self._send(status, json.dumps(content).encode(), "application/json")
+
+    def _send(self, status: int, content: bytes, kind: str, policy: str = "default-src 'none'") -> None:
+        self._head(status, kind, policy, {"Content-Length": str(len(content))})
+        self.wfile.write(content)
+
+    def _head(
+        self, status: int, kind: str, policy: str = "default-src 'none'", headers: dict[str, str] | None = None
+    ) -> None:
+        self.send_response(status)
+        safe = {"X-Content-Type-Options": "nosniff", "Cross-Origin-Resource-Policy": "same-origin"}
+        private = {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer", "Content-Security-Policy": policy}
+        for name, value in {"Content-Type": kind, **(headers or {}), **safe, **private}.items():
+            self.send_header(name, value)
+        self.end_headers()
+
+    def log_message(self, *_: Any) -> None:
+        """A line for each request would hide what matters."""
