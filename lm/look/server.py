@@ -12,6 +12,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -111,13 +112,11 @@ class LookServer(ThreadingHTTPServer):
         places = self.places()
         self.names |= dict.fromkeys(places)
         styles = line_styles([*self.names])
-        rows = []
-        for name, path in places.items():
-            style = {"color": "var(--ink)" if styles[name].color == INK else styles[name].color}
-            rows.append(
-                self.described(name, path, _stamp(path, RUN_FILES)) | style | {"dashes": styles[name].linestyle}
-            )
-        return rows
+        return [
+            self.described(name, path, _stamp(path, RUN_FILES))
+            | {"color": styles[name].color.replace(INK, "var(--ink)"), "dashes": styles[name].linestyle}
+            for name, path in places.items()
+        ]
 
     def models(self, names: list[str]) -> list[LoadedModel]:
         places = self.places()
@@ -182,10 +181,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _get(self) -> None:
         if self.path == "/":
-            page, policy = _page()
-            self._send(200, page, "text/html; charset=utf-8", policy)
+            self._head(200, "text/html; charset=utf-8")
+            self.wfile.write(_page()[0])
         elif self.path == "/runs":
-            self._send_json(200, self.server.runs())
+            self._json(200, self.server.runs())
         else:
             raise _Refusal(404, f"{self.path}: no such address")
 
@@ -198,7 +197,7 @@ class _Handler(BaseHTTPRequestHandler):
         if isinstance(answer, Iterator):
             self._stream(answer)
         else:
-            self._send_json(200, answer)
+            self._json(200, answer)
 
     def _question(self, kind: Any) -> Any:
         length = self.headers.get("Content-Length", "")
@@ -219,43 +218,39 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _stream(self, rows: Iterator[dict[str, Any]]) -> None:
         end = time.monotonic() + MAX_SECONDS
-        while True:
+        while time.monotonic() < end:
             with self.server.lock:  # another page gets its turn after each token
                 row = next(rows, None)
-            if not self.streaming:
-                self._head(200, "application/x-ndjson")
-                self.streaming = True
-            late = time.monotonic() > end
-            self._write({"end": f"stopped after {MAX_SECONDS} seconds" if late else ""} if late or row is None else row)
-            if late or row is None:
-                return
+            if row is None:
+                return self._row({"end": ""})
+            self._row(row)
+        return self._row({"end": f"stopped after {MAX_SECONDS} seconds"})
 
-    def _fail(self, status: int, line: str) -> None:
-        content = {"error": " ".join(line.split())}
-        try:
-            self._write(content) if self.streaming else self._send_json(status, content)
-        except OSError:
-            pass  # nobody reads it
+    def _row(self, row: Any) -> None:
+        """A line of a stream, which opens with the first one: until then, a refusal has a status of its own."""
+        if not self.streaming:
+            self._head(200, "application/x-ndjson")
+        self.streaming = True
+        self.wfile.write(json.dumps(row, allow_nan=False).encode() + b"\n")
 
-    def _write(self, row: Any) -> None:
-        self.wfile.write(json.dumps(row).encode() + b"\n")
-        self.wfile.flush()
+    def _fail(self, status: int, error: str) -> None:
+        content = {"error": " ".join(error.split())}
+        with suppress(OSError):  # nobody reads it
+            self._row(content) if self.streaming else self._json(status, content)
 
-    def _send_json(self, status: int, content: Any) -> None:
-        self._send(status, json.dumps(content).encode(), "application/json")
+    def _json(self, status: int, content: Any) -> None:
+        text = json.dumps(content, allow_nan=False).encode()
+        self._head(status, "application/json")
+        self.wfile.write(text)
 
-    def _send(self, status: int, content: bytes, kind: str, policy: str = "default-src 'none'") -> None:
-        self._head(status, kind, policy, {"Content-Length": str(len(content))})
-        self.wfile.write(content)
-
-    def _head(
-        self, status: int, kind: str, policy: str = "default-src 'none'", headers: dict[str, str] | None = None
-    ) -> None:
+    def _head(self, status: int, kind: str) -> None:
         self.send_response(status)
-        safe = {"X-Content-Type-Options": "nosniff", "Cross-Origin-Resource-Policy": "same-origin"}
-        private = {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer", "Content-Security-Policy": policy}
-        for name, value in {"Content-Type": kind, **(headers or {}), **safe, **private}.items():
-            self.send_header(name, value)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Security-Policy", _page()[1])
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("Cross-Origin-Resource-Policy", "same-origin")
+        self.send_header("Referrer-Policy", "no-referrer")
+        self.send_header("X-Content-Type-Options", "nosniff")
         self.end_headers()
 
     def log_message(self, *_: Any) -> None:

@@ -21,7 +21,6 @@ from lm.formats.folder import load_model
 from lm.inference.decode import decode
 from lm.inference.details import frequency_bands, token_counts
 from lm.inference.evaluate import evaluate
-from lm.inference.generate import likeliest
 from lm.inference.sampling import Sampling
 from lm.inference.text import own_validation
 from lm.model.transformer import Transformer
@@ -134,15 +133,18 @@ def _continuation(
 
     for token, text in spelled(tokenizer, ids()):
         row = logits.popleft()  # (V,)
-        best, second = row.topk(2).values.tolist()
-        own = float(row[token])
+        values, best = row.topk(min(CANDIDATES, len(row)))
+        shares = (values - row.logsumexp(-1)).exp()
+        own, first, second = float(row[token]), *values[:2].tolist()
         yield {
             "token": token,
             "text": text,
             "label": label(tokenizer, token),
             "rank": int((row > own).sum()) + 1,
-            "lead": own - (second if own == best else best),
-            "candidates": likeliest(tokenizer, row, CANDIDATES),
+            "lead": own - (second if own == first else first),
+            "candidates": [
+                (label(tokenizer, i), share) for i, share in zip(best.tolist(), shares.tolist(), strict=True)
+            ],
         }
 
 

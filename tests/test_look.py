@@ -1,0 +1,411 @@
+"""The page that looks at runs: what its views compute, what its server refuses, and the page in a browser."""
+
+import http.client
+import json
+import math
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import ROOT, TEXT, TINY_RUN, Outcome
+
+from lm import generate, load_model
+from lm.config import UserError
+from lm.data.tokenizer import Tokenizer
+from lm.data.vocabulary import byte_tokenizer, char_tokenizer
+from lm.inference.sampling import GREEDY, Sampling
+from lm.look.server import MAX_BODY, LookServer
+from lm.look.views import LoadedModel, continuations, described_run, embeddings, load, scored_text, spelled
+from lm.runs.find import MARKS, folders_with
+from lm.training.train import train
+from tests.helpers.ablation_folder import write_run_dir
+from tests.helpers.browser import browser_page
+from tests.helpers.decoding import sensitive
+from tests.helpers.runs import composed, result
+
+BYTE, CHAR = byte_tokenizer(), char_tokenizer([TEXT])
+PROMPT = "def f1(x"
+slow = pytest.mark.slow
+
+
+def loaded(name: str, tokenizer: Tokenizer = BYTE, **changes: Any) -> LoadedModel:
+    """A model whose next token depends on its whole context, and whose run is nowhere."""
+    return LoadedModel(name, Path("absent"), sensitive(tokenizer.vocab_size, **changes), tokenizer)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three finished runs, one of them with another tokenizer, and one that is not finished."""
+    top = tmp_path_factory.mktemp("look")
+    (top / "text.txt").write_text(TEXT)
+    words = [*TINY_RUN, "trainer.max_steps=4", "validation.every=2", f"data.path={top}/text.txt"]
+    for name, own in {"tied": [], "untied": ["head=untied"], "char": ["tokenizer=char"]}.items():
+        train(composed(*words, *own, f"run_dir={top}/runs/{name}"))
+    write_run_dir(top / "runs/young", composed(*words))
+    return top / "runs"
+
+
+# --- the views
+
+
+@pytest.mark.parametrize("tokenizer", [BYTE, CHAR], ids=["byte", "char"])
+def test_a_greedy_continuation_is_that_of_generate_and_each_token_leads(tokenizer: Tokenizer) -> None:
+    model = loaded("a", tokenizer)
+    first, *rows = continuations([model], PROMPT, 40, GREEDY)
+    assert first == {"alike": True}
+    assert "".join(row["text"] for row in rows) == generate(model.net, tokenizer, PROMPT, 40)
+    assert {row["rank"] for row in rows} == {1}
+    assert min(row["lead"] for row in rows) >= 0
+    for row in rows:
+        (text, best), *others = row["candidates"]
+        assert (text, len(others)) == (row["label"], 4)
+        assert math.log(best / others[0][1]) == pytest.approx(row["lead"], abs=1e-3)  # the softmax is of these logits
+    json.dumps(rows)
+
+
+def test_a_drawn_token_lies_behind_the_best_one_as_its_rank_says() -> None:
+    rows = [row for row in continuations([loaded("a")], PROMPT, 60, Sampling(temperature=3.0)) if "rank" in row]
+    assert all((row["rank"] == 1) == (row["lead"] >= 0) for row in rows)
+    assert max(row["rank"] for row in rows) > 5
+
+
+def test_two_models_take_turns_and_stop_by_themselves() -> None:
+    models = [loaded("a"), loaded("b", position="none")]
+    _, *rows = continuations(models, PROMPT, 12, GREEDY)
+    assert [row["model"] for row in rows][:4] == [0, 1, 0, 1]
+    for i, model in enumerate(models):
+        text = "".join(row["text"] for row in rows if row["model"] == i)
+        assert text == generate(model.net, BYTE, PROMPT, 12)
+    ended = [row for row in continuations([loaded("c", CHAR)], "", 512, GREEDY) if row.get("token") in CHAR.stops]
+    assert len(ended) <= 1
+    with pytest.raises(UserError, match=r"^max_new_tokens="):
+        next(continuations(models, PROMPT, 513, GREEDY))
+
+
+def test_the_text_of_a_character_is_that_of_its_last_byte() -> None:
+    pairs = list(spelled(BYTE, BYTE.encode("aé漢")))
+    assert [text for _, text in pairs] == ["a", "", "é", "", "", "漢"]
+    assert [token for token, _ in pairs] == BYTE.encode("aé漢")
+
+
+def test_the_losses_of_a_pasted_text_are_those_of_the_logits() -> None:
+    model, text = loaded("a", seq_len=64), "naïve <b>bold</b>"
+    answer = scored_text([model], text)
+    ids = torch.tensor([[BYTE.begin, *BYTE.encode(text)]])
+    with torch.no_grad():
+        expected = torch.nn.functional.cross_entropy(model.net(ids[:, :-1])[0], ids[0, 1:], reduction="none")
+    assert [row["losses"][0] for row in answer["tokens"]] == pytest.approx(expected.tolist(), rel=1e-4)
+    assert "".join(row["text"] for row in answer["tokens"]) == text
+    assert (answer["n_bytes"], answer["bands"], answer["tokens"][0]["count"]) == (len(text.encode()), [], None)
+    json.dumps(answer)
+
+
+def test_the_loss_of_another_tokenizer_is_spread_over_bytes_and_none_is_lost() -> None:
+    text = TEXT[:80]
+    byte, char = loaded("byte"), loaded("char", CHAR)
+    (both, alone) = scored_text([char, byte], text), scored_text([byte], text)
+    assert (both["alike"], len(both["tokens"])) == (False, 80)
+    assert sum(row["losses"][1] for row in both["tokens"]) == pytest.approx(
+        sum(r["losses"][0] for r in alone["tokens"])
+    )
+    with pytest.raises(UserError, match="does not know the character"):
+        scored_text([byte, char], "漢")
+
+
+def test_the_passages_of_the_validation_text_have_the_loss_of_the_run(folder: Path) -> None:
+    models = [load(name, folder / name) for name in ("tied", "untied")]
+    n = scored_text(models, "")["n_passages"]
+    answers = [scored_text(models, "", passage) for passage in range(n)]
+    for i, model in enumerate(models):
+        losses = [row["losses"][i] for answer in answers for row in answer["tokens"]]
+        assert sum(losses) / len(losses) == pytest.approx(result(model.path)["val_loss"], rel=1e-5)
+    bands = answers[0]["bands"]
+    assert [band["least"] for band in bands] == sorted((band["least"] for band in bands), reverse=True)
+    assert sum(band["n_tokens"] for band in bands) == len(answers[0]["tokens"])
+    with pytest.raises(UserError, match=r"^passage="):
+        scored_text(models, "", n)
+
+
+def test_a_tied_model_has_one_matrix_and_an_untied_one_two(folder: Path) -> None:
+    tied, untied = (embeddings(load(name, folder / name), "def") for name in ("tied", "untied"))
+    assert (tied["is_one_matrix"], untied["is_one_matrix"]) == (True, False)
+    assert tied["neighbours"][0] == tied["neighbours"][1]
+    assert untied["neighbours"][0] != untied["neighbours"][1]
+    assert (tied["token"], tied["n_tokens"], len(tied["neighbours"][0])) == ("d", 3, 10)
+    assert tied["own_cosine"] == pytest.approx(1)
+    assert untied["mean_cosine"] < 0.9
+    assert len(tied["norms"]) > 100
+    assert (
+        tied["neighbours"] == embeddings(LoadedModel("t", Path("x"), *load_model(folder / "tied")), "d")["neighbours"]
+    )
+    with pytest.raises(UserError, match=r"^token"):
+        embeddings(load("tied", folder / "tied"), "")
+
+
+def test_a_run_is_described_whatever_became_of_it(folder: Path, tmp_path: Path) -> None:
+    done, young = (described_run(name, folder / name) for name in ("tied", "young"))
+    assert (done["status"], done["has_model"], done["curve"][-1][1]) == ("finished", True, done["val_loss"])
+    assert (young["status"], young["has_model"]) == ("unfinished", False)
+    assert described_run("alone", folder / "tied/model")["status"] == "model"
+    (tmp_path / "config.yaml").write_text("[[")
+    assert described_run("torn", tmp_path)["status"] == "broken"
+
+
+# --- the server
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[LookServer]:
+    with LookServer(lambda: folders_with(MARKS, folder)) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield server
+        server.shutdown()
+
+
+def ask(server: LookServer, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any, Any]:
+    """The status, the content and the headers of an answer."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)
+    text = body if isinstance(body, str) or body is None else json.dumps(body)
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    connection.request(method, path, text, {"Content-Type": "application/json"} | named)
+    response = connection.getresponse()
+    content = response.read().decode()
+    connection.close()
+    return response.status, content, response.headers
+
+
+@pytest.mark.parametrize(
+    ("status", "method", "path", "body", "headers"),
+    [
+        (403, "GET", "/", None, {"Host": "evil.example"}),
+        (403, "GET", "/runs", None, {"Host": "127.0.0.1:1"}),
+        (403, "POST", "/text", {"runs": ["tied"]}, {"Origin": "https://evil.example"}),
+        (403, "POST", "/text", {"runs": ["tied"]}, {"Origin": "null"}),
+        (404, "GET", "/../config.yaml", None, {}),
+        (404, "POST", "/", {}, {}),
+        (501, "PUT", "/", None, {}),
+        (411, "POST", "/text", None, {"Content-Length": "x"}),
+        (413, "POST", "/text", None, {"Content-Length": str(MAX_BODY + 1)}),
+        (415, "POST", "/text", {"runs": ["tied"]}, {"Content-Type": "text/plain"}),
+        *(
+            (400, "POST", "/prompt", body, {})
+            for body in (
+                *("", "{", "[]", "null", "[" * 100_000, '"\\ud800"', '{"runs": ["tied"], "seed": 1' + "0" * 5000 + "}"),
+                *({}, {"runs": []}, {"runs": ["tied"] * 3}, {"runs": ["../runs/tied"]}, {"runs": ["young"]}),
+                *({"runs": ["tied"], "colour": 1}, {"runs": ["tied"], "seed": True}, {"runs": ["tied"], "seed": -1}),
+                *({"runs": ["tied"], "prompt": "\ud800"}, {"runs": ["tied"], "max_new_tokens": 1e9}),
+                *({"runs": ["tied"], "temperature": math.inf}, {"runs": ["tied"], "max_new_tokens": 10_000}),
+                *({"runs": ["tied"], "top_k": 3}, {"runs": ["char"], "prompt": "漢"}),
+            )
+        ),
+        (400, "POST", "/text", {"runs": ["tied"], "text": "x" * 5000}, {}),
+        (400, "POST", "/embeddings", {"runs": ["tied"]}, {}),
+    ],
+)
+def test_a_wrong_request_gets_a_line(
+    server: LookServer, status: int, method: str, path: str, body: Any, headers: dict[str, str]
+) -> None:
+    found, content, _ = ask(server, method, path, body, **headers)
+    assert found == status
+    assert content.count("\n") <= 1
+    assert status == 501 or json.loads(content)["error"]
+
+
+def test_the_page_may_run_no_script_but_its_own_and_names_no_other_place(server: LookServer) -> None:
+    status, page, headers = ask(server, "GET", "/", Host=f"localhost:{server.server_port}")
+    assert status == 200
+    policy = headers["Content-Security-Policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    assert set(re.findall(r"https?://[\w./]+", page)) == {"http://www.w3.org/2000/svg"}
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(", page)
+
+
+def test_a_stream_ends_with_a_row_that_says_so(server: LookServer) -> None:
+    body = {
+        "runs": ["tied", "untied"],
+        "prompt": PROMPT,
+        "max_new_tokens": 5,
+        "temperature": 1.0,
+        "top_k": 9,
+        "seed": 3,
+    }
+    status, content, _ = ask(server, "POST", "/prompt", body, Origin=server.address.rstrip("/"))
+    rows = [json.loads(line) for line in content.splitlines()]
+    assert (status, len(rows), rows[-1]) == (200, 12, {"end": ""})
+    assert [row["model"] for row in rows[1:-1]] == [0, 1] * 5
+
+
+def test_a_page_gets_its_answer_while_another_one_streams(server: LookServer) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)
+    body = json.dumps({"runs": ["tied"], "prompt": PROMPT, "max_new_tokens": 512})
+    connection.request("POST", "/prompt", body, {"Content-Type": "application/json"})
+    stream = connection.getresponse()
+    assert stream.readline()
+    assert ask(server, "POST", "/embeddings", {"runs": ["untied"], "token": "d"})[0] == 200
+    assert not stream.isclosed()
+    connection.close()  # before the end, as a page that is closed
+    assert ask(server, "GET", "/runs")[0] == 200
+
+
+def test_runs_that_appear_keep_the_colours_of_the_others(server: LookServer, folder: Path) -> None:
+    def colours() -> dict[str, str]:
+        return {row["name"]: row["color"] for row in json.loads(ask(server, "GET", "/runs")[1])}
+
+    before = colours()
+    write_run_dir(folder / "added", composed(*TINY_RUN, f"data.path={folder}/../text.txt"))  # first in the alphabet
+    after = colours()
+    assert len({*after.values()}) == len(after) == len(before) + 1
+    assert {name: after[name] for name in before} == before
+
+
+# --- the command
+
+
+@pytest.mark.parametrize(
+    ("word", "key"),
+    [
+        ("run_dir=absent", "run_dir"),
+        ("run_dir=[absent,", "run_dir"),
+        ("folder=absent", "folder"),
+        ("port=70000", "port"),
+        ("port=x", "port"),
+        ("threads=0", "threads"),
+    ],
+)
+def test_a_wrong_setting_is_refused(word: str, key: str, command: Callable[..., Outcome]) -> None:
+    code, out, error = command("look", word, "open=false")
+    assert (code, out) == (2, "")
+    assert error.startswith(f"error: {key}")
+
+
+@slow
+def test_it_prints_its_address_and_ctrl_c_ends_it_in_the_middle_of_a_stream(folder: Path) -> None:
+    line = [sys.executable, ROOT / "scripts/look.py", f"run_dir=[{folder}/tied,{folder}/char]", "open=false"]
+    with subprocess.Popen(line, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout
+        port = re.match(r"http://127\.0\.0\.1:(\d+)/  Ctrl-C", process.stdout.readline())
+        assert port
+        connection = http.client.HTTPConnection("127.0.0.1", int(port[1]), timeout=30)
+        body = json.dumps({"runs": [f"{folder}/tied", f"{folder}/char"], "max_new_tokens": 512})
+        connection.request("POST", "/prompt", body, {"Content-Type": "application/json"})
+        assert json.loads(connection.getresponse().readline()) == {"alike": False}
+        process.send_signal(signal.SIGINT)
+        assert (process.wait(30), process.stderr and process.stderr.read()) == (130, "interrupted\n")
+        connection.close()
+
+
+# --- the page in a browser
+
+
+def opened(page: Any, server: LookServer, view: str, first: str = "tied", second: str = "untied") -> None:
+    page.goto(f"{server.address}#{view}")
+    page.reload()
+    page.wait_for_selector("#first option:nth-child(3)", state="attached")
+    page.select_option("#first", first)
+    page.select_option("#second", second)
+
+
+def narrow(page: Any) -> bool:
+    page.set_viewport_size({"width": 390, "height": 844})
+    return bool(page.evaluate("document.documentElement.scrollWidth") <= 390)
+
+
+@pytest.fixture(scope="module")
+def page() -> Iterator[Any]:
+    with browser_page() as page:
+        yield page
+
+
+@slow
+def test_a_prompt_is_continued_and_each_token_shows_the_candidates_of_both(page: Any, server: LookServer) -> None:
+    opened(page, server, "prompt")
+    page.fill("[name=prompt]", "def f1(x, y):\n    return x <b>")
+    page.fill("[name=max_new_tokens]", "40")
+    page.keyboard.press("Control+Enter")
+    page.wait_for_selector(".token.parts")
+    page.wait_for_selector("#stop", state="hidden")
+    assert page.locator(".tokens").all_inner_texts()[0].startswith("def f1(x, y):\n    return x <b>")
+    assert page.locator(".token.parts").count() == 2
+    parted = int(re.findall(r"token (\d+)", page.inner_text("#parting"))[0])
+    tokens = [page.locator(f"#continuations > :nth-child({i}) .token") for i in (1, 2)]
+    texts = [column.all_inner_texts() for column in tokens]
+    assert texts[0][: parted - 1] == texts[1][: parted - 1]
+    tokens[0].nth(parted - 1).hover()
+    assert page.locator("#step .bars").count() == 2
+    assert page.locator("#step .bars li").count() == 10
+    assert page.locator("#step .marked").count() == 2
+    tokens[1].first.focus()
+    page.keyboard.press("ArrowRight")
+    assert "token 2:" in page.inner_text("#step")
+    page.select_option("#prompt-colour", "rank")
+    page.fill("[name=top_k]", "3")
+    page.click("#prompt-form .main")
+    page.wait_for_selector("#message:has-text('top_k=3')")
+    assert narrow(page)
+
+
+@slow
+def test_a_pasted_text_stays_text_and_has_colours_for_the_better_model(page: Any, server: LookServer) -> None:
+    opened(page, server, "text")
+    page.click("#text-form .main")
+    page.wait_for_selector("#bands .bars")
+    assert "Passage 1 of" in page.inner_text("#text-summary")
+    page.fill("[name=text]", "<b>x</b><script>alert(1)</script>")
+    page.click("#text-form .main")
+    page.wait_for_selector("#text-summary:has-text('Your text')")
+    assert page.inner_text("#scored") == "<b>x</b><script>alert(1)</script>"
+    assert page.locator("#scored b").count() == 0
+    backgrounds = page.evaluate("[...document.querySelectorAll('#scored .token')].map(t => t.style.background)")
+    assert len(set(backgrounds)) > 5
+    page.locator("#scored .token").nth(2).focus()
+    assert page.locator("#token .bars li").count() == 2
+    page.select_option("#second", "char")
+    page.fill("[name=text]", "def f1(x)")
+    page.click("#text-form .main")
+    page.wait_for_selector("#text-summary:has-text('tokenizers differ')")
+    assert narrow(page)
+
+
+@slow
+def test_neighbours_lead_to_neighbours(page: Any, server: LookServer) -> None:
+    opened(page, server, "matrices")
+    page.fill("[name=token]", "d")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#embeddings svg")
+    words = page.inner_text("#embeddings")
+    assert "One matrix" in words
+    assert "Two matrices" in words
+    assert page.locator("#embeddings .bars").count() == 4
+    neighbour = page.locator("#embeddings .bars button").first
+    text = json.loads(neighbour.inner_text())
+    neighbour.click()
+    assert page.input_value("[name=token]") == text
+    assert narrow(page)
+
+
+@slow
+def test_runs_are_listed_while_they_train_and_open_in_the_other_views(
+    page: Any, server: LookServer, folder: Path
+) -> None:
+    opened(page, server, "runs", second="")
+    write_run_dir(folder / "later", composed(*TINY_RUN, f"data.path={folder}/../text.txt"))
+    page.wait_for_selector("text=later")
+    assert page.get_by_role("button", name="Open later").is_disabled()
+    assert page.locator("#curves polyline").count() >= 3
+    page.get_by_role("button", name="Open char").click()
+    assert page.input_value("#first") == "char"
+    assert page.is_visible("#prompt-form")
+    page.locator("#tab-prompt").focus()
+    page.keyboard.press("ArrowLeft")
+    assert page.is_visible("#list")
+    assert narrow(page)
