@@ -3,6 +3,7 @@
 import http.client
 import json
 import math
+import os
 import re
 import signal
 import subprocess
@@ -28,7 +29,7 @@ from lm.training.train import train
 from tests.helpers.ablation_folder import write_run_dir
 from tests.helpers.browser import browser_page
 from tests.helpers.decoding import sensitive
-from tests.helpers.runs import composed, result
+from tests.helpers.runs import composed, result, wait_for
 
 BYTE, CHAR = byte_tokenizer(), char_tokenizer([TEXT])
 PROMPT = "def f1(x"
@@ -213,8 +214,8 @@ def ask(server: LookServer, method: str, path: str, body: Any = None, **headers:
 def test_a_wrong_request_gets_a_line(
     server: LookServer, status: int, method: str, path: str, body: Any, headers: dict[str, str]
 ) -> None:
-    found, content, _ = ask(server, method, path, body, **headers)
-    assert found == status
+    answered, content, _ = ask(server, method, path, body, **headers)
+    assert answered == status
     assert content.count("\n") <= 1
     assert status == 501 or json.loads(content)["error"]
 
@@ -289,19 +290,24 @@ def test_a_wrong_setting_is_refused(word: str, key: str, command: Callable[..., 
 
 
 @slow
-def test_it_prints_its_address_and_ctrl_c_ends_it_in_the_middle_of_a_stream(folder: Path) -> None:
-    line = [sys.executable, ROOT / "scripts/look.py", f"run_dir=[{folder}/tied,{folder}/char]", "open=false"]
-    with subprocess.Popen(line, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+def test_it_opens_its_address_and_ctrl_c_ends_it_in_the_middle_of_a_stream(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "browser").write_text(f'#!/bin/sh\necho "$1" > {tmp_path}/opened\n')
+    (tmp_path / "browser").chmod(0o755)
+    line = [sys.executable, ROOT / "scripts/look.py", f"run_dir=[{folder}/tied,{folder}/char]"]
+    options: dict[str, Any] = {"env": os.environ | {"BROWSER": f"{tmp_path}/browser %s"}, "text": True}
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options) as process:
         assert process.stdout
-        port = re.match(r"http://127\.0\.0\.1:(\d+)/  Ctrl-C", process.stdout.readline())
+        port = re.match(r"(http://127\.0\.0\.1:(\d+)/)  Ctrl-C", process.stdout.readline())
         assert port
-        connection = http.client.HTTPConnection("127.0.0.1", int(port[1]), timeout=30)
+        wait_for((tmp_path / "opened").exists)
+        connection = http.client.HTTPConnection("127.0.0.1", int(port[2]), timeout=30)
         body = json.dumps({"runs": [f"{folder}/tied", f"{folder}/char"], "max_new_tokens": 512})
         connection.request("POST", "/prompt", body, {"Content-Type": "application/json"})
         assert json.loads(connection.getresponse().readline()) == {"alike": False}
         process.send_signal(signal.SIGINT)
         assert (process.wait(30), process.stderr and process.stderr.read()) == (130, "interrupted\n")
         connection.close()
+    assert (tmp_path / "opened").read_text() == f"{port[1]}\n"
 
 
 # --- the page in a browser

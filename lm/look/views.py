@@ -252,7 +252,7 @@ def embeddings(model: LoadedModel, text: str) -> dict[str, Any]:
     output = net.head.matrix(net.embed.weight)
     matrices = [matrix[: tokenizer.vocab_size].float() for matrix in (net.embed.matrix(), output)]  # (V, D)
     cosines = [F.cosine_similarity(matrix, matrix[ids[0]], dim=-1) for matrix in matrices]  # (V,)
-    both = F.cosine_similarity(*matrices, dim=-1)  # (V,): of the two rows of each token
+    both = F.cosine_similarity(matrices[0], matrices[1], dim=-1)  # (V,): of the two rows of each token
     counts = model.counts
     return {
         "name": model.name,
@@ -293,8 +293,8 @@ def described_run(name: str, path: Path) -> dict[str, Any]:
     points: list[tuple[float, float]] = []
     if run.status != "broken":
         losses = curve(read_curves(path), "val/loss")
-        chosen = np.unique(np.linspace(0, len(losses) - 1, MAX_POINTS).astype(int)) if len(losses) else []
-        points = [(float(losses.index[i]), float(losses.iloc[i])) for i in chosen]
+        chosen = {i * (len(losses) - 1) // (MAX_POINTS - 1) for i in range(MAX_POINTS if len(losses) else 0)}
+        points = [(float(losses.index[i]), float(losses.iloc[i])) for i in sorted(chosen)]
     scores = {key: run.result.get(key) for key in ("val_loss", "val_bpb", "n_params")}
     status = {"status": run.status, "note": run.note}
     if run.status == "broken" and has_model:
