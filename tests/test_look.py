@@ -289,6 +289,12 @@ def test_a_wrong_setting_is_refused(word: str, key: str, command: Callable[..., 
     assert error.startswith(f"error: {key}")
 
 
+def test_a_port_that_is_taken_is_refused(server: LookServer, folder: Path, command: Callable[..., Outcome]) -> None:
+    code, _, error = command("look", f"run_dir={folder}/tied", f"port={server.server_port}", "open=false", "threads=1")
+    assert code == 2
+    assert error.startswith(f"error: port={server.server_port}: ")
+
+
 @slow
 def test_it_opens_its_address_and_ctrl_c_ends_it_in_the_middle_of_a_stream(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "browser").write_text(f'#!/bin/sh\necho "$1" > {tmp_path}/opened\n')

@@ -113,7 +113,7 @@ class LookServer(ThreadingHTTPServer):
         self.names |= dict.fromkeys(places)
         styles = line_styles([*self.names])
         return [
-            self.described(name, path, _stamp(path, RUN_FILES))
+            self.described(name, path, _stamp(path, (*RUN_FILES, f"../{path.name}.json")))  # that of an ablation
             | {"color": styles[name].color.replace(INK, "var(--ink)"), "dashes": styles[name].linestyle}
             for name, path in places.items()
         ]
@@ -208,9 +208,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.headers.get_content_type() != "application/json":
             raise _Refusal(415, "Content-Type: expected application/json")
         try:
-            content = json.loads(self.rfile.read(int(length)).decode())
-            json.dumps(content, ensure_ascii=False).encode()  # or a string holds half of a character
-            return build(kind, content)
+            return build(kind, json.loads(self.rfile.read(int(length)).decode()))
         except UserError:
             raise
         except DAMAGE as error:
