@@ -81,6 +81,9 @@ def test_matrices_may_have_fewer_bits(tmp_path: Path) -> None:
     ("changes", "tokenizer", "key"),
     [
         ({"ffn": "relu2"}, BPE, "model.ffn=relu2"),
+        ({"ffn": "silu"}, BPE, "model.ffn=silu"),
+        ({"norm": "none"}, BPE, "model.norm=none"),
+        ({"norm_order": "post"}, BPE, "model.norm_order=post"),
         ({"norm": "layernorm", "position": "learned", "ffn": "gelu"}, BPE, "model.position=learned"),
         ({"attention_bias": "qkv"}, BPE, "model.attention_bias=qkv"),
         ({"qk_norm": True, "attention_bias": True}, BPE, "model.attention_bias=true"),

@@ -52,10 +52,12 @@ MODELS: list[tuple[str, str, dict[str, Any]]] = [  # each architecture with ever
     ("Qwen2ForCausalLM", "untied", LLAMA | {"attention_bias": "qkv", "n_kv_heads": 1}),
     ("ArceeForCausalLM", "tied_scaled", LLAMA | {"ffn": "relu2", "n_kv_heads": 2}),
     ("ArceeForCausalLM", "untied", LLAMA | {"ffn": "gelu", "bias": True}),
+    ("ArceeForCausalLM", "tied", LLAMA | {"ffn": "silu"}),
     ("ApertusForCausalLM", "tied", LLAMA | {"ffn": "relu", "qk_norm": True, "rope_theta": 100.0}),
-    ("ApertusForCausalLM", "untied", LLAMA | {"ffn": "relu2", "qk_norm": True, "n_kv_heads": 2}),
+    ("ApertusForCausalLM", "untied", LLAMA | {"ffn": "silu", "qk_norm": True, "n_kv_heads": 2}),
     ("GPT2LMHeadModel", "tied", GPT2 | {"ffn": "gelu_tanh", "bias": True, "n_kv_heads": 2}),
     ("GPT2LMHeadModel", "untied_from_embedding", GPT2 | {"ffn": "relu"}),
+    ("GPT2LMHeadModel", "untied", GPT2 | {"ffn": "silu"}),
     ("GPT2LMHeadModel", "tied_projected", GPT2 | {"ffn": "relu2", "attention_bias": "qkv"}),
 ]
 
@@ -126,6 +128,9 @@ def test_the_exported_tokenizer_and_generated_text_are_equal(kind: str, tmp_path
         (LLAMA | {"position": "none"}, "model.position=none"),
         (LLAMA | {"ffn": "relu2", "qk_norm": True, "bias": True}, "model.bias=true"),
         (LLAMA | {"norm": "layernorm"}, "model.norm=layernorm"),
+        (LLAMA | {"norm": "none"}, "model.norm=none"),
+        (LLAMA | {"norm_order": "post"}, "model.norm_order=post"),
+        (GPT2 | {"ffn": "gelu", "norm_order": "post"}, "model.norm_order=post"),
         (LLAMA | {"qk_norm": True, "bias": True}, "model.bias=true"),
         (LLAMA | {"ffn": "relu2", "attention_bias": "qkv"}, "model.attention_bias=qkv"),
         (GPT2 | {"ffn": "swiglu"}, "model.ffn=swiglu"),

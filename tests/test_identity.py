@@ -9,7 +9,7 @@ import pytest
 from conftest import HEADS
 
 from lm.config import CheckpointConfig, DataConfig, HeadConfig, OptimConfig, RunConfig, TokenizerConfig
-from lm.config.identity import config_hash, differences
+from lm.config.identity import config_hash, differences, hashed_settings
 from lm.config.run import LoggerConfig, WandbConfig
 from lm.training.run_directory import default_directory
 from tests.helpers.runs import change
@@ -56,6 +56,18 @@ def test_the_hash_is_of_what_changes_the_numbers() -> None:
     assert len(others - {expected}) == len(OTHER) + 2
     elsewhere = replace(FILE, tokenizer=replace(FILE.tokenizer, path="b.json"))
     assert config_hash(FILE, "text", "tokenizer") == config_hash(elsewhere, "text", "tokenizer")
+
+
+def test_a_setting_that_was_added_later_leaves_older_runs_what_they_are() -> None:
+    """At its default it has no part in the hash, and a configuration that does not say it differs in nothing."""
+    before = asdict(RUN)
+    assert before["model"].pop("norm_order") == "pre"
+    assert differences(before, asdict(RUN)) == {}
+    settings = {key: value for key, value in hashed_settings(asdict(RUN)).items() if key.startswith("model.")}
+    assert "model.norm_order" not in settings
+    post = replace(RUN, model=replace(RUN.model, norm_order="post"))
+    assert [*differences(before, asdict(post))] == ["model.norm_order"]
+    assert config_hash(post) != config_hash(RUN)
 
 
 def test_what_differs_is_named() -> None:

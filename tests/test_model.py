@@ -84,6 +84,7 @@ FFN_BY_HAND = {
     "relu2": lambda up, gate: up.clamp(min=0) ** 2,
     "gelu": lambda up, gate: up * (1 + torch.erf(up / math.sqrt(2))) / 2,
     "gelu_tanh": lambda up, gate: up * (1 + torch.tanh(math.sqrt(2 / math.pi) * (up + 0.044715 * up**3))) / 2,
+    "silu": lambda up, gate: up / (1 + torch.exp(-up)),
     "swiglu": lambda up, gate: up * gate / (1 + torch.exp(-gate)),
 }
 
@@ -96,6 +97,27 @@ def test_an_ffn_equals_its_definition(name: str) -> None:
     assert (gate is not None) == (name == "swiglu")
     expected = ffn.down_proj(FFN_BY_HAND[name](ffn.up_proj(x), gate))
     torch.testing.assert_close(ffn(x), expected, rtol=1e-4, atol=1e-5)
+
+
+NORMS_BY_HAND = {
+    "rmsnorm": lambda x: x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt(),
+    "layernorm": lambda x: (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True, correction=0) + 1e-5).sqrt(),
+    "none": lambda x: x,
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("norm", config.NORMS)
+def test_a_block_in_either_order_equals_its_definition(norm: str) -> None:
+    """Pre-norm: x + f(norm(x)). Post-norm: norm(x + f(x)). Both have the same weights, drawn alike."""
+    pre, post = (build(norm=norm, norm_order=order).blocks[0] for order in config.NORM_ORDERS)
+    assert all(torch.equal(tensor, post.state_dict()[name]) for name, tensor in pre.state_dict().items())
+    x, context = 3 * torch.randn(2, SEQ, 32), Context(torch.arange(SEQ), lambda heads: heads, None, None)
+    normed = NORMS_BY_HAND[norm]
+    between = x + pre.attn(normed(x), context)
+    torch.testing.assert_close(pre(x, context), between + pre.ffn(normed(between)))
+    between = normed(x + pre.attn(x, context))
+    torch.testing.assert_close(post(x, context), normed(between + pre.ffn(between)))
 
 
 def test_rope_rotates_each_pair_by_its_own_angle() -> None:
@@ -159,10 +181,13 @@ PREVIOUS = {"d_model": 64, "rope_theta": 30.0, "qk_norm": True, "residual_scale"
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("norm", config.NORMS)
+@pytest.mark.parametrize(("norm", "norm_order"), [("rmsnorm", "pre"), ("layernorm", "pre"), ("rmsnorm", "post")])
 @pytest.mark.parametrize(("kind", "n_kv_heads"), [("tied", None), ("tied_scaled", 1), ("untied", None)])
-def test_with_previous_token_init_head_i_attends_i_tokens_back(kind: str, n_kv_heads: int | None, norm: str) -> None:
-    net = build(kind, **PREVIOUS, previous_token_init=2, norm=norm, n_kv_heads=n_kv_heads)
+def test_with_previous_token_init_head_i_attends_i_tokens_back(
+    kind: str, n_kv_heads: int | None, norm: str, norm_order: str
+) -> None:
+    parts = {"norm": norm, "norm_order": norm_order, "n_kv_heads": n_kv_heads}
+    net = build(kind, **PREVIOUS, **parts, previous_token_init=2)
     for attn in (block.attn for block in net.blocks):
         inputs: list[Any] = []
         handle = attn.register_forward_pre_hook(lambda module, args, inputs=inputs: inputs.extend(args))

@@ -7,7 +7,7 @@ Imports the standard library alone: a mistake in a setting is reported before to
 from lm.config.checks import Diverged, UserError, require, require_min
 from lm.config.commands import EvaluateConfig, ExportConfig, GenerateConfig
 from lm.config.data import DataConfig, TokenizerConfig
-from lm.config.model import FFNS, HEADS, NORMS, POSITIONS, HeadConfig, ModelConfig, foreign_classes
+from lm.config.model import FFNS, HEADS, NORM_ORDERS, NORMS, POSITIONS, HeadConfig, ModelConfig, foreign_classes
 from lm.config.optim import OptimConfig
 from lm.config.run import CheckpointConfig, DiagnosticsConfig, RunConfig, TrainerConfig, ValidationConfig
 
@@ -15,6 +15,7 @@ __all__ = [
     "FFNS",
     "HEADS",
     "NORMS",
+    "NORM_ORDERS",
     "POSITIONS",
     "CheckpointConfig",
     "DataConfig",

@@ -18,6 +18,8 @@ RUNTIME = (
 PLACES = ("data.path", "data.val_path", "tokenizer.path")
 # Settings that `lm.training.resolve` fills in by the machine.
 RESOLVED = ("trainer.accelerator", "trainer.precision", "loss", "threads")
+# Settings that were added when runs existed, with the value of a run that does not say them: hashes stay what they are.
+ADDED = {"model.norm_order": "pre"}
 
 
 def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -35,7 +37,8 @@ def is_runtime(key: str) -> bool:
 
 def hashed_settings(settings: dict[str, Any]) -> dict[str, Any]:
     """The settings that change what a run computes, as dotted keys."""
-    return {key: value for key, value in flat(settings).items() if not is_runtime(key)}
+    leaves = flat(settings).items()
+    return {key: value for key, value in leaves if not (is_runtime(key) or (key in ADDED and value == ADDED[key]))}
 
 
 def config_hash(run: RunConfig, data_hash: str = "", tokenizer_hash: str = "") -> str:

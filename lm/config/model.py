@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from lm.config.checks import UserError, require, require_choice, require_min
 
 LINEARS = ("linear", "lora")
-NORMS = ("rmsnorm", "layernorm")
-FFNS = ("relu", "gelu", "gelu_tanh", "relu2", "swiglu")
+NORMS = ("rmsnorm", "layernorm", "none")
+NORM_ORDERS = ("pre", "post")
+FFNS = ("relu", "gelu", "gelu_tanh", "relu2", "silu", "swiglu")
 POSITIONS = ("rope", "learned", "none")
 CLASSES = {"model.linear": LINEARS, "model.norm": NORMS, "model.ffn": FFNS, "model.position": POSITIONS}
 MAX_LAYERS = 10_000  # many more would take minutes to build
@@ -33,9 +34,10 @@ class ModelConfig:
     n_kv_heads: int | None = None  # below n_heads: grouped-query attention; 1: multi-query; null: n_heads
     d_head: int | None = None  # width of a head; null: d_model / n_heads
     d_ff: int = 320  # width of the hidden layer of the FFN
-    norm: str = "rmsnorm"  # or layernorm, or the dotted path of a class
+    norm: str = "rmsnorm"  # or layernorm, none, or the dotted path of a class
+    norm_order: str = "pre"  # norms before attention and FFN, or post: after each is added to its input
     norm_eps: float = 1e-5  # added to the variance or mean square, so that nothing is divided by zero
-    ffn: str = "swiglu"  # or relu, gelu, gelu_tanh, relu2, or the dotted path of a class
+    ffn: str = "swiglu"  # or relu, gelu, gelu_tanh, relu2, silu, or the dotted path of a class
     position: str = "rope"  # or learned, none, or the dotted path of a class
     qk_norm: bool = False  # normalise the queries and keys of each head by `norm`
     bias: bool = False  # in every projection and LayerNorm; the LM head never has one
@@ -56,6 +58,7 @@ class ModelConfig:
             if "." not in path or not all(part.isidentifier() for part in path.split(".")):
                 choices = ", ".join(CLASSES[key])
                 raise UserError(f"{key}={path}: choose one of {choices}, or the dotted path of a class")
+        require_choice("model.norm_order", self.norm_order, NORM_ORDERS)
         heads = ("n_heads", "n_kv_heads", "d_head")
         require_min(1, "model.", self, "n_layers", "d_model", *heads, "d_ff", "vocab_rows", "lora_rank")
         require(self.n_layers <= MAX_LAYERS, f"model.n_layers={self.n_layers}", f"at most {MAX_LAYERS}")
@@ -64,6 +67,10 @@ class ModelConfig:
             for key, default in {"previous_token_init": "0", "rope_scaling": "null"}.items():
                 value = getattr(self, key)
                 require(not value, f"model.{key}={value}", f"{default} with model.position={self.position}")
+        if self.norm == "none":
+            for key, default in {"previous_token_init": "0", "qk_norm": "false"}.items():
+                value = getattr(self, key)
+                require(not value, f"model.{key}={value}", f"{default} with model.norm=none")
         if self.d_head is None and self.d_model % self.n_heads:
             raise UserError(f"model.d_model={self.d_model} is not divisible by model.n_heads={self.n_heads}")
         if self.n_heads % self.kv_heads:

@@ -14,7 +14,14 @@ from lm.config import ModelConfig, UserError
 from lm.formats.weights import Weights
 
 Settings = dict[str, Any]
-ACTIVATIONS = {"swiglu": "silu", "relu": "relu", "relu2": "relu2", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh"}
+ACTIVATIONS = {
+    "swiglu": "silu",
+    "silu": "silu",
+    "relu": "relu",
+    "relu2": "relu2",
+    "gelu": "gelu",
+    "gelu_tanh": "gelu_pytorch_tanh",
+}
 SCALING = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 DISTINGUISHING = ("position", "qk_norm", "ffn", "norm", "bias")  # the order in which a message looks for the nearest
 
@@ -149,9 +156,10 @@ GPT2_PARTS = {
     "up_proj": "c_fc",
     **dict.fromkeys(("o_proj", "down_proj"), "c_proj"),
 }
-GATED, UNGATED = ("swiglu",), ("relu", "gelu", "gelu_tanh", "relu2")
-ROPE: Settings = {"position": ("rope",), "norm": ("rmsnorm",), "attention_bias": (False, True)}
-LEARNED: Settings = {"position": ("learned",), "norm": ("layernorm",)}
+GATED, UNGATED = ("swiglu",), ("relu", "gelu", "gelu_tanh", "relu2", "silu")
+PRE_NORM: Settings = {"norm_order": ("pre",)}
+ROPE: Settings = {"position": ("rope",), "norm": ("rmsnorm",), "attention_bias": (False, True)} | PRE_NORM
+LEARNED: Settings = {"position": ("learned",), "norm": ("layernorm",)} | PRE_NORM
 ARCHITECTURES = (
     Architecture(
         name="LlamaForCausalLM",

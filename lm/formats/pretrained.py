@@ -141,8 +141,9 @@ def _model_config(config: Any, architecture: Architecture) -> ModelConfig:
         raise UserError(f"rope_type={kind}: is not supported; expected default or llama3")
     values: dict[str, Any] = {key: choices[0] for key, choices in architecture.accepts.items()}
     values |= {key: getattr(config, name, None) for key, name in architecture.keys.items() if key != "seq_len"}
-    activations: dict[Any, str] = {name: ffn for ffn, name in ACTIVATIONS.items()} | {"gelu_new": "gelu_tanh"}
-    if (ffn := activations.get(values["ffn"])) not in architecture.accepts["ffn"]:
+    ffns: Any = architecture.accepts["ffn"]  # silu is SwiGLU's activation in one architecture, and the FFN's in another
+    activations: dict[Any, str] = {ACTIVATIONS[ffn]: ffn for ffn in ffns} | {"gelu_new": "gelu_tanh"}
+    if (ffn := activations.get(values["ffn"])) not in ffns:
         raise UserError(f"{architecture.keys['ffn']}={values['ffn']}: is not supported in {architecture.name}")
     values["ffn"] = ffn
     if values["position"] == "rope":

@@ -39,6 +39,7 @@ class RMSNorm(nn.RMSNorm):
 NORMS: dict[str, Callable[[int, ModelConfig], nn.Module]] = {
     "rmsnorm": lambda width, config: RMSNorm(width, config.norm_eps),
     "layernorm": lambda width, config: nn.LayerNorm(width, config.norm_eps, bias=config.bias),  # Ba et al., 2016
+    "none": lambda width, config: nn.Identity(),
 }
 
 
@@ -187,6 +188,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu2": _relu2,  # So et al., Primer, 2021
     "gelu": F.gelu,  # the exact form, with erf (Hendrycks and Gimpel, 2016)
     "gelu_tanh": partial(F.gelu, approximate="tanh"),  # as GPT-2 has it
+    "silu": F.silu,  # x times sigmoid(x) (Elfwing et al., 2017)
     "swiglu": F.silu,  # of the gate (Shazeer, 2020)
 }
 GATED = ("swiglu",)  # these have three matrices, so d_ff is usually 2/3 as large
@@ -236,6 +238,19 @@ class Block(nn.Module):
         return x + self.dropout(self.ffn(self.ffn_norm(x)))  # (B, T, D)
 
 
+class PostNormBlock(Block):
+    """norm(x + attention(x)), then norm(x + ffn(x)): post-norm (Vaswani et al., 2017). (B, T, D) to (B, T, D).
+
+    The model's final norm stays, so that both orders have the same parameters. Initially it changes nothing.
+    """
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        x = self.attn_norm(x + self.dropout(self.attn(x, context)))  # (B, T, D)
+        return self.ffn_norm(x + self.dropout(self.ffn(x)))  # (B, T, D)
+
+
+BLOCKS: dict[str, type[Block]] = {"pre": Block, "post": PostNormBlock}
+
 Part = TypeVar("Part", bound=nn.Module)
 
 
@@ -272,12 +287,13 @@ class Transformer(nn.Module):
             return cls(*args)
 
         position: type[NoPosition] = POSITIONS.get(config.position) or import_class("model.position", config.position)
+        block = BLOCKS[config.norm_order]
         device = "meta" if torch.get_default_device().type == "meta" else "cpu"
         with torch.device(device), torch.random.fork_rng(devices=[]):
             self.embed = build("embed", Embedding, head, vocab_size, config.d_model)
             self.position = build("position", position, config, seq_len)
             self.dropout = _dropout(config)
-            self.blocks = nn.ModuleList(build(f"blocks.{i}", Block, config, i) for i in range(config.n_layers))
+            self.blocks = nn.ModuleList(build(f"blocks.{i}", block, config, i) for i in range(config.n_layers))
             self.norm = build("norm", build_norm, config.d_model, config)
             self.head = build("head", HEADS[head.kind], head, vocab_size, config.d_model)
         if device != "meta":

@@ -16,7 +16,8 @@ from lm.model.transformer import Transformer, enable_activation_checkpointing
 from lm.system.device import best_device, count_threads, has_native_bf16, is_mixed
 from lm.training.loss import resolve_loss
 
-FFN_WIDTHS = {"relu": 1, "gelu": 2, "gelu_tanh": 2, "relu2": 2, "swiglu": 4}  # tensors (B, T, d_ff) kept for backward
+# tensors (B, T, d_ff) kept for backward
+FFN_WIDTHS = {"relu": 1, "gelu": 2, "gelu_tanh": 2, "relu2": 2, "silu": 2, "swiglu": 4}
 
 
 def resolve(run: RunConfig, vocab_size: int) -> RunConfig:
@@ -92,7 +93,8 @@ def least_bytes(run: RunConfig, vocab_size: int) -> int:
     parameters = number * (n_params(net) + (1 + moments) * n_params_trained(net))
     kept = model.d_model  # of a token in a block: its input
     if not run.activation_checkpointing and model.linear != "lora":  # behind frozen matrices little more is kept
-        kept += 3 * model.d_model  # the second norm's input, and what both norms give
+        kept += model.d_model  # what attention is added to, with it
+        kept += 0 if model.norm == "none" else 2 * model.d_model  # what both norms give
         kept += 2 * model.head_dim * (model.n_heads + model.kv_heads)  # queries, keys, values and attention's result
         kept += FFN_WIDTHS.get(model.ffn, 0) * model.d_ff
     logits = number * vocab_size if run.loss == "plain" else 0

@@ -8,7 +8,7 @@ import torch
 from conftest import EVERY_HEAD, SEQ, VOCAB, tiny
 from torch import Tensor
 
-from lm.config import FFNS, NORMS, POSITIONS, HeadConfig, ModelConfig
+from lm.config import FFNS, NORM_ORDERS, NORMS, POSITIONS, HeadConfig, ModelConfig
 from lm.model import Transformer
 
 AXES: dict[str, Sequence[Any]] = {
@@ -16,19 +16,23 @@ AXES: dict[str, Sequence[Any]] = {
     "ffn": FFNS,
     "position": POSITIONS,
     "norm": NORMS,
+    "norm_order": NORM_ORDERS,
     "qk_norm": (False, True),
     "bias": (False, True),
     "n_kv_heads": (None, 1),
 }
 
 
-def pairwise(axes: Mapping[str, Sequence[Any]], apart: set[tuple[str, str]]) -> list[dict[str, Any]]:
-    """Choices in which each pair of values of two axes occurs, but for the pairs of axes in `apart`."""
+def pairwise(
+    axes: Mapping[str, Sequence[Any]], apart: set[tuple[str, str]], never: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """Choices in which each pair of values of two axes occurs, but for the axes in `apart` and the values `never`."""
 
     def pairs(row: tuple[Any, ...]) -> set[Any]:
         return {pair for pair in combinations(zip(axes, row, strict=True), 2) if (pair[0][0], pair[1][0]) not in apart}
 
-    candidates = {row: pairs(row) for row in product(*axes.values())}
+    rows = (row for row in product(*axes.values()) if not never.items() <= dict(zip(axes, row, strict=True)).items())
+    candidates = {row: pairs(row) for row in rows}
     missing, chosen = set().union(*candidates.values()), []
     while missing:
         row = max(candidates, key=lambda row: len(candidates[row] & missing))
@@ -37,7 +41,7 @@ def pairwise(axes: Mapping[str, Sequence[Any]], apart: set[tuple[str, str]]) -> 
     return chosen
 
 
-MODELS = pairwise(AXES, apart={("kind", "ffn")})  # a head sees no FFN
+MODELS = pairwise(AXES, apart={("kind", "ffn")}, never={"norm": "none", "qk_norm": True})  # a head sees no FFN
 
 
 def build(
