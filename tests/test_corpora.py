@@ -13,7 +13,7 @@ from lm.model.size import flops_per_token, n_params
 from lm.model.transformer import Transformer
 from lm.training.optim import step_flops
 
-CORPORA = ("tinystories", "wikitext103", "fineweb_edu")
+CORPORA = ("tinystories", "cs336", "wikitext103", "fineweb_edu")
 
 
 @pytest.mark.parametrize("name", CORPORA)
@@ -29,5 +29,5 @@ def test_the_cost_of_an_experiment_is_computed_from_its_settings(name: str) -> N
     head = " ".join(re.findall(r"^# (.*)$", (CONFIGS / f"experiment/{name}.yaml").read_text(), re.MULTILINE))
     assert f"Computed, not measured: {said}" in head
     assert f"{flops} FLOPs" in head
-    (row,) = re.findall(rf"^\| `{name}` \|.*$", (ROOT / "docs/data.md").read_text(), re.MULTILINE)
+    (row,) = re.findall(rf"^\| \[?`{name}`.*$", (ROOT / "docs/data.md").read_text(), re.MULTILINE)
     assert f"| {n_params(net) / 1e6:.1f} M | {tokens / 1e6:.3g} M | {flops} |" in row

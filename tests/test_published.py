@@ -32,7 +32,7 @@ from tests.helpers.runs import composed
 
 CONFIGS, DOCS = ROOT / "configs", ROOT / "docs/studies"
 STUDIES = sorted(str(path.parent.relative_to(DOCS)) for path in DOCS.rglob("ablation.json"))
-TUNED = {"recipe", "tying_broken"} | {
+TUNED = {"recipe", "tying_broken", "cs336/parts"} | {
     f"tying/{name}"
     for name in ("main", "small", "longer_tuned", "adamw", "adamw_longer", "vocab_512", "vocab_8192", "shakespeare")
 }
@@ -108,7 +108,7 @@ def test_records_that_are_read_and_written_stay_the_same(tmp_path: Path) -> None
         assert (tmp_path / "ablation.json").read_text() == (DOCS / name / "ablation.json").read_text(), name
 
 
-PAGE = (DOCS / "tying/protocol.md").read_text().replace("\\\n ", "")
+PAGE = "".join((DOCS / page).read_text().replace("\\\n ", "") for page in ("tying/protocol.md", "../cs336.md"))
 COMMANDS = {
     f"tying/{name}": f"ablation=tying_core {words}" for name, words in re.findall(r"^\| `(\w+)` \| `(.+?)`", PAGE, re.M)
 }
