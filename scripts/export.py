@@ -1,4 +1,4 @@
-"""Write a Hugging Face folder or a GGUF file: python scripts/export.py run_dir=RUN output_dir=DIR [format=gguf]"""
+"""Write a Hugging Face folder, a GGUF file or a page: python scripts/export.py run_dir=RUN output_dir=DIR"""
 
 from lm.cli.main import main
 

@@ -1,4 +1,4 @@
-"""Write a Hugging Face folder or a GGUF file: lm-lab export run_dir=RUN output_dir=DIR [format=gguf]"""
+"""Write a Hugging Face folder, a GGUF file or a page: lm-lab export run_dir=RUN output_dir=DIR"""
 
 from functools import partial
 from pathlib import Path
@@ -19,8 +19,15 @@ def run(args: list[str]) -> None:
     from lm.formats.folder import load_model
     from lm.formats.gguf import FILE, export_gguf
     from lm.formats.huggingface import export
+    from lm.formats.page import export_page
 
+    assert config.dtype is not None
     net, tokenizer = load_model(config.run_dir, config.trust)
+    if config.format == "page":
+        title, samples = _name_of(config.run_dir), result.get("samples") or [{"prompt": ""}]
+        page = export_page(net, tokenizer, config.output_dir, config.dtype, title, samples[0]["prompt"])
+        print(f"{page}: {page.stat().st_size:,} bytes; a browser opens it, without a network")
+        return
     if config.format == "gguf":
         architecture = export_gguf(net, tokenizer, config.output_dir, config.dtype)
         written, reader, program = Path(config.output_dir) / FILE, "llama.cpp", "llama.cpp"
@@ -31,6 +38,11 @@ def run(args: list[str]) -> None:
     print(f"{written}: {architecture}; {reader} loads it")
     if net.document_separator is not None:
         print(f"{program} does not mask attention between documents: give it one document in a row of a batch")
+
+
+def _name_of(run_dir: str) -> str:
+    folder = model_folder(run_dir).resolve()
+    return folder.parent.name if folder.name == "model" else folder.name
 
 
 def _training_of(run_dir: str) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -6,6 +6,7 @@ from lm.config.checks import UserError, require, require_choice, require_min, re
 from lm.config.data import DataConfig
 
 FIGURES = (".svg", ".png")
+EXPORT_DTYPES = {"safetensors": ("f32",), "gguf": ("f32", "f16", "q8_0"), "page": ("f16", "f32")}  # the default first
 
 
 @dataclass(slots=True, kw_only=True)
@@ -62,15 +63,14 @@ class EvaluateConfig:
 class ExportConfig:
     run_dir: str  # a run, or its model folder
     output_dir: str  # a new or an empty folder
-    format: str = "safetensors"  # a Hugging Face folder; gguf: a file for llama.cpp
-    dtype: str = "f32"  # of the matrices in a GGUF file: f32, f16, q8_0
+    format: str = "safetensors"  # a Hugging Face folder; gguf: a file for llama.cpp; page: an HTML file that generates
+    dtype: str | None = None  # of the matrices: f32, f16 or, in gguf, q8_0; null: f16 in a page, else f32
     trust: bool = False  # import the classes of the user's own that the settings name
 
     def __post_init__(self) -> None:
-        require_choice("format", self.format, ("safetensors", "gguf"))
-        require_choice("dtype", self.dtype, ("f32", "f16", "q8_0"))
-        if self.format != "gguf" and self.dtype != "f32":
-            raise UserError(f"dtype={self.dtype}: is for format=gguf; a Hugging Face folder holds f32")
+        require_choice("format", self.format, tuple(EXPORT_DTYPES))
+        self.dtype = EXPORT_DTYPES[self.format][0] if self.dtype is None else self.dtype
+        require_choice("dtype", self.dtype, EXPORT_DTYPES[self.format])
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,0 +1,205 @@
+"""A model as a page: in JavaScript it has our tokens of a text and our logits, and it writes our text."""
+
+import json
+import random
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import SEQ, TEXT, TIED, TINY_RUN, Outcome, some, tiny
+from helpers.browser import browser_page
+from helpers.models import MODELS, name_of, noisy
+from helpers.runs import composed
+from tokenizers import Tokenizer as Backend
+from tokenizers import normalizers
+
+from lm import generate, load_model
+from lm.config import UserError
+from lm.data.tokenizer import Tokenizer
+from lm.data.vocabulary import byte_tokenizer, char_tokenizer, train_bpe
+from lm.formats.folder import save_model
+from lm.formats.page import export_page
+from lm.inference.decode import decode
+from lm.model.transformer import Transformer
+from lm.training.train import train
+
+NODE = shutil.which("node")
+needs_node = pytest.mark.skipif(NODE is None, reason="needs node")
+BPE = train_bpe([Path(__file__).read_text()], 300)
+AWKWARD = [
+    *("", " ", "   a", "a  b ", "\n\n\tdef f(x):\n        return x\n", "\r\n \r", "a\x00b\x1f", "a" * 3000),
+    *("it's we'll I'D 'tis", "1,234 x9\u0663\u00b2", "na\u00efve e\u0301 \u65e5\u672c\u8a9e", "\ufeffa\ufeff b"),
+    *("a\u0085 b\u00a0c\u2028\u3000d", "\U0001f642\u200d\U0001f467", "<|endoftext|>", "</script><!--<b>&amp;"),
+]
+CASES = [
+    *some(MODELS, 3),
+    {"kind": "tied_scaled", "document_separator": 7, "position": "learned"},
+    {"kind": "tied", "document_separator": 7, "rope_theta": 100.0, "norm_eps": 1e-2, "d_head": 6},
+    {"kind": "untied", "rope_scaling": [8.0, 1.0, 4.0, 32.0], "n_kv_heads": 2, "attention_bias": "qkv"},
+    {"kind": "tied", "vocab_rows": 310, "ffn": "swiglu", "attention_bias": True},
+]
+
+
+def in_javascript(page: Path, texts: Sequence[str] = (), prompts: Sequence[list[int]] = (), n_tokens: int = 64) -> Any:
+    request = json.dumps({"texts": texts, "prompts": prompts, "n_tokens": n_tokens})
+    script = Path(__file__).parent / "helpers/model_page.js"
+    done = subprocess.run([str(NODE), script, page], input=request, text=True, capture_output=True, check=True)
+    return json.loads(done.stdout)
+
+
+def steps(net: Transformer, prompt: list[int], n_tokens: int = 64) -> Iterator[tuple[int, torch.Tensor]]:
+    """Each greedy token, with the logits (V,) that decided it."""
+    logits: list[torch.Tensor] = []
+    for (token,) in islice(decode(net, [prompt], max_draft_tokens=0, observe=lambda x: logits.append(x[0])), n_tokens):
+        yield token, logits[-1]
+
+
+@needs_node
+@pytest.mark.parametrize("case", CASES, ids=name_of)
+def test_the_logits_and_the_tokens_are_ours(case: dict[str, Any], tmp_path: Path) -> None:
+    changes = dict(case)
+    head, separator = changes.pop("kind"), changes.pop("document_separator", None)
+    net = noisy(tiny(**changes), head, BPE.vocab_size)
+    net.document_separator = separator
+    prompt = [0, *range(5, 15)]
+    page = export_page(net, BPE, tmp_path, "f32")
+    (in_page,) = in_javascript(page, prompts=[prompt])["steps"]
+    assert len(in_page) == 64
+    for (token, logits), (page_token, candidates) in zip(steps(net, prompt), in_page, strict=True):
+        ids, values = zip(*candidates, strict=True)
+        assert page_token == ids[0] == token
+        expected = logits.topk(5)
+        torch.testing.assert_close(torch.tensor(values), expected.values, rtol=0, atol=1e-4)
+        assert list(ids) == expected.indices.tolist()
+
+
+@needs_node
+@pytest.mark.parametrize("tokenizer", [BPE, byte_tokenizer(), char_tokenizer(AWKWARD)], ids=["bpe", "byte", "char"])
+def test_a_text_has_our_tokens_and_comes_back(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    draw = random.Random(0)
+    texts = AWKWARD + ["".join(draw.choices("".join(AWKWARD[:-2]), k=40)) for _ in range(200)]
+    page = export_page(noisy(tiny(), "tied", tokenizer.vocab_size), tokenizer, tmp_path)
+    in_page = in_javascript(page, texts)
+    assert in_page["ids"] == tokenizer.encode_all(texts)
+    assert in_page["texts"] == texts
+
+
+@needs_node
+def test_merges_that_make_one_token_in_two_ways_are_applied_in_order(tmp_path: Path) -> None:
+    """A merge may make a pair that comes before it in the list: the pair is then merged at once."""
+    layout = json.loads(byte_tokenizer().to_json())
+    vocab = layout["model"]["vocab"]
+    for word in ("bc", "abc", "abcab", "ab"):
+        vocab[word] = len(vocab)
+    layout["model"]["merges"] = [["a", "bc"], ["abc", "ab"], ["a", "b"], ["ab", "c"], ["b", "c"]]
+    tokenizer = Tokenizer(Backend.from_str(json.dumps(layout)))
+    texts = ["abcabcabcab", "abcbcab"]
+    page = export_page(noisy(tiny(), "tied", tokenizer.vocab_size), tokenizer, tmp_path)
+    assert in_javascript(page, texts)["ids"] == tokenizer.encode_all(texts)
+
+
+# --- a trained model
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("page")
+    (folder / "text.txt").write_text(TEXT)
+    words = (f"data.path={folder}/text.txt", f"run_dir={folder}/run", "trainer.max_steps=200", "checkpoint.every=200")
+    return train(composed(*TINY_RUN, *words, "tokenizer=bpe", "tokenizer.vocab_size=300"))[0]
+
+
+@needs_node
+@pytest.mark.slow
+def test_a_trained_model_writes_the_same_tokens(run_dir: Path, tmp_path: Path) -> None:
+    net, tokenizer = load_model(run_dir)
+    lines = TEXT.splitlines()[::17][:20]
+    prompts = [[tokenizer.begin, *tokenizer.encode(line[: 2 * i + 1])] for i, line in enumerate(lines)]
+    expected = [[token for token, _ in steps(net, prompt)] for prompt in prompts]
+    in_page = in_javascript(export_page(net, tokenizer, tmp_path, "f32"), prompts=prompts)["steps"]
+    assert [[token for token, _ in row] for row in in_page] == expected
+    assert len({tuple(row) for row in expected}) > 5
+    assert [len(row) for row in expected] == [64] * 20
+
+
+@pytest.mark.slow
+def test_a_browser_opens_the_page_and_generates(run_dir: Path, command: Callable[..., Outcome], tmp_path: Path) -> None:
+    code, out, err = command("export", f"run_dir={run_dir}", f"output_dir={tmp_path}/out", "format=page", "dtype=f32")
+    assert (code, err, out.split(":")[0]) == (0, "", f"{tmp_path}/out/model.html")
+    prompt = "def <b>f</b>(x"
+    expected = prompt + generate(*load_model(run_dir), prompt, 40)
+    with browser_page(390) as page:
+        page.context.set_offline(True)
+        refused: list[str] = []
+        page.on("console", lambda message: refused.append(message.text))
+        page.goto((tmp_path / "out/model.html").as_uri())
+        page.fill("#max_new_tokens", "40")
+        page.fill("#prompt", prompt)
+        page.click("#generate:enabled")
+        page.locator("#status", has_text="40 tokens, ").wait_for()
+        assert page.text_content("#output") == expected
+        assert page.locator("#output b").count() == 0
+        page.hover(".token >> nth=7")
+        assert page.locator("#candidates li").count() == 5
+        assert page.text_content(".token.shown") == page.text_content(".token >> nth=7")
+        page.focus(".token[tabindex='0']")
+        page.keyboard.press("ArrowRight")
+        assert page.text_content(".token.shown") == page.text_content(".token >> nth=1")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        page.fill("#max_new_tokens", "100000")
+        page.fill("#temperature", "1")
+        page.click("#generate:enabled")
+        page.click("#stop:enabled")
+        page.wait_for_selector("#generate:enabled")
+        assert page.locator(".token").count() < 100_000
+        assert refused == []
+
+
+# --- what is refused
+
+
+def normalized() -> Tokenizer:
+    backend = Backend.from_str(BPE.to_json())
+    backend.normalizer = normalizers.NFC()
+    return Tokenizer(backend)
+
+
+@pytest.mark.parametrize(
+    ("changes", "tokenizer", "words", "key"),
+    [
+        ({"norm": "torch.nn.LayerNorm"}, BPE, [], "format=page: model.norm=torch.nn.LayerNorm"),
+        ({"linear": "torch.nn.Linear"}, BPE, [], "format=page: model.linear=torch.nn.Linear"),
+        ({"linear": "lora"}, BPE, [], "format=page: model.linear=lora"),
+        ({}, normalized(), [], "format=page: this tokenizer"),
+        ({}, BPE, ["dtype=q8_0"], "dtype=q8_0"),
+    ],
+)
+def test_what_the_page_has_no_code_for_is_refused(
+    changes: dict[str, Any],
+    tokenizer: Tokenizer,
+    words: list[str],
+    key: str,
+    command: Callable[..., Outcome],
+    tmp_path: Path,
+) -> None:
+    save_model(
+        Transformer(tiny(**changes), TIED, vocab_size=tokenizer.vocab_size, seq_len=SEQ), tokenizer, tmp_path / "model"
+    )
+    words = [f"run_dir={tmp_path}/model", f"output_dir={tmp_path}/out", "format=page", "trust=true", *words]
+    code, _, err = command("export", *words)
+    assert (code, err.count("\n")) == (2, 1)
+    assert key in err
+    assert not (tmp_path / "out").exists()
+
+
+def test_numbers_beyond_f16_are_refused_and_f32_holds_them(tmp_path: Path) -> None:
+    net = noisy(tiny(), "tied", BPE.vocab_size)
+    net.embed.weight.data[3, 4] = 1e5
+    with pytest.raises(UserError, match=r"^dtype=f16: embed.weight "):
+        export_page(net, BPE, tmp_path / "out")
+    assert export_page(net, BPE, tmp_path / "out", "f32").exists()
