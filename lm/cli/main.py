@@ -35,7 +35,7 @@ COMMANDS = {
     "report": "write the report of an ablation again, or compare several",
     "runs": "list runs with what differs between them, filter, sort and plot them",
     "look": "open a page in the browser: prompts, losses, embeddings and curves of runs",
-    "export": "write a Hugging Face folder or a GGUF file",
+    "export": "write a Hugging Face folder, a GGUF file, or a page that generates",
 }
 NAME = "lm-lab"
 INTERRUPTED = (128 + signal.SIGHUP, 128 + signal.SIGINT, 128 + signal.SIGTERM)
