@@ -25,8 +25,9 @@ from lm.system.files import write_text
 FILE = "model.html"
 CARRIED = {  # what model.js has code for
     "model.linear": ("linear",),
-    "model.norm": ("rmsnorm", "layernorm"),
-    "model.ffn": ("relu", "relu2", "gelu", "gelu_tanh", "swiglu"),
+    "model.norm": ("rmsnorm", "layernorm", "none"),
+    "model.norm_order": ("pre", "post"),
+    "model.ffn": ("relu", "relu2", "gelu", "gelu_tanh", "silu", "swiglu"),
     "model.position": ("rope", "learned", "none"),
 }
 
@@ -68,10 +69,11 @@ def export_page(
 
 def _config(net: Transformer) -> dict[str, Any]:
     """What model.js reads of the settings."""
-    names = ("n_layers", "d_model", "n_heads", "head_dim", "norm", "norm_eps", "ffn", "position", "qk_norm")
+    names = ("n_layers", "d_model", "n_heads", "head_dim", "norm", "norm_order", "norm_eps", "ffn", "position")
     position, device = net.position, net.embed.weight.device
     return {
         **{name: getattr(net.config, name) for name in names},
+        "qk_norm": net.config.qk_norm,
         "n_kv_heads": net.config.kv_heads,
         "frequencies": position.frequencies(device).tolist() if isinstance(position, RoPE) else None,
         "embedding_multiplier": net.embed.multiplier,

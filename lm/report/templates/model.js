@@ -46,6 +46,7 @@ function linear({ weights }, name, x) {  // (in,) -> (out,)
 }
 
 function norm({ config, weights }, name, x) {  // (n, width) -> the same shape, each row by itself
+  if (config.norm === "none") return x;
   const weight = weights[`${name}.weight`], bias = weights[`${name}.bias`], width = weight.length;
   const y = new Float32Array(x.length);
   for (let start = 0; start < x.length; start += width) {
@@ -123,6 +124,7 @@ const ACTIVATIONS = {
   relu2: (x) => Math.max(x, 0) ** 2,
   gelu: (x) => x * (1 + erf(x / Math.SQRT2)) / 2,
   gelu_tanh: (x) => x * (1 + Math.tanh(Math.sqrt(2 / Math.PI) * (x + 0.044715 * x ** 3))) / 2,
+  silu: (x) => x / (1 + Math.exp(-x)),
   swiglu: (x) => x / (1 + Math.exp(-x)),  // of the gate
 };
 
@@ -144,13 +146,21 @@ function embed({ config, weights }, token, position) {  // -> (D,)
   return config.position === "learned" ? add(x, row(weights["position.weight"], position)) : x;
 }
 
+const BLOCKS = {  // (D,) -> (D,)
+  pre(model, layer, x, cache) {
+    x = add(x, attention(model, layer, norm(model, `blocks.${layer}.attn_norm`, x), cache));
+    return add(x, ffn(model, layer, norm(model, `blocks.${layer}.ffn_norm`, x)));
+  },
+  post(model, layer, x, cache) {
+    x = norm(model, `blocks.${layer}.attn_norm`, add(x, attention(model, layer, x, cache)));
+    return norm(model, `blocks.${layer}.ffn_norm`, add(x, ffn(model, layer, x)));
+  },
+};
+
 function hiddenState(model, token, cache) {  // of the token that follows those in the cache: (D,)
   if (token === model.config.document_separator) cache.document = cache.length;
   let x = embed(model, token, cache.length - cache.document);  // (D,)
-  for (let layer = 0; layer < model.config.n_layers; layer++) {
-    x = add(x, attention(model, layer, norm(model, `blocks.${layer}.attn_norm`, x), cache));
-    x = add(x, ffn(model, layer, norm(model, `blocks.${layer}.ffn_norm`, x)));
-  }
+  for (let layer = 0; layer < model.config.n_layers; layer++) x = BLOCKS[model.config.norm_order](model, layer, x, cache);
   cache.length += 1;
   return norm(model, "norm", x);
 }
