@@ -16,6 +16,7 @@ import torch
 import lm.training.module
 from lm.config import CheckpointConfig, DiagnosticsConfig, HeadConfig, OptimConfig, RunConfig, UserError
 from lm.model.head import UntiedMidTrainingHead
+from lm.training.best import BestModel
 from lm.training.checkpoint import AtomicCheckpointIO
 from lm.training.train import train
 from tests.helpers.layers import Raising
@@ -26,6 +27,7 @@ from tests.helpers.runs import (
     exit_code,
     finish,
     outcome,
+    overfitting_run,
     result,
     rows,
     set_environment,
@@ -40,6 +42,7 @@ MIDTRAINING = HeadConfig(
     name="untied_midtraining", kind="untied_midtraining", embedding_std=0.02, head_lr_multiplier=0.5, untie_at=0.5
 )
 UNTIED, UNTYING = "untied, AdamW, diagnostics", "untied in mid-training, AdamW"
+BEST = "best model, untied in mid-training"
 VARIANTS: dict[str, dict[str, Any]] = {  # each is also a run with dropout and accumulation
     "tied, Muon, bf16": {"head": HeadConfig(embedding_std=0.02), "optim": MUON, "precision": "bf16-mixed"},
     UNTIED: {"diagnostics": DiagnosticsConfig(every=3), "gradient_clip_val": 1.85},
@@ -50,6 +53,7 @@ VARIANTS: dict[str, dict[str, Any]] = {  # each is also a run with dropout and a
         "diagnostics": DiagnosticsConfig(every=3),
         "prompts": ["def "],
     },
+    BEST: {"head": MIDTRAINING, "checkpoint": CheckpointConfig(every=5, keep=3, best=True)},
 }
 
 
@@ -69,7 +73,8 @@ def whole(text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
     def run_of(variant: str) -> RunConfig:
         if variant not in runs:
-            runs[variant] = small(text_file, tmp_path_factory.mktemp("whole") / "run", **VARIANTS[variant])
+            run_of_variant = overfitting_run if variant == BEST else small
+            runs[variant] = run_of_variant(text_file, tmp_path_factory.mktemp("whole") / "run", **VARIANTS[variant])
             train(runs[variant])
         return runs[variant]
 
@@ -245,6 +250,14 @@ def forget_untying(checkpoint: dict[str, Any]) -> None:
     del moments[max(moments)]
 
 
+def forget_best(checkpoint: dict[str, Any]) -> None:
+    checkpoint["callbacks"]["LogAndValidate"]["best"] = BestModel().state_dict()
+
+
+def change_best(checkpoint: dict[str, Any]) -> None:
+    checkpoint["callbacks"]["LogAndValidate"]["best"]["weights"]["norm.weight"] += 1e-6
+
+
 class FromTheStart(lm.training.module.TrainingStream):
     def __init__(self, tokens: Any, **options: Any) -> None:
         super().__init__(tokens, **{**options, "start": 0})
@@ -261,6 +274,7 @@ CONTROLS: list[tuple[str, int, Any]] = [  # how to break a resume: a change of t
     (UNTIED, 21, (lm.training.module, "named_seed", lambda *_: 1)),  # of dropout
     (UNTYING, 12, (UntiedMidTrainingHead, "on_train_step", untie_without_moments)),
     (UNTYING, 21, forget_untying),
+    *((BEST, 21, broken) for broken in (forget_best, change_best)),
 ]
 
 

@@ -152,7 +152,7 @@ def _trainer_step(arm: Arm) -> Callable[[], float]:
         run,
         max_tokens=None,
         trainer=replace(run.trainer, max_steps=WARM_UP_STEPS + TIMED_STEPS, enable_progress_bar=False),
-        checkpoint=replace(run.checkpoint, every=NEVER),
+        checkpoint=replace(run.checkpoint, every=NEVER, best=False),
         validation=replace(run.validation, every=0),
         diagnostics=replace(run.diagnostics, every=0),
         prompts=None,

@@ -10,7 +10,8 @@ from lm.config.run import RunConfig
 
 # Settings that do not change what a run computes. They may differ when it is resumed.
 RUNTIME = (
-    *("run_dir", "logger", "checkpoint", "prompts", "init_from", "init_record", "config_hash", "data_revision"),
+    *("run_dir", "logger", "prompts", "init_from", "init_record", "config_hash", "data_revision"),
+    *("checkpoint.every", "checkpoint.keep", "checkpoint.resume"),
     *("activation_checkpointing", "data.cache_dir", "data.verify"),
     *("trainer.enable_progress_bar", "trainer.detect_anomaly", "trainer.profiler"),
 )

@@ -78,6 +78,7 @@ class CheckpointConfig:
     every: int = 100  # optimizer steps
     keep: int = 2  # the newest so many
     resume: bool = True  # false: an unfinished run starts from step 0 again
+    best: bool = False  # true: model/ is the validated model of the lowest val/loss, not the last one
 
     def __post_init__(self) -> None:
         require_min(1, "checkpoint.", self, "every", "keep")
@@ -137,6 +138,7 @@ class RunConfig:
         require_min(1, "", self, "max_tokens", "threads")
         require_seed(self.seed)
         require(self.run_dir != "", "run_dir: is empty", "a directory, or null for one under runs/")
+        self._check_validations()
         micro_batches, size = self.trainer.accumulate_grad_batches, self.data.batch_size
         if size % micro_batches:
             raise UserError(f"trainer.accumulate_grad_batches={micro_batches}: does not divide data.batch_size={size}")
@@ -148,6 +150,12 @@ class RunConfig:
         if is_lora:  # the embedding and the head keep their weights
             require(self.init_tied_matrix is None, f"init_tied_matrix={self.init_tied_matrix}", f"null {where}")
             require(self.trainer.precision != "bf16-true", "trainer.precision=bf16-true", f"another precision {where}")
+
+    def _check_validations(self) -> None:
+        every = self.validation.every
+        if self.checkpoint.best and not 0 < every < self.steps:
+            reason = f"validation.every={every} of {self.steps} steps gives it none to choose from"
+            raise UserError(f"checkpoint.best=true: {reason}; choose validation.every below the steps of the run")
 
     @property
     def tokens_per_step(self) -> int:

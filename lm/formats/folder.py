@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
+from torch import Tensor
 
 from lm.config import UserError, foreign_classes
 from lm.config.checks import error_prefix
@@ -18,11 +19,16 @@ from lm.model.user_class import import_class
 from lm.system.files import sha256, write_json, write_text
 
 
+def saved_state(net: Transformer) -> dict[str, Tensor]:
+    """The weights of a model as they are saved: of a head that is tied for now, they are the embedding's."""
+    head = net.head.saved(net.embed.weight)
+    return net.state_dict() | {f"head.{name}": tensor for name, tensor in head.items()}
+
+
 def save_model(net: Transformer, tokenizer: Tokenizer, folder: Path) -> None:
     """Write model.safetensors, tokenizer.json and, last, config.json with their hashes. `net` stays as it is."""
     folder.mkdir(exist_ok=True)
-    head = {f"head.{name}": tensor for name, tensor in net.head.saved(net.embed.weight).items()}
-    write_weights(folder / WEIGHTS, net.state_dict() | head)
+    write_weights(folder / WEIGHTS, saved_state(net))
     write_text(folder / TOKENIZER, tokenizer.to_json())
     settings = ModelSettings(
         vocab_size=net.vocab_size,

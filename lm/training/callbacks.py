@@ -10,6 +10,7 @@ from tqdm import tqdm
 
 from lm.config import Diverged, RunConfig
 from lm.inference.evaluate import evaluate
+from lm.training.best import BestModel
 from lm.training.metrics import MetricsFile, validation_metrics
 from lm.training.module import LMModule
 from lm.training.optim import lr_factor
@@ -35,6 +36,7 @@ class LogAndValidate(StepCallback):
 
     def __init__(self, metrics: MetricsFile | None) -> None:
         self.metrics = metrics
+        self.best = BestModel()
         self.seconds = 0.0  # of training up to the last step, by all processes of the run, without the final score
         self.step = 0
         self.resumed_from: list[int] = []
@@ -57,6 +59,7 @@ class LogAndValidate(StepCallback):
             data, batches = module.data, run.validation.batches
             scores = evaluate(module.net, data.val, run.data.seq_len, run.data.batch_size, batches)
             metrics |= validation_metrics(scores, data)
+            self.best.update(step, scores.loss, module.net if run.checkpoint.best else None)
         self.seconds = time.perf_counter() - self.started  # now the device has caught up, and validation counts
         if (logs or validates) and self.metrics is not None:
             self.log_row(trainer, metrics)
@@ -83,11 +86,13 @@ class LogAndValidate(StepCallback):
             self.metrics.sync()
 
     def state_dict(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("step", "seconds", "resumed_from", "last_metrics")}
+        own = {name: getattr(self, name) for name in ("step", "seconds", "resumed_from", "last_metrics")}
+        return own | {"best": self.best.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.step, self.seconds, self.last_metrics = state["step"], state["seconds"], state["last_metrics"]
         self.resumed_from = [*state["resumed_from"], self.step]
+        self.best.load_state_dict(state["best"])
 
 
 def step_metrics(module: LMModule, step: int) -> dict[str, float]:

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 from lm.config import RunConfig
 from lm.data.batches import Batch, TrainingStream
 from lm.data.tokens import TextData
+from lm.formats.folder import saved_state
 from lm.model.init import named_seed
 from lm.model.transformer import Transformer
 from lm.system.device import seed_generators
@@ -78,6 +79,5 @@ class LMModule(LightningModule):
         return DataLoader(stream, batch_size=None, pin_memory=self.device.type == "cuda")
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        head = self.net.head.saved(self.net.embed.weight)
-        checkpoint["state_dict"] |= {f"net.head.{name}": tensor for name, tensor in head.items()}
+        checkpoint["state_dict"] |= {f"net.{name}": tensor for name, tensor in saved_state(self.net).items()}
         checkpoint["config_hash"] = self.config_hash

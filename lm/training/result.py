@@ -52,6 +52,7 @@ def build_result(
         "tokens": tokens,
         "seconds": timing.seconds,
         "tokens_per_second": tokens / timing.seconds,
+        "best": None,  # with checkpoint.best: the step of the model and its loss beside that of the last step
         "seed": run.seed,
         "head": run.head.name,
         "init_from": settings["init_record"],

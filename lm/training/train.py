@@ -19,10 +19,12 @@ from lm.config.identity import PLACES, RESOLVED, config_hash, flat
 from lm.data.tokens import TextData, prepare
 from lm.formats.adapter import merged, save_adapter
 from lm.formats.folder import save_model
-from lm.inference.evaluate import evaluate
+from lm.inference.evaluate import Scores, evaluate
+from lm.model.transformer import Transformer
 from lm.system.device import fast_attention, is_mixed
 from lm.system.files import write_json, write_text
 from lm.system.terminal import is_first_process
+from lm.training.best import BestModel, copied_state
 from lm.training.callbacks import LogAndValidate, ProgressBar, check_finite
 from lm.training.checkpoint import AtomicCheckpointIO, Checkpoints, checkpoints, newest_checkpoint, step_of
 from lm.training.diagnostics import Diagnostics
@@ -134,22 +136,50 @@ def _fit(run: RunConfig, directory: RunDirectory, settings: dict[str, Any], data
                 trainer.fit(module, ckpt_path=resume, weights_only=True)
             if not first:
                 return {}
-            model = merged(net)
-            model.to(trainer.strategy.root_device)  # Lightning has moved it to the CPU
-            bar = _shows_bar(run)
-            scores = evaluate(model, data.val, run.data.seq_len, run.data.batch_size, bar=bar)  # the whole text
+            model, scores, last = _final_model(net, timing.best, run, data, trainer.strategy.root_device)
         except (Interrupted, KeyboardInterrupt, SystemExit):
             if first:
+                timing.best.load_into(net)
                 save_model(merged(net), data.tokenizer, directory.model)  # so that an interrupted run can generate
             raise
-        check_finite(run, f"the validation loss is {scores.loss}", scores.loss)
-        timing.log_row(trainer, timing.last_metrics | validation_metrics(scores, data))
+        check_finite(run, f"the validation loss is {last.loss}", last.loss)
+        timing.log_row(trainer, timing.last_metrics | validation_metrics(last, data))
         result = build_result(run, settings, size, data, timing, scores, samples(model, data, run.prompts))
+        if run.checkpoint.best:
+            step = run.steps if scores is last else timing.best.step
+            result["best"] = {"step": step, "val_loss": scores.loss, "last_val_loss": last.loss}
+            log.info("model/ is that of step %d: val_loss %.4f, that of the last step %.4f", *result["best"].values())
         save_model(model, data.tokenizer, directory.model)
         save_adapter(net, run.init_from, directory.adapter)
         write_json(directory.result, result)
         log_result(loggers, settings, result)
     return result
+
+
+def _final_model(
+    net: Transformer, best: BestModel, run: RunConfig, data: TextData, device: torch.device
+) -> tuple[Transformer, Scores, Scores]:
+    """The model of the run, its scores on the whole validation text, and those of the model of the last step.
+
+    They are the same, unless the run keeps its best model and that is better on the whole text too. `net` has the
+    weights of the model of the run afterwards.
+    """
+
+    def score() -> tuple[Transformer, Scores]:
+        model = merged(net)
+        model.to(device)  # Lightning has moved it to the CPU
+        return model, evaluate(model, data.val, run.data.seq_len, run.data.batch_size, bar=_shows_bar(run))
+
+    model, last = score()
+    if not best.weights:
+        return model, last, last
+    weights = copied_state(net)
+    best.load_into(net)
+    model, scores = score()
+    if scores.loss < last.loss:
+        return model, scores, last
+    net.load_state_dict(weights)
+    return merged(net), last, last
 
 
 def build_trainer(run: RunConfig, directory: RunDirectory, callbacks: list[Callback]) -> Trainer:

@@ -68,6 +68,17 @@ def short_run(text: Path, run_dir: Path, **changes: Any) -> RunConfig:
     return small_run(text, run_dir, **{"model": model, **settings, **changes})
 
 
+def overfitting_run(text: Path, run_dir: Path, **changes: Any) -> RunConfig:
+    """Twenty-four logged steps whose val/loss is lowest in the middle: the validation text is in reversed order."""
+    backwards = text.parent / "backwards.txt"
+    backwards.write_text(text.read_text()[:2000][::-1])
+    settings: dict[str, Any] = {"max_steps": 24, "log_every_n_steps": 1}
+    settings |= {"validation": ValidationConfig(every=2, batches=2), "checkpoint": CheckpointConfig(every=5, keep=3)}
+    settings |= {"optim": OptimConfig(lr=0.02, warmup_steps=2, decay="constant")}
+    run = small_run(text, run_dir, **{**settings, **changes})
+    return replace(run, data=replace(run.data, val_path=str(backwards)))
+
+
 def composed(*overrides: str) -> RunConfig:
     """The configuration of train with these overrides; with run_dir=RUN that of the run there."""
     return compose("train", overrides, RunConfig)

@@ -1,0 +1,87 @@
+"""What helps where a text is read many times: the best model."""
+
+import signal
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from lm.config import CheckpointConfig, EvaluateConfig, RunConfig, UserError, ValidationConfig
+from lm.inference.evaluate import evaluate_run
+from lm.training.train import train
+from tests.helpers.runs import column, exit_code, finish, overfitting_run, result, rows, signal_at
+
+KEEP_BEST = CheckpointConfig(every=5, keep=3, best=True)
+
+
+def val_loss(folder: Path) -> float:
+    return float(evaluate_run(EvaluateConfig(run_dir=str(folder), threads=1))["loss"])
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model/model.safetensors")
+
+
+# --- checkpoint.best
+
+
+@pytest.fixture(scope="module")
+def best(text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
+    run = overfitting_run(text_file, tmp_path_factory.mktemp("best") / "run", checkpoint=KEEP_BEST)
+    train(run)
+    return run
+
+
+def test_the_model_is_the_best_one_and_the_curve_ends_with_the_last_one(best: RunConfig, text_file: Path) -> None:
+    folder = Path(str(best.run_dir))
+    scores, chosen = result(folder), result(folder)["best"]
+    estimates = {int(row["step"]): float(row["val/loss"]) for row in rows(folder)[:-1] if row["val/loss"]}
+    assert chosen["step"] == min(estimates, key=lambda step: estimates[step])
+    assert 2 < chosen["step"] < 22
+    assert val_loss(folder) == scores["val_loss"] == chosen["val_loss"] < chosen["last_val_loss"]
+    assert column(folder, "val/loss")[-1] == chosen["last_val_loss"]
+
+
+def test_nothing_but_the_model_differs_from_the_run_without_it(
+    best: RunConfig, text_file: Path, tmp_path: Path
+) -> None:
+    plain, folder = overfitting_run(text_file, tmp_path / "run"), Path(str(best.run_dir))
+    _, scores = train(plain)
+    assert rows(tmp_path / "run") == rows(folder)
+    assert scores["best"] is None
+    assert scores["val_loss"] == result(folder)["best"]["last_val_loss"]
+    assert scores["config_hash"] != result(folder)["config_hash"], "it is another result, so another run"
+
+
+def test_the_last_model_is_kept_where_it_is_the_best(text_file: Path, tmp_path: Path) -> None:
+    run = overfitting_run(text_file, tmp_path / "run", checkpoint=KEEP_BEST, max_steps=7)
+    _, scores = train(run)
+    assert scores["best"] == {"step": 7, "val_loss": scores["val_loss"], "last_val_loss": scores["val_loss"]}
+
+
+def test_a_run_that_a_signal_stops_leaves_its_best_model(best: RunConfig, text_file: Path, tmp_path: Path) -> None:
+    run = overfitting_run(text_file, tmp_path / "run", checkpoint=KEEP_BEST)
+    assert finish(run, partial(signal_at, 21, signal.SIGTERM)) == exit_code(signal.SIGTERM)
+    stopped, whole = weights(tmp_path / "run"), weights(Path(str(best.run_dir)))
+    assert {name: tensor.tolist() for name, tensor in stopped.items()} == {
+        name: tensor.tolist() for name, tensor in whole.items()
+    }
+
+
+# --- what is refused
+
+
+@pytest.mark.parametrize(
+    ("key", "changes"),
+    [
+        ("checkpoint.best", {"checkpoint": KEEP_BEST, "validation": ValidationConfig(every=0)}),
+        ("checkpoint.best", {"checkpoint": KEEP_BEST, "validation": ValidationConfig(every=24)}),
+    ],
+)
+def test_what_cannot_be_done_is_refused_by_its_key(key: str, changes: dict[str, Any], text_file: Path) -> None:
+    with pytest.raises(UserError, match=rf"^{key}\b") as caught:
+        overfitting_run(text_file, Path("run"), **changes)
+    assert "\n" not in str(caught.value)
