@@ -1,18 +1,21 @@
-"""What helps where a text is read many times: the best model."""
+"""What helps where a text is read many times: the best model, and an average of the weights."""
 
 import signal
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from conftest import HEADS
 from safetensors.torch import load_file
 
-from lm.config import CheckpointConfig, EvaluateConfig, RunConfig, UserError, ValidationConfig
+from lm.config import CheckpointConfig, EvaluateConfig, OptimConfig, RunConfig, UserError, ValidationConfig
 from lm.inference.evaluate import evaluate_run
+from lm.training.resolve import build_model
 from lm.training.train import train
-from tests.helpers.runs import column, exit_code, finish, overfitting_run, result, rows, signal_at
+from tests.helpers.runs import column, exit_code, finish, losses, overfitting_run, result, rows, signal_at
 
 KEEP_BEST = CheckpointConfig(every=5, keep=3, best=True)
 
@@ -71,6 +74,38 @@ def test_a_run_that_a_signal_stops_leaves_its_best_model(best: RunConfig, text_f
     }
 
 
+# --- optim.ema
+
+
+def test_the_model_is_the_average_over_the_steps(text_file: Path, tmp_path: Path) -> None:
+    """Also across the step in which the head is untied: until then its average is that of the embedding."""
+    optim, every = OptimConfig(lr=0.02, warmup_steps=2, ema=0.5), CheckpointConfig(every=1, keep=100)
+    head = HEADS["untied_midtraining"]
+    run = overfitting_run(text_file, tmp_path, max_steps=12, head=head, optim=optim, checkpoint=every)
+    train(run)
+    steps = [torch.load(path, weights_only=True) for path in sorted((tmp_path / "checkpoints").iterdir())]
+    average = build_model(run, 257).state_dict()
+    for i, step in enumerate(steps):
+        decay = min(0.5, (1 + i) / (10 + i))
+        average = {
+            name: decay * tensor + (1 - decay) * step["state_dict"][f"net.{name}"] for name, tensor in average.items()
+        }
+    saved = weights(tmp_path)
+    for name, tensor in average.items():
+        torch.testing.assert_close(saved[name], tensor, rtol=1e-4, atol=1e-6)
+    assert not torch.equal(saved["head.proj.weight"], saved["embed.weight"])
+    assert not torch.allclose(saved["norm.weight"], steps[-1]["state_dict"]["net.norm.weight"])
+    assert val_loss(tmp_path) == result(tmp_path)["val_loss"]
+
+
+def test_training_itself_is_as_without_an_average(text_file: Path, tmp_path: Path) -> None:
+    optim = OptimConfig(lr=0.02, warmup_steps=2, decay="constant")
+    for name, ema in (("plain", None), ("average", 0.9)):
+        train(overfitting_run(text_file, tmp_path / name, max_steps=10, optim=replace(optim, ema=ema)))
+    assert losses(tmp_path / "plain") == losses(tmp_path / "average")
+    assert column(tmp_path / "plain", "val/loss") != column(tmp_path / "average", "val/loss")
+
+
 # --- what is refused
 
 
@@ -79,6 +114,7 @@ def test_a_run_that_a_signal_stops_leaves_its_best_model(best: RunConfig, text_f
     [
         ("checkpoint.best", {"checkpoint": KEEP_BEST, "validation": ValidationConfig(every=0)}),
         ("checkpoint.best", {"checkpoint": KEEP_BEST, "validation": ValidationConfig(every=24)}),
+        ("optim.ema", {"optim": OptimConfig(ema=0.9), "precision": "bf16-true"}),
     ],
 )
 def test_what_cannot_be_done_is_refused_by_its_key(key: str, changes: dict[str, Any], text_file: Path) -> None:

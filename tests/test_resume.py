@@ -42,7 +42,7 @@ MIDTRAINING = HeadConfig(
     name="untied_midtraining", kind="untied_midtraining", embedding_std=0.02, head_lr_multiplier=0.5, untie_at=0.5
 )
 UNTIED, UNTYING = "untied, AdamW, diagnostics", "untied in mid-training, AdamW"
-BEST = "best model, untied in mid-training"
+BEST = "best model of an average of the weights, untied in mid-training, Muon"
 VARIANTS: dict[str, dict[str, Any]] = {  # each is also a run with dropout and accumulation
     "tied, Muon, bf16": {"head": HeadConfig(embedding_std=0.02), "optim": MUON, "precision": "bf16-mixed"},
     UNTIED: {"diagnostics": DiagnosticsConfig(every=3), "gradient_clip_val": 1.85},
@@ -53,7 +53,11 @@ VARIANTS: dict[str, dict[str, Any]] = {  # each is also a run with dropout and a
         "diagnostics": DiagnosticsConfig(every=3),
         "prompts": ["def "],
     },
-    BEST: {"head": MIDTRAINING, "checkpoint": CheckpointConfig(every=5, keep=3, best=True)},
+    BEST: {
+        "head": MIDTRAINING,
+        "optim": replace(MUON, lr=0.05, adam_lr=0.03, warmup_steps=2, decay="constant", ema=0.5),
+        "checkpoint": CheckpointConfig(every=5, keep=3, best=True),
+    },
 }
 
 
@@ -272,9 +276,14 @@ CONTROLS: list[tuple[str, int, Any]] = [  # how to break a resume: a change of t
     *((UNTIED, 21, broken) for broken in (forget_moments, forget_schedule, change_weights, forget_diagnostics)),
     (UNTIED, 21, (lm.training.module, "TrainingStream", FromTheStart)),
     (UNTIED, 21, (lm.training.module, "named_seed", lambda *_: 1)),  # of dropout
+def forget_average(checkpoint: dict[str, Any]) -> None:
+    weights = checkpoint["state_dict"]
+    weights |= {f"average.{name[4:]}": tensor for name, tensor in weights.items() if name.startswith("net.")}
+
+
     (UNTYING, 12, (UntiedMidTrainingHead, "on_train_step", untie_without_moments)),
     (UNTYING, 21, forget_untying),
-    *((BEST, 21, broken) for broken in (forget_best, change_best)),
+    *((BEST, 21, broken) for broken in (forget_best, change_best, forget_average)),
 ]
 
 

@@ -22,6 +22,7 @@ class OptimConfig:
     ns_steps: int | None = None  # muon: Newton-Schulz steps that orthogonalise the update
     betas: list[float] = field(default_factory=lambda: [0.9, 0.95])  # AdamW: decay factors of the moving averages
     eps: float = 1e-8  # AdamW: added to the denominator
+    ema: float | None = None  # decay of an average of the weights over steps, as 0.999, which is the model; null: none
     weight_decay: float = 0.1  # of the matrices of the transformer blocks; all else has none
     warmup_steps: int = 50  # steps over which the learning rate rises from 0
     decay: str = "linear"  # linear, cosine or constant
@@ -40,4 +41,7 @@ class OptimConfig:
         require(0 <= (self.momentum or 0) < 1, f"optim.momentum={self.momentum}", "from 0 to below 1")
         are_factors = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
         require(are_factors, f"optim.betas={self.betas}", "two numbers from 0 to below 1")
+        require(
+            self.ema is None or 0 < self.ema < 1, f"optim.ema={self.ema}", "between 0 and 1, or null for no average"
+        )
         require(self.decay_fraction <= 1, f"optim.decay_fraction={self.decay_fraction}", "0 to 1")

@@ -142,6 +142,8 @@ class RunConfig:
         micro_batches, size = self.trainer.accumulate_grad_batches, self.data.batch_size
         if size % micro_batches:
             raise UserError(f"trainer.accumulate_grad_batches={micro_batches}: does not divide data.batch_size={size}")
+        if self.optim.ema and self.trainer.precision == "bf16-true":
+            raise UserError(f"optim.ema={self.optim.ema}: bf16-true rounds its small steps away; use bf16-mixed")
         is_lora = self.model.linear == "lora"
         if is_lora or self.trainer.world_size > 1:
             where = "with model.linear=lora" if is_lora else "on several devices"

@@ -57,9 +57,9 @@ class LogAndValidate(StepCallback):
             self.last_metrics = metrics
         if validates:
             data, batches = module.data, run.validation.batches
-            scores = evaluate(module.net, data.val, run.data.seq_len, run.data.batch_size, batches)
+            scores = evaluate(module.scored, data.val, run.data.seq_len, run.data.batch_size, batches)
             metrics |= validation_metrics(scores, data)
-            self.best.update(step, scores.loss, module.net if run.checkpoint.best else None)
+            self.best.update(step, scores.loss, module.scored if run.checkpoint.best else None)
         self.seconds = time.perf_counter() - self.started  # now the device has caught up, and validation counts
         if (logs or validates) and self.metrics is not None:
             self.log_row(trainer, metrics)

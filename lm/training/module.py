@@ -1,6 +1,7 @@
 """The LightningModule: model, loss, optimizer and batches of a run."""
 
 import math
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from lm.formats.folder import saved_state
 from lm.model.init import named_seed
 from lm.model.transformer import Transformer
 from lm.system.device import seed_generators
+from lm.training.average import update_average
 from lm.training.loss import build_loss
 from lm.training.optim import build_optimizer, lr_factor
 
@@ -29,9 +31,16 @@ class LMModule(LightningModule):
     def __init__(self, net: Transformer, run: RunConfig, data: TextData, config_hash: str = "") -> None:
         super().__init__()
         self.net, self.run, self.data, self.config_hash = net, run, data, config_hash
+        # part of the module, so that Lightning moves, saves and restores it
+        self.average = deepcopy(net).requires_grad_(False) if run.optim.ema else None
         self.loss = build_loss(run)
         self.micro_losses: list[Tensor] = []  # of the micro-batches of the current step
         self.grad_norm = torch.zeros(())  # of the last step, before clipping
+
+    @property
+    def scored(self) -> Transformer:
+        """The model that is validated and saved: the average of the weights, if there is one."""
+        return self.net if self.average is None else self.average
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         if batch_idx % self.trainer.accumulate_grad_batches == 0:
@@ -45,6 +54,12 @@ class LMModule(LightningModule):
         loss = self.loss(self.net, tokens, targets)
         self.micro_losses.append(loss.detach())
         return loss
+
+    def optimizer_step(self, *args: Any, **options: Any) -> None:
+        n_steps = self.trainer.global_step
+        super().optimizer_step(*args, **options)
+        if self.average is not None and self.run.optim.ema is not None:
+            update_average(self.average, self.net, self.run.optim.ema, n_steps)
 
     def step_loss(self) -> float:
         """The loss of the last optimizer step: the mean over its micro-batches and ranks."""

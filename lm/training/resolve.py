@@ -90,7 +90,8 @@ def least_bytes(run: RunConfig, vocab_size: int) -> int:
     with torch.device("meta"):
         net = build_model(run, vocab_size)
     moments = 1 if run.optim.name == "muon" else 2
-    parameters = number * (n_params(net) + (1 + moments) * n_params_trained(net))
+    copies = 2 if run.optim.ema else 1
+    parameters = number * (copies * n_params(net) + (1 + moments) * n_params_trained(net))
     kept = model.d_model  # of a token in a block: its input
     if not run.activation_checkpointing and model.linear != "lora":  # behind frozen matrices little more is kept
         kept += model.d_model  # what attention is added to, with it

@@ -66,6 +66,6 @@ class SamplesDuringTraining(StepCallback):
     def on_step_end(self, trainer: Trainer, module: Any, step: int) -> None:
         run = module.run
         if trainer.is_global_zero and step % run.validation.every == 0 and step < run.steps:
-            rows = samples(module.net, module.data, run.prompts)
+            rows = samples(module.scored, module.data, run.prompts)
             with open(self.path, "a") as file:
                 file.write(json.dumps({"step": step, "tokens": step * run.tokens_per_step, "samples": rows}) + "\n")

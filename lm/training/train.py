@@ -136,11 +136,11 @@ def _fit(run: RunConfig, directory: RunDirectory, settings: dict[str, Any], data
                 trainer.fit(module, ckpt_path=resume, weights_only=True)
             if not first:
                 return {}
-            model, scores, last = _final_model(net, timing.best, run, data, trainer.strategy.root_device)
+            model, scores, last = _final_model(module.scored, timing.best, run, data, trainer.strategy.root_device)
         except (Interrupted, KeyboardInterrupt, SystemExit):
             if first:
-                timing.best.load_into(net)
-                save_model(merged(net), data.tokenizer, directory.model)  # so that an interrupted run can generate
+                timing.best.load_into(module.scored)  # so that an interrupted run can generate
+                save_model(merged(module.scored), data.tokenizer, directory.model)
             raise
         check_finite(run, f"the validation loss is {last.loss}", last.loss)
         timing.log_row(trainer, timing.last_metrics | validation_metrics(last, data))
@@ -150,7 +150,7 @@ def _fit(run: RunConfig, directory: RunDirectory, settings: dict[str, Any], data
             result["best"] = {"step": step, "val_loss": scores.loss, "last_val_loss": last.loss}
             log.info("model/ is that of step %d: val_loss %.4f, that of the last step %.4f", *result["best"].values())
         save_model(model, data.tokenizer, directory.model)
-        save_adapter(net, run.init_from, directory.adapter)
+        save_adapter(module.scored, run.init_from, directory.adapter)
         write_json(directory.result, result)
         log_result(loggers, settings, result)
     return result
