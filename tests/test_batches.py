@@ -1,6 +1,7 @@
 """Batches have their properties for every length."""
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from lm.data.batches import IGNORED, TrainingStream, validation_batches, validation_windows
 
 
-def streams(tokens: int, seq_len: int, **options: int) -> TrainingStream:
+def streams(tokens: int, seq_len: int, **options: Any) -> TrainingStream:
     return TrainingStream(np.arange(tokens), **{"seq_len": seq_len, "batch_size": 1, "seed": 0} | options)
 
 
@@ -78,6 +79,45 @@ def test_ranks_share_the_batch_of_one_process(
         for rank in range(world)
     ]
     assert torch.equal(torch.cat(parts), streams(tokens, seq_len, seed=seed, batch_size=batch_size * world).batch(k)[0])
+
+
+# --- documents in a new order in each epoch
+
+
+def order_of(stream: TrainingStream, epoch: int) -> np.ndarray:
+    """The places of an epoch in the text, one window after the other."""
+    first = epoch * stream.per_epoch
+    windows = stream.windows(range(first, first + stream.per_epoch))  # (N, T+1)
+    return windows[np.argsort(stream.order)]
+
+
+@given(**LENGTHS, k=st.integers(0, 300), starts=st.sets(st.integers(1, 150), max_size=20), batch_size=st.integers(1, 3))
+@settings(deadline=None)
+def test_documents_change_places_as_a_whole_in_each_epoch(
+    tokens: int, seq_len: int, seed: int, k: int, starts: set[int], batch_size: int
+) -> None:
+    assume(tokens > seq_len)
+    documents = np.array([0, *sorted(start for start in starts if start < tokens)])
+    options = {"seed": seed, "documents": documents}
+    used = streams(tokens, seq_len, batch_size=batch_size, **options)
+    used.batch(k + 7)
+    again = next(iter(streams(tokens, seq_len, batch_size=batch_size, start=k, **options)))
+    assert all(torch.equal(*pair) for pair in zip(used.batch(k), again, strict=True)), "a function of (seed, k)"
+    for epoch in (0, 3):
+        windows = order_of(streams(tokens, seq_len, **options), epoch)
+        assert len(np.unique(windows[:, 1:])) == windows[:, 1:].size, "no token is a target twice"
+        ends = {*documents[1:] - 1, tokens - 1}
+        for place, following in zip(windows[:, :-1].ravel(), windows[:, 1:].ravel(), strict=True):
+            assert following == place + 1 or (place in ends and following in documents)
+
+
+def test_each_epoch_has_another_order_of_documents() -> None:
+    stream = streams(200, 8, documents=np.arange(0, 200, 10))
+    orders = [order_of(stream, epoch)[:, 1:].ravel() // 10 for epoch in range(20)]
+    firsts = [tuple(dict.fromkeys(order.tolist())) for order in orders]
+    assert len({*firsts}) == 20
+    assert set(np.concatenate(orders)) == {*range(20)}
+    assert not np.array_equal(order_of(streams(200, 8, seed=1, documents=np.arange(0, 200, 10)), 0) // 10, orders[0])
 
 
 @pytest.mark.parametrize("n", [1, 3])

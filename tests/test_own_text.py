@@ -1,4 +1,4 @@
-"""What helps where a text is read many times: the best model, and an average of the weights."""
+"""What helps where a text is read many times: the best model, an average of the weights, and an order of documents."""
 
 import signal
 from dataclasses import replace
@@ -6,12 +6,23 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from conftest import HEADS
 from safetensors.torch import load_file
 
-from lm.config import CheckpointConfig, EvaluateConfig, OptimConfig, RunConfig, UserError, ValidationConfig
+from lm.config import (
+    CheckpointConfig,
+    EvaluateConfig,
+    OptimConfig,
+    RunConfig,
+    TokenizerConfig,
+    UserError,
+    ValidationConfig,
+)
+from lm.data.tokens import prepare
+from lm.data.vocabulary import byte_tokenizer
 from lm.inference.evaluate import evaluate_run
 from lm.training.resolve import build_model
 from lm.training.train import train
@@ -104,6 +115,34 @@ def test_training_itself_is_as_without_an_average(text_file: Path, tmp_path: Pat
         train(overfitting_run(text_file, tmp_path / name, max_steps=10, optim=replace(optim, ema=ema)))
     assert losses(tmp_path / "plain") == losses(tmp_path / "average")
     assert column(tmp_path / "plain", "val/loss") != column(tmp_path / "average", "val/loss")
+
+
+# --- data.order
+
+
+def test_documents_are_where_an_end_of_text_token_stands(text_file: Path) -> None:
+    data = prepare(overfitting_run(text_file, Path("run")).data, TokenizerConfig(kind="byte", vocab_size=None))
+    assert data.documents().tolist() == [0]
+    three = replace(data, train=np.array([data.tokenizer.eot, 1, 2, data.tokenizer.eot, 3, data.tokenizer.eot, 4]))
+    assert three.documents().tolist() == [0, 3, 5]
+
+
+@pytest.mark.parametrize("source", ["text", "tokens"])
+def test_an_order_of_documents_needs_documents(source: str, text_file: Path, tmp_path: Path) -> None:
+    run = overfitting_run(text_file, tmp_path / "run")
+    data = replace(run.data, order="documents")
+    if source == "tokens":
+        for name in ("train", "val"):
+            (1 + np.arange(2000) % 96).astype(np.uint16).tofile(tmp_path / name)
+        (tmp_path / "tokenizer.json").write_text(byte_tokenizer().to_json())
+        data = replace(data, source=source, path=str(tmp_path / "train"), val_path=str(tmp_path / "val"))
+        run = replace(
+            run, tokenizer=TokenizerConfig(kind="file", path=str(tmp_path / "tokenizer.json"), vocab_size=None)
+        )
+    with pytest.raises(UserError, match=r"^data\.order=documents: ") as caught:
+        train(replace(run, data=data))
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
 
 
 # --- what is refused

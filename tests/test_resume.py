@@ -10,11 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import lm.training.module
 from lm.config import CheckpointConfig, DiagnosticsConfig, HeadConfig, OptimConfig, RunConfig, UserError
+from lm.data.tokens import TextData
 from lm.model.head import UntiedMidTrainingHead
 from lm.training.best import BestModel
 from lm.training.checkpoint import AtomicCheckpointIO
@@ -42,6 +44,7 @@ MIDTRAINING = HeadConfig(
     name="untied_midtraining", kind="untied_midtraining", embedding_std=0.02, head_lr_multiplier=0.5, untie_at=0.5
 )
 UNTIED, UNTYING = "untied, AdamW, diagnostics", "untied in mid-training, AdamW"
+DOCUMENTS = "documents in a new order in each epoch"
 BEST = "best model of an average of the weights, untied in mid-training, Muon"
 VARIANTS: dict[str, dict[str, Any]] = {  # each is also a run with dropout and accumulation
     "tied, Muon, bf16": {"head": HeadConfig(embedding_std=0.02), "optim": MUON, "precision": "bf16-mixed"},
@@ -53,12 +56,14 @@ VARIANTS: dict[str, dict[str, Any]] = {  # each is also a run with dropout and a
         "diagnostics": DiagnosticsConfig(every=3),
         "prompts": ["def "],
     },
+    DOCUMENTS: {},
     BEST: {
         "head": MIDTRAINING,
         "optim": replace(MUON, lr=0.05, adam_lr=0.03, warmup_steps=2, decay="constant", ema=0.5),
         "checkpoint": CheckpointConfig(every=5, keep=3, best=True),
     },
 }
+SLOW = (DOCUMENTS, BEST)
 
 
 Runs = Callable[..., RunConfig]
@@ -70,6 +75,15 @@ def small(text: Path, run_dir: Path, **changes: Any) -> RunConfig:
     return small_run(text, run_dir, **{**settings, **changes})
 
 
+def shuffled(run: RunConfig) -> RunConfig:
+    """The run with documents in a new order in each epoch, of which there are four or five."""
+    folder = Path(str(run.data.path)).parent / "documents"
+    folder.mkdir(exist_ok=True)
+    for i, line in enumerate(Path(str(run.data.path)).read_text().splitlines()[:24]):
+        (folder / f"{i}.txt").write_text(line)
+    return replace(run, data=replace(run.data, path=str(folder), order="documents"))
+
+
 @pytest.fixture(scope="module")
 def whole(text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     """The undisturbed run of a variant."""
@@ -78,7 +92,8 @@ def whole(text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     def run_of(variant: str) -> RunConfig:
         if variant not in runs:
             run_of_variant = overfitting_run if variant == BEST else small
-            runs[variant] = run_of_variant(text_file, tmp_path_factory.mktemp("whole") / "run", **VARIANTS[variant])
+            run = run_of_variant(text_file, tmp_path_factory.mktemp("whole") / "run", **VARIANTS[variant])
+            runs[variant] = shuffled(run) if variant == DOCUMENTS else run
             train(runs[variant])
         return runs[variant]
 
@@ -112,7 +127,8 @@ def files(folder: Path) -> dict[Path, bytes]:
 
 
 @pytest.mark.parametrize(
-    "variant", [pytest.param(name, marks=[pytest.mark.slow] * (i % 2)) for i, name in enumerate(VARIANTS)]
+    "variant",
+    [pytest.param(name, marks=[pytest.mark.slow] * (i % 2 or name in SLOW)) for i, name in enumerate(VARIANTS)],
 )
 def test_a_run_stopped_before_at_and_after_untying_ends_as_an_undisturbed_one(
     whole: Runs, tmp_path: Path, variant: str
@@ -262,6 +278,11 @@ def change_best(checkpoint: dict[str, Any]) -> None:
     checkpoint["callbacks"]["LogAndValidate"]["best"]["weights"]["norm.weight"] += 1e-6
 
 
+def forget_average(checkpoint: dict[str, Any]) -> None:
+    weights = checkpoint["state_dict"]
+    weights |= {f"average.{name[4:]}": tensor for name, tensor in weights.items() if name.startswith("net.")}
+
+
 class FromTheStart(lm.training.module.TrainingStream):
     def __init__(self, tokens: Any, **options: Any) -> None:
         super().__init__(tokens, **{**options, "start": 0})
@@ -276,18 +297,17 @@ CONTROLS: list[tuple[str, int, Any]] = [  # how to break a resume: a change of t
     *((UNTIED, 21, broken) for broken in (forget_moments, forget_schedule, change_weights, forget_diagnostics)),
     (UNTIED, 21, (lm.training.module, "TrainingStream", FromTheStart)),
     (UNTIED, 21, (lm.training.module, "named_seed", lambda *_: 1)),  # of dropout
-def forget_average(checkpoint: dict[str, Any]) -> None:
-    weights = checkpoint["state_dict"]
-    weights |= {f"average.{name[4:]}": tensor for name, tensor in weights.items() if name.startswith("net.")}
-
-
     (UNTYING, 12, (UntiedMidTrainingHead, "on_train_step", untie_without_moments)),
     (UNTYING, 21, forget_untying),
+    (DOCUMENTS, 21, (TextData, "documents", lambda data: np.array([0, 100]))),
     *((BEST, 21, broken) for broken in (forget_best, change_best, forget_average)),
 ]
 
 
-@pytest.mark.parametrize(("variant", "step", "broken"), CONTROLS)
+@pytest.mark.parametrize(
+    ("variant", "step", "broken"),
+    [pytest.param(*control, marks=[pytest.mark.slow] * (control[0] in SLOW)) for control in CONTROLS],
+)
 def test_the_comparison_sees_what_a_resume_forgets(
     whole: Runs, killed: Runs, tmp_path: Path, variant: str, step: int, broken: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

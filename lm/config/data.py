@@ -13,6 +13,7 @@ OF_SOURCES = (  # settings that have an effect with some sources only: their def
     *(("sha256", None, ("text",)), ("column", "text", TABLES), ("rows", "documents", TABLES)),
     ("max_bytes", None, ("stdlib", "text", *TABLES)),
 )
+ORDERS = ("windows", "documents")
 TOKENIZERS = ("bpe", "char", "byte", "file")
 
 
@@ -37,6 +38,7 @@ class DataConfig:
     rows: str = "documents"  # json, csv, parquet, hub: what a row is; lines are joined to one text
     seq_len: int = 128  # tokens of a training window, and the model's longest context
     batch_size: int = 8  # sequences per optimizer step on one device
+    order: str = "windows"  # what each epoch shuffles: windows of the text, or documents too, before it is cut
     val_fraction: float = 0.1  # of the text that is held out for validation
     document_mask: bool = False  # true: a token attends to its own document alone, and positions start anew in each
     val_max_bytes: int | None = 4_000_000  # at most so much text is held out by val_fraction; null: any amount
@@ -56,6 +58,7 @@ class DataConfig:
             raise UserError(f"data.path: data.source={self.source} needs one (data.path={form})")
         if self.source == "stdlib" and self.path is not None:
             raise UserError(f"data.path={self.path}: data=stdlib reads no file; use data=text data.path=FILE")
+        require_choice("data.order", self.order, ORDERS)
         require_choice("data.rows", self.rows, ("documents", "lines"))
         for key, default, sources in OF_SOURCES:
             value = getattr(self, key)

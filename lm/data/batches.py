@@ -24,7 +24,8 @@ class TrainingStream(IterableDataset[Batch]):
     """An endless stream of batches in which batch k is a pure function of (seed, k), so that a resume needs no state.
 
     Each epoch divides the text into windows from a random offset and visits them in random order, so that every token
-    is a target about once an epoch.
+    is a target about once an epoch. With `documents`, the places where documents begin, it puts these into a new order
+    before that: a window that reaches beyond the end of a document goes on with another one in each epoch.
     """
 
     tokens: np.ndarray
@@ -36,6 +37,7 @@ class TrainingStream(IterableDataset[Batch]):
     rank: int = 0
     world_size: int = 1
     overfit_batches: int = 0
+    documents: np.ndarray | None = None  # (n,) increasing, from 0 on
 
     def __post_init__(self) -> None:
         last = len(self.tokens) - 1
@@ -43,25 +45,35 @@ class TrainingStream(IterableDataset[Batch]):
         self.per_epoch = (last - self.max_offset) // self.seq_len
         self.epoch = -1
 
-    def window_starts(self, samples: Iterable[int]) -> np.ndarray:
-        starts = []
-        for sample in samples:
-            epoch, index = divmod(sample, self.per_epoch)
-            if epoch != self.epoch:
-                generator = np.random.default_rng([self.seed, epoch])
-                self.epoch, self.offset = epoch, int(generator.integers(self.max_offset + 1))
-                self.order = np.arange(self.per_epoch, dtype=np.uint32)
-                generator.shuffle(self.order)
-            starts.append(self.offset + int(self.order[index]) * self.seq_len)
-        return np.array(starts)
+    def windows(self, samples: Iterable[int]) -> np.ndarray:
+        """The places of the tokens of windows in the text: (B, T+1)."""
+        return np.stack([self._window(*divmod(sample, self.per_epoch)) for sample in samples])
+
+    def _window(self, epoch: int, index: int) -> np.ndarray:
+        if epoch != self.epoch:
+            self._begin(epoch)
+        window = self.offset + int(self.order[index]) * self.seq_len + np.arange(self.seq_len + 1)
+        if self.documents is None:
+            return window
+        return window + self.moves[np.searchsorted(self.ends, window, side="right")]
+
+    def _begin(self, epoch: int) -> None:
+        generator = np.random.default_rng([self.seed, epoch])
+        self.epoch, self.offset = epoch, int(generator.integers(self.max_offset + 1))
+        self.order = np.arange(self.per_epoch, dtype=np.uint32)
+        generator.shuffle(self.order)
+        if self.documents is not None:
+            chosen = generator.permutation(len(self.documents))
+            lengths = np.diff(self.documents, append=len(self.tokens))[chosen]
+            self.ends = np.cumsum(lengths)  # of the documents of this epoch, one after the other
+            self.moves = self.documents[chosen] - (self.ends - lengths)  # from a place in the epoch to that in the text
 
     def batch(self, k: int) -> Batch:
         """Batch k of this rank: (tokens, targets), each (B, T)."""
         if self.overfit_batches:
             k %= self.overfit_batches
         first = (k * self.world_size + self.rank) * self.batch_size
-        starts = self.window_starts(range(first, first + self.batch_size))
-        return shift(self.tokens[starts[:, None] + np.arange(self.seq_len + 1)])
+        return shift(self.tokens[self.windows(range(first, first + self.batch_size))])
 
     def __iter__(self) -> Iterator[Batch]:
         return map(self.batch, itertools.count(self.start))

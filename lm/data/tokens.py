@@ -36,7 +36,7 @@ FORMAT = 5  # of the folder; a change causes folders to be built again
 FILES = ("train.bin", "val.bin", "tokenizer.json")
 SELECTING = ("source", "column", "rows", "sha256", "max_bytes")  # settings that decide which text is read
 MIN_OVERLAP = 0.001  # of the validation text: so much of it is training text as well before it is said
-CHUNK = 1 << 20  # tokens made elsewhere that are looked at at a time
+CHUNK = 1 << 20  # tokens that are looked at at a time
 BASELINE_BYTES = 1 << 24  # zlib and lzma are measured on the first bytes of the text
 LOCK_SECONDS = 2.0  # of waiting for another process before it is said
 
@@ -54,6 +54,12 @@ class TextData:
     baselines: dict[str, float]  # bits per byte of general-purpose compressors on the same text
     hash: str  # of the text, and of its split where that is not decided by data.val_fraction alone
     revision: str | None = None  # the commit on the Hub that the text was read from
+
+    def documents(self) -> np.ndarray:
+        """Where the documents of the training text begin, (n,): at its first token, and at each end-of-text token."""
+        starts = range(0, len(self.train), CHUNK)  # it may exceed memory
+        places = [start + np.flatnonzero(self.train[start : start + CHUNK] == self.tokenizer.eot) for start in starts]
+        return np.union1d([0], np.concatenate(places))
 
 
 def prepare(config: DataConfig, tokenizer: TokenizerConfig, quiet: bool = True) -> TextData:
@@ -87,6 +93,8 @@ def prepare(config: DataConfig, tokenizer: TokenizerConfig, quiet: bool = True) 
                 f"data: the {name} text has {len(tokens)} tokens, data.seq_len={config.seq_len} needs {needed}:"
                 f" give more text{advice}"
             )
+    if config.order == "documents" and len(data.documents()) == 1:
+        raise UserError("data.order=documents: no end-of-text token parts the training text; choose data.order=windows")
     return data
 
 

@@ -90,6 +90,7 @@ class LMModule(LightningModule):
             rank=self.trainer.global_rank,
             world_size=self.trainer.world_size,
             overfit_batches=self.run.data.overfit_batches * micro_batches,
+            documents=self.data.documents() if self.run.data.order == "documents" else None,
         )
         return DataLoader(stream, batch_size=None, pin_memory=self.device.type == "cuda")
 

@@ -241,8 +241,7 @@ def _log_warnings(run: RunConfig, data: TextData) -> None:
             n_tokens,
             epochs,
         )
-    chunks = (data.train[i : i + (1 << 22)] for i in range(1, len(data.train), 1 << 22))  # it may exceed memory
-    if run.data.document_mask and not any((chunk == data.tokenizer.eot).any() for chunk in chunks):
+    if run.data.document_mask and len(data.documents()) == 1:
         log.warning("data.document_mask: the training text is one document, so the mask changes nothing")
     if (peak := peak_lr_factor(run.steps, run.optim)) < MIN_PEAK_LR_FACTOR:
         log.warning("optim.warmup_steps: the learning rate reaches only about %.0f %% of optim.lr", 100 * peak)
