@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import HEADS
+from conftest import HEADS, TEXT
 from safetensors.torch import load_file
 
 from lm.config import (
@@ -143,6 +143,26 @@ def test_an_order_of_documents_needs_documents(source: str, text_file: Path, tmp
         train(replace(run, data=data))
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
+
+
+# --- what is said at the start
+
+
+@pytest.mark.parametrize(
+    ("n_bytes", "read", "named", "unnamed"),
+    [
+        (7_000, "0.4 times", [], ["checkpoint.best", "optim.ema", "model.dropout"]),
+        (240, "12.7 times", ["optim.ema", "optim.weight_decay"], ["checkpoint.best", "model.dropout", "data.order"]),
+    ],
+)
+def test_a_run_says_how_often_its_text_is_read_and_above_ten_times_what_else_helps(
+    n_bytes: int, read: str, named: list[str], unnamed: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "text.txt").write_text(TEXT[:n_bytes])
+    with caplog.at_level("INFO"):
+        train(overfitting_run(tmp_path / "text.txt", tmp_path / "run", checkpoint=KEEP_BEST))  # it has dropout
+    assert [word for word in [read, *named] if word not in caplog.text] == []
+    assert [word for word in unnamed if word in caplog.text] == []
 
 
 # --- what is refused

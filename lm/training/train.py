@@ -39,6 +39,7 @@ from lm.training.samples import SamplesDuringTraining, samples
 from lm.training.signals import Interrupted, StopOnSignal, handled_signals
 
 FEW_TOKENS = 5_000  # a few pages of text
+MANY_EPOCHS = 10  # above which a text is learned by heart, and is so said
 
 log = logging.getLogger(__name__)
 
@@ -124,6 +125,7 @@ def _fit(run: RunConfig, directory: RunDirectory, settings: dict[str, Any], data
             # the row of the last step comes after its checkpoint
             metrics = MetricsFile(directory.metrics, min(step_of(resume), run.steps - 1))
             log.info("%s: %s parameters, %s steps", directory.path, f"{size['n_params']:,}", f"{run.steps:,}")
+            _log_epochs(run, data)
             if resume:
                 log.info("resuming from %s", resume.name)
             _log_warnings(run, data)
@@ -230,6 +232,22 @@ def _leave_process_group() -> None:
 
 def _shows_bar(run: RunConfig) -> bool:
     return run.trainer.enable_progress_bar and sys.stderr.isatty() and is_first_process()
+
+
+def _log_epochs(run: RunConfig, data: TextData) -> None:
+    """Say how often the text will be read, and which settings help where that is often."""
+    epochs = run.steps * run.tokens_per_step / len(data.train)
+    log.info("the training text of %s tokens will be read %.1f times", f"{len(data.train):,}", epochs)
+    if epochs > MANY_EPOCHS and not run.data.overfit_batches:
+        unused = {
+            "checkpoint.best=true": not run.checkpoint.best,
+            "optim.ema=0.999": run.optim.ema is None,
+            "model.dropout=0.1": run.model.dropout == 0,
+            "a higher optim.weight_decay": True,
+            "data.order=documents": run.data.order == "windows" and len(data.documents()) > 1,
+        }
+        helping = ", ".join(setting for setting, is_unused in unused.items() if is_unused)
+        log.info("so often that it is learned by heart; what helps: %s; see docs/own-text.md", helping)
 
 
 def _log_warnings(run: RunConfig, data: TextData) -> None:
