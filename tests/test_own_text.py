@@ -1,5 +1,7 @@
 """What helps where a text is read many times: the best model, an average of the weights, and an order of documents."""
 
+import math
+import os
 import signal
 from dataclasses import replace
 from functools import partial
@@ -14,6 +16,7 @@ from safetensors.torch import load_file
 
 from lm.config import (
     CheckpointConfig,
+    DiagnosticsConfig,
     EvaluateConfig,
     OptimConfig,
     RunConfig,
@@ -26,13 +29,20 @@ from lm.data.vocabulary import byte_tokenizer
 from lm.inference.evaluate import evaluate_run
 from lm.training.resolve import build_model
 from lm.training.train import train
-from tests.helpers.runs import column, exit_code, finish, losses, overfitting_run, result, rows, signal_at
+from tests.helpers.runs import checkpoints, column, exit_code, finish, losses, overfitting_run, result, rows, signal_at
 
 KEEP_BEST = CheckpointConfig(every=5, keep=3, best=True)
 
 
 def val_loss(folder: Path) -> float:
     return float(evaluate_run(EvaluateConfig(run_dir=str(folder), threads=1))["loss"])
+
+
+def kill_at_the_score() -> None:
+    """Let this process be killed when it scores the last model."""
+    import lm.training.train
+
+    lm.training.train.evaluate = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -145,6 +155,49 @@ def test_an_order_of_documents_needs_documents(source: str, text_file: Path, tmp
     assert not (tmp_path / "run").exists()
 
 
+# --- max_minutes
+
+SECONDS = 4.0
+
+
+def timed_run(text: Path, folder: Path) -> RunConfig:
+    optim = OptimConfig(lr=0.02, warmup_steps=2)
+    return overfitting_run(text, folder, optim=optim, max_minutes=SECONDS / 60, validation=ValidationConfig(every=0))
+
+
+@pytest.mark.parametrize("signum", [None, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
+def test_a_run_of_some_minutes_ends_in_time_with_its_learning_rate_decayed(
+    signum: int | None, text_file: Path, tmp_path: Path
+) -> None:
+    """Also where it is killed and resumed: it has the time that was left at its checkpoint."""
+    run = timed_run(text_file, tmp_path)
+    if signum:
+        assert finish(run, partial(signal_at, 8, signum)) == -signum
+    _, scores = train(run)
+    assert scores["ended_by"] == "time"
+    assert scores["steps"] > 8
+    assert scores["tokens"] == scores["steps"] * run.tokens_per_step
+    assert 0.7 * SECONDS < scores["seconds"] < 1.1 * SECONDS
+    assert [int(row["step"]) for row in rows(tmp_path)] == [*range(1, scores["steps"] + 1)]
+    rates = column(tmp_path, "lr")
+    assert rates[2:] == sorted(rates[2:], reverse=True)
+    assert rates[2] > 0.5 * 0.02
+    assert rates[-1] < 0.15 * 0.02
+    assert scores["resumed_from"] == ([5] if signum else [])
+
+
+@pytest.mark.slow
+def test_a_run_of_some_minutes_that_is_killed_at_its_final_score_makes_no_further_step(
+    text_file: Path, tmp_path: Path
+) -> None:
+    run = timed_run(text_file, tmp_path)
+    assert finish(run, kill_at_the_score) == -signal.SIGKILL
+    (step,) = [number for number in checkpoints(run) if number % 5] or checkpoints(run)[-1:]
+    _, scores = train(run)
+    assert (scores["steps"], scores["resumed_from"]) == (step, [step])
+    assert [int(row["step"]) for row in rows(tmp_path)] == [*range(1, step + 1)]
+
+
 # --- what is said at the start
 
 
@@ -173,6 +226,11 @@ def test_a_run_says_how_often_its_text_is_read_and_above_ten_times_what_else_hel
     [
         ("checkpoint.best", {"checkpoint": KEEP_BEST, "validation": ValidationConfig(every=0)}),
         ("checkpoint.best", {"checkpoint": KEEP_BEST, "validation": ValidationConfig(every=24)}),
+        ("max_minutes", {"max_minutes": 0.0}),
+        ("max_minutes", {"max_minutes": math.inf}),
+        ("max_minutes", {"max_minutes": 1.0, "max_tokens": 1000}),
+        ("max_minutes", {"max_minutes": 1.0, "devices": 2}),
+        ("diagnostics.every", {"max_minutes": 1.0, "diagnostics": DiagnosticsConfig(every=1)}),
         ("optim.ema", {"optim": OptimConfig(ema=0.9), "precision": "bf16-true"}),
     ],
 )

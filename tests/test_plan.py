@@ -105,6 +105,7 @@ def arms(*overrides: str) -> dict[str, Any]:
         ({"tune": TuneConfig(trials=4, hyperparameters=["data.path"])}, [], "ablation.tune.hyperparameters: data.path"),
         ({}, ["head=untied"], "ablation.arms.tied: head=tied"),
         ({}, ["seed=3"], "seed=3"),
+        ({}, ["max_minutes=1"], "max_minutes=1"),
         ({}, ["data.path=/absent"], "ablation.arms.tied: data.path=/absent"),
         ({"base": ["init_from=x"]}, [], "ablation.base: init_from=x"),
         ({"base": ["model.d_ff=48"]}, [], "ablation.base: model.d_ff is 48, that of tied is 64"),

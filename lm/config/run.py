@@ -13,6 +13,7 @@ PRECISIONS = ("auto", "32-true", "bf16-mixed", "bf16-true", "64-true")
 # Sharded strategies would split the weights that Muon, validation and checkpoints need whole.
 STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_false", "ddp_find_unused_parameters_true")
 LOSSES = ("auto", "plain", "chunked")
+NO_LIMIT = 1_000_000_000  # steps of a run whose length is a time
 TIED_MATRICES = ("embedding", "head", "mean")
 
 
@@ -125,6 +126,7 @@ class RunConfig:
     init_tied_matrix: str | None = None  # untied to tied: embedding, head or mean, where the one matrix comes from
     prompts: list[str] | None = None  # continued greedily at the end; null: three from the validation text
     max_tokens: int | None = None  # length of the run, rounded up to whole steps; overrides trainer.max_steps
+    max_minutes: float | None = None  # of training and validation; overrides trainer.max_steps; not reproducible
     seed: int = 0  # of weights, batches and dropout
     threads: int | None = None  # of torch on the CPU; null: OMP_NUM_THREADS, else the number of cores
     loss: str = "auto"  # plain or chunked compute the same; auto: the faster one
@@ -138,7 +140,7 @@ class RunConfig:
         require_min(1, "", self, "max_tokens", "threads")
         require_seed(self.seed)
         require(self.run_dir != "", "run_dir: is empty", "a directory, or null for one under runs/")
-        self._check_validations()
+        self._check_length()
         micro_batches, size = self.trainer.accumulate_grad_batches, self.data.batch_size
         if size % micro_batches:
             raise UserError(f"trainer.accumulate_grad_batches={micro_batches}: does not divide data.batch_size={size}")
@@ -153,7 +155,14 @@ class RunConfig:
             require(self.init_tied_matrix is None, f"init_tied_matrix={self.init_tied_matrix}", f"null {where}")
             require(self.trainer.precision != "bf16-true", "trainer.precision=bf16-true", f"another precision {where}")
 
-    def _check_validations(self) -> None:
+    def _check_length(self) -> None:
+        if (minutes := self.max_minutes) is not None:
+            require(0 < minutes <= 2**53, f"max_minutes={minutes}", "more than 0")
+            require(self.max_tokens is None, f"max_minutes={minutes}", "null beside max_tokens, the length in tokens")
+            require(
+                self.trainer.world_size == 1, f"max_minutes={minutes}", "null on several devices, whose clocks differ"
+            )
+            require(self.diagnostics.every == 0, f"diagnostics.every={self.diagnostics.every}", "0 with max_minutes")
         every = self.validation.every
         if self.checkpoint.best and not 0 < every < self.steps:
             reason = f"validation.every={every} of {self.steps} steps gives it none to choose from"
@@ -166,7 +175,9 @@ class RunConfig:
 
     @property
     def steps(self) -> int:
-        """Optimizer steps of the whole run."""
+        """Optimizer steps of the whole run; with max_minutes a number that none reaches."""
+        if self.max_minutes is not None:
+            return NO_LIMIT
         return self.trainer.max_steps if self.max_tokens is None else math.ceil(self.max_tokens / self.tokens_per_step)
 
     def check_init(self) -> None:

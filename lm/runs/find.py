@@ -12,6 +12,7 @@ from tqdm import tqdm
 from lm.ablation.run_files import RunFiles
 from lm.config import UserError
 from lm.config.identity import flat, hashed_settings
+from lm.config.run import NO_LIMIT
 from lm.training.run_directory import RunDirectory
 
 MARKS = ("config.yaml", "result.json")  # a directory that holds one of them is a run
@@ -75,7 +76,8 @@ def read_run(path: Path, name: str) -> FoundRun:
         outcome, made, planned = files.read(), files.steps(), settings.get("trainer.max_steps")
     except (UserError, OSError) as error:
         return FoundRun(name, path, "broken", str(error))
-    steps = f"step {made:,}" + (f" of {planned:,}" if isinstance(planned, int) else "")
+    is_planned = isinstance(planned, int) and planned < NO_LIMIT
+    steps = f"step {made:,}" + (f" of {planned:,}" if is_planned else "")
     status = outcome.status if outcome.error else "unfinished"
     return FoundRun(name, path, status, outcome.error or steps, settings)
 

@@ -13,7 +13,6 @@ from lm.inference.evaluate import evaluate
 from lm.training.best import BestModel
 from lm.training.metrics import MetricsFile, validation_metrics
 from lm.training.module import LMModule
-from lm.training.optim import lr_factor
 
 
 class StepCallback(Callback):
@@ -38,16 +37,24 @@ class LogAndValidate(StepCallback):
         self.metrics = metrics
         self.best = BestModel()
         self.seconds = 0.0  # of training up to the last step, by all processes of the run, without the final score
+        self.ended_by: str | None = None  # what the end of training was: steps or time
         self.step = 0
         self.resumed_from: list[int] = []
         self.last_metrics: dict[str, float] = {}  # of the last step
 
-    def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
+    def on_fit_start(self, trainer: Trainer, module: LightningModule) -> None:
+        trainer.should_stop = self.ended_by is not None  # before the checkpoint from which the run is resumed
+
+    def on_train_start(self, trainer: Trainer, module: Any) -> None:
         self.started = time.perf_counter() - self.seconds  # as if one process had trained from the first step on
+        module.seconds = self.seconds
 
     def on_step_end(self, trainer: Trainer, module: LMModule, step: int) -> None:
-        run, last = module.run, step == module.run.steps
+        run = module.run
         self.step, self.seconds = step, time.perf_counter() - self.started
+        module.seconds = self.seconds
+        if last := module.is_last(step):
+            self.ended_by, trainer.should_stop = "steps" if step == run.steps else "time", True
         logs = step % run.trainer.log_every_n_steps == 0 and not last
         validates = run.validation.every and step % run.validation.every == 0 and not last
         if not (logs or validates or last or step % run.checkpoint.every == 0):
@@ -64,7 +71,7 @@ class LogAndValidate(StepCallback):
         if (logs or validates) and self.metrics is not None:
             self.log_row(trainer, metrics)
             if validates and run.trainer.enable_progress_bar:
-                self._print(metrics, run.steps, len(module.data.val) - 1)
+                self._print(metrics, round(module.total_steps(step)), len(module.data.val) - 1)
 
     def log_row(self, trainer: Trainer, metrics: dict[str, float]) -> None:
         """A row of metrics.csv, and the same for the trackers."""
@@ -86,11 +93,12 @@ class LogAndValidate(StepCallback):
             self.metrics.sync()
 
     def state_dict(self) -> dict[str, Any]:
-        own = {name: getattr(self, name) for name in ("step", "seconds", "resumed_from", "last_metrics")}
+        own = {name: getattr(self, name) for name in ("step", "seconds", "ended_by", "resumed_from", "last_metrics")}
         return own | {"best": self.best.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.step, self.seconds, self.last_metrics = state["step"], state["seconds"], state["last_metrics"]
+        self.ended_by = state["ended_by"]
         self.resumed_from = [*state["resumed_from"], self.step]
         self.best.load_state_dict(state["best"])
 
@@ -101,7 +109,7 @@ def step_metrics(module: LMModule, step: int) -> dict[str, float]:
     check_finite(run, f"the loss is {loss} and the gradient norm {norm} at step {step}", loss, norm)
     return {
         "tokens": step * run.tokens_per_step,
-        "lr": run.optim.lr * lr_factor(step - 1, run.steps, run.optim),
+        "lr": module.lr,
         "train/loss": loss,
         "train/grad_norm": norm,
     }
@@ -124,11 +132,13 @@ class ProgressBar(StepCallback):
         self.bar: tqdm[Any] | None = None
 
     def on_train_start(self, trainer: Trainer, module: Any) -> None:
-        done, total = (steps * module.run.tokens_per_step for steps in (trainer.global_step, module.run.steps))
+        steps = (trainer.global_step, module.total_steps(trainer.global_step))
+        done, total = (round(n * module.run.tokens_per_step) for n in steps)
         self.bar = tqdm(total=total, initial=done, desc="training", unit="tok", unit_scale=True, leave=False)
 
     def on_step_end(self, trainer: Trainer, module: LMModule, step: int) -> None:
         assert self.bar is not None
+        self.bar.total = round(module.total_steps(step) * module.run.tokens_per_step)
         if self.bar.update(module.run.tokens_per_step):  # true when tqdm has redrawn, about ten times a second
             self.bar.set_postfix(loss=f"{module.micro_losses[-1].item():.3f}", refresh=False)
 

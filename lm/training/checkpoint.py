@@ -55,7 +55,7 @@ class Checkpoints(StepCallback, Checkpoint):
         self.folder, self.every, self.keep = folder, every, keep
 
     def on_step_end(self, trainer: Trainer, module: Any, step: int) -> None:
-        if step % self.every == 0 or step == trainer.max_steps:
+        if step % self.every == 0 or trainer.should_stop:
             self._save(trainer)
 
     def on_exception(self, trainer: Trainer, module: LightningModule, exception: BaseException) -> None:

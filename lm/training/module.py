@@ -36,17 +36,30 @@ class LMModule(LightningModule):
         self.loss = build_loss(run)
         self.micro_losses: list[Tensor] = []  # of the micro-batches of the current step
         self.grad_norm = torch.zeros(())  # of the last step, before clipping
+        self.lr = 0.0  # of the last step, where it is optim.lr times the schedule
+        self.seconds = 0.0  # of training up to the last step, which LogAndValidate measures
 
     @property
     def scored(self) -> Transformer:
         """The model that is validated and saved: the average of the weights, if there is one."""
         return self.net if self.average is None else self.average
 
+    def total_steps(self, step: int) -> float:
+        """Steps of the whole run: with max_minutes an estimate, from the seconds that the first `step` steps took."""
+        if self.run.max_minutes is None or not step or not self.seconds:
+            return self.run.steps
+        return step * 60 * self.run.max_minutes / self.seconds
+
+    def is_last(self, step: int) -> bool:
+        """Whether no step is made after this one: with max_minutes, where another one would end too late."""
+        return step == self.run.steps or step + 1 > self.total_steps(step)
+
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         if batch_idx % self.trainer.accumulate_grad_batches == 0:
             self.micro_losses.clear()
-        progress, state = self.trainer.global_step / self.run.steps, self.trainer.optimizers[0].state
-        self.net.head.on_train_step(progress, self.net.embed.weight, state)
+        step, optimizer = self.trainer.global_step, self.trainer.optimizers[0]
+        self.lr = optimizer.param_groups[0]["lr"]
+        self.net.head.on_train_step(step / self.total_steps(step), self.net.embed.weight, optimizer.state)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         seed_generators(named_seed(self.run.seed, "step", batch_idx, self.global_rank), self.device)
@@ -73,7 +86,7 @@ class LMModule(LightningModule):
 
     def configure_optimizers(self) -> Any:
         optimizer = build_optimizer(self.net, self.run.optim, self.run.head)
-        schedule = LambdaLR(optimizer, lambda step: lr_factor(step, self.run.steps, self.run.optim))
+        schedule = LambdaLR(optimizer, lambda step: lr_factor(step, self.total_steps(step), self.run.optim))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def train_dataloader(self) -> DataLoader[Batch]:

@@ -17,7 +17,7 @@ from lm.system.device import has_native_bf16
 MIN_PEAK_LR_FACTOR = 0.8  # a run whose learning rate peaks below this fraction of optim.lr has too long a warm-up
 
 
-def lr_factor(step: int, total: int, config: OptimConfig) -> float:
+def lr_factor(step: int, total: float, config: OptimConfig) -> float:
     """The learning rate at `step` of `total` as a fraction of its peak: a linear warm-up times a decay."""
     warm_up = min(1.0, (step + 1) / (config.warmup_steps + 1))
     length = config.decay_fraction * total

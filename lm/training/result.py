@@ -38,7 +38,7 @@ def build_result(
     samples: list[dict[str, str]],
 ) -> dict[str, Any]:
     """The scores and the cost of a run, and what is needed to repeat it."""
-    tokens, device = run.steps * run.tokens_per_step, run.trainer.accelerator
+    tokens, device = timing.step * run.tokens_per_step, run.trainer.accelerator
     return {
         "val_loss": scores.loss,
         "val_bpb": scores.bpb(data.val_bytes),
@@ -48,7 +48,8 @@ def build_result(
         "train_text_tokens": len(data.train),
         "baselines_bpb": data.baselines,
         **size,
-        "steps": run.steps,
+        "steps": timing.step,
+        "ended_by": timing.ended_by,
         "tokens": tokens,
         "seconds": timing.seconds,
         "tokens_per_second": tokens / timing.seconds,

@@ -15,7 +15,7 @@ from lm.config.identity import differences
 from lm.system.files import read_csv, read_json, read_json_lines, read_yaml, remove_partial, write_text
 
 METRICS = "metrics.csv"
-LENGTH = ("trainer.max_steps", "max_tokens")  # of a run, which its learning-rate schedule follows
+LENGTH = ("trainer.max_steps", "max_tokens", "max_minutes")  # of a run, which its learning-rate schedule follows
 
 
 class RunLocked(UserError):

@@ -122,12 +122,12 @@ def _fit(run: RunConfig, directory: RunDirectory, settings: dict[str, Any], data
             if run.init_from:  # resuming does not need the loaded run
                 directory.model.mkdir(exist_ok=True)
                 write_text(directory.model / "tokenizer.json", data.tokenizer.to_json())
-            # the row of the last step comes after its checkpoint
-            metrics = MetricsFile(directory.metrics, min(step_of(resume), run.steps - 1))
-            log.info("%s: %s parameters, %s steps", directory.path, f"{size['n_params']:,}", f"{run.steps:,}")
-            _log_epochs(run, data)
+            metrics = MetricsFile(directory.metrics, step_of(resume))
+            length = f"{run.steps:,} steps" if run.max_minutes is None else f"{run.max_minutes:g} minutes"
+            log.info("%s: %s parameters, %s", directory.path, f"{size['n_params']:,}", length)
             if resume:
                 log.info("resuming from %s", resume.name)
+            _log_epochs(run, data)
             _log_warnings(run, data)
         timing, stop = LogAndValidate(metrics), StopOnSignal()
         trainer = build_trainer(run, directory, [timing, stop])
@@ -145,10 +145,12 @@ def _fit(run: RunConfig, directory: RunDirectory, settings: dict[str, Any], data
                 save_model(merged(module.scored), data.tokenizer, directory.model)
             raise
         check_finite(run, f"the validation loss is {last.loss}", last.loss)
+        # its row comes after its checkpoint, from which the run may have been resumed when the row was there
+        timing.metrics = MetricsFile(directory.metrics, timing.step - 1)
         timing.log_row(trainer, timing.last_metrics | validation_metrics(last, data))
         result = build_result(run, settings, size, data, timing, scores, samples(model, data, run.prompts))
         if run.checkpoint.best:
-            step = run.steps if scores is last else timing.best.step
+            step = timing.step if scores is last else timing.best.step
             result["best"] = {"step": step, "val_loss": scores.loss, "last_val_loss": last.loss}
             log.info("model/ is that of step %d: val_loss %.4f, that of the last step %.4f", *result["best"].values())
         save_model(model, data.tokenizer, directory.model)
@@ -236,6 +238,8 @@ def _shows_bar(run: RunConfig) -> bool:
 
 def _log_epochs(run: RunConfig, data: TextData) -> None:
     """Say how often the text will be read, and which settings help where that is often."""
+    if run.max_minutes is not None:
+        return
     epochs = run.steps * run.tokens_per_step / len(data.train)
     log.info("the training text of %s tokens will be read %.1f times", f"{len(data.train):,}", epochs)
     if epochs > MANY_EPOCHS and not run.data.overfit_batches:
@@ -253,12 +257,7 @@ def _log_epochs(run: RunConfig, data: TextData) -> None:
 def _log_warnings(run: RunConfig, data: TextData) -> None:
     """Warn about settings that have no effect, or less than it seems."""
     if (n_tokens := len(data.train)) < FEW_TOKENS:
-        epochs = run.steps * run.tokens_per_step / n_tokens
-        log.warning(
-            "data: the training text has only %s tokens, read %.1f times: so short a text is memorised",
-            n_tokens,
-            epochs,
-        )
+        log.warning("data: the training text has only %s tokens: so short a text is memorised", n_tokens)
     if run.data.document_mask and len(data.documents()) == 1:
         log.warning("data.document_mask: the training text is one document, so the mask changes nothing")
     if (peak := peak_lr_factor(run.steps, run.optim)) < MIN_PEAK_LR_FACTOR:
