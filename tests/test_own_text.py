@@ -27,11 +27,24 @@ from lm.config import (
 from lm.data.tokens import prepare
 from lm.data.vocabulary import byte_tokenizer
 from lm.inference.evaluate import evaluate_run
+from lm.training.best import BestModel
 from lm.training.resolve import build_model
 from lm.training.train import train
-from tests.helpers.runs import checkpoints, column, exit_code, finish, losses, overfitting_run, result, rows, signal_at
+from tests.helpers.runs import (
+    checkpoints,
+    column,
+    exit_code,
+    finish,
+    losses,
+    outcome,
+    overfitting_run,
+    result,
+    rows,
+    signal_at,
+)
 
 KEEP_BEST = CheckpointConfig(every=5, keep=3, best=True)
+IMPATIENT = replace(KEEP_BEST, patience=3)
 
 
 def val_loss(folder: Path) -> float:
@@ -93,6 +106,48 @@ def test_a_run_that_a_signal_stops_leaves_its_best_model(best: RunConfig, text_f
     assert {name: tensor.tolist() for name, tensor in stopped.items()} == {
         name: tensor.tolist() for name, tensor in whole.items()
     }
+
+
+# --- checkpoint.patience
+
+
+@pytest.fixture(scope="module")
+def impatient(text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
+    run = overfitting_run(text_file, tmp_path_factory.mktemp("impatient") / "run", checkpoint=IMPATIENT)
+    train(run)
+    return run
+
+
+def test_a_run_ends_after_so_many_validations_without_a_lower_loss(best: RunConfig, impatient: RunConfig) -> None:
+    folder, whole = Path(str(impatient.run_dir)), Path(str(best.run_dir))
+    scores, planned = result(folder), result(whole)
+    assert (scores["ended_by"], planned["ended_by"]) == ("patience", "steps")
+    assert scores["steps"] == scores["best"]["step"] + 3 * 2 < planned["steps"] == 24
+    assert scores["tokens"] == scores["steps"] * impatient.tokens_per_step
+    assert rows(folder)[:-1] == rows(whole)[: scores["steps"] - 1]
+    assert int(rows(folder)[-1]["step"]) == scores["steps"]
+    assert column(folder, "val/loss")[-1] == scores["best"]["last_val_loss"]
+    assert weights(folder).keys() == weights(whole).keys()
+    assert all(torch.equal(tensor, weights(whole)[name]) for name, tensor in weights(folder).items())
+
+
+@pytest.mark.parametrize("before", [partial(signal_at, 17, signal.SIGKILL), kill_at_the_score])
+def test_a_killed_run_ends_at_the_same_step(before: Any, impatient: RunConfig, tmp_path: Path) -> None:
+    run = replace(impatient, run_dir=str(tmp_path / "run"))
+    assert finish(run, before) == -signal.SIGKILL
+    _, scores = train(run)
+    assert scores["resumed_from"] == [15 if before is not kill_at_the_score else scores["steps"]]
+    assert outcome(run) == outcome(impatient)
+
+
+def test_the_comparison_sees_a_resume_that_forgets_the_best_step(
+    impatient: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = replace(impatient, run_dir=str(tmp_path / "run"))
+    assert finish(run, partial(signal_at, 17, signal.SIGKILL)) == -signal.SIGKILL
+    monkeypatch.setattr(BestModel, "load_state_dict", lambda *_: None)
+    train(run)
+    assert outcome(run) != outcome(impatient)
 
 
 # --- optim.ema
@@ -231,6 +286,8 @@ def test_a_run_says_how_often_its_text_is_read_and_above_ten_times_what_else_hel
         ("max_minutes", {"max_minutes": 1.0, "max_tokens": 1000}),
         ("max_minutes", {"max_minutes": 1.0, "devices": 2}),
         ("diagnostics.every", {"max_minutes": 1.0, "diagnostics": DiagnosticsConfig(every=1)}),
+        ("checkpoint.patience", {"checkpoint": CheckpointConfig(patience=3), "validation": ValidationConfig(every=0)}),
+        ("diagnostics.every", {"checkpoint": IMPATIENT, "diagnostics": DiagnosticsConfig(every=1)}),
         ("optim.ema", {"optim": OptimConfig(ema=0.9), "precision": "bf16-true"}),
     ],
 )

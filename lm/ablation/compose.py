@@ -14,6 +14,7 @@ Compose = Callable[[list[str]], RunConfig]  # overrides of train.py to a configu
 RESERVED = {
     "seed": "the seeds of an ablation are ablation.seeds=[...]",
     "run_dir": "each run of an ablation has a directory of its own below output_dir",
+    "checkpoint.patience": "paired runs make equal steps; checkpoint.best=true keeps the best model of a whole run",
     "max_minutes": "paired runs make equal steps; choose trainer.max_steps or max_tokens",
 }
 SET_BY_BUDGET = "an arm trains as long as its budget allows; it may stand among the overrides of all arms"

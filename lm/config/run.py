@@ -80,9 +80,10 @@ class CheckpointConfig:
     keep: int = 2  # the newest so many
     resume: bool = True  # false: an unfinished run starts from step 0 again
     best: bool = False  # true: model/ is the validated model of the lowest val/loss, not the last one
+    patience: int | None = None  # validations in a row without a lower val/loss, after which the run ends; null: any
 
     def __post_init__(self) -> None:
-        require_min(1, "checkpoint.", self, "every", "keep")
+        require_min(1, "checkpoint.", self, "every", "keep", "patience")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -164,9 +165,12 @@ class RunConfig:
             )
             require(self.diagnostics.every == 0, f"diagnostics.every={self.diagnostics.every}", "0 with max_minutes")
         every = self.validation.every
-        if self.checkpoint.best and not 0 < every < self.steps:
-            reason = f"validation.every={every} of {self.steps} steps gives it none to choose from"
-            raise UserError(f"checkpoint.best=true: {reason}; choose validation.every below the steps of the run")
+        for key, is_used in (("best", self.checkpoint.best), ("patience", self.checkpoint.patience is not None)):
+            if is_used and not 0 < every < self.steps:
+                reason = f"validation.every={every} gives a run of {self.steps} steps no validation"
+                raise UserError(f"checkpoint.{key}: {reason}; choose validation.every below the steps")
+        if self.checkpoint.patience is not None:
+            require(self.diagnostics.every == 0, f"diagnostics.every={self.diagnostics.every}", "0 with patience")
 
     @property
     def tokens_per_step(self) -> int:

@@ -37,7 +37,7 @@ class LogAndValidate(StepCallback):
         self.metrics = metrics
         self.best = BestModel()
         self.seconds = 0.0  # of training up to the last step, by all processes of the run, without the final score
-        self.ended_by: str | None = None  # what the end of training was: steps or time
+        self.ended_by: str | None = None  # steps, time or patience; None while it trains
         self.step = 0
         self.resumed_from: list[int] = []
         self.last_metrics: dict[str, float] = {}  # of the last step
@@ -54,24 +54,33 @@ class LogAndValidate(StepCallback):
         self.step, self.seconds = step, time.perf_counter() - self.started
         module.seconds = self.seconds
         if last := module.is_last(step):
-            self.ended_by, trainer.should_stop = "steps" if step == run.steps else "time", True
+            self.ended_by = "steps" if step == run.steps else "time"
         logs = step % run.trainer.log_every_n_steps == 0 and not last
         validates = run.validation.every and step % run.validation.every == 0 and not last
         if not (logs or validates or last or step % run.checkpoint.every == 0):
             return
         metrics = step_metrics(module, step)  # raises Diverged before anything of this step is saved
-        if last:
-            self.last_metrics = metrics
         if validates:
             data, batches = module.data, run.validation.batches
             scores = evaluate(module.scored, data.val, run.data.seq_len, run.data.batch_size, batches)
             metrics |= validation_metrics(scores, data)
             self.best.update(step, scores.loss, module.scored if run.checkpoint.best else None)
+            if last := self._is_out_of_patience(trainer, run, step):
+                self.ended_by = "patience"
+        if last:
+            self.last_metrics, trainer.should_stop = metrics, True
         self.seconds = time.perf_counter() - self.started  # now the device has caught up, and validation counts
-        if (logs or validates) and self.metrics is not None:
+        if (logs or validates) and not last and self.metrics is not None:
             self.log_row(trainer, metrics)
             if validates and run.trainer.enable_progress_bar:
                 self._print(metrics, round(module.total_steps(step)), len(module.data.val) - 1)
+
+    def _is_out_of_patience(self, trainer: Trainer, run: RunConfig, step: int) -> bool:
+        """Whether checkpoint.patience validations have passed without a lower loss: decided by all ranks together."""
+        if (patience := run.checkpoint.patience) is None:
+            return False
+        is_out = step - self.best.step >= patience * run.validation.every
+        return bool(trainer.strategy.reduce_boolean_decision(is_out, all=False))
 
     def log_row(self, trainer: Trainer, metrics: dict[str, float]) -> None:
         """A row of metrics.csv, and the same for the trackers."""
