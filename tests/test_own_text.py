@@ -53,9 +53,9 @@ def val_loss(folder: Path) -> float:
 
 def kill_at_the_score() -> None:
     """Let this process be killed when it scores the last model."""
-    import lm.training.train
+    import lm.training.train as training
 
-    lm.training.train.evaluate = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
+    setattr(training, "evaluate", lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))  # noqa: B010, of its own name
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:

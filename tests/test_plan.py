@@ -297,6 +297,12 @@ def test_a_class_whose_changes_cannot_be_noticed_is_refused(own: Path) -> None:
 # --- plans and results
 
 
+def test_weight_decay_and_dropout_are_searched_as_a_learning_rate_is(planner: Lab) -> None:
+    names = ["optim.lr", "optim.weight_decay", "model.dropout"]
+    plan = planner.plan(tune=TuneConfig(trials=7, seeds=[77], hyperparameters=names), overrides=["model.dropout=0.1"])
+    assert {tuple(spec.tuned) for spec in plan.tune()[1]} == {tuple(names)}
+
+
 def test_a_plan_says_what_it_costs_and_leaves_nothing(planner: Lab) -> None:
     tune = TuneConfig(trials=5, extension_trials=2, restarts=1, seeds=[77, 78], hyperparameters=["optim.lr"])
     table = plan_table(planner.plan(tune=tune))

@@ -15,5 +15,5 @@ def update_average(average: Transformer, net: Transformer, decay: float, n_steps
     """
     weights = saved_state(net)
     averages = {name: tensor for name, tensor in average.state_dict().items() if tensor.is_floating_point()}
-    update = get_ema_multi_avg_fn(min(decay, (1 + n_steps) / (10 + n_steps)))
+    update = get_ema_multi_avg_fn(min(decay, (1 + n_steps) / (10 + n_steps)))  # type: ignore[no-untyped-call]
     update([*averages.values()], [weights[name] for name in averages], n_steps)
