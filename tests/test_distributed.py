@@ -120,6 +120,17 @@ def test_two_processes_train_as_one_with_twice_the_batch(whole: Path, text_file:
     assert same(tmp_path / "two", whole)
 
 
+@slow
+def test_two_processes_keep_the_best_average_of_one_with_twice_the_batch(text_file: Path, tmp_path: Path) -> None:
+    settings = ["optim.ema=0.5", "checkpoint.best=true", "checkpoint.patience=2", "validation.every=2"]
+    one = [sys.executable, TRAIN, *words(text_file, "optim=adamw", "data.batch_size=4", *settings, "run_dir=one")]
+    together([one], tmp_path)
+    together([[*COMMAND, *words(text_file, *SPLIT, "trainer.devices=2", *settings, "run_dir=two")]], tmp_path)
+    scores, expected = result(tmp_path / "two"), result(tmp_path / "one")
+    assert (scores["steps"], scores["best"]["step"]) == (expected["steps"], expected["best"]["step"])
+    assert same(tmp_path / "two", tmp_path / "one")
+
+
 @nightly
 def test_two_processes_begin_with_the_weights_of_a_run(whole: Path, text_file: Path, tmp_path: Path) -> None:
     """A learning rate of zero leaves their loss, which is computed in batches of another size."""

@@ -176,10 +176,12 @@ def test_the_model_is_the_average_over_the_steps(text_file: Path, tmp_path: Path
 
 def test_training_itself_is_as_without_an_average(text_file: Path, tmp_path: Path) -> None:
     optim = OptimConfig(lr=0.02, warmup_steps=2, decay="constant")
-    for name, ema in (("plain", None), ("average", 0.9)):
-        train(overfitting_run(text_file, tmp_path / name, max_steps=10, optim=replace(optim, ema=ema)))
+    for name, ema, is_checkpointed in (("plain", None, False), ("average", 0.9, False), ("recomputed", 0.9, True)):
+        run = overfitting_run(text_file, tmp_path / name, max_steps=10, optim=replace(optim, ema=ema))
+        train(replace(run, activation_checkpointing=is_checkpointed))
     assert losses(tmp_path / "plain") == losses(tmp_path / "average")
     assert column(tmp_path / "plain", "val/loss") != column(tmp_path / "average", "val/loss")
+    assert rows(tmp_path / "average") == rows(tmp_path / "recomputed")
 
 
 # --- data.order

@@ -138,6 +138,7 @@ def _fit(run: RunConfig, directory: RunDirectory, settings: dict[str, Any], data
                 trainer.fit(module, ckpt_path=resume, weights_only=True)
             if not first:
                 return {}
+            _log_end(run, data, timing)
             model, scores, last = _final_model(module.scored, timing.best, run, data, trainer.strategy.root_device)
         except (Interrupted, KeyboardInterrupt, SystemExit):
             if first:
@@ -252,6 +253,13 @@ def _log_epochs(run: RunConfig, data: TextData) -> None:
         }
         helping = ", ".join(setting for setting, is_unused in unused.items() if is_unused)
         log.info("so often that it is learned by heart; what helps: %s; see docs/own-text.md", helping)
+
+
+def _log_end(run: RunConfig, data: TextData, timing: LogAndValidate) -> None:
+    """Say where training ended if that was not known at its start."""
+    if timing.ended_by != "steps":
+        epochs = timing.step * run.tokens_per_step / len(data.train)
+        log.info("ended by %s after step %s: the text was read %.1f times", timing.ended_by, f"{timing.step:,}", epochs)
 
 
 def _log_warnings(run: RunConfig, data: TextData) -> None:
