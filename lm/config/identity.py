@@ -17,10 +17,18 @@ RUNTIME = (
 )
 # Where something lies. The hashes of the text and of the tokenizer say what it is.
 PLACES = ("data.path", "data.val_path", "tokenizer.path")
+# Settings that were added when runs had been published, with the values of a run that does not say them. At these they
+# are left out of the hash, so every recipe and every run of a committed ablation keeps its own.
+ADDED: dict[str, Any] = {
+    "checkpoint.best": False,
+    "checkpoint.patience": None,
+    "data.order": "windows",
+    "max_minutes": None,
+    "model.norm_order": "pre",
+    "optim.ema": None,
+}
 # Settings that `lm.training.resolve` fills in by the machine.
 RESOLVED = ("trainer.accelerator", "trainer.precision", "loss", "threads")
-# Settings that were added when runs existed, with the value of a run that does not say them: hashes stay what they are.
-ADDED = {"model.norm_order": "pre"}
 
 
 def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -39,7 +47,7 @@ def is_runtime(key: str) -> bool:
 def hashed_settings(settings: dict[str, Any]) -> dict[str, Any]:
     """The settings that change what a run computes, as dotted keys."""
     leaves = flat(settings).items()
-    return {key: value for key, value in leaves if not (is_runtime(key) or (key in ADDED and value == ADDED[key]))}
+    return {key: value for key, value in leaves if not is_runtime(key) and (key, value) not in ADDED.items()}
 
 
 def config_hash(run: RunConfig, data_hash: str = "", tokenizer_hash: str = "") -> str:
