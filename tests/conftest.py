@@ -77,6 +77,8 @@ WHOLE_RESULT: dict[str, Any] = {  # the keys of a result.json
     "n_params_by_role": {"embedding": 1},
     "baselines_bpb": {"zlib": 2.0},
     "resumed_from": [],
+    "ended_by": "steps",
+    "best": None,
     "versions": {"torch": "2"},
     "samples": [],
 }
