@@ -140,6 +140,7 @@ def test_a_killed_run_ends_at_the_same_step(before: Any, impatient: RunConfig, t
     assert outcome(run) == outcome(impatient)
 
 
+@pytest.mark.slow
 def test_the_comparison_sees_a_resume_that_forgets_the_best_step(
     impatient: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,7 +223,8 @@ def timed_run(text: Path, folder: Path) -> RunConfig:
     return overfitting_run(text, folder, optim=optim, max_minutes=SECONDS / 60, validation=ValidationConfig(every=0))
 
 
-@pytest.mark.parametrize("signum", [None, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("signum", [None, signal.SIGKILL])
 def test_a_run_of_some_minutes_ends_in_time_with_its_learning_rate_decayed(
     signum: int | None, text_file: Path, tmp_path: Path
 ) -> None:
