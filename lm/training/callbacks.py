@@ -1,18 +1,27 @@
-"""What happens after an optimizer step: a row of metrics, a validation, a line on the terminal, a progress bar."""
+"""What happens after an optimizer step: metrics, validation, a line on the terminal, a progress bar, samples."""
 
+import json
 import math
+import shutil
 import sys
 import time
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from lightning import Callback, LightningModule, Trainer
 from tqdm import tqdm
 
-from lm.config import Diverged, RunConfig
+from lm.config import Diverged, RunConfig, UserError
 from lm.inference.evaluate import evaluate
+from lm.inference.generate import generate
+from lm.system.files import write_text
+from lm.system.terminal import printable, sparkline
 from lm.training.best import BestModel
 from lm.training.metrics import MetricsFile, validation_metrics
 from lm.training.module import LMModule
+from lm.training.run_directory import read_samples
+from lm.training.samples import NEW_TOKENS, samples, validation_prompts
 
 
 class StepCallback(Callback):
@@ -41,6 +50,7 @@ class LogAndValidate(StepCallback):
         self.step = 0
         self.resumed_from: list[int] = []
         self.last_metrics: dict[str, float] = {}  # of the last step
+        self.val_losses: list[float] = []  # of all validations
 
     def on_fit_start(self, trainer: Trainer, module: LightningModule) -> None:
         trainer.should_stop = self.ended_by is not None  # before the checkpoint from which the run is resumed
@@ -64,6 +74,7 @@ class LogAndValidate(StepCallback):
             data, batches = module.data, run.validation.batches
             scores = evaluate(module.scored, data.val, run.data.seq_len, run.data.batch_size, batches)
             metrics |= validation_metrics(scores, data)
+            self.val_losses.append(scores.loss)
             self.best.update(step, scores.loss, module.scored if run.checkpoint.best else None)
             if last := self._is_out_of_patience(trainer, run, step):
                 self.ended_by = "patience"
@@ -73,7 +84,7 @@ class LogAndValidate(StepCallback):
         if (logs or validates) and not last and self.metrics is not None:
             self.log_row(trainer, metrics)
             if validates and run.trainer.enable_progress_bar:
-                self._print(metrics, round(module.total_steps(step)), len(module.data.val) - 1)
+                self._print(module, metrics)
 
     def _is_out_of_patience(self, trainer: Trainer, run: RunConfig, step: int) -> bool:
         """Whether checkpoint.patience validations have passed without a lower loss: decided by all ranks together."""
@@ -89,25 +100,29 @@ class LogAndValidate(StepCallback):
         for logger in trainer.loggers:
             logger.log_metrics(metrics, trainer.global_step)
 
-    def _print(self, metrics: dict[str, float], steps: int, val_tokens: int) -> None:
-        """A line on standard error, above the progress bar if there is one."""
-        losses = ", ".join(f"{key} {metrics[key]:.3f}" for key in ("train/loss", "val/loss"))
-        scored = "all" if metrics["val/tokens"] == val_tokens else f"{metrics['val/tokens']:,} of"
+    def _print(self, module: LMModule, metrics: dict[str, float]) -> None:
+        """Two lines on standard error, above the progress bar if there is one: losses, and what the model writes."""
+        run, steps = module.run, round(module.total_steps(self.step))
         left = tqdm.format_interval((steps - self.step) * self.seconds / self.step)
-        text = f"step {self.step:,} of {steps:,}: {losses} on {scored} {val_tokens:,} tokens, {left} left"
-        tqdm.write(text, sys.stderr)
+        losses = ", ".join(f"{key} {metrics[key]:.3f}" for key in ("train/loss", "val/loss"))
+        tqdm.write(f"step {self.step:,} of {steps:,}: {losses} {sparkline(self.val_losses)}, {left} left", sys.stderr)
+        for prompt in (validation_prompts(module.data) if run.prompts is None else run.prompts)[:1]:
+            with suppress(UserError):  # a prompt with a character that the tokenizer lacks
+                text = f"{prompt}→{generate(module.scored, module.data.tokenizer, prompt, NEW_TOKENS)}"
+                width = shutil.get_terminal_size((100, 24)).columns - 3
+                tqdm.write("  " + printable(text).replace("\n", "\\n")[:width], sys.stderr)
 
     def on_save_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if self.metrics is not None:
             self.metrics.sync()
 
     def state_dict(self) -> dict[str, Any]:
-        own = {name: getattr(self, name) for name in ("step", "seconds", "ended_by", "resumed_from", "last_metrics")}
-        return own | {"best": self.best.state_dict()}
+        names = ("step", "seconds", "ended_by", "resumed_from", "last_metrics", "val_losses")
+        return {name: getattr(self, name) for name in names} | {"best": self.best.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.step, self.seconds, self.last_metrics = state["step"], state["seconds"], state["last_metrics"]
-        self.ended_by = state["ended_by"]
+        self.ended_by, self.val_losses = state["ended_by"], state["val_losses"]
         self.resumed_from = [*state["resumed_from"], self.step]
         self.best.load_state_dict(state["best"])
 
@@ -154,3 +169,22 @@ class ProgressBar(StepCallback):
     def teardown(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
         if self.bar is not None:  # None if no step was left to make
             self.bar.close()
+
+
+class SamplesDuringTraining(StepCallback):
+    """A line of samples.jsonl for each validation but the last, whose samples are in result.json."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_train_start(self, trainer: Trainer, module: Any) -> None:
+        if trainer.is_global_zero:  # later steps will be repeated
+            lines = [json.dumps(row) for row in read_samples(self.path) if row["step"] <= trainer.global_step]
+            write_text(self.path, "".join(f"{line}\n" for line in lines))
+
+    def on_step_end(self, trainer: Trainer, module: Any, step: int) -> None:
+        run = module.run
+        if trainer.is_global_zero and step % run.validation.every == 0 and step < run.steps:
+            rows = samples(module.scored, module.data, run.prompts)
+            with open(self.path, "a") as file:
+                file.write(json.dumps({"step": step, "tokens": step * run.tokens_per_step, "samples": rows}) + "\n")

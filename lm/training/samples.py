@@ -1,24 +1,15 @@
 """The samples of a run: what the model makes of the user's prompts, or of three places in the validation text.
 
-Each prompt has a greedy continuation and one drawn with a fixed seed. Prompts that the user has given are also
-continued at each validation during training, into samples.jsonl.
+Each prompt has a greedy continuation and one drawn with a fixed seed.
 """
 
-import json
 import logging
 import re
-from pathlib import Path
-from typing import Any
-
-from lightning import Trainer
 
 from lm.config import UserError
 from lm.data.tokens import TextData
 from lm.inference.generate import generate
 from lm.model.transformer import Transformer
-from lm.system.files import write_text
-from lm.training.callbacks import StepCallback
-from lm.training.run_directory import read_samples
 
 NEW_TOKENS = 48  # of a continuation
 TEMPERATURE = 0.8  # of the drawn ones, whose seed is the number of their prompt: equal seeds give similar texts
@@ -50,22 +41,3 @@ def validation_prompts(data: TextData) -> list[str]:
         matches = (PROMPT.search(line) for line in lines)
         prompts += [match[0] for match in matches if match and match[0] not in prompts][:1]
     return prompts
-
-
-class SamplesDuringTraining(StepCallback):
-    """A line of samples.jsonl for each validation but the last, whose samples are in result.json."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def on_train_start(self, trainer: Trainer, module: Any) -> None:
-        if trainer.is_global_zero:  # later steps will be repeated
-            lines = [json.dumps(row) for row in read_samples(self.path) if row["step"] <= trainer.global_step]
-            write_text(self.path, "".join(f"{line}\n" for line in lines))
-
-    def on_step_end(self, trainer: Trainer, module: Any, step: int) -> None:
-        run = module.run
-        if trainer.is_global_zero and step % run.validation.every == 0 and step < run.steps:
-            rows = samples(module.scored, module.data, run.prompts)
-            with open(self.path, "a") as file:
-                file.write(json.dumps({"step": step, "tokens": step * run.tokens_per_step, "samples": rows}) + "\n")

@@ -25,17 +25,17 @@ from lm.system.device import fast_attention, is_mixed
 from lm.system.files import write_json, write_text
 from lm.system.terminal import is_first_process
 from lm.training.best import BestModel, copied_state
-from lm.training.callbacks import LogAndValidate, ProgressBar, check_finite
+from lm.training.callbacks import LogAndValidate, ProgressBar, SamplesDuringTraining, check_finite
 from lm.training.checkpoint import AtomicCheckpointIO, Checkpoints, checkpoints, newest_checkpoint, step_of
 from lm.training.diagnostics import Diagnostics
 from lm.training.init_from import load_init_weights, pin_init_weights
 from lm.training.metrics import MetricsFile, log_result, trackers, validation_metrics
 from lm.training.module import LMModule
 from lm.training.optim import MIN_PEAK_LR_FACTOR, peak_lr_factor
-from lm.training.resolve import build_model, check_memory, resolve
+from lm.training.resolve import build_model, check_memory, least_bytes, resolve
 from lm.training.result import build_result, size_of
 from lm.training.run_directory import RunDirectory, default_directory
-from lm.training.samples import SamplesDuringTraining, samples
+from lm.training.samples import samples
 from lm.training.signals import Interrupted, StopOnSignal, handled_signals
 
 FEW_TOKENS = 5_000  # a few pages of text
@@ -124,7 +124,8 @@ def _fit(run: RunConfig, directory: RunDirectory, settings: dict[str, Any], data
                 write_text(directory.model / "tokenizer.json", data.tokenizer.to_json())
             metrics = MetricsFile(directory.metrics, step_of(resume))
             length = f"{run.steps:,} steps" if run.max_minutes is None else f"{run.max_minutes:g} minutes"
-            log.info("%s: %s parameters, %s", directory.path, f"{size['n_params']:,}", length)
+            memory = f"at least {least_bytes(run, data.tokenizer.vocab_size) / 1e6:,.0f} MB of memory"
+            log.info("%s: %s parameters, %s, %s", directory.path, f"{size['n_params']:,}", memory, length)
             if resume:
                 log.info("resuming from %s", resume.name)
             _log_epochs(run, data)
