@@ -1,6 +1,7 @@
 """What tests share: a tiny model, a small text, and scripts run as real processes."""
 
 import atexit
+import gc
 import logging
 import os
 import resource
@@ -29,6 +30,13 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # the workers share the cache of th
     os.environ["MPLCONFIGDIR"] = os.environ.get("MPLCONFIGDIR") or os.path.expanduser("~/.cache/matplotlib")
     os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="lm-tests-cache-")
     atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
+
+
+def pytest_collection_finish() -> None:
+    """What is imported stays: a garbage collector that looks through it takes a sixth of the time of the tests."""
+    gc.collect()
+    gc.freeze()
+
 
 TINY = ModelConfig(n_layers=2, d_model=32, n_heads=4, d_ff=64, ffn="relu2")
 TIED = HeadConfig(embedding_std=0.02)

@@ -79,6 +79,7 @@ def test_the_plan_counts_bases_and_trains_nothing(lab: Lab) -> None:
     assert not made[0] & made[1], "an ablation without bases is another one"
 
 
+@pytest.mark.slow
 def test_a_rule_for_tying_may_be_what_an_arm_is_about(lab: Lab) -> None:
     arms = {rule: ["head=tied", f"init_tied_matrix={rule}"] for rule in ("embedding", "mean")}
     plan = lab.plan(base=["head=untied"], arms=arms, baseline="mean", primary=[])

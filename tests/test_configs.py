@@ -37,6 +37,7 @@ def train(*overrides: str) -> RunConfig:
     return compose("train", overrides, RunConfig)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("i", range(max(len(choices(group)) for group in GROUPS)))
 def test_every_choice_composes(i: int) -> None:
     """The i-th of every group together; an experiment, which chooses of several groups, by itself and shorter."""

@@ -92,6 +92,7 @@ def test_a_class_is_imported_by_consent_alone(home: Path, tmp_path: Path, name: 
     assert getattr(allowed.model, name) == "mine.Part"
 
 
+@pytest.mark.slow
 def test_a_moved_run_is_the_same_and_other_weights_are_another(home: Path, tmp_path: Path) -> None:
     shutil.copytree(home / "tied", tmp_path / "moved")
     same = {config_hash(composed(home, f"init_from={path}")) for path in (home / "tied", tmp_path / "moved")}
@@ -155,6 +156,7 @@ def interrupted(home: Path, tmp_path: Path) -> Path:
     return tmp_path / "r"
 
 
+@pytest.mark.slow
 def test_without_a_checkpoint_the_same_weights_are_needed(interrupted: Path, home: Path) -> None:
     base = interrupted.parent / "base"
     shutil.rmtree(interrupted / "checkpoints")

@@ -99,6 +99,7 @@ def test_the_last_model_is_kept_where_it_is_the_best(text_file: Path, tmp_path: 
     assert scores["best"] == {"step": 7, "val_loss": scores["val_loss"], "last_val_loss": scores["val_loss"]}
 
 
+@pytest.mark.slow
 def test_a_run_that_a_signal_stops_leaves_its_best_model(best: RunConfig, text_file: Path, tmp_path: Path) -> None:
     run = overfitting_run(text_file, tmp_path / "run", checkpoint=KEEP_BEST)
     assert finish(run, partial(signal_at, 21, signal.SIGTERM)) == exit_code(signal.SIGTERM)
@@ -175,6 +176,7 @@ def test_the_model_is_the_average_over_the_steps(text_file: Path, tmp_path: Path
     assert val_loss(tmp_path) == result(tmp_path)["val_loss"]
 
 
+@pytest.mark.slow
 def test_training_itself_is_as_without_an_average(text_file: Path, tmp_path: Path) -> None:
     optim = OptimConfig(lr=0.02, warmup_steps=2, decay="constant")
     for name, ema, is_checkpointed in (("plain", None, False), ("average", 0.9, False), ("recomputed", 0.9, True)):

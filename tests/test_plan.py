@@ -159,6 +159,7 @@ def test_a_cost_that_is_nearly_equal_needs_no_runs_of_its_own(planner: Lab) -> N
     assert [run.budgets for run in plan.run_records()] == [["tokens", "flops", "time"]] * 4
 
 
+@pytest.mark.slow
 def test_a_chain_of_comparisons_spends_the_same_throughout(planner: Lab) -> None:
     widths = {"a": [], "b": ["model.d_ff=32"], "c": ["model.d_ff=16"]}
     chain: dict[str, Any] = {"baseline": "a", "primary": [], "baselines": {"c": "b"}, "budgets": ["flops"]}
@@ -223,6 +224,7 @@ def test_a_run_is_named_by_all_that_decides_it(lab: Lab) -> None:
     assert not names(plan) & names(lab.plan())
 
 
+@pytest.mark.slow
 def test_a_run_is_not_named_by_where_and_how_it_is_made(lab: Lab) -> None:
     """Nor by the number of threads: later calls have that of the first, whatever they ask for."""
     before = names(lab.plan())

@@ -117,6 +117,7 @@ COMMANDS |= {name: words for words, name in re.findall(r"^python scripts/ablate.
 APART = {"recipe", "tying_pilot", "tying_trials"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", some(sorted({*STUDIES} - APART), 16))
 def test_the_command_that_the_page_gives_asks_for_the_runs_of_the_study(name: str) -> None:
     """Whatever the defaults have become since: otherwise the rows would not count and all would run again."""

@@ -117,6 +117,7 @@ def test_validations_and_samples_of_a_run(
     assert {sample["prompt"] for line in [*lines, scores] for sample in line["samples"]} == {"def f"}
 
 
+@pytest.mark.slow
 def test_a_checkpoint_counts_the_seconds_of_the_validation_before_it(
     text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,6 +72,7 @@ def test_a_run_equals_the_tied_one_until_it_unties(tied: Path, text_file: Path, 
     assert not torch.equal(ended["head.proj.weight"], ended["embed.weight"])
 
 
+@pytest.mark.slow
 def test_untied_at_one_equals_tied_bit_for_bit(tied: Path, text_file: Path, tmp_path: Path) -> None:
     """And the saved model, which has two matrices, has the logits of the tied one."""
     end = run_with_dropout(text_file, tmp_path / "one", replace(MIDTRAINING, untie_at=1.0))
