@@ -1,7 +1,9 @@
 """Files that are whole, whatever fails while they are written."""
 
 import os
+import signal
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
@@ -12,6 +14,7 @@ import pytest
 from lm.config import UserError
 from lm.config.checks import reading
 from lm.system.files import (
+    STALE_SECONDS,
     atomic_file,
     csv_text,
     read_csv,
@@ -52,13 +55,25 @@ def test_what_holds_something_else_is_one_line_that_names_the_file(
     assert "\n" not in str(caught.value)
 
 
+def write_and_die(folder: Path) -> None:
+    with atomic_file(folder / "killed") as file:
+        file.write(b"half")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 def test_what_a_killed_process_left_is_removed_and_what_is_being_written_stays(tmp_path: Path) -> None:
-    (tmp_path / ".partial-of-a-killed-process").write_text("half")
+    process = PROCESSES.Process(target=write_and_die, args=(tmp_path,))
+    process.start()
+    process.join()
+    for name, age in (("young", 0), ("old", 2 * STALE_SECONDS)):
+        (tmp_path / f".partial-anothermachine-1-{name}").touch()
+        os.utime(tmp_path / f".partial-anothermachine-1-{name}", (0, time.time() - age))
     with atomic_file(tmp_path / "report.md") as file:
         file.write(b"whole")
+        assert len([*tmp_path.glob(".partial-*")]) == 4
         remove_partial(tmp_path)
     assert (tmp_path / "report.md").read_text() == "whole"
-    assert not list(tmp_path.glob(".partial-*"))
+    assert [path.name for path in tmp_path.glob(".partial-*")] == [".partial-anothermachine-1-young"]
 
 
 def write_with_faults(folder: Path, kind: str) -> None:

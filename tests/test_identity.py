@@ -74,6 +74,8 @@ def test_added_settings_are_left_out_at_their_defaults() -> None:
 
 def test_what_differs_is_named() -> None:
     assert [key for key, run in OTHER.items() if key not in differences(asdict(RUN), asdict(run))] == []
+    best = replace(RUN, checkpoint=CheckpointConfig(best=True))
+    assert differences(asdict(best), asdict(RUN)) == {"checkpoint.best": "checkpoint.best is True there, False now"}
     cpu, cuda = (change(RUN, accelerator=device, threads=1) for device in ("cpu", "cuda"))
     (message,) = differences(asdict(cpu), asdict(replace(cpu, threads=2))).values()
     assert re.search(r"threads.*\b1\b.*\b2\b", message)

@@ -147,6 +147,8 @@ def test_a_tied_model_has_one_matrix_and_an_untied_one_two(folder: Path) -> None
     assert tied["neighbours"][0] == tied["neighbours"][1]
     assert untied["neighbours"][0] != untied["neighbours"][1]
     assert (tied["token"], tied["n_tokens"], len(tied["neighbours"][0])) == ("d", 3, 10)
+    name, _, token = tied["neighbours"][0][0]
+    assert embeddings(load("tied", folder / "tied"), "d", token)["token"] == name
     assert tied["own_cosine"] == pytest.approx(1)
     assert untied["mean_cosine"] < 0.9
     assert len(tied["norms"]) > 100

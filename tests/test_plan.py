@@ -107,6 +107,7 @@ def arms(*overrides: str) -> dict[str, Any]:
         ({}, ["seed=3"], "seed=3"),
         ({}, ["max_minutes=1"], "max_minutes=1"),
         (arms("checkpoint.patience=2"), [], "ablation.arms.b: checkpoint.patience=2"),
+        (arms("checkpoint={patience:2}", "validation.every=9"), [], "ablation.arms.b: checkpoint.patience=2"),
         ({}, ["data.path=/absent"], "ablation.arms.tied: data.path=/absent"),
         ({"base": ["init_from=x"]}, [], "ablation.base: init_from=x"),
         ({"base": ["model.d_ff=48"]}, [], "ablation.base: model.d_ff is 48, that of tied is 64"),

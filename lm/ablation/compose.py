@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from lm.config import RunConfig, UserError
+from lm.config import RunConfig, UserError, require
 from lm.config.ablation import AblationConfig
 from lm.config.checks import error_prefix
 from lm.config.identity import flat
@@ -43,6 +43,7 @@ def compose_arms(config: AblationConfig, typed: list[str], compose: Compose) -> 
                     raise UserError(f"{override}: is what this arm is about; leave {common[key]} out")
             runs[name] = compose([*(common | own).values()])
     settings = {name: flat(asdict(run)) for name, run in runs.items()}
+    _check_lengths({f"ablation.arms.{name}": values for name, values in settings.items()})
     for name, values in settings.items():
         _check_hyperparameters(config, name, values)
     if config.plot_over is not None and not any(config.plot_over in values for values in settings.values()):
@@ -69,6 +70,7 @@ def compose_base(
             raise UserError(f"{own[key]}: {RESERVED.get(key, 'a base starts anew')}")
         base = compose([*(_by_key([*config.overrides, *typed]) | own).values()])
         base.check_init()
+    _check_lengths({"ablation.base": flat(asdict(base))})
     base_settings = flat(asdict(base))
     for name, run in runs.items():
         for key, value in flat(asdict(run)).items():
@@ -79,6 +81,17 @@ def compose_base(
                     f"ablation.base: {key} is {base_settings.get(key)}, that of {name} is {value}; {advice}"
                 )
     return base
+
+
+def _check_lengths(settings: dict[str, dict[str, Any]]) -> None:
+    """Refuse a length that is not that of all arms, also where an experiment or a whole group of settings has it."""
+    first = next(iter(settings.values()))
+    for name, values in settings.items():
+        with error_prefix(name):
+            for key in ("checkpoint.patience", "max_minutes"):
+                require(values[key] is None, f"{key}={values[key]}", f"null; {RESERVED[key]}")
+            for key in ("trainer.max_steps", "max_tokens"):
+                require(values[key] == first[key], f"{key}={values[key]}", f"{first[key]}; {SET_BY_BUDGET}")
 
 
 def _check_hyperparameters(config: AblationConfig, arm: str, values: dict[str, Any]) -> None:

@@ -67,7 +67,7 @@ def differences(saved: dict[str, Any], settings: dict[str, Any], ignored: tuple[
     Places, the length in tokens (trainer.max_steps has it) and keys in `ignored` are not compared; threads only
     on a CPU, where they change numbers.
     """
-    before, now = hashed_settings(saved), hashed_settings(settings)
+    before, now = ADDED | hashed_settings(saved), ADDED | hashed_settings(settings)
     ignored += (*PLACES, "max_tokens", *(() if now.get("trainer.accelerator") == "cpu" else ("threads",)))
     return {
         key: f"{key} is {before.get(key, 'absent')!s:.40} there, {now.get(key, 'absent')!s:.40} now"

@@ -158,7 +158,7 @@ class RunConfig:
 
     def _check_length(self) -> None:
         if (minutes := self.max_minutes) is not None:
-            require(0 < minutes <= 2**53, f"max_minutes={minutes}", "more than 0")
+            require(0 < minutes <= 2**53, f"max_minutes={minutes}", "more than 0, at most 2**53")
             require(self.max_tokens is None, f"max_minutes={minutes}", "null beside max_tokens, the length in tokens")
             require(
                 self.trainer.world_size == 1, f"max_minutes={minutes}", "null on several devices, whose clocks differ"

@@ -241,14 +241,15 @@ def _bands(counts: np.ndarray, ids: np.ndarray, losses: Sequence[np.ndarray]) ->
 
 
 @torch.no_grad()
-def embeddings(model: LoadedModel, text: str) -> dict[str, Any]:
+def embeddings(model: LoadedModel, text: str, token: int | None = None) -> dict[str, Any]:
     """The nearest neighbours of a token by cosine in the input and output embeddings, and the norms of both.
 
-    Of a text of several tokens it is the first. Raises UserError for a text without a token.
+    Without an id it is the first token of the text. Raises UserError for a text without a token.
     """
     net, tokenizer = model.net, model.tokenizer
-    ids = tokenizer.encode(text)
+    ids = tokenizer.encode(text) if token is None else [token]
     require(bool(ids), "token", "a text of at least one character")
+    require(0 <= ids[0] < tokenizer.vocab_size, f"id={ids[0]}", f"0 to {tokenizer.vocab_size - 1}")
     output = net.head.matrix(net.embed.weight)
     matrices = [matrix[: tokenizer.vocab_size].float() for matrix in (net.embed.matrix(), output)]  # (V, D)
     cosines = [F.cosine_similarity(matrix, matrix[ids[0]], dim=-1) for matrix in matrices]  # (V,)
@@ -266,10 +267,10 @@ def embeddings(model: LoadedModel, text: str) -> dict[str, Any]:
     }
 
 
-def _nearest(tokenizer: Tokenizer, cosines: Tensor, token: int) -> list[tuple[str, float]]:
+def _nearest(tokenizer: Tokenizer, cosines: Tensor, token: int) -> list[tuple[str, float, int]]:
     best = cosines.topk(min(NEIGHBOURS + 1, len(cosines)))
     pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    return [(label(tokenizer, i), value) for i, value in pairs if i != token][:NEIGHBOURS]
+    return [(label(tokenizer, i), value, i) for i, value in pairs if i != token][:NEIGHBOURS]
 
 
 def _norms(counts: np.ndarray, matrices: Sequence[Tensor]) -> list[list[float]]:

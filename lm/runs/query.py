@@ -52,7 +52,7 @@ def ordered(runs: Sequence[FoundRun], key: str) -> list[FoundRun]:
 
 def check_key(option: str, key: str, runs: Sequence[FoundRun]) -> None:
     names = sorted({name for run in runs for name in run.names()})
-    if key in names:
+    if key in names or not any(run.result for run in runs):  # before the first result, its keys are not known
         return
     same = [full for full in names if full.rpartition(".")[2] == key]
     close = same or difflib.get_close_matches(key, names, n=1, cutoff=0.5)

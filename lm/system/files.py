@@ -6,13 +6,29 @@ import hashlib
 import io
 import json
 import os
+import platform
+import time
 import uuid
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
 import yaml
+
+HOST = f"{zlib.crc32(platform.node().encode()):08x}"
+STALE_SECONDS = 3600.0  # without a change to a temporary file of another machine
+
+
+@contextmanager
+def _create_locked(path: Path) -> Iterator[IO[bytes]]:
+    while True:
+        with open(path, "xb") as file:
+            if _lock(file) and not os.fstat(file.fileno()).st_nlink:
+                continue  # another process has deleted it before it was locked
+            yield file
+            return
 
 
 @contextmanager
@@ -21,14 +37,13 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
 
     It is written under a temporary name beside it, which is locked, synced to disk, then renamed.
     """
-    temporary = path.with_name(f".partial-{os.getpid()}-{uuid.uuid4().hex[:8]}-{path.name[:100]}")
+    temporary = path.with_name(f".partial-{HOST}-{os.getpid()}-{uuid.uuid4().hex[:8]}-{path.name[:100]}")
     try:
-        with open(temporary, "xb") as file:
-            _lock(file)
+        with _create_locked(temporary) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(path)
+            temporary.replace(path)  # while it is locked
         sync_folder(path.parent)
     except OSError as error:  # for example a full disk: name the final path
         raise OSError(error.errno, error.strerror, str(path)) from error
@@ -47,10 +62,14 @@ def sync_folder(path: Path) -> None:
 
 
 def remove_partial(folder: Path) -> None:
-    """Delete the temporary files of killed processes, whose locks the kernel has taken away."""
+    """Delete the temporary files of killed processes, whose locks the kernel has taken away.
+
+    Locks of other machines may not be seen, so theirs are told by their age.
+    """
     for path in folder.rglob(".partial-*"):
-        with suppress(FileNotFoundError), open(path, "r+b") as file:  # else it was written to its end meanwhile
-            if _lock(file):
+        with suppress(OSError), open(path, "r+b") as file:  # it may be another user's, or written to its end by now
+            is_own = path.name.startswith(f".partial-{HOST}-")
+            if _lock(file) and (is_own or time.time() - path.stat().st_mtime > STALE_SECONDS):
                 path.unlink()
 
 

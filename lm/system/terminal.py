@@ -5,7 +5,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-BARS = "▁▂▃▄▅▆▇█"
+BARS, MAX_BARS = "▁▂▃▄▅▆▇█", 16
 
 
 def format_table(rows: Sequence[Sequence[str]]) -> str:
@@ -26,7 +26,7 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\t\n" else c.encode("unicode_escape").decode() for c in text)
 
 
-def sparkline(values: Sequence[float], width: int = 16) -> str:
+def sparkline(values: Sequence[float]) -> str:
     """A curve as a word of bars, from the lowest of the values to the highest; of many values, evenly spaced ones.
 
     >>> sparkline([5.0, 4.0, 3.5, 3.25, math.nan])
@@ -34,7 +34,7 @@ def sparkline(values: Sequence[float], width: int = 16) -> str:
     """
     finite = [value for value in values if math.isfinite(value)]
     low, height = min(finite, default=0.0), max(finite, default=0.0) - min(finite, default=0.0)
-    last = min(len(values), width) - 1
+    last = min(len(values), MAX_BARS) - 1
     chosen = [values[i * (len(values) - 1) // last] for i in range(last + 1)] if last > 0 else [*values]
     return "".join(BARS[round(7 * (v - low) / (height or 1))] if math.isfinite(v) else " " for v in chosen)
 

@@ -61,8 +61,9 @@ class LogAndValidate(StepCallback):
 
     def on_step_end(self, trainer: Trainer, module: LMModule, step: int) -> None:
         run = module.run
-        self.step, self.seconds = step, time.perf_counter() - self.started
-        module.seconds = self.seconds
+        seconds = time.perf_counter() - self.started
+        module.fastest = min(module.fastest, seconds - self.seconds)
+        self.step, self.seconds, module.seconds = step, seconds, seconds
         if last := module.is_last(step):
             self.ended_by = "steps" if step == run.steps else "time"
         logs = step % run.trainer.log_every_n_steps == 0 and not last
@@ -76,8 +77,8 @@ class LogAndValidate(StepCallback):
             metrics |= validation_metrics(scores, data)
             self.val_losses.append(scores.loss)
             self.best.update(step, scores.loss, module.scored if run.checkpoint.best else None)
-            if last := self._is_out_of_patience(trainer, run, step):
-                self.ended_by = "patience"
+            if self._is_out_of_patience(trainer, run, step):
+                last, self.ended_by = True, "patience"
         if last:
             self.last_metrics, trainer.should_stop = metrics, True
         self.seconds = time.perf_counter() - self.started  # now the device has caught up, and validation counts

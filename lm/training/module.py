@@ -37,7 +37,8 @@ class LMModule(LightningModule):
         self.micro_losses: list[Tensor] = []  # of the micro-batches of the current step
         self.grad_norm = torch.zeros(())  # of the last step, before clipping
         self.lr = 0.0  # of the last step, where it is optim.lr times the schedule
-        self.seconds = 0.0  # of training up to the last step, which LogAndValidate measures
+        # what LogAndValidate measures: the time of training up to the last step, and that of the fastest step
+        self.seconds, self.fastest = 0.0, math.inf
 
     @property
     def scored(self) -> Transformer:
@@ -52,7 +53,9 @@ class LMModule(LightningModule):
 
     def is_last(self, step: int) -> bool:
         """Whether no step is made after this one: with max_minutes, where another one would end too late."""
-        return step == self.run.steps or step + 1 > self.total_steps(step)
+        if self.run.max_minutes is None or step == 1:  # the first step may take many times as long
+            return step == self.run.steps
+        return step == self.run.steps or self.seconds + self.fastest > 60 * self.run.max_minutes
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         if batch_idx % self.trainer.accumulate_grad_batches == 0:
