@@ -314,9 +314,14 @@ def driver(lab: Lab, folder: str, *overrides: str, **options: Any) -> subprocess
 @pytest.mark.slow
 @needs_proc
 def test_a_driver_killed_at_any_moment_loses_nothing(lab: Lab) -> None:
-    words = ["trainer.max_steps=200", "ablation.tune.trials=2", "ablation.tune.extension_trials=0"]
+    words = [
+        "trainer.max_steps=120",
+        "ablation.seeds=[0,1]",
+        "ablation.tune.trials=2",
+        "ablation.tune.extension_trials=0",
+    ]
     words += ["ablation.tune.restarts=0", "ablation.tune.seeds=[77]", "ablation.tune.hyperparameters=[optim.lr]"]
-    for runs, steps in (("trials/tied", 5), ("cells/tied", 100)):
+    for runs, steps in (("trials/tied", 5), ("cells/tied", 50)):
         process = driver(lab, "out", *words)
         wait_for(partial(far_enough, lab.out / runs, steps), 300)
         process.kill()
@@ -338,7 +343,7 @@ def test_a_killed_worker_is_started_again_and_one_that_is_always_killed_is_recor
         while not stop.wait(0.02):
             kill_worker(lab.out / "cells/untied-seed1")
 
-    process, stop = driver(lab, "out", "trainer.max_steps=200"), threading.Event()
+    process, stop = driver(lab, "out", "trainer.max_steps=120"), threading.Event()
     wait_for(lambda: kill_worker(lab.out / "cells/tied"), 300)
     threading.Thread(target=kill_always, daemon=True).start()
     assert process.wait(300) == 1
@@ -346,7 +351,7 @@ def test_a_killed_worker_is_started_again_and_one_that_is_always_killed_is_recor
     results = read_results(lab.out)
     assert {run: status for run, status in statuses(results).items() if status != "done"} == {("untied", 1): "failed"}
     assert not results.contrasts.broken[0], "it is lost at random"
-    assert driver(lab, "out", "trainer.max_steps=200").wait(300) == 0
+    assert driver(lab, "out", "trainer.max_steps=120").wait(300) == 0
     assert {*statuses(read_results(lab.out)).values()} == {"done"}
 
 

@@ -134,7 +134,7 @@ def test_the_notebook_example_runs(script: Script, corpus: Path, tmp_path: Path)
 @pytest.mark.slow
 def test_the_example_of_an_ablation_can_be_planned(script: Script, corpus: Path, tmp_path: Path) -> None:
     (example,) = blocks(README, "yaml")
-    place = re.search(r"^# mine/(ablation/(\w+)\.yaml)$", example, re.MULTILINE)
+    place = re.search(r"`mine/(ablation/(\w+)\.yaml)`", README)
     assert place
     (tmp_path / "my" / place[1]).parent.mkdir(parents=True)
     (tmp_path / "my" / place[1]).write_text(example)
