@@ -314,12 +314,7 @@ def driver(lab: Lab, folder: str, *overrides: str, **options: Any) -> subprocess
 @pytest.mark.slow
 @needs_proc
 def test_a_driver_killed_at_any_moment_loses_nothing(lab: Lab) -> None:
-    words = [
-        "trainer.max_steps=120",
-        "ablation.seeds=[0,1]",
-        "ablation.tune.trials=2",
-        "ablation.tune.extension_trials=0",
-    ]
+    words = ["trainer.max_steps=120", "ablation.tune.trials=2", "ablation.tune.extension_trials=0"]
     words += ["ablation.tune.restarts=0", "ablation.tune.seeds=[77]", "ablation.tune.hyperparameters=[optim.lr]"]
     for runs, steps in (("trials/tied", 5), ("cells/tied", 50)):
         process = driver(lab, "out", *words)
