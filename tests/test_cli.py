@@ -120,6 +120,7 @@ ODD = [
 PROMPTS = ["", "def f(x, y):", "${seed}", "???", "null", "[1, 2", "{", "'", '"', "\\", "\n", "=", "--help"]
 
 
+@pytest.mark.slow
 def test_text_arrives_as_typed_in_every_command() -> None:
     for path, run_dir in zip(ODD[::2], ODD[1::2], strict=True):
         run = compose("train", ["data=text", f"data.path={path}", f"run_dir={run_dir}"], RunConfig)

@@ -85,6 +85,7 @@ def edit(run_dir: Path, new: str) -> list[str]:
     return []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name_the_place", [edit, lambda run_dir, new: [f"data.path={new}"]], ids=["edit", "override"])
 def test_a_run_whose_text_has_moved_is_continued_at_its_new_place(
     name_the_place: Callable[[Path, str], list[str]], run_dir: Path, whole: dict[str, Any]

@@ -16,6 +16,7 @@ from lm.training.optim import step_flops
 CORPORA = ("tinystories", "cs336", "wikitext103", "fineweb_edu")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CORPORA)
 def test_the_cost_of_an_experiment_is_computed_from_its_settings(name: str) -> None:
     run = compose("train", [f"experiment={name}"], RunConfig)

@@ -72,6 +72,7 @@ def read(config: DataConfig) -> list[str]:
     return [text.decode() for _, blocks in rows if (text := b"".join(blocks))]
 
 
+@pytest.mark.slow
 def test_a_configuration_a_revision_and_a_split_are_read(
     server: hub.Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,6 +194,7 @@ def test_tokens_that_are_there_need_no_network(
 # --- published validation texts
 
 
+@pytest.mark.slow
 def test_a_published_split_is_the_whole_validation_text(server: hub.Hub, tmp_path: Path) -> None:
     server.commit("owner/stories", STORIES)
     config = stories(tmp_path, val_split="validation")
@@ -207,6 +209,7 @@ def test_a_published_split_is_the_whole_validation_text(server: hub.Hub, tmp_pat
     assert len({first.hash, second.hash, few.hash, prepare(replace(config, val_split=None), BYTES).hash}) == 4
 
 
+@pytest.mark.slow
 def test_rows_may_be_the_lines_of_one_text(server: hub.Hub, tmp_path: Path) -> None:
     lines = ["", " = Title = \n", "", " A line . \n", " Another \n"]
     server.commit("owner/wiki", {"data/train-0.parquet": hub.shard(lines), "data/test-0.parquet": hub.shard(lines[:2])})

@@ -63,6 +63,7 @@ def test_model_head_and_tokenizer_are_those_of_the_loaded_run(home: Path) -> Non
     assert adjusted == replace(run.head, head_lr_multiplier=2.0)
 
 
+@pytest.mark.slow
 @each(
     ("overrides", "key"),
     [
@@ -132,6 +133,7 @@ def loss_of_first_batch(home: Path, run: RunConfig, seed: int) -> float:
     return float(F.cross_entropy(net(tokens).flatten(0, 1), targets.flatten()))
 
 
+@pytest.mark.slow
 def test_tying_needs_a_rule_and_reports_both_losses(home: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="init_tied_matrix"):
         train(start(home, "untied", "head=tied", f"run_dir={tmp_path / 'r'}"))
@@ -191,6 +193,7 @@ def test_weights_that_are_missing_or_give_no_loss_are_named(
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.slow
 def test_what_the_loaded_model_cannot_do_is_named(home: Path, tmp_path: Path) -> None:
     new = [f"run_dir={tmp_path / 'new'}"]
     (tmp_path / "other").write_text("é" * 2000)

@@ -126,6 +126,7 @@ def test_the_loss_of_another_tokenizer_is_spread_over_bytes_and_none_is_lost() -
         scored_text([byte, char], "漢")
 
 
+@pytest.mark.slow
 def test_the_passages_of_the_validation_text_have_the_loss_of_the_run(folder: Path) -> None:
     models = [load(name, folder / name) for name in ("tied", "untied")]
     n = scored_text(models, "")["n_passages"]

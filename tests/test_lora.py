@@ -116,6 +116,7 @@ def test_merging_changes_no_logits_and_leaves_a_tied_matrix_one(head: str, targe
 # --- a run
 
 
+@pytest.mark.slow
 @each(("optim", "head"), [("adamw", "untied_from_embedding"), ("muon", "tied")])
 def test_adapters_alone_train_and_model_is_merged(home: Path, tmp_path: Path, optim: str, head: str) -> None:
     """So the model is scored as any other, and the base's matrices are in it bit for bit."""

@@ -132,6 +132,7 @@ def test_a_run_ends_after_so_many_validations_without_a_lower_loss(best: RunConf
     assert all(torch.equal(tensor, weights(whole)[name]) for name, tensor in weights(folder).items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before", [partial(signal_at, 17, signal.SIGKILL), kill_at_the_score])
 def test_a_killed_run_ends_at_the_same_step(before: Any, impatient: RunConfig, tmp_path: Path) -> None:
     run = replace(impatient, run_dir=str(tmp_path / "run"))
@@ -262,6 +263,7 @@ def test_a_run_of_some_minutes_that_is_killed_at_its_final_score_makes_no_furthe
 # --- what is said at the start
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("n_bytes", "read", "named", "unnamed"),
     [

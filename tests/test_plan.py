@@ -40,6 +40,7 @@ def names(plan: Plan) -> set[str]:
 # --- arms
 
 
+@pytest.mark.slow
 def test_arms_are_composed_of_what_is_common_and_their_own(planner: Lab) -> None:
     typed = ["optim.lr=0.001", "model.d_model=40", "max_tokens=2560", "trainer.max_steps=99"]
     plan = planner.plan(*typed, overrides=["model.d_ff=48", "model.d_model=48"])
@@ -123,6 +124,7 @@ def test_what_gives_no_answer_is_refused_by_its_key(planner: Lab, changes: dict,
     assert not planner.out.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", ["model.d_ff", "model.d_model"])
 def test_parameters_are_matched_to_those_of_the_baseline(planner: Lab, key: str) -> None:
     plan = planner.plan(match_parameters={"untied": key}, overrides=["model.d_model=128", "model.d_ff=256"])
@@ -300,6 +302,7 @@ def test_a_class_whose_changes_cannot_be_noticed_is_refused(own: Path) -> None:
 # --- plans and results
 
 
+@pytest.mark.slow
 def test_weight_decay_and_dropout_are_searched_as_a_learning_rate_is(planner: Lab) -> None:
     names = ["optim.lr", "optim.weight_decay", "model.dropout"]
     plan = planner.plan(tune=TuneConfig(trials=7, seeds=[77], hyperparameters=names), overrides=["model.dropout=0.1"])

@@ -88,6 +88,7 @@ def test_the_first_screen_answers_and_counts_what_tuning_leaves_open(full: Path)
     assert "| untied | tied | tokens |" in text
 
 
+@pytest.mark.slow
 def test_a_page_refreshes_itself_while_runs_are_missing(full: Path, whole: Path) -> None:
     page = Page(full)
     assert "refresh" in page.meta
@@ -102,6 +103,7 @@ def test_budgets_of_the_same_runs_are_one_row(whole: Path) -> None:
     assert rows == both | {("untied", "tokens"), ("untied", "FLOPs")}
 
 
+@pytest.mark.slow
 def test_what_differs_between_arms_or_runs_is_named(whole: Path, tmp_path: Path) -> None:
     path = tmp_path / "copy"
     shutil.copytree(whole, path)
