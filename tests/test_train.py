@@ -106,7 +106,8 @@ def test_validations_and_samples_of_a_run(
     run, validation = finished[0], ValidationConfig(every=5, batches=2)
     run = change(run, run_dir=str(tmp_path), prompts=["def f"], validation=validation, enable_progress_bar=is_shown)
     folder, scores = train(run)
-    assert capsys.readouterr().err.count(" of 20: train/loss ") == 3 * is_shown
+    shown = capsys.readouterr().err
+    assert (shown.count(" of 20: train/loss "), shown.count(" to go, ")) == (3 * is_shown, is_shown)
     *before, last = rows(folder)
     columns = ("val_loss", "val_bpb", "val_top1", "val_tokens")
     assert [float(last[name.replace("_", "/")]) for name in columns] == [scores[name] for name in columns]

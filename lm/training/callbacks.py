@@ -16,12 +16,14 @@ from lm.config import Diverged, RunConfig, UserError
 from lm.inference.evaluate import evaluate
 from lm.inference.generate import generate
 from lm.system.files import write_text
-from lm.system.terminal import printable, sparkline
+from lm.system.terminal import duration, printable, sparkline
 from lm.training.best import BestModel
 from lm.training.metrics import MetricsFile, validation_metrics
 from lm.training.module import LMModule
 from lm.training.run_directory import read_samples
 from lm.training.samples import NEW_TOKENS, samples, validation_prompts
+
+TIMED_STEPS = 10  # after which it is said how long the run will take
 
 
 class StepCallback(Callback):
@@ -58,12 +60,15 @@ class LogAndValidate(StepCallback):
     def on_train_start(self, trainer: Trainer, module: Any) -> None:
         self.started = time.perf_counter() - self.seconds  # as if one process had trained from the first step on
         module.seconds = self.seconds
+        self.first_step = trainer.global_step
 
     def on_step_end(self, trainer: Trainer, module: LMModule, step: int) -> None:
         run = module.run
         seconds = time.perf_counter() - self.started
         module.fastest = min(module.fastest, seconds - self.seconds)
         self.step, self.seconds, module.seconds = step, seconds, seconds
+        if step == self.first_step + TIMED_STEPS:
+            self._print_time(module)
         if last := module.is_last(step):
             self.ended_by = "steps" if step == run.steps else "time"
         logs = step % run.trainer.log_every_n_steps == 0 and not last
@@ -101,17 +106,23 @@ class LogAndValidate(StepCallback):
         for logger in trainer.loggers:
             logger.log_metrics(metrics, trainer.global_step)
 
+    def _print_time(self, module: LMModule) -> None:
+        """A line on standard error soon after the start: how long the run will take."""
+        if self.metrics is not None and module.run.trainer.enable_progress_bar and module.run.max_minutes is None:
+            left = duration((module.run.steps - self.step) * module.fastest)
+            _write_line(f"at least {left} to go, by the fastest of {TIMED_STEPS} steps")
+
     def _print(self, module: LMModule, metrics: dict[str, float]) -> None:
         """Two lines on standard error, above the progress bar if there is one: losses, and what the model writes."""
         run, steps = module.run, round(module.total_steps(self.step))
         left = tqdm.format_interval((steps - self.step) * self.seconds / self.step)
         losses = ", ".join(f"{key} {metrics[key]:.3f}" for key in ("train/loss", "val/loss"))
-        tqdm.write(f"step {self.step:,} of {steps:,}: {losses} {sparkline(self.val_losses)}, {left} left", sys.stderr)
+        _write_line(f"step {self.step:,} of {steps:,}: {losses} {sparkline(self.val_losses)}, {left} left")
         for prompt in (validation_prompts(module.data) if run.prompts is None else run.prompts)[:1]:
             with suppress(UserError):  # a prompt with a character that the tokenizer lacks
                 text = f"{prompt}→{generate(module.scored, module.data.tokenizer, prompt, NEW_TOKENS)}"
                 width = shutil.get_terminal_size((100, 24)).columns - 3
-                tqdm.write("  " + printable(text).replace("\n", "\\n")[:width], sys.stderr)
+                _write_line("  " + printable(text).replace("\n", "\\n")[:width])
 
     def on_save_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if self.metrics is not None:
@@ -126,6 +137,12 @@ class LogAndValidate(StepCallback):
         self.ended_by, self.val_losses = state["ended_by"], state["val_losses"]
         self.resumed_from = [*state["resumed_from"], self.step]
         self.best.load_state_dict(state["best"])
+
+
+def _write_line(text: str) -> None:
+    """On standard error, above the progress bar if there is one; its terminal may have been closed."""
+    with suppress(OSError):
+        tqdm.write(text, sys.stderr)
 
 
 def step_metrics(module: LMModule, step: int) -> dict[str, float]:
