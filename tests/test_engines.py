@@ -20,7 +20,7 @@ import pytest
 from conftest import Script
 
 from lm.ablation.execute import execute
-from lm.ablation.executors import EXECUTORS, Executor, LocalExecutor, _start_server, job_parameters
+from lm.ablation.executors import EXECUTORS, Executor, LocalExecutor, job_parameters
 from lm.ablation.plan import RunSpec
 from lm.ablation.run_files import Ending, Failure, RunFiles
 from lm.ablation.worker import make_run_on_node
@@ -151,7 +151,7 @@ def test_a_run_outlives_the_server_of_processes_and_waits_for_its_lock(
 @pytest.mark.slow
 def test_a_run_starts_though_the_server_of_processes_is_killed_at_that_moment(corpus: Path, tmp_path: Path) -> None:
     runs = Lab(tmp_path, corpus).plan("trainer.max_steps=2", seeds=[0]).reported()
-    _start_server()
+    forkserver.ensure_running()
     server: int = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
     os.kill(server, signal.SIGSTOP)
     threading.Timer(0.5, os.kill, (server, signal.SIGKILL)).start()

@@ -23,7 +23,7 @@ from lm.data.tokenizer import Tokenizer
 from lm.data.vocabulary import byte_tokenizer, char_tokenizer
 from lm.inference.sampling import GREEDY, Sampling
 from lm.look.server import MAX_BODY, LookServer
-from lm.look.views import LoadedModel, continuations, described_run, embeddings, load, scored_text, spelled
+from lm.look.views import LoadedModel, continuations, described_run, embeddings, load, scored_text, token_texts
 from lm.runs.find import MARKS, folders_with
 from lm.training.train import train
 from tests.helpers.ablation_folder import write_run_dir
@@ -66,7 +66,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_greedy_continuation_is_that_of_generate_and_each_token_leads(tokenizer: Tokenizer) -> None:
     model = loaded("a", tokenizer)
     first, *rows = continuations([model], PROMPT, 40, GREEDY)
-    assert first == {"alike": True}
+    assert first == {"same_tokenizer": True}
     assert "".join(row["text"] for row in rows) == generate(model.net, tokenizer, PROMPT, 40)
     assert {row["rank"] for row in rows} == {1}
     assert min(row["lead"] for row in rows) >= 0
@@ -97,7 +97,7 @@ def test_two_models_take_turns_and_stop_by_themselves() -> None:
 
 
 def test_the_text_of_a_character_is_that_of_its_last_byte() -> None:
-    pairs = list(spelled(BYTE, BYTE.encode("aé漢")))
+    pairs = list(token_texts(BYTE, BYTE.encode("aé漢")))
     assert [text for _, text in pairs] == ["a", "", "é", "", "", "漢"]
     assert [token for token, _ in pairs] == BYTE.encode("aé漢")
 
@@ -118,7 +118,7 @@ def test_the_loss_of_another_tokenizer_is_spread_over_bytes_and_none_is_lost() -
     text = TEXT[:80]
     byte, char = loaded("byte"), loaded("char", CHAR)
     (both, alone) = scored_text([char, byte], text), scored_text([byte], text)
-    assert (both["alike"], len(both["tokens"])) == (False, 80)
+    assert (both["same_tokenizer"], len(both["tokens"])) == (False, 80)
     assert sum(row["losses"][1] for row in both["tokens"]) == pytest.approx(
         sum(r["losses"][0] for r in alone["tokens"])
     )
@@ -319,7 +319,7 @@ def test_it_opens_its_address_and_ctrl_c_ends_it_in_the_middle_of_a_stream(folde
         connection = http.client.HTTPConnection("127.0.0.1", int(port[2]), timeout=30)
         body = json.dumps({"runs": [f"{folder}/tied", f"{folder}/char"], "max_new_tokens": 512})
         connection.request("POST", "/prompt", body, {"Content-Type": "application/json"})
-        assert json.loads(connection.getresponse().readline()) == {"alike": False}
+        assert json.loads(connection.getresponse().readline()) == {"same_tokenizer": False}
         process.send_signal(signal.SIGINT)
         assert (process.wait(30), process.stderr and process.stderr.read()) == (130, "interrupted\n")
         connection.close()

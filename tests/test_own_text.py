@@ -3,6 +3,7 @@
 import math
 import os
 import signal
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -65,11 +66,24 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 # --- checkpoint.best
 
 
+Finish = Callable[[CheckpointConfig], RunConfig]
+
+
 @pytest.fixture(scope="module")
-def best(text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
-    run = overfitting_run(text_file, tmp_path_factory.mktemp("best") / "run", checkpoint=KEEP_BEST)
-    train(run)
-    return run
+def finished(text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Finish:
+    """A finished run that has these settings of checkpoints."""
+
+    def finished(checkpoint: CheckpointConfig) -> RunConfig:
+        run = overfitting_run(text_file, tmp_path_factory.mktemp("finished") / "run", checkpoint=checkpoint)
+        train(run)
+        return run
+
+    return finished
+
+
+@pytest.fixture(scope="module")
+def best(finished: Finish) -> RunConfig:
+    return finished(KEEP_BEST)
 
 
 def test_the_model_is_the_best_one_and_the_curve_ends_with_the_last_one(best: RunConfig, text_file: Path) -> None:
@@ -113,10 +127,8 @@ def test_a_run_that_a_signal_stops_leaves_its_best_model(best: RunConfig, text_f
 
 
 @pytest.fixture(scope="module")
-def impatient(text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
-    run = overfitting_run(text_file, tmp_path_factory.mktemp("impatient") / "run", checkpoint=IMPATIENT)
-    train(run)
-    return run
+def impatient(finished: Finish) -> RunConfig:
+    return finished(IMPATIENT)
 
 
 def test_a_run_ends_after_so_many_validations_without_a_lower_loss(best: RunConfig, impatient: RunConfig) -> None:

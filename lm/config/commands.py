@@ -96,5 +96,5 @@ class LookConfig:
     trust: bool = False  # import the classes of the user's own that the settings name, download the text of a run
 
     def __post_init__(self) -> None:
-        require(0 <= self.port < 2**16, f"port={self.port}", "0 to 65535")
+        require(self.port == 0 or 1024 <= self.port < 2**16, f"port={self.port}", "0, or 1024 to 65535")
         require_min(1, "", self, "threads")

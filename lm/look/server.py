@@ -23,7 +23,7 @@ from lm.config import UserError, require
 from lm.config.checks import DAMAGE, require_seed
 from lm.config.typed import build
 from lm.inference.sampling import Sampling
-from lm.look.views import LoadedModel, alike, continuations, described_run, embeddings, load, scored_text
+from lm.look.views import LoadedModel, continuations, described_run, embeddings, load, same_tokenizer, scored_text
 from lm.report.figures import INK, line_styles
 from lm.training.run_directory import METRICS
 
@@ -79,7 +79,7 @@ class _Embeddings(_Question):
     id: int | None = None  # of the token, which `token` may not spell; of models with one tokenizer
 
     def answer(self, models: list[LoadedModel]) -> list[dict[str, Any]]:
-        return [embeddings(model, self.token, self.id if alike(models) else None) for model in models]
+        return [embeddings(model, self.token, self.id if same_tokenizer(models) else None) for model in models]
 
 
 QUESTIONS = {"/prompt": _Prompt, "/text": _Text, "/embeddings": _Embeddings}
@@ -174,8 +174,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _check_origin(self) -> None:
         """A page of another site may send requests here, under a name of its own or from its own origin."""
-        port = f":{self.server.server_port}" if self.server.server_port != 80 else ""  # which browsers leave out
-        hosts = [f"{name}{port}" for name in (ADDRESS, "localhost")]
+        hosts = [f"{name}:{self.server.server_port}" for name in (ADDRESS, "localhost")]
         if (host := self.headers.get("Host")) not in hosts:
             raise _Refusal(403, f"Host: {host}: expected {hosts[0]}")
         if (origin := self.headers.get("Origin")) not in (None, *(f"http://{host}" for host in hosts)):

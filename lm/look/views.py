@@ -68,16 +68,16 @@ def load(name: str, path: Path, trust: bool = False) -> LoadedModel:
 # --- tokens as text
 
 
-def spelled(tokenizer: Tokenizer, ids: Iterable[int]) -> Iterator[tuple[int, str]]:
+def token_texts(tokenizer: Tokenizer, ids: Iterable[int]) -> Iterator[tuple[int, str]]:
     """Each id with the text that it completes: "" for all but the last token of a character. Joined, it is the text."""
     pending: list[int] = []
 
-    def noted() -> Iterator[int]:
+    def recorded() -> Iterator[int]:
         for token in ids:
             pending.append(token)
             yield token
 
-    for piece in tokenizer.stream(noted()):
+    for piece in tokenizer.stream(recorded()):
         *incomplete, last = pending
         pending.clear()
         yield from ((token, "") for token in incomplete)
@@ -91,7 +91,7 @@ def label(tokenizer: Tokenizer, token: int) -> str:
     return text if text.strip("\ufffd") else tokenizer.backend.id_to_token(token) or ""
 
 
-def alike(models: Sequence[LoadedModel]) -> bool:
+def same_tokenizer(models: Sequence[LoadedModel]) -> bool:
     """Whether token ids mean the same in all of these models."""
     return len({model.tokenizer.hash for model in models}) == 1
 
@@ -109,7 +109,7 @@ def continuations(
     """
     require(0 <= max_new_tokens <= MAX_NEW_TOKENS, f"max_new_tokens={max_new_tokens}", f"0 to {MAX_NEW_TOKENS}")
     prompts = [[model.tokenizer.begin, *model.tokenizer.encode(prompt)] for model in models]
-    yield {"alike": alike(models)}
+    yield {"same_tokenizer": same_tokenizer(models)}
     streams = {i: _continuation(model, prompts[i], max_new_tokens, sampling) for i, model in enumerate(models)}
     while streams:
         for i in [*streams]:
@@ -131,7 +131,7 @@ def _continuation(
             if token in tokenizer.stops:
                 return
 
-    for token, text in spelled(tokenizer, ids()):
+    for token, text in token_texts(tokenizer, ids()):
         row = logits.popleft()  # (V,)
         values, best = row.topk(min(CANDIDATES, len(row)))
         shares = (values - row.logsumexp(-1)).exp()
@@ -185,13 +185,13 @@ def scored_text(models: Sequence[LoadedModel], text: str, passage: int = 0) -> d
         n_passages = -(-(len(validation) - 1) // length)
         require(0 <= passage < n_passages, f"passage={passage + 1}", f"1 to {n_passages:,}")
         ids = validation[passage * length : (passage + 1) * length + 1].tolist()
-    pieces = [piece for _, piece in spelled(first.tokenizer, ids[1:])]
+    pieces = [piece for _, piece in token_texts(first.tokenizer, ids[1:])]
     losses = [token_losses(first, ids)]
     for model in models[1:]:
-        losses.append(token_losses(model, ids) if alike([first, model]) else _spread(model, pieces))
+        losses.append(token_losses(model, ids) if same_tokenizer([first, model]) else _spread(model, pieces))
     counts = first.counts
     return {
-        "alike": alike(models),
+        "same_tokenizer": same_tokenizer(models),
         "n_passages": n_passages,
         "n_bytes": sum(len(piece.encode()) for piece in pieces),
         "tokens": [
@@ -211,7 +211,7 @@ def _spread(model: LoadedModel, pieces: Sequence[str]) -> np.ndarray:
     """The loss of a model on each piece of a text, where that of a token of its own is spread evenly over its bytes."""
     text = "".join(pieces)
     ids = [model.tokenizer.begin, *model.tokenizer.encode(text)]
-    own = [piece for _, piece in spelled(model.tokenizer, ids[1:])]
+    own = [piece for _, piece in token_texts(model.tokenizer, ids[1:])]
     if "".join(own) != text:
         raise UserError(
             f"run={model.name}: its tokenizer does not give this text back, so the losses have no difference"

@@ -12,7 +12,6 @@ from tqdm import tqdm
 from lm.ablation.run_files import RunFiles
 from lm.config import UserError
 from lm.config.identity import flat, hashed_settings
-from lm.config.run import NO_LIMIT
 from lm.training.run_directory import RunDirectory
 
 MARKS = ("config.yaml", "result.json")  # a directory that holds one of them is a run
@@ -73,11 +72,11 @@ def read_run(path: Path, name: str) -> FoundRun:
             raise UserError(f"{place.config}: not what train wrote (data_hash is missing)")
         if result is not None:
             return FoundRun(name, path, "finished", settings=settings, result=flat(result))
-        outcome, made, planned = files.read(), files.steps(), settings.get("trainer.max_steps")
+        outcome, made = files.read(), files.steps()
     except (UserError, OSError) as error:
         return FoundRun(name, path, "broken", str(error))
-    is_planned = isinstance(planned, int) and planned < NO_LIMIT
-    steps = f"step {made:,}" + (f" of {planned:,}" if is_planned else "")
+    planned = None if settings.get("max_minutes") else settings.get("trainer.max_steps")
+    steps = f"step {made:,}" + (f" of {planned:,}" if isinstance(planned, int) else "")
     status = outcome.status if outcome.error else "unfinished"
     return FoundRun(name, path, status, outcome.error or steps, settings)
 
