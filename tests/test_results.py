@@ -261,9 +261,7 @@ def test_the_examples_of_the_page_run(tmp_path: Path, monkeypatch: pytest.Monkey
     matplotlib.use("Agg")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "docs").symlink_to(ROOT / "docs")
-    figure, table = re.findall(
-        r"^```python\n(.*?)^```", (ROOT / "docs/results.md").read_text(), re.DOTALL | re.MULTILINE
-    )
+    figure, table = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/runs.md").read_text(), re.DOTALL | re.MULTILINE)
     names: dict[str, pd.DataFrame] = {}
     exec(figure, names)
     assert (tmp_path / "gap.svg").stat().st_size > 5000

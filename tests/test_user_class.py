@@ -92,10 +92,11 @@ Build = Callable[..., Transformer]
 
 @pytest.fixture(autouse=True)
 def parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Modules of the user's own that can be imported and have not been: `mine` is the one that docs/model.md shows."""
+    """Modules of the user's own that can be imported and have not been: `mine` has the classes that the pages show."""
     (tmp_path / "parts_of_mine.py").write_text(PARTS)
-    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/model.md").read_text(), re.DOTALL | re.M)
-    (tmp_path / "mine.py").write_text(next(block for block in blocks if "FakeQuantised" in block))
+    pages = "".join((ROOT / "docs" / name).read_text() for name in ("model.md", "own-variant.md"))
+    blocks = re.findall(r"^```python\n(.*?)^```", pages, re.DOTALL | re.M)
+    (tmp_path / "mine.py").write_text("".join(block for block in blocks if "\nclass " in block))
     monkeypatch.syspath_prepend(tmp_path)
     for name in ("parts_of_mine", "mine"):
         monkeypatch.delitem(sys.modules, name, raising=False)
@@ -182,11 +183,11 @@ def test_a_linear_class_without_a_matrix_is_named_with_the_setting_that_needs_on
             build(linear="torch.nn.Identity", **changes)
 
 
-# --- the classes of docs/model.md
+# --- the classes of the pages
 
 
-@each("changes", [{"linear": "mine.LowRank"}, {"linear": "mine.FakeQuantised"}, {"ffn": "mine.GEGLU"}])
-def test_the_classes_of_the_page_train(changes: dict[str, str]) -> None:
+@each("changes", [{"linear": "mine.LowRank"}, {"linear": "mine.FakeQuantised"}, {"ffn": "mine.ReGLU"}])
+def test_the_classes_of_the_pages_train(changes: dict[str, str]) -> None:
     net, tokens, losses = build("tied", d_model=64, bias=True, **changes), torch.arange(SEQ)[None], []
     optimizer = build_optimizer(net, OptimConfig(lr=0.01), TIED)
     for _ in range(20):
@@ -200,9 +201,9 @@ def test_the_classes_of_the_page_train(changes: dict[str, str]) -> None:
 
 @pytest.mark.slow
 def test_a_module_in_the_current_folder_is_found(corpus: Path, tmp_path: Path) -> None:
-    """The commands of the page; one of them as it is, and the classes of the others are tested above."""
+    """The commands of docs/model.md; one of them as it is, and the class of the other is tested above."""
     lines = re.findall(r"^python (-m lm train model\..*=mine\..*)$", (ROOT / "docs/model.md").read_text(), re.MULTILINE)
-    assert len(lines) == 3
+    assert len(lines) == 2
     words = [sys.executable, *lines[0].split(), *TINY_RUN, f"data.path={corpus}", "trainer.max_steps=2", "run_dir=run"]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

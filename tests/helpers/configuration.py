@@ -60,6 +60,7 @@ TRAIN = """
 The defaults are those of `python scripts/train.py`, with the YAML files in `configs/` that it chooses. Where the
 dataclass itself, as `RunConfig()` in Python gives it, has another default, the table gives both.
 """
+SECTIONS = ("model, head", "data, tokenizer", "optim, trainer", "logger, checkpoint, validation, diagnostics")
 HEADER = "| setting | type | default | meaning |\n| --- | --- | --- | --- |\n"
 EVALUATE = "\nThe settings of `data.` are those of [train](#train).\n"
 
@@ -69,19 +70,20 @@ def page() -> str:
     example, composed = RunConfig(), compose("train", [], RunConfig)
     composed.data.cache_dir = example.data.cache_dir  # of the environment in which the schema was built
     in_python = {setting.key: setting.default for setting in settings(RunConfig, example)}
-    for group, members in groupby(settings(RunConfig, composed), _group):
-        parts.append(f"\n### {group}\n\n{HEADER}")
+    for section, members in groupby(settings(RunConfig, composed), _section):
+        parts.append(f"\n### {section}\n\n{HEADER}")
         parts += [_row(setting, example, in_python[setting.key]) for setting in members]
     for command, example in COMMANDS.items():
         parts.append(f"\n## {command}\n\n{HEADER}")
-        parts += [_row(setting, example) for setting in settings(type(example)) if _group(setting) != "data"]
+        parts += [_row(setting, example) for setting in settings(type(example)) if not setting.key.startswith("data.")]
         if command == "evaluate":
             parts.append(EVALUATE)
     return "".join(parts)
 
 
-def _group(setting: Setting) -> str:
-    return setting.key.partition(".")[0] if "." in setting.key else "the run"
+def _section(setting: Setting) -> str:
+    group = setting.key.split(".")[0]
+    return next((section for section in SECTIONS if group in section.split(", ")), "the run")
 
 
 def _row(setting: Setting, example: Any, in_python: Any = REQUIRED) -> str:
