@@ -1,14 +1,12 @@
-"""The token folder is complete or absent, holds the text that its source has now, and no tokenizer loses text."""
+"""A source becomes one text, which is split by rules, then token files that are complete, current and lossless."""
 
+import hashlib
 import itertools
 import lzma
 import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
-import time
 import zlib
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
@@ -26,18 +24,24 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from lm.config import DataConfig, TokenizerConfig, UserError
 from lm.data import encoding, sources
+from lm.data import text as module
 from lm.data.batches import TrainingStream
 from lm.data.encoding import chunks, decoded, encode
+from lm.data.text import overlap, read, split
 from lm.data.tokens import compressed_bits_per_byte, encode_whole, prepare
 from lm.data.vocabulary import byte_tokenizer, char_tokenizer, train_bpe
-from tests.helpers.runs import PROCESSES
-from tests.helpers.texts import documents, stored
+from tests.helpers.runs import PROCESSES, wait_for
+from tests.helpers.texts import Listed, documents, stored, texts
 
 BYTE, BPE = TokenizerConfig(kind="byte", vocab_size=None), TokenizerConfig(vocab_size=300)
 CHAR = TokenizerConfig(kind="char", vocab_size=None)
 BREAKS = "".join(f"ab {i}\n\n  c\t\r\n d\x1c\n\x85\nf(x);\n" for i in range(30))
 SPACES = ["\n", "\n\n", " ", "    ", " \n", "\t", "\r\n", "\x0b", "\x1c", "\x85", "\xa0", "\u2028", "\u3000"]
 TRAINED = train_bpe([BREAKS, *(f"a{space}{other}b" * 20 for space in SPACES for other in SPACES)], 330)
+
+
+PAIRS = st.lists(st.tuples(st.text(max_size=5), st.text(min_size=1, max_size=5)), min_size=1, max_size=4)
+NAMES = st.lists(st.text(), min_size=2, max_size=40, unique=True)
 
 
 @pytest.fixture
@@ -49,11 +53,134 @@ def folders(source: DataConfig) -> list[Path]:
     return sorted(path for path in Path(source.cache_dir, "tokens").glob("*") if path.suffix != ".lock")
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("text")
+
+
+# --- reading
+
+
+@given(pairs=PAIRS, limit=st.integers(1, 30), block=st.integers(1, 5))
+@settings(deadline=None, max_examples=30)
+def test_text_beyond_the_limit_is_neither_read_nor_kept(
+    pairs: list[tuple[str, str]], limit: int, block: int, folder: Path
+) -> None:
+    source, whole = Listed(pairs, block), "".join(text for _, text in pairs).encode()
+    if limit < len(pairs[0][1][0].encode()):
+        return  # not one character fits
+    text = read(source, folder / "text", max_bytes=limit)
+    content = (folder / "text").read_bytes()
+    assert whole.startswith(content)
+    assert content == whole or limit - 4 < len(content) <= limit
+    assert content.decode() == "".join(texts(text.whole()))
+    assert sum(source.read[:-1]) < limit
+
+
+def test_the_hash_is_of_sizes_names_and_texts_in_order(folder: Path) -> None:
+    digest = hashlib.sha256()
+    for part in ("é.txt", "text é", "b", "c\n"):
+        digest.update(len(part.encode()).to_bytes(8, "big") + part.encode())
+    assert stored(folder, [("é.txt", "text é"), ("empty", ""), ("b", "c\n")]).hash == digest.hexdigest()
+
+
+# --- the split
+
+
+@given(text=st.text(min_size=2), fraction=st.floats(0.01, 0.99), block=st.integers(2, 9))
+@settings(deadline=None, max_examples=30)
+def test_a_single_text_is_split_by_characters(text: str, fraction: float, block: int, folder: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "BLOCK", block)
+        train, val, _ = split(stored(folder, [("name", text)]), fraction, None)
+        assert "".join(texts(train) + texts(val)) == text
+        assert len("".join(texts(train))) == int(len(text) * (1 - fraction))
+
+
+@given(names=NAMES, fraction=st.floats(0.01, 0.99))
+@settings(deadline=None, max_examples=30)
+def test_several_documents_are_split_whole_and_no_side_is_empty(
+    names: list[str], fraction: float, folder: Path
+) -> None:
+    train, val, _ = split(stored(folder, [(name, f"text {name}") for name in names]), fraction, None)
+    trained, held_out = ([text[5:] for text in texts(part)] for part in (train, val))
+    assert trained
+    assert held_out
+    assert sorted(trained + held_out) == sorted(names)
+    assert trained == [name for name in names if name in trained]  # in the order given
+
+
+def test_documents_added_later_move_no_others(folder: Path) -> None:
+    def sides(pairs: list[tuple[str, str]]) -> tuple[set[str], set[str]]:
+        train, val, _ = split(stored(folder, pairs), 0.1, None)
+        return set(texts(train)), set(texts(val))
+
+    everything = [(f"file{i}.py", f"text {i}") for i in range(2000)]
+    train, val = sides(everything)
+    assert 150 < len(val) < 250
+    for part in (everything[:500], everything[::3], everything[::-1]):
+        some_train, some_val = sides(part)
+        assert some_train <= train
+        assert some_val <= val
+
+
+@given(text=st.text(min_size=2), limit=st.integers(4, 30), fraction=st.sampled_from([0.1, 0.5, 0.95]))
+@settings(deadline=None, max_examples=30)
+def test_the_end_of_a_single_text_is_held_out_up_to_the_limit(
+    text: str, limit: int, fraction: float, folder: Path
+) -> None:
+    whole = stored(folder, [("name", text)])
+    plain, limited = split(whole, fraction, None), split(whole, fraction, limit)
+    held_out = "".join(texts(limited[1]))
+    assert "".join(texts(limited[0])) + held_out == text
+    assert (limited[2] == plain[2]) == (plain[1].n_bytes <= limit)
+    if plain[1].n_bytes <= limit:
+        assert texts(limited[1]) == texts(plain[1])
+    else:
+        assert limit - 4 < len(held_out.encode()) <= limit
+
+
+@given(names=NAMES, limit=st.integers(4, 200))
+@settings(deadline=None, max_examples=30)
+def test_the_documents_of_lowest_hash_that_fit_are_held_out(names: list[str], limit: int, folder: Path) -> None:
+    pairs = [(name, "x" * (i % 7 + 1) + name) for i, name in enumerate(names)]
+    whole = stored(folder, pairs)
+    plain, limited = split(whole, 0.5, None), split(whole, 0.5, limit)
+    if plain[1].n_bytes <= limit:
+        assert (texts(limited[1]), limited[2]) == (texts(plain[1]), plain[2])
+        return
+    ranked = sorted(pairs, key=lambda pair: hashlib.sha256(pair[0].encode()).digest()[:8])
+    total = list(itertools.accumulate(len(text.encode()) for _, text in ranked))
+    if n_fitting := sum(size <= limit for size in total):
+        assert sorted(texts(limited[1])) == sorted(text for _, text in ranked[:n_fitting])
+        assert sorted(texts(limited[0])) == sorted(text for _, text in ranked[n_fitting:])
+        assert limited[2] != plain[2]
+        return
+    whole_text, (held_out,) = ranked[0][1], texts(limited[1])  # the end of the document of lowest hash
+    assert whole_text.endswith(held_out)
+    assert limit - 4 < len(held_out.encode()) <= limit
+    assert texts(limited[0]) == [text if name != ranked[0][0] else text[: -len(held_out)] for name, text in pairs]
+    assert limited[2] != plain[2]
+    assert overlap(*limited[:2])["n_documents"] == sum(text == whole_text for _, text in ranked[1:])
+
+
+def test_texts_on_both_sides_are_counted(folder: Path) -> None:
+    pairs = [(f"{i}", f"text {i % 150}") for i in range(200)]  # 50 texts stand twice
+    train, val, _ = split(stored(folder, pairs), 0.3, None)
+    both = [text for text in texts(val) if text in set(texts(train))]
+    shared = overlap(train, val)
+    assert (shared["n_documents"], shared["of"]) == (len(both), len(texts(val)))
+    assert shared["share"] == pytest.approx(len("".join(both)) / val.n_bytes)
+    assert 0 < len(both) < len(texts(val))
+    single = split(stored(folder, [("name", "some text")]), 0.5, None)
+    assert overlap(*single[:2])["share"] == 0
+
+
 # --- text to tokens
 
 
 @given(text=st.lists(st.sampled_from(["a", "b;", "()", "é", *SPACES]), min_size=1).map("".join), data=st.data())
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 def test_encoding_in_chunks_equals_encoding_at_once(
     text: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -104,7 +231,7 @@ def lossy(kind: str, path: Path, text: str) -> TokenizerConfig:
 def test_a_tokenizer_that_loses_text_is_refused_wherever_it_stands(
     kind: str, lost: str, where: str, source: DataConfig, tmp_path: Path
 ) -> None:
-    plain = "def f(x):\n    return x\n" * 2000
+    plain = "def f(x):\n    return x\n" * 600
     tokenizer, plain_path, lost_path = (tmp_path / name for name in ("tokenizer.json", "plain.txt", "lost.txt"))
     own = lossy(kind, tokenizer, plain)
     plain_path.write_text(plain)
@@ -119,13 +246,12 @@ def test_a_tokenizer_that_loses_text_is_refused_wherever_it_stands(
 
 
 def test_compression_is_measured_on_the_first_bytes_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    blocks = [f"{i} is the number of this document\n".encode() * (i % 5 + 1) for i in range(400)]
-    whole = b"".join(blocks)
-    for n in (len(whole), 9_999):
-        monkeypatch.setattr("lm.data.tokens.BASELINE_BYTES", n)
-        baselines = compressed_bits_per_byte(blocks, len(whole))
-        assert baselines["zlib"] == 8 * len(zlib.compress(whole[:n], 9)) / n
-        assert baselines["lzma"] == 8 * len(lzma.compress(whole[:n], preset=9)) / n
+    blocks = [f"{i} is the number of this document\n".encode() * (i % 5 + 1) for i in range(100)]
+    first = b"".join(blocks)[:2_999]
+    monkeypatch.setattr("lm.data.tokens.BASELINE_BYTES", len(first))
+    baselines = compressed_bits_per_byte(blocks, 10**6)
+    assert baselines["zlib"] == 8 * len(zlib.compress(first, 9)) / len(first)
+    assert baselines["lzma"] == 8 * len(lzma.compress(first, preset=9)) / len(first)
 
 
 def test_only_a_document_that_is_in_both_parts_is_said_to_be(
@@ -175,35 +301,25 @@ def test_each_state_split_and_tokenizer_has_a_folder_that_is_built_once(
     assert folders(source) == [first]
     assert (first / "train.bin").stat() == stamp
     assert {path.name for path in first.iterdir()} == {"train.bin", "val.bin", "tokenizer.json", "meta.json"}
-    for tokenizer in (BPE, replace(BPE, vocab_size=301)):
-        prepare(source, tokenizer)
+    prepare(source, BPE)
     prepare(replace(source, val_fraction=0.2), BYTE)
-    with open(str(source.path), "a") as file:
-        file.write(".")
-    prepare(source, BYTE)
-    assert len(folders(source)) == 5
+    assert len(folders(source)) == 3
 
 
-@pytest.mark.parametrize("how", ["same size and times", "other times", "other inode", "longer", "touched"])
-def test_a_changed_text_is_read_again(how: str, source: DataConfig) -> None:
-    """Also directly after the change before, as often as it is tried."""
-    path = Path(str(source.path))
-    for words in itertools.pairwise(["return", "RETURN", "rEtUrN"]):
+def test_a_changed_text_is_read_again(source: DataConfig) -> None:
+    """Also directly after the change before, and with the size and the times of that one."""
+    path, words = Path(str(source.path)), ["return", "RETURN", "rEtUrN", "retURN"]
+    for how, old, new in zip(("same size and times", "same", "other inode"), words[:-1], words[1:], strict=True):
         before, status = prepare(source, BYTE).hash, path.stat()
-        other = path.read_text() if how == "touched" else path.read_text().replace(*words)
-        match how:
-            case "longer":
-                path.write_text(other + "more")
-            case "other inode":
-                Path(f"{path}.new").write_text(other)
-                os.replace(f"{path}.new", path)
-            case _:
-                path.write_text(other)
-        if how != "other times":
-            os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+        other = path.with_name("new") if how == "other inode" else path
+        other.write_text(path.read_text().replace(old, new))
+        os.utime(other, ns=(status.st_atime_ns, status.st_mtime_ns))
+        other.replace(path)
         data = prepare(source, BYTE)
-        assert (data.hash == before) == (how == "touched")
+        assert data.hash != before
         assert data.tokenizer.decode(data.train) + data.tokenizer.decode(data.val) == path.read_text()
+    os.utime(path)
+    assert prepare(source, BYTE).hash == data.hash
 
 
 def test_a_text_is_read_once_for_each_state_and_to_verify(source: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,7 +348,7 @@ def test_a_text_that_changes_while_it_is_read_is_refused(source: DataConfig, mon
 
 @pytest.mark.slow
 def test_processes_at_once_build_the_folder_once(source: DataConfig) -> None:
-    text = Path(str(source.path)).read_text() * 60
+    text = Path(str(source.path)).read_text() * 20
     Path(str(source.path)).write_text(text)
     building, incomplete = set(), []
     with ProcessPoolExecutor(5, mp_context=PROCESSES) as pool:
@@ -258,34 +374,38 @@ def test_what_ends_too_early_leaves_nothing(source: DataConfig) -> None:
     assert folders(source) == []
 
 
+def prepare_until_stopped(source: DataConfig) -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # an ablation may have started the server of processes
+    with suppress(KeyboardInterrupt):
+        prepare(source, BYTE)
+
+
 @pytest.mark.slow
 def test_ctrl_c_ends_a_preparation_and_a_killed_one_starts_anew(source: DataConfig, tmp_path: Path) -> None:
     text = Path(str(source.path)).read_text() * 1000
     Path(str(source.path)).write_text(text)
-    code = "from lm.config import *; from lm.data.tokens import prepare; print(flush=True)\n"
-    code += f"prepare({source!r}, {BYTE!r})"
     for signum in (signal.SIGINT, signal.SIGKILL):
-        with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-            assert process.stdout is not None
-            process.stdout.readline()
-            while not any(path.stat().st_size for path in tmp_path.glob("cache/tokens/*.partial/train.bin")):
-                assert process.poll() is None
-                time.sleep(0.01)
-            process.send_signal(signum)
-            process.communicate(timeout=60)
+        process = PROCESSES.Process(target=prepare_until_stopped, args=(source,))
+        process.start()
+        wait_for(lambda: any(path.stat().st_size for path in tmp_path.glob("cache/tokens/*.partial/train.bin")))
+        os.kill(process.pid, signum)
+        process.join(60)
         assert [path.suffix for path in folders(source)] == ([] if signum == signal.SIGINT else [".partial"])
     Path(str(source.path)).write_text(text[:10_000])
     prepare(source, BYTE)
     assert [path.suffix for path in folders(source)] == [""]
 
 
-@pytest.mark.parametrize("name", ["train.bin", "tokenizer.json"])
-def test_a_damaged_folder_is_built_again(name: str, source: DataConfig) -> None:
+def test_a_damaged_folder_is_built_again(source: DataConfig) -> None:
     right = prepare(source, BYTE)
     train, val = np.array(right.train), np.array(right.val)  # the files of the mapped ones are damaged
     (folder,) = folders(source)
-    whole = (folder / name).read_bytes()
-    for damaged in (whole[:5] + bytes([whole[5] ^ 1]) + whole[6:], whole[:-1], whole + b"0", None):
+    whole = (folder / "train.bin").read_bytes()
+    for name, damaged in (
+        ("train.bin", whole[:5] + bytes([whole[5] ^ 1]) + whole[6:]),
+        ("tokenizer.json", b"{"),
+        ("val.bin", None),
+    ):
         (folder / name).unlink()
         if damaged is not None:
             (folder / name).write_bytes(damaged)
