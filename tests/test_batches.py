@@ -114,10 +114,8 @@ def test_documents_change_places_as_a_whole_in_each_epoch(
 def test_each_epoch_has_another_order_of_documents() -> None:
     stream = streams(200, 8, documents=np.arange(0, 200, 10))
     orders = [order_of(stream, epoch)[:, 1:].ravel() // 10 for epoch in range(20)]
-    firsts = [tuple(dict.fromkeys(order.tolist())) for order in orders]
-    assert len({*firsts}) == 20
+    assert len({tuple(dict.fromkeys(order.tolist())) for order in orders}) == 20
     assert set(np.concatenate(orders)) == {*range(20)}
-    assert not np.array_equal(order_of(streams(200, 8, seed=1, documents=np.arange(0, 200, 10)), 0) // 10, orders[0])
 
 
 @pytest.mark.parametrize("n", [1, 3])
@@ -160,7 +158,3 @@ def test_an_estimate_takes_the_middle_of_each_of_equal_stretches(
     batches = list(validation_batches(tokens, seq_len, batch_size, n))
     assert len(batches) == -(-k // batch_size)
     assert torch.cat([inputs for inputs, _ in batches])[:, 0].tolist() == (chosen * seq_len).tolist()
-
-
-def test_an_estimate_that_covers_the_text_is_the_score() -> None:
-    assert validation_windows(100, 8, 2, 7).tolist() == validation_windows(100, 8, 2).tolist() == list(range(13))

@@ -256,17 +256,15 @@ def test_an_error_of_a_file_is_one_line(capsys: pytest.CaptureFixture[str]) -> N
         assert error.count("\n") == 1
 
 
-def test_a_bug_shows_its_traceback(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_and_with_a_debug_variable_a_mistake_show_their_traceback(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(args: list[str]) -> None:
         raise FileNotFoundError
 
     monkeypatch.setattr(train, "run", fail)
     code, _, error = command("train")
     assert (code, error.splitlines()[0]) == (1, "Traceback (most recent call last):")
-    assert "FileNotFoundError" in error
-
-
-def test_a_debug_variable_shows_the_traceback_of_a_mistake(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LM_DEBUG", "1")
     code, _, error = command("generate", "prompt=x")
     assert (code, error.splitlines()[0]) == (2, "Traceback (most recent call last):")
@@ -320,7 +318,6 @@ def test_every_command_is_a_script_and_opens_as_it() -> None:
         first = str(import_module(f"lm.cli.{name}").__doc__).splitlines()[0]
         script = (ROOT / "scripts" / f"{name}.py").read_text()
         assert script.startswith(f'"""{first.replace(f"lm-lab {name}", f"python scripts/{name}.py")}"""\n')
-        assert len(script.splitlines()) == 6
 
 
 def test_the_command_alone_lists_its_commands(lab: Command) -> None:

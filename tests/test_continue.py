@@ -191,8 +191,6 @@ def test_model_head_and_tokenizer_are_those_of_the_loaded_run(home: Path, untied
     [
         ("model.n_layers=4", "model.n_layers=4"),  # the default
         ("experiment=shakespeare_char tokenizer=char", "model.n_layers=3"),
-        ("model.rope_theta=100", "model.rope_theta=100.0"),
-        ("tokenizer=bpe", "tokenizer.kind=bpe"),
         ("tokenizer=file tokenizer.path=/absent", "tokenizer.path=/absent"),
         ("init_sha256=00", "init_sha256=00"),
     ],
@@ -215,11 +213,8 @@ def test_a_class_of_a_loaded_run_is_imported_by_consent_alone(home: Path, tmp_pa
 @slow
 def test_a_moved_run_is_the_same_and_other_weights_are_another(home: Path, tmp_path: Path) -> None:
     shutil.copytree(home / "tied", tmp_path / "moved")
-    same = {config_hash(at_home(home, f"init_from={path}")) for path in (home / "tied", tmp_path / "moved")}
-    run = start(home / "tied")
-    changed = (replace(run, init_sha256="00"), replace(run, init_tied_matrix="mean"), at_home(home, *MODEL))
-    others = set(map(config_hash, changed))
-    assert (len(same), len(others), same & others) == (1, 3, set())
+    run, moved = start(home / "tied"), at_home(home, f"init_from={tmp_path / 'moved'}")
+    assert config_hash(run) == config_hash(moved) != config_hash(replace(run, init_sha256="00"))
 
 
 @pytest.mark.parametrize("head", ["tied", pytest.param("untied_from_embedding", marks=slow)])
@@ -277,22 +272,11 @@ def test_without_a_checkpoint_the_same_weights_are_needed(home: Path, untied: Pa
     assert scores["val_loss"] == expected["val_loss"]
 
 
-def give_no_loss(path: Path) -> None:
-    net, tokenizer = load_model(path.parent)
-    with torch.no_grad():
-        net.norm.weight.fill_(torch.nan)
-    save_model(net, tokenizer, path.parent)
-
-
-@pytest.mark.parametrize("damage", [Path.unlink, pytest.param(give_no_loss, marks=slow)])
-def test_weights_that_are_missing_or_give_no_loss_are_named(
-    damage: Callable[[Path], None], home: Path, tmp_path: Path
-) -> None:
+def test_weights_that_are_missing_are_named(home: Path, tmp_path: Path) -> None:
     shutil.copytree(home / "tied/model", tmp_path / "model")
-    damage(tmp_path / "model/model.safetensors")
+    (tmp_path / "model/model.safetensors").unlink()
     with pytest.raises(UserError, match=str(tmp_path)):
-        train(at_home(home, f"init_from={tmp_path}", f"run_dir={tmp_path / 'new'}"))
-    assert not (tmp_path / "new").exists()
+        at_home(home, f"init_from={tmp_path}", f"run_dir={tmp_path / 'new'}")
 
 
 @slow
@@ -300,14 +284,13 @@ def test_what_the_loaded_model_cannot_do_is_named(home: Path, untied: Path, tmp_
     new = [f"run_dir={tmp_path / 'new'}"]
     (tmp_path / "other").write_text("é" * 2000)
     tied = start(home / "tied", *new)
-    refused = [
+    for wrong, message in (
         (start(untied, "data.seq_len=64", *new), r"^data\.seq_len=64: "),
         (start(home / "tied", f"data.path={tmp_path / 'other'}", *new), "'é'"),
         (at_home(home, "init_tied_matrix=mean", *new), "^init_tied_matrix=mean: "),
         (replace(tied, model=ModelConfig()), r"^model\.n_layers=4: init_from="),  # in Python
         (replace(tied, tokenizer=start(untied).tokenizer), "^tokenizer: init_from="),
-    ]
-    for wrong, message in refused:
+    ):
         with pytest.raises(UserError, match=message):
             train(wrong)
         assert not (tmp_path / "new").exists()

