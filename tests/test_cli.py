@@ -12,19 +12,16 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import hydra
 import pytest
 from conftest import ROOT, Outcome, Script
-from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from lm import __version__
 from lm.cli import ablate, train
-from lm.cli.compose import compose, parse, register, run_hydra
+from lm.cli.compose import compose, parse
 from lm.cli.evaluate import parse_arguments
 from lm.cli.help import EXAMPLES, GROUPS, USUAL
-from lm.cli.main import COMMANDS, handle_exception, job, main
+from lm.cli.main import COMMANDS, handle_exception, main
 from lm.cli.mistakes import CONFIGS, kinds_of
 from lm.config import EvaluateConfig, GenerateConfig, RunConfig, UserError
 from lm.config.ablation import AblateConfig
@@ -221,24 +218,6 @@ def test_a_sweep_needs_one_process_for_each_run(command: Command) -> None:
     code, _, error = command("train", "-m", "trainer.devices=2", "seed=0")
     assert code == 2
     assert error.startswith("error: trainer.devices=2")
-
-
-@pytest.mark.slow
-def test_the_result_of_a_job_reaches_hydra() -> None:
-    """A sweeper that searches, such as Optuna's, reads what a job returns."""
-    results: list[Any] = []
-
-    @job
-    def task(config: Any) -> float:
-        return 1.5
-
-    @hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name="train")
-    def program(config: Any) -> None:
-        results.append((HydraConfig.get().mode, task(config)))
-
-    register("train", RunConfig)
-    run_hydra(program, ["seed=1"], kinds_of(RunConfig), lambda flags: flags.overrides)
-    assert results == [(RunMode.RUN, 1.5)]
 
 
 # --- where exceptions end

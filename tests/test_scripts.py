@@ -314,16 +314,13 @@ def test_the_installed_command_finds_its_configurations_outside_of_the_checkout(
 @pytest.mark.nightly
 def test_every_command_runs_outside_of_the_checkout(lab: Callable[..., str]) -> None:
     small = [*TINY_RUN, "data.path=my file.txt"]
-    assert "Samples" not in lab("train", *small, "run_dir=run")
-    assert "validation loss" in lab("train", "run_dir=run")
+    assert "validation loss" in lab("train", *small, "run_dir=run")
     assert lab("generate", "run_dir=run", "prompt=def f", "max_new_tokens=3").startswith("def f")
     assert "loss" in json.loads(lab("evaluate", "run_dir=run"))
     few = [*small, "tokenizer.vocab_size=null", "trainer.max_steps=4", "ablation.seeds=[0,1]"]
     lab("ablate", "ablation=smoke", *few, "output_dir=out")
-    read = "import pathlib, sys; print(pathlib.Path(sys.argv[1]).read_text())"
-    record = json.loads(lab("-c", read, "out/ablation.json", program=sys.executable))
-    assert record["command"].startswith("lm-lab ablate ablation=smoke")
     lab("report", "output_dir=out")
+    read = "import pathlib, sys; print(pathlib.Path(sys.argv[1]).read_text())"
     assert "lm-lab report output_dir=out" in lab("-c", read, "out/report.html", program=sys.executable)
     assert "AutoModelForCausalLM" in lab("export", "run_dir=run", "output_dir=exported")
     assert "run" in lab("runs", "folder=.")

@@ -149,16 +149,6 @@ def test_a_text_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         assert words in refusal("text", folder / place)
 
 
-def test_compressed_texts_are_the_same_text(tmp_path: Path) -> None:
-    text = "".join(f"line {i} é\r\n" for i in range(5_000))
-    raw = b"\xef\xbb\xbf" + text.encode()
-    with pa.CompressedOutputStream(str(tmp_path / "a.txt.zst"), "zstd") as file:
-        file.write(raw)
-    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(raw))
-    for name in ("a.txt.gz", "a.txt.zst"):
-        assert load("text", tmp_path / name) == [("", text)]
-
-
 def test_a_text_with_another_hash_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "texts/a.txt"
     path.parent.mkdir()
@@ -312,9 +302,3 @@ def test_local_paths_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ):
         with pytest.raises(UserError, match=f"^{key}="):
             check_paths(DataConfig(source=source, path=path), tokenizer)
-
-
-def test_the_cache_is_one_for_all_working_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert DataConfig().cache_dir == str(tmp_path / "cache/lm_lab")
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    assert DataConfig().cache_dir == "~/.cache/lm_lab"

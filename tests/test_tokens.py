@@ -87,27 +87,21 @@ def test_the_hash_is_of_sizes_names_and_texts_in_order(folder: Path) -> None:
 # --- the split
 
 
-@given(text=st.text(min_size=2), fraction=st.floats(0.01, 0.99), block=st.integers(2, 9))
-@settings(deadline=None, max_examples=30)
-def test_a_single_text_is_split_by_characters(text: str, fraction: float, block: int, folder: Path) -> None:
+@given(text=st.text(min_size=2), fraction=st.floats(0.01, 0.99), limit=st.integers(4, 30), block=st.integers(4, 9))
+@settings(deadline=None, max_examples=50)
+def test_the_end_of_a_single_text_is_held_out_by_characters_up_to_the_limit(
+    text: str, fraction: float, limit: int, block: int, folder: Path
+) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "BLOCK", block)
-        train, val, _ = split(stored(folder, [("name", text)]), fraction, None)
-        assert "".join(texts(train) + texts(val)) == text
-        assert len("".join(texts(train))) == int(len(text) * (1 - fraction))
-
-
-@given(names=NAMES, fraction=st.floats(0.01, 0.99))
-@settings(deadline=None, max_examples=30)
-def test_several_documents_are_split_whole_and_no_side_is_empty(
-    names: list[str], fraction: float, folder: Path
-) -> None:
-    train, val, _ = split(stored(folder, [(name, f"text {name}") for name in names]), fraction, None)
-    trained, held_out = ([text[5:] for text in texts(part)] for part in (train, val))
-    assert trained
-    assert held_out
-    assert sorted(trained + held_out) == sorted(names)
-    assert trained == [name for name in names if name in trained]  # in the order given
+        whole = stored(folder, [("name", text)])
+        plain, limited = split(whole, fraction, None), split(whole, fraction, limit)
+        train, val = ("".join(texts(part)) for part in plain[:2])
+        assert (train + val, len(train)) == (text, min(int(len(text) * (1 - fraction)), len(text) - 1))
+        train, val = ("".join(texts(part)) for part in limited[:2])
+        assert train + val == text
+        assert (limited[2] == plain[2]) == (plain[1].n_bytes <= limit)
+        assert limited[1].n_bytes == plain[1].n_bytes or limit - 4 < limited[1].n_bytes <= limit
 
 
 def test_documents_added_later_move_no_others(folder: Path) -> None:
@@ -124,22 +118,6 @@ def test_documents_added_later_move_no_others(folder: Path) -> None:
         assert some_val <= val
 
 
-@given(text=st.text(min_size=2), limit=st.integers(4, 30), fraction=st.sampled_from([0.1, 0.5, 0.95]))
-@settings(deadline=None, max_examples=30)
-def test_the_end_of_a_single_text_is_held_out_up_to_the_limit(
-    text: str, limit: int, fraction: float, folder: Path
-) -> None:
-    whole = stored(folder, [("name", text)])
-    plain, limited = split(whole, fraction, None), split(whole, fraction, limit)
-    held_out = "".join(texts(limited[1]))
-    assert "".join(texts(limited[0])) + held_out == text
-    assert (limited[2] == plain[2]) == (plain[1].n_bytes <= limit)
-    if plain[1].n_bytes <= limit:
-        assert texts(limited[1]) == texts(plain[1])
-    else:
-        assert limit - 4 < len(held_out.encode()) <= limit
-
-
 @given(names=NAMES, limit=st.integers(4, 200))
 @settings(deadline=None, max_examples=30)
 def test_the_documents_of_lowest_hash_that_fit_are_held_out(names: list[str], limit: int, folder: Path) -> None:
@@ -148,6 +126,10 @@ def test_the_documents_of_lowest_hash_that_fit_are_held_out(names: list[str], li
     plain, limited = split(whole, 0.5, None), split(whole, 0.5, limit)
     ranked = [text for _, text in sorted(pairs, key=lambda pair: hashlib.sha256(pair[0].encode()).digest()[:8])]
     sizes = list(itertools.accumulate(len(text.encode()) for text in ranked))
+    sides = [texts(part) for part in plain[:2]]
+    assert all(sides)
+    assert sorted(itertools.chain(*sides)) == sorted(ranked)
+    assert sides[0] == [text for _, text in pairs if text in sides[0]], "in the order given"
     assert (limited[2] == plain[2]) == (plain[1].n_bytes <= limit)
     if plain[1].n_bytes <= limit:
         assert texts(limited[1]) == texts(plain[1])
@@ -169,6 +151,8 @@ def test_texts_on_both_sides_are_counted(folder: Path) -> None:
     assert (shared["n_documents"], shared["of"]) == (len(both), len(texts(val)))
     assert shared["share"] == pytest.approx(len("".join(both)) / val.n_bytes)
     assert 0 < len(both) < len(texts(val))
+    single = split(stored(folder, [("name", "some text")]), 0.5, None)  # which is cut
+    assert overlap(*single[:2])["share"] == 0
 
 
 # --- text to tokens
@@ -240,17 +224,6 @@ def test_compression_is_measured_on_the_first_bytes_block_by_block(monkeypatch: 
     baselines = compressed_bits_per_byte(blocks, 10**6)
     assert baselines["zlib"] == 8 * len(zlib.compress(first, 9)) / len(first)
     assert baselines["lzma"] == 8 * len(lzma.compress(first, preset=9)) / len(first)
-
-
-def test_only_a_document_that_is_in_both_parts_is_said_to_be(
-    tmp_path: Path, source: DataConfig, caplog: pytest.LogCaptureFixture
-) -> None:
-    prepare(source, BYTE)  # one document, cut into two parts
-    assert caplog.messages == []
-    for name in "ab":
-        (tmp_path / f"{name}.same").write_text("the same text, more than once. " * 9)
-    prepare(replace(source, path=str(tmp_path / "*.same")), BYTE)
-    assert "1 of 1 validation documents, 100.0 %" in caplog.text
 
 
 @pytest.mark.slow
