@@ -70,16 +70,11 @@ def run_dir(stopped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
     return path
 
 
-def outcome_of(run_dir: Path) -> dict[str, Any]:
-    return outcome(RunConfig(run_dir=str(run_dir)))
-
-
-def test_the_same_command_continues_its_run_and_then_shows_it(run_dir: Path, whole: dict[str, Any]) -> None:
+def test_the_same_command_continues_its_run_and_then_shows_it(run_dir: Path) -> None:
     folder, scores = train(composed(*WORDS, "data.path=./t.txt"))
     assert folder == run_dir
     assert folder.name.endswith(scores["config_hash"][:8])
-    assert scores["resumed_from"] == [12]
-    assert outcome_of(run_dir) == whole
+    assert (scores["steps"], scores["resumed_from"]) == (20, [12])
     assert train(composed(*WORDS, f"data.path={Path('t.txt').absolute()}")) == (run_dir, scores)
     Path("t.txt").unlink()
     assert train(composed(f"run_dir={run_dir}")) == (run_dir, scores), "without its text"
@@ -103,7 +98,7 @@ def test_a_run_whose_text_has_moved_is_continued_at_its_new_place(
         train(composed(f"run_dir={run_dir}"))
     words = name_the_place(run_dir, "elsewhere/renamed.md")
     train(composed(f"run_dir={run_dir}", *words))
-    assert outcome_of(run_dir) == whole
+    assert outcome(RunConfig(run_dir=str(run_dir))) == whole
 
 
 def test_what_may_differ_on_resume_is_applied_to_the_settings_of_the_directory(run_dir: Path) -> None:

@@ -72,6 +72,7 @@ def test_the_readme_names_every_package_and_script_and_only_what_exists() -> Non
     assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", ["main", "longer_tuned"])
 def test_the_readme_states_the_intervals_of_the_study_of_tying(folder: str) -> None:
     frame = contrasts(ROOT / "docs/studies/tying" / folder)
