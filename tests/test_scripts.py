@@ -195,9 +195,9 @@ def test_nothing_is_offered_where_nothing_can_be_resumed(
 def test_an_interrupted_run_says_how_to_resume_it(command: Command, cwd: Path) -> None:
     words = [*TINY_RUN, "data.path=my file.txt", "run_dir=run", "trainer.max_steps=300"]
     process = start("train", *words, cwd=cwd, stderr=subprocess.PIPE)
-    wait_for(lambda: list(cwd.glob("run/checkpoints/step-*")))
+    wait_for(lambda: list(cwd.glob("run/checkpoints/step-*")), 300)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=300)
     assert process.returncode == 130
     assert "Traceback" not in errors
     message, _, line = errors.splitlines()[-1].partition("; resume with: ")
@@ -215,12 +215,12 @@ def test_a_terminal_that_closes_stops_a_run_after_a_checkpoint_unless_it_is_igno
     for ignored, code in ((), 128 + signal.SIGHUP), ((signal.SIGHUP,), 128 + signal.SIGTERM):
         newest = max(cwd.glob("run/checkpoints/*"), default=None)
         process = fork(*words, ignored=ignored)
-        wait_for(lambda newest=newest: max(cwd.glob("run/checkpoints/*"), default=None) != newest)  # type: ignore[misc]
+        wait_for(lambda newest=newest: max(cwd.glob("run/checkpoints/*"), default=None) != newest, 300)
         os.kill(process.pid, signal.SIGHUP)
         if ignored:
             time.sleep(0.5)
             process.terminate()
-        process.join(60)
+        process.join(300)
         assert process.exitcode == code
 
 
