@@ -194,6 +194,7 @@ OTHER: dict[str, RunConfig] = {  # the key that differs -> a run
     "loss": replace(RUN, loss="plain"),
     "head.kind": replace(RUN, head=HEADS["untied"]),
     "checkpoint.best": replace(RUN, checkpoint=CheckpointConfig(best=True)),
+    "checkpoint.patience": replace(RUN, checkpoint=CheckpointConfig(patience=3)),
     "data.order": with_data(RUN, order="documents"),
     "max_minutes": replace(RUN, max_minutes=1.0),
     "data.val_fraction": with_data(RUN, val_fraction=0.2),
