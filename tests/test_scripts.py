@@ -55,24 +55,14 @@ def start(name: str, *args: str, **options: Any) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, str(ROOT / f"scripts/{name}.py"), *args], text=True, **options)
 
 
-def fork(*words: str, output: Path | None = None, ignored: tuple[int, ...] = (), **environment: str) -> Any:
-    """Start train in a process that has imported it already. Without a file for its output, nobody reads that."""
-    process = PROCESSES.Process(target=_train, args=(words, output, ignored, environment))
-    process.start()
-    return process
-
-
-def _train(words: tuple[str, ...], output: Path | None, ignored: tuple[int, ...], environment: dict[str, str]) -> None:
-    os.environ.update(environment)
+def train_unread(words: list[str], ignored: tuple[int, ...]) -> None:
+    """The command in a process that has imported it already; nobody reads what it writes."""
     for signum in ignored:
         signal.signal(signum, signal.SIG_IGN)
-    if output is None:
-        reading, descriptor = os.pipe()
-        os.close(reading)
-    else:
-        descriptor = os.open(output, os.O_WRONLY | os.O_CREAT)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
+    reading, writing = os.pipe()
+    os.close(reading)
+    os.dup2(writing, 1)
+    os.dup2(writing, 2)
     sys.argv = [str(ROOT / "scripts/train.py"), *words]
     main("train")
 
@@ -214,7 +204,8 @@ def test_a_terminal_that_closes_stops_a_run_after_a_checkpoint_unless_it_is_igno
     words = [*TINY_RUN, "data.path=my file.txt", "trainer.max_steps=100000", "run_dir=run"]
     for ignored, code in ((), 128 + signal.SIGHUP), ((signal.SIGHUP,), 128 + signal.SIGTERM):
         newest = max(cwd.glob("run/checkpoints/*"), default=None)
-        process = fork(*words, ignored=ignored)
+        process = PROCESSES.Process(target=train_unread, args=(words, ignored))
+        process.start()
         wait_for(lambda newest=newest: max(cwd.glob("run/checkpoints/*"), default=None) != newest, 300)
         os.kill(process.pid, signal.SIGHUP)
         if ignored:
@@ -238,13 +229,12 @@ def test_a_killed_process_of_several_is_one_line_that_says_how_to_resume(cwd: Pa
 
 
 @slow
-def test_a_compiler_that_is_not_there_is_one_line(cwd: Path) -> None:
+def test_a_compiler_that_is_not_there_is_one_line(script: Script, cwd: Path) -> None:
+    own = {"CXX": "no-such-compiler", "TORCHINDUCTOR_CACHE_DIR": str(cwd / "cache")}
     words = [*TINY_RUN, "data.path=my file.txt", "trainer.max_steps=1", "compile=true", "run_dir=run"]
-    process = fork(*words, output=cwd / "log", CXX="no-such-compiler", TORCHINDUCTOR_CACHE_DIR=str(cwd / "cache"))
-    process.join(300)
-    log = (cwd / "log").read_text()
-    assert (process.exitcode, "Traceback" in log) == (2, False)
-    assert re.search(r"^error: compile=true: .*no-such-compiler", log, re.MULTILINE)
+    answer = script("train", *words, env=own)
+    assert (answer.returncode, "Traceback" in answer.stderr) == (2, False)
+    assert re.search(r"^error: compile=true: .*no-such-compiler", answer.stderr, re.MULTILINE)
 
 
 # --- the wheel does what the checkout does, in a folder where the checkout is not
