@@ -24,11 +24,11 @@ def epoch_of(stream: TrainingStream, epoch: int) -> np.ndarray:
 
 # --- batches for training
 
-LENGTHS = {"tokens": st.integers(2, 200), "seq_len": st.integers(1, 200), "seed": st.integers(0, 5)}
+LENGTHS = {"tokens": st.integers(2, 120), "seq_len": st.integers(1, 120), "seed": st.integers(0, 5)}
 
 
 @given(**LENGTHS, k=st.integers(0, 1000), batch_size=st.integers(1, 5))
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 def test_a_batch_is_a_function_of_seed_and_index(tokens: int, seq_len: int, seed: int, k: int, batch_size: int) -> None:
     assume(tokens > seq_len)
     options = {"seed": seed, "batch_size": batch_size}
@@ -48,7 +48,7 @@ def test_a_batch_is_a_function_of_seed_and_index(tokens: int, seq_len: int, seed
 
 
 @given(**LENGTHS)
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 def test_an_epoch_has_each_token_as_target_at_most_once(tokens: int, seq_len: int, seed: int) -> None:
     assume(tokens > seq_len)
     stream = streams(tokens, seq_len, seed=seed)
@@ -69,7 +69,7 @@ def test_epochs_together_cover_every_token_in_different_orders() -> None:
 
 
 @given(**LENGTHS, k=st.integers(0, 50), world=st.integers(1, 4), batch_size=st.integers(1, 3))
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 def test_ranks_share_the_batch_of_one_process(
     tokens: int, seq_len: int, seed: int, k: int, world: int, batch_size: int
 ) -> None:
@@ -91,8 +91,8 @@ def order_of(stream: TrainingStream, epoch: int) -> np.ndarray:
     return windows[np.argsort(stream.order)]
 
 
-@given(**LENGTHS, k=st.integers(0, 300), starts=st.sets(st.integers(1, 150), max_size=20), batch_size=st.integers(1, 3))
-@settings(deadline=None)
+@given(**LENGTHS, k=st.integers(0, 300), starts=st.sets(st.integers(1, 100), max_size=20), batch_size=st.integers(1, 3))
+@settings(deadline=None, max_examples=40)
 def test_documents_change_places_as_a_whole_in_each_epoch(
     tokens: int, seq_len: int, seed: int, k: int, starts: set[int], batch_size: int
 ) -> None:
@@ -114,10 +114,8 @@ def test_documents_change_places_as_a_whole_in_each_epoch(
 def test_each_epoch_has_another_order_of_documents() -> None:
     stream = streams(200, 8, documents=np.arange(0, 200, 10))
     orders = [order_of(stream, epoch)[:, 1:].ravel() // 10 for epoch in range(20)]
-    firsts = [tuple(dict.fromkeys(order.tolist())) for order in orders]
-    assert len({*firsts}) == 20
+    assert len({tuple(dict.fromkeys(order.tolist())) for order in orders}) == 20
     assert set(np.concatenate(orders)) == {*range(20)}
-    assert not np.array_equal(order_of(streams(200, 8, seed=1, documents=np.arange(0, 200, 10)), 0) // 10, orders[0])
 
 
 @pytest.mark.parametrize("n", [1, 3])
@@ -132,7 +130,7 @@ def test_overfitting_repeats_the_first_batches(n: int) -> None:
 
 
 @given(tokens=st.integers(2, 200), seq_len=st.integers(1, 200), batch_size=st.integers(1, 9))
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 def test_validation_has_each_token_except_the_first_as_target_once_in_order(
     tokens: int, seq_len: int, batch_size: int
 ) -> None:
@@ -148,7 +146,7 @@ def test_validation_has_each_token_except_the_first_as_target_once_in_order(
 
 
 @given(windows=st.integers(1, 400), seq_len=st.integers(1, 9), batch_size=st.integers(1, 9), n=st.integers(1, 60))
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 def test_an_estimate_takes_the_middle_of_each_of_equal_stretches(
     windows: int, seq_len: int, batch_size: int, n: int
 ) -> None:
@@ -160,7 +158,3 @@ def test_an_estimate_takes_the_middle_of_each_of_equal_stretches(
     batches = list(validation_batches(tokens, seq_len, batch_size, n))
     assert len(batches) == -(-k // batch_size)
     assert torch.cat([inputs for inputs, _ in batches])[:, 0].tolist() == (chosen * seq_len).tolist()
-
-
-def test_an_estimate_that_covers_the_text_is_the_score() -> None:
-    assert validation_windows(100, 8, 2, 7).tolist() == validation_windows(100, 8, 2).tolist() == list(range(13))

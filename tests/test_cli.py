@@ -1,24 +1,27 @@
-"""What is typed arrives as typed; a mistake is one line on standard error and exit code 2, before anything is built."""
+"""The command line: help, completion, what is typed arrives as typed, a mistake is one line and exit code 2."""
 
 import errno
 import gc
 import os
+import re
 import signal
+import sys
 import weakref
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Outcome, Script
-from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
+from conftest import ROOT, Outcome, Script
 from omegaconf import OmegaConf
 
+from lm import __version__
 from lm.cli import ablate, train
-from lm.cli.compose import compose, parse, register, run_hydra
+from lm.cli.compose import compose, parse
 from lm.cli.evaluate import parse_arguments
-from lm.cli.main import handle_exception, job
+from lm.cli.help import EXAMPLES, GROUPS, USUAL
+from lm.cli.main import COMMANDS, handle_exception, main
 from lm.cli.mistakes import CONFIGS, kinds_of
 from lm.config import EvaluateConfig, GenerateConfig, RunConfig, UserError
 from lm.config.ablation import AblateConfig
@@ -33,35 +36,41 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+# --- mistakes
+
+COMPOSED = {  # overrides of train -> what the one line about them names
+    "sead=1": "did you mean seed?",
+    "+model.n_layer=3": "did you mean model.n_layers?",
+    "every=3": "checkpoint.every or validation.every or diagnostics.every?",
+    "models.n_layers=3": "models",
+    "model.n_layers=two": "model.n_layers=two: expected a whole number",
+    "optim.lr=0,01": "optim.lr=0,01",
+    "~optim.lr": "optim.lr",
+    "head=TIED": "did you mean head=tied?",
+    "logger=[tensorboard,other]": "logger=other",
+    "seed=${nothing}": "nothing",
+    "data=text": "data.path",
+    "head.kind=untied head.head_std=0.01 head.head_lr_multiplier=1": "head.name=tied",
+    "init_from=none": "init_from=none",
+    "prompts=[a": "prompts=[a",
+    "data=my.txt": "did you mean data=text data.path=my.txt?",
+}
+
+
+@pytest.mark.parametrize("words", COMPOSED)
+def test_what_cannot_be_composed_is_named_in_one_line(words: str, folder: Path) -> None:
+    (folder / "my.txt").touch()
+    with pytest.raises(UserError) as caught:
+        compose("train", words.split(), RunConfig)
+    assert COMPOSED[words] in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
 REFUSED = {  # a command line -> what its one line of error names
-    "train sead=1": "did you mean seed?",
-    "train +model.n_layer=3": "did you mean model.n_layers?",
-    "train max_steps=10": "did you mean trainer.max_steps?",
-    "train every=3": "checkpoint.every or validation.every or diagnostics.every?",
-    "train models.n_layers=3": "models",
-    "train +data.more.path=3": "data.more",
-    "train modle=small": "did you mean model?",
-    "train model.n_layers=two": "model.n_layers=two: expected a whole number",
-    "train model.n_layers=null": "model.n_layers=null",
-    "train trainer.max_steps=1e3": "trainer.max_steps=1e3",
-    "train optim.lr=0,01": "optim.lr=0,01",
     "train seed=-1": "seed=-1",
-    "train model=null": "model=null",
-    "train ~optim.lr": "optim.lr",
-    "train -m seed=0,1 run_dir=x": "run_dir=x",
-    "train head=tied,untied": "head=tied,untied",
-    "train head=TIED": "did you mean head=tied?",
-    "train logger=[tensorboard,other]": "logger=other",
-    "train ablation=tying": "ablation",
-    "train seed=${nothing}": "nothing",
-    "train data=text": "data.path",
-    "train head.kind=untied head.head_std=0.01 head.head_lr_multiplier=1": "head.name=tied",
-    "train init_from=none": "init_from=none",
     "train seed": "did you mean seed=VALUE?",
-    "train prompts=[a": "prompts=[a",
     "train tied": "did you mean head=tied?",
-    "train nonsense": "nonsense",
-    "train data=my.txt": "did you mean data=text data.path=my.txt?",
+    "train -m seed=0,1 run_dir=x": "run_dir=x",
     "train -m --max-steps=3": "did you mean trainer.max_steps=VALUE?",
     "train --config-dir absent": "absent",
     "train --config-dir configs model=bad": "bad",
@@ -79,26 +88,19 @@ REFUSED = {  # a command line -> what its one line of error names
     "generate run_dir=. prompt_file=absent": "absent",
     "generate run_dir=. prompt_file=latin.txt": "latin.txt",
     "generate run_dir=. prompt=\udce9": "prompt=",
-    "evaluate threads=2": "run_dir",
     "evaluate run_dir=x data.path=y": "data.path=y",
-    "evaluate run_dir=x data=texxt": "did you mean data=text?",
     "report run_dir=.": "run_dir=.",
     "report run_dir=. output_dir=.": "output_dir",
     "report output_dir=absent": "output_dir=absent",
     "report ": "output_dir",
-    "export run_dir=x": "output_dir",
-    "export run_dir=x output_dir=y format=onnx": "format=onnx",
-    "ablate ablation.arms=x": "ablation.arms=x",
     "ablate ablation.overrides=[seed=1]": """'key=["head=untied"]'""",
     "ablate seeds=[0]": "did you mean ablation.seeds",
-    "ablate optim.lr=fast": "optim.lr=fast",
     "ablate -m seed=1,2": "-m",
 }
 
 
 @pytest.mark.parametrize("line", REFUSED)
-def test_a_mistake_is_one_line_that_names_it(line: str, command: Command, folder: Path) -> None:
-    (folder / "my.txt").touch()
+def test_a_mistake_is_one_line_exit_code_2_and_leaves_nothing(line: str, command: Command, folder: Path) -> None:
     (folder / "latin.txt").write_bytes(b"caf\xe9")
     (folder / "configs/model").mkdir(parents=True)
     (folder / "configs/model/bad.yaml").write_text("n_layers: [")
@@ -111,6 +113,15 @@ def test_a_mistake_is_one_line_that_names_it(line: str, command: Command, folder
     assert sorted(folder.rglob("*")) == before
 
 
+@pytest.mark.slow
+def test_the_settings_are_checked_before_torch_is_imported(script: Script) -> None:
+    answer = script("train", "data=text", "data.path=none", env={"PYTHONPROFILEIMPORTTIME": "1"})
+    imported = {line.rpartition("|")[2].strip() for line in answer.stderr.splitlines()}
+    assert answer.returncode == 2
+    assert "lm.config" in imported
+    assert not {"torch", "lightning"} & imported
+
+
 # --- values arrive as typed
 
 ODD = [
@@ -120,19 +131,23 @@ ODD = [
 PROMPTS = ["", "def f(x, y):", "${seed}", "???", "null", "[1, 2", "{", "'", '"', "\\", "\n", "=", "--help"]
 
 
-@pytest.mark.slow
-def test_text_arrives_as_typed_in_every_command() -> None:
-    for path, run_dir in zip(ODD[::2], ODD[1::2], strict=True):
-        run = compose("train", ["data=text", f"data.path={path}", f"run_dir={run_dir}"], RunConfig)
-        assert (run.data.path, run.run_dir) == (path, run_dir)
+def test_text_arrives_as_typed_in_a_flat_command() -> None:
     for value in ODD + PROMPTS:
         config = parse(GenerateConfig, [f"run_dir={value}", f"prompt={value}", "seed=7"])
         assert (config.run_dir, config.prompt, config.seed) == (value, value, 7)
-    scored = parse_arguments(["run_dir=[a,b c]", "data=text", f"data.path={ODD[0]}", "details=true"])
-    assert (scored.run_dir, scored.details) == ("[a,b c]", True)
-    assert scored.data == compose("train", ["data=text", f"data.path={ODD[0]}"], RunConfig).data
     assert parse(GenerateConfig, ["run_dir=x", "top_k=null"]).top_k is None
     assert parse(EvaluateConfig, ["run_dir=x", "texts=null"]).texts is None
+
+
+@pytest.mark.slow
+def test_text_arrives_as_typed_through_hydra() -> None:
+    for path, run_dir in zip(ODD[::2], ODD[1::2], strict=True):
+        run = compose("train", ["data=text", f"data.path={path}", f"run_dir={run_dir}"], RunConfig)
+        assert (run.data.path, run.run_dir) == (path, run_dir)
+    for words in (["data=text", f"data.path={ODD[0]}"], ["data=hub", "data.path=a/b", "data.split=test"]):
+        scored = parse_arguments(["run_dir=[a,b c]", *words, "details=true"])
+        assert (scored.run_dir, scored.details) == ("[a,b c]", True)
+        assert scored.data == compose("train", words, RunConfig).data
 
 
 @pytest.fixture
@@ -205,57 +220,34 @@ def test_a_sweep_needs_one_process_for_each_run(command: Command) -> None:
     assert error.startswith("error: trainer.devices=2")
 
 
-def test_the_result_of_a_job_reaches_hydra() -> None:
-    """A sweeper that searches, such as Optuna's, reads what a job returns."""
-    results: list[Any] = []
-
-    @job
-    def task(config: Any) -> float:
-        return 1.5
-
-    import hydra
-
-    @hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name="train")
-    def program(config: Any) -> None:
-        results.append((HydraConfig.get().mode, task(config)))
-
-    register("train", RunConfig)
-    run_hydra(program, ["seed=1"], kinds_of(RunConfig), lambda flags: flags.overrides)
-    assert results == [(RunMode.RUN, 1.5)]
-
-
 # --- where exceptions end
-
-MACHINE = [(number, name) for number in (errno.EIO, errno.ENOSPC, errno.ENOLCK) for name in ("some/file", None)]
-MISTAKES = [(number, "some/file") for number in (errno.EACCES, errno.EROFS, errno.EISDIR, errno.ENOENT)]
 
 
 def test_an_error_of_a_file_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    for number, name in MACHINE + MISTAKES:
-        code = 1 if (number, name) in MACHINE else 2
+    """Exit code 1 where the machine is at fault, 2 where another path or permission mends it."""
+    for number, name, code in (
+        *((errno.ENOSPC, "some/file", 1), (errno.EIO, None, 1), (errno.ENOLCK, "some/file", 1)),
+        *((errno.EACCES, "some/file", 2), (errno.ENOENT, "some/file", 2)),
+    ):
         assert handle_exception(OSError(number, os.strerror(number), name)) == code
         error = capsys.readouterr().err
         assert error.startswith(f"error: {f'{name}: ' if name else ''}{os.strerror(number)}")
         assert error.count("\n") == 1
 
 
-def test_a_bug_shows_its_traceback(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_and_with_a_debug_variable_a_mistake_show_their_traceback(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(args: list[str]) -> None:
         raise FileNotFoundError
 
     monkeypatch.setattr(train, "run", fail)
     code, _, error = command("train")
-    assert code == 1
-    assert error.startswith("Traceback")
-    assert "FileNotFoundError" in error
-
-
-def test_a_debug_variable_shows_the_traceback_of_a_mistake(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (code, error.splitlines()[0]) == (1, "Traceback (most recent call last):")
     monkeypatch.setenv("LM_DEBUG", "1")
-    code, _, error = command("train", "seed=-1")
-    assert code == 2
-    assert error.startswith("Traceback")
-    assert error.splitlines()[-1].startswith("error: seed=-1")
+    code, _, error = command("generate", "prompt=x")
+    assert (code, error.splitlines()[0]) == (2, "Traceback (most recent call last):")
+    assert error.splitlines()[-1].startswith("error: run_dir")
 
 
 def test_too_little_memory_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -273,14 +265,6 @@ def test_a_message_cannot_steer_a_terminal(capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().err == "error: a\\x1b[2J b\n"
 
 
-def test_the_settings_are_checked_before_torch_is_imported(script: Script) -> None:
-    answer = script("train", "data=text", "data.path=none", env={"PYTHONPROFILEIMPORTTIME": "1"})
-    imported = {line.rpartition("|")[2].strip() for line in answer.stderr.splitlines()}
-    assert answer.returncode == 2
-    assert "lm.config" in imported
-    assert not {"torch", "lightning"} & imported
-
-
 def test_what_a_signal_breaks_off_is_an_interruption(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -288,3 +272,78 @@ def test_what_a_signal_breaks_off_is_an_interruption(
     monkeypatch.setattr("lm.cli.main.signals", [signal.SIGTERM])
     assert handle_exception(ImportError("cannot load module more than once per process")) == 143
     assert capsys.readouterr().err == "interrupted\n"
+
+
+# --- lm-lab, --help and completion
+
+
+@pytest.fixture
+def lab(command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Run lm-lab as `command` runs a script."""
+
+    def run(*args: str) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["lm-lab", *args])
+        with pytest.raises(SystemExit) as left:
+            main()
+        return (int(left.value.code or 0), *capsys.readouterr())
+
+    return run
+
+
+def test_every_command_is_a_script_and_opens_as_it() -> None:
+    scripts = {path.stem for path in (ROOT / "scripts").glob("*.py")}
+    assert {*COMMANDS} == scripts - {"benchmark"}  # which is no part of the package
+    for name in COMMANDS:
+        first = str(import_module(f"lm.cli.{name}").__doc__).splitlines()[0]
+        script = (ROOT / "scripts" / f"{name}.py").read_text()
+        assert script.startswith(f'"""{first.replace(f"lm-lab {name}", f"python scripts/{name}.py")}"""\n')
+
+
+def test_the_command_alone_lists_its_commands(lab: Command) -> None:
+    for args in ([], ["--help"], ["help"]):
+        code, out, _ = lab(*args)
+        assert code == 0
+        assert re.findall(r"^  (\w+) +\S", out, re.MULTILINE) == list(COMMANDS)
+    code, out, error = lab("trian", "seed=1")
+    assert (code, out) == (2, "")
+    assert "did you mean train?" in error
+
+
+def test_the_version_is_the_changelogs(command: Command, lab: Command) -> None:
+    assert lab("--version") == command("train", "--version") == (0, f"lm-lab {__version__}\n", "")
+    newest = re.search(r"^## \[(.+?)\] - \d{4}-\d\d-\d\d$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert newest
+    assert newest[1] == __version__
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_has_a_line_for_each_setting_and_each_group(name: str, command: Command, folder: Path) -> None:
+    (folder / "my/head").mkdir(parents=True)
+    (folder / "my/head/mine.yaml").touch()
+    code, out, error = command(name, "--config-dir", "my", "--help")
+    assert (code, error) == (0, "")
+    assert f": python scripts/{name}.py" in out.splitlines()[0]
+    assert (f"Example: python scripts/{name}.py" in out) == (name in EXAMPLES)
+    listed = dict(re.findall(r"^  (\w+): (\w.*)$", out.partition("Settings, each")[0], re.MULTILINE))
+    assert tuple(listed) == GROUPS.get(name, ())
+    for group, choices in listed.items():
+        mine = {"mine"} if group == "head" else set()
+        assert set(choices.split(", ")) == {path.stem for path in (CONFIGS / group).glob("*.yaml")} | mine
+    kinds = kinds_of(import_module(f"lm.cli.{name}").SCHEMA)
+    leaves = {key for key in kinds if not any(other.startswith(f"{key}.") for other in kinds)}
+    keys = re.findall(r"^  ([\w.]+)=", out, re.MULTILINE)
+    assert sorted(keys) == sorted(leaves)
+    if name == "train":
+        assert tuple(keys[:10]) == USUAL
+        assert re.search(r"^  checkpoint.every=100 +optimizer steps$", out, re.MULTILINE)
+
+
+def test_the_console_command_completes(lab: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    for line, expected in {
+        "lm-lab tr": set(COMMANDS),
+        "lm-lab train head=tied_": {"head=tied_naive", "head=tied_projected", "head=tied_scaled"},
+        "lm-lab export ": {"run_dir=", "output_dir=", "format=", "dtype=", "trust="},
+    }.items():
+        monkeypatch.setenv("COMP_LINE", line)
+        code, out, error = lab("-sc", "query=bash")
+        assert (code, set(out.split()), error) == (0, expected, "")

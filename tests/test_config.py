@@ -1,13 +1,19 @@
-"""What settings refuse, by name, and the edge of what they allow."""
+"""What settings refuse and allow, which of them make another run, and what the YAML files in configs/ compose to."""
 
 import math
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from conftest import HEADS
 
+from lm.cli.compose import compose
+from lm.cli.mistakes import CONFIGS
+from lm.config import HEADS as KINDS
 from lm.config import (
     CheckpointConfig,
     DataConfig,
@@ -24,10 +30,16 @@ from lm.config import (
     UserError,
     ValidationConfig,
 )
-from lm.config.data import SOURCES
+from lm.config.ablation import AblateConfig
+from lm.config.data import SOURCES, TOKENIZERS
+from lm.config.identity import ADDED, config_hash, differences, flat
 from lm.config.model import OWN_SETTINGS
-from lm.config.run import PRECISIONS, STRATEGIES
-from tests.helpers.runs import MUON
+from lm.config.optim import OPTIMIZERS
+from lm.config.run import PRECISIONS, STRATEGIES, LoggerConfig, WandbConfig
+from lm.training.run_directory import default_directory
+from tests.helpers.runs import MUON, change
+
+# --- what settings refuse
 
 NAN, INF = math.nan, math.inf
 UNTIED = {"kind": "untied", "head_std": 0.02, "head_lr_multiplier": 1.0}
@@ -110,11 +122,21 @@ REFUSED: list[Case] = [
 ]
 
 
-@pytest.mark.parametrize(("schema", "settings", "start"), REFUSED)
-def test_what_cannot_be_is_refused_by_name(schema: type, settings: dict[str, Any], start: str) -> None:
-    with pytest.raises(UserError, match=rf"^{re.escape(start)}(?![\w.])") as caught:
+ACCEPTED = "accepted"
+
+
+def answer(schema: type, settings: dict[str, Any]) -> str:
+    try:
         schema(**settings)
-    assert "\n" not in str(caught.value)
+    except UserError as error:
+        return str(error)
+    return ACCEPTED
+
+
+def test_what_cannot_be_is_refused_in_one_line_that_names_it() -> None:
+    for schema, settings, start in REFUSED:
+        message = answer(schema, settings)
+        assert re.fullmatch(rf"{re.escape(start)}(?![\w.]).*", message), (schema, settings, message)
 
 
 ALLOWED: list[tuple[type, dict[str, Any]]] = [
@@ -136,7 +158,152 @@ ALLOWED: list[tuple[type, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("schema", "settings"), ALLOWED)
-def test_the_edge_of_what_can_be_is_allowed(schema: type, settings: dict[str, Any]) -> None:
-    values = schema(**settings)
-    assert {key: getattr(values, key) for key in settings} == settings
+def test_the_edge_of_what_can_be_is_allowed() -> None:
+    for schema, settings in ALLOWED:
+        assert answer(schema, settings) == ACCEPTED, (schema, settings)
+
+
+# --- which settings make another run
+
+RUN = RunConfig(data=DataConfig(source="text", path="text.txt"))
+FILE = replace(RUN, tokenizer=TokenizerConfig(kind="file", vocab_size=None, path="a.json"))
+
+
+def with_data(run: RunConfig, **changes: Any) -> RunConfig:
+    return replace(run, data=replace(run.data, **changes))
+
+
+SAME: dict[str, RunConfig] = {
+    "threads": replace(RUN, threads=7),
+    "logger": replace(RUN, logger=LoggerConfig(wandb=WandbConfig())),
+    "checkpoint": replace(RUN, checkpoint=CheckpointConfig(every=3, resume=False)),
+    "prompts": replace(RUN, prompts=["x"]),
+    "run_dir": replace(RUN, run_dir="elsewhere"),
+    "progress bar": change(RUN, enable_progress_bar=False),
+    "activation_checkpointing": replace(RUN, activation_checkpointing=True),
+    "cache_dir": with_data(RUN, cache_dir="elsewhere"),
+    "place of the text": with_data(RUN, path="/data/other.txt"),
+    "length in tokens": replace(RUN, max_tokens=1600 * 8 * 128 - 1),
+}
+OTHER: dict[str, RunConfig] = {  # the key that differs -> a run
+    "seed": replace(RUN, seed=1),
+    "optim.lr": replace(RUN, optim=OptimConfig(lr=1.0)),
+    "trainer.max_steps": change(RUN, max_steps=99),
+    "trainer.precision": change(RUN, precision="32-true"),
+    "trainer.accelerator": change(RUN, accelerator="cpu"),
+    "loss": replace(RUN, loss="plain"),
+    "head.kind": replace(RUN, head=HEADS["untied"]),
+    "checkpoint.best": replace(RUN, checkpoint=CheckpointConfig(best=True)),
+    "checkpoint.patience": replace(RUN, checkpoint=CheckpointConfig(patience=3)),
+    "data.order": with_data(RUN, order="documents"),
+    "max_minutes": replace(RUN, max_minutes=1.0),
+    "data.val_fraction": with_data(RUN, val_fraction=0.2),
+    "init_sha256": replace(RUN, init_sha256="00"),
+    "init_tied_matrix": replace(RUN, init_tied_matrix="mean"),
+}
+
+
+def test_the_hash_is_of_what_changes_the_numbers() -> None:
+    expected = config_hash(RUN, "text", "tokenizer")
+    assert [name for name, run in SAME.items() if config_hash(run, "text", "tokenizer") != expected] == []
+    others = {config_hash(run, "text", "tokenizer") for run in OTHER.values()}
+    others |= {config_hash(RUN, "other", "tokenizer"), config_hash(RUN, "text", "other")}
+    assert len(others - {expected}) == len(OTHER) + 2
+    elsewhere = replace(FILE, tokenizer=replace(FILE.tokenizer, path="b.json"))
+    assert config_hash(FILE, "text", "tokenizer") == config_hash(elsewhere, "text", "tokenizer")
+
+
+def test_added_settings_are_left_out_at_their_defaults() -> None:
+    """So a run that began without them is the same run."""
+    settings, older = flat(asdict(RUN)), asdict(RUN)
+    assert {key: settings[key] for key in ADDED} == ADDED
+    del older["optim"]["ema"], older["max_minutes"], older["model"]["norm_order"]
+    assert differences(older, asdict(RUN)) == {}
+
+
+def test_what_differs_is_named() -> None:
+    assert [key for key, run in OTHER.items() if key not in differences(asdict(RUN), asdict(run))] == []
+    cpu, cuda = (change(RUN, accelerator=device, threads=1) for device in ("cpu", "cuda"))
+    (message,) = differences(asdict(cpu), asdict(replace(cpu, threads=2))).values()
+    assert re.search(r"threads.*\b1\b.*\b2\b", message)
+    for run, same in ((cuda, replace(cuda, threads=2)), (cpu, with_data(cpu, path="other")), (RUN, SAME["prompts"])):
+        assert differences(asdict(run), asdict(same)) == {}
+
+
+def test_a_directory_is_named_by_the_run_and_found_by_its_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = replace(RUN, head=HeadConfig(name="a/b c"), seed=3)
+    moved = with_data(run, path="/data/other.txt")
+    path = default_directory(run, "0123456789abcdef")
+    assert str(path) == "runs/text-bpe2048-4x128-a_b_c-seed3-01234567"
+    assert default_directory(moved, "0123456789abcdef") != path
+    path.mkdir(parents=True)
+    assert default_directory(moved, "0123456789abcdef") == path
+    assert default_directory(moved, "9999999999999999") != path
+
+
+# --- configs/
+
+FILES = sorted(path for path in CONFIGS.rglob("*.yaml") if path.parent.name != "lm_eval")  # these are lm-eval's
+DEFAULTS = yaml.safe_load((CONFIGS / "train.yaml").read_text())["defaults"]
+DEFAULT = {group: choice for entry in DEFAULTS if isinstance(entry, dict) for group, choice in entry.items()}
+
+
+def choices(group: str) -> list[str]:
+    return sorted(path.stem for path in (CONFIGS / group).glob("*.yaml"))
+
+
+def choose(group: str, choice: str) -> list[str]:
+    """A choice, with a value for each key that its file leaves to the user."""
+    content = yaml.safe_load((CONFIGS / group / f"{choice}.yaml").read_text()) or {}
+    return [f"{group}={choice}", *(f"{group}.{key}=some/path" for key, value in content.items() if value == "???")]
+
+
+@cache
+def train(*overrides: str) -> RunConfig:
+    return compose("train", overrides, RunConfig)
+
+
+@pytest.mark.slow
+def test_every_choice_composes() -> None:
+    """The i-th of every group together; an experiment, which chooses of several groups, by itself and shorter."""
+    groups = {group: choices(group) for group in DEFAULT if group != "experiment"}
+    for i in range(max(map(len, groups.values()))):
+        chosen = {group: names[i % len(names)] for group, names in groups.items()}
+        run = train(*(override for group, name in chosen.items() for override in choose(group, name)))
+        assert run.head.name in chosen["head"]
+    for name in choices("experiment"):
+        assert train(*choose("experiment", name), "trainer.max_steps=50").steps == 50
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", choices("ablation"))
+def test_every_arm_of_every_ablation_composes(name: str) -> None:
+    ablation = compose("ablate", [f"ablation={name}", "ablation.name=as-hydra-says"], AblateConfig).ablation
+    assert ablation.question.endswith("?")
+    for arm in ablation.arms.values():
+        train(*ablation.overrides, *arm)
+
+
+def test_every_file_opens_with_the_command_that_uses_it() -> None:
+    for path in FILES:
+        if path.stem == "quiet":
+            continue
+        command = next(line for line in path.read_text().splitlines() if not line.startswith("# @package"))
+        script = re.match(r"# .*(scripts/\w+\.py)", command)
+        assert script, path
+        assert (CONFIGS.parent / script[1]).is_file(), path
+        is_default = path.parent == CONFIGS or path.stem == DEFAULT.get(path.parent.name)
+        assert f"{path.parent.name}={path.stem}" in command or is_default, path
+
+
+def test_every_name_of_the_schemas_has_a_config_and_every_group_can_be_chosen() -> None:
+    for group, names in {"data": SOURCES, "tokenizer": TOKENIZERS, "optim": OPTIMIZERS, "head": KINDS}.items():
+        assert {*names} <= {*choices(group)}
+    assert {path.parent.name for path in FILES if path.parent != CONFIGS} <= {*DEFAULT, "ablation"}
+
+
+def test_a_global_choice_changes_no_more_than_it_says() -> None:
+    debug = train("trainer=debug", "model.d_model=32")
+    assert (debug.steps, debug.model.d_model) == (20, 32), "the command line wins"
+    assert (debug.trainer.gradient_clip_val, debug.tokenizer) == (1.0, TokenizerConfig())

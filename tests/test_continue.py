@@ -1,4 +1,4 @@
-"""`train run_dir=RUN` continues the run in that directory, or shows it, wherever its text lies by then."""
+"""`run_dir=RUN` continues a run or shows it, wherever its text lies by then; `init_from=RUN` starts one from it."""
 
 import os
 import shutil
@@ -10,13 +10,30 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.nn.functional as F
 from conftest import TEXT, TINY_RUN
+from safetensors.torch import load_file
 
-from lm.config import RunConfig, UserError
+from lm import load_model
+from lm.config import ModelConfig, RunConfig, UserError
+from lm.config.identity import config_hash
+from lm.data.batches import TrainingStream
+from lm.data.tokens import prepare
+from lm.formats.base import read_base
+from lm.formats.folder import save_model
+from lm.inference.text import from_above
+from lm.model.init import named_seed
 from lm.training.train import train
-from tests.helpers.runs import composed, finish, outcome, signal_at
+from tests.helpers.runs import composed, finish, outcome, result, rows, signal_at
+from tests.helpers.words import MODEL, RUN
 
 WORDS = [*TINY_RUN, "head=untied", "model.dropout=0.1", "seed=3", "optim.betas=[0.7,0.9]", "data.path=t.txt"]
+STILL = ["optim.lr=0", "optim.adam_lr=0"]
+slow = pytest.mark.slow
+
+
+# --- run_dir=RUN
 
 
 def in_folder(folder: Path, step: int, signum: int) -> None:
@@ -34,9 +51,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of t.txt and of a run in runs/, which SIGTERM has ended after step 12 of 20."""
-    folder = tmp_path_factory.mktemp("interrupted")
+    folder = tmp_path_factory.mktemp("stopped")
     (folder / "t.txt").write_text(TEXT)
     words = [*WORDS, "logger=tensorboard", "checkpoint.keep=7"]
     assert finish(composed(*words), partial(in_folder, folder, 12, signal.SIGTERM)) == 143
@@ -44,38 +61,23 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run_dir(interrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def run_dir(stopped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The directory of a copy of that run, whose text and runs/ lie in the working directory."""
-    shutil.copytree(interrupted, tmp_path / "copy")
+    shutil.copytree(stopped, tmp_path / "copy")
     monkeypatch.chdir(tmp_path / "copy")
     (path,) = Path("runs").iterdir()
     assert not (path / "result.json").exists()
     return path
 
 
-def outcome_of(run_dir: Path) -> dict[str, Any]:
-    return outcome(RunConfig(run_dir=str(run_dir)))
-
-
-# --- continued
-
-
-def test_a_run_is_continued_and_shown_by_its_directory_alone(run_dir: Path, whole: dict[str, Any]) -> None:
-    folder, scores = train(composed(f"run_dir={run_dir}"))
+def test_the_same_command_continues_its_run_and_then_shows_it(run_dir: Path) -> None:
+    folder, scores = train(composed(*WORDS, "data.path=./t.txt"))
     assert folder == run_dir
-    assert outcome_of(run_dir) == whole
-    assert scores["resumed_from"] == [12]
+    assert folder.name.endswith(scores["config_hash"][:8])
+    assert (scores["steps"], scores["resumed_from"]) == (20, [12])
+    assert train(composed(*WORDS, f"data.path={Path('t.txt').absolute()}")) == (run_dir, scores)
     Path("t.txt").unlink()
     assert train(composed(f"run_dir={run_dir}")) == (run_dir, scores), "without its text"
-
-
-def test_the_same_command_finds_its_run_by_its_hash(run_dir: Path, whole: dict[str, Any]) -> None:
-    for path in ("./t.txt", str(Path("t.txt").absolute())):
-        folder, scores = train(composed(*WORDS, f"data.path={path}"))
-        assert folder == run_dir
-        assert folder.name.endswith(scores["config_hash"][:8])
-        assert scores["resumed_from"] == [12]
-    assert outcome_of(run_dir) == whole
 
 
 def edit(run_dir: Path, new: str) -> list[str]:
@@ -85,7 +87,7 @@ def edit(run_dir: Path, new: str) -> list[str]:
     return []
 
 
-@pytest.mark.slow
+@slow
 @pytest.mark.parametrize("name_the_place", [edit, lambda run_dir, new: [f"data.path={new}"]], ids=["edit", "override"])
 def test_a_run_whose_text_has_moved_is_continued_at_its_new_place(
     name_the_place: Callable[[Path, str], list[str]], run_dir: Path, whole: dict[str, Any]
@@ -96,10 +98,7 @@ def test_a_run_whose_text_has_moved_is_continued_at_its_new_place(
         train(composed(f"run_dir={run_dir}"))
     words = name_the_place(run_dir, "elsewhere/renamed.md")
     train(composed(f"run_dir={run_dir}", *words))
-    assert outcome_of(run_dir) == whole
-
-
-# --- settings
+    assert outcome(RunConfig(run_dir=str(run_dir))) == whole
 
 
 def test_what_may_differ_on_resume_is_applied_to_the_settings_of_the_directory(run_dir: Path) -> None:
@@ -118,14 +117,175 @@ def test_a_class_that_a_file_names_is_imported_only_if_it_is_typed(run_dir: Path
     config = run_dir / "config.yaml"
     config.write_text(config.read_text().replace("linear: linear", "linear: no_such_module.Linear"))
     with pytest.raises(UserError, match=r"model\.linear=no_such_module\.Linear"):
-        train(composed(f"run_dir={run_dir}"))
+        composed(f"run_dir={run_dir}")
     typed = composed(f"run_dir={run_dir}", "model.linear=no_such_module.Linear")
     assert typed.model.linear == "no_such_module.Linear"
 
 
-@pytest.mark.parametrize("content", ["- a\n", "seed: [\n", "data_hash: x\nmodel: {n_layer: 3}\n", "\xff"])
+@pytest.mark.parametrize("content", ["seed: [\n", "data_hash: x\nmodel: {n_layer: 3}\n"])
 def test_a_file_that_holds_no_settings_is_named_in_one_line(content: str, tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_bytes(content.encode("latin-1"))
+    (tmp_path / "config.yaml").write_text(content)
     with pytest.raises(UserError, match=f"^{tmp_path}/config.yaml: ") as caught:
         composed(f"run_dir={tmp_path}")
     assert "\n" not in str(caught.value)
+
+
+def test_the_text_of_a_run_is_found_from_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.txt").touch()
+    (tmp_path / "runs/one").mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert from_above(tmp_path / "runs/one", "a.txt") == str(tmp_path.resolve() / "a.txt")
+    assert from_above(tmp_path / "runs/one", "b.txt") == "b.txt"
+    (tmp_path / "elsewhere/a.txt").touch()
+    assert from_above(tmp_path / "runs/one", "a.txt") == "a.txt"
+
+
+# --- init_from=RUN
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a text and a finished run on it, `tied`."""
+    home = tmp_path_factory.mktemp("home")
+    (home / "text").write_text(TEXT)
+    train(at_home(home, *MODEL, "tokenizer=char", f"run_dir={home / 'tied'}"))
+    return home
+
+
+@pytest.fixture(scope="module")
+def untied(home: Path) -> Path:
+    """Another one, which is untied and has learned positions."""
+    learned = ["head=untied", "model.position=learned", "model.previous_token_init=0", "tokenizer=byte"]
+    return train(at_home(home, *MODEL, *learned, f"run_dir={home / 'untied'}"))[0]
+
+
+def at_home(home: Path, *overrides: str) -> RunConfig:
+    return composed(*RUN, f"data.path={home / 'text'}", f"data.cache_dir={home / 'cache'}", *overrides)
+
+
+def start(base: Path, *overrides: str) -> RunConfig:
+    return at_home(base.parent, f"init_from={base}", *overrides)
+
+
+@slow
+def test_model_head_and_tokenizer_are_those_of_the_loaded_run(home: Path, untied: Path) -> None:
+    run, base = start(untied), at_home(home, *MODEL)
+    assert run.model == replace(base.model, position="learned", previous_token_init=0)
+    assert (run.head.name, run.head.head_lr_multiplier) == ("untied", 4.0)
+    assert (run.tokenizer.kind, run.tokenizer.path) == ("file", str(untied / "model/tokenizer.json"))
+    assert run.init_sha256 == read_base(str(untied)).sha256
+    chosen = start(untied, "head=untied_from_embedding").head
+    assert chosen == at_home(home, "head=untied_from_embedding").head
+    assert start(untied, "head.head_lr_multiplier=2").head == replace(run.head, head_lr_multiplier=2.0)
+
+
+@slow
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        ("model.n_layers=4", "model.n_layers=4"),  # the default
+        ("experiment=shakespeare_char tokenizer=char", "model.n_layers=3"),
+        ("tokenizer=file tokenizer.path=/absent", "tokenizer.path=/absent"),
+        ("init_sha256=00", "init_sha256=00"),
+    ],
+)
+def test_what_contradicts_the_loaded_run_is_refused_by_key(home: Path, overrides: str, key: str) -> None:
+    with pytest.raises(UserError, match=f"^{key}: "):
+        start(home / "tied", *overrides.split())
+
+
+def test_a_class_of_a_loaded_run_is_imported_by_consent_alone(home: Path, tmp_path: Path) -> None:
+    net, tokenizer = load_model(home / "tied")
+    net.config = replace(net.config, linear="mine.Part")
+    shutil.copytree(home / "tied", tmp_path / "r")
+    save_model(net, tokenizer, tmp_path / "r/model")
+    with pytest.raises(UserError, match=r"add model\.linear=mine\.Part"):
+        at_home(home, f"init_from={tmp_path / 'r'}")
+    assert at_home(home, f"init_from={tmp_path / 'r'}", "model.linear=mine.Part").model.linear == "mine.Part"
+
+
+@slow
+def test_a_moved_run_is_the_same_and_other_weights_are_another(home: Path, tmp_path: Path) -> None:
+    shutil.copytree(home / "tied", tmp_path / "moved")
+    run, moved = start(home / "tied"), at_home(home, f"init_from={tmp_path / 'moved'}")
+    assert config_hash(run) == config_hash(moved) != config_hash(replace(run, init_sha256="00"))
+
+
+@pytest.mark.parametrize("head", ["tied", pytest.param("untied_from_embedding", marks=slow)])
+def test_the_first_loss_is_the_loaded_models(home: Path, tmp_path: Path, head: str) -> None:
+    """With all validation batches, to the last bit; and with a learning rate of zero the weights stay."""
+    run = start(home / "tied", f"head={head}", *STILL, f"run_dir={tmp_path / 'r'}")
+    (folder, scores), base = train(run), result(home / "tied")
+    record = scores["init_from"]
+    assert record["val_loss"] == base["val_loss"] == scores["val_loss"]
+    assert (record["path"], record["sha256"]) == (str(home / "tied"), run.init_sha256)
+    assert (record["head"], record["steps"], record["tokens"]) == ("tied", 12, 12 * 128)
+    chain = read_base(str(folder / "model"))
+    assert (chain.steps, chain.tokens, chain.typed) == (24, 24 * 128, {"kind": "char", "vocab_size": None})
+    old, new = (load_file(path / "model/model.safetensors") for path in (home / "tied", folder))
+    assert all(torch.equal(new[key], old[key]) for key in old)
+    first = float(rows(folder)[0]["train/loss"])
+    continued, again = (loss_of_first_batch(home, run, seed) for seed in (named_seed(0, "continued"), 0))
+    assert first == pytest.approx(continued, abs=1e-5)  # the first batch is not the loaded run's first one
+    assert abs(first - again) > 1e-3
+
+
+@torch.no_grad()
+def loss_of_first_batch(home: Path, run: RunConfig, seed: int) -> float:
+    net, _ = load_model(home / "tied")
+    stream = TrainingStream(prepare(run.data, run.tokenizer).train, seq_len=32, batch_size=4, seed=seed)
+    tokens, targets = stream.batch(0)
+    return float(F.cross_entropy(net(tokens).flatten(0, 1), targets.flatten()))
+
+
+@slow
+def test_tying_needs_a_rule_and_reports_both_losses(untied: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="init_tied_matrix"):
+        train(start(untied, "head=tied", f"run_dir={tmp_path / 'r'}"))
+    assert not (tmp_path / "r").exists()
+    _, scores = train(start(untied, "head=tied", "init_tied_matrix=mean", f"run_dir={tmp_path / 'r'}"))
+    record = scores["init_from"]
+    assert record["val_loss_before_conversion"] == result(untied)["val_loss"]
+    assert record["val_loss"] > record["val_loss_before_conversion"] + 0.01
+
+
+@slow
+def test_without_a_checkpoint_the_same_weights_are_needed(home: Path, untied: Path, tmp_path: Path) -> None:
+    base, run = tmp_path / "base", tmp_path / "r"
+    shutil.copytree(home / "tied", base)
+    _, expected = train(at_home(home, f"init_from={base}", f"run_dir={run}"))
+    (run / "result.json").unlink()
+    shutil.rmtree(run / "checkpoints")
+    shutil.rmtree(base)
+    with pytest.raises(UserError, match=f"^init_from={base}: "):
+        train(composed(f"run_dir={run}"))
+    shutil.copytree(untied, base)
+    with pytest.raises(UserError, match=f"^init_from={base}: .*hash"):
+        train(composed(f"run_dir={run}"))
+    _, scores = train(composed(f"run_dir={run}", f"init_from={home / 'tied'}"))
+    assert scores["val_loss"] == expected["val_loss"]
+
+
+def test_weights_that_are_missing_are_named(home: Path, tmp_path: Path) -> None:
+    shutil.copytree(home / "tied/model", tmp_path / "model")
+    (tmp_path / "model/model.safetensors").unlink()
+    with pytest.raises(UserError, match=str(tmp_path)):
+        at_home(home, f"init_from={tmp_path}", f"run_dir={tmp_path / 'new'}")
+
+
+@slow
+def test_what_the_loaded_model_cannot_do_is_named(home: Path, untied: Path, tmp_path: Path) -> None:
+    new = [f"run_dir={tmp_path / 'new'}"]
+    (tmp_path / "other").write_text("é" * 2000)
+    tied = start(home / "tied", *new)
+    for wrong, message in (
+        (start(untied, "data.seq_len=64", *new), r"^data\.seq_len=64: "),
+        (start(home / "tied", f"data.path={tmp_path / 'other'}", *new), "'é'"),
+        (at_home(home, "init_tied_matrix=mean", *new), "^init_tied_matrix=mean: "),
+        (replace(tied, model=ModelConfig()), r"^model\.n_layers=4: init_from="),  # in Python
+        (replace(tied, tokenizer=start(untied).tokenizer), "^tokenizer: init_from="),
+    ):
+        with pytest.raises(UserError, match=message):
+            train(wrong)
+        assert not (tmp_path / "new").exists()

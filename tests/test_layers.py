@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -26,6 +27,7 @@ LAYERS = [  # a package imports from those before it
 ]
 
 
+@cache
 def imports(path: Path) -> set[str]:
     """The modules that a file imports, also inside functions."""
     names: set[str] = set()
@@ -49,27 +51,31 @@ def test_a_package_imports_only_from_the_layers_below() -> None:
             assert outside <= {"torch", "lm"}, path
 
 
-@pytest.mark.parametrize("package", ["config", "system", "data", "report", "formats", "inference", "training", "look"])
-def test_no_modules_import_each_other(package: str) -> None:
+def test_no_modules_import_each_other() -> None:
     """Also not inside functions."""
-    modules = {f"lm.{package}.{path.stem}": imports(path) for path in (ROOT / package).glob("*.py")}
-    TopologicalSorter({name: names & modules.keys() for name, names in modules.items()}).prepare()
+    for package in ("config", "system", "data", "report", "formats", "inference", "training", "look"):
+        modules = {f"lm.{package}.{path.stem}": imports(path) for path in (ROOT / package).glob("*.py")}
+        TopologicalSorter({name: names & modules.keys() for name, names in modules.items()}).prepare()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("statement", "absent"),
+    "steps",
     [
-        ("import lm, lm.config.ablation, lm.training.run_directory", "torch hydra lightning numpy datasets"),
-        ("import lm.results, lm.runs.listing", "torch hydra lightning datasets"),
-        ("import lm.cli.train, lm.cli.generate, lm.cli.ablate", "torch lightning datasets"),
-        ("import lm.inference.generate, lm.formats.folder, lm.ablation.summary", "hydra lightning datasets"),
+        {
+            "lm, lm.config.ablation, lm.training.run_directory": "torch hydra lightning numpy datasets",
+            "lm.results, lm.runs.listing": "torch hydra lightning datasets",
+            "lm.cli.train, lm.cli.generate, lm.cli.ablate": "torch lightning datasets",
+        },
+        {"lm.inference.generate, lm.formats.folder, lm.ablation.summary": "hydra lightning datasets"},
     ],
 )
-def test_what_is_light_stays_light(statement: str, absent: str) -> None:
-    code = f"import sys; {statement}; print(*sys.modules)"
-    modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert {*absent.split()} & {*modules} == set()
+def test_what_is_light_stays_light(steps: dict[str, str]) -> None:
+    """Modules that a process imports one after the other -> what it has not imported after each."""
+    code = "import sys\n" + "".join(f"import {modules}\nprint(*sys.modules)\n" for modules in steps)
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    for (modules, absent), imported in zip(steps.items(), answer.stdout.splitlines(), strict=True):
+        assert {*absent.split()} & {*imported.split()} == set(), modules
 
 
 def test_public_names_are_no_modules() -> None:

@@ -1,5 +1,6 @@
 """Trackers are told the settings of a run, its rows and its final scores."""
 
+import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,19 @@ def values(fields: Any) -> dict[str, Any]:
     return {key: getattr(value, value.WhichOneof("kind")) for key, value in fields.items()}
 
 
-def test_tensorboard_has_curves_settings_and_final_scores(text_file: Path, tmp_path: Path) -> None:
-    _, scores = train(tiny(text_file, tmp_path, "logger=tensorboard", "optim.betas=[0.8,0.9]", "validation.every=0"))
-    folder = tmp_path / "run/tensorboard"
+SETTINGS = ["optim.betas=[0.8,0.9]", "validation.every=0"]
+
+
+@pytest.fixture(scope="module")
+def logged(text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished run with curves for TensorBoard."""
+    folder = tmp_path_factory.mktemp("logged")
+    train(tiny(text_file, folder, "logger=tensorboard", *SETTINGS))
+    return folder
+
+
+def test_tensorboard_has_curves_settings_and_final_scores(logged: Path) -> None:
+    scores, folder = result(logged / "run"), logged / "run/tensorboard"
     events = EventAccumulator(str(folder)).Reload()
     assert [point.step for point in events.Scalars("train/loss")] == list(range(1, 21))
     for name, expected in {"val/loss": scores["val_loss"], **{name: scores[name] for name in FINAL}}.items():
@@ -71,12 +82,14 @@ def test_a_run_that_fails_is_closed(text_file: Path, tmp_path: Path) -> None:
         assert tracked(tmp_path, library)[-1] == ("finish", None)
 
 
-def test_a_tracker_that_cannot_begin_is_refused_and_costs_no_checkpoint(text_file: Path, tmp_path: Path) -> None:
+def test_a_tracker_that_cannot_begin_is_refused_and_costs_no_checkpoint(
+    text_file: Path, logged: Path, tmp_path: Path
+) -> None:
     """Also with checkpoint.resume=false, which deletes them when the run begins."""
-    train(tiny(text_file, tmp_path))
+    shutil.copytree(logged, tmp_path, dirs_exist_ok=True)
     (tmp_path / "run/result.json").unlink()
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
-    again = tiny(text_file, tmp_path, "logger=wandb", "checkpoint.resume=false")
+    again = tiny(text_file, tmp_path, *SETTINGS, "logger=wandb", "checkpoint.resume=false")
     assert finish(again, partial(use_stand_ins, tmp_path, refuses=True)) == 2
     assert (tmp_path / "run.refused").read_text().startswith("logger=wandb: ")
     assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before

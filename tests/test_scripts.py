@@ -1,4 +1,4 @@
-"""The scripts as a user types them: their output, their exit codes, and what ends them."""
+"""The commands as a user types them, from the checkout and from a wheel: output, exit codes, and what ends them."""
 
 import io
 import json
@@ -10,7 +10,10 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
+import zipfile
 from collections.abc import Callable
+from email.parser import Parser
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,13 +21,18 @@ from typing import Any
 import psutil
 import pytest
 from conftest import ROOT, TEXT, TINY_RUN, Outcome, Script
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
+import lm
 from lm import generate, load_model
+from lm.cli.main import main
 from lm.training.train import train
-from tests.helpers.runs import composed, wait_for
+from tests.helpers.runs import PROCESSES, composed, wait_for
 
 Command = Callable[..., Outcome]
 PROMPT = """def f(x, y):  # {"a": '1', ${b}}, c=[1,2] \\ """
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 slow = pytest.mark.slow
 
 
@@ -43,9 +51,20 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train(composed(*TINY_RUN, f"data.path={folder}/my file.txt", f"run_dir={folder}/a run"))[0]
 
 
-def start(name: str, *args: str, before: tuple[str, ...] = (), **options: Any) -> subprocess.Popen[str]:
-    line = [*before, sys.executable, str(ROOT / f"scripts/{name}.py"), *args]
-    return subprocess.Popen(line, text=True, **options)
+def start(name: str, *args: str, **options: Any) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, str(ROOT / f"scripts/{name}.py"), *args], text=True, **options)
+
+
+def train_unread(words: list[str], ignored: tuple[int, ...]) -> None:
+    """The command in a process that has imported it already; nobody reads what it writes."""
+    for signum in ignored:
+        signal.signal(signum, signal.SIG_IGN)
+    reading, writing = os.pipe()
+    os.close(reading)
+    os.dup2(writing, 1)
+    os.dup2(writing, 2)
+    sys.argv = [str(ROOT / "scripts/train.py"), *words]
+    main("train")
 
 
 def test_a_script_of_another_checkout_says_whose_code_it_runs(tmp_path: Path) -> None:
@@ -157,45 +176,43 @@ def test_nothing_is_offered_where_nothing_can_be_resumed(
         os.kill(os.getpid(), signal.SIGTERM)
         return b""
 
+    monkeypatch.setattr("lm.cli.main.signals", [])
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=SimpleNamespace(read=read)))
     assert command("generate", "run_dir=.", "prompt_file=-") == (143, "", "interrupted\n")
 
 
 @slow
-def test_an_interrupted_run_says_how_to_resume_it(cwd: Path) -> None:
-    words = [*TINY_RUN, "data.path=my file.txt", "run_dir=run", "trainer.max_steps=1000"]
+def test_an_interrupted_run_says_how_to_resume_it(command: Command, cwd: Path) -> None:
+    words = [*TINY_RUN, "data.path=my file.txt", "run_dir=run", "trainer.max_steps=300"]
     process = start("train", *words, cwd=cwd, stderr=subprocess.PIPE)
-    wait_for(lambda: list(cwd.glob("run/checkpoints/step-*")))
+    wait_for(lambda: list(cwd.glob("run/checkpoints/step-*")), 300)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=300)
     assert process.returncode == 130
     assert "Traceback" not in errors
     message, _, line = errors.splitlines()[-1].partition("; resume with: ")
     assert re.fullmatch(r"stopped by SIGINT after step \d+", message)
     assert shlex.split(line) == [sys.executable, str(ROOT / "scripts/train.py"), *words]
-    with start("generate", "run_dir=run", "prompt=x", "max_new_tokens=1", cwd=cwd, stderr=subprocess.PIPE) as note:
-        assert note.communicate(timeout=60)[1].startswith("run_dir=run: is unfinished")
-    again = subprocess.run(line, shell=True, cwd=cwd, capture_output=True, text=True, timeout=300)
-    assert again.returncode == 0, again.stderr
-    assert "resuming from step-" in again.stderr
+    assert "is unfinished" in command("generate", "run_dir=run", "prompt=x", "max_new_tokens=1")[2]
+    code, _, errors = command("train", *words)
+    assert (code, "resuming from step-" in errors) == (0, True)
 
 
 @slow
 def test_a_terminal_that_closes_stops_a_run_after_a_checkpoint_unless_it_is_ignored(cwd: Path) -> None:
+    """As nohup lets a command ignore it."""
     words = [*TINY_RUN, "data.path=my file.txt", "trainer.max_steps=100000", "run_dir=run"]
-    reading, writing = os.pipe()
-    os.close(reading)  # nobody reads what it writes
-
-    for before, code in ((), 128 + signal.SIGHUP), (("nohup",), 128 + signal.SIGTERM):
-        options = {"stdout": writing, "stderr": writing, "cwd": cwd}
-        process = start("train", *words, before=before, **options)
+    for ignored, code in ((), 128 + signal.SIGHUP), ((signal.SIGHUP,), 128 + signal.SIGTERM):
         newest = max(cwd.glob("run/checkpoints/*"), default=None)
-        wait_for(lambda newest=newest: max(cwd.glob("run/checkpoints/*"), default=None) != newest)  # type: ignore[misc]
-        process.send_signal(signal.SIGHUP)
-        if before:
+        process = PROCESSES.Process(target=train_unread, args=(words, ignored))
+        process.start()
+        wait_for(lambda newest=newest: max(cwd.glob("run/checkpoints/*"), default=None) != newest, 300)
+        os.kill(process.pid, signal.SIGHUP)
+        if ignored:
             time.sleep(0.5)
             process.terminate()
-        assert process.wait(60) == code
+        process.join(300)
+        assert process.exitcode == code
 
 
 @slow
@@ -214,8 +231,107 @@ def test_a_killed_process_of_several_is_one_line_that_says_how_to_resume(cwd: Pa
 @slow
 def test_a_compiler_that_is_not_there_is_one_line(script: Script, cwd: Path) -> None:
     own = {"CXX": "no-such-compiler", "TORCHINDUCTOR_CACHE_DIR": str(cwd / "cache")}
-    small = [*TINY_RUN, "data.path=my file.txt", "trainer.max_steps=1"]
-    answer = script("train", *small, "compile=true", "run_dir=run", env=own)
-    assert answer.returncode == 2
-    assert "Traceback" not in answer.stderr
+    words = [*TINY_RUN, "data.path=my file.txt", "trainer.max_steps=1", "compile=true", "run_dir=run"]
+    answer = script("train", *words, env=own)
+    assert (answer.returncode, "Traceback" in answer.stderr) == (2, False)
     assert re.search(r"^error: compile=true: .*no-such-compiler", answer.stderr, re.MULTILINE)
+
+
+# --- the wheel does what the checkout does, in a folder where the checkout is not
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    build = ["pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", str(folder), str(ROOT)]
+    subprocess.run([sys.executable, "-m", *build], check=True, capture_output=True)
+    (path,) = folder.glob("*.whl")
+    return path
+
+
+@pytest.fixture(scope="module")
+def lab(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """Run the installed lm-lab in a folder of its own: its standard output."""
+    site, cwd = tmp_path_factory.mktemp("site"), tmp_path_factory.mktemp("cwd")
+    install = ["pip", "install", "--no-deps", "--no-index", "--target", str(site), str(wheel)]
+    subprocess.run([sys.executable, "-m", *install], check=True, capture_output=True)
+    (cwd / "my file.txt").write_text(TEXT)
+    env = {**os.environ, "PYTHONPATH": str(site), "PATH": f"{site / 'bin'}:{os.environ['PATH']}"}
+
+    def run(*words: str, program: str = "lm-lab") -> str:
+        done = subprocess.run([program, *words], cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert run("-c", "import lm; print(lm.__file__)", program=sys.executable) == f"{site}/lm/__init__.py\n"
+    return run
+
+
+@slow
+def test_the_wheel_holds_the_configurations_the_types_and_the_licence(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = {*archive.namelist()}
+        info = next(name for name in names if name.endswith(".dist-info/METADATA"))
+        metadata = Parser().parsestr(archive.read(info).decode())
+    files = (path for suffix in ("yaml", "py") for path in (ROOT / "configs").rglob(f"*.{suffix}"))
+    configs = {path.relative_to(ROOT).as_posix() for path in files}
+    assert {f"lm/{name}" for name in configs} | {"lm/py.typed"} <= names
+    assert {name for name in names if name.endswith("/licenses/LICENSE")}
+    assert (metadata["Name"], metadata["Version"]) == (PROJECT["name"], lm.__version__)
+    assert metadata["License-Expression"] == "MIT"
+    assert not {name for name in names if name.startswith(("tests/", "scripts/", "docs/"))}
+
+
+def test_torch_is_capped() -> None:
+    """An open range would pull a newer CUDA build of several gigabytes."""
+    (torch,) = (name for name in PROJECT["dependencies"] if name.startswith("torch"))
+    assert ",<" in torch
+
+
+def test_the_tested_versions_are_in_the_ranges_of_the_project() -> None:
+    tested = dict(line.split("==") for line in (ROOT / ".ci/constraints.txt").read_text().splitlines())
+    tested = {canonicalize_name(name): version for name, version in tested.items()}
+    for requirement in map(Requirement, PROJECT["dependencies"] + PROJECT["optional-dependencies"]["dev"]):
+        assert tested[canonicalize_name(requirement.name)] in requirement.specifier, requirement
+
+
+@slow
+def test_the_installed_command_finds_its_configurations_outside_of_the_checkout(lab: Callable[..., str]) -> None:
+    assert "lm-lab train [group=choice]" in lab("train", "--help")
+    assert "name: untied" in lab("train", "head=untied", "--cfg", "job")
+
+
+@pytest.mark.nightly
+def test_every_command_runs_outside_of_the_checkout(lab: Callable[..., str]) -> None:
+    small = [*TINY_RUN, "data.path=my file.txt"]
+    assert "validation loss" in lab("train", *small, "run_dir=run")
+    assert lab("generate", "run_dir=run", "prompt=def f", "max_new_tokens=3").startswith("def f")
+    assert "loss" in json.loads(lab("evaluate", "run_dir=run"))
+    few = [*small, "tokenizer.vocab_size=null", "trainer.max_steps=4", "ablation.seeds=[0,1]"]
+    lab("ablate", "ablation=smoke", *few, "output_dir=out")
+    lab("report", "output_dir=out")
+    read = "import pathlib, sys; print(pathlib.Path(sys.argv[1]).read_text())"
+    assert "lm-lab report output_dir=out" in lab("-c", read, "out/report.html", program=sys.executable)
+    assert "AutoModelForCausalLM" in lab("export", "run_dir=run", "output_dir=exported")
+    assert "run" in lab("runs", "folder=.")
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(shutil.which("uv") is None, reason="needs uv, which resolves to the lowest versions")
+def test_the_lowest_versions_that_are_allowed_suffice(tmp_path: Path) -> None:
+    """Set UV_TORCH_BACKEND=cpu, or a constraint, to do without the CUDA build of torch."""
+
+    def run(*words: str | Path) -> str:
+        done = subprocess.run([*map(str, words)], cwd=tmp_path, capture_output=True, text=True, timeout=1200)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    python = tmp_path / "venv/bin/python"
+    run("uv", "venv", "--python", sys.executable, tmp_path / "venv")
+    run("uv", "pip", "install", "--python", python, "--resolution", "lowest-direct", ROOT)
+    (tmp_path / "my file.txt").write_text(TEXT)
+    run(python, "-m", "lm", "train", *TINY_RUN, "data.path=my file.txt", "run_dir=run")
+    assert run(python, "-m", "lm", "generate", "run_dir=run", "prompt=def f", "max_new_tokens=3").startswith("def f")
+    run(python, "-m", "lm", "ablate", "ablation=smoke", *TINY_RUN, "data.path=my file.txt", "tokenizer.vocab_size=null",
+        "ablation.seeds=[0,1]", "output_dir=out")  # fmt: skip
+    run(python, "-m", "lm", "export", "run_dir=run", "output_dir=exported")

@@ -1,18 +1,37 @@
-"""What SECURITY.md says: what commands write, start and connect to, and no call that lets a file execute."""
+"""What SECURITY.md says: what commands write, start and connect to, and that nothing from a file executes or steers."""
 
 import ast
+import math
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, TINY_RUN, Script
+import torch
+from conftest import HEADS, ROOT, SEQ, TINY_RUN, tiny
+
+from lm.config import UserError
+from lm.data.vocabulary import byte_tokenizer
+from lm.inference.evaluate import Scores
+from lm.inference.generate import generate
+from lm.model.transformer import Transformer
+from lm.report.figures import shorten
+from lm.report.pages import render
 
 PAGE = (ROOT / "SECURITY.md").read_text()
 SOURCES = sorted((ROOT / "lm").rglob("*.py"))
 UNPICKLING = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "runpy", "code"}  # modules
 CALLS = {"eval", "exec", "compile", "os.system", "os.popen", "torch.hub.load", "yaml.unsafe_load", "yaml.full_load"}
-OPTIONS = ("shell", "allow_pickle", "trust_remote_code")
+OPTIONS = {"shell", "allow_pickle", "trust_remote_code"}
+
+
+def dotted(node: ast.AST) -> str:
+    """The name that an expression spells, such as torch.load."""
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 def faults(tree: ast.AST) -> list[str]:
@@ -23,15 +42,15 @@ def faults(tree: ast.AST) -> list[str]:
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [str(node.module)]
             places += [name for name in names if name.split(".")[0] in UNPICKLING]
         elif isinstance(node, ast.Call):
-            name, options = (
-                ast.unparse(node.func),
-                {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords},
-            )
-            if name == "torch.load" and options.get("weights_only") != "True":
+            name = dotted(node.func)
+            true = {
+                word.arg for word in node.keywords if isinstance(word.value, ast.Constant) and word.value.value is True
+            }
+            if name == "torch.load" and "weights_only" not in true:
                 places.append("torch.load without weights_only=True")
             elif name == "yaml.load" and "SafeLoader" not in ast.unparse(node.args[-1]):
                 places.append("yaml.load without a safe loader")
-            elif name in CALLS or "True" in map(options.get, OPTIONS) or name.endswith("load_from_checkpoint"):
+            elif name in CALLS or true & OPTIONS or name.endswith("load_from_checkpoint"):
                 places.append(name)
     return places
 
@@ -53,43 +72,68 @@ def test_the_page_has_a_row_for_each_command() -> None:
     assert {path.stem for path in (ROOT / "scripts").glob("*.py")} | {"lm.results"} == set(rows)
 
 
-HOOK = """
+def test_no_text_in_a_report_steers_a_terminal() -> None:
+    answer = {"statement": "a\x1b[31m: b"}
+    context = {"answers": [answer], "basis": [], "comparisons": [], "interactions": [], "warnings": []}
+    flags = {"running": False, "several_budgets": False, "with_regret": False}
+    assert "\x1b" not in render("ablation.md.j2", title="b\x1b[31m", unit="", ci="", digits=3, **context, **flags)
+    assert "\x1b" not in shorten("a\x1b[31m")
+
+
+def test_weights_that_are_no_numbers_neither_decode_nor_fail_a_score() -> None:
+    net = Transformer(tiny(), HEADS["tied"], vocab_size=257, seq_len=SEQ)
+    torch.nn.init.constant_(net.norm.weight, math.nan)
+    with pytest.raises(UserError, match="logits are not numbers"):
+        generate(net, byte_tokenizer(), "a")
+    assert Scores(1, 800.0, 0).perplexity is None
+
+
+WATCHED = """
 import os, sys
-place = os.environ.get("WATCHED")
-if place:
-    file = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    def watch(event, args):
-        if event == "open" and isinstance(args[0], str) and args[2] & 3:
-            os.write(file, f"write {os.path.abspath(args[0])}\\n".encode())
-        elif event in ("socket.connect", "subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork"):
-            os.write(file, f"{event}\\n".encode())
-        elif event == "os.rename":
-            os.write(file, f"write {os.path.abspath(args[1])}\\n".encode())
-    sys.addaudithook(watch)
+from lm.cli.main import main
+log = None
+def watch(event, args):
+    if log is None:
+        return
+    if event == "open" and isinstance(args[0], str) and args[2] & 3:
+        log.add(os.path.abspath(args[0]))
+    elif event == "os.rename":
+        log.add(os.path.abspath(args[1]))
+    elif event in ("socket.connect", "subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork"):
+        log.add(event)
+sys.addaudithook(watch)
+for line in sys.stdin.read().splitlines():
+    log, sys.argv = set(), ["scripts/" + line.split()[0] + ".py", *line.split()[1:]]
+    try:
+        main(line.split()[0])
+    except SystemExit as end:
+        print("LOG", end.code, *log)
+    log = None
 """
 
 
 @pytest.mark.slow
-def test_commands_write_where_they_say_and_start_and_reach_nothing(script: Script, tmp_path: Path) -> None:
+def test_commands_write_where_they_say_and_start_and_reach_nothing(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("def f(x):\n    return x\n" * 400)
-    (tmp_path / "hook").mkdir()
-    (tmp_path / "hook/sitecustomize.py").write_text(HOOK)
-    path = os.pathsep.join([str(tmp_path / "hook"), str(ROOT), os.environ.get("PYTHONPATH", "")])
-
-    def watched(name: str, *words: str) -> set[str]:
-        log = tmp_path / "log"
-        log.unlink(missing_ok=True)
-        answer = script(name, *words, env={"WATCHED": str(log), "PYTHONPATH": path, "HF_HUB_OFFLINE": "0"})
-        assert answer.returncode == (2 if "http" in words[-1] else 0), answer.stderr
-        lines = set(log.read_text().splitlines())
-        own = {line.removeprefix(f"write {tmp_path}/") for line in lines}
-        return {line.partition("/")[0] for line in own if not line.startswith(("write /dev/", "write /tmp/"))}
-
-    small = [*TINY_RUN, "data.path=text.txt", "data.cache_dir=cache", "run_dir=run"]
-    assert watched("train", *small) == {"run", "cache"}
-    assert watched("generate", "run_dir=run", "prompt=def", "max_new_tokens=2") == set()
-    assert watched("evaluate", "run_dir=run") == set()
-    assert watched("export", "run_dir=run", "output_dir=out") == {"out"}
-    assert watched("report", "run_dir=run") == {"run"}
-    reached = watched("evaluate", "run_dir=run", "data=text", "data.path=http://127.0.0.1:9/text")
-    assert "socket.connect" in reached
+    lines = {  # a command -> its exit code, and what it writes to, starts and reaches
+        f"train {' '.join(TINY_RUN)} data.path=text.txt data.cache_dir=cache run_dir=run": (0, {"run", "cache"}),
+        "generate run_dir=run prompt=def max_new_tokens=2": (0, set()),
+        "evaluate run_dir=run": (0, set()),
+        "export run_dir=run output_dir=out": (0, {"out"}),
+        "report run_dir=run": (0, {"run"}),
+        "evaluate run_dir=run data=text data.path=http://127.0.0.1:9/text": (2, {"socket.connect"}),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", WATCHED],
+        input="\n".join(lines),
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "0"},
+        text=True,
+        capture_output=True,
+        check=True,
+    )
+    logs = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("LOG ")]
+    for (line, (code, expected)), (end, *places) in zip(lines.items(), logs, strict=True):
+        written = {place.removeprefix(f"{tmp_path}/") for place in places}
+        own = {place.partition("/")[0] for place in written if not place.startswith(("/dev/", "/tmp/"))}
+        assert (int(end), own) == (code, expected), line

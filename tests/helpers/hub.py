@@ -43,7 +43,6 @@ class Hub:
 
     commits: dict[tuple[str, str], Files] = field(default_factory=dict)  # (repository, commit) -> its files
     branches: dict[tuple[str, str], str] = field(default_factory=dict)  # (repository, branch or tag) -> commit
-    private: set[str] = field(default_factory=set)
     gated: set[str] = field(default_factory=set)
     asked: list[str] = field(default_factory=list)  # "GET /path", in order
     sent: Counter[str] = field(default_factory=Counter)  # path in the repository -> bytes sent
@@ -86,7 +85,7 @@ class Handler(BaseHTTPRequestHandler):
         repository, action, revision, path = match[1], match[2] or "revision", match[3] or "main", unquote(match[4])
         commit = self.hub.branches.get((repository, revision), revision)
         files = self.hub.commits.get((repository, commit))
-        if repository not in {name for name, _ in self.hub.commits} - self.hub.private:
+        if repository not in {name for name, _ in self.hub.commits}:
             self.refuse(401, "RepoNotFound")
         elif action in ("resolve", "auth-check") and repository in self.hub.gated:
             self.refuse(401, "GatedRepo")

@@ -1,0 +1,215 @@
+"""What the README and the pages in docs/ say: commands run, links lead somewhere, figures are those of the program."""
+
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import ROOT, TEXT, TINY_RUN, Outcome, Script
+
+from lm.cli.main import COMMANDS
+from lm.cli.mistakes import CONFIGS
+from lm.model.size import flops_per_token, n_params
+from lm.model.transformer import Transformer
+from lm.results import contrasts
+from lm.training.optim import step_flops
+from lm.training.train import train
+from tests.helpers.configuration import PAGE, page
+from tests.helpers.runs import composed
+
+README = (ROOT / "README.md").read_text()
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+LINKING = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*/**/*.md"))]
+QUICK = ["data=text", "tokenizer=byte", "tokenizer.vocab_size=null", "trainer.max_steps=4", "threads=1"]
+SMALL = [word for word in TINY_RUN if word.split("=")[0] not in ("data", "trainer")]
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+def commands(text: str) -> list[str]:
+    """The lines of bash blocks that start one of our commands, without the comment behind them."""
+    lines = "".join(blocks(text, "bash")).replace("\\\n", " ").splitlines()
+    starts = ("python scripts/", "python -m lm ", "lm-lab ")
+    return [re.sub(r"\s+#.*", "", line) for line in lines if line.startswith(starts)]
+
+
+def read(command: str) -> tuple[str, list[str]]:
+    """The name and the words of a command, whichever way it is started."""
+    words = shlex.split(command)
+    if words[0] == "lm-lab":
+        return words[1], words[2:]
+    return (words[3], words[4:]) if words[1] == "-m" else (Path(words[1]).stem, words[2:])
+
+
+# --- the README
+
+
+def test_the_two_commands_are_what_ci_runs() -> None:
+    lines = [line for line in "".join(blocks(README, "bash")).splitlines() if line.startswith("python3 -m venv")]
+    assert len(lines) == 2
+    assert "pip install" in lines[0]
+    assert "scripts/train.py" in lines[0]
+    assert lines[1].endswith(".venv/bin/pytest")
+    listed = subprocess.run(["bash", ROOT / ".ci/run", "--list"], capture_output=True, text=True, check=True)
+    assert listed.stdout.splitlines() == lines
+
+
+def test_the_readme_names_every_package_and_script_and_only_what_exists() -> None:
+    assert len(README.splitlines()) <= 150
+    packages = {path.parent.name for path in (ROOT / "lm").glob("*/__init__.py")}
+    assert packages == set(re.findall(r"^lm/(\w+)/  ", README, re.MULTILINE))
+    scripts = {path.stem for path in (ROOT / "scripts").glob("*.py")}
+    assert scripts <= set(re.findall(r"(?:scripts/|`)(\w+)\.py", README))
+    paths = set(re.findall(r"`((?:lm|configs|tests|scripts|docs)/[\w./]+)`", README))
+    assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("folder", ["main", "longer_tuned"])
+def test_the_readme_states_the_intervals_of_the_study_of_tying(folder: str) -> None:
+    frame = contrasts(ROOT / "docs/studies/tying" / folder)
+    (row,) = frame.query("arm == 'untied' and budget == 'tokens'").itertuples()
+    interval = f"{row.mean_difference:+.3f} nats (95 % CI {row.ci_low:.3f} to {row.ci_high:.3f})"
+    assert interval in " ".join(README.split())
+
+
+# --- commands
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a text and a finished run."""
+    folder = tmp_path_factory.mktemp("docs")
+    (folder / "corpus.txt").write_text(TEXT)
+    train(composed(*TINY_RUN, f"data.path={folder}/corpus.txt", f"run_dir={folder}/run"))
+    return folder
+
+
+@pytest.fixture
+def cwd(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of it to be in."""
+    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def less(name: str, words: list[str]) -> list[str]:
+    """The words of a command for a small run on the text of a test."""
+    if words == ["run_dir=RUN"]:
+        return ["run_dir=run"]
+    places = {"FILE": "corpus.txt", "RUN": "run", "DIR": "out"}
+    words = [re.sub(r"\b(FILE|RUN|DIR)\d?\b", lambda match: places[match[1]], word) for word in words]
+    few = [] if any(word.startswith(("data", "experiment")) for word in words) else ["data.max_bytes=100000"]
+    quick = [*QUICK, "data.path=corpus.txt"]
+    return words + {"train": SMALL + few, "ablate": quick, "benchmark": ["only=[limits]", "seconds=0"]}.get(name, [])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", commands(README))
+def test_a_command_of_the_readme_runs(line: str, command: Callable[..., Outcome], cwd: Path) -> None:
+    name, words = read(line)
+    if name == "runs":
+        (cwd / "runs").mkdir()
+        (cwd / "run").rename(cwd / "runs/run")
+    if name == "report":
+        assert command("ablate", *less("ablate", ["ablation=smoke", "output_dir=DIR"]))[0] == 0
+    code, out, error = command(name, *less(name, words))
+    assert code == 0, error
+    assert out
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("line", dict.fromkeys(line for path in PAGES[1:] for line in commands(path.read_text())))
+def test_a_command_of_the_docs_runs(line: str, script: Script, cwd: Path) -> None:
+    name, words = read(line)
+    if name == "runs":
+        shutil.copytree(cwd / "run", cwd / "runs/run")
+    if name == "report" and "output_dir=DIR" in words:
+        small = script("ablate", *less("ablate", ["ablation=smoke", "output_dir=DIR"]))
+        assert small.returncode == 0, small.stderr
+    answer = script(name, *less(name, words))
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout
+
+
+@pytest.mark.slow
+def test_the_notebook_example_runs(cwd: Path) -> None:
+    (code,) = blocks(README, "python")
+    names: dict[str, Any] = {}
+    exec(code.replace("runs/...", "run"), names)
+    assert names["logits"].shape == (*names["tokens"].shape, 257)
+
+
+@pytest.mark.slow
+def test_the_example_of_an_ablation_can_be_planned(command: Callable[..., Outcome], cwd: Path) -> None:
+    (example,) = blocks(README, "yaml")
+    place = re.search(r"`mine/(ablation/(\w+)\.yaml)`", README)
+    assert place
+    (cwd / "my" / place[1]).parent.mkdir(parents=True)
+    (cwd / "my" / place[1]).write_text(example)
+    (cwd / "corpus.txt").rename(cwd / "my.txt")
+    words = ["--config-dir", "my", f"ablation={place[2]}", "plan_only=true", "tokenizer=byte", *SMALL[-8:]]
+    code, out, error = command("ablate", *words)
+    assert code == 0, error
+    assert "Does dropout help on my text?" in out
+
+
+# --- pages
+
+
+@cache
+def anchors(path: Path) -> set[str]:
+    """Of the headings of a page, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)", re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_relative_link_leads_to_a_file_and_a_heading() -> None:
+    for source in LINKING:
+        text = re.sub(r"```.*?```|`[^`\n]*`", "", source.read_text(), flags=re.DOTALL)
+        links = [*re.findall(r"\]\(([^)\s]+)\)", text), *re.findall(r'(?:src|href)="([^"]+)"', text)]
+        for link in (link for link in links if not re.match(r"[a-z]+:", link)):
+            path, _, anchor = link.partition("#")
+            target = source.parent / path if path else source
+            assert target.exists(), (source, link)
+            assert not anchor or target.suffix != ".md" or anchor in anchors(target), (source, link)
+
+
+def test_the_words_of_the_glossary_are_in_order() -> None:
+    words = re.findall(r"^- \*\*(.*?)\*\*: ", (ROOT / "docs/glossary.md").read_text(), re.MULTILINE)
+    assert words
+    assert words == sorted({*words}, key=str.casefold)
+
+
+def test_the_page_of_settings_is_what_the_dataclasses_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)  # the default of data.cache_dir depends on it
+    text = PAGE.read_text()
+    assert text == page(), "run: python -m tests.helpers.configuration"
+    assert [name for name in COMMANDS if f"\n## {name}\n" not in text] == []
+    assert [line for line in text.splitlines() if line.endswith("|  |")] == []  # each setting says what it is
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["tinystories", "cs336", "wikitext103", "fineweb_edu"])
+def test_the_cost_of_an_experiment_is_computed_from_its_settings(name: str) -> None:
+    run = composed(f"experiment={name}")
+    vocab_size = run.tokenizer.vocab_size or 0
+    with torch.device("meta"):
+        net = Transformer(run.model, run.head, vocab_size=vocab_size, seq_len=run.data.seq_len, seed=0)
+    tokens = run.tokens_per_step * run.steps
+    step = step_flops(net, run.optim, run.head) // run.tokens_per_step
+    flops = f"{tokens * (flops_per_token(net) + step):.1e}".replace("e+", "e")
+    size = f"{n_params(net) / 1e6:.1f} M parameters, {tokens / 1e6:.3g} M tokens"
+    head = " ".join(re.findall(r"^# (.*)$", (CONFIGS / f"experiment/{name}.yaml").read_text(), re.MULTILINE))
+    assert f"Computed, not measured: {size}" in head
+    assert f"{flops} FLOPs" in head
+    (row,) = re.findall(rf"^\| \[?`{name}`.*$", (ROOT / "docs/data.md").read_text(), re.MULTILINE)
+    assert f"| {n_params(net) / 1e6:.1f} M | {tokens / 1e6:.3g} M | {flops} |" in row
