@@ -240,6 +240,7 @@ def with_config(folder: Path, **changes: Any) -> None:
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {  # what is named -> a folder and what its config.json says instead
     "model_type=mistral": ("SmolLM2", {"model_type": "mistral"}),
     "use_sliding_window=True": ("Qwen2", {"use_sliding_window": True}),
+    "layer_types": ("Qwen3", {"layer_types": ["sliding_attention"] * 2}),
     "rope_type=yarn": ("SmolLM2", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}),
     "final_logit_softcapping=30.0": ("SmolLM2", {"final_logit_softcapping": 30.0}),
     "hidden_act=xielu": ("Apertus", {"hidden_act": "xielu"}),
