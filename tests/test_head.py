@@ -260,6 +260,7 @@ def run_with_dropout(text: Path, run_dir: Path, head: HeadConfig, **changes: Any
     return train(small_run(text, run_dir, head=head, **settings))[0]
 
 
+@pytest.mark.slow
 def test_every_variant_is_trained_on_the_same_batches_with_the_same_dropout(
     text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
