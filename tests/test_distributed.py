@@ -14,13 +14,15 @@ import pytest
 from conftest import ROOT, TINY_RUN
 
 from lm.system.terminal import is_first_process
-from tests.helpers.runs import result, rows, wait_for
+from lm.training.train import train
+from tests.helpers.runs import composed, result, rows, wait_for
 
 TRAIN = str(ROOT / "scripts/train.py")
-SPLIT = ["optim=adamw", "data.batch_size=2", "trainer.strategy=ddp"]  # Muon rounds to bf16, and roundings diverge
+COMMON = ["optim=adamw", "trainer.max_steps=100", "validation.every=20"]  # Muon rounds to bf16, and roundings diverge
+COMMON += ["optim.ema=0.5", "checkpoint.best=true", "checkpoint.patience=2", "checkpoint.every=1000"]
+SPLIT = [*COMMON, "data.batch_size=2", "trainer.strategy=ddp"]
 NODES = [*SPLIT, "trainer.devices=1", "trainer.num_nodes=2"]
 STACKS = {"PYTHONFAULTHANDLER": "1"}  # SIGABRT prints the stacks of all threads
-slow, nightly = pytest.mark.slow, pytest.mark.nightly
 
 
 RANKS: list[tuple[dict[str, str], bool]] = [
@@ -46,22 +48,31 @@ def test_one_process_of_all_writes_and_prints(
 # --- real processes
 
 
-@pytest.fixture(scope="module")
-def whole(text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run in one process with the batch of all."""
-    folder = tmp_path_factory.mktemp("whole")
-    together([[sys.executable, TRAIN, *words(text_file, "optim=adamw", "data.batch_size=4", "run_dir=whole")]], folder)
-    return folder / "whole"
-
-
 def words(text: Path, *overrides: str) -> list[str]:
     return [*TINY_RUN, f"data.path={text}", f"data.cache_dir={text.parent / 'cache'}", *overrides]
 
 
+@pytest.fixture(scope="module")
+def whole(text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run in one process with the batch of all."""
+    run_dir = tmp_path_factory.mktemp("whole") / "run"
+    return train(composed(*words(text_file, *COMMON, "data.batch_size=4", f"run_dir={run_dir}")))[0]
+
+
+@pytest.fixture(scope="module")
+def two(text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The run in two processes, of which lm starts the second by the words of the first, and what they print."""
+    folder = tmp_path_factory.mktemp("two")
+    line = [sys.executable, "-m", "lm", "train", *words(text_file, *SPLIT, "trainer.devices=2", "run_dir=two")]
+    (output,) = together([line], folder)
+    return folder / "two", output
+
+
 def same(run_dir: Path, whole: Path) -> bool:
     scores, expected = result(run_dir), result(whole)
-    is_near = scores["val_loss"] == pytest.approx(expected["val_loss"], abs=2e-3)
-    return bool(scores["tokens"] == expected["tokens"] and is_near)
+    assert (scores["steps"], scores["tokens"]) == (expected["steps"], expected["tokens"])
+    assert scores["best"]["step"] == expected["best"]["step"]
+    return bool(scores["val_loss"] == pytest.approx(expected["val_loss"], abs=2e-3))
 
 
 def torchrun(*options: str) -> list[str]:
@@ -110,38 +121,45 @@ def together(lines: list[list[str]], folder: Path, envs: list[dict[str, str]] | 
     return ["".join(output) for output in outputs]
 
 
-COMMAND = [sys.executable, "-m", "lm", "train"]  # it starts the second process by the same words
+@pytest.mark.slow
+def test_two_processes_keep_the_best_average_of_one_with_twice_the_batch(whole: Path, two: tuple[Path, str]) -> None:
+    run_dir, output = two
+    assert output.count("100 steps") == 2, "the first line and the table, of one process"
+    assert same(run_dir, whole)
 
 
-@slow
-def test_two_processes_train_as_one_with_twice_the_batch(whole: Path, text_file: Path, tmp_path: Path) -> None:
-    (output,) = together([[*COMMAND, *words(text_file, *SPLIT, "trainer.devices=2", "run_dir=two")]], tmp_path)
-    assert output.count("20 steps") == 2, "the first line and the table, of one process"
-    assert same(tmp_path / "two", whole)
+@pytest.mark.slow
+def test_sigterm_to_torchrun_saves_and_the_same_command_resumes(
+    two: tuple[Path, str], text_file: Path, tmp_path: Path
+) -> None:
+    line = torchrun("--nproc-per-node=2", "--master-port", free_port())
+    line += words(text_file, *SPLIT, "trainer.devices=2", "run_dir=stopped")
+    stopped = tmp_path / "stopped"
+    process = subprocess.Popen(line, cwd=tmp_path, env=os.environ | STACKS, stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: (stopped / "metrics.csv").exists() and len(rows(stopped)) > 10, 120)
+    process.send_signal(signal.SIGTERM)
+    ((_, errors),) = communicate([process], 120)
+    assert process.returncode != 0
+    assert "resume with" in errors
+    assert len(list((stopped / "checkpoints").iterdir())) == 1
+    assert (stopped / "model/model.safetensors").exists()
+    together([line], tmp_path)
+    assert len(result(stopped)["resumed_from"]) == 1
+    assert rows(stopped) == rows(two[0]), "bit for bit"
 
 
-@slow
-def test_two_processes_keep_the_best_average_of_one_with_twice_the_batch(text_file: Path, tmp_path: Path) -> None:
-    settings = ["optim.ema=0.5", "checkpoint.best=true", "checkpoint.patience=2", "validation.every=2"]
-    one = [sys.executable, TRAIN, *words(text_file, "optim=adamw", "data.batch_size=4", *settings, "run_dir=one")]
-    together([one], tmp_path)
-    together([[*COMMAND, *words(text_file, *SPLIT, "trainer.devices=2", *settings, "run_dir=two")]], tmp_path)
-    scores, expected = result(tmp_path / "two"), result(tmp_path / "one")
-    assert (scores["steps"], scores["best"]["step"]) == (expected["steps"], expected["best"]["step"])
-    assert same(tmp_path / "two", tmp_path / "one")
-
-
-@nightly
+@pytest.mark.nightly
 def test_two_processes_begin_with_the_weights_of_a_run(whole: Path, text_file: Path, tmp_path: Path) -> None:
     """A learning rate of zero leaves their loss, which is computed in batches of another size."""
-    still = [f"init_from={whole}", "optim.lr=0", "trainer.max_steps=5", "validation.batches=null"]
-    together([[*COMMAND, *words(text_file, *SPLIT, "trainer.devices=2", *still, "run_dir=two")]], tmp_path)
+    still = [f"init_from={whole}", "optim.lr=0", "optim.ema=null", "validation.batches=null", "trainer.devices=2"]
+    together([[sys.executable, TRAIN, *words(text_file, *SPLIT, *still, "run_dir=two")]], tmp_path)
     continued, base = result(tmp_path / "two"), result(whole)
     assert continued["init_from"]["val_loss"] == pytest.approx(base["val_loss"])
     assert continued["val_loss"] == continued["init_from"]["val_loss"]
 
 
-@pytest.mark.parametrize("launcher", [pytest.param("torchrun", marks=nightly), pytest.param("slurm", marks=slow)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("launcher", ["torchrun", "slurm"])
 def test_two_nodes_train_as_one_process_with_twice_the_batch(
     launcher: str, whole: Path, text_file: Path, tmp_path: Path
 ) -> None:
@@ -152,7 +170,7 @@ def test_two_nodes_train_as_one_process_with_twice_the_batch(
         outputs = together([[*torchrun(*common, f"--node-rank={node}"), *line] for node in (0, 1)], tmp_path)
     else:
         outputs = together([[sys.executable, TRAIN, *line]] * 2, tmp_path, slurm(port))
-    assert ["20 steps" in output for output in outputs] == [True, False], "the second node prints nothing of the run"
+    assert ["100 steps" in output for output in outputs] == [True, False], "the second node prints nothing of the run"
     assert same(tmp_path / "nodes", whole)
 
 
@@ -167,30 +185,8 @@ finally:
 """
 
 
-@nightly
+@pytest.mark.nightly
 def test_a_process_waits_for_its_last_collective_operation(text_file: Path, tmp_path: Path) -> None:
     """A Gloo thread that is busy when the interpreter exits would abort the process."""
     line = [sys.executable, "-c", LATE_OPERATION, *words(text_file, *NODES, "run_dir=nodes")]
     together([line] * 2, tmp_path, slurm(free_port()))
-
-
-@slow
-def test_sigterm_to_torchrun_saves_and_the_same_command_resumes(text_file: Path, tmp_path: Path) -> None:
-    line = torchrun("--nproc-per-node=2", "--master-port", free_port())
-    line += words(text_file, *SPLIT, "trainer.devices=2", "trainer.max_steps=150")
-    line += ["checkpoint.every=1000", "validation.every=0"]
-    together([[*line, "run_dir=undisturbed"]], tmp_path)
-    stopped = tmp_path / "stopped"
-    process = subprocess.Popen(
-        [*line, "run_dir=stopped"], cwd=tmp_path, env=os.environ | STACKS, stderr=subprocess.PIPE, text=True
-    )
-    wait_for(lambda: (stopped / "metrics.csv").exists() and len(rows(stopped)) > 20, 120)
-    process.send_signal(signal.SIGTERM)
-    ((_, errors),) = communicate([process], 120)
-    assert process.returncode != 0
-    assert "resume with" in errors
-    assert len(list((stopped / "checkpoints").iterdir())) == 1
-    assert (stopped / "model/model.safetensors").exists()
-    together([[*line, "run_dir=stopped"]], tmp_path)
-    assert len(result(stopped)["resumed_from"]) == 1
-    assert rows(stopped) == rows(tmp_path / "undisturbed"), "bit for bit"

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, SEQ, TIED, VOCAB, some, tiny
+from conftest import ROOT, SEQ, TIED, VOCAB, tiny
 from torch import Tensor
 
 from lm.cli import export
-from lm.config import POSITIONS, EvaluateConfig, RunConfig, ValidationConfig
+from lm.config import EvaluateConfig, RunConfig, ValidationConfig
 from lm.data.batches import TrainingStream
 from lm.data.tokens import TextData, prepare
 from lm.data.vocabulary import byte_tokenizer
@@ -63,8 +63,7 @@ def test_logits_in_a_shared_row_are_those_of_each_document_alone(model: dict[str
         assert gap.max() < 1e-6
 
 
-@pytest.mark.parametrize("loss", USABLE)
-@pytest.mark.parametrize("checkpointing", [False, True], ids=["", "activation checkpointing"])
+@pytest.mark.parametrize(("loss", "checkpointing"), [("plain", True), *((name, False) for name in USABLE)])
 def test_the_loss_is_the_mean_over_the_documents_alone(loss: str, checkpointing: bool) -> None:
     """And so is its gradient. The target of a document's last token is the separator of the next."""
     masked, alone = build("tied", separator=EOT), build("tied")
@@ -96,11 +95,11 @@ def test_mixed_precision_takes_the_mask_in_either_kernel(fast: bool) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's own, inside its compiler
 @pytest.mark.parametrize("name", USABLE)
-def test_a_compiled_loss_has_the_mask(name: str) -> None:
+def test_a_traced_loss_has_the_mask(name: str) -> None:
+    """Traced as for torch.compile, whose code generation takes half a minute."""
     net, (row, _) = build("tied", separator=EOT), pack()
-    loss, compiled = LOSSES[name], torch.compile(LOSSES[name])
+    loss, compiled = LOSSES[name], torch.compile(LOSSES[name], backend="eager")
     for separator in (EOT, None):
         net.document_separator = separator
         torch.testing.assert_close(compiled(net, row, row), loss(net, row, row), rtol=1e-5, atol=0)
@@ -109,10 +108,10 @@ def test_a_compiled_loss_has_the_mask(name: str) -> None:
 # --- decoding
 
 
-@pytest.mark.parametrize("position", some(POSITIONS, len(POSITIONS)))
+@pytest.mark.parametrize("position", ["rope", "learned"])
 def test_decoding_is_the_same_in_every_way_across_separators(position: str) -> None:
     """Beyond end of text and past the context: uncached, cached, in a batch, with draft tokens."""
-    net, n = copy.deepcopy(sensitive(position=position, seq_len=24)), 60
+    net, n = copy.deepcopy(sensitive(position=position, seq_len=24)), 40
     generator = torch.Generator().manual_seed(0)
     prompts = [torch.randint(8, (length,), generator=generator).tolist() for length in (1, 7, 12, 24, 40)]
     joined = tokens(net, prompts, n)
@@ -120,7 +119,7 @@ def test_decoding_is_the_same_in_every_way_across_separators(position: str) -> N
     net.document_separator = separator
     prompts[3][5] = prompts[4][30] = separator
     expected = [by_definition(net, prompt, n) for prompt in prompts]
-    assert np.count_nonzero(np.array(expected) == separator) > 5
+    assert np.count_nonzero(np.array(expected) == separator) > 3
     assert tokens(net, prompts, n) == expected
     assert [tokens(net, [prompt], n)[0] for prompt in prompts] == expected
     assert [tokens(net, [prompt], n, max_draft_tokens=0)[0] for prompt in prompts] == expected
@@ -190,7 +189,7 @@ def test_a_text_of_one_document_is_named(corpus: Path, tmp_path: Path, caplog: p
     assert "has only" not in caplog.text
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_script_of_the_docs_writes_a_text_of_short_documents(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""Decoding: the same tokens with and without a cache, alone and in a batch, and no softmax anywhere."""
+"""Decoding: the same tokens with a cache, in a batch and with draft tokens, and no softmax anywhere."""
 
 import copy
 import math
@@ -18,6 +18,7 @@ from lm.data.tokenizer import Tokenizer
 from lm.data.vocabulary import byte_tokenizer, char_tokenizer
 from lm.inference.decode import decode, window_start
 from lm.inference.generate import generate, likeliest, stream
+from lm.inference.prompt_lookup import NGRAM_SIZES, PromptLookup
 from lm.inference.sampling import Sampling
 from lm.model.transformer import Transformer
 from tests.helpers.decoding import by_definition, sensitive, tokens
@@ -38,13 +39,13 @@ def test_the_window_fits_the_context_and_moves_by_half_of_it(length: int, seq_le
 
 @pytest.mark.parametrize(
     ("position", "n_kv_heads", "seq_len"),
-    [("rope", 1, SEQ), ("rope", None, 7), ("learned", 1, 7), ("none", None, SEQ), ("none", 1, 1), ("rope", None, 70)],
+    [("rope", 1, SEQ), ("learned", None, 7), ("none", 1, 1), ("rope", None, 70)],
 )
 def test_cached_equals_uncached_equals_batched_far_past_the_context(
     position: str, n_kv_heads: int | None, seq_len: int
 ) -> None:
     net = sensitive(position=position, n_kv_heads=n_kv_heads, seq_len=seq_len)
-    n = min(3 * seq_len, 80)
+    n = min(3 * seq_len, 75)
     expected = [by_definition(net, prompt, n) for prompt in PROMPTS]
     assert tokens(net, PROMPTS, n) == expected
     assert [tokens(net, [prompt], n)[0] for prompt in PROMPTS] == expected
@@ -100,14 +101,13 @@ def test_a_wrong_number_is_refused_by_name(key: str, value: float, temperature: 
         next(stream(sensitive(BYTE.vocab_size), BYTE, "x", **options))
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("tokenizer", [BYTE, CHAR], ids=["byte", "char"])
+@pytest.mark.parametrize(("tokenizer", "temperature"), [(BYTE, 0.0), (CHAR, 1.0)], ids=["byte", "char"])
 def test_a_joined_stream_equals_generate(tokenizer: Tokenizer, temperature: float) -> None:
     net, options = sensitive(tokenizer.vocab_size), {"max_new_tokens": 40, "temperature": temperature}
     assert "".join(stream(net, tokenizer, "abc", **options)) == generate(net, tokenizer, "abc", **options)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\ufffd")), st.lists(st.integers(0, 256)))
 def test_a_stream_yields_whole_characters_that_equal_decode(text: str, ids: list[int]) -> None:
     assert list(BYTE.stream(BYTE.encode(text))) == list(text)
@@ -177,3 +177,61 @@ def test_decoding_disables_dropout_and_restores_training_mode() -> None:
 def test_a_model_of_another_precision_decodes_with_and_without_drafts(dtype: torch.dtype) -> None:
     net = copy.deepcopy(sensitive()).to(dtype)
     assert tokens(net, [[1, 2, 1, 2]], 2 * SEQ) == tokens(net, [[1, 2, 1, 2]], 2 * SEQ, max_draft_tokens=0)
+
+
+# --- draft tokens: from the last occurrence of the last tokens
+
+TEXTS = st.lists(st.integers(0, 3), min_size=1, max_size=40)
+
+
+def by_search(text: list[int], n: int) -> list[int]:
+    """Search the last tokens backwards from the end of the text; a copy that runs out repeats itself."""
+    for order in NGRAM_SIZES:
+        for at in range(len(text) - 1, order - 1, -1):
+            if text[at - order : at] == text[-order:]:
+                return [(text[at:] * n)[i] for i in range(min(n, 2**order))]
+    return []
+
+
+@settings(deadline=None)
+@given(TEXTS, st.integers(0, 40), st.lists(st.integers(1, 4), max_size=6))
+def test_a_draft_is_what_followed_the_last_occurrence(text: list[int], n: int, steps: list[int]) -> None:
+    """In an index built at once, and in one that has grown with the text."""
+    assert PromptLookup(text).draft(n) == by_search(text, n)
+    grown = text[:1]
+    lookup = PromptLookup(grown)
+    for step in steps:
+        assert lookup.draft(n) == by_search(grown, n)
+        grown.extend(text[len(grown) : len(grown) + step])
+
+
+def widths(
+    net: Transformer, prompts: list[list[int]], n: int, *sampling: Sampling, **options: int
+) -> tuple[list[int], list[int]]:
+    """n new tokens of the first prompt, and how many tokens of it each forward pass read."""
+    seen: list[int] = []
+    hook = net.blocks[0].register_forward_hook(lambda module, args, y: seen.append(y.shape[1]))
+    continuation = [ids[0] for ids in islice(decode(net, prompts, *sampling, **options), n)]
+    hook.remove()
+    return continuation, seen
+
+
+def test_the_tokens_are_equal_in_fewer_forward_passes() -> None:
+    """With accepted and rejected draft tokens, across the end of the context and the growth of the cache."""
+    net, n, accepted, rejected = sensitive(), 3 * SEQ, 0, 0
+    for prompt, max_draft_tokens in (([5, 6, 7, 5, 6], 16), ([*range(20)] * 3, 16), ([5, 6, 7, 5, 6], 1)):
+        continuation, seen = widths(net, [prompt], n, max_draft_tokens=max_draft_tokens)
+        plain, each = widths(net, [prompt], n, max_draft_tokens=0)
+        assert continuation == plain == by_definition(net, prompt, n)
+        assert len(each) == n
+        accepted += n - len(seen)
+        rejected += sum(seen) - sum(each)
+    assert accepted > 0
+    assert rejected > 0
+
+
+def test_samples_and_batches_use_no_draft_tokens() -> None:
+    net = sensitive(seq_len=100)
+    for prompts, sampling in (([[1, 2, 1, 2, 1]], Sampling(temperature=0.01)), ([[5, 6, 5], [1, 1, 1]], Sampling())):
+        _, (_, *seen) = widths(net, prompts, 50, sampling)
+        assert seen == [1] * 49

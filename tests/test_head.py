@@ -1,8 +1,12 @@
-"""The variants of the head: what they share, cost and begin with, untying, and their conversion."""
+"""The variants of the head: what they share, cost and begin with, untying, their conversion, and runs of each."""
 
 import math
+import os
+import signal
 from copy import deepcopy
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,13 +16,19 @@ from conftest import HEADS, ROOT, SEQ, TIED, UNTIED, VOCAB, tiny
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lm.config import HeadConfig, ModelConfig, OptimConfig, UserError
+from lm import load_model
+from lm.config import EvaluateConfig, HeadConfig, ModelConfig, OptimConfig, UserError
 from lm.config.run import TIED_MATRICES
+from lm.inference.evaluate import evaluate_run
 from lm.model import Transformer
 from lm.model.size import n_params
 from lm.training.init_from import copy_weights
+from lm.training.module import LMModule
 from lm.training.optim import build_optimizer
+from lm.training.signals import Interrupted
+from lm.training.train import train
 from tests.helpers.models import random_tokens
+from tests.helpers.runs import losses, rows, small_run
 
 TOKENS, TARGETS = random_tokens(2, 4, SEQ)
 each = pytest.mark.parametrize
@@ -45,16 +55,12 @@ def logits(net: Transformer) -> Tensor:
     return net(TOKENS)
 
 
-def loss_of(net: Transformer) -> Tensor:
-    return F.cross_entropy(net(TOKENS).flatten(0, 1), TARGETS.flatten())
-
-
 def optimizer_of(net: Transformer) -> Optimizer:
     return build_optimizer(net, OptimConfig(warmup_steps=0), net.head_config)
 
 
 def step(net: Transformer, optimizer: Optimizer) -> None:
-    loss_of(net).backward()
+    F.cross_entropy(net(TOKENS).flatten(0, 1), TARGETS.flatten()).backward()
     optimizer.step()
     optimizer.zero_grad()
 
@@ -243,3 +249,74 @@ def test_a_longer_context_needs_no_weights_but_learned_positions() -> None:
     assert torch.equal(converted(net, TIED, seq_len=4)(TOKENS[:, :4]), net(TOKENS[:, :4]))
     with pytest.raises(UserError, match=f"data.seq_len={SEQ + 1}"):
         converted(net, TIED, seq_len=SEQ + 1)
+
+
+# --- runs: paired ones see the same, and a head is untied without a jump
+
+
+def run_with_dropout(text: Path, run_dir: Path, head: HeadConfig, **changes: Any) -> Path:
+    """Twenty logged steps with dropout and accumulation; MIDTRAINING unties before step 11."""
+    settings = {"max_steps": 20, "log_every_n_steps": 1, **changes}
+    return train(small_run(text, run_dir, head=head, **settings))[0]
+
+
+@pytest.mark.slow
+def test_every_variant_is_trained_on_the_same_batches_with_the_same_dropout(
+    text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches: dict[str, list[Any]] = {}
+    training_step = LMModule.training_step
+
+    def recorded(module: LMModule, batch: Any, batch_idx: int) -> Tensor:
+        loss = training_step(module, batch, batch_idx)
+        batches.setdefault(module.run.head.name, []).append((batch[0].tolist(), torch.initial_seed()))
+        return loss
+
+    monkeypatch.setattr(LMModule, "training_step", recorded)
+    first = {
+        name: losses(run_with_dropout(text_file, tmp_path / name, head, max_steps=2))[0] for name, head in HEADS.items()
+    }
+    assert len(batches["tied"]) == 4
+    assert all(batches[name] == batches["tied"] for name in HEADS)
+    assert {name for name in HEADS if first[name] == first["tied"]} == {"tied", *COPIES}, "bit for bit"
+
+
+@pytest.mark.slow
+def test_a_run_equals_the_tied_one_until_it_unties(text_file: Path, tmp_path: Path) -> None:
+    """The first untied step has the same loss, but two gradients instead of one. Untied at one, all is equal."""
+    tied, untied, end = (
+        run_with_dropout(text_file, tmp_path / name, head)
+        for name, head in (("tied", TIED), ("untied", MIDTRAINING), ("end", replace(MIDTRAINING, untie_at=1.0)))
+    )
+    before, after = rows(tied), rows(untied)
+    assert after[:10] == before[:10]
+    assert after[10]["train/loss"] == before[10]["train/loss"]
+    assert after[10]["train/grad_norm"] != before[10]["train/grad_norm"]
+    assert all(row["train/loss"] != other["train/loss"] for row, other in zip(after[11:], before[11:], strict=True))
+    assert rows(end) == before
+    (net, _), (tied_net, _), (untied_net, _) = map(load_model, (end, tied, untied))
+    assert torch.equal(net(TOKENS), tied_net(TOKENS))
+    assert torch.equal(net.head.proj.weight, tied_net.embed.weight)
+    assert not torch.equal(untied_net.head.proj.weight, untied_net.embed.weight)
+    assert evaluate_run(EvaluateConfig(run_dir=str(end), threads=1))["loss"] == float(before[-1]["val/loss"])
+
+
+def test_a_run_stopped_before_untying_saves_the_model_that_was_trained(
+    text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It equals that of a tied run stopped after the same step."""
+    training_step = LMModule.training_step
+
+    def signalled(module: LMModule, batch: Any, batch_idx: int) -> Tensor:
+        if module.trainer.global_step == 4 and batch_idx % 2 == 0:  # a second signal would end the process
+            os.kill(os.getpid(), signal.SIGTERM)
+        return training_step(module, batch, batch_idx)
+
+    monkeypatch.setattr(LMModule, "training_step", signalled)
+    for name, head in (("tied", TIED), ("untied", MIDTRAINING)):
+        with pytest.raises(Interrupted, match="after step 5"):
+            run_with_dropout(text_file, tmp_path / name, head)
+    (untied, _), (tied, _) = load_model(tmp_path / "untied"), load_model(tmp_path / "tied")
+    assert torch.equal(untied(TOKENS), tied(TOKENS))
+    fresh = Transformer(untied.config, MIDTRAINING, vocab_size=257, seq_len=32)
+    assert not torch.equal(untied.embed.weight, fresh.embed.weight)

@@ -53,12 +53,10 @@ MODELS: list[tuple[str, str, dict[str, Any]]] = [  # each architecture with ever
     ("Qwen2ForCausalLM", "untied", LLAMA | {"attention_bias": "qkv", "n_kv_heads": 1}),
     ("ArceeForCausalLM", "tied_scaled", LLAMA | {"ffn": "relu2", "n_kv_heads": 2}),
     ("ArceeForCausalLM", "untied", LLAMA | {"ffn": "gelu", "bias": True}),
-    ("ArceeForCausalLM", "tied", LLAMA | {"ffn": "silu"}),
     ("ApertusForCausalLM", "tied", LLAMA | {"ffn": "relu", "qk_norm": True, "rope_theta": 100.0}),
     ("ApertusForCausalLM", "untied", LLAMA | {"ffn": "silu", "qk_norm": True, "n_kv_heads": 2}),
     ("GPT2LMHeadModel", "tied", GPT2 | {"ffn": "gelu_tanh", "bias": True, "n_kv_heads": 2}),
     ("GPT2LMHeadModel", "untied_from_embedding", GPT2 | {"ffn": "relu"}),
-    ("GPT2LMHeadModel", "untied", GPT2 | {"ffn": "silu"}),
     ("GPT2LMHeadModel", "tied_projected", GPT2 | {"ffn": "relu2", "attention_bias": "qkv"}),
 ]
 
@@ -98,13 +96,8 @@ def test_transformers_and_we_read_what_is_exported(
     assert gap(again, model) < 1e-5
     export(again, BYTE, tmp_path / "again")
     assert equal(tmp_path / "out", tmp_path / "again")
-
-
-def test_the_comparison_sees_a_changed_matrix(tmp_path: Path) -> None:
-    net = noisy(tiny(**LLAMA), "tied_projected", 257)
-    export(net, BYTE, tmp_path / "out")
-    net.get_parameter("blocks.0.attn.k_proj.weight").data.mul_(1.01)
-    assert gap(net, AutoModelForCausalLM.from_pretrained(tmp_path / "out")) > 1e-4
+    again.get_parameter("blocks.0.attn.v_proj.weight").data.mul_(1.1)
+    assert gap(again, model) > 1e-4, "the comparison sees a changed matrix"
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
@@ -130,9 +123,7 @@ def test_the_exported_tokenizer_and_generated_text_are_equal(kind: str, tmp_path
         (LLAMA | {"ffn": "relu2", "qk_norm": True, "bias": True}, "model.bias=true"),
         (LLAMA | {"norm": "layernorm"}, "model.norm=layernorm"),
         (LLAMA | {"norm": "none"}, "model.norm=none"),
-        (LLAMA | {"norm_order": "post"}, "model.norm_order=post"),
         (GPT2 | {"ffn": "gelu", "norm_order": "post"}, "model.norm_order=post"),
-        (LLAMA | {"qk_norm": True, "bias": True}, "model.bias=true"),
         (LLAMA | {"ffn": "relu2", "attention_bias": "qkv"}, "model.attention_bias=qkv"),
         (GPT2 | {"ffn": "swiglu"}, "model.ffn=swiglu"),
         (GPT2 | {"ffn": "gelu", "qk_norm": True}, "model.qk_norm=true"),
@@ -250,16 +241,12 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {  # what is named -> a folder 
     "model_type=mistral": ("SmolLM2", {"model_type": "mistral"}),
     "use_sliding_window=True": ("Qwen2", {"use_sliding_window": True}),
     "layer_types": ("Qwen3", {"layer_types": ["sliding_attention"] * 2}),
-    "partial_rotary_factor=0.5": ("SmolLM2", {"rope_parameters": {"partial_rotary_factor": 0.5}}),
     "rope_type=yarn": ("SmolLM2", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}),
     "final_logit_softcapping=30.0": ("SmolLM2", {"final_logit_softcapping": 30.0}),
     "hidden_act=xielu": ("Apertus", {"hidden_act": "xielu"}),
     "quantization_config=": ("SmolLM2", {"quantization_config": {"bits": 4}}),
     "model.layers.0.mlp.down_proj.weight": ("SmolLM2", {"intermediate_size": 49}),
-    "model.layers.2.input_layernorm.weight": ("SmolLM2", {"num_hidden_layers": 3}),
-    "unexpected tensor model.layers.1.": ("SmolLM2", {"num_hidden_layers": 1}),
     "missing tensor lm_head.weight": ("SmolLM2", {"tie_word_embeddings": False}),
-    "'hidden_size'": ("SmolLM2", {"hidden_size": "wide"}),
     "model.norm_eps=inf": ("SmolLM2", {"rms_norm_eps": math.inf}),
     "257 tokens, the model 200": ("SmolLM2", {"vocab_size": 200}),
 }

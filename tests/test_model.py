@@ -1,4 +1,4 @@
-"""Properties of models with every part, and the definitions of the parts."""
+"""Properties of models with every part, the definitions of the parts, their initial values and their sizes."""
 
 import math
 from copy import deepcopy
@@ -7,18 +7,20 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import SEQ, VOCAB, tiny
-from torch import nn
+from conftest import HEADS, SEQ, VOCAB, tiny
+from torch import Tensor, nn
 
 from lm import config
-from lm.config import OptimConfig
+from lm.config import ModelConfig, OptimConfig
 from lm.model import KVCache, Transformer, transformer
 from lm.model.init import initialise
+from lm.model.size import flops_per_token, n_params, n_params_by_role
 from lm.model.transformer import POSITIONS, Attention, Context
 from lm.training.optim import build_optimizer
 from tests.helpers.models import MODELS, build, name_of, random_tokens
 
 TOKENS, TARGETS = random_tokens(2, 4, SEQ)
+CAUSAL = Context(torch.arange(SEQ), lambda heads: heads, None, None)
 
 
 @pytest.fixture(scope="module", params=MODELS, ids=name_of)
@@ -75,8 +77,7 @@ def test_attention_equals_its_definition(n_kv_heads: int | None) -> None:
     k, v = (each.repeat_interleave(4 // (n_kv_heads or 4), dim=1) for each in (k, v))
     scores = (q @ k.mT / math.sqrt(8)).masked_fill(torch.ones(SEQ, SEQ).triu(1).bool(), -math.inf)
     expected = attn.o_proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
-    causal = Context(torch.arange(SEQ), lambda heads: heads, None, None)
-    assert torch.allclose(attn(x, causal), expected, atol=1e-6)
+    assert torch.allclose(attn(x, CAUSAL), expected, atol=1e-6)
 
 
 FFN_BY_HAND = {
@@ -112,12 +113,11 @@ def test_a_block_in_either_order_equals_its_definition(norm: str) -> None:
     """Pre-norm: x + f(norm(x)). Post-norm: norm(x + f(x)). Both have the same weights, drawn alike."""
     pre, post = (build(norm=norm, norm_order=order).blocks[0] for order in config.NORM_ORDERS)
     assert all(torch.equal(tensor, post.state_dict()[name]) for name, tensor in pre.state_dict().items())
-    x, context = 3 * torch.randn(2, SEQ, 32), Context(torch.arange(SEQ), lambda heads: heads, None, None)
-    normed = NORMS_BY_HAND[norm]
-    between = x + pre.attn(normed(x), context)
-    torch.testing.assert_close(pre(x, context), between + pre.ffn(normed(between)))
-    between = normed(x + pre.attn(x, context))
-    torch.testing.assert_close(post(x, context), normed(between + pre.ffn(between)))
+    x, normed = 3 * torch.randn(2, SEQ, 32), NORMS_BY_HAND[norm]
+    between = x + pre.attn(normed(x), CAUSAL)
+    torch.testing.assert_close(pre(x, CAUSAL), between + pre.ffn(normed(between)))
+    between = normed(x + pre.attn(x, CAUSAL))
+    torch.testing.assert_close(post(x, CAUSAL), normed(between + pre.ffn(between)))
 
 
 def test_rope_rotates_each_pair_by_its_own_angle() -> None:
@@ -138,8 +138,7 @@ def test_dropout_applies_in_training_to_embedding_attention_weights_and_both_bra
             module.register_forward_hook(lambda *_, name=name: calls.append(name))
     net(TOKENS)
     assert calls == ["dropout", *["blocks.0.dropout"] * 2, *["blocks.1.dropout"] * 2]
-    causal = Context(torch.arange(SEQ), lambda heads: heads, None, None)
-    first, second = (net.blocks[0].attn(torch.ones(1, SEQ, 32).cumsum(1), causal) for _ in range(2))
+    first, second = (net.blocks[0].attn(torch.ones(1, SEQ, 32).cumsum(1), CAUSAL) for _ in range(2))
     assert not torch.equal(first, second)
     assert torch.equal(net.eval()(TOKENS), build()(TOKENS))
 
@@ -181,8 +180,15 @@ PREVIOUS = {"d_model": 64, "rope_theta": 30.0, "qk_norm": True, "residual_scale"
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("norm", "norm_order"), [("rmsnorm", "pre"), ("layernorm", "pre"), ("rmsnorm", "post")])
-@pytest.mark.parametrize(("kind", "n_kv_heads"), [("tied", None), ("tied_scaled", 1), ("untied", None)])
+@pytest.mark.parametrize(
+    ("kind", "n_kv_heads", "norm", "norm_order"),
+    [
+        ("tied", None, "rmsnorm", "pre"),
+        ("tied_scaled", 1, "rmsnorm", "post"),
+        ("tied_scaled", 1, "layernorm", "pre"),
+        ("untied", None, "rmsnorm", "pre"),
+    ],
+)
 def test_with_previous_token_init_head_i_attends_i_tokens_back(
     kind: str, n_kv_heads: int | None, norm: str, norm_order: str
 ) -> None:
@@ -200,3 +206,45 @@ def test_with_previous_token_init_head_i_attends_i_tokens_back(
         weights = scores.masked_fill(torch.ones(SEQ, SEQ).triu(1).bool(), -torch.inf).softmax(-1)
         attended = weights[:, :, 8:].mean(0).argmax(-1)  # (H, T)
         assert torch.equal(attended, torch.arange(8, SEQ) - torch.arange(1, 5)[:, None])
+
+
+# --- parameters by role and FLOPs per token
+
+
+@pytest.mark.parametrize("head", ["tied", "untied", "tied_projected"])
+def test_the_default_model_in_closed_form(head: str) -> None:
+    """Six FLOPs per weight of the matrices and the logits, and twelve L T D for attention; none for the embedding.
+
+    Tied and untied take the same FLOPs; a projection takes its own. Counting has no side effects.
+    """
+    d, f, layers, v, t = 128, 320, 4, 2048, 128
+    state = torch.get_rng_state()
+    with torch.device("meta"):
+        net = Transformer(ModelConfig(), HEADS[head], vocab_size=v, seq_len=t)
+    blocks = {"attention": layers * 4 * d * d, "ffn": layers * 3 * d * f, "norm": (2 * layers + 1) * d}
+    own = {"tied": {}, "untied": {"head": v * d}, "tied_projected": {"head": d * d}}[head]
+    assert n_params_by_role(net) == {"embedding": v * d, **blocks, **own}
+    projection = d * d if head == "tied_projected" else 0
+    matrices = blocks["attention"] + blocks["ffn"] + v * d + projection
+    assert flops_per_token(net) == 6 * matrices + 12 * layers * t * d
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+class LooksAtValues(nn.Module):
+    """A linear map of rank one, whose size the configuration does not tell, and which the meta device cannot run."""
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.ones(1, in_features)), nn.Parameter(torch.ones(out_features, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.a.T @ self.b.T + float(x.detach().sum() > 1e9)
+
+
+def test_the_parameters_and_flops_of_a_class_of_ones_own_are_counted() -> None:
+    net = build("tied", linear=f"{__name__}.LooksAtValues", position="learned")
+    by_role = n_params_by_role(net)
+    blocks = {"attention": 2 * 4 * (32 + 32), "ffn": 2 * 2 * (32 + 64), "norm": 5 * 32}
+    assert by_role == {"embedding": VOCAB * 32, "position": SEQ * 32, **blocks}
+    assert sum(by_role.values()) == n_params(net) == sum(math.prod(t.shape) for t in net.state_dict().values())
+    assert flops_per_token(net) == 6 * (blocks["attention"] + blocks["ffn"] + VOCAB * 32) + 12 * 2 * SEQ * 32

@@ -1,23 +1,28 @@
-"""What save_model writes and load_model accepts, and what of a damaged or hostile folder it refuses."""
+"""What save_model writes and load_model accepts, what of a hostile folder it refuses, and the card of an export."""
 
+import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import HEADS, SEQ, TEXT, as_nobody, small_disk, tiny
+from conftest import HEADS, SEQ, TEXT, TINY_RUN, as_nobody, small_disk, tiny
 from helpers.models import noisy
+from helpers.runs import composed
+from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 
+from lm.cli import export
 from lm.config import UserError
 from lm.data.vocabulary import byte_tokenizer, train_bpe
 from lm.formats.base import model_folder
+from lm.formats.card import write_card
 from lm.formats.folder import load_model, save_model
 from lm.formats.weights import write_weights
 from lm.inference.generate import generate
 from lm.system.files import read_json, write_json
+from lm.training.train import train
 
 BYTE = byte_tokenizer()
 BPE = train_bpe([TEXT], 300)
@@ -102,20 +107,15 @@ growth(lambda: load_model(folder))
     assert loaded < 2.2
 
 
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[-2] ^= 1
-    path.write_bytes(content)
-
-
-@pytest.mark.parametrize("damage", [flip, Path.unlink])
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
-def test_a_damaged_or_missing_file_is_named(folder: Path, name: str, damage: Callable[[Path], None]) -> None:
-    damage(folder / "model" / name)
-    with pytest.raises(UserError) as caught:
+def test_another_or_a_missing_file_is_named(folder: Path, name: str) -> None:
+    path = folder / "model" / name
+    path.write_bytes(path.read_bytes().replace(b"1", b"2"))
+    with pytest.raises(UserError, match=rf"{folder}.*{name}"):
         load_model(folder)
-    assert str(folder) in str(caught.value)
-    assert name in str(caught.value) or (name, damage) == ("config.json", Path.unlink)
+    path.unlink()
+    with pytest.raises(UserError, match=f"{folder}.*{name}" if name != "config.json" else str(folder)):
+        load_model(folder)
 
 
 @pytest.mark.parametrize(
@@ -124,14 +124,12 @@ def test_a_damaged_or_missing_file_is_named(folder: Path, name: str, damage: Cal
         ("format", 99, "format"),
         ("sha256", {"/dev/zero": "x"}, "sha256"),
         ("seq_len", 0, "seq_len=0"),
-        ("seq_len", "9", "seq_len"),
         ("vocab_size", 10**12, "embed.weight"),
         ("document_separator", 5, "document_separator=5"),
         ("model.linear", "antigravity.Linear", "trust=true"),
         ("model.n_layers", 1, "blocks.1.attn.k_proj.weight"),
         ("model.depth", 3, "model.depth"),
         ("model.norm", "x", "model.norm=x"),
-        ("head", [], "head"),
     ],
 )
 def test_settings_that_fit_no_model_are_one_line(folder: Path, key: str, value: object, named: str) -> None:
@@ -146,15 +144,63 @@ def test_settings_that_fit_no_model_are_one_line(folder: Path, key: str, value: 
     assert "\n" not in str(caught.value)
 
 
-def test_a_folder_without_a_model_is_named(folder: Path) -> None:
+def test_a_folder_without_a_model_is_named_and_a_closed_one_is_not_empty(folder: Path, open_folder: Path) -> None:
     (folder / "empty").mkdir()
     for run_dir in (folder / "absent", folder / "empty"):
         with pytest.raises(UserError, match=f"^run_dir={run_dir}: "):
             load_model(run_dir)
-
-
-def test_a_closed_folder_is_not_empty(open_folder: Path) -> None:
     (open_folder / "model").mkdir(mode=0)
     with as_nobody(), pytest.raises(PermissionError) as caught:
         model_folder(open_folder)
     assert caught.value.filename == str(open_folder / "model/config.json")
+
+
+# --- the card, read back by huggingface_hub, and its example, which runs
+
+
+def exported(run_dir: str, output_dir: str) -> str:
+    export.run([f"run_dir={run_dir}", f"output_dir={output_dir}"])
+    return Path(output_dir, "README.md").read_text()
+
+
+def test_the_card_says_what_the_run_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a run on a text whose name is Markdown and HTML; of what has no result or no settings it says less."""
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "a_*text*<b>|.txt"
+    path.write_text(TEXT)
+    run = train(composed(*TINY_RUN, "run_dir=run", f"data.path={path}"))[1]
+    text = exported("run", "out")
+    data = ModelCard(text).data
+    scores = {result.metric_type: result.metric_value for result in data.eval_results or []}
+    assert scores == {"loss": run["val_loss"], "bits_per_byte": run["val_bpb"], "accuracy": run["val_top1"]}
+    assert (data.library_name, data.pipeline_tag, data.license) == ("transformers", "text-generation", None)
+    assert f"On {run['val_tokens']:,} tokens ({run['val_bytes']:,} bytes) of text that was held out" in text
+    assert f"| tokens of the text | {run['train_text_tokens']:,} |" in text
+    assert f"{run['n_params']:,} parameters" in text
+    assert run["data_hash"] in text
+    assert f"| precision | {run['precision']} |" in text
+    assert r"| text | a\_\*text\*\<b\>\|.txt |" in text, "names are no markup"
+    assert "\nmodel.d_model=32\n" in text
+    assert str(tmp_path) not in text, "the folders of this machine are nobody's business"
+    (example,) = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    capsys.readouterr()
+    exec(example, {})
+    assert capsys.readouterr().out.startswith("Once")
+
+    Path("run/result.json").unlink()
+    unfinished = exported("run", "unfinished")
+    assert "| text |" in unfinished
+    assert "## Training" in unfinished
+    assert "## Scores" not in unfinished
+    alone = exported("out", "again")
+    assert "model-index" not in alone
+    assert "## Training" not in alone
+
+
+def test_settings_of_a_stranger_have_a_card(tmp_path: Path) -> None:
+    write_card(
+        tmp_path, noisy(tiny(), "tied", 257), {"data": {"source": "hub"}, "base": {"sha256": 5}, "data_hash": ["x"]}, {}
+    )
+    assert "the weights of `None (5)`" in (tmp_path / "README.md").read_text()

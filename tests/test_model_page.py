@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import SEQ, TEXT, TIED, TINY_RUN, Outcome, some, tiny
+from conftest import SEQ, TIED, TINY_RUN, Outcome, tiny
 from helpers.browser import browser_page
 from helpers.models import MODELS, name_of, noisy
 from helpers.runs import composed
@@ -37,7 +37,7 @@ AWKWARD = [
     *("a\u0085 b\u00a0c\u2028\u3000d", "\U0001f642\u200d\U0001f467", "<|endoftext|>", "</script><!--<b>&amp;"),
 ]
 CASES = [
-    *some(MODELS, 3),
+    *MODELS[:7],  # which have every choice of every part
     {"kind": "tied_scaled", "document_separator": 7, "position": "learned"},
     {"kind": "tied", "document_separator": 7, "rope_theta": 100.0, "norm_eps": 1e-2, "d_head": 6},
     {"kind": "untied", "rope_scaling": [8.0, 1.0, 4.0, 32.0], "n_kv_heads": 2, "attention_bias": "qkv"},
@@ -103,28 +103,13 @@ def test_merges_that_make_one_token_in_two_ways_are_applied_in_order(tmp_path: P
     assert in_javascript(page, texts)["ids"] == tokenizer.encode_all(texts)
 
 
-# --- a trained model
+# --- in a browser
 
 
 @pytest.fixture(scope="module")
-def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("page")
-    (folder / "text.txt").write_text(TEXT)
-    words = (f"data.path={folder}/text.txt", f"run_dir={folder}/run", "trainer.max_steps=200", "checkpoint.every=200")
-    return train(composed(*TINY_RUN, *words, "tokenizer=bpe", "tokenizer.vocab_size=300"))[0]
-
-
-@needs_node
-@pytest.mark.slow
-def test_a_trained_model_writes_the_same_tokens(run_dir: Path, tmp_path: Path) -> None:
-    net, tokenizer = load_model(run_dir)
-    lines = TEXT.splitlines()[::17][:20]
-    prompts = [[tokenizer.begin, *tokenizer.encode(line[: 2 * i + 1])] for i, line in enumerate(lines)]
-    expected = [[token for token, _ in steps(net, prompt)] for prompt in prompts]
-    in_page = in_javascript(export_page(net, tokenizer, tmp_path, "f32"), prompts=prompts)["steps"]
-    assert [[token for token, _ in row] for row in in_page] == expected
-    assert len({tuple(row) for row in expected}) > 5
-    assert [len(row) for row in expected] == [64] * 20
+def run_dir(text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    words = (f"data.path={text_file}", f"run_dir={tmp_path_factory.mktemp('page')}/run", "trainer.max_steps=200")
+    return train(composed(*TINY_RUN, *words, "checkpoint.every=200", "tokenizer=bpe", "tokenizer.vocab_size=300"))[0]
 
 
 @pytest.mark.slow

@@ -1,21 +1,113 @@
-"""The learning rate is a pure function of the step, every parameter is in one group, and Muon orthogonalises."""
+"""The loss in chunks and in bf16, the learning rate of each step, groups of parameters, and Muon."""
 
 import copy
+import math
+from collections.abc import Callable
+from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
-from conftest import SEQ, TIED, UNTIED, VOCAB
+from conftest import HEADS, SEQ, TIED, UNTIED, VOCAB, tiny
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from lm import Transformer
-from lm.config import HeadConfig, OptimConfig
+from lm.config import DataConfig, HeadConfig, OptimConfig, RunConfig
 from lm.system.device import has_native_bf16
+from lm.training.loss import HAS_CHUNKED, LOSSES, chunked, plain
 from lm.training.optim import Muon, build_optimizer, lr_factor, orthogonalise, parameter_groups, step_flops
-from tests.helpers.models import build
+from lm.training.resolve import build_model
+from tests.helpers.models import build, gradients, random_tokens
 from tests.helpers.runs import MUON
+
+# --- the loss
+
+needs_chunks = pytest.mark.skipif(not HAS_CHUNKED, reason="needs torch 2.13")
+Loss = Callable[[Transformer, Tensor, Tensor], Tensor]
+
+
+def batch(n_sequences: int) -> Tensor:
+    """Tokens and targets, some of which are ignored."""
+    tokens, targets = random_tokens(2, n_sequences, SEQ)
+    targets[0, :5] = -100
+    return torch.stack((tokens, targets))
+
+
+def measured(net: Transformer, loss: Loss, data: Tensor, autocast: bool = False) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss and the gradients."""
+    net.zero_grad()
+    with torch.autocast("cpu", torch.bfloat16) if autocast else nullcontext():
+        value = loss(net, *data)
+    value.backward()
+    return value.detach(), gradients(net)
+
+
+@needs_chunks
+@pytest.mark.parametrize("head", HEADS.values(), ids=HEADS)
+def test_chunked_equals_plain_in_value_and_gradients(head: HeadConfig) -> None:
+    """In two chunks, the last one smaller."""
+    net = build(head)
+    net.head.on_train_step(0.0, net.embed.weight, {})
+    (value, grads), (other_value, other_grads) = (measured(net, LOSSES[name], batch(50)) for name in LOSSES)
+    torch.testing.assert_close(other_value, value, rtol=1e-6, atol=1e-6)
+    assert other_grads.keys() == grads.keys()
+    for name, grad in grads.items():
+        torch.testing.assert_close(other_grads[name], grad, rtol=1e-4, atol=1e-7, msg=name)
+
+
+@pytest.mark.parametrize(
+    ("head", "loss"), [("tied_projected", plain), pytest.param("untied", chunked, marks=needs_chunks)]
+)
+def test_bf16_is_near(head: str, loss: Loss) -> None:
+    """With large logits, because all losses of an untrained model are near ln V."""
+    net, data = build(head), batch(3)
+    with torch.no_grad():
+        net.norm.weight.mul_(40 / net.head.matrix(net.embed.weight).norm(dim=1).mean())
+    value, grads = measured(net, plain, data)
+    assert value.item() > 2 * math.log(VOCAB)
+    rough_value, rough_grads = measured(net, loss, data, autocast=True)
+    assert rough_value.item() == pytest.approx(value.item(), rel=1e-2)
+    for name, grad in grads.items():
+        assert torch.cosine_similarity(grad.flatten(), rough_grads[name].flatten(), dim=0) > 0.98, name
+        assert not torch.equal(grad, rough_grads[name]), "the matmuls ran in bf16"
+
+
+@needs_chunks
+def test_chunked_never_holds_all_logits() -> None:
+    net, n_sequences, v = Transformer(tiny(n_layers=1), TIED, vocab_size=2_000, seq_len=128), 16, 2_000
+    tokens = torch.randint(v, (n_sequences, 128))
+    logits = n_sequences * 128 * v * 4
+    largest = {}
+    for name, loss in LOSSES.items():
+        with torch.profiler.profile(profile_memory=True) as profile:
+            loss(net, tokens, tokens).backward()
+        largest[name] = max(event.self_cpu_memory_usage for event in profile.events())
+    assert largest["chunked"] < logits / 2 < logits <= largest["plain"]
+
+
+def test_activation_checkpointing_keeps_less_and_changes_no_number() -> None:
+    """With dropout, whose masks must be repeated exactly."""
+    model, data = tiny(n_layers=4, dropout=0.3), DataConfig(seq_len=SEQ)
+    net, again = (
+        build_model(RunConfig(model=model, head=TIED, data=data, activation_checkpointing=enabled), VOCAB)
+        for enabled in (False, True)
+    )
+    assert again.state_dict().keys() == net.state_dict().keys()
+
+    def step(net: Transformer) -> tuple[Tensor, dict[str, Tensor], int]:
+        torch.manual_seed(1)
+        kept: list[Tensor] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+            value, grads = measured(net, plain, batch(3))
+        return value, grads, sum(tensor.nbytes for tensor in kept if tensor.ndim > 2)
+
+    (value, grads, kept), (value_again, grads_again, kept_again) = step(net), step(again)
+    assert torch.equal(value, value_again)
+    assert all(torch.equal(grads_again[name], grad) for name, grad in grads.items())
+    assert kept_again < 0.3 * kept
+
 
 # --- the learning rate
 
@@ -24,26 +116,19 @@ def factors(total: int, **schedule: Any) -> list[float]:
     return [lr_factor(step, total, OptimConfig(**schedule)) for step in range(total + 1)]
 
 
-@pytest.mark.parametrize("decay", ["cosine", "linear"])
-@pytest.mark.parametrize(("decay_fraction", "start"), [(1.0, 0), (0.2, 80), (0.0, 100)])
-def test_the_decay_covers_its_fraction_of_the_run_and_ends_at_the_final_fraction(
-    decay: str, decay_fraction: float, start: int
-) -> None:
-    rates = factors(100, warmup_steps=0, decay=decay, decay_fraction=decay_fraction, final_lr_fraction=0.1)
-    assert rates[: start + 1] == [1.0] * (start + 1)
-    assert all(earlier > later for earlier, later in pairwise(rates[start:]))
-    if decay_fraction:
-        assert rates[-1] == pytest.approx(0.1)
-        assert rates[(start + 100) // 2] == pytest.approx(0.55)  # both shapes are half-way in the middle
+def test_the_decay_covers_its_fraction_of_the_run_and_ends_at_the_final_fraction() -> None:
+    for decay, fraction, start in (("cosine", 1.0, 0), ("cosine", 0.2, 80), ("linear", 0.2, 80), ("linear", 0.0, 100)):
+        rates = factors(100, warmup_steps=0, decay=decay, decay_fraction=fraction, final_lr_fraction=0.1)
+        assert rates[: start + 1] == [1.0] * (start + 1)
+        assert all(earlier > later for earlier, later in pairwise(rates[start:]))
+        if fraction:
+            assert rates[-1] == pytest.approx(0.1)
+            assert rates[(start + 100) // 2] == pytest.approx(0.55)  # both shapes are half-way in the middle
     warming = factors(100, warmup_steps=10, decay="constant", final_lr_fraction=0.0)
     assert warming == pytest.approx([min(1.0, (i + 1) / 11) for i in range(101)])
 
 
 # --- groups of parameters
-
-
-def backward(net: Transformer) -> None:
-    net(torch.arange(SEQ)[None] % VOCAB).logsumexp(-1).sum().backward()
 
 
 @pytest.mark.parametrize(
@@ -83,7 +168,7 @@ def test_each_optimizer_moves_every_parameter_and_its_flops_are_counted(config: 
     net = build(UNTIED, d_ff=80, ffn="swiglu")
     optimizer = build_optimizer(net, config, UNTIED)
     before = copy.deepcopy(net.state_dict())
-    backward(net)
+    measured(net, plain, batch(1))
     with FlopCounterMode(display=False) as counter:
         optimizer.step()
     assert [name for name, tensor in net.state_dict().items() if torch.equal(before[name], tensor)] == []
@@ -113,13 +198,11 @@ def parameter(tensor: Tensor, grad: Tensor | None = None) -> nn.Parameter:
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(8, 8), (128, 512), (1, 9)])
-@pytest.mark.parametrize(("ns_steps", "conditioning", "tolerance"), [(5, 30.0, 0.15), (7, 100.0, 0.01)])
-def test_orthogonalise_equals_an_svd(
-    rows: int, columns: int, ns_steps: int, conditioning: float, tolerance: float
-) -> None:
-    x = matrices(rows, columns, conditioning)
-    left, _, right = torch.linalg.svd(x, full_matrices=False)
-    torch.testing.assert_close(orthogonalise(x, ns_steps), left @ right, atol=tolerance, rtol=0)
+def test_orthogonalise_equals_an_svd(rows: int, columns: int) -> None:
+    for ns_steps, conditioning, tolerance in ((5, 30.0, 0.15), (7, 100.0, 0.01)):
+        x = matrices(rows, columns, conditioning)
+        left, _, right = torch.linalg.svd(x, full_matrices=False)
+        torch.testing.assert_close(orthogonalise(x, ns_steps), left @ right, atol=tolerance, rtol=0)
 
 
 def test_matrices_of_any_shape_are_updated_together_as_apart_and_tall_ones_as_wide_ones() -> None:
@@ -139,17 +222,6 @@ def test_matrices_of_any_shape_are_updated_together_as_apart_and_tall_ones_as_wi
             wide, tall = (together[j] - (1 - 0.1 * 0.1) * before[j] for j in (1, 3))
             torch.testing.assert_close(tall, wide.T * 3**0.5)
     torch.testing.assert_close(together, apart, atol=1e-5, rtol=1e-5)
-
-
-def test_it_agrees_with_the_muon_of_torch() -> None:
-    """It uses other coefficients, in bfloat16: the same direction, nearly the same norm."""
-    torch.manual_seed(0)
-    gradient = torch.randn(64, 64)
-    weight, twin = (parameter(torch.zeros(64, 64), gradient) for _ in range(2))
-    muon(weight, momentum=0.95).step()
-    torch.optim.Muon([twin], lr=0.1, weight_decay=0.0).step()
-    assert torch.cosine_similarity(weight.flatten(), twin.flatten(), dim=0) > 0.97
-    assert weight.norm().item() == pytest.approx(twin.norm().item(), rel=0.2)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.95])

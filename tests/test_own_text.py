@@ -1,9 +1,7 @@
 """What helps where a text is read many times: the best model, an average of the weights, and an order of documents."""
 
 import math
-import os
 import signal
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,18 +24,14 @@ from lm.config import (
     ValidationConfig,
 )
 from lm.data.tokens import prepare
-from lm.data.vocabulary import byte_tokenizer
 from lm.inference.evaluate import evaluate_run
-from lm.training.best import BestModel
 from lm.training.resolve import build_model
 from lm.training.train import train
 from tests.helpers.runs import (
-    checkpoints,
     column,
     exit_code,
     finish,
     losses,
-    outcome,
     overfitting_run,
     result,
     rows,
@@ -52,38 +46,23 @@ def val_loss(folder: Path) -> float:
     return float(evaluate_run(EvaluateConfig(run_dir=str(folder), threads=1))["loss"])
 
 
-def kill_at_the_score() -> None:
-    """Let this process be killed when it scores the last model."""
-    import lm.training.train as training
-
-    setattr(training, "evaluate", lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))  # noqa: B010, of its own name
-
-
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model/model.safetensors")
+
+
+def equal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
 # --- checkpoint.best
 
 
-Finish = Callable[[CheckpointConfig], RunConfig]
-
-
 @pytest.fixture(scope="module")
-def finished(text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Finish:
-    """A finished run that has these settings of checkpoints."""
-
-    def finished(checkpoint: CheckpointConfig) -> RunConfig:
-        run = overfitting_run(text_file, tmp_path_factory.mktemp("finished") / "run", checkpoint=checkpoint)
-        train(run)
-        return run
-
-    return finished
-
-
-@pytest.fixture(scope="module")
-def best(finished: Finish) -> RunConfig:
-    return finished(KEEP_BEST)
+def best(text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
+    """A finished run that keeps its best model."""
+    run = overfitting_run(text_file, tmp_path_factory.mktemp("finished") / "run", checkpoint=KEEP_BEST)
+    train(run)
+    return run
 
 
 def test_the_model_is_the_best_one_and_the_curve_ends_with_the_last_one(best: RunConfig, text_file: Path) -> None:
@@ -99,8 +78,8 @@ def test_the_model_is_the_best_one_and_the_curve_ends_with_the_last_one(best: Ru
 def test_nothing_but_the_model_differs_from_the_run_without_it(
     best: RunConfig, text_file: Path, tmp_path: Path
 ) -> None:
-    plain, folder = overfitting_run(text_file, tmp_path / "run"), Path(str(best.run_dir))
-    _, scores = train(plain)
+    folder = Path(str(best.run_dir))
+    _, scores = train(overfitting_run(text_file, tmp_path / "run"))
     assert rows(tmp_path / "run") == rows(folder)
     assert scores["best"] is None
     assert scores["val_loss"] == result(folder)["best"]["last_val_loss"]
@@ -117,52 +96,22 @@ def test_the_last_model_is_kept_where_it_is_the_best(text_file: Path, tmp_path: 
 def test_a_run_that_a_signal_stops_leaves_its_best_model(best: RunConfig, text_file: Path, tmp_path: Path) -> None:
     run = overfitting_run(text_file, tmp_path / "run", checkpoint=KEEP_BEST)
     assert finish(run, partial(signal_at, 21, signal.SIGTERM)) == exit_code(signal.SIGTERM)
-    stopped, whole = weights(tmp_path / "run"), weights(Path(str(best.run_dir)))
-    assert {name: tensor.tolist() for name, tensor in stopped.items()} == {
-        name: tensor.tolist() for name, tensor in whole.items()
-    }
+    assert equal(weights(tmp_path / "run"), weights(Path(str(best.run_dir))))
 
 
-# --- checkpoint.patience
-
-
-@pytest.fixture(scope="module")
-def impatient(finished: Finish) -> RunConfig:
-    return finished(IMPATIENT)
-
-
-def test_a_run_ends_after_so_many_validations_without_a_lower_loss(best: RunConfig, impatient: RunConfig) -> None:
-    folder, whole = Path(str(impatient.run_dir)), Path(str(best.run_dir))
-    scores, planned = result(folder), result(whole)
-    assert (scores["ended_by"], planned["ended_by"]) == ("patience", "steps")
-    assert scores["steps"] == scores["best"]["step"] + 3 * 2 < planned["steps"] == 24
-    assert scores["tokens"] == scores["steps"] * impatient.tokens_per_step
+def test_a_run_ends_after_so_many_validations_without_a_lower_loss(
+    best: RunConfig, text_file: Path, tmp_path: Path
+) -> None:
+    """Its resume: tests/test_resume.py."""
+    _, scores = train(overfitting_run(text_file, tmp_path / "run", checkpoint=IMPATIENT))
+    folder, whole = tmp_path / "run", Path(str(best.run_dir))
+    assert (scores["ended_by"], result(whole)["ended_by"]) == ("patience", "steps")
+    assert scores["steps"] == scores["best"]["step"] + 3 * 2 < result(whole)["steps"] == 24
+    assert scores["tokens"] == scores["steps"] * best.tokens_per_step
     assert rows(folder)[:-1] == rows(whole)[: scores["steps"] - 1]
     assert int(rows(folder)[-1]["step"]) == scores["steps"]
     assert column(folder, "val/loss")[-1] == scores["best"]["last_val_loss"]
-    assert weights(folder).keys() == weights(whole).keys()
-    assert all(torch.equal(tensor, weights(whole)[name]) for name, tensor in weights(folder).items())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("before", [partial(signal_at, 17, signal.SIGKILL), kill_at_the_score])
-def test_a_killed_run_ends_at_the_same_step(before: Any, impatient: RunConfig, tmp_path: Path) -> None:
-    run = replace(impatient, run_dir=str(tmp_path / "run"))
-    assert finish(run, before) == -signal.SIGKILL
-    _, scores = train(run)
-    assert scores["resumed_from"] == [15 if before is not kill_at_the_score else scores["steps"]]
-    assert outcome(run) == outcome(impatient)
-
-
-@pytest.mark.slow
-def test_the_comparison_sees_a_resume_that_forgets_the_best_step(
-    impatient: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = replace(impatient, run_dir=str(tmp_path / "run"))
-    assert finish(run, partial(signal_at, 17, signal.SIGKILL)) == -signal.SIGKILL
-    monkeypatch.setattr(BestModel, "load_state_dict", lambda *_: None)
-    train(run)
-    assert outcome(run) != outcome(impatient)
+    assert equal(weights(folder), weights(whole))
 
 
 # --- optim.ema
@@ -192,12 +141,11 @@ def test_the_model_is_the_average_over_the_steps(text_file: Path, tmp_path: Path
 @pytest.mark.slow
 def test_training_itself_is_as_without_an_average(text_file: Path, tmp_path: Path) -> None:
     optim = OptimConfig(lr=0.02, warmup_steps=2, decay="constant")
-    for name, ema, is_checkpointed in (("plain", None, False), ("average", 0.9, False), ("recomputed", 0.9, True)):
+    for name, ema in (("plain", None), ("average", 0.9)):
         run = overfitting_run(text_file, tmp_path / name, max_steps=10, optim=replace(optim, ema=ema))
-        train(replace(run, activation_checkpointing=is_checkpointed))
-    assert losses(tmp_path / "plain") == losses(tmp_path / "average")
+        train(replace(run, activation_checkpointing=ema is not None))
+    assert losses(tmp_path / "plain") == losses(tmp_path / "average"), "though its activations are recomputed"
     assert column(tmp_path / "plain", "val/loss") != column(tmp_path / "average", "val/loss")
-    assert rows(tmp_path / "average") == rows(tmp_path / "recomputed")
 
 
 # --- data.order
@@ -210,66 +158,36 @@ def test_documents_are_where_an_end_of_text_token_stands(text_file: Path) -> Non
     assert three.documents().tolist() == [0, 3, 5]
 
 
-@pytest.mark.parametrize("source", ["text", "tokens"])
-def test_an_order_of_documents_needs_documents(source: str, text_file: Path, tmp_path: Path) -> None:
+def test_an_order_of_documents_needs_documents(text_file: Path, tmp_path: Path) -> None:
     run = overfitting_run(text_file, tmp_path / "run")
-    data = replace(run.data, order="documents")
-    if source == "tokens":
-        for name in ("train", "val"):
-            (1 + np.arange(2000) % 96).astype(np.uint16).tofile(tmp_path / name)
-        (tmp_path / "tokenizer.json").write_text(byte_tokenizer().to_json())
-        data = replace(data, source=source, path=str(tmp_path / "train"), val_path=str(tmp_path / "val"))
-        run = replace(
-            run, tokenizer=TokenizerConfig(kind="file", path=str(tmp_path / "tokenizer.json"), vocab_size=None)
-        )
-    with pytest.raises(UserError, match=r"^data\.order=documents: ") as caught:
-        train(replace(run, data=data))
-    assert "\n" not in str(caught.value)
+    with pytest.raises(UserError, match=r"^data\.order=documents: "):
+        train(replace(run, data=replace(run.data, order="documents")))
     assert not (tmp_path / "run").exists()
 
 
 # --- max_minutes
 
-SECONDS = 4.0
-
-
-def timed_run(text: Path, folder: Path) -> RunConfig:
-    optim = OptimConfig(lr=0.02, warmup_steps=2)
-    return overfitting_run(text, folder, optim=optim, max_minutes=SECONDS / 60, validation=ValidationConfig(every=0))
-
 
 @pytest.mark.slow
-@pytest.mark.parametrize("signum", [None, signal.SIGKILL])
-def test_a_run_of_some_minutes_ends_in_time_with_its_learning_rate_decayed(
-    signum: int | None, text_file: Path, tmp_path: Path
-) -> None:
+def test_a_run_of_some_minutes_ends_in_time_with_its_learning_rate_decayed(text_file: Path, tmp_path: Path) -> None:
     """Also where it is killed and resumed: it has the time that was left at its checkpoint."""
-    run = timed_run(text_file, tmp_path)
-    if signum:
-        assert finish(run, partial(signal_at, 8, signum)) == -signum
+    limit, optim = 4.0, OptimConfig(lr=0.02, warmup_steps=2)
+    settings: dict[str, Any] = {"optim": optim, "max_minutes": limit / 60, "validation": ValidationConfig(every=0)}
+    run = overfitting_run(text_file, tmp_path, **settings)
+    assert finish(run, partial(signal_at, 8, signal.SIGKILL)) == -signal.SIGKILL
     _, scores = train(run)
-    assert scores["ended_by"] == "time"
+    assert (scores["ended_by"], scores["resumed_from"]) == ("time", [5])
     assert scores["steps"] > 8
     assert scores["tokens"] == scores["steps"] * run.tokens_per_step
-    assert 0.7 * SECONDS < scores["seconds"] < 1.1 * SECONDS
+    assert 0.7 * limit < scores["seconds"] < 1.1 * limit
     assert [int(row["step"]) for row in rows(tmp_path)] == [*range(1, scores["steps"] + 1)]
     rates = column(tmp_path, "lr")
     assert rates[2:] == sorted(rates[2:], reverse=True)
     assert rates[2] > 0.5 * 0.02
     assert rates[-1] < 0.15 * 0.02
-    assert scores["resumed_from"] == ([5] if signum else [])
-
-
-@pytest.mark.slow
-def test_a_run_of_some_minutes_that_is_killed_at_its_final_score_makes_no_further_step(
-    text_file: Path, tmp_path: Path
-) -> None:
-    run = timed_run(text_file, tmp_path)
-    assert finish(run, kill_at_the_score) == -signal.SIGKILL
-    (step,) = [number for number in checkpoints(run) if number % 5] or checkpoints(run)[-1:]
-    _, scores = train(run)
-    assert (scores["steps"], scores["resumed_from"]) == (step, [step])
-    assert [int(row["step"]) for row in rows(tmp_path)] == [*range(1, step + 1)]
+    (tmp_path / "result.json").unlink()  # as a kill in the final score leaves it
+    _, again = train(run)
+    assert (again["steps"], again["resumed_from"]) == (scores["steps"], [5, scores["steps"]])
 
 
 # --- what is said at the start
@@ -277,20 +195,20 @@ def test_a_run_of_some_minutes_that_is_killed_at_its_final_score_makes_no_furthe
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("n_bytes", "read", "named", "unnamed"),
+    ("n_bytes", "printed", "absent"),
     [
-        (7_000, "0.4 times", [], ["checkpoint.best", "optim.ema", "model.dropout"]),
-        (240, "12.7 times", ["optim.ema", "optim.weight_decay"], ["checkpoint.best", "model.dropout", "data.order"]),
+        (7_000, ["0.4 times"], ["checkpoint.best", "optim.ema", "model.dropout"]),
+        (240, ["12.7 times", "optim.ema", "optim.weight_decay"], ["checkpoint.best", "model.dropout", "data.order"]),
     ],
 )
 def test_a_run_says_how_often_its_text_is_read_and_above_ten_times_what_else_helps(
-    n_bytes: int, read: str, named: list[str], unnamed: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    n_bytes: int, printed: list[str], absent: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "text.txt").write_text(TEXT[:n_bytes])
     with caplog.at_level("INFO"):
         train(overfitting_run(tmp_path / "text.txt", tmp_path / "run", checkpoint=KEEP_BEST))  # it has dropout
-    assert [word for word in [read, *named] if word not in caplog.text] == []
-    assert [word for word in unnamed if word in caplog.text] == []
+    assert [word for word in printed if word not in caplog.text] == []
+    assert [word for word in absent if word in caplog.text] == []
 
 
 # --- what is refused
@@ -307,7 +225,10 @@ def test_a_run_says_how_often_its_text_is_read_and_above_ten_times_what_else_hel
         ("max_minutes", {"max_minutes": 1.0, "devices": 2}),
         ("diagnostics.every", {"max_minutes": 1.0, "diagnostics": DiagnosticsConfig(every=1)}),
         ("checkpoint.patience", {"checkpoint": CheckpointConfig(patience=3), "validation": ValidationConfig(every=0)}),
-        ("diagnostics.every", {"checkpoint": IMPATIENT, "diagnostics": DiagnosticsConfig(every=1)}),
+        (
+            "diagnostics.every",
+            {"checkpoint": IMPATIENT, "diagnostics": DiagnosticsConfig(every=1)},
+        ),
         ("optim.ema", {"optim": OptimConfig(ema=0.9), "precision": "bf16-true"}),
     ],
 )

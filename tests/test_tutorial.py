@@ -1,16 +1,23 @@
-"""docs/tutorial.ipynb: it runs from top to bottom; its own assertions check what it says."""
+"""Pages to work through, which run from top to bottom: docs/tutorial.ipynb and docs/own-variant.md."""
 
 import json
+import os
 import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, Outcome
+
+from lm import results
 
 NOTEBOOK = ROOT / "docs" / "tutorial.ipynb"
 
 
-def test_it_has_no_outputs_and_its_links_lead_to_files() -> None:
+def test_the_notebook_has_no_outputs_and_its_links_lead_to_files() -> None:
     cells = json.loads(NOTEBOOK.read_text())["cells"]
     assert not any(cell.get("outputs") or cell.get("execution_count") for cell in cells)
     links = re.findall(r"\]\(([\w./-]+)\)", "".join("".join(cell["source"]) for cell in cells))
@@ -19,14 +26,60 @@ def test_it_has_no_outputs_and_its_links_lead_to_files() -> None:
 
 
 @pytest.mark.slow
-def test_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own assertions check what it says."""
     import nbformat
     from nbclient import NotebookClient
 
     monkeypatch.setenv("PYTHONPATH", str(ROOT))  # of the kernel and the commands that it starts
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
-    results = [output.get("data", {}) for cell in notebook.cells for output in cell.get("outputs", [])]
-    assert sum("image/png" in result for result in results) == 3
-    (report,) = (result["text/markdown"] for result in results if "text/markdown" in result)
+    outputs = [output.get("data", {}) for cell in notebook.cells for output in cell.get("outputs", [])]
+    assert sum("image/png" in output for output in outputs) == 3
+    (report,) = (output["text/markdown"] for output in outputs if "text/markdown" in output)
     assert re.search(r"\| (better|worse|equivalent|undecided) \|", report)
+
+
+BLOCK = re.compile(r"^```(python|yaml|text)\n(?:# (mine[\w./]*)\n)?(.*?)^```", re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # of the page's code
+def test_a_class_gets_a_verdict(
+    command: Callable[..., Outcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The commands in this process, but for `ablate`, which finds a class in the current folder by `python -m lm`."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    for language, name, content in BLOCK.findall((ROOT / "docs/own-variant.md").read_text()):
+        if name:
+            Path(name).parent.mkdir(parents=True, exist_ok=True)
+            Path(name).write_text(content)
+        elif language == "python":
+            exec(content, {})
+        else:
+            for line in content.replace("\\\n", "").splitlines():
+                words, _, file = line.partition(" > ")
+                _, option, *arguments = shlex.split(words)
+                if option == "-m" and "ablate" not in arguments:
+                    code, out, err = command(*arguments[1:])
+                else:
+                    done = subprocess.run(
+                        [sys.executable, option, *arguments],
+                        env=os.environ | {"PYTHONPATH": str(ROOT)},
+                        text=True,
+                        capture_output=True,
+                    )
+                    code, out, err = done.returncode, done.stdout, done.stderr
+                assert code == 0, err
+                if file:
+                    Path(file).write_text(out)
+    assert capsys.readouterr().out.split()[0] in ("better", "worse", "equivalent", "undecided")
+    runs = results.runs(tmp_path / "ablations/reglu", settings=["model.ffn"])
+    assert list(runs.groupby(["arm", "model.ffn"]).size().items()) == [
+        (("reglu", "mine.ReGLU"), 3),
+        (("swiglu", "swiglu"), 3),
+    ]
+    assert runs["n_params"].nunique() == 1
+    recorded = json.loads(Path("ablations/reglu/ablation.json").read_text())["command"]
+    assert recorded.startswith("python -m lm ablate --config-dir mine ablation=reglu")

@@ -1,7 +1,6 @@
 """Classes of the user's own for the linear layer, norm, FFN and positions, written the usual PyTorch way."""
 
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from copy import deepcopy
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import ROOT, SEQ, TIED, TINY_RUN, VOCAB, tiny
+from conftest import ROOT, SEQ, TIED, VOCAB, tiny
 from torch import nn
 
 from lm.config import OptimConfig, UserError, foreign_classes
@@ -197,13 +196,3 @@ def test_the_classes_of_the_pages_train(changes: dict[str, str]) -> None:
         optimizer.step()
     assert all(parameter.grad is not None for parameter in net.parameters())
     assert losses[-1] < 0.5 * losses[0]
-
-
-@pytest.mark.slow
-def test_a_module_in_the_current_folder_is_found(corpus: Path, tmp_path: Path) -> None:
-    """The commands of docs/model.md; one of them as it is, and the class of the other is tested above."""
-    lines = re.findall(r"^python (-m lm train model\..*=mine\..*)$", (ROOT / "docs/model.md").read_text(), re.MULTILINE)
-    assert len(lines) == 2
-    words = [sys.executable, *lines[0].split(), *TINY_RUN, f"data.path={corpus}", "trainer.max_steps=2", "run_dir=run"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr

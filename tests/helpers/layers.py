@@ -9,31 +9,31 @@ import torch
 from torch import Tensor
 
 
-class Raising(torch.nn.Linear):
-    """Raises in the call with the number $DISTURBED_CALL of all layers together, in training."""
+class Disturbing(torch.nn.Linear):
+    """Disturbs the call with the number $DISTURBED_CALL of all layers together, in training."""
 
     calls = 0
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training and not x.is_meta:
-            Raising.calls += 1
-            if str(Raising.calls) == os.environ["DISTURBED_CALL"]:
+            Disturbing.calls += 1
+            if str(Disturbing.calls) == os.environ["DISTURBED_CALL"]:
                 self.disturb()
         return super().forward(x)
 
     def disturb(self) -> None:
-        raise RuntimeError("a layer of mine")
+        raise NotImplementedError
 
 
-class Signalling(Raising):
+class Signalling(Disturbing):
     """Raises after a signal."""
 
     def disturb(self) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
-        super().disturb()
+        raise RuntimeError("a layer of mine")
 
 
-class Long(Raising):
+class Long(Disturbing):
     """Takes a minute for one step. $DISTURBED_FILE appears before it."""
 
     def disturb(self) -> None:

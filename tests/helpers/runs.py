@@ -55,6 +55,7 @@ def small_run(text: Path, run_dir: Path, **changes: Any) -> RunConfig:
         ),
         checkpoint=CheckpointConfig(every=10),
         validation=ValidationConfig(every=20, batches=2),
+        prompts=[],
         run_dir=str(run_dir),
         threads=1,
     )
