@@ -44,7 +44,6 @@ BLOCK = re.compile(r"^```(python|yaml|text)\n(?:# (mine[\w./]*)\n)?(.*?)^```", r
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # of the page's code
 def test_a_class_gets_a_verdict(
     command: Callable[..., Outcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
