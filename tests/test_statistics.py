@@ -18,7 +18,6 @@ from scipy import integrate, stats
 from lm.ablation.power import (
     ALPHA,
     POWER,
-    SeedsNeeded,
     TuningVariance,
     decision_probability,
     effective_sd,
@@ -98,7 +97,7 @@ def test_holm_is_bonferronis_correction_step_by_step_in_any_order(ps: list[float
 
 @pytest.mark.parametrize(("n", "alpha", "expected"), [(3, 0.05, 3.26), (5, 0.05, 1.68), (8, 0.0125, 1.53)])
 def test_the_minimum_detectable_effect_agrees_with_an_integral(n: int, alpha: float, expected: float) -> None:
-    effect = minimum_detectable_effect(1, n, alpha) or 0
+    effect = minimum_detectable_effect(1, n, alpha)
     limit, shift = stats.t.ppf(1 - alpha / 2, n - 1), effect * math.sqrt(n)
     deviation = stats.chi(n - 1, scale=1 / math.sqrt(n - 1))
 
@@ -110,7 +109,7 @@ def test_the_minimum_detectable_effect_agrees_with_an_integral(n: int, alpha: fl
     assert minimum_detectable_effect(0.02, n, alpha) == pytest.approx(0.02 * effect)
     for few in (0.05, 0.0005, 0.000005):  # also where noncentral t fails: 1 / alpha, with one degree of freedom
         assert minimum_detectable_effect(1, 2, few) == pytest.approx(0.5775 / few, rel=0.01)
-    assert (minimum_detectable_effect(1, 1), minimum_detectable_effect(0, 5)) == (None, 0)
+    assert minimum_detectable_effect(0, 5) == 0
 
 
 def test_tuning_widens_the_interval_as_welchs_test_adds_a_second_sample() -> None:
@@ -177,11 +176,11 @@ def test_so_many_seeds_decide_80_times_in_100_and_one_fewer_do_not(mean: float, 
         assert not is_at_most(1 - decided(math.ceil((2.8 / mean) ** 2)), 1 - POWER)
 
 
-def range_around_the_mean(mean: float, sd: float, n: int, margin: float) -> SeedsNeeded:
+def range_around_the_mean(mean: float, sd: float, n: int, margin: float) -> tuple[int | None, ...]:
     """The usual mistake: the mean that was observed is taken for the true one."""
     numbers = seeds_to_decide(np.full(10, mean), sd / sd_quantiles(n - 1, 10), margin)
     low, high = np.quantile(numbers, (0.1, 0.9), method="inverted_cdf")
-    return SeedsNeeded(*(int(end) if end < math.inf else None for end in (low, high)))
+    return tuple(int(end) if end < math.inf else None for end in (low, high))
 
 
 @pytest.mark.parametrize(("n", "mean", "margin"), some([(5, 0.5, 0.5), (8, 0.8, 0.1)], 2))
@@ -189,7 +188,7 @@ def test_the_range_of_seeds_needed_holds_the_right_number_80_times_in_100(n: int
     needed = max(float(seeds_to_decide(mean, 1, margin)), n + 1)
     draws = np.random.default_rng(n).standard_normal((100, n)) + mean
 
-    def held(method: Callable[..., SeedsNeeded]) -> float:
+    def held(method: Callable[..., tuple[int | None, ...]]) -> float:
         ranges = [method(float(row.mean()), float(row.std(ddof=1)), n, margin) for row in draws]
         return rate((low or math.inf) <= needed <= (high or math.inf) for low, high in ranges)
 
@@ -231,7 +230,7 @@ def test_arms_that_diverge_equally_often_are_seldom_told_apart() -> None:
         counts = {str(i): Divergence(int(diverged[i].sum()), n, int(diverged[0].sum()), n) for i in (1, 2, 3)}
         together, apart = (
             {*DIFFERENT} & {tested.verdict for tested in decide(family, TINY, divergences=divergences).values()}
-            for divergences in (counts, None)
+            for divergences in (counts, {})
         )
         alarms.append((bool(together), bool(apart) or any(fisher.p <= ALPHA for fisher in counts.values())))
     corrected, uncorrected = np.mean(alarms, axis=0)
@@ -272,18 +271,11 @@ def test_false_verdicts_at_all_looks_keep_the_level(looks: tuple[int, ...], comp
         assert not is_at_most(false_verdicts(looks, ALPHA), ALPHA, 400)
 
 
-@pytest.mark.parametrize("n", [6, 8, 11])
-def test_all_patterns_of_signs_are_those_of_scipys_permutation_test(n: int) -> None:
-    values = np.random.default_rng(n).standard_normal(n) + 0.6
-    other = stats.permutation_test((values,), np.mean, permutation_type="samples", n_resamples=np.inf)
-    assert sign_flip_p(values.tolist()) == pytest.approx(other.pvalue)
-    assert sign_flip_p([-value for value in values]) == sign_flip_p(sorted(values))
-
-
 def test_sign_flips_where_their_p_is_known() -> None:
     assert sign_flip_p([1.0] * 5) is None
     assert sign_flip_p([0.1, 0.2, 0.3, 0.1, 0.2, 0.3]) == 2 / 64  # rounding errors are no difference
     assert sign_flip_p([0.0] * 7) == 1
+    assert sign_flip_p([-value for value in range(1, 9)]) == sign_flip_p(range(1, 9)) == 2 / 256
     many = (np.random.default_rng(0).standard_normal(20) + 0.5).tolist()
     assert sign_flip_p(many) == sign_flip_p(many) == pytest.approx(stats.ttest_1samp(many, 0).pvalue, rel=0.25)
     arm, baseline = np.random.default_rng(1).exponential(size=(2, 400, 8))
@@ -330,7 +322,7 @@ def test_power_and_seeds_needed_count_the_comparisons_that_were_tested() -> None
         assert comparison.verdict == "undecided"
         assert (comparison.seeds_needed_low, comparison.seeds_needed_high) == seeds_needed(mean, sd, 4, 0.01, level)
         assert comparison.minimum_detectable == minimum_detectable_effect(sd, 4, level)
-    assert (seeds_needed(mean, sd, 4, 0.01).low or 0) < (seeds_needed(mean, sd, 4, 0.01, ALPHA / 3).low or 0)
+    assert (seeds_needed(mean, sd, 4, 0.01)[0] or 0) < (seeds_needed(mean, sd, 4, 0.01, ALPHA / 3)[0] or 0)
 
 
 def test_one_seed_gives_no_interval_and_none_no_mean() -> None:
@@ -349,12 +341,3 @@ def test_equal_differences_leave_no_doubt() -> None:
     assert (much.verdict, much.ci_low, much.ci_high, much.p, much.minimum_detectable) == ("better", -0.5, -0.5, 0, 0)
     assert judge_alone([1.0] * 2, 1).verdict == "worse"  # a difference of the margin is not smaller than it
     assert seeds_to_decide(0.5, 0, 0.01) == 2
-
-
-def test_what_is_no_number_is_named() -> None:
-    for value in (math.nan, math.inf, -math.inf):
-        with pytest.raises(ValueError, match=f"wide: .*{value}"):
-            judge({"narrow": [0.1, 0.2], "wide": [value]}, 0.01)
-    for margin in (math.nan, math.inf, 0.0, -1.0):
-        with pytest.raises(ValueError, match=f"margin={margin}"):
-            judge({"a": [0.1, 0.2]}, margin)
