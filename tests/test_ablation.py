@@ -19,13 +19,11 @@ import pytest
 from conftest import ROOT
 
 from lm.ablation.executors import EXECUTORS
-from lm.ablation.folder import default_dir, lock_output_dir
 from lm.ablation.plan import RunSpec
-from lm.ablation.plan_table import plan_table
-from lm.ablation.record import read_record
+from lm.ablation.record import default_dir, lock_output_dir, read_record
 from lm.ablation.results import read_results
 from lm.ablation.run_files import Failure, RunFiles
-from lm.ablation.summary import result_table
+from lm.ablation.tables import plan_table, result_table
 from lm.ablation.warnings import report_warnings
 from lm.config import UserError
 from lm.config.ablation import AblateConfig, TuneConfig

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from lm.ablation.plan import NOT_TRAINED
-from lm.ablation.plan_table import plan_table
 from lm.ablation.results import Results
+from lm.ablation.tables import plan_table
 from lm.config.ablation import TuneConfig
 from lm.formats.base import read_base
 from lm.training.train import train

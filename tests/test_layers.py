@@ -63,7 +63,7 @@ def test_no_modules_import_each_other(package: str) -> None:
         ("import lm, lm.config.ablation, lm.training.run_directory", "torch hydra lightning numpy datasets"),
         ("import lm.results, lm.runs.listing", "torch hydra lightning datasets"),
         ("import lm.cli.train, lm.cli.generate, lm.cli.ablate", "torch lightning datasets"),
-        ("import lm.inference.generate, lm.formats.folder, lm.ablation.summary", "hydra lightning datasets"),
+        ("import lm.inference.generate, lm.formats.folder, lm.ablation.tables", "hydra lightning datasets"),
     ],
 )
 def test_what_is_light_stays_light(statement: str, absent: str) -> None:

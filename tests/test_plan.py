@@ -14,8 +14,8 @@ from lm.ablation.arms import SIZE_TOLERANCE, change, meta_model
 from lm.ablation.code_hash import code_hash
 from lm.ablation.executors import EXECUTORS
 from lm.ablation.plan import Plan, set_steps
-from lm.ablation.plan_table import plan_table
 from lm.ablation.step_timing import measure, time_in_turns
+from lm.ablation.tables import plan_table
 from lm.config import UserError
 from lm.config.ablation import TuneConfig
 from lm.model.size import n_params

@@ -12,7 +12,7 @@ import pytest
 from lm.ablation.overview import folders, write_overview
 from lm.ablation.report import write_report
 from lm.ablation.results import read_results
-from lm.ablation.summary import overview_table
+from lm.ablation.tables import overview_table
 from lm.ablation.warnings import plan_warnings, report_warnings
 from lm.config import UserError
 from tests.helpers.ablation_folder import (
@@ -30,12 +30,12 @@ from tests.helpers.ablation_folder import (
 
 STUDIES = sorted(path.parent for path in (Path(__file__).parents[1] / "docs/studies").rglob("ablation.json"))
 FAST = ("tying_broken",)
-FULL: dict[str, Any] = {"tuned": True, "broken": True, "diagnostics": True, "plot_over": "head.untie_at"}
+FULL: dict[str, Any] = {"tuned": True, "broken": True, "plot_over": "head.untie_at"}
 
 
 @pytest.fixture(scope="module")
 def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tuned, with diagnostics, and with runs that diverged, failed or have not finished. Copy it before a change."""
+    """Tuned, and with runs that diverged, failed or have not finished. Copy it before a change."""
     return make(tmp_path_factory.mktemp("full"), **FULL)
 
 
@@ -58,17 +58,14 @@ def test_the_page_has_its_sections_and_names_cannot_leave_them(full: Path) -> No
     page = Page(full)
     assert page.headings[0] == "Should a small model tie its LM head?"
     assert [heading for heading in page.headings if not heading.startswith("Prompt")][1:] == [
-        *("Comparisons", "Divergence", "Results per seed", "Learning curves", "Comparisons over head.untie_at"),
+        *("Comparisons", "Results per seed", "Learning curves", "Comparisons over head.untie_at"),
         *("Tuning", "Arms"),
-        *("Final results", "Training diagnostics", "Loss by frequency of the target token", "Gradient norms"),
-        *("Row norms and gradient clipping", "Samples", "Runs without a result", "How to reproduce this"),
+        *("Final results", "Samples", "Runs without a result", "How to reproduce this"),
     ]
     assert not {"script", "b", "link", "img", "iframe"} & {*page.tags}
-    folders = [full / address for address in page.addresses if not address.startswith("#")]
-    assert len(folders) == 12, "of the finished runs"
-    assert all(folder.is_dir() for folder in folders), "nothing is loaded"
+    assert all(address.startswith("#") for address in page.addresses), "nothing is loaded"
     assert " ".join(EVIL.split()) in page.text
-    assert page.tags.count("svg") == len(list((full / "figures").glob("*.svg"))) == 7
+    assert page.tags.count("svg") == len(list((full / "figures").glob("*.svg"))) == 5
     assert "RuntimeError: a | <b>crack</b>" in page.text
 
 
@@ -92,7 +89,8 @@ def test_the_first_screen_answers_and_counts_what_tuning_leaves_open(full: Path)
 def test_a_page_refreshes_itself_while_runs_are_missing(full: Path, whole: Path) -> None:
     page = Page(full)
     assert "refresh" in page.meta
-    assert ["untied_matched", "2", "reported", "step 70 of 1,000, running or interrupted"] in page.tables[-2]
+    assert ["untied_matched", "2", "reported", "missing"] in [row[:4] for row in page.tables[-2]]
+    assert "step 70, running, interrupted" in page.text
     assert "refresh" not in Page(whole).meta
 
 
@@ -185,25 +183,8 @@ def tuned_far(path: Path) -> None:
     edit_record(path, lambda content: content["arms"]["untied"].update(tuned=far))
 
 
-def not_varied(path: Path) -> None:
-    def change(content: dict[str, Any]) -> None:
-        for trial in content["trials"]:
-            trial["values"] = {key: trial["values"][key] if key == "optim.lr" else 0.004 for key in trial["values"]}
-
-    edit_record(path, change)
-
-
 def changed(pattern: str, **changes: Any) -> Change:
     return lambda path: change_results(path, pattern, **changes)
-
-
-def without_curves(path: Path) -> None:
-    for metrics in path.glob("cells/untied-seed[01]*/metrics.csv"):
-        metrics.unlink()
-
-
-def other_seeds(path: Path) -> None:
-    make(path, (lambda arm, seed: False), (0,), **TWO)
 
 
 def nothing(path: Path) -> None: ...
@@ -213,13 +194,8 @@ TUNED, FEW = TWO | {"tuned": True}, {"trials": 2, "seeds": [9]}
 LOOKS = {"looks": [2, 3], "tune": {"trials": 9, "seeds": [9]}}
 WARNINGS: list[tuple[str, dict[str, Any], Change, bool]] = [
     ("There is only one seed", TWO | {"seeds": (3,)}, nothing, True),
-    ("Finished runs are left out: tied seed 5", TWO | {"seeds": (0, 5)}, other_seeds, True),
-    ("Runs without a learning curve: 2", TWO, without_curves, True),
-    ("Numbers of search trials differ", TUNED, nothing, False),
     ("Tuning ended far from where it began: untied", TUNED, tuned_far, True),
     ("Tuning ended far from where it began", TUNED, nothing, False),
-    ("Some hyperparameters were not varied", TUNED, not_varied, True),
-    ("Some hyperparameters were not varied", TUNED, nothing, False),
     ("There are few search trials: tied (2", TWO | {"tune": FEW}, settings("optim.lr", 0.1), True),
     ("The first planned look comes", TWO | LOOKS, nothing, True),
     ("The warm-up is long: tied", TWO, settings("optim.warmup_steps", 900), True),
@@ -265,7 +241,6 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("several")
     options = {"begun": "2026-02-01 12:00+00:00", "tuned": True}
     make(path / "small", **options)
-    edit_record(path / "small", lambda content: content["arms"]["tied"]["settings"].update({"head.untie_at": 0.5}))
     make(path / "wide <b>", begun="2026-01-31 12:00+00:00", seeds=(0, 1, 2, 3), **TWO)
     make(path / "top1", metric="val_top1", report=False)
     make(path / "begun", done=lambda arm, seed: arm == "tied", report=False)
@@ -295,7 +270,6 @@ def test_the_overview_pairs_what_shares_its_seeds(several: Path) -> None:
     assert "top1 is not shown. Its metric is val_top1." in page.text
     assert "begun is not shown. No pair of runs yet." in page.text
     assert "small/report.html" in page.addresses
-    assert ["small", "head.untie_at=0.5 "] in page.tables[1], "settings that differ"
     assert "wide \\<b\\>" in (several / "overview.md").read_text()
     assert overview_table(several, ablations).endswith(f"4 ablations; {several / 'overview.html'}")
     assert "optim.lr" in results(several)[0], "which only the tuned one has"

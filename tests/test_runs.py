@@ -13,8 +13,7 @@ from conftest import HEADS, Script, as_nobody
 from lm.cli import runs as command
 from lm.config import DataConfig, RunConfig, UserError
 from lm.runs.find import differing, find_runs
-from lm.runs.listing import listing, listing_csv
-from lm.runs.query import ordered, where
+from lm.runs.listing import listing, listing_csv, ordered, where
 from tests.helpers.ablation_folder import write_run_dir
 
 LOSSES = {"tied": 3.0, "untied": 3.2}

@@ -4,12 +4,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from lm.ablation.execute import execute
+from lm.ablation.execute import Progress, execute
 from lm.ablation.executors import EXECUTORS, Executor
-from lm.ablation.folder import default_dir, existing_record, lock_output_dir
 from lm.ablation.plan import Plan, RunSpec, make_plan, now
-from lm.ablation.progress import Progress
-from lm.ablation.record import AblationRecord, question_of, write_record
+from lm.ablation.record import AblationRecord, default_dir, existing_record, lock_output_dir, question_of, write_record
 from lm.ablation.report import write_report
 from lm.ablation.results import Results, RunReader
 from lm.config import RunConfig, UserError

@@ -20,11 +20,10 @@ from lm.ablation.results import Results, read_results
 from lm.ablation.statistics import difference_p, holm, interval
 from lm.ablation.warnings import report_warnings
 from lm.config.ablation import BUDGET_NAMES
-from lm.config.identity import hashed_settings
 from lm.report.figures import INK, as_svg, inline
 from lm.report.pages import render
 from lm.system.files import remove_partial, write_text
-from lm.system.terminal import printable, to_override_value
+from lm.system.terminal import printable
 
 DIGITS = 4  # of bits per byte
 
@@ -58,7 +57,6 @@ def write_overview(path: Path) -> dict[Path, Results]:
         "title": path.resolve().name,
         "rows": rows,
         "svg": svg and inline(svg, "Differences of all ablations in bits per byte"),
-        "settings": _conditions(ablations),
         "warnings": [*_weaknesses(ablations, {row["ablation"] for row in rows})],
         "digits": DIGITS,
     }
@@ -149,23 +147,9 @@ def forest(rows: list[Row]) -> Figure | None:
     for row in rows:
         low, high = interval([*row["by_seed"]], tuning=row["tuning"]) or (None, None)
         numbers = {"mean_difference": row["bits"], "ci_low": low, "ci_high": high, "differences": [*row["by_seed"]]}
-        look = {"heading": row["comparison"], "label": row["ablation"], "color": INK, "primary": False}
+        look = {"label": f"{row['ablation']}: {row['comparison']}", "color": INK, "primary": False}
         in_bits.append(row | numbers | look | {"equivalence_margin": 10.0 ** (2 - DIGITS)})
     return draw_forest(pd.DataFrame(in_bits), 0, "difference, bits per byte (left is better)")
-
-
-def _conditions(ablations: dict[Path, Results]) -> list[tuple[str, list[str]]]:
-    """Each ablation's settings that are not those of the first; empty where all are the same."""
-    settings = {
-        folder.name: hashed_settings(results.record.arms[results.record.baseline].settings)
-        for folder, results in ablations.items()
-    }
-    first, *_ = [*settings.values(), {}]
-    others = {
-        name: [f"{key}={to_override_value(value)}" for key, value in own.items() if value not in (None, first.get(key))]
-        for name, own in settings.items()
-    }
-    return [*others.items()] if any(others.values()) else []
 
 
 def _weaknesses(ablations: dict[Path, Results], shown: set[str]) -> Iterator[dict[str, str]]:
