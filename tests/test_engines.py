@@ -83,7 +83,7 @@ def planned(run: RunConfig, tmp_path: Path) -> list[RunSpec]:
 
 def executed(planned: list[RunSpec], executor: Executor) -> list[str]:
     ended: list[str] = []
-    execute(planned, executor, 2, lambda steps, names: ended.extend(names))
+    execute(planned, executor, 2, lambda spec: ended.append(spec.run_dir))
     return ended
 
 
@@ -117,7 +117,7 @@ def test_a_run_that_is_refused_waits_while_others_run(
         executed(planned, Scripted(room=0))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_outlives_the_server_of_processes_and_waits_for_its_lock(
     corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -44,18 +44,18 @@ Curve = tuple[Array, Array, Array]  # values, expected losses, standard deviatio
 @as_svg
 def forest(results: Results) -> Figure | None:
     """Every comparison of different runs once, the primary ones in bold."""
-    comparisons, styles = views.comparisons(results), line_styles(list(results.record.arms))
+    record, comparisons = results.record, views.comparisons(results)
     shown = comparisons[comparisons["mean_difference"].notna()]
-    side, arms = (
-        "left" if views.lower_is_better(results) else "right",
-        shown["arm"].where(shown["family"] != "interaction"),
-    )
+    styles, side = line_styles(list(record.arms)), "left" if views.lower_is_better(results) else "right"
+    is_interaction = shown["family"] == "interaction"
+    heading = "At equal " + shown["budgets"] if len(record.budgets) > 1 else shown["at_equal"]
     return draw_forest(
         shown.assign(
-            label=shown["name"].str.removesuffix(f" - {results.record.baseline}") + shown["at_equal"],
-            color=[styles[arm].color if arm in styles else INK for arm in arms],
+            label=shown["name"].str.removesuffix(f" - {record.baseline}"),
+            heading=heading.where(~is_interaction, "Interactions" + shown["at_equal"]),
+            color=[styles[arm].color if arm in styles else INK for arm in shown["arm"].where(~is_interaction, "")],
         ),
-        results.record.equivalence_margin,
+        record.equivalence_margin,
         f"difference, {views.unit(results)} ({side} is better)",
     )
 
@@ -63,8 +63,8 @@ def forest(results: Results) -> Figure | None:
 def draw_forest(rows: pd.DataFrame, margin: float, xlabel: str) -> Figure | None:
     """Name and numbers of a row stand above its interval, each seed as a dot below; zero and the margin behind.
 
-    `rows` are contrasts with a `label` and a `color`. Bold rows set the scale, or, where there are none, those that are
-    not far off. `margin` is 0 for no band.
+    `rows` are contrasts with a `label`, a `color`, and a `heading` of the group that they belong to, or an empty one.
+    Bold rows set the scale, or, where there are none, those that are not far off. `margin` is 0 for no band.
     """
     if rows.empty:
         return None
@@ -72,14 +72,21 @@ def draw_forest(rows: pd.DataFrame, margin: float, xlabel: str) -> Figure | None
     main = rows[rows["primary"]] if rows["primary"].any() else rows[size <= FAR * size.median()]
     core, every = (_finite(frame[["mean_difference", "ci_low", "ci_high"]]) for frame in (main, rows))
     limits = axis_limits([*core, 0, -margin, margin], every, margin, reach=0.5)
-    figure, (axes,) = panels(1, 1.1 + 0.52 * len(rows))
-    for y, row in enumerate(rows.itertuples()):
-        _write(axes, 0, y - 0.05, shorten(row.label, 2 * NAME), weight="bold" if row.primary else "normal")
-        _write(axes, 1, y - 0.05, _numbers(row), ha="right", fontsize=10)
-        axes.fill_betweenx([y + 0.18, y + 0.62], -margin, margin, color=LINE, lw=0)
-        axes.plot([0, 0], [y + 0.18, y + 0.62], color=INK, lw=1)
-        _draw_row(axes, row, y + 0.34, limits)
-    axes.set(xlim=limits, ylim=(len(rows) - 0.25, -0.6), yticks=[], xlabel=xlabel)
+    groups = dict([*rows.groupby("heading", sort=False)])
+    figure, (axes,) = panels(1, 1.1 + 0.52 * len(rows) + 0.4 * sum(map(bool, groups)))
+    y = 0.0
+    for heading, group in groups.items():
+        if heading:
+            _write(axes, 0, y, shorten(heading, 2 * NAME), style="italic")
+            y += 0.7
+        for row in group.itertuples():
+            _write(axes, 0, y - 0.05, shorten(row.label), weight="bold" if row.primary else "normal")
+            _write(axes, 1, y - 0.05, _numbers(row), ha="right", fontsize=10)
+            axes.fill_betweenx([y + 0.18, y + 0.62], -margin, margin, color=LINE, lw=0)
+            axes.plot([0, 0], [y + 0.18, y + 0.62], color=INK, lw=1)
+            _draw_row(axes, row, y + 0.34, limits)
+            y += 1
+    axes.set(xlim=limits, ylim=(y - 0.25, -0.6), yticks=[], xlabel=xlabel)
     axes.spines["left"].set_visible(False)
     axes.grid(visible=False)
     for verdict in rows["verdict"].unique():

@@ -18,7 +18,6 @@ from lm.ablation.figures import draw_forest
 from lm.ablation.power import TuningVariance, satterthwaite, t_quantile
 from lm.ablation.results import Results, read_results
 from lm.ablation.statistics import difference_p, holm, interval
-from lm.ablation.warnings import report_warnings
 from lm.config.ablation import BUDGET_NAMES
 from lm.report.figures import INK, as_svg, inline
 from lm.report.pages import render
@@ -57,7 +56,7 @@ def write_overview(path: Path) -> dict[Path, Results]:
         "title": path.resolve().name,
         "rows": rows,
         "svg": svg and inline(svg, "Differences of all ablations in bits per byte"),
-        "warnings": [*_weaknesses(ablations, {row["ablation"] for row in rows})],
+        "warnings": [*_not_shown(ablations, {row["ablation"] for row in rows})],
         "digits": DIGITS,
     }
     write_text(path / "overview.html", render("overview.html.j2", **context))
@@ -147,18 +146,14 @@ def forest(rows: list[Row]) -> Figure | None:
     for row in rows:
         low, high = interval([*row["by_seed"]], tuning=row["tuning"]) or (None, None)
         numbers = {"mean_difference": row["bits"], "ci_low": low, "ci_high": high, "differences": [*row["by_seed"]]}
-        look = {"label": f"{row['ablation']}: {row['comparison']}", "color": INK, "primary": False}
+        look = {"heading": row["comparison"], "label": row["ablation"], "color": INK, "primary": False}
         in_bits.append(row | numbers | look | {"equivalence_margin": 10.0 ** (2 - DIGITS)})
     return draw_forest(pd.DataFrame(in_bits), 0, "difference, bits per byte (left is better)")
 
 
-def _weaknesses(ablations: dict[Path, Results], shown: set[str]) -> Iterator[dict[str, str]]:
-    """What weakens each ablation's answer, and which ablations are not shown."""
+def _not_shown(ablations: dict[Path, Results], shown: set[str]) -> Iterator[dict[str, str]]:
     for folder, results in ablations.items():
-        if folder.name in shown:
-            for summary, detail in report_warnings(results):
-                yield {"summary": f"{folder.name}: {summary}", "detail": detail}
-        else:
+        if folder.name not in shown:
             metric = f"Its metric is {results.record.metric}."
             reason = "No pair of runs yet." if views.lower_is_better(results) else metric
             yield {"summary": f"{folder.name} is not shown.", "detail": reason}

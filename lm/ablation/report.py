@@ -34,7 +34,7 @@ ALT = {  # what is read aloud in place of a figure
 HELD_EQUAL = {
     "tokens": "training tokens",
     "flops": "training FLOPs (within 2 %)",
-    "time": "training time (planned from steps of each arm measured in turns; the ratios reached are among the arms)",
+    "time": "training time (planned from steps of each arm measured in turns)",
 }
 POSITIONS = {True: "", False: "at the edge", None: "not varied"}  # of a chosen value within those tried
 
@@ -161,8 +161,6 @@ def _details(results: Results) -> dict[str, Any]:
         "arms": [*_arms(results)],
         "common": [*record.common, *record.overrides],
         "final": [*_final(results)],
-        "ratios": [*_ratios(results)],
-        "samples": _samples(results),
         "without_result": [*_without_result(results)],
         "command": record.command,
         "facts_of_runs": [*_facts(results)],
@@ -215,32 +213,6 @@ def _final(results: Results) -> Iterator[dict[str, Any]]:
                 "tokens": arm.steps[budget] * arm.tokens_per_step,
                 "speed": [float(runs[column].astype(float).median()) for column in ("seconds", "tokens_per_second")],
             }
-
-
-def _ratios(results: Results) -> Iterator[dict[str, Any]]:
-    """Each arm divided by its baseline: how near they come to what is held equal."""
-    arms = results.record.arms
-    for row in views.of_arms(results).itertuples():
-        pair = [arms[row.arm], arms[row.baseline]]
-        tokens = [side.steps[row.budget] * side.tokens_per_step for side in pair]
-        flops = [n * side.flops_per_token for n, side in zip(tokens, pair, strict=True)]
-        planned = [[side.n_params for side in pair], tokens, flops]
-        time = views.time_ratios(results, row.arm, row.baseline, row.budget).median()
-        about = {"arm": row.arm, "baseline": row.baseline, "budget": row.budgets, "time": time}
-        yield about | {"planned": [a / b if b else None for a, b in planned]}
-
-
-def _samples(results: Results) -> dict[str, Any]:
-    """What the arms make of each prompt, of the first seed that all have finished and whose folders there are."""
-    record = results.record
-    runs = {arm: views.done_of(results, arm, record.budgets[0]) for arm in record.arms}
-    kept = [{*rows.index[rows["has_folder"].astype(bool)]} for rows in runs.values()]
-    prompts: dict[str, dict[str, str]] = {}
-    seed = next((seed for seed in record.seeds if all(seed in seeds for seeds in kept)), None)
-    for arm, rows in runs.items() if seed is not None else ():
-        for pair in results.samples(rows.loc[seed, "run_dir"]):
-            prompts.setdefault(pair["prompt"], {})[arm] = pair["continuation"]
-    return {"seed": seed, "prompts": prompts}
 
 
 def _without_result(results: Results) -> Iterator[dict[str, Any]]:

@@ -199,10 +199,6 @@ class Results:
     def reported(self) -> pd.DataFrame:
         return self.runs[self.runs.purpose == "reported"]
 
-    def samples(self, run_dir: str) -> list[dict[str, str]]:
-        """Prompts and greedy continuations; none where only the row of a run is left."""
-        return list(self.reader.outcome(run_dir).result.get("samples", []))
-
 
 def read_results(folder: Path) -> Results:
     """Raises UserError if the folder holds no ablation."""

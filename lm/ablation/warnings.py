@@ -98,6 +98,8 @@ def _of_tuning(results: Results) -> Iterator[Warning]:
         "Where hyperparameters interact strongly, such an arm may not have reached its best settings, and the interval "
         "does not count that. Let it begin at the settings that it has found.",
     )
+    detail = "Arms with more of them may be tuned better."
+    yield from _about("Numbers of search trials differ", ["; ".join(_unequal_trials(results))], detail)
     yield from _about(
         "The noise of tuning is not counted",
         _noise_not_counted(results),
@@ -183,6 +185,20 @@ def _moved(results: Results) -> Iterator[str]:
         far = [key for key, factor in factors.items() if abs(factor) >= FAR]
         if len(far) > 1:
             yield f"{name} ({', '.join(far)})"
+
+
+def _unequal_trials(results: Results) -> Iterator[str]:
+    """Arms of as many hyperparameters with other numbers of trials, as after a later call that added an arm.
+
+    A trial that belongs to several searches, which begin at one place, counts in each of them.
+    """
+    counts: dict[int, dict[int, list[str]]] = {}
+    for arm in results.record.arms:
+        if n_trials := sum(len(trial.searches) for trial in results.trials_of(arm)):
+            counts.setdefault(len(results.hyperparameters(arm)), {}).setdefault(n_trials, []).append(arm)
+    for by_count in counts.values():
+        if len(by_count) > 1:
+            yield "; ".join(f"{', '.join(arms)} {n}" for n, arms in by_count.items())
 
 
 def _noise_not_counted(results: Results) -> Iterator[str]:

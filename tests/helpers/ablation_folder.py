@@ -19,8 +19,6 @@ from lm.config import RunConfig
 
 ARMS = {"tied": 3.50, "untied": 3.53, "untied_matched": 3.502, "tied_naive": 4.4}  # and what they come to
 KNOBS = {arm: ["optim.lr", "head.head_lr_multiplier"] if "untied" in arm else ["optim.lr"] for arm in ARMS}
-EVIL = "</code><script>alert(1)</script>\n```\n| a | b |\n|---|---|\n<img src=http://evil.example/x>"
-PROMPTS = ["def f(x, y):\n    return", f"# {EVIL}"]
 METRICS = ("step", "tokens", "lr", "train/loss", "train/grad_norm", "val/loss", "val/bpb", "val/top1", "val/tokens")
 WHOLE = 89_999  # tokens of the validation text that are scored
 
@@ -47,7 +45,6 @@ def write_run_dir(path: Path, run: RunConfig, result: dict[str, Any] | None = No
 
 def write_run(path: Path, arm: str, seed: int, loss: float, steps: int) -> None:
     chance = random.Random(f"{arm} {seed} {steps}")
-    continuations = [" x + y\n" + arm[:3] * 4, arm + EVIL]
     result = WHOLE_RESULT | {
         "val_loss": loss,
         "val_bpb": loss / 2.23,
@@ -57,7 +54,6 @@ def write_run(path: Path, arm: str, seed: int, loss: float, steps: int) -> None:
         "seconds": 0.09 * steps * chance.uniform(0.95, 1.05),
         "seed": seed,
         "resumed_from": [40] if seed == 1 else [],
-        "samples": [{"prompt": p, "continuation": c} for p, c in zip(PROMPTS, continuations, strict=True)],
     }
     write(path / "result.json", result)
     metrics = []
