@@ -16,7 +16,7 @@ from lm.ablation.step_timing import measure, time_in_turns
 from lm.ablation.tables import plan_table
 from lm.config import UserError
 from lm.config.ablation import TuneConfig
-from tests.helpers.ablations import Lab, instant, question
+from tests.helpers.ablations import Lab, instant
 
 
 @pytest.fixture
@@ -272,22 +272,6 @@ def test_a_plan_says_what_it_costs_and_leaves_nothing(planner: Lab) -> None:
     for words in ("4 runs, 0 done", "about ", str(planner.out), "20 to 48 trials of hyperparameters"):
         assert words in table  # 2 arms, 2 seeds, 5 to 5 + 7
     assert not planner.out.exists()
-
-
-@pytest.mark.slow
-def test_runs_that_do_not_count_any_more_are_counted(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(EXECUTORS, "local", instant(lambda spec: 1 + spec.run.seed))
-    lab.run(overrides=["threads=2"])
-    before = names(lab.plans[-1])
-    for changes in ({}, {"seeds": [0, 1, 2]}, {"arms": {"more": ["head=tied_scaled"]} | question().arms}):
-        plan = lab.plan(**changes)
-        assert (plan.stale_runs(), before <= names(plan), plan.arms["tied"].run.threads) == ([], True, 2)
-    for changes in ({"overrides": ["model.d_ff=48"]}, {"seeds": [3, 4]}, {"overrides": ["trainer.max_steps=31"]}):
-        plan = lab.plan(**changes)
-        assert {*plan.stale_runs()} == before
-        assert "4 finished runs in this folder no longer count" in plan_table(plan)
-    lab.text.write_text(lab.text.read_text() + "another line\n")
-    assert {*lab.plan().stale_runs()} == before
 
 
 @pytest.mark.slow

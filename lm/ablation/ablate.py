@@ -52,7 +52,7 @@ def ablate(
 
 def _is_unchanged(plan: Plan, before: AblationRecord) -> bool:
     """Whether the earlier call has ended with all that is asked now."""
-    if not before.ended or not plan.is_complete():
+    if not before.ended or plan.expected():
         return False
     record = plan.current_record()
     keys = (*question_of(record), "contrasts", "runs", "trials")
@@ -62,7 +62,7 @@ def _is_unchanged(plan: Plan, before: AblationRecord) -> bool:
 def _finish(plan: Plan) -> Results:
     results = plan.results()
     analyses = plan.record.analyses
-    if plan.is_complete() and results.record.seeds not in analyses:
+    if not plan.expected() and results.record.seeds not in analyses:
         analyses = [*analyses, results.record.seeds]
     results.record = replace(results.record, ended=now(), analyses=analyses)
     write_report(results)

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from importlib.metadata import version
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -132,9 +133,6 @@ class Plan:
         specs = [*{spec.run_dir: spec for *_, spec in self._runs()}.values(), *self.tune()[1]]
         return self.missing([*self.bases(self.missing(specs)), *specs])
 
-    def is_complete(self) -> bool:
-        return not self.expected()
-
     def look(self, n: int) -> bool:
         """Whether the planned look at the first n seeds decides all that is asked, so that no more runs are made."""
         if n not in self.config.looks:
@@ -243,20 +241,17 @@ class Plan:
     def _trial_records(self, name: str, state: TuningState) -> list[TrialRecord]:
         if name not in state.trials:  # its hyperparameters are those of an earlier call
             return self._recorded_trials(name)
-        return [
-            TrialRecord(
-                arm=name, searches=i, values=values, run_dirs=[spec.run_dir for spec in self.trial(name, values)]
-            )
-            for values, i in state.trials[name]
-        ]
+        records = []
+        for values, searches in state.trials[name]:
+            run_dirs = [spec.run_dir for spec in self.trial(name, values)]
+            records.append(TrialRecord(arm=name, searches=searches, values=values, run_dirs=run_dirs))
+        return records
 
     def run_records(self) -> list[RunRecord]:
         """The reported runs; those of an arm whose hyperparameters are not chosen yet have a name that changes."""
         records: dict[str, RunRecord] = {}
-        arms, budgets = [*self.arms], self.config.budgets
-        for name, seed, budget, spec in sorted(
-            self._runs(), key=lambda run: (arms.index(run[0]), budgets.index(run[2]))
-        ):
+        place = {key: i for i, key in enumerate(product(self.arms, self.config.budgets))}
+        for name, seed, budget, spec in sorted(self._runs(), key=lambda run: place[run[0], run[2]]):
             new = RunRecord(arm=name, seed=seed, budgets=[], run_dir=spec.run_dir, steps=spec.steps)
             records.setdefault(spec.run_dir, new).budgets.append(budget)
         return [*records.values()]
@@ -273,9 +268,8 @@ class Plan:
         """The seeds for which there is a base run."""
         if self.base is None:
             return []
-        return sorted(
-            {spec.seed for *_, spec in self._runs()} | {*(self.config.tune.seeds if self._tuned_arms() else ())}
-        )
+        of_tuning = self.config.tune.seeds if self.config.tune.trials else []
+        return sorted({*of_tuning, *(spec.seed for *_, spec in self._runs())})
 
     def base_sha256(self, spec: RunSpec) -> str | None:
         """Of the weights of a finished base, also of one that is a line of the record and whose folder is gone."""
