@@ -1,7 +1,6 @@
-"""The plan of an ablation, its results, and those of several, in the terminal."""
+"""The plan of an ablation and its results in the terminal."""
 
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -67,32 +66,12 @@ def result_table(results: Results) -> str:
     counts = ", ".join(f"{n} {status}" for status, n in results.counts().items() if n)
     if alone := len(views.rows_alone(results)):
         counts += f" ({alone} of them rows of results.csv without their folder)"
-    table = format_table([_head(results.contrasts), *_rows(views.comparisons(results))])
+    head = ("arm", "baseline", "at equal", "seeds", "difference", views.ci(results.contrasts), "verdict")
+    table = format_table([head, *map(_row, views.comparisons(results).itertuples())])
     return printable("\n".join([table, "", *lines, "", f"{counts}; {results.folder / 'report.html'}"]))
 
 
-def overview_table(path: Path, ablations: dict[Path, Results]) -> str:
-    """The primary comparisons of several ablations, each in its own unit, and where the whole overview lies."""
-    contrasts = pd.concat([results.contrasts for results in ablations.values()])
-    rows: list[tuple[str, ...]] = []
-    for folder, results in ablations.items():
-        chosen, own = views.asked(results), views.ci(results.contrasts)
-        level = f" ({own})" * (own != views.ci(contrasts))
-        rows += [(folder.name, *row) for row in _rows(chosen[chosen["family"] != "interaction"], level)]
-    table = format_table([("ablation", *_head(contrasts)), *rows])
-    return f"{table}\n\n{len(ablations)} ablations; {path / 'overview.html'}"
-
-
-def _head(contrasts: pd.DataFrame) -> tuple[str, ...]:
-    return ("arm", "baseline", "at equal", "seeds", "difference", views.ci(contrasts), "verdict")
-
-
-def _rows(contrasts: pd.DataFrame, level: str = "") -> list[tuple[str, ...]]:
-    """`level` is added to each interval."""
-    rows: list[tuple[str, ...]] = []
-    for row in contrasts.itertuples():
-        numbers = (row.mean_difference, row.ci_low, row.ci_high)
-        mean, low, high = ("" if pd.isna(x) else signed(x, decimals(row.equivalence_margin)) for x in numbers)
-        interval = f"{low} to {high}{level}" if low else ""
-        rows.append((row.arm, row.baseline, row.budgets, str(row.n_seeds), mean, interval, row.verdict))
-    return rows
+def _row(row: Any) -> tuple[str, ...]:
+    numbers = (row.mean_difference, row.ci_low, row.ci_high)
+    mean, low, high = ("" if pd.isna(x) else signed(x, decimals(row.equivalence_margin)) for x in numbers)
+    return row.arm, row.baseline, row.budgets, str(row.n_seeds), mean, f"{low} to {high}" if low else "", row.verdict

@@ -36,12 +36,11 @@ def run(args: list[str]) -> int:
     from lm.ablation.overview import folders, write_overview
     from lm.ablation.report import write_report
     from lm.ablation.results import read_results
-    from lm.ablation.tables import overview_table
 
     if folders(path):
         if config.json or config.exit_code != "done":
             raise UserError(f"output_dir={path}: json and exit_code are of one ablation; name the folder of one")
-        print(overview_table(path, write_overview(path)))
+        print(f"{len(write_overview(path))} ablations; {path / 'overview.html'}")
         return 0
     results = read_results(path)
     write_report(results)
