@@ -223,6 +223,7 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("several")
     options = {"begun": "2026-02-01 12:00+00:00", "tuned": True}
     make(path / "small", **options)
+    edit_record(path / "small", lambda content: content["arms"]["tied"]["settings"].update({"head.untie_at": 0.5}))
     make(path / "wide <b>", begun="2026-01-31 12:00+00:00", seeds=(0, 1, 2, 3), **TWO)
     make(path / "top1", metric="val_top1", report=False)
     make(path / "begun", done=lambda arm, seed: arm == "tied", report=False)
@@ -252,6 +253,7 @@ def test_the_overview_pairs_what_shares_its_seeds(several: Path) -> None:
     assert "top1 is not shown. Its metric is val_top1." in page.text
     assert "begun is not shown. No pair of runs yet." in page.text
     assert "small/report.html" in page.addresses
+    assert ["small", "head.untie_at=0.5 "] in page.tables[1], "settings that differ"
     assert "wide \\<b\\>" in (several / "overview.md").read_text()
     assert [folder.name for folder in ablations] == ["begun", "top1", "wide <b>", "small"], "as they began"
     assert "optim.lr" in results(several)[0], "which only the tuned one has"

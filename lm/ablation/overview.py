@@ -18,11 +18,13 @@ from lm.ablation.figures import draw_forest
 from lm.ablation.power import TuningVariance, satterthwaite, t_quantile
 from lm.ablation.results import Results, read_results
 from lm.ablation.statistics import difference_p, holm, interval
+from lm.ablation.warnings import report_warnings
 from lm.config.ablation import BUDGET_NAMES
+from lm.config.identity import hashed_settings
 from lm.report.figures import INK, as_svg, inline
 from lm.report.pages import render
 from lm.system.files import remove_partial, write_text
-from lm.system.terminal import printable
+from lm.system.terminal import printable, to_override_value
 
 DIGITS = 4  # of bits per byte
 
@@ -56,7 +58,8 @@ def write_overview(path: Path) -> dict[Path, Results]:
         "title": path.resolve().name,
         "rows": rows,
         "svg": svg and inline(svg, "Differences of all ablations in bits per byte"),
-        "warnings": [*_not_shown(ablations, {row["ablation"] for row in rows})],
+        "settings": _conditions(ablations),
+        "warnings": [*_weaknesses(ablations, {row["ablation"] for row in rows})],
         "digits": DIGITS,
     }
     write_text(path / "overview.html", render("overview.html.j2", **context))
@@ -151,9 +154,27 @@ def forest(rows: list[Row]) -> Figure | None:
     return draw_forest(pd.DataFrame(in_bits), 0, "difference, bits per byte (left is better)")
 
 
-def _not_shown(ablations: dict[Path, Results], shown: set[str]) -> Iterator[dict[str, str]]:
+def _conditions(ablations: dict[Path, Results]) -> list[tuple[str, list[str]]]:
+    """Each ablation's settings that are not those of the first; empty where all are the same."""
+    settings = {
+        folder.name: hashed_settings(results.record.arms[results.record.baseline].settings)
+        for folder, results in ablations.items()
+    }
+    first, *_ = [*settings.values(), {}]
+    others = {
+        name: [f"{key}={to_override_value(value)}" for key, value in own.items() if value not in (None, first.get(key))]
+        for name, own in settings.items()
+    }
+    return [*others.items()] if any(others.values()) else []
+
+
+def _weaknesses(ablations: dict[Path, Results], shown: set[str]) -> Iterator[dict[str, str]]:
+    """What weakens each ablation's answer, and which ablations are not shown."""
     for folder, results in ablations.items():
-        if folder.name not in shown:
+        if folder.name in shown:
+            for summary, detail in report_warnings(results):
+                yield {"summary": f"{folder.name}: {summary}", "detail": detail}
+        else:
             metric = f"Its metric is {results.record.metric}."
             reason = "No pair of runs yet." if views.lower_is_better(results) else metric
             yield {"summary": f"{folder.name} is not shown.", "detail": reason}
