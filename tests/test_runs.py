@@ -163,12 +163,6 @@ def test_the_picture_has_a_curve_for_each_run(folder: Path, capsys: pytest.Captu
     assert (top / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_runs_are_listed_before_the_first_one_is_finished(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_run_dir(tmp_path / "runs/late", RunConfig(head=HEADS["tied"]))
-    command.run([f"folder={tmp_path / 'runs'}"])
-    assert "unfinished: step 30 of 40" in capsys.readouterr().out
-
-
 def test_a_folder_that_cannot_be_listed_is_named(open_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     for name in ("open", "closed/run"):
         write_run_dir(open_folder / name, RunConfig(head=HEADS["tied"]))
