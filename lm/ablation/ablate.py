@@ -1,20 +1,20 @@
 """ablate(config): plan, tune, run, report. The same call again continues with what is missing."""
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from lm.ablation.execute import execute
 from lm.ablation.executors import EXECUTORS, Executor
-from lm.ablation.folder import default_dir, existing_record, lock_output_dir
 from lm.ablation.plan import Plan, RunSpec, make_plan, now
-from lm.ablation.progress import Progress
-from lm.ablation.record import AblationRecord, question_of, write_record
+from lm.ablation.record import AblationRecord, default_dir, existing_record, lock_output_dir, question_of, write_record
 from lm.ablation.report import write_report
 from lm.ablation.results import Results, RunReader
 from lm.config import RunConfig, UserError
 from lm.config.ablation import AblateConfig
 from lm.system.device import set_threads
+from lm.system.terminal import duration, printable
 
 
 def ablate(
@@ -44,16 +44,15 @@ def ablate(
         if before and _is_unchanged(plan, before) and (folder / "report.html").exists():
             return plan.results()  # nothing to do; `report` draws the report again
         write_record(plan.current_record(), folder)
-        with Progress(plan) as progress:
-            runner = _Runner(plan, executor, progress)
-            runner.tune()
-            runner.make_reported()
+        runner = _Runner(plan, executor)
+        runner.tune()
+        runner.make_reported()
         return _finish(plan)
 
 
 def _is_unchanged(plan: Plan, before: AblationRecord) -> bool:
     """Whether the earlier call has ended with all that is asked now."""
-    if not before.ended or not plan.is_complete():
+    if not before.ended or plan.expected():
         return False
     record = plan.current_record()
     keys = (*question_of(record), "contrasts", "runs", "trials")
@@ -63,7 +62,7 @@ def _is_unchanged(plan: Plan, before: AblationRecord) -> bool:
 def _finish(plan: Plan) -> Results:
     results = plan.results()
     analyses = plan.record.analyses
-    if plan.is_complete() and results.record.seeds not in analyses:
+    if not plan.expected() and results.record.seeds not in analyses:
         analyses = [*analyses, results.record.seeds]
     results.record = replace(results.record, ended=now(), analyses=analyses)
     write_report(results)
@@ -74,8 +73,8 @@ def _finish(plan: Plan) -> Results:
 class _Runner:
     """Carries out a plan. What it does is decided by the results in the folder alone, so it may be killed anywhere."""
 
-    def __init__(self, plan: Plan, executor: Executor, progress: Progress) -> None:
-        self.plan, self.executor, self.progress = plan, executor, progress
+    def __init__(self, plan: Plan, executor: Executor) -> None:
+        self.plan, self.executor, self.n_ended, self.seconds_to_go = plan, executor, 0, 0.0
 
     def tune(self) -> None:
         """Make trials as long as the tuning asks for new ones. A failed trial is tried again by the next call."""
@@ -95,7 +94,7 @@ class _Runner:
             if plan.missing(plan.reported(n)):
                 return  # some have failed: the same command tries them again before it looks
             if plan.look(n):
-                self.progress.say(f"look with {n} of {n_seeds} seeds: decided")
+                self.say(f"look with {n} of {n_seeds} seeds: decided")
                 return
 
     def make(self, wanted: Callable[[], list[RunSpec]]) -> list[RunSpec]:
@@ -111,6 +110,21 @@ class _Runner:
     def execute(self, specs: Sequence[RunSpec]) -> None:
         plan = self.plan
         if missing := plan.missing(specs):
-            self.progress.begin(missing)
-            execute(missing, self.executor, plan.record.workers, self.progress.update)
+            self.seconds_to_go = plan.expected_seconds()[0]  # what else is to come is known better each time
+            execute(missing, self.executor, plan.record.workers, self.on_end)
             write_record(plan.current_record(), plan.reader.folder)
+
+    def on_end(self, spec: RunSpec) -> None:
+        """Print a line for each run."""
+        self.n_ended += 1
+        self.seconds_to_go -= self.plan.seconds(spec) / self.plan.record.workers
+        outcome, metric = self.plan.reader.outcome(spec.run_dir), self.plan.config.metric
+        score = f"{metric} {outcome.result[metric]:.4f}" if outcome.result else outcome.status
+        values = " ".join(f"{setting}={value:g}" for setting, value in spec.tuned.items())
+        arm = f"trial of {spec.arm} at {values}" if spec.is_trial else spec.arm
+        reason = f" ({outcome.error})" if outcome.error else ""
+        to_go = duration(max(0.0, self.seconds_to_go))
+        self.say(f"run {self.n_ended}, {arm}, seed {spec.seed}: {score}{reason}; about {to_go} to go")
+
+    def say(self, line: str) -> None:
+        print(printable(f"{self.plan.config.name}: {line}"), file=sys.stderr, flush=True)

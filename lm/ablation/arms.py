@@ -1,6 +1,7 @@
 """The arms of an ablation: checked, matched in size and counted. Nothing is trained here."""
 
 import sys
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from types import MappingProxyType
@@ -187,13 +188,11 @@ def match_parameters(arm: Arm, key: str, target: int) -> dict[str, int]:
     def count(value: int) -> int:
         return n_params(meta_model(change(arm.run, {key: value * unit}), arm.vocab_size))
 
-    low, high = 1, 2
+    high = 2
     while count(high) < target:
-        low, high = high, high * 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if count(middle) < target else (low, middle)
-    best = min((low, high), key=lambda value: abs(count(value) - target))
+        high *= 2
+    above = bisect_left(range(high), target, lo=1, key=count)
+    best = min((max(above - 1, 1), above), key=lambda value: abs(count(value) - target))
     if abs(count(best) / target - 1) > SIZE_TOLERANCE:
         near = f"{key}={best * unit} gives {count(best):,} parameters, the nearest to {target:,}"
         raise UserError(f"ablation.match_parameters: {near}; match by a finer setting (model.d_ff)")

@@ -5,8 +5,8 @@ interaction, a difference of two differences, has up to four arms.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import pandas as pd
@@ -14,7 +14,7 @@ import pandas as pd
 from lm.ablation.power import MAX_SEEDS, t_quantile
 from lm.ablation.record import AblationRecord
 from lm.ablation.response_surface import Regret, combine_regrets
-from lm.ablation.statistics import Comparison, Divergence, judge, normality_p, pocock_level, sign_flip_p
+from lm.ablation.statistics import Divergence, judge, normality_p, pocock_level, sign_flip_p
 from lm.config.ablation import METRICS, interaction
 
 FAMILIES = ("primary", "secondary", "interaction")  # each is corrected for its own number of comparisons
@@ -59,12 +59,15 @@ def _contrast(
     weights: dict[str, int],
 ) -> Row:
     """The runs of a comparison and their differences. `name` is that of an interaction, `sides` are both in words."""
-    of_arm = {arm: runs[(runs.arm == arm) & (runs.budget == budget)] for arm in weights}
-    scores = {arm: dict(zip(rows.seed, rows[record.metric], strict=True)) for arm, rows in of_arm.items()}
-    finished = {arm: {*rows.seed[rows.status == "done"]} for arm, rows in of_arm.items()}
-    paired = [seed for seed in record.seeds if all(seed in finished[arm] for arm in weights)]
-    diverged = {arm: [*map(int, rows.seed[rows.status == "diverged"])] for arm, rows in of_arm.items()}
-    broken = {arm: [*map(int, rows.seed[rows.is_own_failure])] for arm, rows in of_arm.items()}
+    of_arm = {arm: runs[(runs.arm == arm) & (runs.budget == budget)].set_index("seed") for arm in weights}
+    scores = {arm: rows[record.metric][rows.status == "done"] for arm, rows in of_arm.items()}
+    paired = [seed for seed in record.seeds if all(seed in scores[arm].index for arm in weights)]
+
+    def seeds_of(condition: Callable[[pd.DataFrame], pd.Series]) -> dict[str, list[int]]:
+        """By arm, if there are any."""
+        seeds = {arm: [*map(int, rows.index[condition(rows)])] for arm, rows in of_arm.items()}
+        return {arm: own for arm, own in seeds.items() if own}
+
     family = "interaction" if name else "primary" if sides[0] in record.primary else "secondary"
     return {
         "family": family,
@@ -75,12 +78,12 @@ def _contrast(
         "metric": record.metric,
         "equivalence_margin": record.equivalence_margin,
         "seeds": paired,  # that all arms have finished
-        "differences": [sum(weight * scores[arm][seed] for arm, weight in weights.items()) for seed in paired],
+        "differences": [float(sum(weight * scores[arm][seed] for arm, weight in weights.items())) for seed in paired],
         "lost_seeds": [seed for seed in record.seeds if seed not in paired],
         "n_planned": len(record.seeds),
         "ended": {arm: int(rows.status.isin(ENDED).sum()) for arm, rows in of_arm.items()},
-        "diverged": {arm: seeds for arm, seeds in diverged.items() if seeds},
-        "broken": {arm: seeds for arm, seeds in broken.items() if seeds},  # failed for a reason of their own
+        "diverged": seeds_of(lambda rows: rows.status == "diverged"),
+        "broken": seeds_of(lambda rows: rows.is_own_failure),
         "sides": sides,
         "weights": weights,
         # the same for contrasts of the same runs: under several budgets they are one comparison
@@ -101,9 +104,9 @@ def _judge_family(record: AblationRecord, rows: Sequence[Row], regrets: Mapping[
         level_of(record),
     )
     for row in rows:
-        comparison, weights = _apply_survivorship_rule(row, comparisons[row["runs"]]), row["weights"]
+        comparison, weights = asdict(comparisons[row["runs"]]), row["weights"]
         expected = {arm: regrets[arm].mean for arm in weights if arm in regrets}
-        row |= asdict(comparison) | {
+        row |= comparison | {
             "p_sign_flip": sign_flip_p(row["differences"]),
             "p_normal": normality_p(row["differences"]),
             "regret": expected.get(row["sides"][0]),  # an interaction may have the name of an arm
@@ -111,9 +114,11 @@ def _judge_family(record: AblationRecord, rows: Sequence[Row], regrets: Mapping[
             "mean_without_regret": None,
             "is_tuning_counted": bool(tunings[row["runs"]]),
         }
-        if row["is_tuning_counted"] and comparison.mean_difference is not None:
+        if row["is_tuning_counted"] and row["mean_difference"] is not None:
             shift = sum(weight * expected[arm] for arm, weight in weights.items())
-            row["mean_without_regret"] = comparison.mean_difference - (shift if lower_is_better else -shift)
+            row["mean_without_regret"] = row["mean_difference"] - (shift if lower_is_better else -shift)
+        if _favours_survivors(row):
+            row |= {"verdict": "undecided", "by_divergence": False}
         row["sentence"] = verdict_sentence(row, unit)
 
 
@@ -122,7 +127,7 @@ def _divergence(row: Row) -> Divergence:
     return Divergence(*(number for pair in counts for number in pair))
 
 
-def _apply_survivorship_rule(row: Row, comparison: Comparison) -> Comparison:
+def _favours_survivors(row: Row) -> bool:
     """Against survivorship bias: an arm that diverged or failed can be called worse, not better or equivalent.
 
     What becomes undecided by this has no seeds needed: more of them would not mend it.
@@ -131,11 +136,10 @@ def _apply_survivorship_rule(row: Row, comparison: Comparison) -> Comparison:
         "better": {arm for arm, weight in row["weights"].items() if weight > 0},
         "worse": {arm for arm, weight in row["weights"].items() if weight < 0},
         "equivalent": {*row["weights"]},
+        "undecided": set(),
     }
-    incomplete = {*row["broken"]} if comparison.by_divergence else {*row["broken"], *row["diverged"]}
-    if favoured.get(comparison.verdict, set()) & incomplete:
-        return replace(comparison, verdict="undecided", by_divergence=False)
-    return comparison
+    incomplete = {*row["broken"]} if row["by_divergence"] else {*row["broken"], *row["diverged"]}
+    return bool(favoured[row["verdict"]] & incomplete)
 
 
 # --- a verdict in words

@@ -3,7 +3,6 @@
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 
 from lm.ablation.executors import Executor
 from lm.ablation.plan import RunSpec
@@ -11,16 +10,16 @@ from lm.ablation.run_files import Ending, Failure
 from lm.config import UserError
 
 MAX_TRIES = 2  # of a run whose process was killed: an arm must not lose a seed by an accident
-OnProgress = Callable[[dict[str, int], list[str]], None]
 log = logging.getLogger(__name__)
 
 
-def execute(specs: Sequence[RunSpec], executor: Executor, workers: int, on_progress: OnProgress) -> None:
-    """Make these runs, `workers` at a time, until each has finished, failed or diverged.
+def execute(
+    specs: Sequence[RunSpec], executor: Executor, workers: int, on_end: Callable[[RunSpec], None] = lambda spec: None
+) -> None:
+    """Make these runs, `workers` at a time, until each has finished, failed or diverged; `on_end` hears of each.
 
-    `on_progress` is called about twice a second with the steps that the running ones have made and those that have
-    ended since, both by run_dir. An interrupt cancels what is queued or running and goes on to the caller. Raises
-    UserError if the executor takes no run at all, or if a machine lacks what runs need.
+    An interrupt cancels what is queued or running and goes on to the caller. Raises UserError if the executor takes no
+    run at all, or if a machine lacks what runs need.
     """
     waiting, running, tries = deque(specs), dict[str, RunSpec](), Counter[str]()
     refused = warned = False
@@ -38,15 +37,13 @@ def execute(specs: Sequence[RunSpec], executor: Executor, workers: int, on_progr
                     refused = warned = True
                 else:
                     running[spec.run_dir] = waiting.popleft()
-            ended = []
             for name, ending in executor.poll().items():
                 spec, refused = running.pop(name), False
                 tries[name] += 1
                 if _has_outcome(spec, ending, executor.name, may_retry=tries[name] < MAX_TRIES):
-                    ended.append(name)
+                    on_end(spec)
                 else:
                     waiting.append(spec)
-            on_progress({name: _steps(spec) for name, spec in running.items()}, ended)
     except BaseException:
         executor.cancel()
         raise
@@ -71,9 +68,3 @@ def _has_outcome(spec: RunSpec, ending: Ending, executor: str, may_retry: bool) 
         return False
     spec.files.write_status("failed", ending.kind or Failure.ERROR, ending.message)
     return True
-
-
-def _steps(spec: RunSpec) -> int:
-    with suppress(OSError):  # it is only for a bar
-        return spec.files.steps()
-    return 0

@@ -9,12 +9,12 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator
 
 from lm.ablation import views
 from lm.ablation.contrasts import decimals
+from lm.ablation.response_surface import Array
 from lm.ablation.results import Results
-from lm.ablation.statistics import interval
+from lm.ablation.tuning import profiles
 from lm.report.figures import (
     COLOURS,
     INK,
@@ -38,12 +38,7 @@ from lm.report.pages import signed
 
 VERDICT_MARKERS = {"better": "^", "worse": "v", "equivalent": "s", "undecided": "o"}
 FAR = 5  # times the middle difference
-BANDS = tuple(f"band{i}" for i in range(1, 6))
-SIDES = {
-    "embedding_grad": "gradient norm through the input embeddings",
-    "head_grad": "gradient norm through the LM head",
-    "cosine": "cosine similarity of the two gradients",
-}
+Curve = tuple[Array, Array, Array]  # values, expected losses, standard deviations
 
 
 @as_svg
@@ -152,23 +147,18 @@ def seeds(results: Results) -> Figure | None:
     scores = scores.reindex(columns=pd.MultiIndex.from_product([budgets, arms]))
     is_main = scores.columns.get_level_values(1).isin(views.main_arms(results))
     limits = axis_limits(_finite(scores.loc[:, is_main]), _finite(scores), record.equivalence_margin, reach=0.5)
-    crowded = sum(map(len, arms)) > 38
-    figure, axes = panels(len(budgets), 2.4, 0.5 + 0.5 * crowded, sharex=True)
+    figure, axes = panels(len(budgets), 2.4, 0.9, sharex=True)
     style: dict[str, Any] = {"color": SOFT, "lw": 0.8, "ms": 5.5, "mfc": "none", "mec": INK}
     for panel, budget in zip(axes, budgets, strict=True):
         panel.set(ylabel=views.unit(results), ylim=limits, xlim=(-0.5, len(arms) - 0.5))
         inside = scores[budget].where(scores[budget].ge(limits[0]) & scores[budget].le(limits[1]))
         for i, (seed, line) in enumerate(inside.iterrows()):
-            label = f"seed {seed}" if i % math.ceil(len(inside) / 24) == 0 else None
-            panel.plot(range(len(arms)), line, marker=MARKERS[i % len(MARKERS)], label=label, **style)
+            panel.plot(range(len(arms)), line, marker=MARKERS[i % len(MARKERS)], label=f"seed {seed}", **style)
         for x, arm in enumerate(arms):
             mark_outside(panel, x, [*scores[budget, arm]])
         if len(record.budgets) > 1:
             panel.set_title(f"At equal {budgets[budget]}")
-        panel.set_xticks(range(len(arms)), map(shorten, arms))
-        panel.tick_params(axis="x", rotation=35 * crowded)
-        for text in panel.get_xticklabels() if crowded else ():
-            text.set(ha="right", rotation_mode="anchor")
+        panel.set_xticks(range(len(arms)), map(shorten, arms), rotation=20, ha="right")
         panel.grid(visible=False, axis="x")
     legend(figure, axes[0])
     return figure
@@ -237,20 +227,23 @@ def tuning(results: Results) -> Figure | None:
     best_first = scores[trials["arm"][scores.index].isin(main)]
     limits = axis_limits(best_first[: math.ceil(0.75 * len(best_first))], scores, 5 * record.equivalence_margin)
     figure, axes = panels(len(keys), 2.5, 0.6)
-    styles = line_styles(list(record.arms))
+    styles, curves = line_styles(list(record.arms)), profiles(results.tuned_arms, record.tune.factor)
     for panel, key in zip(axes, keys, strict=True):
         panel.set(title=key, ylabel=views.unit(results), ylim=limits, xscale="log")
         log_axis(panel.xaxis)
         for arm in arms:
             if key in results.hyperparameters(arm):
-                _draw_search(panel, results, arm, key, styles[arm], band=arm in main)
+                curve = curves.get(arm, {}).get(key)
+                _draw_search(panel, results, arm, key, styles[arm], curve, band=arm in main)
     for arm in arms:
         axes[0].plot([], [], label=arm, **asdict(styles[arm]))
     legend(figure, axes[0])
     return figure
 
 
-def _draw_search(axes: Axes, results: Results, arm: str, key: str, style: LineStyle, band: bool) -> None:
+def _draw_search(
+    axes: Axes, results: Results, arm: str, key: str, style: LineStyle, curve: Curve | None, band: bool
+) -> None:
     (low, high), color = axes.get_ylim(), style.color
     of_arm = results.trials[results.trials["arm"] == arm].drop_duplicates("trial")
     values, scores = of_arm[key].to_numpy(float), of_arm["score"].to_numpy(float)
@@ -265,10 +258,11 @@ def _draw_search(axes: Axes, results: Results, arm: str, key: str, style: LineSt
     ):
         if chosen.any():
             axes.plot(values[chosen], [edge] * chosen.sum(), marker, color=color, ls="none", clip_on=False, **options)
-    if curve := results.profiles.get(arm, {}).get(key):
-        axes.plot(curve.values, curve.mean, color=color, linestyle=style.linestyle)
+    if curve:
+        x, mean, sd = curve
+        axes.plot(x, mean, color=color, linestyle=style.linestyle)
         if band:
-            axes.fill_between(curve.values, curve.mean - curve.sd, curve.mean + curve.sd, color=color, alpha=0.15, lw=0)
+            axes.fill_between(x, mean - sd, mean + sd, color=color, alpha=0.15, lw=0)
     if (chosen := results.record.arms[arm].tuned.get(key)) is not None:
         axes.axvline(chosen, ymax=0.05, color=color, lw=2.5)
 
@@ -276,27 +270,24 @@ def _draw_search(axes: Axes, results: Results, arm: str, key: str, style: LineSt
 @as_svg
 def over_setting(results: Results) -> Figure | None:
     """A panel for each baseline and budget: arms with the same value may differ far less than the others."""
-    key, record = str(results.record.plot_over), results.record
-    comparisons = views.comparisons(results)
-    shown = comparisons[(comparisons["family"] != "interaction") & comparisons["mean_difference"].notna()]
+    key, arms = str(results.record.plot_over), results.record.arms
+    shown = views.of_arms(results).dropna(subset="mean_difference")
     value, other = (
-        pd.to_numeric(shown[side].map(lambda arm: record.arms[arm].settings.get(key)), errors="coerce")
+        pd.to_numeric(shown[side].map(lambda arm: arms[arm].settings.get(key)), errors="coerce")
         for side in ("arm", "baseline")
     )
     title = ("minus " + shown["baseline"]).where(value != other, f"minus the arm of the same {key}")
-    shown = shown.assign(value=value, other=other, title=title + shown["at_equal"].str.replace(" at", ", at", n=1))
-    groups = dict([*shown[value.notna()].sort_values("value", kind="stable").groupby("title", sort=False)])
+    shown = shown.assign(value=value, other=other, title=title + shown["at_equal"]).dropna(subset="value")
+    groups = [*shown.sort_values("value", kind="stable").groupby("title", sort=False)]
     if not groups:
         return None
-    values = sorted({*value.dropna()})
     figure, axes = panels(len(groups), 2.2, 0.2, sharex=True)
-    for panel, (heading, group) in zip(axes, groups.items(), strict=True):
+    for panel, (heading, group) in zip(axes, groups, strict=True):
         panel.set(ylabel=views.unit(results), title=heading)
-        _draw_series(panel, group, record.equivalence_margin)
-        if 0 < 8 * values[0] < values[-1]:
+        _draw_series(panel, group, results.record.equivalence_margin)
+        if 0 < 8 * shown["value"].min() < shown["value"].max():
             panel.set_xscale("log")
-            panel.xaxis.set_minor_locator(NullLocator())
-            panel.set_xticks(values, [f"{value:g}" for value in values])
+            log_axis(panel.xaxis)
     axes[-1].set_xlabel(key)
     return figure
 
@@ -310,64 +301,3 @@ def _draw_series(axes: Axes, group: pd.DataFrame, margin: float) -> None:
     axes.plot(means.index, means, "o-", color=COLOURS[0])
     axes.plot([*zeros], [*zeros.values()], "o", color=COLOURS[0], mfc=PAPER)
     axes.vlines(group["value"], group["ci_low"], group["ci_high"], color=COLOURS[0])
-
-
-def band_differences(diagnostics: pd.DataFrame, arm: str, baseline: str) -> pd.DataFrame:
-    """A row for each band of frequency, with mean and 95 % interval of the paired differences; empty if one lacks."""
-    rows = []
-    for band in BANDS:
-        sides = [views.curve_table(diagnostics, name, f"loss/{band}") for name in (arm, baseline)]
-        if any(side.empty for side in sides):
-            return pd.DataFrame()
-        values = [*(sides[0].ffill().iloc[-1] - sides[1].ffill().iloc[-1]).dropna()]
-        if not values:
-            return pd.DataFrame()
-        low, high = interval(values) or (values[0], values[0])
-        rows.append({"band": band, "mean": sum(values) / len(values), "low": low, "high": high})
-    return pd.DataFrame(rows)
-
-
-@as_svg
-def bands(results: Results, tables: dict[str, pd.DataFrame]) -> Figure | None:
-    """The difference in loss by the frequency of the target; `tables` are the `band_differences` of each arm."""
-    if not tables:
-        return None
-    styles, margin = line_styles(list(results.record.arms)), results.record.equivalence_margin
-    ends = {arm: [*table[["mean", "low", "high"]].to_numpy().flat] for arm, table in tables.items()}
-    main = [value for arm in ends if arm in results.record.primary for value in ends[arm]]
-    every = [value for values in ends.values() for value in values]
-    figure, (axes,) = panels(1, 2.8, 0.3)
-    axes.axhline(0, color=INK, lw=1)
-    axes.set(ylabel="nats per token", ylim=axis_limits([0, *(main or every)], every, margin))
-    for i, (arm, table) in enumerate(tables.items()):
-        x = [band + 0.6 * ((i + 0.5) / len(tables) - 0.5) for band in range(len(BANDS))]
-        axes.vlines(x, table["low"], table["high"], color=styles[arm].color)
-        axes.plot(x, table["mean"], styles[arm].marker, color=styles[arm].color, label=arm)
-        for at, value in zip(x, table["mean"], strict=True):
-            mark_outside(axes, at, [value], color=styles[arm].color)
-    axes.set_xticks(range(len(BANDS)), ["band1\nfrequent", *BANDS[1:-1], "band5\nrare"])
-    axes.grid(visible=False, axis="x")
-    legend(figure, axes)
-    return figure
-
-
-@as_svg
-def gradients(results: Results, diagnostics: pd.DataFrame) -> Figure | None:
-    if diagnostics.empty:
-        return None
-    styles = line_styles(list(results.record.arms))
-    figure, axes = panels(len(SIDES), 1.9, 0.4, sharex=True)
-    for panel, (column, title) in zip(axes, SIDES.items(), strict=True):
-        tables = {arm: views.over_seeds(views.curve_table(diagnostics, arm, column)) for arm in results.record.arms}
-        means: list[float] = []
-        for arm, table in tables.items():
-            if len(table):
-                _draw_curve(panel, table, styles[arm], arm)
-                means += [*table["mean"]]
-        if column != "cosine" and means and max(means) > 5 * min(means) > 0:
-            panel.set_yscale("log")
-            log_axis(panel.yaxis)
-        panel.set_title(title)
-    tokens_axis(axes[-1])
-    legend(figure, axes[0])
-    return figure

@@ -8,10 +8,11 @@ name. This is what resuming an ablation and adding arms or seeds to it rests on.
 import math
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from importlib.metadata import version
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -96,15 +97,15 @@ class Plan:
 
         Those of an arm whose hyperparameters are not chosen yet are left out.
         """
-        return [spec for spec in self._all_reported(n) if not self._is_open(spec.arm)]
+        return [*{spec.run_dir: spec for name, *_, spec in self._runs(n) if not self._is_open(name)}.values()]
 
-    def _all_reported(self, n: int | None = None) -> list[RunSpec]:
-        return [
-            self.spec(arm, seed + self.config.seed_offsets.get(name, 0), steps, arm.tuned, "cells")
-            for seed in self.config.seeds[: self.n_seeds if n is None else n]
-            for name, arm in self.arms.items()
-            for steps in dict.fromkeys(arm.steps[budget] for budget in self.config.budgets)
-        ]
+    def _runs(self, n: int | None = None) -> Iterator[tuple[str, int, str, RunSpec]]:
+        """The arm, the seed of the pair, the budget, and the run, which may serve several budgets."""
+        for seed in self.config.seeds[: self.n_seeds if n is None else n]:
+            for name, arm in self.arms.items():
+                for budget in self.config.budgets:
+                    own_seed = seed + self.config.seed_offsets.get(name, 0)
+                    yield name, seed, budget, self.spec(arm, own_seed, arm.steps[budget], arm.tuned, "cells")
 
     def _is_open(self, name: str) -> bool:
         """Whether the arm's hyperparameters are not chosen yet."""
@@ -129,11 +130,8 @@ class Plan:
 
     def expected(self) -> list[RunSpec]:
         """All runs that are known to be missing; those of untuned arms under names that will change."""
-        specs = [*self._all_reported(), *self.tune()[1]]
+        specs = [*{spec.run_dir: spec for *_, spec in self._runs()}.values(), *self.tune()[1]]
         return self.missing([*self.bases(self.missing(specs)), *specs])
-
-    def is_complete(self) -> bool:
-        return not self.expected()
 
     def look(self, n: int) -> bool:
         """Whether the planned look at the first n seeds decides all that is asked, so that no more runs are made."""
@@ -200,8 +198,8 @@ class Plan:
 
     def trial(self, name: str, settings: dict[str, float]) -> list[RunSpec]:
         """The runs of a trial, one for each tuning seed."""
-        arm, steps = self.arms[name], self.arms[name].steps[self.config.budgets[0]]
-        return [self.spec(arm, seed, steps, settings, "trials") for seed in self.config.tune.seeds]
+        arm, budget = self.arms[name], self.config.budgets[0]
+        return [self.spec(arm, seed, arm.steps[budget], settings, "trials") for seed in self.config.tune.seeds]
 
     def _is_allowed(self, name: str, settings: dict[str, float]) -> bool:
         try:
@@ -244,21 +242,18 @@ class Plan:
         if name not in state.trials:  # its hyperparameters are those of an earlier call
             return self._recorded_trials(name)
         records = []
-        for settings, searches in state.trials[name]:
-            run_dirs = [spec.run_dir for spec in self.trial(name, settings)]
-            records.append(TrialRecord(arm=name, searches=searches, values=settings, run_dirs=run_dirs))
+        for values, searches in state.trials[name]:
+            run_dirs = [spec.run_dir for spec in self.trial(name, values)]
+            records.append(TrialRecord(arm=name, searches=searches, values=values, run_dirs=run_dirs))
         return records
 
     def run_records(self) -> list[RunRecord]:
         """The reported runs; those of an arm whose hyperparameters are not chosen yet have a name that changes."""
         records: dict[str, RunRecord] = {}
-        for name, arm in self.arms.items():
-            for budget in self.config.budgets:
-                for seed in self.config.seeds[: self.n_seeds]:
-                    own_seed = seed + self.config.seed_offsets.get(name, 0)
-                    spec = self.spec(arm, own_seed, arm.steps[budget], arm.tuned, "cells")
-                    new = RunRecord(arm=name, seed=seed, budgets=[], run_dir=spec.run_dir, steps=spec.steps)
-                    records.setdefault(spec.run_dir, new).budgets.append(budget)
+        place = {key: i for i, key in enumerate(product(self.arms, self.config.budgets))}
+        for name, seed, budget, spec in sorted(self._runs(), key=lambda run: place[run[0], run[2]]):
+            new = RunRecord(arm=name, seed=seed, budgets=[], run_dir=spec.run_dir, steps=spec.steps)
+            records.setdefault(spec.run_dir, new).budgets.append(budget)
         return [*records.values()]
 
     def _base_records(self) -> list[BaseRecord]:
@@ -273,9 +268,8 @@ class Plan:
         """The seeds for which there is a base run."""
         if self.base is None:
             return []
-        offsets = {self.config.seed_offsets.get(name, 0) for name in self.arms}
-        reported = {seed + offset for seed in self.config.seeds[: self.n_seeds] for offset in offsets}
-        return sorted(reported | ({*self.config.tune.seeds} if self.config.tune.trials else set()))
+        of_tuning = self.config.tune.seeds if self.config.tune.trials else []
+        return sorted({*of_tuning, *(spec.seed for *_, spec in self._runs())})
 
     def base_sha256(self, spec: RunSpec) -> str | None:
         """Of the weights of a finished base, also of one that is a line of the record and whose folder is gone."""

@@ -1,10 +1,9 @@
 """Power of paired tests at few seeds, and the standard error of a mean that also counts the tuning: pure functions."""
 
 import math
-import operator
 from dataclasses import dataclass
-from functools import lru_cache, reduce
-from typing import Any, NamedTuple, TypeVar
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +17,6 @@ GRID_POINTS = 10  # of the posterior standard deviation, and for each as many of
 GRID_QUANTILES = 40  # that a probability is averaged over there: enough for whole numbers of seeds
 Array = NDArray[np.float64]
 Values = float | Array
-Number = TypeVar("Number", float, Array)
 
 
 @dataclass(slots=True, frozen=True)
@@ -29,29 +27,20 @@ class TuningVariance:
     df: int  # degrees of freedom of its estimate
 
 
-class SeedsNeeded(NamedTuple):
-    """10 % and 90 % quantiles of the number of new seeds that give a verdict; None: more than MAX_SEEDS."""
-
-    low: int | None
-    high: int | None
-
-
-def satterthwaite(*parts: tuple[Number, Number]) -> tuple[Number, Number]:
+def satterthwaite(*parts: tuple[Any, Any]) -> tuple[Any, Any]:
     """The variance of a sum of independent parts (variance, df), and its df (Satterthwaite, 1946; Welch, 1947)."""
-    total = reduce(operator.add, (variance for variance, _ in parts))
-    return total, total**2 / reduce(operator.add, (variance**2 / df for variance, df in parts))
+    total = sum(variance for variance, _ in parts)
+    return total, total**2 / sum(variance**2 / df for variance, df in parts)
 
 
-def effective_sd(sd: Number, n: Number, tuning: TuningVariance | None) -> tuple[Number, Number]:
+def effective_sd(sd: Any, n: Any, tuning: TuningVariance | None) -> tuple[Any, Any]:
     """The value for which sd / sqrt(n) is the total standard error (seeds and tuning), and its degrees of freedom.
 
-    Without tuning these are `sd` and n - 1. `sd` and `n` are numbers, or arrays of one shape, which the results have
-    too.
+    Without tuning these are `sd` and n - 1. `sd` and `n` are numbers, or arrays of one shape.
     """
     if tuning is None or not tuning.variance:
         return sd, n - 1
-    part: tuple[Any, Any] = (tuning.variance, tuning.df)  # numbers, which broadcast against arrays
-    variance, df = satterthwaite((sd**2 / n, n - 1), part)
+    variance, df = satterthwaite((sd**2 / n, n - 1), (tuning.variance, tuning.df))
     return np.sqrt(n * variance), df
 
 
@@ -107,35 +96,32 @@ def standardized_mde(n: int, alpha: float, df: float) -> float:
     return float(optimize.brentq(excess, 0.0, upper))
 
 
-def minimum_detectable_effect(
-    sd: float, n: int, alpha: float = ALPHA, tuning: TuningVariance | None = None
-) -> float | None:
+def minimum_detectable_effect(sd: float, n: int, alpha: float = ALPHA, tuning: TuningVariance | None = None) -> float:
     """The effect, in the unit of `sd`, that a two-sided paired t test at n seeds finds with a probability of POWER.
 
-    `sd` is that of a difference. None for n below two.
+    `sd` is that of a difference.
 
     >>> minimum_detectable_effect(sd=0.01, n=5)  # doctest: +ELLIPSIS
     0.0168...
     """
-    if n < 2:
-        return None
     total, df = effective_sd(sd, n, tuning)
-    return total * standardized_mde(n, alpha, df)
+    return float(total * standardized_mde(n, alpha, df))
 
 
 def seeds_needed(
     mean: float, sd: float, n: int, margin: float, alpha: float = ALPHA, tuning: TuningVariance | None = None
-) -> SeedsNeeded:
+) -> tuple[int | None, int | None]:
     """How many new seeds would give a verdict after n seeds did not; at least one more than these.
 
-    Takes a grid of equally likely points of the posterior of the true mean and standard deviation given n differences
-    (prior 1 / variance: a normal mean given a scaled inverse chi-squared variance; Box and Tiao, 1973), computes the
-    number of seeds for each, and returns the 10 % and 90 % quantiles.
+    Computes the number for a grid of equally likely points of the posterior of the true mean and standard deviation
+    given n differences (prior 1 / variance: a normal mean given a scaled inverse chi-squared variance; Box and Tiao,
+    1973), and returns its 10 % and 90 % quantiles; None: more than MAX_SEEDS.
     """
     deviations, shifts = _posterior_grid(n)
     numbers = seeds_to_decide(mean + shifts * sd, deviations * sd, margin, alpha, tuning)
     ends = np.quantile(numbers, SEEDS_QUANTILES, method="inverted_cdf")
-    return SeedsNeeded(*(max(int(end), n + 1) if end <= MAX_SEEDS else None for end in ends))
+    low, high = (max(int(end), n + 1) if end <= MAX_SEEDS else None for end in ends)
+    return low, high
 
 
 @lru_cache(1000)

@@ -1,17 +1,23 @@
-"""ablation.json: what was asked and planned, and how far it is. Results are in the runs' folders and the CSV files."""
+"""The folder of an ablation, its lock, and ablation.json: what was asked and planned, and how far it is."""
 
+import contextlib
 import json
+import re
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+import filelock
+
 from lm.config import UserError
-from lm.config.ablation import Question
+from lm.config.ablation import AblateConfig, Question
 from lm.config.checks import reading
 from lm.config.typed import build
-from lm.system.files import read_json, write_text
+from lm.system.files import json_sha256, read_json, write_text
 
-FILE = "ablation.json"
+FILE, LOCK = "ablation.json", ".lock"
+MAX_OVERRIDES = 40  # characters of the overrides in a folder's name
 
 
 @dataclass(slots=True, kw_only=True)
@@ -110,3 +116,47 @@ def read_record(folder: Path) -> AblationRecord:
 
 def write_record(record: AblationRecord, folder: Path) -> None:
     write_text(folder / FILE, json.dumps(asdict(record), indent=1) + "\n")
+
+
+# --- the folder
+
+
+def default_dir(config: AblateConfig) -> Path:
+    """ablations/ and the name; other overrides make another folder, whose name has some of them and ends in a hash."""
+    if not config.overrides:
+        return Path("ablations") / config.ablation.name
+    overrides = "-".join(re.sub(r"^[^=]*[.]|(?<==).*/", "", override) for override in config.overrides)
+    plain = re.sub(r"[^\w.=+-]+", "_", overrides)[:MAX_OVERRIDES].strip("-_.")  # max_steps=300
+    return Path("ablations") / f"{config.ablation.name}-{plain}-{json_sha256(config.overrides)[:8]}"
+
+
+def existing_record(path: Path, config: AblateConfig) -> AblationRecord | None:
+    """What an earlier call has left in the folder, if anything. Raises UserError if it is another ablation's."""
+    if not (path / FILE).exists():
+        if path.exists() and (not path.is_dir() or any(entry.name != LOCK for entry in path.iterdir())):
+            raise UserError(f"output_dir={path}: holds no ablation; name a new or an empty folder")
+        return None
+    record, question = read_record(path), config.ablation
+    now = {"name": question.name, "metric": question.metric, "overrides": config.overrides}
+    for key, value in now.items():
+        if (before := getattr(record, key)) != value:
+            difference = f"{key} is {before} there, {value} now"
+            raise UserError(f"output_dir={path}: holds another ablation ({difference}); name another output_dir")
+    return record
+
+
+@contextlib.contextmanager
+def lock_output_dir(path: Path) -> Iterator[None]:
+    """Hold the folder while working in it. Raises UserError if another process does."""
+    lock = filelock.FileLock(path / LOCK)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock.acquire(blocking=False)
+    except filelock.Timeout:
+        raise UserError(f"output_dir={path}: another process is at work there") from None
+    except OSError as error:
+        raise UserError(f"output_dir={path}: cannot be written to ({error.strerror})") from error
+    try:
+        yield
+    finally:
+        lock.release()

@@ -5,14 +5,9 @@ what the templates show, in the order of the page; nothing is computed here but 
 """
 
 import json
-import re
-import shlex
 from collections import Counter
 from collections.abc import Iterator
-from itertools import takewhile
-from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import pandas as pd
 
@@ -21,7 +16,7 @@ from lm.ablation.contrasts import decimals, percent
 from lm.ablation.export import curves_csv, report_json, results_frame
 from lm.ablation.record import AblationRecord
 from lm.ablation.results import Results
-from lm.ablation.warnings import CONDITIONS, UNKNOWN, report_warnings, time_ratios
+from lm.ablation.warnings import CONDITIONS, report_warnings
 from lm.config.ablation import BUDGET_NAMES
 from lm.report.figures import inline
 from lm.report.pages import render
@@ -35,33 +30,28 @@ ALT = {  # what is read aloud in place of a figure
     "learning": "Learning curves of all arms, and their differences from the baseline",
     "tuning": "Search trials over each hyperparameter, with the fitted curves",
     "setting": "Differences over the value of a setting",
-    "bands": "Difference in loss by the frequency of the target token",
-    "gradients": "Gradient norms and their cosine similarity over training",
 }
 HELD_EQUAL = {
     "tokens": "training tokens",
     "flops": "training FLOPs (within 2 %)",
-    "time": "training time (planned from steps of each arm measured in turns; the ratios reached are among the arms)",
+    "time": "training time (planned from steps of each arm measured in turns)",
 }
 POSITIONS = {True: "", False: "at the edge", None: "not varied"}  # of a chosen value within those tried
 
 
 def write_report(results: Results) -> None:
     """Write the report into the folder of the ablation."""
-    folder, diagnostics = results.folder, _diagnostics(results)
-    bands = _bands(results, diagnostics)
+    folder = results.folder
     drawn = {
         "forest": figures.forest(results),
         "seeds": figures.seeds(results),
         "learning": figures.learning(results),
         "tuning": figures.tuning(results),
         "setting": figures.over_setting(results),
-        "gradients": figures.gradients(results, diagnostics),
-        "bands": figures.bands(results, bands),
     }
     svg = {name: figure for name, figure in drawn.items() if figure is not None}
     context = _summary(results)
-    page = context | _details(results) | _inside(results, diagnostics, bands)
+    page = context | _details(results)
     page["svg"] = {name: inline(figure, ALT[name]) for name, figure in svg.items()}
     remove_partial(folder)
     (folder / "figures").mkdir(exist_ok=True)
@@ -158,37 +148,23 @@ def _tuned(results: Results) -> str:
 
 
 def _details(results: Results) -> dict[str, Any]:
-    record, runs = results.record, results.reported()
-    lost = pd.concat([views.distinct(runs).assign(purpose="reported"), results.trials.assign(purpose="search trial")])
+    record = results.record
     return {
         "sign_flip": results.contrasts["p_sign_flip"].notna().any(),
         "inner_ci": percent(1 - 2 * results.contrasts["alpha"].iloc[0]),
         "alpha": f"{results.contrasts['alpha'].iloc[0]:.3g}",
         "looks": ", ".join(map(str, record.looks)),
         "metric_name": views.METRIC_NAMES[record.metric],
-        "curve_coverage": _curve_coverage(results),
         "plot_over": record.plot_over,
         "hyperparameters": views.hyperparameters(results),
         "tuning": [*_tuning(results)],
         "arms": [*_arms(results)],
         "common": [*record.common, *record.overrides],
         "final": [*_final(results)],
-        "ratios": [*_ratios(results)],
-        "samples": _samples(results),
-        "broken": lost[lost["status"].isin(["failed", "diverged"])].to_dict("records"),
-        "missing": [*_missing(results, lost[lost["status"] == "missing"])],
+        "without_result": [*_without_result(results)],
         "command": record.command,
-        "report_command": _report_command(results),
         "facts_of_runs": [*_facts(results)],
     }
-
-
-def _curve_coverage(results: Results) -> str:
-    """Which part of the validation text the points of the curves were scored on."""
-    scored = views.distinct(views.curves_shown(results)).set_index("arm")["val/tokens"].dropna()
-    shares = [n / max(1, results.record.arms[arm].val_tokens - 1) for arm, n in scored.items()]
-    share = max(shares, default=1.0)
-    return f"Points during training are estimates on {percent(share)} of the validation text." if share < 1 else ""
 
 
 def _tuning(results: Results) -> Iterator[dict[str, Any]]:
@@ -228,79 +204,24 @@ def _final(results: Results) -> Iterator[dict[str, Any]]:
     for name, arm in results.record.arms.items():
         for budget, words in views.distinct_budgets(results, [name]).items():
             runs = views.done_of(results, name, budget)
-            kept = runs[runs["has_folder"].astype(bool)]
             yield {
                 "arm": name,
                 "budget": words,
                 "scores": [(runs[column].mean(), runs[column].std()) for column in views.METRIC_NAMES],
                 "seeds": f"{len(runs)} of {len(results.record.seeds)}",
-                "folders": [(seed, f"{quote(run_dir)}/") for seed, run_dir in kept["run_dir"].sort_index().items()],
                 "steps": arm.steps[budget],
                 "tokens": arm.steps[budget] * arm.tokens_per_step,
                 "speed": [float(runs[column].astype(float).median()) for column in ("seconds", "tokens_per_second")],
             }
 
 
-def _ratios(results: Results) -> Iterator[dict[str, Any]]:
-    """Each arm divided by its baseline: how near they come to what is held equal."""
-    comparisons, arms = views.comparisons(results), results.record.arms
-    for row in comparisons[comparisons["family"] != "interaction"].itertuples():
-        pair = [arms[row.arm], arms[row.baseline]]
-        tokens = [side.steps[row.budget] * side.tokens_per_step for side in pair]
-        flops = [n * side.flops_per_token for n, side in zip(tokens, pair, strict=True)]
-        planned = [[side.n_params for side in pair], tokens, flops]
-        time = time_ratios(results, row.arm, row.baseline, row.budget).median()
-        about = {"arm": row.arm, "baseline": row.baseline, "budget": row.budgets, "time": time}
-        yield about | {"planned": [a / b if b else None for a, b in planned]}
-
-
-def _samples(results: Results) -> dict[str, Any]:
-    """Continuations of the first seed that all arms have finished, of those for which the most have their folder."""
-    record = results.record
-    runs = {arm: views.done_of(results, arm, record.budgets[0]) for arm in record.arms}
-    seeds = [seed for seed in record.seeds if all(seed in of_arm.index for of_arm in runs.values())]
-    if not seeds:
-        return {"seed": None, "prompts": []}
-    seed = max(seeds, key=lambda seed: sum(bool(of_arm.loc[seed, "has_folder"]) for of_arm in runs.values()))
-    texts = {
-        arm: {pair["prompt"]: pair["continuation"] for pair in results.samples(of_arm.loc[seed, "run_dir"])}
-        for arm, of_arm in runs.items()
-    }
-    prompts = dict.fromkeys(prompt for by_prompt in texts.values() for prompt in by_prompt)
-    return {
-        "seed": seed,
-        "prompts": [{"text": prompt, "arms": [*_continuations(record, texts, prompt)]} for prompt in prompts],
-    }
-
-
-def _continuations(record: AblationRecord, texts: dict[str, dict[str, str]], prompt: str) -> Iterator[dict[str, Any]]:
-    """What each arm makes of a prompt, divided where it first differs from its baseline's."""
-    for arm, by_prompt in texts.items():
-        if (text := by_prompt.get(prompt)) is None:
-            continue
-        baseline = record.contrasts.get(arm)
-        other = texts.get(baseline or "", {}).get(prompt)
-        n_alike = len([*takewhile(lambda pair: pair[0] == pair[1], zip(text, other or "", strict=False))])
-        parts = {"same": text == other, "alike": text[:n_alike], "rest": text[n_alike:]}
-        yield {"arm": arm, "baseline": baseline if other is not None else None} | parts
-
-
-def _missing(results: Results, runs: pd.DataFrame) -> Iterator[dict[str, Any]]:
-    """How far each run is that has not finished."""
-    budget = results.record.budgets[0]
-    for row in runs.to_dict("records"):
-        planned = row.get("planned_steps")
-        steps = {"made": results.reader.steps(row["run_dir"])}
-        yield row | steps | {"planned": results.record.arms[row["arm"]].steps[budget] if pd.isna(planned) else planned}
-
-
-def _report_command(results: Results) -> str:
-    """The command that updates the page; of a folder elsewhere it names the last part, for a page may be published."""
-    folder = results.folder
-    if folder.is_absolute():
-        folder = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else Path(folder.name)
-    report = re.sub(r"ablate(\.py)?\b.*", r"report\1", results.record.command, flags=re.DOTALL)
-    return f"{report} {shlex.quote(f'output_dir={folder}')}"
+def _without_result(results: Results) -> Iterator[dict[str, Any]]:
+    """Runs that have failed, diverged or not finished, and why, or how far they are."""
+    reported = views.distinct(results.reported()).assign(purpose="reported")
+    runs = pd.concat([reported, results.trials.assign(purpose="search trial")])
+    for row in runs[runs["status"] != "done"].to_dict("records"):
+        made = f"step {results.reader.steps(row['run_dir']):,}, running, interrupted or not started"
+        yield row | {"words": made if row["status"] == "missing" else row["error"]}
 
 
 def _facts(results: Results) -> Iterator[tuple[str, str]]:
@@ -308,7 +229,7 @@ def _facts(results: Results) -> Iterator[tuple[str, str]]:
     yield "started, ended", f"{record.begun}, {record.ended or 'not yet'}"
     yield "machine of the last call", f"{record.machine}; runs in parallel: {record.workers}"
     for key, name in CONDITIONS.items():
-        counts = Counter(done[key].astype(object).fillna(UNKNOWN).map(str))
+        counts = Counter(done[key].astype("string").fillna("unknown"))
         values = [value if len(counts) == 1 else f"{value} ({n} of {len(done)} runs)" for value, n in counts.items()]
         yield f"{name} of the runs", ", ".join(values) or "no run is finished yet"
     trials = f"; trials {', '.join(map(str, record.tune.seeds))}" if record.tune.trials else ""
@@ -333,37 +254,3 @@ def _by_value(values: dict[str, str]) -> str:
     for name, value in values.items():
         names.setdefault(value, []).append(name)
     return "; ".join(value if len(names) == 1 else f"{value} ({', '.join(of)})" for value, of in names.items())
-
-
-# --- what was logged inside of training
-
-
-def _diagnostics(results: Results) -> pd.DataFrame:
-    """The diagnostics of the finished runs under the first budget; empty if they have none."""
-    runs = views.done(results)
-    frames = [
-        results.diagnostics(run.run_dir).assign(arm=run.arm, seed=run.seed)
-        for run in runs[runs["budget"] == results.record.budgets[0]].itertuples()
-    ]
-    return pd.concat([frame for frame in frames if len(frame)] or [pd.DataFrame()], ignore_index=True)
-
-
-def _bands(results: Results, diagnostics: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Empty where tokenizers differ: the same band then holds other tokens in each arm."""
-    if diagnostics.empty or len({arm.identity["tokenizer_hash"] for arm in results.record.arms.values()}) > 1:
-        return {}
-    pairs = results.record.contrasts.items()
-    tables = {arm: figures.band_differences(diagnostics, arm, baseline) for arm, baseline in pairs}
-    return {arm: table for arm, table in tables.items() if len(table)}
-
-
-def _inside(results: Results, diagnostics: pd.DataFrame, bands: dict[str, pd.DataFrame]) -> dict[str, Any]:
-    """Differences by frequency; row norms at the end of training and the share of clipped steps, means over seeds."""
-    rows = []
-    for arm in results.record.arms if len(diagnostics) else ():
-        clipped = views.curve_table(diagnostics, arm, "clip_rate").mean().mean()
-        for matrix, key in (("embedding", "embedding_norm"), ("LM head", "head_norm")):
-            tables = [views.curve_table(diagnostics, arm, f"{key}/{band}") for band in figures.BANDS]
-            norms = [None if table.empty else float(table.ffill().iloc[-1].mean()) for table in tables]
-            rows.append({"arm": arm, "matrix": matrix, "norms": norms, "clipped": 100 * clipped})
-    return {"diagnostics": rows, "bands": {arm: table.to_dict("records") for arm, table in bands.items()}}

@@ -9,7 +9,7 @@ Everything here is a pure function of arrays: x of shape (n, k), n trials of k h
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 
@@ -148,28 +148,14 @@ class Regret:
     df: int  # of the noise of a trial
 
 
-def pooled_noise(trials: Mapping[str, tuple[Array, Array]]) -> tuple[float | None, int]:
+def pooled_noise(trials: Iterable[tuple[Array, Array]]) -> tuple[float | None, int]:
     """The standard deviation of a trial, from the residuals of all arms, for one alone has few; and its df.
 
     None without degrees of freedom.
     """
-    residuals = [fit_quadratic(*local_trials(x, y))[1:] for x, y in trials.values()]
+    residuals = [fit_quadratic(*local_trials(x, y))[1:] for x, y in trials]
     squares, df = sum(squares for squares, _ in residuals), sum(df for _, df in residuals)
     return (math.sqrt(squares / df) if df else None), df
-
-
-def regrets(trials: Mapping[str, tuple[Array, Array]], points: Mapping[str, Array]) -> dict[str, Regret]:
-    """By arm, the regret at its point.
-
-    An arm with fewer trials than its surface has unknowns is left out; one without hyperparameters has no regret.
-    """
-    determined = {arm: xy for arm, xy in trials.items() if is_determined(*xy)}
-    noise, df = pooled_noise(determined)
-    by_arm = {}
-    for arm, (x, y) in determined.items():
-        draws = fit(x, y, noise).regrets(points[arm]).sum(0) if x.shape[1] else np.zeros(1)
-        by_arm[arm] = Regret(float(draws.mean()), float(draws.var()), df)
-    return by_arm
 
 
 def combine_regrets(weights: Mapping[str, int], regrets: Mapping[str, Regret]) -> TuningVariance | None:

@@ -17,7 +17,7 @@ from lm.ablation.contrasts import compare
 from lm.ablation.record import AblationRecord, TrialRecord, read_record
 from lm.ablation.response_surface import Regret
 from lm.ablation.run_files import Failure, Outcome, RunFiles
-from lm.ablation.tuning import Profile, TunedArm, profiles, regrets
+from lm.ablation.tuning import TunedArm, regrets
 from lm.config.ablation import METRICS
 from lm.config.checks import reading
 from lm.system.files import read_csv
@@ -108,10 +108,10 @@ class RunReader:
                 curves.setdefault(row["run_dir"], []).append(row)
         return curves
 
-    def lines(self, run_dir: str, name: str = METRICS_FILE) -> list[dict[str, str]]:
-        """The whole rows of a CSV file of a run, those of curves.csv for a metrics.csv that is absent."""
-        path = self.folder / run_dir / name
-        return read_rows(path) if name != METRICS_FILE or path.exists() else self.curves.get(run_dir, [])
+    def lines(self, run_dir: str) -> list[dict[str, str]]:
+        """The whole rows of the metrics.csv of a run, those of curves.csv if it is absent."""
+        path = self.folder / run_dir / METRICS_FILE
+        return read_rows(path) if path.exists() else self.curves.get(run_dir, [])
 
 
 def _read_rows(path: Path) -> list[dict[str, str]]:
@@ -136,35 +136,28 @@ class Results:
 
     @cached_property
     def tuned_arms(self) -> dict[str, TunedArm]:
-        """The arms with chosen hyperparameters, with the trials of the search that they come from."""
-        tuned = {}
-        for name, arm in self.record.arms.items():
-            if self.record.tune.trials and arm.tuned and (losses := self.losses(name)):
+        """The arms with chosen hyperparameters, with the trials of the search that they come from.
+
+        Losses are lower where better, and infinite if training diverged. Trials without one are left out.
+        """
+        tuned, sign = {}, 1 if METRICS[self.record.metric][0] else -1
+        for name, arm in self.record.arms.items() if self.record.tune.trials else ():
+            losses, trials = [], self.trials_of(name)
+            for number, runs in self.trials[self.trials.arm == name].groupby("trial"):
+                if (runs.status == "diverged").any():
+                    losses.append((trials[number], math.inf))
+                elif (runs.status == "done").all():
+                    losses.append((trials[number], sign * float(runs.score.iloc[0])))
+            if arm.tuned and losses:
                 last = max(search for trial, _ in losses for search in trial.searches)
-                trials = [(trial.values, loss) for trial, loss in losses if last in trial.searches]
-                tuned[name] = TunedArm.of(arm.tuned, arm.centre, trials, self.record.tune.factor)
+                of_last = [(trial.values, loss) for trial, loss in losses if last in trial.searches]
+                tuned[name] = TunedArm.of(arm.tuned, arm.centre, of_last, self.record.tune.factor)
         return tuned
 
     @cached_property
     def regrets(self) -> dict[str, Regret]:
         """By arm, how much worse than its best it may be at its hyperparameters; empty where none is tuned."""
         return regrets(self.tuned_arms)
-
-    @cached_property
-    def profiles(self) -> dict[str, dict[str, Profile]]:
-        """By arm and hyperparameter, the fitted loss, lower is better."""
-        return profiles(self.tuned_arms, self.record.tune.factor)
-
-    def losses(self, arm: str) -> list[tuple[TrialRecord, float]]:
-        """The trials of an arm with a loss, lower is better: infinite if training diverged. Others are left out."""
-        sign, losses = 1 if METRICS[self.record.metric][0] else -1, []
-        trials = [trial for trial in self.record.trials if trial.arm == arm]
-        for number, runs in self.trials[self.trials.arm == arm].groupby("trial"):
-            if (runs.status == "diverged").any():
-                losses.append((trials[number], math.inf))
-            elif (runs.status == "done").all():
-                losses.append((trials[number], sign * float(runs.score.iloc[0])))
-        return losses
 
     @cached_property
     def contrasts(self) -> pd.DataFrame:
@@ -182,9 +175,12 @@ class Results:
         status = self.reported().drop_duplicates("run_dir").status
         return {kind: int((status == kind).sum()) for kind in ("done", "failed", "diverged", "missing")}
 
+    def trials_of(self, arm: str) -> list[TrialRecord]:
+        return [trial for trial in self.record.trials if trial.arm == arm]
+
     def hyperparameters(self, arm: str) -> list[str]:
         """What is tuned for an arm, as far as trials have been made."""
-        return next((list(trial.values) for trial in self.record.trials if trial.arm == arm), [])
+        return next((list(trial.values) for trial in self.trials_of(arm)), [])
 
     @cached_property
     def curves(self) -> pd.DataFrame:
@@ -202,14 +198,6 @@ class Results:
 
     def reported(self) -> pd.DataFrame:
         return self.runs[self.runs.purpose == "reported"]
-
-    def diagnostics(self, run_dir: str) -> pd.DataFrame:
-        """The rows of diagnostics.csv; empty if the run has none."""
-        return pd.DataFrame(self.reader.lines(run_dir, "diagnostics.csv")).apply(pd.to_numeric, errors="coerce")
-
-    def samples(self, run_dir: str) -> list[dict[str, str]]:
-        """Prompts and greedy continuations; none where only the row of a run is left."""
-        return list(self.reader.outcome(run_dir).result.get("samples", []))
 
 
 def read_results(folder: Path) -> Results:

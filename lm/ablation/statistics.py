@@ -6,32 +6,24 @@ and all of their initialisation that they can, so what the seed adds to both dro
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from statistics import fmean, stdev
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import special, stats
 
-from lm.ablation.power import (
-    ALPHA,
-    SeedsNeeded,
-    TuningVariance,
-    effective_sd,
-    minimum_detectable_effect,
-    seeds_needed,
-    t_quantile,
-)
+from lm.ablation.power import ALPHA, TuningVariance, effective_sd, minimum_detectable_effect, seeds_needed, t_quantile
 
 MIN_SIGN_FLIPS = 6  # differences; with five no p of the sign-flip test is below 1/16
-MAX_EXACT_FLIPS = 16  # differences of which all patterns of signs are tried
-N_RANDOM_FLIPS = 10_000  # patterns of more differences
-RELATIVE_ROUNDING = 1e-9  # sums of the same numbers in another order may differ by as much
+N_SIGN_FLIPS = 10_000  # all patterns of the signs of thirteen differences are fewer
 N_LEVEL_DRAWS = 200_000
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class Comparison:
     """What paired differences say, in the metric's unit. Everything that needs two seeds is None with fewer."""
 
@@ -99,11 +91,7 @@ def interval(
     if len(values) < 2:
         return None
     sd, df = effective_sd(stdev(values), len(values), tuning)
-    return _t_interval(fmean(values), sd, len(values), df, level)
-
-
-def _t_interval(mean: float, sd: float, n: int, df: float, level: float) -> tuple[float, float]:
-    half = t_quantile((1 + level) / 2, df) * (sd / math.sqrt(n))
+    mean, half = fmean(values), t_quantile((1 + level) / 2, df) * (sd / math.sqrt(len(values)))
     return mean - half, mean + half
 
 
@@ -114,16 +102,12 @@ def t_sf(t: float, df: float) -> float:
 
 def difference_p(mean: float, sd: float, n: int, df: float) -> float:
     """The two-sided p of the paired t test."""
-    if sd == 0:
-        return float(mean == 0)
-    return 2 * t_sf(abs(mean) * math.sqrt(n) / sd, df)
+    return 2 * t_sf(abs(mean) * math.sqrt(n) / sd, df) if sd else float(mean == 0)
 
 
 def equivalence_p(mean: float, sd: float, n: int, df: float, margin: float) -> float:
     """The larger p of the two one-sided tests that the true difference is within +-margin (Schuirmann, 1987)."""
-    if sd == 0:
-        return float(abs(mean) >= margin)
-    return t_sf((margin - abs(mean)) * math.sqrt(n) / sd, df)
+    return t_sf((margin - abs(mean)) * math.sqrt(n) / sd, df) if sd else float(abs(mean) >= margin)
 
 
 def holm(ps: Sequence[float]) -> list[float]:
@@ -143,8 +127,8 @@ def judge(
     family: Mapping[str, Sequence[float]],
     margin: float,
     lower_is_better: bool = True,
-    tunings: Mapping[str, TuningVariance] | None = None,
-    divergences: Mapping[str, Divergence] | None = None,
+    tunings: Mapping[str, TuningVariance] = MappingProxyType({}),
+    divergences: Mapping[str, Divergence] = MappingProxyType({}),
     alpha: float = ALPHA,
 ) -> dict[str, Comparison]:
     """The verdicts of `decide`, and what its tests can find.
@@ -155,20 +139,14 @@ def judge(
     """
     comparisons = decide(family, margin, lower_is_better, tunings, divergences, alpha)
     n_tests = sum((tested.p is not None) + (tested.p_diverged is not None) for tested in comparisons.values())
-    for name, comparison in comparisons.items():
-        mean, sd, n = comparison.mean_difference, comparison.sd, comparison.n_seeds
+    for name, tested in comparisons.items():
+        mean, sd, n, tuning = tested.mean_difference, tested.sd, tested.n_seeds, tunings.get(name)
         if mean is None or sd is None:
             continue
-        level, tuning = alpha / n_tests, (tunings or {}).get(name)
-        needed = SeedsNeeded(None, None)
-        if comparison.verdict == "undecided":
-            needed = seeds_needed(mean, sd, n, margin, level, tuning)
-        comparisons[name] = replace(
-            comparison,
-            minimum_detectable=minimum_detectable_effect(sd, n, level, tuning),
-            seeds_needed_low=needed.low,
-            seeds_needed_high=needed.high,
-        )
+        tested.minimum_detectable = minimum_detectable_effect(sd, n, alpha / n_tests, tuning)
+        if tested.verdict == "undecided":
+            needed = seeds_needed(mean, sd, n, margin, alpha / n_tests, tuning)
+            tested.seeds_needed_low, tested.seeds_needed_high = needed
     return comparisons
 
 
@@ -176,8 +154,8 @@ def decide(
     family: Mapping[str, Sequence[float]],
     margin: float,
     lower_is_better: bool = True,
-    tunings: Mapping[str, TuningVariance] | None = None,
-    divergences: Mapping[str, Divergence] | None = None,
+    tunings: Mapping[str, TuningVariance] = MappingProxyType({}),
+    divergences: Mapping[str, Divergence] = MappingProxyType({}),
     alpha: float = ALPHA,
 ) -> dict[str, Comparison]:
     """A verdict on each comparison of a family from its paired differences, corrected for their number (Holm).
@@ -187,51 +165,33 @@ def decide(
     two-sided test rejects. Else undecided, as with fewer than two seeds; such comparisons do not count in the
     correction. For a single analysis the familywise error rate is 5 % for false differences where no arm differs, and
     5 % for false equivalence where all differ by more than the margin; a family that mixes both, or several families
-    together, can exceed it (each has its own 5 %). Adding seeds until something is decided finds a difference where
-    there is none more often: from 5 seeds, one by one, up to 10, in about one case of ten. `tunings`: for comparisons
-    of tuned arms, the variance that their hyperparameters add.
+    together, can exceed it (each has its own 5 %).
 
-    `divergences`: how often the arms diverged. Where one of the two did so significantly more often it is the worse
-    one, whatever the differences of the other seeds are. These tests and those of the differences are corrected as one
-    family, so all of the above holds for both together.
-
-    Raises ValueError for a difference that is not finite, or for a margin of zero or less.
+    `tunings`: for comparisons of tuned arms, the variance that their hyperparameters add. `divergences`: how often the
+    arms diverged. Where one of the two did so significantly more often it is the worse one, whatever the differences of
+    the other seeds are. These tests and those of the differences are corrected as one family.
     """
-    _check(family, margin)
     comparisons = {
-        name: _compare(values, margin, lower_is_better, (tunings or {}).get(name), alpha)
-        for name, values in family.items()
+        name: _compare(values, margin, lower_is_better, tunings.get(name), alpha) for name, values in family.items()
     }
     different = {name: tested.p for name, tested in comparisons.items() if tested.p is not None}
     equivalent = [tested.p_equivalent for tested in comparisons.values() if tested.p_equivalent is not None]
-    diverged = {name: counts for name, counts in (divergences or {}).items() if counts.is_testable(alpha)}
+    diverged = {name: counts for name, counts in divergences.items() if counts.is_testable(alpha)}
     corrected = holm([*different.values(), *(counts.p for counts in diverged.values())])
     for name, p, p_equivalent in zip(different, corrected[: len(different)], holm(equivalent), strict=True):
-        verdict = "undecided"
+        tested = comparisons[name]
+        tested.p_adjusted, tested.p_equivalent_adjusted = p, p_equivalent
         if p_equivalent <= alpha:
-            verdict = "equivalent"
+            tested.verdict = "equivalent"
         elif p <= alpha:
-            verdict = "better" if ((comparisons[name].mean_difference or 0.0) < 0) == lower_is_better else "worse"
-        comparisons[name] = replace(
-            comparisons[name], p_adjusted=p, p_equivalent_adjusted=p_equivalent, verdict=verdict
-        )
+            tested.verdict = "better" if ((tested.mean_difference or 0.0) < 0) == lower_is_better else "worse"
     for (name, counts), p in zip(diverged.items(), corrected[len(different) :], strict=True):
-        verdict = comparisons[name].verdict
-        if p <= alpha:
-            verdict = "worse" if counts.arm * counts.baseline_ended > counts.baseline * counts.arm_ended else "better"
-        comparisons[name] = replace(
-            comparisons[name], p_diverged=counts.p, p_diverged_adjusted=p, by_divergence=p <= alpha, verdict=verdict
-        )
+        tested = comparisons[name]
+        tested.p_diverged, tested.p_diverged_adjusted, tested.by_divergence = counts.p, p, p <= alpha
+        if tested.by_divergence:
+            more_often = counts.arm * counts.baseline_ended > counts.baseline * counts.arm_ended
+            tested.verdict = "worse" if more_often else "better"
     return comparisons
-
-
-def _check(family: Mapping[str, Sequence[float]], margin: float) -> None:
-    if not 0 < margin < math.inf:
-        raise ValueError(f"margin={margin}: expected a number above 0")
-    for name, values in family.items():
-        for value in values:
-            if not math.isfinite(value):
-                raise ValueError(f"{name}: a difference is {value}; a run that diverged is no number to average")
 
 
 def _compare(
@@ -239,11 +199,10 @@ def _compare(
 ) -> Comparison:
     """A comparison by itself, before the correction for the others of its family: no verdict yet."""
     n, wins = len(values), sum((value < 0) == lower_is_better for value in values if value)
-    if n < 2:
+    if (ends := interval(values, 1 - alpha, tuning)) is None:
         return Comparison(n, values[0] if values else None, wins, alpha=alpha)
     mean, sd = fmean(values), stdev(values)
     total_sd, df = effective_sd(sd, n, tuning)
-    low, high = _t_interval(mean, total_sd, n, df, 1 - alpha)
     return Comparison(
         n_seeds=n,
         mean_difference=mean,
@@ -251,8 +210,8 @@ def _compare(
         sd=sd,
         tuning_sd=math.sqrt(tuning.variance) if tuning else 0.0,
         df=df,
-        ci_low=low,
-        ci_high=high,
+        ci_low=ends[0],
+        ci_high=ends[1],
         p=difference_p(mean, total_sd, n, df),
         p_equivalent=equivalence_p(mean, total_sd, n, df, margin),
         alpha=alpha,
@@ -267,24 +226,13 @@ def sign_flip_p(differences: Sequence[float]) -> float | None:
 
     If the arms are the same, the sign of each difference is a fair coin whatever its size is, so the share of the
     patterns of signs that give a mean as far from zero as the observed one is a p value, for noise of any shape
-    (Fisher, 1935). All patterns are tried up to 16 differences, above that 10,000 random ones, always the same.
+    (Fisher, 1935). Of more than N_SIGN_FLIPS patterns, so many random ones are tried, always the same.
     """
-    n = len(differences)
-    if n < MIN_SIGN_FLIPS:
+    if len(differences) < MIN_SIGN_FLIPS:
         return None
-    values = np.array(differences)
-    means = np.abs(_signs(n) @ values)
-    reached = int((means >= abs(values.sum()) - RELATIVE_ROUNDING * np.abs(values).sum()).sum())
-    return reached / len(means) if n <= MAX_EXACT_FLIPS else (reached + 1) / (len(means) + 1)
-
-
-@lru_cache(maxsize=1)  # each number of seeds asks for the same ones several times
-def _signs(n: int) -> NDArray[np.int8]:
-    """(patterns, n) of 1 and -1."""
-    if n > MAX_EXACT_FLIPS:
-        return np.random.default_rng(n).choice(np.array([-1, 1], np.int8), (N_RANDOM_FLIPS, n))
-    bits = 1 << np.arange(n)
-    return np.where(np.arange(1 << n)[:, None] & bits, np.int8(1), np.int8(-1))
+    generator = np.random.default_rng(0)
+    options: dict[str, Any] = {"permutation_type": "samples", "n_resamples": N_SIGN_FLIPS, "random_state": generator}
+    return float(stats.permutation_test((differences,), np.mean, vectorized=True, **options).pvalue)
 
 
 def normality_p(differences: Sequence[float]) -> float:

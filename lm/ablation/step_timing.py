@@ -33,14 +33,8 @@ MAX_ROUNDS, MAX_ROUNDS_OF_AN_ESTIMATE = 40, 10
 WARM_UP_STEPS, TIMED_STEPS = 2, 6  # optimizer steps of a measurement with the Trainer
 TIMED_BATCHES = 4  # of a validation
 NEVER = 10**9  # steps
-COST_FREE = (
-    "seed",
-    "optim.lr",
-    "head.embedding_lr_multiplier",
-    "head.head_lr_multiplier",
-    "head.name",
-    "trainer.max_steps",
-)
+LEARNING_RATES = ("optim.lr", "head.embedding_lr_multiplier", "head.head_lr_multiplier")
+COST_FREE = ("seed", "head.name", "trainer.max_steps", *LEARNING_RATES)
 log = logging.getLogger(__name__)
 
 
@@ -111,11 +105,8 @@ def _bare_step(arm: Arm) -> Callable[[], float]:
     """A step on random tokens, with its share of validations, in which a forward pass is a third of a step."""
     run, steps = resolve(arm.run, arm.vocab_size), arm.steps["own"]
     passes = n_validations(arm.run, steps) * _batches_of_a_validation(arm.run, arm.val_tokens)
-    device, mixed, n_micro = (
-        run.trainer.accelerator,
-        is_mixed(run.trainer.precision),
-        run.trainer.accumulate_grad_batches,
-    )
+    device, mixed = run.trainer.accelerator, is_mixed(run.trainer.precision)
+    n_micro = run.trainer.accumulate_grad_batches
     net = build_model(run, arm.vocab_size).to(device)
     net.head.on_train_step(0.0, net.embed.weight, {})
     loss, optimizer = partial(build_loss(run), net), build_optimizer(net, run.optim, run.head)

@@ -21,7 +21,6 @@ from itertools import product
 
 import numpy as np
 
-from lm.ablation import response_surface
 from lm.ablation.response_surface import GRID, Array, Regret, Surface, fit, is_determined, pooled_noise
 from lm.config.ablation import TuneConfig
 
@@ -229,7 +228,7 @@ def _run_searches(
     def advance(trials: int) -> dict[str, list[Key]]:
         missing = {}
         for name, arm in open_arms.items():
-            budget = _share(len(arm.start), most, trials)
+            budget = share_of_trials(len(arm.start), most, trials)
             missing[name] = searches[name][-1].advance(arm, budget, partial(is_allowed, name))
         return {name: keys for name, keys in missing.items() if keys}
 
@@ -245,7 +244,7 @@ def _run_searches(
     return searches, advance(config.trials + config.extension_trials) if at_edge else {}
 
 
-def _share(k: int, most: int, trials: int) -> int:
+def share_of_trials(k: int, most: int, trials: int) -> int:
     """The trials of an arm with k hyperparameters if one with the `most` makes `trials`.
 
     Two for where it is and how noisy, the others in proportion to the hyperparameters.
@@ -262,38 +261,39 @@ def planned_trials(arms: Mapping[str, ArmTrials], config: TuneConfig) -> dict[st
     """By arm, the least and the most settings that tuning tries from the start; none for an arm that has settings."""
     most, planned = max((len(arm.start) for arm in arms.values()), default=0), {}
     for name, arm in arms.items():
-        first, extended = (_share(len(arm.start), most, config.trials + n) for n in (0, config.extension_trials))
+        first, extended = (
+            share_of_trials(len(arm.start), most, config.trials + n) for n in (0, config.extension_trials)
+        )
         is_open = arm.is_open and config.trials > 0
         planned[name] = (first, config.restarts * first + extended) if is_open else (0, 0)
     return planned
 
 
+def _surfaces(arms: Mapping[str, TunedArm]) -> tuple[dict[str, Surface], int]:
+    """Fitted with the noise of all arms, and the df of that; without an arm of which too few trials finished."""
+    determined = {name: arm for name, arm in arms.items() if is_determined(arm.x, arm.y)}
+    noise, df = pooled_noise((arm.x, arm.y) for arm in determined.values())
+    return {name: fit(arm.x, arm.y, noise) for name, arm in determined.items()}, df
+
+
 def regrets(arms: Mapping[str, TunedArm]) -> dict[str, Regret]:
     """By arm, how far the loss at its settings is above that of its best; left out where too few trials finished."""
-    return response_surface.regrets(
-        {name: (arm.x, arm.y) for name, arm in arms.items()}, {name: arm.point for name, arm in arms.items()}
-    )
+    surfaces, df = _surfaces(arms)
+    draws = {name: surface.regrets(arms[name].point).sum(0) for name, surface in surfaces.items()}
+    return {name: Regret(float(own.mean()), float(own.var()), df) for name, own in draws.items()}
 
 
-@dataclass(slots=True, frozen=True)
-class Profile:
-    """The fitted loss over one hyperparameter, the others being at the arm's settings."""
+def profiles(arms: Mapping[str, TunedArm], factor: float) -> dict[str, dict[str, tuple[Array, Array, Array]]]:
+    """By arm and hyperparameter, for a figure: its values (G,), the expected loss, and the standard deviation of that.
 
-    values: Array  # (G,) of the hyperparameter
-    mean: Array  # (G,) expected loss
-    sd: Array  # (G,) its standard deviation
-
-
-def profiles(arms: Mapping[str, TunedArm], factor: float) -> dict[str, dict[str, Profile]]:
-    """By arm and hyperparameter, for a figure; an arm is left out where too few trials finished."""
-    by_arm: dict[str, dict[str, Profile]] = {}
-    determined = {name: arm for name, arm in arms.items() if arm.settings and is_determined(arm.x, arm.y)}
-    noise = pooled_noise({name: (arm.x, arm.y) for name, arm in determined.items()})[0]
-    for name, arm in determined.items():
-        surface, by_arm[name] = fit(arm.x, arm.y, noise), {}
+    The other hyperparameters are at the arm's settings. An arm is left out where too few trials finished.
+    """
+    by_arm: dict[str, dict[str, tuple[Array, Array, Array]]] = {}
+    for name, surface in _surfaces(arms)[0].items():
+        arm, by_arm[name] = arms[name], {}
         for j, (key, centre) in enumerate(arm.centre.items()):
             grid, mean, sd = surface.profile(arm.point, j)
-            by_arm[name][key] = Profile(centre * factor**grid, mean, sd)
+            by_arm[name][key] = centre * factor**grid, mean, sd
     return by_arm
 
 

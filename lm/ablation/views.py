@@ -8,7 +8,6 @@ import pandas as pd
 from lm.ablation.contrasts import percent
 from lm.ablation.results import Results
 from lm.config.ablation import BUDGET_NAMES, METRICS
-from lm.system.terminal import duration
 
 METRIC_NAMES = {
     "val_loss": "validation loss, nats per token",
@@ -31,6 +30,9 @@ def ci(contrasts: pd.DataFrame) -> str:
     return f"{levels.pop()} CI" if len(levels) == 1 else "CI"
 
 
+# --- comparisons
+
+
 @lru_cache(maxsize=2)  # of results that are asked for many times and never changed
 def comparisons(results: Results) -> pd.DataFrame:
     """The contrasts, those of the same runs once, with further columns for a reader.
@@ -44,9 +46,8 @@ def comparisons(results: Results) -> pd.DataFrame:
     budgets = [names.get(budget) for names, budget in zip(served, contrasts["budget"], strict=True)]
     shown = contrasts.assign(budgets=budgets)[pd.notna(budgets)]
     is_interaction, is_primary = shown["family"] == "interaction", shown["family"] == "primary"
-    at_equal = " at equal " + shown["budgets"] if several else ""
     return shown.assign(
-        at_equal=at_equal,
+        at_equal=" at equal " + shown["budgets"] if several else "",
         name=shown["arm"].where(is_interaction, shown["arm"] + " - " + shown["baseline"]),
         is_asked=is_interaction | is_primary | (not is_primary.any()),
         statement="At equal " + shown["budgets"] + ", " + shown["sentence"] if several else shown["sentence"],
@@ -56,6 +57,11 @@ def comparisons(results: Results) -> pd.DataFrame:
 def asked(results: Results) -> pd.DataFrame:
     """The comparisons that answer the question, and interactions."""
     return comparisons(results)[comparisons(results)["is_asked"]]
+
+
+def of_arms(results: Results) -> pd.DataFrame:
+    """The comparisons of two arms."""
+    return comparisons(results)[comparisons(results)["family"] != "interaction"]
 
 
 def distinct_budgets(results: Results, arms: Iterable[str]) -> dict[str, str]:
@@ -84,10 +90,11 @@ def stopped_early(results: Results) -> str:
     n, looks = len(results.record.seeds), results.record.looks
     if not looks or n >= looks[-1]:
         return ""
-    runs = distinct(results.reported())
-    n_saved = len(runs) * (looks[-1] - n) // n
-    time = duration(n_saved * runs["seconds"].astype(float).mean() / results.record.workers)
-    return f"decided with {n} of {looks[-1]} seeds: {n_saved} runs, about {time}, were not made"
+    n_saved = len(distinct(results.reported())) * (looks[-1] - n) // n
+    return f"decided with {n} of {looks[-1]} seeds: {n_saved} runs were not made"
+
+
+# --- runs
 
 
 def distinct(runs: pd.DataFrame) -> pd.DataFrame:
@@ -108,10 +115,25 @@ def done_of(results: Results, arm: str, budget: str) -> pd.DataFrame:
     return runs[(runs["arm"] == arm) & (runs["budget"] == budget)].set_index("seed")
 
 
+def pairs(results: Results, arm: str, baseline: str, budget: str) -> pd.DataFrame:
+    """A row for each seed that both have finished, with the columns of both, such as seconds_arm, seconds_baseline."""
+    first, second = (done_of(results, name, budget) for name in (arm, baseline))
+    return first.merge(second, left_index=True, right_index=True, suffixes=("_arm", "_baseline"))
+
+
+def time_ratios(results: Results, arm: str, baseline: str, budget: str) -> pd.Series:
+    """By seed, the measured seconds of training of the arm divided by those of the baseline."""
+    both = pairs(results, arm, baseline, budget)
+    return (both["seconds_arm"] / both["seconds_baseline"].where(both["seconds_baseline"] > 0)).dropna()
+
+
 def rows_alone(results: Results) -> pd.DataFrame:
     """Finished reported runs of which results.csv is all that is left."""
     runs = distinct(done(results))
     return runs[~runs["has_folder"].astype(bool)]
+
+
+# --- curves
 
 
 @lru_cache(maxsize=2)
@@ -123,10 +145,10 @@ def curves_shown(results: Results) -> pd.DataFrame:
     return curves[shown].assign(metric=lambda frame: frame[f"val/{metric.removeprefix('val_')}"])
 
 
-def curve_table(curves: pd.DataFrame, arm: str, column: str = "metric") -> pd.DataFrame:
-    """A curve for each seed of an arm: tokens by seeds."""
-    chosen = curves[(curves["arm"] == arm) & curves[column].notna()].drop_duplicates(["tokens", "seed"], keep="last")
-    return chosen.pivot(index="tokens", columns="seed", values=column).astype(float)
+def curve_table(curves: pd.DataFrame, arm: str) -> pd.DataFrame:
+    """A curve of the metric for each seed of an arm: tokens by seeds."""
+    chosen = curves[(curves["arm"] == arm) & curves["metric"].notna()].drop_duplicates(["tokens", "seed"], keep="last")
+    return chosen.pivot(index="tokens", columns="seed", values="metric").astype(float)
 
 
 def over_seeds(table: pd.DataFrame) -> pd.DataFrame:

@@ -1,11 +1,11 @@
-"""What weakens an answer: tables of a condition, the sentence that names the weakness, and one that says what it means.
+"""What weakens an answer: a sentence that names the weakness, and one that says what it means.
 
-Most conditions are the names of what they are about, separated by commas: a warning is shown if there are any.
+A weakness is found as the names of the arms, runs or comparisons that have it; there is none where there are no names.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -15,7 +15,7 @@ from lm.ablation.power import ALPHA
 from lm.ablation.record import AblationRecord
 from lm.ablation.results import Results
 from lm.ablation.statistics import holm, interval
-from lm.ablation.tuning import factors_moved
+from lm.ablation.tuning import factors_moved, share_of_trials
 
 MIN_SEEDS = 4  # with fewer, one more often changes a verdict
 MIN_SEEDS_AT_LOOK = 5  # where arms are tuned: with fewer, tuning has too few degrees of freedom for a small level
@@ -26,8 +26,6 @@ CONDITIONS = {"device": "device", "cpu": "CPU", "threads": "threads", "precision
 CONDITIONS |= {"torch": "torch"}
 UNKNOWN = "unknown"
 
-Table = list[tuple[Any, str, str]]
-
 
 class Warning(NamedTuple):
     summary: str
@@ -36,129 +34,114 @@ class Warning(NamedTuple):
 
 @lru_cache(maxsize=2)
 def report_warnings(results: Results) -> list[Warning]:
-    table = [*_about_runs(results), *_about_plan(results.record), *_about_tuning(results), *_about_results(results)]
-    return [Warning(summary, detail) for condition, summary, detail in table if condition]
+    return [*_of_runs(results), *plan_warnings(results.record), *_of_tuning(results), *_of_differences(results)]
 
 
 def plan_warnings(record: AblationRecord) -> list[Warning]:
     """What the plan alone says, before anything is run."""
-    return [Warning(summary, detail) for condition, summary, detail in _about_plan(record) if condition]
+    return [*_of_plan(record)]
 
 
-def _about_plan(record: AblationRecord) -> Table:
+def _about(summary: str, names: Iterable[str], detail: str) -> Iterator[Warning]:
+    if text := ", ".join(names):
+        yield Warning(f"{summary}: {text}.", detail)
+
+
+def _of_runs(results: Results) -> Iterator[Warning]:
+    record, counts, runs = results.record, results.counts(), views.distinct(results.reported())
+    n, names = len(record.seeds), runs["arm"] + " seed " + runs["seed"].astype("string")
+    if counts["missing"]:
+        yield Warning(f"{counts['done']} of {len(runs)} runs are done.", "Verdicts can still change.")
+    if n == 1:
+        yield Warning("There is only one seed.", "A confidence interval and a verdict need at least two.")
+    elif n < MIN_SEEDS:
+        yield Warning(f"There are only {n} seeds.", "Their standard deviation is a rough estimate.")
+    if untuned := ", ".join(record.untuned()):
+        yield Warning(f"Tuning is not finished ({untuned}).", "The same command repeats a trial that failed.")
+    peeked = "If that verdict decided it, a false verdict is more likely than 5 %."
+    if added := ", ".join(_seeds_added(record)):
+        yield Warning(f"Seeds were added after the ablation had ended (with {added}, now {n}).", peeked)
+    if dropped := ", ".join(_seeds_dropped(record)):
+        yield Warning(f"Seeds were taken away after the ablation had ended ({dropped}).", peeked)
+    yield from _about(
+        "Runs diverged",
+        names[runs["status"] == "diverged"],
+        "Comparisons leave these seeds out, and an arm that diverged is never called better or equivalent.",
+    )
+    yield from _about(
+        "Runs failed",
+        names[runs["status"] == "failed"],
+        "Comparisons leave these seeds out until ablate has repeated the runs. Meanwhile an arm that failed, unless it "
+        "was killed, is never called better or equivalent.",
+    )
+
+
+def _of_plan(record: AblationRecord) -> Iterator[Warning]:
     first = min(record.looks, default=0)
-    early = record.tune.trials and 0 < first < MIN_SEEDS_AT_LOOK
-    slow, short = ", ".join(_long_warm_up(record)), ", ".join(_short_search(record))
-    return [
-        (
-            early,
+    if record.tune.trials and 0 < first < MIN_SEEDS_AT_LOOK:
+        yield Warning(
             f"The first planned look comes at {first} seeds, and arms are tuned.",
             f"False verdicts are then more likely than 5 %. Plan it at {MIN_SEEDS_AT_LOOK} seeds or more.",
-        ),
-        (slow, f"The warm-up is long: {slow}.", "The learning rate never rises above this share of optim.lr."),
-        (
-            short,
-            f"There are few search trials: {short}.",
-            "k hyperparameters need 2k + 1, on both sides of each value.",
-        ),
-    ]
+        )
+    detail = "The learning rate never rises above this share of optim.lr."
+    yield from _about("The warm-up is long", _long_warm_up(record), detail)
+    detail = "k hyperparameters need 2k + 1, on both sides of each value."
+    yield from _about("There are few search trials", _short_search(record), detail)
 
 
-def _about_runs(results: Results) -> Table:
-    record, counts, runs = results.record, results.counts(), views.distinct(results.reported())
-    n, untuned, added, dropped = len(record.seeds), record.untuned(), _seeds_added(record), _seeds_dropped(record)
-    left_out, n_replaced = _unused(results)
-    names = runs["arm"] + " seed " + runs["seed"].astype("string")
-    diverged, failed = (", ".join(names[runs["status"] == status]) for status in ("diverged", "failed"))
-    n_flat = len({*views.done(results)["run_dir"]} - {*results.curves["run_dir"]})
-    peeked = "If that verdict decided it, a false verdict is more likely than 5 %."
-    return [
-        (counts["missing"], f"{counts['done']} of {len(runs)} runs are done.", "Verdicts can still change."),
-        (n == 1, "There is only one seed.", "A confidence interval and a verdict need at least two."),
-        (1 < n < MIN_SEEDS, f"There are only {n} seeds.", "Their standard deviation is a rough estimate."),
-        (untuned, f"Tuning is not finished ({', '.join(untuned)}).", "The same command repeats a trial that failed."),
-        (added, f"Seeds were added after the ablation had ended (with {added}, now {n}).", peeked),
-        (dropped, f"Seeds were taken away after the ablation had ended ({dropped}).", peeked),
-        (left_out, f"Finished runs are left out: {left_out}.", "Leaving runs out can change a verdict."),
-        (
-            n_replaced,
-            f"Finished runs no longer count: {n_replaced}.",
-            "Settings, text or training code were different.",
-        ),
-        (
-            diverged,
-            f"Runs diverged: {diverged}.",
-            "Comparisons leave these seeds out, and an arm that diverged is never called better or equivalent.",
-        ),
-        (
-            failed,
-            f"Runs failed: {failed}.",
-            "Comparisons leave these seeds out until ablate has repeated the runs. Meanwhile an arm that failed, "
-            "unless it was killed, is never called better or equivalent.",
-        ),
-        (n_flat, f"Runs without a learning curve: {n_flat}.", "Whether a difference shrinks cannot be checked."),
-    ]
-
-
-def _about_tuning(results: Results) -> Table:
-    edges, fixed, unequal = _at_position(results, False), _at_position(results, None), _unequal_trials(results)
-    far, uncounted = ", ".join(_moved(results)), ", ".join(_noise_not_counted(results))
-    return [
-        (edges, f"The best value lies at the edge of the search range: {edges}.", "A better value may lie beyond it."),
-        (fixed, f"Some hyperparameters were not varied: {fixed}.", "There were too few search trials for all of them."),
-        (
-            far,
-            f"Tuning ended far from where it began: {far}.",
-            "Where hyperparameters interact strongly, such an arm may not have reached its best settings, and the "
-            "interval does not count that. Let it begin at the settings that it has found.",
-        ),
-        (unequal, f"Numbers of search trials differ: {unequal}.", "Arms with more of them may be tuned better."),
-        (
-            uncounted,
-            f"The noise of tuning is not counted: {uncounted}.",
-            "For k hyperparameters this needs 2k + 1 trials that did not diverge. The interval counts the seeds only.",
-        ),
-    ]
-
-
-def _about_results(results: Results) -> Table:
-    ci, margin = views.ci(results.contrasts), results.record.equivalence_margin
-    small, skewed, shrinking, rising, unequal = (
-        ", ".join(condition(results)) for condition in (_small, _skewed, _shrinking, _rising, _unequal_time)
+def _of_tuning(results: Results) -> Iterator[Warning]:
+    detail = "A better value may lie beyond it."
+    yield from _about("The best value lies at the edge of the search range", _at_edge(results), detail)
+    yield from _about(
+        "Tuning ended far from where it began",
+        _moved(results),
+        "Where hyperparameters interact strongly, such an arm may not have reached its best settings, and the interval "
+        "does not count that. Let it begin at the settings that it has found.",
     )
-    mixed = _mixed_pairs(results)
-    return [
-        (
-            small,
-            f"Differences may be too small to matter: {small}.",
-            f"The {ci} reaches into the margin of ±{margin:g}.",
-        ),
-        (
-            skewed,
-            f"Differences are skewed or have outliers: {skewed}.",
-            "The t test takes them for normal; of such differences it finds one where there is none in about 10 of "
-            "100 cases, not 5. Look at the results per seed.",
-        ),
-        (
-            shrinking,
-            f"Differences shrink during training: {shrinking}.",
-            "Longer training may change the verdict: repeat the ablation with twice the steps.",
-        ),
-        (rising, f"The validation loss rises before the end: {rising}.", "The ablation compares overfitted models."),
-        (
-            unequal,
-            f"Training times at equal time differ by more than 2 %: {unequal}.",
-            "A step was measured before the runs; other load during them changes what it takes.",
-        ),
-        (
-            mixed,
-            f"Two runs of a pair were made under different conditions: {mixed}.",
-            "Their difference is partly one of these conditions. Remove such runs, then call ablate to repeat them.",
-        ),
-    ]
+    detail = "Arms with more of them may be tuned better."
+    yield from _about("Numbers of search trials differ", ["; ".join(_unequal_trials(results))], detail)
+    yield from _about(
+        "The noise of tuning is not counted",
+        _noise_not_counted(results),
+        "For k hyperparameters this needs 2k + 1 trials that did not diverge. The interval counts the seeds only.",
+    )
 
 
-# --- conditions: names of arms, of runs or of comparisons
+def _of_differences(results: Results) -> Iterator[Warning]:
+    detail = f"The {views.ci(results.contrasts)} reaches into the margin of ±{results.record.equivalence_margin:g}."
+    yield from _about("Differences may be too small to matter", _small(results), detail)
+    yield from _about(
+        "Differences are skewed or have outliers",
+        _skewed(results),
+        "The t test takes them for normal; of such differences it finds one where there is none in about 10 of 100 "
+        "cases, not 5. Look at the results per seed.",
+    )
+    detail = "Longer training may change the verdict: repeat the ablation with twice the steps."
+    yield from _about("Differences shrink during training", _shrinking(results), detail)
+    detail = "The ablation compares overfitted models."
+    yield from _about("The validation loss rises before the end", _rising(results), detail)
+    detail = "A step was measured before the runs; other load during them changes what it takes."
+    yield from _about("Training times at equal time differ by more than 2 %", _unequal_time(results), detail)
+    yield from _about(
+        "Two runs of a pair were made under different conditions",
+        ["; ".join(_mixed_pairs(results))],
+        "Their difference is partly one of these conditions. Remove such runs, then call ablate to repeat them.",
+    )
+
+
+# --- names of what has a weakness
+
+
+def _seeds_added(record: AblationRecord) -> list[str]:
+    """Planned looks are part of a design that keeps the level, so they are no reason for a warning."""
+    planned = [{*record.seeds[:n]} for n in record.looks]
+    ended = [{*seeds} for seeds in record.analyses if len(seeds) > 1]
+    return [*map(str, sorted({len(seeds) for seeds in ended if seeds < {*record.seeds} and seeds not in planned}))]
+
+
+def _seeds_dropped(record: AblationRecord) -> list[str]:
+    seen = {seed for seeds in record.analyses if len(seeds) > 1 for seed in seeds}
+    return [*map(str, sorted(seen - {*record.seeds}))]
 
 
 def _long_warm_up(record: AblationRecord) -> Iterator[str]:
@@ -175,55 +158,22 @@ def _long_warm_up(record: AblationRecord) -> Iterator[str]:
 
 
 def _short_search(record: AblationRecord) -> Iterator[str]:
-    """Arms with fewer trials than values on both sides of the centre need: those made, or those planned."""
+    """Arms with fewer trials, made or planned, than values on both sides of the centre need."""
     keys = {
         name: [key for key in record.tune.hyperparameters if arm.settings.get(key)] for name, arm in record.arms.items()
     }
     most = max(map(len, keys.values()), default=0)
     for name, varied in keys.items() if record.tune.trials else ():
         made = sum(trial.arm == name for trial in record.trials) if record.arms[name].tuned else 0
-        share = min(record.tune.trials, round(2 + (record.tune.trials - 2) * len(varied) / max(1, most)))
-        if (made or share) < 1 + 2 * len(varied):
-            yield f"{name} ({made or share} for {' and '.join(varied)})"
+        n = made or share_of_trials(len(varied), most, record.tune.trials)
+        if varied and n < 1 + 2 * len(varied):
+            yield f"{name} ({n} for {' and '.join(varied)})"
 
 
-def _ended_with(record: AblationRecord) -> list[set[int]]:
-    """The sets of seeds with which the ablation has ended and given verdicts."""
-    return [set(seeds) for seeds in record.analyses if len(seeds) > 1]
-
-
-def _seeds_added(record: AblationRecord) -> str:
-    """Planned looks are part of a design that keeps the level, so they are no reason for a warning."""
-    planned = [set(record.seeds[:n]) for n in record.looks]
-    fewer = {len(seeds) for seeds in _ended_with(record) if seeds < {*record.seeds} and seeds not in planned}
-    return ", ".join(map(str, sorted(fewer)))
-
-
-def _seeds_dropped(record: AblationRecord) -> str:
-    return ", ".join(map(str, sorted(set().union(*_ended_with(record)) - {*record.seeds})))
-
-
-def _unused(results: Results) -> tuple[str, int]:
-    """The finished runs of other seeds, and how many were made otherwise.
-
-    Taking seeds away after seeing their results can produce any verdict.
-    """
-    runs = results.runs
-    unused = runs[(runs["purpose"] == "unused") & (runs["status"] == "done") & runs["run_dir"].str.startswith("cells/")]
-    unused = unused[unused["arm"].isin([*results.record.arms])]
-    asked_for = {*results.reported()[["arm", "seed"]].itertuples(index=False, name=None)}
-    pairs = [*unused[["arm", "seed"]].itertuples(index=False, name=None)]
-    left_out = ", ".join(f"{arm} seed {seed}" for arm, seed in sorted({*pairs} - asked_for))
-    return left_out, sum(pair in asked_for for pair in pairs)
-
-
-def _at_position(results: Results, position: bool | None) -> str:
-    """Hyperparameters chosen at the edge (False) of the values tried, or not varied (None)."""
-    keys = {
-        name: [key for key, inside in arm.is_interior().items() if inside is position]
-        for name, arm in results.tuned_arms.items()
-    }
-    return ", ".join(f"{arm} ({', '.join(own)})" for arm, own in keys.items() if own)
+def _at_edge(results: Results) -> Iterator[str]:
+    for name, arm in results.tuned_arms.items():
+        if keys := [key for key, inside in arm.is_interior().items() if inside is False]:
+            yield f"{name} ({', '.join(keys)})"
 
 
 def _moved(results: Results) -> Iterator[str]:
@@ -237,18 +187,18 @@ def _moved(results: Results) -> Iterator[str]:
             yield f"{name} ({', '.join(far)})"
 
 
-def _unequal_trials(results: Results) -> str:
+def _unequal_trials(results: Results) -> Iterator[str]:
     """Arms of as many hyperparameters with other numbers of trials, as after a later call that added an arm.
 
     A trial that belongs to several searches, which begin at one place, counts in each of them.
     """
     counts: dict[int, dict[int, list[str]]] = {}
     for arm in results.record.arms:
-        n_trials = sum(len(trial.searches) for trial in results.record.trials if trial.arm == arm)
-        if n_trials:
+        if n_trials := sum(len(trial.searches) for trial in results.trials_of(arm)):
             counts.setdefault(len(results.hyperparameters(arm)), {}).setdefault(n_trials, []).append(arm)
-    unequal = [by_count for by_count in counts.values() if len(by_count) > 1]
-    return "; ".join(f"{', '.join(arms)} {n}" for by_count in unequal for n, arms in by_count.items())
+    for by_count in counts.values():
+        if len(by_count) > 1:
+            yield "; ".join(f"{', '.join(arms)} {n}" for n, arms in by_count.items())
 
 
 def _noise_not_counted(results: Results) -> Iterator[str]:
@@ -275,8 +225,7 @@ def _small(results: Results) -> Iterator[str]:
 def _skewed(results: Results) -> Iterator[str]:
     """Differences that are skewed or spiked, after correction for their number (Holm)."""
     shown = views.asked(results)
-    ps = holm([*shown["p_normal"]])
-    yield from (shown["name"] + shown["at_equal"])[[p <= ALPHA for p in ps]]
+    yield from (shown["name"] + shown["at_equal"])[[p <= ALPHA for p in holm([*shown["p_normal"]])]]
 
 
 def _shrinking(results: Results) -> Iterator[str]:
@@ -288,32 +237,30 @@ def _shrinking(results: Results) -> Iterator[str]:
     digits = decimals(margin)
     shown = shown[(shown["family"] != "interaction") & (shown["budget"] == results.record.budgets[0])]
     for row in shown.itertuples():
-        pairs = _halfway(results, row.arm, row.baseline)
-        if pairs.empty:
+        pairs = [*_halfway(results, row.arm, row.baseline)]
+        if not pairs:
             continue
-        before, now, lead = pairs["half"].mean(), pairs["end"].mean(), row.mean_difference
-        low, high = interval([*(pairs["end"] - pairs["half"])]) or (0, 0)
-        shrinks = low > 0 if lead < 0 else high < 0
-        if shrinks and margin <= abs(lead) < margin + abs(now - before):
+        before, now = (sum(values) / len(pairs) for values in zip(*pairs, strict=True))
+        low, high = interval([end - half for half, end in pairs]) or (0, 0)
+        shrinks = low > 0 if row.mean_difference < 0 else high < 0
+        if shrinks and margin <= abs(row.mean_difference) < margin + abs(now - before):
             yield f"{row.name}{row.at_equal} ({before:+z.{digits}f} halfway, {now:+z.{digits}f} at the end)"
 
 
-def _halfway(results: Results, arm: str, baseline: str) -> pd.DataFrame:
-    """The difference after half of training and at its end, by seed, of which both are known.
+def _halfway(results: Results, arm: str, baseline: str) -> Iterator[tuple[float, float]]:
+    """The difference after half of training and at its end, for each seed of which both are known.
 
-    Empty where the arms see unequal numbers of tokens: their curves end at other places.
+    None where the arms see unequal numbers of tokens: their curves end at other places.
     """
     record, budget = results.record, results.record.budgets[0]
     ends = {record.arms[name].steps[budget] * record.arms[name].tokens_per_step for name in (arm, baseline)}
-    rows = []
     for _, gap in views.gap_table(views.curves_shown(results), arm, baseline).items():
         gap = gap.dropna()
         if gap.empty or ends != {end := gap.index.max()}:
             continue
         half = min(gap.index, key=lambda tokens: abs(2 * tokens - end))
         if abs(2 * half - end) <= NEAR_HALF * end:
-            rows.append((gap[half], gap[end]))
-    return pd.DataFrame(rows, columns=["half", "end"])
+            yield gap[half], gap[end]
 
 
 def _rising(results: Results) -> Iterator[str]:
@@ -333,28 +280,22 @@ def _rising(results: Results) -> Iterator[str]:
 def _unequal_time(results: Results) -> Iterator[str]:
     shown = views.asked(results)
     for row in shown[(shown["budget"] == "time") & (shown["family"] != "interaction")].itertuples():
-        ratios = time_ratios(results, row.arm, row.baseline, "time")
+        ratios = views.time_ratios(results, row.arm, row.baseline, "time")
         if len(ratios) and abs(ratios.median() - 1) > MAX_TIME_RATIO:
             spread = f"{ratios.min():.2f} to {ratios.max():.2f}"
             yield f"{row.arm} took {ratios.median():.3f} times as long as {row.baseline} (pairs: {spread})"
 
 
-def time_ratios(results: Results, arm: str, baseline: str, budget: str) -> pd.Series:
-    """By pair, the measured seconds of training of the arm divided by those of the baseline."""
-    seconds = [views.done_of(results, name, budget)["seconds"].astype(float) for name in (arm, baseline)]
-    return (seconds[0] / seconds[1].where(seconds[1] > 0)).dropna()
-
-
-def _mixed_pairs(results: Results) -> str:
+def _mixed_pairs(results: Results) -> Iterator[str]:
     """Pairs whose two runs were made under different conditions."""
     seeds: dict[str, set[int]] = {}
     contrasts = results.contrasts[results.contrasts["family"] != "interaction"]
     for row in contrasts.itertuples():
-        arms = [views.done_of(results, name, row.budget) for name in (row.arm, row.baseline)]
-        both = arms[0].index.intersection(arms[1].index)
+        pairs = views.pairs(results, row.arm, row.baseline, row.budget)
         for key, name in CONDITIONS.items():
-            first, second = (runs.loc[both, key].astype(object).fillna(UNKNOWN).map(str) for runs in arms)
-            for seed in both[(first != second) & (first != UNKNOWN) & (second != UNKNOWN)]:
-                words = f"{row.arm} and {row.baseline}, {name} {first[seed]} and {second[seed]}"
+            known = pairs[[f"{key}_arm", f"{key}_baseline"]].dropna().astype("string")
+            for seed, first, second in known[known.iloc[:, 0] != known.iloc[:, 1]].itertuples(name=None):
+                words = f"{row.arm} and {row.baseline}, {name} {first} and {second}"
                 seeds.setdefault(words, set()).add(int(seed))
-    return "; ".join(f"{pair}, seed {', '.join(map(str, sorted(of)))}" for pair, of in seeds.items())
+    for pair, of in seeds.items():
+        yield f"{pair}, seed {', '.join(map(str, sorted(of)))}"

@@ -44,9 +44,9 @@ def program(config: DictConfig) -> None:
         default = HydraConfig.get().runtime.choices["ablation"]  # whatever ablation.name calls it
         print(f"ablation={default} is the default; --help lists the others", file=sys.stderr, flush=True)
     from lm.ablation.ablate import ablate
-    from lm.ablation.folder import default_dir
     from lm.ablation.plan import Plan
-    from lm.ablation.plan_table import plan_table
+    from lm.ablation.record import default_dir
+    from lm.ablation.tables import plan_table
     from lm.cli.report import print_results, verdict_code
 
     start = command_prefix("ablate")

@@ -36,12 +36,11 @@ def run(args: list[str]) -> int:
     from lm.ablation.overview import folders, write_overview
     from lm.ablation.report import write_report
     from lm.ablation.results import read_results
-    from lm.ablation.summary import overview_table
 
     if folders(path):
         if config.json or config.exit_code != "done":
             raise UserError(f"output_dir={path}: json and exit_code are of one ablation; name the folder of one")
-        print(overview_table(path, write_overview(path)))
+        print(f"{len(write_overview(path))} ablations; {path / 'overview.html'}")
         return 0
     results = read_results(path)
     write_report(results)
@@ -52,7 +51,7 @@ def run(args: list[str]) -> int:
 def print_results(results: "Results", as_json: bool) -> None:
     """The results of an ablation as a table with sentences, or as the content of report.json."""
     from lm.ablation.export import report_json
-    from lm.ablation.summary import result_table
+    from lm.ablation.tables import result_table
 
     if as_json:
         print(json.dumps(report_json(results), allow_nan=False))

@@ -12,8 +12,7 @@ from lm.cli.compose import parse
 from lm.config import UserError
 from lm.config.commands import RunsConfig
 from lm.runs.find import find_runs
-from lm.runs.listing import listing, listing_csv
-from lm.runs.query import ordered, where
+from lm.runs.listing import listing, listing_csv, ordered, where
 from lm.system.files import write_text
 from lm.system.terminal import printable
 

@@ -23,41 +23,7 @@ WIDTH = 4.8  # inches: on a telephone the letters are drawn at about their size
 NAME = 24  # letters of an arm's name that fit
 INK, SOFT, LINE, PAPER = "#1a1a1a", "#666666", "#e2e2e2", "#ffffff"
 THEME = {INK: "currentColor", SOFT: "var(--soft)", LINE: "var(--line)", PAPER: "var(--paper)"}  # in a page
-STYLE: Any = {
-    "svg.hashsalt": "lm",  # names inside the file come from its content, not from chance
-    # Text stays text: it can be selected, searched and read aloud, and the file is a fifth of the size. Positions are
-    # planned for DejaVu Sans, which is wider than what browsers put in its place, so nothing overlaps elsewhere.
-    "svg.fonttype": "none",
-    "text.parse_math": False,
-    "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans"],
-    "figure.constrained_layout.use": True,
-    "figure.facecolor": PAPER,
-    "axes.facecolor": "none",
-    "font.size": 10.5,
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "axes.titlesize": 11,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.labelsize": 10.5,
-    "xtick.labelsize": 10,
-    "ytick.labelsize": 10,
-    "xtick.color": SOFT,
-    "ytick.color": SOFT,
-    "legend.fontsize": 10,
-    "legend.frameon": False,
-    "legend.handlelength": 2.4,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": SOFT,
-    "axes.grid": True,
-    "grid.color": LINE,
-    "axes.axisbelow": True,
-    "lines.markersize": 5,
-}
+STYLE = Path(__file__).with_name("templates") / "figures.mplstyle"
 # The colours of Okabe and Ito (2008), which all kinds of colour vision tell apart, without their yellow, which is too
 # pale for lines. The first arm is blue and the second orange in every figure.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", INK)
@@ -76,7 +42,7 @@ def as_svg(draw: Callable[P, Figure | None]) -> Callable[P, str | None]:
 
     @functools.wraps(draw)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> str | None:
-        with matplotlib.rc_context(STYLE):
+        with matplotlib.rc_context(fname=STYLE):
             figure = draw(*args, **kwargs)
             return None if figure is None else svg(figure, draw.__name__)
 
@@ -102,7 +68,7 @@ def inline(svg: str, label: str) -> Markup:
 
 def save(draw: Callable[[], Figure], path: Path) -> None:
     """Write a figure as an .svg or .png file."""
-    with matplotlib.rc_context(STYLE), atomic_file(path) as file:
+    with matplotlib.rc_context(fname=STYLE), atomic_file(path) as file:
         if path.suffix == ".svg":
             file.write(svg(draw(), "curves").encode())
         else:

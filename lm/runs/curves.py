@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from lm.config import UserError
-from lm.report.figures import COLOURS, DASHES, NAME, axis_limits, legend, panels, save, tokens_axis
+from lm.report.figures import NAME, axis_limits, legend, line_styles, panels, save, tokens_axis
 from lm.runs.find import FoundRun, differing, without_parts_of_the_head
 from lm.system.terminal import printable, to_override_value
 from lm.training.run_directory import METRICS, read_rows
@@ -44,17 +44,12 @@ def plot_runs(runs: Sequence[FoundRun], path: Path) -> str:
 
 
 def _picture(curves: dict[str, pd.Series], runs: Sequence[FoundRun]) -> Figure:
-    """Runs that differ in their seed only have one colour, and dashes of their own."""
     figure, (axes,) = panels(1, 3.2, 0.2 * min(len(runs), MAX_LABELS))
-    names = _labels(runs)
-    groups: dict[str, list[FoundRun]] = {}
+    labels, styles = _labels(runs), line_styles([run.name for run in runs])
     for run in runs:
-        groups.setdefault(_settings(run, [key for key in _keys(runs) if key != "seed"]) or run.name, []).append(run)
-    for i, group in enumerate(groups.values()):
-        for j, run in enumerate(group):
-            values, marker = curves[run.name], "o" if len(curves[run.name]) == 1 else None
-            color, dashes = COLOURS[i % len(COLOURS)], DASHES[j % len(DASHES)]
-            axes.plot(values.index, values, color=color, ls=dashes, marker=marker, label=names[run.name])
+        values, style = curves[run.name], styles[run.name]
+        marker = "o" if len(values) == 1 else None
+        axes.plot(values.index, values, color=style.color, ls=style.linestyle, marker=marker, label=labels[run.name])
     late = [value for run in runs for value in tail(curves[run.name], 3)]
     axes.set(ylabel="validation loss, nats per token", xlim=(0, None))
     axes.set_ylim(axis_limits(late, [value for run in runs for value in curves[run.name]]))
@@ -64,17 +59,12 @@ def _picture(curves: dict[str, pd.Series], runs: Sequence[FoundRun]) -> Figure:
     return figure
 
 
-def _keys(runs: Sequence[FoundRun]) -> list[str]:
-    return without_parts_of_the_head(differing(runs), runs)
-
-
-def _settings(run: FoundRun, keys: Sequence[str]) -> str:
-    words = " ".join(f"{key.rpartition('.')[2]}={to_override_value(run[key])}" for key in keys)
-    return printable(words.replace("name=", ""))
-
-
 def _labels(runs: Sequence[FoundRun]) -> dict[str, str]:
     """The settings that differ, where they tell the runs apart and fit into a legend; else the names."""
-    labels = {run.name: _settings(run, _keys(runs)) for run in runs}
+    keys = without_parts_of_the_head(differing(runs), runs)
+    labels = {}
+    for run in runs:
+        words = " ".join(f"{key.rpartition('.')[2]}={to_override_value(run[key])}" for key in keys)
+        labels[run.name] = printable(words.replace("name=", ""))
     distinct = len({*labels.values()}) == len(labels) and max(map(len, labels.values())) <= NAME
     return labels if distinct else {name: printable(name) for name in labels}

@@ -16,12 +16,9 @@ from conftest import WHOLE_RESULT
 from lm.ablation.report import write_report
 from lm.ablation.results import read_results
 from lm.config import RunConfig
-from lm.training.diagnostics import COLUMNS as DIAGNOSTICS
 
 ARMS = {"tied": 3.50, "untied": 3.53, "untied_matched": 3.502, "tied_naive": 4.4}  # and what they come to
 KNOBS = {arm: ["optim.lr", "head.head_lr_multiplier"] if "untied" in arm else ["optim.lr"] for arm in ARMS}
-EVIL = "</code><script>alert(1)</script>\n```\n| a | b |\n|---|---|\n<img src=http://evil.example/x>"
-PROMPTS = ["def f(x, y):\n    return", f"# {EVIL}"]
 METRICS = ("step", "tokens", "lr", "train/loss", "train/grad_norm", "val/loss", "val/bpb", "val/top1", "val/tokens")
 WHOLE = 89_999  # tokens of the validation text that are scored
 
@@ -46,9 +43,8 @@ def write_run_dir(path: Path, run: RunConfig, result: dict[str, Any] | None = No
         write(path / "result.json", WHOLE_RESULT | result)
 
 
-def write_run(path: Path, arm: str, seed: int, loss: float, steps: int, diagnostics: bool = False) -> None:
+def write_run(path: Path, arm: str, seed: int, loss: float, steps: int) -> None:
     chance = random.Random(f"{arm} {seed} {steps}")
-    continuations = [" x + y\n" + arm[:3] * 4, arm + EVIL]
     result = WHOLE_RESULT | {
         "val_loss": loss,
         "val_bpb": loss / 2.23,
@@ -58,19 +54,13 @@ def write_run(path: Path, arm: str, seed: int, loss: float, steps: int, diagnost
         "seconds": 0.09 * steps * chance.uniform(0.95, 1.05),
         "seed": seed,
         "resumed_from": [40] if seed == 1 else [],
-        "samples": [{"prompt": p, "continuation": c} for p, c in zip(PROMPTS, continuations, strict=True)],
     }
     write(path / "result.json", result)
-    metrics, inside = [], []
+    metrics = []
     for step in range(100, steps + 1, 100):
         now = loss + 4 * math.exp(-5 * step / steps) + chance.gauss(0, 0.01)
         metrics.append([step, step * 1024, 0.001, now - 0.1, 1.2, now, now / 2.23, 0.42 - now / 30, WHOLE])
-        sides = [0.4 + chance.random() / 9, 1.5 + chance.random(), "nan" if step == 100 else chance.uniform(-0.1, 0.1)]
-        bands = [now + i - 2 + 0.02 * i * ("untied" in arm) + chance.gauss(0, 0.01) for i in range(5)]
-        inside.append([step, step * 1024, 0.3, *sides, *bands, *(1.0 + i for i in range(10))])
     write(path / "metrics.csv", lines(METRICS, *metrics))
-    if diagnostics:
-        write(path / "diagnostics.csv", lines(DIAGNOSTICS, *inside))
 
 
 def write_search(path: Path, arm: str, diverged: bool) -> list[dict[str, Any]]:
@@ -88,7 +78,7 @@ def write_search(path: Path, arm: str, diverged: bool) -> list[dict[str, Any]]:
     return trials
 
 
-def write_reported(path: Path, arm: str, seed: int, steps: int, broken: bool, diagnostics: bool) -> None:
+def write_reported(path: Path, arm: str, seed: int, steps: int, broken: bool) -> None:
     chance = random.Random(f"{arm} {seed} {steps}")
     loss = ARMS[arm] + 0.01 * seed + chance.gauss(0, 0.002) + (1000 - steps) / 4000
     outcome = path.with_name(path.name + ".json")
@@ -99,7 +89,7 @@ def write_reported(path: Path, arm: str, seed: int, steps: int, broken: bool, di
     elif broken and (arm, seed) == ("untied_matched", 2):
         write(path / "metrics.csv", lines(("step", "tokens"), (70, 71680)))
     else:
-        write_run(path, arm, seed, loss, steps, diagnostics)
+        write_run(path, arm, seed, loss, steps)
 
 
 def make(
@@ -109,7 +99,6 @@ def make(
     budgets: tuple[str, ...] = ("tokens", "flops"),
     tuned: bool = False,
     broken: bool = False,
-    diagnostics: bool = False,
     report: bool = True,
     **record: Any,
 ) -> Path:
@@ -126,7 +115,7 @@ def make(
                 runs.setdefault(run_dir, new)["budgets"].append(budget)
     for run in runs.values():
         if done(run["arm"], run["seed"]):
-            write_reported(path / run["run_dir"], run["arm"], run["seed"], run["steps"], broken, diagnostics)
+            write_reported(path / run["run_dir"], run["arm"], run["seed"], run["steps"], broken)
     arms = {
         arm: {
             "overrides": [f"head={arm.partition('_')[0]}", *["model.n_layers=3"] * (arm == "untied_matched")],

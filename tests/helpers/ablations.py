@@ -132,13 +132,13 @@ def instant(loss: Callable[[RunSpec], float | Failure]) -> type[Executor]:
 
 
 def workers_of(prefix: Path) -> list[int]:
-    """The processes that make runs whose files' names begin so, by the log that they hold open."""
+    """The processes that make runs whose names begin so, if they hold the log of their run open."""
     processes = []
-    for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            links = [os.readlink(link) for link in (process / "fd").iterdir()]
-            if any(link.startswith(str(prefix)) and link.endswith(".log") for link in links):
-                processes.append(int(process.name))
+    for where in [*prefix.parent.glob(f"{prefix.name}*.where"), *prefix.glob("*/*.where")]:
+        with suppress(OSError, ValueError):  # it is being written, or has ended
+            pid = json.loads(where.read_text())["pid"]
+            links = [os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir()]
+            processes += [pid] * (str(where.with_suffix(".log")) in links)
     return processes
 
 

@@ -1,0 +1,77 @@
+"""The plan of an ablation and its results in the terminal."""
+
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from lm.ablation import views
+from lm.ablation.contrasts import decimals
+from lm.ablation.results import Results
+from lm.ablation.warnings import plan_warnings, report_warnings
+from lm.config.ablation import BUDGET_NAMES
+from lm.report.pages import signed
+from lm.system.terminal import duration, format_table, printable
+
+if TYPE_CHECKING:
+    from lm.ablation.plan import Plan  # imports torch
+
+
+def plan_table(plan: "Plan") -> str:
+    """Arms with what they cost, the runs, and how long all of it will take."""
+    config, record = plan.config, plan.record
+    head = [f"tokens at equal {BUDGET_NAMES[budget]}" for budget in config.budgets]
+    rows = [["arm", "parameters", "FLOPs per token", "ms per step", *head]]
+    for arm in plan.arms.values():
+        tokens = [f"{arm.steps[budget] * arm.tokens_per_step:,}" for budget in config.budgets]
+        cost = [f"{arm.n_params:,}", f"{arm.flops_per_token:,}", f"{1000 * arm.seconds_per_step:.0f}"]
+        rows.append([arm.name, *cost, *tokens])
+    lines = [config.question, "", format_table(rows), "", *_plan_of_runs(plan)]
+    lines += [f"{record.workers} at a time, {record.threads} thread{'s' * (record.threads > 1)} each"]
+    if n := len(plan.stale_runs()):
+        reason = "settings, text or code have changed, or they are not asked for any more"
+        lines += [f"{n} finished run{'s' * (n > 1)} in this folder no longer count: {reason}"]
+    lines += [" ".join(warning) for warning in plan_warnings(plan.current_record())]
+    least, most = plan.expected_seconds()
+    time = duration(least) + (f" to {duration(most)}" if most > 1.05 * least else "")
+    lines += [f"about {time} to go, as measured on this machine; all goes to {plan.reader.folder}"]
+    return printable("\n".join(lines))
+
+
+def _plan_of_runs(plan: "Plan") -> list[str]:
+    counts, looks = plan.results().counts(), plan.config.looks
+    lines = [f"{sum(counts.values())} runs, {counts['done'] + counts['diverged']} done"]
+    if looks:
+        lines[0] += f", with looks at {', '.join(map(str, looks))} seeds"
+    if plan.n_seeds is not None:
+        lines += [f"a look has decided with {plan.n_seeds} of {len(plan.config.seeds)} seeds: the others are not run"]
+    least, most = plan.trials_to_make()
+    if most:
+        more = f" to {most}" if most > least else ""
+        lines += [f"{least}{more} trials of hyperparameters: more than the least if a search has to go on or restart"]
+    if plan.base:
+        bases = [plan.base_spec(seed) for seed in plan.base_seeds()]
+        lines += [f"{len(bases)} base runs, one for each seed, {len(plan.missing(bases))} to be made"]
+    if alone := len(views.rows_alone(plan.results())):
+        lines += [f"finished runs without a folder, read from results.csv: {alone}; remove a row to run it again"]
+    return lines
+
+
+def result_table(results: Results) -> str:
+    """The comparisons, their verdicts in words, what weakens them, and where the report lies."""
+    lines = [*views.asked(results)["statement"], *filter(None, [views.stopped_early(results)])]
+    lines += [" ".join(warning) for warning in report_warnings(results)]
+    reported = views.distinct(results.reported())
+    lost = reported[reported["status"].isin(["failed", "diverged"])]
+    lines += [f"{run.status}: {run.run_dir} ({run.error})" for run in lost.itertuples()]
+    counts = ", ".join(f"{n} {status}" for status, n in results.counts().items() if n)
+    if alone := len(views.rows_alone(results)):
+        counts += f" ({alone} of them rows of results.csv without their folder)"
+    head = ("arm", "baseline", "at equal", "seeds", "difference", views.ci(results.contrasts), "verdict")
+    table = format_table([head, *map(_row, views.comparisons(results).itertuples())])
+    return printable("\n".join([table, "", *lines, "", f"{counts}; {results.folder / 'report.html'}"]))
+
+
+def _row(row: Any) -> tuple[str, ...]:
+    numbers = (row.mean_difference, row.ci_low, row.ci_high)
+    mean, low, high = ("" if pd.isna(x) else signed(x, decimals(row.equivalence_margin)) for x in numbers)
+    return row.arm, row.baseline, row.budgets, str(row.n_seeds), mean, f"{low} to {high}" if low else "", row.verdict
