@@ -148,6 +148,18 @@ def test_a_run_outlives_the_server_of_processes_and_waits_for_its_lock(
     assert [path.read().status for path in files] == ["done", "done"]
 
 
+@pytest.mark.slow
+def test_a_run_starts_though_the_server_of_processes_is_killed_at_that_moment(corpus: Path, tmp_path: Path) -> None:
+    runs = Lab(tmp_path, corpus).plan("trainer.max_steps=2", seeds=[0]).reported()
+    forkserver.ensure_running()
+    server: int = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    os.kill(server, signal.SIGSTOP)
+    threading.Timer(0.5, os.kill, (server, signal.SIGKILL)).start()
+    executor = LocalExecutor(AblateConfig(ablation=question()), tmp_path)
+    assert sorted(executed(runs, executor)) == sorted(run.run_dir for run in runs)
+    assert [run.files.read().status for run in runs] == ["done", "done"]
+
+
 def test_a_node_that_lacks_what_runs_need_is_named(planned: list[RunSpec], tmp_path: Path) -> None:
     spec, other = planned[0], replace(planned[0], identity={"device": "cpu", "source_hash": "0"})
     absent = f"output_dir: {tmp_path / 'cells'} is not on node {socket.gethostname()}"

@@ -40,11 +40,18 @@ def code_hash(classes: Mapping[str, str] = MappingProxyType({})) -> str:
 
 @cache
 def _digest(path: Path, modified: int) -> str:
-    tree = ast.parse(path.read_bytes())
+    tree = _parse(path)
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
             node.body = node.body[1:] or [ast.Pass()]
     return hashlib.sha256(ast.unparse(tree).encode()).hexdigest()
+
+
+def _parse(path: Path) -> ast.Module:
+    try:
+        return ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError) as error:
+        raise UserError(f"{path}: {error}; expected Python") from error
 
 
 def _local_imports(module: str) -> dict[str, Path]:
@@ -55,7 +62,7 @@ def _local_imports(module: str) -> dict[str, Path]:
         if name not in files and (path := _source(name)) and (name == module or _is_local(name)):
             files[name] = path
             package = name if path.stem == "__init__" else name.rpartition(".")[0]
-            ahead += _imported_names(ast.parse(path.read_bytes()), package)
+            ahead += _imported_names(_parse(path), package)
     return files
 
 

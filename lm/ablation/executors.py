@@ -30,6 +30,7 @@ from lm.system.device import cores
 from lm.system.files import json_sha256
 
 CANCEL_SECONDS = 60  # for runs to save a checkpoint
+SERVER_SECONDS = 10  # for a killed server of processes to end
 log = logging.getLogger(__name__)
 
 
@@ -86,8 +87,7 @@ class LocalExecutor(Executor):
         reader, writer = PROCESSES.Pipe(duplex=False)
         gpu = slot % self.gpus if self.gpus else None
         process = PROCESSES.Process(target=_run_in_process, args=(spec, reader, gpu), name=spec.run_dir)
-        _start_server()
-        process.start()
+        _start(process)
         self.running[slot] = spec.run_dir, process, writer
         reader.close()
 
@@ -108,6 +108,20 @@ class LocalExecutor(Executor):
         for _, process, writer in self.running.values():
             process.join(max(0.0, deadline - time.monotonic()))
             writer.close()
+
+
+def _start(process: Any) -> None:
+    """Start a process, by a new server where the last one was killed, which takes a moment to be seen as ended."""
+    deadline = time.monotonic() + SERVER_SECONDS
+    while True:
+        try:
+            _start_server()
+            process.start()
+            return
+        except (EOFError, ConnectionError):
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
 
 
 def _start_server() -> None:

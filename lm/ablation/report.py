@@ -8,6 +8,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import quote
 
 import pandas as pd
 
@@ -204,11 +205,13 @@ def _final(results: Results) -> Iterator[dict[str, Any]]:
     for name, arm in results.record.arms.items():
         for budget, words in views.distinct_budgets(results, [name]).items():
             runs = views.done_of(results, name, budget)
+            kept = runs[runs["has_folder"].astype(bool)]
             yield {
                 "arm": name,
                 "budget": words,
                 "scores": [(runs[column].mean(), runs[column].std()) for column in views.METRIC_NAMES],
                 "seeds": f"{len(runs)} of {len(results.record.seeds)}",
+                "folders": [(seed, f"{quote(run_dir)}/") for seed, run_dir in kept["run_dir"].sort_index().items()],
                 "steps": arm.steps[budget],
                 "tokens": arm.steps[budget] * arm.tokens_per_step,
                 "speed": [float(runs[column].astype(float).median()) for column in ("seconds", "tokens_per_second")],
