@@ -32,7 +32,7 @@ from tests.helpers.runs import composed
 
 CONFIGS, DOCS = ROOT / "configs", ROOT / "docs/studies"
 STUDIES = sorted(str(path.parent.relative_to(DOCS)) for path in DOCS.rglob("ablation.json"))
-TUNED = {"recipe", "tying_broken", "cs336/parts"} | {
+TUNED = {"recipe", "tying_broken", "cs336/parts", "own_text"} | {
     f"tying/{name}"
     for name in ("main", "small", "longer_tuned", "adamw", "adamw_longer", "vocab_512", "vocab_8192", "shakespeare")
 }

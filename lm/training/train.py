@@ -245,12 +245,12 @@ def _log_epochs(run: RunConfig, data: TextData) -> None:
     epochs = run.steps * run.tokens_per_step / len(data.train)
     log.info("the training text of %s tokens will be read %.1f times", f"{len(data.train):,}", epochs)
     if epochs > MANY_EPOCHS and not run.data.overfit_batches:
-        unused = {
+        unused = {  # what helps most first, by docs/studies/own_text.md
+            "model.dropout=0.2": run.model.dropout == 0,
+            "a higher optim.weight_decay": True,
             "checkpoint.best=true": not run.checkpoint.best and 0 < run.validation.every < run.steps,
             "optim.ema=0.99": run.optim.ema is None and run.trainer.precision != "bf16-true",
-            "model.dropout=0.1": run.model.dropout == 0,
-            "a higher optim.weight_decay": True,
-            "data.order=documents": run.data.order == "windows" and len(data.documents()) > 1,
+            "fewer trainer.max_steps": True,
         }
         helping = ", ".join(setting for setting, is_unused in unused.items() if is_unused)
         log.info("so often that it is learned by heart; what may help: %s; see docs/own-text.md", helping)
