@@ -198,7 +198,7 @@ def test_a_run_of_some_minutes_ends_in_time_with_its_learning_rate_decayed(text_
     ("n_bytes", "printed", "absent"),
     [
         (7_000, ["0.4 times"], ["checkpoint.best", "optim.ema", "model.dropout"]),
-        (240, ["12.7 times", "optim.ema", "optim.weight_decay"], ["checkpoint.best", "model.dropout", "data.order"]),
+        (240, ["12.7 times", "trainer.max_steps=8,", "optim.ema"], ["checkpoint.best", "model.dropout", "experiment"]),
     ],
 )
 def test_a_run_says_how_often_its_text_is_read_and_above_ten_times_what_else_helps(

@@ -40,6 +40,8 @@ from lm.training.signals import Interrupted, StopOnSignal, handled_signals
 
 FEW_TOKENS = 5_000  # a few pages of text
 MANY_EPOCHS = 10  # above which a text is learned by heart, and is so said
+GOOD_EPOCHS = 4  # as good as so much new text, or nearly (Muennighoff et al., 2023)
+SMALL_TEXT = 300_000  # tokens of BPE: about a megabyte
 
 log = logging.getLogger(__name__)
 
@@ -245,12 +247,14 @@ def _log_epochs(run: RunConfig, data: TextData) -> None:
     epochs = run.steps * run.tokens_per_step / len(data.train)
     log.info("the training text of %s tokens will be read %.1f times", f"{len(data.train):,}", epochs)
     if epochs > MANY_EPOCHS and not run.data.overfit_batches:
-        unused = {  # what helps most first, by docs/studies/own_text.md
+        fewer = round(GOOD_EPOCHS * len(data.train) / run.tokens_per_step)
+        unused = {  # what helps most first, by docs/own-text.md
+            "experiment=chars": run.tokenizer.kind == "bpe" and len(data.train) < SMALL_TEXT,
+            f"trainer.max_steps={fewer}": fewer > 0 and run.max_tokens is None,
             "model.dropout=0.2": run.model.dropout == 0,
             "a higher optim.weight_decay": True,
             "checkpoint.best=true": not run.checkpoint.best and 0 < run.validation.every < run.steps,
             "optim.ema=0.99": run.optim.ema is None and run.trainer.precision != "bf16-true",
-            "fewer trainer.max_steps": True,
         }
         helping = ", ".join(setting for setting, is_unused in unused.items() if is_unused)
         log.info("so often that it is learned by heart; what may help: %s; see docs/own-text.md", helping)
