@@ -169,7 +169,8 @@ def test_the_figures_of_a_recipe_are_of_fresh_seeds_and_of_its_latest_settings(s
 
 
 def test_pages_and_configs_state_the_means_and_deviations() -> None:
-    page = (ROOT / "docs/performance.md").read_text().replace("train.py ", "")
+    page = "".join((ROOT / "docs" / name).read_text() for name in ("performance.md", "own-text.md"))
+    page = page.replace("train.py ", "")
     means = {settings: fmean(losses.values()) for settings, (_, losses) in LATEST.items()}
     for settings, (_, losses) in LATEST.items():
         (row,) = re.findall(rf"^\| `?{re.escape(settings)}`? .*", page, re.M)
