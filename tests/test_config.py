@@ -273,7 +273,7 @@ def test_every_choice_composes() -> None:
         run = train(*(override for group, name in chosen.items() for override in choose(group, name)))
         assert run.head.name in chosen["head"]
     for name in choices("experiment"):
-        assert train(*choose("experiment", name), "trainer.max_steps=50").steps == 50
+        assert train(*choose("experiment", name), "trainer.max_steps=100").steps == 100
 
 
 @pytest.mark.slow

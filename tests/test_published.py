@@ -108,7 +108,9 @@ def test_records_that_are_read_and_written_stay_the_same(tmp_path: Path) -> None
         assert (tmp_path / "ablation.json").read_text() == (DOCS / name / "ablation.json").read_text(), name
 
 
-PAGE = "".join((DOCS / page).read_text().replace("\\\n ", "") for page in ("tying/protocol.md", "../cs336.md"))
+PAGE = "".join(
+    (DOCS / page).read_text().replace("\\\n ", "") for page in ("tying/protocol.md", "../cs336.md", "own_text.md")
+)
 COMMANDS = {
     f"tying/{name}": f"ablation=tying_core {words}" for name, words in re.findall(r"^\| `(\w+)` \| `(.+?)`", PAGE, re.M)
 }
