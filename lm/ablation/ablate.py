@@ -1,9 +1,13 @@
 """ablate(config): plan, tune, run, report. The same call again continues with what is missing."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
 
 from lm.ablation.execute import execute
 from lm.ablation.executors import EXECUTORS, Executor
@@ -74,7 +78,8 @@ class _Runner:
     """Carries out a plan. What it does is decided by the results in the folder alone, so it may be killed anywhere."""
 
     def __init__(self, plan: Plan, executor: Executor) -> None:
-        self.plan, self.executor, self.n_ended, self.seconds_to_go = plan, executor, 0, 0.0
+        self.plan, self.executor, self.seconds_to_go = plan, executor, 0.0
+        self.n_ended = self.n_runs = self.steps_ended = 0
 
     def tune(self) -> None:
         """Make trials as long as the tuning asks for new ones. A failed trial is tried again by the next call."""
@@ -111,12 +116,16 @@ class _Runner:
         plan = self.plan
         if missing := plan.missing(specs):
             self.seconds_to_go = plan.expected_seconds()[0]  # what else is to come is known better each time
-            execute(missing, self.executor, plan.record.workers, self.on_end)
+            self.n_runs = self.n_ended + len(plan.expected())
+            self.steps_ended, total = 0, sum(spec.steps for spec in missing)
+            with tqdm(total=total, desc=plan.config.name, unit="step", leave=False, disable=None) as bar:
+                execute(missing, self.executor, plan.record.workers, self.on_end, partial(self.on_poll, bar))
             write_record(plan.current_record(), plan.reader.folder)
 
     def on_end(self, spec: RunSpec) -> None:
         """Print a line for each run."""
         self.n_ended += 1
+        self.steps_ended += spec.steps
         self.seconds_to_go -= self.plan.seconds(spec) / self.plan.record.workers
         outcome, metric = self.plan.reader.outcome(spec.run_dir), self.plan.config.metric
         score = f"{metric} {outcome.result[metric]:.4f}" if outcome.result else outcome.status
@@ -124,7 +133,12 @@ class _Runner:
         arm = f"trial of {spec.arm} at {values}" if spec.is_trial else spec.arm
         reason = f" ({outcome.error})" if outcome.error else ""
         to_go = duration(max(0.0, self.seconds_to_go))
-        self.say(f"run {self.n_ended}, {arm}, seed {spec.seed}: {score}{reason}; about {to_go} to go")
+        self.say(f"{self.n_ended} of {self.n_runs}, {arm}, seed {spec.seed}: {score}{reason}; about {to_go} to go")
+
+    def on_poll(self, bar: Any, running: Collection[RunSpec]) -> None:
+        """Let the bar show the steps that have been made."""
+        bar.n = self.steps_ended + sum(spec.files.steps() for spec in running)
+        bar.refresh()
 
     def say(self, line: str) -> None:
-        print(printable(f"{self.plan.config.name}: {line}"), file=sys.stderr, flush=True)
+        tqdm.write(printable(f"{self.plan.config.name}: {line}"), file=sys.stderr)

@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from lm.ablation.executors import Executor
 from lm.ablation.plan import RunSpec
@@ -14,12 +14,17 @@ log = logging.getLogger(__name__)
 
 
 def execute(
-    specs: Sequence[RunSpec], executor: Executor, workers: int, on_end: Callable[[RunSpec], None] = lambda spec: None
+    specs: Sequence[RunSpec],
+    executor: Executor,
+    workers: int,
+    on_end: Callable[[RunSpec], None] = lambda spec: None,
+    on_poll: Callable[[Collection[RunSpec]], None] = lambda running: None,
 ) -> None:
-    """Make these runs, `workers` at a time, until each has finished, failed or diverged; `on_end` hears of each.
+    """Make these runs, `workers` at a time, until each has finished, failed or diverged.
 
-    An interrupt cancels what is queued or running and goes on to the caller. Raises UserError if the executor takes no
-    run at all, or if a machine lacks what runs need.
+    `on_end` is called with each of them, `on_poll` about twice a second with those that are running. An interrupt
+    cancels what is queued or running and goes on to the caller. Raises UserError if the executor takes no run at all,
+    or if a machine lacks what runs need.
     """
     waiting, running, tries = deque(specs), dict[str, RunSpec](), Counter[str]()
     refused = warned = False
@@ -44,6 +49,7 @@ def execute(
                     on_end(spec)
                 else:
                     waiting.append(spec)
+            on_poll(running.values())
     except BaseException:
         executor.cancel()
         raise

@@ -24,7 +24,6 @@ NEAR_HALF = 0.1  # of the tokens: as far from half of them the validation may be
 FAR = 0.99  # factors from where tuning began, in two or more hyperparameters: errors are more frequent there
 CONDITIONS = {"device": "device", "cpu": "CPU", "threads": "threads", "precision": "precision", "python": "Python"}
 CONDITIONS |= {"torch": "torch"}
-UNKNOWN = "unknown"
 
 
 class Warning(NamedTuple):
@@ -293,9 +292,9 @@ def _mixed_pairs(results: Results) -> Iterator[str]:
     for row in contrasts.itertuples():
         pairs = views.pairs(results, row.arm, row.baseline, row.budget)
         for key, name in CONDITIONS.items():
-            known = pairs[[f"{key}_arm", f"{key}_baseline"]].dropna().astype("string")
-            for seed, first, second in known[known.iloc[:, 0] != known.iloc[:, 1]].itertuples(name=None):
+            both = pairs[[f"{key}_arm", f"{key}_baseline"]].dropna().astype("string")
+            for seed, first, second in both[both.iloc[:, 0] != both.iloc[:, 1]].itertuples(name=None):
                 words = f"{row.arm} and {row.baseline}, {name} {first} and {second}"
                 seeds.setdefault(words, set()).add(int(seed))
-    for pair, of in seeds.items():
-        yield f"{pair}, seed {', '.join(map(str, sorted(of)))}"
+    for pair, own in seeds.items():
+        yield f"{pair}, seed {', '.join(map(str, sorted(own)))}"
