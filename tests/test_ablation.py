@@ -170,6 +170,8 @@ def test_a_text_edited_while_runs_go_on_gives_no_verdict_of_two_texts(lab: Lab) 
 @pytest.mark.slow
 def test_a_folder_of_something_else_is_refused_and_left_as_it_is(lab: Lab, instantly: Instantly) -> None:
     instantly(lambda spec: 1.0)
+    lab.out.mkdir()
+    (lab.out / ".partial-host-1-0-ablation.json").touch()  # as a kill leaves it in the first write
     lab.run(seeds=[0])
     (lab.root / "stranger").mkdir()
     (lab.root / "stranger/thesis.txt").touch()

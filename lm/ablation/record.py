@@ -133,7 +133,8 @@ def default_dir(config: AblateConfig) -> Path:
 def existing_record(path: Path, config: AblateConfig) -> AblationRecord | None:
     """What an earlier call has left in the folder, if anything. Raises UserError if it is another ablation's."""
     if not (path / FILE).exists():
-        if path.exists() and (not path.is_dir() or any(entry.name != LOCK for entry in path.iterdir())):
+        is_used = path.exists() and (not path.is_dir() or any(entry.name[0] != "." for entry in path.iterdir()))
+        if is_used:  # hidden files are the lock, and what a killed call has begun to write
             raise UserError(f"output_dir={path}: holds no ablation; name a new or an empty folder")
         return None
     record, question = read_record(path), config.ablation

@@ -5,8 +5,11 @@ what the templates show, in the order of the page; nothing is computed here but 
 """
 
 import json
+import re
+import shlex
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -164,6 +167,7 @@ def _details(results: Results) -> dict[str, Any]:
         "final": [*_final(results)],
         "without_result": [*_without_result(results)],
         "command": record.command,
+        "report_command": _report_command(results),
         "facts_of_runs": [*_facts(results)],
     }
 
@@ -225,6 +229,15 @@ def _without_result(results: Results) -> Iterator[dict[str, Any]]:
     for row in runs[runs["status"] != "done"].to_dict("records"):
         made = f"step {results.reader.steps(row['run_dir']):,}, running, interrupted or not started"
         yield row | {"words": made if row["status"] == "missing" else row["error"]}
+
+
+def _report_command(results: Results) -> str:
+    """The command that updates the page; of a folder elsewhere it names the last part, for a page may be published."""
+    folder = results.folder
+    if folder.is_absolute():
+        folder = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else Path(folder.name)
+    report = re.sub(r"ablate(\.py)?\b.*", r"report\1", results.record.command, flags=re.DOTALL)
+    return f"{report} {shlex.quote(f'output_dir={folder}')}"
 
 
 def _facts(results: Results) -> Iterator[tuple[str, str]]:
