@@ -211,6 +211,38 @@ def test_each_row_of_a_column_is_a_document_and_no_type_is_guessed(
     assert "2 of 14 rows are empty or null" in caplog.text
 
 
+CSV = {  # the content of a file with a column `text` -> its texts, or what the refusal names
+    "text\nplain one\nalpha, beta\n": "row 1 (line 3)",
+    "id,text\n0,Cleo sought a kite, and Edda\n1,x\n": "row 0 (line 2)",
+    "id,text,n\n0,one, two,\n1,three,4\n": "row 1 (line 3)",  # the empty cell of the first may be the number
+    "text,n\nhello,a,\nworld,b,\n": ["hello", "world"],
+    "text,n\nhello,a\nworld,b,\n": "row 1 (line 3)",
+    'id,text\n0,"a\nb"\n1, "c,d"\n': "row 1 (line 4)",
+    "id,text,n\n0,a\nb,1\n": "row 0 (line 2)",  # a line break that is not quoted
+    'id,text\n0,"He said \\"hi\\", twice"\n': "row 0 (line 2)",
+    'id,text\n0,a\n1,"open\n2,b\n': "row 1 (line 3)",
+    "id;text\n0;a\n": "the columns are id;text",
+    "text,text\na,b\n": "data.column=text",
+    "\n\n": "is empty",
+    "text\n  \n\n\t\n": ["  ", "\t"],
+    "\ntext,n\n \n a,1\n": [" a"],
+    '\ufefftext,n,n\r"a\rb ""c""",1,2\r': ['a\rb "c"'],
+    'text,n\r\n"a\0\r\n\u2028",1\r\nsaid "b"': "row 1 (line 4)",
+    'n,text\n1,"a\0"\n2,said "b"': ["a\0", 'said "b"'],
+    f"n,text\n1,{'long ' * 50_000}\n": ["long " * 50_000],
+}
+
+
+@pytest.mark.parametrize("content", CSV, ids=lambda content: content[:30])
+def test_a_csv_file_is_read_by_its_rules_or_refused_with_the_row(content: str, tmp_path: Path) -> None:
+    path, expected = tmp_path / "t.csv", CSV[content]
+    path.write_bytes(content.encode())
+    if isinstance(expected, str):
+        assert expected in refusal("csv", path)
+    else:
+        assert [text for _, text in load("csv", path)] == expected
+
+
 def test_a_row_that_is_no_string_is_refused_wherever_it_stands(tmp_path: Path) -> None:
     """And the rows before it are not changed. They fill more than a block."""
     texts = [f'line one of {i}\nline "two"\n' + "x y " * 250 for i in range(1100)]

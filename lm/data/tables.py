@@ -4,9 +4,11 @@ No type is guessed, which is why `datasets.load_dataset` does not read them: it 
 takes digits in CSV for numbers.
 """
 
+import csv
 import io
 import json
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -78,8 +80,9 @@ def documents_of(cells: Iterable[Any], column: str) -> Iterator[tuple[str, list[
 
 
 def _check_column(column: str, columns: Iterable[str]) -> None:
-    if column not in columns:
-        raise UserError(f"data.column={column}: the columns are {', '.join(columns)}")
+    if (n := [*columns].count(column)) != 1:
+        what = "the columns are" if n == 0 else f"{n} columns have this name:"
+        raise UserError(f"data.column={column}: {what} {', '.join(columns)}")
 
 
 def cells_of(rows: Iterable[dict[str, Any]], column: str) -> Iterator[Any]:
@@ -109,20 +112,36 @@ def _json_cells(file: Path | str, column: str) -> Iterator[Any]:
 
 
 def _csv_cells(file: Path | str, column: str) -> Iterator[Any]:
-    """Every cell is text: `NA`, digits and dates too. A row that is too short to have the column holds null."""
-    import pandas as pd
+    """Every cell is text as it stands: `NA`, digits and dates too. Blank lines are no rows.
 
-    columns: dict[str, None] = {}  # in order
-
-    def is_wanted(name: str) -> bool:
-        columns[name] = None
-        return name == column
-
-    options: dict[str, Any] = {"dtype": str, "keep_default_na": False, "chunksize": 10 * ROWS}
-    with open_file(file) as content:
-        for chunk in pd.read_csv(content, usecols=is_wanted, **options):
-            _check_column(column, columns)
-            yield from (None if cell != cell else cell for cell in chunk[column].tolist())
+    A row has as many cells as the header, and empty ones at its end if every row has them. Raises UserError.
+    """
+    csv.field_size_limit(sys.maxsize)  # a cell may be a book
+    columns, number, line, n_cells = list[str](), 0, 1, 0  # the next row, where it begins, how many cells each has
+    with open_file(file) as content, io.TextIOWrapper(content, "utf-8-sig", newline="") as lines:
+        reader = csv.reader(lines, strict=True)
+        try:
+            for cells in reader:
+                is_blank = not cells or (len(cells) == 1 != len(columns) and not cells[0].strip())
+                if not columns and not is_blank:
+                    columns = cells
+                    _check_column(column, columns)
+                elif not is_blank:
+                    if number == 0:
+                        n_cells = max(len(columns), len(cells))
+                    is_longer = any(cells[len(columns) :])
+                    if is_longer or len(cells) != n_cells:
+                        what = f"expected {len(columns) if is_longer else n_cells} cells, found {len(cells)}"
+                        advice = "quote a text that holds a comma or a line break"
+                        raise UserError(f"{file}: row {number} (line {line}): {what}; {advice}")
+                    yield cells[columns.index(column)]
+                    number += 1
+                line = reader.line_num + 1
+        except csv.Error as error:
+            advice = "a quoted cell ends in a quote, and a quote inside it is doubled"
+            raise UserError(f"{file}: row {number} (line {line}): not CSV ({error}); {advice}") from error
+    if not columns:
+        raise UserError(f"{file}: is empty; expected a line with the names of the columns")
 
 
 def _parquet_cells(file: Path | str, column: str) -> Iterator[Any]:

@@ -32,7 +32,7 @@ from lm.data.tokenizer import Tokenizer, load_tokenizer
 from lm.data.vocabulary import build_tokenizer
 from lm.system.files import json_sha256, read_json, sha256, sync_folder, write_json, write_text
 
-FORMAT = 5  # of the folder; a change causes folders to be built again
+FORMAT = 6  # of the folder; a change causes folders to be built again
 FILES = ("train.bin", "val.bin", "tokenizer.json")
 SELECTING = ("source", "column", "rows", "sha256", "max_bytes")  # settings that decide which text is read
 MIN_OVERLAP = 0.001  # of the validation text: so much of it is training text as well before it is said
