@@ -3,6 +3,7 @@
 import csv
 import gzip
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -21,7 +22,7 @@ from lm.data import tables
 from lm.data.paths import check_paths
 from lm.data.sources import open_source
 from lm.data.tokens import prepare
-from tests.helpers import hub
+from tests.helpers import hub, texts
 
 BYTE = TokenizerConfig(kind="byte", vocab_size=None)
 
@@ -160,6 +161,29 @@ def test_a_text_with_another_hash_is_refused(tmp_path: Path) -> None:
     assert f"data.sha256={right}" in refusal("text", path, sha256=right)
     (tmp_path / "texts/b.txt").write_text("another")
     assert "2 files" in refusal("text", path.parent, sha256=right)
+
+
+def test_a_separator_ends_a_document_and_is_noticed_without_its_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    stories, path, mark = ["é one\n", "\ntwo", "日本 3"], tmp_path / "texts/a.txt", "<|endoftext|>"
+    path.parent.mkdir()
+    path.write_text(mark.join([*stories, ""]))
+    config = DataConfig(source="text", path=str(path), seq_len=1)
+    for _ in range(2):  # also when the tokens are there
+        prepare(config, BYTE)
+        assert f"{mark} 3 times" in caplog.messages[-1]
+    caplog.clear()
+    data = prepare(replace(config, separator=mark, max_bytes=15), BYTE)  # which ends inside a character
+    assert sorted("".join(itertools.chain(*texts.documents(data)))) == sorted("é one\n\ntwo日")
+    assert mark not in caplog.text
+    for block in (1, 7, 1000):
+        monkeypatch.setattr("lm.data.sources.BLOCK", block)
+        assert load("text", path, separator=mark) == [(f":{i}", story) for i, story in enumerate(stories, 1)]
+    (path.parent / "b.txt").write_text("whole")
+    assert [name for name, _ in load("text", path.parent, separator=mark)][-2:] == ["a.txt:3", "b.txt:1"]
+    assert "data.separator=###" in refusal("text", path, separator="###")
 
 
 def test_a_table_that_is_read_as_text_is_noticed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -27,7 +27,7 @@ from lm.data import encoding, sources
 from lm.data import text as module
 from lm.data.batches import TrainingStream
 from lm.data.encoding import chunks, decoded, encode
-from lm.data.text import overlap, read, split
+from lm.data.text import excess, overlap, read, split
 from lm.data.tokens import compressed_bits_per_byte, encode_whole, prepare
 from lm.data.vocabulary import byte_tokenizer, char_tokenizer, train_bpe
 from tests.helpers.runs import PROCESSES, wait_for
@@ -141,6 +141,44 @@ def test_the_documents_of_lowest_hash_that_fit_are_held_out(names: list[str], li
         assert ranked[0].endswith(held_out)
         assert limit - 4 < len(held_out.encode()) <= limit
         assert sorted(texts(limited[0])) == sorted([ranked[0].removesuffix(held_out), *ranked[1:]])
+
+
+LETTERS = st.lists(st.tuples(st.sampled_from(["a", "é", "日", "🎉"]), st.integers(0, 99)), min_size=2, max_size=9)
+
+
+@given(letters=LETTERS, fraction=st.sampled_from([0.01, 0.1, 0.3]), limit=st.sampled_from([None, 4, 100]))
+@settings(deadline=None, max_examples=50)
+def test_of_documents_far_beyond_the_fraction_the_last_one_is_cut(
+    letters: list[tuple[str, int]], fraction: float, limit: int | None, folder: Path
+) -> None:
+    pairs = [(str(i), f"{i}{letter * n}") for i, (letter, n) in enumerate(letters)]
+    whole = stored(folder, pairs)
+    train, val, data_hash = split(whole, fraction, limit)
+    share = excess(whole, fraction, limit)
+    assert share == 0 or share > 2 * fraction
+    assert 0 < val.n_bytes <= max((1 if share else 2) * fraction * whole.size, 4)
+    assert 0 < train.n_bytes == whole.size - val.n_bytes
+    cut = [text for text in texts(val) if not text[0].isdigit()]
+    assert len(cut) <= 1
+    ranked = sorted(pairs, key=lambda pair: hashlib.sha256(pair[0].encode()).digest()[:8])
+    for end in cut:  # the beginning of the document trains
+        last = ranked[len(texts(val)) - 1][1]
+        assert last.endswith(end)
+        assert last.removesuffix(end) in texts(train)
+        assert data_hash != whole.hash
+
+
+@pytest.mark.parametrize(  # train.txt has the lower hash
+    ("train", "extra", "fraction", "n_bytes"),
+    [(120_000, 9_000, 0.1, 12_900), (9_000, 120_000, 0.1, 9_000), (120_000, 9_000, 0.5, 120_000), (2, 2, 0.01, 2)],
+)
+def test_a_large_file_beside_a_small_one_is_not_held_out_whole(
+    train: int, extra: int, fraction: float, n_bytes: int, folder: Path
+) -> None:
+    whole = stored(folder, [("train.txt", "t" * train), ("extra.txt", "e" * extra)])
+    _, val, data_hash = split(whole, fraction, 4_000_000)
+    assert (val.n_bytes, {*"".join(texts(val))}) == (n_bytes, {"t"})
+    assert (data_hash == whole.hash) == (n_bytes in (train, extra))
 
 
 def test_texts_on_both_sides_are_counted(folder: Path) -> None:

@@ -10,7 +10,12 @@ TABLES = ("json", "csv", "parquet", "hub")
 OF_SOURCES = (  # settings that have an effect with some sources only: their default, and these sources
     *(("name", None, ("hub",)), ("revision", None, ("hub",)), ("split", "train", ("hub",))),
     *(("val_split", None, ("hub",)), ("val_path", None, ("text", "json", "csv", "parquet", "tokens"))),
-    *(("sha256", None, ("text",)), ("column", "text", TABLES), ("rows", "documents", TABLES)),
+    *(
+        ("sha256", None, ("text",)),
+        ("separator", None, ("text",)),
+        ("column", "text", TABLES),
+        ("rows", "documents", TABLES),
+    ),
     ("max_bytes", None, ("stdlib", "text", *TABLES)),
 )
 ORDERS = ("windows", "documents")
@@ -34,6 +39,7 @@ class DataConfig:
     split: str = "train"  # hub: which split to read
     val_split: str | None = None  # hub: the split that is the whole validation text; null: part of the text is held out
     val_path: str | None = None  # files: the path of the whole validation text; null: part of the text is held out
+    separator: str | None = None  # text: a word that ends a document, and is no part of it; null: only files do
     column: str = "text"  # json, csv, parquet, hub: the column that holds the text
     rows: str = "documents"  # json, csv, parquet, hub: what a row is; lines are joined to one text
     seq_len: int = 128  # tokens of a training window, and the model's longest context
@@ -68,6 +74,8 @@ class DataConfig:
                 raise UserError(
                     f"data.{key}={value}: is for data={' or '.join(sources)}, not data.source={self.source}"
                 )
+        if None not in (self.separator, self.sha256, self.max_bytes):
+            raise UserError(f"data.max_bytes={self.max_bytes}: expected null with data.separator and data.sha256")
         key, train = ("val_path", self.path) if self.val_split is None else ("val_split", self.split)
         if (value := getattr(self, key)) is not None:
             if value == train:

@@ -15,8 +15,8 @@ RUNTIME = (
     *("activation_checkpointing", "data.cache_dir", "data.verify"),
     *("trainer.enable_progress_bar", "trainer.detect_anomaly", "trainer.profiler"),
 )
-# Where something lies. The hashes of the text and of the tokenizer say what it is.
-PLACES = ("data.path", "data.val_path", "tokenizer.path")
+# Where something lies, and how it is read. The hashes of the text and of the tokenizer say what it is.
+PLACES = ("data.path", "data.val_path", "data.separator", "tokenizer.path")
 # Settings that were added when runs had been published, with the values of a run that does not say them. At these they
 # are left out of the hash, so every recipe and every run of a committed ablation keeps its own.
 ADDED: dict[str, Any] = {

@@ -74,12 +74,20 @@ class Files:
 class TextFiles(Files):
     """A document from each file, without its byte-order mark, of data.sha256 if that is given.
 
-    The name of a single file is no part of the text: renamed, it is the same one. Of several, it decides the split.
+    With a separator, several: its name is that of the file with its number there. The name of a single file is no part
+    of the text: renamed, it is the same one. Of several, it decides the split.
     """
 
-    def __init__(self, place: str, files: dict[str, Path | str], cache: Path, sha256: str | None = None) -> None:
+    def __init__(
+        self,
+        place: str,
+        files: dict[str, Path | str],
+        cache: Path,
+        sha256: str | None = None,
+        separator: str | None = None,
+    ) -> None:
         super().__init__(place, files if len(files) > 1 else dict(zip([""], files.values(), strict=True)), cache)
-        self.sha256 = sha256 and sha256.lower()
+        self.sha256, self.separator = sha256 and sha256.lower(), separator
         for kind in READERS:
             if all(suffix(file) in SUFFIXES[kind] for file in files.values()):
                 log.warning("%s: is read as plain text; data=%s reads the text in a column of it", place, kind)
@@ -87,8 +95,17 @@ class TextFiles(Files):
     def documents(self, max_bytes: int | None) -> Documents:
         if self.sha256 and len(self.files) > 1:
             raise UserError(f"{self.place}: is {len(self.files)} files, expected one file of data.sha256={self.sha256}")
+        is_parted = self.separator is None
         for name, file in self.files.items():
-            yield name, self._blocks(file, inf if max_bytes is None else max_bytes + 4)  # with a character that is cut
+            if self.separator is None:
+                limit = inf if max_bytes is None else max_bytes + 4  # with a character that is cut
+                yield name, self._blocks(file, limit)
+                continue
+            for number, document in enumerate(_parted(self._blocks(file, inf), self.separator.encode()), 1):
+                yield f"{name}:{number}", [document]
+                is_parted |= number > 1
+        if not is_parted:
+            raise UserError(f"data.separator={self.separator}: does not occur in {self.place}")
 
     def _blocks(self, file: Path | str, limit: float) -> Iterator[bytes]:
         decoder, digest, n_read = codecs.getincrementaldecoder("utf-8")(), hashlib.sha256(), 0
@@ -110,6 +127,15 @@ class TextFiles(Files):
                 raise _not_utf8(file, n_read - len(error.object) + error.start, error.reason) from error
         if self.sha256 not in (None, digest.hexdigest()):
             raise UserError(f"{place}: has {digest.hexdigest()}, expected one file of data.sha256={self.sha256}")
+
+
+def _parted(blocks: Iterable[bytes], separator: bytes) -> Iterator[bytes]:
+    """The documents between the separators of a text."""
+    text = b""
+    for block in blocks:
+        *documents, text = (text + block).split(separator)
+        yield from documents
+    yield text
 
 
 def _not_utf8(file: Path | str, at: int, reason: str) -> UserError:
@@ -192,7 +218,9 @@ def open_source(config: DataConfig, key: str = "data.path") -> Source:
         files |= local_files(config.path, SUFFIXES.get(config.source, ()), key)
     if config.source in READERS:
         return Tables(place, files, cache, config.source, config.column)
-    return TextFiles(place, files, cache, config.sha256) if config.source == "text" else Files(place, files, cache)
+    if config.source == "text":
+        return TextFiles(place, files, cache, config.sha256, config.separator)
+    return Files(place, files, cache)
 
 
 def _stdlib() -> dict[str, Path | str]:

@@ -15,6 +15,7 @@ from lm.config import UserError
 from lm.data.sources import Source
 
 BLOCK = 1 << 20  # bytes that are read at a time
+CHARACTER = 4  # bytes of the longest one
 # Bytes of a document, the hash of its name as a number in [0, 2**64), and a hash of its text.
 RECORD = np.dtype([("size", "<u8"), ("position", "<u8"), ("digest", "<u8")])
 PACKED = struct.Struct("<QQQ")  # the same
@@ -37,6 +38,15 @@ class Text:
     @property
     def size(self) -> int:
         return int(self.records["size"].sum())
+
+    def count(self, word: bytes) -> int:
+        """How often a word occurs in the text."""
+        n, before = 0, b""
+        with open(self.path, "rb") as file:
+            while block := file.read(BLOCK):
+                n += (before + block).count(word)
+                before = (before + block)[1 - len(word) :]
+        return n
 
     def joined(self) -> "Text":
         """The same text as one document."""
@@ -133,29 +143,55 @@ def split(text: Text, val_fraction: float, val_max_bytes: int | None) -> tuple[P
     A single document is cut once, as in the usual benchmarks: its beginning is for training, its end for validation.
     Of several, the hash of each one's name decides its side, independently of the others; if a side would be empty,
     the document whose hash is nearest moves to it. At most `val_max_bytes` are held out: the end of a single document,
-    those documents of lowest hash that fit together, or the end of the one of lowest hash if it is larger.
+    those documents of lowest hash that fit together, or the end of the one of lowest hash if it is larger. If that is
+    more than twice `val_fraction` of the text, the last document is cut, so that it is `val_fraction`.
     """
     whole, capped = text.whole(), _derived(text.hash, f"val_max_bytes={val_max_bytes}")
     if len(text.records) == 1:
         cut, is_capped = _cut(whole, val_fraction, val_max_bytes)
         train, val = (Part(text, whole.documents, np.array([span])) for span in ((0, cut), (cut, text.size)))
         return train, val, capped if is_capped else text.hash
+    order, n_plain, n_whole, n_bytes = _lowest(text, val_fraction, val_max_bytes)
+    data_hash = text.hash if n_whole == n_plain else capped
+    if excess(text, val_fraction, val_max_bytes):
+        limit, ends = int(val_fraction * text.size), np.cumsum(text.records["size"][order].astype(np.int64))
+        n_whole = int(np.searchsorted(ends, limit, "right"))
+        n_bytes = limit - int(ends[n_whole - 1]) if n_whole else max(limit, CHARACTER)
+        if n_bytes < CHARACTER or ends[n_whole] <= n_bytes:  # too small to cut
+            n_whole, n_bytes = max(n_whole, 1), 0
+        data_hash = text.hash if n_whole == n_plain else _derived(text.hash, f"val_documents={n_whole}")
+    is_val = np.zeros(len(order), bool)
+    is_val[order[:n_whole]] = True
+    is_train, train_spans, val_spans = ~is_val, whole.spans.copy(), whole.spans.copy()
+    if n_bytes:  # the end of the next document
+        cut, last = _last_bytes(text, int(whole.spans[order[n_whole], 1]), n_bytes), order[n_whole]
+        is_val[last], train_spans[last, 1], val_spans[last, 0] = True, cut, cut
+        data_hash = _derived(text.hash, f"val_from={cut}")
+    train = Part(text, whole.documents[is_train], train_spans[is_train])
+    return train, Part(text, whole.documents[is_val], val_spans[is_val]), data_hash
+
+
+def excess(text: Text, val_fraction: float, val_max_bytes: int | None) -> float:
+    """The share of a text of several documents that would be held out uncut, if it is too large for the fraction."""
+    if len(text.records) == 1:
+        return 0.0
+    order, _, n_whole, n_bytes = _lowest(text, val_fraction, val_max_bytes)
+    share = (n_bytes + int(text.records["size"][order[:n_whole]].sum())) / text.size
+    return share if share > 2 * val_fraction else 0.0
+
+
+def _lowest(text: Text, val_fraction: float, val_max_bytes: int | None) -> tuple[np.ndarray, int, int, int]:
+    """The documents by their hash, how many the fraction chooses, and how many of these fit into the limit.
+
+    If not even the first one does, the last number is that of the bytes of its end that are held out, else 0.
+    """
     positions, sizes = text.records["position"], text.records["size"].astype(np.int64)
     order = np.argsort(positions, kind="stable")
     n_plain = min(max(int(np.count_nonzero(positions / 2.0**64 < val_fraction)), 1), len(order) - 1)
-    n_fitting = n_plain
-    if val_max_bytes is not None:
-        n_fitting = int(np.searchsorted(np.cumsum(sizes[order[:n_plain]]), val_max_bytes, "right"))
-    if n_fitting == 0:  # even the document of lowest hash is too large
-        lowest, spans = order[0], whole.spans.copy()
-        end = int(spans[lowest, 1])
-        begin = spans[lowest, 1] = _last_bytes(text, end, val_max_bytes or 0)
-        val = Part(text, whole.documents[lowest : lowest + 1], np.array([(begin, end)]))
-        return Part(text, whole.documents, spans), val, _derived(text.hash, f"val_from={begin}")
-    held_out = np.zeros(len(order), bool)
-    held_out[order[:n_fitting]] = True
-    train, val = (Part(text, whole.documents[side], whole.spans[side]) for side in (~held_out, held_out))
-    return train, val, text.hash if n_fitting == n_plain else capped
+    if val_max_bytes is None:
+        return order, n_plain, n_plain, 0
+    n_whole = int(np.searchsorted(np.cumsum(sizes[order[:n_plain]]), val_max_bytes, "right"))
+    return order, n_plain, n_whole, 0 if n_whole else val_max_bytes
 
 
 def published(text: Text, val: Text) -> tuple[Part, Part, str]:

@@ -27,14 +27,14 @@ from lm.config import DataConfig, TokenizerConfig, UserError
 from lm.config.data import TABLES
 from lm.data.encoding import chunks, decoded, encode, sample
 from lm.data.sources import Source, only_file, open_source, open_sources
-from lm.data.text import Text, overlap, progress, published, read, split
-from lm.data.tokenizer import Tokenizer, load_tokenizer
+from lm.data.text import Text, excess, overlap, progress, published, read, split
+from lm.data.tokenizer import EOT, Tokenizer, load_tokenizer
 from lm.data.vocabulary import build_tokenizer
 from lm.system.files import json_sha256, read_json, sha256, sync_folder, write_json, write_text
 
 FORMAT = 6  # of the folder; a change causes folders to be built again
 FILES = ("train.bin", "val.bin", "tokenizer.json")
-SELECTING = ("source", "column", "rows", "sha256", "max_bytes")  # settings that decide which text is read
+SELECTING = ("source", "separator", "column", "rows", "sha256", "max_bytes")  # settings that decide which text is read
 MIN_OVERLAP = 0.001  # of the validation text: so much of it is training text as well before it is said
 CHUNK = 1 << 20  # tokens that are looked at at a time
 BASELINE_BYTES = 1 << 24  # zlib and lzma are measured on the first bytes of the text
@@ -162,11 +162,28 @@ def _write_encoded(
             for ids in encode(tokenizer, part, f"encoding {name}", quiet):
                 file.write(ids.data)
     baselines = compressed_bits_per_byte((block for block, _ in val.blocks()), val.n_bytes, quiet)
+    notes = _notes(texts, config, tokenizer)
     for text in texts:
         text.path.unlink()
     dtype = "uint16" if tokenizer.vocab_size <= 1 << 16 else "uint32"
     meta = {"dtype": dtype, "hash": data_hash, "val_bytes": val.n_bytes, "overlap": overlap(train, val)}
-    _write_meta(folder, tokenizer, meta | {"baselines": baselines})
+    _write_meta(folder, tokenizer, meta | {"baselines": baselines, "notes": notes})
+
+
+def _notes(texts: list[Text], config: DataConfig, tokenizer: Tokenizer) -> list[str]:
+    """What the user is told of a text each time that its tokens are opened."""
+    notes = []
+    if len(texts) == 1 and (share := excess(texts[0], config.val_fraction, config.val_max_bytes)):
+        key = "data.val_split=NAME" if config.source == "hub" else "data.val_path=FILE"
+        notes.append(
+            f"data: whole documents for validation would be {100 * share:.0f} % of the text, so the last of them is cut to"
+            f" data.val_fraction={config.val_fraction}; {key} names a validation text of its own"
+        )
+    for word in sorted({EOT, tokenizer.eot_token}):
+        if n := sum(text.count(word.encode()) for text in texts):
+            advice = f"; 'data.separator={word}' ends a document there" if config.source == "text" else ""
+            notes.append(f"data: the text spells {word} {n:,} times, as ordinary characters{advice}")
+    return notes
 
 
 def _write_given(
@@ -188,7 +205,7 @@ def _write_given(
             raise UserError(f"{path}: has the token {highest}, but {settings.path} has {tokenizer.vocab_size} tokens")
         os.symlink(path.resolve(), folder / f"{name}.bin")
     text, data_hash = tokenizer.decode(_mapped(paths[1], "uint16")).encode(), json_sha256([*map(sha256, paths)])
-    meta = {"dtype": "uint16", "hash": data_hash, "val_bytes": len(text), "overlap": None}
+    meta = {"dtype": "uint16", "hash": data_hash, "val_bytes": len(text), "overlap": None, "notes": []}
     _write_meta(folder, tokenizer, meta | {"baselines": compressed_bits_per_byte([text], len(text), quiet)})
 
 
@@ -204,6 +221,8 @@ def _open(folder: Path, sources: list[Source]) -> TextData:
             "data: %d of %d validation documents, %.1f %% of their bytes, are training documents too",
             *(common["n_documents"], common["of"], 100 * common["share"]),
         )
+    for note in meta["notes"]:
+        log.info(note)
     return TextData(
         tokenizer=load_tokenizer(folder / "tokenizer.json"),
         train=_mapped(folder / "train.bin", meta["dtype"]),
