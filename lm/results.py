@@ -11,6 +11,7 @@ The first columns say which run a row is about: `ablation` (its folder below `fo
 """
 
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -131,7 +132,7 @@ def contrasts(folder: str | Path) -> pd.DataFrame:
 
 def _ablations(folder: str | Path, needed: bool = False) -> dict[str, Results]:
     """The ablations at or below a folder, by name. Raises UserError if one is `needed` and there is none."""
-    top = Path(folder).expanduser()
+    top = Path(os.path.expanduser(folder))
     places = folders_with([RECORD], top)
     if needed and not places:
         reason = f"holds no {RECORD}" if top.is_dir() else "no such folder"
@@ -142,7 +143,7 @@ def _ablations(folder: str | Path, needed: bool = False) -> dict[str, Results]:
 def _read_runs(folder: str | Path) -> list[_Run]:
     if ablations := _ablations(folder):
         return [run for name, ablation in ablations.items() for run in _reported(name, ablation)]
-    runs = find_runs(Path(folder).expanduser())
+    runs = find_runs(Path(os.path.expanduser(folder)))
     return [
         _Run({"run_dir": run.name, "seed": run["seed"]}, run, partial(read_rows, run.path / METRICS)) for run in runs
     ]

@@ -9,6 +9,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +135,7 @@ PROMPTS = ["", "def f(x, y):", "${seed}", "???", "null", "[1, 2", "{", "'", '"',
 def test_text_arrives_as_typed_in_a_flat_command() -> None:
     for value in ODD + PROMPTS:
         config = parse(GenerateConfig, [f"run_dir={value}", f"prompt={value}", "seed=7"])
-        assert (config.run_dir, config.prompt, config.seed) == (value, value, 7)
+        assert (config.run_dir, config.prompt, config.seed) == (os.path.expanduser(value), value, 7)
     assert parse(GenerateConfig, ["run_dir=x", "top_k=null"]).top_k is None
     assert parse(EvaluateConfig, ["run_dir=x", "texts=null"]).texts is None
 
@@ -143,11 +144,43 @@ def test_text_arrives_as_typed_in_a_flat_command() -> None:
 def test_text_arrives_as_typed_through_hydra() -> None:
     for path, run_dir in zip(ODD[::2], ODD[1::2], strict=True):
         run = compose("train", ["data=text", f"data.path={path}", f"run_dir={run_dir}"], RunConfig)
-        assert (run.data.path, run.run_dir) == (path, run_dir)
+        assert (run.data.path, run.run_dir) == (os.path.expanduser(path), os.path.expanduser(run_dir))
     for words in (["data=text", f"data.path={ODD[0]}"], ["data=hub", "data.path=a/b", "data.split=test"]):
         scored = parse_arguments(["run_dir=[a,b c]", *words, "details=true"])
         assert (scored.run_dir, scored.details) == ("[a,b c]", True)
         assert scored.data == compose("train", words, RunConfig).data
+
+
+PATHS = {  # a command -> words that it needs, and its settings that are paths
+    "train": ("data=text tokenizer=file", "data.path data.val_path tokenizer.path run_dir logger.wandb.dir"),
+    "generate": ("prompt=x", "run_dir prompt_file"),
+    "evaluate": ("", "run_dir texts plot"),
+    "export": ("", "run_dir output_dir"),
+    "runs": ("", "folder csv plot"),
+    "look": ("", "run_dir folder"),
+    "ablate": ("ablation.name=x", "output_dir"),
+}
+
+
+@pytest.mark.parametrize("name", PATHS)
+def test_the_home_folder_stands_for_its_sign_in_every_path(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name like that of a user whom nobody knows is a name, and without a home the setting is named."""
+    schema, (needed, keys) = import_module(f"lm.cli.{name}").SCHEMA, PATHS[name]
+
+    def values(path: str) -> dict[str, Any]:
+        words = [*needed.split(), *(f"{key}={path}{key}.svg" for key in keys.split())]
+        if "wandb" in keys:
+            words.insert(0, "logger=wandb")
+        config: Any = compose(name, words, schema) if name in ("train", "ablate") else parse(schema, words)
+        return {key: attrgetter(key)(config) for key in keys.split()}
+
+    monkeypatch.setenv("HOME", "/some/home")
+    assert values("~/") == {key: f"/some/home/{key}.svg" for key in keys.split()}
+    assert values("~no-user") == {key: f"~no-user{key}.svg" for key in keys.split()}
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    with pytest.raises(UserError, match=f"^({keys.replace(' ', '|')})=~/"):
+        values("~/")
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from conftest import as_nobody
 
 from lm.config import DataConfig, TokenizerConfig, UserError
 from lm.data import tables
-from lm.data.paths import check_paths
+from lm.data.paths import check_paths, listed
 from lm.data.sources import open_source
 from lm.data.tokens import prepare
 from tests.helpers import hub, texts
@@ -84,6 +84,13 @@ def test_file_folder_and_glob_give_named_documents_in_order(tmp_path: Path, monk
         "**/**/z.txt": [""],
     }.items():
         assert [name for name, _ in load("text", root / pattern)] == names
+    odd = write_folder(tmp_path / "a [1] *")  # folders that exist as they stand
+    for pattern, names in {"*.txt": NAMES[:4], "**/*.txt": [*NAMES[:4], "deep/z.txt"]}.items():
+        assert [name for name, _ in load("text", odd / pattern)] == names
+    write_folder(tmp_path / "in/b [2]")
+    names = [name for name, _ in load("text", tmp_path / "i*/b [2]" / "c[1].txt")]
+    assert names == ["in/b [2]/c1.txt", "in/b [2]/c[1].txt"]
+    assert listed(f"{odd}/d*", "run_dir", folders=True) == [str(odd / "deep")]
     monkeypatch.chdir(root)
     assert load("text", ".") == load("text", root) == load("text", f"../{root.name}")
 

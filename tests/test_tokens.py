@@ -418,6 +418,20 @@ def test_a_read_only_cache_serves_what_it_holds(source: DataConfig, open_folder:
             prepare(replace(source, val_fraction=0.3), BYTE)
 
 
+@pytest.mark.parametrize("home", [None, "/dev/null"])
+def test_without_a_home_the_setting_of_the_cache_is_named(
+    home: str | None, source: DataConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    monkeypatch.setenv("HOME", home) if home else monkeypatch.delenv("HOME")
+    own = replace(source, cache_dir=DataConfig().cache_dir)
+    with pytest.raises(OSError, match=r"data\.cache_dir=DIR"):
+        prepare(own, BYTE)
+    assert prepare(source, BYTE).val_bytes
+    assert not Path("~").exists()
+
+
 # --- tokens that were made elsewhere
 
 

@@ -33,7 +33,7 @@ def ablate(
     `runs` has the configuration of each arm, `base` of the runs that they start from; `on_plan` is called before
     anything is run or written. Raises UserError before that, too, for what the user can mend.
     """
-    folder = Path(config.output_dir).expanduser() if config.output_dir else default_dir(config)
+    folder = Path(config.output_dir) if config.output_dir else default_dir(config)
     before = existing_record(folder, config)
     plan = make_plan(config, runs, base, before, RunReader(folder))
     executor = EXECUTORS[config.executor](config, folder)

@@ -58,7 +58,7 @@ def program(config: DictConfig) -> None:
             verdict_code(plan.results())  # refuses several comparisons before anything is run
         print(plan_table(plan), file=file, flush=True)
 
-    with resumable(Path(ablation.output_dir).expanduser() if ablation.output_dir else default_dir(ablation)):
+    with resumable(Path(ablation.output_dir) if ablation.output_dir else default_dir(ablation)):
         results = ablate(ablation, runs, command, on_plan, base)
     if ablation.json or not ablation.plan_only:
         print_results(results, ablation.json)

@@ -29,7 +29,7 @@ from lm.cli.mistakes import (
     wrong_value,
 )
 from lm.config import RunConfig, UserError, require
-from lm.config.checks import error_prefix, reading
+from lm.config.checks import error_prefix, expanded, reading
 from lm.config.identity import PLACES, is_runtime
 from lm.config.model import CLASSES
 from lm.config.typed import build
@@ -226,7 +226,7 @@ def _load_resumed_config(config: DictConfig, overrides: Sequence[str]) -> RunCon
     applied = [key for key in keys if is_runtime(key) or key in (*LENGTH, *PLACES)]
     if not run_dir or len(applied) + len(named_classes) < len(keys):
         return None
-    directory = RunDirectory(Path(run_dir).expanduser())
+    directory = RunDirectory(Path(expanded(run_dir, "run_dir")))
     if not directory.path.exists():  # it may be mistyped
         log.info("run_dir=%s: does not exist yet, so this is a new run", run_dir)
     if not (content := directory.read_config()):

@@ -32,7 +32,7 @@ def run(args: list[str]) -> int:
 
 def score(config: EvaluateConfig) -> int:
     pairs = _pairs_of(config)  # raises UserError before the slow imports below
-    if config.plot is not None and not (folder := Path(config.plot).expanduser().parent).is_dir():
+    if config.plot is not None and not (folder := Path(config.plot).parent).is_dir():
         raise UserError(f"plot={config.plot}: {folder} is no folder")
     from lm.inference.evaluate import check, evaluate_run
 
@@ -54,7 +54,7 @@ def score(config: EvaluateConfig) -> int:
     if config.plot is not None:
         from lm.report.scores import plot_scores  # matplotlib takes a second, and few ask for a figure
 
-        plot_scores(scores, Path(config.plot).expanduser())
+        plot_scores(scores, Path(config.plot))
     print(json.dumps(scores if several else {k: v for k, v in scores[0].items() if k not in ("run", "text")}))
     return max(map(handle_exception, failed), default=0)
 

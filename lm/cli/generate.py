@@ -41,7 +41,7 @@ def run(args: list[str]) -> None:
     set_threads(config.threads)
     models = {}
     for name in names:
-        directory = RunDirectory(Path(name).expanduser())
+        directory = RunDirectory(Path(name))
         if directory.config.exists() and not directory.result.exists():
             print(f"run_dir={name}: is unfinished; this is its model when it was stopped", file=sys.stderr)
         net, tokenizer = load_model(name, config.trust)

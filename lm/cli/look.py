@@ -21,10 +21,10 @@ SCHEMA = LookConfig
 
 def run(args: list[str]) -> None:
     config = parse(LookConfig, args)
-    folder = Path(config.folder).expanduser()
+    folder = Path(config.folder)
     names = [] if config.run_dir is None else listed(config.run_dir, "run_dir", folders=True)
     for name in names:
-        if not Path(name).expanduser().is_dir():
+        if not Path(name).is_dir():
             raise UserError(f"run_dir={name}: no such folder; expected a run directory that train wrote")
     if not names and not folder.is_dir():
         raise UserError(f"folder={folder}: no such folder; expected a folder that holds runs")
@@ -32,7 +32,7 @@ def run(args: list[str]) -> None:
     from lm.system.device import set_threads
 
     def places() -> dict[str, Path]:
-        return {name: Path(name).expanduser() for name in names} or folders_with(MARKS, folder)
+        return {name: Path(name) for name in names} or folders_with(MARKS, folder)
 
     set_threads(config.threads)
     try:

@@ -23,7 +23,7 @@ VERDICT_CODES = {"better": 0, "worse": 10, "equivalent": 11, "undecided": 12}
 def run(args: list[str]) -> int:
     config = parse(ReportConfig, args)
     key, command = ("run_dir", "train") if config.run_dir is not None else ("output_dir", "ablate")
-    path = Path(str(config.run_dir or config.output_dir)).expanduser()
+    path = Path(str(config.run_dir or config.output_dir))
     if not path.is_dir():  # importing the rest takes seconds
         raise UserError(f"{key}={path}: no such folder; expected one that {command} wrote")
     if config.run_dir is not None and not (path / "config.yaml").exists():

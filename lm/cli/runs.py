@@ -23,11 +23,11 @@ def run(args: list[str]) -> None:
     if args and "=" not in args[0] and not args[0].startswith("-"):  # a folder alone
         args = [f"folder={args[0]}", *args[1:]]
     config = parse(RunsConfig, args)
-    plot, table = (Path(name).expanduser() if name else None for name in (config.plot, config.csv))
+    plot, table = (Path(name) if name else None for name in (config.plot, config.csv))
     for key, path in {"plot": plot, "csv": table}.items():
         if path is not None and not path.parent.is_dir():
             raise UserError(f"{key}={path}: no such folder as {path.parent}")
-    every = find_runs(Path(config.folder).expanduser())
+    every = find_runs(Path(config.folder))
     runs = ordered(where(every, config.where), config.sort) if every else []
     if config.csv == "-":
         print(printable(listing_csv(runs)), end="")

@@ -35,7 +35,7 @@ def program(config: DictConfig) -> float | None:
     run = to_dataclass(config, overrides, RunConfig)
     if several and run.trainer.world_size > 1:
         raise UserError(f"trainer.devices={run.trainer.devices}: a sweep trains each run in one process; leave -m out")
-    if run.run_dir is None or not (Path(run.run_dir).expanduser() / "result.json").exists():
+    if run.run_dir is None or not (Path(run.run_dir) / "result.json").exists():
         check_paths(run.data, run.tokenizer)
     from lm.training.train import train
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lm.config.checks import UserError, require, require_choice, require_min, require_seed
+from lm.config.checks import UserError, expand_paths, require, require_choice, require_min, require_seed
 
 METRICS = {  # name in result.json -> (whether less is better, its unit)
     "val_loss": (True, "nats per token"),
@@ -220,6 +220,7 @@ class AblateConfig:
     overrides: list[str] = field(default_factory=list)  # of train.py, for every arm
 
     def __post_init__(self) -> None:
+        expand_paths("", self, "output_dir")
         require_min(1, "", self, "workers")
         require_choice("executor", self.executor, ("local", "ray", "slurm"))
         require_choice("exit_code", self.exit_code, EXIT_CODES)
@@ -235,6 +236,7 @@ class ReportConfig:
     exit_code: str = "done"  # of what: done, or the verdict (better 0, worse 10, equivalent 11, undecided 12)
 
     def __post_init__(self) -> None:
+        expand_paths("", self, "output_dir", "run_dir")
         require_choice("exit_code", self.exit_code, EXIT_CODES)
         if (self.output_dir is None) == (self.run_dir is None):
             raise UserError("output_dir: give output_dir=DIR of an ablation or run_dir=RUN, one of the two")

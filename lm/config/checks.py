@@ -1,6 +1,7 @@
 """The errors that a wrong setting raises, and the checks that several dataclasses share."""
 
 import csv
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -55,6 +56,20 @@ def require_min(minimum: float, prefix: str, config: Any, *keys: str) -> None:
         value = getattr(config, key)
         if value is not None and not minimum <= value <= 2**53:  # an int and a float; refuses nan too
             raise UserError(f"{prefix}{key}={value}: expected {minimum} or more, at most 2**53")
+
+
+def expanded(path: str, key: str) -> str:
+    """A path with the home folder in place of its `~`. `~name` of no user stays, as a file may be called so."""
+    full = os.path.expanduser(path)
+    require(full != path or (path != "~" and path[:2] != "~/"), f"{key}={path}", "a path without ~: no home is known")
+    return full
+
+
+def expand_paths(prefix: str, config: Any, *keys: str) -> None:
+    """Put the home folder into paths that begin with `~`: here alone, where a setting becomes a path."""
+    for key in keys:
+        if (path := getattr(config, key)) is not None:
+            setattr(config, key, expanded(path, f"{prefix}{key}"))
 
 
 def require_seed(seed: int) -> None:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from lm.config.checks import UserError, require, require_choice, require_min, require_seed
+from lm.config.checks import UserError, expand_paths, require, require_choice, require_min, require_seed
 from lm.config.data import DataConfig
 
 FIGURES = (".svg", ".png")
@@ -27,6 +27,7 @@ class GenerateConfig:
     trust: bool = False  # import the classes of the user's own that the settings name
 
     def __post_init__(self) -> None:
+        expand_paths("", self, "run_dir", "prompt_file")
         require_min(0, "", self, "max_new_tokens", "temperature")
         require_seed(self.seed)
         require_min(1, "", self, "threads", "n_samples", "top")
@@ -47,6 +48,7 @@ class EvaluateConfig:
     trust: bool = False  # import the classes of the user's own that the settings name
 
     def __post_init__(self) -> None:
+        expand_paths("", self, "run_dir", "texts", "plot")
         if self.data is not None:
             for key in ("document_mask", "seq_len", "val_split", "val_path"):
                 value, place = getattr(self.data, key), key.replace("val_", "data.")
@@ -68,6 +70,7 @@ class ExportConfig:
     trust: bool = False  # import the classes of the user's own that the settings name
 
     def __post_init__(self) -> None:
+        expand_paths("", self, "run_dir", "output_dir")
         require_choice("format", self.format, tuple(EXPORT_DTYPES))
         self.dtype = EXPORT_DTYPES[self.format][0] if self.dtype is None else self.dtype
         require_choice("dtype", self.dtype, EXPORT_DTYPES[self.format])
@@ -82,6 +85,7 @@ class RunsConfig:
     csv: str | None = None  # a file for the list as CSV; - is standard output
 
     def __post_init__(self) -> None:
+        expand_paths("", self, "folder", "plot", "csv")
         if self.plot is not None:
             require(self.plot.endswith(FIGURES), f"plot={self.plot}", "a name that ends in .svg or .png")
 
@@ -96,5 +100,6 @@ class LookConfig:
     trust: bool = False  # import the classes of the user's own that the settings name, download the text of a run
 
     def __post_init__(self) -> None:
+        expand_paths("", self, "run_dir", "folder")
         require(self.port == 0 or 1024 <= self.port < 2**16, f"port={self.port}", "0, or 1024 to 65535")
         require_min(1, "", self, "threads")

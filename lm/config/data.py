@@ -1,9 +1,11 @@
 """The text and its tokenizer."""
 
+import errno
 import os
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from lm.config.checks import UserError, require, require_choice, require_min
+from lm.config.checks import UserError, expand_paths, require, require_choice, require_min
 
 SOURCES = ("stdlib", "text", "json", "csv", "parquet", "hub", "tokens")
 TABLES = ("json", "csv", "parquet", "hub")
@@ -20,6 +22,7 @@ OF_SOURCES = (  # settings that have an effect with some sources only: their def
 )
 ORDERS = ("windows", "documents")
 TOKENIZERS = ("bpe", "char", "byte", "file")
+OTHER_CACHE = "data.cache_dir=DIR keeps the tokens elsewhere"
 
 
 def default_cache() -> str:
@@ -54,6 +57,7 @@ class DataConfig:
     verify: bool = False  # read the whole text again, in place of comparing sizes and times of its files
 
     def __post_init__(self) -> None:
+        expand_paths("data.", self, "path", "val_path")
         require_choice("data.source", self.source, SOURCES)
         require_min(1, "data.", self, "seq_len", "batch_size", "max_bytes")
         require_min(4, "data.", self, "val_max_bytes")  # the bytes of the longest character
@@ -84,6 +88,14 @@ class DataConfig:
                 if (given := getattr(self, other)) != type(self).__dataclass_fields__[other].default:
                     raise UserError(f"data.{other}={given}: nothing is held out beside data.{key}={value}")
 
+    @property
+    def cache(self) -> Path:
+        """The folder that cache_dir names, whose default is the same for every home. Raises PermissionError."""
+        path = os.path.expanduser(self.cache_dir)
+        if path.startswith("~/"):
+            raise PermissionError(errno.EACCES, f"no home is known; {OTHER_CACHE}", path)
+        return Path(path)
+
 
 @dataclass(slots=True, kw_only=True)
 class TokenizerConfig:
@@ -92,6 +104,7 @@ class TokenizerConfig:
     path: str | None = None  # file: a tokenizer.json of the tokenizers library
 
     def __post_init__(self) -> None:
+        expand_paths("tokenizer.", self, "path")
         require_choice("tokenizer.kind", self.kind, TOKENIZERS)
         if self.kind == "bpe" and (self.vocab_size or 0) < 257:
             raise UserError(f"tokenizer.vocab_size={self.vocab_size}: bpe needs 257 or more (256 bytes, end of text)")

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, field
 
-from lm.config.checks import UserError, require, require_choice, require_min, require_seed
+from lm.config.checks import UserError, expand_paths, require, require_choice, require_min, require_seed
 from lm.config.data import DataConfig, TokenizerConfig
 from lm.config.model import HeadConfig, ModelConfig
 from lm.config.optim import OptimConfig
@@ -52,12 +52,18 @@ class TrainerConfig:
 class TensorBoardConfig:
     dir: str | None = None  # null: tensorboard/ in the directory of the run
 
+    def __post_init__(self) -> None:
+        expand_paths("logger.tensorboard.", self, "dir")
+
 
 @dataclass(slots=True, kw_only=True)
 class WandbConfig:
     project: str = "lm"  # under which the runs are listed
     offline: bool = False  # keep it on this machine; `wandb sync` sends it later
     dir: str | None = None  # null: wandb/ in the directory of the run
+
+    def __post_init__(self) -> None:
+        expand_paths("logger.wandb.", self, "dir")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -136,6 +142,7 @@ class RunConfig:
     run_dir: str | None = None  # null: runs/, under a name that ends in the hash of this configuration
 
     def __post_init__(self) -> None:
+        expand_paths("", self, "run_dir", "init_from")
         require_choice("loss", self.loss, LOSSES)
         require_choice("init_tied_matrix", self.init_tied_matrix, TIED_MATRICES)
         require_min(1, "", self, "max_tokens", "threads")

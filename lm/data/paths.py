@@ -5,11 +5,11 @@ import os
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from functools import cache
-from itertools import takewhile
 from pathlib import Path
 from typing import NoReturn
 
 from lm.config import DataConfig, TokenizerConfig, UserError
+from lm.config.checks import expanded
 
 SUFFIXES = {"json": (".json", ".jsonl"), "csv": (".csv",), "parquet": (".parquet",), "tokens": (".bin",)}
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
@@ -45,10 +45,13 @@ def listed(value: str, key: str, folders: bool = False) -> list[str]:
     for entry in [part.strip() for part in value[1:-1].split(",")] if is_list else [value]:
         if not entry:
             raise UserError(f"{key}={value}: a path is empty; expected {key}=[PATH,PATH]")
-        path = os.path.expanduser(entry)
-        if not glob.has_magic(entry) or is_url(entry) or os.path.exists(path):
-            paths.append(entry)
+        path = expanded(entry, key)
+        if not glob.has_magic(path) or is_url(path) or os.path.exists(path):
+            paths.append(path)
             continue
+        root = _literal_part(Path(path))
+        if glob.has_magic(str(root)):
+            path = os.path.join(glob.escape(str(root)), Path(path).relative_to(root))
         matches = [match for match in sorted(glob.glob(path, recursive=True)) if not folders or os.path.isdir(match)]
         if not matches:
             raise UserError(f"{key}={entry}: no such {'folder' if folders else 'file'}, and as a glob it matches none")
@@ -62,13 +65,13 @@ def local_files(path: str, suffixes: tuple[str, ...] = (), key: str = "data.path
     `suffixes`: of a folder or glob, only files that end in one of them, compressed or not. A file is taken once,
     however many links lead to it. Raises UserError, and OSError for a folder that cannot be read.
     """
-    place = Path(os.path.expanduser(path))
+    place = Path(path)
     if place.is_file():
         return {place.name: place}
     if place.is_dir():
         root, files = place, list(_walk(place))
     else:
-        root = Path(*takewhile(lambda part: not glob.has_magic(part), place.parts[:-1]))
+        root = _literal_part(place)
         files = _glob(root, place)
 
     @cache  # most files lie in the same folders
@@ -88,6 +91,16 @@ def local_files(path: str, suffixes: tuple[str, ...] = (), key: str = "data.path
     return {file.relative_to(root).as_posix(): file for file in sorted(unique.values())}
 
 
+def _literal_part(pattern: Path) -> Path:
+    """The folders with which a glob begins: those without a wildcard, or that exist as they stand, such as `a [1]`."""
+    root = Path()
+    for part in pattern.parts[:-1]:
+        if glob.has_magic(part) and not (root / part).is_dir():
+            break
+        root /= part
+    return root
+
+
 def _glob(root: Path, pattern: Path) -> list[Path]:
     parts = pattern.relative_to(root).parts
     if "**" in parts:
@@ -97,7 +110,7 @@ def _glob(root: Path, pattern: Path) -> list[Path]:
     for part in parts:  # glob.glob would skip a folder that it cannot read
         inside = (path for folder in paths if folder.is_dir() for path in folder.iterdir())
         shown = (path for path in inside if part.startswith(".") or not path.name.startswith("."))
-        paths = [path for path in shown if fnmatchcase(path.name, part)]
+        paths = [path for path in shown if _fits(path.name, part)]
     return paths
 
 
@@ -107,7 +120,11 @@ def _matches(names: tuple[str, ...], parts: tuple[str, ...]) -> bool:
         return not names and not parts
     if parts[0] == "**":
         return _matches(names, parts[1:]) or _matches(names[1:], parts)
-    return fnmatchcase(names[0], parts[0]) and _matches(names[1:], parts[1:])
+    return _fits(names[0], parts[0]) and _matches(names[1:], parts[1:])
+
+
+def _fits(name: str, part: str) -> bool:
+    return name == part or fnmatchcase(name, part)
 
 
 def _walk(root: Path) -> Iterator[Path]:

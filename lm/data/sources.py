@@ -204,8 +204,8 @@ def only_file(source: Source) -> Path:
 
 
 def open_source(config: DataConfig, key: str = "data.path") -> Source:
-    """Nothing is read yet. `key` is the setting that errors name. Raises UserError."""
-    cache = Path(config.cache_dir).expanduser()
+    """Nothing is read yet. `key` is the setting that errors name. Raises UserError, and PermissionError of a cache."""
+    cache = config.cache
     if config.source == "hub":
         return Hub(config, cache, "data.split" if key == "data.path" else key)
     if config.source == "stdlib":

@@ -14,7 +14,7 @@ import shutil
 import tempfile
 import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ import numpy as np
 import xxhash
 
 from lm.config import DataConfig, TokenizerConfig, UserError
-from lm.config.data import TABLES
+from lm.config.data import OTHER_CACHE, TABLES
 from lm.data.encoding import chunks, decoded, encode, sample
 from lm.data.sources import Source, only_file, open_source, open_sources
 from lm.data.text import Text, excess, overlap, progress, published, read, split
@@ -74,9 +74,9 @@ def prepare(config: DataConfig, tokenizer: TokenizerConfig, quiet: bool = True) 
         identity["path"] = own.hash
         note = "is added, because it has no usual end-of-text token" if own.eot_added else "is its end-of-text token"
         log.info("tokenizer.path=%s: %s %s; %d tokens", tokenizer.path, own.eot_token, note, own.vocab_size)
-    folder = Path(config.cache_dir).expanduser() / "tokens" / json_sha256(identity)[:16]
+    folder = config.cache / "tokens" / json_sha256(identity)[:16]
     if config.verify or not _is_whole(folder):
-        with _locked(folder):
+        with _naming(folder.parent), _locked(folder):
             if config.verify or not _is_whole(folder):  # another process may have built it meanwhile
                 write = _write_given if config.source == "tokens" else _write_encoded
                 with _replacing(folder) as partial:
@@ -100,9 +100,11 @@ def prepare(config: DataConfig, tokenizer: TokenizerConfig, quiet: bool = True) 
 
 def encode_whole(config: DataConfig, tokenizer: Tokenizer, quiet: bool = True) -> tuple[np.ndarray, int]:
     """The tokens (n,) of a whole text, in a file that has no name, and the number of bytes of the text."""
-    cache = Path(config.cache_dir).expanduser() / "tokens"
-    cache.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=cache, prefix="evaluated-") as name, tempfile.TemporaryFile(dir=name) as file:
+    cache = config.cache / "tokens"
+    with _naming(cache), ExitStack() as stack:
+        cache.mkdir(parents=True, exist_ok=True)
+        name = stack.enter_context(tempfile.TemporaryDirectory(dir=cache, prefix="evaluated-"))
+        file = stack.enter_context(tempfile.TemporaryFile(dir=name))
         text = _read(open_source(config), Path(name, "text"), config, quiet)
         for ids in encode(tokenizer, text.whole(), "encoding", quiet):
             file.write(ids.data)
@@ -176,8 +178,8 @@ def _notes(texts: list[Text], config: DataConfig, tokenizer: Tokenizer) -> list[
     if len(texts) == 1 and (share := excess(texts[0], config.val_fraction, config.val_max_bytes)):
         key = "data.val_split=NAME" if config.source == "hub" else "data.val_path=FILE"
         notes.append(
-            f"data: whole documents for validation would be {100 * share:.0f} % of the text, so the last of them is cut to"
-            f" data.val_fraction={config.val_fraction}; {key} names a validation text of its own"
+            f"data: whole documents for validation would be {100 * share:.0f} % of the text, so the last of them is cut"
+            f" to data.val_fraction={config.val_fraction}; {key} names a validation text of its own"
         )
     for word in sorted({EOT, tokenizer.eot_token}):
         if n := sum(text.count(word.encode()) for text in texts):
@@ -262,6 +264,18 @@ def _checksum(folder: Path) -> str:
         with open(folder / name, "rb", buffering=0) as file:
             digest.update(hashlib.file_digest(file, xxhash.xxh3_128).digest())
     return digest.hexdigest()
+
+
+@contextmanager
+def _naming(cache: Path) -> Iterator[None]:
+    """Let an error of writing to the cache name it, and the setting that chooses another."""
+    try:
+        yield
+    except OSError as error:
+        place = Path(error.filename or cache)
+        if error.errno is None or not (place.is_relative_to(cache) or cache.is_relative_to(place)):
+            raise
+        raise OSError(error.errno, f"{error.strerror}; {OTHER_CACHE}", str(place)) from error
 
 
 @contextmanager

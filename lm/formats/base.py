@@ -24,7 +24,7 @@ def model_folder(run_dir: str | Path, key: str = "run_dir") -> Path:
 
     Raises UserError if there is none, and OSError if it cannot be read.
     """
-    folder = Path(run_dir).expanduser()
+    folder = Path(os.path.expanduser(run_dir))
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "no such folder"
         raise UserError(f"{key}={run_dir}: {what}; expected a run directory that train wrote")

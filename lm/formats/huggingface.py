@@ -73,7 +73,7 @@ def export(
 @contextmanager
 def new_folder(output_dir: str | Path) -> Iterator[Path]:
     """An empty folder, or one that an export has left unfinished. Raises UserError if it cannot be had."""
-    folder = Path(output_dir).expanduser()
+    folder = Path(output_dir)
     if folder.exists() and not folder.is_dir():
         raise UserError(f"output_dir={output_dir}: is a file; choose a new or an empty folder")
     if folder.exists() and any(folder.iterdir()) and not (folder / UNFINISHED).exists():

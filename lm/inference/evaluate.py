@@ -95,7 +95,7 @@ def check(config: EvaluateConfig) -> None:
     """Raise UserError if the settings of the run, or what it says of its validation text, cannot be used."""
     read_settings(model_folder(config.run_dir))
     if config.data is None:
-        own_text(Path(config.run_dir).expanduser(), config.trust)
+        own_text(Path(config.run_dir), config.trust)
 
 
 def evaluate_run(config: EvaluateConfig, bar: bool = False) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def evaluate_run(config: EvaluateConfig, bar: bool = False) -> dict[str, Any]:
     if config.document_mask is not None:
         net.document_separator = tokenizer.eot if config.document_mask else None
     if config.data is None:
-        tokens, n_bytes, batch_size, train = own_validation(Path(config.run_dir).expanduser(), config.trust, bar)
+        tokens, n_bytes, batch_size, train = own_validation(Path(config.run_dir), config.trust, bar)
     else:
         tokens, n_bytes, batch_size, train = *whole_text(config.data, tokenizer, bar), config.data.batch_size, None
     details = [Details(net.vocab_size)] if config.details else []

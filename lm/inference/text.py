@@ -1,6 +1,7 @@
 """The texts that a model is scored on: the validation text of its run, or the whole of another text."""
 
 import errno
+import os
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -42,7 +43,7 @@ def own_text(run_dir: Path, trust: bool) -> OwnText:
         if not trust and (config.source == "hub" or "://" in place):
             raise UserError(f"run_dir={run_dir}: its text comes from {place}; trust=true downloads it")
     config.path, config.val_path = (from_above(run_dir, path) for path in (config.path, config.val_path))
-    if not Path(config.cache_dir, "tokens").expanduser().is_dir():  # the run was made elsewhere
+    if not Path(os.path.expanduser(config.cache_dir), "tokens").is_dir():  # the run was made elsewhere
         config = replace(config, cache_dir=DataConfig().cache_dir)
     return config, tokenizer, hashes
 
@@ -50,7 +51,7 @@ def own_text(run_dir: Path, trust: bool) -> OwnText:
 def from_above(run_dir: Path, path: str | None) -> str | None:
     """A relative path that leads nowhere, from the nearest folder above the run from which it leads somewhere: that is
     where training was started. The hash of the text is compared anyway."""
-    if path is None or Path(path).expanduser().exists():
+    if path is None or Path(path).exists():
         return path
     above = (folder / path for folder in run_dir.resolve().parents)
     return next((str(place) for place in above if place.exists()), path)

@@ -56,7 +56,7 @@ def train(run: RunConfig, data: TextData | None = None) -> tuple[Path, dict[str,
     the same call then resumes the run.
     """
     run = pin_init_weights(run)
-    directory = RunDirectory(Path(run.run_dir).expanduser()) if run.run_dir else None
+    directory = RunDirectory(Path(run.run_dir)) if run.run_dir else None
     if directory and (result := _finished_result(directory, run)):
         return directory.path, result
     data = data or prepare(run.data, run.tokenizer, quiet=not _shows_bar(run))

@@ -37,7 +37,7 @@ class RunPrompts(NamedTuple):
 
 def read_prompts(run_dir: str) -> RunPrompts:
     """Raises UserError if the run or its validation text cannot be read."""
-    path = Path(run_dir).expanduser().resolve()
+    path = Path(run_dir).resolve()
     try:
         (net, _), (tokens, *_) = load_model(path), own_validation(path, trust=False)
     except UserError as error:

@@ -111,7 +111,7 @@ def step_in_transformers(shape: Shape, device: str, mixed: bool) -> partial[None
 
 def read_nanogpt(clone: str) -> NanoGPT:
     """The model classes of a clone. Raises UserError if the folder is no clone of nanoGPT."""
-    path = Path(clone).expanduser() / "model.py"
+    path = Path(clone) / "model.py"
     spec = importlib.util.spec_from_file_location("nanogpt_model", path)
     assert spec is not None
     assert spec.loader is not None

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from lm.config.checks import require_choice, require_min
+from lm.config.checks import expand_paths, require_choice, require_min
 from lm.system.device import best_device, set_threads
 from lm.system.files import write_text
 from lm.system.terminal import format_table
@@ -46,6 +46,7 @@ class BenchmarkConfig:
     def __post_init__(self) -> None:
         for name in self.only or ():
             require_choice("only", name, tuple(SECTIONS))
+        expand_paths("", self, "output", "run_dir", "nanogpt")
         require_min(0, "", self, "seconds")
         require_min(1, "", self, "threads")
 
@@ -69,7 +70,7 @@ def benchmark(config: BenchmarkConfig) -> str:
             rows.append(row)
         if config.output:
             content = {"where": where, "measurements": [asdict(row) | {"ratio": row.ratio} for row in rows]}
-            write_text(Path(config.output).expanduser(), json.dumps(content, indent=1) + "\n")
+            write_text(Path(config.output), json.dumps(content, indent=1) + "\n")
     return f"{format_table([HEAD, *map(_cells, rows)])}\n\n{where}"
 
 
