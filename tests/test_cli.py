@@ -2,6 +2,7 @@
 
 import errno
 import gc
+import io
 import os
 import re
 import signal
@@ -26,6 +27,7 @@ from lm.cli.main import COMMANDS, handle_exception, main
 from lm.cli.mistakes import CONFIGS, kinds_of
 from lm.config import EvaluateConfig, GenerateConfig, RunConfig, UserError
 from lm.config.ablation import AblateConfig
+from lm.config.identity import config_hash
 
 Command = Callable[..., Outcome]
 
@@ -45,6 +47,8 @@ COMPOSED = {  # overrides of train -> what the one line about them names
     "every=3": "checkpoint.every or validation.every or diagnostics.every?",
     "models.n_layers=3": "models",
     "model.n_layers=two": "model.n_layers=two: expected a whole number",
+    "trainer.max_steps=1.5": "trainer.max_steps=1.5: expected a whole number",
+    "data.max_bytes=1e400": "data.max_bytes=1e400: expected a whole number",
     "optim.lr=0,01": "optim.lr=0,01",
     "~optim.lr": "optim.lr",
     "head=TIED": "did you mean head=tied?",
@@ -215,6 +219,24 @@ def test_an_ablation_passes_on_what_train_is_to_understand(command: Command, com
     assert config.output_dir == "a (b)"
 
 
+WHOLE = ["1e4", "1E+4", "10000.0", "10_000", "10000"]
+
+
+def test_a_whole_number_may_have_an_exponent_or_a_point(command: Command, composed: list[Any], folder: Path) -> None:
+    """On the command line, in lists and in files; the run is the same."""
+    runs = [compose("train", [f"trainer.max_steps={value}"], RunConfig) for value in WHOLE]
+    assert {repr(run.trainer.max_steps) for run in runs} == {"10000"}
+    assert len({config_hash(run) for run in runs}) == 1
+    for value in WHOLE:
+        assert repr(parse(GenerateConfig, ["run_dir=x", f"max_new_tokens={value}"]).max_new_tokens) == "10000"
+    (folder / "my/ablation").mkdir(parents=True)
+    smoke = (CONFIGS / "ablation/smoke.yaml").read_text()
+    (folder / "my/ablation/own.yaml").write_text(f"{smoke}tune:\n  seeds: [1e4, 7.0]\n")
+    command("ablate", "--config-dir", "my", "ablation=own", "ablation.seeds=[1e0,2]", "workers=2.0")
+    (config,) = composed
+    assert repr([config.ablation.seeds, config.ablation.tune.seeds, config.workers]) == "[[1, 2], [10000, 7], 2]"
+
+
 # --- jobs of a sweep
 
 
@@ -296,6 +318,17 @@ def test_too_little_memory_is_one_line(capsys: pytest.CaptureFixture[str]) -> No
 def test_a_message_cannot_steer_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     handle_exception(UserError("a\x1b[2J\nb"))
     assert capsys.readouterr().err == "error: a\\x1b[2J b\n"
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_what_standard_output_cannot_write_is_escaped(
+    encoding: str, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding)
+    monkeypatch.setattr(train, "run", lambda args: print("é 今"))
+    monkeypatch.setattr(sys, "stdout", stream)
+    assert command("train")[0] == 0
+    assert stream.buffer.getvalue() == "é 今\n".encode(encoding, "backslashreplace")
 
 
 def test_what_a_signal_breaks_off_is_an_interruption(

@@ -4,7 +4,7 @@ import argparse
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import MISSING as NO_DEFAULT
 from dataclasses import asdict, fields, replace
 from functools import cache, reduce
@@ -14,8 +14,8 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import yaml
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import DictConfig, IntegerNode, OmegaConf
+from omegaconf.errors import OmegaConfBaseException, ValidationError
 
 from lm.cli.mistakes import (
     CONFIGS,
@@ -40,6 +40,24 @@ from lm.training.run_directory import LENGTH, RunDirectory
 SWEEP_VALUE = re.compile(r",|^\w+\(")  # several values in Hydra's grammar: a,b or choice(a,b), range(...), glob(...)
 Config = TypeVar("Config")
 log = logging.getLogger(__name__)
+
+# --- whole numbers
+
+as_integer = IntegerNode._validate_and_convert_impl
+
+
+def _as_whole_number(node: IntegerNode, value: Any) -> int:
+    """OmegaConf's conversion to an integer, which takes 1e4 and 10000.0 too, from the command line and from files."""
+    try:
+        return as_integer(node, value)
+    except ValidationError:
+        with suppress(ValueError):
+            if isinstance(value, float | str) and (number := float(value)).is_integer() and abs(number) <= 2**53:
+                return int(number)
+        raise
+
+
+IntegerNode._validate_and_convert_impl = _as_whole_number  # type: ignore
 
 # --- the flat commands
 

@@ -9,6 +9,7 @@ import difflib
 import errno
 import functools
 import gc
+import io
 import logging
 import os
 import re
@@ -48,7 +49,7 @@ signals: list[int] = []  # those that have arrived
 
 def main(command: str | None = None) -> NoReturn:
     """Run a command, by default the one that the first argument names, and leave with its exit code."""
-    configure_logging()
+    configure_streams()
     for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(signum) != signal.SIG_IGN:  # as nohup starts a command
             signal.signal(signum, _on_signal)
@@ -133,7 +134,8 @@ def handle_exception(error: Exception, job: str = "") -> int:
     if line is None or os.environ.get("LM_DEBUG"):
         traceback.print_exception(error)
     if line is not None or job:
-        message = printable(" ".join((line or f"{type(error).__name__}: {error}").split()))
+        text = (line or f"{type(error).__name__}: {error}").strip()
+        message = printable(re.sub(r"\s*\n\s*", " ", text))  # other spaces stay: they may be what a message is about
         _print_error(f"error: {message}{f' (job: {printable(job)})' if job else ''}")
     return code
 
@@ -211,7 +213,7 @@ def job(task: Callable[[Any], Any]) -> Callable[[Any], Any]:
         from lm.cli.compose import current_overrides
 
         in_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
-        configure_logging()  # some of Hydra's launchers start jobs in processes of their own
+        configure_streams()  # some of Hydra's launchers start jobs in processes of their own
         gc.collect()  # the trainer and the model of the job before refer to each other
         try:
             return task(config)
@@ -237,8 +239,13 @@ class _Formatter(logging.Formatter):
         return printable(super().format(record))
 
 
-def configure_logging() -> None:
-    """Send messages of lm to standard error; of several processes, the first one speaks."""
+def configure_streams() -> None:
+    """Send messages of lm to standard error; of several processes, the first one speaks.
+
+    What the encoding of standard output cannot write is written as an escape, as Python does on standard error.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a notebook has a stream of its own
+        sys.stdout.reconfigure(errors="backslashreplace")
     handler, logger = logging.StreamHandler(), logging.getLogger("lm")
     handler.setFormatter(_Formatter("%(message)s"))
     logger.handlers[:] = [handler]
