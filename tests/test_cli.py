@@ -76,6 +76,8 @@ REFUSED = {  # a command line -> what its one line of error names
     "train seed": "did you mean seed=VALUE?",
     "train tied": "did you mean head=tied?",
     "train -m seed=0,1 run_dir=x": "run_dir=x",
+    "train -m hydra.sweeper.params={seed:'0,1'}": "hydra.sweeper.params=",
+    "train data=hub data.path=./configs": "data=parquet, json or csv data.path=./configs",
     "train -m --max-steps=3": "did you mean trainer.max_steps=VALUE?",
     "train --config-dir absent": "absent",
     "train --config-dir configs model=bad": "bad",
@@ -310,7 +312,8 @@ def test_too_little_memory_is_one_line(capsys: pytest.CaptureFixture[str]) -> No
 
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**60)
-    for error in (caught.value, torch.OutOfMemoryError("CUDA out of memory."), MemoryError()):
+    no_torch = ImportError("libtorch_cpu.so: failed to map segment from shared object")
+    for error in (caught.value, torch.OutOfMemoryError("CUDA out of memory."), MemoryError(), no_torch):
         assert handle_exception(error) == 1
         assert capsys.readouterr().err.startswith("error: out of memory")
 

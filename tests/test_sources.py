@@ -362,6 +362,8 @@ def test_local_paths_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ("text", "absent/*.txt", given, "data.path"),
         ("json", "folder", given, "data.path"),
         ("stdlib", None, absent, "tokenizer.path"),
+        ("hub", "./folder", given, "data.path"),
+        ("hub", str(tmp_path / "folder"), given, "data.path"),
     ):
         with pytest.raises(UserError, match=f"^{key}="):
             check_paths(DataConfig(source=source, path=path), tokenizer)

@@ -149,7 +149,7 @@ def _describe(error: Exception) -> tuple[str | None, int]:
         name = "" if error.filename is None else f"{error.filename}: "
         advice = "; free some space and run the same command again" if error.errno in DISK_FULL else ""
         return f"{name}{error.strerror or text}{advice}", 1 if error.errno in MACHINE else 2
-    no_memory = re.search("can't allocate|size calculation overflowed", text)
+    no_memory = re.search("can't allocate|size calculation overflowed|segment from shared object$", text)
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or no_memory:
         less = "a smaller data.batch_size, trainer.accumulate_grad_batches, loss=chunked, activation_checkpointing=true"
         return f"out of memory; these settings need less: {less}", 1

@@ -58,6 +58,10 @@ def explaining(overrides: Sequence[str], kinds: Kinds) -> Iterator[None]:
         message = _format_config_error(error, overrides, kinds)
         is_named = any(key_of(override) in message for override in overrides)
         raise UserError(message if is_named or not overrides else f"{' '.join(overrides)}: {message}") from error
+    except (AttributeError, AssertionError) as error:  # of OmegaConf, for names below a setting of Hydra that is null
+        if not (own := [override for override in overrides if key_of(override).startswith("hydra.")]):
+            raise
+        raise UserError(f"{' '.join(own)}: cannot be merged; write it below hydra: in an experiment file") from error
 
 
 def _format_config_error(error: BaseException, overrides: Sequence[str], kinds: Kinds) -> str:

@@ -69,7 +69,7 @@ def encode(tokenizer: Tokenizer, part: Part, label: str = "", quiet: bool = True
         flat: list[int] = []
         for (text, first), chunk in zip(group, ids, strict=True):
             flat += [*tokenizer.separator, *chunk] if first else chunk
-            bar.update(len(text))
+            bar.update(len(text.encode()))
         return np.array(flat, dtype=dtype)
 
     with (

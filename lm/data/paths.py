@@ -2,6 +2,7 @@
 
 import glob
 import os
+import re
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from functools import cache
@@ -12,6 +13,7 @@ from lm.config import DataConfig, TokenizerConfig, UserError
 from lm.config.checks import expanded
 
 SUFFIXES = {"json": (".json", ".jsonl"), "csv": (".csv",), "parquet": (".parquet",), "tokens": (".bin",)}
+HUB_NAME = r"(\b[\w.-]+\b/)?\b[\w.-]+\b"  # as the Hub takes it
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 
 
@@ -27,9 +29,15 @@ def suffix(path: str | Path) -> str:
 
 
 def check_paths(config: DataConfig, tokenizer: TokenizerConfig) -> None:
-    """Raise UserError if a local path leads to no file. It can be called before anything heavy is imported."""
+    """Raise UserError if a local path leads to no file, or stands where a name of the Hub is expected.
+
+    It can be called before anything heavy is imported.
+    """
     if tokenizer.path is not None and not Path(tokenizer.path).is_file():
         raise UserError(f"tokenizer.path={tokenizer.path}: no such file; expected a tokenizer.json")
+    if config.source == "hub" and not re.fullmatch(HUB_NAME, str(config.path)):
+        advice = f"data=parquet, json or csv data.path={config.path} reads files of this machine"
+        raise UserError(f"data.path={config.path}: expected OWNER/NAME with data=hub; {advice}")
     for key, path in {"data.path": config.path, "data.val_path": config.val_path}.items():
         if config.source in ("text", *SUFFIXES) and path and not is_url(path):
             local_files(path, SUFFIXES.get(config.source, ()), key)
