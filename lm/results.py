@@ -34,6 +34,7 @@ COUNTS: Columns = {"step": int, "tokens": int, "val/tokens": int}  # of metrics.
 CONTRAST: Columns = {
     **dict.fromkeys(("ablation", "arm", "baseline", "budget"), str),
     "primary": bool,
+    "family": str,
     "metric": str,
     "n_seeds": int,
     **dict.fromkeys(("mean_difference", "alpha", "ci_low", "ci_high", "equivalence_margin"), float),

@@ -153,6 +153,22 @@ def test_a_run_without_a_result_is_a_row_without_scores(study: Path) -> None:
         assert pd.isna(shown[key])
 
 
+@pytest.mark.parametrize("has_folder", [True, False])
+def test_a_run_that_diverged_stays_a_row_when_it_is_not_asked_for_any_more(study: Path, has_folder: bool) -> None:
+    name = run_dir_of(study, "broken", 1)
+    if has_folder:
+        (study / name).mkdir(parents=True)
+        RunFiles(study / name).write_status("diverged", "", "the loss is nan")
+        edit(study / "results.csv", lambda rows: rows[rows.run_dir != name])
+    else:
+        edit(study / "results.csv", lambda rows: rows.assign(status=rows.status.mask(rows.run_dir == name, "diverged")))
+    record = json.loads((study / "ablation.json").read_text())
+    record["runs"] = [run for run in record["runs"] if run["run_dir"] != name]
+    (study / "ablation.json").write_text(json.dumps(record))
+    rows = results_frame(read_results(study))
+    assert rows.set_index("run_dir").loc[name, ["status", "purpose"]].tolist() == ["diverged", "unused"]
+
+
 def test_the_folder_of_a_run_decides_and_a_row_stands_for_one_that_is_gone(study: Path) -> None:
     def status() -> tuple[str, float]:
         row = runs(study).query("arm == 'tied' and seed == 0").iloc[0]
