@@ -69,7 +69,7 @@ def _of_runs(results: Results) -> Iterator[Warning]:
     yield from _about(
         "Finished runs no longer count",
         _replaced(results),
-        "Settings, text or code have changed since they were made, so ablate makes them again.",
+        "Settings, text or code have changed since they were made.",
     )
     yield from _about(
         "Runs diverged",
