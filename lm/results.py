@@ -35,6 +35,7 @@ COUNTS: Columns = {"step": int, "tokens": int, "val/tokens": int}  # of metrics.
 CONTRAST: Columns = {
     **dict.fromkeys(("ablation", "arm", "baseline", "budget"), str),
     "primary": bool,
+    "family": str,
     "metric": str,
     "n_seeds": int,
     **dict.fromkeys(("mean_difference", "alpha", "ci_low", "ci_high", "equivalence_margin"), float),
@@ -113,11 +114,12 @@ def trials(folder: str | Path) -> pd.DataFrame:
 def contrasts(folder: str | Path) -> pd.DataFrame:
     """A row for each comparison of an arm with its baseline, then for each interaction, as in its report.
 
-    Columns: `ablation`, `arm`, `baseline`, `budget`, `primary`, `metric`; over `n_seeds` pairs and in the metric's unit
-    (val_loss: nats per token) `mean_difference`, arm minus baseline, its interval `ci_low` to `ci_high` at the level
-    `alpha` (0.05: 95 %; less with planned looks), and the `equivalence_margin`; `verdict`, and whether it rests on how
-    often arms diverge; `wins`, the pairs in which the arm is better; `sd` of a difference, `tuning_sd` of the mean,
-    `df`; p values, also adjusted for the comparisons of this ablation; the `minimum_detectable` difference;
+    Columns: `ablation`, `arm`, `baseline`, `budget`, `primary`, `family` (primary, secondary or interaction, within
+    which p values are adjusted), `metric`; over `n_seeds` pairs and in the metric's unit (val_loss: nats per token)
+    `mean_difference`, arm minus baseline, its interval `ci_low` to `ci_high` at the level `alpha` (0.05: 95 %; less
+    with planned looks), and the `equivalence_margin`; `verdict`, and whether it rests on how often arms diverge;
+    `wins`, the pairs in which the arm is better; `sd` of a difference, `tuning_sd` of the mean, `df`; p values, also
+    adjusted for the comparisons of this ablation; the `minimum_detectable` difference;
     `seeds_needed_low` to `seeds_needed_high` where undecided, missing above 100 and where only runs that diverged or
     failed keep it from a verdict; `sentence`.
     Of an interaction `arm` is its name and `baseline` its formula; `primary` is false.

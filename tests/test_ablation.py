@@ -21,7 +21,15 @@ from conftest import ROOT
 
 from lm.ablation.executors import EXECUTORS
 from lm.ablation.plan import RunSpec
-from lm.ablation.record import default_dir, lock_output_dir, read_record
+from lm.ablation.record import (
+    AblationRecord,
+    default_dir,
+    existing_record,
+    lock_output_dir,
+    question_of,
+    read_record,
+    write_record,
+)
 from lm.ablation.results import read_results
 from lm.ablation.run_files import Failure, RunFiles
 from lm.ablation.tables import plan_table, result_table
@@ -129,6 +137,80 @@ def test_what_is_asked_anew_of_the_same_runs_is_reported(lab: Lab, instantly: In
     assert len(made) == 8
 
 
+def near(spec: RunSpec) -> float:
+    return 1 + 0.1 * (spec.run.head.name == "untied") + 0.001 * math.sin(9 * spec.run.seed)
+
+
+@pytest.mark.slow
+def test_a_design_that_is_changed_after_its_verdict_is_told(lab: Lab, instantly: Instantly) -> None:
+    instantly(near)
+    asked: dict[str, Any] = {"arms": THREE, "seeds": [0, 1, 2]}
+    pair = {arm: THREE[arm] for arm in ("tied", "untied")}
+    gap = "(untied - tied) - (copied - tied)"
+    changes: list[tuple[dict[str, Any], str]] = [
+        ({}, ""),
+        ({"arms": THREE | {"more": ["head=untied", "optim.lr=0.1"]}}, ""),
+        ({"equivalence_margin": 9.0}, "equivalence_margin (before: 0.01)"),
+        ({"primary": []}, "primary (before: [untied])"),
+        ({"looks": [2, 3]}, "looks (before: null)"),
+        ({"baseline": "untied", "primary": []}, "baseline (before: tied), primary (before: [untied])"),
+        ({"arms": pair}, "arms.copied (before: [head=untied_from_"),
+        ({"arms": THREE | {"untied": ["head=untied", "optim.lr=0.1"]}}, "arms.untied (before: [head=untied])"),
+        ({"interactions": {"it": gap}}, "interactions.it (before: null)"),
+        ({"tune": TuneConfig(trials=2, **LR)}, "tune.trials (before: null)"),
+        ({"seeds": [0, 1]}, ""),
+    ]
+    lab.plan(**asked, equivalence_margin=0.5)
+    lab.run(**asked)
+    for change, key in changes:
+        plan = plan_table(lab.plan(**asked | change))
+        assert (f"Changed after a verdict was seen: {key}" in plan) == bool(key) == ("after a verdict" in plan), key
+    lab.run(**asked, equivalence_margin=9.0)
+    assert "after a verdict was seen: equivalence_margin (before: 0.01)." in (lab.out / "report.md").read_text()
+    assert "after a verdict was seen: equivalence_margin (before: 9.0)." in summaries(lab.run(**asked)), "both"
+
+
+@pytest.mark.slow
+def test_a_design_is_free_until_a_verdict_is_seen(lab: Lab, instantly: Instantly) -> None:
+    instantly(lambda spec: Failure.ERROR if spec.arm == "untied" or spec.seed == 2 else near(spec))
+    lab.run(seeds=[0, 1, 2])
+    assert "after a verdict" not in summaries(lab.run(seeds=[0, 1, 2], equivalence_margin=0.5)), "there was none"
+    instantly(lambda spec: Failure.ERROR if spec.seed == 2 else near(spec))
+    lab.run(seeds=[0, 1, 2], equivalence_margin=0.5)
+    peeked = "Changed after a verdict was seen: seeds (before: [0,1,2])."
+    assert peeked in summaries(lab.run(seeds=[0, 1], equivalence_margin=0.5)), "of two seeds of three"
+
+
+@pytest.mark.slow
+def test_a_verdict_is_not_thrown_away_because_the_code_has_changed(
+    lab: Lab, instantly: Instantly, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = instantly(near)
+    monkeypatch.setattr("lm.ablation.arms.code_hash", lambda classes: "first")
+    lab.run(seeds=[0])
+    record = read_record(lab.out)
+    write_record(replace(record, ended=None, analyses=[]), lab.out)  # as an interrupt leaves it
+    monkeypatch.setattr("lm.ablation.arms.code_hash", lambda classes: "second")
+    lab.run()
+    assert len(made) == 2 + 4
+    files = {path: path.read_bytes() for path in lab.out.rglob("*") if path.is_file()}
+    monkeypatch.setattr("lm.ablation.arms.code_hash", lambda classes: "third")
+    other = {"tied": ["head=tied"], "other": ["head=untied", "model.d_ff=48"]}
+    for changes, runs in (
+        ({}, "4 finished runs (tied, untied)"),
+        ({"seeds": [1, 2, 3]}, "2 finished runs (tied, untied)"),
+        ({"arms": other, "primary": []}, "2 finished runs (tied)"),
+    ):
+        with pytest.raises(UserError, match=rf"^output_dir=.*/out: {re.escape(runs)} no longer count") as error:
+            lab.run(**changes)
+        assert "\n" not in str(error.value)
+        assert runs in plan_table(lab.plan(**changes))
+    assert "Finished runs no longer count: tied seed 0, tied seed 1, untied" in summaries(lab.run(plan_only=True))
+    assert {path: path.read_bytes() for path in lab.out.rglob("*") if path.is_file()} == files
+    lab.run(overrides=["optim.lr=0.01"])
+    assert len(made) == 6 + 4, "other settings are another matter"
+
+
 @pytest.mark.slow
 def test_arms_that_diverge_or_fail_are_recorded_and_the_rest_go_on(lab: Lab) -> None:
     arms = {
@@ -194,7 +276,21 @@ def test_the_default_folder_says_what_is_changed() -> None:
         ([], "ablations/test"),
         (["data.path=/a b/my text.txt", "head.untie_at=0.5"], r"ablations/test-path=my_text.txt-untie_at=0.5-\w{8}"),
     ):
-        assert re.fullmatch(name, str(default_dir(AblateConfig(ablation=question(), overrides=overrides))))
+        assert re.fullmatch(name, str(folder_of(*overrides)))
+
+
+def folder_of(*overrides: str) -> Path:
+    return default_dir(AblateConfig(ablation=question(), overrides=[*overrides]))
+
+
+def test_overrides_in_another_order_or_spelling_have_one_folder(tmp_path: Path) -> None:
+    typed = ["optim.lr=0.03", "model.d_ff=48", "data.path='a b.txt'", "optim.betas=[0.9,1.0]"]
+    other = ["optim.lr=9", "data.path=a b.txt", "+optim={betas: [0.9, 1.0], lr: 0.030}", "model.d_ff=48.0"]
+    assert folder_of(*typed) == folder_of(*typed[::-1]) == folder_of(*other)
+    others = [["optim.lr=0.031"], ["optim.lr=0.3"], ["model.d_ff=48"], ["data.path=it's.txt"], ["data.path=its.txt"]]
+    assert len({folder_of(*words) for words in (typed, *others)}) == 1 + len(others)
+    write_record(AblationRecord(**question_of(question()), overrides=typed), tmp_path)
+    assert existing_record(tmp_path, AblateConfig(ablation=question(), overrides=other)), "named by output_dir"
 
 
 # --- planned looks
@@ -289,7 +385,6 @@ def test_a_failed_trial_stops_the_tuning_and_is_no_bad_value(lab: Lab, instantly
     assert (results.record.untuned(), made.count(broken)) == (["tied", "untied"], 1)
     assert not lab.results()
     assert "Tuning is not finished (tied, untied)" in summaries(results)
-    assert 'http-equiv="refresh"' in (lab.out / "report.html").read_text()
     before, made = len(lab.results("trials")), instantly(bowl)
     lab.run(**TUNED)
     assert {name: arm.tuned for name, arm in lab.plans[-1].arms.items()} == tuned

@@ -2,10 +2,12 @@
 
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from conftest import ROOT
 
 from lm.ablation.arms import SIZE_TOLERANCE
@@ -165,6 +167,29 @@ def test_what_changes_the_cost_of_a_step_is_measured_apart(planner: Lab) -> None
     assert len(known) == 1 + len(costs)
     assert plan.arms["a"].seconds_per_step == plan.arms["tuned"].seconds_per_step < plan.arms["2"].seconds_per_step
     assert measure(plan.arms, known, with_trainer=False) == known
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("with_trainer", [False, True])
+def test_a_step_is_timed_with_the_threads_of_its_runs(
+    with_trainer: bool, planner: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the process that plans uses: an arm may have threads of its own."""
+    arms = {"a": ["threads=1"], "b": ["threads=2", "model.d_ff=48"]}
+    plan = planner.plan(arms=arms, baseline="a", primary=[])
+    threads: list[int] = []
+
+    def spy(*args: Any) -> Any:
+        threads.append(torch.get_num_threads())
+        return nullcontext()
+
+    monkeypatch.setattr("lm.ablation.step_timing.fast_attention", spy)
+    monkeypatch.setattr("lm.ablation.step_timing.MIN_ROUNDS", 1)
+    monkeypatch.setattr("lm.ablation.step_timing.ENOUGH_SECONDS", 0.0)
+    before = torch.get_num_threads()
+    measure(plan.arms, {}, with_trainer)
+    torch.set_num_threads(before)
+    assert threads == [1, 2] * 2, "one round after one to warm up"
 
 
 @pytest.mark.slow

@@ -108,6 +108,25 @@ def test_records_that_are_read_and_written_stay_the_same(tmp_path: Path) -> None
         assert (tmp_path / "ablation.json").read_text() == (DOCS / name / "ablation.json").read_text(), name
 
 
+@pytest.mark.slow
+def test_what_pairs_save_is_what_the_rows_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    page = (ROOT / "docs/statistics.md").read_text()
+    (code,) = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    exec(code, names := dict[str, Any]())
+    expected = [
+        f"| {len(own)} | "
+        + " | ".join(
+            f"{own[key].median():.2f} ({own[key].min():.2f} to {own[key].max():.2f})"
+            for key in ("correlation", "ratio")
+        )
+        + f" | {own.is_wider.sum()} |"
+        for _, own in names["table"]
+    ]
+    rows = [line for line in page.splitlines() if re.match(r"\| (`recipe|`tying|tying)", line)]
+    assert sorted(row[row.index("|", 1) :] for row in rows) == sorted(expected)
+
+
 PAGE = "".join(
     (DOCS / page).read_text().replace("\\\n ", "") for page in ("tying/protocol.md", "../cs336.md", "own_text.md")
 )

@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lm.ablation import figures
 from lm.ablation.overview import folders, write_overview
 from lm.ablation.report import write_report
 from lm.ablation.results import read_results
+from lm.ablation.views import curve_table, curves_shown
 from lm.ablation.warnings import plan_warnings, report_warnings
 from tests.helpers.ablation_folder import (
     METRICS,
@@ -84,13 +86,33 @@ def test_the_first_screen_answers_and_counts_what_tuning_leaves_open(full: Path)
     assert "| untied | tied | tokens |" in text
 
 
+def test_the_curve_of_an_arm_that_keeps_its_best_model_is_that_of_the_model_that_is_compared(tmp_path: Path) -> None:
+    path = make(tmp_path, **TWO)
+    best(losses((400, 3.6, 9), (800, 3.4, 9), (900, 3.7, 9), (1000, 3.9, WHOLE)))(path)
+    found = read_results(path)
+    curve = curve_table(curves_shown(found), "untied")
+    assert curve.iloc[:3].mean(axis=1).tolist() == pytest.approx([3.6, 3.4, 3.4])
+    scores = found.runs[found.runs.arm == "untied"].set_index("seed").val_loss
+    assert curve.iloc[-1].tolist() == scores[curve.columns].tolist(), "not 3.9, that of the last model"
+    write_report(found)
+    assert "keeps its best model (untied), a point is the best so far" in Page(path).text
+
+
+@pytest.mark.parametrize("metric", ["val_loss", "val_top1"])
+def test_fitted_curves_pass_through_their_trials(metric: str, tmp_path: Path) -> None:
+    figure = figures.tuning.__wrapped__(read_results(make(tmp_path, metric=metric, tuned=True, report=False)))
+    for panel in figure.axes:
+        low, high = panel.get_ylim()
+        fitted = [line.get_ydata() for line in panel.lines if len(line.get_xdata()) > 20]
+        assert any(((low < curve) & (curve < high)).any() for curve in fitted), "a distant arm may be outside"
+
+
 @pytest.mark.slow
-def test_a_page_refreshes_itself_while_runs_are_missing(full: Path, whole: Path) -> None:
+def test_a_page_says_how_far_runs_are_and_is_not_loaded_again(full: Path) -> None:
     page = Page(full)
-    assert "refresh" in page.meta
+    assert "refresh" not in page.meta, "nothing writes it meanwhile"
     assert ["untied_matched", "2", "reported", "missing"] in [row[:4] for row in page.tables[-2]]
     assert "step 70, running, interrupted" in page.text
-    assert "refresh" not in Page(whole).meta
 
 
 def test_budgets_of_the_same_runs_are_one_row(whole: Path) -> None:
@@ -113,7 +135,7 @@ def test_a_committed_study_renders_from_its_rows_alone(study: Path, tmp_path: Pa
     write_report(read_results(path))
     assert Page(path).headings[0] == numbers(path)["question"]
     for name in ("results.csv", "curves.csv"):
-        assert not (study / name).exists() or (path / name).read_bytes() == (study / name).read_bytes()
+        assert [place.read_bytes() for place in path.glob(name)] == [place.read_bytes() for place in study.glob(name)]
 
 
 # --- numbers for programs
@@ -158,8 +180,18 @@ def shrinking(halfway: float) -> Change:
     return change
 
 
-def settings(key: str, value: Any) -> Change:
-    return lambda path: edit_record(path, lambda content: content["arms"]["tied"]["settings"].update({key: value}))
+def settings(key: str, value: Any, arm: str = "tied") -> Change:
+    return lambda path: edit_record(path, lambda content: content["arms"][arm]["settings"].update({key: value}))
+
+
+def best(change: Change) -> Change:
+    """A change, and untied keeps its best model."""
+
+    def both(path: Path) -> None:
+        change(path)
+        settings("checkpoint.best", True, "untied")(path)
+
+    return both
 
 
 def tuned_far(path: Path) -> None:
@@ -193,6 +225,12 @@ WARNINGS: list[tuple[str, dict[str, Any], Change, bool]] = [
     ("Training times at equal time differ", TWO | {"budgets": ("time",)}, changed("untied-*", seconds=200.0), True),
     ("Two runs of a pair", TWO, changed("untied-seed2-*", threads=2), True),
     ("Two runs of a pair", TWO, changed("*-seed2-*", threads=2), False),
+    ("The validation loss rises", TWO, best(losses((500, 3.98, 9), (1000, 4.0, 9))), False),
+    ("The scored model is chosen by the text that scores it: untied", TWO, best(nothing), True),
+    ("The scored model is chosen", TWO, nothing, False),
+    ("Tokens have more context in one arm than in the other: untied and tied", TWO, settings("data.seq_len", 64), True),
+    ("Tokens have more context", TWO, settings("data.document_mask", True), True),
+    ("Tokens have more context", TWO, nothing, False),
 ]
 
 

@@ -93,7 +93,17 @@ def test_trials_are_every_run_of_the_search(study: Path) -> None:
 def test_contrasts_are_those_of_the_report() -> None:
     path = STUDIES / "tying/adamw"
     frame, results = contrasts(path), read_results(path)
-    for column in ("arm", "budget", "verdict", "mean_difference", "p_adjusted", "alpha", "n_seeds", "sentence"):
+    for column in (
+        "arm",
+        "budget",
+        "family",
+        "verdict",
+        "mean_difference",
+        "p_adjusted",
+        "alpha",
+        "n_seeds",
+        "sentence",
+    ):
         assert frame[column].tolist() == results.contrasts[column].tolist()
     losses = runs(path).pivot(index=["budget", "seed"], columns="arm", values="val_loss").loc["tokens"]
     assert (losses.untied - losses.tied).mean() == pytest.approx(frame.mean_difference[0])
@@ -151,6 +161,22 @@ def test_a_run_without_a_result_is_a_row_without_scores(study: Path) -> None:
     assert (shown["verdict"], shown["n_seeds"]) == ("undecided", 1)
     for key in ("seeds_needed_low", "seeds_needed_high", "sd", "ci_low", "p", "p_sign_flip"):
         assert pd.isna(shown[key])
+
+
+@pytest.mark.parametrize("has_folder", [True, False])
+def test_a_run_that_diverged_stays_a_row_when_it_is_not_asked_for_any_more(study: Path, has_folder: bool) -> None:
+    name = run_dir_of(study, "broken", 1)
+    if has_folder:
+        (study / name).mkdir(parents=True)
+        RunFiles(study / name).write_status("diverged", "", "the loss is nan")
+        edit(study / "results.csv", lambda rows: rows[rows.run_dir != name])
+    else:
+        edit(study / "results.csv", lambda rows: rows.assign(status=rows.status.mask(rows.run_dir == name, "diverged")))
+    record = json.loads((study / "ablation.json").read_text())
+    record["runs"] = [run for run in record["runs"] if run["run_dir"] != name]
+    (study / "ablation.json").write_text(json.dumps(record))
+    rows = results_frame(read_results(study))
+    assert rows.set_index("run_dir").loc[name, ["status", "purpose"]].tolist() == ["diverged", "unused"]
 
 
 def test_the_folder_of_a_run_decides_and_a_row_stands_for_one_that_is_gone(study: Path) -> None:

@@ -11,6 +11,7 @@ from tqdm import tqdm
 
 from lm.ablation.execute import execute
 from lm.ablation.executors import EXECUTORS, Executor
+from lm.ablation.history import lost_to_new_code
 from lm.ablation.plan import Plan, RunSpec, make_plan, now
 from lm.ablation.record import AblationRecord, default_dir, existing_record, lock_output_dir, question_of, write_record
 from lm.ablation.report import write_report
@@ -36,6 +37,8 @@ def ablate(
     folder = Path(config.output_dir) if config.output_dir else default_dir(config)
     before = existing_record(folder, config)
     plan = make_plan(config, runs, base, before, RunReader(folder))
+    if not config.plan_only and (lost := lost_to_new_code(plan)):
+        raise UserError(f"output_dir={folder}: {lost}")
     executor = EXECUTORS[config.executor](config, folder)
     workers = config.workers or executor.default_workers(set_threads(plan.record.threads))
     plan.record = replace(plan.record, command=command, workers=workers)

@@ -259,7 +259,8 @@ def _draw_search(
         if chosen.any():
             axes.plot(values[chosen], [edge] * chosen.sum(), marker, color=color, ls="none", clip_on=False, **options)
     if curve:
-        x, mean, sd = curve
+        x, loss, sd = curve  # lower is better in a search
+        mean = loss if views.lower_is_better(results) else -loss
         axes.plot(x, mean, color=color, linestyle=style.linestyle)
         if band:
             axes.fill_between(x, mean - sd, mean + sd, color=color, alpha=0.15, lw=0)

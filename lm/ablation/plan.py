@@ -19,13 +19,14 @@ from typing import Any
 import torch
 
 from lm.ablation.arms import Arm, Arms, build_arm, build_arms, change, check_start, common_threads
+from lm.ablation.history import designs_seen
 from lm.ablation.record import AblationRecord, ArmRecord, BaseRecord, RunRecord, TrialRecord, question_of
 from lm.ablation.results import Results, RunReader, results_of
 from lm.ablation.run_files import RunFiles
 from lm.ablation.step_timing import measure
 from lm.ablation.tuning import ArmTrials, TuningState, planned_trials, round_value, tune
 from lm.config import RunConfig, UserError
-from lm.config.ablation import METRICS, AblateConfig, AblationConfig, TuneConfig
+from lm.config.ablation import METRICS, AblateConfig, AblationConfig
 from lm.config.checks import error_prefix
 from lm.config.identity import config_hash
 from lm.formats.base import read_base
@@ -74,7 +75,7 @@ class Plan:
     base: Arm | None  # of the runs that the arms start from, one for each seed
     record: AblationRecord  # of the earlier call, with what is asked now
     reader: RunReader
-    tuned_before: TuneConfig  # of the earlier call
+    before: AblationRecord  # of the earlier call
     specs: dict[tuple[Any, ...], RunSpec] = field(default_factory=dict, repr=False)
     base_hashes: dict[str, str] = field(default_factory=dict, repr=False)  # of finished bases, by run_dir
     n_seeds: int | None = None  # that are reported; fewer than asked for where a planned look has decided
@@ -185,7 +186,7 @@ class Plan:
         changed since.
         """
         before, trials = self.record.arms.get(name), self._recorded_trials(name)
-        if before is None or not before.tuned or not trials or self.tuned_before != self.config.tune:
+        if before is None or not before.tuned or not trials or self.before.tune != self.config.tune:
             return None
         centre = {key: round_value(value) for key, value in self._start(name).items()}  # of the first search
         if trials[0].run_dirs != [spec.run_dir for spec in self.trial(name, centre)]:
@@ -323,7 +324,7 @@ def make_plan(
     record = before or AblationRecord(**question_of(ablation))
     threads = record.threads if before else common_threads([*runs.values(), *filter(None, [base])])
     arms = build_arms(ablation, runs, threads, record.arms)
-    plan = Plan(ablation, arms, None, record, reader, record.tune)
+    plan = Plan(ablation, arms, None, record, reader, record)
     if base is not None:
         with error_prefix("ablation.base"):
             plan.base = build_arm(BASE, ablation.base or [], base, threads, {})
@@ -338,6 +339,7 @@ def make_plan(
         common=ablation.overrides,
         base=ablation.base if plan.base else None,
         contrasts=ablation.contrasts(),
+        designs_seen=designs_seen(before, reader) if before else [],
         begun=record.begun or now(),
         ended=None,
         machine=f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {torch.cuda.device_count()} GPUs",

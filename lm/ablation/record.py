@@ -3,7 +3,7 @@
 import contextlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,16 @@ import filelock
 from lm.config import UserError
 from lm.config.ablation import AblateConfig, Question
 from lm.config.checks import reading
+from lm.config.identity import flat
 from lm.config.typed import build
 from lm.system.files import json_sha256, read_json, write_text
+from lm.system.terminal import to_override_value
 
 FILE, LOCK = "ablation.json", ".lock"
+DESIGN = (  # what decides a verdict beside the arms and their runs
+    *("seeds", "baseline", "primary", "baselines", "equivalence_margin", "interactions", "budgets", "looks"),
+    *("match_parameters", "seed_offsets", "tune", "common", "base"),
+)
 MAX_OVERRIDES = 40  # characters of the overrides in a folder's name
 
 
@@ -86,6 +92,7 @@ class AblationRecord(Question):
     begun: str = ""
     ended: str | None = None
     analyses: list[list[int]] = field(default_factory=list)  # the seeds with which the ablation ended, each time
+    designs_seen: list[dict[str, Any]] = field(default_factory=list)  # of earlier calls, with which there was a verdict
     command: str = ""
     machine: str = ""
     threads: int = 1
@@ -104,6 +111,12 @@ def question_of(config: Question) -> dict[str, Any]:
     return {item.name: getattr(config, item.name) for item in fields(Question)}
 
 
+def design_of(record: AblationRecord) -> dict[str, Any]:
+    """What decides a verdict beside the runs, as JSON has it."""
+    arms = {name: arm.overrides for name, arm in record.arms.items()}
+    return {"arms": arms, **{key: getattr(record, key) for key in DESIGN}, "tune": asdict(record.tune)}
+
+
 def read_record(folder: Path) -> AblationRecord:
     """Raises UserError naming the file, and the key whose value is wrong."""
     try:
@@ -115,7 +128,10 @@ def read_record(folder: Path) -> AblationRecord:
 
 
 def write_record(record: AblationRecord, folder: Path) -> None:
-    write_text(folder / FILE, json.dumps(asdict(record), indent=1) + "\n")
+    content = asdict(record)
+    if not record.designs_seen:  # of most there is one design
+        del content["designs_seen"]
+    write_text(folder / FILE, json.dumps(content, indent=1) + "\n")
 
 
 # --- the folder
@@ -123,11 +139,30 @@ def write_record(record: AblationRecord, folder: Path) -> None:
 
 def default_dir(config: AblateConfig) -> Path:
     """ablations/ and the name; other overrides make another folder, whose name has some of them and ends in a hash."""
-    if not config.overrides:
+    if not (overrides := normalised(config.overrides)):
         return Path("ablations") / config.ablation.name
-    overrides = "-".join(re.sub(r"^[^=]*[.]|(?<==).*/", "", override) for override in config.overrides)
-    plain = re.sub(r"[^\w.=+-]+", "_", overrides)[:MAX_OVERRIDES].strip("-_.")  # max_steps=300
-    return Path("ablations") / f"{config.ablation.name}-{plain}-{json_sha256(config.overrides)[:8]}"
+    words = "-".join(re.sub(r"^[^=]*[.]|(?<==).*/", "", override) for override in overrides)
+    plain = re.sub(r"[^\w.=+-]+", "_", words)[:MAX_OVERRIDES].strip("-_.")  # max_steps=300
+    return Path("ablations") / f"{config.ablation.name}-{plain}-{json_sha256(overrides)[:8]}"
+
+
+def normalised(overrides: Sequence[str]) -> list[str]:
+    """Overrides in one order and one spelling, however they were typed; of several for one key the last holds.
+
+    >>> normalised(["optim.lr=0.030", "++model={d_ff: 48}", "head='tied'", "optim.betas=[0.9, 0.95]"])
+    ['head=tied', 'model.d_ff=48', 'optim.betas=[0.9,0.95]', 'optim.lr=0.03']
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser  # which nobody needs to read a record
+    from hydra.errors import HydraException
+
+    parser, values = OverridesParser.create(), dict[str, Any]()
+    for override in overrides:
+        key, _, text = override.partition("=")
+        value: Any = text
+        with contextlib.suppress(HydraException):  # of a path that its grammar would have in quotes
+            value = parser.parse_override(override).value()
+        values |= flat({key.lstrip("+"): int(value) if isinstance(value, float) and value.is_integer() else value})
+    return [f"{key}={to_override_value(values[key])}" for key in sorted(values)]
 
 
 def existing_record(path: Path, config: AblateConfig) -> AblationRecord | None:
@@ -140,7 +175,9 @@ def existing_record(path: Path, config: AblateConfig) -> AblationRecord | None:
     record, question = read_record(path), config.ablation
     now = {"name": question.name, "metric": question.metric, "overrides": config.overrides}
     for key, value in now.items():
-        if (before := getattr(record, key)) != value:
+        before = getattr(record, key)
+        is_same = normalised(before) == normalised(value) if key == "overrides" else before == value
+        if not is_same:
             difference = f"{key} is {before} there, {value} now"
             raise UserError(f"output_dir={path}: holds another ablation ({difference}); name another output_dir")
     return record

@@ -27,7 +27,6 @@ from lm.report.pages import render
 from lm.system.files import remove_partial, write_text
 from lm.system.terminal import duration
 
-REFRESH = 30  # seconds between two readings of the page of a running ablation
 ALT = {  # what is read aloud in place of a figure
     "forest": "Differences with their confidence intervals",
     "seeds": "The final metric of every run, a line for each seed across the arms",
@@ -64,7 +63,8 @@ def write_report(results: Results) -> None:
     write_text(folder / "report.md", render("ablation.md.j2", **context))
     write_text(folder / "report.html", render("ablation.html.j2", **page))
     write_text(folder / "report.json", json.dumps(report_json(results), indent=1, allow_nan=False) + "\n")
-    write_text(folder / "curves.csv", curves_csv(results))
+    if len(results.curves) or (folder / "curves.csv").exists():  # a study may be kept without them
+        write_text(folder / "curves.csv", curves_csv(results))
     write_text(folder / "results.csv", results_frame(results).to_csv(index=False, lineterminator="\n"))
 
 
@@ -78,7 +78,6 @@ def _summary(results: Results) -> dict[str, Any]:
     return {
         "title": record.question,
         "running": running,
-        "refresh": REFRESH if running else None,
         "digits": decimals(record.equivalence_margin),
         "unit": views.unit(results),
         "margin": f"{record.equivalence_margin:g}",
@@ -160,6 +159,7 @@ def _details(results: Results) -> dict[str, Any]:
         "looks": ", ".join(map(str, record.looks)),
         "metric_name": views.METRIC_NAMES[record.metric],
         "plot_over": record.plot_over,
+        "best_arms": ", ".join(views.best_arms(record)),
         "hyperparameters": views.hyperparameters(results),
         "tuning": [*_tuning(results)],
         "arms": [*_arms(results)],

@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from lm.ablation.contrasts import compare
+from lm.ablation.contrasts import ENDED, compare
 from lm.ablation.record import AblationRecord, TrialRecord, read_record
 from lm.ablation.response_surface import Regret
 from lm.ablation.run_files import Failure, Outcome, RunFiles
@@ -94,10 +94,11 @@ class RunReader:
         return RunFiles(self.folder / run_dir).steps()
 
     def finished(self) -> list[str]:
-        """Every run of an arm, also of a trial, that has a result, by its folder or its row."""
-        paths = (path for kind in ("cells", "trials") for path in self.folder.glob(f"{kind}/*/result.json"))
-        folders = {"/".join(path.parts[-3:-1]) for path in paths}
-        return sorted(folders | {run_dir for run_dir, row in self.rows.items() if row["status"] == "done"})
+        """Every run of an arm, also of a trial, that has finished or diverged, by its folder or its row."""
+        places = {path.parent for kind in ("cells", "trials") for path in self.folder.glob(f"{kind}/*/result.json")}
+        places |= {path.with_suffix("") for kind in ("cells", "trials") for path in self.folder.glob(f"{kind}/*.json")}
+        run_dirs = {"/".join(path.parts[-2:]) for path in places} | {*self.rows}
+        return sorted(run_dir for run_dir in run_dirs if self.outcome(run_dir).status in ENDED)
 
     @cached_property
     def curves(self) -> dict[str, list[dict[str, str]]]:

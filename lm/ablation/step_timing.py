@@ -23,7 +23,7 @@ from lm.config.identity import hashed_settings
 from lm.data.tokens import TextData, prepare
 from lm.inference.evaluate import evaluate
 from lm.model.transformer import Transformer
-from lm.system.device import cpu_name, fast_attention, is_mixed
+from lm.system.device import cpu_name, fast_attention, is_mixed, set_threads
 from lm.training.loss import build_loss
 from lm.training.optim import build_optimizer
 from lm.training.resolve import build_model, n_batches, n_validations, resolve
@@ -54,7 +54,7 @@ def measure(
     distinct = {keys[name]: arm for name, arm in arms.items()}  # arms that compute the same take the same time
     if distinct.keys() - earlier.keys():
         log.info("measuring a training step of each arm")
-        timers = [_trainer_step(arm) if with_trainer else _bare_step(arm) for arm in distinct.values()]
+        timers = [_with_its_threads(arm, _trainer_step if with_trainer else _bare_step) for arm in distinct.values()]
         rounds = MAX_ROUNDS if with_trainer else MAX_ROUNDS_OF_AN_ESTIMATE
         measured = dict(zip(distinct, time_in_turns(timers, rounds), strict=True))
         scale = median([earlier[key] / seconds for key, seconds in measured.items() if key in earlier] or [1])
@@ -62,6 +62,17 @@ def measure(
     for name, arm in arms.items():
         arm.seconds_per_step = earlier[keys[name]]
     return earlier
+
+
+def _with_its_threads(arm: Arm, build: Callable[[Arm], Callable[[], float]]) -> Callable[[], float]:
+    """A timer of the arm that computes with as many threads as its runs."""
+    step = build(arm)
+
+    def timed() -> float:
+        set_threads(arm.run.threads)
+        return step()
+
+    return timed
 
 
 def time_in_turns(steps: list[Callable[[], float]], max_rounds: int = MAX_ROUNDS) -> list[float]:

@@ -6,6 +6,7 @@ import pandas as pd
 
 from lm.ablation import views
 from lm.ablation.contrasts import decimals
+from lm.ablation.history import lost_to_new_code
 from lm.ablation.results import Results
 from lm.ablation.warnings import plan_warnings, report_warnings
 from lm.config.ablation import BUDGET_NAMES
@@ -27,7 +28,9 @@ def plan_table(plan: "Plan") -> str:
         rows.append([arm.name, *cost, *tokens])
     lines = [config.question, "", format_table(rows), "", *_plan_of_runs(plan)]
     lines += [f"{record.workers} at a time, {record.threads} thread{'s' * (record.threads > 1)} each"]
-    if n := len(plan.stale_runs()):
+    if lost := lost_to_new_code(plan):
+        lines += [lost]
+    elif n := len(plan.stale_runs()):
         reason = "settings, text or code have changed, or they are not asked for any more"
         lines += [f"{n} finished run{'s' * (n > 1)} in this folder no longer count: {reason}"]
     lines += [" ".join(warning) for warning in plan_warnings(plan.current_record())]

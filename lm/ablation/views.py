@@ -6,6 +6,7 @@ from functools import lru_cache
 import pandas as pd
 
 from lm.ablation.contrasts import percent
+from lm.ablation.record import AblationRecord
 from lm.ablation.results import Results
 from lm.config.ablation import BUDGET_NAMES, METRICS
 
@@ -138,11 +139,26 @@ def rows_alone(results: Results) -> pd.DataFrame:
 
 @lru_cache(maxsize=2)
 def curves_shown(results: Results) -> pd.DataFrame:
-    """The validations of the finished reported runs under the first budget; `metric` is that of the ablation."""
+    """The validations of the finished reported runs under the first budget; `metric` is that of the ablation.
+
+    Where a run keeps its best model (checkpoint.best), `metric` is that of the best model so far, and ends at the score
+    of the run: its arm is compared by that model.
+    """
     curves, metric = results.curves, results.record.metric
     shown = curves["run_dir"].isin(done(results)["run_dir"]) & (curves["purpose"] == "reported")
     shown &= curves["budget"] == results.record.budgets[0]
-    return curves[shown].assign(metric=lambda frame: frame[f"val/{metric.removeprefix('val_')}"])
+    curves = curves[shown].assign(metric=lambda frame: frame[f"val/{metric.removeprefix('val_')}"])
+    scores = distinct(done(results)).set_index("run_dir")[metric].astype(float)
+    for run_dir, run in curves[curves["arm"].isin(best_arms(results.record))].groupby("run_dir"):
+        is_best = run["val/loss"] <= run["val/loss"].cummin()
+        curves.loc[run.index, "metric"] = run["metric"].where(is_best).ffill()
+        curves.loc[run.index[-1], "metric"] = scores[run_dir]
+    return curves
+
+
+def best_arms(record: AblationRecord) -> list[str]:
+    """Arms that are scored by their best model, not by their last."""
+    return [name for name, arm in record.arms.items() if arm.settings.get("checkpoint.best")]
 
 
 def curve_table(curves: pd.DataFrame, arm: str) -> pd.DataFrame:

@@ -12,10 +12,12 @@ import pandas as pd
 from lm.ablation import views
 from lm.ablation.contrasts import decimals
 from lm.ablation.power import ALPHA
-from lm.ablation.record import AblationRecord
+from lm.ablation.record import AblationRecord, design_of
 from lm.ablation.results import Results
 from lm.ablation.statistics import holm, interval
 from lm.ablation.tuning import factors_moved, share_of_trials
+from lm.config.identity import flat
+from lm.system.terminal import to_override_value
 
 MIN_SEEDS = 4  # with fewer, one more often changes a verdict
 MIN_SEEDS_AT_LOOK = 5  # where arms are tuned: with fewer, tuning has too few degrees of freedom for a small level
@@ -24,6 +26,9 @@ NEAR_HALF = 0.1  # of the tokens: as far from half of them the validation may be
 FAR = 0.99  # factors from where tuning began, in two or more hyperparameters: errors are more frequent there
 CONDITIONS = {"device": "device", "cpu": "CPU", "threads": "threads", "precision": "precision", "python": "Python"}
 CONDITIONS |= {"torch": "torch"}
+
+
+PEEKED = "If that verdict decided it, a false verdict is more likely than 5 %."
 
 
 class Warning(NamedTuple):
@@ -57,11 +62,15 @@ def _of_runs(results: Results) -> Iterator[Warning]:
         yield Warning(f"There are only {n} seeds.", "Their standard deviation is a rough estimate.")
     if untuned := ", ".join(record.untuned()):
         yield Warning(f"Tuning is not finished ({untuned}).", "The same command repeats a trial that failed.")
-    peeked = "If that verdict decided it, a false verdict is more likely than 5 %."
     if added := ", ".join(_seeds_added(record)):
-        yield Warning(f"Seeds were added after the ablation had ended (with {added}, now {n}).", peeked)
+        yield Warning(f"Seeds were added after the ablation had ended (with {added}, now {n}).", PEEKED)
     if dropped := ", ".join(_seeds_dropped(record)):
-        yield Warning(f"Seeds were taken away after the ablation had ended ({dropped}).", peeked)
+        yield Warning(f"Seeds were taken away after the ablation had ended ({dropped}).", PEEKED)
+    yield from _about(
+        "Finished runs no longer count",
+        _replaced(results),
+        "Settings, text or code have changed since they were made.",
+    )
     yield from _about(
         "Runs diverged",
         names[runs["status"] == "diverged"],
@@ -76,12 +85,23 @@ def _of_runs(results: Results) -> Iterator[Warning]:
 
 
 def _of_plan(record: AblationRecord) -> Iterator[Warning]:
+    yield from _about("Changed after a verdict was seen", _changed(record), PEEKED)
     first = min(record.looks, default=0)
     if record.tune.trials and 0 < first < MIN_SEEDS_AT_LOOK:
         yield Warning(
             f"The first planned look comes at {first} seeds, and arms are tuned.",
             f"False verdicts are then more likely than 5 %. Plan it at {MIN_SEEDS_AT_LOOK} seeds or more.",
         )
+    yield from _about(
+        "The scored model is chosen by the text that scores it",
+        views.best_arms(record),
+        "With checkpoint.best a loss is lower by what this choice gains, which a text of its own would not show.",
+    )
+    yield from _about(
+        "Tokens have more context in one arm than in the other",
+        _unequal_contexts(record),
+        "Each arm is scored as it is trained, and more context alone lowers a loss.",
+    )
     detail = "The learning rate never rises above this share of optim.lr."
     yield from _about("The warm-up is long", _long_warm_up(record), detail)
     detail = "k hyperparameters need 2k + 1, on both sides of each value."
@@ -133,7 +153,8 @@ def _of_differences(results: Results) -> Iterator[Warning]:
 
 def _seeds_added(record: AblationRecord) -> list[str]:
     """Planned looks are part of a design that keeps the level, so they are no reason for a warning."""
-    planned = [{*record.seeds[:n]} for n in record.looks]
+    is_planned = all(design["looks"] == record.looks for design in record.designs_seen)
+    planned = [{*record.seeds[:n]} for n in record.looks if is_planned]
     ended = [{*seeds} for seeds in record.analyses if len(seeds) > 1]
     return [*map(str, sorted({len(seeds) for seeds in ended if seeds < {*record.seeds} and seeds not in planned}))]
 
@@ -141,6 +162,39 @@ def _seeds_added(record: AblationRecord) -> list[str]:
 def _seeds_dropped(record: AblationRecord) -> list[str]:
     seen = {seed for seeds in record.analyses if len(seeds) > 1 for seed in seeds}
     return [*map(str, sorted(seen - {*record.seeds}))]
+
+
+def _changed(record: AblationRecord) -> Iterator[str]:
+    """What earlier designs have otherwise, by key; an arm that is added makes no verdict easier.
+
+    Of seeds with which the ablation has ended, `_seeds_added` and `_seeds_dropped` tell.
+    """
+    now, values = flat(design_of(record)), dict[str, list[str]]()
+    for before in map(flat, record.designs_seen):
+        for key in {**before, **now}:
+            is_told = key == "seeds" and before[key] in record.analyses
+            is_new = key.startswith("arms.") and key not in before
+            if not is_told and not is_new and (before.get(key) or None) != (now.get(key) or None):
+                values.setdefault(key, []).append(to_override_value(before.get(key) or None))
+    for key, earlier in values.items():
+        yield f"{key} (before: {', '.join(dict.fromkeys(earlier))})"
+
+
+def _replaced(results: Results) -> Iterator[str]:
+    """Runs that are missing now, and of which the folder has one that ended."""
+    runs = views.distinct(results.runs)
+    ended = {*runs["run_dir"][runs["purpose"] == "unused"].str.replace(r"-\w+$", "", regex=True)}
+    for run in runs[runs["status"] == "missing"].itertuples():
+        if run.run_dir.rpartition("-")[0] in ended:
+            yield f"{run.arm} seed {run.seed}"
+
+
+def _unequal_contexts(record: AblationRecord) -> Iterator[str]:
+    for pair in record.contrasts.items():
+        for key in ("data.seq_len", "data.document_mask"):
+            first, second = (to_override_value(record.arms[name].settings.get(key)) for name in pair)
+            if first != second:
+                yield f"{' and '.join(pair)} ({key} {first} and {second})"
 
 
 def _long_warm_up(record: AblationRecord) -> Iterator[str]:

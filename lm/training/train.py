@@ -248,16 +248,15 @@ def _log_epochs(run: RunConfig, data: TextData) -> None:
     log.info("the training text of %s tokens will be read %.1f times", f"{len(data.train):,}", epochs)
     if epochs > MANY_EPOCHS and not run.data.overfit_batches:
         fewer = round(GOOD_EPOCHS * len(data.train) / run.tokens_per_step)
-        unused = {  # what helps most first, by docs/own-text.md
+        unused = {
             "experiment=chars": run.tokenizer.kind == "bpe" and len(data.train) < SMALL_TEXT,
             f"trainer.max_steps={fewer}": fewer > 0 and run.max_tokens is None,
             "model.dropout=0.2": run.model.dropout == 0,
-            "a higher optim.weight_decay": True,
             "checkpoint.best=true": not run.checkpoint.best and 0 < run.validation.every < run.steps,
-            "optim.ema=0.99": run.optim.ema is None and run.trainer.precision != "bf16-true",
         }
         helping = ", ".join(setting for setting, is_unused in unused.items() if is_unused)
-        log.info("so often that it is learned by heart; what may help: %s; see docs/own-text.md", helping)
+        advice = f"what may help: {helping}; " if helping else ""
+        log.info("so often that it is learned by heart; %ssee docs/own-text.md", advice)
 
 
 def _log_end(run: RunConfig, data: TextData, timing: LogAndValidate) -> None:

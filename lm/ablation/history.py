@@ -1,0 +1,49 @@
+"""What a later call must not pass over: verdicts that were seen, and finished runs that would be thrown away."""
+
+from typing import TYPE_CHECKING, Any
+
+from lm.ablation.contrasts import ENDED
+from lm.ablation.record import AblationRecord, ArmRecord, design_of
+from lm.ablation.results import RunReader, results_of
+from lm.config.identity import differences
+
+if TYPE_CHECKING:
+    from lm.ablation.plan import Plan
+
+
+def designs_seen(before: AblationRecord, reader: RunReader) -> list[dict[str, Any]]:
+    """Those of earlier calls with which there was a verdict to see: when it ended, or in a report on the way."""
+    seen, design = before.designs_seen, design_of(before)
+    is_shown = before.ended or (not before.analyses and (reader.folder / "report.html").exists())
+    if not is_shown or design in seen or not (results_of(before, reader).contrasts.n_seeds > 1).any():
+        return seen
+    return [*seen, design]
+
+
+def lost_to_new_code(plan: "Plan") -> str:
+    """In words, the finished runs of an ablation that has ended which another hash of the code alone makes again."""
+    before, seeds, budgets = plan.before, plan.config.seeds, {*plan.config.budgets}
+    if not (before.ended or before.analyses) or before.tune != plan.config.tune or not plan.expected():
+        return ""
+    arms = [
+        run.arm
+        for run in before.runs
+        if run.arm in plan.arms and run.seed in seeds and not budgets.isdisjoint(run.budgets)
+        if _differ_in_code_alone(before.arms[run.arm], plan.arms[run.arm])
+        if plan.reader.outcome(run.run_dir).status in ENDED
+    ]
+    if not arms:
+        return ""
+    return (
+        f"{len(arms)} finished run{'s' * (len(arms) > 1)} ({', '.join(dict.fromkeys(arms))}) no longer count, for the "
+        "code has changed since; report.py still shows their verdict; to make them again, delete the folder or name "
+        "another output_dir="
+    )
+
+
+def _differ_in_code_alone(before: ArmRecord, now: ArmRecord) -> bool:
+    if {key for key in now.identity if now.identity[key] != before.identity.get(key)} != {"source_hash"}:
+        return False
+    keys = before.settings.keys() & now.settings.keys()  # other code may have other settings
+    first, second = ({key: arm.settings[key] for key in keys} for arm in (before, now))
+    return not differences(first, second, ignored=("threads",))
