@@ -113,6 +113,44 @@ def test_what_may_differ_on_resume_is_applied_to_the_settings_of_the_directory(r
     assert changed == replace(expected, trainer=replace(run.trainer, enable_progress_bar=False))
 
 
+TOKENS, MINUTES = ("max_tokens: null", "max_tokens: 2560"), ("max_minutes: null", "max_minutes: 5")
+CUDA = ("accelerator: cpu", "accelerator: cuda")
+
+
+@pytest.mark.parametrize(
+    ("saved", "words", "message"),
+    [
+        (TOKENS, ["trainer.max_steps=99"], r"trainer\.max_steps is 20 there, 99 now.*init_from"),
+        (TOKENS, ["max_minutes=3"], r"max_minutes is None there, 3"),
+        (MINUTES, ["trainer.max_steps=99"], r"max_minutes is 5 there, None now"),
+        (MINUTES, ["max_tokens=999"], r"max_minutes is 5 there, None now"),
+        (("", ""), ["max_tokens=999"], r"trainer\.max_steps is 20 there, 8 now"),
+        (CUDA, [], r"was begun with trainer\.accelerator=cuda"),
+        (CUDA, WORDS, r"trainer\.accelerator is cuda there.*: continue it on cuda"),
+        (("threads: 1", "threads: 99999"), [], "was begun with threads=99999"),
+    ],
+)
+def test_a_run_that_cannot_be_continued_is_named_with_what_it_has(
+    saved: tuple[str, str], words: list[str], message: str, run_dir: Path
+) -> None:
+    config = run_dir / "config.yaml"
+    config.write_text(config.read_text().replace(*saved))
+    before = config.read_text()
+    with pytest.raises(UserError, match=rf"^run_dir={run_dir}\b.*{message}") as caught:
+        train(composed(f"run_dir={run_dir}", *words))
+    assert "\n" not in str(caught.value)
+    assert config.read_text() == before
+
+
+def test_a_length_that_says_the_same_in_another_way_continues_the_run(run_dir: Path) -> None:
+    """And where the run has no model yet, nothing is advised that needs one."""
+    shutil.rmtree(run_dir / "model")
+    with pytest.raises(UserError, match=r"max_steps is 20 there") as caught:
+        train(composed(f"run_dir={run_dir}", "max_tokens=999"))
+    assert "init_from" not in str(caught.value)
+    assert train(composed(f"run_dir={run_dir}", f"max_tokens={20 * 4 * 32}"))[1]["steps"] == 20
+
+
 def test_a_class_that_a_file_names_is_imported_only_if_it_is_typed(run_dir: Path) -> None:
     config = run_dir / "config.yaml"
     config.write_text(config.read_text().replace("linear: linear", "linear: no_such_module.Linear"))

@@ -12,7 +12,7 @@ from conftest import HEADS, SEQ, TIED, UNTIED, VOCAB
 from torch import Tensor
 
 from lm import Transformer, load_model
-from lm.config import DiagnosticsConfig, HeadConfig
+from lm.config import DiagnosticsConfig, HeadConfig, OptimConfig
 from lm.data.tokens import prepare
 from lm.inference.details import BANDS, frequency_bands, token_counts
 from lm.training.diagnostics import COLUMNS, GRADIENTS, EmbeddingGradient
@@ -158,9 +158,11 @@ def test_gradients_are_measured_before_they_are_clipped(text_file: Path, tmp_pat
     assert (clipped["clip_rate"], free["clip_rate"]) == ("1.0", "0.0")
 
 
-def test_losses_and_norms_by_band_match_the_saved_model(text_file: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ema", [None, 0.9])
+def test_losses_and_norms_by_band_match_the_saved_model(ema: float | None, text_file: Path, tmp_path: Path) -> None:
     """Only the last row has losses, for they cost a pass over the validation text; one without targets is empty."""
-    run = short_run(text_file, tmp_path / "run", head=HEADS["tied_scaled"], diagnostics=DiagnosticsConfig(every=8))
+    changes: dict[str, Any] = {"diagnostics": DiagnosticsConfig(every=8), "optim": OptimConfig(warmup_steps=5, ema=ema)}
+    run = short_run(text_file, tmp_path / "run", head=HEADS["tied_scaled"], **changes)
     folder, scores = train(run)
     data = prepare(run.data, run.tokenizer)
     bands = frequency_bands(token_counts(data.train, data.tokenizer.vocab_size))

@@ -1,6 +1,7 @@
 """One run in several processes, on one node and on two, gives the numbers of one process with the whole batch."""
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -42,7 +43,8 @@ def test_one_process_of_all_writes_and_prints(
         monkeypatch.delenv(name, raising=False)
     for name, value in env.items():
         monkeypatch.setenv(name, value)
-    assert is_first_process() is is_first
+    assert is_first_process() is is_first_process(2) is is_first
+    assert is_first_process(1), "a launcher may number runs of one process each"
 
 
 # --- real processes
@@ -146,6 +148,31 @@ def test_sigterm_to_torchrun_saves_and_the_same_command_resumes(
     together([line], tmp_path)
     assert len(result(stopped)["resumed_from"]) == 1
     assert rows(stopped) == rows(two[0]), "bit for bit"
+
+
+@pytest.mark.slow
+def test_a_run_in_one_process_is_whole_whatever_a_launcher_numbers(text_file: Path, tmp_path: Path) -> None:
+    """It stops at Slurm's signal before a time limit, and takes nothing for its checkpoint but what it has saved."""
+    env = {**slurm("1")[1], "SLURM_LOCALID": "1", "RANK": "1", "LOCAL_RANK": "1", "NODE_RANK": "1"}
+    line = [sys.executable, TRAIN, *words(text_file, "trainer.max_steps=400", "checkpoint.every=1000")]
+    line += ["trainer.strategy=ddp", "logger=tensorboard", "run_dir=run"]
+    run_dir = tmp_path / "run"
+    process = subprocess.Popen(line, cwd=tmp_path, env=os.environ | STACKS | env, stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: (run_dir / "metrics.csv").exists() and len(rows(run_dir)) > 10, 120)
+    process.send_signal(signal.SIGUSR1)
+    ((_, errors),) = communicate([process], 120)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "; resume with: " in errors
+    (checkpoint,) = (run_dir / "checkpoints").iterdir()
+    foreign = tmp_path / "other/hpc_ckpt_1.ckpt"  # of Lightning
+    foreign.parent.mkdir()
+    (foreign.parent / ".lock").touch()
+    shutil.copy(checkpoint, foreign)
+    outputs = together([line, [*line, "run_dir=other", "seed=5"]], tmp_path, [env] * 2)
+    assert all("400 steps" in output for output in outputs)
+    assert (len(result(run_dir)["resumed_from"]), result(foreign.parent)["resumed_from"]) == (1, [])
+    assert [int(row["step"]) for row in rows(foreign.parent)] == [int(row["step"]) for row in rows(run_dir)]
+    assert [*run_dir.glob("tensorboard/events*")]
 
 
 @pytest.mark.nightly

@@ -1,6 +1,7 @@
 """Trackers are told the settings of a run, its rows and its final scores."""
 
 import shutil
+import signal
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from lm.config import OptimConfig, RunConfig
 from lm.config.run import LoggerConfig, TrackioConfig, WandbConfig
 from lm.training.metrics import FINAL
 from lm.training.train import train
-from tests.helpers.runs import composed, finish, result, short_run
+from tests.helpers.runs import composed, finish, result, short_run, signal_at
 from tests.helpers.trackers import tracked, use_stand_ins
 
 
@@ -72,6 +73,23 @@ def test_trackers_have_settings_rows_and_final_scores_but_no_secrets(text_file: 
         assert {name: logged[-1][name] for name in FINAL} == {name: scores[name] for name in FINAL}
     files = [path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()]
     assert not any(b"a secret" in content for content in [*files, (tmp_path / "tracked").read_bytes()])
+
+
+def test_a_resumed_run_is_sent_once(text_file: Path, tmp_path: Path) -> None:
+    """By the same id, and without the steps that were sent before the kill and are made again."""
+    run = tiny(text_file, tmp_path, "logger=[wandb,tensorboard]", "logger.wandb.offline=true", *SETTINGS)
+    for step, signum in ((3, signal.SIGKILL), (13, signal.SIGKILL), (99, signal.SIGKILL)):  # before any checkpoint; 10
+        assert finish(run, partial(stand_ins_until, tmp_path, step, signum)) == (0 if step == 99 else -signum)
+    starts = [options for event, options in tracked(tmp_path, "wandb") if event == "init"]
+    assert {(options["id"], options["resume"]) for options in starts} == {(starts[0]["id"], "allow")}
+    assert len(starts) == 3
+    events = EventAccumulator(str(tmp_path / "run/tensorboard")).Reload()
+    assert [point.step for point in events.Scalars("train/loss")] == list(range(1, 21))
+
+
+def stand_ins_until(folder: Path, step: int, signum: int) -> None:
+    use_stand_ins(folder)
+    signal_at(step, signum)
 
 
 def test_a_run_that_fails_is_closed(text_file: Path, tmp_path: Path) -> None:

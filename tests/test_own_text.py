@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from lm.config import (
     CheckpointConfig,
     DiagnosticsConfig,
+    Diverged,
     EvaluateConfig,
     OptimConfig,
     RunConfig,
@@ -97,6 +98,25 @@ def test_a_run_that_a_signal_stops_leaves_its_best_model(best: RunConfig, text_f
     run = overfitting_run(text_file, tmp_path / "run", checkpoint=KEEP_BEST)
     assert finish(run, partial(signal_at, 21, signal.SIGTERM)) == exit_code(signal.SIGTERM)
     assert equal(weights(tmp_path / "run"), weights(Path(str(best.run_dir))))
+
+
+def test_a_run_that_diverges_leaves_its_best_model(
+    text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a run without `best`, and of one that diverges before its first validation, nothing is left."""
+    every, layers = CheckpointConfig(every=1, best=True), "tests.helpers.layers.Exploding"
+    run = overfitting_run(text_file, tmp_path / "best", checkpoint=every)
+    run = replace(run, model=replace(run.model, linear=layers))
+    for name, step, checkpoint in (("best", 9, every), ("early", 2, every), ("last", 9, replace(every, best=False))):
+        monkeypatch.setenv("DISTURBED_CALL", str(2 * 6 * 2 * (step - 1) + 1))  # layers, projections, micro-batches
+        monkeypatch.setattr("tests.helpers.layers.Disturbing.calls", 0)
+        with pytest.raises(Diverged):
+            train(replace(run, run_dir=str(tmp_path / name), checkpoint=checkpoint))
+        assert (tmp_path / name / "model").exists() == (name == "best")
+    (*_, newest) = sorted((tmp_path / "best/checkpoints").iterdir())
+    best = torch.load(newest, weights_only=True)["callbacks"]["LogAndValidate"]["best"]
+    assert best["step"] > 0
+    assert equal(weights(tmp_path / "best"), best["weights"])
 
 
 def test_a_run_ends_after_so_many_validations_without_a_lower_loss(

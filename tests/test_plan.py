@@ -87,6 +87,8 @@ def arms(*overrides: str) -> dict[str, Any]:
         ({"interactions": {"it": "untied - tied"}}, [], "ablation.interactions.it=untied - tied: "),
         ({"interactions": {"it": f"{GAP} - {GAP}"}}, [], "ablation.interactions.it=(untied - tied) - (untied - tied)"),
         (arms("model.n_layer=3"), [], "ablation.arms.b: model.n_layer: no such key"),
+        (arms("checkpoint.resume=false"), [], "ablation.arms.b: checkpoint.resume=false"),
+        ({}, ["checkpoint.resume=false"], "ablation.arms.tied: checkpoint.resume=false"),
         (arms("model.n_heads=5"), [], "ablation.arms.b: model.d_model=32"),
         (arms("seed=3"), [], "ablation.arms.b: seed=3"),
         (arms("trainer.max_steps=9"), [], "ablation.arms.b: trainer.max_steps=9"),

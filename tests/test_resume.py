@@ -26,6 +26,7 @@ from tests.helpers.runs import (
     MUON,
     change,
     checkpoints,
+    composed,
     exit_code,
     finish,
     outcome,
@@ -219,6 +220,21 @@ def test_a_second_signal_ends_a_run_at_once_also_in_one_long_operation(text_file
     assert not (tmp_path / "run/model").exists()
 
 
+@pytest.mark.slow
+def test_signals_of_one_shutdown_are_one_and_a_later_one_ends_a_run_at_once(text_file: Path, tmp_path: Path) -> None:
+    run, environment = disturbed_run(text_file, tmp_path, "Long")
+    process = spawn(run, partial(set_environment, **environment))
+    wait_for((tmp_path / "disturbed").exists)
+    for signum in (TERM, signal.SIGHUP, TERM):
+        os.kill(process.pid, signum)
+        time.sleep(0.2)
+    time.sleep(2)
+    assert process.is_alive()
+    os.kill(process.pid, TERM)
+    process.join(10)
+    assert process.exitcode == 128 + TERM
+
+
 @pytest.mark.parametrize("signum", [None, signal.SIGTERM])
 def test_a_step_that_is_not_finite_is_not_saved(signum: signal.Signals | None, text_file: Path, tmp_path: Path) -> None:
     """Nor where a signal ends the run after it, before the loss is looked at."""
@@ -313,11 +329,19 @@ def test_the_comparison_sees_what_a_resume_forgets(
 # --- checkpoints
 
 
-def test_without_resume_a_run_starts_again(whole: Runs, killed: Runs, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("restarts", "resumed_from"), [("0", []), ("1", [20])])
+def test_without_resume_a_run_starts_again_once(
+    restarts: str, resumed_from: list[int], whole: Runs, killed: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not where torchrun starts it again; and no command that follows does it, for it is not saved."""
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", restarts)
     run = killed(UNTIED, 21, tmp_path / "run")
-    train(replace(run, checkpoint=CheckpointConfig(every=10, resume=False)))
-    assert result(tmp_path / "run")["resumed_from"] == []
+    verify = replace(run.data, verify=True)
+    train(replace(run, checkpoint=CheckpointConfig(every=10, resume=False), data=verify))
+    assert result(tmp_path / "run")["resumed_from"] == resumed_from
     assert outcome(run) == outcome(whole(UNTIED))
+    again = composed(f"run_dir={tmp_path / 'run'}")
+    assert (again.checkpoint.resume, again.checkpoint.every, again.data.verify) == (True, 10, False)
 
 
 def test_a_full_disk_loses_nothing(whole: Runs, killed: Runs, tmp_path: Path) -> None:
@@ -331,12 +355,37 @@ def test_a_full_disk_loses_nothing(whole: Runs, killed: Runs, tmp_path: Path) ->
     assert outcome(run) == outcome(whole(UNTIED))
 
 
-def test_a_checkpoint_that_is_cut_off_is_skipped_with_a_warning(
-    whole: Runs, killed: Runs, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1000])
+
+
+def flip_a_bit_of_a_weight(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    weight = torch.load(path, weights_only=True)["state_dict"]["net.embed.weight"].numpy().tobytes()
+    content[content.index(weight) + 400] ^= 64
+    path.write_bytes(content)
+
+
+def save(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    torch.save(change(torch.load(path, weights_only=True)), path)
+
+
+def copy_an_older_one(path: Path) -> None:
+    shutil.copy(path.with_stem("step-00000015"), path)
+    shutil.copy(path, path.with_stem("step-00000020 (copy)"))
+
+
+DAMAGES = [cut, flip_a_bit_of_a_weight, copy_an_older_one]
+DAMAGES += [partial(save, change=list), partial(save, change=lambda content: content | {"optimizer_states": []})]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_checkpoint_that_is_not_whole_is_skipped_with_a_warning(
+    damage: Callable[[Path], None], whole: Runs, killed: Runs, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = killed(UNTYING, 21, tmp_path / "run")
     newest = tmp_path / "run/checkpoints/step-00000020.ckpt"
-    newest.write_bytes(newest.read_bytes()[:-1000])
+    damage(newest)
     train(run)
     assert any(str(newest) in record.getMessage() for record in caplog.records if record.levelname == "WARNING")
     assert outcome(run) == outcome(whole(UNTYING))
@@ -366,6 +415,16 @@ def test_checkpoints_that_cannot_be_resumed_from_are_refused(
 
 
 # --- what is refused
+
+
+def test_a_run_in_fp64_is_not_resumed(text_file: Path, tmp_path: Path) -> None:
+    run = small(text_file, tmp_path / "run", precision="64-true")
+    stop(run, 6, TERM)
+    before = files(tmp_path / "run")
+    with pytest.raises(UserError, match=r"^trainer\.precision=64-true: ") as caught:
+        train(run)
+    assert "\n" not in str(caught.value)
+    assert files(tmp_path / "run") == before
 
 
 @pytest.mark.parametrize(

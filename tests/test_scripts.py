@@ -28,7 +28,7 @@ import lm
 from lm import generate, load_model
 from lm.cli.main import main
 from lm.training.train import train
-from tests.helpers.runs import PROCESSES, composed, wait_for
+from tests.helpers.runs import PROCESSES, composed, unblock_signals, wait_for
 
 Command = Callable[..., Outcome]
 PROMPT = """def f(x, y):  # {"a": '1', ${b}}, c=[1,2] \\ """
@@ -57,6 +57,7 @@ def start(name: str, *args: str, **options: Any) -> subprocess.Popen[str]:
 
 def train_unread(words: list[str], ignored: tuple[int, ...]) -> None:
     """The command in a process that has imported it already; nobody reads what it writes."""
+    unblock_signals()
     for signum in ignored:
         signal.signal(signum, signal.SIG_IGN)
     reading, writing = os.pipe()
@@ -184,7 +185,8 @@ def test_nothing_is_offered_where_nothing_can_be_resumed(
 @slow
 def test_an_interrupted_run_says_how_to_resume_it(command: Command, cwd: Path) -> None:
     words = [*TINY_RUN, "data.path=my file.txt", "run_dir=run", "trainer.max_steps=300"]
-    process = start("train", *words, cwd=cwd, stderr=subprocess.PIPE)
+    verbs = ["checkpoint.resume=false", "++data.verify=true"]  # which are not asked for again
+    process = start("train", *verbs, *words, cwd=cwd, stderr=subprocess.PIPE)
     wait_for(lambda: list(cwd.glob("run/checkpoints/step-*")), 300)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=300)

@@ -4,6 +4,8 @@ import gc
 import json
 import math
 import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -12,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from conftest import HEADS, TEXT, UNTIED
+from conftest import HEADS, TEXT, UNTIED, Outcome
 
 from lm import generate, load_model
 from lm.config import (
@@ -21,6 +23,7 @@ from lm.config import (
     EvaluateConfig,
     OptimConfig,
     RunConfig,
+    TokenizerConfig,
     UserError,
     ValidationConfig,
 )
@@ -85,6 +88,23 @@ def test_a_finished_run_is_read_and_never_touched(finished: Finished) -> None:
         with pytest.raises(UserError, match=rf"{key} is "):
             train(change(run, **changes))
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+
+
+def test_prompts_that_a_finished_run_was_never_given_are_not_shown(
+    finished: Finished, command: Callable[..., Outcome]
+) -> None:
+    run_dir = f"run_dir={finished[1]}"
+    assert "prompts from the validation text" in command("train", run_dir)[1]
+    for prompts, said in (("[mine]", True), ("[]", False)):
+        code, out, errors = command("train", run_dir, f"prompts={prompts}")
+        assert (code, "Samples" in out, "prompts: " in errors) == (0, False, said)
+
+
+def test_a_run_trains_in_a_thread(text_file: Path, tmp_path: Path) -> None:
+    """As in a notebook; signals are for the main thread."""
+    run = short_run(text_file, tmp_path / "run", tokenizer=TokenizerConfig(vocab_size=300), max_steps=5)
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(train, run).result()[1]["steps"] == 5
 
 
 def test_evaluate_gives_the_number_in_the_result(finished: Finished, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from lm.ablation.code_hash import code_hash
 from lm.ablation.record import ArmRecord
-from lm.config import HeadConfig, ModelConfig, RunConfig, UserError, foreign_classes
+from lm.config import HeadConfig, ModelConfig, RunConfig, UserError, foreign_classes, require
 from lm.config.ablation import AblationConfig
 from lm.config.checks import error_prefix
 from lm.config.identity import config_hash, flat
@@ -86,12 +86,14 @@ def build_arm(
     """`texts` keeps what is prepared, for the arms that share it."""
     if run.trainer.world_size > 1:
         raise UserError("trainer.devices: a run of an ablation trains on one device; several runs go on at a time")
+    expected = "true, for a run of an ablation goes on where it was stopped; an empty output_dir makes all of them anew"
+    require(run.checkpoint.resume, "checkpoint.resume=false", expected)
     trainer = replace(run.trainer, enable_progress_bar=False)
     run = replace(run, threads=run.threads or threads, run_dir=None, trainer=trainer)
     source = repr((run.data, run.tokenizer))
     if source not in texts:
         texts[source] = prepare(run.data, run.tokenizer, quiet=not sys.stderr.isatty())
-    text = texts[source]
+    text, run = texts[source], replace(run, data=replace(run.data, verify=False))  # it has been read again
     resolved = resolve(run, text.tokenizer.vocab_size)
     identity = {
         "data_hash": text.hash,

@@ -31,6 +31,7 @@ from lm.system.files import json_sha256
 
 CANCEL_SECONDS = 60  # for runs to save a checkpoint
 SERVER_SECONDS = 10  # for a killed server of processes to end
+SHUTDOWN = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # what may be sent to all processes of a command
 log = logging.getLogger(__name__)
 
 
@@ -125,10 +126,14 @@ def _start(process: Any) -> None:
 
 
 def _start_server() -> None:
-    """Start the server unless it runs. It and all that it forks block SIGINT: Ctrl-C is for the driver."""
+    """Start the server unless it runs.
+
+    It and all that it forks block the signals of a shutdown: without the server, runs seem to have ended that still
+    save their checkpoints. Runs unblock all but SIGINT: Ctrl-C is for the driver.
+    """
     PROCESSES.set_forkserver_preload(["lm.training.train", "datasets"])
-    multiprocessing.resource_tracker.ensure_running()  # the server would start it, and that unblocks SIGINT
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    multiprocessing.resource_tracker.ensure_running()  # the server would start it, and that unblocks signals
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, SHUTDOWN)
     try:
         multiprocessing.forkserver.ensure_running()
     finally:
@@ -136,6 +141,7 @@ def _start_server() -> None:
 
 
 def _run_in_process(spec: RunSpec, reader: Connection, gpu: int | None) -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, set(SHUTDOWN) - {signal.SIGINT})
     threading.Thread(target=_exit_with_driver, args=(reader,), daemon=True).start()
     if gpu is not None:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")

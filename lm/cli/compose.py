@@ -30,7 +30,7 @@ from lm.cli.mistakes import (
 )
 from lm.config import RunConfig, UserError, require
 from lm.config.checks import error_prefix, expanded, reading
-from lm.config.identity import PLACES, is_runtime
+from lm.config.identity import PLACES, is_runtime, without_verbs
 from lm.config.model import CLASSES
 from lm.config.typed import build
 from lm.formats.base import agrees, read_base
@@ -250,7 +250,7 @@ def _load_resumed_config(config: DictConfig, overrides: Sequence[str]) -> RunCon
     if not (content := directory.read_config()):
         return None
     with reading(directory.config):
-        saved = {field.name: content[field.name] for field in fields(RunConfig) if field.name in content}
+        saved = without_verbs({field.name: content[field.name] for field in fields(RunConfig) if field.name in content})
         typed: Any = OmegaConf.to_container(config, resolve=True)
         if any(saved["model"][key[6:]] != typed["model"][key[6:]] for key in named_classes):
             return None
@@ -258,6 +258,8 @@ def _load_resumed_config(config: DictConfig, overrides: Sequence[str]) -> RunCon
         for key in applied:
             *groups, name = key.split(".")
             reduce(getitem, groups, saved)[name] = reduce(getitem, groups, typed)[name]
+        if any(OmegaConf.select(config, key) is not None for key in applied if key in LENGTH):
+            saved |= {key: None for key in ("max_tokens", "max_minutes") if key not in applied}  # one length holds
         run: RunConfig = build(RunConfig, saved)
     tokenizer = directory.model / "tokenizer.json"
     if run.init_from and run.tokenizer.kind == "file" and tokenizer.exists():  # the loaded run may be gone

@@ -16,6 +16,7 @@ import re
 import shlex
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -26,7 +27,8 @@ from typing import Any, NoReturn
 import lm
 from lm.config import UserError
 from lm.config.checks import RESUMABLE
-from lm.system.terminal import is_first_process, printable
+from lm.config.identity import VERBS
+from lm.system.terminal import is_first_process, is_impatient, printable
 
 COMMANDS = {
     "train": "train one run, or with -m several; resume it, or show its result",
@@ -45,6 +47,7 @@ DISK_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 MACHINE = (*DISK_FULL, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOLCK, errno.EOPNOTSUPP)
 failed_jobs: list[int] = []  # exit codes, of a sweep
 signals: list[int] = []  # those that have arrived
+arrivals: list[float] = []  # when, by the monotonic clock
 
 
 def main(command: str | None = None) -> NoReturn:
@@ -80,6 +83,9 @@ def _warn_of_another_checkout(beside: Path) -> None:
 
 def _on_signal(signum: int, _: Any) -> None:
     signals.append(signum)
+    arrivals.append(time.monotonic())
+    if len(arrivals) > 1 and not is_impatient(signum, arrivals[-1] - arrivals[0]):
+        return  # what the first one has begun, such as to let runs save their checkpoints, goes on
     raise KeyboardInterrupt if signum == signal.SIGINT else SystemExit(128 + signum)
 
 
@@ -109,6 +115,8 @@ def _run(command: str | None, args: list[str]) -> int:
     for arg in args:
         if re.search("[\ud800-\udfff]", arg):
             raise UserError(f"{arg}: not UTF-8; rename the file, or set PYTHONUTF8=1 where the locale is another")
+    if command != "train":  # whose configuration says how many processes there are
+        configure_streams(world_size=1)
     module = import_module(f"lm.cli.{command}")
     if {"-h", "--help"} & {*args}:
         from lm.cli.help import help_text
@@ -167,7 +175,7 @@ def _interruption(error: BaseException) -> int:
     code = getattr(error, "code", None) if signum is None else 128 + signum
     if not isinstance(code, int):
         raise error
-    if code in INTERRUPTED and is_first_process():
+    if code in INTERRUPTED and (is_first_process() or logging.getLogger("lm").isEnabledFor(logging.INFO)):
         _print_error(f"{error if hasattr(error, 'signum') else 'interrupted'}{_resume_hint(error)}")
     return code
 
@@ -186,8 +194,8 @@ def resumable(folder: Path) -> Iterator[None]:
 def _resume_hint(error: BaseException) -> str:
     if RESUMABLE not in getattr(error, "__notes__", ()):
         return ""
-    is_script = sys.argv[0].endswith(".py")
-    return f"; resume with: {shlex.join(sys.orig_argv if is_script else [Path(sys.argv[0]).name, *sys.argv[1:]])}"
+    words = sys.orig_argv if sys.argv[0].endswith(".py") else [Path(sys.argv[0]).name, *sys.argv[1:]]
+    return f"; resume with: {shlex.join(word for word in words if word.lstrip('+').partition('=')[0] not in VERBS)}"
 
 
 def _print_error(line: str) -> None:
@@ -239,8 +247,8 @@ class _Formatter(logging.Formatter):
         return printable(super().format(record))
 
 
-def configure_streams() -> None:
-    """Send messages of lm to standard error; of several processes, the first one speaks.
+def configure_streams(world_size: int | None = None) -> None:
+    """Send messages of lm to standard error; of the processes of a run, the first one speaks.
 
     What the encoding of standard output cannot write is written as an escape, as Python does on standard error.
     """
@@ -249,7 +257,7 @@ def configure_streams() -> None:
     handler, logger = logging.StreamHandler(), logging.getLogger("lm")
     handler.setFormatter(_Formatter("%(message)s"))
     logger.handlers[:] = [handler]
-    logger.setLevel(logging.INFO if is_first_process() else logging.WARNING)
+    logger.setLevel(logging.INFO if is_first_process(world_size) else logging.WARNING)
 
 
 def command_prefix(command: str) -> list[str]:

@@ -16,12 +16,13 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from lm.cli.compose import current_overrides, quoted, register, run_hydra, to_dataclass
-from lm.cli.main import job
+from lm.cli.main import configure_streams, job
 from lm.cli.mistakes import CONFIGS, kinds_of
 from lm.cli.tables import comparison, over_seeds, samples, summary
 from lm.config import RunConfig, UserError
 from lm.data.paths import check_paths
 from lm.system.terminal import format_table, is_first_process
+from lm.training.run_directory import RunDirectory
 
 SCHEMA = RunConfig
 finished: list[tuple[str, str, dict[str, Any]]] = []  # a run's name, its overrides without the seed, its result
@@ -33,6 +34,7 @@ def program(config: DictConfig) -> float | None:
     """Train what Hydra has composed; the validation loss is what a sweeper that searches minimises."""
     overrides, several = current_overrides(), HydraConfig.get().mode == RunMode.MULTIRUN
     run = to_dataclass(config, overrides, RunConfig)
+    configure_streams(run.trainer.world_size)
     if several and run.trainer.world_size > 1:
         raise UserError(f"trainer.devices={run.trainer.devices}: a sweep trains each run in one process; leave -m out")
     if run.run_dir is None or not (Path(run.run_dir) / "result.json").exists():
@@ -40,13 +42,14 @@ def program(config: DictConfig) -> float | None:
     from lm.training.train import train
 
     path, result = train(run)
-    if not is_first_process():
+    if not is_first_process(run.trainer.world_size):
         return None
     varied = [override for override in overrides if override.partition("=")[0] not in ("seed", "run_dir")]
     finished.append((path.name, " ".join(varied) or "the defaults", result))
     print(format_table(summary(result)), f"\n{path}\n", sep="\n")
-    if result["samples"] and not several:
-        print(samples(result["samples"], own=run.prompts is not None), end="\n\n")
+    asked = RunDirectory(path).read_config().get("prompts")  # of a run that was finished before, its own
+    if result["samples"] and not several and run.prompts in (None, asked):
+        print(samples(result["samples"], own=asked is not None), end="\n\n")
     return float(result["val_loss"])
 
 

@@ -8,11 +8,12 @@ from typing import Any
 
 from lm.config.run import RunConfig
 
+# What a command is to do once: never saved, so that no later command does it again.
+VERBS = ("checkpoint.resume", "data.verify")
 # Settings that do not change what a run computes. They may differ when it is resumed.
 RUNTIME = (
     *("run_dir", "logger", "prompts", "init_from", "init_record", "config_hash", "data_revision"),
-    *("checkpoint.every", "checkpoint.keep", "checkpoint.resume"),
-    *("activation_checkpointing", "data.cache_dir", "data.verify"),
+    *("checkpoint.every", "checkpoint.keep", "activation_checkpointing", "data.cache_dir", *VERBS),
     *("trainer.enable_progress_bar", "trainer.detect_anomaly", "trainer.profiler"),
 )
 # Where something lies, and how it is read. The hashes of the text and of the tokenizer say what it is.
@@ -37,6 +38,14 @@ def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in tree.items():
         leaves |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}": value}
     return leaves
+
+
+def without_verbs(settings: dict[str, Any]) -> dict[str, Any]:
+    """The nested settings of a run without what is asked of one command only."""
+    rest = {key: dict(value) if isinstance(value, dict) else value for key, value in settings.items()}
+    for group, key in (verb.split(".") for verb in VERBS):
+        rest.get(group, {}).pop(key, None)
+    return rest
 
 
 @cache

@@ -1,11 +1,15 @@
-"""Text for a terminal: tables, values as they are typed, and nothing that would steer it; and which process prints."""
+"""Text for a terminal: tables, values as they are typed, and nothing that would steer it; which process prints, and
+which signal of several is impatience.
+"""
 
 import math
 import os
+import signal
 from collections.abc import Sequence
 from typing import Any
 
 BARS, MAX_BARS = "▁▂▃▄▅▆▇█", 16
+SHUTDOWN_SECONDS = 2.0  # in which all signals of one shutdown arrive
 
 
 def format_table(rows: Sequence[Sequence[str]]) -> str:
@@ -61,7 +65,21 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def is_first_process() -> bool:
-    """Whether this process has the global rank 0, by torchrun, Lightning or Slurm: it alone writes files."""
+def is_impatient(signum: int, seconds: float) -> bool:
+    """Whether a signal that comes so many seconds after a first one asks to stop at once, as a second Ctrl-C does.
+
+    Others at nearly the same time are one shutdown: systemd, torchrun, Slurm and a closed terminal signal a process by
+    itself and with its group.
+    """
+    return signum == signal.SIGINT or seconds > SHUTDOWN_SECONDS
+
+
+def is_first_process(world_size: int | None = None) -> bool:
+    """Whether this process has the global rank 0, by torchrun, Lightning or Slurm: it alone writes files.
+
+    Of a run in one process (`world_size`) it is the only one, whatever number a launcher of many runs gave it.
+    """
+    if world_size == 1:
+        return True
     rank = next((os.environ[name] for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID") if name in os.environ), "0")
     return rank == os.environ.get("NODE_RANK", "0") == "0"

@@ -67,8 +67,8 @@ class LogAndValidate(StepCallback):
         seconds = time.perf_counter() - self.started
         module.fastest = min(module.fastest, seconds - self.seconds)
         self.step, self.seconds, module.seconds = step, seconds, seconds
-        if step == self.first_step + TIMED_STEPS:
-            self._print_time(module)
+        if step - self.first_step in (1, TIMED_STEPS):
+            self._print_time(module, step)
         if last := module.is_last(step):
             self.ended_by = "steps" if step == run.steps else "time"
         logs = step % run.trainer.log_every_n_steps == 0 and not last
@@ -106,11 +106,21 @@ class LogAndValidate(StepCallback):
         for logger in trainer.loggers:
             logger.log_metrics(metrics, trainer.global_step)
 
-    def _print_time(self, module: LMModule) -> None:
-        """A line on standard error soon after the start: how long the run will take."""
-        if self.metrics is not None and module.run.trainer.enable_progress_bar and module.run.max_minutes is None:
-            left = duration((module.run.steps - self.step) * module.fastest)
-            _write_line(f"at least {left} to go, by the fastest of {TIMED_STEPS} steps")
+    def _print_time(self, module: LMModule, step: int) -> None:
+        """A line on standard error soon after the start: how long the run will take, by all steps but the first one.
+
+        That may take many times as long as the others. A GPU works behind what is asked of it until a number is read.
+        """
+        run = module.run
+        if self.metrics is None or not run.trainer.enable_progress_bar or run.max_minutes is not None:
+            return
+        module.grad_norm.item()
+        now = time.perf_counter()
+        if step == self.first_step + 1:
+            self.first_ended = now
+        elif step < run.steps:
+            left = duration((run.steps - step) * (now - self.first_ended) / (TIMED_STEPS - 1))
+            _write_line(f"about {left} to go, by the first {TIMED_STEPS} steps")
 
     def _print(self, module: LMModule, metrics: dict[str, float]) -> None:
         """Two lines on standard error, above the progress bar if there is one: losses, and what the model writes."""

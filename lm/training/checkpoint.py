@@ -5,8 +5,9 @@ They are read with `weights_only=True`, so they cannot run code.
 
 import logging
 import os
+import re
+import zipfile
 from collections.abc import Callable
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from lm.system.files import atomic_file
 from lm.training.callbacks import StepCallback
 from lm.training.signals import Interrupted
 
+NAME = re.compile(r"step-(\d+)\.ckpt")
+CONTENT = ("state_dict", "optimizer_states", "lr_schedulers", "loops", "callbacks", "global_step", "config_hash")
 log = logging.getLogger(__name__)
 
 
@@ -63,35 +66,53 @@ class Checkpoints(StepCallback, Checkpoint):
             self._save(trainer)
 
     def _save(self, trainer: Trainer) -> None:
-        trainer.save_checkpoint(self.folder / f"step-{trainer.global_step:08d}.ckpt")
-        for path in checkpoints(self.folder)[self.keep :]:
+        step = trainer.global_step
+        trainer.save_checkpoint(self.folder / f"step-{step:08d}.ckpt")
+        made = [path for path in checkpoints(self.folder) if step_of(path) <= step]  # a damaged one may be newer
+        for path in made[self.keep :]:
             trainer.strategy.remove_checkpoint(path)
 
 
 def checkpoints(folder: Path) -> list[Path]:
     """The checkpoints in a folder, the newest first. Raises OSError if there is one that cannot be listed."""
     names = os.listdir(folder) if os.path.lexists(folder) else []  # glob takes what it may not list for empty
-    return sorted((folder / name for name in names if fnmatch(name, "step-*.ckpt")), reverse=True)
+    return sorted((folder / name for name in names if NAME.fullmatch(name)), key=step_of, reverse=True)
 
 
 def step_of(checkpoint: Path | None) -> int:
-    return int(checkpoint.stem.split("-")[1]) if checkpoint else 0
+    return int(checkpoint.stem.removeprefix("step-")) if checkpoint else 0
 
 
 def newest_checkpoint(folder: Path, config_hash: str) -> Path | None:
-    """The newest checkpoint that can be read, None if there is none. Raises UserError if it is one of another run."""
+    """The newest whole checkpoint, None if there is none. Raises UserError if it is one of another run.
+
+    Each is compared with the sums that its zip file holds: torch loads damaged numbers as it finds them.
+    """
     paths = checkpoints(folder)
     for path in paths:
         try:
-            content = torch.load(path, map_location="cpu", weights_only=True)
+            content = _read_whole(path)
         except OSError:
             raise
-        except Exception as error:  # torch and the unpickler have many
-            log.warning("%s: cannot be read (%s); trying the one before", path, str(error).partition("\n")[0])
+        except Exception as error:  # torch, the unpickler and zipfile have many
+            log.warning("%s: is damaged (%s); trying the one before", path, str(error).partition("\n")[0])
             continue
-        if content.get("config_hash") != config_hash:
+        if content["config_hash"] != config_hash:
             raise UserError(f"{path}: a checkpoint of another run; remove it")
-        return path
+        if content["global_step"] == step_of(path):
+            return path
+        log.warning("%s: is that of step %s; trying the one before", path, content["global_step"])
     if paths:
-        raise UserError(f"{folder}: no checkpoint can be read; delete the folder to train from the start")
+        raise UserError(f"{folder}: no checkpoint can be resumed from; delete the folder to train from the start")
     return None
+
+
+def _read_whole(path: Path) -> dict[str, Any]:
+    """The content of a checkpoint. Raises some exception if it is not as it was written."""
+    with zipfile.ZipFile(path) as file:
+        if damaged := file.testzip():
+            raise ValueError(f"the sum of {damaged} differs")
+    content = torch.load(path, map_location="cpu", weights_only=True)
+    if not isinstance(content, dict) or not all(content.get(key) for key in CONTENT):
+        raise ValueError("not a checkpoint of a run")
+    return content

@@ -9,6 +9,9 @@ diagnostics.csv gets a row every `diagnostics.every` optimizer steps and one aft
 - loss/band1 to band5: nats per validation token, by the frequency of the target in the training text. Each band holds
   about a fifth of that text, band1 the most frequent tokens. Over the whole validation split, after the last step only.
 - embedding_norm/band1..., head_norm/band1...: mean norm of the input embeddings and of the output embeddings
+
+Gradients are of the weights that train. Losses and norms are of the model that is validated, as in metrics.csv: with
+optim.ema the average of the weights.
 """
 
 import math
@@ -111,12 +114,12 @@ class Diagnostics(StepCallback):
 
     @torch.no_grad()
     def row(self, module: LMModule, step: int) -> dict[str, float]:
-        net, run = module.net, module.run
+        net, run = module.scored, module.run
         row = {"tokens": step * run.tokens_per_step, "clip_rate": int(self.clipped) / self.steps}
         row |= zip(GRADIENTS, self.gradients.tolist(), strict=True)
         if step == run.steps:  # the validation split costs more than all else
             by_target = NLLByTarget(net.vocab_size)
-            evaluate(module.scored, module.data.val, run.data.seq_len, run.data.batch_size, measures=[by_target])
+            evaluate(net, module.data.val, run.data.seq_len, run.data.batch_size, measures=[by_target])
             row |= _means("loss", by_target.total_nll, by_target.counts, self.bands)
         for name, rows in (("embedding_norm", net.embed.matrix()), ("head_norm", net.head.matrix(net.embed.weight))):
             row |= _means(name, rows.float().norm(dim=1).cpu().numpy(), np.ones(len(rows)), self.bands)

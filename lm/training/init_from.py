@@ -50,7 +50,7 @@ def load_init_weights(net: Transformer, run: RunConfig, data: TextData) -> dict[
         raise UserError(f"tokenizer: init_from={run.init_from} has another one; {advice}")
     copy_weights(net, loaded, run.init_tied_matrix)
     record = base.record(run.init_from)
-    if not is_first_process():
+    if not is_first_process(run.trainer.world_size):
         return record
 
     record["val_loss"] = _val_loss(net, run, data)

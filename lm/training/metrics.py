@@ -10,6 +10,7 @@ from typing import Any
 
 from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 from lightning.pytorch.loggers.logger import Logger
+from lightning.pytorch.utilities.rank_zero import rank_zero_only  # type: ignore[attr-defined]
 
 from lm.config import RunConfig, UserError
 from lm.config.checks import reading
@@ -60,18 +61,21 @@ class MetricsFile:
 
 
 @contextmanager
-def trackers(run: RunConfig, folder: Path, settings: dict[str, Any]) -> Iterator[list[Logger]]:
+def trackers(run: RunConfig, folder: Path, settings: dict[str, Any], resume_step: int = 0) -> Iterator[list[Logger]]:
     """Lightning's loggers of the setting `logger`, told the settings by dotted keys; closed at the end of the context.
 
+    What an interrupted process sent is continued: W&B by the id of the run, TensorBoard without steps that come again.
     Raises UserError if one cannot begin, for example because nobody has logged in.
     """
+    rank_zero_only.rank = 0  # type: ignore[attr-defined]  # else they are silent where a launcher of many runs has numbered this one
     loggers: list[Logger] = []
     status = "failed"
+    own = {"wandb": {"id": settings["config_hash"][:16]}, "tensorboard": {"purge_step": resume_step + 1}}
     try:
         for name, options in asdict(run.logger).items():
             if options is not None:
                 try:
-                    logger = TRACKERS[name](folder, **options)
+                    logger = TRACKERS[name](folder, **options, **own.get(name, {}))
                     logger.log_hyperparams(flat(settings))
                 except Exception as error:  # each library has its own
                     message = (str(error) or type(error).__name__).splitlines()[0]
@@ -96,12 +100,14 @@ def log_result(loggers: list[Logger], settings: dict[str, Any], result: dict[str
             logger.log_metrics(scores, step)
 
 
-def _tensorboard(folder: Path, dir: str | None) -> Logger:
-    return TensorBoardLogger(dir or folder, name="" if dir else "tensorboard", version="", default_hp_metric=False)
+def _tensorboard(folder: Path, dir: str | None, purge_step: int) -> Logger:
+    name = "" if dir else "tensorboard"
+    return TensorBoardLogger(dir or folder, name=name, version="", default_hp_metric=False, purge_step=purge_step)
 
 
-def _wandb(folder: Path, project: str, offline: bool, dir: str | None) -> Logger:
-    return WandbLogger(project=project, offline=offline, save_dir=dir or folder, name=folder.name)
+def _wandb(folder: Path, project: str, offline: bool, dir: str | None, id: str) -> Logger:
+    place = dir or folder
+    return WandbLogger(project=project, offline=offline, save_dir=place, name=folder.name, id=id, resume="allow")
 
 
 class TrackioLogger(Logger):

@@ -94,8 +94,12 @@ class RunDirectory:
         """Raise UserError naming what differs if `settings` are not those of the run in this directory."""
         if not (differing := differences(self.read_config(), settings, ignored)):
             return
+        has_model = (self.model / "model.safetensors").exists()
         if {*differing} <= {*LENGTH}:
-            advice = f"its learning rate decays to the end of its own length; init_from={self.path} starts a new run"
+            new = f"init_from={self.path} starts a new run" if has_model else "choose another run_dir for a new run"
+            advice = f"its learning rate decays to the end of its own length; {new}"
+        elif "trainer.accelerator" in differing:
+            advice = f"continue it on {self.read_config()['trainer']['accelerator']}, or choose another run_dir"
         elif {*differing} <= {"data_hash", "tokenizer_hash"}:
             advice = "give what it had as data.path and tokenizer.path, or choose another run_dir"
         else:

@@ -1,9 +1,10 @@
-"""Signals that end a run: the first one between two steps, after a checkpoint, the second one at once."""
+"""Signals that end a run: the first one between two steps, after a checkpoint, one of impatience at once."""
 
 import logging
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -11,6 +12,7 @@ from typing import Any
 
 from lightning import LightningModule, Trainer
 
+from lm.system.terminal import is_impatient
 from lm.training.callbacks import StepCallback, step_metrics
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -30,19 +32,25 @@ class StopOnSignal(StepCallback):
 
     def __init__(self) -> None:
         self.signum: int | None = None
+        self.handled: list[signal.Signals] = []
+        self.first_at: float | None = None  # when the first signal arrived, by the monotonic clock
 
     @contextmanager
-    def handling_signals(self, trainer: Trainer) -> Iterator[None]:
-        """A context for `trainer.fit`.
+    def handling_signals(self) -> Iterator[None]:
+        """A context for `trainer.fit`, and for what is saved after it. Only the main thread has signals to handle.
 
         Python calls signal handlers between two of its own instructions, and one call of torch may take minutes. So
         a thread counts the signals: the interpreter writes each at once to the descriptor that the thread reads.
         """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        self.handled = handled_signals()
         read, write = os.pipe()
         os.set_blocking(write, False)
         watch = threading.Thread(target=self._count, args=(read,), daemon=True)
         watch.start()
-        handlers = {signum: signal.getsignal(signum) for signum in handled_signals()}
+        handlers = {signum: signal.getsignal(signum) for signum in self.handled}
         descriptor = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
         self._install()
         try:
@@ -54,24 +62,23 @@ class StopOnSignal(StepCallback):
             os.close(write)  # ends the thread
             watch.join()
             os.close(read)
-        self._raise(trainer)
 
     def _install(self) -> None:
-        for signum in handled_signals():
+        for signum in self.handled:
             signal.signal(signum, self._on_signal)
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
-        self.signum = self.signum or signum
+        self.signum = self.signum or _reported(signum)
 
-    @staticmethod
-    def _count(descriptor: int) -> None:
-        received = 0
-        while signum := os.read(descriptor, 1):
-            if signum[0] in SIGNALS:
-                received += 1
-                if received > 1:
-                    os._exit(128 + signum[0])
+    def _count(self, descriptor: int) -> None:
+        while content := os.read(descriptor, 1):
+            if (signum := content[0]) not in self.handled:
+                continue
+            if self.first_at is None:
+                self.first_at = time.monotonic()
                 log.info("stopping after this step; the same signal again, such as Ctrl-C, stops at once")
+            elif is_impatient(signum, time.monotonic() - self.first_at):
+                os._exit(128 + _reported(signum))
 
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
         self._install()  # again: Lightning has installed a handler of SIGTERM, which could end a run within a step
@@ -80,9 +87,10 @@ class StopOnSignal(StepCallback):
         config = module.run.trainer
         # several ranks agree on whether to stop, which takes a collective operation
         if config.world_size == 1 or step % config.log_every_n_steps == 0 or step == config.max_steps:
-            self._raise(trainer, module)
+            self.raise_interrupted(trainer, module)
 
-    def _raise(self, trainer: Trainer, module: Any = None) -> None:
+    def raise_interrupted(self, trainer: Trainer, module: Any = None) -> None:
+        """Raise Interrupted if a signal has arrived at any rank."""
         if trainer.strategy.reduce_boolean_decision(self.signum is not None, all=False):
             if module is not None:
                 step_metrics(module, trainer.global_step)  # raises Diverged: no checkpoint of a step that is not finite
@@ -90,5 +98,11 @@ class StopOnSignal(StepCallback):
 
 
 def handled_signals() -> list[signal.Signals]:
-    """SIGNALS without a SIGHUP that is ignored, as nohup starts a command."""
-    return [signum for signum in SIGNALS if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN]
+    """SIGNALS without a SIGHUP that is ignored, as nohup starts a command, and a SIGUSR1 that has another purpose."""
+    signums = [signum for signum in SIGNALS if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN]
+    return signums + [signal.SIGUSR1] * (signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL)
+
+
+def _reported(signum: int) -> int:
+    """The signal by which a run is said to have ended: SIGUSR1 is how Slurm may ask for it before a time limit."""
+    return signal.SIGTERM if signum == signal.SIGUSR1 else signum

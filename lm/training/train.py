@@ -2,6 +2,7 @@
 
 import atexit
 import logging
+import os
 import signal
 import sys
 import warnings
@@ -12,10 +13,14 @@ from typing import Any
 
 import torch
 from lightning import Callback, Trainer
+from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-from lm.config import RunConfig, UserError
-from lm.config.identity import PLACES, RESOLVED, config_hash, flat
+from lm.config import Diverged, RunConfig, UserError
+from lm.config.identity import PLACES, RESOLVED, config_hash, flat, without_verbs
 from lm.data.tokens import TextData, prepare
 from lm.formats.adapter import merged, save_adapter
 from lm.formats.folder import save_model
@@ -42,6 +47,7 @@ FEW_TOKENS = 5_000  # a few pages of text
 MANY_EPOCHS = 10  # above which a text is learned by heart, and is so said
 GOOD_EPOCHS = 4  # as good as so much new text, or nearly (Muennighoff et al., 2023)
 SMALL_TEXT = 300_000  # tokens of BPE: about a megabyte
+RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")  # of the same command, by torchrun and Slurm
 
 log = logging.getLogger(__name__)
 
@@ -69,10 +75,10 @@ def train(run: RunConfig, data: TextData | None = None) -> tuple[Path, dict[str,
     directory = directory or RunDirectory(default_directory(run, settings["config_hash"]))
     if result := _finished_result(directory, run, settings):
         return directory.path, result
-    run = resolve(run, data.tokenizer.vocab_size)
+    run = _resolved(run, directory, data.tokenizer.vocab_size)
     check_memory(run, data.tokenizer.vocab_size)
     torch.set_num_threads(run.threads or 1)
-    with directory.lock() if is_first_process() else nullcontext():
+    with directory.lock() if is_first_process(run.trainer.world_size) else nullcontext():
         return directory.path, directory.read_result() or _fit(run, directory, settings, data)
 
 
@@ -96,29 +102,50 @@ def _finished_result(
     by_machine = [key for key in RESOLVED if now[key] in (None, "auto", "gpu")]
     directory.check_same_run(settings | hashes, ignored=("threads", *by_machine))
     log.info("%s is finished: nothing to train", directory.path)
+    if run.prompts and run.prompts != saved.get("prompts"):
+        log.warning("prompts: are not continued by a finished run; generate run_dir=%s does that", directory.path)
     return result
+
+
+def _resolved(run: RunConfig, directory: RunDirectory, vocab_size: int) -> RunConfig:
+    """`resolve`, which names the run in the directory where this machine lacks what that run was begun with."""
+    try:
+        return resolve(run, vocab_size)
+    except UserError as error:
+        setting, _, reason = str(error).partition(": ")
+        key, _, value = setting.partition("=")
+        if str(flat(directory.read_config()).get(key)) != value:
+            raise
+        advice = "continue it where it was begun, or choose another run_dir"
+        raise UserError(
+            f"run_dir={directory.path}: was begun with {setting} ({reason.partition(';')[0]}): {advice}"
+        ) from error
 
 
 def _fit(run: RunConfig, directory: RunDirectory, settings: dict[str, Any], data: TextData) -> dict[str, Any]:
     """Train a resolved run in its locked directory, from its newest checkpoint on. Returns its result."""
-    first = is_first_process()
-    settings = asdict(run) | {"run_dir": str(directory.path), "init_record": None} | settings
+    first = is_first_process(run.trainer.world_size)
+    settings = without_verbs(asdict(run)) | {"run_dir": str(directory.path), "init_record": None} | settings
     saved = directory.read_config() if checkpoints(directory.checkpoints) else {}
     if saved:  # also with checkpoint.resume=false: the checkpoints may be those of another run
         directory.check_same_run(settings)
         settings |= {key: saved.get(key) for key in ("config_hash", "init_record")}  # as it was asked for at first
-    resume = newest_checkpoint(directory.checkpoints, settings["config_hash"]) if run.checkpoint.resume else None
+    resumes = run.checkpoint.resume or any(os.environ.get(name, "0") != "0" for name in RESTARTS)
+    resume = newest_checkpoint(directory.checkpoints, settings["config_hash"]) if resumes else None
+    if resume and run.trainer.precision == "64-true":  # Lightning restores the weights in fp32
+        advice = "checkpoint.resume=false trains it anew, trainer.precision=32-true is a run that can be resumed"
+        raise UserError(f"trainer.precision=64-true: {resume} cannot be resumed exactly; {advice}")
     net = build_model(run, data.tokenizer.vocab_size, data.tokenizer.eot)
     if run.init_from and not resume:
         settings["init_record"] = load_init_weights(net, run, data)
     size = size_of(net, run)  # a class that cannot be built without memory fails here, not at the end
 
     with ExitStack() as stack:
-        loggers = stack.enter_context(trackers(run, directory.path, settings)) if first else []
+        loggers = stack.enter_context(trackers(run, directory.path, settings, step_of(resume))) if first else []
         module = LMModule(net, run, data, settings["config_hash"])
         metrics = None
         if first:
-            for path in checkpoints(directory.checkpoints) if not run.checkpoint.resume else ():
+            for path in checkpoints(directory.checkpoints) if not resumes else ():
                 path.unlink()
             directory.write_config(settings)
             if run.init_from:  # resuming does not need the loaded run
@@ -137,18 +164,19 @@ def _fit(run: RunConfig, directory: RunDirectory, settings: dict[str, Any], data
         trainer.loggers = loggers
         try:
             attention = fast_attention(run.trainer.accelerator, is_mixed(run.trainer.precision), run.data.seq_len)
-            with stop.handling_signals(trainer), attention:
+            with stop.handling_signals(), attention:
                 trainer.fit(module, ckpt_path=resume, weights_only=True)
+            stop.raise_interrupted(trainer)
             if not first:
                 return {}
             _log_end(run, data, timing)
             model, scores, last = _final_model(module.scored, timing.best, run, data, trainer.strategy.root_device)
-        except (Interrupted, KeyboardInterrupt, SystemExit):
-            if first:
-                timing.best.load_into(module.scored)  # so that an interrupted run can generate
-                save_model(merged(module.scored), data.tokenizer, directory.model)
+            check_finite(run, f"the validation loss is {last.loss}", last.loss)
+        except (Interrupted, KeyboardInterrupt, SystemExit, Diverged) as error:
+            if first and (timing.best.weights or not isinstance(error, Diverged)):
+                with stop.handling_signals() if isinstance(error, Interrupted) else nullcontext():
+                    _save_unfinished(module.scored, timing.best, data, directory)
             raise
-        check_finite(run, f"the validation loss is {last.loss}", last.loss)
         # its row comes after its checkpoint, from which the run may have been resumed when the row was there
         timing.metrics = MetricsFile(directory.metrics, timing.step - 1)
         timing.log_row(trainer, timing.last_metrics | validation_metrics(last, data))
@@ -162,6 +190,14 @@ def _fit(run: RunConfig, directory: RunDirectory, settings: dict[str, Any], data
         write_json(directory.result, result)
         log_result(loggers, settings, result)
     return result
+
+
+def _save_unfinished(net: Transformer, best: BestModel, data: TextData, directory: RunDirectory) -> None:
+    """Save the best model, if the run keeps it, or the last one, so that a run without a result can generate."""
+    if best.weights:
+        best.load_into(net)
+        log.info("model/ is that of step %d, whose val/loss %.4f is the lowest so far", best.step, best.loss)
+    save_model(merged(net), data.tokenizer, directory.model)
 
 
 def _final_model(
@@ -190,6 +226,21 @@ def _final_model(
     return merged(net), last, last
 
 
+def _cluster_environment(run: RunConfig) -> list[ClusterEnvironment]:
+    """By what Lightning learns which process of the run this one is; nothing: it finds out.
+
+    A run in one process has no ranks, whatever those who started many of them number: srun, torchrun, MPI. Under Slurm
+    Lightning would save checkpoints of its own and queue the job again.
+    """
+    if run.trainer.world_size == 1:
+        return [LightningEnvironment()]
+    try:
+        is_slurm = SLURMEnvironment.detect() and not TorchElasticEnvironment.detect()
+        return [SLURMEnvironment(auto_requeue=False)] if is_slurm else []
+    except RuntimeError as error:  # its variables contradict each other
+        raise UserError(f"trainer: {str(error).splitlines()[0]}") from error
+
+
 def build_trainer(run: RunConfig, directory: RunDirectory, callbacks: list[Callback]) -> Trainer:
     """Lightning's Trainer. Its callbacks act in this order after each step: measure, sample, log, stop, save."""
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)  # not its tips and lists of absent accelerators
@@ -201,15 +252,16 @@ def build_trainer(run: RunConfig, directory: RunDirectory, callbacks: list[Callb
         before.append(SamplesDuringTraining(directory.path / "samples.jsonl"))
     saving = Checkpoints(directory.checkpoints, run.checkpoint.every, run.checkpoint.keep)
     arguments = asdict(run.trainer) | {
+        "strategy": run.trainer.strategy if run.trainer.world_size > 1 else "auto",  # alone, DDP has no peer to find
         "max_epochs": -1,
         "limit_val_batches": 0,  # LogAndValidate validates
         "enable_progress_bar": False,
         "enable_model_summary": False,
         "use_distributed_sampler": False,
         "logger": False,
-        "default_root_dir": directory.path,
+        "default_root_dir": directory.path / "profile",  # where Lightning finds no hpc_ckpt_* to start from
         "callbacks": [*before, *callbacks, saving],
-        "plugins": [AtomicCheckpointIO()],
+        "plugins": [AtomicCheckpointIO(), *_cluster_environment(run)],
     }
     try:
         trainer = Trainer(**arguments)
@@ -237,7 +289,8 @@ def _leave_process_group() -> None:
 
 
 def _shows_bar(run: RunConfig) -> bool:
-    return run.trainer.enable_progress_bar and sys.stderr.isatty() and is_first_process()
+    has_terminal = sys.stderr.isatty() and is_first_process(run.trainer.world_size)
+    return run.trainer.enable_progress_bar and has_terminal
 
 
 def _log_epochs(run: RunConfig, data: TextData) -> None:
@@ -272,5 +325,7 @@ def _log_warnings(run: RunConfig, data: TextData) -> None:
         log.warning("data: the training text has only %s tokens: so short a text is memorised", n_tokens)
     if run.data.document_mask and len(data.documents()) == 1:
         log.warning("data.document_mask: the training text is one document, so the mask changes nothing")
+    if run.trainer.precision == "64-true":
+        log.warning("trainer.precision=64-true: if this run is interrupted, it cannot be resumed")
     if (peak := peak_lr_factor(run.steps, run.optim)) < MIN_PEAK_LR_FACTOR:
         log.warning("optim.warmup_steps: the learning rate reaches only about %.0f %% of optim.lr", 100 * peak)

@@ -33,6 +33,13 @@ class Signalling(Disturbing):
         raise RuntimeError("a layer of mine")
 
 
+class Exploding(Disturbing):
+    """Has infinite weights from that step on."""
+
+    def disturb(self) -> None:
+        self.weight.data.fill_(torch.inf)
+
+
 class Long(Disturbing):
     """Takes a minute for one step. $DISTURBED_FILE appears before it."""
 

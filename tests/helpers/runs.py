@@ -150,8 +150,7 @@ def _work(run: RunConfig, before: Before | None, file_size: int | None) -> None:
     from lm.training.signals import Interrupted
     from lm.training.train import train
 
-    # an ablation that ran before in this process may have started the server, which then blocks SIGINT in its children
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+    unblock_signals()
     if file_size is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))
     if before:
@@ -165,6 +164,11 @@ def _work(run: RunConfig, before: Before | None, file_size: int | None) -> None:
         os._exit(74)
     except Interrupted as error:
         os._exit(128 + error.signum)
+
+
+def unblock_signals() -> None:
+    """An ablation that ran before in this process may have started the server, which blocks them in all it forks."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 
 
 def signal_at(step: int, signum: int) -> None:
