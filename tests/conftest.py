@@ -83,7 +83,7 @@ WHOLE_RESULT: dict[str, Any] = {  # the keys of a result.json
     ),
     **dict.fromkeys(("val_tokens", "val_bytes", "train_text_tokens"), 1),
     "n_params_by_role": {"embedding": 1},
-    "baselines_bpb": {"zlib": 2.0},
+    "baselines_bpb": {"ngram": 2.0},
     "resumed_from": [],
     "ended_by": "steps",
     "best": None,

@@ -76,7 +76,7 @@ def test_the_page_of_a_run(made: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert page.headings[0] == run_dir.name
     for words in (
         f"{result['val_loss']:.4f} nats per token",
-        f"zlib {result['baselines_bpb']['zlib']:.3f}",
+        f"n-gram {result['baselines_bpb']['ngram']:.3f}",
         *(f"{count:,}" for count in result["n_params_by_role"].values()),
         *("after 5 steps", "after 15 steps", "after the last step", *PROMPTS, r"\x1b[31m\udc80"),
         f"lm-lab generate 'run_dir={run_dir.name}'",

@@ -44,6 +44,7 @@ def test_the_table_has_what_differs_and_a_line_for_each_broken_run(folder: Path)
     head, *rows = [line.split() for line in text.split("\n\n")[0].splitlines()]
     assert head[:7] == ["run", "status", "head.name", "seed", "val_loss", "val_bpb", "val_top1"]
     assert rows[0][:6] == ["tied-0", "finished", "tied", "0", "3.0000", "1.5000"]
+    assert "n-gram" in head
     assert {"head.kind", "head.embedding_std", "seed"} < set(differing(runs))
     assert "model.n_layers" not in differing(runs)
     assert "unfinished: step 30 of 40" in text

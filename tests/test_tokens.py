@@ -2,12 +2,10 @@
 
 import hashlib
 import itertools
-import lzma
 import os
 import re
 import shutil
 import signal
-import zlib
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -28,7 +26,7 @@ from lm.data import text as module
 from lm.data.batches import TrainingStream
 from lm.data.encoding import chunks, decoded, encode
 from lm.data.text import excess, overlap, read, split
-from lm.data.tokens import compressed_bits_per_byte, encode_whole, prepare
+from lm.data.tokens import encode_whole, prepare
 from lm.data.vocabulary import byte_tokenizer, char_tokenizer, train_bpe
 from tests.helpers.runs import PROCESSES, wait_for
 from tests.helpers.texts import Listed, documents, stored, texts
@@ -253,15 +251,6 @@ def test_a_tokenizer_that_loses_text_is_refused_wherever_it_stands(
     use = partial(encode_whole, config, data.tokenizer) if where == "evaluated" else partial(prepare, config, own)
     with pytest.raises(UserError, match=r"^tokenizer: loses part of the text"):
         use()
-
-
-def test_compression_is_measured_on_the_first_bytes_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    blocks = [f"{i} is the number of this document\n".encode() * (i % 5 + 1) for i in range(100)]
-    first = b"".join(blocks)[:2_999]
-    monkeypatch.setattr("lm.data.tokens.BASELINE_BYTES", len(first))
-    baselines = compressed_bits_per_byte(blocks, 10**6)
-    assert baselines["zlib"] == 8 * len(zlib.compress(first, 9)) / len(first)
-    assert baselines["lzma"] == 8 * len(lzma.compress(first, preset=9)) / len(first)
 
 
 @pytest.mark.slow

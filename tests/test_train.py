@@ -42,7 +42,7 @@ GOLDEN = Path(__file__).parent / "golden.json"
 RESULT_KEYS = (
     "val_loss val_bpb val_top1 val_tokens val_bytes n_params n_params_by_role flops_per_token steps tokens seconds"
     " tokens_per_second seed head resumed_from config_hash data_hash tokenizer_hash threads device cpu python versions"
-    " precision baselines_bpb samples init_from ended_by best"
+    " precision baselines_bpb ngram_share samples init_from ended_by best"
 )
 
 Finished = tuple[RunConfig, Path, dict[str, Any]]

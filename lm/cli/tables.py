@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from statistics import fmean, stdev
 from typing import Any
 
+from lm.data.ngram import ngram_figure
 from lm.system.terminal import printable
 
 Rows = list[tuple[str, ...]]
@@ -14,12 +15,12 @@ Named = list[tuple[str, dict[str, Any]]]  # results with the names of their runs
 
 def summary(result: dict[str, Any]) -> Rows:
     roles = ", ".join(f"{role} {count:,}" for role, count in result["n_params_by_role"].items())
-    baselines = ", ".join(f"{name} {bits:.3f}" for name, bits in result["baselines_bpb"].items())
+    ngram = f" ({figure})" if (figure := ngram_figure(result)) else ""
     trained = result["n_params_trained"]
     of_which = f", {trained:,} of which train" if trained < result["n_params"] else ""
     return [
         ("validation loss", f"{result['val_loss']:.4f} nats per token"),
-        ("bits per byte", f"{result['val_bpb']:.3f} ({baselines})"),
+        ("bits per byte", f"{result['val_bpb']:.3f}{ngram}"),
         ("top-1 accuracy", f"{result['val_top1']:.1%}"),
         ("parameters", f"{result['n_params']:,} ({roles}){of_which}"),
         ("training", f"{result['steps']:,} steps, {result['tokens']:,} tokens"),

@@ -112,18 +112,29 @@ def _groups(texts: Iterable[tuple[str, bool]]) -> Iterator[list[tuple[str, bool]
 
 def sample(part: Part) -> Iterator[str]:
     """The text from which BPE is trained: all up to SAMPLE bytes, beyond that as many in evenly spaced chunks."""
-    total, n, at = part.n_bytes, SAMPLE // SAMPLE_CHUNK, 0
-    if total <= SAMPLE:
+    if part.n_bytes <= SAMPLE:
         yield from (text for text, _ in chunks(decoded(part)))
+    else:  # a chunk may begin and end inside a character
+        yield from (piece.decode(errors="ignore") for piece in stretches(part, SAMPLE, SAMPLE_CHUNK))
+
+
+def stretches(part: Part, n_bytes: int, size: int) -> Iterator[bytes]:
+    """About `n_bytes` of a part: all of it if it has no more, else evenly spaced stretches of `size` bytes.
+
+    One that reaches beyond a block comes in several pieces.
+    """
+    total, n, at = part.n_bytes, n_bytes // size, 0
+    if total <= n_bytes:
+        yield from (block for block, _ in part.blocks())
         return
     with open(part.text.path, "rb") as file:
         for begin, end, _ in part.places():
-            size = end - begin
+            length = end - begin
             i = at * n // total
-            while (chunk := i * total // n - at) < size:  # where it begins in this block
-                low, high = max(chunk, 0), min(chunk + SAMPLE_CHUNK, size)
-                if low < high:  # a chunk may begin and end inside a character
+            while (chunk := i * total // n - at) < length:  # where it begins in this block
+                low, high = max(chunk, 0), min(chunk + size, length)
+                if low < high:
                     file.seek(begin + low)
-                    yield file.read(high - low).decode(errors="ignore")
+                    yield file.read(high - low)
                 i += 1
-            at += size
+            at += length

@@ -8,12 +8,10 @@ An end-of-text token precedes each document, so every token of the text has a to
 
 import hashlib
 import logging
-import lzma
 import os
 import shutil
 import tempfile
-import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -25,19 +23,19 @@ import xxhash
 
 from lm.config import DataConfig, TokenizerConfig, UserError
 from lm.config.data import OTHER_CACHE, TABLES
-from lm.data.encoding import chunks, decoded, encode, sample
+from lm.data.encoding import chunks, decoded, encode, sample, stretches
+from lm.data.ngram import STRETCH, TRAIN_BYTES, VAL_BYTES, bits_per_byte, evenly_spaced
 from lm.data.sources import Source, only_file, open_source, open_sources
-from lm.data.text import Text, excess, overlap, progress, published, read, split
+from lm.data.text import Text, excess, overlap, published, read, split
 from lm.data.tokenizer import EOT, Tokenizer, load_tokenizer
 from lm.data.vocabulary import build_tokenizer
 from lm.system.files import json_sha256, read_json, sha256, sync_folder, write_json, write_text
 
-FORMAT = 6  # of the folder; a change causes folders to be built again
+FORMAT = 7  # of the folder; a change causes folders to be built again
 FILES = ("train.bin", "val.bin", "tokenizer.json")
 SELECTING = ("source", "separator", "column", "rows", "sha256", "max_bytes")  # settings that decide which text is read
 MIN_OVERLAP = 0.001  # of the validation text: so much of it is training text as well before it is said
 CHUNK = 1 << 20  # tokens that are looked at at a time
-BASELINE_BYTES = 1 << 24  # zlib and lzma are measured on the first bytes of the text
 LOCK_SECONDS = 2.0  # of waiting for another process before it is said
 
 log = logging.getLogger(__name__)
@@ -51,9 +49,10 @@ class TextData:
     train: np.ndarray  # (n_tokens,) ids, starting with end of text
     val: np.ndarray
     val_bytes: int  # UTF-8 bytes of the validation text: what bits per byte divides by
-    baselines: dict[str, float]  # bits per byte of general-purpose compressors on the same text
+    baselines: dict[str, float]  # bits per byte of an n-gram model of the same text, by its name
     hash: str  # of the text, and of its split where that is not decided by data.val_fraction alone
     revision: str | None = None  # the commit on the Hub that the text was read from
+    ngram_share: float = 1.0  # of the training text, from which the n-gram model was made
 
     def documents(self) -> np.ndarray:
         """Where the documents of the training text begin, (n,): at its first token, and at each end-of-text token."""
@@ -163,13 +162,15 @@ def _write_encoded(
         with open(folder / f"{name}.bin", "wb") as file:
             for ids in encode(tokenizer, part, f"encoding {name}", quiet):
                 file.write(ids.data)
-    baselines = compressed_bits_per_byte((block for block, _ in val.blocks()), val.n_bytes, quiet)
+    limits = (train, TRAIN_BYTES), (val, VAL_BYTES)
+    used_train, used_val = (b"".join(stretches(part, n_bytes, STRETCH)) for part, n_bytes in limits)
+    baselines, share = {"ngram": bits_per_byte(used_train, used_val)}, len(used_train) / max(train.n_bytes, 1)
     notes = _notes(texts, config, tokenizer)
     for text in texts:
         text.path.unlink()
     dtype = "uint16" if tokenizer.vocab_size <= 1 << 16 else "uint32"
     meta = {"dtype": dtype, "hash": data_hash, "val_bytes": val.n_bytes, "overlap": overlap(train, val)}
-    _write_meta(folder, tokenizer, meta | {"baselines": baselines, "notes": notes})
+    _write_meta(folder, tokenizer, meta | {"baselines": baselines, "ngram_share": share, "notes": notes})
 
 
 def _notes(texts: list[Text], config: DataConfig, tokenizer: Tokenizer) -> list[str]:
@@ -206,9 +207,13 @@ def _write_given(
         if highest >= tokenizer.vocab_size:
             raise UserError(f"{path}: has the token {highest}, but {settings.path} has {tokenizer.vocab_size} tokens")
         os.symlink(path.resolve(), folder / f"{name}.bin")
-    text, data_hash = tokenizer.decode(_mapped(paths[1], "uint16")).encode(), json_sha256([*map(sha256, paths)])
+    train, val = (_mapped(path, "uint16") for path in paths)
+    text, data_hash = tokenizer.decode(val).encode(), json_sha256([*map(sha256, paths)])
+    used = evenly_spaced(train, TRAIN_BYTES * len(val) // max(len(text), 1))  # about TRAIN_BYTES, by those of val
+    used_train, used_val = tokenizer.decode(used).encode(), evenly_spaced(np.frombuffer(text, np.uint8), VAL_BYTES)
+    baselines, share = {"ngram": bits_per_byte(used_train, used_val.tobytes())}, len(used) / max(len(train), 1)
     meta = {"dtype": "uint16", "hash": data_hash, "val_bytes": len(text), "overlap": None, "notes": []}
-    _write_meta(folder, tokenizer, meta | {"baselines": compressed_bits_per_byte([text], len(text), quiet)})
+    _write_meta(folder, tokenizer, meta | {"baselines": baselines, "ngram_share": share})
 
 
 def _write_meta(folder: Path, tokenizer: Tokenizer, meta: dict[str, Any]) -> None:
@@ -231,6 +236,7 @@ def _open(folder: Path, sources: list[Source]) -> TextData:
         val=_mapped(folder / "val.bin", meta["dtype"]),
         val_bytes=meta["val_bytes"],
         baselines=meta["baselines"],
+        ngram_share=meta["ngram_share"],
         hash=meta["hash"],
         revision=getattr(sources[0], "commit", None),
     )
@@ -238,23 +244,6 @@ def _open(folder: Path, sources: list[Source]) -> TextData:
 
 def _mapped(path: Path, dtype: str) -> np.ndarray:
     return np.memmap(path, dtype, "r") if path.stat().st_size else np.empty(0, dtype)  # no empty file can be mapped
-
-
-def compressed_bits_per_byte(blocks: Iterable[bytes], n_bytes: int, quiet: bool = True) -> dict[str, float]:
-    """Block by block, because lzma takes a second for a megabyte: with a progress bar, and Ctrl-C is heard."""
-    compressors: dict[str, Any] = {"zlib": zlib.compressobj(9), "lzma": lzma.LZMACompressor(preset=9)}
-    sizes, total = dict.fromkeys(compressors, 0), min(n_bytes, BASELINE_BYTES)
-    left = total
-    with progress(total, "compressing", quiet) as bar:
-        for block in blocks:
-            block = block[:left]
-            for name, compressor in compressors.items():
-                sizes[name] += len(compressor.compress(block))
-            bar.update(len(block))
-            left -= len(block)
-            if not left:
-                break
-    return {name: 8 * (sizes[name] + len(compressor.flush())) / total for name, compressor in compressors.items()}
 
 
 def _checksum(folder: Path) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from lm.config.identity import flat, hashed_settings
+from lm.data.ngram import ngram_figure
 from lm.model.size import n_params
 from lm.model.transformer import Transformer
 from lm.report.pages import render
@@ -46,6 +47,7 @@ def write_card(folder: Path, net: Transformer, settings: dict[str, Any], result:
         "new_tokens": min(64, net.seq_len // 2),
         "settings": settings,
         "result": result,
+        "ngram": ngram_figure(result),
         "base": f"{Path(str(settings.get('base.path'))).name} ({str(base)[:16]})" if base else None,
         "scores": [(name, result[key], unit) for key, (name, unit, _) in SCORES.items() if result],
         "facts": list(_facts(settings, result, text)) if settings else [],

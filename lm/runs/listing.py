@@ -12,12 +12,16 @@ from lm.runs.find import FoundRun, differing, without_parts_of_the_head
 from lm.system.files import csv_text
 from lm.system.terminal import format_table, printable, to_override_value
 
+NGRAM = "baselines_bpb.ngram"
 RESULTS = {  # shown, with how many decimals
-    **dict.fromkeys(("val_loss", "val_bpb", "val_top1"), ".4f"),
+    **dict.fromkeys(("val_loss", "val_bpb", "val_top1", NGRAM), ".4f"),
     **dict.fromkeys(("n_params", "steps", "tokens"), ","),
     "seconds": ",.0f",
 }
-HEADS = {"loss": "loss (setting)"}  # plain or chunked, which nobody should take for a score
+HEADS = {
+    "loss": "loss (setting)",  # plain or chunked, which nobody should take for a score
+    NGRAM: "n-gram",  # bits per byte
+}
 WIDTH = 32  # of a cell; a hash says enough in a quarter of it
 
 CONDITION = re.compile(r"\s*([\w.-]+)\s*(==|!=|<=|>=|=|<|>)\s*(.*?)\s*", re.DOTALL)
@@ -88,7 +92,7 @@ def listing(runs: Sequence[FoundRun], total: int) -> str:
     """A row for each run that can be read, a line for each other, and how many there are of each kind."""
     shown = [run for run in runs if run.status != "broken"]
     keys, status = without_parts_of_the_head(differing(shown), shown), any(run.note for run in shown)
-    head = ["run", *["status"] * status, *(HEADS.get(key, key) for key in keys), *RESULTS]
+    head = ["run", *["status"] * status, *(HEADS.get(key, key) for key in (*keys, *RESULTS))]
     rows = [_row(run, keys, status) for run in shown]
     broken = [printable(" ".join(f"broken: {run.note}".split())) for run in runs if run.status == "broken"]
     counts = ", ".join(f"{n} {kind}" for kind, n in Counter(run.status for run in runs).items())

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from lm.config import UserError
 from lm.config.identity import RESOLVED, flat, hashed_settings
+from lm.data.ngram import ngram_figure
 from lm.report.figures import COLOURS, INK, as_svg, axis_limits, inline, legend, panels, tokens_axis
 from lm.report.pages import render
 from lm.runs.curves import curve, read_curves, tail
@@ -63,11 +64,10 @@ def _summary(run_dir: Path, run: FoundRun, result: Mapping[str, Any]) -> str:
 
 
 def _scores(result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    baselines = ", ".join(f"{name} {bits:.3f}" for name, bits in result["baselines_bpb"].items())
+    ngram = f" ({figure})" if (figure := ngram_figure(result)) else ""
     epochs = result["tokens"] / result["train_text_tokens"]
     yield "validation loss", f"{result['val_loss']:.4f} nats per token"
-    yield "bits per byte", f"{result['val_bpb']:.4f}"
-    yield "bits per byte of compressors", baselines
+    yield "bits per byte", f"{result['val_bpb']:.4f}{ngram}"
     yield "top-1 accuracy", f"{result['val_top1']:.2%}"
     yield "scored on", f"{result['val_tokens']:,} tokens"
     yield "training", f"{result['steps']:,} steps, {result['tokens']:,} tokens, {epochs:.2f} epochs"

@@ -47,6 +47,7 @@ def build_result(
         "val_bytes": data.val_bytes,
         "train_text_tokens": len(data.train),
         "baselines_bpb": data.baselines,
+        "ngram_share": data.ngram_share,
         **size,
         "steps": timing.step,
         "ended_by": timing.ended_by,

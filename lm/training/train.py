@@ -2,6 +2,7 @@
 
 import atexit
 import logging
+import math
 import os
 import signal
 import sys
@@ -48,6 +49,7 @@ MANY_EPOCHS = 10  # above which a text is learned by heart, and is so said
 GOOD_EPOCHS = 4  # as good as so much new text, or nearly (Muennighoff et al., 2023)
 SMALL_TEXT = 300_000  # tokens of BPE: about a megabyte
 RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")  # of the same command, by torchrun and Slurm
+TOKENS_PER_PARAMETER = 20  # in training, above which a larger model gains more (Hoffmann et al., 2022)
 
 log = logging.getLogger(__name__)
 
@@ -185,6 +187,7 @@ def _fit(run: RunConfig, directory: RunDirectory, settings: dict[str, Any], data
             step = timing.step if scores is last else timing.best.step
             result["best"] = {"step": step, "val_loss": scores.loss, "last_val_loss": last.loss}
             log.info("model/ is that of step %d: val_loss %.4f, that of the last step %.4f", *result["best"].values())
+        _log_baseline(run, data, result)
         save_model(model, data.tokenizer, directory.model)
         save_adapter(module.scored, run.init_from, directory.adapter)
         write_json(directory.result, result)
@@ -317,6 +320,36 @@ def _log_end(run: RunConfig, data: TextData, timing: LogAndValidate) -> None:
     if timing.ended_by != "steps":
         epochs = timing.step * run.tokens_per_step / len(data.train)
         log.info("ended by %s after step %s: the text was read %.1f times", timing.ended_by, f"{timing.step:,}", epochs)
+
+
+def _log_baseline(run: RunConfig, data: TextData, result: dict[str, Any]) -> None:
+    """Say so if the n-gram model of the same text is better, with the likeliest cause and one setting to change."""
+    bits, baseline = result["val_bpb"], data.baselines.get("ngram", math.inf)
+    if bits > baseline and not run.data.overfit_batches:
+        comparison = "%.3f bits per byte are more than the %.3f of an n-gram model of this text: %s; try %s"
+        log.warning(comparison, bits, baseline, *_likely_cause(run, len(data.train), result))
+
+
+def _likely_cause(run: RunConfig, n_text: int, result: dict[str, Any]) -> tuple[str, str]:
+    tokens, n_params = result["tokens"], result["n_params"]
+    epochs, enough = tokens / n_text, min(GOOD_EPOCHS * n_text, TOKENS_PER_PARAMETER * n_params)
+    often = f"it was read {epochs:.1f} times, which is too often"
+    if run.tokenizer.kind == "bpe" and n_text < SMALL_TEXT and not run.init_from:
+        return often if epochs > GOOD_EPOCHS else f"it is short, {n_text:,} tokens", "experiment=chars"
+    if epochs > MANY_EPOCHS:
+        return often, _length(run, GOOD_EPOCHS * n_text, tokens)
+    if tokens < enough:
+        return f"the run was short, {tokens:,} tokens", _length(run, enough, tokens)
+    larger = "init_from=RUN with a larger one" if run.init_from else f"model.d_model={2 * run.model.d_model}"
+    return f"the model is small, {n_params:,} parameters", larger
+
+
+def _length(run: RunConfig, n_tokens: int, made: int) -> str:
+    """The setting by which a run of `made` tokens would have about `n_tokens`."""
+    if run.max_minutes is not None:
+        return f"max_minutes={float(f'{run.max_minutes * n_tokens / made:.2g}'):g}"
+    steps = math.ceil(n_tokens / run.tokens_per_step)
+    return f"trainer.max_steps={steps}" if run.max_tokens is None else f"max_tokens={n_tokens}"
 
 
 def _log_warnings(run: RunConfig, data: TextData) -> None:

@@ -1,0 +1,114 @@
+"""What a static n-gram model of bytes makes of a text: the figure beside the bits per byte of a run.
+
+It is an interpolated, modified Kneser-Ney model (Chen and Goodman, 1999), estimated on the training text and scored on
+the validation text, as the run is. Unlike that of a compressor, which would see the validation text alone, its figure
+says what counting gets out of the same training text in a second.
+
+With c(h, w) the count of byte w after context h, N(h) its sum over w and h' the context without its first byte,
+
+    p(w | h) = (c(h, w) - D(c(h, w)) + sum_v D(c(h, v)) * p(w | h')) / N(h)
+
+and p(w | h') where h has no counts. The counts of the longest n-grams are occurrences; those of shorter ones are the
+distinct bytes that precede them. Below the unigrams is the uniform distribution, 1 / 256. D(1), D(2) and D(3 or more)
+follow for each length from how many n-grams have the counts 1 to 4.
+
+Documents are one text, as they are stored one after the other: a context runs on from one into the next, and from the
+training into the validation text. Zero bytes stand before the first one, as context alone.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+TRAIN_BYTES, VAL_BYTES = 10_000_000, 4_000_000  # of a text at most: about a second of one core, 150 MB of memory
+STRETCH = 1 << 14  # bytes: what is used of a longer text are evenly spaced stretches, joined as if they were one text
+ORDER = 6  # bytes of an n-gram: contexts of up to five bytes, and n-grams that fit into 64 bits
+FALLBACK = (0.5, 1.0, 1.5)  # the discounts of a count for which the counts of counts give none, as KenLM's
+
+
+def bits_per_byte(train: bytes, val: bytes) -> float:
+    """The mean of -log2 p over the bytes of `val`; 8 if there is no training text, and 0 for an empty `val`."""
+    before = bytes(ORDER - 1) + train
+    ngrams, repeats = _distinct(_keys(before[1 - ORDER :] + val))
+    p = probabilities(_keys(before), ngrams)
+    return abs(float(repeats @ np.log2(p))) / max(len(val), 1)
+
+
+def ngram_figure(result: Mapping[str, Any]) -> str:
+    """The figure of a result.json in words; empty where an earlier version has written none."""
+    if (bits := result.get("baselines_bpb", {}).get("ngram")) is None:
+        return ""
+    share = result.get("ngram_share", 1.0)
+    return f"n-gram {bits:.3f}" + (f" from {100 * share:.2g} % of the training text" if share < 1 else "")
+
+
+def probabilities(known: np.ndarray, ngrams: np.ndarray) -> np.ndarray:
+    """p of the last byte of each of `ngrams` (n,), distinct and in order, by the n-grams of the training text (m,)."""
+    levels = []
+    known, counts = _distinct(known)
+    for order in range(ORDER, 0, -1):
+        own, rest = _interpolation(known, counts, ngrams)
+        shorter = np.uint64((1 << 8 * (order - 1)) - 1)  # without the first byte
+        ngrams, lower = np.unique(ngrams & shorter, return_inverse=True)
+        levels.append((own, rest, lower))
+        known &= shorter
+        known, counts = _distinct(known)  # each was there once for each byte before it
+    p = np.full(len(ngrams), 1 / 256)  # of the empty n-gram
+    for own, rest, lower in reversed(levels):
+        p = own + rest * p[lower]
+    return p
+
+
+def evenly_spaced(values: np.ndarray, n: int) -> np.ndarray:
+    """At most `n` of the values (m,), or STRETCH if that is more: all, or evenly spaced stretches."""
+    if len(values) <= n:
+        return values
+    n_stretches = max(n // STRETCH, 1)
+    return np.concatenate([values[i * len(values) // n_stretches :][:STRETCH] for i in range(n_stretches)])
+
+
+def _interpolation(known: np.ndarray, counts: np.ndarray, ngrams: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """For each of `ngrams` what its own count contributes to its p, and the weight of p with a shorter context."""
+    discounts, byte, following = np.array([0.0, *_discounts(counts)]), np.uint64(8), np.uint64(1)
+    begin = np.searchsorted(known, ngrams >> byte << byte)  # the n-grams with the same context
+    end = np.searchsorted(known, ((ngrams >> byte) + following) << byte)
+    n = _sums(counts, begin, end)
+    kept_back = sum(discounts[i] * _sums(np.minimum(counts, 3) == i, begin, end) for i in (1, 2, 3))
+    own = _sums(counts, np.searchsorted(known, ngrams), np.searchsorted(known, ngrams + following))
+    divisor = np.maximum(n, 1)
+    return (own - discounts[np.minimum(own, 3)]) / divisor, np.where(n > 0, kept_back / divisor, 1.0)
+
+
+def _sums(values: np.ndarray, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """The sum of values[begin:end] for each pair; 0 for an empty range."""
+    sums = np.zeros(len(values) + 1, np.int32)
+    np.cumsum(values, out=sums[1:])
+    return sums[end] - sums[begin]
+
+
+def _discounts(counts: np.ndarray) -> list[float]:
+    """D(1), D(2) and D(3 or more). One that would not lie above 0 and at most at its count falls back."""
+    n1, n2, n3, n4 = (int(np.count_nonzero(counts == i)) for i in range(1, 5))
+    y = n1 / (n1 + 2 * n2) if n1 else 0.0
+    pairs = enumerate(((n1, n2), (n2, n3), (n3, n4)), 1)
+    raw = [i - (i + 1) * y * higher / lower if y and lower else 0.0 for i, (lower, higher) in pairs]
+    return [discount if discount > 0 else fallback for discount, fallback in zip(raw, FALLBACK, strict=True)]
+
+
+def _keys(text: bytes) -> np.ndarray:
+    """The n-gram that ends at each byte after the first ORDER - 1, as a number whose lowest byte is its last."""
+    codes = np.frombuffer(text, np.uint8)
+    keys = np.zeros(len(codes) - ORDER + 1, np.uint64)
+    for i in range(ORDER):
+        keys <<= np.uint64(8)
+        keys |= codes[i : i + len(keys)]
+    return keys
+
+
+def _distinct(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The distinct keys in order, and how often each occurs. `keys` is sorted in place."""
+    keys.sort()
+    is_last = np.ones(len(keys), bool)
+    np.not_equal(keys[1:], keys[:-1], out=is_last[:-1])
+    return keys[is_last], np.diff(np.flatnonzero(is_last).astype(np.int32), prepend=np.int32(-1))

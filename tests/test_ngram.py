@@ -1,0 +1,165 @@
+"""The n-gram model of bytes, against one that is written out in plain Python, and what a run says of it."""
+
+from collections import Counter
+from dataclasses import replace
+from math import log2
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import TEXT
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lm.config import DataConfig, ModelConfig, OptimConfig, TokenizerConfig
+from lm.data import ngram, tokens
+from lm.data.ngram import ORDER, bits_per_byte, ngram_figure, probabilities
+from lm.data.tokens import prepare
+from lm.training.train import train
+from tests.helpers.runs import short_run
+
+BYTE = TokenizerConfig(kind="byte", vocab_size=None)
+
+
+class Plain:
+    """Chen and Goodman's interpolated, modified Kneser-Ney model of bytes, by dictionaries."""
+
+    def __init__(self, text: bytes) -> None:
+        padded = bytes(ORDER - 1) + text
+        occurrences = [padded[i : i + ORDER] for i in range(len(text))]
+        self.counts = {ORDER: Counter(occurrences)}
+        for order in range(ORDER - 1, 0, -1):
+            self.counts[order] = Counter(longer[1:] for longer in self.counts[order + 1])
+        self.discounts = {order: self.estimated(counts) for order, counts in self.counts.items()}
+
+    def estimated(self, counts: Counter[bytes]) -> list[float]:
+        n = [sum(count == i for count in counts.values()) for i in range(5)]
+        discounts = [0.0, 0.5, 1.0, 1.5]
+        if n[1]:
+            for i in (1, 2, 3):
+                if n[i] and (value := i - (i + 1) * n[1] / (n[1] + 2 * n[2]) * ([*n, n[4]][i + 1]) / n[i]) > 0:
+                    discounts[i] = value
+        return discounts
+
+    def p(self, context: bytes, byte: int, order: int = ORDER) -> float:
+        if order == 0:
+            return 1 / 256
+        counts, discounts = self.counts[order], self.discounts[order]
+        context = context[len(context) - order + 1 :]
+        after = [count for gram, count in counts.items() if gram[:-1] == context]
+        lower = self.p(context[1:], byte, order - 1)
+        if not after:
+            return lower
+        count = counts[context + bytes([byte])]
+        kept_back = sum(discounts[min(c, 3)] for c in after)
+        return (count - discounts[min(count, 3)] + kept_back * lower) / sum(after)
+
+
+TEXTS = st.one_of(st.text("ab", max_size=40), st.text("abc\x00 é", max_size=60), st.text(max_size=12)).map(str.encode)
+
+
+@settings(max_examples=30, deadline=None)
+@given(TEXTS, TEXTS, st.binary(min_size=ORDER - 1, max_size=ORDER - 1))
+def test_it_is_the_model_of_the_paper_and_its_probabilities_sum_to_one(train: bytes, val: bytes, other: bytes) -> None:
+    plain, text = Plain(train), bytes(ORDER - 1) + train + val
+    bits = [-log2(plain.p(text[:i], text[i])) for i in range(ORDER - 1 + len(train), len(text))]
+    assert bits_per_byte(train, val) == pytest.approx(sum(bits) / max(len(val), 1), abs=1e-12)
+    padded = bytes(ORDER - 1) + train
+    keys = [int.from_bytes(padded[i : i + ORDER]) for i in range(len(train))]
+    for context in (other, text[1 - ORDER :], padded[: ORDER - 1]):
+        every = np.array([int.from_bytes(context + bytes([byte])) for byte in range(256)], np.uint64)
+        p = probabilities(np.array(keys, np.uint64), every)
+        assert p.sum() == pytest.approx(1, abs=1e-12)
+        assert p[97] == pytest.approx(plain.p(context, 97), abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("train", "val", "lowest", "highest"),
+    [
+        (b"", b"abc", 8, 8),
+        (b"", b"", 0, 0),
+        (b"abc", b"", 0, 0),
+        (b"a", b"a", 0, 8),
+        (b"abc", b"z", 8, 8),  # all that is known has been seen once
+        (b"a" * 5_000, b"a" * 500, 0, 0.001),
+        (b"a" * 5_000, b"z", 8, 100),
+        (b"ab" * 5_000, b"ab" * 500, 0, 0.01),
+        (bytes(range(256)) * 9, bytes(range(256)), 0, 0.3),
+        ("é" * 50, "é", 0, 1),
+    ],
+)
+def test_texts_whose_counts_say_little_have_honest_figures(train: Any, val: Any, lowest: float, highest: float) -> None:
+    train, val = (text.encode() if isinstance(text, str) else text for text in (train, val))
+    assert lowest <= bits_per_byte(train, val) <= highest
+
+
+# --- what is stored, and what a run says
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> DataConfig:
+    (tmp_path / "text.txt").write_text(TEXT * 5)
+    return DataConfig(source="text", path=str(tmp_path / "text.txt"), seq_len=16, cache_dir=str(tmp_path / "cache"))
+
+
+def test_of_a_long_text_evenly_spaced_stretches_are_used(
+    source: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the figure is one of the text, whatever its tokens are, also of tokens that were made elsewhere."""
+    whole, cut = prepare(source, BYTE), int(len(TEXT) * 5 * 0.9)
+    assert whole.baselines == {"ngram": bits_per_byte((TEXT * 5)[:cut].encode(), (TEXT * 5)[cut:].encode())}
+    assert prepare(source, TokenizerConfig(vocab_size=300)).baselines == whole.baselines
+    assert whole.ngram_share == 1
+    monkeypatch.setattr(tokens, "STRETCH", 512)
+    monkeypatch.setattr(ngram, "STRETCH", 512)
+    monkeypatch.setattr(tokens, "TRAIN_BYTES", 10_000)
+    monkeypatch.setattr(tokens, "VAL_BYTES", 2_000)
+    for name, ids in (("train", whole.train), ("val", whole.val)):
+        np.asarray(ids).tofile(tmp_path / f"{name}.bin")
+    (tmp_path / "tokenizer.json").write_text(whole.tokenizer.to_json())
+    given_tokens = replace(source, source="tokens", path=f"{tmp_path}/train.bin", val_path=f"{tmp_path}/val.bin")
+    own = TokenizerConfig(kind="file", vocab_size=None, path=f"{tmp_path}/tokenizer.json")
+    for data in (prepare(replace(source, cache_dir=f"{tmp_path}/other"), BYTE), prepare(given_tokens, own)):
+        assert 0.9 * 10_000 / cut < data.ngram_share < 1.01 * 10_000 / cut
+        assert data.baselines["ngram"] == pytest.approx(whole.baselines["ngram"], rel=0.25)
+        assert data.baselines["ngram"] != whole.baselines["ngram"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, ["short", "trainer.max_steps=243"]),
+        ({"tokenizer": TokenizerConfig(vocab_size=300)}, ["short", "experiment=chars"]),
+        pytest.param({"max_tokens": 128 * 20}, ["short", "max_tokens="], marks=pytest.mark.slow),
+        pytest.param({"max_minutes": 0.005}, ["short", "max_minutes="], marks=pytest.mark.slow),
+        pytest.param({"max_steps": 700}, ["read 11.6 times", "trainer.max_steps=243"], marks=pytest.mark.slow),
+        pytest.param(
+            {"max_steps": 300, "model": ModelConfig(n_layers=1, d_model=4, n_heads=1, d_ff=4)},
+            ["small", "model.d_model=8"],
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_a_run_above_the_ngram_says_what_to_change(
+    changes: dict[str, Any], words: list[str], text_file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = short_run(text_file, tmp_path / "run", **{"optim": OptimConfig(lr=1e-5), **changes})
+    result = train(run)[1]
+    (line,) = [record.getMessage() for record in caplog.records if "n-gram" in record.getMessage()]
+    for word in (f"{result['val_bpb']:.3f}", f"{result['baselines_bpb']['ngram']:.3f}", *words):
+        assert word in line
+
+
+def test_a_run_below_the_ngram_says_nothing(text_file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = short_run(text_file, tmp_path / "run")
+    train(run, replace(prepare(run.data, run.tokenizer), baselines={"ngram": 9.0}))
+    assert "n-gram" not in caplog.text
+
+
+def test_an_older_result_has_no_figure() -> None:
+    assert ngram_figure({"baselines_bpb": {"zlib": 2.0}}) == ""
+    assert (
+        ngram_figure({"baselines_bpb": {"ngram": 2.0}, "ngram_share": 0.004})
+        == "n-gram 2.000 from 0.4 % of the training text"
+    )
