@@ -1,6 +1,7 @@
 """The text and its tokenizer."""
 
 import os
+import shlex
 from dataclasses import dataclass, field
 
 from lm.config.checks import UserError, require, require_choice, require_min
@@ -57,7 +58,8 @@ class DataConfig:
             form = "OWNER/NAME" if self.source == "hub" else "FILE"
             raise UserError(f"data.path: data.source={self.source} needs one (data.path={form})")
         if self.source == "stdlib" and self.path is not None:
-            raise UserError(f"data.path={self.path}: data=stdlib reads no file; use data=text data.path=FILE")
+            typed = shlex.quote(f"data.path={self.path}")
+            raise UserError(f"data.path={self.path}: data=stdlib reads no file; use data=text {typed}")
         require_choice("data.order", self.order, ORDERS)
         require_choice("data.rows", self.rows, ("documents", "lines"))
         for key, default, sources in OF_SOURCES:
