@@ -46,7 +46,8 @@ __all__ = list(_MODULES)
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
-        raise AttributeError(f"module 'lm' has no attribute {name!r}")
+        advice = f"; it is a command: lm-lab {name}" if name in ("train", "evaluate", "ablate", "export") else ""
+        raise AttributeError(f"module 'lm' has no attribute {name!r}{advice}")
     return getattr(import_module(_MODULES[name]), name)
 
 

@@ -13,15 +13,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import hydra
+from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from lm.ablation.compose import compose_arms, compose_base
 from lm.cli.compose import compose, current_overrides, quoted, register, run_hydra, string, to_dataclass
 from lm.cli.main import command_prefix, job, resumable
-from lm.cli.mistakes import CONFIGS, key_of, kinds_of, no_such_key
+from lm.cli.mistakes import CONFIGS, LOADED, command_line, key_of, kinds_of, no_such_key
+from lm.cli.words import is_question, with_text
 from lm.config import RunConfig, UserError
 from lm.config.ablation import AblateConfig
+from lm.config.checks import reading
 from lm.data.paths import check_paths
 
 SCHEMA = AblateConfig
@@ -75,20 +78,46 @@ def prepare(flags: Namespace) -> list[str]:
     """The overrides for Hydra: those of train become a list, the setting `overrides`. Raises UserError."""
     if flags.multirun:
         raise UserError("-m: an ablation is a sweep already; list its values as arms and seeds")
+    if not (flags.overrides or flags.cfg or flags.info or flags.hydra_help):
+        raise UserError(_how_to_ask(flags.config_dir))
     own, train, others = kinds_of(AblateConfig), kinds_of(RunConfig), []
-    overrides = []
-    for override in flags.overrides:
+    questions = [word for word in flags.overrides if is_question(word)]
+    overrides = _choose_question(questions, flags.overrides)
+    for override in with_text([word for word in flags.overrides if word not in questions], own | train):
         key = re.split("[.@/]", key_of(override))[0]
         if key in own or key == "hydra" or not re.search("=|^~", override):
             overrides.append(quoted(override, own))
         elif key in train or (CONFIGS / key).is_dir():
             others.append(override)
         else:
-            raise UserError(no_such_key(key_of(override), own | train))
+            raise UserError(no_such_key(override, own | train, flags.overrides))
     verbatim = (string(re.sub(r"(\\*)\$\{", r"\1\1\\${", override)) for override in others)
     return [*overrides, f"overrides=[{','.join(verbatim)}]"]
 
 
+def _choose_question(files: Sequence[str], words: Sequence[str]) -> list[str]:
+    """The overrides that choose the question of a YAML file, which Hydra gets to know. Raises UserError."""
+    if len(files) > 1 or (files and "ablation" in map(key_of, words)):
+        raise UserError(f"{files[-1]}: is a second question, expected one")
+    for file in files:
+        with reading(Path(file), "a question in YAML"):
+            content = OmegaConf.load(file)
+        ConfigStore.instance().store(LOADED, content, "ablation")
+    return [word for file in files for word in (f"ablation={LOADED}", f"ablation.name={string(Path(file).stem)}")]
+
+
+def _how_to_ask(config_dir: str | None) -> str:
+    folders = [CONFIGS, *([Path(config_dir)] if config_dir else [])]
+    names = sorted({path.stem for folder in folders for path in (folder / "ablation").glob("*.yaml")})
+    start = command_line("ablate")
+    ways = f"{start} ablation=smoke asks a short one, {start} FILE.yaml one of your own"
+    return f"ablation: no question is given; {ways}; there are {', '.join(names)}; --help says more"
+
+
 def run(args: list[str]) -> None:
     register("ablate", AblateConfig)
-    run_hydra(program, args, kinds_of(AblateConfig) | kinds_of(RunConfig), prepare)
+    try:
+        run_hydra(program, args, kinds_of(AblateConfig) | kinds_of(RunConfig), prepare)
+    except UserError as error:
+        file = next(filter(is_question, args), "")
+        raise UserError(str(error).replace(f"'ablation/{LOADED}'", f"'{file}'")) from error

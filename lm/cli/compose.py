@@ -73,7 +73,7 @@ def parse(schema: type[Config], args: Sequence[str], **values: Any) -> Config:
         if not re.match(r"\+*[a-zA-Z][\w.]*=", arg):
             raise UserError(explain_non_override(args, kinds, i))
         if key not in kinds:
-            raise UserError(no_such_key(key, kinds))
+            raise UserError(no_such_key(arg, kinds, args))
         if kinds[key] is str or (kinds[key] == str | None and (text != "null" or key == "prompt")):
             values[key] = text
             continue
@@ -113,7 +113,7 @@ def run_hydra(
                 return super().parse_args(args, namespace)
             flags, unknown = self.parse_known_intermixed_args(words)
             for word in unknown:
-                raise UserError(explain_non_override(words[words.index(word) :], kinds))
+                raise UserError(explain_non_override(words, kinds, words.index(word)))
             flags.overrides = flags.overrides if flags.shell_completion else prepare(flags)
             return flags
 

@@ -7,7 +7,10 @@ document without those before it, document_mask=false with them; the default is 
 standard error, the same numbers as JSON to standard output.
 """
 
+import glob
 import json
+import os
+import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +20,9 @@ from tqdm import tqdm
 
 from lm.cli.compose import compose, parse
 from lm.cli.main import handle_exception
+from lm.cli.mistakes import kinds_of
 from lm.cli.tables import detail_tables, score_table
+from lm.cli.words import is_text, newest, split_words, with_run, with_text
 from lm.config import DataConfig, EvaluateConfig, RunConfig, TokenizerConfig, UserError
 from lm.data.paths import check_paths, is_url, listed, local_files
 from lm.formats.base import model_folder
@@ -31,6 +36,7 @@ def run(args: list[str]) -> int:
 
 
 def score(config: EvaluateConfig) -> int:
+    config = replace(config, run_dir=newest()) if config.run_dir is None else config
     pairs = _pairs_of(config)  # raises UserError before the slow imports below
     if config.plot is not None and not (folder := Path(config.plot).parent).is_dir():
         raise UserError(f"plot={config.plot}: {folder} is no folder")
@@ -60,7 +66,17 @@ def score(config: EvaluateConfig) -> int:
 
 
 def parse_arguments(args: list[str]) -> EvaluateConfig:
-    """The configuration; its group `data` is composed as train does. Raises UserError."""
+    """The configuration; its group `data` is composed as train does. A folder is the run, a file the text.
+
+    Raises UserError.
+    """
+    words, settings = split_words(args, kinds_of(EvaluateConfig))
+    runs = [word for word in words if os.path.isdir(word) or (glob.has_magic(word) and glob.glob(f"{word}/"))]
+    texts = [word for word in words if word not in runs]
+    if len(texts) > 1 and all(map(is_text, texts)):
+        several = shlex.quote(f"texts=[{','.join(texts)}]")
+        raise UserError(f"{texts[1]}: is a second text; did you mean {several}?")
+    args = with_run(runs, with_text([*texts, *settings], kinds_of(EvaluateConfig)) if texts else settings)
     data = [arg for arg in args if arg.lstrip("+").startswith(("data=", "data."))]
     if data and not any(arg.startswith("data=") for arg in data):
         raise UserError(f"{data[0]}: choose a kind of text with it, as in data=text data.path=FILE")
@@ -70,7 +86,7 @@ def parse_arguments(args: list[str]) -> EvaluateConfig:
 
 def _pairs_of(config: EvaluateConfig) -> list[EvaluateConfig]:
     """A configuration of one run and one text for each pair that is asked for. Raises UserError."""
-    runs, texts = listed(config.run_dir, "run_dir", folders=True), [config.data]
+    runs, texts = listed(str(config.run_dir), "run_dir", folders=True), [config.data]
     if config.texts is not None:
         texts = [DataConfig(source="text", path=path) for path in listed(config.texts, "texts")]
     for text in texts:

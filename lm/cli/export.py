@@ -1,11 +1,15 @@
 """Write a Hugging Face folder, a GGUF file or a page: lm-lab export run_dir=RUN output_dir=DIR"""
 
+import os
+import shlex
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lm.cli.compose import parse
-from lm.config import ExportConfig
+from lm.cli.mistakes import kinds_of
+from lm.cli.words import newest, split_words, with_run
+from lm.config import ExportConfig, UserError
 from lm.formats.base import model_folder
 from lm.training.run_directory import RunDirectory
 
@@ -13,8 +17,12 @@ SCHEMA = ExportConfig
 
 
 def run(args: list[str]) -> None:
-    config = parse(ExportConfig, args)
-    settings, result = _training_of(config.run_dir)  # raises UserError before the slow imports below
+    words, others = split_words(args, kinds_of(ExportConfig))
+    for word in (word for i, word in enumerate(words) if i > 0 or not os.path.isdir(word)):
+        raise UserError(f"{word}: is no run; did you mean {shlex.quote(f'output_dir={word}')}?")
+    config = parse(ExportConfig, with_run(words, others))
+    run_dir = newest() if config.run_dir is None else config.run_dir
+    settings, result = _training_of(run_dir)  # raises UserError before the slow imports below
     from lm.formats.card import write_card
     from lm.formats.folder import load_model
     from lm.formats.gguf import FILE, export_gguf
@@ -22,9 +30,9 @@ def run(args: list[str]) -> None:
     from lm.formats.page import export_page
 
     assert config.dtype is not None
-    net, tokenizer = load_model(config.run_dir, config.trust)
+    net, tokenizer = load_model(run_dir, config.trust)
     if config.format == "page":
-        title, samples = _name_of(config.run_dir), result.get("samples") or [{"prompt": ""}]
+        title, samples = _name_of(run_dir), result.get("samples") or [{"prompt": ""}]
         page = export_page(net, tokenizer, config.output_dir, config.dtype, title, samples[0]["prompt"])
         print(f"{page}: {page.stat().st_size:,} bytes; a browser opens it, without a network")
         return

@@ -7,6 +7,7 @@ shows the likeliest next tokens of each step on standard error.
 
 import io
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -14,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from lm.cli.compose import parse
+from lm.cli.mistakes import command_line, kinds_of, whole_prompt
+from lm.cli.words import newest, split_words, with_run
 from lm.config import GenerateConfig, UserError
 from lm.config.checks import reading
 from lm.data.paths import listed
@@ -25,11 +28,9 @@ SCHEMA = GenerateConfig
 
 
 def run(args: list[str]) -> None:
-    if len(given := [arg for arg in args if arg.startswith("prompt=")]) > 1:
-        raise UserError(f"{given[1]}: is a second prompt; give one, in quotes if it has spaces")
-    config = parse(GenerateConfig, args)
+    config = parse(GenerateConfig, _with_words(args))
     prompts = _prompts(config)
-    names = listed(config.run_dir, "run_dir", folders=True)
+    names = listed(newest() if config.run_dir is None else config.run_dir, "run_dir", folders=True)
     for name in names:
         model_folder(name)  # raises UserError before the slow imports below
     from lm.formats.folder import load_model
@@ -63,10 +64,25 @@ def run(args: list[str]) -> None:
                 _continue(net, tokenizer, prompt, config, sampling | {"seed": config.seed + number})
 
 
+def _with_words(args: list[str]) -> list[str]:
+    """The settings, with the run and the prompt that words give: folders, and all other words. Raises UserError."""
+    kinds = kinds_of(GenerateConfig)
+    words, settings = split_words(args, kinds)
+    runs = [word for word in words if os.path.isdir(word)]
+    prompt = " ".join(word for word in words if word not in runs)
+    given = [arg for arg in settings if arg.startswith("prompt=")]
+    if given and prompt:
+        raise UserError(f"{prompt}: is a second prompt; did you mean {whole_prompt(args, kinds)}, in quotes?")
+    if len(given) > 1:
+        raise UserError(f"{given[1]}: is a second prompt; give one, in quotes if it has spaces")
+    return with_run(runs, [*([f"prompt={prompt}"] if prompt else []), *settings])
+
+
 def _prompts(config: GenerateConfig) -> Iterator[str]:
     """The prompt, or the content of prompt_file, or typed lines. Raises UserError if it is not UTF-8."""
     if sum([config.prompt is not None, config.prompt_file is not None, config.interactive]) != 1:
-        raise UserError("prompt: give one of prompt=TEXT, prompt_file=FILE and interactive=true")
+        example = f'{command_line("generate")} "Once upon a time"'
+        raise UserError(f"prompt: give one, as in {example}, or prompt_file=FILE, or interactive=true")
     if config.interactive:
         return _typed_lines()
     if config.prompt_file is None:

@@ -11,16 +11,18 @@ from contextlib import suppress
 from pathlib import Path
 
 from lm.cli.compose import parse
+from lm.cli.mistakes import kinds_of
+from lm.cli.words import newest, split_words, with_run
 from lm.config import UserError
 from lm.config.commands import LookConfig
 from lm.data.paths import listed
-from lm.runs.find import MARKS, folders_with
+from lm.runs.find import MARKS, folders_with, newest_run
 
 SCHEMA = LookConfig
 
 
 def run(args: list[str]) -> None:
-    config = parse(LookConfig, args)
+    config = parse(LookConfig, _with_words(args))
     folder = Path(config.folder)
     names = [] if config.run_dir is None else listed(config.run_dir, "run_dir", folders=True)
     for name in names:
@@ -32,8 +34,12 @@ def run(args: list[str]) -> None:
     from lm.system.device import set_threads
 
     def places() -> dict[str, Path]:
-        return {name: Path(name) for name in names} or folders_with(MARKS, folder)
+        if names:
+            return {name: Path(name) for name in names}
+        runs = folders_with(MARKS, folder)
+        return dict(sorted(runs.items(), key=lambda item: item[1] != first))  # the page opens with the first one
 
+    first = None if names or newest_run(folder) is None else Path(newest(folder))
     set_threads(config.threads)
     try:
         server = LookServer(places, config.port, config.trust)
@@ -47,6 +53,15 @@ def run(args: list[str]) -> None:
     finally:
         server.lock.acquire(timeout=5)  # no model computes while the process ends
         server.server_close()
+
+
+def _with_words(args: list[str]) -> list[str]:
+    """The settings, with the folders that words name: runs, or one that holds runs. Raises UserError."""
+    words, settings = split_words(args, kinds_of(LookConfig))
+    runs = [word for word in words if any(os.path.exists(f"{word}/{name}") for name in (*MARKS, "config.json"))]
+    if len(words) == 1 and not runs and os.path.isdir(words[0]):
+        return [f"folder={words[0]}", *settings]
+    return with_run(runs, [*(word for word in words if word not in runs), *settings])
 
 
 def _open(address: str) -> None:

@@ -5,7 +5,6 @@ failed runs of an ablation; 2 bad input; 129, 130 and 143 interrupted by SIGHUP,
 environment shows the traceback of every error.
 """
 
-import difflib
 import errno
 import functools
 import gc
@@ -110,8 +109,9 @@ def _run(command: str | None, args: list[str]) -> int:
         print(f"{NAME} {lm.__version__}")
         return 0
     if command not in COMMANDS:
-        close = difflib.get_close_matches(command, COMMANDS, n=1) or COMMANDS
-        raise UserError(f"{command}: no such command; did you mean {' or '.join(close)}?")
+        from lm.cli.words import no_such_command
+
+        raise UserError(no_such_command(command, args))
     for arg in args:
         if re.search("[\ud800-\udfff]", arg):
             raise UserError(f"{arg}: not UTF-8; rename the file, or set PYTHONUTF8=1 where the locale is another")

@@ -1,10 +1,11 @@
 """Mistakes in the arguments of a command, each as one line that names the key or the file."""
 
 import difflib
-import glob
+import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+import shlex
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
@@ -13,7 +14,11 @@ from typing import Any, get_args, get_origin
 import yaml
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
 
+from lm.cli.aliases import EPOCHS, RESUME, WORDS, meaning
+from lm.cli.main import command_prefix
 from lm.config import UserError
+from lm.config.data import TABLES
+from lm.data.paths import SUFFIXES, local_files, suffix
 
 PACKAGE = Path(__file__).resolve().parents[1]
 CONFIGS = next((path for path in (PACKAGE / "configs", PACKAGE.parent / "configs") if path.is_dir()), PACKAGE)
@@ -85,33 +90,114 @@ def _format_config_error(error: BaseException, overrides: Sequence[str], kinds: 
         return " ".join(" ".join(lines).split())  # Hydra's own advice, and YAML's file and line
     key = str(cause.full_key)
     if isinstance(cause, ConfigKeyError | ConfigAttributeError):  # of a.b the error names a alone
-        typed = next((name for name in map(key_of, overrides) if f"{name}.".startswith(f"{key}.")), key)
-        return place + no_such_key(typed, kinds)
+        typed = next((entry for entry in overrides if f"{key_of(entry)}.".startswith(f"{key}.")), key)
+        return place + no_such_key(typed, kinds, overrides)
     if isinstance(cause, ValidationError) and key in kinds:
         return place + wrong_value(next((entry for entry in overrides if key_of(entry) == key), key), kinds)
     return f"{place}{key}: {str(cause).splitlines()[0]}"
 
 
-def no_such_key(key: str, kinds: Iterable[str]) -> str:
-    """The message about a key that does not exist.
+def no_such_key(override: str, kinds: Kinds, args: Sequence[str] = ()) -> str:
+    """The message about an override of a key that does not exist; `args` are those of the whole command.
 
     >>> from lm.config import RunConfig
-    >>> no_such_key("max_steps", kinds_of(RunConfig))
-    'max_steps: no such key; did you mean trainer.max_steps?'
+    >>> no_such_key("steps=3", kinds_of(RunConfig))
+    'steps=3: no such key; did you mean trainer.max_steps=3?'
     """
-    return f"{key}: no such key; {_did_you_mean(_similar_keys(key, kinds)) or '--help lists the settings'}"
+    key, (_, equals, value) = key_of(override), override.partition("=")
+    if advice := _advice(key, value, kinds, args):
+        return f"{override}: {advice}"
+    if "trainer" in kinds and "ablation" not in kinds and key.partition(".")[0] == "ablation":
+        return f"{override}: is for an ablation; did you mean {command_line('ablate', *args)}?"
+    words = [_assigned(*pair, kinds) if equals else pair[0] for pair in _similar(key, value, kinds)]
+    if not words and "prompt" in kinds and equals:
+        words = [whole_prompt(args or [override], kinds)]
+    elif "data.path" in kinds and os.path.exists(override):
+        words = [text_settings(override)]
+    return f"{override}: no such key; {_did_you_mean(words) or '--help lists the settings'}"
 
 
 def _did_you_mean(words: Sequence[str]) -> str:
     return f"did you mean {' or '.join(words)}?" if words else ""
 
 
-def _similar_keys(key: str, kinds: Iterable[str]) -> list[str]:
-    """The settings that `key` may mean: those that end in the same name, else one of nearly the same spelling."""
-    last_parts, last = {name: name.rpartition(".")[2] for name in kinds}, key.lower().rpartition(".")[2]
+def _similar(key: str, value: str, kinds: Kinds) -> list[tuple[str, str]]:
+    """The settings that `key` may mean, with the value: by its words, its name, or nearly its spelling."""
+    key = key.lower()
+    if key in kinds and (key != "data" or _is_choice(key, value)):
+        return [(key, value)]
+    if meant := meaning(key, value, kinds):
+        return [meant]
+    last_parts, last = {name: name.rpartition(".")[2] for name in kinds}, key.rpartition(".")[2]
     same = [name for name, part in last_parts.items() if part == last]
     spellings = {name if "." in key else part: name for name, part in last_parts.items()}
-    return same or [spellings[close] for close in difflib.get_close_matches(key.lower(), spellings, 1, 0.75)]
+    close = same or [spellings[spelling] for spelling in difflib.get_close_matches(key, spellings, 1, 0.75)]
+    return [(name, value) for name in close]
+
+
+def _is_choice(group: str, word: str) -> bool:
+    return os.path.isfile(CONFIGS / group / f"{word}.yaml")
+
+
+def _assigned(key: str, value: str, kinds: Kinds) -> str:
+    """A setting with its value, as it is typed in a shell."""
+    if key == "data.path":
+        return text_settings(value)
+    is_list = any(get_origin(kind) is list for kind in (kinds[key], *get_args(kinds[key])))
+    return shlex.quote(f"{key}=[{value}]" if is_list and not value.startswith("[") else f"{key}={value}")
+
+
+def _advice(key: str, value: str, kinds: Kinds, args: Sequence[str]) -> str:
+    """What a word asks for that is no setting, with the way to it; empty if it is none of them."""
+    word = key.lower().replace("-", "_")
+    if "trainer" not in kinds:
+        return ""
+    if word.rpartition(".")[2] in EPOCHS:
+        from lm.cli.words import describe_epochs
+
+        return describe_epochs(value, args)
+    if word in RESUME:
+        if os.path.isdir(value):
+            return f"did you mean {shlex.quote(f'run_dir={value}')}?"
+        return "the same command continues an ablation by itself" if "ablation" in kinds else resume_line()
+    if word in WORDS["plan_only"].split() and "plan_only" not in kinds:
+        kept = [arg for arg in args if key_of(arg.lstrip("-")).replace("-", "_") != word]
+        return f"{command_line('train', *kept, '--cfg', 'job')} shows the settings and starts nothing"
+    return ""
+
+
+def resume_line() -> str:
+    """How a run is resumed."""
+    from lm.runs.find import newest_run
+
+    run = newest_run(Path("runs"), finished=False)
+    line = "" if run is None else f"; {command_line('train', f'run_dir={run}')} resumes the newest"
+    return f"the same command as before resumes its run by itself{line or '; none below runs/ is unfinished'}"
+
+
+def command_line(command: str, *words: str) -> str:
+    """A command as it is typed in a shell, in the form that was used."""
+    return shlex.join([*command_prefix(command), *words])
+
+
+def text_settings(path: str) -> str:
+    """The settings that read a text, as they are typed in a shell. Of a table, the column is to be named."""
+    endings = {suffix(path)}
+    if os.path.isdir(path):
+        with suppress(OSError, UserError):
+            endings = {suffix(file) for file in local_files(path)}
+    kind = next((kind for kind, suffixes in SUFFIXES.items() if endings <= {*suffixes}), "text")
+    words = [f"data={kind}", f"data.path={path}"]
+    words += ["data.column=COLUMN"] if kind in TABLES else []
+    words += ["data.val_path=FILE", "tokenizer=file", "tokenizer.path=FILE"] if kind == "tokens" else []
+    return shlex.join(words)
+
+
+def whole_prompt(args: Sequence[str], kinds: Kinds) -> str:
+    """The prompt whose quotes were forgotten, as it is typed in a shell."""
+    parts = [arg for arg in args if arg.startswith("prompt=") or arg.partition("=")[0] not in kinds]
+    prompt = " ".join(part.removeprefix("prompt=") for part in parts if not os.path.isdir(part))
+    return shlex.quote(f"prompt={prompt}") if re.search(r'["$`!\\]', prompt) else f'"prompt={prompt}"'
 
 
 def _no_such_choice(file: str, options: Sequence[str]) -> str:
@@ -120,8 +206,10 @@ def _no_such_choice(file: str, options: Sequence[str]) -> str:
         return f"{file}: no such config in {CONFIGS}"
     options = sorted({*options} - {LOADED}) or sorted(path.stem for path in (CONFIGS / group).glob("*.yaml"))
     close = [f"{group}={name}" for name in difflib.get_close_matches(choice.lower(), options, n=1)]
-    if group == "data" and Path(choice).exists():
-        close = [f"data=text data.path={choice}"]
+    if group == "data" and os.path.exists(choice):
+        close = [text_settings(choice)]
+    elif group == "ablation" and os.path.exists(choice):
+        close = [command_line("ablate", choice)]
     return f"{group}={choice}: no such config; {_did_you_mean(close) or 'choose one of ' + ', '.join(options)}"
 
 
@@ -138,18 +226,31 @@ def wrong_value(override: str, kinds: Kinds) -> str:
 
 def explain_non_override(args: Sequence[str], kinds: Kinds, i: int = 0) -> str:
     """The message about argument i, which is not key=value."""
-    word = args[i]
-    key = word.strip("-").replace("-", "_").partition("=")[0]
-    suggestions = [f"{name}=VALUE" for name in _similar_keys(key, kinds)]
-    if Path(word).is_dir():
+    word, following = args[i], next(iter(args[i + 1 : i + 2]), "")
+    key, equals, value = word.strip("-").partition("=")
+    key, is_flag = key.replace("-", "_"), word.startswith("-")
+    if not equals and "=" not in following and not re.match("-+[a-zA-Z]", following):
+        value = following
+    if advice := _advice(key, value, kinds, args):
+        return f"{word}: {advice}"
+    is_path = not is_flag and ("/" in word or "." in word) and word not in kinds
+    similar = [] if is_path else _similar(key, value or "VALUE", kinds)
+    if is_flag and not equals and len(similar) == 1 and kinds[similar[0][0]] is bool and value not in ("true", "false"):
+        similar = [(similar[0][0], "true")]
+    suggestions = [_assigned(*pair, kinds) for pair in similar]
+    joined = (" ".join(args[i:end]) for end in range(i + 2, len(args) + 1))
+    if os.path.isdir(word):
         suggestions = [f"{name}={word}" for name in kinds if name in ("run_dir", "output_dir")][:1]
-    elif "prompt" in kinds and not word.startswith("-"):  # quotes were forgotten
-        parts = [arg for arg in args if arg.startswith("prompt=") or arg.partition("=")[0] not in kinds]
-        prompt = " ".join(part.removeprefix("prompt=") for part in parts)
-        suggestions = [f'"prompt={prompt}", the whole prompt in quotes']
-    elif "data.path" in kinds and Path(word).is_file():
-        suggestions = [f"data=text data.path={word}"]
-    elif "/" not in word:
-        groups = sorted(path.parent.name for path in CONFIGS.glob(f"*/{glob.escape(word)}.yaml"))
-        suggestions = [f"{group}={word}" for group in groups if group in kinds] or suggestions
-    return f"{word}: a setting is given as key=value; {_did_you_mean(suggestions) or '--help lists them'}"
+    elif "data.path" in kinds and (path := next(filter(os.path.isfile, joined), None)):
+        suggestions = [text_settings(path)]
+    elif "/" not in word and not is_flag:
+        groups = sorted(group for group in kinds if _is_choice(group, word))
+        suggestions = [_chosen(group, args[i:], kinds) for group in groups] or suggestions
+    what = "no such file, folder or glob; a" if is_path and not suggestions else "a"
+    return f"{word}: {what} setting is given as key=value; {_did_you_mean(suggestions) or '--help lists them'}"
+
+
+def _chosen(group: str, args: Sequence[str], kinds: Kinds) -> str:
+    """The choice of a group that the first argument names, or several of them where others name choices too."""
+    choices = [arg for arg in args if "=" not in arg and _is_choice(group, arg)]
+    return f"{'-m ' if len(choices) > 1 and 'ablation' not in kinds else ''}{group}={','.join(choices)}"

@@ -5,11 +5,14 @@ json=true prints one JSON object with the verdicts of an ablation, and nothing e
 """
 
 import json
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lm.cli.compose import compose, parse
+from lm.cli.mistakes import kinds_of
+from lm.cli.words import split_words
 from lm.config import RunConfig, UserError
 from lm.config.ablation import ReportConfig
 
@@ -21,7 +24,10 @@ VERDICT_CODES = {"better": 0, "worse": 10, "equivalent": 11, "undecided": 12}
 
 
 def run(args: list[str]) -> int:
-    config = parse(ReportConfig, args)
+    words, settings = split_words(args, kinds_of(ReportConfig))
+    marks = {"run_dir": "config.yaml", "output_dir": "ablation.json"}
+    named = [f"{key}={word}" for word in words[:1] for key, mark in marks.items() if os.path.isfile(f"{word}/{mark}")]
+    config = parse(ReportConfig, [*named, *words[1 if named else 0 :], *settings])
     key, command = ("run_dir", "train") if config.run_dir is not None else ("output_dir", "ablate")
     path = Path(str(config.run_dir or config.output_dir))
     if not path.is_dir():  # importing the rest takes seconds

@@ -17,8 +17,9 @@ from omegaconf import DictConfig
 
 from lm.cli.compose import current_overrides, quoted, register, run_hydra, to_dataclass
 from lm.cli.main import configure_streams, job
-from lm.cli.mistakes import CONFIGS, kinds_of
+from lm.cli.mistakes import CONFIGS, command_line, kinds_of, no_such_key
 from lm.cli.tables import comparison, over_seeds, samples, summary
+from lm.cli.words import is_question, with_text
 from lm.config import RunConfig, UserError
 from lm.data.paths import check_paths
 from lm.system.terminal import format_table, is_first_process
@@ -55,10 +56,16 @@ def program(config: DictConfig) -> float | None:
 
 def prepare(flags: Namespace) -> list[str]:
     """The overrides for Hydra's grammar. Raises UserError for a sweep whose runs would all have one directory."""
+    kinds = kinds_of(RunConfig)
     for override in flags.overrides:
         if flags.multirun and re.fullmatch(r"run_dir=(?!null$)[^,$]+", override):
             raise UserError(f"{override}: a sweep needs a directory for each run; leave run_dir out")
-    return [quoted(override, kinds_of(RunConfig), flags.multirun) for override in flags.overrides]
+        if re.match(r"\+*ablation[.=]", override):  # Hydra would find a group without a place
+            raise UserError(no_such_key(override, kinds, flags.overrides))
+        if is_question(override):
+            raise UserError(f"{override}: is a question; did you mean {command_line('ablate', override)}?")
+    overrides = with_text(flags.overrides, kinds)
+    return [quoted(word, kinds, flags.multirun and word in flags.overrides) for word in overrides]
 
 
 def run(args: list[str]) -> None:

@@ -11,7 +11,7 @@ EXPORT_DTYPES = {"safetensors": ("f32",), "gguf": ("f32", "f16", "q8_0"), "page"
 
 @dataclass(slots=True, kw_only=True)
 class GenerateConfig:
-    run_dir: str  # a run, its model folder, or a folder of transformers; also [RUN1,RUN2] or a glob: several
+    run_dir: str | None = None  # a run, or a folder of transformers; also [RUN1,RUN2] or a glob; null: the newest run
     prompt: str | None = None  # verbatim, whatever it contains
     prompt_file: str | None = None  # a file to read the prompt from; - is standard input
     interactive: bool = False  # ask for prompts until end of input
@@ -37,7 +37,7 @@ class GenerateConfig:
 
 @dataclass(slots=True, kw_only=True)
 class EvaluateConfig:
-    run_dir: str  # also [RUN1,RUN2] or a glob: several runs
+    run_dir: str | None = None  # also [RUN1,RUN2] or a glob: several runs; null: the newest
     data: DataConfig | None = None  # the group data chooses it; without it, the validation split of the run
     texts: str | None = None  # in place of data: the paths of several texts, [FILE1,FILE2] or a glob
     seq_len: int | None = None  # tokens of a window, which takes memory; null: the model's context
@@ -63,7 +63,7 @@ class EvaluateConfig:
 
 @dataclass(slots=True, kw_only=True)
 class ExportConfig:
-    run_dir: str  # a run, or its model folder
+    run_dir: str | None = None  # a run, or its model folder; null: the newest run
     output_dir: str  # a new or an empty folder
     format: str = "safetensors"  # a Hugging Face folder; gguf: a file for llama.cpp; page: an HTML file that generates
     dtype: str | None = None  # of the matrices: f32, f16 or, in gguf, q8_0; null: f16 in a page, else f32

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -67,7 +68,8 @@ class DataConfig:
             form = "OWNER/NAME" if self.source == "hub" else "FILE"
             raise UserError(f"data.path: data.source={self.source} needs one (data.path={form})")
         if self.source == "stdlib" and self.path is not None:
-            raise UserError(f"data.path={self.path}: data=stdlib reads no file; use data=text data.path=FILE")
+            typed = shlex.quote(f"data.path={self.path}")
+            raise UserError(f"data.path={self.path}: data=stdlib reads no file; use data=text {typed}")
         require_choice("data.order", self.order, ORDERS)
         require_choice("data.rows", self.rows, ("documents", "lines"))
         for key, default, sources in OF_SOURCES:

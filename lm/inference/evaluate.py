@@ -93,21 +93,21 @@ def evaluate(
 
 def check(config: EvaluateConfig) -> None:
     """Raise UserError if the settings of the run, or what it says of its validation text, cannot be used."""
-    read_settings(model_folder(config.run_dir))
+    read_settings(model_folder(str(config.run_dir)))
     if config.data is None:
-        own_text(Path(config.run_dir), config.trust)
+        own_text(Path(str(config.run_dir)), config.trust)
 
 
 def evaluate_run(config: EvaluateConfig, bar: bool = False) -> dict[str, Any]:
     """Score a finished run on its own validation text, or on the whole of another text. Raises UserError."""
     set_threads(config.threads)
-    net, tokenizer = load_model(config.run_dir, config.trust)
+    net, tokenizer = load_model(str(config.run_dir), config.trust)
     if (config.seq_len or 1) > net.seq_len:
         raise UserError(f"seq_len={config.seq_len}: the context of run_dir={config.run_dir} is {net.seq_len}")
     if config.document_mask is not None:
         net.document_separator = tokenizer.eot if config.document_mask else None
     if config.data is None:
-        tokens, n_bytes, batch_size, train = own_validation(Path(config.run_dir), config.trust, bar)
+        tokens, n_bytes, batch_size, train = own_validation(Path(str(config.run_dir)), config.trust, bar)
     else:
         tokens, n_bytes, batch_size, train = *whole_text(config.data, tokenizer, bar), config.data.batch_size, None
     details = [Details(net.vocab_size)] if config.details else []

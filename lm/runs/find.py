@@ -9,6 +9,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from lm.ablation.record import FILE
 from lm.ablation.run_files import RunFiles
 from lm.config import UserError
 from lm.config.identity import flat, hashed_settings
@@ -62,6 +63,20 @@ def folders_with(marks: Sequence[str], top: Path) -> dict[str, Path]:
             folders[str(place.relative_to(top)) if place != top else top.resolve().name] = place
         below[:] = [] if {*marks, *MARKS} & {*files} else sorted(name for name in below if name[0] != ".")
     return folders
+
+
+def newest_run(folder: Path, finished: bool = True) -> Path | None:
+    """The run below a folder that was finished last; else, of those without a result, the one that was written last.
+
+    Runs of ablations do not count.
+    """
+    times: list[tuple[float, Path]] = []
+    for path in folders_with((FILE, *MARKS), folder).values() if folder.is_dir() else ():
+        run = RunDirectory(path)
+        if not (path / FILE).exists() and run.result.exists() == finished:
+            last = run.result if finished else run.metrics if run.metrics.exists() else run.config
+            times.append((last.stat().st_mtime, path))
+    return max(times)[1] if times else None
 
 
 def read_run(path: Path, name: str) -> FoundRun:

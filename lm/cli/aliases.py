@@ -1,0 +1,107 @@
+"""What people and other programs call the settings and the commands: it is looked up before spellings are compared."""
+
+from collections.abc import Container
+
+# A setting -> the words for it. It is meant where the command has it, and those named behind it; the first row counts.
+WORDS = {
+    "trainer.max_steps": "step steps iter iters iterations max_iters max_iterations num_iterations num_steps n_steps"
+    " train_steps training_steps total_steps num_train_steps updates",
+    "max_minutes": "minutes mins time max_time time_limit",
+    "max_tokens": "tokens n_tokens num_tokens train_tokens total_tokens",
+    "optim.lr": "lr learning_rate learningrate learn_rate max_lr peak_lr",
+    "optim.weight_decay": "wd l2 weightdecay",
+    "optim.warmup_steps": "warmup warmup_iters num_warmup_steps",
+    "optim": "optimizer optimiser opt",
+    "trainer.gradient_clip_val": "clip grad_clip clip_grad gradient_clip gradient_clipping max_grad_norm",
+    "trainer.accumulate_grad_batches": "accumulate accumulation grad_accum gradient_accumulation"
+    " gradient_accumulation_steps",
+    "trainer.accelerator": "device backend",
+    "trainer.devices": "gpus n_gpus num_gpus n_devices num_devices",
+    "trainer.precision": "dtype amp mixed_precision",
+    "trainer.log_every_n_steps": "log_every log_interval logging_steps",
+    "model.n_layers": "layers layer n_layer nlayers num_layers num_hidden_layers depth n_blocks",
+    "model.n_heads": "heads n_head nheads num_heads num_attention_heads attention_heads",
+    "model.d_model": "width dim dmodel hidden hidden_size hidden_dim n_embd n_embed embed_dim embedding_dim emb_dim",
+    "model.d_ff": "ff ff_dim ffn_dim d_ffn mlp_dim intermediate_size",
+    "model.dropout": "drop dropout_rate p_drop",
+    "seq_len": "context context_length context_len context_size ctx n_ctx block_size window",
+    "data.seq_len": "context context_length context_len context_size ctx n_ctx block_size window seq seqlen seq_length"
+    " sequence_length max_seq_len max_length",
+    "data.batch_size": "batch bs batchsize micro_batch_size train_batch_size per_device_train_batch_size",
+    "data.val_fraction": "val_frac val_ratio validation_fraction validation_split test_size",
+    "data.path": "data dataset text file input corpus path data_path data_file data_dir train_file train_data txt url",
+    "tokenizer.vocab_size": "vocab vocabulary n_vocab vocabsize vocabulary_size",
+    "validation.every": "val_every eval_every val_interval eval_interval eval_steps validate_every",
+    "validation.batches": "val_batches eval_batches eval_iters",
+    "checkpoint.every": "save_every save_interval save_steps checkpoint_every checkpoint_interval",
+    "checkpoint.patience": "early_stopping early_stop",
+    "head": "tie tied tying tie_weights tied_weights weight_tying tie_embeddings tie_word_embeddings",
+    "logger": "tracker report_to wandb tensorboard trackio",
+    "init_from": "pretrained from_pretrained finetune base_model weights",
+    "ablation.seeds": "seeds n_seeds num_seeds",
+    "ablation.equivalence_margin": "margin equivalence tolerance",
+    "ablation.tune.trials": "tune tuning n_trials tune_trials",
+    "workers": "jobs n_jobs parallel num_workers n_workers",
+    "plan_only": "dry_run dryrun dry plan",
+    "seed": "seeds random_seed rng_seed manual_seed",
+    "threads": "num_threads n_threads cores n_cores cpus",
+    "temperature": "temp t",
+    "max_new_tokens": "length max_length max_len n tokens n_tokens num_tokens max_tokens new_tokens",
+    "n_samples": "samples num_samples num_return_sequences",
+    "top_k": "k topk",
+    "top_p": "p topp nucleus",
+    "prompt": "text input start query message",
+    "prompt_file": "file input_file prompt_path",
+    "interactive": "chat repl",
+    "output_dir": "out out_dir outdir output save save_dir name run_name dir run",
+    "run_dir trainer": "out out_dir outdir output output_dir save save_dir name run_name dir run log_dir logdir",
+    "run_dir": "run runs model model_dir model_path checkpoint ckpt load name dir path",
+}
+EPOCHS = ("epoch", "epochs", "n_epochs", "num_epochs", "max_epochs", "num_train_epochs")
+RESUME = ("resume", "continue", "restart")
+# A command -> the words for it.
+COMMANDS = {
+    "generate interactive=true": "chat sample talk repl play",
+    "generate": "gen complete predict infer inference",
+    "train": "fit pretrain learn run start new init",
+    "train -m": "sweep multirun grid",
+    "evaluate": "eval test score validate perplexity",
+    "ablate": "compare question ask vs",
+    "runs": "list ls status show history",
+    "look": "ui gui view web serve browse dashboard",
+    "export": "convert save",
+}
+
+
+def meaning(key: str, value: str, kinds: Container[str]) -> tuple[str, str] | None:
+    """The setting that an everyday word means in a command with the settings `kinds`, and the value that it gets.
+
+    A word behind a dot, as in model.layers, means a setting behind a dot.
+
+    >>> meaning("--learning-rate".strip("-"), "0.1", ["optim.lr"]), meaning("device", "cuda:0", ["trainer.accelerator"])
+    (('optim.lr', '0.1'), ('trainer.accelerator', 'cuda'))
+    """
+    group, _, word = key.lower().replace("-", "_").rpartition(".")
+    for row, words in WORDS.items():
+        setting = row.split()[0]
+        if word in words.split() and all(name in kinds for name in row.split()) and ("." in setting or not group):
+            return setting, _adapted(setting, word, value)
+    return None
+
+
+def _adapted(setting: str, word: str, value: str) -> str:
+    """The value in the words of the setting."""
+    if setting == "trainer.accelerator":
+        return value.partition(":")[0]
+    if setting == "head":
+        return {"true": "tied", "false": "untied"}.get(value.lower(), value)
+    if setting == "logger" and value.lower() == "true":
+        return word
+    if setting == "ablation.seeds" and value.isdecimal() and int(value) <= 100:
+        return f"[{','.join(map(str, range(int(value))))}]"
+    return value
+
+
+def command_of(word: str) -> list[str]:
+    """The words that a command begins with which is called otherwise here; empty if none is."""
+    return next((row.split() for row, words in COMMANDS.items() if word.lower() in words.split()), [])

@@ -1,0 +1,138 @@
+"""Words of a command line that are no key=value: commands of other names, a text, a run, a prompt, a question."""
+
+import difflib
+import glob
+import logging
+import math
+import os
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from lm.cli.aliases import EPOCHS, RESUME, command_of
+from lm.cli.main import COMMANDS, NAME
+from lm.cli.mistakes import Kinds, command_line, explain_non_override, key_of, kinds_of, resume_line, text_settings
+from lm.config import RunConfig, UserError
+from lm.data.paths import COMPRESSED, is_url
+
+BYTES_PER_TOKEN = 3.0  # of BPE with a small vocabulary, about
+log = logging.getLogger(__name__)
+
+
+def no_such_command(word: str, args: Sequence[str]) -> str:
+    """The message about a command that does not exist."""
+    if word in RESUME:
+        return f"{word}: no such command; {resume_line()}"
+    key, equals, _ = word.partition("=")
+    if equals and not is_text(word):
+        start = [{"ablation": "ablate", "prompt": "generate"}.get(key, "train"), word]
+    elif start := command_of(word):
+        if any("=" not in arg and not os.path.isdir(arg) for arg in args) and start[0] == "generate":
+            start = start[:1]  # what follows is a prompt
+    elif start := difflib.get_close_matches(word, COMMANDS, n=1):
+        pass
+    elif os.path.isfile(f"{word}/config.yaml"):
+        start = ["look", word]
+    elif is_question(word):
+        start = ["ablate", word]
+    elif is_text(word):
+        start = ["train", word]
+    else:
+        return f"{word}: no such command; {NAME} --help lists them"
+    return f"{word}: no such command; did you mean {command_line(start[0], *start[1:], *args)}?"
+
+
+# --- texts
+
+
+def is_text(word: str) -> bool:
+    """Whether a word is a file, a folder, a glob that matches some, or an address."""
+    if "=" in word or is_url(word):
+        return bool(re.match(r"\w+://", word))
+    return os.path.exists(word) or (glob.has_magic(word) and any(glob.iglob(word, recursive=True)))
+
+
+def is_question(word: str) -> bool:
+    return word.endswith((".yaml", ".yml")) and os.path.isfile(word)
+
+
+def with_text(args: Sequence[str], kinds: Kinds) -> list[str]:
+    """The arguments, with the settings of the text in the place of the word that names it. Raises UserError.
+
+    Any other word must be a setting, or Hydra's ~key.
+    """
+    texts = [arg for arg in args if is_text(arg)]
+    for i, arg in enumerate(args):
+        if "=" not in arg and arg not in texts and not arg.startswith("~"):
+            raise UserError(explain_non_override(args, kinds, i))
+    if not texts:
+        return [*args]
+    path, others = texts[0], [arg for arg in args if arg not in texts]
+    if len(texts) > 1 or "data.path" in map(key_of, others):
+        val_path = shlex.quote(f"data.val_path={texts[-1]}")
+        advice = f"several files are one text as a folder or a glob in quotes; {val_path} is for validation"
+        raise UserError(f"{texts[-1]}: is a second text, expected one; {advice}")
+    if os.path.isfile(f"{path}/config.yaml"):
+        raise UserError(f"{path}: is a run; did you mean {shlex.quote(f'run_dir={path}')}?")
+    if "data" in map(key_of, others):
+        return [*others, f"data.path={path}"]
+    if not (settings := text_settings(path)).startswith("data=text "):
+        raise UserError(f"{path}: is no plain text; did you mean {settings}?")
+    return [*others, "data=text", f"data.path={path}"]
+
+
+def describe_epochs(value: str, args: Sequence[str]) -> str:
+    """How a number of readings is given, in steps if the size of the command's text is known without reading it."""
+    from lm.cli.compose import compose
+    from lm.data.sources import open_source
+
+    kinds = kinds_of(RunConfig)
+    keys = {arg: key_of(arg).split(".") for arg in args if "=" in arg}
+    settings = [arg for arg, key in keys.items() if key[0] in kinds and key[-1] not in EPOCHS]
+    settings += filter(is_text, args)
+    try:
+        run = compose("train", with_text(settings, kinds), RunConfig)
+        text = run.data.path or "the standard library"
+        files = getattr(open_source(run.data), "files", {}) if run.data.source in ("stdlib", "text") else {}
+        if not files or any(str(file).endswith(COMPRESSED) or isinstance(file, str) for file in files.values()):
+            raise UserError("its size is not that of the text")
+        n_bytes = min(sum(file.stat().st_size for file in files.values()), run.data.max_bytes or math.inf)
+        if run.data.val_path is None:
+            n_bytes -= min(n_bytes * run.data.val_fraction, run.data.val_max_bytes or math.inf)
+        n_tokens = n_bytes / (1 if run.tokenizer.kind in ("byte", "char") else BYTES_PER_TOKEN)
+        steps = max(math.ceil(float(value) * n_tokens / run.tokens_per_step), 1)
+    except (UserError, OSError, ValueError, OverflowError):
+        return "a length is trainer.max_steps=N or max_tokens=N: a reading has as many tokens as the training text"
+    return f"a length is given in steps; did you mean trainer.max_steps={steps}, about {value} readings of {text}?"
+
+
+# --- words of the flat commands
+
+
+def split_words(args: Sequence[str], kinds: Kinds) -> tuple[list[str], list[str]]:
+    """The words that are no settings, and the settings. Raises UserError for a flag."""
+    for i, arg in enumerate(args):
+        if re.fullmatch(r"--?[a-zA-Z][\w-]*(=.*)?", arg, re.DOTALL):
+            raise UserError(explain_non_override(args, kinds, i))
+    words = [arg for arg in args if not re.match(r"\+*[a-zA-Z][\w.]*=", arg)]
+    return words, [arg for arg in args if arg not in words]
+
+
+def with_run(runs: Sequence[str], settings: Sequence[str]) -> list[str]:
+    """The settings with the runs that words name. Raises UserError if run_dir names one too."""
+    if runs and any(arg.startswith("run_dir=") for arg in settings):
+        raise UserError(f"{runs[0]}: is a second run; run_dir=[RUN1,RUN2] names several")
+    value = runs[0] if len(runs) == 1 else f"[{','.join(runs)}]"
+    return [*([f"run_dir={value}"] if runs else []), *settings]
+
+
+def newest(folder: Path = Path("runs")) -> str:
+    """The run that a command takes if none is named, which is said. Raises UserError if there is none."""
+    from lm.runs.find import newest_run
+
+    if (path := newest_run(folder)) is None:
+        run_dir = shlex.quote(f"run_dir={newest_run(folder, finished=False) or 'RUN'}")
+        raise UserError(f"run_dir: there is no finished run below {folder}/; {run_dir} names another")
+    log.info("run_dir=%s: the newest finished run", path)
+    return str(path)

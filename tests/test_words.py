@@ -1,0 +1,280 @@
+"""What people type first: everyday words, flags, a file, a folder or a prompt by itself, a command's other name."""
+
+import os
+import re
+import shlex
+import shutil
+import sys
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from conftest import TEXT, TINY_RUN, Outcome
+
+import lm
+from lm.cli import train as train_command
+from lm.cli.aliases import COMMANDS as OTHER_COMMANDS
+from lm.cli.aliases import WORDS
+from lm.cli.compose import compose
+from lm.cli.main import COMMANDS, main
+from lm.cli.mistakes import kinds_of
+from lm.config import EvaluateConfig, ExportConfig, GenerateConfig, RunConfig
+from lm.config.ablation import AblateConfig
+from lm.runs.find import newest_run
+from lm.training.train import train
+from tests.helpers.ablation_folder import write_run_dir
+from tests.helpers.runs import composed
+
+Command = Callable[..., Outcome]
+QUESTION = """question: Is dropout worth it?
+arms: {without: [], dropout: [model.dropout=0.1]}
+baseline: without
+seeds: [0, 1]
+equivalence_margin: 0.01
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to be in, with texts, tables, a question, and a run that is not finished."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("my.txt", "my text.txt", "a,b.txt", "~kept", "books/one.txt", "a=b.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(TEXT * 4)
+    for name in ("my.csv", "my.jsonl", "my.parquet.gz", "rows/a.jsonl"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/dropout.yaml").write_text(QUESTION)
+    write_run_dir(tmp_path / "runs/young", composed("data=text", "data.path=my.txt"))
+    return tmp_path
+
+
+@pytest.fixture
+def lab(command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    def run(*args: str) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["lm-lab", *args])
+        with pytest.raises(SystemExit) as left:
+            main()
+        return (int(left.value.code or 0), *capsys.readouterr())
+
+    return run
+
+
+TEXT_OF = "data=text data.path=my.txt"
+ANSWERS = {  # what is typed -> what the one line about it says to type
+    "train --data my.txt": TEXT_OF,
+    "train --text my.txt": TEXT_OF,
+    "train --data=my.txt": TEXT_OF,
+    "train data.path=my.txt": TEXT_OF,
+    "train data=my.txt": TEXT_OF,
+    "train file=my.txt": TEXT_OF,
+    "train text=my.txt": TEXT_OF,
+    "train dataset=my.csv": "data=csv data.path=my.csv data.column=COLUMN",
+    "train my text.txt": "data=text 'data.path=my text.txt'",
+    "train a=b.txt": "data=text data.path=a=b.txt",
+    "train my.csv": "data=csv data.path=my.csv data.column=COLUMN",
+    "train my.jsonl": "data=json data.path=my.jsonl data.column=COLUMN",
+    "train rows": "data=json data.path=rows data.column=COLUMN",
+    "train my.parquet.gz": "data=parquet data.path=my.parquet.gz data.column=COLUMN",
+    "train my.txt a,b.txt": "data.val_path=a,b.txt",
+    "train my.txt data=text data.path=a,b.txt": "my.txt: is a second text",
+    "train mine/dropout.yaml": "lm-lab ablate mine/dropout.yaml",
+    "train runs/young": "run_dir=runs/young",
+    "train absent.txt": "absent.txt: no such file",
+    "train --lr 0.01": "optim.lr=0.01",
+    "train --lr=0.01 my.txt": "optim.lr=0.01",
+    "train lr=0.01": "optim.lr=0.01",
+    "train --n-layers 2": "model.n_layers=2",
+    "train --compile my.txt": "compile=true",
+    "train n_layers=3": "model.n_layers=3",
+    "train model.layers=3": "model.n_layers=3",
+    "train dropout=0.1": "model.dropout=0.1",
+    "train batch_size=3": "data.batch_size=3",
+    "train steps=100": "trainer.max_steps=100",
+    "train steps 100": "trainer.max_steps=100",
+    "train iters=100": "trainer.max_steps=100",
+    "train max_iters=100": "trainer.max_steps=100",
+    "train minutes=4": "max_minutes=4",
+    "train epochs=3 my.txt tokenizer=byte": "trainer.max_steps=91",
+    "train --epochs 3 my.txt data.seq_len=64 tokenizer=byte": "trainer.max_steps=182",
+    "train trainer.max_epochs=3 my.txt tokenizer=byte": "trainer.max_steps=91",
+    "train epochs=3 my.txt seed=no": "max_tokens=N",
+    "train learning_rate=0.1": "optim.lr=0.1",
+    "train width=64": "model.d_model=64",
+    "train heads=4": "model.n_heads=4",
+    "train context=64": "data.seq_len=64",
+    "train batch=4": "data.batch_size=4",
+    "train vocab=512": "tokenizer.vocab_size=512",
+    "train wd=0": "optim.weight_decay=0",
+    "train device=cpu": "trainer.accelerator=cpu",
+    "train device=cuda:1": "trainer.accelerator=cuda",
+    "train tie_weights=false": "head=untied",
+    "train --head untied": "head=untied",
+    "train wandb=true": "logger=wandb",
+    "train prompt=ROMEO:": "'prompts=[ROMEO:]'",
+    "train out=x": "run_dir=x",
+    "train output_dir=x": "run_dir=x",
+    "train 'out=my run'": "'run_dir=my run'",
+    "train --resume": "lm-lab train run_dir=runs/young",
+    "train resume=true": "lm-lab train run_dir=runs/young",
+    "train resume=runs/young": "run_dir=runs/young",
+    "train --dry-run my.txt": "lm-lab train my.txt --cfg job",
+    "train ablation=smoke": "lm-lab ablate ablation=smoke",
+    "train model=tiny": "gpt2, medium, small",
+    "generate": 'lm-lab generate "Once upon a time"',
+    "generate hello": "run_dir=runs/young",
+    "generate temp=0.8": "temperature=0.8",
+    "generate --temp 0.8 hello": "temperature=0.8",
+    "generate run=X": "run_dir=X",
+    "generate tokens=9 hello": "max_new_tokens=9",
+    "generate x=1": '"prompt=x=1"',
+    "generate runs/young run_dir=x hello": "runs/young: is a second run",
+    "generate hello prompt=you": '"prompt=hello you"',
+    "evaluate my.txt a=b.txt": "data=text data.path=a=b.txt",
+    "evaluate my.txt books/one.txt": "'texts=[my.txt,books/one.txt]'",
+    "evaluate my.csv": "data=csv data.path=my.csv data.column=COLUMN",
+    "export absent": "output_dir=absent",
+    "export out=absent": "output_dir=absent",
+    "report books": "output_dir=books",
+    "ablate": "lm-lab ablate ablation=smoke",
+    "ablate --config-dir mine": "lm-lab ablate ablation=smoke",
+    "ablate tied untied": "head=tied,untied",
+    "ablate smoke": "ablation=smoke",
+    "ablate margin=0.01": "ablation.equivalence_margin=0.01",
+    "ablate seeds=3": "'ablation.seeds=[0,1,2]'",
+    "ablate --dry-run": "plan_only=true",
+    "ablate resume=true": "the same command",
+    "ablate ablation=mine/dropout.yaml": "lm-lab ablate mine/dropout.yaml",
+    "ablate ablation=smoke mine/dropout.yaml": "is a second question",
+    "my.txt seed=1": "lm-lab train my.txt seed=1",
+    "lr=0.1 my.txt": "lm-lab train lr=0.1 my.txt",
+    "mine/dropout.yaml": "lm-lab ablate mine/dropout.yaml",
+    "runs/young": "lm-lab look runs/young",
+    "chat": "lm-lab generate interactive=true",
+    "chat runs/young": "lm-lab generate interactive=true runs/young",
+    "sample": "lm-lab generate interactive=true",
+    "sample hello": "lm-lab generate hello",
+    "compare tied untied": "lm-lab ablate tied untied",
+    "sweep head=tied,untied": "lm-lab train -m head=tied,untied",
+    "resume": "lm-lab train run_dir=runs/young",
+    "list": "lm-lab runs",
+    "ui": "lm-lab look",
+    "doctor": "lm-lab --help",
+}
+
+
+@pytest.mark.parametrize("line", ANSWERS)
+def test_a_first_try_is_answered_by_a_line_to_paste(line: str, lab: Command, folder: Path) -> None:
+    before = sorted(folder.rglob("*"))
+    code, out, error = lab(*shlex.split(line))
+    assert (code, out, error.count("\n")) == (2, "", 1), error
+    assert re.search(rf"(^|[ :]){re.escape(ANSWERS[line])}($|[\s,;?:])", error), error
+    assert sorted(folder.rglob("*")) == before
+
+
+@pytest.mark.slow
+def test_what_is_pasted_for_train_composes() -> None:
+    for line, answer in ANSWERS.items():
+        words = [word.replace("COLUMN", "text").replace("max_tokens=N", "max_tokens=9") for word in shlex.split(answer)]
+        if line.startswith("train") and all("=" in word and "val_path" not in word for word in words):
+            compose("train", words, RunConfig)
+
+
+def test_the_words_mean_settings_and_commands_that_exist() -> None:
+    kinds: dict[str, object] = {}
+    for schema in (RunConfig, AblateConfig, GenerateConfig, EvaluateConfig, ExportConfig):
+        kinds |= kinds_of(schema)
+    assert {name for row in WORDS for name in row.split()} <= kinds.keys()
+    assert {row.split()[0] for row in OTHER_COMMANDS} <= COMMANDS.keys()
+    assert not {*COMMANDS} & {word for words in OTHER_COMMANDS.values() for word in words.split()}
+    with pytest.raises(AttributeError, match="lm-lab train"):
+        lm.train  # noqa: B018
+
+
+@pytest.mark.parametrize("word", ["my.txt", "my text.txt", "a,b.txt", "~kept", "books", "*.txt", "https://x.y/z?a=b"])
+def test_a_file_folder_glob_or_address_by_itself_is_the_text(word: str, command: Command) -> None:
+    code, out, error = command("train", "seed=1", word, "--cfg", "job")
+    assert (code, error) == (0, "")
+    data = yaml.safe_load(out)["data"]
+    assert (data["source"], data["path"]) == ("text", word)
+    code, out, _ = command("ablate", "mine/dropout.yaml", word, "--cfg", "job")
+    asked = yaml.safe_load(out)
+    assert (code, asked["overrides"]) == (0, ["data=text", f"data.path={word}"])
+    assert (asked["ablation"]["name"], [*asked["ablation"]["arms"]]) == ("dropout", ["without", "dropout"])
+    swept = train_command.prepare(Namespace(overrides=[word, "seed=0,1", "~logger"], multirun=True))
+    assert swept == ["seed=0,1", "~logger", "data=text", f"data.path='{word}'"]
+
+
+def test_a_kind_of_text_that_is_chosen_gets_the_path_alone(command: Command) -> None:
+    data = yaml.safe_load(command("train", "data=csv", "my.csv", "--cfg", "job")[1])["data"]
+    assert (data["source"], data["path"]) == ("csv", "my.csv")
+
+
+# --- runs by themselves
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    top = tmp_path_factory.mktemp("words")
+    (top / "my.txt").write_text(TEXT)
+    words = [*TINY_RUN, "trainer.max_steps=2", f"data.path={top}/my.txt", f"run_dir={top}/run"]
+    return train(composed(*words))[0]
+
+
+@pytest.fixture
+def runs(finished: Path, folder: Path) -> Path:
+    """Runs that were finished one after the other, and last of all one of an ablation."""
+    for seconds, name in enumerate(("a=1/old", "new", "question/cells/last")):
+        shutil.copytree(finished, folder / "runs" / name)
+        os.utime(folder / "runs" / name / "result.json", (2e9 + seconds, 2e9 + seconds))
+    (folder / "runs/question/ablation.json").touch()
+    return folder / "runs"
+
+
+def test_the_newest_run_is_the_one_that_was_finished_last(runs: Path) -> None:
+    assert newest_run(runs) == runs / "new"
+    assert newest_run(runs, finished=False) == runs / "young"
+    assert newest_run(runs / "absent") is None
+    os.utime(runs / "new/config.yaml", (3e9, 3e9))
+    os.utime(runs / "a=1/old/result.json", (3e9, 3e9))
+    assert newest_run(runs) == runs / "a=1/old"
+
+
+@pytest.mark.slow
+def test_commands_take_the_newest_run_or_the_folder_that_is_named(
+    runs: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few, note = ["max_new_tokens=2", "threads=1"], "run_dir=runs/new: the newest finished run\n"
+    code, out, error = command("generate", "def", *few, "f1(x)")
+    assert (code, out[:9], error) == (0, "def f1(x)", note)
+    for words in (["runs/a=1/old", "def", "f1(x)"], ["def", "f1(x)", "runs/a=1/old"], ["prompt=def f1(x)", "runs/new"]):
+        assert command("generate", *words, *few) == (0, out, "")
+    assert command("generate", "runs/new", "runs/a=1/old", "d", *few)[1].count("=== ") == 2
+
+    own = command("evaluate", "threads=1")
+    assert own[0] == 0
+    assert own[2].startswith(note)
+    assert command("evaluate", "runs/new", "threads=1")[1] == own[1] != command("evaluate", "my.txt", "threads=1")[1]
+    assert command("evaluate", "runs/new", "my.txt")[1] == command("evaluate", "run_dir=runs/new", *TEXT_OF.split())[1]
+
+    assert command("export", "output_dir=out")[2] == note
+    assert command("export", "runs/new", "output_dir=other")[2] == ""
+    assert (runs.parent / "other/config.json").read_bytes() == (runs.parent / "out/config.json").read_bytes()
+    assert command("report", "runs/new")[:2] == (0, "runs/new/report.html: finished\n")
+    assert "output_dir" not in command("report", "runs/question")[2].partition("ablation.json")[0]
+
+    class Server:
+        def __init__(self, places: Callable[[], dict[str, Path]], *_: object) -> None:
+            names.append([*places()])
+            raise OSError(0, "taken")
+
+    names: list[list[str]] = []
+    monkeypatch.setattr("lm.look.server.LookServer", Server)
+    assert note in command("look", "open=false")[2]
+    for word in ("runs/young", "runs", "runs/question"):
+        command("look", word, "open=false")
+    assert names[0] == names[2] == ["new", "a=1/old", "question/cells/last", "young"]
+    assert (names[1], names[3]) == (["runs/young"], ["cells/last"])
