@@ -2,8 +2,11 @@
 
 import json
 import math
+import os
+import subprocess
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +32,11 @@ from transformers import (
 
 from lm.config import UserError
 from lm.data.vocabulary import byte_tokenizer, char_tokenizer, train_bpe
+from lm.formats.adapter import merged, save_adapter
 from lm.formats.folder import load_model, save_model
 from lm.formats.huggingface import export
 from lm.inference.generate import generate
+from lm.model.lora import is_adapter
 from lm.model.transformer import Transformer
 from lm.system.files import HOST
 
@@ -111,9 +116,12 @@ def test_the_exported_tokenizer_and_generated_text_are_equal(kind: str, tmp_path
         assert words(text)["input_ids"] == [tokenizer.eot, *tokenizer.encode(text)]
         assert words.decode(tokenizer.encode(text)) == text
     assert (words.eos_token_id, words.model_max_length) == (tokenizer.eot, SEQ)
-    prompt = words("the quick", return_tensors="pt")
-    answer = model.generate(**prompt, max_new_tokens=6, do_sample=False)[0, prompt["input_ids"].shape[1] :]
-    assert words.decode(answer, skip_special_tokens=True) == generate(net, tokenizer, "the quick", 6)
+    prompts = ["the quick", "fox", ""]
+    batch = words(prompts, return_tensors="pt", padding=True)  # prompts of unequal length are padded on the left
+    answers = model.generate(**batch, max_new_tokens=6, do_sample=False)[:, batch["input_ids"].shape[1] :]
+    assert words.batch_decode(answers, skip_special_tokens=True) == generate(net, tokenizer, prompts, 6)
+    settings = json.loads((tmp_path / "out/tokenizer_config.json").read_text())
+    assert settings["model_input_names"] == ["input_ids", "attention_mask"], "transformers 4 adds another"
 
 
 @pytest.mark.parametrize(
@@ -152,6 +160,55 @@ def test_an_interrupted_export_is_written_anew_and_a_folder_of_other_files_is_no
     assert files[0] == files[1]
     with pytest.raises(UserError, match=r"^output_dir="):
         export(net, BYTE, tmp_path / "out")
+
+
+TRANSFORMERS_4 = """
+import json, sys
+from pathlib import Path
+import peft, torch, transformers
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+assert transformers.__version__.startswith("4.")
+for folder, (ids, logits, prompts, texts) in json.loads(Path("expected.json").read_text()).items():
+    kind = peft.AutoPeftModelForCausalLM if folder.endswith("adapter") else AutoModelForCausalLM
+    model, tokenizer = kind.from_pretrained(folder), AutoTokenizer.from_pretrained(folder.removesuffix("-adapter"))
+    encoded, expected = tokenizer(prompts[0], return_tensors="pt"), torch.tensor(logits)
+    assert encoded["input_ids"].tolist() == ids, folder
+    with torch.no_grad():
+        assert (model(**encoded).logits - expected).abs().max() < 1e-5 * expected.abs().max(), folder
+    batch = tokenizer(prompts, return_tensors="pt", padding=True)
+    answers = model.generate(**batch, max_new_tokens=6, do_sample=False)[:, batch["input_ids"].shape[1] :]
+    assert tokenizer.batch_decode(answers, skip_special_tokens=True) == texts, folder
+"""
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(find_spec("pip") is None, reason="needs pip, which installs transformers 4")
+@torch.no_grad()
+def test_transformers_4_gives_the_same_logits_and_texts(tmp_path: Path) -> None:
+    """Of each architecture, with each tokenizer, of prompts in a batch, and of an adapter by PEFT."""
+    packages = ["transformers>=4.57,<5", "huggingface_hub<1", "tokenizers<=0.23.0"]  # beside the torch of these tests
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(tmp_path / "site"), *packages]
+    subprocess.run(pip, check=True, timeout=600)
+    models, expected = [*MODELS, ("LlamaForCausalLM", "tied", LLAMA | {"linear": "lora"})], {}
+    for i, (name, head, changes) in enumerate(models):
+        tokenizer, folder = [*TOKENIZERS.values()][i % 3], f"{i}-{name}"
+        net = noisy(tiny(**changes), head, tokenizer.vocab_size, seq_len=64)
+        plain = {key: value for key, value in net.state_dict().items() if not is_adapter(key)}
+        base = noisy(merged(net).config, head, tokenizer.vocab_size, seq_len=64)
+        base.load_state_dict(plain)
+        export(base, tokenizer, tmp_path / folder)
+        if net.config.adapted:
+            save_adapter(net, folder, tmp_path / f"{folder}-adapter")
+            folder += "-adapter"
+        prompts = ["the quick", "fox", ""]
+        ids = [[tokenizer.begin, *tokenizer.encode(prompts[0])]]
+        expected[folder] = ids, net(torch.tensor(ids)).tolist(), prompts, generate(net, tokenizer, prompts, 6)
+    (tmp_path / "expected.json").write_text(json.dumps(expected))
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
+    words = [sys.executable, "-c", TRANSFORMERS_4]
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
 
 
 # --- in

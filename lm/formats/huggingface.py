@@ -57,6 +57,8 @@ def export(
             "model_max_length": net.seq_len,
             "clean_up_tokenization_spaces": False,
             "split_special_tokens": True,  # a text that spells a special token is ordinary text
+            "model_input_names": ["input_ids", "attention_mask"],  # without token_type_ids, which transformers 4 adds
+            "padding_side": "left",  # so that a batch of prompts of unequal length is continued as each alone
             **special,
         },
         "special_tokens_map.json": special,
