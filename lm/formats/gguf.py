@@ -13,6 +13,7 @@ from torch import Tensor
 from lm.config import ModelConfig, UserError
 from lm.data.tokenizer import BYTES, Tokenizer
 from lm.formats.architectures import ARCHITECTURES, Architecture, architecture_of
+from lm.formats.chat import template_list
 from lm.formats.huggingface import matrices, new_folder
 from lm.formats.weights import check_finite
 from lm.model.transformer import RoPE, Transformer
@@ -104,7 +105,7 @@ def _rope_factors(net: Transformer) -> Tensor:
 
 def _vocabulary(tokenizer: Tokenizer, rows: int) -> dict[str, Any]:
     """Tokens, their types and the merges. Raises UserError unless llama.cpp splits a text as the tokenizer does."""
-    layout = json.loads(tokenizer.to_json())
+    layout, chat = json.loads(tokenizer.to_json()), tokenizer.chat
     model, gpt2 = layout["model"], json.loads(BYTES.__getstate__())
     if layout["normalizer"] or layout["pre_tokenizer"] != gpt2 or model.get("ignore_merges") or not model.get("merges"):
         raise UserError("format=gguf: this tokenizer cannot be carried; expected a BPE of this project (tokenizer=bpe)")
@@ -124,6 +125,8 @@ def _vocabulary(tokenizer: Tokenizer, rows: int) -> dict[str, Any]:
         "token_list": tokens,
         "token_types": types,
         "token_merges": [" ".join(pair) for pair in model["merges"]],
+        **({"eot_token_id": tokenizer.backend.token_to_id(chat.eos_token)} if chat.eos_token else {}),
+        **({"chat_template": template_list(chat)} if chat.templates else {}),
     }
 
 
