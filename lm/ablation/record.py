@@ -12,7 +12,7 @@ import filelock
 
 from lm.config import UserError
 from lm.config.ablation import AblateConfig, Question
-from lm.config.checks import reading
+from lm.config.checks import reading, without_secrets
 from lm.config.typed import build
 from lm.system.files import json_sha256, read_json, write_text
 
@@ -38,6 +38,9 @@ class ArmRecord:
     train_tokens: int
     val_tokens: int
     identity: dict[str, str]  # what decides a run beside its settings: hashes of text and code, device, precision
+
+    def __post_init__(self) -> None:  # the record is published with the report
+        self.overrides, self.settings = without_secrets(self.overrides), without_secrets(self.settings)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -94,6 +97,10 @@ class AblationRecord(Question):
     versions: dict[str, str] = field(default_factory=dict)
     seconds_per_step: dict[str, float] = field(default_factory=dict)  # by computation, code and machine
 
+    def __post_init__(self) -> None:
+        for key in ("overrides", "common", "base", "command"):
+            setattr(self, key, without_secrets(getattr(self, key)))
+
     def untuned(self) -> list[str]:
         """Arms whose tuning has not finished."""
         return [name for name, arm in self.arms.items() if self.tune.trials and not arm.tuned]
@@ -125,7 +132,8 @@ def default_dir(config: AblateConfig) -> Path:
     """ablations/ and the name; other overrides make another folder, whose name has some of them and ends in a hash."""
     if not config.overrides:
         return Path("ablations") / config.ablation.name
-    overrides = "-".join(re.sub(r"^[^=]*[.]|(?<==).*/", "", override) for override in config.overrides)
+    words = without_secrets(config.overrides)
+    overrides = "-".join(re.sub(r"^[^=]*[.]|(?<==).*/", "", override) for override in words)
     plain = re.sub(r"[^\w.=+-]+", "_", overrides)[:MAX_OVERRIDES].strip("-_.")  # max_steps=300
     return Path("ablations") / f"{config.ablation.name}-{plain}-{json_sha256(config.overrides)[:8]}"
 
@@ -138,7 +146,7 @@ def existing_record(path: Path, config: AblateConfig) -> AblationRecord | None:
             raise UserError(f"output_dir={path}: holds no ablation; name a new or an empty folder")
         return None
     record, question = read_record(path), config.ablation
-    now = {"name": question.name, "metric": question.metric, "overrides": config.overrides}
+    now = {"name": question.name, "metric": question.metric, "overrides": without_secrets(config.overrides)}
     for key, value in now.items():
         if (before := getattr(record, key)) != value:
             difference = f"{key} is {before} there, {value} now"

@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 
 import lm
 from lm.config import UserError
-from lm.config.checks import RESUMABLE
+from lm.config.checks import RESUMABLE, without_secrets
 from lm.system.terminal import is_first_process, printable
 
 COMMANDS = {
@@ -134,7 +134,7 @@ def handle_exception(error: Exception, job: str = "") -> int:
         traceback.print_exception(error)
     if line is not None or job:
         message = printable(" ".join((line or f"{type(error).__name__}: {error}").split()))
-        _print_error(f"error: {message}{f' (job: {printable(job)})' if job else ''}")
+        _print_error(without_secrets(f"error: {message}{f' (job: {printable(job)})' if job else ''}"))
     return code
 
 
@@ -185,7 +185,8 @@ def _resume_hint(error: BaseException) -> str:
     if RESUMABLE not in getattr(error, "__notes__", ()):
         return ""
     is_script = sys.argv[0].endswith(".py")
-    return f"; resume with: {shlex.join(sys.orig_argv if is_script else [Path(sys.argv[0]).name, *sys.argv[1:]])}"
+    command = shlex.join(sys.orig_argv if is_script else [Path(sys.argv[0]).name, *sys.argv[1:]])
+    return f"; resume with: {command}" if without_secrets(command) == command else "; the same command resumes it"
 
 
 def _print_error(line: str) -> None:
@@ -231,10 +232,10 @@ def job(task: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 class _Formatter(logging.Formatter):
-    """Messages may hold names from outside, which must not steer a terminal."""
+    """Messages may hold names from outside, which must not steer a terminal, and addresses, which may give access."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return printable(super().format(record))
+        return without_secrets(printable(super().format(record)))
 
 
 def configure_logging() -> None:

@@ -20,6 +20,7 @@ from lm.cli.main import job
 from lm.cli.mistakes import CONFIGS, kinds_of
 from lm.cli.tables import comparison, over_seeds, samples, summary
 from lm.config import RunConfig, UserError
+from lm.config.checks import without_secrets
 from lm.data.paths import check_paths
 from lm.system.terminal import format_table, is_first_process
 
@@ -42,7 +43,9 @@ def program(config: DictConfig) -> float | None:
     path, result = train(run)
     if not is_first_process():
         return None
-    varied = [override for override in overrides if override.partition("=")[0] not in ("seed", "run_dir")]
+    varied = [
+        without_secrets(override) for override in overrides if override.partition("=")[0] not in ("seed", "run_dir")
+    ]
     finished.append((path.name, " ".join(varied) or "the defaults", result))
     print(format_table(summary(result)), f"\n{path}\n", sep="\n")
     if result["samples"] and not several:

@@ -11,6 +11,7 @@ from tqdm import tqdm
 
 from lm.ablation.run_files import RunFiles
 from lm.config import UserError
+from lm.config.checks import without_secrets
 from lm.config.identity import flat, hashed_settings
 from lm.training.run_directory import RunDirectory
 
@@ -67,7 +68,7 @@ def folders_with(marks: Sequence[str], top: Path) -> dict[str, Path]:
 def read_run(path: Path, name: str) -> FoundRun:
     place, files = RunDirectory(path), RunFiles(path.absolute())
     try:
-        settings, result = flat(place.read_config()), place.read_result()
+        settings, result = without_secrets(flat(place.read_config())), place.read_result()
         if "data_hash" not in settings:
             raise UserError(f"{place.config}: not what train wrote (data_hash is missing)")
         if result is not None:
