@@ -9,9 +9,11 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+import tokenizers
 import torch
 from conftest import Outcome, tiny
 from helpers.models import noisy
+from tokenizers import AddedToken
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from lm.config import UserError
@@ -73,6 +75,30 @@ def test_matrices_may_have_fewer_bits(tmp_path: Path) -> None:
     assert words(TEXT, add_special_tokens=False, split_special_tokens=True).input_ids == BPE.encode(TEXT)
 
 
+def with_added(*tokens: str | AddedToken) -> Tokenizer:
+    backend = tokenizers.Tokenizer.from_str(BPE.to_json())
+    backend.add_tokens([*tokens])
+    return Tokenizer(backend)
+
+
+def test_added_tokens_are_found_in_a_text_unless_they_are_special(tmp_path: Path) -> None:
+    tokenizer = with_added("<tool>", "foo bar", "  ", "    ", AddedToken("<|x|>", special=True, lstrip=True))
+    export_gguf(model(vocab_size=tokenizer.vocab_size + 1, **LLAMA), tokenizer, tmp_path / "out")
+    field = gguf.GGUFReader(tmp_path / "out/model.gguf").fields["tokenizer.ggml.token_type"]
+    types = [gguf.TokenType(int(value)).name for value in field.contents()]
+    assert (types[tokenizer.eot], types[1]) == ("CONTROL", "NORMAL")
+    assert types[BPE.vocab_size :] == ["USER_DEFINED"] * 4 + ["CONTROL", "UNUSED"]
+
+
+@pytest.mark.parametrize(("dtype", "value"), [("f16", 7e4), ("q8_0", 1e7)])
+def test_a_weight_that_becomes_infinite_is_refused(dtype: str, value: float, tmp_path: Path) -> None:
+    net = model(**LLAMA)
+    net.embed.weight.data[5, 3] = value
+    with pytest.raises(UserError, match=rf"^dtype={dtype}: .*embed_tokens"):
+        export_gguf(net, BPE, tmp_path / "out", dtype)
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("changes", "tokenizer", "key"),
     [
@@ -84,6 +110,8 @@ def test_matrices_may_have_fewer_bits(tmp_path: Path) -> None:
         ({"qk_norm": True, "attention_bias": True}, BPE, "model.attention_bias=true"),
         ({"qk_norm": True, "rope_scaling": [8.0, 1.0, 4.0, 32.0]}, BPE, "model.rope_scaling=[8.0, 1.0, 4.0, 32.0]"),
         ({}, byte_tokenizer(), "this tokenizer"),
+        ({}, with_added(AddedToken("<t>", rstrip=True)), "the added token '<t>' has rstrip=true"),
+        ({}, with_added("ab", "bcd"), "the added tokens 'ab' and 'bcd' overlap in 'abcd'"),
     ],
 )
 def test_what_llama_cpp_does_not_have_is_refused(

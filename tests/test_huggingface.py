@@ -2,8 +2,11 @@
 
 import json
 import math
+import os
+import subprocess
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +14,10 @@ import pytest
 import tokenizers
 import torch
 import transformers
-from conftest import SEQ, tiny
+from conftest import SEQ, TEXT, tiny
 from helpers.models import noisy
+from helpers.runs import composed
+from helpers.words import RUN
 from safetensors.torch import load_file, save_file
 from tokenizers import processors
 from transformers import (
@@ -29,11 +34,15 @@ from transformers import (
 
 from lm.config import UserError
 from lm.data.vocabulary import byte_tokenizer, char_tokenizer, train_bpe
+from lm.formats.adapter import merged, save_adapter
+from lm.formats.architectures import SYNONYMS
 from lm.formats.folder import load_model, save_model
 from lm.formats.huggingface import export
 from lm.inference.generate import generate
+from lm.model.lora import is_adapter
 from lm.model.transformer import Transformer
 from lm.system.files import HOST
+from lm.training.train import train
 
 BYTE = byte_tokenizer()
 TOKENIZERS = {
@@ -111,9 +120,12 @@ def test_the_exported_tokenizer_and_generated_text_are_equal(kind: str, tmp_path
         assert words(text)["input_ids"] == [tokenizer.eot, *tokenizer.encode(text)]
         assert words.decode(tokenizer.encode(text)) == text
     assert (words.eos_token_id, words.model_max_length) == (tokenizer.eot, SEQ)
-    prompt = words("the quick", return_tensors="pt")
-    answer = model.generate(**prompt, max_new_tokens=6, do_sample=False)[0, prompt["input_ids"].shape[1] :]
-    assert words.decode(answer, skip_special_tokens=True) == generate(net, tokenizer, "the quick", 6)
+    prompts = ["the quick", "fox", ""]
+    batch = words(prompts, return_tensors="pt", padding=True)  # prompts of unequal length are padded on the left
+    answers = model.generate(**batch, max_new_tokens=6, do_sample=False)[:, batch["input_ids"].shape[1] :]
+    assert words.batch_decode(answers, skip_special_tokens=True) == generate(net, tokenizer, prompts, 6)
+    settings = json.loads((tmp_path / "out/tokenizer_config.json").read_text())
+    assert settings["model_input_names"] == ["input_ids", "attention_mask"], "transformers 4 adds another"
 
 
 @pytest.mark.parametrize(
@@ -154,6 +166,55 @@ def test_an_interrupted_export_is_written_anew_and_a_folder_of_other_files_is_no
         export(net, BYTE, tmp_path / "out")
 
 
+TRANSFORMERS_4 = """
+import json, sys
+from pathlib import Path
+import peft, torch, transformers
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+assert transformers.__version__.startswith("4.")
+for folder, (ids, logits, prompts, texts) in json.loads(Path("expected.json").read_text()).items():
+    kind = peft.AutoPeftModelForCausalLM if folder.endswith("adapter") else AutoModelForCausalLM
+    model, tokenizer = kind.from_pretrained(folder), AutoTokenizer.from_pretrained(folder.removesuffix("-adapter"))
+    encoded, expected = tokenizer(prompts[0], return_tensors="pt"), torch.tensor(logits)
+    assert encoded["input_ids"].tolist() == ids, folder
+    with torch.no_grad():
+        assert (model(**encoded).logits - expected).abs().max() < 1e-5 * expected.abs().max(), folder
+    batch = tokenizer(prompts, return_tensors="pt", padding=True)
+    answers = model.generate(**batch, max_new_tokens=6, do_sample=False)[:, batch["input_ids"].shape[1] :]
+    assert tokenizer.batch_decode(answers, skip_special_tokens=True) == texts, folder
+"""
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(find_spec("pip") is None, reason="needs pip, which installs transformers 4")
+@torch.no_grad()
+def test_transformers_4_gives_the_same_logits_and_texts(tmp_path: Path) -> None:
+    """Of each architecture, with each tokenizer, of prompts in a batch, and of an adapter by PEFT."""
+    packages = ["transformers>=4.57,<5", "huggingface_hub<1", "tokenizers<=0.23.0"]  # beside the torch of these tests
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(tmp_path / "site"), *packages]
+    subprocess.run(pip, check=True, timeout=600)
+    models, expected = [*MODELS, ("LlamaForCausalLM", "tied", LLAMA | {"linear": "lora"})], {}
+    for i, (name, head, changes) in enumerate(models):
+        tokenizer, folder = [*TOKENIZERS.values()][i % 3], f"{i}-{name}"
+        net = noisy(tiny(**changes), head, tokenizer.vocab_size, seq_len=64)
+        plain = {key: value for key, value in net.state_dict().items() if not is_adapter(key)}
+        base = noisy(merged(net).config, head, tokenizer.vocab_size, seq_len=64)
+        base.load_state_dict(plain)
+        export(base, tokenizer, tmp_path / folder)
+        if net.config.adapted:
+            save_adapter(net, folder, tmp_path / f"{folder}-adapter")
+            folder += "-adapter"
+        prompts = ["the quick", "fox", ""]
+        ids = [[tokenizer.begin, *tokenizer.encode(prompts[0])]]
+        expected[folder] = ids, net(torch.tensor(ids)).tolist(), prompts, generate(net, tokenizer, prompts, 6)
+    (tmp_path / "expected.json").write_text(json.dumps(expected))
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
+    words = [sys.executable, "-c", TRANSFORMERS_4]
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+
+
 # --- in
 
 SIZES: dict[str, Any] = {
@@ -169,7 +230,7 @@ SIZES: dict[str, Any] = {
 LLAMA_3 = {"factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
 GPT2_SIZES = {"vocab_size": 300, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "bos_token_id": 0}
 FOLDERS: dict[str, Callable[[], PreTrainedConfig]] = {
-    "SmolLM2": lambda: LlamaConfig(**SIZES, rms_norm_eps=1e-5, tie_word_embeddings=True),
+    "SmolLM2": lambda: LlamaConfig(**SIZES, rms_norm_eps=1e-5, tie_word_embeddings=True, hidden_act="swish"),
     "Llama-3.2": lambda: LlamaConfig(
         **SIZES,
         head_dim=16,
@@ -211,6 +272,12 @@ def test_a_folder_gives_equal_logits_and_its_export_is_the_same(name: str, tmp_p
         again, _ = load_model(tmp_path / folder)
         assert (again.config, again.head_config, again.vocab_size) == (net.config, net.head_config, 300)
         assert torch.equal(again(TOKENS), net(TOKENS))
+
+
+@pytest.mark.parametrize("name", [*SYNONYMS])
+def test_another_name_of_an_activation_is_read(name: str, tmp_path: Path) -> None:
+    model = write_folder(tmp_path, ArceeConfig(**SIZES, hidden_act=name))
+    assert gap(load_model(tmp_path)[0], model) < 1e-5
 
 
 def test_shards_and_half_precision(tmp_path: Path) -> None:
@@ -357,3 +424,57 @@ def test_a_chat_model_ends_its_turn_at_each_token_that_its_folder_names(tmp_path
     with torch.no_grad():
         net.embed.weight[257] = 50 * net.hidden_states(torch.tensor([[0]]))[0, -1]  # the likeliest next token
     assert generate(net, tokenizer, ["", "x"], 5)[0] == ""
+
+
+TEMPLATE = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+SEVERAL = [{"name": "default", "template": TEMPLATE}, {"name": "tools", "template": "é"}]
+
+
+def write_chat_folder(folder: Path, place: str) -> None:
+    write_folder(folder, FOLDERS["Qwen2"]())
+    backend = tokenizers.Tokenizer.from_str(BYTE.to_json())
+    backend.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    backend.save(str(folder / "tokenizer.json"))
+    names = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
+    names |= {"chat_template": {"key": TEMPLATE, "list": SEVERAL}[place]} if place != "file" else {}
+    (folder / "tokenizer_config.json").write_text(json.dumps(names))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [258, 0]}))
+    if place == "file":
+        (folder / "chat_template.jinja").write_text(TEMPLATE)
+
+
+@pytest.mark.parametrize("place", ["file", "key", "list"])
+def test_a_chat_model_keeps_its_template_and_its_end_of_turn(place: str, tmp_path: Path) -> None:
+    """Through an export, the own format, and a run that starts from it."""
+    write_chat_folder(tmp_path / "chat", place)
+    net, tokenizer = load_model(tmp_path / "chat")
+    save_model(net, tokenizer, tmp_path / "saved")
+    export(*load_model(tmp_path / "saved"), tmp_path / "from_saved")
+    if place == "file":
+        (tmp_path / "text").write_text(TEXT)
+        words = [*RUN, f"data.path={tmp_path}/text", "trainer.max_steps=1", f"run_dir={tmp_path}/run"]
+        train(composed(*words, f"init_from={tmp_path}/chat"))
+        export(*load_model(tmp_path / "run"), tmp_path / "from_run")
+    published, messages = AutoTokenizer.from_pretrained(tmp_path / "chat"), [{"role": "user", "content": "hi"}]
+    for folder in sorted(tmp_path.glob("from_*")):
+        words = AutoTokenizer.from_pretrained(folder)
+        ids = words.apply_chat_template(messages)["input_ids"]
+        assert ids == published.apply_chat_template(messages)["input_ids"]
+        assert {257, 258} < {*ids}, "special tokens of the template are no characters"
+        assert (words.eos_token, words.chat_template) == ("<|im_end|>", published.chat_template)
+        assert json.loads((folder / "generation_config.json").read_text())["eos_token_id"] == [0, 258]
+        again = load_model(folder)[1]
+        assert (again.chat, again.stops) == (tokenizer.chat, tokenizer.stops)
+
+
+def test_a_damaged_template_is_one_line(tmp_path: Path) -> None:
+    write_chat_folder(tmp_path / "chat", "key")
+    save_model(*load_model(tmp_path / "chat"), tmp_path / "saved")
+    for value in (5, [{"name": "default"}], {"default": 5}):
+        (tmp_path / "chat/tokenizer_config.json").write_text(json.dumps({"chat_template": value}))
+        with pytest.raises(UserError, match=r"tokenizer_config\.json: "):
+            load_model(tmp_path / "chat")
+    for content in ("[]", '{"eos_token": "<absent>"}', '{"stops": "x"}'):
+        (tmp_path / "saved/chat.json").write_text(content)
+        with pytest.raises(UserError, match=r"chat\.json: "):
+            load_model(tmp_path / "saved")

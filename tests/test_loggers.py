@@ -59,7 +59,8 @@ def test_tensorboard_has_curves_settings_and_final_scores(logged: Path) -> None:
 
 
 def test_trackers_have_settings_rows_and_final_scores_but_no_secrets(text_file: Path, tmp_path: Path) -> None:
-    words = ("logger=[wandb,trackio]", "logger.wandb.offline=true", "logger.trackio.project=mine")
+    words = ["logger=[wandb,trackio]", "logger.wandb.offline=true", "logger.trackio.project=mine"]
+    words += ["prompts=['https://me:a_secret@host/a.txt?a_secret']"]
     assert finish(tiny(text_file, tmp_path, *words), partial(use_stand_ins, tmp_path)) == 0
     scores = result(tmp_path / "run")
     for library, project in (("wandb", "lm"), ("trackio", "mine")):
@@ -73,6 +74,7 @@ def test_trackers_have_settings_rows_and_final_scores_but_no_secrets(text_file: 
         assert {name: logged[-1][name] for name in FINAL} == {name: scores[name] for name in FINAL}
     files = [path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()]
     assert not any(b"a secret" in content for content in [*files, (tmp_path / "tracked").read_bytes()])
+    assert b"a_secret" not in (tmp_path / "tracked").read_bytes()
 
 
 def test_a_resumed_run_is_sent_once(text_file: Path, tmp_path: Path) -> None:

@@ -10,11 +10,14 @@ import torch
 from conftest import HEADS, SEQ, TEXT, TINY_RUN, as_nobody, small_disk, tiny
 from helpers.models import noisy
 from helpers.runs import composed
+from helpers.words import RUN
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 
 from lm.cli import export
 from lm.config import UserError
+from lm.config.identity import config_hash
+from lm.data.tokens import prepare
 from lm.data.vocabulary import byte_tokenizer, train_bpe
 from lm.formats.base import model_folder
 from lm.formats.card import write_card
@@ -22,6 +25,7 @@ from lm.formats.folder import load_model, save_model
 from lm.formats.weights import write_weights
 from lm.inference.generate import generate
 from lm.system.files import read_json, write_json
+from lm.training.init_from import pin_init_weights
 from lm.training.train import train
 
 BYTE = byte_tokenizer()
@@ -199,8 +203,32 @@ def test_the_card_says_what_the_run_says(
     assert "## Training" not in alone
 
 
+@pytest.mark.slow
+def test_the_words_of_a_card_give_its_run_and_it_names_what_that_started_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a text (1).txt").write_text(TEXT)
+    (tmp_path / "own.json").write_text(BPE.to_json())
+    short = ["trainer.max_steps=2", f"data.path={tmp_path}/a text (1).txt"]
+    asked = ["trainer=auto", "max_tokens=999", "loss=auto", "model.d_head=8", "data.val_fraction=0.2"]
+    runs = {
+        "base": [*TINY_RUN, *short, "head=untied", "checkpoint.best=true", "validation.every=1"],
+        "asked": [*TINY_RUN, *short, *asked, "tokenizer=file", f"tokenizer.path={tmp_path}/own.json"],
+        "tuned": [*RUN, *short, f"init_from={tmp_path}/base", "model.linear=lora", "optim=adamw"],
+    }
+    for name, words in runs.items():
+        result = train(composed(*words, f"run_dir={name}"))[1]
+        text = exported(name, f"{name}-out")
+        (block,) = re.findall(r"at hand under these names.*?```\n(.*?)```", text, re.DOTALL)
+        run = pin_init_weights(composed(*block.splitlines()))
+        data = prepare(run.data, run.tokenizer)
+        assert config_hash(run, data.hash, data.tokenizer.hash) == result["config_hash"], name
+        assert str(tmp_path) not in text
+    assert f"starting from the weights of `base ({result['init_from']['sha256'][:16]})`" in text
+
+
 def test_settings_of_a_stranger_have_a_card(tmp_path: Path) -> None:
-    write_card(
-        tmp_path, noisy(tiny(), "tied", 257), {"data": {"source": "hub"}, "base": {"sha256": 5}, "data_hash": ["x"]}, {}
-    )
+    settings = {"data": {"source": "hub"}, "init_record": {"sha256": 5}, "data_hash": ["x"]}
+    write_card(tmp_path, noisy(tiny(), "tied", 257), settings, {})
     assert "the weights of `None (5)`" in (tmp_path / "README.md").read_text()

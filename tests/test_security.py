@@ -6,19 +6,25 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import HEADS, ROOT, SEQ, TINY_RUN, tiny
+from conftest import HEADS, ROOT, SEQ, TINY_RUN, Outcome, tiny
 
 from lm.config import UserError
+from lm.config.checks import without_secrets
 from lm.data.vocabulary import byte_tokenizer
 from lm.inference.evaluate import Scores
 from lm.inference.generate import generate
 from lm.model.transformer import Transformer
 from lm.report.figures import shorten
 from lm.report.pages import render
+from lm.training.run_directory import default_directory
+from lm.training.train import train
+from tests.helpers.runs import composed
 
 PAGE = (ROOT / "SECURITY.md").read_text()
 SOURCES = sorted((ROOT / "lm").rglob("*.py"))
@@ -78,6 +84,43 @@ def test_no_text_in_a_report_steers_a_terminal() -> None:
     flags = {"running": False, "several_budgets": False, "with_regret": False}
     assert "\x1b" not in render("ablation.md.j2", title="b\x1b[31m", unit="", ci="", digits=3, **context, **flags)
     assert "\x1b" not in shorten("a\x1b[31m")
+
+
+@pytest.mark.parametrize(
+    ("text", "public"),
+    [
+        ("data.path=https://me:a%20b@host/a.txt?sig=x/y.z#w: not found", "data.path=https://host/a.txt: not found"),
+        ("(cannot read https://token@host:8/d, why?)", "(cannot read https://host:8/d, why?)"),
+        ("'x=s3://bucket/a@b.txt?versionId=1' seed=1", "'x=s3://bucket/a@b.txt' seed=1"),
+        ("zip://a.txt::https://me:pw@host/f.zip?x=1", "zip://a.txt::https://host/f.zip"),
+        ("hf://datasets/owner/name@main/a.txt, me@host, who?", "hf://datasets/owner/name@main/a.txt, me@host, who?"),
+    ],
+)
+def test_an_address_is_said_without_what_gives_access(text: str, public: str) -> None:
+    assert without_secrets({"a": [text, 1, None]}) == {"a": [public, 1, None]}
+    assert str(UserError(text)) == public
+
+
+@pytest.mark.slow
+def test_the_address_of_a_text_is_published_without_what_gives_access(
+    text_file: Path, tmp_path: Path, command: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By all that shows a run; config.yaml keeps it, for a resume reads it."""
+    monkeypatch.chdir(tmp_path)
+    run = composed(*TINY_RUN, "trainer.max_steps=1", f"data.path={text_file}", "run_dir=runs/a")
+    train(run)
+    secret = "https://me:PASSWORD@host/a.txt?sig=SIGNATURE"
+    config = tmp_path / "runs/a/config.yaml"
+    config.write_text(config.read_text().replace(str(text_file), secret))
+    (tmp_path / "runs/b").mkdir()
+    (tmp_path / "runs/b/config.yaml").write_text(config.read_text().replace("/a.txt", "/b.txt"))
+    said = [*command("runs", "csv=-"), *command("report", "run_dir=runs/a"), *command("evaluate", "run_dir=runs/a")]
+    said += [*command("export", "run_dir=runs/a", "output_dir=out"), str(command("runs"))]
+    said += [str(default_directory(replace(run, data=replace(run.data, path=secret)), "0" * 8))]
+    said += [Path(name).read_text() for name in ("runs/a/report.html", "out/README.md")]
+    assert not re.search("PASSWORD|SIGNATURE", "".join(map(str, said)))
+    assert "https://host/a.txt" in said[-1]
+    assert secret in config.read_text()
 
 
 def test_weights_that_are_no_numbers_neither_decode_nor_fail_a_score() -> None:

@@ -18,6 +18,7 @@ from lm.data.vocabulary import byte_tokenizer
 from lm.formats.folder import load_model, save_model
 from lm.formats.huggingface import export
 from lm.model import Transformer
+from lm.model.size import flops_per_token
 from lm.model.user_class import import_class
 from lm.training.optim import build_optimizer
 from tests.helpers.models import build, random_tokens
@@ -180,6 +181,76 @@ def test_a_linear_class_without_a_matrix_is_named_with_the_setting_that_needs_on
     for changes, setting in (({}, "model.residual_scale=1"), ({"previous_token_init": 1}, "previous_token_init=0")):
         with pytest.raises(UserError, match=rf"^model\.linear.*{setting}"):
             build(linear="torch.nn.Identity", **changes)
+
+
+WRONG = """
+import torch
+from torch import nn
+from lm import Linear
+from lm.model.transformer import NoPosition
+
+class Base(nn.Module):
+    def __init__(self, *_, **__): super().__init__()
+
+class Narrow(Base):
+    def forward(self, x): return x[..., :7]
+class Double(Base):
+    def forward(self, x): return x.double()
+class Pair(Base):
+    def forward(self, x): return x, x
+class Raises(Base):
+    def forward(self, x): raise KeyError("a\\nb")
+class NotBuilt(Base):
+    def __init__(self, *_, **__): raise KeyError("c")
+class Wide(Linear):
+    def __init__(self, n_in, n_out, bias=True): super().__init__(n_in, n_out + 1, bias)
+class Embeds(NoPosition):
+    def embed(self, x, positions): return x[None]
+class Rotates(NoPosition):
+    def rotation(self, positions): return None
+class Batched(NoPosition):
+    def embed(self, x, positions): return x + positions.float().outer(x[0, 0])
+"""
+OUTPUTS = [
+    ("ffn", "Narrow", "returned (1, 16, 7); expected (1, 16, 32)"),
+    ("norm", "Double", "returned torch.float64; expected torch.float32"),
+    ("linear", "Wide", "returned (1, 16, 33); expected (1, 16, 32)"),
+    ("ffn", "Pair", "returned tuple; expected a tensor (1, 16, 32)"),
+    ("norm", "Raises", ": forward fails on (1, 16, 32) (KeyError: 'a\\nb')"),
+    ("ffn", "NotBuilt", ": cannot be built (KeyError: 'c')"),
+    ("position", "Embeds", ".embed returned (1, 1, 16, 32); expected (1, 16, 32)"),
+    ("position", "Rotates", ": rotation fails on (1, 4, 16, 8) (TypeError: "),
+    ("position", "Batched", ": embed fails on (1, 16, 32) (RuntimeError: "),
+    ("position", "Pair", ": embed fails on (1, 16, 32) (AttributeError: "),
+]
+
+
+@each(("part", "name", "line"), OUTPUTS)
+def test_a_class_with_a_wrong_output_is_named_before_training(part: str, name: str, line: str, tmp_path: Path) -> None:
+    (tmp_path / "parts_of_mine.py").write_text(WRONG)
+    with pytest.raises(UserError) as caught:
+        flops_per_token(build(**{part: f"parts_of_mine.{name}"}))
+    assert line in str(caught.value)
+    assert str(caught.value).startswith(f"model.{part}=parts_of_mine.{name}")
+    if "returned" in line:
+        with torch.device("meta"), pytest.raises(UserError, match=r"returned"):
+            build(**{part: f"parts_of_mine.{name}"})
+
+
+def test_a_module_is_found_in_the_current_folder_and_a_folder_that_hides_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("elsewhere/shadow", "elsewhere/hidden", "here"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "here/shadow.py").write_text("from torch.nn import Linear\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "elsewhere"), *(path for path in sys.path if path)])
+    monkeypatch.chdir(tmp_path / "here")
+    assert import_class("model.linear", "shadow.Linear") is nn.Linear
+    for path, place in (("hidden.Linear", "elsewhere/hidden"), ("shadow.Absent", "here/shadow.py")):
+        with pytest.raises(UserError, match=f"^model.linear={path}: .*{tmp_path}/{place}"):
+            import_class("model.linear", path)
+    with pytest.raises(UserError, match=f"No module named 'nosuch' in {tmp_path}/here or on the path"):
+        import_class("model.linear", "nosuch.Linear")
 
 
 # --- the classes of the pages

@@ -12,7 +12,7 @@ import filelock
 
 from lm.config import UserError
 from lm.config.ablation import AblateConfig, Question
-from lm.config.checks import reading
+from lm.config.checks import reading, without_secrets
 from lm.config.identity import flat
 from lm.config.typed import build
 from lm.system.files import json_sha256, read_json, write_text
@@ -44,6 +44,9 @@ class ArmRecord:
     train_tokens: int
     val_tokens: int
     identity: dict[str, str]  # what decides a run beside its settings: hashes of text and code, device, precision
+
+    def __post_init__(self) -> None:  # the record is published with the report
+        self.overrides, self.settings = without_secrets(self.overrides), without_secrets(self.settings)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -101,6 +104,10 @@ class AblationRecord(Question):
     versions: dict[str, str] = field(default_factory=dict)
     seconds_per_step: dict[str, float] = field(default_factory=dict)  # by computation, code and machine
 
+    def __post_init__(self) -> None:
+        for key in ("overrides", "common", "base", "command"):
+            setattr(self, key, without_secrets(getattr(self, key)))
+
     def untuned(self) -> list[str]:
         """Arms whose tuning has not finished."""
         return [name for name, arm in self.arms.items() if self.tune.trials and not arm.tuned]
@@ -141,7 +148,7 @@ def default_dir(config: AblateConfig) -> Path:
     """ablations/ and the name; other overrides make another folder, whose name has some of them and ends in a hash."""
     if not (overrides := normalised(config.overrides)):
         return Path("ablations") / config.ablation.name
-    words = "-".join(re.sub(r"^[^=]*[.]|(?<==).*/", "", override) for override in overrides)
+    words = "-".join(re.sub(r"^[^=]*[.]|(?<==).*/", "", override) for override in without_secrets(overrides))
     plain = re.sub(r"[^\w.=+-]+", "_", words)[:MAX_OVERRIDES].strip("-_.")  # max_steps=300
     return Path("ablations") / f"{config.ablation.name}-{plain}-{json_sha256(overrides)[:8]}"
 
@@ -173,7 +180,7 @@ def existing_record(path: Path, config: AblateConfig) -> AblationRecord | None:
             raise UserError(f"output_dir={path}: holds no ablation; name a new or an empty folder")
         return None
     record, question = read_record(path), config.ablation
-    now = {"name": question.name, "metric": question.metric, "overrides": config.overrides}
+    now = {"name": question.name, "metric": question.metric, "overrides": without_secrets(config.overrides)}
     for key, value in now.items():
         before = getattr(record, key)
         is_same = normalised(before) == normalised(value) if key == "overrides" else before == value

@@ -24,6 +24,7 @@ from lm.cli.mistakes import kinds_of
 from lm.cli.tables import detail_tables, score_table
 from lm.cli.words import is_text, newest, split_words, with_run, with_text
 from lm.config import DataConfig, EvaluateConfig, RunConfig, TokenizerConfig, UserError
+from lm.config.checks import without_secrets
 from lm.data.paths import check_paths, is_url, listed, local_files
 from lm.formats.base import model_folder
 from lm.system.terminal import format_table
@@ -47,7 +48,7 @@ def score(config: EvaluateConfig) -> int:
     several, bar = config.texts is not None or pairs[0].run_dir != config.run_dir, sys.stderr.isatty()
     scores, failed = list[dict[str, Any]](), list[UserError]()
     for pair in tqdm(pairs, "texts", leave=False, disable=not bar or len(pairs) == 1):
-        text = "validation text" if pair.data is None else pair.data.path or pair.data.source
+        text = "validation text" if pair.data is None else without_secrets(pair.data.path or pair.data.source)
         try:
             scores.append({"run": pair.run_dir, "text": text, **evaluate_run(pair, bar)})
         except UserError as error:  # the others are scored all the same

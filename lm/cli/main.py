@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 
 import lm
 from lm.config import UserError
-from lm.config.checks import RESUMABLE
+from lm.config.checks import RESUMABLE, without_secrets
 from lm.config.identity import VERBS
 from lm.system.terminal import is_first_process, is_impatient, printable
 
@@ -144,7 +144,7 @@ def handle_exception(error: Exception, job: str = "") -> int:
     if line is not None or job:
         text = (line or f"{type(error).__name__}: {error}").strip()
         message = printable(re.sub(r"\s*\n\s*", " ", text))  # other spaces stay: they may be what a message is about
-        _print_error(f"error: {message}{f' (job: {printable(job)})' if job else ''}")
+        _print_error(without_secrets(f"error: {message}{f' (job: {printable(job)})' if job else ''}"))
     return code
 
 
@@ -195,7 +195,8 @@ def _resume_hint(error: BaseException) -> str:
     if RESUMABLE not in getattr(error, "__notes__", ()):
         return ""
     words = sys.orig_argv if sys.argv[0].endswith(".py") else [Path(sys.argv[0]).name, *sys.argv[1:]]
-    return f"; resume with: {shlex.join(word for word in words if word.lstrip('+').partition('=')[0] not in VERBS)}"
+    command = shlex.join(word for word in words if word.lstrip("+").partition("=")[0] not in VERBS)
+    return f"; resume with: {command}" if without_secrets(command) == command else "; the same command resumes it"
 
 
 def _print_error(line: str) -> None:
@@ -241,10 +242,10 @@ def job(task: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 class _Formatter(logging.Formatter):
-    """Messages may hold names from outside, which must not steer a terminal."""
+    """Messages may hold names from outside, which must not steer a terminal, and addresses, which may give access."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return printable(super().format(record))
+        return without_secrets(printable(super().format(record)))
 
 
 def configure_streams(world_size: int | None = None) -> None:

@@ -21,6 +21,7 @@ from lm.cli.mistakes import CONFIGS, command_line, kinds_of, no_such_key
 from lm.cli.tables import comparison, over_seeds, samples, summary
 from lm.cli.words import is_question, with_text
 from lm.config import RunConfig, UserError
+from lm.config.checks import without_secrets
 from lm.data.paths import check_paths
 from lm.system.terminal import format_table, is_first_process
 from lm.training.run_directory import RunDirectory
@@ -45,7 +46,9 @@ def program(config: DictConfig) -> float | None:
     path, result = train(run)
     if not is_first_process(run.trainer.world_size):
         return None
-    varied = [override for override in overrides if override.partition("=")[0] not in ("seed", "run_dir")]
+    varied = [
+        without_secrets(override) for override in overrides if override.partition("=")[0] not in ("seed", "run_dir")
+    ]
     finished.append((path.name, " ".join(varied) or "the defaults", result))
     print(format_table(summary(result)), f"\n{path}\n", sep="\n")
     asked = RunDirectory(path).read_config().get("prompts")  # of a run that was finished before, its own

@@ -2,6 +2,7 @@
 
 import csv
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,11 +10,33 @@ from typing import Any
 
 # What Python raises where the content of a file is not what its reader expects.
 DAMAGE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, csv.Error)
+# An address in a text: scheme, user and password, host and path, query. What follows it in a sentence is no part of it.
+ADDRESS = re.compile(
+    r"""([a-zA-Z][\w+.-]*://)(?:[^\s/?#'"]*@)?((?:(?!::)[^\s?'"])*)(?:\?[^\s'"]*?(?=[]:;,.)]*(?:$|[\s'"])))?"""
+)
 RESUMABLE = "the same command continues what is done already"  # a note of an exception that ends a run
+
+
+def without_secrets(value: Any) -> Any:
+    """Text, or lists and dicts of it, in which no address has a user, a password or a query, which may give access.
+
+    What is shown, sent or published passes through it. Only a run's config.yaml keeps an address as it was given.
+
+    >>> without_secrets("data.path=https://me:pw@host/a.txt?signature=x: not found")
+    'data.path=https://host/a.txt: not found'
+    """
+    if isinstance(value, str):
+        return ADDRESS.sub(r"\1\2", value) if "://" in value else value
+    if isinstance(value, list):
+        return [without_secrets(item) for item in value]
+    return {key: without_secrets(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 class UserError(ValueError):
     """A mistake that the user can correct, as one line: the key or file, what was found and what is expected."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(without_secrets(message))
 
 
 class Diverged(UserError):

@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,15 @@ MAX_GROWTH = 100  # characters that the steps of a tokenizer.json may make of on
 # Of a BPE model: each lets an id depend on more than one character.
 JOINING = ("merges", "ignore_merges", "fuse_unk", "continuing_subword_prefix", "end_of_word_suffix")
 PRE_TOKENIZERS = [json.loads(step.__getstate__()) for step in (CHARACTERS, BYTES)]
+
+
+@dataclass(slots=True, kw_only=True)
+class Chat:
+    """How a model was made to converse, in the words of its folder of transformers. Only an export reads it."""
+
+    templates: dict[str, str] = field(default_factory=dict)  # in Jinja, by name; most folders have one, `default`
+    eos_token: str | None = None  # ends a turn, if that is another than the end of a text
+    stops: list[int] = field(default_factory=list)  # ids at which generation ends too
 
 
 class Tokenizer:
@@ -70,6 +80,7 @@ class Tokenizer:
         self.begin_token = before if before in special else self.eot_token
         self.begin: int = backend.token_to_id(self.begin_token)  # type: ignore[assignment]
         self.stops = {self.eot, self.begin}  # ids at which generation ends
+        self.chat = Chat()
         self.vocab_size: int = backend.get_vocab_size()
         highest = max(backend.get_vocab().values())
         if highest >= self.vocab_size:

@@ -22,6 +22,11 @@ ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_tanh": "gelu_pytorch_tanh",
 }
+SYNONYMS = {  # other names in transformers, of the same functions
+    "swish": "silu",
+    "gelu_python": "gelu",
+    **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_accurate", "gelu_python_tanh"), "gelu_pytorch_tanh"),
+}
 SCALING = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 DISTINGUISHING = ("position", "qk_norm", "ffn", "norm", "bias")  # the order in which a message looks for the nearest
 

@@ -1,12 +1,17 @@
 """The model card of an exported folder: README.md, with the metadata that the Hugging Face Hub reads."""
 
 from collections.abc import Iterator
+from dataclasses import fields, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from lm.config.identity import flat, hashed_settings
+from lm.config import RunConfig
+from lm.config.checks import DAMAGE, without_secrets
+from lm.config.identity import PLACES, config_hash, flat, is_runtime
+from lm.config.typed import build
 from lm.data.ngram import ngram_figure
 from lm.model.size import n_params
 from lm.model.transformer import Transformer
@@ -24,8 +29,9 @@ SCORES = {  # of result.json: how they are called, their unit, and the name of t
 
 def write_card(folder: Path, net: Transformer, settings: dict[str, Any], result: dict[str, Any]) -> None:
     """Write README.md. `settings` and `result` are config.yaml and result.json of the run, empty if there are none."""
-    settings, title = flat(settings), folder.resolve().name
-    text, base = _text_of(settings), settings.get("base.sha256")
+    asked = _as_asked(settings)
+    settings, title = without_secrets(flat(settings)), folder.resolve().name
+    text, base = _text_of(settings), _base_of(settings)
     evaluations = [
         EvalResult("text-generation", "held-out", f"validation text of {text}", kind, result[key], metric_name=name)
         for key, (name, _, kind) in SCORES.items()
@@ -48,10 +54,10 @@ def write_card(folder: Path, net: Transformer, settings: dict[str, Any], result:
         "settings": settings,
         "result": result,
         "ngram": ngram_figure(result),
-        "base": f"{Path(str(settings.get('base.path'))).name} ({str(base)[:16]})" if base else None,
+        "base": base,
         "scores": [(name, result[key], unit) for key, (name, unit, _) in SCORES.items() if result],
         "facts": list(_facts(settings, result, text)) if settings else [],
-        "lines": _lines(settings, text),
+        "lines": _lines(settings | asked),
     }
     write_text(folder / "README.md", str(ModelCard(render("card.md.j2", **context))))
 
@@ -68,6 +74,7 @@ def _facts(settings: dict[str, Any], result: dict[str, Any], text: str) -> Itera
     """What the model was trained on and with. What is a hash is shown as code."""
     yield "text", text
     yield "hash of the text", str(settings.get("data_hash"))
+    yield "hash of the tokenizer", str(settings.get("tokenizer_hash"))
     if settings.get("data_revision"):
         yield "revision of the text", str(settings["data_revision"])
     if result:
@@ -77,9 +84,38 @@ def _facts(settings: dict[str, Any], result: dict[str, Any], text: str) -> Itera
         yield "packages", ", ".join(f"{name} {version}" for name, version in result["versions"].items())
 
 
-def _lines(settings: dict[str, Any], text: str) -> str:
-    """Every setting that decides the result, as it is typed, without the folders of this machine."""
-    own = {key: value for key, value in hashed_settings(settings).items() if value is not None}
-    own |= {key: Path(str(own[key])).name for key in own if key.endswith("path") and "://" not in str(own[key])}
-    own |= {"data.path": text} if "data.path" in own else {}
+def _base_of(settings: dict[str, Any]) -> str | None:
+    """The name of what a run started from, and the beginning of the hash of its weights."""
+    sha256 = settings.get("init_record.sha256") or settings.get("init_sha256")
+    path = settings.get("init_record.path") or settings.get("init_from")
+    return f"{Path(str(path)).name} ({str(sha256)[:16]})" if sha256 else None
+
+
+def _as_asked(settings: dict[str, Any]) -> dict[str, str]:
+    """What the machine decided of a run, as it was asked for: the words that give the run its hash."""
+    try:
+        content = {field.name: settings[field.name] for field in fields(RunConfig) if field.name in settings}
+        run: RunConfig = build(RunConfig, content)
+    except DAMAGE:  # of a stranger
+        return {}
+    trainer, hashes = run.trainer, (str(settings.get("data_hash")), str(settings.get("tokenizer_hash")))
+    devices = (trainer.accelerator, "auto", "gpu")
+    for words in product(devices, (trainer.precision, "auto"), (run.loss, "auto")):
+        decided = replace(trainer, accelerator=words[0], precision=words[1])
+        if config_hash(replace(run, trainer=decided, loss=words[2]), *hashes) == settings.get("config_hash"):
+            return dict(zip(("trainer.accelerator", "trainer.precision", "loss"), words, strict=True))
+    return {}
+
+
+def _lines(settings: dict[str, Any]) -> str:
+    """Every setting that decides the result, as `train` takes it, without the folders of this machine."""
+    not_typed = ("data_hash", "tokenizer_hash")  # of the text and the tokenizer, which `train` finds out
+    own = {key: value for key, value in settings.items() if not is_runtime(key) and key not in not_typed}
+    if settings.get("init_from"):
+        own = {"init_from": settings["init_from"]} | own
+        own.pop("tokenizer.path", None)  # it is that of init_from
+    local = [key for key in ("init_from", *PLACES) if own.get(key) and "://" not in str(own[key])]
+    own |= {
+        key: Path(str(own[key])).name for key in local if settings.get("data.source") != "hub" or key != "data.path"
+    }
     return "\n".join(f"{key}={to_override_value(value)}" for key, value in own.items())

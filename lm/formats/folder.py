@@ -11,6 +11,7 @@ from lm.config import UserError, foreign_classes
 from lm.config.checks import error_prefix
 from lm.data.tokenizer import Tokenizer, load_tokenizer
 from lm.formats.base import model_folder, read_settings
+from lm.formats.chat import read_chat, save_chat
 from lm.formats.pretrained import load_pretrained
 from lm.formats.settings import TOKENIZER, WEIGHTS, ModelSettings
 from lm.formats.weights import read_weights, write_weights
@@ -30,6 +31,7 @@ def save_model(net: Transformer, tokenizer: Tokenizer, folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     write_weights(folder / WEIGHTS, saved_state(net))
     write_text(folder / TOKENIZER, tokenizer.to_json())
+    save_chat(tokenizer.chat, folder)
     settings = ModelSettings(
         vocab_size=net.vocab_size,
         seq_len=net.seq_len,
@@ -61,6 +63,7 @@ def load_model(run_dir: str | Path, trust: bool = False) -> tuple[Transformer, T
         if sha256(folder / name) != right:
             raise UserError(f"{folder / name}: damaged, its bytes do not match config.json")
     tokenizer = load_tokenizer(folder / TOKENIZER)
+    read_chat(folder, tokenizer)
     with error_prefix(str(folder / "config.json")):
         try:
             net = _read_net(folder / WEIGHTS, settings)

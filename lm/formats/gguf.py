@@ -2,22 +2,26 @@
 
 import json
 from dataclasses import replace
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lm.config import ModelConfig, UserError
 from lm.data.tokenizer import BYTES, Tokenizer
 from lm.formats.architectures import ARCHITECTURES, Architecture, architecture_of
+from lm.formats.chat import template_list
 from lm.formats.huggingface import matrices, new_folder
+from lm.formats.weights import check_finite
 from lm.model.transformer import RoPE, Transformer
 from lm.system.files import atomic_file
 
 FILE = "model.gguf"
 KINDS = [row for row in ARCHITECTURES if row.model_type in ("llama", "qwen3")]
-NORMAL, CONTROL, UNUSED = 1, 3, 5  # of llama.cpp's types of tokens
+NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # of llama.cpp's types of tokens
 
 
 def export_gguf(net: Transformer, tokenizer: Tokenizer, output_dir: str | Path, dtype: str = "f32") -> str:
@@ -41,7 +45,10 @@ def export_gguf(net: Transformer, tokenizer: Tokenizer, output_dir: str | Path, 
         chosen = gguf.GGMLQuantizationType["F32" if tensor.ndim == 1 else dtype.upper() if in_blocks else "F16"]
         gguf_name = names.get_name(name, (".weight", ".bias"))
         assert gguf_name is not None, name
-        writer.add_tensor(gguf_name, gguf.quantize(tensor.numpy(), chosen), raw_dtype=chosen)
+        with np.errstate(over="ignore", invalid="ignore"):
+            values = gguf.quantize(tensor.numpy(), chosen)
+            check_finite(name, gguf.dequantize(values, chosen), dtype)
+        writer.add_tensor(gguf_name, values, raw_dtype=chosen)
     if net.config.rope_scaling is not None:
         writer.add_tensor("rope_freqs.weight", _rope_factors(net).numpy())
     with new_folder(output_dir) as folder, atomic_file(folder / FILE) as file:
@@ -98,13 +105,14 @@ def _rope_factors(net: Transformer) -> Tensor:
 
 def _vocabulary(tokenizer: Tokenizer, rows: int) -> dict[str, Any]:
     """Tokens, their types and the merges. Raises UserError unless llama.cpp splits a text as the tokenizer does."""
-    layout = json.loads(tokenizer.to_json())
+    layout, chat = json.loads(tokenizer.to_json()), tokenizer.chat
     model, gpt2 = layout["model"], json.loads(BYTES.__getstate__())
     if layout["normalizer"] or layout["pre_tokenizer"] != gpt2 or model.get("ignore_merges") or not model.get("merges"):
         raise UserError("format=gguf: this tokenizer cannot be carried; expected a BPE of this project (tokenizer=bpe)")
     words = {number: (word, NORMAL) for word, number in model["vocab"].items()}
+    _check_added([token for token in layout["added_tokens"] if not token["special"]])
     for token in layout["added_tokens"]:
-        words[token["id"]] = token["content"], CONTROL if token["special"] else NORMAL
+        words[token["id"]] = token["content"], CONTROL if token["special"] else USER_DEFINED
     words |= {number: (f"<unused{number}>", UNUSED) for number in range(len(words), rows)}
     tokens, types = zip(*(words[number] for number in range(rows)), strict=True)
     return {
@@ -117,4 +125,24 @@ def _vocabulary(tokenizer: Tokenizer, rows: int) -> dict[str, Any]:
         "token_list": tokens,
         "token_types": types,
         "token_merges": [" ".join(pair) for pair in model["merges"]],
+        **({"eot_token_id": tokenizer.backend.token_to_id(chat.eos_token)} if chat.eos_token else {}),
+        **({"chat_template": template_list(chat)} if chat.templates else {}),
     }
+
+
+def _check_added(tokens: list[dict[str, Any]]) -> None:
+    """Raise UserError for added tokens that llama.cpp would find elsewhere in a text than the tokenizer does.
+
+    It looks for the longest one in the whole text first, the tokenizer for the one that begins first.
+    """
+    for token in tokens:
+        for flag in ("lstrip", "rstrip", "single_word"):
+            if token[flag]:
+                raise UserError(f"format=gguf: the added token {token['content']!r} has {flag}=true; expected false")
+    words = [token["content"] for token in tokens]
+    for first, second in permutations(words, 2):
+        for k in range(1, len(first)) if len(first) <= len(second) else ():
+            text = first + second[k:]  # they overlap by k characters, and no longer one begins where `first` does
+            longer = (word for word in words if len(word) > len(second) or word == second)
+            if first.endswith(second[:k]) and not any(map(text.startswith, longer)):
+                raise UserError(f"format=gguf: the added tokens {first!r} and {second!r} overlap in {text!r}")

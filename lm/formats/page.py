@@ -17,6 +17,7 @@ from tokenizers import pre_tokenizers
 from lm.config import UserError
 from lm.data.tokenizer import Tokenizer
 from lm.formats.huggingface import new_folder
+from lm.formats.weights import check_finite
 from lm.model.size import n_params
 from lm.model.transformer import RoPE, Transformer
 from lm.report.pages import render
@@ -93,8 +94,7 @@ def _tensors(net: Transformer, dtype: str) -> Iterator[tuple[str, str, Markup]]:
         chosen = "f32" if tensor.ndim == 1 else dtype
         with np.errstate(over="ignore"):
             values = tensor.detach().cpu().numpy().astype({"f16": "<f2", "f32": "<f4"}[chosen])
-        if not np.isfinite(values).all():
-            raise UserError(f"dtype={chosen}: {name} has numbers beyond it; expected finite ones, up to 65,504 in f16")
+        check_finite(name, values, chosen)
         yield name, chosen, Markup(base64.b64encode(values.tobytes()).decode())
 
 

@@ -5,7 +5,7 @@ No code of the folder and no pickle is used.
 
 import hashlib
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -14,14 +14,14 @@ from typing import Any
 import torch
 
 from lm.config import HeadConfig, ModelConfig, UserError
-from lm.config.checks import reading
 from lm.config.typed import build
 from lm.data.tokenizer import EOT_NAMES, Tokenizer, load_tokenizer
-from lm.formats.architectures import ACTIVATIONS, ARCHITECTURES, SCALING, Architecture
+from lm.formats.architectures import ACTIVATIONS, ARCHITECTURES, SCALING, SYNONYMS, Architecture
+from lm.formats.chat import NAMES, eos_name, read_names, read_published_chat
 from lm.formats.settings import TOKENIZER, ModelSettings
 from lm.formats.weights import Weights
 from lm.model.transformer import Transformer
-from lm.system.files import read_json, sha256
+from lm.system.files import sha256
 
 NEUTRAL: dict[str, object] = {  # keys that change what a model computes, with the value of a model that we have
     "use_sliding_window": False,
@@ -33,7 +33,6 @@ NEUTRAL: dict[str, object] = {  # keys that change what a model computes, with t
     "add_cross_attention": False,
     "quantization_config": None,
 }
-NAMES = "tokenizer_config.json"  # says which token is which
 UNTIED = HeadConfig(name="untied_from_embedding", kind="untied_from_embedding", head_lr_multiplier=1.0)
 OPTIONS: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
@@ -59,7 +58,7 @@ def pretrained_settings(folder: Path, model_type: Any) -> ModelSettings:
 
 def load_pretrained(folder: Path, settings: ModelSettings) -> tuple[Transformer, Tokenizer]:
     """The model and the tokenizer of the folder, on the CPU in fp32. Raises UserError naming key or file."""
-    tokenizer = load_tokenizer(folder / TOKENIZER, _eot_name(folder))
+    tokenizer = load_tokenizer(folder / TOKENIZER, eos_name(read_names(folder)))
     with _transformers(folder) as transformers:
         if tokenizer.eot_added:
             usual = ", ".join(EOT_NAMES)
@@ -88,7 +87,7 @@ def load_pretrained(folder: Path, settings: ModelSettings) -> tuple[Transformer,
         architecture = next(row for row in ARCHITECTURES if row.name == settings.architecture)
         net.load_state_dict(_our_weights(net, model.state_dict(), architecture), assign=True)
     ends = model.generation_config.eos_token_id  # a chat model may end its turn by another token than a text
-    tokenizer.stops |= {*(ends if isinstance(ends, list) else [ends])} - {None}
+    read_published_chat(folder, tokenizer, {*(ends if isinstance(ends, list) else [ends])} - {None})
     return net.eval(), tokenizer
 
 
@@ -142,8 +141,8 @@ def _model_config(config: Any, architecture: Architecture) -> ModelConfig:
     values: dict[str, Any] = {key: choices[0] for key, choices in architecture.accepts.items()}
     values |= {key: getattr(config, name, None) for key, name in architecture.keys.items() if key != "seq_len"}
     ffns: Any = architecture.accepts["ffn"]  # silu is SwiGLU's activation in one architecture, and the FFN's in another
-    activations: dict[Any, str] = {ACTIVATIONS[ffn]: ffn for ffn in ffns} | {"gelu_new": "gelu_tanh"}
-    if (ffn := activations.get(values["ffn"])) not in ffns:
+    activations: dict[Any, str] = {ACTIVATIONS[ffn]: ffn for ffn in ffns}
+    if (ffn := activations.get(SYNONYMS.get(values["ffn"], values["ffn"]))) is None:
         raise UserError(f"{architecture.keys['ffn']}={values['ffn']}: is not supported in {architecture.name}")
     values["ffn"] = ffn
     if values["position"] == "rope":
@@ -171,12 +170,3 @@ def _our_weights(net: Transformer, weights: Weights, architecture: Architecture)
         parts = torch.split(tensor, [len(parameters[own_name]) for own_name in own_names])
         renamed |= {own_name: part.contiguous() for own_name, part in zip(own_names, parts, strict=True)}
     return renamed
-
-
-def _eot_name(folder: Path) -> str | None:
-    """The end-of-text token that tokenizer_config.json names, if there is such a file and it names one."""
-    with suppress(OSError, UserError), reading(folder / NAMES):
-        name = read_json(folder / NAMES).get("eos_token")
-        name = name.get("content") if isinstance(name, dict) else name
-        return name if isinstance(name, str) else None
-    return None

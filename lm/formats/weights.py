@@ -4,10 +4,12 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from lm.config import UserError
 from lm.system.files import atomic_file
 
 Weights = dict[str, Tensor]
@@ -57,3 +59,9 @@ def read_weights(path: Path, expected: Mapping[str, Tensor]) -> Weights:
         if shapes[0] != shapes[1]:
             raise ValueError(f"{name}: {path.name} has the shape {shapes[0]}, the settings give {shapes[1]}")
     return {name: tensor.to(expected[name].dtype, copy=True) for name, tensor in stored.items()}
+
+
+def check_finite(name: str, values: np.ndarray, dtype: str) -> None:
+    """Raise UserError if numbers of a tensor have become infinite in the dtype of an export."""
+    if not np.isfinite(values).all():
+        raise UserError(f"dtype={dtype}: {name} has numbers beyond it; expected finite ones, up to 65,504 in f16")

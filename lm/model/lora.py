@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from lm.config import ModelConfig
 from lm.model.linear import Linear
-from lm.model.user_class import import_class
+from lm.model.user_class import construct
 
 
 def projection(config: ModelConfig, name: str) -> Callable[..., nn.Module]:
@@ -17,7 +17,7 @@ def projection(config: ModelConfig, name: str) -> Callable[..., nn.Module]:
     """
     if name in config.adapted:
         return partial(LoRALinear, rank=config.rank, alpha=config.alpha)
-    return Linear if config.linear in ("linear", "lora") else import_class("model.linear", config.linear)
+    return Linear if config.linear in ("linear", "lora") else partial(construct, "model.linear", config.linear)
 
 
 class LoRALinear(Linear):

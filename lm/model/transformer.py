@@ -20,7 +20,7 @@ from lm.model.head import HEADS, Embedding
 from lm.model.init import initialise, named_seed
 from lm.model.kernels import rms_norm
 from lm.model.lora import freeze_base, projection
-from lm.model.user_class import import_class
+from lm.model.user_class import check_classes, construct
 
 # --- norms
 
@@ -47,7 +47,8 @@ def build_norm(width: int, config: ModelConfig) -> nn.Module:
     """The norm that model.norm names. A class of the user's own is called as cls(width, eps=...)."""
     if config.norm in NORMS:
         return NORMS[config.norm](width, config)
-    return import_class("model.norm", config.norm)(width, eps=config.norm_eps)
+    module: nn.Module = construct("model.norm", config.norm, width, eps=config.norm_eps)
+    return module
 
 
 # --- positions
@@ -230,7 +231,7 @@ class Block(nn.Module):
         self.attn_norm = build_norm(config.d_model, config)
         self.attn = Attention(config, layer)
         self.ffn_norm = build_norm(config.d_model, config)
-        self.ffn = (FFN if config.ffn in ACTIVATIONS else import_class("model.ffn", config.ffn))(config)
+        self.ffn = FFN(config) if config.ffn in ACTIVATIONS else construct("model.ffn", config.ffn, config)
         self.dropout = _dropout(config)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
@@ -286,7 +287,7 @@ class Transformer(nn.Module):
             torch.default_generator.manual_seed(named_seed(seed, name))  # for what the constructor draws
             return cls(*args)
 
-        position: type[NoPosition] = POSITIONS.get(config.position) or import_class("model.position", config.position)
+        position = POSITIONS.get(config.position) or partial(construct, "model.position", config.position)
         block = BLOCKS[config.norm_order]
         device = "meta" if torch.get_default_device().type == "meta" else "cpu"
         with torch.device(device), torch.random.fork_rng(devices=[]):
@@ -298,6 +299,7 @@ class Transformer(nn.Module):
             self.head = build("head", HEADS[head.kind], head, vocab_size, config.d_model)
         if device != "meta":
             initialise(self, seed)
+        check_classes(self)
         freeze_base(self)
 
     def hidden_states(self, tokens: Tensor, positions: Tensor | None = None, cache: KVCache | None = None) -> Tensor:

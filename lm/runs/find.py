@@ -12,6 +12,7 @@ from tqdm import tqdm
 from lm.ablation.record import FILE
 from lm.ablation.run_files import RunFiles
 from lm.config import UserError
+from lm.config.checks import without_secrets
 from lm.config.identity import flat, hashed_settings
 from lm.training.run_directory import RunDirectory
 
@@ -82,7 +83,7 @@ def newest_run(folder: Path, finished: bool = True) -> Path | None:
 def read_run(path: Path, name: str) -> FoundRun:
     place, files = RunDirectory(path), RunFiles(path.absolute())
     try:
-        settings, result = flat(place.read_config()), place.read_result()
+        settings, result = without_secrets(flat(place.read_config())), place.read_result()
         if "data_hash" not in settings:
             raise UserError(f"{place.config}: not what train wrote (data_hash is missing)")
         if result is not None:

@@ -9,6 +9,7 @@ import torch
 
 from lm.config import RunConfig, UserError
 from lm.config.run import TIED_MATRICES
+from lm.data.tokenizer import Chat
 from lm.data.tokens import TextData
 from lm.formats.base import agrees, read_base
 from lm.formats.folder import load_model
@@ -30,8 +31,8 @@ def pin_init_weights(run: RunConfig) -> RunConfig:
     return run if run.init_sha256 else replace(run, init_sha256=read_base(run.init_from).sha256)
 
 
-def load_init_weights(net: Transformer, run: RunConfig, data: TextData) -> dict[str, Any]:
-    """Give `net` the weights that `run.init_from` names; returns where they came from, for result.json.
+def load_init_weights(net: Transformer, run: RunConfig, data: TextData) -> tuple[dict[str, Any], Chat]:
+    """Give `net` the weights that `run.init_from` names; returns where they came from, for result.json, and its chat.
 
     On the first process the record has the loss on the validation batches of `run` before the first step and, if the
     head is another one, before its conversion. Raises UserError for other weights than run.init_sha256, another model
@@ -51,7 +52,7 @@ def load_init_weights(net: Transformer, run: RunConfig, data: TextData) -> dict[
     copy_weights(net, loaded, run.init_tied_matrix)
     record = base.record(run.init_from)
     if not is_first_process(run.trainer.world_size):
-        return record
+        return record, tokenizer.chat
 
     record["val_loss"] = _val_loss(net, run, data)
     message = f"starts from {run.init_from}, with a validation loss of {record['val_loss']:.4f}"
@@ -61,7 +62,7 @@ def load_init_weights(net: Transformer, run: RunConfig, data: TextData) -> dict[
         record["val_loss_before_conversion"] = _val_loss(loaded, run, data)
         message += f" ({record['val_loss_before_conversion']:.4f} before its head became {run.head.name})"
     log.info("%s", message)
-    return record
+    return record, tokenizer.chat
 
 
 def _val_loss(net: Transformer, run: RunConfig, data: TextData) -> float:

@@ -2,6 +2,7 @@
 
 import csv
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -13,7 +14,7 @@ from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only  # type: ignore[attr-defined]
 
 from lm.config import RunConfig, UserError
-from lm.config.checks import reading
+from lm.config.checks import reading, without_secrets
 from lm.config.identity import flat
 from lm.data.tokens import TextData
 from lm.inference.evaluate import Scores
@@ -75,8 +76,9 @@ def trackers(run: RunConfig, folder: Path, settings: dict[str, Any], resume_step
         for name, options in asdict(run.logger).items():
             if options is not None:
                 try:
-                    logger = TRACKERS[name](folder, **options, **own.get(name, {}))
-                    logger.log_hyperparams(flat(settings))
+                    with _public_command_line():
+                        logger = TRACKERS[name](folder, **options, **own.get(name, {}))
+                        logger.log_hyperparams(without_secrets(flat(settings)))
                 except Exception as error:  # each library has its own
                     message = (str(error) or type(error).__name__).splitlines()[0]
                     raise UserError(f"logger={name}: {message}") from error
@@ -90,12 +92,22 @@ def trackers(run: RunConfig, folder: Path, settings: dict[str, Any], resume_step
                 logger.experiment.finish()
 
 
+@contextmanager
+def _public_command_line() -> Iterator[None]:
+    """W&B sends the command line too when a run begins."""
+    typed, sys.argv = sys.argv, without_secrets(sys.argv)
+    try:
+        yield
+    finally:
+        sys.argv = typed
+
+
 def log_result(loggers: list[Logger], settings: dict[str, Any], result: dict[str, Any]) -> None:
     """The final scores, under their names in result.json."""
     scores, step = {key: result[key] for key in FINAL}, result["steps"]
     for logger in loggers:
         if isinstance(logger, TensorBoardLogger):
-            logger.log_hyperparams(flat(settings), scores, step)  # its HParams take both together
+            logger.log_hyperparams(without_secrets(flat(settings)), scores, step)  # its HParams take both together
         else:
             logger.log_metrics(scores, step)
 

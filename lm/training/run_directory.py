@@ -10,7 +10,7 @@ import filelock
 import yaml
 
 from lm.config import RunConfig, UserError
-from lm.config.checks import RESUMABLE, reading
+from lm.config.checks import RESUMABLE, reading, without_secrets
 from lm.config.identity import differences
 from lm.system.files import read_csv, read_json, read_json_lines, read_yaml, remove_partial, write_text
 
@@ -27,7 +27,7 @@ def default_directory(run: RunConfig, config_hash: str) -> Path:
 
     A run of that hash is found under any name: its text may have had another one.
     """
-    text = Path(run.data.path.rstrip("/")).stem if run.data.path else run.data.source
+    text = Path(without_secrets(run.data.path).rstrip("/")).stem if run.data.path else run.data.source
     tokens = f"{run.tokenizer.kind}{run.tokenizer.vocab_size or ''}"
     shape = f"{run.model.n_layers}x{run.model.d_model}"
     name = f"{text[:40]}-{tokens}-{shape}-{run.head.name}-seed{run.seed}-{config_hash[:8]}"

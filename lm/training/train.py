@@ -22,8 +22,10 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from lm.config import Diverged, RunConfig, UserError
 from lm.config.identity import PLACES, RESOLVED, config_hash, flat, without_verbs
+from lm.data.tokenizer import Chat
 from lm.data.tokens import TextData, prepare
 from lm.formats.adapter import merged, save_adapter
+from lm.formats.chat import save_chat
 from lm.formats.folder import save_model
 from lm.inference.evaluate import Scores, evaluate
 from lm.model.transformer import Transformer
@@ -137,9 +139,9 @@ def _fit(run: RunConfig, directory: RunDirectory, settings: dict[str, Any], data
     if resume and run.trainer.precision == "64-true":  # Lightning restores the weights in fp32
         advice = "checkpoint.resume=false trains it anew, trainer.precision=32-true is a run that can be resumed"
         raise UserError(f"trainer.precision=64-true: {resume} cannot be resumed exactly; {advice}")
-    net = build_model(run, data.tokenizer.vocab_size, data.tokenizer.eot)
+    net, chat = build_model(run, data.tokenizer.vocab_size, data.tokenizer.eot), Chat()
     if run.init_from and not resume:
-        settings["init_record"] = load_init_weights(net, run, data)
+        settings["init_record"], chat = load_init_weights(net, run, data)
     size = size_of(net, run)  # a class that cannot be built without memory fails here, not at the end
 
     with ExitStack() as stack:
@@ -153,6 +155,7 @@ def _fit(run: RunConfig, directory: RunDirectory, settings: dict[str, Any], data
             if run.init_from:  # resuming does not need the loaded run
                 directory.model.mkdir(exist_ok=True)
                 write_text(directory.model / "tokenizer.json", data.tokenizer.to_json())
+                save_chat(chat, directory.model)
             metrics = MetricsFile(directory.metrics, step_of(resume))
             length = f"{run.steps:,} steps" if run.max_minutes is None else f"{run.max_minutes:g} minutes"
             memory = f"at least {least_bytes(run, data.tokenizer.vocab_size) / 1e6:,.0f} MB of memory"
