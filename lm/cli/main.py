@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 import lm
 from lm.config import UserError
 from lm.config.checks import RESUMABLE
-from lm.config.identity import VERBS
+from lm.config.identity import is_verb
 from lm.system.terminal import is_first_process, is_impatient, printable
 
 COMMANDS = {
@@ -193,7 +193,7 @@ def _resume_hint(error: BaseException) -> str:
     if RESUMABLE not in getattr(error, "__notes__", ()):
         return ""
     words = sys.orig_argv if sys.argv[0].endswith(".py") else [Path(sys.argv[0]).name, *sys.argv[1:]]
-    return f"; resume with: {shlex.join(word for word in words if word.lstrip('+').partition('=')[0] not in VERBS)}"
+    return f"; resume with: {shlex.join(word for word in words if not is_verb(word))}"
 
 
 def _print_error(line: str) -> None:
