@@ -455,26 +455,28 @@ def test_a_killed_worker_is_started_again_and_one_that_is_always_killed_is_recor
 @pytest.mark.slow
 @needs_proc
 @pytest.mark.parametrize(
-    ("signum", "code", "is_training"),
+    ("signums", "code", "is_training"),
     [
-        (signal.SIGINT, 130, True),
-        pytest.param(signal.SIGTERM, 143, True, marks=pytest.mark.nightly),
-        pytest.param(signal.SIGINT, 130, False, marks=pytest.mark.nightly),
+        ([signal.SIGINT], 130, True),
+        ([signal.SIGTERM, signal.SIGHUP], 143, True),
+        pytest.param([signal.SIGHUP], 129, True, marks=pytest.mark.nightly),
+        pytest.param([signal.SIGTERM], 143, True, marks=pytest.mark.nightly),
+        pytest.param([signal.SIGINT], 130, False, marks=pytest.mark.nightly),
     ],
 )
 def test_an_interrupt_saves_every_run_and_says_how_to_go_on(
-    lab: Lab, signum: int, code: int, is_training: bool
+    lab: Lab, signums: list[int], code: int, is_training: bool
 ) -> None:
+    """Also where its process group has the signals, as a terminal, systemd and Slurm send them."""
     process = driver(lab, "trainer.max_steps=9000", "checkpoint.every=100000", stderr=subprocess.PIPE)
     assert process.stderr
     while "to go, as measured" not in (line := process.stderr.readline()):
         assert line
     if is_training:
         wait_for_runs(lab, 2, 5)
-    if signum == signal.SIGINT:
-        os.killpg(process.pid, signum)  # as a terminal does
-    else:
-        process.send_signal(signum)
+    for signum in signums:
+        (process.send_signal if signums == [signal.SIGTERM] else partial(os.killpg, process.pid))(signum)
+        time.sleep(0.05)
     _, err = process.communicate(timeout=120)
     assert process.returncode == code
     assert "Traceback" not in err
@@ -517,5 +519,6 @@ def test_exit_codes_of_the_command(lab: Lab, instantly: Instantly, command: Any)
     assert (code, "0 done" in out, made, lab.out.exists()) == (0, True, [], False)
     code, out, _ = command("ablate", *words, "exit_code=verdict")
     assert (code, out.count("failed: cells/")) == (1, 2)
+    assert command("ablate", *words, "plan_only=true", "data.verify=true")[0] == 0, "the same ablation"
     assert command("report", "output_dir=out")[:2] == (0, out)
     assert command("report", "output_dir=.", "json=true")[:2] == (2, ""), "of one ablation"

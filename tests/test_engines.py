@@ -8,9 +8,7 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib.util import find_spec
@@ -19,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT, Script
+from conftest import Script
 
 from lm.ablation.execute import execute
 from lm.ablation.executors import EXECUTORS, Executor, LocalExecutor, job_parameters
@@ -160,36 +158,6 @@ def test_a_run_starts_though_the_server_of_processes_is_killed_at_that_moment(co
     executor = LocalExecutor(AblateConfig(ablation=question()), tmp_path)
     assert sorted(executed(runs, executor)) == sorted(run.run_dir for run in runs)
     assert [run.files.read().status for run in runs] == ["done", "done"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "shutdown", [[signal.SIGTERM], [signal.SIGHUP], [signal.SIGTERM, signal.SIGHUP], [signal.SIGINT, signal.SIGTERM]]
-)
-def test_the_runs_of_an_ablation_whose_process_group_is_shut_down_save_their_steps(
-    shutdown: list[signal.Signals], corpus: Path, tmp_path: Path
-) -> None:
-    """As systemd, Slurm and a closed terminal do it. A worker has the signal from its driver as well."""
-    words = [
-        "ablation=smoke",
-        *SMALL,
-        "tokenizer.vocab_size=null",
-        f"data.path={corpus}",
-        "output_dir=out",
-        "workers=2",
-    ]
-    words += ["trainer.max_steps=100000", "checkpoint.every=100000"]
-    line = [sys.executable, str(ROOT / "scripts/ablate.py"), *words]
-    process = subprocess.Popen(line, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    cells = tmp_path / "out/cells"
-    wait_for(lambda: sum(RunFiles(path).steps() > 5 for path in cells.glob("*-*[0-9a-f]")) == 2, 200)
-    for signum in shutdown:
-        os.killpg(process.pid, signum)
-        time.sleep(0.05)
-    _, errors = process.communicate(timeout=100)
-    assert process.returncode == 128 + shutdown[0], errors
-    assert len([*cells.glob("*/checkpoints/step-*.ckpt")]) == 2
-    assert len([*cells.glob("*/model/model.safetensors")]) == 2
 
 
 def test_a_node_that_lacks_what_runs_need_is_named(planned: list[RunSpec], tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from lm.cli.words import is_question, with_text
 from lm.config import RunConfig, UserError
 from lm.config.ablation import AblateConfig
 from lm.config.checks import reading
+from lm.config.identity import is_verb
 from lm.data.paths import check_paths
 
 SCHEMA = AblateConfig
@@ -43,6 +44,7 @@ def program(config: DictConfig) -> None:
     ablation = to_dataclass(config, overrides, AblateConfig)
     runs = compose_arms(ablation.ablation, ablation.overrides, arm)
     base = compose_base(ablation.ablation, ablation.overrides, runs, arm)
+    ablation.overrides = [word for word in ablation.overrides if not is_verb(word)]
     if "ablation" not in map(key_of, overrides):
         default = HydraConfig.get().runtime.choices["ablation"]  # whatever ablation.name calls it
         print(f"ablation={default} is the default; --help lists the others", file=sys.stderr, flush=True)
@@ -53,7 +55,8 @@ def program(config: DictConfig) -> None:
     from lm.cli.report import print_results, verdict_code
 
     start = command_prefix("ablate")
-    command = shlex.join([*start, *sys.argv[2 if start[-1] == "ablate" else 1 :]])  # for the record
+    words = sys.argv[2 if start[-1] == "ablate" else 1 :]
+    command = shlex.join([*start, *(word for word in words if not is_verb(word))])  # for the record
     file = sys.stdout if ablation.plan_only and not ablation.json else sys.stderr
 
     def on_plan(plan: Plan) -> None:

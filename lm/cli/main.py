@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 import lm
 from lm.config import UserError
 from lm.config.checks import RESUMABLE, without_secrets
-from lm.config.identity import VERBS
+from lm.config.identity import is_verb
 from lm.system.terminal import is_first_process, is_impatient, printable
 
 COMMANDS = {
@@ -46,7 +46,7 @@ DISK_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 MACHINE = (*DISK_FULL, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOLCK, errno.EOPNOTSUPP)
 failed_jobs: list[int] = []  # exit codes, of a sweep
 signals: list[int] = []  # those that have arrived
-arrivals: list[float] = []  # when, by the monotonic clock
+first_signal_at = 0.0  # when the first of them did, by the monotonic clock
 
 
 def main(command: str | None = None) -> NoReturn:
@@ -81,9 +81,11 @@ def _warn_of_another_checkout(beside: Path) -> None:
 
 
 def _on_signal(signum: int, _: Any) -> None:
+    global first_signal_at
     signals.append(signum)
-    arrivals.append(time.monotonic())
-    if len(arrivals) > 1 and not is_impatient(signum, arrivals[-1] - arrivals[0]):
+    if len(signals) == 1:
+        first_signal_at = time.monotonic()
+    elif not is_impatient(signum, time.monotonic() - first_signal_at):
         return  # what the first one has begun, such as to let runs save their checkpoints, goes on
     raise KeyboardInterrupt if signum == signal.SIGINT else SystemExit(128 + signum)
 
@@ -195,7 +197,7 @@ def _resume_hint(error: BaseException) -> str:
     if RESUMABLE not in getattr(error, "__notes__", ()):
         return ""
     words = sys.orig_argv if sys.argv[0].endswith(".py") else [Path(sys.argv[0]).name, *sys.argv[1:]]
-    command = shlex.join(word for word in words if word.lstrip("+").partition("=")[0] not in VERBS)
+    command = shlex.join(word for word in words if not is_verb(word))
     return f"; resume with: {command}" if without_secrets(command) == command else "; the same command resumes it"
 
 

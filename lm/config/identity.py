@@ -48,6 +48,11 @@ def without_verbs(settings: dict[str, Any]) -> dict[str, Any]:
     return rest
 
 
+def is_verb(word: str) -> bool:
+    """Whether a word of a command line is asked of that command only."""
+    return word.lstrip("+").partition("=")[0] in VERBS
+
+
 @cache
 def is_runtime(key: str) -> bool:
     return any(key == name or key.startswith(f"{name}.") for name in RUNTIME)
