@@ -5,6 +5,7 @@ import json
 import math
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -167,6 +168,11 @@ def test_a_run_is_described_whatever_became_of_it(folder: Path, tmp_path: Path) 
     assert described_run("alone", folder / "tied/model")["status"] == "model"
     (tmp_path / "config.yaml").write_text("[[")
     assert described_run("torn", tmp_path)["status"] == "broken"
+    shutil.copytree(folder / "tied", tmp_path / "nan")
+    (tmp_path / "nan/result.json").write_text(json.dumps(result(folder / "tied") | {"val_loss": math.nan}))
+    (tmp_path / "nan/metrics.csv").write_text("step,tokens,val/loss\n1,9,2.5\n2,18,inf\n3,27,nan\n")
+    row = described_run("nan", tmp_path / "nan")
+    assert (row["val_loss"], row["curve"]) == (None, [(9.0, 2.5)])
 
 
 # --- the server
@@ -228,6 +234,22 @@ def test_a_wrong_request_gets_a_line(
     assert answered == status
     assert content.count("\n") <= 1
     assert status == 501 or json.loads(content)["error"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "line"),
+    [
+        ("/prompt", "null", "a question is a JSON object, found None"),
+        ("/text", [], "a question is a JSON object, found []"),
+        ("/prompt", {"runs": ["tied"], "prompt": "a\ud800"}, "'\\ud800'"),
+        ("/text", {"runs": ["tied"], "text": "\udfff"}, "'\\udfff'"),
+        ("/embeddings", {"runs": ["tied"], "token": "\ud83d"}, "'\\ud83d'"),
+    ],
+)
+def test_the_line_says_what_was_wrong(server: LookServer, path: str, body: Any, line: str) -> None:
+    error = json.loads(ask(server, "POST", path, body)[1])["error"]
+    assert line in error
+    assert "tokenizer=" not in error
 
 
 def test_the_page_may_run_no_script_but_its_own_and_names_no_other_place(server: LookServer) -> None:

@@ -29,7 +29,7 @@ from lm.cli.mistakes import (
     wrong_value,
 )
 from lm.config import RunConfig, UserError, require
-from lm.config.checks import error_prefix, expanded, reading
+from lm.config.checks import error_prefix, expanded, reading, refuse, together
 from lm.config.identity import PLACES, is_runtime, without_verbs
 from lm.config.model import CLASSES
 from lm.config.typed import build
@@ -226,9 +226,10 @@ def _with_init_from(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
             differing[f"tokenizer.{key}"] = base.typed.get(key, value)
     if config.init_sha256 not in (None, base.sha256):
         differing["init_sha256"] = base.sha256
-    for key, value in differing.items():
-        shown, has = to_override_value(OmegaConf.select(config, key)), to_override_value(value)
-        raise UserError(f"{key}={shown}: init_from={path} has {has}; leave it out")
+    with together():
+        for key, value in differing.items():
+            shown, has = to_override_value(OmegaConf.select(config, key)), to_override_value(value)
+            refuse(f"{key}={shown}: init_from={path} has {has}; leave it out")
     config.tokenizer.update(tokenizer)
     config.init_sha256 = base.sha256
     return config

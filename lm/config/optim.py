@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from lm.config.checks import UserError, require, require_choice, require_min
+from lm.config.checks import refuse, require, require_choice, require_min, together
 
 OPTIMIZERS = ("adamw", "muon")
 DECAYS = ("cosine", "linear", "constant")
@@ -29,6 +29,7 @@ class OptimConfig:
     decay_fraction: float = 1.0  # the last fraction of the run, over which the learning rate decays
     final_lr_fraction: float = 0.0  # the learning rate at which the decay ends, as a fraction of lr (or adam_lr)
 
+    @together()
     def __post_init__(self) -> None:
         require_choice("optim.name", self.name, OPTIMIZERS)
         require_choice("optim.decay", self.decay, DECAYS)
@@ -37,7 +38,7 @@ class OptimConfig:
         require(self.ns_steps is None or 1 <= self.ns_steps <= 7, f"optim.ns_steps={self.ns_steps}", "1 to 7")
         for key in ("adam_lr", "momentum", "ns_steps"):
             if (self.name == "muon") != (getattr(self, key) is not None):
-                raise UserError(f"optim.{key}={getattr(self, key)}: expected with optim=muon, and only there")
+                refuse(f"optim.{key}={getattr(self, key)}: expected with optim=muon, and only there")
         require(0 <= (self.momentum or 0) < 1, f"optim.momentum={self.momentum}", "from 0 to below 1")
         are_factors = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
         require(are_factors, f"optim.betas={self.betas}", "two numbers from 0 to below 1")

@@ -3,7 +3,16 @@
 import math
 from dataclasses import dataclass, field
 
-from lm.config.checks import UserError, expand_paths, require, require_choice, require_min, require_seed
+from lm.config.checks import (
+    UserError,
+    expand_paths,
+    refuse,
+    require,
+    require_choice,
+    require_min,
+    require_seed,
+    together,
+)
 from lm.config.data import DataConfig, TokenizerConfig
 from lm.config.model import HeadConfig, ModelConfig
 from lm.config.optim import OptimConfig
@@ -34,6 +43,7 @@ class TrainerConfig:
     detect_anomaly: bool = False  # stop at the operation whose gradient is NaN; slow
     profiler: str | None = None  # simple, advanced or pytorch: a table of times at the end
 
+    @together()
     def __post_init__(self) -> None:
         require_choice("trainer.accelerator", self.accelerator, ("auto", "cpu", "gpu", "cuda", "mps"))
         require_choice("trainer.strategy", self.strategy, STRATEGIES)
@@ -141,6 +151,7 @@ class RunConfig:
     compile: bool = False  # torch.compile: faster in long runs, see docs/performance.md
     run_dir: str | None = None  # null: runs/, under a name that ends in the hash of this configuration
 
+    @together()
     def __post_init__(self) -> None:
         expand_paths("", self, "run_dir", "init_from")
         require_choice("loss", self.loss, LOSSES)
@@ -151,9 +162,9 @@ class RunConfig:
         self._check_length()
         micro_batches, size = self.trainer.accumulate_grad_batches, self.data.batch_size
         if size % micro_batches:
-            raise UserError(f"trainer.accumulate_grad_batches={micro_batches}: does not divide data.batch_size={size}")
+            refuse(f"trainer.accumulate_grad_batches={micro_batches}: does not divide data.batch_size={size}")
         if self.optim.ema and self.trainer.precision == "bf16-true":
-            raise UserError(f"optim.ema={self.optim.ema}: bf16-true rounds its small steps away; use bf16-mixed")
+            refuse(f"optim.ema={self.optim.ema}: bf16-true rounds its small steps away; use bf16-mixed")
         is_lora = self.model.linear == "lora"
         if is_lora or self.trainer.world_size > 1:
             where = "with model.linear=lora" if is_lora else "on several devices"
@@ -175,7 +186,7 @@ class RunConfig:
         for key, is_used in (("best", self.checkpoint.best), ("patience", self.checkpoint.patience is not None)):
             if is_used and not 0 < every < self.steps:
                 reason = f"validation.every={every} gives a run of {self.steps} steps no validation"
-                raise UserError(f"checkpoint.{key}: {reason}; choose validation.every below the steps")
+                refuse(f"checkpoint.{key}: {reason}; choose validation.every below the steps")
         if self.checkpoint.patience is not None:
             require(self.diagnostics.every == 0, f"diagnostics.every={self.diagnostics.every}", "0 with patience")
 

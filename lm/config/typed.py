@@ -22,7 +22,7 @@ def build(kind: Any, value: Any, key: str = "") -> Any:
     is_record = is_dataclass(kind)
     expected = dict if is_record else origin or kind
     if type(value) is not expected:
-        raise UserError(f"{key}: expected {expected.__name__}, found {value!r:.60}")
+        raise UserError(f"{key}: expected {expected.__name__}, found {value!r:.60}".removeprefix(": "))
     content: Any = value  # of that type, which mypy cannot follow
     if is_record:
         hints = _hints(kind)

@@ -135,6 +135,8 @@ class Tokenizer:
         except UserError:
             raise
         except Exception as error:  # tokenizers raises bare Exception
+            if surrogate := re.search("[\ud800-\udfff]", "".join(texts)):
+                raise UserError(f"a text has {surrogate[0]!r}, half of a character; expected UTF-8") from error
             vocabulary = self.backend.get_vocab()
             missing = next((c for text in texts for c in text if c not in vocabulary), None)
             if missing is None:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -297,6 +298,7 @@ def described_run(name: str, path: Path) -> dict[str, Any]:
         chosen = {i * (len(losses) - 1) // (MAX_POINTS - 1) for i in range(MAX_POINTS if len(losses) else 0)}
         points = [(float(losses.index[i]), float(losses.iloc[i])) for i in sorted(chosen)]
     scores = {key: run.result.get(key) for key in ("val_loss", "val_bpb", "n_params")}
+    scores = {key: None if isinstance(value, float) and not isfinite(value) else value for key, value in scores.items()}
     status = {"status": run.status, "note": run.note}
     if run.status == "broken" and has_model:
         status = {"status": "model", "note": "a model without a record of its training"}
