@@ -25,18 +25,19 @@ import xxhash
 
 from lm.config import DataConfig, TokenizerConfig, UserError
 from lm.config.data import TABLES
-from lm.data.encoding import chunks, decoded, encode, sample
+from lm.data.encoding import chunks, decoded, decoded_documents, encode, lost, sample
 from lm.data.sources import Source, only_file, open_source, open_sources
 from lm.data.text import Text, overlap, progress, published, read, split
 from lm.data.tokenizer import Tokenizer, load_tokenizer
 from lm.data.vocabulary import build_tokenizer
-from lm.system.files import json_sha256, read_json, sha256, sync_folder, write_json, write_text
+from lm.system.files import json_sha256, read_json, sha256, sync_folder, temporary_file, write_json, write_text
 
-FORMAT = 5  # of the folder; a change causes folders to be built again
+FORMAT = 6  # of the folder; a change causes folders to be built again
 FILES = ("train.bin", "val.bin", "tokenizer.json")
 SELECTING = ("source", "column", "rows", "sha256", "max_bytes")  # settings that decide which text is read
 MIN_OVERLAP = 0.001  # of the validation text: so much of it is training text as well before it is said
-CHUNK = 1 << 20  # tokens that are looked at at a time
+CHUNK = 1 << 20  # tokens that are looked at at a time; even
+NPY = b"\x93NUMPY"  # what a file of numpy.save begins with
 BASELINE_BYTES = 1 << 24  # zlib and lzma are measured on the first bytes of the text
 LOCK_SECONDS = 2.0  # of waiting for another process before it is said
 
@@ -55,15 +56,28 @@ class TextData:
     hash: str  # of the text, and of its split where that is not decided by data.val_fraction alone
     revision: str | None = None  # the commit on the Hub that the text was read from
 
+    @property
+    def n_targets(self) -> int:
+        """How many tokens of the validation text are scored: all after the first, but those that are no text."""
+        targets, unscored = self.val[1:], self.tokenizer.unscored
+        if unscored is None:
+            return len(targets)
+        return sum(int(np.count_nonzero(targets[i : i + CHUNK] != unscored)) for i in _chunks(targets))
+
     def documents(self) -> np.ndarray:
         """Where the documents of the training text begin, (n,): at its first token, and at each end-of-text token."""
-        starts = range(0, len(self.train), CHUNK)  # it may exceed memory
+        starts = _chunks(self.train)  # it may exceed memory
         places = [start + np.flatnonzero(self.train[start : start + CHUNK] == self.tokenizer.eot) for start in starts]
         return np.union1d([0], np.concatenate(places))
 
 
-def prepare(config: DataConfig, tokenizer: TokenizerConfig, quiet: bool = True) -> TextData:
-    """Open the tokens of a text, which are built if they do not exist. Raises UserError for unusable text."""
+def prepare(
+    config: DataConfig, tokenizer: TokenizerConfig, quiet: bool = True, trained: Path | None = None
+) -> TextData:
+    """Open the tokens of a text, which are built if they do not exist. Raises UserError for unusable text.
+
+    `trained`: the tokenizer.json of a run with these settings, with which they are built in place of training BPE anew.
+    """
     sources = open_sources(config)
     held_out = [config.val_fraction, config.val_max_bytes] if len(sources) == 1 else None
     identity: dict[str, Any] = {"format": FORMAT, "held_out": held_out, **asdict(tokenizer)}
@@ -75,6 +89,8 @@ def prepare(config: DataConfig, tokenizer: TokenizerConfig, quiet: bool = True) 
         note = "is added, because it has no usual end-of-text token" if own.eot_added else "is its end-of-text token"
         log.info("tokenizer.path=%s: %s %s; %d tokens", tokenizer.path, own.eot_token, note, own.vocab_size)
     folder = Path(config.cache_dir).expanduser() / "tokens" / json_sha256(identity)[:16]
+    if trained is not None and tokenizer.kind == "bpe" and not folder.exists():
+        return prepare(config, TokenizerConfig(kind="file", vocab_size=None, path=str(trained)), quiet)
     if config.verify or not _is_whole(folder):
         with _locked(folder):
             if config.verify or not _is_whole(folder):  # another process may have built it meanwhile
@@ -102,8 +118,8 @@ def encode_whole(config: DataConfig, tokenizer: Tokenizer, quiet: bool = True) -
     """The tokens (n,) of a whole text, in a file that has no name, and the number of bytes of the text."""
     cache = Path(config.cache_dir).expanduser() / "tokens"
     cache.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=cache, prefix="evaluated-") as name, tempfile.TemporaryFile(dir=name) as file:
-        text = _read(open_source(config), Path(name, "text"), config, quiet)
+    with temporary_file(cache / "text") as (_, path), tempfile.TemporaryFile(dir=cache) as file:
+        text = _read(open_source(config), path, config, quiet)
         for ids in encode(tokenizer, text.whole(), "encoding", quiet):
             file.write(ids.data)
         file.flush()
@@ -164,8 +180,7 @@ def _write_encoded(
     baselines = compressed_bits_per_byte((block for block, _ in val.blocks()), val.n_bytes, quiet)
     for text in texts:
         text.path.unlink()
-    dtype = "uint16" if tokenizer.vocab_size <= 1 << 16 else "uint32"
-    meta = {"dtype": dtype, "hash": data_hash, "val_bytes": val.n_bytes, "overlap": overlap(train, val)}
+    meta = {"dtype": tokenizer.dtype, "hash": data_hash, "val_bytes": val.n_bytes, "overlap": overlap(train, val)}
     _write_meta(folder, tokenizer, meta | {"baselines": baselines})
 
 
@@ -179,17 +194,45 @@ def _write_given(
         needs = "data=tokens needs the tokenizer that made them: tokenizer=file tokenizer.path=FILE, a tokenizer.json"
         raise UserError(f"tokenizer={settings.kind}: {needs}")
     tokenizer, paths = load_tokenizer(Path(settings.path)), [only_file(source) for source in sources]
+    _, val = (_given_ids(path, tokenizer, settings.path) for path in paths)
     for name, path in zip(("train", "val"), paths, strict=True):
-        if path.stat().st_size % 2:
-            raise UserError(f"{path}: has an odd number of bytes; expected token ids of two bytes each (uint16)")
-        ids = _mapped(path, "uint16")
-        highest = max((int(ids[i : i + CHUNK].max()) for i in range(0, len(ids), CHUNK)), default=0)
-        if highest >= tokenizer.vocab_size:
-            raise UserError(f"{path}: has the token {highest}, but {settings.path} has {tokenizer.vocab_size} tokens")
         os.symlink(path.resolve(), folder / f"{name}.bin")
-    text, data_hash = tokenizer.decode(_mapped(paths[1], "uint16")).encode(), json_sha256([*map(sha256, paths)])
-    meta = {"dtype": "uint16", "hash": data_hash, "val_bytes": len(text), "overlap": None}
-    _write_meta(folder, tokenizer, meta | {"baselines": compressed_bits_per_byte([text], len(text), quiet)})
+    if tokenizer.unknown is not None and any((val[i : i + CHUNK] == tokenizer.unknown).any() for i in _chunks(val)):
+        raise UserError(
+            f"{paths[1]}: has the token {tokenizer.unknown}, which stands for text that {settings.path} lacks,"
+            " so bits per byte would be wrong"
+        )
+    if (probe := lost(tokenizer)) is not None:
+        example = f"{probe!r} comes back as {tokenizer.decode(tokenizer.encode(probe))!r}"
+        log.warning("%s: bits per byte are of the text as the tokenizer leaves it (%s)", settings.path, example)
+    if not (n_bytes := sum(len(text.encode()) for text in decoded_documents(tokenizer, val))):
+        raise UserError(f"{paths[1]}: its tokens have no text; expected the tokens of the validation text")
+    blocks = (text.encode() for text in decoded_documents(tokenizer, val))
+    baselines = compressed_bits_per_byte(blocks, n_bytes, quiet)
+    meta = {"dtype": tokenizer.dtype, "hash": json_sha256([*map(sha256, paths)]), "val_bytes": n_bytes, "overlap": None}
+    _write_meta(folder, tokenizer, meta | {"baselines": baselines})
+
+
+def _given_ids(path: Path, tokenizer: Tokenizer, name: str) -> np.ndarray:
+    """The ids (n,) of a file, of the integer type that its vocabulary needs. Raises UserError if it has another one."""
+    width = np.dtype(tokenizer.dtype).itemsize
+    expected = f"expected flat token ids of {tokenizer.dtype}: ids.astype({tokenizer.dtype!r}).tofile(FILE)"
+    with open(path, "rb") as file:
+        if file.read(len(NPY)) == NPY:
+            raise UserError(f"{path}: is a file of numpy.save; {expected}")
+    if path.stat().st_size % width:
+        raise UserError(f"{path}: its size is no multiple of {width} bytes; {expected}")
+    ids = _mapped(path, tokenizer.dtype)
+    if len(ids) > 3 and not any(ids[i + 1 : i + CHUNK : 2].any() for i in _chunks(ids)):
+        raise UserError(f"{path}: every second {tokenizer.dtype} is 0, as if an id took {2 * width} bytes; {expected}")
+    highest = max((int(ids[i : i + CHUNK].max()) for i in _chunks(ids)), default=0)
+    if highest >= tokenizer.vocab_size:
+        raise UserError(f"{path}: has the token {highest}, but {name} has {tokenizer.vocab_size} tokens; {expected}")
+    return ids
+
+
+def _chunks(ids: np.ndarray) -> range:
+    return range(0, len(ids), CHUNK)
 
 
 def _write_meta(folder: Path, tokenizer: Tokenizer, meta: dict[str, Any]) -> None:

@@ -116,7 +116,8 @@ class Diagnostics(StepCallback):
         row |= zip(GRADIENTS, self.gradients.tolist(), strict=True)
         if step == run.steps:  # the validation split costs more than all else
             by_target = NLLByTarget(net.vocab_size)
-            evaluate(module.scored, module.data.val, run.data.seq_len, run.data.batch_size, measures=[by_target])
+            data, shape = module.data, (run.data.seq_len, run.data.batch_size)
+            evaluate(module.scored, data.val, *shape, measures=[by_target], unscored=data.tokenizer.unscored)
             row |= _means("loss", by_target.total_nll, by_target.counts, self.bands)
         for name, rows in (("embedding_norm", net.embed.matrix()), ("head_norm", net.head.matrix(net.embed.weight))):
             row |= _means(name, rows.float().norm(dim=1).cpu().numpy(), np.ones(len(rows)), self.bands)
