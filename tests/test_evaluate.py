@@ -8,8 +8,10 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,20 +20,25 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from conftest import ROOT, TEXT
+from tokenizers import Tokenizer as Backend
+from tokenizers.processors import TemplateProcessing
 
 from lm.cli.evaluate import score
 from lm.config import DataConfig, DiagnosticsConfig, EvaluateConfig, TokenizerConfig, UserError
 from lm.data.batches import IGNORED
 from lm.data.paths import listed
 from lm.data.tokenizer import Tokenizer
+from lm.data.vocabulary import byte_tokenizer
 from lm.formats.folder import load_model, save_model
 from lm.formats.huggingface import export
 from lm.inference.details import BINS, Calibration, Details
 from lm.inference.evaluate import evaluate_run
 from lm.model import Transformer
 from lm.training.train import train
-from tests.helpers.runs import short_run
+from tests.helpers.runs import PROCESSES, result, short_run
+from tests.helpers.runs import rows as rows_of
 
 PLAIN = ["loss", "perplexity", "bpb", "top1", "tokens", "bytes"]
 
@@ -67,6 +74,61 @@ def test_bits_per_byte_are_of_the_bytes_and_not_of_the_tokens(place: Path) -> No
     assert (scores["bytes"], scores["tokens"]) == (2000, len(tokenizer.encode(TEXT[:2000])))
     assert scores["bpb"] == pytest.approx(scores["loss"] / math.log(2) * scores["tokens"] / 2000)
     assert scores["tokens"] < 1500
+
+
+def test_what_only_begins_a_text_is_not_scored(tmp_path: Path) -> None:
+    """As <|begin_of_text|> of Llama 3 after end of text: both stand before each document."""
+    backend, begin = Backend.from_str(byte_tokenizer().to_json()), "<|begin_of_text|>"
+    backend.add_special_tokens([begin])
+    backend.post_processor = TemplateProcessing(single=f"{begin} $A", special_tokens=[(begin, 257)])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    rows = [f"def f{i}(x): return {i}" for i in range(40)]
+    for name, part in (("train", rows), ("val", rows[:9])):
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(json.dumps({"text": row}) for row in part))
+    run = short_run(tmp_path / "train.jsonl", tmp_path / "run", diagnostics=DiagnosticsConfig(every=20))
+    run.tokenizer = TokenizerConfig(kind="file", vocab_size=None, path=str(tmp_path / "tokenizer.json"))
+    run.data = replace(run.data, source="json", val_path=str(tmp_path / "val.jsonl"))
+    train(run)
+    own = evaluate_run(asked(tmp_path, run_dir=f"{tmp_path}/run", details=True))
+    net, tokenizer = load_model(tmp_path / "run")
+    n_bytes = len("".join(rows[:9]))
+    assert (own["bytes"], own["tokens"]) == (n_bytes, n_bytes + 8), "and end of text of all documents but the first"
+    ids = torch.tensor([token for row in rows[:9] for token in (0, 257, *tokenizer.encode(row))])
+    windows = [ids[i : i + net.seq_len + 1] for i in range(0, len(ids) - 1, net.seq_len)]
+    nll = torch.cat([F.cross_entropy(net(w[None, :-1])[0], w[1:], reduction="none")[w[1:] != 257] for w in windows])
+    assert own["loss"] == pytest.approx(nll.mean().item(), rel=1e-5)
+    *_, last = rows_of(tmp_path / "run")
+    scores = result(tmp_path / "run")
+    assert (scores["val_tokens"], scores["val_bytes"]) == (n_bytes + 8, n_bytes)
+    assert scores["val_bpb"] == pytest.approx(own["bpb"]) == pytest.approx(float(last["val/bpb"]))
+    text = DataConfig(source="json", path=str(tmp_path / "val.jsonl"))
+    assert evaluate_run(asked(tmp_path, run_dir=f"{tmp_path}/run", data=text))["bpb"] == pytest.approx(own["bpb"])
+    assert sum(row["tokens"] for row in own["by_frequency"]) == sum(row["tokens"] for row in own["calibration"])
+    assert sum(row["tokens"] for row in own["calibration"]) == own["tokens"]
+
+
+def test_a_run_whose_cache_is_gone_is_scored_with_its_own_tokenizer(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = evaluate_run(asked(place))
+    shutil.move(place / "cache", tmp_path / "cache")
+    monkeypatch.setattr("lm.data.vocabulary.train_bpe", None)
+    assert evaluate_run(asked(place)) == expected
+
+
+def stop_in_the_middle(place: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lm.data.tokens.encode", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        evaluate_run(asked(place, data=DataConfig(source="text", path=f"{place}/one.txt", cache_dir=f"{place}/killed")))
+
+
+def test_what_a_killed_evaluation_left_goes_with_the_next_one(place: Path) -> None:
+    process = PROCESSES.Process(target=stop_in_the_middle, args=(place,))
+    process.start()
+    process.join()
+    assert [path.stat().st_size for path in (place / "killed/tokens").iterdir()] == [2000]
+    evaluate_run(asked(place, data=DataConfig(source="text", path=f"{place}/one.txt", cache_dir=f"{place}/killed")))
+    assert not list((place / "killed/tokens").iterdir())
 
 
 # --- calibration

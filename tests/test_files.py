@@ -1,5 +1,6 @@
 """Files that are whole, whatever fails while they are written."""
 
+import errno
 import os
 import signal
 import sys
@@ -9,7 +10,9 @@ from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
+import numpy as np
 import pytest
+from conftest import small_disk
 
 from lm.config import UserError
 from lm.config.checks import reading
@@ -69,12 +72,33 @@ def test_what_a_killed_process_left_is_removed_and_what_is_being_written_stays(t
     for name, age in (("young", 0), ("old", 2 * STALE_SECONDS)):
         (tmp_path / f".partial-anothermachine-1-{name}").touch()
         os.utime(tmp_path / f".partial-anothermachine-1-{name}", (0, time.time() - age))
+    (left,) = tmp_path.glob(".partial-*-killed")
     with atomic_file(tmp_path / "report.md") as file:
+        assert not left.exists()
         file.write(b"whole")
-        assert len([*tmp_path.glob(".partial-*")]) == 4
+        with atomic_file(tmp_path / "other.md"):
+            assert len([*tmp_path.glob(".partial-*")]) == 4
         remove_partial(tmp_path)
     assert (tmp_path / "report.md").read_text() == "whole"
     assert [path.name for path in tmp_path.glob(".partial-*")] == [".partial-anothermachine-1-young"]
+
+
+def test_an_error_names_the_file_and_the_disk_whatever_raises_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.bin"
+    with pytest.raises(OSError, match="No space left") as caught, small_disk(), atomic_file(path) as file:
+        np.zeros(10_000).tofile(file)  # its error has no number
+    assert (caught.value.errno, caught.value.filename, os.listdir(tmp_path)) == (errno.ENOSPC, str(path), [])
+
+    def read_only(*given: object, **options: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), "temporary")
+
+    monkeypatch.setattr("builtins.open", read_only)
+    monkeypatch.setattr(Path, "unlink", read_only)
+    with pytest.raises(OSError, match="Read-only") as caught, atomic_file(path):
+        pass
+    assert caught.value.filename == str(path)
 
 
 def write_with_faults(folder: Path, kind: str) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,11 @@ from hypothesis import strategies as st
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as Backend
 
-from lm.config import TokenizerConfig, UserError
+from lm.config import DataConfig, TokenizerConfig, UserError
 from lm.data import encoding
 from lm.data.encoding import encode, sample
 from lm.data.tokenizer import EOT, Tokenizer, load_tokenizer
+from lm.data.tokens import prepare
 from lm.data.vocabulary import build_tokenizer, byte_tokenizer, char_tokenizer, train_bpe
 from tests.helpers.texts import stored
 
@@ -241,6 +243,18 @@ def test_truncation_and_ordinary_end_of_text_in_a_given_file_are_corrected(tmp_p
     assert tokenizer.eot not in tokenizer.encode(SPELLED)
 
 
+@pytest.mark.parametrize("dropout", [0.1, 1.0, 0.0])
+def test_dropout_in_a_given_file_is_switched_off(
+    dropout: float, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    content = json.loads(WHOLE)
+    content["model"]["dropout"] = dropout
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    tokenizer = [load_tokenizer(tmp_path / "tokenizer.json") for _ in range(3)][-1]
+    assert {tuple(tokenizer.encode(TEXT)) for _ in range(3)} == {tuple(BPE.encode(TEXT))}
+    assert (tokenizer.hash == BPE.hash, len(caplog.messages)) == ((True, 1) if dropout else (False, 0))
+
+
 TWICE: dict[str, Any] = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
 MARK = {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "_"}, {**TWICE, "content": "b"}]}
 
@@ -300,6 +314,55 @@ def llama_3() -> Backend:
     template = processors.TemplateProcessing(single=f"{begin} $A", special_tokens=[(begin, backend.token_to_id(begin))])
     backend.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=False), template])
     return backend
+
+
+def metaspace(scheme: str) -> Backend:
+    """The same, where a pre-tokenizer puts ▁ before the text, if it does."""
+    layout = json.loads(llama_2().to_str())
+    step = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": False}
+    ends = [{"type": "ByteFallback"}, step, {"type": "Fuse"}]
+    changes = {"normalizer": None, "pre_tokenizer": step, "decoder": {"type": "Sequence", "decoders": ends}}
+    return Backend.from_str(json.dumps(layout | changes))
+
+
+MAKERS = {
+    "gpt_2": lambda: BPE.backend,
+    "llama_2": llama_2,
+    "llama_3": llama_3,
+    **{scheme: partial(metaspace, scheme) for scheme in ("always", "first", "never")},
+}
+
+
+def test_a_text_that_is_cut_before_a_space_is_refused_with_the_cure(tmp_path: Path) -> None:
+    part = stored(tmp_path, [("name", " x = 1")]).whole()
+    with pytest.raises(UserError, match=r"^tokenizer: loses part of the text.* data\.val_path"):
+        list(encode(Tokenizer(metaspace("always")), part))
+
+
+@pytest.mark.parametrize("left_out", ["eot", "begin", None])
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_tokens_that_were_made_elsewhere_have_the_bytes_of_their_documents(
+    make: Callable[[], Backend], left_out: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `data=json` of the same documents has, also where a document is decoded in many pieces."""
+    make().save(str(tmp_path / "tokenizer.json"))
+    tokenizer = load_tokenizer(tmp_path / "tokenizer.json")
+    rows = ["x = 1", "naïve 日本語 🙂 f(x)" * 50, "a", "two  words\n"] * 10
+    (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps({"text": row}) for row in rows))
+    (tmp_path / "train.jsonl").write_text(json.dumps({"text": "x = 1\n" * 20}))
+    own = TokenizerConfig(kind="file", vocab_size=None, path=f"{tmp_path}/tokenizer.json")
+    settings = {"seq_len": 8, "cache_dir": f"{tmp_path}/cache"}
+    paths = {"path": f"{tmp_path}/train.jsonl", "val_path": f"{tmp_path}/rows.jsonl"}
+    expected = prepare(DataConfig(source="json", **paths, **settings), own)
+    for name in ("train", "val"):
+        ids = np.asarray(getattr(expected, name))
+        if left_out is not None and tokenizer.begin != tokenizer.eot:
+            ids = ids[ids != getattr(tokenizer, left_out)]
+        ids.tofile(tmp_path / f"{name}.bin")
+    monkeypatch.setattr(encoding, "IDS", 7)
+    paths = {"path": f"{tmp_path}/train.bin", "val_path": f"{tmp_path}/val.bin"}
+    data = prepare(DataConfig(source="tokens", **paths, **settings), own)
+    assert (data.val_bytes, data.baselines) == (len("".join(rows).encode()), expected.baselines)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,10 @@
 """A source becomes one text, which is split by rules, then token files that are complete, current and lossless."""
 
+import base64
 import hashlib
+import io
 import itertools
+import json
 import os
 import re
 import shutil
@@ -26,6 +29,7 @@ from lm.data import text as module
 from lm.data.batches import TrainingStream
 from lm.data.encoding import chunks, decoded, encode
 from lm.data.text import excess, overlap, read, split
+from lm.data.tokenizer import load_tokenizer
 from lm.data.tokens import encode_whole, prepare
 from lm.data.vocabulary import byte_tokenizer, char_tokenizer, train_bpe
 from tests.helpers.runs import PROCESSES, wait_for
@@ -34,8 +38,10 @@ from tests.helpers.texts import Listed, documents, stored, texts
 BYTE, BPE = TokenizerConfig(kind="byte", vocab_size=None), TokenizerConfig(vocab_size=300)
 CHAR = TokenizerConfig(kind="char", vocab_size=None)
 BREAKS = "".join(f"ab {i}\n\n  c\t\r\n d\x1c\n\x85\nf(x);\n" for i in range(30))
+WORDS = ["a", "b;", "()", "é", "1", "s", "'", "_", "你", "。"]  # between which ByteLevel ends a word, or not
 SPACES = ["\n", "\n\n", " ", "    ", " \n", "\t", "\r\n", "\x0b", "\x1c", "\x85", "\xa0", "\u2028", "\u3000"]
-TRAINED = train_bpe([BREAKS, *(f"a{space}{other}b" * 20 for space in SPACES for other in SPACES)], 330)
+PAIRS_OF_WORDS = [f"{word}{other}a1" * 20 for word in WORDS for other in WORDS]
+TRAINED = train_bpe([BREAKS, *(f"a{space}{other}b" * 20 for space in SPACES for other in SPACES), *PAIRS_OF_WORDS], 400)
 
 
 PAIRS = st.lists(st.tuples(st.text(max_size=5), st.text(min_size=1, max_size=5)), min_size=1, max_size=4)
@@ -194,8 +200,8 @@ def test_texts_on_both_sides_are_counted(folder: Path) -> None:
 # --- text to tokens
 
 
-@given(text=st.lists(st.sampled_from(["a", "b;", "()", "é", *SPACES]), min_size=1).map("".join), data=st.data())
-@settings(deadline=None, max_examples=50)
+@given(text=st.lists(st.sampled_from([*WORDS, *WORDS, *SPACES]), min_size=1).map("".join), data=st.data())
+@settings(deadline=None, max_examples=80)
 def test_encoding_in_chunks_equals_encoding_at_once(
     text: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -209,6 +215,18 @@ def test_encoding_in_chunks_equals_encoding_at_once(
         assert "".join(chunk for chunk, _ in chunks(decoded(part))) == text * 2
         ids = np.concatenate(list(encode(tokenizer, part)))
     assert ids.tolist() == [tokenizer.eot, *tokenizer.encode(text)] * 2
+
+
+def test_text_without_spaces_is_encoded_in_pieces_or_its_memory_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(encoding, "LONG", 1 << 14)
+    for text in ('{"a1":"xyz"},' * 3000, base64.b64encode(b"\0\1\xfe" * 9999).decode(), "今天、你好。" * 5000):
+        assert max(len(chunk) for chunk, _ in chunks([(text, True)], encoding.WORD_END)) < 9000
+        list(encode(TRAINED, stored(tmp_path, [("a", text)]).whole()))
+    assert caplog.messages == []
+    list(encode(TRAINED, stored(tmp_path, [("a", "acgt" * 5000)]).whole(), "encoding"))
+    assert "GB of memory" in caplog.text
 
 
 @pytest.mark.parametrize("kind", [BYTE, BPE, CHAR], ids=lambda kind: kind.kind)
@@ -451,3 +469,73 @@ def test_tokens_that_were_made_elsewhere_are_used_where_they_are(source: DataCon
             prepare(wrong, own)
     with pytest.raises(UserError, match=r"^data\.path="):
         encode_whole(config, given.tokenizer)
+
+
+IDS = np.arange(1, 201) % 250 + 1
+
+
+def npy(ids: np.ndarray) -> bytes:
+    np.save(file := io.BytesIO(), ids)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("name", ["path", "val_path"])
+@pytest.mark.parametrize(
+    ("vocab_size", "content", "dtype"),
+    [
+        (257, IDS.astype(np.uint32).tobytes(), "uint16"),
+        (257, IDS.astype(np.int64).tobytes(), "uint16"),
+        (257, IDS[:2].astype(np.uint32).tobytes(), "uint16"),
+        (257, IDS.astype(np.uint32).tobytes()[:-2], "uint16"),
+        (257, IDS.astype(">u2").tobytes(), "uint16"),
+        (257, IDS.astype(np.uint16).tobytes()[:-1], "uint16"),
+        pytest.param(65_536, npy(IDS), "uint16", marks=pytest.mark.slow),
+        pytest.param(65_536, IDS.astype(np.int64).tobytes(), "uint16", marks=pytest.mark.slow),
+        pytest.param(65_537, IDS.astype(np.uint16).tobytes(), "uint32", marks=pytest.mark.slow),
+        pytest.param(65_537, IDS.astype(np.int64).tobytes(), "uint32", marks=pytest.mark.slow),
+        pytest.param(65_537, IDS.astype(np.uint32).tobytes()[:-2], "uint32", marks=pytest.mark.slow),
+        (257, IDS.astype(np.uint16).tobytes(), None),
+        (257, np.array([5, 0, 7], np.uint16).tobytes(), None),
+        pytest.param(65_536, (IDS + 65_280).astype(np.uint16).tobytes(), None, marks=pytest.mark.slow),
+        pytest.param(65_537, IDS.astype(np.uint32).tobytes(), None, marks=pytest.mark.slow),
+    ],
+)
+def test_tokens_of_another_width_are_refused_by_file_and_type(
+    vocab_size: int, content: bytes, dtype: str | None, name: str, source: DataConfig, tmp_path: Path
+) -> None:
+    layout = json.loads(byte_tokenizer().to_json())
+    layout["model"]["vocab"] |= {f"<{i}>": i for i in range(257, vocab_size)}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(layout))
+    right = IDS.astype(np.uint16 if vocab_size <= 65_536 else np.uint32).tobytes()
+    for key in ("path", "val_path"):
+        (tmp_path / key).write_bytes(content if key == name else right)
+    config = replace(source, source="tokens", seq_len=2, path=f"{tmp_path}/path", val_path=f"{tmp_path}/val_path")
+    own = TokenizerConfig(kind="file", vocab_size=None, path=f"{tmp_path}/tokenizer.json")
+    if dtype is None:
+        data = prepare(config, own)
+        assert getattr(data, "train" if name == "path" else "val").tobytes() == content
+        return
+    with pytest.raises(UserError, match=rf"^{re.escape(str(tmp_path))}/{name}: .*{dtype}"):
+        prepare(config, own)
+
+
+def test_tokens_whose_bytes_cannot_be_told_are_refused_or_that_is_said(
+    source: DataConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = lossy("bytes missing", tmp_path / "tokenizer.json", "def a(x):\n    return x\n" * 600)
+    layout = json.loads(Path(str(own.path)).read_text())
+    layout["model"]["vocab"]["<unk>"] = len(layout["model"]["vocab"])
+    layout["model"]["unk_token"], layout["normalizer"] = "<unk>", {"type": "Lowercase"}
+    Path(str(own.path)).write_text(json.dumps(layout))
+    tokenizer = load_tokenizer(Path(str(own.path)))
+    ids = tokenizer.encode("def a(x): return x")
+    config = replace(source, source="tokens", seq_len=2, path=f"{tmp_path}/train.bin", val_path=f"{tmp_path}/val.bin")
+    np.array(ids, np.uint16).tofile(tmp_path / "train.bin")
+    for val in ([*ids, tokenizer.unknown], [tokenizer.eot] * 9):
+        np.array(val, np.uint16).tofile(tmp_path / "val.bin")
+        with pytest.raises(UserError, match=rf"^{re.escape(str(tmp_path))}/val\.bin: "):
+            prepare(config, own)
+    np.array([tokenizer.eot, *ids], np.uint16).tofile(tmp_path / "val.bin")
+    caplog.clear()
+    assert prepare(config, own).val_bytes == len("def a(x): return x")
+    assert "bits per byte" in caplog.text

@@ -1,10 +1,13 @@
 """Text to token ids, streamed from disk: a text of any size passes through little memory."""
 
 import codecs
+import itertools
+import logging
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 
 import numpy as np
 
@@ -12,13 +15,24 @@ from lm.config import UserError
 from lm.data.text import Part, progress
 from lm.data.tokenizer import Tokenizer
 
+log = logging.getLogger(__name__)
+
 CHUNK = 1 << 13  # characters that a thread of the tokenizer encodes at a time
 GROUP = 1 << 20  # characters that are handed to all its threads: enough for 64, and little memory on any machine
+IDS = 1 << 16  # ids that are decoded at a time
 SAMPLE = 1 << 25  # bytes of text from which BPE is trained
 SAMPLE_CHUNK = 1 << 16  # bytes: the sample of a larger text consists of evenly spaced chunks
+LONG = 1 << 24  # characters without a place to cut: encoded at once they may fill the memory
+BYTES_EACH = 100  # of memory that the library takes for each of them
 # Where no token of byte-level BPE can cross: between a visible character and a space or line break.
 SAFE_CUT = re.compile(r"(?<=\S)[ \n]")
+# Where a word of ByteLevel ends as well: between letter and digit, or before a sign, in ASCII and ideographs.
+WORD_END = re.compile(
+    SAFE_CUT.pattern + r"|(?<=[A-Za-z\u4e00-\u9fa5])(?=[!-@\[-`{-~\u3001\u3002\uff0c])"
+    r"|(?<=[0-9])(?=[!-/:-~\u4e00-\u9fa5])"
+)
 ANYWHERE = re.compile(r"(?s:.)")
+PROBES = ("A", "a  b", "a\n\tb", "e\u0301", "\ufb01")  # which a lossy tokenizer does not give back
 
 
 def decoded(part: Part) -> Iterator[tuple[str, bool]]:
@@ -56,8 +70,8 @@ def encode(tokenizer: Tokenizer, part: Part, label: str = "", quiet: bool = True
     The tokenizer works on all cores while the ids of the group before are written. Raises UserError where it loses
     text: bits per byte would be wrong.
     """
-    dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32
-    cut = ANYWHERE if tokenizer.divisible else SAFE_CUT if tokenizer.splittable else None
+    splittable = WORD_END if tokenizer.has_plain_words else SAFE_CUT if tokenizer.splittable else None
+    cut = ANYWHERE if tokenizer.divisible else splittable
 
     def checked_ids(texts: list[str]) -> list[list[int]]:
         ids = tokenizer.encode_all(texts)
@@ -70,7 +84,7 @@ def encode(tokenizer: Tokenizer, part: Part, label: str = "", quiet: bool = True
         for (text, first), chunk in zip(group, ids, strict=True):
             flat += [*tokenizer.separator, *chunk] if first else chunk
             bar.update(len(text.encode()))
-        return np.array(flat, dtype=dtype)
+        return np.array(flat, dtype=tokenizer.dtype)
 
     with (
         progress(part.n_bytes, label, quiet) as bar,
@@ -78,6 +92,9 @@ def encode(tokenizer: Tokenizer, part: Part, label: str = "", quiet: bool = True
     ):
         waiting = deque[tuple[list[tuple[str, bool]], Future[list[list[int]]]]]()
         for group in _groups(chunks(decoded(part), cut)):
+            if (longest := max(len(text) for text, _ in group)) > LONG:
+                size = f"{longest / 1e6:.0f} million characters of text without a place where it can be cut"
+                log.warning("%s: %s take about %.1f GB of memory", label, size, longest * BYTES_EACH / 1e9)
             waiting.append((group, pool.submit(checked_ids, [text for text, _ in group])))
             if len(waiting) > 2:
                 first, ids = waiting.popleft()
@@ -86,15 +103,48 @@ def encode(tokenizer: Tokenizer, part: Part, label: str = "", quiet: bool = True
             yield joined(first, ids.result())
 
 
+def decoded_documents(tokenizer: Tokenizer, ids: np.ndarray) -> Iterator[str]:
+    """The text of ids that were made elsewhere, in pieces of bounded size.
+
+    Each document is decoded by itself, because a decoder may drop a space where a text begins.
+    """
+    group, size, stops = list[list[int]](), 0, list(tokenizer.stops)
+    blocks = ((i, np.isin(ids[i : i + GROUP], stops)) for i in range(0, len(ids), GROUP))
+    starts = itertools.chain.from_iterable((i + np.flatnonzero(is_stop)).tolist() for i, is_stop in blocks)
+    for begin, end in itertools.pairwise(itertools.chain([0], starts, [len(ids)])):
+        is_long = end - begin > IDS
+        if is_long or size + end - begin > IDS:
+            yield "".join(tokenizer.decode_all(group))
+            group, size = [], 0
+        if is_long:
+            yield from tokenizer.stream_chunks(ids[i : min(i + IDS, end)].tolist() for i in range(begin, end, IDS))
+        else:
+            group.append(ids[begin:end].tolist())
+            size += end - begin
+    yield "".join(tokenizer.decode_all(group))
+
+
+def lost(tokenizer: Tokenizer) -> str | None:
+    """A short text that the tokenizer does not give back, though its vocabulary has all of it."""
+    for probe in PROBES:
+        with suppress(UserError):  # a character that the vocabulary lacks
+            ids = tokenizer.encode(probe)
+            if tokenizer.unknown not in ids and tokenizer.decode(ids) != probe:
+                return probe
+    return None
+
+
 def _compare(texts: list[str], decoded_texts: list[str]) -> None:
     for text, other in zip(texts, decoded_texts, strict=True):
         if text != other:
             pairs = enumerate(zip(text, other, strict=False))
             at = next((i for i, (before, after) in pairs if before != after), min(len(text), len(other)))
             around = slice(max(at - 10, 0), at + 10)
+            advice = "; give the validation text by data.val_path if this is where it was cut off"
             raise UserError(
                 "tokenizer: loses part of the text, so bits per byte would be wrong:"
                 f" {text[around]!r} comes back as {other[around]!r}"
+                f"{advice if text.startswith(' ') and text.endswith(other) else ''}"
             )
 
 

@@ -6,12 +6,14 @@ ordinary characters.
 
 import hashlib
 import json
+import logging
 import math
 import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,8 @@ MAX_GROWTH = 100  # characters that the steps of a tokenizer.json may make of on
 # Of a BPE model: each lets an id depend on more than one character.
 JOINING = ("merges", "ignore_merges", "fuse_unk", "continuing_subword_prefix", "end_of_word_suffix")
 PRE_TOKENIZERS = [json.loads(step.__getstate__()) for step in (CHARACTERS, BYTES)]
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -70,6 +74,9 @@ class Tokenizer:
         backend.encode_special_tokens = True  # "<|endoftext|>" in a text is ordinary text
         backend.no_truncation()
         backend.no_padding()
+        self.dropout: float = layout["model"].get("dropout") or 0.0  # of the file; it is switched off
+        if self.dropout:  # a regulariser of training, which would make every score random
+            backend.model.dropout = None  # only BPE has it
         self.backend = backend
         self.eot: int = backend.token_to_id(self.eot_token)  # type: ignore[assignment]  # it has just been added
         if self.eot_token not in (usual, before, EOT):  # to_json must say which one it is
@@ -81,7 +88,9 @@ class Tokenizer:
         self.begin: int = backend.token_to_id(self.begin_token)  # type: ignore[assignment]
         self.stops = {self.eot, self.begin}  # ids at which generation ends
         self.chat = Chat()
+        self.unscored = None if self.begin == self.eot else self.begin  # it stands after end of text and is no text
         self.vocab_size: int = backend.get_vocab_size()
+        self.dtype = "uint16" if self.vocab_size <= 1 << 16 else "uint32"  # of ids on disk
         highest = max(backend.get_vocab().values())
         if highest >= self.vocab_size:
             raise UserError(
@@ -101,10 +110,16 @@ class Tokenizer:
         self.divisible: bool = (
             self.splittable and (layout["pre_tokenizer"] == PRE_TOKENIZERS[0] or alone) and all_special
         )
+        # and whether it does so wherever a word of ByteLevel ends, because no added token crosses that place
+        self.has_plain_words: bool = self.splittable and all_special
+        # the id of what the vocabulary lacks, which is no text
+        unknown: int | None = (
+            model.get("unk_id") if "unk_id" in model else backend.token_to_id(model["unk_token"] or "")
+        )
+        self.unknown: int | None = None if unknown in self.stops else unknown
         # whether every text comes back from its ids, as from byte-level BPE that has all bytes
         self.is_lossless: bool = (
-            self.splittable
-            and all_special
+            self.has_plain_words
             and layout["pre_tokenizer"] == PRE_TOKENIZERS[1]
             and (layout["decoder"] or {}).get("type") == "ByteLevel"
             and "merges" in model
@@ -160,10 +175,14 @@ class Tokenizer:
         New ids are decoded together with the few before them, because a decoder may treat the first id of a text
         differently. `tokenizers.decoders.DecodeStream` is not used: it drops an unfinished character at the end.
         """
+        yield from self.stream_chunks([token] for token in ids)
+
+    def stream_chunks(self, chunks: Iterable[list[int]]) -> Iterator[str]:
+        """The same for ids that arrive in chunks, two of which are held at a time."""
         window: list[int] = []
         shown = 0  # ids of the window whose text has been yielded
-        for token in ids:
-            window.append(token)
+        for chunk in chunks:
+            window += chunk
             before, now = self.decode(window[:shown]), self.decode(window)
             if len(now) > len(before) and not now.endswith("\ufffd"):
                 yield now[len(before) :]
@@ -243,4 +262,12 @@ def load_tokenizer(path: Path, eot: str | None = None) -> Tokenizer:
             raise
         raise UserError(f"{path}: not a tokenizer.json ({str(error).splitlines()[0]})") from error
     with error_prefix(str(path)):
-        return Tokenizer(backend, eot)
+        tokenizer = Tokenizer(backend, eot)
+    if tokenizer.dropout:
+        _warn_of_dropout(path, tokenizer.dropout)
+    return tokenizer
+
+
+@cache  # once, however often the file is read
+def _warn_of_dropout(path: Path, dropout: float) -> None:
+    log.warning("%s: its BPE dropout of %g is switched off, so a text has the same tokens each time", path, dropout)

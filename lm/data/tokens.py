@@ -23,19 +23,20 @@ import xxhash
 
 from lm.config import DataConfig, TokenizerConfig, UserError
 from lm.config.data import OTHER_CACHE, TABLES
-from lm.data.encoding import chunks, decoded, encode, sample, stretches
+from lm.data.encoding import chunks, decoded, decoded_documents, encode, lost, sample, stretches
 from lm.data.ngram import STRETCH, TRAIN_BYTES, VAL_BYTES, bits_per_byte, evenly_spaced
 from lm.data.sources import Source, only_file, open_source, open_sources
 from lm.data.text import Text, excess, overlap, published, read, split
 from lm.data.tokenizer import EOT, Tokenizer, load_tokenizer
 from lm.data.vocabulary import build_tokenizer
-from lm.system.files import json_sha256, read_json, sha256, sync_folder, write_json, write_text
+from lm.system.files import json_sha256, read_json, sha256, sync_folder, temporary_file, write_json, write_text
 
-FORMAT = 7  # of the folder; a change causes folders to be built again
+FORMAT = 8  # of the folder; a change causes folders to be built again
 FILES = ("train.bin", "val.bin", "tokenizer.json")
 SELECTING = ("source", "separator", "column", "rows", "sha256", "max_bytes")  # settings that decide which text is read
 MIN_OVERLAP = 0.001  # of the validation text: so much of it is training text as well before it is said
-CHUNK = 1 << 20  # tokens that are looked at at a time
+CHUNK = 1 << 20  # tokens that are looked at at a time; even
+NPY = b"\x93NUMPY"  # what a file of numpy.save begins with
 LOCK_SECONDS = 2.0  # of waiting for another process before it is said
 
 log = logging.getLogger(__name__)
@@ -54,15 +55,28 @@ class TextData:
     revision: str | None = None  # the commit on the Hub that the text was read from
     ngram_share: float = 1.0  # of the training text, from which the n-gram model was made
 
+    @property
+    def n_targets(self) -> int:
+        """How many tokens of the validation text are scored: all after the first, but those that are no text."""
+        targets, unscored = self.val[1:], self.tokenizer.unscored
+        if unscored is None:
+            return len(targets)
+        return sum(int(np.count_nonzero(targets[i : i + CHUNK] != unscored)) for i in _chunks(targets))
+
     def documents(self) -> np.ndarray:
         """Where the documents of the training text begin, (n,): at its first token, and at each end-of-text token."""
-        starts = range(0, len(self.train), CHUNK)  # it may exceed memory
+        starts = _chunks(self.train)  # it may exceed memory
         places = [start + np.flatnonzero(self.train[start : start + CHUNK] == self.tokenizer.eot) for start in starts]
         return np.union1d([0], np.concatenate(places))
 
 
-def prepare(config: DataConfig, tokenizer: TokenizerConfig, quiet: bool = True) -> TextData:
-    """Open the tokens of a text, which are built if they do not exist. Raises UserError for unusable text."""
+def prepare(
+    config: DataConfig, tokenizer: TokenizerConfig, quiet: bool = True, trained: Path | None = None
+) -> TextData:
+    """Open the tokens of a text, which are built if they do not exist. Raises UserError for unusable text.
+
+    `trained`: the tokenizer.json of a run with these settings, with which they are built in place of training BPE anew.
+    """
     sources = open_sources(config)
     held_out = [config.val_fraction, config.val_max_bytes] if len(sources) == 1 else None
     identity: dict[str, Any] = {"format": FORMAT, "held_out": held_out, **asdict(tokenizer)}
@@ -74,6 +88,8 @@ def prepare(config: DataConfig, tokenizer: TokenizerConfig, quiet: bool = True) 
         note = "is added, because it has no usual end-of-text token" if own.eot_added else "is its end-of-text token"
         log.info("tokenizer.path=%s: %s %s; %d tokens", tokenizer.path, own.eot_token, note, own.vocab_size)
     folder = config.cache / "tokens" / json_sha256(identity)[:16]
+    if trained is not None and tokenizer.kind == "bpe" and not folder.exists():
+        return prepare(config, TokenizerConfig(kind="file", vocab_size=None, path=str(trained)), quiet)
     if config.verify or not _is_whole(folder):
         with _naming(folder.parent), _locked(folder):
             if config.verify or not _is_whole(folder):  # another process may have built it meanwhile
@@ -102,9 +118,9 @@ def encode_whole(config: DataConfig, tokenizer: Tokenizer, quiet: bool = True) -
     cache = config.cache / "tokens"
     with _naming(cache), ExitStack() as stack:
         cache.mkdir(parents=True, exist_ok=True)
-        name = stack.enter_context(tempfile.TemporaryDirectory(dir=cache, prefix="evaluated-"))
-        file = stack.enter_context(tempfile.TemporaryFile(dir=name))
-        text = _read(open_source(config), Path(name, "text"), config, quiet)
+        _, path = stack.enter_context(temporary_file(cache / "text"))
+        file = stack.enter_context(tempfile.TemporaryFile(dir=cache))
+        text = _read(open_source(config), path, config, quiet)
         for ids in encode(tokenizer, text.whole(), "encoding", quiet):
             file.write(ids.data)
         file.flush()
@@ -168,8 +184,7 @@ def _write_encoded(
     notes = _notes(texts, config, tokenizer)
     for text in texts:
         text.path.unlink()
-    dtype = "uint16" if tokenizer.vocab_size <= 1 << 16 else "uint32"
-    meta = {"dtype": dtype, "hash": data_hash, "val_bytes": val.n_bytes, "overlap": overlap(train, val)}
+    meta = {"dtype": tokenizer.dtype, "hash": data_hash, "val_bytes": val.n_bytes, "overlap": overlap(train, val)}
     _write_meta(folder, tokenizer, meta | {"baselines": baselines, "ngram_share": share, "notes": notes})
 
 
@@ -199,21 +214,47 @@ def _write_given(
         needs = "data=tokens needs the tokenizer that made them: tokenizer=file tokenizer.path=FILE, a tokenizer.json"
         raise UserError(f"tokenizer={settings.kind}: {needs}")
     tokenizer, paths = load_tokenizer(Path(settings.path)), [only_file(source) for source in sources]
+    train, val = (_given_ids(path, tokenizer, settings.path) for path in paths)
     for name, path in zip(("train", "val"), paths, strict=True):
-        if path.stat().st_size % 2:
-            raise UserError(f"{path}: has an odd number of bytes; expected token ids of two bytes each (uint16)")
-        ids = _mapped(path, "uint16")
-        highest = max((int(ids[i : i + CHUNK].max()) for i in range(0, len(ids), CHUNK)), default=0)
-        if highest >= tokenizer.vocab_size:
-            raise UserError(f"{path}: has the token {highest}, but {settings.path} has {tokenizer.vocab_size} tokens")
         os.symlink(path.resolve(), folder / f"{name}.bin")
-    train, val = (_mapped(path, "uint16") for path in paths)
-    text, data_hash = tokenizer.decode(val).encode(), json_sha256([*map(sha256, paths)])
-    used = evenly_spaced(train, TRAIN_BYTES * len(val) // max(len(text), 1))  # about TRAIN_BYTES, by those of val
-    used_train, used_val = tokenizer.decode(used).encode(), evenly_spaced(np.frombuffer(text, np.uint8), VAL_BYTES)
-    baselines, share = {"ngram": bits_per_byte(used_train, used_val.tobytes())}, len(used) / max(len(train), 1)
-    meta = {"dtype": "uint16", "hash": data_hash, "val_bytes": len(text), "overlap": None, "notes": []}
-    _write_meta(folder, tokenizer, meta | {"baselines": baselines, "ngram_share": share})
+    if tokenizer.unknown is not None and any((val[i : i + CHUNK] == tokenizer.unknown).any() for i in _chunks(val)):
+        raise UserError(
+            f"{paths[1]}: has the token {tokenizer.unknown}, which stands for text that {settings.path} lacks,"
+            " so bits per byte would be wrong"
+        )
+    if (probe := lost(tokenizer)) is not None:
+        example = f"{probe!r} comes back as {tokenizer.decode(tokenizer.encode(probe))!r}"
+        log.warning("%s: bits per byte are of the text as the tokenizer leaves it (%s)", settings.path, example)
+    if not (n_bytes := sum(len(text.encode()) for text in decoded_documents(tokenizer, val))):
+        raise UserError(f"{paths[1]}: its tokens have no text; expected the tokens of the validation text")
+    per_token = n_bytes / len(val)
+    used = [evenly_spaced(ids, int(most / per_token)) for ids, most in ((train, TRAIN_BYTES), (val, VAL_BYTES))]
+    used_train, used_val = ("".join(decoded_documents(tokenizer, ids)).encode() for ids in used)
+    baselines, share = {"ngram": bits_per_byte(used_train, used_val)}, len(used[0]) / max(len(train), 1)
+    meta = {"dtype": tokenizer.dtype, "hash": json_sha256([*map(sha256, paths)]), "val_bytes": n_bytes, "overlap": None}
+    _write_meta(folder, tokenizer, meta | {"baselines": baselines, "ngram_share": share, "notes": []})
+
+
+def _given_ids(path: Path, tokenizer: Tokenizer, name: str) -> np.ndarray:
+    """The ids (n,) of a file, of the integer type that its vocabulary needs. Raises UserError if it has another one."""
+    width = np.dtype(tokenizer.dtype).itemsize
+    expected = f"expected flat token ids of {tokenizer.dtype}: ids.astype({tokenizer.dtype!r}).tofile(FILE)"
+    with open(path, "rb") as file:
+        if file.read(len(NPY)) == NPY:
+            raise UserError(f"{path}: is a file of numpy.save; {expected}")
+    if path.stat().st_size % width:
+        raise UserError(f"{path}: its size is no multiple of {width} bytes; {expected}")
+    ids = _mapped(path, tokenizer.dtype)
+    if len(ids) > 3 and not any(ids[i + 1 : i + CHUNK : 2].any() for i in _chunks(ids)):
+        raise UserError(f"{path}: every second {tokenizer.dtype} is 0, as if an id took {2 * width} bytes; {expected}")
+    highest = max((int(ids[i : i + CHUNK].max()) for i in _chunks(ids)), default=0)
+    if highest >= tokenizer.vocab_size:
+        raise UserError(f"{path}: has the token {highest}, but {name} has {tokenizer.vocab_size} tokens; {expected}")
+    return ids
+
+
+def _chunks(ids: np.ndarray) -> range:
+    return range(0, len(ids), CHUNK)
 
 
 def _write_meta(folder: Path, tokenizer: Tokenizer, meta: dict[str, Any]) -> None:

@@ -58,11 +58,13 @@ def evaluate(
     max_batches: int | None = None,
     bar: bool = False,
     measures: Sequence[Measure] = (),
+    unscored: int | None = None,
 ) -> Scores:
     """Score every token of the stream except the first, in windows without overlap, in the precision of the weights.
 
     tokens: (n,) ids, the first of which is end of text. With `max_batches`, only that many batches of evenly spaced
-    windows are scored, an estimate. `measures` get the same logits and targets, where the loss is a number.
+    windows are scored, an estimate. `measures` get the same logits and targets, where the loss is a number. `unscored`
+    is an id that is no target: that of the tokenizer.
     """
     device = net.embed.weight.device
     seq_len = min(seq_len, len(tokens) - 1)  # a context may be said to be of any length
@@ -75,6 +77,8 @@ def evaluate(
         for inputs, targets in tqdm(batches, "validation", total, leave=False, disable=not bar):
             hidden_states = net.hidden_states(inputs.to(device)).flatten(0, 1)
             labels = targets.to(device).flatten()
+            if unscored is not None:
+                labels = labels.masked_fill(labels == unscored, IGNORED)
             for x, y in zip(torch.split(hidden_states, LOGIT_ROWS), torch.split(labels, LOGIT_ROWS), strict=True):
                 logits = net.head(x, net.embed.weight).float()  # (LOGIT_ROWS, V)
                 nll = F.cross_entropy(logits, y, ignore_index=IGNORED, reduction="sum")
@@ -112,7 +116,8 @@ def evaluate_run(config: EvaluateConfig, bar: bool = False) -> dict[str, Any]:
         tokens, n_bytes, batch_size, train = *whole_text(config.data, tokenizer, bar), config.data.batch_size, None
     details = [Details(net.vocab_size)] if config.details else []
     window = config.seq_len or net.seq_len
-    scores = evaluate(net.to(best_device()), tokens, window, batch_size, bar=bar, measures=details)
+    net, unscored = net.to(best_device()), tokenizer.unscored
+    scores = evaluate(net, tokens, window, batch_size, bar=bar, measures=details, unscored=unscored)
     if not math.isfinite(scores.loss):
         raise UserError(f"run_dir={config.run_dir}: the loss is {scores.loss}; its weights are not those of a model")
     result: dict[str, Any] = {

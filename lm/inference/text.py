@@ -63,7 +63,8 @@ def own_validation(run_dir: Path, trust: bool, bar: bool = False) -> tuple[np.nd
     Without `trust`, nothing is downloaded from an address that the run's files name. Raises UserError.
     """
     config, tokenizer, hashes = own_text(run_dir, trust)
-    data = _in_a_cache(config, lambda config: prepare(config, tokenizer, not bar))
+    trained = run_dir / "model/tokenizer.json"
+    data = _in_a_cache(config, lambda config: prepare(config, tokenizer, not bar, trained))
     if (data.hash, data.tokenizer.hash) != hashes:
         changed = "its text has" if data.hash != hashes[0] else "its tokenizer has"
         raise UserError(f"run_dir={run_dir}: {changed} changed since training; give a text: data=text data.path=FILE")

@@ -1,6 +1,7 @@
 """Files: atomic writes, and what is written and read as JSON, YAML and CSV."""
 
 import csv
+import errno
 import fcntl
 import hashlib
 import io
@@ -10,7 +11,7 @@ import platform
 import time
 import uuid
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -22,33 +23,46 @@ STALE_SECONDS = 3600.0  # without a change to a temporary file of another machin
 
 
 @contextmanager
-def _create_locked(path: Path) -> Iterator[IO[bytes]]:
-    while True:
-        with open(path, "xb") as file:
-            if _lock(file) and not os.fstat(file.fileno()).st_nlink:
-                continue  # another process has deleted it before it was locked
-            yield file
-            return
+def temporary_file(path: Path) -> Iterator[tuple[IO[bytes], Path]]:
+    """A file beside `path` and its temporary name, at which it is deleted at the end unless it has been renamed.
+
+    It is locked, by which another process sees whether it is still needed: those beside it that killed processes of
+    this machine left are deleted first.
+    """
+    _remove_unlocked(path.parent.glob(f".partial-{HOST}-*"))
+    temporary = path.with_name(f".partial-{HOST}-{os.getpid()}-{uuid.uuid4().hex[:8]}-{path.name[:100]}")
+    try:
+        while True:
+            with open(temporary, "xb") as file:
+                with suppress(OSError):  # a file system without locks
+                    fcntl.flock(file, fcntl.LOCK_EX)
+                if os.fstat(file.fileno()).st_nlink:  # else another process has deleted it before it was locked
+                    yield file, temporary
+                    break
+        temporary.unlink(missing_ok=True)
+    except BaseException:
+        with suppress(OSError):  # that of a read-only disk would hide the first one
+            temporary.unlink()
+        raise
 
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[IO[bytes]]:
     """A file to write to, which appears under its name at the end of the context, or not at all on an error.
 
-    It is written under a temporary name beside it, which is locked, synced to disk, then renamed.
+    It is written under a temporary name beside it, synced to disk, then renamed.
     """
-    temporary = path.with_name(f".partial-{HOST}-{os.getpid()}-{uuid.uuid4().hex[:8]}-{path.name[:100]}")
     try:
-        with _create_locked(temporary) as file:
+        with temporary_file(path) as (file, temporary):
             yield file
             file.flush()
             os.fsync(file.fileno())
             temporary.replace(path)  # while it is locked
         sync_folder(path.parent)
     except OSError as error:  # for example a full disk: name the final path
+        if type(error) is OSError and error.errno is None:  # numpy has written less than it was to
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
         raise OSError(error.errno, error.strerror, str(path)) from error
-    finally:
-        temporary.unlink(missing_ok=True)  # it is there after an error only
 
 
 def sync_folder(path: Path) -> None:
@@ -66,7 +80,11 @@ def remove_partial(folder: Path) -> None:
 
     Locks of other machines may not be seen, so theirs are told by their age.
     """
-    for path in folder.rglob(".partial-*"):
+    _remove_unlocked(folder.rglob(".partial-*"))
+
+
+def _remove_unlocked(paths: Iterable[Path]) -> None:
+    for path in paths:
         with suppress(OSError), open(path, "r+b") as file:  # it may be another user's, or written to its end by now
             is_own = path.name.startswith(f".partial-{HOST}-")
             if _lock(file) and (is_own or time.time() - path.stat().st_mtime > STALE_SECONDS):

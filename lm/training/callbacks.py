@@ -77,8 +77,9 @@ class LogAndValidate(StepCallback):
             return
         metrics = step_metrics(module, step)  # raises Diverged before anything of this step is saved
         if validates:
-            data, batches = module.data, run.validation.batches
-            scores = evaluate(module.scored, data.val, run.data.seq_len, run.data.batch_size, batches)
+            data, batches, unscored = module.data, run.validation.batches, module.data.tokenizer.unscored
+            shape = run.data.seq_len, run.data.batch_size
+            scores = evaluate(module.scored, data.val, *shape, batches, unscored=unscored)
             metrics |= validation_metrics(scores, data)
             self.val_losses.append(scores.loss)
             self.best.update(step, scores.loss, module.scored if run.checkpoint.best else None)

@@ -119,7 +119,8 @@ class Diagnostics(StepCallback):
         row |= zip(GRADIENTS, self.gradients.tolist(), strict=True)
         if step == run.steps:  # the validation split costs more than all else
             by_target = NLLByTarget(net.vocab_size)
-            evaluate(net, module.data.val, run.data.seq_len, run.data.batch_size, measures=[by_target])
+            shape, unscored = (run.data.seq_len, run.data.batch_size), module.data.tokenizer.unscored
+            evaluate(net, module.data.val, *shape, measures=[by_target], unscored=unscored)
             row |= _means("loss", by_target.total_nll, by_target.counts, self.bands)
         for name, rows in (("embedding_norm", net.embed.matrix()), ("head_norm", net.head.matrix(net.embed.weight))):
             row |= _means(name, rows.float().norm(dim=1).cpu().numpy(), np.ones(len(rows)), self.bands)

@@ -67,7 +67,8 @@ def load_init_weights(net: Transformer, run: RunConfig, data: TextData) -> tuple
 
 def _val_loss(net: Transformer, run: RunConfig, data: TextData) -> float:
     net.to(run.trainer.accelerator)
-    loss = evaluate(net, data.val, run.data.seq_len, run.data.batch_size, run.validation.batches).loss
+    batches, unscored = run.validation.batches, data.tokenizer.unscored
+    loss = evaluate(net, data.val, run.data.seq_len, run.data.batch_size, batches, unscored=unscored).loss
     net.cpu()
     if not math.isfinite(loss):
         raise UserError(f"init_from={run.init_from}: its loss is {loss}; expected weights of a model")

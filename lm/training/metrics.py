@@ -29,7 +29,7 @@ FINAL = (  # of result.json, for the trackers
 
 def validation_metrics(scores: Scores, data: TextData) -> dict[str, float]:
     """Scores as columns. In bits per byte, an estimate takes the bytes per token of the whole text."""
-    n_bytes = data.val_bytes * (scores.n_tokens / (len(data.val) - 1))
+    n_bytes = data.val_bytes * (scores.n_tokens / data.n_targets)
     bpb = scores.bpb(n_bytes)
     return {"val/loss": scores.loss, "val/bpb": bpb, "val/top1": scores.top1, "val/tokens": scores.n_tokens}
 

@@ -218,7 +218,8 @@ def _final_model(
     def score() -> tuple[Transformer, Scores]:
         model = merged(net)
         model.to(device)  # Lightning has moved it to the CPU
-        return model, evaluate(model, data.val, run.data.seq_len, run.data.batch_size, bar=_shows_bar(run))
+        shape, unscored = (run.data.seq_len, run.data.batch_size), data.tokenizer.unscored
+        return model, evaluate(model, data.val, *shape, bar=_shows_bar(run), unscored=unscored)
 
     model, last = score()
     if not best.weights:

@@ -58,6 +58,10 @@ COMMANDS = {
         ["ablate", "ablation=smoke", "output_dir=study", "workers=2", *SETTINGS], ["text.txt"], STUDY_FILES
     ),
     "report": Command(["report", "output_dir=study"], ["ablate/study"], STUDY_FILES),
+    "evaluate": Command(
+        ["evaluate", "run_dir=run", *SETTINGS[:3], "plot=scores.svg", "threads=1"], ["text.txt", "train/run"], ["*.svg"]
+    ),
+    "runs": Command(["runs", "folder=.", "csv=runs.csv", "plot=runs.svg"], ["train/run"], ["runs.*"]),
 }
 
 
