@@ -69,13 +69,13 @@ def _with_words(args: list[str]) -> list[str]:
     kinds = kinds_of(GenerateConfig)
     words, settings = split_words(args, kinds)
     runs = [word for word in words if os.path.isdir(word)]
-    prompt = " ".join(word for word in words if word not in runs)
+    prompt = [word for word in words if word not in runs]
     given = [arg for arg in settings if arg.startswith("prompt=")]
     if given and prompt:
-        raise UserError(f"{prompt}: is a second prompt; did you mean {whole_prompt(args, kinds)}, in quotes?")
+        raise UserError(f"{' '.join(prompt)}: is a second prompt; did you mean {whole_prompt(args, kinds)}, in quotes?")
     if len(given) > 1:
         raise UserError(f"{given[1]}: is a second prompt; give one, in quotes if it has spaces")
-    return with_run(runs, [*([f"prompt={prompt}"] if prompt else []), *settings])
+    return with_run(runs, [*([f"prompt={' '.join(prompt)}"] if prompt else []), *settings])
 
 
 def _prompts(config: GenerateConfig) -> Iterator[str]:

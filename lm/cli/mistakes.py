@@ -102,7 +102,7 @@ def no_such_key(override: str, kinds: Kinds, args: Sequence[str] = ()) -> str:
 
     >>> from lm.config import RunConfig
     >>> no_such_key("steps=3", kinds_of(RunConfig))
-    'steps=3: no such key; did you mean trainer.max_steps=3?'
+    'steps: no such key; did you mean trainer.max_steps=3?'
     """
     key, (_, equals, value) = key_of(override), override.partition("=")
     if advice := _advice(key, value, kinds, args):
@@ -114,7 +114,7 @@ def no_such_key(override: str, kinds: Kinds, args: Sequence[str] = ()) -> str:
         words = [whole_prompt(args or [override], kinds)]
     elif "data.path" in kinds and os.path.exists(override):
         words = [text_settings(override)]
-    return f"{override}: no such key; {_did_you_mean(words) or '--help lists the settings'}"
+    return f"{key}: no such key; {_did_you_mean(words) or '--help lists the settings'}"
 
 
 def _did_you_mean(words: Sequence[str]) -> str:
