@@ -17,7 +17,7 @@ from tokenizers import AddedToken
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from lm.config import UserError
-from lm.data.tokenizer import Tokenizer
+from lm.data.tokenizer import Chat, Tokenizer
 from lm.data.vocabulary import byte_tokenizer, train_bpe
 from lm.formats.folder import save_model
 from lm.formats.gguf import export_gguf
@@ -82,10 +82,14 @@ def with_added(*tokens: str | AddedToken) -> Tokenizer:
 
 
 def test_added_tokens_are_found_in_a_text_unless_they_are_special(tmp_path: Path) -> None:
+    """And a chat has its template and its end of turn."""
     tokenizer = with_added("<tool>", "foo bar", "  ", "    ", AddedToken("<|x|>", special=True, lstrip=True))
+    tokenizer.chat = Chat(templates={"default": "{{ messages }}"}, eos_token="<|x|>")
     export_gguf(model(vocab_size=tokenizer.vocab_size + 1, **LLAMA), tokenizer, tmp_path / "out")
-    field = gguf.GGUFReader(tmp_path / "out/model.gguf").fields["tokenizer.ggml.token_type"]
-    types = [gguf.TokenType(int(value)).name for value in field.contents()]
+    fields = gguf.GGUFReader(tmp_path / "out/model.gguf").fields
+    assert fields["tokenizer.chat_template"].contents() == "{{ messages }}"
+    assert fields["tokenizer.ggml.eot_token_id"].contents() == tokenizer.vocab_size - 1
+    types = [gguf.TokenType(int(value)).name for value in fields["tokenizer.ggml.token_type"].contents()]
     assert (types[tokenizer.eot], types[1]) == ("CONTROL", "NORMAL")
     assert types[BPE.vocab_size :] == ["USER_DEFINED"] * 4 + ["CONTROL", "UNUSED"]
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lm.config import UserError
+from lm.config.checks import without_secrets
 from lm.runs.find import FoundRun, differing, without_parts_of_the_head
 from lm.system.files import csv_text
 from lm.system.terminal import format_table, printable, to_override_value
@@ -38,7 +39,7 @@ def where(runs: Sequence[FoundRun], conditions: str | None) -> list[FoundRun]:
     for condition in NEXT.split(conditions) if conditions else ():
         if not (parts := CONDITION.fullmatch(condition)) or not parts[3]:
             raise UserError(f"where={condition.strip()}: expected a condition such as head.name=tied or val_loss<3.1")
-        key, sign, wanted = parts.groups()
+        key, sign, wanted = without_secrets([*parts.groups()])  # addresses of runs are shown without, too
         check_key("where", key, runs)
         if sign in ORDER:
             try:
