@@ -15,6 +15,8 @@ from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import special
+from scipy.stats import qmc
 
 from lm.ablation.power import TuningVariance
 
@@ -24,7 +26,7 @@ OUTLIER_RATIO = 3  # times the median excess over the best loss: there the loss 
 GRID = 1 / 16  # factors between points at which a surface is compared
 CURVATURE, SKEW = 0.7, 0.15  # prior standard deviations of x² and x³, as fractions of the expected curvature
 VAGUE_PRIOR_SCALE = 100  # that of the constant and of x, as a multiple of the spread of the losses
-DRAWS = 400
+DRAWS = 4096  # quasi-random: a standard deviation of regrets is within some per cent of that of infinitely many
 POWERS = np.arange(1, 4)
 EPS = 1e-9
 
@@ -57,7 +59,8 @@ def _grid(first: int, last: int) -> tuple[Array, Array]:
 @cache
 def _standard_normal(size: int) -> Array:
     """(size, DRAWS): the same draws always, so that a verdict does not change from one report to the next."""
-    return np.ascontiguousarray(np.random.default_rng(0).standard_normal((DRAWS, size)).T)
+    uniform = qmc.Sobol(size, scramble=False).random(DRAWS) + 0.5 / DRAWS
+    return np.ascontiguousarray(special.ndtri(uniform).T)
 
 
 def polynomial_features(x: Array, degree: int) -> Array:
