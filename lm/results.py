@@ -40,6 +40,7 @@ CONTRAST: Columns = {
     "n_seeds": int,
     **dict.fromkeys(("mean_difference", "alpha", "ci_low", "ci_high", "equivalence_margin"), float),
     "verdict": str,
+    "undecided_by": str,
     "by_divergence": bool,
     "wins": int,
     **dict.fromkeys(("sd", "tuning_sd", "df", "p", "p_adjusted", "p_equivalent", "p_equivalent_adjusted"), float),

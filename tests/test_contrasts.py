@@ -228,6 +228,50 @@ def test_regrets_of_tuning_stand_beside_the_difference_that_they_may_explain() -
     assert (variance.variance, variance.df) == pytest.approx((1e-4 + 4 * 2e-4 + (0.01 - 2 * 0.03) ** 2, 5))
 
 
+SAME = {"a": LOSSES["a"], "b": [loss + (-1) ** i * 1e-5 for i, loss in enumerate(LOSSES["a"])], "c": LOSSES["c"]}
+DIVERGED = LOSSES | {"b": ["diverged"] * 8}
+
+
+@pytest.mark.parametrize(
+    ("values", "failed", "verdict", "reason", "words"),
+    [
+        (LOSSES, {"a": "edge"}, "undecided", "edge", "the best settings of a lie beyond what was tried: -0.04"),
+        (LOSSES, {"b": "edge"}, "better", None, "b is better than a"),  # it would gain more
+        (LOSSES, {"c": "edge"}, "better", None, "b is better than a"),
+        (SAME, {}, "equivalent", None, "equivalent"),
+        (SAME, {"a": "edge"}, "undecided", "edge", "of a lie"),
+        (SAME, {"b": "edge", "a": "edge"}, "undecided", "edge", "of a and b lie"),
+        (DIVERGED, {}, "worse", None, "b is worse than a"),
+        (DIVERGED, {"b": "divergence"}, "undecided", "divergence", "no setting was found with which b trains"),
+        (LOSSES, {"a": "divergence"}, "undecided", "divergence", "with which a trains: -0.04"),
+        (DIVERGED, {"a": "divergence", "b": "divergence"}, "undecided", "divergence", "with which a and b trains"),
+        (LOSSES | {"b": ["failed", *LOSSES["b"][1:]]}, {}, "undecided", "survivors", "b failed on seed 0"),
+    ],
+)
+def test_a_failed_search_undoes_what_more_search_may_undo(
+    values: dict[str, list[Any]], failed: dict[str, str], verdict: str, reason: str | None, words: str
+) -> None:
+    row = compare(record(), runs(values), {}, failed).set_index("arm").loc["b"]
+    assert (row.verdict, row.undecided_by, bool(row.by_divergence)) == (verdict, reason, verdict == "worse")
+    assert words in row.sentence
+    assert "seeds would" not in row.sentence
+
+
+@pytest.mark.parametrize(("arm", "formula", "verdict"), [("a", BEND, "better"), ("b", BEND, "undecided")])
+def test_in_an_interaction_every_arm_that_more_search_would_move_against_the_verdict_counts(
+    arm: str, formula: str, verdict: str
+) -> None:
+    frame = compare(record(interactions={"bend": formula}, **CHAIN), runs(LOSSES), {}, {arm: "edge"})
+    assert frame.set_index("arm").loc["bend"].verdict == verdict
+
+
+def test_where_the_noise_of_tuning_hides_a_difference_more_seeds_are_not_advised() -> None:
+    noisy = {"a": Regret(0.0, 0.02**2, 5), "b": Regret(0.0, 0.02**2, 5)}
+    row = contrasts(runs(LOSSES), noisy, contrasts={"b": "a"}, primary=["b"]).loc["b"]
+    assert (row.verdict, row.undecided_by) == ("undecided", "tuning")
+    assert "more trials or tuning seeds are needed" in row.sentence
+
+
 # --- a verdict in words
 
 

@@ -314,6 +314,14 @@ def test_an_arm_with_runs_keeps_its_hyperparameters(lab: Lab, monkeypatch: pytes
     lab.run(tune=tune, overrides=["optim.lr=0.02"], arms=grown)
     assert {name: lab.plans[-1].arms[name].tuned for name in tuned} == tuned
     assert {*executor.made[len(made) :]} == {name for name in executor.made if "/more-" in name}
+    lost = next(name for name in made if name.startswith("trials/tied-"))
+    shutil.rmtree(lab.out / lost)
+    rows = (lab.out / "results.csv").read_text().splitlines(keepends=True)
+    (lab.out / "results.csv").write_text("".join(row for row in rows if lost not in row))
+    before = len(executor.made)
+    lab.run(tune=tune, overrides=["optim.lr=0.02"], arms=grown)
+    assert executor.made[before:] == [lost], "a trial that was deleted is made again"
+    assert {name: lab.plans[-1].arms[name].tuned for name in tuned} == tuned
     for changes in (
         {"arms": grown | {"tied": ["head=tied", "optim.lr=0.05"]}},
         {"tune": TuneConfig(trials=7, **search)},

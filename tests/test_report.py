@@ -199,6 +199,15 @@ def tuned_far(path: Path) -> None:
     edit_record(path, lambda content: content["arms"]["untied"].update(tuned=far))
 
 
+def diverged(pattern: str) -> Change:
+    def change(path: Path) -> None:
+        for trial in path.glob(f"trials/{pattern}"):
+            shutil.rmtree(trial)
+            write(trial.with_name(trial.name + ".json"), {"status": "diverged", "error": "the loss is nan"})
+
+    return change
+
+
 def changed(pattern: str, **changes: Any) -> Change:
     return lambda path: change_results(path, pattern, **changes)
 
@@ -210,8 +219,12 @@ TUNED, FEW = TWO | {"tuned": True}, {"trials": 2, "seeds": [9]}
 LOOKS = {"looks": [2, 3], "tune": {"trials": 9, "seeds": [9]}}
 WARNINGS: list[tuple[str, dict[str, Any], Change, bool]] = [
     ("There is only one seed", TWO | {"seeds": (3,)}, nothing, True),
-    ("Tuning ended far from where it began: untied", TUNED, tuned_far, True),
-    ("Tuning ended far from where it began", TUNED, nothing, False),
+    ("The last search still moved by more than a quarter factor: untied", TUNED, tuned_far, True),
+    ("No setting was found that trains", TUNED, nothing, False),
+    ("No setting was found that trains: untied.", TUNED, diverged("untied-*"), True),
+    ("The best value lies beside divergence: untied (optim.lr)", TUNED, diverged("untied-seed1000-[21]*-1.0"), True),
+    ("The noise of tuning is not counted", TUNED, nothing, False),
+    ("Arms are tuned, and there are only 3 seeds", TUNED, nothing, True),
     ("There are few search trials: tied (2", TWO | {"tune": FEW}, settings("optim.lr", 0.1), True),
     ("The first planned look comes", TWO | LOOKS, nothing, True),
     ("The warm-up is long: tied", TWO, settings("optim.warmup_steps", 900), True),

@@ -7,7 +7,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lm.ablation.tuning import ArmTrials, Settings, TuningState, factors_moved, planned_trials, profiles, regrets, tune
+from lm.ablation.tuning import (
+    ArmTrials,
+    Settings,
+    TuningState,
+    failed_searches,
+    planned_trials,
+    profiles,
+    regrets,
+    tune,
+)
 from lm.config import UserError
 from lm.config.ablation import TuneConfig
 
@@ -48,7 +57,7 @@ def n_searches(state: TuningState, name: str) -> int:
 
 
 def factors(state: TuningState, name: str = "a") -> list[float]:
-    return [*factors_moved(START, state.arms[name].settings, CONFIG.factor).values()]
+    return [math.log2(value / START[key]) for key, value in state.arms[name].settings.items()]
 
 
 def test_a_search_begins_at_the_settings_of_the_arm_and_a_factor_to_both_sides() -> None:
@@ -131,6 +140,98 @@ def test_the_surface_averages_noise_and_says_what_it_leaves_open() -> None:
     values, mean, sd = profiles(state.arms, CONFIG.factor)["a"]["optim.lr"]
     assert values[mean.argmin()] == pytest.approx(state.arms["a"].settings["optim.lr"], rel=1e-3)
     assert (sd[[0, -1]] > sd.min()).all()
+
+
+@pytest.mark.parametrize("restarts", [0, 2])
+@pytest.mark.parametrize(
+    ("names", "best", "cliff"),
+    [
+        (["optim.lr"], [-3.0], -2.7),
+        (["optim.lr"], [-8.0], -7.9),
+        (["optim.lr", "head.head_lr_multiplier"], [-4.0, 0.5], -3.75),
+        (["optim.adam_lr", "optim.weight_decay"], [-2.5, 0.0], -2.25),
+        (["head.head_lr_multiplier"], [-3.0], -2.75),
+    ],
+)
+def test_a_search_that_begins_where_training_diverges_walks_down_to_where_it_does_not(
+    names: list[str], best: list[float], cliff: float, restarts: int
+) -> None:
+    config = TuneConfig(trials=4 * len(names) + 2, restarts=restarts, hyperparameters=names)
+
+    def loss(settings: Settings) -> float:
+        x = np.log2([*settings.values()])
+        return math.inf if x[0] > cliff else float((x - best) @ (x - best))
+
+    state, _ = finish({"a": ArmTrials(dict.fromkeys(names, 1.0))}, {"a": loss}, config)
+    x = np.log2([*state.arms["a"].settings.values()])
+    assert state.arms["a"].trains()
+    assert np.abs(x - best).max() <= (0.55 if restarts else 2)
+
+
+@pytest.mark.parametrize("names", [["optim.lr"], ["optim.weight_decay", "model.dropout"]])
+def test_an_arm_that_trains_nowhere_is_a_failed_search_and_has_no_edge(names: list[str]) -> None:
+    state, made = finish(
+        {"a": ArmTrials(dict.fromkeys(names, 0.1)), "b": arm()},
+        {"a": lambda _: math.inf, "b": bowl(0.1, 0.0)},
+        replace(CONFIG, hyperparameters=names),
+    )
+    assert len(made["a"].losses) == share_of(len(names))
+    assert failed_searches(state.arms, 0.01) == {"a": "divergence"}
+    assert regrets(state.arms).keys() == {"b"}
+    assert (state.arms["a"].at_edge(), state.arms["a"].beside_divergence(), state.arms["a"].moved()) == ([], [], [])
+
+
+def share_of(k: int) -> int:
+    return 2 + (CONFIG.trials - 2) * k // 2
+
+
+@pytest.mark.parametrize("height", [1.0, 30.0])
+def test_a_loss_that_blows_up_counts_as_diverged_and_a_noisy_one_does_not(height: float) -> None:
+    def soft(settings: Settings) -> float:
+        return bowl(0.1, 0.1)(settings) * 0.03 + height * (settings["optim.lr"] > START["optim.lr"] * 1.4)
+
+    state, _ = finish({"a": arm()}, {"a": soft})
+    assert regrets(state.arms)["a"].variance < 0.01**2
+    assert np.isinf(state.arms["a"].y).sum() >= 1
+    noisy, _ = finish({"a": arm()}, {"a": lambda settings: bowl(0.1, 0.1)(settings) * 0.03 + 0.05 * (settings == LAST)})
+    assert np.isfinite(noisy.arms["a"].y).all()
+
+
+LAST = {"optim.lr": 6e-3, "head.embedding_lr_multiplier": 6.0}
+
+
+def test_the_best_value_may_lie_between_it_and_the_one_that_diverged() -> None:
+    """Right below divergence the loss still falls: the regret counts what the next half factor may hold."""
+
+    def tilted(settings: Settings) -> float:
+        x = math.log2(settings["optim.lr"] / START["optim.lr"])
+        return math.inf if x > 0.2 else -0.02 * x
+
+    state, _ = finish({"a": arm(1), "b": arm(1)}, {"a": tilted, "b": bowl(0.0)}, replace(CONFIG, trials=6))
+    assert state.arms["a"].beside_divergence() == ["optim.lr"]
+    assert not state.arms["b"].beside_divergence()
+    assert regrets(state.arms)["a"].mean > 0.002
+    assert failed_searches(state.arms, 1e-3) == {}
+
+
+@pytest.mark.parametrize(("trials", "df"), [(5, 0), (6, 1), (10, 5)])
+def test_the_noise_of_tuning_is_known_from_a_trial_more_than_a_surface_has_unknowns(trials: int, df: int) -> None:
+    state, _ = finish({"a": arm()}, {"a": bowl(0.1, 0.2)}, replace(CONFIG, trials=trials, restarts=0))
+    assert [regret.df for regret in regrets(state.arms).values()] == [df] * (df > 0)
+
+
+@pytest.mark.parametrize(("sign", "steepness", "trials"), [(1, 1.0, 10), (-1, 1.0, 10), (-1, 1.0, 2), (1, 0.001, 10)])
+def test_a_loss_that_still_falls_where_the_trials_end_is_a_failed_search(
+    sign: int, steepness: float, trials: int
+) -> None:
+    def slope(settings: Settings) -> float:
+        return 5 + sign * steepness * math.log2(settings["optim.lr"])
+
+    state, _ = finish({"a": arm(1)}, {"a": slope}, replace(CONFIG, trials=trials, restarts=0))
+    assert state.arms["a"].at_edge() == ["optim.lr"] * (state.arms["a"].settings != START)
+    at_edge = steepness > 0.01 and state.arms["a"].at_edge()
+    assert failed_searches(state.arms, 0.01) == ({"a": "edge"} if at_edge else {})
+    assert at_edge or steepness < 0.01
 
 
 def test_an_unfair_search_is_refused() -> None:

@@ -7,6 +7,7 @@ interaction, a difference of two differences, has up to four arms.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from types import MappingProxyType
 from typing import Any
 
 import pandas as pd
@@ -20,16 +21,25 @@ from lm.config.ablation import METRICS, interaction
 FAMILIES = ("primary", "secondary", "interaction")  # each is corrected for its own number of comparisons
 ENDED = ("done", "diverged")
 Row = dict[str, Any]  # of the frame of contrasts, with the keys of INTERNAL
-INTERNAL = ["sides", "weights", "runs"]
+INTERNAL = ["sides", "weights", "runs", "failed_arms"]
 
 
-def compare(record: AblationRecord, runs: pd.DataFrame, regrets: Mapping[str, Regret]) -> pd.DataFrame:
+def compare(
+    record: AblationRecord,
+    runs: pd.DataFrame,
+    regrets: Mapping[str, Regret],
+    failed_searches: Mapping[str, str] = MappingProxyType({}),
+) -> pd.DataFrame:
     """A row for each arm against its baseline under each budget, then for each interaction.
+
+    `failed_searches` has the arms whose best settings were not found: "divergence" or "edge".
 
     Columns: `family`, `arm`, `baseline` (of an interaction its name and its formula), `budget`, `primary`, `metric`,
     `equivalence_margin`, the fields of `Comparison`, `p_sign_flip`, `p_normal`; `regret` and `baseline_regret`, the
     expected regrets of the tuned hyperparameters, and `mean_without_regret`; `seeds`, `differences`, `lost_seeds`,
     `n_planned`, `ended`, `diverged`, `broken`; and `sentence`, the verdict in words. Seeds and counts are by arm.
+    `undecided_by` says why more seeds would not decide: "divergence" (an arm has no setting that trains), "survivors",
+    "edge" (settings that may undo a verdict lie beyond a search) or "tuning" (its noise is too large).
     """
     comparisons = [("", (arm, other), {arm: 1, other: -1}) for arm, other in record.contrasts.items()]
     interactions = [(name, *interaction(formula)) for name, formula in record.interactions.items()]
@@ -40,7 +50,7 @@ def compare(record: AblationRecord, runs: pd.DataFrame, regrets: Mapping[str, Re
         for comparison in group
     ]
     for family in FAMILIES:
-        _judge_family(record, [row for row in rows if row["family"] == family], regrets)
+        _judge_family(record, [row for row in rows if row["family"] == family], regrets, failed_searches)
     return pd.DataFrame(rows).drop(columns=INTERNAL)
 
 
@@ -86,12 +96,15 @@ def _contrast(
         "broken": seeds_of(lambda rows: rows.is_own_failure),
         "sides": sides,
         "weights": weights,
+        "failed_arms": [],  # whose searches have undone a verdict
         # the same for contrasts of the same runs: under several budgets they are one comparison
         "runs": " ".join(run_dir for rows in of_arm.values() for run_dir in rows.run_dir) or f"{sides} {budget}",
     }
 
 
-def _judge_family(record: AblationRecord, rows: Sequence[Row], regrets: Mapping[str, Regret]) -> None:
+def _judge_family(
+    record: AblationRecord, rows: Sequence[Row], regrets: Mapping[str, Regret], failed_searches: Mapping[str, str]
+) -> None:
     """Add to the rows of a family what their differences say."""
     lower_is_better, unit = METRICS[record.metric]
     tunings = {row["runs"]: combine_regrets(row["weights"], regrets) for row in rows}
@@ -117,8 +130,9 @@ def _judge_family(record: AblationRecord, rows: Sequence[Row], regrets: Mapping[
         if row["is_tuning_counted"] and row["mean_difference"] is not None:
             shift = sum(weight * expected[arm] for arm, weight in weights.items())
             row["mean_without_regret"] = row["mean_difference"] - (shift if lower_is_better else -shift)
-        if _favours_survivors(row):
-            row |= {"verdict": "undecided", "by_divergence": False}
+        if undone := _undone(row, failed_searches):
+            row |= {"undecided_by": undone[0], "failed_arms": undone[1], "verdict": "undecided", "by_divergence": False}
+            row |= {"seeds_needed_low": None, "seeds_needed_high": None}
         row["sentence"] = verdict_sentence(row, unit)
 
 
@@ -127,19 +141,24 @@ def _divergence(row: Row) -> Divergence:
     return Divergence(*(number for pair in counts for number in pair))
 
 
-def _favours_survivors(row: Row) -> bool:
-    """Against survivorship bias: an arm that diverged or failed can be called worse, not better or equivalent.
+def _undone(row: Row, failed_searches: Mapping[str, str]) -> tuple[str, list[str]] | None:
+    """Why a verdict cannot be given whatever the differences are, and the arms to which it is due.
 
-    What becomes undecided by this has no seeds needed: more of them would not mend it.
+    An arm of which no setting trains is compared with nothing. Against survivorship bias, an arm that diverged or
+    failed can be called worse, not better or equivalent. An arm that would gain from more search can be called better,
+    not worse or equivalent. What becomes undecided by this has no seeds needed: more of them would not mend it.
     """
-    favoured = {
-        "better": {arm for arm, weight in row["weights"].items() if weight > 0},
-        "worse": {arm for arm, weight in row["weights"].items() if weight < 0},
-        "equivalent": {*row["weights"]},
-        "undecided": set(),
-    }
+    arms = {*row["weights"]}
+    positive = {arm for arm, weight in row["weights"].items() if weight > 0}
+    favoured = {"better": positive, "worse": arms - positive, "equivalent": arms, "undecided": set()}[row["verdict"]]
+    opposed = arms - favoured if row["verdict"] in ("better", "worse") else arms
     incomplete = {*row["broken"]} if row["by_divergence"] else {*row["broken"], *row["diverged"]}
-    return bool(favoured[row["verdict"]] & incomplete)
+    reasons = {
+        "divergence": {arm for arm in arms if failed_searches.get(arm) == "divergence"},
+        "survivors": favoured & incomplete,
+        "edge": {arm for arm in opposed if failed_searches.get(arm) == "edge"},
+    }
+    return next(((reason, sorted(blamed)) for reason, blamed in reasons.items() if blamed), None)
 
 
 # --- a verdict in words
@@ -161,7 +180,7 @@ def percent(level: float) -> str:
 
 def verdict_sentence(row: Row, unit: str) -> str:
     """The verdict of a contrast in a sentence, with the seeds that it had to leave out for a reason."""
-    (arm, baseline), sentence = row["sides"], _difference_sentence(row, unit)
+    (arm, baseline), sentence, undecided = row["sides"], _difference_sentence(row, unit), _undecided(row)
     if not (row["diverged"] or row["broken"]):
         return sentence
     rest = ""
@@ -173,8 +192,18 @@ def verdict_sentence(row: Row, unit: str) -> str:
     if row["by_divergence"]:
         return f"{arm} is {row['verdict']} than {baseline}: {_missing(row, 'it')}{rest}."
     if row["verdict"] == "undecided" and rest:
-        return f"{arm} compared with {baseline} is undecided: {_missing(row)}{rest}."
+        return f"{undecided}: {_missing(row)}{rest}."
     return f"{sentence} {_missing(row)}."
+
+
+def _undecided(row: Row) -> str:
+    """Without a full stop: that a comparison is undecided, and whose search has failed if that is the reason."""
+    (arm, baseline), reason = row["sides"], ""
+    if row["undecided_by"] == "divergence":
+        reason = f", for no setting was found with which {' and '.join(row['failed_arms'])} trains"
+    if row["undecided_by"] == "edge":
+        reason = f", for the best settings of {' and '.join(row['failed_arms'])} lie beyond what was tried"
+    return f"{arm} compared with {baseline} is undecided{reason}"
 
 
 def _difference_sentence(row: Row, unit: str) -> str:
@@ -185,7 +214,7 @@ def _difference_sentence(row: Row, unit: str) -> str:
     """
     arm, baseline = row["sides"]
     mean, low, high, margin = (row[key] for key in ("mean_difference", "ci_low", "ci_high", "equivalence_margin"))
-    digits, undecided = decimals(margin), f"{arm} compared with {baseline} is undecided"
+    digits, undecided = decimals(margin), _undecided(row)
     if mean is None:
         return f"{undecided}: no seed has finished in both."
     if low is None:
@@ -203,12 +232,17 @@ def _difference_sentence(row: Row, unit: str) -> str:
         half = t_quantile(1 - row["alpha"], row["df"] or 1) * error
         difference = with_interval(1 - 2 * row["alpha"], mean - half, mean + half)
         return f"{arm} and {baseline} are equivalent: {difference}, within the equivalence margin of ±{margin:g}."
+    if row["undecided_by"] in ("divergence", "edge"):
+        return f"{undecided}: {difference}."
     if low * high > 0:
         difference += ", which excludes zero, but not after correction for the number of comparisons"
-    return f"{undecided}: {difference}; {_seeds_advice(row['seeds_needed_low'], row['seeds_needed_high'])}."
+    return f"{undecided}: {difference}; {_advice(row)}."
 
 
-def _seeds_advice(low: int | None, high: int | None) -> str:
+def _advice(row: Row) -> str:
+    low, high = row["seeds_needed_low"], row["seeds_needed_high"]
+    if row["undecided_by"] == "tuning":
+        return "the noise of tuning hides it, so more trials or tuning seeds are needed, not more seeds"
     if low is None:
         return f"even {MAX_SEEDS} seeds would probably not decide"
     if high is None:

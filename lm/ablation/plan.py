@@ -149,7 +149,8 @@ class Plan:
     def tune(self) -> tuple[TuningState, list[RunSpec]]:
         """How far the tuning is by the results that exist, and the runs of the trials that it asks for next.
 
-        Sets the hyperparameters of the arms when it has finished.
+        Sets the hyperparameters of the arms when it has finished. Trials of an arm that keeps its hyperparameters are
+        asked for if their results are gone, for its regret rests on them.
         """
         kept = {name: before for name in self._tuned_arms() if (before := self._kept(name))}
         arms = {name: ArmTrials(self._start(name), {}, name not in kept) for name in self._tuned_arms()}
@@ -169,6 +170,7 @@ class Plan:
             self.arms[name].tuned, self.arms[name].centre = tuned.settings, tuned.centre
         for name, before in kept.items():
             self.arms[name].tuned, self.arms[name].centre = before.tuned, before.centre
+            missing += self.missing([spec for t in self._recorded_trials(name) for spec in self.trial(name, t.values)])
         return state, missing
 
     def _tuned_arms(self) -> list[str]:
@@ -303,7 +305,7 @@ class Plan:
     def expected_seconds(self) -> tuple[float, float]:
         """The least and the greatest duration of what is missing, on so many workers as the plan has."""
         open_arms = [arm for name, arm in self.arms.items() if self._is_open(name)]
-        seconds = sum(self.seconds(spec) for spec in self.expected() if not spec.is_trial)
+        seconds = sum(self.seconds(spec) for spec in self.expected() if not (spec.is_trial and self._is_open(spec.arm)))
         trials = [STARTUP_SECONDS + arm.seconds(arm.steps[self.config.budgets[0]]) for arm in open_arms]
         trial = sum(trials) / len(trials) if trials else 0.0
         least, most = ((seconds + trial * n) / self.record.workers for n in self.trials_to_make())

@@ -176,7 +176,8 @@ def _tuning(results: Results) -> Iterator[dict[str, Any]]:
     """A row for each arm, in which each hyperparameter has its chosen value and what was tried; None: it has none."""
     for arm, record in results.record.arms.items() if len(results.trials) else ():
         trials = results.trials[results.trials["arm"] == arm].drop_duplicates("trial")
-        positions = results.tuned_arms[arm].is_interior() if arm in results.tuned_arms else {}
+        tuned = results.tuned_arms.get(arm)
+        positions = tuned.is_interior() if tuned and tuned.trains() else {}
         cells = {
             key: {
                 "chosen": record.tuned.get(key),

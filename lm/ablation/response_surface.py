@@ -15,16 +15,20 @@ from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import special
+from scipy.stats import qmc
 
 from lm.ablation.power import TuningVariance
 
 Array = NDArray[np.float64]
 LOCAL_RADIUS = 1.5  # factors around the best trial: what lies farther away says little about the trough
 OUTLIER_RATIO = 3  # times the median excess over the best loss: there the loss is no cubic any more
+BLOW_UP_RATIO = 6  # times the next lower excess, which a cubic does not reach: training blew up, but stayed finite
 GRID = 1 / 16  # factors between points at which a surface is compared
 CURVATURE, SKEW = 0.7, 0.15  # prior standard deviations of x² and x³, as fractions of the expected curvature
 VAGUE_PRIOR_SCALE = 100  # that of the constant and of x, as a multiple of the spread of the losses
-DRAWS = 400
+CLIFF_REACH = 1.25  # gaps to a diverged trial in which the best value may lie; with 1 the prior of x² makes it too few
+DRAWS = 4096  # quasi-random: a standard deviation of regrets is within some per cent of that of infinitely many
 POWERS = np.arange(1, 4)
 EPS = 1e-9
 
@@ -32,6 +36,19 @@ EPS = 1e-9
 def is_determined(x: Array, y: Array) -> bool:
     """Whether as many trials have finished as a surface has unknowns."""
     return bool(np.isfinite(y).sum() > 2 * x.shape[1])
+
+
+def with_blow_ups_diverged(x: Array, y: Array) -> Array:
+    """The losses, infinite also where a trial near the best blew up without becoming infinite.
+
+    One such value would say that all trials are noise. As many trials as a surface has unknowns stay finite.
+    """
+    near = np.isfinite(y) & (np.abs(x - x[np.argmin(y)]) <= LOCAL_RADIUS).all(1)
+    excess = np.sort(y[near]) - y.min()
+    for i in range(2 * x.shape[1] + 1, len(excess)):
+        if excess[i] > BLOW_UP_RATIO * excess[i - 1]:
+            return np.where(near & (y - y.min() >= excess[i]), math.inf, y)
+    return y
 
 
 def local_trials(x: Array, y: Array) -> tuple[Array, Array]:
@@ -57,7 +74,8 @@ def _grid(first: int, last: int) -> tuple[Array, Array]:
 @cache
 def _standard_normal(size: int) -> Array:
     """(size, DRAWS): the same draws always, so that a verdict does not change from one report to the next."""
-    return np.ascontiguousarray(np.random.default_rng(0).standard_normal((DRAWS, size)).T)
+    uniform = qmc.Sobol(size, scramble=False).random(DRAWS) + 0.5 / DRAWS
+    return np.ascontiguousarray(special.ndtri(uniform).T)
 
 
 def polynomial_features(x: Array, degree: int) -> Array:
@@ -84,35 +102,55 @@ class Surface:
 
     low: Array  # (k,) the range of the trials that it is fitted to
     high: Array
+    gap: Array  # (2, k) factors from that range down and up to the nearest trial that diverged; infinite: none did
     best_loss: float  # of these trials; the coefficients are of the excess over it
     mean: Array  # (1 + 3k,) coefficients of `polynomial_features`
     root: Array  # (1 + 3k, 1 + 3k), the lower triangular root of their covariance
 
-    def _grid(self, j: int, extrapolation: float) -> tuple[Array, Array]:
-        low, high = self.low[j] - extrapolation, self.high[j] + extrapolation
-        return _grid(math.floor(low / GRID), math.ceil(high / GRID))
+    def _grid(self, j: int, below: float, above: float) -> tuple[Array, Array]:
+        return _grid(math.floor((self.low[j] - below) / GRID), math.ceil((self.high[j] + above) / GRID))
 
     def optimum(self, extrapolation: float = 0.0) -> Array:
-        """(k,) the point of the lowest expected loss, at most `extrapolation` factors outside of what was tried."""
+        """(k,) the point of the lowest expected loss, at most `extrapolation` factors outside of what was tried.
+
+        It is half a factor or more from what diverged.
+        """
         k, point = len(self.low), np.zeros(len(self.low))
         for j in range(k):
-            grid, powers = self._grid(j, extrapolation)
+            grid, powers = self._grid(j, *np.clip(self.gap[:, j] - 0.5, 0, extrapolation))
             point[j] = grid[(powers @ self.mean[1 + j :: k]).argmin()]
         return point
 
     def regrets(self, point: Array, extrapolation: float = 0.25) -> Array:
-        """(k, DRAWS): how far the loss at a point is above the lowest one, for each hyperparameter of each draw."""
-        coefficients = self.mean[:, None] + self.root @ _standard_normal(len(self.mean))
-        k, rows = len(self.low), []
+        """(k, DRAWS): how far the loss at a point is above the lowest one, for each hyperparameter of each draw.
+
+        The lowest point is at most `extrapolation` factors outside of what was tried. Towards a trial that diverged it
+        may lie as far as training does not diverge, which is anywhere in the gap.
+        """
+        k, size, rows = len(self.low), len(self.mean), []
+        draws = _standard_normal(size + 2 * k)
+        coefficients = self.mean[:, None] + self.root @ draws[:size]
+        shares = special.ndtr(draws[size:]).reshape(2, k, DRAWS)
+        reach = np.where(np.isfinite(self.gap), CLIFF_REACH * self.gap, extrapolation)
         for j in range(k):
             line = coefficients[1 + j :: k]  # (3, DRAWS)
-            _, powers = self._grid(j, extrapolation)
-            rows.append(np.maximum(point[j] ** POWERS @ line - (powers @ line).min(0), 0.0))
+            grid, powers = self._grid(j, *reach[:, j])
+            losses = powers @ line
+            outside = (self.low[j] - grid, grid - self.high[j])
+            for gap, share, factors in zip(self.gap[:, j], shares[:, j], outside, strict=True):
+                if gap < math.inf:
+                    losses[factors[:, None] > CLIFF_REACH * gap * share] = math.inf
+            rows.append(np.maximum(point[j] ** POWERS @ line - losses.min(0), 0.0))
         return np.stack(rows)
+
+    def slope(self, point: Array) -> Array:
+        """(k,) by how much the expected loss rises per factor at a point."""
+        derivatives = POWERS * point[:, None] ** (POWERS - 1)  # (k, 3) of x, x² and x³
+        return np.asarray((derivatives * self.mean[1:].reshape(3, -1).T).sum(1))
 
     def profile(self, point: Array, j: int, extrapolation: float = 0.25) -> tuple[Array, Array, Array]:
         """Along hyperparameter j through a point: a grid of coordinates, the expected loss, its standard deviation."""
-        grid, _ = self._grid(j, extrapolation)
+        grid, _ = self._grid(j, extrapolation, extrapolation)
         x = np.tile(point, (len(grid), 1))
         x[:, j] = grid
         features = polynomial_features(x, 3)
@@ -121,7 +159,10 @@ class Surface:
 
 def fit(x: Array, y: Array, noise: float | None = None) -> Surface:
     """The surface of an arm. `noise` is the standard deviation of a trial, by default that of the residuals."""
+    diverged = x[~np.isfinite(y)]
     x, y = local_trials(x, y)
+    gaps = np.stack([x.min(0) - diverged, diverged - x.max(0)])  # (2, number of diverged trials, k)
+    gap = np.where(gaps > 0, gaps, math.inf).min(1, initial=math.inf)
     expected, squares, df = fit_quadratic(x, y)
     if noise is None:
         noise = (squares / df) ** 0.5 if df else 0.0
@@ -136,7 +177,7 @@ def fit(x: Array, y: Array, noise: float | None = None) -> Surface:
     upper = np.linalg.cholesky(inverse[::-1, ::-1])[::-1, ::-1]
     root = np.linalg.inv(upper).T
     mean = root @ (root.T @ (features.T @ (y - y.min()) / noise**2 + precision * prior))
-    return Surface(x.min(0), x.max(0), float(y.min()), mean, root)
+    return Surface(x.min(0), x.max(0), gap, float(y.min()), mean, root)
 
 
 @dataclass(slots=True, frozen=True)

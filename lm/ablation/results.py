@@ -17,7 +17,7 @@ from lm.ablation.contrasts import ENDED, compare
 from lm.ablation.record import AblationRecord, TrialRecord, read_record
 from lm.ablation.response_surface import Regret
 from lm.ablation.run_files import Failure, Outcome, RunFiles
-from lm.ablation.tuning import TunedArm, regrets
+from lm.ablation.tuning import TunedArm, failed_searches, regrets
 from lm.config.ablation import METRICS
 from lm.config.checks import reading
 from lm.system.files import read_csv
@@ -163,7 +163,8 @@ class Results:
     @cached_property
     def contrasts(self) -> pd.DataFrame:
         """A row for each comparison, interactions included: see `compare`."""
-        return compare(self.record, self.runs, self.regrets)
+        failed = failed_searches(self.tuned_arms, self.record.equivalence_margin)
+        return compare(self.record, self.runs, self.regrets, failed)
 
     def first_seeds(self, n: int) -> "Results":
         """As if only the first n seeds had been asked for."""

@@ -42,6 +42,7 @@ class Comparison:
     minimum_detectable: float | None = None  # at the level of the tests divided by the number of comparisons
     alpha: float = ALPHA  # level of the tests; 1 - alpha is that of the interval
     verdict: str = "undecided"  # better, worse, equivalent, undecided
+    undecided_by: str | None = None  # what more seeds would not mend; `judge` says "tuning": its noise is too large
     seeds_needed_low: int | None = None  # where undecided: an 80 % range of the new seeds that would decide in a
     seeds_needed_high: int | None = None  # single analysis; None also above MAX_SEEDS
     p_diverged: float | None = None  # that both arms diverge equally often; None: not tested
@@ -147,6 +148,8 @@ def judge(
         if tested.verdict == "undecided":
             needed = seeds_needed(mean, sd, n, margin, alpha / n_tests, tuning)
             tested.seeds_needed_low, tested.seeds_needed_high = needed
+            if tuning and not needed[0] and seeds_needed(mean, sd, n, margin, alpha / n_tests)[0]:
+                tested.undecided_by = "tuning"
     return comparisons
 
 

@@ -3,7 +3,8 @@
 A search begins at a centre and tries it and a whole factor to both sides along each hyperparameter. Then it fits a
 surface to its trials and tries what the surface knows least about: its lowest point if that lies at the edge of what
 was tried, else both sides of it along the hyperparameter whose best value is least certain. The lowest point of the
-surface is the optimum of the search. Trials lie on a grid of half factors around the centre.
+surface is the optimum of the search. Trials lie on a grid of half factors around the centre. Where training diverges
+at the centre, the search first walks down the learning rates until a trial is finite, and goes on from there.
 
 The surface has no interactions, so where hyperparameters interact one search ends short of the best settings if it
 began far from them. Therefore all arms search again, each from its own optimum, while the optimum of one of them lies
@@ -21,12 +22,22 @@ from itertools import product
 
 import numpy as np
 
-from lm.ablation.response_surface import GRID, Array, Regret, Surface, fit, is_determined, pooled_noise
+from lm.ablation.response_surface import (
+    GRID,
+    Array,
+    Regret,
+    Surface,
+    fit,
+    is_determined,
+    pooled_noise,
+    with_blow_ups_diverged,
+)
 from lm.config.ablation import TuneConfig
 
 Settings = dict[str, float]  # a value for each hyperparameter
 Key = tuple[float, ...]  # settings in the order of the hyperparameters, rounded to four digits
 Point = tuple[int, ...]  # offsets from the centre of a search, in half factors
+WALK = 4  # half factors by which learning rates are lowered at a time until training does not diverge
 SETTLED = 0.25  # factors that an optimum may lie from the centre of its search without another search
 
 
@@ -50,6 +61,15 @@ class ArmTrials:
     losses: Mapping[Key, float] = field(default_factory=dict)
     is_open: bool = True
 
+    def learning_rates(self) -> tuple[int, ...]:
+        """Which hyperparameters are learning rates; if none is, which multiply one."""
+        names = [name.rpartition(".")[2] for name in self.start]
+        rates = tuple(j for j, name in enumerate(names) if name in ("lr", "adam_lr"))
+        return rates or tuple(j for j, name in enumerate(names) if name.endswith("lr_multiplier"))
+
+    def search(self, centre: Key, factor: float) -> "Search":
+        return Search(centre, factor, self.learning_rates())
+
     def key(self, settings: Mapping[str, float]) -> Key:
         return tuple(round_value(settings[name]) for name in self.start)
 
@@ -63,6 +83,7 @@ class Search:
 
     centre: Key
     factor: float
+    rates: tuple[int, ...] = ()  # of the hyperparameters, those to lower where training diverges
     losses: dict[Point, float] = field(default_factory=dict)
 
     def key(self, factors: Iterable[float]) -> Key:
@@ -74,7 +95,8 @@ class Search:
 
     def arrays(self) -> tuple[Array, Array]:
         """Coordinates in factors from the centre, (n, k), and losses (n,)."""
-        return np.array(list(self.losses), dtype=float) / 2, np.array(list(self.losses.values()))
+        x, y = np.array(list(self.losses), dtype=float) / 2, np.array(list(self.losses.values()))
+        return x, with_blow_ups_diverged(x, y)
 
     def surface(self) -> Surface | None:
         """None while fewer trials have finished than a surface has unknowns."""
@@ -89,6 +111,10 @@ class Search:
         """(k,) in factors from the centre: the lowest point of the surface; without a surface, of the trials."""
         surface = self.surface()
         return surface.optimum() if surface else np.array(self.best_trial(), dtype=float) / 2
+
+    def is_interior(self, point: Array) -> list[bool | None]:
+        x, y = self.arrays()
+        return _is_interior(point, x) if np.isfinite(y).any() else []
 
     def propose(self, budget: int, is_allowed: Callable[[Key], bool]) -> list[Point]:
         """The next points to try, which are independent of each other; none if the budget is spent.
@@ -109,7 +135,12 @@ class Search:
     def _candidates(self) -> Iterator[list[Point]]:
         """Groups of points, the most informative first."""
         dimensions = range(len(self.centre))
-        yield [_offset((0,) * len(self.centre), j, by) for j in dimensions for by in (-2, 2)]
+        origin = next((point for point, loss in self.losses.items() if math.isfinite(loss)), None)
+        if origin is None and self.rates:
+            steps = -WALK * len(self.losses)
+            yield [tuple(steps if j in self.rates else 0 for j in dimensions)]
+        origin = origin or (0,) * len(self.centre)
+        yield [_offset(origin, j, by) for j in dimensions for by in (-2, 2)]
         best, order = self.best_trial(), [*dimensions]
         middle = best
         if surface := self.surface():
@@ -120,7 +151,13 @@ class Search:
         if not all(min(tried) < offset < max(tried) for offset, tried in columns):
             yield [middle]
         for point, by, j in product((middle, best), (2, 3, 1, 4), order):
-            yield [_offset(point, j, by), _offset(point, j, -by)]
+            yield [_offset(point, j, way) for way in (by, -by) if not self._diverges_between(point, j, way)]
+
+    def _diverges_between(self, point: Point, j: int, by: int) -> bool:
+        """Whether, from a point that trains, training diverges on the way to what lies `by` from it."""
+        diverged = {tried for tried, loss in zip(self.losses, self.arrays()[1], strict=True) if loss == math.inf}
+        way = {_offset(point, j, step) for step in range(by, 0, -1 if by > 0 else 1)}
+        return point not in diverged and bool(way & diverged)
 
     def advance(self, arm: ArmTrials, budget: int, is_allowed: Callable[[Settings], bool]) -> list[Key]:
         """Take in the trials that were made, batch by batch; returns those of the next batch that have no loss yet."""
@@ -165,12 +202,49 @@ class TunedArm:
             return [round(x / step) * step for x in raw] if centre else raw
 
         x = np.array([coordinates(values, 0.5) for values, _ in trials]).reshape(len(trials), len(origin))
-        y = np.array([loss for _, loss in trials])
+        y = with_blow_ups_diverged(x, np.array([loss for _, loss in trials]))
         return cls(settings, origin, x, y, np.array(coordinates(settings, GRID)))
 
+    def trains(self) -> bool:
+        """Whether any trial has not diverged."""
+        return bool(np.isfinite(self.y).any())
+
     def is_interior(self) -> dict[str, bool | None]:
-        """For each hyperparameter, whether values on both sides were tried; None where only one value was."""
-        return dict(zip(self.settings, _is_interior(self.point, self.x), strict=True))
+        """For each hyperparameter, whether values on both sides were tried; None where only one was, or none trains."""
+        inside = _is_interior(self.point, self.x) if self.trains() else [None] * len(self.point)
+        return dict(zip(self.settings, inside, strict=True))
+
+    def at_edge(self) -> list[str]:
+        return [name for name, inside in self.is_interior().items() if inside is False]
+
+    def beside_divergence(self) -> list[str]:
+        """Hyperparameters of which all values to one side of the settings diverged, if any were tried."""
+        if not self.trains():
+            return []
+        finite = _is_interior(self.point, self.x[np.isfinite(self.y)])
+        inside = zip(self.is_interior().items(), finite, strict=True)
+        return [name for (name, tried), trained in inside if tried and not trained]
+
+    def moved(self) -> list[str]:
+        """Hyperparameters in which the last search ended away from where it began."""
+        return [name for name, x in zip(self.settings, self.point, strict=True) if self.trains() and abs(x) > SETTLED]
+
+    def gain_at_edge(self, surface: Surface | None) -> float:
+        """By how much the loss still falls per factor at an edge of what was tried; 0 if the settings lie inside.
+
+        By the surface; without one, from the nearest value to the chosen one.
+        """
+        gains = [0.0]
+        for j, inside in enumerate(self.is_interior().values()):
+            if inside is False:
+                side = 1 if self.point[j] >= self.x[:, j].max() else -1
+                if surface:
+                    gains.append(-side * float(surface.slope(self.point)[j]))
+                    continue
+                factors = side * (self.point[j] - self.x[:, j])
+                nearest = min((d, loss) for d, loss in zip(factors, self.y, strict=True) if d > 0)
+                gains.append(float((nearest[1] - self.y.min()) / nearest[0]))
+        return max(gains)
 
 
 @dataclass(slots=True, frozen=True)
@@ -223,7 +297,7 @@ def _run_searches(
     """
     most = max((len(arm.start) for arm in arms.values()), default=0)
     open_arms = {name: arm for name, arm in arms.items() if arm.start and arm.is_open and config.trials}
-    searches = {name: [Search(arm.key(arm.start), config.factor)] for name, arm in open_arms.items()}
+    searches = {name: [arm.search(arm.key(arm.start), config.factor)] for name, arm in open_arms.items()}
 
     def advance(trials: int) -> dict[str, list[Key]]:
         missing = {}
@@ -239,8 +313,8 @@ def _run_searches(
         if restart == config.restarts or all((np.abs(optimum) <= SETTLED).all() for optimum in optima.values()):
             break
         for name, own in searches.items():
-            own.append(Search(own[-1].key(optima[name]), config.factor))
-    at_edge = any(False in _is_interior(optima[name], own[-1].arrays()[0]) for name, own in searches.items())
+            own.append(open_arms[name].search(own[-1].key(optima[name]), config.factor))
+    at_edge = any(False in own[-1].is_interior(optima[name]) for name, own in searches.items())
     return searches, advance(config.trials + config.extension_trials) if at_edge else {}
 
 
@@ -277,10 +351,29 @@ def _surfaces(arms: Mapping[str, TunedArm]) -> tuple[dict[str, Surface], int]:
 
 
 def regrets(arms: Mapping[str, TunedArm]) -> dict[str, Regret]:
-    """By arm, how far the loss at its settings is above that of its best; left out where too few trials finished."""
+    """By arm, how far the loss at its settings is above that of its best; left out where too few trials finished.
+
+    Empty if no arm has more trials than its surface has unknowns: then nothing says how noisy a trial is.
+    """
     surfaces, df = _surfaces(arms)
+    if not df:
+        return {}
     draws = {name: surface.regrets(arms[name].point).sum(0) for name, surface in surfaces.items()}
     return {name: Regret(float(own.mean()), float(own.var()), df) for name, own in draws.items()}
+
+
+def failed_searches(arms: Mapping[str, TunedArm], margin: float) -> dict[str, str]:
+    """The arms whose best settings were not found, and why.
+
+    divergence: no trial trains. edge: the loss still falls by more than the margin per factor where the trials end.
+    """
+    surfaces, failed = _surfaces(arms)[0], {}
+    for name, arm in arms.items():
+        if not arm.trains():
+            failed[name] = "divergence"
+        elif arm.gain_at_edge(surfaces.get(name)) > margin:
+            failed[name] = "edge"
+    return failed
 
 
 def profiles(arms: Mapping[str, TunedArm], factor: float) -> dict[str, dict[str, tuple[Array, Array, Array]]]:
@@ -295,12 +388,3 @@ def profiles(arms: Mapping[str, TunedArm], factor: float) -> dict[str, dict[str,
             grid, mean, sd = surface.profile(arm.point, j)
             by_arm[name][key] = centre * factor**grid, mean, sd
     return by_arm
-
-
-def factors_moved(start: Settings, settings: Settings, factor: float) -> Settings:
-    """By hyperparameter, how many factors from its start an arm has ended.
-
-    In simulation, errors are too frequent where an arm moves by a factor or more in hyperparameters that interact
-    strongly; nothing else that a run shows tells these cases apart.
-    """
-    return {name: math.log(value / start[name]) / math.log(factor) for name, value in settings.items()}

@@ -15,7 +15,7 @@ from lm.ablation.power import ALPHA
 from lm.ablation.record import AblationRecord, design_of
 from lm.ablation.results import Results
 from lm.ablation.statistics import holm, interval
-from lm.ablation.tuning import factors_moved, share_of_trials
+from lm.ablation.tuning import share_of_trials
 from lm.config.identity import flat
 from lm.system.terminal import to_override_value
 
@@ -23,7 +23,6 @@ MIN_SEEDS = 4  # with fewer, one more often changes a verdict
 MIN_SEEDS_AT_LOOK = 5  # where arms are tuned: with fewer, tuning has too few degrees of freedom for a small level
 MAX_TIME_RATIO = 0.02  # runs at equal time whose measured times differ by more did not have equal time
 NEAR_HALF = 0.1  # of the tokens: as far from half of them the validation may be that stands for it
-FAR = 0.99  # factors from where tuning began, in two or more hyperparameters: errors are more frequent there
 CONDITIONS = {"device": "device", "cpu": "CPU", "threads": "threads", "precision": "precision", "python": "Python"}
 CONDITIONS |= {"torch": "torch"}
 
@@ -92,6 +91,11 @@ def _of_plan(record: AblationRecord) -> Iterator[Warning]:
             f"The first planned look comes at {first} seeds, and arms are tuned.",
             f"False verdicts are then more likely than 5 %. Plan it at {MIN_SEEDS_AT_LOOK} seeds or more.",
         )
+    elif record.tune.trials and 1 < len(record.seeds) < MIN_SEEDS:
+        yield Warning(
+            f"Arms are tuned, and there are only {len(record.seeds)} seeds.",
+            "95 % intervals then cover the difference in 88 to 96 % of cases.",
+        )
     yield from _about(
         "The scored model is chosen by the text that scores it",
         views.best_arms(record),
@@ -104,25 +108,45 @@ def _of_plan(record: AblationRecord) -> Iterator[Warning]:
     )
     detail = "The learning rate never rises above this share of optim.lr."
     yield from _about("The warm-up is long", _long_warm_up(record), detail)
-    detail = "k hyperparameters need 2k + 1, on both sides of each value."
+    detail = "k hyperparameters need 2k + 2: values on both sides of each, and one to say how noisy a trial is."
     yield from _about("There are few search trials", _short_search(record), detail)
 
 
 def _of_tuning(results: Results) -> Iterator[Warning]:
-    detail = "A better value may lie beyond it."
-    yield from _about("The best value lies at the edge of the search range", _at_edge(results), detail)
+    arms = results.tuned_arms
     yield from _about(
-        "Tuning ended far from where it began",
-        _moved(results),
-        "Where hyperparameters interact strongly, such an arm may not have reached its best settings, and the interval "
-        "does not count that. Let it begin at the settings that it has found.",
+        "No setting was found that trains",
+        [name for name, arm in arms.items() if not arm.trains()],
+        "Every trial diverged, so comparisons with such an arm are undecided. Let its search begin elsewhere.",
+    )
+    yield from _about(
+        "The best value lies at the edge of the search range",
+        _named({name: arm.at_edge() for name, arm in arms.items()}),
+        "A better value may lie beyond it. Where the loss still falls by more than the margin per factor, there is no "
+        "verdict that this could undo.",
+    )
+    yield from _about(
+        "The best value lies beside divergence",
+        _named({name: arm.beside_divergence() for name, arm in arms.items()}),
+        "A better one may lie between it and the value that diverged; the interval counts that.",
+    )
+    yield from _about(
+        "The last search still moved by more than a quarter factor",
+        _named({name: arm.moved() for name, arm in arms.items()}),
+        "Such an arm may not have reached its best settings, and the interval does not count that. Let it begin at the "
+        "settings that it has found, or allow more restarts.",
     )
     detail = "Arms with more of them may be tuned better."
     yield from _about("Numbers of search trials differ", ["; ".join(_unequal_trials(results))], detail)
     yield from _about(
         "The noise of tuning is not counted",
         _noise_not_counted(results),
-        "For k hyperparameters this needs 2k + 1 trials that did not diverge. The interval counts the seeds only.",
+        "For k hyperparameters this needs 2k + 2 trials that did not diverge. The interval counts the seeds only.",
+    )
+    yield from _about(
+        "The interval is narrower than that of the seeds alone",
+        _narrower(results),
+        "The noise of a trial is pooled over arms, which adds degrees of freedom; few seeds alone have fewer.",
     )
 
 
@@ -211,33 +235,36 @@ def _long_warm_up(record: AblationRecord) -> Iterator[str]:
 
 
 def _short_search(record: AblationRecord) -> Iterator[str]:
-    """Arms with fewer trials, made or planned, than values on both sides of the centre need."""
+    """Arms whose search has fewer trials, made or planned, than values on both sides of the centre need.
+
+    If none has more than these, all arms: then nothing says how noisy a trial is.
+    """
     keys = {
         name: [key for key in record.tune.hyperparameters if arm.settings.get(key)] for name, arm in record.arms.items()
     }
     most = max(map(len, keys.values()), default=0)
+    numbers = {}
     for name, varied in keys.items() if record.tune.trials else ():
-        made = sum(trial.arm == name for trial in record.trials) if record.arms[name].tuned else 0
-        n = made or share_of_trials(len(varied), most, record.tune.trials)
-        if varied and n < 1 + 2 * len(varied):
-            yield f"{name} ({n} for {' and '.join(varied)})"
+        searches = [trial.searches for trial in record.trials if trial.arm == name and record.arms[name].tuned]
+        last = max((search for own in searches for search in own), default=0)
+        made = sum(last in own for own in searches)
+        if varied:
+            numbers[name] = made or share_of_trials(len(varied), most, record.tune.trials)
+    nothing_pooled = all(n <= 1 + 2 * len(keys[name]) for name, n in numbers.items())
+    for name, n in numbers.items():
+        if nothing_pooled or n < 1 + 2 * len(keys[name]):
+            yield f"{name} ({n} for {' and '.join(keys[name])})"
 
 
-def _at_edge(results: Results) -> Iterator[str]:
-    for name, arm in results.tuned_arms.items():
-        if keys := [key for key, inside in arm.is_interior().items() if inside is False]:
-            yield f"{name} ({', '.join(keys)})"
+def _named(keys: dict[str, list[str]]) -> Iterator[str]:
+    return (f"{name} ({', '.join(own)})" for name, own in keys.items() if own)
 
 
-def _moved(results: Results) -> Iterator[str]:
-    """Arms that have ended far from where their first search began, in two or more hyperparameters."""
-    record = results.record
-    for name, arm in results.tuned_arms.items():
-        start = next(trial.values for trial in record.trials if trial.arm == name)
-        factors = factors_moved(start, arm.settings, record.tune.factor)
-        far = [key for key, factor in factors.items() if abs(factor) >= FAR]
-        if len(far) > 1:
-            yield f"{name} ({', '.join(far)})"
+def _narrower(results: Results) -> Iterator[str]:
+    for row in views.comparisons(results).itertuples():
+        alone = interval(row.differences, 1 - row.alpha)
+        if row.is_tuning_counted and alone and row.ci_high - row.ci_low < alone[1] - alone[0]:
+            yield row.name + row.at_equal
 
 
 def _unequal_trials(results: Results) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""How often verdicts on tuned arms are wrong, by simulation: the table in docs/ablations.md.
+"""How often verdicts on tuned arms are wrong, by simulation: the table in docs/statistics.md.
 
     python scripts/benchmark/tuning_error_rates.py csv=FILE [repetitions=2000]     simulate, or go on where FILE ends
     python scripts/benchmark/tuning_error_rates.py table=FILE     print its table, and the cells beyond what is wanted
@@ -27,7 +27,7 @@ import pandas as pd
 from lm.ablation.power import TuningVariance, effective_sd
 from lm.ablation.response_surface import Array, combine_regrets
 from lm.ablation.statistics import difference_p, equivalence_p
-from lm.ablation.tuning import ArmTrials, Key, regrets, tune
+from lm.ablation.tuning import ArmTrials, Key, failed_searches, regrets, tune
 from lm.config.ablation import TuneConfig
 
 CURVATURES = np.array([0.035, 0.012, 0.01])  # nats per squared factor of two: lr, embedding matrix, LM head
@@ -35,7 +35,12 @@ TRIAL_SD, DIFFERENCE_SD = 0.006, 0.0075  # nats: of a run at one tuning seed, of
 OPTIMUM_SD = 0.3  # factors by which the best value of a hyperparameter moves with the seed, if it does
 CLIFF = 0.6  # factors above the best value of the first hyperparameter where training diverges
 STEEPNESS = 1.5 * math.log(2)  # of the lopsided surface: twice as high a factor above the best value as one below
-SURFACES, CORRELATIONS = ("quadratic", "lopsided", "cliff"), (0.0, 0.5, 0.7)
+TILT = 0.02  # nats per factor by which the loss falls towards a tilted cliff
+BLOW_UP, BLOW_UP_AT = 1.0, 0.4  # nats by which a soft cliff rises, factors above the best value
+SPIKE, SPIKE_RATE = 0.05, 0.08  # nats by which a trial is too high, and how often one is
+SURFACES = ("quadratic", "lopsided", "cliff", "tilted_cliff", "soft_cliff", "spikes")
+CORRELATIONS = (0.0, 0.5, 0.7)
+HYPERPARAMETERS = ("optim.lr", "head.embedding_lr_multiplier", "head.head_lr_multiplier")
 MARGINS, SEEDS, ALPHA = (0.005, 0.02), (5, 8), 0.05
 DIVERGED = 1.0  # nats that a diverged run is worse
 BLOCK = 100  # repetitions in a row of the CSV file
@@ -44,24 +49,36 @@ BLOCK = 100  # repetitions in a row of the CSV file
 @dataclass(frozen=True)
 class Cell:
     k: int  # hyperparameters
-    surface: str  # quadratic, lopsided, or cliff: a quadratic that ends where training diverges
+    surface: str  # see `loss`
     correlation: float  # of each pair of hyperparameters in the curvature
     start: str  # near: each arm within a factor of its best; far: the arm 0.8 to 1.8 factors off, its baseline at it
     optimum: str  # fixed, or moving with the seed
     tuning_seeds: int
 
     def loss(self, x: Array, shift: Array) -> Array:
-        """(..., k) factors from the best settings, and how far these are moved, to the excess over the least loss."""
+        """(..., k) factors from the best settings, and how far these are moved, to the excess over the least loss.
+
+        A cliff is where training diverges above a value of the first hyperparameter: beyond the best one, or, of a
+        tilted cliff, right above it. A soft cliff is a step to a loss that stays finite.
+        """
         curvatures = CURVATURES[: self.k]
         root = np.sqrt(curvatures)
 
         def valley(t: Array) -> Array:
             return 2 / STEEPNESS**2 * (np.expm1(STEEPNESS * t) - STEEPNESS * t) if self.surface == "lopsided" else t**2
 
-        alone = (curvatures * valley(x - shift)).sum(-1)
+        alone = curvatures * valley(x - shift)
+        if self.surface == "tilted_cliff":
+            alone[..., 0] = TILT * np.abs(x - shift)[..., 0]
+        alone = alone.sum(-1)
         together = root.sum() ** 2 * valley((root * (x - shift)).sum(-1) / root.sum())
         loss = (1 - self.correlation) * alone + self.correlation * together
-        return np.where(x[..., 0] > CLIFF, np.inf, loss) if self.surface == "cliff" else loss
+        height, at = {
+            "cliff": (np.inf, CLIFF),
+            "tilted_cliff": (np.inf, 0.0),
+            "soft_cliff": (BLOW_UP, BLOW_UP_AT),
+        }.get(self.surface, (0.0, 0.0))
+        return np.where(x[..., 0] > at, loss + height, loss)
 
     def shifts(self, n: int, random: np.random.Generator) -> Array:
         """(n, k) by how much the best settings move with each of n seeds; all arms alike."""
@@ -101,20 +118,23 @@ class LazyLosses(dict[Key, float]):
 
 def tune_pair(
     cell: Cell, config: TuneConfig, random: np.random.Generator
-) -> tuple[dict[str, float], Array, TuningVariance | None]:
+) -> tuple[dict[str, float], Array, TuningVariance | None, dict[float, dict[str, str]]]:
     """Tune both arms.
 
-    Returns what tuning did, the differences of reported runs if the arms are equal, and the variance due to tuning.
+    Returns what tuning did, the differences of reported runs if the arms are equal, the variance due to tuning, and for
+    each margin the arms whose search has failed.
     """
     best, shifts = cell.best(random), cell.shifts(cell.tuning_seeds, random)
     sd = TRIAL_SD / math.sqrt(cell.tuning_seeds)
 
     def trials(arm: str) -> LazyLosses:
-        return LazyLosses(
-            lambda key: cell.loss(np.log2(key) - best[arm], shifts).mean() + sd * random.standard_normal()
-        )
+        def make(key: Key) -> float:
+            spike = SPIKE * (random.random() < SPIKE_RATE) if cell.surface == "spikes" else 0.0
+            return float(cell.loss(np.log2(key) - best[arm], shifts).mean() + sd * random.standard_normal() + spike)
 
-    arms = {arm: ArmTrials({str(j): 1.0 for j in range(cell.k)}, trials(arm)) for arm in best}
+        return LazyLosses(make)
+
+    arms = {arm: ArmTrials(dict.fromkeys(HYPERPARAMETERS[: cell.k], 1.0), trials(arm)) for arm in best}
     state = tune(arms, config)
     tuned = state.arms
     shifts = cell.shifts(max(SEEDS), random)
@@ -130,28 +150,36 @@ def tune_pair(
         "expected_regret": known["arm"].mean if "arm" in known else 0.0,
     }
     differences = excess["arm"] - excess["baseline"] + DIFFERENCE_SD * random.standard_normal(max(SEEDS))
-    return counts, differences, combine_regrets({"arm": 1, "baseline": -1}, known)
+    failed = {margin: failed_searches(tuned, margin) for margin in MARGINS}
+    return counts, differences, combine_regrets({"arm": 1, "baseline": -1}, known), failed
 
 
-def verdict(mean: float, sd: float, n: int, df: float, margin: float) -> str:
+def verdict(mean: float, sd: float, n: int, df: float, margin: float, failed: dict[str, str]) -> str:
+    """As in an ablation, the arm that would gain from more search is not called worse, nor two arms equivalent."""
     if equivalence_p(mean, sd, n, df, margin) <= ALPHA:
-        return "equivalent"
-    return "different" if difference_p(mean, sd, n, df) <= ALPHA else "undecided"
+        return "undecided" if failed else "equivalent"
+    loser = "arm" if mean > 0 else "baseline"
+    undone = loser in failed or "divergence" in failed.values()
+    return "different" if difference_p(mean, sd, n, df) <= ALPHA and not undone else "undecided"
 
 
-def outcomes(differences: Array, tuning: TuningVariance | None) -> dict[str, bool]:
+def outcomes(differences: Array, tuning: TuningVariance | None, failed: dict[float, dict[str, str]]) -> dict[str, bool]:
     """What is decided with each number of seeds and margin, of equal arms, worse arms and better arms."""
+
+    def decide(mean: float, margin: float) -> str:
+        return verdict(mean, sd, n, df, margin, failed[margin])
+
     row = {}
     for n in SEEDS:
         mean = float(differences[:n].mean())
         sd, df = effective_sd(float(differences[:n].std(ddof=1)), n, tuning)
         row[f"covered_{n}"] = difference_p(mean, sd, n, df) > ALPHA
         for margin in MARGINS:
-            row[f"false_{margin}_{n}"] = verdict(mean, sd, n, df, margin) == "different"
-            row[f"equivalent_worse_{margin}_{n}"] = verdict(mean + margin, sd, n, df, margin) == "equivalent"
-            row[f"equivalent_better_{margin}_{n}"] = verdict(mean - margin, sd, n, df, margin) == "equivalent"
-    row["power_worse"] = verdict(mean + 0.01, sd, n, df, 0.005) == "different"
-    row["power_better"] = verdict(mean - 0.01, sd, n, df, 0.005) == "different"
+            row[f"false_{margin}_{n}"] = decide(mean, margin) == "different"
+            row[f"equivalent_worse_{margin}_{n}"] = decide(mean + margin, margin) == "equivalent"
+            row[f"equivalent_better_{margin}_{n}"] = decide(mean - margin, margin) == "equivalent"
+    row["power_worse"] = decide(mean + 0.01, 0.005) == "different"
+    row["power_better"] = decide(mean - 0.01, 0.005) == "different"
     return row
 
 
@@ -161,8 +189,8 @@ def simulate(cell: Cell, repetitions: int, restarts: int = TuneConfig().restarts
     random = np.random.default_rng([*numbers, cell.start == "far", cell.optimum == "moving", block])
     config, total = TuneConfig(trials=4 * cell.k + 2, restarts=restarts), Counter[str]()
     for _ in range(repetitions):
-        counts, differences, tuning = tune_pair(cell, config, random)
-        total.update(counts | outcomes(differences, tuning))
+        counts, *outcome = tune_pair(cell, config, random)
+        total.update(counts | outcomes(*outcome))
     return {name: float(value / repetitions) for name, value in total.items()}
 
 

@@ -64,13 +64,13 @@ def write_run(path: Path, arm: str, seed: int, loss: float, steps: int) -> None:
 
 
 def write_search(path: Path, arm: str, diverged: bool) -> list[dict[str, Any]]:
-    points = [(1.0, 1.0), (0.5, 1.0), (2.0, 1.0)] + [(1.0, 0.5), (1.0, 2.0)] * (len(KNOBS[arm]) == 2)
+    points = [(1.0, 1.0), (0.5, 1.0), (2.0, 1.0), (1.414, 1.0)] + [(1.0, 0.5), (1.0, 2.0)] * (len(KNOBS[arm]) == 2)
     trials = []
     for lr, head in points:
         values = dict(zip(KNOBS[arm], (0.003 * lr, 0.004 * head), strict=False))
         loss = ARMS[arm] + 0.1 * math.log2(lr) ** 2 + 0.002 * math.log2(head)
         name = f"trials/{arm}-seed1000-{lr}-{head}"
-        if diverged and lr == 2.0:
+        if diverged and lr > 1.0:
             write(path / f"{name}.json", {"status": "diverged", "error": "the loss is nan"})
         else:
             write_run(path / name, arm, 1000, loss, 400)
@@ -144,7 +144,7 @@ def make(
         "primary": ["untied", "untied_matched"],
         "match_parameters": {"untied_matched": "model.d_ff"},
         "budgets": list(budgets),
-        "tune": {"trials": 5 if tuned else 0, "seeds": [1000]},
+        "tune": {"trials": 6 if tuned else 0, "seeds": [1000]},
         "common": ["trainer.max_steps=1000"],
         "contrasts": {arm: "tied" for arm in ARMS if arm != "tied"},
         "command": "python scripts/ablate.py ablation=tying 'a=``x``'",
