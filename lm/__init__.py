@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lm.cli.compare import compare as compare
     from lm.config import HeadConfig as HeadConfig
     from lm.config import ModelConfig as ModelConfig
     from lm.config import UserError as UserError
@@ -33,6 +34,7 @@ _MODULES = {  # of the public names; each is imported on first use, for torch ta
     "HeadConfig": "lm.config",
     "ModelConfig": "lm.config",
     "Tokenizer": "lm.data.tokenizer",
+    "compare": "lm.cli.compare",
     "load_tokenizer": "lm.data.tokenizer",
     "load_model": "lm.formats.folder",
     "generate": "lm.inference.generate",

@@ -64,7 +64,7 @@ VOCAB, SEQ = 97, 16
 
 # a run of seconds; tests add words to it
 TINY_RUN = [
-    *("data=text", "data.seq_len=32", "data.batch_size=4", "tokenizer=byte"),
+    *("experiment=none", "data=text", "data.seq_len=32", "data.batch_size=4", "tokenizer=byte"),
     *("model.n_layers=2", "model.d_model=32", "model.n_heads=2", "model.d_ff=64"),
     *("trainer=cpu", "trainer.max_steps=20", "trainer.log_every_n_steps=1", "threads=1", "prompts=[]"),
     *("checkpoint.every=5", "validation.every=10", "validation.batches=2"),

@@ -213,3 +213,11 @@ def test_the_cost_of_an_experiment_is_computed_from_its_settings(name: str) -> N
     assert f"{flops} FLOPs" in head
     (row,) = re.findall(rf"^\| \[?`{name}`.*$", (ROOT / "docs/data.md").read_text(), re.MULTILINE)
     assert f"| {n_params(net) / 1e6:.1f} M | {tokens / 1e6:.3g} M | {flops} |" in row
+
+
+def test_the_life_of_a_run_names_files_that_exist() -> None:
+    page = (ROOT / "docs/life-of-a-run.md").read_text()
+    files = re.findall(r"`(lm/[\w/]+\.py)`", page)
+    assert len(page.splitlines()) <= 60
+    assert len(files) > 20
+    assert [file for file in files if not (ROOT / file).is_file()] == []

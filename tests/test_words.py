@@ -99,7 +99,7 @@ ANSWERS = {  # what is typed -> what the one line about it says to type
     "train max_iters=100": "trainer.max_steps=100",
     "train minutes=4": "max_minutes=4",
     "train epochs=3 my.txt tokenizer=byte": "trainer.max_steps=91",
-    "train --epochs 3 my.txt data.seq_len=64 tokenizer=byte": "trainer.max_steps=182",
+    "train --epochs 3 my.txt data.seq_len=64 tokenizer=byte": "trainer.max_steps=91",
     "train trainer.max_epochs=3 my.txt tokenizer=byte": "trainer.max_steps=91",
     "train epochs=3 my.txt seed=no": "max_tokens=N",
     "train learning_rate=0.1": "optim.lr=0.1",
@@ -121,7 +121,7 @@ ANSWERS = {  # what is typed -> what the one line about it says to type
     "train --resume": "lm-lab train run_dir=runs/young",
     "train resume=true": "lm-lab train run_dir=runs/young",
     "train resume=runs/young": "run_dir=runs/young",
-    "train --dry-run my.txt": "lm-lab train my.txt --cfg job",
+    "train --dry-run my.txt": "plan_only=true",
     "train ablation=smoke": "lm-lab ablate ablation=smoke",
     "train model=tiny": "gpt2, medium, small",
     "generate": 'lm-lab generate "Once upon a time"',
@@ -196,7 +196,7 @@ def test_the_words_mean_settings_and_commands_that_exist() -> None:
 
 @pytest.mark.parametrize("word", ["my.txt", "my text.txt", "a,b.txt", "~kept", "books", "*.txt", "https://x.y/z?a=b"])
 def test_a_file_folder_glob_or_address_by_itself_is_the_text(word: str, command: Command) -> None:
-    code, out, error = command("train", "seed=1", word, "--cfg", "job")
+    code, out, error = command("train", "experiment=none", word, "--cfg", "job")
     assert (code, error) == (0, "")
     data = yaml.safe_load(out)["data"]
     assert (data["source"], data["path"]) == ("text", word)
@@ -204,12 +204,12 @@ def test_a_file_folder_glob_or_address_by_itself_is_the_text(word: str, command:
     asked = yaml.safe_load(out)
     assert (code, asked["overrides"]) == (0, ["data=text", f"data.path={word}"])
     assert (asked["ablation"]["name"], [*asked["ablation"]["arms"]]) == ("dropout", ["without", "dropout"])
-    swept = train_command.prepare(Namespace(overrides=[word, "seed=0,1", "~logger"], multirun=True))
-    assert swept == ["seed=0,1", "~logger", "data=text", f"data.path='{word}'"]
+    swept = train_command.prepare(Namespace(overrides=[word, "experiment=none", "seed=0,1", "~logger"], multirun=True))
+    assert swept == ["experiment=none", "seed=0,1", "~logger", "data=text", f"data.path='{word}'"]
 
 
 def test_a_kind_of_text_that_is_chosen_gets_the_path_alone(command: Command) -> None:
-    data = yaml.safe_load(command("train", "data=csv", "my.csv", "--cfg", "job")[1])["data"]
+    data = yaml.safe_load(command("train", "experiment=none", "data=csv", "my.csv", "--cfg", "job")[1])["data"]
     assert (data["source"], data["path"]) == ("csv", "my.csv")
 
 

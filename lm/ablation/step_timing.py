@@ -8,14 +8,13 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
-from functools import cache, partial
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
-from torch import nn
 
 from lm.ablation.arms import Arm
 from lm.config import RunConfig
@@ -24,9 +23,8 @@ from lm.data.tokens import TextData, prepare
 from lm.inference.evaluate import evaluate
 from lm.model.transformer import Transformer
 from lm.system.device import cpu_name, fast_attention, is_mixed, set_threads
-from lm.training.loss import build_loss
-from lm.training.optim import build_optimizer
-from lm.training.resolve import build_model, n_batches, n_validations, resolve
+from lm.training.forecast import bare_step, batches_of_a_validation
+from lm.training.resolve import build_model, n_validations, resolve
 
 MIN_ROUNDS, ENOUGH_SECONDS = 5, 20.0  # of a measurement
 MAX_ROUNDS, MAX_ROUNDS_OF_AN_ESTIMATE = 40, 10
@@ -104,39 +102,8 @@ def _computation(arm: Arm, with_trainer: bool) -> str:
     return f"{hashlib.sha256(content.encode()).hexdigest()[:16]} {machine()}"
 
 
-def _batches_of_a_validation(run: RunConfig, n_tokens: int) -> int:
-    n_all = n_batches(run, n_tokens)
-    return min(run.validation.batches or n_all, n_all)
-
-
-# --- a step without a Trainer
-
-
 def _bare_step(arm: Arm) -> Callable[[], float]:
-    """A step on random tokens, with its share of validations, in which a forward pass is a third of a step."""
-    run, steps = resolve(arm.run, arm.vocab_size), arm.steps["own"]
-    passes = n_validations(arm.run, steps) * _batches_of_a_validation(arm.run, arm.val_tokens)
-    device, mixed = run.trainer.accelerator, is_mixed(run.trainer.precision)
-    n_micro = run.trainer.accumulate_grad_batches
-    net = build_model(run, arm.vocab_size).to(device)
-    net.head.on_train_step(0.0, net.embed.weight, {})
-    loss, optimizer = partial(build_loss(run), net), build_optimizer(net, run.optim, run.head)
-    tokens = torch.randint(arm.vocab_size, (run.data.batch_size // n_micro, run.data.seq_len), device=device)
-
-    def step() -> float:
-        started = time.perf_counter()
-        for _ in range(n_micro):
-            with torch.autocast(device, torch.bfloat16, enabled=mixed), fast_attention(device, mixed, run.data.seq_len):
-                value = loss(tokens, tokens)
-            value.backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_([weight for group in optimizer.param_groups for weight in group["params"]], 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        return (time.perf_counter() - started) * (1 + passes / steps / 3)
-
-    return step
+    return bare_step(arm.run, arm.vocab_size, arm.val_tokens, arm.steps["own"])
 
 
 # --- a step as the Trainer makes it
@@ -197,7 +164,7 @@ def _seconds_of_steps(net: Transformer, run: RunConfig, data: TextData) -> list[
 
 
 def _seconds_of_a_validation(net: Transformer, run: RunConfig, data: TextData) -> float:
-    n = _batches_of_a_validation(run, len(data.val))
+    n = batches_of_a_validation(run, len(data.val))
     timed = min(TIMED_BATCHES, n)
     net.to(run.trainer.accelerator)  # Lightning has moved it to the CPU
     started = time.perf_counter()

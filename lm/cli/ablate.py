@@ -18,10 +18,12 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from lm.ablation.compose import compose_arms, compose_base
+from lm.cli.compare import MARGIN, SEEDS, Question, choose, question_of, sentences, write_question
 from lm.cli.compose import compose, current_overrides, quoted, register, run_hydra, string, to_dataclass
 from lm.cli.main import command_prefix, job, resumable
-from lm.cli.mistakes import CONFIGS, LOADED, command_line, key_of, kinds_of, no_such_key
-from lm.cli.words import is_question, with_text
+from lm.cli.mistakes import CONFIGS, LOADED, Kinds, command_line, key_of, kinds_of, no_such_key
+from lm.cli.recipe import tell, values_of
+from lm.cli.words import is_question, is_text, with_text
 from lm.config import RunConfig, UserError
 from lm.config.ablation import AblateConfig
 from lm.config.checks import reading
@@ -29,6 +31,11 @@ from lm.config.identity import is_verb
 from lm.data.paths import check_paths
 
 SCHEMA = AblateConfig
+NOT_TUNED = (
+    "margin: {margin:g}, of which 0.01 nats is 1 % of perplexity; margin=M is another. Learning rates are those of the"
+    " settings, not tuned for each arm: ablation.tune.trials=6 does that"
+)
+asked: list[Question] = []  # in one line, by this command
 
 
 def arm(overrides: Sequence[str]) -> RunConfig:
@@ -48,6 +55,7 @@ def program(config: DictConfig) -> None:
     if "ablation" not in map(key_of, overrides):
         default = HydraConfig.get().runtime.choices["ablation"]  # whatever ablation.name calls it
         print(f"ablation={default} is the default; --help lists the others", file=sys.stderr, flush=True)
+    tell()
     from lm.ablation.ablate import ablate
     from lm.ablation.plan import Plan
     from lm.ablation.record import default_dir
@@ -63,11 +71,17 @@ def program(config: DictConfig) -> None:
         if ablation.exit_code == "verdict":
             verdict_code(plan.results())  # refuses several comparisons before anything is run
         print(plan_table(plan), file=file, flush=True)
+        if asked and not ablation.ablation.tune.trials:
+            print(NOT_TUNED.format(margin=ablation.ablation.equivalence_margin), file=file, flush=True)
 
     with resumable(Path(ablation.output_dir) if ablation.output_dir else default_dir(ablation)):
         results = ablate(ablation, runs, command, on_plan, base)
     if ablation.json or not ablation.plan_only:
         print_results(results, ablation.json)
+    for question in asked if not ablation.plan_only else ():
+        path = write_question(question, results.folder)
+        if not ablation.json:
+            print(*sentences(results), f"the question is a file, to be edited and asked again: {path}", sep="\n")
     if ablation.plan_only:
         return
     counts = results.counts()
@@ -84,18 +98,27 @@ def prepare(flags: Namespace) -> list[str]:
     if not (flags.overrides or flags.cfg or flags.info or flags.hydra_help):
         raise UserError(_how_to_ask(flags.config_dir))
     own, train, others = kinds_of(AblateConfig), kinds_of(RunConfig), []
+    asked.clear()
     questions = [word for word in flags.overrides if is_question(word)]
+    words = [word for word in flags.overrides if word not in questions]
     overrides = _choose_question(questions, flags.overrides)
-    for override in with_text([word for word in flags.overrides if word not in questions], own | train):
+    if not questions and "ablation" not in map(key_of, words):
+        words, overrides = _ask_in_a_line(words)
+    for override in with_text(words, own | train):
         key = re.split("[.@/]", key_of(override))[0]
         if key in own or key == "hydra" or not re.search("=|^~", override):
             overrides.append(quoted(override, own))
-        elif key in train or (CONFIGS / key).is_dir():
+        elif _is_of_train(key, own, train):
             others.append(override)
         else:
             raise UserError(no_such_key(override, own | train, flags.overrides))
     verbatim = (string(re.sub(r"(\\*)\$\{", r"\1\1\\${", override)) for override in others)
     return [*overrides, f"overrides=[{','.join(verbatim)}]"]
+
+
+def _is_of_train(key: str, own: Kinds, train: Kinds) -> bool:
+    group = re.split("[.@/]", key)[0]
+    return group not in own and (group in train or (CONFIGS / group).is_dir())
 
 
 def _choose_question(files: Sequence[str], words: Sequence[str]) -> list[str]:
@@ -107,6 +130,31 @@ def _choose_question(files: Sequence[str], words: Sequence[str]) -> list[str]:
             content = OmegaConf.load(file)
         ConfigStore.instance().store(LOADED, content, "ablation")
     return [word for file in files for word in (f"ablation={LOADED}", f"ablation.name={string(Path(file).stem)}")]
+
+
+def _ask_in_a_line(words: list[str]) -> tuple[list[str], list[str]]:
+    """The words that are left, and the overrides that ask the question of a setting with several values, if one has."""
+    own, train = kinds_of(AblateConfig), kinds_of(RunConfig)
+    settings = [word for word in words if "=" in word and _is_of_train(key_of(word), own, train)]
+    changes = [word for word in settings if len(values_of([word]).get(key_of(word), [])) > 1]
+    if not changes:
+        return words, []
+    if len(changes) > 1:
+        advice = (
+            "a line compares one; a YAML file has an arm for each combination that is asked for (docs/ablations.md)"
+        )
+        raise UserError(f"{' '.join(changes)}: several settings with several values; {advice}")
+    short = {key_of(word): word for word in words if key_of(word) in ("seeds", "margin")}
+    texts = [word for word in words if is_text(word)]
+    common = [word for word in settings if word not in changes] + texts
+    question = question_of(
+        changes[0],
+        [quoted(word, train) for word in with_text(common, train)],
+        int(short.get("seeds", f"={SEEDS}").partition("=")[2]),
+        float(short.get("margin", f"={MARGIN}").partition("=")[2]),
+    )
+    asked.append(question)
+    return [word for word in words if word not in (*changes, *common, *short.values())], choose(question)
 
 
 def _how_to_ask(config_dir: str | None) -> str:

@@ -3,8 +3,8 @@
 import argparse
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import MISSING as NO_DEFAULT
 from dataclasses import asdict, fields, replace
 from functools import cache, reduce
@@ -151,6 +151,13 @@ def current_overrides() -> list[str]:
 
 def compose(name: str, overrides: Sequence[str], schema: type[Config]) -> Config:
     """configs/NAME.yaml with overrides as a dataclass, also while a program of Hydra is running. Raises UserError."""
+    with composing(name, overrides, schema) as (config, quoted_overrides):
+        return to_dataclass(config, quoted_overrides, schema)
+
+
+@contextmanager
+def composing(name: str, overrides: Sequence[str], schema: type[Any]) -> Iterator[tuple[DictConfig, list[str]]]:
+    """configs/NAME.yaml with overrides as Hydra composes it, which may compose more inside, and these overrides."""
     import hydra
     from hydra.core.global_hydra import GlobalHydra
 
@@ -161,7 +168,7 @@ def compose(name: str, overrides: Sequence[str], schema: type[Config]) -> Config
         if not GlobalHydra.instance().is_initialized():
             stack.enter_context(hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"))
         with explaining(overrides, kinds):
-            return to_dataclass(hydra.compose(name, overrides), overrides, schema)
+            yield hydra.compose(name, overrides), overrides
 
 
 @cache  # to build a schema takes a tenth of the time of composing

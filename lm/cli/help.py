@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, get_args
 from lm.cli.compose import compose
 from lm.cli.main import command_prefix
 from lm.cli.mistakes import CONFIGS
+from lm.cli.recipe import RECIPES
 from lm.config import RunConfig
 from lm.system.terminal import to_override_value
 
@@ -59,6 +60,9 @@ def help_text(command: str, docstring: str, schema: Any, args: Sequence[str]) ->
     values = compose("train", [], RunConfig) if schema is RunConfig else None
     lines = {setting.key: _line(setting) for setting in settings(schema, values)}
     if command == "train":
+        parts.append("A text of your own is trained by a recipe that suits its size, unless experiment= names another:")
+        sizes = [f"  up to {most / 1e3:,.0f} kB: experiment={name}" for most, name in RECIPES]
+        parts.append("\n".join([*sizes, "  above: experiment=none, the default run"]))
         parts.append("Settings, each changed by key=value, here with its default. Those that are changed most:")
         parts.append("\n".join(lines.pop(key) for key in USUAL))
         parts.append(f"All others ({start} --cfg job shows them as they are with the choices and settings behind it):")

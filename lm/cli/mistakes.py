@@ -14,7 +14,7 @@ from typing import Any, get_args, get_origin
 import yaml
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
 
-from lm.cli.aliases import EPOCHS, RESUME, WORDS, meaning
+from lm.cli.aliases import EPOCHS, RESUME, meaning
 from lm.cli.main import command_prefix
 from lm.config import UserError
 from lm.config.data import TABLES
@@ -160,9 +160,6 @@ def _advice(key: str, value: str, kinds: Kinds, args: Sequence[str]) -> str:
         if os.path.isdir(value):
             return f"did you mean {shlex.quote(f'run_dir={value}')}?"
         return "the same command continues an ablation by itself" if "ablation" in kinds else resume_line()
-    if word in WORDS["plan_only"].split() and "plan_only" not in kinds:
-        kept = [arg for arg in args if key_of(arg.lstrip("-")).replace("-", "_") != word]
-        return f"{command_line('train', *kept, '--cfg', 'job')} shows the settings and starts nothing"
     return ""
 
 

@@ -7,7 +7,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from lm.data.ngram import ngram_figure
-from lm.system.terminal import printable
+from lm.system.terminal import duration, printable
 
 Rows = list[tuple[str, ...]]
 Named = list[tuple[str, dict[str, Any]]]  # results with the names of their runs, or with their settings
@@ -25,6 +25,18 @@ def summary(result: dict[str, Any]) -> Rows:
         ("parameters", f"{result['n_params']:,} ({roles}){of_which}"),
         ("training", f"{result['steps']:,} steps, {result['tokens']:,} tokens"),
         ("time", f"{result['seconds']:.0f} s, {result['tokens_per_second']:,.0f} tokens per second"),
+    ]
+
+
+def plan(forecast: dict[str, Any]) -> Rows:
+    """What a run would take."""
+    length, text = f"{forecast['steps']:,} steps", f"{forecast['train_text_tokens']:,} tokens"
+    return [
+        ("run", forecast["run_dir"]),
+        ("parameters", f"{forecast['n_params']:,}, vocabulary of {forecast['vocab_size']:,}"),
+        ("training", f"{length}, which read the text of {text} {forecast['readings']:.1f} times"),
+        ("memory", f"at least {forecast['least_bytes'] / 1e6:,.0f} MB"),
+        ("time", f"about {duration(forecast['seconds'])}, by ten steps on this machine"),
     ]
 
 

@@ -18,9 +18,10 @@ from omegaconf import DictConfig
 from lm.cli.compose import current_overrides, quoted, register, run_hydra, to_dataclass
 from lm.cli.main import configure_streams, job
 from lm.cli.mistakes import CONFIGS, command_line, kinds_of, no_such_key
-from lm.cli.tables import comparison, over_seeds, samples, summary
+from lm.cli.recipe import tell, with_recipe
+from lm.cli.tables import comparison, over_seeds, plan, samples, summary
 from lm.cli.words import is_question, with_text
-from lm.config import RunConfig, UserError
+from lm.config import RunConfig, UserError, require
 from lm.config.checks import without_secrets
 from lm.data.paths import check_paths
 from lm.system.terminal import format_table, is_first_process
@@ -37,10 +38,17 @@ def program(config: DictConfig) -> float | None:
     overrides, several = current_overrides(), HydraConfig.get().mode == RunMode.MULTIRUN
     run = to_dataclass(config, overrides, RunConfig)
     configure_streams(run.trainer.world_size)
+    tell()
     if several and run.trainer.world_size > 1:
         raise UserError(f"trainer.devices={run.trainer.devices}: a sweep trains each run in one process; leave -m out")
     if run.run_dir is None or not (Path(run.run_dir) / "result.json").exists():
         check_paths(run.data, run.tokenizer)
+    if run.plan_only:
+        from lm.training.forecast import forecast
+
+        require(not several, "plan_only=true", "false with -m; ask for one run")
+        print(format_table(plan(forecast(run))))
+        return None
     from lm.training.train import train
 
     path, result = train(run)
@@ -68,7 +76,7 @@ def prepare(flags: Namespace) -> list[str]:
         if is_question(override):
             raise UserError(f"{override}: is a question; did you mean {command_line('ablate', override)}?")
     overrides = with_text(flags.overrides, kinds)
-    return [quoted(word, kinds, flags.multirun and word in flags.overrides) for word in overrides]
+    return with_recipe([quoted(word, kinds, flags.multirun and word in flags.overrides) for word in overrides])
 
 
 def run(args: list[str]) -> None:

@@ -85,14 +85,15 @@ def with_text(args: Sequence[str], kinds: Kinds) -> list[str]:
 def describe_epochs(value: str, args: Sequence[str]) -> str:
     """How a number of readings is given, in steps if the size of the command's text is known without reading it."""
     from lm.cli.compose import compose
+    from lm.cli.recipe import with_recipe
     from lm.data.sources import open_source
 
     kinds = kinds_of(RunConfig)
     keys = {arg: key_of(arg).split(".") for arg in args if "=" in arg}
-    settings = [arg for arg, key in keys.items() if key[0] in kinds and key[-1] not in EPOCHS]
+    settings = [arg for arg, key in keys.items() if key[0] in {"experiment", *kinds} and key[-1] not in EPOCHS]
     settings += filter(is_text, args)
     try:
-        run = compose("train", with_text(settings, kinds), RunConfig)
+        run = compose("train", with_recipe(with_text(settings, kinds)), RunConfig)
         text = run.data.path or "the standard library"
         files = getattr(open_source(run.data), "files", {}) if run.data.source in ("stdlib", "text") else {}
         if not files or any(str(file).endswith(COMPRESSED) or isinstance(file, str) for file in files.values()):

@@ -9,7 +9,7 @@ from typing import Any
 from lm.config.run import RunConfig
 
 # What a command is to do once: never saved, so that no later command does it again.
-VERBS = ("checkpoint.resume", "data.verify")
+VERBS = ("checkpoint.resume", "data.verify", "plan_only")
 # Settings that do not change what a run computes. They may differ when it is resumed.
 RUNTIME = (
     *("run_dir", "logger", "prompts", "init_from", "init_record", "config_hash", "data_revision"),
@@ -43,8 +43,8 @@ def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 def without_verbs(settings: dict[str, Any]) -> dict[str, Any]:
     """The nested settings of a run without what is asked of one command only."""
     rest = {key: dict(value) if isinstance(value, dict) else value for key, value in settings.items()}
-    for group, key in (verb.split(".") for verb in VERBS):
-        rest.get(group, {}).pop(key, None)
+    for group, _, key in (verb.rpartition(".") for verb in VERBS):
+        (rest.get(group, {}) if group else rest).pop(key, None)
     return rest
 
 

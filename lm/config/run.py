@@ -150,6 +150,7 @@ class RunConfig:
     activation_checkpointing: bool = False  # recompute blocks in the backward pass: less memory, 1/3 more FLOPs
     compile: bool = False  # torch.compile: faster in long runs, see docs/performance.md
     run_dir: str | None = None  # null: runs/, under a name that ends in the hash of this configuration
+    plan_only: bool = False  # say what the run would take, and train nothing
 
     @together()
     def __post_init__(self) -> None:

@@ -32,7 +32,14 @@ FAULTS = ("kill at an operation", "kill at a moment", "failing operation", "seve
 KILL_AT_OPERATION, KILL_AT_MOMENT, ERROR, SEVERAL = FAULTS
 
 SETTINGS = [
-    *("data=text", "data.path=text.txt", "data.cache_dir=cache", "data.seq_len=16", "data.batch_size=2"),
+    *(
+        "experiment=none",
+        "data=text",
+        "data.path=text.txt",
+        "data.cache_dir=cache",
+        "data.seq_len=16",
+        "data.batch_size=2",
+    ),
     *("tokenizer=byte", "tokenizer.vocab_size=null", "trainer=cpu", "trainer.max_steps=6", "threads=1"),
     *("model.n_layers=1", "model.d_model=16", "model.n_heads=2", "model.d_ff=32", "optim.lr=0.01"),
     *("trainer.log_every_n_steps=1", "checkpoint.every=2", "validation.every=3", "validation.batches=1"),

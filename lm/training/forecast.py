@@ -1,0 +1,88 @@
+"""What a run will take, before it is trained: its size, its memory and its time on this machine."""
+
+import time
+from collections.abc import Callable
+from functools import partial
+from statistics import median
+from typing import Any
+
+import torch
+from torch import nn
+
+from lm.config import RunConfig
+from lm.config.identity import config_hash
+from lm.data.tokens import TextData, prepare
+from lm.model.size import n_params
+from lm.system.device import fast_attention, is_mixed
+from lm.training.loss import build_loss
+from lm.training.optim import build_optimizer
+from lm.training.resolve import build_model, check_memory, least_bytes, n_batches, n_validations, resolve
+from lm.training.run_directory import default_directory
+
+TIMED_STEPS = 10
+
+
+def forecast(run: RunConfig, data: TextData | None = None) -> dict[str, Any]:
+    """What training a run will take. Its steps are timed on a copy of the model, so that no number of the run moves.
+
+    Raises UserError for what this machine cannot do.
+    """
+    data = data or prepare(run.data, run.tokenizer, quiet=not run.trainer.enable_progress_bar)
+    vocab_size, tokens = data.tokenizer.vocab_size, len(data.train)
+    name = run.run_dir or default_directory(run, config_hash(run, data.hash, data.tokenizer.hash))
+    resolved = resolve(run, vocab_size)
+    check_memory(resolved, vocab_size)
+    with torch.device("meta"):
+        net = build_model(resolved, vocab_size)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(resolved.threads or 1)
+    step = bare_step(run, vocab_size, len(data.val), run.steps)
+    step()  # warms up
+    seconds = median(step() for _ in range(TIMED_STEPS))
+    torch.set_num_threads(threads)
+    steps = run.steps if run.max_minutes is None else max(round(60 * run.max_minutes / seconds), 1)
+    return {
+        "run_dir": str(name),
+        "vocab_size": vocab_size,
+        "n_params": n_params(net),
+        "train_text_tokens": tokens,
+        "steps": steps,
+        "readings": steps * run.tokens_per_step / tokens,
+        "least_bytes": least_bytes(resolved, vocab_size),
+        "seconds": steps * seconds,
+    }
+
+
+def bare_step(run: RunConfig, vocab_size: int, val_tokens: int, steps: int) -> Callable[[], float]:
+    """A step on random tokens, with its share of validations, in which a forward pass is a third of a step.
+
+    It returns its seconds.
+    """
+    run = resolve(run, vocab_size)
+    passes = n_validations(run, steps) * batches_of_a_validation(run, val_tokens)
+    device, mixed = run.trainer.accelerator, is_mixed(run.trainer.precision)
+    n_micro = run.trainer.accumulate_grad_batches
+    net = build_model(run, vocab_size).to(device)
+    net.head.on_train_step(0.0, net.embed.weight, {})
+    loss, optimizer = partial(build_loss(run), net), build_optimizer(net, run.optim, run.head)
+    tokens = torch.randint(vocab_size, (run.data.batch_size // n_micro, run.data.seq_len), device=device)
+
+    def step() -> float:
+        started = time.perf_counter()
+        for _ in range(n_micro):
+            with torch.autocast(device, torch.bfloat16, enabled=mixed), fast_attention(device, mixed, run.data.seq_len):
+                value = loss(tokens, tokens)
+            value.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_([weight for group in optimizer.param_groups for weight in group["params"]], 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        return (time.perf_counter() - started) * (1 + passes / steps / 3)
+
+    return step
+
+
+def batches_of_a_validation(run: RunConfig, n_tokens: int) -> int:
+    n_all = n_batches(run, n_tokens)
+    return min(run.validation.batches or n_all, n_all)

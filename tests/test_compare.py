@@ -1,0 +1,81 @@
+"""A comparison in one line: its question, its file and its sentence."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+
+from lm import compare
+from lm.cli.compare import question_of
+from lm.cli.compose import compose
+from lm.config import RunConfig, UserError
+from tests.test_recipe import TEXT
+
+TINY = [
+    *("experiment=none", "tokenizer=byte", "model.n_layers=1", "model.d_model=16", "model.n_heads=2", "model.d_ff=16"),
+    *("data.seq_len=16", "data.batch_size=2", "trainer.max_steps=4", "validation.every=0", "trainer=cpu", "threads=1"),
+]
+
+
+def test_the_values_become_arms_and_the_first_is_the_baseline() -> None:
+    question = question_of("model.dropout=0,0.2,0.5", ["optim.lr=0.01"], seeds=3, margin=0.02)
+    assert question["arms"] == {f"dropout-{value}": [f"model.dropout={value}"] for value in ("0", "0.2", "0.5")}
+    assert (question["baseline"], question["seeds"], question["overrides"]) == (
+        "dropout-0",
+        [0, 1, 2],
+        ["optim.lr=0.01"],
+    )
+    assert question["name"] != question_of("model.dropout=0,0.2,0.5", [], seeds=3, margin=0.02)["name"]
+    assert list(question_of("head=tied,untied", [])["arms"]) == ["tied", "untied"]
+    assert question_of("tokenizer=byte,char", [])["metric"] == "val_bpb"
+    for change in ("model.dropout=0.1", "model.dropout=0.1,0.1"):
+        with pytest.raises(UserError, match=r"model\.dropout"):
+            question_of(change, [])
+
+
+def test_an_arm_of_another_optimizer_leaves_the_learning_rate_of_the_recipe() -> None:
+    arms = question_of("optim=muon_chars,adamw", ["experiment=chars"])["arms"]
+    run = compose("train", ["experiment=chars", *arms["adamw"]], RunConfig)
+    assert run.optim == compose("train", ["optim=adamw"], RunConfig).optim
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("model.dropout=0,0.1 optim.lr=0.1,0.2", "several settings"),
+        ("model.dropout=0,0.1 nothere.txt", "nothere.txt"),
+        ("model.dropuot=0,0.1", "model.dropuot"),
+    ],
+)
+def test_a_line_that_asks_no_question_is_refused(
+    command: Callable[..., tuple[int, str, str]], line: str, named: str
+) -> None:
+    code, _, said = command("ablate", *line.split())
+    assert code == 2
+    assert named in said
+
+
+@pytest.mark.slow
+def test_a_line_ends_in_a_sentence_and_leaves_its_question_as_a_file(
+    command: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my.txt").write_text(TEXT)
+    code, shown, said = command("ablate", "model.d_ff=16,32", "my.txt", "seeds=2", "margin=0.5", *TINY)
+    assert code == 0, said
+    sentence, pointer = shown.splitlines()[-2:]
+    number = r"[-+]\d+\.\d+"
+    form = rf"d_ff=32 .*16.*: \d+\.\d % (lower|higher) perplexity \({number} nats per token, 95 % CI {number} to"
+    assert re.match(form + rf" {number}, 2 seeds\); [\d.]+ % more parameters, [\d.]+ % more FLOPs$", sentence)
+    path = Path(pointer.rpartition(" ")[2])
+    assert yaml.safe_load(path.read_text())["equivalence_margin"] == 0.5
+    answer = compare("model.d_ff=16,32", text="my.txt", seeds=2, margin=0.5, overrides=TINY)
+    assert answer.sentence == sentence  # the same question, whose runs are there
+    assert isinstance(answer.contrasts, pd.DataFrame)
+    assert answer.verdict == answer.contrasts["verdict"].iloc[0]
+    code, shown, said = command("ablate", str(path))
+    assert code == 0, said
+    assert "4 done" in shown

@@ -1,0 +1,121 @@
+"""The recipe that the size of a text chooses, what typed groups replace in it, and the plan of a run."""
+
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lm.cli.compose import compose
+from lm.cli.recipe import RECIPES, REPLACED, bytes_of, recipe_of, with_recipe
+from lm.config import RunConfig, UserError
+
+TEXT = "To be, or not to be: that is the question.\n" * 100
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> str:
+    (tmp_path / "my.txt").write_text(TEXT)
+    return str(tmp_path / "my.txt")
+
+
+def words(text: str, *typed: str) -> list[str]:
+    return ["data=text", f"data.path='{text}'", *typed]
+
+
+def test_each_recipe_is_an_experiment_and_sizes_rise() -> None:
+    for _, name in RECIPES:
+        compose("train", [f"experiment={name}"], RunConfig)
+    assert all(low < high for (low, _), (high, _) in pairwise(RECIPES))
+    assert recipe_of(RECIPES[-1][0] + 1) == "none"
+    assert compose("train", ["experiment=none"], RunConfig) == compose("train", [], RunConfig)
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        *("experiment=none", "experiment=null", "experiment=chars", "init_from=RUN", "data.overfit_batches=1"),
+        *("trainer=overfit", "trainer=debug"),
+    ],
+)
+def test_a_command_that_decides_how_to_train_gets_no_recipe(text: str, typed: str) -> None:
+    assert with_recipe(words(text, typed)) == words(text, typed)
+
+
+def test_texts_of_other_kinds_get_no_recipe() -> None:
+    for typed in ([], ["data=stdlib"], ["data=hub", "data.path=a/b"], ["run_dir=runs/x"], ["data.path=x"]):
+        assert with_recipe(typed) == typed
+
+
+@pytest.mark.parametrize(
+    ("typed", "kept"),
+    [
+        ("model=medium", "model"),
+        ("optim=adamw", "optim"),
+        ("head=tied_scaled", "head"),
+        ("tokenizer=byte", "tokenizer"),
+        ("tokenizer=bpe", "optim"),
+        ("tokenizer=bpe", "head"),
+    ],
+)
+@pytest.mark.parametrize("is_typed", [False, True], ids=["chosen", "typed"])
+def test_a_typed_group_replaces_that_of_the_recipe(text: str, typed: str, kept: str, is_typed: bool) -> None:
+    asked = words(text, typed, *(["experiment=chars"] if is_typed else []))
+    run = compose("train", with_recipe(asked), RunConfig)
+    plain = compose("train", words(text, typed), RunConfig)
+    assert getattr(run, kept) == getattr(plain, kept)
+    recipe = compose("train", words(text, "experiment=chars"), RunConfig)
+    for group in {"model", "head", "optim", "tokenizer", "data", "trainer"} - {*REPLACED[typed.split("=")[0]]}:
+        assert getattr(run, group) == getattr(recipe, group)
+
+
+def test_a_typed_setting_wins_and_a_trainer_keeps_the_length(text: str) -> None:
+    run = compose("train", with_recipe(words(text, "model.n_layers=5", "trainer=cpu", "model=medium")), RunConfig)
+    assert run.model.n_layers == 5
+    assert run.model.d_model == 384
+    assert run.trainer.max_steps == compose("train", ["experiment=chars"], RunConfig).trainer.max_steps
+
+
+def test_sweeps(text: str, tmp_path: Path) -> None:
+    (tmp_path / "large.txt").write_bytes(b"a" * (RECIPES[-1][0] + 1))
+    with pytest.raises(UserError, match=r"my.txt experiment=\w+, .*large.txt experiment=none"):
+        with_recipe(["data=text", f"data.path={text},{tmp_path}/large.txt"])
+    with pytest.raises(UserError, match="model=small,medium"):
+        with_recipe(words(text, "model=small,medium"))
+    assert with_recipe(words(text, "head=tied,untied"))[1:] == words(text, "head=tied,untied")
+
+
+def test_the_bytes_that_count_are_decompressed_and_below_max_bytes(text: str, tmp_path: Path) -> None:
+    import gzip
+
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(TEXT.encode() * 3))
+    assert bytes_of(str(tmp_path / "a.txt.gz"), "text") == 3 * len(TEXT)
+    assert bytes_of(str(tmp_path), "text") == 4 * len(TEXT)
+    (tmp_path / "large.txt").write_bytes(b"a" * (RECIPES[-1][0] + 1))
+    asked = ["data=text", f"data.path={tmp_path}/large.txt", "data.max_bytes=5000"]
+    assert with_recipe(asked)[0] == f"experiment={recipe_of(5000)}"
+
+
+def test_a_text_of_less_than_a_page_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "short.txt").write_text(TEXT[:1500])
+    with pytest.raises(UserError, match=r"2,000 characters.*experiment=none"):
+        with_recipe(words(str(tmp_path / "short.txt")))
+
+
+def test_the_command_line_chooses_a_recipe_and_shows_its_plan(
+    command: Callable[..., tuple[int, str, str]], text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, shown, said = command("train", text, "--cfg", "job")
+    recipe = compose("train", words(text, f"experiment={recipe_of(len(TEXT))}"), RunConfig)
+    assert (code, said) == (0, "")
+    assert yaml.safe_load(shown)["trainer"]["max_steps"] == recipe.trainer.max_steps
+    small = ("model.n_layers=1", "model.d_model=16", "model.d_ff=16", "data.batch_size=2", "threads=1")
+    code, shown, said = command("train", text, "plan_only=true", f"data.cache_dir={tmp_path}/cache", *small)
+    rows = dict(line.split(maxsplit=1) for line in shown.splitlines() if line.strip())
+    assert code == 0
+    assert f"my.txt: 4 kB, so experiment={recipe_of(len(TEXT))}" in said
+    assert {"run", "parameters", "training", "memory", "time"} <= rows.keys()
+    assert not (tmp_path / "runs").exists()
+    assert command("train", "-m", text, "plan_only=true", "seed=0,1")[0] == 2
