@@ -108,7 +108,7 @@ def less(name: str, words: list[str]) -> list[str]:
     places = {"FILE": "corpus.txt", "RUN": "run", "DIR": "out"}
     words = [re.sub(r"\b(FILE|RUN|DIR)\d?\b", lambda match: places[match[1]], word) for word in words]
     few = [] if any(word.startswith(("data", "experiment")) for word in words) else ["data.max_bytes=100000"]
-    quick = [*QUICK, "data.path=corpus.txt"]
+    quick = ["experiment=none", "seeds=2", *QUICK[1:]] if "corpus.txt" in words else [*QUICK, "data.path=corpus.txt"]
     return words + {"train": SMALL + few, "ablate": quick, "benchmark": ["only=[limits]", "seconds=0"]}.get(name, [])
 
 
