@@ -62,7 +62,7 @@ def help_text(command: str, docstring: str, schema: Any, args: Sequence[str]) ->
     if command == "train":
         parts.append("A text of your own is trained by a recipe that suits its size, unless experiment= names another:")
         sizes = [f"  up to {most / 1e3:,.0f} kB: experiment={name}" for most, name in RECIPES]
-        parts.append("\n".join([*sizes, "  above: experiment=none, the default run"]))
+        parts.append("\n".join([*sizes, "  larger texts: experiment=none, the default run"]))
         parts.append("Settings, each changed by key=value, here with its default. Those that are changed most:")
         parts.append("\n".join(lines.pop(key) for key in USUAL))
         parts.append(f"All others ({start} --cfg job shows them as they are with the choices and settings behind it):")
