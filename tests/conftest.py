@@ -209,3 +209,19 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
         signal.signal(signum, handler)
     for name in logging.root.manager.loggerDict:  # Hydra disables those that exist
         logging.getLogger(name).disabled = False
+
+
+@pytest.fixture
+def lab(
+    command: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Outcome]:
+    """Run lm-lab as `command` runs a script."""
+    from lm.cli.main import main
+
+    def run(*args: str) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["lm-lab", *args])
+        with pytest.raises(SystemExit) as left:
+            main()
+        return (int(left.value.code or 0), *capsys.readouterr())
+
+    return run

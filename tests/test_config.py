@@ -122,6 +122,20 @@ REFUSED: list[Case] = [
 ]
 
 
+BEST, MINUTES = {"checkpoint": CheckpointConfig(best=True)}, {"max_minutes": 1.0}
+PATIENT = {"checkpoint": CheckpointConfig(best=True, patience=3)}
+REFUSED += [
+    *((RunConfig, BEST | {"validation": ValidationConfig(every=every)}, "checkpoint.best") for every in (0, 1600)),
+    *each(RunConfig, "", {"max_minutes": [0.0, INF]}),
+    *((RunConfig, MINUTES | other, "max_minutes=1.0") for other in ({"max_tokens": 1000}, TWO)),
+    *((RunConfig, settings | EVERY, "diagnostics.every=5") for settings in (MINUTES, PATIENT)),
+    (
+        RunConfig,
+        {"checkpoint": CheckpointConfig(patience=3), "validation": ValidationConfig(every=0)},
+        "checkpoint.patience",
+    ),
+    (RunConfig, {"optim": OptimConfig(ema=0.9), "trainer": TrainerConfig(precision="bf16-true")}, "optim.ema"),
+]
 ACCEPTED = "accepted"
 
 

@@ -1,6 +1,5 @@
 """What helps where a text is read many times: the best model, an average of the weights, and an order of documents."""
 
-import math
 import signal
 from dataclasses import replace
 from functools import partial
@@ -15,7 +14,6 @@ from safetensors.torch import load_file
 
 from lm.config import (
     CheckpointConfig,
-    DiagnosticsConfig,
     Diverged,
     EvaluateConfig,
     OptimConfig,
@@ -229,30 +227,3 @@ def test_a_run_says_how_often_its_text_is_read_and_above_ten_times_what_else_hel
         train(overfitting_run(tmp_path / "text.txt", tmp_path / "run", checkpoint=KEEP_BEST))  # it has dropout
     assert [word for word in printed if word not in caplog.text] == []
     assert [word for word in absent if word in caplog.text] == []
-
-
-# --- what is refused
-
-
-@pytest.mark.parametrize(
-    ("key", "changes"),
-    [
-        ("checkpoint.best", {"checkpoint": KEEP_BEST, "validation": ValidationConfig(every=0)}),
-        ("checkpoint.best", {"checkpoint": KEEP_BEST, "validation": ValidationConfig(every=24)}),
-        ("max_minutes", {"max_minutes": 0.0}),
-        ("max_minutes", {"max_minutes": math.inf}),
-        ("max_minutes", {"max_minutes": 1.0, "max_tokens": 1000}),
-        ("max_minutes", {"max_minutes": 1.0, "devices": 2}),
-        ("diagnostics.every", {"max_minutes": 1.0, "diagnostics": DiagnosticsConfig(every=1)}),
-        ("checkpoint.patience", {"checkpoint": CheckpointConfig(patience=3), "validation": ValidationConfig(every=0)}),
-        (
-            "diagnostics.every",
-            {"checkpoint": IMPATIENT, "diagnostics": DiagnosticsConfig(every=1)},
-        ),
-        ("optim.ema", {"optim": OptimConfig(ema=0.9), "precision": "bf16-true"}),
-    ],
-)
-def test_what_cannot_be_done_is_refused_by_its_key(key: str, changes: dict[str, Any], text_file: Path) -> None:
-    with pytest.raises(UserError, match=rf"^{key}\b") as caught:
-        overfitting_run(text_file, Path("run"), **changes)
-    assert "\n" not in str(caught.value)

@@ -93,17 +93,7 @@ def test_trials_are_every_run_of_the_search(study: Path) -> None:
 def test_contrasts_are_those_of_the_report() -> None:
     path = STUDIES / "tying/adamw"
     frame, results = contrasts(path), read_results(path)
-    for column in (
-        "arm",
-        "budget",
-        "family",
-        "verdict",
-        "mean_difference",
-        "p_adjusted",
-        "alpha",
-        "n_seeds",
-        "sentence",
-    ):
+    for column in ("arm", "budget", "family", "verdict", "mean_difference", "p_adjusted", "n_seeds", "sentence"):
         assert frame[column].tolist() == results.contrasts[column].tolist()
     losses = runs(path).pivot(index=["budget", "seed"], columns="arm", values="val_loss").loc["tokens"]
     assert (losses.untied - losses.tied).mean() == pytest.approx(frame.mean_difference[0])

@@ -105,28 +105,17 @@ def test_conditions_and_order(folder: Path) -> None:
     assert names(ordered(runs, "-head.name"))[0].startswith("untied")
 
 
-@pytest.mark.parametrize(
-    ("word", "key"),
-    [
+def test_a_mistake_about_runs_is_named(folder: Path) -> None:
+    """Others: tests/test_cli.py."""
+    (folder / "cells/late/checkpoints").mkdir()
+    for word, key in (
         ("where=val_loss", "where=val_loss: "),
         ("where=val_loss<low", "where=val_loss<low: "),
         ("sort=val_los", "sort: val_los "),
-        ("plot=curves.pdf", "plot=curves.pdf: "),
-        ("csv=none/a.csv", "csv=none/a.csv: "),
-        ("folder=none", "folder=none: "),
-        ("folder=runs/cells/late/checkpoints", "folder=runs/cells/late/checkpoints: "),
-    ],
-)
-def test_a_mistake_is_one_line(
-    word: str, key: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (folder / "cells/late/checkpoints").mkdir()
-    monkeypatch.chdir(folder.parent)
-    with pytest.raises(UserError) as caught:
-        command.run([word])
-    assert capsys.readouterr().out == ""
-    assert str(caught.value).startswith(key)
-    assert sorted(path.name for path in folder.parent.iterdir()) == ["runs"]
+        (f"folder={folder}/cells/late/checkpoints", f"folder={folder}/cells/late/checkpoints: "),
+    ):
+        with pytest.raises(UserError, match=f"^{key}"):
+            command.run([f"folder={folder}", word])
 
 
 def test_the_csv_has_every_run_and_every_result(folder: Path) -> None:
