@@ -251,9 +251,7 @@ def test_a_whole_number_may_have_an_exponent_or_a_point(command: Command, compos
 
 
 @pytest.mark.slow
-def test_a_failed_job_is_reported_at_once_and_leaves_nothing_in_memory(
-    command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_job_is_reported_and_leaves_no_memory(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     class Model:
         def __init__(self) -> None:
             self.own = self
@@ -300,9 +298,7 @@ def test_an_error_of_a_file_is_one_line(capsys: pytest.CaptureFixture[str]) -> N
         assert error.count("\n") == 1
 
 
-def test_a_bug_and_with_a_debug_variable_a_mistake_show_their_traceback(
-    command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bug_shows_its_traceback_and_to_debug_a_mistake(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(args: list[str]) -> None:
         raise FileNotFoundError
 
@@ -332,9 +328,7 @@ def test_a_message_cannot_steer_a_terminal(capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-def test_what_standard_output_cannot_write_is_escaped(
-    encoding: str, command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_output_cannot_write_is_escaped(encoding: str, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.TextIOWrapper(io.BytesIO(), encoding)
     monkeypatch.setattr(train, "run", lambda args: print("é 今"))
     monkeypatch.setattr(sys, "stdout", stream)
@@ -342,7 +336,7 @@ def test_what_standard_output_cannot_write_is_escaped(
     assert stream.buffer.getvalue() == "é 今\n".encode(encoding, "backslashreplace")
 
 
-def test_what_a_signal_breaks_off_is_an_interruption(
+def test_what_a_signal_breaks_is_interrupted(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As an import of torch that it ends in the middle, which the next one does not survive."""

@@ -106,7 +106,7 @@ def test_what_ends_the_loop_cancels_what_is_queued_or_running(planned: list[RunS
     assert interrupted.n_cancelled == absent.n_cancelled == 1
 
 
-def test_a_run_that_is_refused_waits_while_others_run(
+def test_a_refused_run_waits_for_others(
     planned: list[RunSpec], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     executor = Scripted(room=1)
@@ -204,10 +204,7 @@ CLUSTERS = [
 @pytest.mark.slow
 @pytest.mark.parametrize("cluster", CLUSTERS)
 def test_a_cluster_that_loses_a_run_gives_the_results_of_this_machine(
-    cluster: Callable[[Path], contextlib.AbstractContextManager[list[str]]],
-    script: Script,
-    corpus: Path,
-    tmp_path: Path,
+    cluster: Callable[[Path], Any], script: Script, corpus: Path, tmp_path: Path
 ) -> None:
     words = ["ablation=smoke", *SMALL, "tokenizer.vocab_size=null", f"data.path={corpus}", "trainer.max_steps=400"]
     with cluster(tmp_path / "remote") as overrides:

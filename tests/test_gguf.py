@@ -114,7 +114,7 @@ def test_a_weight_that_becomes_infinite_is_refused(dtype: str, value: float, tmp
         ({}, with_added("ab", "bcd"), "the added tokens 'ab' and 'bcd' overlap in 'abcd'"),
     ],
 )
-def test_what_llama_cpp_does_not_have_is_refused(
+def test_what_llama_cpp_lacks_is_refused(
     changes: dict[str, Any], tokenizer: Tokenizer, key: str, tmp_path: Path
 ) -> None:
     net = model(vocab_size=tokenizer.vocab_size, **(LLAMA | changes))

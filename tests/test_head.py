@@ -261,9 +261,7 @@ def run_with_dropout(text: Path, run_dir: Path, head: HeadConfig, **changes: Any
 
 
 @pytest.mark.slow
-def test_every_variant_is_trained_on_the_same_batches_with_the_same_dropout(
-    text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_are_trained_on_the_same_batches(text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     batches: dict[str, list[Any]] = {}
     training_step = LMModule.training_step
 

@@ -102,9 +102,7 @@ def test_a_run_that_fails_is_closed(text_file: Path, tmp_path: Path) -> None:
         assert tracked(tmp_path, library)[-1] == ("finish", None)
 
 
-def test_a_tracker_that_cannot_begin_is_refused_and_costs_no_checkpoint(
-    text_file: Path, logged: Path, tmp_path: Path
-) -> None:
+def test_a_tracker_that_cannot_begin_costs_no_checkpoint(text_file: Path, logged: Path, tmp_path: Path) -> None:
     """Also with checkpoint.resume=false, which deletes them when the run begins."""
     shutil.copytree(logged, tmp_path, dirs_exist_ok=True)
     (tmp_path / "run/result.json").unlink()

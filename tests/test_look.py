@@ -387,9 +387,7 @@ def test_neighbours_lead_to_neighbours(page: Any, server: LookServer) -> None:
 
 
 @slow
-def test_runs_are_listed_while_they_train_and_open_in_the_other_views(
-    page: Any, server: LookServer, folder: Path
-) -> None:
+def test_runs_are_listed_while_they_train_and_open(page: Any, server: LookServer, folder: Path) -> None:
     opened(page, server, "runs", second="")
     write_run_dir(folder / "later", composed(*TINY_RUN, f"data.path={folder}/../text.txt"))
     page.wait_for_selector("text=later")

@@ -165,16 +165,10 @@ def normalized() -> Tokenizer:
     ],
 )
 def test_what_the_page_has_no_code_for_is_refused(
-    changes: dict[str, Any],
-    tokenizer: Tokenizer,
-    words: list[str],
-    key: str,
-    command: Callable[..., Outcome],
-    tmp_path: Path,
+    changes: dict[str, Any], tokenizer: Tokenizer, words: list[str], key: str, command: Any, tmp_path: Path
 ) -> None:
-    save_model(
-        Transformer(tiny(**changes), TIED, vocab_size=tokenizer.vocab_size, seq_len=SEQ), tokenizer, tmp_path / "model"
-    )
+    net = Transformer(tiny(**changes), TIED, vocab_size=tokenizer.vocab_size, seq_len=SEQ)
+    save_model(net, tokenizer, tmp_path / "model")
     words = [f"run_dir={tmp_path}/model", f"output_dir={tmp_path}/out", "format=page", "trust=true", *words]
     code, _, err = command("export", *words)
     assert (code, err.count("\n")) == (2, 1)

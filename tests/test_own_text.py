@@ -74,9 +74,7 @@ def test_the_model_is_the_best_one_and_the_curve_ends_with_the_last_one(best: Ru
     assert column(folder, "val/loss")[-1] == chosen["last_val_loss"]
 
 
-def test_nothing_but_the_model_differs_from_the_run_without_it(
-    best: RunConfig, text_file: Path, tmp_path: Path
-) -> None:
+def test_nothing_but_the_model_differs_from_a_run_without(best: RunConfig, text_file: Path, tmp_path: Path) -> None:
     folder = Path(str(best.run_dir))
     _, scores = train(overfitting_run(text_file, tmp_path / "run"))
     assert rows(tmp_path / "run") == rows(folder)
@@ -98,9 +96,7 @@ def test_a_run_that_a_signal_stops_leaves_its_best_model(best: RunConfig, text_f
     assert equal(weights(tmp_path / "run"), weights(Path(str(best.run_dir))))
 
 
-def test_a_run_that_diverges_leaves_its_best_model(
-    text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_diverged_run_leaves_its_best_model(text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a run without `best`, and of one that diverges before its first validation, nothing is left."""
     every, layers = CheckpointConfig(every=1, best=True), "tests.helpers.layers.Exploding"
     run = overfitting_run(text_file, tmp_path / "best", checkpoint=every)
@@ -117,9 +113,7 @@ def test_a_run_that_diverges_leaves_its_best_model(
     assert equal(weights(tmp_path / "best"), best["weights"])
 
 
-def test_a_run_ends_after_so_many_validations_without_a_lower_loss(
-    best: RunConfig, text_file: Path, tmp_path: Path
-) -> None:
+def test_a_run_ends_after_validations_without_a_lower_loss(best: RunConfig, text_file: Path, tmp_path: Path) -> None:
     """Its resume: tests/test_resume.py."""
     _, scores = train(overfitting_run(text_file, tmp_path / "run", checkpoint=IMPATIENT))
     folder, whole = tmp_path / "run", Path(str(best.run_dir))

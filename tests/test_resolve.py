@@ -50,9 +50,7 @@ def test_a_cpu_trains_in_bf16_where_it_is_native(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(("is_native", "precision"), [(True, "bf16-mixed"), (False, "32-true")])
-def test_a_gpu_trains_in_bf16_where_it_is_native(
-    is_native: bool, precision: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_trains_in_native_bf16(is_native: bool, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Others emulate it, several times slower."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(

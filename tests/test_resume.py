@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conftest import some
 
 import lm.training.module
 from lm.config import CheckpointConfig, DiagnosticsConfig, HeadConfig, OptimConfig, RunConfig, UserError
@@ -126,9 +127,7 @@ def files(folder: Path) -> dict[Path, bytes]:
 
 
 @pytest.mark.parametrize("variant", cases(UNTYING, DOCUMENTS, BEST))
-def test_a_run_stopped_before_and_after_untying_ends_as_an_undisturbed_one(
-    whole: Runs, tmp_path: Path, variant: str
-) -> None:
+def test_a_run_stopped_twice_ends_as_an_undisturbed_one(whole: Runs, tmp_path: Path, variant: str) -> None:
     """So does UNTIED where its disk is full, and UNTYING where it resumes from step 15."""
     run = change(whole(variant), run_dir=str(tmp_path / "run"))
     for step, signum in ((12, TERM), (21, KILL)):
@@ -142,9 +141,7 @@ def test_a_run_stopped_before_and_after_untying_ends_as_an_undisturbed_one(
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGHUP])
-def test_a_signal_saves_a_checkpoint_and_a_model_and_sets_the_exit_code(
-    text_file: Path, tmp_path: Path, signum: signal.Signals
-) -> None:
+def test_a_signal_saves_a_checkpoint_and_a_model(text_file: Path, tmp_path: Path, signum: signal.Signals) -> None:
     run = small(text_file, tmp_path / "run")
     stop(run, 3, signum)
     assert checkpoints(run) == [3]
@@ -206,33 +203,27 @@ def test_an_error_within_a_step_saves_nothing(text_file: Path, tmp_path: Path, m
     assert not (tmp_path / "run/model").exists()
 
 
-def test_a_second_signal_ends_a_run_at_once_also_in_one_long_operation(text_file: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("shutdown", "seconds"),
+    [([signal.SIGINT], 0.5), pytest.param([TERM, signal.SIGHUP, TERM], 2, marks=pytest.mark.slow)],
+)
+def test_signals_of_one_shutdown_are_one_and_a_later_one_ends_a_run_at_once(
+    shutdown: list[signal.Signals], seconds: float, text_file: Path, tmp_path: Path
+) -> None:
+    """Also in one long operation."""
     run, environment = disturbed_run(text_file, tmp_path, "Long")
     process = spawn(run, partial(set_environment, **environment))
     wait_for((tmp_path / "disturbed").exists)
-    os.kill(process.pid, signal.SIGINT)
-    time.sleep(0.5)
-    assert process.is_alive()
-    os.kill(process.pid, signal.SIGINT)
-    process.join(10)
-    assert process.exitcode == 128 + signal.SIGINT
-    assert checkpoints(run) == [3]
-    assert not (tmp_path / "run/model").exists()
-
-
-@pytest.mark.slow
-def test_signals_of_one_shutdown_are_one_and_a_later_one_ends_a_run_at_once(text_file: Path, tmp_path: Path) -> None:
-    run, environment = disturbed_run(text_file, tmp_path, "Long")
-    process = spawn(run, partial(set_environment, **environment))
-    wait_for((tmp_path / "disturbed").exists)
-    for signum in (TERM, signal.SIGHUP, TERM):
+    for signum in shutdown:
         os.kill(process.pid, signum)
         time.sleep(0.2)
-    time.sleep(2)
+    time.sleep(seconds)
     assert process.is_alive()
-    os.kill(process.pid, TERM)
+    os.kill(process.pid, shutdown[0])
     process.join(10)
-    assert process.exitcode == 128 + TERM
+    assert process.exitcode == 128 + shutdown[0]
+    assert checkpoints(run) == [3]
+    assert not (tmp_path / "run/model").exists()
 
 
 @pytest.mark.parametrize("signum", [None, signal.SIGTERM])
@@ -307,7 +298,7 @@ CONTROLS: list[tuple[str, int, Any]] = [  # how to break a resume: a change of t
 ]
 
 
-@pytest.mark.parametrize(("variant", "step", "broken"), cases(*CONTROLS))
+@pytest.mark.parametrize(("variant", "step", "broken"), some(CONTROLS, 4))
 def test_the_comparison_sees_what_a_resume_forgets(
     whole: Runs, killed: Runs, tmp_path: Path, variant: str, step: int, broken: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -329,7 +320,7 @@ def test_the_comparison_sees_what_a_resume_forgets(
 # --- checkpoints
 
 
-@pytest.mark.parametrize(("restarts", "resumed_from"), [("0", []), ("1", [20])])
+@pytest.mark.parametrize(("restarts", "resumed_from"), some([("0", []), ("1", [20])], 2))
 def test_without_resume_a_run_starts_again_once(
     restarts: str, resumed_from: list[int], whole: Runs, killed: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -379,7 +370,7 @@ DAMAGES = [cut, flip_a_bit_of_a_weight, copy_an_older_one]
 DAMAGES += [partial(save, change=list), partial(save, change=lambda content: content | {"optimizer_states": []})]
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("damage", some(DAMAGES, 2))
 def test_a_checkpoint_that_is_not_whole_is_skipped_with_a_warning(
     damage: Callable[[Path], None], whole: Runs, killed: Runs, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -403,9 +394,7 @@ def add_one_of_another_run(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [cut_all, add_one_of_another_run])
-def test_checkpoints_that_cannot_be_resumed_from_are_refused(
-    damage: Callable[[Path], None], killed: Runs, tmp_path: Path
-) -> None:
+def test_checkpoints_of_no_use_are_refused(damage: Callable[[Path], None], killed: Runs, tmp_path: Path) -> None:
     run = killed(UNTYING, 21, tmp_path / "run")
     damage(tmp_path / "run/checkpoints")
     before = files(tmp_path / "run")
@@ -439,9 +428,7 @@ def test_a_run_in_fp64_is_not_resumed(text_file: Path, tmp_path: Path) -> None:
         ("data_hash", {}),  # of another text
     ],
 )
-def test_a_setting_that_makes_another_run_is_refused_by_name(
-    key: str, changes: dict[str, Any], killed: Runs, tmp_path: Path
-) -> None:
+def test_a_setting_of_another_run_is_refused(key: str, changes: dict[str, Any], killed: Runs, tmp_path: Path) -> None:
     run = change(killed(UNTIED, 21, tmp_path / "run"), **changes)
     if key == "data_hash":
         (tmp_path / "text").write_text(Path(str(run.data.path)).read_text() + "one line more\n")
@@ -457,6 +444,7 @@ def test_a_second_process_is_refused_until_the_first_one_is_dead(text_file: Path
     run = small(text_file, tmp_path / "run", max_steps=100_000)
     process = spawn(run)
     wait_for(lambda: checkpoints(run))
+    os.kill(process.pid, signal.SIGSTOP)  # it keeps its lock, and leaves the core to the other one
     assert finish(run) == 2
     assert (tmp_path / "run.refused").read_text().startswith(f"run_dir={run.run_dir}: ")
     process.kill()

@@ -157,7 +157,7 @@ def test_a_job_in_a_process_of_its_own_ends_the_sweep_with_its_code(script: Scri
 # --- what ends a command
 
 
-def test_nothing_is_offered_where_nothing_can_be_resumed(
+def test_no_resume_is_offered_where_none_is_possible(
     command: Command, cwd: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def read() -> bytes:

@@ -220,7 +220,8 @@ def false_verdicts(looks: tuple[int, ...], alpha: float, comparisons: int = 1, m
 CASES = [((3, 4, 5, 6, 8), 1, 0.0), ((5, 8, 12), 3, 0.0), ((3, 5, 8), 1, 3.0), ((5, 10), 3, 3.0)]
 
 
-@pytest.mark.parametrize(("looks", "comparisons", "mean"), some(CASES, len(CASES)))
+@pytest.mark.slow
+@pytest.mark.parametrize(("looks", "comparisons", "mean"), CASES)
 def test_false_verdicts_at_all_looks_keep_the_level(looks: tuple[int, ...], comparisons: int, mean: float) -> None:
     alpha = pocock_level(looks, comparisons)
     assert is_at_most(false_verdicts(looks, alpha, comparisons, mean), ALPHA, 400)

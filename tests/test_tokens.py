@@ -8,7 +8,6 @@ import json
 import os
 import re
 import shutil
-import signal
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -32,7 +31,7 @@ from lm.data.text import excess, overlap, read, split
 from lm.data.tokenizer import load_tokenizer
 from lm.data.tokens import encode_whole, prepare
 from lm.data.vocabulary import byte_tokenizer, char_tokenizer, train_bpe
-from tests.helpers.runs import PROCESSES, wait_for
+from tests.helpers.runs import PROCESSES
 from tests.helpers.texts import Listed, documents, stored, texts
 
 BYTE, BPE = TokenizerConfig(kind="byte", vocab_size=None), TokenizerConfig(vocab_size=300)
@@ -67,9 +66,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @given(pairs=PAIRS, limit=st.integers(1, 30), block=st.integers(1, 5))
 @settings(deadline=None, max_examples=30)
-def test_text_beyond_the_limit_is_neither_read_nor_kept(
-    pairs: list[tuple[str, str]], limit: int, block: int, folder: Path
-) -> None:
+def test_text_beyond_the_limit_is_not_read(pairs: list[tuple[str, str]], limit: int, block: int, folder: Path) -> None:
     source, whole = Listed(pairs, block), "".join(text for _, text in pairs).encode()
     if limit < len(pairs[0][1][0].encode()):
         return  # not one character fits
@@ -189,7 +186,7 @@ def test_texts_on_both_sides_are_counted(folder: Path) -> None:
 
 @given(text=st.lists(st.sampled_from([*WORDS, *WORDS, *SPACES]), min_size=1).map("".join), data=st.data())
 @settings(deadline=None, max_examples=80)
-def test_encoding_in_chunks_equals_encoding_at_once(
+def test_encoding_in_chunks_is_the_same(
     text: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     length, block, group = (data.draw(st.integers(2, 5)) for _ in range(3))
@@ -241,7 +238,7 @@ def lossy(kind: str, path: Path, text: str) -> TokenizerConfig:
     ("kind", "lost", "where"),
     [("bytes missing", "你好", "training"), ("nfc", "e\u0301", "validation"), ("lowercase", "A", "evaluated")],
 )
-def test_a_tokenizer_that_loses_text_is_refused_wherever_it_stands(
+def test_a_tokenizer_that_loses_text_is_refused(
     kind: str, lost: str, where: str, source: DataConfig, tmp_path: Path
 ) -> None:
     plain = "def f(x):\n    return x\n" * 600
@@ -282,9 +279,7 @@ def test_the_training_text_needs_one_window(source: DataConfig) -> None:
 # --- the folder
 
 
-def test_each_split_and_tokenizer_has_a_folder_that_is_built_once(
-    source: DataConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_split_and_tokenizer_is_built_once(source: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     prepare(source, BYTE)
     (first,) = folders(source)
     stamp = (first / "train.bin").stat()
@@ -363,28 +358,6 @@ def test_what_ends_too_early_leaves_nothing(source: DataConfig) -> None:
     assert folders(source) == []
 
 
-def prepare_until_stopped(source: DataConfig) -> None:
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # an ablation may have started the server of processes
-    with suppress(KeyboardInterrupt):
-        prepare(source, BYTE)
-
-
-@pytest.mark.slow
-def test_ctrl_c_ends_a_preparation_and_a_killed_one_starts_anew(source: DataConfig, tmp_path: Path) -> None:
-    text = Path(str(source.path)).read_text() * 1000
-    Path(str(source.path)).write_text(text)
-    for signum in (signal.SIGINT, signal.SIGKILL):
-        process = PROCESSES.Process(target=prepare_until_stopped, args=(source,))
-        process.start()
-        wait_for(lambda: any(path.stat().st_size for path in tmp_path.glob("cache/tokens/*.partial/train.bin")))
-        os.kill(process.pid, signum)
-        process.join(60)
-        assert [path.suffix for path in folders(source)] == ([] if signum == signal.SIGINT else [".partial"])
-    Path(str(source.path)).write_text(text[:10_000])
-    prepare(source, BYTE)
-    assert [path.suffix for path in folders(source)] == [""]
-
-
 def test_a_damaged_folder_is_built_again(source: DataConfig) -> None:
     right = prepare(source, BYTE)
     expected = documents(right)
@@ -415,9 +388,7 @@ def test_a_read_only_cache_serves_what_it_holds(source: DataConfig, open_folder:
 
 
 @pytest.mark.parametrize("home", [None, "/dev/null"])
-def test_without_a_home_the_setting_of_the_cache_is_named(
-    home: str | None, source: DataConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_home_the_key_is_named(home: str | None, source: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
     monkeypatch.setenv("HOME", home) if home else monkeypatch.delenv("HOME")

@@ -90,9 +90,7 @@ def test_a_finished_run_is_read_and_never_touched(finished: Finished) -> None:
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
 
 
-def test_prompts_that_a_finished_run_was_never_given_are_not_shown(
-    finished: Finished, command: Callable[..., Outcome]
-) -> None:
+def test_prompts_that_a_run_was_never_given_are_not_shown(finished: Finished, command: Callable[..., Outcome]) -> None:
     run_dir = f"run_dir={finished[1]}"
     assert "prompts from the validation text" in command("train", run_dir)[1]
     for prompts, said in (("[mine]", True), ("[]", False)):
@@ -115,9 +113,7 @@ def test_evaluate_gives_the_number_in_the_result(finished: Finished, tmp_path: P
     assert score(folder, data=DataConfig(source="text", path=str(tmp_path / "val.txt"), batch_size=4)) == scored
 
 
-def test_validations_and_samples_of_a_run(
-    finished: Finished, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_validations_and_samples(finished: Finished, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The curve ends at the score bit for bit; rows before it are estimates. Prompts are continued at each of them."""
     run, validation = finished[0], ValidationConfig(every=5, batches=2)
     run = change(run, run_dir=str(tmp_path), prompts=["def f"], validation=validation, enable_progress_bar=True)
@@ -199,7 +195,7 @@ compiles = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  
         ({"seed": 1}, OTHER),
     ],
 )
-def test_what_the_losses_depend_on(
+def test_what_losses_depend_on(
     changes: dict[str, Any], difference: tuple[float, float], finished: Finished, tmp_path: Path
 ) -> None:
     run, folder, scores = finished
