@@ -124,9 +124,6 @@ def test_overfitting_repeats_the_first_batches(n: int) -> None:
         assert torch.equal(targets, plain.batch(k % n)[1])
 
 
-# --- batches for validation
-
-
 @given(tokens=st.integers(2, 200), seq_len=st.integers(1, 200), batch_size=st.integers(1, 9))
 @settings(deadline=None, max_examples=40)
 def test_validation_has_each_token_but_the_first_as_target_once(tokens: int, seq_len: int, batch_size: int) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT, Outcome, Script
+from conftest import ROOT, Outcome
 from omegaconf import OmegaConf
 
 from lm import __version__
@@ -38,8 +38,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
-
-# --- mistakes
 
 COMPOSED = {  # overrides of train -> what the one line about them names
     "sead=1": "did you mean seed=1?",
@@ -127,15 +125,6 @@ def test_a_mistake_is_one_line_exit_code_2_and_leaves_nothing(line: str, command
     assert sorted(folder.rglob("*")) == before
 
 
-@pytest.mark.slow
-def test_the_settings_are_checked_before_torch_is_imported(script: Script) -> None:
-    answer = script("train", "data=text", "data.path=none", env={"PYTHONPROFILEIMPORTTIME": "1"})
-    imported = {line.rpartition("|")[2].strip() for line in answer.stderr.splitlines()}
-    assert answer.returncode == 2
-    assert "lm.config" in imported
-    assert not {"torch", "lightning"} & imported
-
-
 # --- values arrive as typed
 
 ODD = [
@@ -190,7 +179,7 @@ def test_the_home_folder_stands_for_its_sign_in_every_path(name: str, monkeypatc
 
     monkeypatch.setenv("HOME", "/some/home")
     assert values("~/") == {key: f"/some/home/{key}.svg" for key in keys.split()}
-    assert values("~no-user") == {key: f"~no-user{key}.svg" for key in keys.split()}
+    assert values("~nobody") == {key: f"~nobody{key}.svg" for key in keys.split()}
     monkeypatch.delenv("HOME")
     monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
     with pytest.raises(UserError, match=f"^({keys.replace(' ', '|')})=~/"):
@@ -247,9 +236,6 @@ def test_a_whole_number_may_have_an_exponent_or_a_point(command: Command, compos
     assert repr([config.ablation.seeds, config.ablation.tune.seeds, config.workers]) == "[[1, 2], [10000, 7], 2]"
 
 
-# --- jobs of a sweep
-
-
 @pytest.mark.slow
 def test_a_failed_job_is_reported_and_leaves_no_memory(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     class Model:
@@ -279,8 +265,7 @@ def test_a_failed_job_is_reported_and_leaves_no_memory(command: Command, monkeyp
 @pytest.mark.slow
 def test_a_sweep_needs_one_process_for_each_run(command: Command) -> None:
     code, _, error = command("train", "-m", "trainer.devices=2", "seed=0")
-    assert code == 2
-    assert error.startswith("error: trainer.devices=2")
+    assert (code, error[:25]) == (2, "error: trainer.devices=2:")
 
 
 # --- where exceptions end

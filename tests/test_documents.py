@@ -105,9 +105,6 @@ def test_a_traced_loss_has_the_mask(name: str) -> None:
         torch.testing.assert_close(compiled(net, row, row), loss(net, row, row), rtol=1e-5, atol=0)
 
 
-# --- decoding
-
-
 @pytest.mark.parametrize("position", ["rope", "learned"])
 def test_decoding_is_the_same_in_every_way_across_separators(position: str) -> None:
     """Beyond end of text and past the context: uncached, cached, in a batch, with draft tokens."""

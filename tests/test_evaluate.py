@@ -129,9 +129,6 @@ def test_what_a_killed_evaluation_left_goes_with_the_next_one(place: Path) -> No
     assert not list((place / "killed/tokens").iterdir())
 
 
-# --- calibration
-
-
 def test_calibration_equals_a_computation_with_numpy() -> None:
     rng = np.random.default_rng(0)
     logits, targets = rng.normal(0, 3, (500, 7)).astype(np.float32), rng.integers(7, size=500)
@@ -157,9 +154,6 @@ def test_calibration_equals_a_computation_with_numpy() -> None:
     by_hand = sum(bin.mean() * abs(confidence[bin].mean() - right[bin].mean()) for bin in inside if any(bin))
     assert calibration.error == pytest.approx(by_hand, rel=1e-5)
     assert calibration.error > 0.3, "the targets are random"
-
-
-# --- by frequency
 
 
 def test_losses_by_frequency_equal_a_computation_by_hand() -> None:
@@ -250,9 +244,6 @@ def test_weights_without_a_loss_are_named(place: Path, tmp_path: Path, capsys: p
     out, err = capsys.readouterr()
     assert [row["run"] for row in json.loads(out)] == [f"{place}/a"]
     assert f"error: run_dir={tmp_path}: the loss is nan" in err
-
-
-# --- bad input
 
 
 @pytest.mark.parametrize(

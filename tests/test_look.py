@@ -273,9 +273,6 @@ def test_runs_that_appear_keep_the_colours_of_the_others(server: LookServer, fol
     assert {name: after[name] for name in before} == before
 
 
-# --- the command
-
-
 def test_a_port_that_is_taken_is_refused(server: LookServer, folder: Path, command: Callable[..., Outcome]) -> None:
     code, _, error = command("look", f"run_dir={folder}/tied", f"port={server.server_port}", "open=false", "threads=1")
     assert code == 2
@@ -369,20 +366,6 @@ def test_a_pasted_text_stays_text_and_has_colours_for_the_better_model(page: Any
     page.fill("[name=text]", "def f1(x)")
     page.click("#text-form .main")
     page.wait_for_selector("#text-summary:has-text('tokenizers differ')")
-    assert narrow(page)
-
-
-@slow
-def test_neighbours_lead_to_neighbours(page: Any, server: LookServer) -> None:
-    opened(page, server, "matrices")
-    page.fill("[name=token]", "d")
-    page.keyboard.press("Enter")
-    page.wait_for_selector("#embeddings svg")
-    assert page.locator("#embeddings .bars").count() == 4
-    neighbour = page.locator("#embeddings .bars button").first
-    text = json.loads(neighbour.inner_text())
-    neighbour.click()
-    assert page.input_value("[name=token]") == text
     assert narrow(page)
 
 

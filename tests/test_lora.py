@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from conftest import HEADS, SEQ, TEXT, tiny
-from safetensors.torch import load_file
 from torch import Tensor
 
 from lm.config import EvaluateConfig, ModelConfig, RunConfig, UserError
@@ -22,6 +21,7 @@ from lm.model.size import n_params, n_params_trained
 from lm.model.transformer import Transformer
 from lm.training.train import train
 from tests.helpers import runs
+from tests.helpers.models import weights
 from tests.helpers.runs import CLOCK
 from tests.helpers.words import MODEL, RUN
 
@@ -49,10 +49,6 @@ def start(home: Path, run_dir: Path, *words: str, base: Path | None = None) -> R
     return composed(home, f"init_from={base or home / 'base'}", *LORA, f"run_dir={run_dir}", *words)
 
 
-def weights(run_dir: Path) -> dict[str, Tensor]:
-    return load_file(run_dir / "model/model.safetensors")
-
-
 def build(config: ModelConfig, head: str = "tied") -> Transformer:
     return Transformer(config, HEADS[head], vocab_size=257, seq_len=SEQ).eval()
 
@@ -76,9 +72,6 @@ def logits(net: Any) -> Tensor:
 def gap(first: Any, second: Any) -> float:
     """The largest difference of the logits of two models as a fraction of the largest logit."""
     return float((logits(first) - logits(second)).abs().max() / logits(second).abs().max())
-
-
-# --- the model
 
 
 def test_a_model_begins_as_one_without_adapters() -> None:
@@ -111,9 +104,6 @@ def test_merging_changes_no_logits_and_leaves_a_tied_matrix_one(head: str, targe
     assert moved == {f"{name}.weight" for name in layers}
     assert (whole.head.matrix(whole.embed.weight) is whole.embed.weight) == (head == "tied")
     assert merged(whole) is whole
-
-
-# --- a run
 
 
 @pytest.mark.slow
@@ -156,9 +146,6 @@ def test_a_resume_needs_no_base_and_ends_the_same(home: Path, tmp_path: Path) ->
     assert again | {key: whole[key] for key in CLOCK if key in whole} == whole
     for name in ("model/model.safetensors", "adapter/adapter_model.safetensors"):
         assert (run_dir / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-
-
-# --- PEFT
 
 
 @peft_warns

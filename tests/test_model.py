@@ -206,9 +206,6 @@ def test_previous_token_init_looks_i_tokens_back(kind: str, n_kv_heads: int | No
         assert torch.equal(attended, torch.arange(8, SEQ) - torch.arange(1, 5)[:, None])
 
 
-# --- parameters by role and FLOPs per token
-
-
 @pytest.mark.parametrize("head", ["tied", "untied", "tied_projected"])
 def test_the_default_model_in_closed_form(head: str) -> None:
     """Six FLOPs per weight of the matrices and the logits, and twelve L T D for attention; none for the embedding.

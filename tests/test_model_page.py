@@ -103,9 +103,6 @@ def test_merges_that_make_one_token_in_two_ways_are_applied_in_order(tmp_path: P
     assert in_javascript(page, texts)["ids"] == tokenizer.encode_all(texts)
 
 
-# --- in a browser
-
-
 @pytest.fixture(scope="module")
 def run_dir(text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = (f"data.path={text_file}", f"run_dir={tmp_path_factory.mktemp('page')}/run", "trainer.max_steps=200")
@@ -143,9 +140,6 @@ def test_a_browser_opens_the_page_and_generates(run_dir: Path, command: Callable
         page.wait_for_selector("#generate:enabled")
         assert page.locator(".token").count() < 100_000
         assert refused == []
-
-
-# --- what is refused
 
 
 def normalized() -> Tokenizer:

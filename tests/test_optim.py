@@ -109,9 +109,6 @@ def test_activation_checkpointing_keeps_less_and_changes_no_number() -> None:
     assert kept_again < 0.3 * kept
 
 
-# --- the learning rate
-
-
 def factors(total: int, **schedule: Any) -> list[float]:
     return [lr_factor(step, total, OptimConfig(**schedule)) for step in range(total + 1)]
 

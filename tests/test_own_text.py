@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from conftest import HEADS, TEXT
-from safetensors.torch import load_file
 
 from lm.config import (
     CheckpointConfig,
@@ -19,23 +18,14 @@ from lm.config import (
     OptimConfig,
     RunConfig,
     TokenizerConfig,
-    UserError,
     ValidationConfig,
 )
 from lm.data.tokens import prepare
 from lm.inference.evaluate import evaluate_run
 from lm.training.resolve import build_model
 from lm.training.train import train
-from tests.helpers.runs import (
-    column,
-    exit_code,
-    finish,
-    losses,
-    overfitting_run,
-    result,
-    rows,
-    signal_at,
-)
+from tests.helpers.models import equal, weights
+from tests.helpers.runs import column, exit_code, finish, losses, overfitting_run, result, rows, signal_at
 
 KEEP_BEST = CheckpointConfig(every=5, keep=3, best=True)
 IMPATIENT = replace(KEEP_BEST, patience=3)
@@ -43,14 +33,6 @@ IMPATIENT = replace(KEEP_BEST, patience=3)
 
 def val_loss(folder: Path) -> float:
     return float(evaluate_run(EvaluateConfig(run_dir=str(folder), threads=1))["loss"])
-
-
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(folder / "model/model.safetensors")
-
-
-def equal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
-    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
 # --- checkpoint.best
@@ -126,9 +108,6 @@ def test_a_run_ends_after_validations_without_a_lower_loss(best: RunConfig, text
     assert equal(weights(folder), weights(whole))
 
 
-# --- optim.ema
-
-
 def test_the_model_is_the_average_over_the_steps(text_file: Path, tmp_path: Path) -> None:
     """Also across the step in which the head is untied: until then its average is that of the embedding."""
     optim, every = OptimConfig(lr=0.02, warmup_steps=2, ema=0.5), CheckpointConfig(every=1, keep=100)
@@ -170,16 +149,6 @@ def test_documents_are_where_an_end_of_text_token_stands(text_file: Path) -> Non
     assert three.documents().tolist() == [0, 3, 5]
 
 
-def test_an_order_of_documents_needs_documents(text_file: Path, tmp_path: Path) -> None:
-    run = overfitting_run(text_file, tmp_path / "run")
-    with pytest.raises(UserError, match=r"^data\.order=documents: "):
-        train(replace(run, data=replace(run.data, order="documents")))
-    assert not (tmp_path / "run").exists()
-
-
-# --- max_minutes
-
-
 @pytest.mark.slow
 def test_a_run_of_some_minutes_ends_in_time_with_its_learning_rate_decayed(text_file: Path, tmp_path: Path) -> None:
     """Also where it is killed and resumed: it has the time that was left at its checkpoint."""
@@ -200,9 +169,6 @@ def test_a_run_of_some_minutes_ends_in_time_with_its_learning_rate_decayed(text_
     (tmp_path / "result.json").unlink()  # as a kill in the final score leaves it
     _, again = train(run)
     assert (again["steps"], again["resumed_from"]) == (scores["steps"], [5, scores["steps"]])
-
-
-# --- what is said at the start
 
 
 @pytest.mark.slow

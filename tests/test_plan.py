@@ -134,9 +134,6 @@ def test_parameters_are_matched_to_those_of_the_baseline(planner: Lab, key: str)
     assert getattr(untied.run.model, key.split(".")[1]) == value < getattr(tied.run.model, key.split(".")[1])
 
 
-# --- budgets
-
-
 def test_each_budget_holds_equal_what_it_names(planner: Lab) -> None:
     both = {"tied": ["head=tied"], "untied": ["head=untied", "data.batch_size=8"]}
     plan = planner.plan(arms=both, match_parameters={"untied": "model.d_ff"}, budgets=["tokens", "flops", "time"])
@@ -289,9 +286,6 @@ def test_a_class_of_the_users_and_its_local_helpers_are_hashed(own: Path) -> Non
     (own / "stranger_of_mine.py").write_text("MORE = 1\n")
     assert code_hash({"model.linear": "helped.Own"}) == hashes[-1]
     assert code_hash() == hashes[0] != code_hash({"model.linear": "torch.nn.Linear"}), "also one that is installed"
-
-
-# --- plans and results
 
 
 def test_a_plan_says_what_it_costs_and_leaves_nothing(planner: Lab) -> None:

@@ -15,17 +15,7 @@ from lm.ablation.report import write_report
 from lm.ablation.results import read_results
 from lm.ablation.views import curve_table, curves_shown
 from lm.ablation.warnings import plan_warnings, report_warnings
-from tests.helpers.ablation_folder import (
-    METRICS,
-    WHOLE,
-    Page,
-    change_results,
-    lines,
-    make,
-    numbers,
-    results,
-    write,
-)
+from tests.helpers.ablation_folder import METRICS, WHOLE, Page, change_results, lines, make, numbers, results, write
 
 STUDIES = sorted(path.parent for path in (Path(__file__).parents[1] / "docs/studies").rglob("ablation.json"))
 RARELY = pytest.mark.nightly
@@ -128,9 +118,6 @@ def test_a_committed_study_renders_from_its_rows_alone(study: Path, tmp_path: Pa
     assert Page(path).headings[0] == numbers(path)["question"]
     for name in ("results.csv", "curves.csv"):
         assert [place.read_bytes() for place in path.glob(name)] == [place.read_bytes() for place in study.glob(name)]
-
-
-# --- numbers for programs
 
 
 def test_report_json_has_the_contrasts_of_the_folder(full: Path) -> None:
@@ -244,9 +231,6 @@ def test_all_weaknesses_of_a_folder_are_in_one_list(full: Path) -> None:
     }
     starts = {text.partition(":")[0] for text in told}
     assert starts >= {"The best value lies at the edge of the search range", "The noise of tuning is not counted"}
-
-
-# --- several ablations
 
 
 @pytest.fixture(scope="module")

@@ -127,9 +127,6 @@ def test_cores_are_limited_by_the_quota_of_a_container(monkeypatch: pytest.Monke
         assert cores() == expected
 
 
-# --- loss
-
-
 @pytest.mark.skipif(not HAS_CHUNKED, reason="needs torch 2.13")
 def test_auto_chooses_the_faster_loss() -> None:
     for vocab_size, changes, loss in (
@@ -142,9 +139,6 @@ def test_auto_chooses_the_faster_loss() -> None:
         (257, {"loss": "chunked"}, "chunked"),
     ):
         assert resolve(change(CPU, **{"precision": "32-true", **changes}), vocab_size).loss == loss
-
-
-# --- memory
 
 
 @pytest.mark.parametrize(

@@ -206,9 +206,6 @@ def test_a_run_that_was_killed_from_outside_did_not_fail_by_itself(study: Path, 
         shutil.rmtree(path.parent, ignore_errors=True)  # then the row says the same
 
 
-# --- runs without an ablation
-
-
 def test_runs_without_an_ablation(tmp_path: Path) -> None:
     for seed in (0, 1):
         run = replace(RunConfig(head=HEADS["tied"], seed=seed), threads=seed + 1)

@@ -150,34 +150,21 @@ def test_a_signal_saves_a_checkpoint_and_a_model(text_file: Path, tmp_path: Path
 
 
 def signal_in(module: str, name: str, signum: int) -> None:
-    """Let this process get a signal when it calls this function of a module of lm.training."""
-    owner = importlib.import_module(f"lm.training.{module}")
+    """Let this process get a signal when it calls this function."""
+    owner = importlib.import_module(module)
     function = getattr(owner, name)
-
-    def signalled(*args: Any, **options: Any) -> Any:
-        os.kill(os.getpid(), signum)
-        return function(*args, **options)
-
-    setattr(owner, name, signalled)
+    setattr(owner, name, lambda *args, **options: (os.kill(os.getpid(), signum), function(*args, **options))[1])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("place", "signum", "code", "step"),
-    [
-        (("module", "build_optimizer"), TERM, 143, 1),  # before the first step, which is made
-        (("train", "evaluate"), KILL, -KILL, 24),  # at the final score: no step is left
-    ],
-)
-def test_a_run_stopped_outside_of_its_steps_ends_as_an_undisturbed_one(
-    whole: Runs, tmp_path: Path, place: tuple[str, str], signum: int, code: int, step: int
-) -> None:
+def test_a_run_stopped_before_its_first_step_ends_as_an_undisturbed_one(whole: Runs, tmp_path: Path) -> None:
+    """The step is made. A kill at any operation of a run: tests/test_faults.py."""
     run = change(whole(UNTYING), run_dir=str(tmp_path / "run"))
-    assert finish(run, partial(signal_in, *place, signum)) == code
-    assert int(rows(tmp_path / "run")[-1]["step"]) == min(step, 23), "the last row comes with the final score"
+    assert finish(run, partial(signal_in, "lm.training.module", "build_optimizer", TERM)) == 143
+    assert int(rows(tmp_path / "run")[-1]["step"]) == 1
     train(run)
     assert outcome(run) == outcome(whole(UNTYING))
-    assert result(tmp_path / "run")["resumed_from"] == [step]
+    assert result(tmp_path / "run")["resumed_from"] == [1]
 
 
 # --- within a step
@@ -238,45 +225,6 @@ def test_a_step_that_is_not_finite_is_not_saved(signum: signal.Signals | None, t
     assert not (tmp_path / "run/model").exists()
 
 
-# --- the comparison sees a resume that forgets one thing
-
-
-def forget_moments(checkpoint: dict[str, Any]) -> None:
-    for state in checkpoint["optimizer_states"][0]["state"].values():
-        state["exp_avg"].zero_()
-
-
-def forget_schedule(checkpoint: dict[str, Any]) -> None:
-    checkpoint["lr_schedulers"][0]["last_epoch"] = 0
-
-
-def change_weights(checkpoint: dict[str, Any]) -> None:
-    checkpoint["state_dict"]["net.norm.weight"] += 1e-6
-
-
-def forget_diagnostics(checkpoint: dict[str, Any]) -> None:
-    checkpoint["callbacks"]["Diagnostics"]["steps"] = 0
-
-
-def forget_untying(checkpoint: dict[str, Any]) -> None:
-    """Untie a second time: the optimizer has no state of the head, whose group is the last one."""
-    moments = checkpoint["optimizer_states"][0]["state"]
-    del moments[max(moments)]
-
-
-def forget_best(checkpoint: dict[str, Any]) -> None:
-    checkpoint["callbacks"]["LogAndValidate"]["best"] = BestModel().state_dict()
-
-
-def change_best(checkpoint: dict[str, Any]) -> None:
-    checkpoint["callbacks"]["LogAndValidate"]["best"]["weights"]["norm.weight"] += 1e-6
-
-
-def forget_average(checkpoint: dict[str, Any]) -> None:
-    weights = checkpoint["state_dict"]
-    weights |= {f"average.{name[4:]}": tensor for name, tensor in weights.items() if name.startswith("net.")}
-
-
 class FromTheStart(lm.training.module.TrainingStream):
     def __init__(self, tokens: Any, **options: Any) -> None:
         super().__init__(tokens, **{**options, "start": 0})
@@ -287,14 +235,33 @@ def untie_without_moments(head: Any, progress: float, embedding: Any, state: Any
 
 
 on_train_step = UntiedMidTrainingHead.on_train_step
+
+
+def best(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    return checkpoint["callbacks"]["LogAndValidate"]["best"]
+
+
+def moments(checkpoint: dict[str, Any]) -> dict[int, Any]:
+    return checkpoint["optimizer_states"][0]["state"]
+
+
+def average(weights: dict[str, Any]) -> dict[str, Any]:
+    return {f"average.{name[4:]}": tensor for name, tensor in weights.items() if name.startswith("net.")}
+
+
 CONTROLS: list[tuple[str, int, Any]] = [  # how to break a resume: a change of the checkpoint, or a patch
-    *((UNTIED, 21, broken) for broken in (forget_moments, forget_schedule, change_weights, forget_diagnostics)),
+    (UNTIED, 21, lambda checkpoint: [state["exp_avg"].zero_() for state in moments(checkpoint).values()]),
+    (UNTIED, 21, lambda checkpoint: checkpoint["lr_schedulers"][0].update(last_epoch=0)),
+    (UNTIED, 21, lambda checkpoint: checkpoint["state_dict"]["net.norm.weight"].add_(1e-6)),
+    (UNTIED, 21, lambda checkpoint: checkpoint["callbacks"]["Diagnostics"].update(steps=0)),
+    (UNTYING, 21, lambda checkpoint: moments(checkpoint).pop(max(moments(checkpoint)))),  # it unties a second time
     (UNTIED, 21, (lm.training.module, "TrainingStream", FromTheStart)),
     (UNTIED, 21, (lm.training.module, "named_seed", lambda *_: 1)),  # of dropout
     (UNTYING, 12, (UntiedMidTrainingHead, "on_train_step", untie_without_moments)),
-    (UNTYING, 21, forget_untying),
     (DOCUMENTS, 21, (TextData, "documents", lambda data: np.array([0, 100]))),
-    *((BEST, 21, broken) for broken in (forget_best, change_best, forget_average)),
+    (BEST, 21, lambda checkpoint: best(checkpoint).update(BestModel().state_dict())),
+    (BEST, 21, lambda checkpoint: best(checkpoint)["weights"]["norm.weight"].add_(1e-6)),
+    (BEST, 21, lambda checkpoint: checkpoint["state_dict"].update(average(checkpoint["state_dict"]))),
 ]
 
 

@@ -335,9 +335,6 @@ def test_a_dead_address_is_named() -> None:
         assert refusal("text", url).startswith(f"data.path={url}: ")
 
 
-# --- paths that are checked before anything is read
-
-
 def test_local_paths_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()

@@ -52,8 +52,6 @@ def test_every_text_comes_back_from_its_tokens(text: str) -> None:
         assert tokenizer.decode(ids) == "".join(tokenizer.stream(ids)) == text
         assert tokenizer.eot not in ids
     assert (char.vocab_size, len(char.encode(text))) == (len(set(text)) + 1, len(text))
-    with pytest.raises(UserError, match="'~'"):
-        char_tokenizer([text.replace("~", "")]).encode("def ~")
     assert len(BYTE.encode(text)) == len(text.encode())
 
 
@@ -202,6 +200,11 @@ def test_bpe_learns_from_the_training_text_and_char_from_all_text() -> None:
     assert bpe.to_json() == train_bpe([TEXT], 300).to_json()
     char = build_tokenizer(TokenizerConfig(kind="char", vocab_size=None), ["ab"], ["ab", "c"], progress=False)
     assert char.vocab_size == 4
+
+
+def test_an_unknown_character_is_named() -> None:
+    with pytest.raises(UserError, match="'~'"):
+        CHAR.encode("def ~")
 
 
 WHOLE = BPE.to_json().encode()
@@ -356,8 +359,7 @@ def test_tokens_that_were_made_elsewhere_have_the_bytes_of_their_documents(
 
 
 @pytest.mark.parametrize(
-    ("make", "eot", "begin"),
-    [(llama_2, "</s>", "<s>"), (llama_3, "<|end_of_text|>", "<|begin_of_text|>")],
+    ("make", "eot", "begin"), [(llama_2, "</s>", "<s>"), (llama_3, "<|end_of_text|>", "<|begin_of_text|>")]
 )
 def test_a_tokenizer_of_a_known_kind_gives_the_ids_of_transformers_and_the_text_back(
     make: Callable[[], Backend], eot: str, begin: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -120,6 +120,7 @@ def test_validations_and_samples(finished: Finished, tmp_path: Path, capsys: pyt
     folder, scores = train(run)
     printed = capsys.readouterr().err
     assert (printed.count(" of 20: train/loss "), printed.count(" to go, ")) == (3, 1)
+    assert losses(folder) == losses(finished[1]), "which had neither"
     *before, last = rows(folder)
     columns = ("val_loss", "val_bpb", "val_top1", "val_tokens")
     assert [float(last[name.replace("_", "/")]) for name in columns] == [scores[name] for name in columns]
@@ -219,9 +220,6 @@ def test_a_diverged_run_says_what_to_change_and_leaves_no_model_in_memory(text_f
     assert n_models() == before
 
 
-# --- what is refused
-
-
 def test_what_lies_in_the_place_of_the_directory_is_never_touched(text_file: Path, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     for path in (tmp_path / "text", tmp_path / "mine/notes.txt"):  # the text itself, say; a folder of somebody
@@ -237,6 +235,7 @@ def test_a_wrong_setting_leaves_no_directory(text_file: Path, tmp_path: Path) ->
     for changes, key in (
         ({"data": replace(run.data, seq_len=100_000)}, "data"),
         ({"data": replace(run.data, path="absent")}, r"data\.path"),
+        ({"data": replace(run.data, order="documents")}, r"data\.order=documents"),
         ({"init_tied_matrix": "mean"}, "init_tied_matrix"),
     ):
         with pytest.raises(UserError, match=rf"^{key}\b"):

@@ -166,9 +166,6 @@ def test_a_file_folder_glob_or_address_by_itself_is_the_text(word: str, command:
     assert swept == ["seed=0,1", "~logger", "data=text", f"data.path='{word}'"]
 
 
-# --- runs by themselves
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     top = tmp_path_factory.mktemp("words")
