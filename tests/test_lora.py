@@ -128,6 +128,7 @@ def test_adapters_alone_train_and_model_is_merged(home: Path, tmp_path: Path, op
     assert evaluate_run(EvaluateConfig(run_dir=str(tmp_path / "r"), threads=1))["loss"] == result["val_loss"]
 
 
+@pytest.mark.slow
 def test_a_resume_needs_no_base_and_ends_the_same(home: Path, tmp_path: Path) -> None:
     """A start does."""
     with pytest.raises(UserError, match=r"model\.linear=lora"):
@@ -169,6 +170,7 @@ def test_peft_gives_the_same_logits(name: str, head: str, changes: dict[str, Any
     assert gap(base, net) > 0.01  # so the comparison would see a missing adapter
 
 
+@pytest.mark.slow
 @peft_warns
 def test_an_adapter_of_a_run_names_its_base(home: Path, tmp_path: Path) -> None:
     from peft import AutoPeftModelForCausalLM

@@ -56,6 +56,7 @@ def test_the_model_is_the_best_one_and_the_curve_ends_with_the_last_one(best: Ru
     assert column(folder, "val/loss")[-1] == chosen["last_val_loss"]
 
 
+@pytest.mark.slow
 def test_nothing_but_the_model_differs_from_a_run_without(best: RunConfig, text_file: Path, tmp_path: Path) -> None:
     folder = Path(str(best.run_dir))
     _, scores = train(overfitting_run(text_file, tmp_path / "run"))
@@ -78,6 +79,7 @@ def test_a_run_that_a_signal_stops_leaves_its_best_model(best: RunConfig, text_f
     assert equal(weights(tmp_path / "run"), weights(Path(str(best.run_dir))))
 
 
+@pytest.mark.slow
 def test_a_diverged_run_leaves_its_best_model(text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a run without `best`, and of one that diverges before its first validation, nothing is left."""
     every, layers = CheckpointConfig(every=1, best=True), "tests.helpers.layers.Exploding"

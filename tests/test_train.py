@@ -90,6 +90,7 @@ def test_a_finished_run_is_read_and_never_touched(finished: Finished) -> None:
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
 
 
+@pytest.mark.slow
 def test_prompts_that_a_run_was_never_given_are_not_shown(finished: Finished, command: Callable[..., Outcome]) -> None:
     run_dir = f"run_dir={finished[1]}"
     assert "prompts from the validation text" in command("train", run_dir)[1]
