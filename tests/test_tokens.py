@@ -360,11 +360,11 @@ def test_a_damaged_folder_is_built_again(source: DataConfig) -> None:
     expected = documents(right)
     (folder,) = folders(source)
     whole = (folder / "train.bin").read_bytes()
-    for name, damaged in (
-        ("train.bin", whole[:5] + bytes([whole[5] ^ 1]) + whole[6:]),
-        ("tokenizer.json", b"{"),
-        ("val.bin", None),
-    ):
+    damages = {"train.bin": whole[:5] + bytes([whole[5] ^ 1]) + whole[6:], "tokenizer.json": b"{", "val.bin": None}
+    for name, damaged in damages.items():
+        for left in (folder, folder.with_name("other")):  # as killed processes leave them
+            left.with_suffix(".partial").mkdir()
+            (left.with_suffix(".partial") / "train.bin").touch()
         (folder / name).unlink()  # it is mapped
         if damaged is not None:
             (folder / name).write_bytes(damaged)
