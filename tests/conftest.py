@@ -45,12 +45,10 @@ HEADS = {
     "tied": TIED,
     "untied": UNTIED,
     "tied_scaled": HeadConfig(name="tied_scaled", embedding_std=0.02, embedding_multiplier=None),
-    "tied_projected": HeadConfig(
-        name="tied_projected", kind="tied_projected", embedding_std=0.02, head_lr_multiplier=1.0
-    ),
-    "untied_from_embedding": HeadConfig(
-        name="untied_from_embedding", kind="untied_from_embedding", embedding_std=0.02, head_lr_multiplier=1.0
-    ),
+    **{
+        kind: HeadConfig(name=kind, kind=kind, embedding_std=0.02, head_lr_multiplier=1.0)
+        for kind in ("tied_projected", "untied_from_embedding")
+    },
     "untied_midtraining": HeadConfig(
         name="untied_midtraining", kind="untied_midtraining", embedding_std=0.02, head_lr_multiplier=1.0, untie_at=0.5
     ),
@@ -78,9 +76,8 @@ TEXT = "".join(f"def f{i}(x, y):\n    return x * {i * 7 % 31} + y  # {i:x}\n" fo
 WHOLE_RESULT: dict[str, Any] = {  # the keys of a result.json
     **dict.fromkeys(("val_loss", "val_bpb", "val_top1", "seconds", "tokens_per_second"), 1.0),
     **dict.fromkeys(("n_params", "n_params_trained", "flops_per_token", "steps", "tokens", "seed", "threads"), 1),
-    **dict.fromkeys(
-        ("head", "config_hash", "data_hash", "tokenizer_hash", "device", "cpu", "precision", "python"), "x"
-    ),
+    **dict.fromkeys(("head", "config_hash", "data_hash", "tokenizer_hash"), "x"),
+    **dict.fromkeys(("device", "cpu", "precision", "python"), "x"),
     **dict.fromkeys(("val_tokens", "val_bytes", "train_text_tokens"), 1),
     "n_params_by_role": {"embedding": 1},
     "baselines_bpb": {"ngram": 2.0},
@@ -209,3 +206,19 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
         signal.signal(signum, handler)
     for name in logging.root.manager.loggerDict:  # Hydra disables those that exist
         logging.getLogger(name).disabled = False
+
+
+@pytest.fixture
+def lab(
+    command: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Outcome]:
+    """Run lm-lab as `command` runs a script."""
+    from lm.cli.main import main
+
+    def run(*args: str) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["lm-lab", *args])
+        with pytest.raises(SystemExit) as left:
+            main()
+        return (int(left.value.code or 0), *capsys.readouterr())
+
+    return run

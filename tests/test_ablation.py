@@ -32,12 +32,12 @@ from lm.ablation.record import (
 )
 from lm.ablation.results import read_results
 from lm.ablation.run_files import Failure, RunFiles
-from lm.ablation.tables import plan_table, result_table
+from lm.ablation.tables import plan_table
 from lm.ablation.warnings import report_warnings
 from lm.config import UserError
 from lm.config.ablation import AblateConfig, TuneConfig
 from lm.training.train import train
-from tests.helpers.ablations import SHORT, Lab, instant, kill_worker, losses, question, statuses, workers_of
+from tests.helpers.ablations import SHORT, Lab, instant, losses, question, statuses, workers_of
 from tests.helpers.runs import composed, wait_for
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
@@ -122,23 +122,22 @@ def test_rows_of_results_csv_stand_for_runs_without_folders(lab: Lab) -> None:
     assert {run.arm for run in without.runs.itertuples() if run.purpose == "unused"} == {"tied", "untied"}
 
 
+def near(spec: RunSpec) -> float:
+    return 1 + 0.1 * (spec.run.head.name == "untied") + 0.001 * math.sin(9 * spec.run.seed)
+
+
 @pytest.mark.slow
 def test_what_is_asked_anew_of_the_same_runs_is_reported(lab: Lab, instantly: Instantly) -> None:
-    made = instantly(lambda spec: 1 + 0.1 * (spec.run.head.name == "untied") + 0.001 * math.sin(9 * spec.run.seed))
+    made = instantly(near)
     lab.run(seeds=[0, 1, 2])
     assert json.loads((lab.out / "report.json").read_text())["contrasts"][0]["verdict"] == "worse"
     lab.run(seeds=[0, 1, 2], equivalence_margin=9.0)
     assert json.loads((lab.out / "report.json").read_text())["equivalence_margin"] == 9.0
     assert read_record(lab.out).equivalence_margin == 9.0
     assert summaries(lab.run(seeds=[0, 1])).count("Seeds were taken away after the ablation had ended (2)") == 1
-    assert read_record(lab.out).seeds == [0, 1]
-    assert len(made) == 6
+    assert (read_record(lab.out).seeds, len(made)) == ([0, 1], 6)
     assert "Seeds were added after the ablation had ended (with 2, 3, now 4)" in summaries(lab.run(seeds=[0, 1, 2, 3]))
     assert len(made) == 8
-
-
-def near(spec: RunSpec) -> float:
-    return 1 + 0.1 * (spec.run.head.name == "untied") + 0.001 * math.sin(9 * spec.run.seed)
 
 
 @pytest.mark.slow
@@ -148,10 +147,8 @@ def test_a_design_that_is_changed_after_its_verdict_is_told(lab: Lab, instantly:
     pair = {arm: THREE[arm] for arm in ("tied", "untied")}
     gap = "(untied - tied) - (copied - tied)"
     changes: list[tuple[dict[str, Any], str]] = [
-        ({}, ""),
         ({"arms": THREE | {"more": ["head=untied", "optim.lr=0.1"]}}, ""),
         ({"equivalence_margin": 9.0}, "equivalence_margin (before: 0.01)"),
-        ({"primary": []}, "primary (before: [untied])"),
         ({"looks": [2, 3]}, "looks (before: null)"),
         ({"baseline": "untied", "primary": []}, "baseline (before: tied), primary (before: [untied])"),
         ({"arms": pair}, "arms.copied (before: [head=untied_from_"),
@@ -160,13 +157,11 @@ def test_a_design_that_is_changed_after_its_verdict_is_told(lab: Lab, instantly:
         ({"tune": TuneConfig(trials=2, **LR)}, "tune.trials (before: null)"),
         ({"seeds": [0, 1]}, ""),
     ]
-    lab.plan(**asked, equivalence_margin=0.5)
     lab.run(**asked)
     for change, key in changes:
         plan = plan_table(lab.plan(**asked | change))
         assert (f"Changed after a verdict was seen: {key}" in plan) == bool(key) == ("after a verdict" in plan), key
     lab.run(**asked, equivalence_margin=9.0)
-    assert "after a verdict was seen: equivalence_margin (before: 0.01)." in (lab.out / "report.md").read_text()
     assert "after a verdict was seen: equivalence_margin (before: 9.0)." in summaries(lab.run(**asked)), "both"
 
 
@@ -182,9 +177,7 @@ def test_a_design_is_free_until_a_verdict_is_seen(lab: Lab, instantly: Instantly
 
 
 @pytest.mark.slow
-def test_a_verdict_is_not_thrown_away_because_the_code_has_changed(
-    lab: Lab, instantly: Instantly, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_changed_code_throws_no_verdict_away(lab: Lab, instantly: Instantly, monkeypatch: pytest.MonkeyPatch) -> None:
     made = instantly(near)
     monkeypatch.setattr("lm.ablation.arms.code_hash", lambda classes: "first")
     lab.run(seeds=[0])
@@ -197,13 +190,11 @@ def test_a_verdict_is_not_thrown_away_because_the_code_has_changed(
     monkeypatch.setattr("lm.ablation.arms.code_hash", lambda classes: "third")
     other = {"tied": ["head=tied"], "other": ["head=untied", "model.d_ff=48"]}
     for changes, runs in (
-        ({}, "4 finished runs (tied, untied)"),
         ({"seeds": [1, 2, 3]}, "2 finished runs (tied, untied)"),
         ({"arms": other, "primary": []}, "2 finished runs (tied)"),
     ):
-        with pytest.raises(UserError, match=rf"^output_dir=.*/out: {re.escape(runs)} no longer count") as error:
+        with pytest.raises(UserError, match=rf"^output_dir=.*/out: {re.escape(runs)} no longer count"):
             lab.run(**changes)
-        assert "\n" not in str(error.value)
         assert runs in plan_table(lab.plan(**changes))
     assert "Finished runs no longer count: tied seed 0, tied seed 1, untied" in summaries(lab.run(plan_only=True))
     assert {path: path.read_bytes() for path in lab.out.rglob("*") if path.is_file()} == files
@@ -293,9 +284,6 @@ def test_overrides_in_another_order_or_spelling_have_one_folder(tmp_path: Path) 
     assert existing_record(tmp_path, AblateConfig(ablation=question(), overrides=other)), "named by output_dir"
 
 
-# --- planned looks
-
-
 LOOKS: dict[str, Any] = {"seeds": [0, 1, 2, 3], "looks": [3, 4]}
 
 
@@ -309,7 +297,6 @@ def test_a_look_that_decides_ends_the_ablation(lab: Lab, instantly: Instantly, c
     again = lab.run(**LOOKS)
     assert (len(made), again.record.seeds) == (6, [0, 1, 2]), "a later call finds it decided"
     assert "a look has decided with 3 of 4 seeds" in plan_table(lab.plans[-1])
-    assert "decided with 3 of 4 seeds" in result_table(again)
     assert "Seeds were added" not in summaries(again)
     assert "Seeds were added after the ablation had ended (with 3, now 4)" in summaries(lab.run(seeds=[0, 1, 2, 3]))
     assert len(made) == 8
@@ -332,8 +319,6 @@ def test_a_look_waits_for_a_run_that_has_failed(lab: Lab, instantly: Instantly) 
     assert lab.run(**LOOKS).counts() == {"done": 6, "failed": 0, "diverged": 0, "missing": 0}
     assert (len(made), made[-1].rpartition("-")[0]) == (7, "cells/untied-seed1")
 
-
-# --- tuning
 
 TUNE = TuneConfig(trials=8, extension_trials=2, restarts=2, seeds=[77, 78])
 OPTIMUM = {"tied": (0.16, 0.5), "untied": (0.02, 2.0)}  # of the learning rate and of its multiplier for the embedding
@@ -361,17 +346,9 @@ def test_every_arm_is_tuned_from_its_trials_alone(lab: Lab, instantly: Instantly
     assert {*results.trials.seed} == {77, 78}
     assert len(made) == len({*made}) == len({*results.trials.run_dir}) + 4
     assert [spec.tuned for spec in lab.plans[-1].reported()] == [tuned["tied"], tuned["untied"]] * 2
-    lab.run(**TUNED)
     n = len(made)
-    for path in [*lab.out.glob("trials/*/result.json")][::3]:  # killed, as it were, in the middle of the search
-        path.unlink()
-        (path.parent.parent / f"{path.parent.name}.where").unlink()
-    shutil.rmtree(lab.out / "cells")
-    (lab.out / "results.csv").unlink()
-    again = lab.run(**TUNED)
-    assert {name: arm.tuned for name, arm in again.record.arms.items()} == tuned
-    assert {*made[n:]} <= {*made[:n]}
-    assert losses(again) == losses(results)
+    lab.run(**TUNED)
+    assert len(made) == n
 
 
 @pytest.mark.slow
@@ -389,9 +366,6 @@ def test_a_failed_trial_stops_the_tuning_and_is_no_bad_value(lab: Lab, instantly
     lab.run(**TUNED)
     assert {name: arm.tuned for name, arm in lab.plans[-1].arms.items()} == tuned
     assert before + len(made) == n
-
-
-# --- processes that are killed or interrupted
 
 
 def driver(lab: Lab, *overrides: str, **options: Any) -> subprocess.Popen[str]:
@@ -435,38 +409,16 @@ def test_a_driver_that_is_killed_loses_nothing(lab: Lab) -> None:
 
 @pytest.mark.slow
 @needs_proc
-def test_a_killed_worker_is_started_again_and_one_that_is_always_killed_is_recorded(lab: Lab) -> None:
-    killed = {"cells/tied-seed0": 1, "cells/untied-seed1": 99}  # how often
-
-    def kill() -> None:
-        while not stop.wait(0.02):
-            for name in killed:
-                killed[name] -= killed[name] > 0 and kill_worker(lab.out / name)
-
-    stop = threading.Event()
-    (thread := threading.Thread(target=kill)).start()
-    results = lab.run()
-    stop.set()
-    thread.join()
-    assert {run: status for run, status in statuses(results).items() if status != "done"} == {("untied", 1): "failed"}
-    assert (killed["cells/tied-seed0"], results.contrasts.broken[0]) == (0, {}), "it is lost at random"
-
-
-@pytest.mark.slow
-@needs_proc
 @pytest.mark.parametrize(
     ("signums", "code", "is_training"),
     [
-        ([signal.SIGINT], 130, True),
         ([signal.SIGTERM, signal.SIGHUP], 143, True),
-        pytest.param([signal.SIGHUP], 129, True, marks=pytest.mark.nightly),
+        pytest.param([signal.SIGINT], 130, True, marks=pytest.mark.nightly),
         pytest.param([signal.SIGTERM], 143, True, marks=pytest.mark.nightly),
         pytest.param([signal.SIGINT], 130, False, marks=pytest.mark.nightly),
     ],
 )
-def test_an_interrupt_saves_every_run_and_says_how_to_go_on(
-    lab: Lab, signums: list[int], code: int, is_training: bool
-) -> None:
+def test_an_interrupt_saves_every_run(lab: Lab, signums: list[int], code: int, is_training: bool) -> None:
     """Also where its process group has the signals, as a terminal, systemd and Slurm send them."""
     process = driver(lab, "trainer.max_steps=9000", "checkpoint.every=100000", stderr=subprocess.PIPE)
     assert process.stderr
@@ -483,9 +435,6 @@ def test_an_interrupt_saves_every_run_and_says_how_to_go_on(
     assert ("; resume with: " in err) == lab.out.exists() >= is_training
     assert not workers_of(lab.out)
     assert len([*lab.out.glob("cells/*/checkpoints/step-*")]) == 2 * is_training  # no other step saves
-
-
-# --- the command
 
 
 VERDICTS = [(-0.5, 0, "better", 0), (0.5, 0, "worse", 10), (0, 0, "equivalent", 11), (0, 1, "undecided", 12)]

@@ -1,7 +1,6 @@
 """Arms that continue trained models: one for each seed, trained first by the ablation itself, or one that is given."""
 
 import shutil
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from lm.ablation.tables import plan_table
 from lm.config.ablation import TuneConfig
 from lm.formats.base import read_base
 from lm.training.train import train
-from tests.helpers.ablations import Lab, kill_worker, losses, statuses
+from tests.helpers.ablations import Lab, losses
 from tests.helpers.runs import composed, result
 
 ARMS = {"tied": ["head=tied"], "untied": ["head=untied_from_embedding"]}
@@ -100,20 +99,3 @@ def test_tuning_has_bases_of_its_own_seeds(lab: Lab) -> None:
     lab.run(seeds=[0, 1], tune=FEW)
     assert lab.results("trials") == before
     assert lab.plans[-1].arms["tied"].tuned == results.record.arms["tied"].tuned
-
-
-@pytest.mark.nightly
-@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
-def test_a_base_that_is_always_killed_stops_its_seed_alone(lab: Lab) -> None:
-    def kill_always() -> None:
-        while not stop.wait(0.02):
-            kill_worker(lab.out / "bases/base-seed0")
-
-    stop = threading.Event()
-    thread = threading.Thread(target=kill_always)
-    thread.start()
-    broken = lab.run()
-    stop.set()
-    thread.join()
-    assert statuses(broken) == {(arm, seed): ["missing", "done"][seed] for arm in ARMS for seed in (0, 1)}
-    assert {*statuses(lab.run()).values()} == {"done"}

@@ -70,9 +70,7 @@ def test_epochs_together_cover_every_token_in_different_orders() -> None:
 
 @given(**LENGTHS, k=st.integers(0, 50), world=st.integers(1, 4), batch_size=st.integers(1, 3))
 @settings(deadline=None, max_examples=40)
-def test_ranks_share_the_batch_of_one_process(
-    tokens: int, seq_len: int, seed: int, k: int, world: int, batch_size: int
-) -> None:
+def test_ranks_share_a_batch(tokens: int, seq_len: int, seed: int, k: int, world: int, batch_size: int) -> None:
     assume(tokens > seq_len)
     parts = [
         streams(tokens, seq_len, seed=seed, batch_size=batch_size, rank=rank, world_size=world).batch(k)[0]
@@ -93,7 +91,7 @@ def order_of(stream: TrainingStream, epoch: int) -> np.ndarray:
 
 @given(**LENGTHS, k=st.integers(0, 300), starts=st.sets(st.integers(1, 100), max_size=20), batch_size=st.integers(1, 3))
 @settings(deadline=None, max_examples=40)
-def test_documents_change_places_as_a_whole_in_each_epoch(
+def test_documents_change_places(
     tokens: int, seq_len: int, seed: int, k: int, starts: set[int], batch_size: int
 ) -> None:
     assume(tokens > seq_len)
@@ -126,14 +124,9 @@ def test_overfitting_repeats_the_first_batches(n: int) -> None:
         assert torch.equal(targets, plain.batch(k % n)[1])
 
 
-# --- batches for validation
-
-
 @given(tokens=st.integers(2, 200), seq_len=st.integers(1, 200), batch_size=st.integers(1, 9))
 @settings(deadline=None, max_examples=40)
-def test_validation_has_each_token_except_the_first_as_target_once_in_order(
-    tokens: int, seq_len: int, batch_size: int
-) -> None:
+def test_validation_has_each_token_but_the_first_as_target_once(tokens: int, seq_len: int, batch_size: int) -> None:
     batches = list(validation_batches(np.arange(tokens, dtype=np.uint16), seq_len, batch_size))
     inputs, targets = (torch.cat([batch[i] for batch in batches]) for i in (0, 1))
     real = targets != IGNORED
@@ -147,9 +140,7 @@ def test_validation_has_each_token_except_the_first_as_target_once_in_order(
 
 @given(windows=st.integers(1, 400), seq_len=st.integers(1, 9), batch_size=st.integers(1, 9), n=st.integers(1, 60))
 @settings(deadline=None, max_examples=40)
-def test_an_estimate_takes_the_middle_of_each_of_equal_stretches(
-    windows: int, seq_len: int, batch_size: int, n: int
-) -> None:
+def test_an_estimate_takes_the_middles_of_equal_stretches(windows: int, seq_len: int, batch_size: int, n: int) -> None:
     tokens = np.arange(windows * seq_len + 1, dtype=np.uint16)
     chosen = validation_windows(len(tokens), seq_len, batch_size, n)
     k = min(windows, n * batch_size)

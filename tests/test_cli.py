@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT, Outcome, Script
+from conftest import ROOT, Outcome
 from omegaconf import OmegaConf
 
 from lm import __version__
@@ -23,7 +23,7 @@ from lm.cli import ablate, train
 from lm.cli.compose import compose, parse
 from lm.cli.evaluate import parse_arguments
 from lm.cli.help import EXAMPLES, GROUPS, USUAL
-from lm.cli.main import COMMANDS, handle_exception, main
+from lm.cli.main import COMMANDS, handle_exception
 from lm.cli.mistakes import CONFIGS, kinds_of
 from lm.config import EvaluateConfig, GenerateConfig, RunConfig, UserError
 from lm.config.ablation import AblateConfig
@@ -38,8 +38,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
-
-# --- mistakes
 
 COMPOSED = {  # overrides of train -> what the one line about them names
     "sead=1": "did you mean seed=1?",
@@ -58,13 +56,11 @@ COMPOSED = {  # overrides of train -> what the one line about them names
     "head.kind=untied head.head_std=0.01 head.head_lr_multiplier=1": "head.name=tied",
     "init_from=none": "init_from=none",
     "prompts=[a": "prompts=[a",
-    "data=my.txt": "did you mean data=text data.path=my.txt?",
 }
 
 
 @pytest.mark.parametrize("words", COMPOSED)
-def test_what_cannot_be_composed_is_named_in_one_line(words: str, folder: Path) -> None:
-    (folder / "my.txt").touch()
+def test_what_cannot_be_composed_is_named_in_one_line(words: str) -> None:
     with pytest.raises(UserError) as caught:
         compose("train", words.split(), RunConfig)
     assert COMPOSED[words] in str(caught.value)
@@ -89,8 +85,8 @@ REFUSED = {  # a command line -> what its one line of error names
     "generate run_dir=x prompt=x temperature=0,7": "temperature=0,7",
     "generate run_dir=x prompt=x top_k=[1": "top_k=[1",
     "generate run_dir=x prompt=To be or not seed=1": '"prompt=To be or not"',
-    "generate . ROMEO:": "run_dir=.",
     "generate run_dir=x prompt=To prompt=be": "prompt=be",
+    "generate . ROMEO:": "run_dir=.",
     "generate run_dir=absent prompt=x": "run_dir=absent",
     "generate run_dir=. prompt_file=absent": "absent",
     "generate run_dir=. prompt_file=latin.txt": "latin.txt",
@@ -103,6 +99,15 @@ REFUSED = {  # a command line -> what its one line of error names
     "ablate ablation.overrides=[seed=1]": """'key=["head=untied"]'""",
     "ablate seeds=[0]": "did you mean 'ablation.seeds=[0]'",
     "ablate -m seed=1,2": "-m",
+    "look run_dir=absent": "error: run_dir=absent",
+    "look run_dir=[absent,": "error: run_dir",
+    "look folder=absent": "error: folder=absent",
+    "look port=70000": "error: port=70000",
+    "look port=x": "error: port=x",
+    "look threads=0": "error: threads=0",
+    "runs plot=curves.pdf": "error: plot=curves.pdf: ",
+    "runs csv=none/a.csv": "error: csv=none/a.csv: ",
+    "runs folder=none": "error: folder=none: ",
 }
 
 
@@ -118,15 +123,6 @@ def test_a_mistake_is_one_line_exit_code_2_and_leaves_nothing(line: str, command
     assert error.startswith("error: ")
     assert REFUSED[line] in error
     assert sorted(folder.rglob("*")) == before
-
-
-@pytest.mark.slow
-def test_the_settings_are_checked_before_torch_is_imported(script: Script) -> None:
-    answer = script("train", "data=text", "data.path=none", env={"PYTHONPROFILEIMPORTTIME": "1"})
-    imported = {line.rpartition("|")[2].strip() for line in answer.stderr.splitlines()}
-    assert answer.returncode == 2
-    assert "lm.config" in imported
-    assert not {"torch", "lightning"} & imported
 
 
 # --- values arrive as typed
@@ -183,7 +179,7 @@ def test_the_home_folder_stands_for_its_sign_in_every_path(name: str, monkeypatc
 
     monkeypatch.setenv("HOME", "/some/home")
     assert values("~/") == {key: f"/some/home/{key}.svg" for key in keys.split()}
-    assert values("~no-user") == {key: f"~no-user{key}.svg" for key in keys.split()}
+    assert values("~nobody") == {key: f"~nobody{key}.svg" for key in keys.split()}
     monkeypatch.delenv("HOME")
     monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
     with pytest.raises(UserError, match=f"^({keys.replace(' ', '|')})=~/"):
@@ -240,13 +236,8 @@ def test_a_whole_number_may_have_an_exponent_or_a_point(command: Command, compos
     assert repr([config.ablation.seeds, config.ablation.tune.seeds, config.workers]) == "[[1, 2], [10000, 7], 2]"
 
 
-# --- jobs of a sweep
-
-
 @pytest.mark.slow
-def test_a_failed_job_is_reported_at_once_and_leaves_nothing_in_memory(
-    command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_job_is_reported_and_leaves_no_memory(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     class Model:
         def __init__(self) -> None:
             self.own = self
@@ -274,8 +265,7 @@ def test_a_failed_job_is_reported_at_once_and_leaves_nothing_in_memory(
 @pytest.mark.slow
 def test_a_sweep_needs_one_process_for_each_run(command: Command) -> None:
     code, _, error = command("train", "-m", "trainer.devices=2", "seed=0")
-    assert code == 2
-    assert error.startswith("error: trainer.devices=2")
+    assert (code, error[:25]) == (2, "error: trainer.devices=2:")
 
 
 # --- where exceptions end
@@ -293,9 +283,7 @@ def test_an_error_of_a_file_is_one_line(capsys: pytest.CaptureFixture[str]) -> N
         assert error.count("\n") == 1
 
 
-def test_a_bug_and_with_a_debug_variable_a_mistake_show_their_traceback(
-    command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bug_shows_its_traceback_and_to_debug_a_mistake(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(args: list[str]) -> None:
         raise FileNotFoundError
 
@@ -325,9 +313,7 @@ def test_a_message_cannot_steer_a_terminal(capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-def test_what_standard_output_cannot_write_is_escaped(
-    encoding: str, command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_output_cannot_write_is_escaped(encoding: str, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.TextIOWrapper(io.BytesIO(), encoding)
     monkeypatch.setattr(train, "run", lambda args: print("é 今"))
     monkeypatch.setattr(sys, "stdout", stream)
@@ -335,7 +321,7 @@ def test_what_standard_output_cannot_write_is_escaped(
     assert stream.buffer.getvalue() == "é 今\n".encode(encoding, "backslashreplace")
 
 
-def test_what_a_signal_breaks_off_is_an_interruption(
+def test_what_a_signal_breaks_is_interrupted(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As an import of torch that it ends in the middle, which the next one does not survive."""
@@ -345,19 +331,6 @@ def test_what_a_signal_breaks_off_is_an_interruption(
 
 
 # --- lm-lab, --help and completion
-
-
-@pytest.fixture
-def lab(command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """Run lm-lab as `command` runs a script."""
-
-    def run(*args: str) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["lm-lab", *args])
-        with pytest.raises(SystemExit) as left:
-            main()
-        return (int(left.value.code or 0), *capsys.readouterr())
-
-    return run
 
 
 def test_every_command_is_a_script_and_opens_as_it() -> None:

@@ -122,6 +122,20 @@ REFUSED: list[Case] = [
 ]
 
 
+BEST, MINUTES = {"checkpoint": CheckpointConfig(best=True)}, {"max_minutes": 1.0}
+PATIENT = {"checkpoint": CheckpointConfig(best=True, patience=3)}
+REFUSED += [
+    *((RunConfig, BEST | {"validation": ValidationConfig(every=every)}, "checkpoint.best") for every in (0, 1600)),
+    *each(RunConfig, "", {"max_minutes": [0.0, INF]}),
+    *((RunConfig, MINUTES | other, "max_minutes=1.0") for other in ({"max_tokens": 1000}, TWO)),
+    *((RunConfig, settings | EVERY, "diagnostics.every=5") for settings in (MINUTES, PATIENT)),
+    (
+        RunConfig,
+        {"checkpoint": CheckpointConfig(patience=3), "validation": ValidationConfig(every=0)},
+        "checkpoint.patience",
+    ),
+    (RunConfig, {"optim": OptimConfig(ema=0.9), "trainer": TrainerConfig(precision="bf16-true")}, "optim.ema"),
+]
 ACCEPTED = "accepted"
 
 
@@ -142,12 +156,9 @@ def test_what_cannot_be_is_refused_in_one_line_that_names_it() -> None:
 TOGETHER: list[tuple[type, dict[str, Any], list[str]]] = [  # settings, and the keys of all their mistakes
     (ModelConfig, {"norm": "none", "qk_norm": True, "previous_token_init": 2}, ["previous_token_init", "qk_norm"]),
     (ModelConfig, {"d_model": 100, "n_heads": 3, "n_kv_heads": 2, "dropout": 1}, ["d_model", "n_heads", "dropout"]),
-    (ModelConfig, {"n_heads": 0, "d_ff": 0}, ["n_heads", "d_ff"]),
     (ModelConfig, {"n_heads": 0, "norm": "none such"}, ["norm"]),  # others depend on it
     (HeadConfig, {"head_std": 0.1, "untie_at": 2}, ["head_std", "untie_at", "untie_at"]),
     (OptimConfig, {"momentum": 0.9, "ns_steps": 5, "betas": [1]}, ["momentum", "ns_steps", "betas"]),
-    (DataConfig, {"name": "x", "rows": "lines", "val_fraction": 2}, ["val_fraction", "name", "rows"]),
-    (TokenizerConfig, {"kind": "byte", "vocab_size": 9, "path": "x"}, ["vocab_size", "path"]),
     (RunConfig, {"max_minutes": 1, "max_tokens": 1, "diagnostics": DiagnosticsConfig(every=1)}, ["max_m", "diagnos"]),
 ]
 

@@ -122,7 +122,6 @@ CUDA = ("accelerator: cpu", "accelerator: cuda")
     [
         (TOKENS, ["trainer.max_steps=99"], r"trainer\.max_steps is 20 there, 99 now.*init_from"),
         (TOKENS, ["max_minutes=3"], r"max_minutes is None there, 3"),
-        (MINUTES, ["trainer.max_steps=99"], r"max_minutes is 5 there, None now"),
         (MINUTES, ["max_tokens=999"], r"max_minutes is 5 there, None now"),
         (("", ""), ["max_tokens=999"], r"trainer\.max_steps is 20 there, 8 now"),
         (CUDA, [], r"was begun with trainer\.accelerator=cuda"),
@@ -136,9 +135,8 @@ def test_a_run_that_cannot_be_continued_is_named_with_what_it_has(
     config = run_dir / "config.yaml"
     config.write_text(config.read_text().replace(*saved))
     before = config.read_text()
-    with pytest.raises(UserError, match=rf"^run_dir={run_dir}\b.*{message}") as caught:
+    with pytest.raises(UserError, match=rf"^run_dir={run_dir}\b.*{message}"):
         train(composed(f"run_dir={run_dir}", *words))
-    assert "\n" not in str(caught.value)
     assert config.read_text() == before
 
 
@@ -303,13 +301,6 @@ def test_without_a_checkpoint_the_same_weights_are_needed(home: Path, untied: Pa
         train(composed(f"run_dir={run}"))
     _, scores = train(composed(f"run_dir={run}", f"init_from={home / 'tied'}"))
     assert scores["val_loss"] == expected["val_loss"]
-
-
-def test_weights_that_are_missing_are_named(home: Path, tmp_path: Path) -> None:
-    shutil.copytree(home / "tied/model", tmp_path / "model")
-    (tmp_path / "model/model.safetensors").unlink()
-    with pytest.raises(UserError, match=str(tmp_path)):
-        at_home(home, f"init_from={tmp_path}", f"run_dir={tmp_path / 'new'}")
 
 
 @slow

@@ -109,9 +109,6 @@ def test_with_planned_looks_the_level_is_that_of_a_look() -> None:
     assert "(97.3 % CI" in row.sentence
 
 
-# --- runs without a result
-
-
 def test_a_seed_that_lacks_a_run_is_named_and_left_out() -> None:
     for lost in (None, "missing", "killed"):
         frame = contrasts(lose({("b", 1): lost, ("b", 5): lost}))
@@ -221,8 +218,6 @@ def test_regrets_of_tuning_stand_beside_the_difference_that_they_may_explain() -
     assert np.isnan(frame.loc["c"].mean_without_regret)
     upwards = contrasts(runs(LOSSES).rename(columns={"val_loss": "val_top1"}), regrets, metric="val_top1").loc["b"]
     assert upwards.mean_without_regret == pytest.approx(upwards.mean_difference + 0.02)
-    named = compare(record(interactions={"b": BEND}, **CHAIN), runs(LOSSES), regrets)  # as an arm is
-    assert named[named.family == "interaction"].regret.isna().all()
     variance = combine_regrets(interaction(BEND)[1], regrets | {"c": Regret(0.0, 0.0, 5)})
     assert variance
     assert (variance.variance, variance.df) == pytest.approx((1e-4 + 4 * 2e-4 + (0.01 - 2 * 0.03) ** 2, 5))
@@ -270,24 +265,3 @@ def test_where_the_noise_of_tuning_hides_a_difference_more_seeds_are_not_advised
     row = contrasts(runs(LOSSES), noisy, contrasts={"b": "a"}, primary=["b"]).loc["b"]
     assert (row.verdict, row.undecided_by) == ("undecided", "tuning")
     assert "more trials or tuning seeds are needed" in row.sentence
-
-
-# --- a verdict in words
-
-
-@pytest.mark.parametrize(
-    ("differences", "margin", "numbers"),
-    [
-        ([-0.032, -0.029, -0.036, -0.027, -0.031], 0.01, ["-0.0310 ", "(95 % CI -0.0352 to -0.0268, 5 seeds)"]),
-        ([0.001, 0.003, -0.001, 0.002], 0.01, ["+0.0013 ", "(90 % CI -0.0008 to +0.0033, 4 seeds)", "±0.01"]),
-        ([-0.01, -0.04, 0.005, -0.025], 0.01, ["-0.0175 ", "CI -0.0483 to +0.0133", "6 to 66 new seeds"]),
-        ([-1e-9] * 3, 0.01, ["+0.0000 ", "CI +0.0000 to +0.0000"]),  # no -0.0000
-        ([-0.25], 0.0005, [": -0.250000 nats"]),
-    ],
-)
-def test_a_sentence_has_the_numbers_of_its_verdict(differences: list[float], margin: float, numbers: list[str]) -> None:
-    """With two decimals more than the margin has; equivalence leaves 5 % for each side."""
-    frame = runs({"a": [0.0] * len(differences), "b": differences})
-    row = contrasts(frame, equivalence_margin=margin, contrasts={"b": "a"}, primary=["b"]).loc["b"]
-    for number in numbers:
-        assert number in row.sentence

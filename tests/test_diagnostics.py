@@ -102,9 +102,6 @@ def test_with_a_projection_head_grad_is_of_the_embedding() -> None:
     assert not near(head_grad, twin_head_grad)
 
 
-# --- bands of frequency
-
-
 def test_bands_divide_the_vocabulary_into_equal_shares_of_the_text() -> None:
     weights = 1 / np.arange(1, 1001)
     names = np.random.default_rng(0).permutation(1000)  # so that ids are not ordered by frequency

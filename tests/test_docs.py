@@ -183,12 +183,6 @@ def test_every_relative_link_leads_to_a_file_and_a_heading() -> None:
             assert not anchor or target.suffix != ".md" or anchor in anchors(target), (source, link)
 
 
-def test_the_words_of_the_glossary_are_in_order() -> None:
-    words = re.findall(r"^- \*\*(.*?)\*\*: ", (ROOT / "docs/glossary.md").read_text(), re.MULTILINE)
-    assert words
-    assert words == sorted({*words}, key=str.casefold)
-
-
 def test_the_page_of_settings_is_what_the_dataclasses_say(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)  # the default of data.cache_dir depends on it
     text = PAGE.read_text()

@@ -105,9 +105,6 @@ def test_a_traced_loss_has_the_mask(name: str) -> None:
         torch.testing.assert_close(compiled(net, row, row), loss(net, row, row), rtol=1e-5, atol=0)
 
 
-# --- decoding
-
-
 @pytest.mark.parametrize("position", ["rope", "learned"])
 def test_decoding_is_the_same_in_every_way_across_separators(position: str) -> None:
     """Beyond end of text and past the context: uncached, cached, in a batch, with draft tokens."""
@@ -166,7 +163,7 @@ def test_training_curve_score_and_evaluation_use_one_mask(tmp_path: Path, caplog
     assert evaluate_run(replace(evaluation, document_mask=True)) == masked
 
 
-def test_a_model_folder_has_the_mask_and_an_export_says_that_it_loses_it(
+def test_a_folder_has_the_mask_and_an_export_says_that_it_has_none(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tokenizer = byte_tokenizer()
@@ -190,9 +187,7 @@ def test_a_text_of_one_document_is_named(corpus: Path, tmp_path: Path, caplog: p
 
 
 @pytest.mark.nightly
-def test_the_script_of_the_docs_writes_a_text_of_short_documents(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_script_of_the_docs_writes_short_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (ROOT / "docs/studies/documents.md").read_text()
     monkeypatch.chdir(tmp_path)
     exec(page.partition("```python\n")[2].partition("```")[0], {})

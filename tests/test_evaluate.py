@@ -97,17 +97,15 @@ def test_what_only_begins_a_text_is_not_scored(tmp_path: Path) -> None:
     windows = [ids[i : i + net.seq_len + 1] for i in range(0, len(ids) - 1, net.seq_len)]
     nll = torch.cat([F.cross_entropy(net(w[None, :-1])[0], w[1:], reduction="none")[w[1:] != 257] for w in windows])
     assert own["loss"] == pytest.approx(nll.mean().item(), rel=1e-5)
-    *_, last = rows_of(tmp_path / "run")
-    scores = result(tmp_path / "run")
-    assert (scores["val_tokens"], scores["val_bytes"]) == (n_bytes + 8, n_bytes)
+    (*_, last), scores = rows_of(tmp_path / "run"), result(tmp_path / "run")
     assert scores["val_bpb"] == pytest.approx(own["bpb"]) == pytest.approx(float(last["val/bpb"]))
     text = DataConfig(source="json", path=str(tmp_path / "val.jsonl"))
     assert evaluate_run(asked(tmp_path, run_dir=f"{tmp_path}/run", data=text))["bpb"] == pytest.approx(own["bpb"])
-    assert sum(row["tokens"] for row in own["by_frequency"]) == sum(row["tokens"] for row in own["calibration"])
-    assert sum(row["tokens"] for row in own["calibration"]) == own["tokens"]
+    for part in ("by_frequency", "calibration"):
+        assert sum(row["tokens"] for row in own[part]) == own["tokens"]
 
 
-def test_a_run_whose_cache_is_gone_is_scored_with_its_own_tokenizer(
+def test_a_run_without_cache_has_its_own_tokenizer(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = evaluate_run(asked(place))
@@ -129,9 +127,6 @@ def test_what_a_killed_evaluation_left_goes_with_the_next_one(place: Path) -> No
     assert [path.stat().st_size for path in (place / "killed/tokens").iterdir()] == [2000]
     evaluate_run(asked(place, data=DataConfig(source="text", path=f"{place}/one.txt", cache_dir=f"{place}/killed")))
     assert not list((place / "killed/tokens").iterdir())
-
-
-# --- calibration
 
 
 def test_calibration_equals_a_computation_with_numpy() -> None:
@@ -159,9 +154,6 @@ def test_calibration_equals_a_computation_with_numpy() -> None:
     by_hand = sum(bin.mean() * abs(confidence[bin].mean() - right[bin].mean()) for bin in inside if any(bin))
     assert calibration.error == pytest.approx(by_hand, rel=1e-5)
     assert calibration.error > 0.3, "the targets are random"
-
-
-# --- by frequency
 
 
 def test_losses_by_frequency_equal_a_computation_by_hand() -> None:
@@ -221,7 +213,7 @@ def test_windows_may_be_shorter_than_the_context(place: Path) -> None:
         evaluate_run(asked(place, seq_len=33))
 
 
-def test_several_runs_and_texts_are_a_list_a_table_and_a_figure(
+def test_several_are_a_list_a_table_and_a_figure(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     texts, plot = [f"{place}/one.txt", f"{place}/two, three.txt"], f"{tmp_path}/f.svg"
@@ -242,9 +234,7 @@ def test_several_runs_and_texts_are_a_list_a_table_and_a_figure(
     assert (alone["run"], alone["text"]) == (f"{place}/a", "validation text")
 
 
-def test_weights_that_give_no_loss_are_named_and_other_runs_are_scored(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_weights_without_a_loss_are_named(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     net, tokenizer = load_model(place / "a")
     with torch.no_grad():
         net.norm.weight.fill_(torch.nan)
@@ -256,15 +246,11 @@ def test_weights_that_give_no_loss_are_named_and_other_runs_are_scored(
     assert f"error: run_dir={tmp_path}: the loss is nan" in err
 
 
-# --- bad input
-
-
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
         ({"run_dir": "[{0}/a,{0}/c]"}, "run_dir={0}/c: "),
         ({"run_dir": "{0}/one.txt"}, "run_dir={0}/one.txt: "),
-        ({"run_dir": "{0}/z*"}, "run_dir={0}/z*: "),
         ({"run_dir": "[{0}/a,]"}, "run_dir=[{0}/a,]: "),
         ({"run_dir": "[{0}/a,{0}/a/model]"}, "{0}/a/model/config.yaml: "),
         ({"run_dir": "[{0}/a,{0}/damaged]", "texts": "{0}/one.txt"}, "{0}/damaged/model/config.json: "),
@@ -273,7 +259,7 @@ def test_weights_that_give_no_loss_are_named_and_other_runs_are_scored(
         ({"plot": "{0}/absent/f.svg"}, "plot={0}/absent/f.svg: "),
     ],
 )
-def test_a_mistake_is_told_before_anything_is_scored(
+def test_a_mistake_is_told_first(
     settings: dict[str, Any], named: str, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = {key: value.format(place) if isinstance(value, str) else value for key, value in settings.items()}
@@ -360,17 +346,12 @@ def harness(exported: Path, task: str, file: str, *more: str) -> Path:
     """Type the command of the page; the folder of its results."""
     program = Path(sys.executable).parent / "lm-eval"
     assert program.exists(), "expected the extra `eval`: pip install -e '.[dev,eval]'"
-    words = re.sub(r"\b(DIR|FILE)\b", lambda match: {"DIR": "exported", "FILE": file}[match[0]], COMMANDS[task])
-    setting, _, *line = shlex.split(words.replace("configs/lm_eval", str(FOLDER)))
+    typed = re.sub(r"\b(DIR|FILE)\b", lambda match: {"DIR": "exported", "FILE": file}[match[0]], COMMANDS[task])
+    setting, _, *line = shlex.split(typed.replace("configs/lm_eval", str(FOLDER)))
     key, _, value = setting.partition("=")
     out = exported / f"out-{task}-{file}"
-    subprocess.run(
-        [program, *line, "--output_path", out, *more],
-        cwd=exported,
-        env={**os.environ, key: value},
-        check=True,
-        timeout=600,
-    )
+    words = [program, *line, "--output_path", out, *more]
+    subprocess.run(words, cwd=exported, env={**os.environ, key: value}, check=True, timeout=600)
     return out
 
 

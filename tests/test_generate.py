@@ -38,12 +38,9 @@ def test_the_window_fits_the_context_and_moves_by_half_of_it(length: int, seq_le
 
 
 @pytest.mark.parametrize(
-    ("position", "n_kv_heads", "seq_len"),
-    [("rope", 1, SEQ), ("learned", None, 7), ("none", 1, 1), ("rope", None, 70)],
+    ("position", "n_kv_heads", "seq_len"), [("rope", 1, SEQ), ("learned", None, 7), ("none", 1, 1), ("rope", None, 70)]
 )
-def test_cached_equals_uncached_equals_batched_far_past_the_context(
-    position: str, n_kv_heads: int | None, seq_len: int
-) -> None:
+def test_cached_equals_uncached_far_past_the_context(position: str, n_kv_heads: int | None, seq_len: int) -> None:
     net = sensitive(position=position, n_kv_heads=n_kv_heads, seq_len=seq_len)
     n = min(3 * seq_len, 75)
     expected = [by_definition(net, prompt, n) for prompt in PROMPTS]

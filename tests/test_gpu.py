@@ -89,9 +89,6 @@ def test_a_compiled_model_has_the_same_losses(text_file: Path, tmp_path: Path, r
     assert losses(tmp_path / "True") == pytest.approx(losses(tmp_path / "False"), abs=2e-3)
 
 
-# --- inference
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("model", MODELS[:6], ids=name_of)
 def test_logits_agree_with_those_of_the_cpu(model: dict[str, Any]) -> None:

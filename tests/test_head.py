@@ -1,8 +1,6 @@
 """The variants of the head: what they share, cost and begin with, untying, their conversion, and runs of each."""
 
 import math
-import os
-import signal
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -25,9 +23,8 @@ from lm.model.size import n_params
 from lm.training.init_from import copy_weights
 from lm.training.module import LMModule
 from lm.training.optim import build_optimizer
-from lm.training.signals import Interrupted
 from lm.training.train import train
-from tests.helpers.models import random_tokens
+from tests.helpers.models import equal, random_tokens
 from tests.helpers.runs import losses, rows, small_run
 
 TOKENS, TARGETS = random_tokens(2, 4, SEQ)
@@ -63,10 +60,6 @@ def step(net: Transformer, optimizer: Optimizer) -> None:
     F.cross_entropy(net(TOKENS).flatten(0, 1), TARGETS.flatten()).backward()
     optimizer.step()
     optimizer.zero_grad()
-
-
-def equal(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
-    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
 # --- matrices
@@ -159,9 +152,6 @@ def test_first_losses_of_the_shipped_variants_match_the_formulas(name: str) -> N
     assert (loss > 10 * math.log(v)) == (name == "tied_naive")
 
 
-# --- untying in training
-
-
 def test_untying_changes_no_logit_and_copies_weights_and_moments_once() -> None:
     """Before it the model equals a tied one, and its own matrix keeps its initial values."""
     net, tied = build(MIDTRAINING), build(TIED)
@@ -251,9 +241,6 @@ def test_a_longer_context_needs_no_weights_but_learned_positions() -> None:
         converted(net, TIED, seq_len=SEQ + 1)
 
 
-# --- runs: paired ones see the same, and a head is untied without a jump
-
-
 def run_with_dropout(text: Path, run_dir: Path, head: HeadConfig, **changes: Any) -> Path:
     """Twenty logged steps with dropout and accumulation; MIDTRAINING unties before step 11."""
     settings = {"max_steps": 20, "log_every_n_steps": 1, **changes}
@@ -261,9 +248,7 @@ def run_with_dropout(text: Path, run_dir: Path, head: HeadConfig, **changes: Any
 
 
 @pytest.mark.slow
-def test_every_variant_is_trained_on_the_same_batches_with_the_same_dropout(
-    text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_are_trained_on_the_same_batches(text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     batches: dict[str, list[Any]] = {}
     training_step = LMModule.training_step
 
@@ -299,24 +284,3 @@ def test_a_run_equals_the_tied_one_until_it_unties(text_file: Path, tmp_path: Pa
     assert torch.equal(net.head.proj.weight, tied_net.embed.weight)
     assert not torch.equal(untied_net.head.proj.weight, untied_net.embed.weight)
     assert evaluate_run(EvaluateConfig(run_dir=str(end), threads=1))["loss"] == float(before[-1]["val/loss"])
-
-
-def test_a_run_stopped_before_untying_saves_the_model_that_was_trained(
-    text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It equals that of a tied run stopped after the same step."""
-    training_step = LMModule.training_step
-
-    def signalled(module: LMModule, batch: Any, batch_idx: int) -> Tensor:
-        if module.trainer.global_step == 4 and batch_idx % 2 == 0:  # a second signal would end the process
-            os.kill(os.getpid(), signal.SIGTERM)
-        return training_step(module, batch, batch_idx)
-
-    monkeypatch.setattr(LMModule, "training_step", signalled)
-    for name, head in (("tied", TIED), ("untied", MIDTRAINING)):
-        with pytest.raises(Interrupted, match="after step 5"):
-            run_with_dropout(text_file, tmp_path / name, head)
-    (untied, _), (tied, _) = load_model(tmp_path / "untied"), load_model(tmp_path / "tied")
-    assert torch.equal(untied(TOKENS), tied(TOKENS))
-    fresh = Transformer(untied.config, MIDTRAINING, vocab_size=257, seq_len=32)
-    assert not torch.equal(untied.embed.weight, fresh.embed.weight)

@@ -74,7 +74,7 @@ def read(config: DataConfig) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_configuration_a_revision_and_a_split_are_read(
+def test_configuration_revision_and_split_are_read(
     server: hub.Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "owner/stories").mkdir(parents=True)
@@ -91,7 +91,7 @@ def test_a_configuration_a_revision_and_a_split_are_read(
     assert not [request for request in server.asked if "/count/" in request], "nobody counts who reads"
 
 
-def test_rows_and_columns_that_are_not_wanted_are_not_downloaded(
+def test_only_wanted_rows_and_columns_are_downloaded(
     server: hub.Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tables, "RANGE", 1 << 16)

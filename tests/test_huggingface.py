@@ -19,7 +19,6 @@ from helpers.models import noisy
 from helpers.runs import composed
 from helpers.words import RUN
 from safetensors.torch import load_file, save_file
-from tokenizers import processors
 from transformers import (
     ApertusConfig,
     ArceeConfig,
@@ -86,9 +85,7 @@ def equal(first: Path, second: Path) -> bool:
 
 
 @pytest.mark.parametrize(("name", "head", "changes"), MODELS)
-def test_transformers_and_we_read_what_is_exported(
-    name: str, head: str, changes: dict[str, Any], tmp_path: Path
-) -> None:
+def test_transformers_reads_what_is_exported(name: str, head: str, changes: dict[str, Any], tmp_path: Path) -> None:
     net = noisy(tiny(**changes), head, 257)
     assert export(net, BYTE, tmp_path / "out") == name
     model, report = AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
@@ -377,21 +374,7 @@ def test_without_transformers_one_line_says_what_to_install(tmp_path: Path, monk
 
 # --- where a text begins and ends
 
-BEGIN, END = "<|begin_of_text|>", "<done>"
-
-
-def test_a_text_begins_as_the_tokenizer_says(tmp_path: Path) -> None:
-    """As those of Llama 3, whose template puts a token before it."""
-    write_folder(tmp_path, FOLDERS["SmolLM2"]())
-    backend = tokenizers.Tokenizer.from_str(BYTE.to_json())
-    backend.add_special_tokens([BEGIN])
-    template = processors.TemplateProcessing(single=f"{BEGIN} $A", special_tokens=[(BEGIN, backend.token_to_id(BEGIN))])
-    backend.post_processor = processors.Sequence([processors.ByteLevel(), template])
-    backend.save(str(tmp_path / "tokenizer.json"))
-    _, tokenizer = load_model(tmp_path)
-    assert (tokenizer.eot_token, tokenizer.begin_token) == ("<|endoftext|>", BEGIN)
-    words = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
-    assert words("def f").input_ids == [tokenizer.begin, *tokenizer.encode("def f")]
+END = "<done>"
 
 
 def test_the_end_of_text_may_have_a_name_of_its_own(tmp_path: Path) -> None:
@@ -474,7 +457,7 @@ def test_a_damaged_template_is_one_line(tmp_path: Path) -> None:
         (tmp_path / "chat/tokenizer_config.json").write_text(json.dumps({"chat_template": value}))
         with pytest.raises(UserError, match=r"tokenizer_config\.json: "):
             load_model(tmp_path / "chat")
-    for content in ("[]", '{"eos_token": "<absent>"}', '{"stops": "x"}'):
+    for content in ("[]", '{"stops": "x"}'):
         (tmp_path / "saved/chat.json").write_text(content)
         with pytest.raises(UserError, match=r"chat\.json: "):
             load_model(tmp_path / "saved")

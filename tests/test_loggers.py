@@ -77,6 +77,7 @@ def test_trackers_have_settings_rows_and_final_scores_but_no_secrets(text_file: 
     assert b"a_secret" not in (tmp_path / "tracked").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_sent_once(text_file: Path, tmp_path: Path) -> None:
     """By the same id, and without the steps that were sent before the kill and are made again."""
     run = tiny(text_file, tmp_path, "logger=[wandb,tensorboard]", "logger.wandb.offline=true", *SETTINGS)
@@ -102,9 +103,7 @@ def test_a_run_that_fails_is_closed(text_file: Path, tmp_path: Path) -> None:
         assert tracked(tmp_path, library)[-1] == ("finish", None)
 
 
-def test_a_tracker_that_cannot_begin_is_refused_and_costs_no_checkpoint(
-    text_file: Path, logged: Path, tmp_path: Path
-) -> None:
+def test_a_tracker_that_cannot_begin_costs_no_checkpoint(text_file: Path, logged: Path, tmp_path: Path) -> None:
     """Also with checkpoint.resume=false, which deletes them when the run begins."""
     shutil.copytree(logged, tmp_path, dirs_exist_ok=True)
     (tmp_path / "run/result.json").unlink()

@@ -189,9 +189,7 @@ PREVIOUS = {"d_model": 64, "rope_theta": 30.0, "qk_norm": True, "residual_scale"
         ("untied", None, "rmsnorm", "pre"),
     ],
 )
-def test_with_previous_token_init_head_i_attends_i_tokens_back(
-    kind: str, n_kv_heads: int | None, norm: str, norm_order: str
-) -> None:
+def test_previous_token_init_looks_i_tokens_back(kind: str, n_kv_heads: int | None, norm: str, norm_order: str) -> None:
     parts = {"norm": norm, "norm_order": norm_order, "n_kv_heads": n_kv_heads}
     net = build(kind, **PREVIOUS, **parts, previous_token_init=2)
     for attn in (block.attn for block in net.blocks):
@@ -206,9 +204,6 @@ def test_with_previous_token_init_head_i_attends_i_tokens_back(
         weights = scores.masked_fill(torch.ones(SEQ, SEQ).triu(1).bool(), -torch.inf).softmax(-1)
         attended = weights[:, :, 8:].mean(0).argmax(-1)  # (H, T)
         assert torch.equal(attended, torch.arange(8, SEQ) - torch.arange(1, 5)[:, None])
-
-
-# --- parameters by role and FLOPs per token
 
 
 @pytest.mark.parametrize("head", ["tied", "untied", "tied_projected"])

@@ -167,9 +167,7 @@ def exported(run_dir: str, output_dir: str) -> str:
     return Path(output_dir, "README.md").read_text()
 
 
-def test_the_card_says_what_the_run_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_card_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Of a run on a text whose name is Markdown and HTML; of what has no result or no settings it says less."""
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "a_*text*<b>|.txt"
@@ -204,7 +202,7 @@ def test_the_card_says_what_the_run_says(
 
 
 @pytest.mark.slow
-def test_the_words_of_a_card_give_its_run_and_it_names_what_that_started_from(
+def test_the_words_of_a_card_give_its_run_and_it_names_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

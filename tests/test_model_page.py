@@ -103,9 +103,6 @@ def test_merges_that_make_one_token_in_two_ways_are_applied_in_order(tmp_path: P
     assert in_javascript(page, texts)["ids"] == tokenizer.encode_all(texts)
 
 
-# --- in a browser
-
-
 @pytest.fixture(scope="module")
 def run_dir(text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = (f"data.path={text_file}", f"run_dir={tmp_path_factory.mktemp('page')}/run", "trainer.max_steps=200")
@@ -145,9 +142,6 @@ def test_a_browser_opens_the_page_and_generates(run_dir: Path, command: Callable
         assert refused == []
 
 
-# --- what is refused
-
-
 def normalized() -> Tokenizer:
     backend = Backend.from_str(BPE.to_json())
     backend.normalizer = normalizers.NFC()
@@ -165,16 +159,10 @@ def normalized() -> Tokenizer:
     ],
 )
 def test_what_the_page_has_no_code_for_is_refused(
-    changes: dict[str, Any],
-    tokenizer: Tokenizer,
-    words: list[str],
-    key: str,
-    command: Callable[..., Outcome],
-    tmp_path: Path,
+    changes: dict[str, Any], tokenizer: Tokenizer, words: list[str], key: str, command: Any, tmp_path: Path
 ) -> None:
-    save_model(
-        Transformer(tiny(**changes), TIED, vocab_size=tokenizer.vocab_size, seq_len=SEQ), tokenizer, tmp_path / "model"
-    )
+    net = Transformer(tiny(**changes), TIED, vocab_size=tokenizer.vocab_size, seq_len=SEQ)
+    save_model(net, tokenizer, tmp_path / "model")
     words = [f"run_dir={tmp_path}/model", f"output_dir={tmp_path}/out", "format=page", "trust=true", *words]
     code, _, err = command("export", *words)
     assert (code, err.count("\n")) == (2, 1)

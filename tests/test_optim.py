@@ -109,9 +109,6 @@ def test_activation_checkpointing_keeps_less_and_changes_no_number() -> None:
     assert kept_again < 0.3 * kept
 
 
-# --- the learning rate
-
-
 def factors(total: int, **schedule: Any) -> list[float]:
     return [lr_factor(step, total, OptimConfig(**schedule)) for step in range(total + 1)]
 
@@ -138,7 +135,7 @@ def test_the_decay_covers_its_fraction_of_the_run_and_ends_at_the_final_fraction
         (UNTIED, {"n_kv_heads": 1, "ffn": "gelu"}),
     ],
 )
-def test_every_parameter_is_in_one_group_and_only_block_matrices_have_weight_decay(
+def test_each_parameter_is_in_one_group_and_block_matrices_alone_decay(
     head: HeadConfig, changes: dict[str, Any]
 ) -> None:
     net = build(head, **changes)

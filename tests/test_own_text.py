@@ -1,6 +1,5 @@
 """What helps where a text is read many times: the best model, an average of the weights, and an order of documents."""
 
-import math
 import signal
 from dataclasses import replace
 from functools import partial
@@ -11,33 +10,22 @@ import numpy as np
 import pytest
 import torch
 from conftest import HEADS, TEXT
-from safetensors.torch import load_file
 
 from lm.config import (
     CheckpointConfig,
-    DiagnosticsConfig,
     Diverged,
     EvaluateConfig,
     OptimConfig,
     RunConfig,
     TokenizerConfig,
-    UserError,
     ValidationConfig,
 )
 from lm.data.tokens import prepare
 from lm.inference.evaluate import evaluate_run
 from lm.training.resolve import build_model
 from lm.training.train import train
-from tests.helpers.runs import (
-    column,
-    exit_code,
-    finish,
-    losses,
-    overfitting_run,
-    result,
-    rows,
-    signal_at,
-)
+from tests.helpers.models import equal, weights
+from tests.helpers.runs import column, exit_code, finish, losses, overfitting_run, result, rows, signal_at
 
 KEEP_BEST = CheckpointConfig(every=5, keep=3, best=True)
 IMPATIENT = replace(KEEP_BEST, patience=3)
@@ -45,14 +33,6 @@ IMPATIENT = replace(KEEP_BEST, patience=3)
 
 def val_loss(folder: Path) -> float:
     return float(evaluate_run(EvaluateConfig(run_dir=str(folder), threads=1))["loss"])
-
-
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(folder / "model/model.safetensors")
-
-
-def equal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
-    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
 # --- checkpoint.best
@@ -76,9 +56,8 @@ def test_the_model_is_the_best_one_and_the_curve_ends_with_the_last_one(best: Ru
     assert column(folder, "val/loss")[-1] == chosen["last_val_loss"]
 
 
-def test_nothing_but_the_model_differs_from_the_run_without_it(
-    best: RunConfig, text_file: Path, tmp_path: Path
-) -> None:
+@pytest.mark.slow
+def test_nothing_but_the_model_differs_from_a_run_without(best: RunConfig, text_file: Path, tmp_path: Path) -> None:
     folder = Path(str(best.run_dir))
     _, scores = train(overfitting_run(text_file, tmp_path / "run"))
     assert rows(tmp_path / "run") == rows(folder)
@@ -100,9 +79,8 @@ def test_a_run_that_a_signal_stops_leaves_its_best_model(best: RunConfig, text_f
     assert equal(weights(tmp_path / "run"), weights(Path(str(best.run_dir))))
 
 
-def test_a_run_that_diverges_leaves_its_best_model(
-    text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.slow
+def test_a_diverged_run_leaves_its_best_model(text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a run without `best`, and of one that diverges before its first validation, nothing is left."""
     every, layers = CheckpointConfig(every=1, best=True), "tests.helpers.layers.Exploding"
     run = overfitting_run(text_file, tmp_path / "best", checkpoint=every)
@@ -119,9 +97,7 @@ def test_a_run_that_diverges_leaves_its_best_model(
     assert equal(weights(tmp_path / "best"), best["weights"])
 
 
-def test_a_run_ends_after_so_many_validations_without_a_lower_loss(
-    best: RunConfig, text_file: Path, tmp_path: Path
-) -> None:
+def test_a_run_ends_after_validations_without_a_lower_loss(best: RunConfig, text_file: Path, tmp_path: Path) -> None:
     """Its resume: tests/test_resume.py."""
     _, scores = train(overfitting_run(text_file, tmp_path / "run", checkpoint=IMPATIENT))
     folder, whole = tmp_path / "run", Path(str(best.run_dir))
@@ -132,9 +108,6 @@ def test_a_run_ends_after_so_many_validations_without_a_lower_loss(
     assert int(rows(folder)[-1]["step"]) == scores["steps"]
     assert column(folder, "val/loss")[-1] == scores["best"]["last_val_loss"]
     assert equal(weights(folder), weights(whole))
-
-
-# --- optim.ema
 
 
 def test_the_model_is_the_average_over_the_steps(text_file: Path, tmp_path: Path) -> None:
@@ -178,16 +151,6 @@ def test_documents_are_where_an_end_of_text_token_stands(text_file: Path) -> Non
     assert three.documents().tolist() == [0, 3, 5]
 
 
-def test_an_order_of_documents_needs_documents(text_file: Path, tmp_path: Path) -> None:
-    run = overfitting_run(text_file, tmp_path / "run")
-    with pytest.raises(UserError, match=r"^data\.order=documents: "):
-        train(replace(run, data=replace(run.data, order="documents")))
-    assert not (tmp_path / "run").exists()
-
-
-# --- max_minutes
-
-
 @pytest.mark.slow
 def test_a_run_of_some_minutes_ends_in_time_with_its_learning_rate_decayed(text_file: Path, tmp_path: Path) -> None:
     """Also where it is killed and resumed: it has the time that was left at its checkpoint."""
@@ -210,9 +173,6 @@ def test_a_run_of_some_minutes_ends_in_time_with_its_learning_rate_decayed(text_
     assert (again["steps"], again["resumed_from"]) == (scores["steps"], [5, scores["steps"]])
 
 
-# --- what is said at the start
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("n_bytes", "printed", "absent"),
@@ -229,30 +189,3 @@ def test_a_run_says_how_often_its_text_is_read_and_above_ten_times_what_else_hel
         train(overfitting_run(tmp_path / "text.txt", tmp_path / "run", checkpoint=KEEP_BEST))  # it has dropout
     assert [word for word in printed if word not in caplog.text] == []
     assert [word for word in absent if word in caplog.text] == []
-
-
-# --- what is refused
-
-
-@pytest.mark.parametrize(
-    ("key", "changes"),
-    [
-        ("checkpoint.best", {"checkpoint": KEEP_BEST, "validation": ValidationConfig(every=0)}),
-        ("checkpoint.best", {"checkpoint": KEEP_BEST, "validation": ValidationConfig(every=24)}),
-        ("max_minutes", {"max_minutes": 0.0}),
-        ("max_minutes", {"max_minutes": math.inf}),
-        ("max_minutes", {"max_minutes": 1.0, "max_tokens": 1000}),
-        ("max_minutes", {"max_minutes": 1.0, "devices": 2}),
-        ("diagnostics.every", {"max_minutes": 1.0, "diagnostics": DiagnosticsConfig(every=1)}),
-        ("checkpoint.patience", {"checkpoint": CheckpointConfig(patience=3), "validation": ValidationConfig(every=0)}),
-        (
-            "diagnostics.every",
-            {"checkpoint": IMPATIENT, "diagnostics": DiagnosticsConfig(every=1)},
-        ),
-        ("optim.ema", {"optim": OptimConfig(ema=0.9), "precision": "bf16-true"}),
-    ],
-)
-def test_what_cannot_be_done_is_refused_by_its_key(key: str, changes: dict[str, Any], text_file: Path) -> None:
-    with pytest.raises(UserError, match=rf"^{key}\b") as caught:
-        overfitting_run(text_file, Path("run"), **changes)
-    assert "\n" not in str(caught.value)

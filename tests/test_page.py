@@ -12,7 +12,6 @@ from conftest import TEXT, TINY_RUN
 from lm.cli import report
 from lm.cli.compose import compose
 from lm.config import RunConfig
-from lm.training.run_directory import read_samples
 from lm.training.train import train
 from tests.helpers.ablation_folder import Page
 
@@ -38,27 +37,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def copy(made: Path, run_dir: Path) -> dict[str, Any]:
     shutil.copytree(made, run_dir)
     return dict(json.loads((run_dir / "result.json").read_text()))
-
-
-@pytest.mark.slow
-def test_samples_during_training_change_nothing_and_survive_a_resume(made: Path, tmp_path: Path) -> None:
-    trained(tmp_path / "plain", [])
-    assert not (tmp_path / "plain/samples.jsonl").exists()
-    assert (made / "metrics.csv").read_bytes() == (tmp_path / "plain/metrics.csv").read_bytes()
-    whole, lines = (made / "samples.jsonl").read_bytes(), read_samples(made / "samples.jsonl")
-    assert [(row["step"], row["tokens"]) for row in lines] == [(5, 640), (10, 1280), (15, 1920)]
-    assert [[pair["prompt"] for pair in row["samples"]] for row in lines] == [PROMPTS] * 3
-    run = tmp_path / "made"
-    result = copy(made, run)
-    with open(run / "samples.jsonl", "ab") as file:
-        file.write(b'{"step": 16, "tok')  # its process was killed
-    (run / "result.json").unlink()
-    for path in run.glob("checkpoints/*"):
-        if int(path.stem.split("-")[1]) > 10:
-            path.unlink()
-    again = trained(run, PROMPTS)
-    assert (again["resumed_from"], again["samples"]) == ([10], result["samples"])
-    assert (run / "samples.jsonl").read_bytes() == whole
 
 
 @pytest.mark.slow

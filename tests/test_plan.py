@@ -27,9 +27,17 @@ def lab(tmp_path: Path, corpus: Path) -> Lab:
 
 
 @pytest.fixture(scope="module")
-def planner(tmp_path_factory: pytest.TempPathFactory, text_file: Path) -> Lab:
+def plans(tmp_path_factory: pytest.TempPathFactory, text_file: Path) -> Lab:
     """For plans alone: nothing is written but the tokens of the text, once."""
     return Lab(tmp_path_factory.mktemp("plans"), text_file)
+
+
+@pytest.fixture
+def planner(plans: Lab, monkeypatch: pytest.MonkeyPatch) -> Lab:
+    """The same, where steps are timed in a moment."""
+    monkeypatch.setattr("lm.ablation.step_timing.MIN_ROUNDS", 1)
+    monkeypatch.setattr("lm.ablation.step_timing.ENOUGH_SECONDS", 0.0)
+    return plans
 
 
 def names(plan: Plan) -> set[str]:
@@ -126,9 +134,6 @@ def test_parameters_are_matched_to_those_of_the_baseline(planner: Lab, key: str)
     assert getattr(untied.run.model, key.split(".")[1]) == value < getattr(tied.run.model, key.split(".")[1])
 
 
-# --- budgets
-
-
 def test_each_budget_holds_equal_what_it_names(planner: Lab) -> None:
     both = {"tied": ["head=tied"], "untied": ["head=untied", "data.batch_size=8"]}
     plan = planner.plan(arms=both, match_parameters={"untied": "model.d_ff"}, budgets=["tokens", "flops", "time"])
@@ -161,10 +166,10 @@ def test_steps_are_timed_in_turns() -> None:
 
 
 @pytest.mark.slow
-def test_what_changes_the_cost_of_a_step_is_measured_apart(planner: Lab) -> None:
+def test_what_changes_the_cost_of_a_step_is_measured_apart(plans: Lab) -> None:
     costs = ["data.batch_size=8", "validation.every=3", "model.d_ff=999"]
     arms = {"a": [], "tuned": ["optim.lr=0.1"]} | {str(i): [override] for i, override in enumerate(costs)}
-    plan = planner.plan(arms=arms, baseline="a", primary=[])
+    plan = plans.plan(arms=arms, baseline="a", primary=[])
     known = plan.record.seconds_per_step
     assert len(known) == 1 + len(costs)
     assert plan.arms["a"].seconds_per_step == plan.arms["tuned"].seconds_per_step < plan.arms["2"].seconds_per_step
@@ -173,9 +178,7 @@ def test_what_changes_the_cost_of_a_step_is_measured_apart(planner: Lab) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("with_trainer", [False, True])
-def test_a_step_is_timed_with_the_threads_of_its_runs(
-    with_trainer: bool, planner: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_is_timed_with_its_threads(with_trainer: bool, planner: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the process that plans uses: an arm may have threads of its own."""
     arms = {"a": ["threads=1"], "b": ["threads=2", "model.d_ff=48"]}
     plan = planner.plan(arms=arms, baseline="a", primary=[])
@@ -186,8 +189,6 @@ def test_a_step_is_timed_with_the_threads_of_its_runs(
         return nullcontext()
 
     monkeypatch.setattr("lm.ablation.step_timing.fast_attention", spy)
-    monkeypatch.setattr("lm.ablation.step_timing.MIN_ROUNDS", 1)
-    monkeypatch.setattr("lm.ablation.step_timing.ENOUGH_SECONDS", 0.0)
     before = torch.get_num_threads()
     measure(plan.arms, {}, with_trainer)
     torch.set_num_threads(before)
@@ -285,9 +286,6 @@ def test_a_class_of_the_users_and_its_local_helpers_are_hashed(own: Path) -> Non
     (own / "stranger_of_mine.py").write_text("MORE = 1\n")
     assert code_hash({"model.linear": "helped.Own"}) == hashes[-1]
     assert code_hash() == hashes[0] != code_hash({"model.linear": "torch.nn.Linear"}), "also one that is installed"
-
-
-# --- plans and results
 
 
 def test_a_plan_says_what_it_costs_and_leaves_nothing(planner: Lab) -> None:

@@ -15,21 +15,10 @@ from lm.ablation.report import write_report
 from lm.ablation.results import read_results
 from lm.ablation.views import curve_table, curves_shown
 from lm.ablation.warnings import plan_warnings, report_warnings
-from tests.helpers.ablation_folder import (
-    METRICS,
-    WHOLE,
-    Page,
-    change_results,
-    lines,
-    make,
-    numbers,
-    results,
-    write,
-)
+from tests.helpers.ablation_folder import METRICS, WHOLE, Page, change_results, lines, make, numbers, results, write
 
 STUDIES = sorted(path.parent for path in (Path(__file__).parents[1] / "docs/studies").rglob("ablation.json"))
-OFTEN = {"tying_broken": [], "longer_tuned": [pytest.mark.slow], "parts": [pytest.mark.slow]}
-RARELY = [pytest.mark.slow, pytest.mark.nightly]
+RARELY = pytest.mark.nightly
 FULL: dict[str, Any] = {"tuned": True, "broken": True, "plot_over": "head.untie_at"}
 
 
@@ -37,12 +26,6 @@ FULL: dict[str, Any] = {"tuned": True, "broken": True, "plot_over": "head.untie_
 def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Tuned, and with runs that diverged, failed or have not finished. Copy it before a change."""
     return make(tmp_path_factory.mktemp("full"), **FULL)
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four arms, three seeds, two budgets; all runs have finished."""
-    return make(tmp_path_factory.mktemp("whole"))
 
 
 def edit_record(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
@@ -94,8 +77,6 @@ def test_the_curve_of_an_arm_that_keeps_its_best_model_is_that_of_the_model_that
     assert curve.iloc[:3].mean(axis=1).tolist() == pytest.approx([3.6, 3.4, 3.4])
     scores = found.runs[found.runs.arm == "untied"].set_index("seed").val_loss
     assert curve.iloc[-1].tolist() == scores[curve.columns].tolist(), "not 3.9, that of the last model"
-    write_report(found)
-    assert "keeps its best model (untied), a point is the best so far" in Page(path).text
 
 
 @pytest.mark.parametrize("metric", ["val_loss", "val_top1"])
@@ -115,17 +96,18 @@ def test_a_page_says_how_far_runs_are_and_is_not_loaded_again(full: Path) -> Non
     assert "step 70, running, interrupted" in page.text
 
 
-def test_budgets_of_the_same_runs_are_one_row(whole: Path) -> None:
+def test_budgets_of_the_same_runs_are_one_row(full: Path) -> None:
     """At equal FLOPs only untied has runs of its own."""
-    rows = {(row[0], row[2]) for row in Page(whole).tables[0][1:]}
+    rows = {(row[0], row[2]) for row in Page(full).tables[0][1:]}
     both = {(arm, "tokens and FLOPs") for arm in ("untied_matched", "tied_naive")}
     assert rows == both | {("untied", "tokens"), ("untied", "FLOPs")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "study",
     [
-        pytest.param(path, id=path.name, marks=OFTEN.get(path.name, [pytest.mark.slow, pytest.mark.nightly]))
+        pytest.param(path, id=path.name, marks=[] if path.name in ("tying_broken", "longer_tuned", "parts") else RARELY)
         for path in STUDIES
     ],
 )
@@ -136,9 +118,6 @@ def test_a_committed_study_renders_from_its_rows_alone(study: Path, tmp_path: Pa
     assert Page(path).headings[0] == numbers(path)["question"]
     for name in ("results.csv", "curves.csv"):
         assert [place.read_bytes() for place in path.glob(name)] == [place.read_bytes() for place in study.glob(name)]
-
-
-# --- numbers for programs
 
 
 def test_report_json_has_the_contrasts_of_the_folder(full: Path) -> None:
@@ -265,9 +244,6 @@ def test_all_weaknesses_of_a_folder_are_in_one_list(full: Path) -> None:
     }
     starts = {text.partition(":")[0] for text in told}
     assert starts >= {"The best value lies at the edge of the search range", "The noise of tuning is not counted"}
-
-
-# --- several ablations
 
 
 @pytest.fixture(scope="module")

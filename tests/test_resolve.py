@@ -50,9 +50,7 @@ def test_a_cpu_trains_in_bf16_where_it_is_native(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(("is_native", "precision"), [(True, "bf16-mixed"), (False, "32-true")])
-def test_a_gpu_trains_in_bf16_where_it_is_native(
-    is_native: bool, precision: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_trains_in_native_bf16(is_native: bool, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Others emulate it, several times slower."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(
@@ -129,9 +127,6 @@ def test_cores_are_limited_by_the_quota_of_a_container(monkeypatch: pytest.Monke
         assert cores() == expected
 
 
-# --- loss
-
-
 @pytest.mark.skipif(not HAS_CHUNKED, reason="needs torch 2.13")
 def test_auto_chooses_the_faster_loss() -> None:
     for vocab_size, changes, loss in (
@@ -144,9 +139,6 @@ def test_auto_chooses_the_faster_loss() -> None:
         (257, {"loss": "chunked"}, "chunked"),
     ):
         assert resolve(change(CPU, **{"precision": "32-true", **changes}), vocab_size).loss == loss
-
-
-# --- memory
 
 
 @pytest.mark.parametrize(

@@ -93,17 +93,7 @@ def test_trials_are_every_run_of_the_search(study: Path) -> None:
 def test_contrasts_are_those_of_the_report() -> None:
     path = STUDIES / "tying/adamw"
     frame, results = contrasts(path), read_results(path)
-    for column in (
-        "arm",
-        "budget",
-        "family",
-        "verdict",
-        "mean_difference",
-        "p_adjusted",
-        "alpha",
-        "n_seeds",
-        "sentence",
-    ):
+    for column in ("arm", "budget", "family", "verdict", "mean_difference", "p_adjusted", "n_seeds", "sentence"):
         assert frame[column].tolist() == results.contrasts[column].tolist()
     losses = runs(path).pivot(index=["budget", "seed"], columns="arm", values="val_loss").loc["tokens"]
     assert (losses.untied - losses.tied).mean() == pytest.approx(frame.mean_difference[0])
@@ -214,9 +204,6 @@ def test_a_run_that_was_killed_from_outside_did_not_fail_by_itself(study: Path, 
         assert results.contrasts.broken[0] == ({"broken": [4]} if is_own else {})
         results_frame(results).to_csv(study / "results.csv", index=False)
         shutil.rmtree(path.parent, ignore_errors=True)  # then the row says the same
-
-
-# --- runs without an ablation
 
 
 def test_runs_without_an_ablation(tmp_path: Path) -> None:

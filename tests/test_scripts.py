@@ -88,9 +88,7 @@ def test_train_then_generate_verbatim(command: Command, cwd: Path) -> None:
 
 
 @slow
-def test_every_command_on_one_run(
-    command: Command, run_dir: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_generate_and_evaluate_on_one_run(command: Command, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(run_dir.parent)
     name = f"run_dir={run_dir.name}"
 
@@ -100,29 +98,18 @@ def test_every_command_on_one_run(
         assert code == 0
         return out
 
-    code, out, errors = command("train", *TINY_RUN, "data.path=my file.txt", name)
-    assert (code, "is finished" in errors, "validation loss" in out) == (0, True, True)
     assert generated("prompt_file=-", "max_new_tokens=3", content="def ").startswith("def ")
     first, same, other = (generated("prompt=d", "temperature=1.0", f"seed={seed}") for seed in (1, 1, 2))
     assert first == same != other
     typed = generated("interactive=true", "max_new_tokens=3", content="def \nclass \n")
-    assert typed.startswith("def ")
-    assert "\nclass " in typed
+    assert (typed[:4], "\nclass " in typed) == ("def ", True)
     several = generated("prompt=d", "temperature=1.0", "n_samples=2", "top_k=20", "min_p=0.01", "seed=1")
-    assert several.startswith("=== sample 1 of 2\nd")
-    assert "\n=== sample 2 of 2\nd" in several
+    assert re.match(r"=== sample 1 of 2\nd(.|\n)*\n=== sample 2 of 2\nd", several)
     _, out, errors = command("generate", "run_dir=[a run,a run/model]", "prompt=d", "max_new_tokens=3", "top=2")
     assert [line for line in out.splitlines() if line.startswith("===")] == ["=== a run", "=== a run/model"]
-    assert errors.count("top 2") == 2
-    assert errors.count("%") == 2 * 2 * 3
-    _, out, errors = command("evaluate", name, "threads=1")
-    assert json.loads(out)["loss"] == json.loads((run_dir / "result.json").read_text())["val_loss"]
-    assert "bpb" in errors
-    _, out, _ = command("evaluate", name, "data=text", "data.path=my file.txt")
-    assert json.loads(out)["bytes"] == len(TEXT.encode())
-    assert command("export", name, f"output_dir={tmp_path / 'out'}", "trust=true")[0] == 0
-    assert {path.name for path in (tmp_path / "out").iterdir()} >= {"config.json", "model.safetensors"}
-    assert command("export", name, f"output_dir={tmp_path / 'out'}")[0] == 2
+    assert (errors.count("top 2"), errors.count("%")) == (2, 2 * 2 * 3)
+    _, out, errors = command("evaluate", name, "data=text", "data.path=my file.txt")
+    assert (json.loads(out)["bytes"], "bpb" in errors) == (len(TEXT.encode()), True)
 
 
 @slow
@@ -170,7 +157,7 @@ def test_a_job_in_a_process_of_its_own_ends_the_sweep_with_its_code(script: Scri
 # --- what ends a command
 
 
-def test_nothing_is_offered_where_nothing_can_be_resumed(
+def test_no_resume_is_offered_where_none_is_possible(
     command: Command, cwd: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def read() -> bytes:
@@ -282,12 +269,6 @@ def test_the_wheel_holds_the_configurations_the_types_and_the_licence(wheel: Pat
     assert (metadata["Name"], metadata["Version"]) == (PROJECT["name"], lm.__version__)
     assert metadata["License-Expression"] == "MIT"
     assert not {name for name in names if name.startswith(("tests/", "scripts/", "docs/"))}
-
-
-def test_torch_is_capped() -> None:
-    """An open range would pull a newer CUDA build of several gigabytes."""
-    (torch,) = (name for name in PROJECT["dependencies"] if name.startswith("torch"))
-    assert ",<" in torch
 
 
 def test_the_tested_versions_are_in_the_ranges_of_the_project() -> None:

@@ -72,21 +72,15 @@ def test_the_standard_library_is_a_large_text_without_tests() -> None:
 
 def test_file_folder_and_glob_give_named_documents_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = write_folder(tmp_path / "texts")
-    (root / "empty.txt").touch()
     (root / "b.txt").write_bytes(b"\xef\xbb\xbftext of b.txt\r\n")  # with a byte-order mark
     assert load("text", root / "a.txt") == [("", "text of a.txt\r\n")]  # the name of a single file is no part of it
     assert load("text", root / "c[1].txt") == [("", "text of c[1].txt\r\n")]  # a file takes precedence over a glob
     assert load("text", root) == [(name, f"text of {name}\r\n") for name in NAMES]
-    for pattern, names in {
-        "*.txt": NAMES[:4],
-        "**/*.txt": [*NAMES[:4], "deep/z.txt"],
-        "d*/e*/*": [""],
-        "**/**/z.txt": [""],
-    }.items():
-        assert [name for name, _ in load("text", root / pattern)] == names
     odd = write_folder(tmp_path / "a [1] *")  # folders that exist as they stand
-    for pattern, names in {"*.txt": NAMES[:4], "**/*.txt": [*NAMES[:4], "deep/z.txt"]}.items():
-        assert [name for name, _ in load("text", odd / pattern)] == names
+    for pattern, names in {"*.txt": NAMES[:4], "**/*.txt": [*NAMES[:4], "deep/z.txt"], "d*/e*/*": [""]}.items():
+        for folder in (root, odd):
+            (folder / "empty.txt").touch()
+            assert [name for name, _ in load("text", folder / pattern)] == names
     write_folder(tmp_path / "in/b [2]")
     names = [name for name, _ in load("text", tmp_path / "i*/b [2]" / "c[1].txt")]
     assert names == ["in/b [2]/c1.txt", "in/b [2]/c[1].txt"]
@@ -100,16 +94,15 @@ def test_each_file_is_taken_once_however_many_links_lead_to_it(tmp_path: Path) -
     root = write_folder(tmp_path / "in")
     (tmp_path / "o.txt").write_text("outside")
     os.link(root / "b.txt", root / "hard.txt")
-    for name, target in {
+    links = {
         "me": ".",
         "deep/er/top": "../../..",
         "itself": "itself",
         "nowhere": "absent",
         "0.txt": "a.txt",
         "00": "deep",
-        "outside.txt": "../o.txt",
-        "again.txt": "../o.txt",
-    }.items():
+    }
+    for name, target in (links | {"outside.txt": "../o.txt", "again.txt": "../o.txt"}).items():
         (root / name).symlink_to(target)
     for pattern in (".", "**"):
         names = [name for name, _ in load("text", root / pattern)]
@@ -226,9 +219,7 @@ NUMBERS = ["NA", "null", "nan", "007", "3.50", "true", "2020-01-01"]  # or what 
 TEXTS = ["a", "b\n", "", None, *NUMBERS, ' "q" \r\n', "é\u2028", "日本"]
 
 
-def test_each_row_of_a_column_is_a_document_and_no_type_is_guessed(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_each_row_is_a_document_and_no_type_is_guessed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     rows = [(f"row {i}", text) for i, text in enumerate(TEXTS) if text]
     for kind, path in write_tables(tmp_path / "tables", TEXTS):
@@ -245,9 +236,7 @@ def test_each_row_of_a_column_is_a_document_and_no_type_is_guessed(
 CSV = {  # the content of a file with a column `text` -> its texts, or what the refusal names
     "text\nplain one\nalpha, beta\n": "row 1 (line 3)",
     "id,text\n0,Cleo sought a kite, and Edda\n1,x\n": "row 0 (line 2)",
-    "id,text,n\n0,one, two,\n1,three,4\n": "row 1 (line 3)",  # the empty cell of the first may be the number
     "text,n\nhello,a,\nworld,b,\n": ["hello", "world"],
-    "text,n\nhello,a\nworld,b,\n": "row 1 (line 3)",
     'id,text\n0,"a\nb"\n1, "c,d"\n': "row 1 (line 4)",
     "id,text,n\n0,a\nb,1\n": "row 0 (line 2)",  # a line break that is not quoted
     'id,text\n0,"He said \\"hi\\", twice"\n': "row 0 (line 2)",
@@ -317,9 +306,7 @@ def test_an_address_is_read_like_a_file(server: hub.Hub, tmp_path: Path) -> None
             assert load(kind, place) == [("row 0", "a"), ("row 1", "b\n")]
 
 
-def test_a_version_is_downloaded_once_and_serves_without_the_server(
-    server: hub.Hub, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_version_is_downloaded_once_and_serves_offline(server: hub.Hub, caplog: pytest.LogCaptureFixture) -> None:
     server.commit("owner/files", {"some.txt": b"the text\n" * 99})
     config = DataConfig(source="text", path=f"{server.address}{FILES}/some.txt", seq_len=8)
     first = prepare(config, BYTE)
@@ -346,9 +333,6 @@ def test_no_more_is_downloaded_of_a_text_than_is_read(server: hub.Hub) -> None:
 def test_a_dead_address_is_named() -> None:
     for url in ("http://127.0.0.1:9/x.txt", "https:///", "nosuch://x/y.txt"):
         assert refusal("text", url).startswith(f"data.path={url}: ")
-
-
-# --- paths that are checked before anything is read
 
 
 def test_local_paths_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

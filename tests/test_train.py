@@ -90,9 +90,8 @@ def test_a_finished_run_is_read_and_never_touched(finished: Finished) -> None:
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
 
 
-def test_prompts_that_a_finished_run_was_never_given_are_not_shown(
-    finished: Finished, command: Callable[..., Outcome]
-) -> None:
+@pytest.mark.slow
+def test_prompts_that_a_run_was_never_given_are_not_shown(finished: Finished, command: Callable[..., Outcome]) -> None:
     run_dir = f"run_dir={finished[1]}"
     assert "prompts from the validation text" in command("train", run_dir)[1]
     for prompts, said in (("[mine]", True), ("[]", False)):
@@ -115,15 +114,14 @@ def test_evaluate_gives_the_number_in_the_result(finished: Finished, tmp_path: P
     assert score(folder, data=DataConfig(source="text", path=str(tmp_path / "val.txt"), batch_size=4)) == scored
 
 
-def test_validations_and_samples_of_a_run(
-    finished: Finished, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_validations_and_samples(finished: Finished, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The curve ends at the score bit for bit; rows before it are estimates. Prompts are continued at each of them."""
     run, validation = finished[0], ValidationConfig(every=5, batches=2)
     run = change(run, run_dir=str(tmp_path), prompts=["def f"], validation=validation, enable_progress_bar=True)
     folder, scores = train(run)
     printed = capsys.readouterr().err
     assert (printed.count(" of 20: train/loss "), printed.count(" to go, ")) == (3, 1)
+    assert losses(folder) == losses(finished[1]), "which had neither"
     *before, last = rows(folder)
     columns = ("val_loss", "val_bpb", "val_top1", "val_tokens")
     assert [float(last[name.replace("_", "/")]) for name in columns] == [scores[name] for name in columns]
@@ -199,7 +197,7 @@ compiles = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  
         ({"seed": 1}, OTHER),
     ],
 )
-def test_what_the_losses_depend_on(
+def test_what_losses_depend_on(
     changes: dict[str, Any], difference: tuple[float, float], finished: Finished, tmp_path: Path
 ) -> None:
     run, folder, scores = finished
@@ -223,9 +221,6 @@ def test_a_diverged_run_says_what_to_change_and_leaves_no_model_in_memory(text_f
     assert n_models() == before
 
 
-# --- what is refused
-
-
 def test_what_lies_in_the_place_of_the_directory_is_never_touched(text_file: Path, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     for path in (tmp_path / "text", tmp_path / "mine/notes.txt"):  # the text itself, say; a folder of somebody
@@ -241,6 +236,7 @@ def test_a_wrong_setting_leaves_no_directory(text_file: Path, tmp_path: Path) ->
     for changes, key in (
         ({"data": replace(run.data, seq_len=100_000)}, "data"),
         ({"data": replace(run.data, path="absent")}, r"data\.path"),
+        ({"data": replace(run.data, order="documents")}, r"data\.order=documents"),
         ({"init_tied_matrix": "mean"}, "init_tied_matrix"),
     ):
         with pytest.raises(UserError, match=rf"^{key}\b"):

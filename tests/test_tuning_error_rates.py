@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 SCRIPT = runpy.run_path(str(Path(__file__).parents[1] / "scripts" / "benchmark" / "tuning_error_rates.py"))
-Cell, simulate, write, table = (SCRIPT[name] for name in ("Cell", "simulate", "write", "table"))
+Cell, simulate = SCRIPT["Cell"], SCRIPT["simulate"]
 FAR = Cell(k=3, surface="quadratic", correlation=0.5, start="far", optimum="fixed", tuning_seeds=2)
 
 
@@ -44,13 +44,3 @@ def test_verdicts_on_tuned_arms_are_seldom_wrong(
     assert max(wrong) <= 0.09  # one standard error: 0.007
     assert min(rates["covered_5"], rates["covered_8"]) >= 0.92
     assert min(rates["power_worse"], rates["power_better"]) >= 0.5
-
-
-def test_the_file_of_rates_is_continued_and_becomes_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small = [Cell(1, "quadratic", 0.0, start, "fixed", 2) for start in ("near", "far")]
-    monkeypatch.setitem(write.__globals__, "BLOCK", 2)
-    for cells, repetitions, lines in ((small[:1], 2, 2), (small, 2, 3), (small, 4, 5)):
-        monkeypatch.setitem(write.__globals__, "cells", lambda cells=cells: iter(cells))
-        write(tmp_path / "rates.csv", repetitions)
-        assert len((tmp_path / "rates.csv").read_text().splitlines()) == lines
-    assert len(table(tmp_path / "rates.csv").splitlines()) == 4

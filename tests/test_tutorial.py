@@ -6,11 +6,10 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, Outcome
+from conftest import ROOT
 
 from lm import results
 
@@ -45,9 +44,8 @@ BLOCK = re.compile(r"^```(python|yaml|text)\n(?:# (mine[\w./]*)\n)?(.*?)^```", r
 
 @pytest.mark.slow
 def test_a_class_gets_a_verdict(
-    command: Callable[..., Outcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The commands in this process, but for `ablate`, which finds a class in the current folder by `python -m lm`."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     for language, name, content in BLOCK.findall((ROOT / "docs/own-variant.md").read_text()):
@@ -59,26 +57,15 @@ def test_a_class_gets_a_verdict(
         else:
             for line in content.replace("\\\n", "").splitlines():
                 words, _, file = line.partition(" > ")
-                _, option, *arguments = shlex.split(words)
-                if option == "-m" and "ablate" not in arguments:
-                    code, out, err = command(*arguments[1:])
-                else:
-                    done = subprocess.run(
-                        [sys.executable, option, *arguments],
-                        env=os.environ | {"PYTHONPATH": str(ROOT)},
-                        text=True,
-                        capture_output=True,
-                    )
-                    code, out, err = done.returncode, done.stdout, done.stderr
-                assert code == 0, err
+                run = [sys.executable, *shlex.split(words)[1:]]
+                done = subprocess.run(run, env=os.environ | {"PYTHONPATH": str(ROOT)}, text=True, capture_output=True)
+                assert done.returncode == 0, done.stderr
                 if file:
-                    Path(file).write_text(out)
+                    Path(file).write_text(done.stdout)
     assert capsys.readouterr().out.split()[0] in ("better", "worse", "equivalent", "undecided")
     runs = results.runs(tmp_path / "ablations/reglu", settings=["model.ffn"])
-    assert list(runs.groupby(["arm", "model.ffn"]).size().items()) == [
-        (("reglu", "mine.ReGLU"), 3),
-        (("swiglu", "swiglu"), 3),
-    ]
+    sizes = runs.groupby(["arm", "model.ffn"]).size().to_dict()
+    assert sizes == {("reglu", "mine.ReGLU"): 3, ("swiglu", "swiglu"): 3}
     assert runs["n_params"].nunique() == 1
     recorded = json.loads(Path("ablations/reglu/ablation.json").read_text())["command"]
     assert recorded.startswith("python -m lm ablate --config-dir mine ablation=reglu")

@@ -20,6 +20,8 @@ from lm.config import RunConfig
 ARMS = {"tied": 3.50, "untied": 3.53, "untied_matched": 3.502, "tied_naive": 4.4}  # and what they come to
 KNOBS = {arm: ["optim.lr", "head.head_lr_multiplier"] if "untied" in arm else ["optim.lr"] for arm in ARMS}
 METRICS = ("step", "tokens", "lr", "train/loss", "train/grad_norm", "val/loss", "val/bpb", "val/top1", "val/tokens")
+SIZES = {"n_params": 1_017_472, "flops_per_token": 6_000_000, "tokens_per_step": 1024, "seconds_per_step": 0.09}
+SIZES |= {"vocab_size": 2048, "train_tokens": 4_000_000, "val_tokens": 90_000}
 WHOLE = 89_999  # tokens of the validation text that are scored
 
 
@@ -45,16 +47,9 @@ def write_run_dir(path: Path, run: RunConfig, result: dict[str, Any] | None = No
 
 def write_run(path: Path, arm: str, seed: int, loss: float, steps: int) -> None:
     chance = random.Random(f"{arm} {seed} {steps}")
-    result = WHOLE_RESULT | {
-        "val_loss": loss,
-        "val_bpb": loss / 2.23,
-        "val_top1": 0.42 - loss / 30,
-        "steps": steps,
-        "tokens": steps * 1024,
-        "seconds": 0.09 * steps * chance.uniform(0.95, 1.05),
-        "seed": seed,
-        "resumed_from": [40] if seed == 1 else [],
-    }
+    result = WHOLE_RESULT | {"val_loss": loss, "val_bpb": loss / 2.23, "val_top1": 0.42 - loss / 30, "seed": seed}
+    result |= {"steps": steps, "tokens": steps * 1024, "seconds": 0.09 * steps * chance.uniform(0.95, 1.05)}
+    result["resumed_from"] = [40] if seed == 1 else []
     write(path / "result.json", result)
     metrics = []
     for step in range(100, steps + 1, 100):
@@ -122,36 +117,21 @@ def make(
             "matched": {"model.d_ff": 200} if arm == "untied_matched" else {},
             "tuned": dict(zip(KNOBS[arm], (0.003, 0.002), strict=False)) if tuned else {},
             "centre": dict(zip(KNOBS[arm], (0.003, 0.004), strict=False)) if tuned else {},
-            "n_params": 1_017_472,
-            "flops_per_token": 6_000_000,
-            "tokens_per_step": 1024,
-            "seconds_per_step": 0.09,
             "steps": steps[arm],
-            "vocab_size": 2048,
-            "train_tokens": 4_000_000,
-            "val_tokens": 90_000,
             "identity": {"data_hash": "d" * 64, "tokenizer_hash": "t" * 64, "source_hash": "s" * 64},
             "settings": {"head.untie_at": i / 4, "validation.every": 100},
         }
+        | SIZES
         for i, arm in enumerate(ARMS)
     }
-    content: dict[str, Any] = {
-        "name": "tying",
-        "question": "Should a small model tie its LM head?",
-        "baseline": "tied",
-        "seeds": list(seeds),
-        "equivalence_margin": 0.01,
-        "primary": ["untied", "untied_matched"],
-        "match_parameters": {"untied_matched": "model.d_ff"},
-        "budgets": list(budgets),
-        "tune": {"trials": 6 if tuned else 0, "seeds": [1000]},
-        "common": ["trainer.max_steps=1000"],
-        "contrasts": {arm: "tied" for arm in ARMS if arm != "tied"},
+    content: dict[str, Any] = {"name": "tying", "question": "Should a small model tie its LM head?", "baseline": "tied"}
+    content |= {"seeds": [*seeds], "budgets": [*budgets], "equivalence_margin": 0.01, "primary": [*ARMS][1:3]}
+    content |= {"contrasts": {arm: "tied" for arm in ARMS if arm != "tied"}, "common": ["trainer.max_steps=1000"]}
+    content |= {"match_parameters": {"untied_matched": "model.d_ff"}, "arms": arms, "runs": [*runs.values()]}
+    content |= {"tune": {"trials": 6 if tuned else 0, "seeds": [1000]}, "begun": "2026-01-31 12:00+00:00"}
+    content |= {
         "command": "python scripts/ablate.py ablation=tying 'a=``x``'",
         "machine": "Linux x86_64, 2 cores, 0 GPUs",
-        "arms": arms,
-        "runs": [*runs.values()],
-        "begun": "2026-01-31 12:00+00:00",
     }
     if tuned:
         content["trials"] = [trial for arm in ARMS for trial in write_search(path, arm, broken and arm == "untied")]

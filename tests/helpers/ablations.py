@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -140,12 +139,3 @@ def workers_of(prefix: Path) -> list[int]:
             links = [os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir()]
             processes += [pid] * (str(where.with_suffix(".log")) in links)
     return processes
-
-
-def kill_worker(prefix: Path) -> bool:
-    """Whether there was one that could be killed."""
-    for worker in workers_of(prefix):
-        with suppress(ProcessLookupError):
-            os.kill(worker, signal.SIGKILL)
-            return True
-    return False

@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import combinations, product
+from pathlib import Path
 from typing import Any
 
 import torch
 from conftest import EVERY_HEAD, SEQ, VOCAB, tiny
+from safetensors.torch import load_file
 from torch import Tensor
 
 from lm.config import FFNS, NORM_ORDERS, NORMS, POSITIONS, HeadConfig, ModelConfig
@@ -72,3 +74,11 @@ def random_tokens(*shape: int, seed: int = 0) -> Tensor:
 
 def gradients(net: torch.nn.Module) -> dict[str, Tensor]:
     return {name: p.grad.clone() for name, p in net.named_parameters() if p.grad is not None}
+
+
+def equal(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def weights(run_dir: Path) -> dict[str, Tensor]:
+    return load_file(run_dir / "model/model.safetensors")
