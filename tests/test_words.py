@@ -156,7 +156,7 @@ def test_a_file_folder_glob_or_address_by_itself_is_the_text(word: str, command:
     assert (code, error) == (0, "")
     data = yaml.safe_load(out)["data"]
     assert (data["source"], data["path"]) == ("text", word)
-    data = yaml.safe_load(command("train", "data=csv", word, "--cfg", "job")[1])["data"]
+    data = yaml.safe_load(command("train", "experiment=none", "data=csv", word, "--cfg", "job")[1])["data"]
     assert (data["source"], data["path"]) == ("csv", word), "where a kind is chosen, it gets the path alone"
     code, out, _ = command("ablate", "mine/dropout.yaml", word, "--cfg", "job")
     asked = yaml.safe_load(out)
