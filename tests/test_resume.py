@@ -50,7 +50,7 @@ DOCUMENTS = "tied, Muon, bf16, documents in a new order in each epoch"
 BEST = "untied in mid-training, Muon, best model of an average of the weights, ends by patience"
 VARIANTS: dict[str, dict[str, Any]] = {  # each is also a run with dropout and accumulation
     UNTIED: {"diagnostics": DiagnosticsConfig(every=3), "gradient_clip_val": 1.85, "prompts": ["def "]},
-    UNTYING: {"head": MIDTRAINING},
+    UNTYING: {"head": MIDTRAINING, "prompts": ["def "]},
     DOCUMENTS: {"head": HeadConfig(embedding_std=0.02), "optim": MUON, "precision": "bf16-mixed"},
     BEST: {
         "head": MIDTRAINING,
