@@ -21,6 +21,7 @@ from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvir
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from lm.config import Diverged, RunConfig, UserError
+from lm.config.checks import error_prefix
 from lm.config.identity import PLACES, RESOLVED, config_hash, flat, without_verbs
 from lm.data.tokenizer import Chat
 from lm.data.tokens import TextData, prepare
@@ -79,7 +80,8 @@ def train(run: RunConfig, data: TextData | None = None) -> tuple[Path, dict[str,
     directory = directory or RunDirectory(default_directory(run, settings["config_hash"]))
     if result := _finished_result(directory, run, settings):
         return directory.path, result
-    run = _resolved(run, directory, data.tokenizer.vocab_size)
+    with error_prefix(f"run_dir={directory.path}") if directory.config.exists() else nullcontext():
+        run = resolve(run, data.tokenizer.vocab_size)  # this machine may lack what the run was begun with
     check_memory(run, data.tokenizer.vocab_size)
     torch.set_num_threads(run.threads or 1)
     with directory.lock() if is_first_process(run.trainer.world_size) else nullcontext():
@@ -109,21 +111,6 @@ def _finished_result(
     if run.prompts and run.prompts != saved.get("prompts"):
         log.warning("prompts: are not continued by a finished run; generate run_dir=%s does that", directory.path)
     return result
-
-
-def _resolved(run: RunConfig, directory: RunDirectory, vocab_size: int) -> RunConfig:
-    """`resolve`, which names the run in the directory where this machine lacks what that run was begun with."""
-    try:
-        return resolve(run, vocab_size)
-    except UserError as error:
-        setting, _, reason = str(error).partition(": ")
-        key, _, value = setting.partition("=")
-        if str(flat(directory.read_config()).get(key)) != value:
-            raise
-        advice = "continue it where it was begun, or choose another run_dir"
-        raise UserError(
-            f"run_dir={directory.path}: was begun with {setting} ({reason.partition(';')[0]}): {advice}"
-        ) from error
 
 
 def _fit(run: RunConfig, directory: RunDirectory, settings: dict[str, Any], data: TextData) -> dict[str, Any]:
