@@ -239,8 +239,8 @@ def test_a_wrong_request_gets_a_line(
 @pytest.mark.parametrize(
     ("path", "body", "line"),
     [
-        ("/prompt", "null", "a question is a JSON object, found None"),
-        ("/text", [], "a question is a JSON object, found []"),
+        ("/prompt", "null", "expected dict, found None"),
+        ("/text", [], "expected dict, found []"),
         ("/prompt", {"runs": ["tied"], "prompt": "a\ud800"}, "'\\ud800'"),
         ("/text", {"runs": ["tied"], "text": "\udfff"}, "'\\udfff'"),
         ("/embeddings", {"runs": ["tied"], "token": "\ud83d"}, "'\\ud83d'"),

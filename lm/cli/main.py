@@ -177,7 +177,7 @@ def _interruption(error: BaseException) -> int:
     code = getattr(error, "code", None) if signum is None else 128 + signum
     if not isinstance(code, int):
         raise error
-    if code in INTERRUPTED and (is_first_process() or logging.getLogger("lm").isEnabledFor(logging.INFO)):
+    if code in INTERRUPTED and logging.getLogger("lm").isEnabledFor(logging.INFO):
         _print_error(f"{error if hasattr(error, 'signum') else 'interrupted'}{_resume_hint(error)}")
     return code
 
@@ -224,7 +224,8 @@ def job(task: Callable[[Any], Any]) -> Callable[[Any], Any]:
         from lm.cli.compose import current_overrides
 
         in_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
-        configure_streams()  # some of Hydra's launchers start jobs in processes of their own
+        if in_sweep:  # some of Hydra's launchers start its jobs in processes of their own
+            configure_streams(world_size=1)
         gc.collect()  # the trainer and the model of the job before refer to each other
         try:
             return task(config)

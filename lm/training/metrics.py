@@ -18,7 +18,7 @@ from lm.config.checks import reading, without_secrets
 from lm.config.identity import flat
 from lm.data.tokens import TextData
 from lm.inference.evaluate import Scores
-from lm.system.files import csv_text, read_csv, write_text
+from lm.system.files import csv_text, json_sha256, read_csv, write_text
 
 COLUMNS = ("step", "tokens", "lr", "train/loss", "train/grad_norm", "val/loss", "val/bpb", "val/top1", "val/tokens")
 FINAL = (  # of result.json, for the trackers
@@ -71,7 +71,8 @@ def trackers(run: RunConfig, folder: Path, settings: dict[str, Any], resume_step
     rank_zero_only.rank = 0  # type: ignore[attr-defined]  # else they are silent where a launcher of many runs has numbered this one
     loggers: list[Logger] = []
     status = "failed"
-    own = {"wandb": {"id": settings["config_hash"][:16]}, "tensorboard": {"purge_step": resume_step + 1}}
+    wandb_id = json_sha256([settings["config_hash"], str(folder.absolute())])[:16]  # a repetition elsewhere has its own
+    own = {"wandb": {"id": wandb_id}, "tensorboard": {"purge_step": resume_step + 1}}
     try:
         for name, options in asdict(run.logger).items():
             if options is not None:
