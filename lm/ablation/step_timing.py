@@ -54,7 +54,7 @@ def measure(
     distinct = {keys[name]: arm for name, arm in arms.items()}  # arms that compute the same take the same time
     if distinct.keys() - earlier.keys():
         log.info("measuring a training step of each arm")
-        timers = [_with_its_threads(arm, _trainer_step if with_trainer else _bare_step) for arm in distinct.values()]
+        timers = [_trainer_step(arm) if with_trainer else _bare_step(arm) for arm in distinct.values()]
         rounds = MAX_ROUNDS if with_trainer else MAX_ROUNDS_OF_AN_ESTIMATE
         measured = dict(zip(distinct, time_in_turns(timers, rounds), strict=True))
         scale = median([earlier[key] / seconds for key, seconds in measured.items() if key in earlier] or [1])
@@ -62,17 +62,6 @@ def measure(
     for name, arm in arms.items():
         arm.seconds_per_step = earlier[keys[name]]
     return earlier
-
-
-def _with_its_threads(arm: Arm, build: Callable[[Arm], Callable[[], float]]) -> Callable[[], float]:
-    """A timer of the arm that computes with as many threads as its runs."""
-    step = build(arm)
-
-    def timed() -> float:
-        set_threads(arm.run.threads)
-        return step()
-
-    return timed
 
 
 def time_in_turns(steps: list[Callable[[], float]], max_rounds: int = MAX_ROUNDS) -> list[float]:
@@ -124,6 +113,7 @@ def _bare_step(arm: Arm) -> Callable[[], float]:
     tokens = torch.randint(arm.vocab_size, (run.data.batch_size // n_micro, run.data.seq_len), device=device)
 
     def step() -> float:
+        set_threads(arm.run.threads)
         started = time.perf_counter()
         for _ in range(n_micro):
             with torch.autocast(device, torch.bfloat16, enabled=mixed), fast_attention(device, mixed, run.data.seq_len):
@@ -162,6 +152,7 @@ def _trainer_step(arm: Arm) -> Callable[[], float]:
     net = build_model(short, arm.vocab_size, data.tokenizer.eot)
 
     def step() -> float:
+        set_threads(arm.run.threads)
         seconds = median(_seconds_of_steps(net, short, data))
         return seconds + (validations * _seconds_of_a_validation(net, run, data) if validations else 0.0)
 

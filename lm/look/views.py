@@ -175,7 +175,8 @@ def scored_text(models: Sequence[LoadedModel], text: str, passage: int = 0) -> d
     """The tokens of a text with the losses of one or two models, and these by the frequency of the token.
 
     An empty text is a passage of the first model's validation text, in the windows of `evaluate`. The tokens are those
-    of the first model, without the one that only begins a text. Of a model with another tokenizer, the loss of a token is that of its bytes. Raises UserError.
+    of the first model, without the one that only begins a text. Of a model with another tokenizer, the loss of a token
+    is that of its bytes. Raises UserError.
     """
     first, n_passages = models[0], 0
     if text:

@@ -72,7 +72,7 @@ def trackers(run: RunConfig, folder: Path, settings: dict[str, Any], resume_step
     loggers: list[Logger] = []
     status = "failed"
     wandb_id = json_sha256([settings["config_hash"], str(folder.absolute())])[:16]  # a repetition elsewhere has its own
-    own = {"wandb": {"id": wandb_id}, "tensorboard": {"purge_step": resume_step + 1}}
+    own: dict[str, dict[str, Any]] = {"wandb": {"id": wandb_id}, "tensorboard": {"purge_step": resume_step + 1}}
     try:
         for name, options in asdict(run.logger).items():
             if options is not None:

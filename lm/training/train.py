@@ -73,6 +73,7 @@ def train(run: RunConfig, data: TextData | None = None) -> tuple[Path, dict[str,
     data = data or prepare(run.data, run.tokenizer, quiet=not _shows_bar(run))
     settings: dict[str, Any] = {
         "config_hash": config_hash(run, data.hash, data.tokenizer.hash),
+        "asked": {key: flat(asdict(run))[key] for key in RESOLVED},  # which the machine will decide
         "data_hash": data.hash,
         "data_revision": data.revision,
         "tokenizer_hash": data.tokenizer.hash,
@@ -120,7 +121,7 @@ def _fit(run: RunConfig, directory: RunDirectory, settings: dict[str, Any], data
     saved = directory.read_config() if checkpoints(directory.checkpoints) else {}
     if saved:  # also with checkpoint.resume=false: the checkpoints may be those of another run
         directory.check_same_run(settings)
-        settings |= {key: saved.get(key) for key in ("config_hash", "init_record")}  # as it was asked for at first
+        settings |= {key: saved.get(key) for key in ("config_hash", "asked", "init_record")}  # as at first
     resumes = run.checkpoint.resume or any(os.environ.get(name, "0") != "0" for name in RESTARTS)
     resume = newest_checkpoint(directory.checkpoints, settings["config_hash"]) if resumes else None
     if resume and run.trainer.precision == "64-true":  # Lightning restores the weights in fp32
