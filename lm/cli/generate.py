@@ -71,10 +71,9 @@ def _with_words(args: list[str]) -> list[str]:
     runs = [word for word in words if os.path.isdir(word)]
     prompt = [word for word in words if word not in runs]
     given = [arg for arg in settings if arg.startswith("prompt=")]
-    if given and prompt:
-        raise UserError(f"{' '.join(prompt)}: is a second prompt; did you mean {whole_prompt(args, kinds)}, in quotes?")
-    if len(given) > 1:
-        raise UserError(f"{given[1]}: is a second prompt; give one, in quotes if it has spaces")
+    if len(given) + bool(prompt) > 1:
+        second = " ".join(prompt) or given[1]
+        raise UserError(f"{second}: is a second prompt; did you mean {whole_prompt(args, kinds)}, in quotes?")
     return with_run(runs, [*([f"prompt={' '.join(prompt)}"] if prompt else []), *settings])
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from lm.config.checks import without_secrets
-from lm.config.identity import PLACES, flat, is_runtime
+from lm.config.identity import flat, is_runtime
 from lm.data.ngram import ngram_figure
 from lm.model.size import n_params
 from lm.model.transformer import Transformer
@@ -94,8 +94,7 @@ def _lines(settings: dict[str, Any]) -> str:
     if settings.get("init_from"):
         own = {"init_from": settings["init_from"]} | own
         own.pop("tokenizer.path", None)  # it is that of init_from
-    local = [key for key in ("init_from", *PLACES) if own.get(key) and "://" not in str(own[key])]
-    own |= {
-        key: Path(str(own[key])).name for key in local if settings.get("data.source") != "hub" or key != "data.path"
-    }
+    local = {"init_from", "data.path", "data.val_path", "tokenizer.path"}
+    local -= {"data.path"} if settings.get("data.source") == "hub" else set()  # which is a name there
+    own |= {key: Path(str(own[key])).name for key in local if own.get(key) and "://" not in str(own[key])}
     return "\n".join(f"{key}={to_override_value(value)}" for key, value in own.items())

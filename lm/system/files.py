@@ -86,18 +86,9 @@ def remove_partial(folder: Path) -> None:
 def _remove_unlocked(paths: Iterable[Path]) -> None:
     for path in paths:
         with suppress(OSError), open(path, "r+b") as file:  # it may be another user's, or written to its end by now
-            is_own = path.name.startswith(f".partial-{HOST}-")
-            if _lock(file) and (is_own or time.time() - path.stat().st_mtime > STALE_SECONDS):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails if another process holds it
+            if path.name.startswith(f".partial-{HOST}-") or time.time() - path.stat().st_mtime > STALE_SECONDS:
                 path.unlink()
-
-
-def _lock(file: IO[bytes]) -> bool:
-    """Whether the file is locked now: false if another process holds it, or its file system has no locks."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
 
 
 def write_text(path: Path, text: str) -> None:
