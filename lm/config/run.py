@@ -3,16 +3,7 @@
 import math
 from dataclasses import dataclass, field
 
-from lm.config.checks import (
-    UserError,
-    expand_paths,
-    refuse,
-    require,
-    require_choice,
-    require_min,
-    require_seed,
-    together,
-)
+from lm.config.checks import expand_paths, refuse, require, require_choice, require_min, require_seed, together
 from lm.config.data import DataConfig, TokenizerConfig
 from lm.config.model import HeadConfig, ModelConfig
 from lm.config.optim import OptimConfig
@@ -205,4 +196,4 @@ class RunConfig:
     def check_init(self) -> None:
         """Raise UserError if the run needs an init_from and has none."""
         if self.model.linear == "lora" and self.init_from is None:
-            raise UserError("model.linear=lora: trains adapters of a finished model; add init_from=RUN")
+            refuse("model.linear=lora: trains adapters of a finished model; add init_from=RUN")
