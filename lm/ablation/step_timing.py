@@ -21,7 +21,7 @@ from lm.ablation.arms import Arm
 from lm.config import RunConfig
 from lm.config.identity import hashed_settings
 from lm.data.tokens import TextData, prepare
-from lm.inference.evaluate import evaluate
+from lm.inference.evaluate import validate
 from lm.model.transformer import Transformer
 from lm.system.device import cpu_name, fast_attention, is_mixed, set_threads
 from lm.training.loss import build_loss
@@ -192,5 +192,5 @@ def _seconds_of_a_validation(net: Transformer, run: RunConfig, data: TextData) -
     timed = min(TIMED_BATCHES, n)
     net.to(run.trainer.accelerator)  # Lightning has moved it to the CPU
     started = time.perf_counter()
-    evaluate(net, data.val, run.data.seq_len, run.data.batch_size, timed)
+    validate(net, run, data, max_batches=timed)
     return (time.perf_counter() - started) * n / timed

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from lm.cli.compose import parse
-from lm.cli.mistakes import kinds_of
 from lm.cli.words import newest, split_words, with_run
 from lm.config import ExportConfig, UserError
 from lm.formats.base import model_folder
@@ -17,7 +16,7 @@ SCHEMA = ExportConfig
 
 
 def run(args: list[str]) -> None:
-    words, others = split_words(args, kinds_of(ExportConfig))
+    words, others = split_words(args, ExportConfig)
     for word in (word for i, word in enumerate(words) if i > 0 or not os.path.isdir(word)):
         raise UserError(f"{word}: is no run; did you mean {shlex.quote(f'output_dir={word}')}?")
     config = parse(ExportConfig, with_run(words, others))

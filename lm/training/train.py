@@ -28,7 +28,7 @@ from lm.data.tokens import TextData, prepare
 from lm.formats.adapter import merged, save_adapter
 from lm.formats.chat import save_chat
 from lm.formats.folder import save_model
-from lm.inference.evaluate import Scores, evaluate
+from lm.inference.evaluate import Scores, validate
 from lm.model.transformer import Transformer
 from lm.system.device import fast_attention, is_mixed
 from lm.system.files import write_json, write_text
@@ -206,8 +206,7 @@ def _final_model(
     def score() -> tuple[Transformer, Scores]:
         model = merged(net)
         model.to(device)  # Lightning has moved it to the CPU
-        shape, unscored = (run.data.seq_len, run.data.batch_size), data.tokenizer.unscored
-        return model, evaluate(model, data.val, *shape, bar=_shows_bar(run), unscored=unscored)
+        return model, validate(model, run, data, bar=_shows_bar(run))
 
     model, last = score()
     if not best.weights:
