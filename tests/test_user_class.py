@@ -212,13 +212,13 @@ class Batched(NoPosition):
     def embed(self, x, positions): return x + positions.float().outer(x[0, 0])
 """
 OUTPUTS = [
-    ("ffn", "Narrow", "returned (1, 2, 7); expected (1, 2, 32)"),
+    ("ffn", "Narrow", "returned (1, 2, 7); expected a tensor (1, 2, 32)"),
     ("norm", "Double", "returned torch.float64; expected torch.float32"),
-    ("linear", "Wide", "returned (1, 2, 33); expected (1, 2, 32)"),
+    ("linear", "Wide", "returned (1, 2, 33); expected a tensor (1, 2, 32)"),
     ("ffn", "Pair", "returned tuple; expected a tensor (1, 2, 32)"),
     ("norm", "Raises", ": forward fails on (1, 2, 32) (KeyError: 'a\\nb')"),
     ("ffn", "NotBuilt", ": cannot be built (KeyError: 'c')"),
-    ("position", "Embeds", ".embed returned (1, 1, 16, 32); expected (1, 16, 32)"),
+    ("position", "Embeds", ".embed returned (1, 1, 16, 32); expected a tensor (1, 16, 32)"),
     ("position", "Rotates", ": rotation fails on (1, 4, 16, 8) (TypeError: "),
     ("position", "Batched", ": embed fails on (1, 16, 32) (RuntimeError: "),
     ("position", "Pair", ": embed fails on (1, 16, 32) (AttributeError: "),

@@ -26,13 +26,12 @@ def no_such_command(word: str, args: Sequence[str]) -> str:
     if word in RESUME:
         return f"{word}: no such command; {resume_line()}"
     key, equals, _ = word.partition("=")
+    start = command_of(word) or difflib.get_close_matches(word, COMMANDS, n=1)
     if equals and not is_text(word):
         start = [{"ablation": "ablate", "prompt": "generate"}.get(key, "train"), word]
-    elif start := command_of(word):
+    elif start:
         if any("=" not in arg and not os.path.isdir(arg) for arg in args) and start[0] == "generate":
             start = start[:1]  # what follows is a prompt
-    elif start := difflib.get_close_matches(word, COMMANDS, n=1):
-        pass
     elif os.path.isfile(f"{word}/config.yaml"):
         start = ["look", word]
     elif is_question(word):

@@ -53,18 +53,12 @@ class TrainerConfig:
 class TensorBoardConfig:
     dir: str | None = None  # null: tensorboard/ in the directory of the run
 
-    def __post_init__(self) -> None:
-        expand_paths("logger.tensorboard.", self, "dir")
-
 
 @dataclass(slots=True, kw_only=True)
 class WandbConfig:
     project: str = "lm"  # under which the runs are listed
     offline: bool = False  # keep it on this machine; `wandb sync` sends it later
     dir: str | None = None  # null: wandb/ in the directory of the run
-
-    def __post_init__(self) -> None:
-        expand_paths("logger.wandb.", self, "dir")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -79,6 +73,11 @@ class LoggerConfig:
     tensorboard: TensorBoardConfig | None = None
     wandb: WandbConfig | None = None
     trackio: TrackioConfig | None = None
+
+    def __post_init__(self) -> None:
+        for name, tracker in (("tensorboard", self.tensorboard), ("wandb", self.wandb)):
+            if tracker is not None:
+                expand_paths(f"logger.{name}.", tracker, "dir")
 
 
 @dataclass(slots=True, kw_only=True)

@@ -73,12 +73,11 @@ def construct(key: str, path: str, *args: Any, **options: Any) -> Any:
             if x.is_meta:  # it may look at values; on the CPU it is asked again
                 continue
             raise
-        if not isinstance(output, Tensor):
-            raise UserError(f"{setting} returned {type(output).__name__}; expected a tensor {expected}")
+        found = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+        if found != expected:
+            raise UserError(f"{setting} returned {found}; expected a tensor {expected}")
         if output.dtype != x.dtype:
             raise UserError(f"{setting} returned {output.dtype}; expected {x.dtype}, as its input has")
-        if output.shape != expected:
-            raise UserError(f"{setting} returned {tuple(output.shape)}; expected {expected}")
     return module.train()
 
 

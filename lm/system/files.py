@@ -38,12 +38,10 @@ def temporary_file(path: Path) -> Iterator[tuple[IO[bytes], Path]]:
                     fcntl.flock(file, fcntl.LOCK_EX)
                 if os.fstat(file.fileno()).st_nlink:  # else another process has deleted it before it was locked
                     yield file, temporary
-                    break
-        temporary.unlink(missing_ok=True)
-    except BaseException:
-        with suppress(OSError):  # that of a read-only disk would hide the first one
+                    return
+    finally:
+        with suppress(OSError):  # it has been renamed, or the error of a read-only disk would hide the first one
             temporary.unlink()
-        raise
 
 
 @contextmanager

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from lightning import Callback, Trainer
-from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
@@ -220,7 +219,7 @@ def _final_model(
     return merged(net), last, last
 
 
-def _cluster_environment(run: RunConfig) -> list[ClusterEnvironment]:
+def _cluster_environment(run: RunConfig) -> list[Any]:
     """By what Lightning learns which process of the run this one is; nothing: it finds out.
 
     A run in one process has no ranks, whatever those who started many of them number: srun, torchrun, MPI. Under Slurm
@@ -283,8 +282,7 @@ def _leave_process_group() -> None:
 
 
 def _shows_bar(run: RunConfig) -> bool:
-    has_terminal = sys.stderr.isatty() and is_first_process(run.trainer.world_size)
-    return run.trainer.enable_progress_bar and has_terminal
+    return run.trainer.enable_progress_bar and sys.stderr.isatty() and is_first_process(run.trainer.world_size)
 
 
 def _log_epochs(run: RunConfig, data: TextData) -> None:
@@ -296,7 +294,7 @@ def _log_epochs(run: RunConfig, data: TextData) -> None:
     if epochs > MANY_EPOCHS and not run.data.overfit_batches:
         fewer = round(GOOD_EPOCHS * len(data.train) / run.tokens_per_step)
         unused = {
-            "experiment=chars": run.tokenizer.kind == "bpe" and len(data.train) < SMALL_TEXT,
+            "experiment=chars": run.tokenizer.kind == "bpe" and len(data.train) < SMALL_TEXT and not run.init_from,
             f"trainer.max_steps={fewer}": fewer > 0 and run.max_tokens is None,
             "model.dropout=0.2": run.model.dropout == 0,
             "checkpoint.best=true": not run.checkpoint.best and 0 < run.validation.every < run.steps,
@@ -339,8 +337,7 @@ def _length(run: RunConfig, n_tokens: int, made: int) -> str:
     """The setting by which a run of `made` tokens would have about `n_tokens`."""
     if run.max_minutes is not None:
         return f"max_minutes={float(f'{run.max_minutes * n_tokens / made:.2g}'):g}"
-    steps = math.ceil(n_tokens / run.tokens_per_step)
-    return f"trainer.max_steps={steps}" if run.max_tokens is None else f"max_tokens={n_tokens}"
+    return f"max_tokens={n_tokens}" if run.max_tokens else f"trainer.max_steps={-(-n_tokens // run.tokens_per_step)}"
 
 
 def _log_warnings(run: RunConfig, data: TextData) -> None:
