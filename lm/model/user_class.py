@@ -57,7 +57,6 @@ def import_class(key: str, path: str, trust: bool = True) -> Any:
     return cls
 
 
-@torch.no_grad()
 def construct(key: str, path: str, *args: Any, **options: Any) -> Any:
     """An object of that class, which has given the right output for an input of ones. Raises UserError."""
     cls = import_class(key, path)
@@ -66,16 +65,17 @@ def construct(key: str, path: str, *args: Any, **options: Any) -> Any:
     module.eval()  # nothing is counted or averaged
     for method, call, size, expected in _calls(key, module, args):
         x, setting = torch.ones(size), f"{key}={path}{'.' * bool(method)}{method}"
+        failure = _named(f"{key}={path}: {method or 'forward'} fails on {size}")
         try:
-            with torch.random.fork_rng(devices=[]), _named(f"{key}={path}: {method or 'forward'} fails on {size}"):
+            with torch.no_grad(), torch.random.fork_rng(devices=[]), failure:
                 output = call(x)
         except UserError:
             if x.is_meta:  # it may look at values; on the CPU it is asked again
                 continue
             raise
-        found = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-        if found != expected:
-            raise UserError(f"{setting} returned {found}; expected a tensor {expected}")
+        result = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+        if result != expected:
+            raise UserError(f"{setting} returned {result}; expected a tensor {expected}")
         if output.dtype != x.dtype:
             raise UserError(f"{setting} returned {output.dtype}; expected {x.dtype}, as its input has")
     return module.train()
