@@ -3,6 +3,7 @@
 import errno
 import gc
 import io
+import logging
 import os
 import re
 import signal
@@ -23,7 +24,7 @@ from lm.cli import ablate, train
 from lm.cli.compose import compose, parse
 from lm.cli.evaluate import parse_arguments
 from lm.cli.help import EXAMPLES, GROUPS, USUAL
-from lm.cli.main import COMMANDS, handle_exception
+from lm.cli.main import COMMANDS, configure_streams, handle_exception
 from lm.cli.mistakes import CONFIGS, kinds_of
 from lm.config import EvaluateConfig, GenerateConfig, RunConfig, UserError
 from lm.config.ablation import AblateConfig
@@ -218,6 +219,16 @@ def test_an_ablation_passes_on_what_train_is_to_understand(command: Command, com
     assert config.output_dir == "a (b)"
 
 
+def test_of_many_processes_with_a_run_each_every_one_speaks(
+    command: Command, composed: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_PROCID", "3")
+    for words in (["ablate", "ablation=smoke"], ["train", "-m", "seed=1,2"]):
+        logging.getLogger("lm").setLevel(logging.WARNING)
+        command(*words)
+        assert logging.getLogger("lm").isEnabledFor(logging.INFO)
+
+
 WHOLE = ["1e4", "1E+4", "10000.0", "10_000", "10000"]
 
 
@@ -326,6 +337,7 @@ def test_what_a_signal_breaks_is_interrupted(
 ) -> None:
     """As an import of torch that it ends in the middle, which the next one does not survive."""
     monkeypatch.setattr("lm.cli.main.signals", [signal.SIGTERM])
+    configure_streams()
     assert handle_exception(ImportError("cannot load module more than once per process")) == 143
     assert capsys.readouterr().err == "interrupted\n"
 

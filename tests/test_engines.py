@@ -3,11 +3,14 @@
 import contextlib
 import csv
 import json
+import logging
+import multiprocessing
 import os
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -19,6 +22,7 @@ from typing import Any
 import pytest
 from conftest import Script
 
+from lm.ablation import worker
 from lm.ablation.execute import execute
 from lm.ablation.executors import EXECUTORS, Executor, LocalExecutor, job_parameters
 from lm.ablation.plan import RunSpec
@@ -126,6 +130,29 @@ def test_a_run_starts_though_the_server_of_processes_is_killed_at_that_moment(co
     executor = LocalExecutor(AblateConfig(ablation=question()), tmp_path)
     assert sorted(executed(runs, executor)) == sorted(run.run_dir for run in runs)
     assert [run.files.read().status for run in runs] == ["done", "done"]
+
+
+def test_the_log_of_a_run_gives_no_access(planned: list[RunSpec]) -> None:
+    """A message and a traceback of an address with a password."""
+    (spec := planned[0]).files.run_dir.parent.mkdir()
+    process = multiprocessing.get_context("fork").Process(target=make_failing_run, args=(spec,))
+    process.start()
+    process.join()
+    text = spec.files.log.read_text()
+    assert "https://host/a.txt: is read" in text
+    assert "OSError: https://host/a.txt: is not there" in text
+    assert "PASSWORD" not in text
+
+
+def make_failing_run(spec: RunSpec) -> None:
+    def fail(_: RunSpec) -> None:
+        worker.log.info("https://me:PASSWORD@host/a.txt: is read")
+        raise OSError("https://me:PASSWORD@host/a.txt: is not there")
+
+    sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115  not that of pytest, nor its handlers
+    logging.getLogger().handlers.clear()
+    worker._train = fail
+    worker.make_run(spec, "local")
 
 
 def test_a_node_that_lacks_what_runs_need_is_named(planned: list[RunSpec], tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ from lm.formats.folder import load_model, save_model
 from lm.formats.huggingface import export
 from lm.inference.details import BINS, Calibration, Details
 from lm.inference.evaluate import evaluate_run
+from lm.look.views import load, scored_text
 from lm.model import Transformer
 from lm.training.train import train
 from tests.helpers.runs import PROCESSES, result, short_run
@@ -103,6 +104,10 @@ def test_what_only_begins_a_text_is_not_scored(tmp_path: Path) -> None:
     assert evaluate_run(asked(tmp_path, run_dir=f"{tmp_path}/run", data=text))["bpb"] == pytest.approx(own["bpb"])
     for part in ("by_frequency", "calibration"):
         assert sum(row["tokens"] for row in own[part]) == own["tokens"]
+    seen = scored_text([load("run", tmp_path / "run")], "")
+    losses = [row["losses"][0] for row in seen["tokens"]]
+    assert (len(losses), sum(losses) / len(losses)) == (own["tokens"], pytest.approx(own["loss"], rel=1e-5))
+    assert sum(band["n_tokens"] for band in seen["bands"]) == len(losses)
 
 
 def test_a_run_without_cache_has_its_own_tokenizer(

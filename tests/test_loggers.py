@@ -2,6 +2,7 @@
 
 import shutil
 import signal
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,10 @@ def test_a_resumed_run_is_sent_once(text_file: Path, tmp_path: Path) -> None:
     starts = [options for event, options in tracked(tmp_path, "wandb") if event == "init"]
     assert {(options["id"], options["resume"]) for options in starts} == {(starts[0]["id"], "allow")}
     assert len(starts) == 3
+    elsewhere = replace(run, run_dir=str(tmp_path / "again"))
+    assert finish(elsewhere, partial(stand_ins_until, tmp_path, 1, signal.SIGKILL)) == -signal.SIGKILL
+    *_, last = (options for event, options in tracked(tmp_path, "wandb") if event == "init")
+    assert last["id"] != starts[0]["id"], "or it would be written into that of the first"
     events = EventAccumulator(str(tmp_path / "run/tensorboard")).Reload()
     assert [point.step for point in events.Scalars("train/loss")] == list(range(1, 21))
 

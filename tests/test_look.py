@@ -202,7 +202,14 @@ REFUSED: list[tuple[int, str, str, Any, dict[str, str]]] = [  # the status, a re
     (400, "POST", "/embeddings", TIED, {}),
 ]
 BODIES: list[tuple[Any, str]] = [  # of /prompt, and what the line about each names
-    *(("", ""), ("{", ""), ("[]", "JSON object"), ("null", "JSON object"), ("[" * 100_000, ""), ('"\\ud800"', "ud800")),
+    *(
+        ("", ""),
+        ("{", ""),
+        ("[]", "expected dict"),
+        ("null", "expected dict"),
+        ("[" * 100_000, ""),
+        ('"\\ud800"', "ud800"),
+    ),
     *(({}, "runs"), ({"runs": []}, "runs"), ({"runs": ["tied"] * 3}, "runs"), ({"runs": ["../runs/tied"]}, "tied")),
     *(({"runs": ["young"]}, "young"), (TIED | {"colour": 1}, "colour"), (TIED | {"seed": True}, "seed")),
     *((TIED | {"seed": -1}, "seed"), ('{"runs": ["tied"], "seed": 1' + "0" * 5000 + "}", "")),

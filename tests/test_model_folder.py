@@ -230,3 +230,6 @@ def test_settings_of_a_stranger_have_a_card(tmp_path: Path) -> None:
     settings = {"data": {"source": "hub"}, "init_record": {"sha256": 5}, "data_hash": ["x"]}
     write_card(tmp_path, noisy(tiny(), "tied", 257), settings, {})
     assert "the weights of `None (5)`" in (tmp_path / "README.md").read_text()
+    settings = {"data": {"source": "text", "path": "/home/me/a.txt", "separator": "</s>"}}
+    write_card(tmp_path, noisy(tiny(), "tied", 257), settings, {})
+    assert "\ndata.path=a.txt\ndata.separator=</s>\n" in (tmp_path / "README.md").read_text()

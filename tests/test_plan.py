@@ -188,7 +188,8 @@ def test_a_step_is_timed_with_its_threads(with_trainer: bool, planner: Lab, monk
         threads.append(torch.get_num_threads())
         return nullcontext()
 
-    monkeypatch.setattr("lm.ablation.step_timing.fast_attention", spy)
+    for module in ("lm.ablation.step_timing", "lm.training.forecast"):
+        monkeypatch.setattr(f"{module}.fast_attention", spy)
     before = torch.get_num_threads()
     measure(plan.arms, {}, with_trainer)
     torch.set_num_threads(before)

@@ -161,7 +161,7 @@ def test_a_path_that_leads_to_no_such_class_is_refused_and_without_trust_nothing
 def test_a_linear_class_without_a_matrix_is_named_with_the_setting_that_needs_one() -> None:
     for changes, setting in (({}, "model.residual_scale=1"), ({"previous_token_init": 1}, "previous_token_init=0")):
         with pytest.raises(UserError, match=rf"^model\.linear.*{setting}"):
-            build(linear="torch.nn.Identity", **changes)
+            build(linear="torch.nn.Identity", d_ff=32, **changes)
 
 
 WRONG = """
@@ -190,11 +190,11 @@ class Batched(NoPosition):
 """
 OUTPUTS = [
     ("norm", "Double", "returned torch.float64; expected torch.float32"),
-    ("linear", "Wide", "returned (1, 16, 33); expected (1, 16, 32)"),
-    ("ffn", "Pair", "returned tuple; expected a tensor (1, 16, 32)"),
-    ("norm", "Raises", ": forward fails on (1, 16, 32) (KeyError: 'a\\nb')"),
+    ("linear", "Wide", "returned (1, 2, 33); expected a tensor (1, 2, 32)"),
+    ("ffn", "Pair", "returned tuple; expected a tensor (1, 2, 32)"),
+    ("norm", "Raises", ": forward fails on (1, 2, 32) (KeyError: 'a\\nb')"),
     ("ffn", "NotBuilt", ": cannot be built (KeyError: 'c')"),
-    ("position", "Embeds", ".embed returned (1, 1, 16, 32); expected (1, 16, 32)"),
+    ("position", "Embeds", ".embed returned (1, 1, 16, 32); expected a tensor (1, 16, 32)"),
     ("position", "Batched", ": embed fails on (1, 16, 32) (RuntimeError: "),
 ]
 

@@ -110,8 +110,9 @@ class _Runner:
 
         Returns the runs whose bases there are.
         """
-        self.execute(self.plan.bases(self.plan.missing(wanted())))
-        specs = [spec for spec in wanted() if self.plan.has_base(spec)]
+        plan = self.plan
+        self.execute(plan.bases(plan.missing(wanted())))
+        specs = [spec for spec in wanted() if plan.base is None or plan.base_sha256(plan.base_spec(spec.seed))]
         self.execute(specs)
         return specs
 

@@ -33,7 +33,10 @@ def execute(
             while waiting and len(running) < workers and not refused:
                 spec = waiting[0]
                 try:
-                    _submit(spec, executor)
+                    spec.files.run_dir.parent.mkdir(parents=True, exist_ok=True)
+                    spec.files.status.unlink(missing_ok=True)
+                    spec.files.where.unlink(missing_ok=True)
+                    executor.submit(spec)
                 except UserError as error:  # it takes no more now, as at a limit of queued jobs
                     if not running:
                         raise
@@ -53,13 +56,6 @@ def execute(
     except BaseException:
         executor.cancel()
         raise
-
-
-def _submit(spec: RunSpec, executor: Executor) -> None:
-    spec.files.run_dir.parent.mkdir(parents=True, exist_ok=True)
-    spec.files.status.unlink(missing_ok=True)
-    spec.files.where.unlink(missing_ok=True)
-    executor.submit(spec)
 
 
 def _has_outcome(spec: RunSpec, ending: Ending, executor: str, may_retry: bool) -> bool:

@@ -272,7 +272,8 @@ def _draw_search(
 def over_setting(results: Results) -> Figure | None:
     """A panel for each baseline and budget: arms with the same value may differ far less than the others."""
     key, arms = str(results.record.plot_over), results.record.arms
-    shown = views.of_arms(results).dropna(subset="mean_difference")
+    comparisons = views.comparisons(results).dropna(subset="mean_difference")
+    shown = comparisons[comparisons["family"] != "interaction"]
     value, other = (
         pd.to_numeric(shown[side].map(lambda arm: arms[arm].settings.get(key)), errors="coerce")
         for side in ("arm", "baseline")

@@ -125,10 +125,6 @@ class Plan:
         """Those that have no result yet. A diverged one has: it would diverge again."""
         return [spec for spec in specs if self.reader.outcome(spec.run_dir).status in ("missing", "failed")]
 
-    def has_base(self, spec: RunSpec) -> bool:
-        """Whether the run can begin: what it starts from has been trained."""
-        return self.base is None or self.base_sha256(self.base_spec(spec.seed)) is not None
-
     def expected(self) -> list[RunSpec]:
         """All runs that are known to be missing; those of untuned arms under names that will change."""
         specs = [*{spec.run_dir: spec for *_, spec in self._runs()}.values(), *self.tune()[1]]

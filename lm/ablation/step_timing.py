@@ -20,7 +20,7 @@ from lm.ablation.arms import Arm
 from lm.config import RunConfig
 from lm.config.identity import hashed_settings
 from lm.data.tokens import TextData, prepare
-from lm.inference.evaluate import evaluate
+from lm.inference.evaluate import validate
 from lm.model.transformer import Transformer
 from lm.system.device import cpu_name, fast_attention, is_mixed, set_threads
 from lm.training.forecast import bare_step, batches_of_a_validation
@@ -52,7 +52,7 @@ def measure(
     distinct = {keys[name]: arm for name, arm in arms.items()}  # arms that compute the same take the same time
     if distinct.keys() - earlier.keys():
         log.info("measuring a training step of each arm")
-        timers = [_with_its_threads(arm, _trainer_step if with_trainer else _bare_step) for arm in distinct.values()]
+        timers = [_trainer_step(arm) if with_trainer else _bare_step(arm) for arm in distinct.values()]
         rounds = MAX_ROUNDS if with_trainer else MAX_ROUNDS_OF_AN_ESTIMATE
         measured = dict(zip(distinct, time_in_turns(timers, rounds), strict=True))
         scale = median([earlier[key] / seconds for key, seconds in measured.items() if key in earlier] or [1])
@@ -60,17 +60,6 @@ def measure(
     for name, arm in arms.items():
         arm.seconds_per_step = earlier[keys[name]]
     return earlier
-
-
-def _with_its_threads(arm: Arm, build: Callable[[Arm], Callable[[], float]]) -> Callable[[], float]:
-    """A timer of the arm that computes with as many threads as its runs."""
-    step = build(arm)
-
-    def timed() -> float:
-        set_threads(arm.run.threads)
-        return step()
-
-    return timed
 
 
 def time_in_turns(steps: list[Callable[[], float]], max_rounds: int = MAX_ROUNDS) -> list[float]:
@@ -129,6 +118,7 @@ def _trainer_step(arm: Arm) -> Callable[[], float]:
     net = build_model(short, arm.vocab_size, data.tokenizer.eot)
 
     def step() -> float:
+        set_threads(arm.run.threads)
         seconds = median(_seconds_of_steps(net, short, data))
         return seconds + (validations * _seconds_of_a_validation(net, run, data) if validations else 0.0)
 
@@ -168,5 +158,5 @@ def _seconds_of_a_validation(net: Transformer, run: RunConfig, data: TextData) -
     timed = min(TIMED_BATCHES, n)
     net.to(run.trainer.accelerator)  # Lightning has moved it to the CPU
     started = time.perf_counter()
-    evaluate(net, data.val, run.data.seq_len, run.data.batch_size, timed)
+    validate(net, run, data, max_batches=timed)
     return (time.perf_counter() - started) * n / timed

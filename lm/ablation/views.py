@@ -60,11 +60,6 @@ def asked(results: Results) -> pd.DataFrame:
     return comparisons(results)[comparisons(results)["is_asked"]]
 
 
-def of_arms(results: Results) -> pd.DataFrame:
-    """The comparisons of two arms."""
-    return comparisons(results)[comparisons(results)["family"] != "interaction"]
-
-
 def distinct_budgets(results: Results, arms: Iterable[str]) -> dict[str, str]:
     """Budgets under which arms do not have the runs of an earlier one, with the names of all that their runs serve."""
     runs = results.reported()

@@ -12,7 +12,9 @@ from lm.ablation.code_hash import code_hash
 from lm.ablation.plan import RunSpec
 from lm.ablation.run_files import Failure
 from lm.config import Diverged, UserError, foreign_classes
+from lm.config.checks import without_secrets
 from lm.system.files import write_json
+from lm.system.terminal import message_handler
 
 CHANGED = "has changed since these runs were planned; the same command plans anew"
 log = logging.getLogger(__name__)
@@ -50,7 +52,7 @@ def make_run(spec: RunSpec, executor: str) -> None:
     with open(spec.files.log, "ab") as file:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    logging.basicConfig(level=logging.INFO, handlers=[message_handler()])
     write_json(spec.files.where, {"executor": executor, "host": socket.gethostname(), "pid": os.getpid()})
     try:
         _train(spec)
@@ -59,7 +61,7 @@ def make_run(spec: RunSpec, executor: str) -> None:
             raise KeyboardInterrupt from None  # with which Ray has cancelled the task, and by which it ends
         sys.exit(128 + error.signum)
     except Exception as error:
-        traceback.print_exc()
+        print(without_secrets(traceback.format_exc()), file=sys.stderr)
         kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
         reason = (str(error).strip() or "no reason given").splitlines()[0]
         spec.files.write_status("diverged" if isinstance(error, Diverged) else "failed", Failure.ERROR, kind + reason)

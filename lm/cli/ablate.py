@@ -123,13 +123,13 @@ def _is_of_train(key: str, own: Kinds, train: Kinds) -> bool:
 
 def _choose_question(files: Sequence[str], words: Sequence[str]) -> list[str]:
     """The overrides that choose the question of a YAML file, which Hydra gets to know. Raises UserError."""
-    if len(files) > 1 or (files and "ablation" in map(key_of, words)):
+    if not files:
+        return []
+    if len(files) > 1 or "ablation" in map(key_of, words):
         raise UserError(f"{files[-1]}: is a second question, expected one")
-    for file in files:
-        with reading(Path(file), "a question in YAML"):
-            content = OmegaConf.load(file)
-        ConfigStore.instance().store(LOADED, content, "ablation")
-    return [word for file in files for word in (f"ablation={LOADED}", f"ablation.name={string(Path(file).stem)}")]
+    with reading(Path(files[0]), "a question in YAML"):
+        ConfigStore.instance().store(LOADED, OmegaConf.load(files[0]), "ablation")
+    return [f"ablation={LOADED}", f"ablation.name={string(Path(files[0]).stem)}"]
 
 
 def _ask_in_a_line(words: list[str]) -> tuple[list[str], list[str]]:

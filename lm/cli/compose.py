@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import yaml
 from omegaconf import DictConfig, IntegerNode, OmegaConf
-from omegaconf.errors import OmegaConfBaseException, ValidationError
+from omegaconf.errors import OmegaConfBaseException
 
 from lm.cli.mistakes import (
     CONFIGS,
@@ -30,7 +30,7 @@ from lm.cli.mistakes import (
 )
 from lm.config import RunConfig, UserError, require
 from lm.config.checks import error_prefix, expanded, reading, refuse, together
-from lm.config.identity import PLACES, is_runtime, without_verbs
+from lm.config.identity import PLACES, is_runtime
 from lm.config.model import CLASSES
 from lm.config.typed import build
 from lm.formats.base import agrees, read_base
@@ -48,13 +48,10 @@ as_integer = IntegerNode._validate_and_convert_impl
 
 def _as_whole_number(node: IntegerNode, value: Any) -> int:
     """OmegaConf's conversion to an integer, which takes 1e4 and 10000.0 too, from the command line and from files."""
-    try:
-        return as_integer(node, value)
-    except ValidationError:
-        with suppress(ValueError):
-            if isinstance(value, float | str) and (number := float(value)).is_integer() and abs(number) <= 2**53:
-                return int(number)
-        raise
+    with suppress(ValueError):
+        if isinstance(value, float | str) and (number := float(value)).is_integer() and abs(number) < 2**53:
+            return int(number)
+    return as_integer(node, value)
 
 
 IntegerNode._validate_and_convert_impl = _as_whole_number  # type: ignore
@@ -258,7 +255,7 @@ def _load_resumed_config(config: DictConfig, overrides: Sequence[str]) -> RunCon
     if not (content := directory.read_config()):
         return None
     with reading(directory.config):
-        saved = without_verbs({field.name: content[field.name] for field in fields(RunConfig) if field.name in content})
+        saved = {field.name: content[field.name] for field in fields(RunConfig) if field.name in content}
         typed: Any = OmegaConf.to_container(config, resolve=True)
         if any(saved["model"][key[6:]] != typed["model"][key[6:]] for key in named_classes):
             return None

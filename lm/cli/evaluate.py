@@ -71,7 +71,7 @@ def parse_arguments(args: list[str]) -> EvaluateConfig:
 
     Raises UserError.
     """
-    words, settings = split_words(args, kinds_of(EvaluateConfig))
+    words, settings = split_words(args, EvaluateConfig)
     runs = [word for word in words if os.path.isdir(word) or (glob.has_magic(word) and glob.glob(f"{word}/"))]
     texts = [word for word in words if word not in runs]
     if len(texts) > 1 and all(map(is_text, texts)):

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from lm.cli.compose import parse
-from lm.cli.mistakes import kinds_of
 from lm.cli.words import newest, split_words, with_run
 from lm.config import ExportConfig, UserError
 from lm.formats.base import model_folder
@@ -17,7 +16,7 @@ SCHEMA = ExportConfig
 
 
 def run(args: list[str]) -> None:
-    words, others = split_words(args, kinds_of(ExportConfig))
+    words, others = split_words(args, ExportConfig)
     for word in (word for i, word in enumerate(words) if i > 0 or not os.path.isdir(word)):
         raise UserError(f"{word}: is no run; did you mean {shlex.quote(f'output_dir={word}')}?")
     config = parse(ExportConfig, with_run(words, others))
@@ -32,7 +31,8 @@ def run(args: list[str]) -> None:
     assert config.dtype is not None
     net, tokenizer = load_model(run_dir, config.trust)
     if config.format == "page":
-        title, samples = _name_of(run_dir), result.get("samples") or [{"prompt": ""}]
+        folder, samples = model_folder(run_dir).resolve(), result.get("samples") or [{"prompt": ""}]
+        title = folder.parent.name if folder.name == "model" else folder.name
         page = export_page(net, tokenizer, config.output_dir, config.dtype, title, samples[0]["prompt"])
         print(f"{page}: {page.stat().st_size:,} bytes; a browser opens it, without a network")
         if tokenizer.chat.templates:
@@ -50,11 +50,6 @@ def run(args: list[str]) -> None:
         print("its chat template and the token that ends a turn are those of the model that it was made from")
     if net.document_separator is not None:
         print(f"{program} does not mask attention between documents: give it one document in a row of a batch")
-
-
-def _name_of(run_dir: str) -> str:
-    folder = model_folder(run_dir).resolve()
-    return folder.parent.name if folder.name == "model" else folder.name
 
 
 def _training_of(run_dir: str) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -66,15 +66,13 @@ def run(args: list[str]) -> None:
 
 def _with_words(args: list[str]) -> list[str]:
     """The settings, with the run and the prompt that words give: folders, and all other words. Raises UserError."""
-    kinds = kinds_of(GenerateConfig)
-    words, settings = split_words(args, kinds)
+    words, settings = split_words(args, GenerateConfig)
     runs = [word for word in words if os.path.isdir(word)]
     prompt = [word for word in words if word not in runs]
     given = [arg for arg in settings if arg.startswith("prompt=")]
-    if given and prompt:
-        raise UserError(f"{' '.join(prompt)}: is a second prompt; did you mean {whole_prompt(args, kinds)}, in quotes?")
-    if len(given) > 1:
-        raise UserError(f"{given[1]}: is a second prompt; give one, in quotes if it has spaces")
+    if len(given) + bool(prompt) > 1:
+        second, whole = " ".join(prompt) or given[1], whole_prompt(args, kinds_of(GenerateConfig))
+        raise UserError(f"{second}: is a second prompt; did you mean {whole}, in quotes?")
     return with_run(runs, [*([f"prompt={' '.join(prompt)}"] if prompt else []), *settings])
 
 

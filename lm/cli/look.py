@@ -11,7 +11,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from lm.cli.compose import parse
-from lm.cli.mistakes import kinds_of
 from lm.cli.words import newest, split_words, with_run
 from lm.config import UserError
 from lm.config.commands import LookConfig
@@ -57,7 +56,7 @@ def run(args: list[str]) -> None:
 
 def _with_words(args: list[str]) -> list[str]:
     """The settings, with the folders that words name: runs, or one that holds runs. Raises UserError."""
-    words, settings = split_words(args, kinds_of(LookConfig))
+    words, settings = split_words(args, LookConfig)
     runs = [word for word in words if any(os.path.exists(f"{word}/{name}") for name in (*MARKS, "config.json"))]
     if len(words) == 1 and not runs and os.path.isdir(words[0]):
         return [f"folder={words[0]}", *settings]

@@ -27,7 +27,7 @@ import lm
 from lm.config import UserError
 from lm.config.checks import RESUMABLE, without_secrets
 from lm.config.identity import is_verb
-from lm.system.terminal import is_first_process, is_impatient, printable
+from lm.system.terminal import is_first_process, is_impatient, message_handler, printable
 
 COMMANDS = {
     "train": "train one run, or with -m several; resume it, or show its result",
@@ -46,7 +46,7 @@ DISK_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 MACHINE = (*DISK_FULL, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOLCK, errno.EOPNOTSUPP)
 failed_jobs: list[int] = []  # exit codes, of a sweep
 signals: list[int] = []  # those that have arrived
-first_signal_at = 0.0  # when the first of them did, by the monotonic clock
+arrivals: list[float] = []  # of these, by the monotonic clock
 
 
 def main(command: str | None = None) -> NoReturn:
@@ -81,11 +81,9 @@ def _warn_of_another_checkout(beside: Path) -> None:
 
 
 def _on_signal(signum: int, _: Any) -> None:
-    global first_signal_at
     signals.append(signum)
-    if len(signals) == 1:
-        first_signal_at = time.monotonic()
-    elif not is_impatient(signum, time.monotonic() - first_signal_at):
+    arrivals.append(time.monotonic())
+    if len(arrivals) > 1 and not is_impatient(signum, arrivals[-1] - arrivals[0]):
         return  # what the first one has begun, such as to let runs save their checkpoints, goes on
     raise KeyboardInterrupt if signum == signal.SIGINT else SystemExit(128 + signum)
 
@@ -177,7 +175,7 @@ def _interruption(error: BaseException) -> int:
     code = getattr(error, "code", None) if signum is None else 128 + signum
     if not isinstance(code, int):
         raise error
-    if code in INTERRUPTED and (is_first_process() or logging.getLogger("lm").isEnabledFor(logging.INFO)):
+    if code in INTERRUPTED and logging.getLogger("lm").isEnabledFor(logging.INFO):
         _print_error(f"{error if hasattr(error, 'signum') else 'interrupted'}{_resume_hint(error)}")
     return code
 
@@ -224,7 +222,8 @@ def job(task: Callable[[Any], Any]) -> Callable[[Any], Any]:
         from lm.cli.compose import current_overrides
 
         in_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
-        configure_streams()  # some of Hydra's launchers start jobs in processes of their own
+        if in_sweep:  # some of Hydra's launchers start its jobs in processes of their own
+            configure_streams(world_size=1)
         gc.collect()  # the trainer and the model of the job before refer to each other
         try:
             return task(config)
@@ -243,13 +242,6 @@ def job(task: Callable[[Any], Any]) -> Callable[[Any], Any]:
 # --- messages
 
 
-class _Formatter(logging.Formatter):
-    """Messages may hold names from outside, which must not steer a terminal, and addresses, which may give access."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return without_secrets(printable(super().format(record)))
-
-
 def configure_streams(world_size: int | None = None) -> None:
     """Send messages of lm to standard error; of the processes of a run, the first one speaks.
 
@@ -257,9 +249,8 @@ def configure_streams(world_size: int | None = None) -> None:
     """
     if isinstance(sys.stdout, io.TextIOWrapper):  # a notebook has a stream of its own
         sys.stdout.reconfigure(errors="backslashreplace")
-    handler, logger = logging.StreamHandler(), logging.getLogger("lm")
-    handler.setFormatter(_Formatter("%(message)s"))
-    logger.handlers[:] = [handler]
+    logger = logging.getLogger("lm")
+    logger.handlers[:] = [message_handler()]
     logger.setLevel(logging.INFO if is_first_process(world_size) else logging.WARNING)
 
 

@@ -107,9 +107,7 @@ def no_such_key(override: str, kinds: Kinds, args: Sequence[str] = ()) -> str:
     key, (_, equals, value) = key_of(override), override.partition("=")
     if advice := _advice(key, value, kinds, args):
         return f"{override}: {advice}"
-    if "trainer" in kinds and "ablation" not in kinds and key.partition(".")[0] == "ablation":
-        return f"{override}: is for an ablation; did you mean {command_line('ablate', *args)}?"
-    words = [_assigned(*pair, kinds) if equals else pair[0] for pair in _similar(key, value, kinds)]
+    words = _similar(key, value if equals else "VALUE", kinds)
     if not words and "prompt" in kinds and equals:
         words = [whole_prompt(args or [override], kinds)]
     elif "data.path" in kinds and os.path.exists(override):
@@ -121,30 +119,31 @@ def _did_you_mean(words: Sequence[str]) -> str:
     return f"did you mean {' or '.join(words)}?" if words else ""
 
 
-def _similar(key: str, value: str, kinds: Kinds) -> list[tuple[str, str]]:
-    """The settings that `key` may mean, with the value: by its words, its name, or nearly its spelling."""
+def _similar(key: str, value: str, kinds: Kinds) -> list[str]:
+    """The settings that `key` may mean, as they are typed: by its words, its name, or nearly its spelling."""
     key = key.lower()
     if key in kinds and (key != "data" or _is_choice(key, value)):
-        return [(key, value)]
+        return [_assigned(key, value, kinds)]
     if meant := meaning(key, value, kinds):
-        return [meant]
+        return [_assigned(*meant, kinds)]
     last_parts, last = {name: name.rpartition(".")[2] for name in kinds}, key.rpartition(".")[2]
     same = [name for name, part in last_parts.items() if part == last]
     spellings = {name if "." in key else part: name for name, part in last_parts.items()}
     close = same or [spellings[spelling] for spelling in difflib.get_close_matches(key, spellings, 1, 0.75)]
-    return [(name, value) for name in close]
+    return [_assigned(name, value, kinds) for name in close]
+
+
+def _assigned(key: str, value: str, kinds: Kinds) -> str:
+    if key == "data.path":
+        return text_settings(value)
+    if kinds[key] is bool and value not in ("true", "false"):
+        value = "true"  # of a flag, which what follows need not belong to
+    is_list = any(get_origin(kind) is list for kind in (kinds[key], *get_args(kinds[key])))
+    return shlex.quote(f"{key}=[{value}]" if is_list and not value.startswith("[") else f"{key}={value}")
 
 
 def _is_choice(group: str, word: str) -> bool:
     return os.path.isfile(CONFIGS / group / f"{word}.yaml")
-
-
-def _assigned(key: str, value: str, kinds: Kinds) -> str:
-    """A setting with its value, as it is typed in a shell."""
-    if key == "data.path":
-        return text_settings(value)
-    is_list = any(get_origin(kind) is list for kind in (kinds[key], *get_args(kinds[key])))
-    return shlex.quote(f"{key}=[{value}]" if is_list and not value.startswith("[") else f"{key}={value}")
 
 
 def _advice(key: str, value: str, kinds: Kinds, args: Sequence[str]) -> str:
@@ -160,6 +159,8 @@ def _advice(key: str, value: str, kinds: Kinds, args: Sequence[str]) -> str:
         if os.path.isdir(value):
             return f"did you mean {shlex.quote(f'run_dir={value}')}?"
         return "the same command continues an ablation by itself" if "ablation" in kinds else resume_line()
+    if word.partition(".")[0] == "ablation" and "ablation" not in kinds:
+        return f"is for an ablation; did you mean {command_line('ablate', *args)}?"
     return ""
 
 
@@ -231,23 +232,15 @@ def explain_non_override(args: Sequence[str], kinds: Kinds, i: int = 0) -> str:
     if advice := _advice(key, value, kinds, args):
         return f"{word}: {advice}"
     is_path = not is_flag and ("/" in word or "." in word) and word not in kinds
-    similar = [] if is_path else _similar(key, value or "VALUE", kinds)
-    if is_flag and not equals and len(similar) == 1 and kinds[similar[0][0]] is bool and value not in ("true", "false"):
-        similar = [(similar[0][0], "true")]
-    suggestions = [_assigned(*pair, kinds) for pair in similar]
+    suggestions = [] if is_path else _similar(key, value or "VALUE", kinds)
     joined = (" ".join(args[i:end]) for end in range(i + 2, len(args) + 1))
     if os.path.isdir(word):
         suggestions = [f"{name}={word}" for name in kinds if name in ("run_dir", "output_dir")][:1]
     elif "data.path" in kinds and (path := next(filter(os.path.isfile, joined), None)):
         suggestions = [text_settings(path)]
-    elif "/" not in word and not is_flag:
-        groups = sorted(group for group in kinds if _is_choice(group, word))
-        suggestions = [_chosen(group, args[i:], kinds) for group in groups] or suggestions
+    elif not is_path and not is_flag and (groups := sorted(group for group in kinds if _is_choice(group, word))):
+        choices = [arg for arg in args[i:] if "=" not in arg and _is_choice(groups[0], arg)]
+        several = "-m " * (len(choices) > 1 and "ablation" not in kinds)
+        suggestions = [f"{several}{group}={','.join(choices)}" for group in groups]
     what = "no such file, folder or glob; a" if is_path and not suggestions else "a"
     return f"{word}: {what} setting is given as key=value; {_did_you_mean(suggestions) or '--help lists them'}"
-
-
-def _chosen(group: str, args: Sequence[str], kinds: Kinds) -> str:
-    """The choice of a group that the first argument names, or several of them where others name choices too."""
-    choices = [arg for arg in args if "=" not in arg and _is_choice(group, arg)]
-    return f"{'-m ' if len(choices) > 1 and 'ablation' not in kinds else ''}{group}={','.join(choices)}"

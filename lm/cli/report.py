@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lm.cli.compose import compose, parse
-from lm.cli.mistakes import kinds_of
 from lm.cli.words import split_words
 from lm.config import RunConfig, UserError
 from lm.config.ablation import ReportConfig
@@ -24,7 +23,7 @@ VERDICT_CODES = {"better": 0, "worse": 10, "equivalent": 11, "undecided": 12}
 
 
 def run(args: list[str]) -> int:
-    words, settings = split_words(args, kinds_of(ReportConfig))
+    words, settings = split_words(args, ReportConfig)
     marks = {"run_dir": "config.yaml", "output_dir": "ablation.json"}
     named = [f"{key}={word}" for word in words[:1] for key, mark in marks.items() if os.path.isfile(f"{word}/{mark}")]
     config = parse(ReportConfig, [*named, *words[1 if named else 0 :], *settings])

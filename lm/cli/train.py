@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 
 from lm.cli.compose import current_overrides, quoted, register, run_hydra, to_dataclass
 from lm.cli.main import configure_streams, job
-from lm.cli.mistakes import CONFIGS, command_line, kinds_of, no_such_key
+from lm.cli.mistakes import CONFIGS, command_line, key_of, kinds_of, no_such_key
 from lm.cli.recipe import tell, with_recipe
 from lm.cli.tables import comparison, over_seeds, plan, samples, summary
 from lm.cli.words import is_question, with_text
@@ -54,10 +54,8 @@ def program(config: DictConfig) -> float | None:
     path, result = train(run)
     if not is_first_process(run.trainer.world_size):
         return None
-    varied = [
-        without_secrets(override) for override in overrides if override.partition("=")[0] not in ("seed", "run_dir")
-    ]
-    finished.append((path.name, " ".join(varied) or "the defaults", result))
+    varied = " ".join(word for word in overrides if key_of(word) not in ("seed", "run_dir"))
+    finished.append((path.name, without_secrets(varied) or "the defaults", result))
     print(format_table(summary(result)), f"\n{path}\n", sep="\n")
     asked = RunDirectory(path).read_config().get("prompts")  # of a run that was finished before, its own
     if result["samples"] and not several and run.prompts in (None, asked):

@@ -9,6 +9,7 @@ import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from lm.cli.aliases import EPOCHS, RESUME, command_of
 from lm.cli.main import COMMANDS, NAME
@@ -25,13 +26,12 @@ def no_such_command(word: str, args: Sequence[str]) -> str:
     if word in RESUME:
         return f"{word}: no such command; {resume_line()}"
     key, equals, _ = word.partition("=")
+    start = command_of(word) or difflib.get_close_matches(word, COMMANDS, n=1)
     if equals and not is_text(word):
         start = [{"ablation": "ablate", "prompt": "generate"}.get(key, "train"), word]
-    elif start := command_of(word):
+    elif start:
         if any("=" not in arg and not os.path.isdir(arg) for arg in args) and start[0] == "generate":
             start = start[:1]  # what follows is a prompt
-    elif start := difflib.get_close_matches(word, COMMANDS, n=1):
-        pass
     elif os.path.isfile(f"{word}/config.yaml"):
         start = ["look", word]
     elif is_question(word):
@@ -111,11 +111,11 @@ def describe_epochs(value: str, args: Sequence[str]) -> str:
 # --- words of the flat commands
 
 
-def split_words(args: Sequence[str], kinds: Kinds) -> tuple[list[str], list[str]]:
+def split_words(args: Sequence[str], schema: Any) -> tuple[list[str], list[str]]:
     """The words that are no settings, and the settings. Raises UserError for a flag."""
     for i, arg in enumerate(args):
         if re.fullmatch(r"--?[a-zA-Z][\w-]*(=.*)?", arg, re.DOTALL):
-            raise UserError(explain_non_override(args, kinds, i))
+            raise UserError(explain_non_override(args, kinds_of(schema), i))
     words = [arg for arg in args if not re.match(r"\+*[a-zA-Z][\w.]*=", arg)]
     return words, [arg for arg in args if arg not in words]
 

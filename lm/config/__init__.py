@@ -11,28 +11,8 @@ from lm.config.model import FFNS, HEADS, NORM_ORDERS, NORMS, POSITIONS, HeadConf
 from lm.config.optim import OptimConfig
 from lm.config.run import CheckpointConfig, DiagnosticsConfig, RunConfig, TrainerConfig, ValidationConfig
 
-__all__ = [
-    "FFNS",
-    "HEADS",
-    "NORMS",
-    "NORM_ORDERS",
-    "POSITIONS",
-    "CheckpointConfig",
-    "DataConfig",
-    "DiagnosticsConfig",
-    "Diverged",
-    "EvaluateConfig",
-    "ExportConfig",
-    "GenerateConfig",
-    "HeadConfig",
-    "ModelConfig",
-    "OptimConfig",
-    "RunConfig",
-    "TokenizerConfig",
-    "TrainerConfig",
-    "UserError",
-    "ValidationConfig",
-    "foreign_classes",
-    "require",
-    "require_min",
-]
+__all__ = ["Diverged", "UserError", "foreign_classes", "require", "require_min"]
+__all__ += ["FFNS", "HEADS", "NORMS", "NORM_ORDERS", "POSITIONS"]
+__all__ += ["CheckpointConfig", "DataConfig", "DiagnosticsConfig", "HeadConfig", "ModelConfig", "OptimConfig"]
+__all__ += ["RunConfig", "TokenizerConfig", "TrainerConfig", "ValidationConfig"]
+__all__ += ["EvaluateConfig", "ExportConfig", "GenerateConfig"]

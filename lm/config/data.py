@@ -13,13 +13,8 @@ TABLES = ("json", "csv", "parquet", "hub")
 OF_SOURCES = (  # settings that have an effect with some sources only: their default, and these sources
     *(("name", None, ("hub",)), ("revision", None, ("hub",)), ("split", "train", ("hub",))),
     *(("val_split", None, ("hub",)), ("val_path", None, ("text", "json", "csv", "parquet", "tokens"))),
-    *(
-        ("sha256", None, ("text",)),
-        ("separator", None, ("text",)),
-        ("column", "text", TABLES),
-        ("rows", "documents", TABLES),
-    ),
-    ("max_bytes", None, ("stdlib", "text", *TABLES)),
+    *(("sha256", None, ("text",)), ("separator", None, ("text",)), ("max_bytes", None, ("stdlib", "text", *TABLES))),
+    *(("column", "text", TABLES), ("rows", "documents", TABLES)),
 )
 ORDERS = ("windows", "documents")
 TOKENIZERS = ("bpe", "char", "byte", "file")

@@ -3,16 +3,7 @@
 import math
 from dataclasses import dataclass, field
 
-from lm.config.checks import (
-    UserError,
-    expand_paths,
-    refuse,
-    require,
-    require_choice,
-    require_min,
-    require_seed,
-    together,
-)
+from lm.config.checks import expand_paths, refuse, require, require_choice, require_min, require_seed, together
 from lm.config.data import DataConfig, TokenizerConfig
 from lm.config.model import HeadConfig, ModelConfig
 from lm.config.optim import OptimConfig
@@ -62,18 +53,12 @@ class TrainerConfig:
 class TensorBoardConfig:
     dir: str | None = None  # null: tensorboard/ in the directory of the run
 
-    def __post_init__(self) -> None:
-        expand_paths("logger.tensorboard.", self, "dir")
-
 
 @dataclass(slots=True, kw_only=True)
 class WandbConfig:
     project: str = "lm"  # under which the runs are listed
     offline: bool = False  # keep it on this machine; `wandb sync` sends it later
     dir: str | None = None  # null: wandb/ in the directory of the run
-
-    def __post_init__(self) -> None:
-        expand_paths("logger.wandb.", self, "dir")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -88,6 +73,11 @@ class LoggerConfig:
     tensorboard: TensorBoardConfig | None = None
     wandb: WandbConfig | None = None
     trackio: TrackioConfig | None = None
+
+    def __post_init__(self) -> None:
+        for name, tracker in (("tensorboard", self.tensorboard), ("wandb", self.wandb)):
+            if tracker is not None:
+                expand_paths(f"logger.{name}.", tracker, "dir")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -206,4 +196,4 @@ class RunConfig:
     def check_init(self) -> None:
         """Raise UserError if the run needs an init_from and has none."""
         if self.model.linear == "lora" and self.init_from is None:
-            raise UserError("model.linear=lora: trains adapters of a finished model; add init_from=RUN")
+            refuse("model.linear=lora: trains adapters of a finished model; add init_from=RUN")

@@ -43,17 +43,17 @@ def ngram_figure(result: Mapping[str, Any]) -> str:
     return f"n-gram {bits:.3f}" + (f" from {100 * share:.2g} % of the training text" if share < 1 else "")
 
 
-def probabilities(known: np.ndarray, ngrams: np.ndarray) -> np.ndarray:
+def probabilities(seen: np.ndarray, ngrams: np.ndarray) -> np.ndarray:
     """p of the last byte of each of `ngrams` (n,), distinct and in order, by the n-grams of the training text (m,)."""
     levels = []
-    known, counts = _distinct(known)
+    seen, counts = _distinct(seen)
     for order in range(ORDER, 0, -1):
-        own, rest = _interpolation(known, counts, ngrams)
+        own, rest = _interpolation(seen, counts, ngrams)
         shorter = np.uint64((1 << 8 * (order - 1)) - 1)  # without the first byte
         ngrams, lower = np.unique(ngrams & shorter, return_inverse=True)
         levels.append((own, rest, lower))
-        known &= shorter
-        known, counts = _distinct(known)  # each was there once for each byte before it
+        seen &= shorter
+        seen, counts = _distinct(seen)  # each was there once for each byte before it
     p = np.full(len(ngrams), 1 / 256)  # of the empty n-gram
     for own, rest, lower in reversed(levels):
         p = own + rest * p[lower]
@@ -68,14 +68,14 @@ def evenly_spaced(values: np.ndarray, n: int) -> np.ndarray:
     return np.concatenate([values[i * len(values) // n_stretches :][:STRETCH] for i in range(n_stretches)])
 
 
-def _interpolation(known: np.ndarray, counts: np.ndarray, ngrams: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _interpolation(seen: np.ndarray, counts: np.ndarray, ngrams: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """For each of `ngrams` what its own count contributes to its p, and the weight of p with a shorter context."""
     discounts, byte, following = np.array([0.0, *_discounts(counts)]), np.uint64(8), np.uint64(1)
-    begin = np.searchsorted(known, ngrams >> byte << byte)  # the n-grams with the same context
-    end = np.searchsorted(known, ((ngrams >> byte) + following) << byte)
+    begin = np.searchsorted(seen, ngrams >> byte << byte)  # the n-grams with the same context
+    end = np.searchsorted(seen, ((ngrams >> byte) + following) << byte)
     n = _sums(counts, begin, end)
     kept_back = sum(discounts[i] * _sums(np.minimum(counts, 3) == i, begin, end) for i in (1, 2, 3))
-    own = _sums(counts, np.searchsorted(known, ngrams), np.searchsorted(known, ngrams + following))
+    own = _sums(counts, np.searchsorted(seen, ngrams), np.searchsorted(seen, ngrams + following))
     divisor = np.maximum(n, 1)
     return (own - discounts[np.minimum(own, 3)]) / divisor, np.where(n > 0, kept_back / divisor, 1.0)
 

@@ -24,6 +24,7 @@ EXCLUDED = ("test", "tests", "idle_test", "site-packages", "dist-packages", "enc
 VERSION = ("ETag", "Content-MD5", "Digest", "Last-Modified")  # headers that tell two versions of a file apart
 
 log = logging.getLogger(__name__)
+Names = dict[str, Path | str]  # of files, as they are called in the text, and where each lies
 Documents = Iterator[tuple[str, Iterable[bytes]]]  # a name, which decides the side of the split, and blocks of UTF-8
 
 
@@ -45,7 +46,7 @@ class Files:
     The state of local files is told by size, inode and times, as git tells it, that of others by what the server says.
     """
 
-    def __init__(self, place: str, files: dict[str, Path | str], cache: Path) -> None:
+    def __init__(self, place: str, files: Names, cache: Path) -> None:
         self.place, self.files = place, files
         addresses = [file for file in files.values() if isinstance(file, str)]
         self.versions = {url: ask(cache, url, partial(file_version, place, url)) for url in addresses}
@@ -79,12 +80,7 @@ class TextFiles(Files):
     """
 
     def __init__(
-        self,
-        place: str,
-        files: dict[str, Path | str],
-        cache: Path,
-        sha256: str | None = None,
-        separator: str | None = None,
+        self, place: str, files: Names, cache: Path, sha256: str | None = None, separator: str | None = None
     ) -> None:
         super().__init__(place, files if len(files) > 1 else dict(zip([""], files.values(), strict=True)), cache)
         self.sha256, self.separator = sha256 and sha256.lower(), separator
@@ -151,7 +147,7 @@ def _not_utf8(file: Path | str, at: int, reason: str) -> UserError:
 class Tables(Files):
     """A document from each row of a column of JSON, CSV or Parquet files."""
 
-    def __init__(self, place: str, files: dict[str, Path | str], cache: Path, kind: str, column: str) -> None:
+    def __init__(self, place: str, files: Names, cache: Path, kind: str, column: str) -> None:
         super().__init__(place, files, cache)
         self.kind, self.column = kind, column
 
@@ -211,7 +207,7 @@ def open_source(config: DataConfig, key: str = "data.path") -> Source:
     if config.source == "stdlib":
         return TextFiles("data=stdlib", _stdlib(), cache)
     assert config.path is not None
-    place, files = f"{key}={config.path}", dict[str, Path | str]()
+    place, files = f"{key}={config.path}", Names()
     if is_url(config.path):
         files[""] = config.path
     else:
@@ -223,7 +219,7 @@ def open_source(config: DataConfig, key: str = "data.path") -> Source:
     return Files(place, files, cache)
 
 
-def _stdlib() -> dict[str, Path | str]:
+def _stdlib() -> Names:
     """The source of the running interpreter's standard library, without tests and code tables; no download."""
     root, files = Path(sysconfig.get_path("stdlib")), list[Path]()
     for folder, below, names in os.walk(root, onerror=refuse):

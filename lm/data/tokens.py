@@ -12,7 +12,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -116,15 +116,14 @@ def prepare(
 def encode_whole(config: DataConfig, tokenizer: Tokenizer, quiet: bool = True) -> tuple[np.ndarray, int]:
     """The tokens (n,) of a whole text, in a file that has no name, and the number of bytes of the text."""
     cache = config.cache / "tokens"
-    with _naming(cache), ExitStack() as stack:
+    with _naming(cache):
         cache.mkdir(parents=True, exist_ok=True)
-        _, path = stack.enter_context(temporary_file(cache / "text"))
-        file = stack.enter_context(tempfile.TemporaryFile(dir=cache))
-        text = _read(open_source(config), path, config, quiet)
-        for ids in encode(tokenizer, text.whole(), "encoding", quiet):
-            file.write(ids.data)
-        file.flush()
-        return np.memmap(file, ids.dtype, "r"), text.size
+        with temporary_file(cache / "text") as (_, path), tempfile.TemporaryFile(dir=cache) as file:
+            text = _read(open_source(config), path, config, quiet)
+            for ids in encode(tokenizer, text.whole(), "encoding", quiet):
+                file.write(ids.data)
+            file.flush()
+            return np.memmap(file, ids.dtype, "r"), text.size
 
 
 def _read(source: Source, path: Path, config: DataConfig, quiet: bool) -> Text:
@@ -178,14 +177,12 @@ def _write_encoded(
         with open(folder / f"{name}.bin", "wb") as file:
             for ids in encode(tokenizer, part, f"encoding {name}", quiet):
                 file.write(ids.data)
-    limits = (train, TRAIN_BYTES), (val, VAL_BYTES)
-    used_train, used_val = (b"".join(stretches(part, n_bytes, STRETCH)) for part, n_bytes in limits)
-    baselines, share = {"ngram": bits_per_byte(used_train, used_val)}, len(used_train) / max(train.n_bytes, 1)
-    notes = _notes(texts, config, tokenizer)
+    used = [b"".join(stretches(part, most, STRETCH)) for part, most in ((train, TRAIN_BYTES), (val, VAL_BYTES))]
+    meta = {"hash": data_hash, "val_bytes": val.n_bytes, "overlap": overlap(train, val)}
+    meta |= {"notes": _notes(texts, config, tokenizer), "ngram_share": len(used[0]) / max(train.n_bytes, 1)}
     for text in texts:
         text.path.unlink()
-    meta = {"dtype": tokenizer.dtype, "hash": data_hash, "val_bytes": val.n_bytes, "overlap": overlap(train, val)}
-    _write_meta(folder, tokenizer, meta | {"baselines": baselines, "ngram_share": share, "notes": notes})
+    _write_meta(folder, tokenizer, meta, *used)
 
 
 def _notes(texts: list[Text], config: DataConfig, tokenizer: Tokenizer) -> list[str]:
@@ -229,10 +226,9 @@ def _write_given(
         raise UserError(f"{paths[1]}: its tokens have no text; expected the tokens of the validation text")
     per_token = n_bytes / len(val)
     used = [evenly_spaced(ids, int(most / per_token)) for ids, most in ((train, TRAIN_BYTES), (val, VAL_BYTES))]
-    used_train, used_val = ("".join(decoded_documents(tokenizer, ids)).encode() for ids in used)
-    baselines, share = {"ngram": bits_per_byte(used_train, used_val)}, len(used[0]) / max(len(train), 1)
-    meta = {"dtype": tokenizer.dtype, "hash": json_sha256([*map(sha256, paths)]), "val_bytes": n_bytes, "overlap": None}
-    _write_meta(folder, tokenizer, meta | {"baselines": baselines, "ngram_share": share, "notes": []})
+    meta = {"hash": json_sha256([*map(sha256, paths)]), "val_bytes": n_bytes, "overlap": None, "notes": []}
+    meta |= {"ngram_share": len(used[0]) / max(len(train), 1)}
+    _write_meta(folder, tokenizer, meta, *("".join(decoded_documents(tokenizer, ids)).encode() for ids in used))
 
 
 def _given_ids(path: Path, tokenizer: Tokenizer, name: str) -> np.ndarray:
@@ -257,7 +253,9 @@ def _chunks(ids: np.ndarray) -> range:
     return range(0, len(ids), CHUNK)
 
 
-def _write_meta(folder: Path, tokenizer: Tokenizer, meta: dict[str, Any]) -> None:
+def _write_meta(folder: Path, tokenizer: Tokenizer, meta: dict[str, Any], train: bytes, val: bytes) -> None:
+    """`train` and `val`: what the n-gram model is made from, and what it is scored on."""
+    meta |= {"dtype": tokenizer.dtype, "baselines": {"ngram": bits_per_byte(train, val)}}
     write_text(folder / "tokenizer.json", tokenizer.to_json())
     write_json(folder / "meta.json", meta | {"checksum": _checksum(folder)})
 
@@ -275,10 +273,7 @@ def _open(folder: Path, sources: list[Source]) -> TextData:
         tokenizer=load_tokenizer(folder / "tokenizer.json"),
         train=_mapped(folder / "train.bin", meta["dtype"]),
         val=_mapped(folder / "val.bin", meta["dtype"]),
-        val_bytes=meta["val_bytes"],
-        baselines=meta["baselines"],
-        ngram_share=meta["ngram_share"],
-        hash=meta["hash"],
+        **{key: meta[key] for key in ("val_bytes", "baselines", "ngram_share", "hash")},
         revision=getattr(sources[0], "commit", None),
     )
 

@@ -1,17 +1,13 @@
 """The model card of an exported folder: README.md, with the metadata that the Hugging Face Hub reads."""
 
 from collections.abc import Iterator
-from dataclasses import fields, replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from lm.config import RunConfig
-from lm.config.checks import DAMAGE, without_secrets
-from lm.config.identity import PLACES, config_hash, flat, is_runtime
-from lm.config.typed import build
+from lm.config.checks import without_secrets
+from lm.config.identity import flat, is_runtime
 from lm.data.ngram import ngram_figure
 from lm.model.size import n_params
 from lm.model.transformer import Transformer
@@ -29,7 +25,6 @@ SCORES = {  # of result.json: how they are called, their unit, and the name of t
 
 def write_card(folder: Path, net: Transformer, settings: dict[str, Any], result: dict[str, Any]) -> None:
     """Write README.md. `settings` and `result` are config.yaml and result.json of the run, empty if there are none."""
-    asked = _as_asked(settings)
     settings, title = without_secrets(flat(settings)), folder.resolve().name
     text, base = _text_of(settings), _base_of(settings)
     evaluations = [
@@ -57,7 +52,7 @@ def write_card(folder: Path, net: Transformer, settings: dict[str, Any], result:
         "base": base,
         "scores": [(name, result[key], unit) for key, (name, unit, _) in SCORES.items() if result],
         "facts": list(_facts(settings, result, text)) if settings else [],
-        "lines": _lines(settings | asked),
+        "lines": _lines(settings),
     }
     write_text(folder / "README.md", str(ModelCard(render("card.md.j2", **context))))
 
@@ -91,31 +86,15 @@ def _base_of(settings: dict[str, Any]) -> str | None:
     return f"{Path(str(path)).name} ({str(sha256)[:16]})" if sha256 else None
 
 
-def _as_asked(settings: dict[str, Any]) -> dict[str, str]:
-    """What the machine decided of a run, as it was asked for: the words that give the run its hash."""
-    try:
-        content = {field.name: settings[field.name] for field in fields(RunConfig) if field.name in settings}
-        run: RunConfig = build(RunConfig, content)
-    except DAMAGE:  # of a stranger
-        return {}
-    trainer, hashes = run.trainer, (str(settings.get("data_hash")), str(settings.get("tokenizer_hash")))
-    devices = (trainer.accelerator, "auto", "gpu")
-    for words in product(devices, (trainer.precision, "auto"), (run.loss, "auto")):
-        decided = replace(trainer, accelerator=words[0], precision=words[1])
-        if config_hash(replace(run, trainer=decided, loss=words[2]), *hashes) == settings.get("config_hash"):
-            return dict(zip(("trainer.accelerator", "trainer.precision", "loss"), words, strict=True))
-    return {}
-
-
 def _lines(settings: dict[str, Any]) -> str:
     """Every setting that decides the result, as `train` takes it, without the folders of this machine."""
     not_typed = ("data_hash", "tokenizer_hash")  # of the text and the tokenizer, which `train` finds out
     own = {key: value for key, value in settings.items() if not is_runtime(key) and key not in not_typed}
+    own |= {key.removeprefix("asked."): settings[key] for key in settings if key.startswith("asked.")}
     if settings.get("init_from"):
         own = {"init_from": settings["init_from"]} | own
         own.pop("tokenizer.path", None)  # it is that of init_from
-    local = [key for key in ("init_from", *PLACES) if own.get(key) and "://" not in str(own[key])]
-    own |= {
-        key: Path(str(own[key])).name for key in local if settings.get("data.source") != "hub" or key != "data.path"
-    }
+    local = {"init_from", "data.path", "data.val_path", "tokenizer.path"}
+    local -= {"data.path"} if settings.get("data.source") == "hub" else set()  # which is a name there
+    own |= {key: Path(str(own[key])).name for key in local if own.get(key) and "://" not in str(own[key])}
     return "\n".join(f"{key}={to_override_value(value)}" for key, value in own.items())

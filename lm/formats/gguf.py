@@ -136,9 +136,8 @@ def _check_added(tokens: list[dict[str, Any]]) -> None:
     It looks for the longest one in the whole text first, the tokenizer for the one that begins first.
     """
     for token in tokens:
-        for flag in ("lstrip", "rstrip", "single_word"):
-            if token[flag]:
-                raise UserError(f"format=gguf: the added token {token['content']!r} has {flag}=true; expected false")
+        for flag in filter(token.get, ("lstrip", "rstrip", "single_word")):
+            raise UserError(f"format=gguf: the added token {token['content']!r} has {flag}=true; expected false")
     words = [token["content"] for token in tokens]
     for first, second in permutations(words, 2):
         for k in range(1, len(first)) if len(first) <= len(second) else ():

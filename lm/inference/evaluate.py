@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
-from lm.config import EvaluateConfig, UserError
+from lm.config import EvaluateConfig, RunConfig, UserError
 from lm.data.batches import IGNORED, validation_batches, validation_windows
+from lm.data.tokens import TextData
 from lm.formats.base import model_folder, read_settings
 from lm.formats.folder import load_model
 from lm.inference.details import Details, Measure
@@ -93,6 +94,11 @@ def evaluate(
         n_correct += int(correct)
         n_tokens += int(scored)
     return Scores(n_tokens, total_nll, n_correct)
+
+
+def validate(net: Transformer, run: RunConfig, data: TextData, **options: Any) -> Scores:
+    """`evaluate` on the validation text of a run, in its windows and batches."""
+    return evaluate(net, data.val, run.data.seq_len, run.data.batch_size, unscored=data.tokenizer.unscored, **options)
 
 
 def check(config: EvaluateConfig) -> None:

@@ -175,7 +175,8 @@ def scored_text(models: Sequence[LoadedModel], text: str, passage: int = 0) -> d
     """The tokens of a text with the losses of one or two models, and these by the frequency of the token.
 
     An empty text is a passage of the first model's validation text, in the windows of `evaluate`. The tokens are those
-    of the first model. Of a model with another tokenizer, the loss of a token is that of its bytes. Raises UserError.
+    of the first model, without the one that only begins a text. Of a model with another tokenizer, the loss of a token
+    is that of its bytes. Raises UserError.
     """
     first, n_passages = models[0], 0
     if text:
@@ -190,7 +191,8 @@ def scored_text(models: Sequence[LoadedModel], text: str, passage: int = 0) -> d
     losses = [token_losses(first, ids)]
     for model in models[1:]:
         losses.append(token_losses(model, ids) if same_tokenizer([first, model]) else _spread(model, pieces))
-    counts = first.counts
+    targets, counts = np.array(ids[1:]), first.counts
+    is_text = targets != first.tokenizer.unscored
     return {
         "same_tokenizer": same_tokenizer(models),
         "n_passages": n_passages,
@@ -203,8 +205,9 @@ def scored_text(models: Sequence[LoadedModel], text: str, passage: int = 0) -> d
                 "count": None if counts is None else int(counts[token]),
             }
             for i, (token, piece) in enumerate(zip(ids[1:], pieces, strict=True))
+            if is_text[i]
         ],
-        "bands": [] if counts is None else _bands(counts, np.array(ids[1:]), losses),
+        "bands": [] if counts is None else _bands(counts, targets[is_text], [values[is_text] for values in losses]),
     }
 
 

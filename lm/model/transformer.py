@@ -20,7 +20,7 @@ from lm.model.head import HEADS, Embedding
 from lm.model.init import initialise, named_seed
 from lm.model.kernels import rms_norm
 from lm.model.lora import freeze_base, projection
-from lm.model.user_class import check_classes, construct
+from lm.model.user_class import construct
 
 # --- norms
 
@@ -299,7 +299,6 @@ class Transformer(nn.Module):
             self.head = build("head", HEADS[head.kind], head, vocab_size, config.d_model)
         if device != "meta":
             initialise(self, seed)
-        check_classes(self)
         freeze_base(self)
 
     def hidden_states(self, tokens: Tensor, positions: Tensor | None = None, cache: KVCache | None = None) -> Tensor:

@@ -6,13 +6,12 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lm.config import UserError, foreign_classes
+from lm.config import UserError
 
 _Shape = tuple[int, ...]
 _Call = tuple[str, tuple[Any, ...], dict[str, Any]]  # how a class is called, and an example of the arguments
@@ -59,72 +58,40 @@ def import_class(key: str, path: str, trust: bool = True) -> Any:
 
 
 def construct(key: str, path: str, *args: Any, **options: Any) -> Any:
-    """An object of that class. Raises UserError, also for what its constructor raises."""
+    """An object of that class, which has given the right output for an input of ones. Raises UserError."""
     cls = import_class(key, path)
     with _named(f"{key}={path}: cannot be built"):
-        return cls(*args, **options)
-
-
-@torch.no_grad()
-def check_classes(net: Any) -> None:
-    """Give each class of the user's own in a Transformer an input of ones, and raise UserError for a wrong output.
-
-    On the meta device, what a class raises is ignored: it may look at values. On the CPU it is asked again.
-    """
-    if not (paths := foreign_classes(net.config)):
-        return
-    modes = {module: module.training for module in net.modules()}
-    net.eval()  # nothing is counted or averaged
-    for key, method, call, size, expected in _calls(net, paths):
-        setting, x = f"{key}={paths[key]}", torch.ones(size, device=net.embed.weight.device)
+        module = cls(*args, **options)
+    module.eval()  # nothing is counted or averaged
+    for method, call, size, expected in _calls(key, module, args):
+        x, setting = torch.ones(size), f"{key}={path}{'.' * bool(method)}{method}"
+        failure = _named(f"{key}={path}: {method or 'forward'} fails on {size}")
         try:
-            with torch.random.fork_rng(devices=[]), _named(f"{setting}: {method or 'forward'} fails on {size}"):
+            with torch.no_grad(), torch.random.fork_rng(devices=[]), failure:
                 output = call(x)
         except UserError:
-            if x.is_meta:
+            if x.is_meta:  # it may look at values; on the CPU it is asked again
                 continue
             raise
-        returned = f"{setting}{'.' * bool(method)}{method} returned"
-        if not isinstance(output, Tensor):
-            raise UserError(f"{returned} {type(output).__name__}; expected a tensor {expected}")
+        result = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+        if result != expected:
+            raise UserError(f"{setting} returned {result}; expected a tensor {expected}")
         if output.dtype != x.dtype:
-            raise UserError(f"{returned} {output.dtype}; expected {x.dtype}, as its input has")
-        if output.shape != expected:
-            raise UserError(f"{returned} {tuple(output.shape)}; expected {expected}")
-    for module, mode in modes.items():
-        module.training = mode
+            raise UserError(f"{setting} returned {output.dtype}; expected {x.dtype}, as its input has")
+    return module.train()
 
 
-def _calls(net: Any, paths: dict[str, str]) -> Iterator[tuple[str, str, Callable[[Tensor], Any], _Shape, _Shape]]:
-    """Of each place in the first block where such a class stands: key, method, call, shapes of input and output."""
-    config, attn, ffn, length = net.config, net.blocks[0].attn, net.blocks[0].ffn, net.seq_len
+def _calls(key: str, module: Any, args: Any) -> Iterator[tuple[str, Callable[[Tensor], Any], _Shape, _Shape]]:
+    """How the model calls such an object: the method, the call, the shapes of an input and of the output."""
+    if key != "model.position":
+        n_in, n_out = args if key == "model.linear" else [getattr(args[0], "d_model", args[0])] * 2
+        yield "", module, (1, 2, n_in), (1, 2, n_out)
+        return
+    config, length = args
     stream, heads = (1, length, config.d_model), (1, config.n_heads, length, config.head_dim)
-    if "model.linear" in paths:
-        n_q, n_kv, n_ff = config.n_heads * config.head_dim, config.kv_heads * config.head_dim, config.d_ff
-        sizes = {"q": (config.d_model, n_q), "k": (config.d_model, n_kv), "v": (config.d_model, n_kv)}
-        sizes |= {"o": (n_q, config.d_model), "up": (config.d_model, n_ff), "down": (n_ff, config.d_model)}
-        for name, (n_in, n_out) in sizes.items():
-            owner = attn if name in "qkvo" else ffn
-            if owner is attn or "model.ffn" not in paths:
-                yield "model.linear", "", getattr(owner, f"{name}_proj"), (1, length, n_in), (1, length, n_out)
-    if "model.norm" in paths:
-        yield "model.norm", "", net.norm, stream, stream
-    if "model.norm" in paths and config.qk_norm:
-        yield "model.norm", "", attn.q_norm, heads, heads
-    if "model.ffn" in paths:
-        yield "model.ffn", "", ffn, stream, stream
-    positions = torch.arange(length, device=net.embed.weight.device)
-    for at in (positions, positions[None]) if "model.position" in paths else ():  # in training, and with a cache
-        yield "model.position", "embed", partial(_embed, net.position, at), stream, stream
-        yield "model.position", "rotation", partial(_rotate, net.position, at), heads, heads
-
-
-def _embed(position: Any, positions: Tensor, x: Tensor) -> Any:
-    return position.embed(x, positions)
-
-
-def _rotate(position: Any, positions: Tensor, x: Tensor) -> Any:
-    return position.rotation(positions)(x)
+    for positions in (torch.arange(length), torch.arange(length)[None]):  # in training, and with a cache
+        yield "embed", lambda x: module.embed(x, positions), stream, stream  # noqa: B023  called at once
+        yield "rotation", lambda x: module.rotation(positions)(x), heads, heads  # noqa: B023
 
 
 @contextmanager

@@ -34,7 +34,7 @@ def write_page(run_dir: Path, defaults: Mapping[str, Any]) -> str:
     if run.status == "broken":
         raise UserError(run.note)
     result, curves = read_result(run_dir / "result.json") or {}, read_curves(run_dir)
-    svg = draw_curves(curves)
+    svg, by_role = draw_curves(curves), result["n_params_by_role"].items() if result else ()
     context = {
         "title": run.name,
         "status": run.status,
@@ -42,7 +42,7 @@ def write_page(run_dir: Path, defaults: Mapping[str, Any]) -> str:
         "summary": _summary(run_dir, run, result) if result else "",
         "scores": [*_scores(result)] if result else [],
         "svg": svg and inline(svg, "Losses and the learning rate over training tokens"),
-        "size": _size(result) if result else [],
+        "size": [(role, count, 100 * count / max(1, result["n_params"])) for role, count in by_role],
         "result": result,
         "settings": [*_settings(run, flat(dict(defaults)))],
         "samples": _samples(run, result),
@@ -92,11 +92,6 @@ def draw_curves(frame: pd.DataFrame) -> Figure | None:
     tokens_axis(below)
     legend(figure, above)
     return figure
-
-
-def _size(result: Mapping[str, Any]) -> list[tuple[str, int, float]]:
-    n_params = max(1, result["n_params"])
-    return [(role, count, 100 * count / n_params) for role, count in result["n_params_by_role"].items()]
 
 
 def _settings(run: FoundRun, defaults: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:

@@ -38,12 +38,10 @@ def temporary_file(path: Path) -> Iterator[tuple[IO[bytes], Path]]:
                     fcntl.flock(file, fcntl.LOCK_EX)
                 if os.fstat(file.fileno()).st_nlink:  # else another process has deleted it before it was locked
                     yield file, temporary
-                    break
-        temporary.unlink(missing_ok=True)
-    except BaseException:
-        with suppress(OSError):  # that of a read-only disk would hide the first one
+                    return
+    finally:
+        with suppress(OSError):  # it has been renamed, or the error of a read-only disk would hide the first one
             temporary.unlink()
-        raise
 
 
 @contextmanager
@@ -86,18 +84,9 @@ def remove_partial(folder: Path) -> None:
 def _remove_unlocked(paths: Iterable[Path]) -> None:
     for path in paths:
         with suppress(OSError), open(path, "r+b") as file:  # it may be another user's, or written to its end by now
-            is_own = path.name.startswith(f".partial-{HOST}-")
-            if _lock(file) and (is_own or time.time() - path.stat().st_mtime > STALE_SECONDS):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails if another process holds it
+            if path.name.startswith(f".partial-{HOST}-") or time.time() - path.stat().st_mtime > STALE_SECONDS:
                 path.unlink()
-
-
-def _lock(file: IO[bytes]) -> bool:
-    """Whether the file is locked now: false if another process holds it, or its file system has no locks."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
 
 
 def write_text(path: Path, text: str) -> None:

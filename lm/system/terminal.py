@@ -2,11 +2,14 @@
 which signal of several is impatience.
 """
 
+import logging
 import math
 import os
 import signal
 from collections.abc import Sequence
 from typing import Any
+
+from lm.config.checks import without_secrets
 
 BARS, MAX_BARS = "▁▂▃▄▅▆▇█", 16
 SHUTDOWN_SECONDS = 2.0  # in which all signals of one shutdown arrive
@@ -28,6 +31,20 @@ def printable(text: str) -> str:
     if text.isprintable():  # nearly always, and a table of many runs has many cells
         return text
     return "".join(c if c.isprintable() or c in "\t\n" else c.encode("unicode_escape").decode() for c in text)
+
+
+class _Formatter(logging.Formatter):
+    """Messages may hold names from outside, which must not steer a terminal, and addresses, which may give access."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return without_secrets(printable(super().format(record)))
+
+
+def message_handler() -> logging.Handler:
+    """Sends messages to standard error."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Formatter("%(message)s"))
+    return handler
 
 
 def sparkline(values: Sequence[float]) -> str:

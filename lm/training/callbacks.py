@@ -13,7 +13,7 @@ from lightning import Callback, LightningModule, Trainer
 from tqdm import tqdm
 
 from lm.config import Diverged, RunConfig, UserError
-from lm.inference.evaluate import evaluate
+from lm.inference.evaluate import validate
 from lm.inference.generate import generate
 from lm.system.files import write_text
 from lm.system.terminal import duration, printable, sparkline
@@ -77,10 +77,8 @@ class LogAndValidate(StepCallback):
             return
         metrics = step_metrics(module, step)  # raises Diverged before anything of this step is saved
         if validates:
-            data, batches, unscored = module.data, run.validation.batches, module.data.tokenizer.unscored
-            shape = run.data.seq_len, run.data.batch_size
-            scores = evaluate(module.scored, data.val, *shape, batches, unscored=unscored)
-            metrics |= validation_metrics(scores, data)
+            scores = validate(module.scored, run, module.data, max_batches=run.validation.batches)
+            metrics |= validation_metrics(scores, module.data)
             self.val_losses.append(scores.loss)
             self.best.update(step, scores.loss, module.scored if run.checkpoint.best else None)
             if self._is_out_of_patience(trainer, run, step):

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from lm.data.batches import Batch
 from lm.inference.details import BANDS, NLLByTarget, frequency_bands, token_counts
-from lm.inference.evaluate import evaluate
+from lm.inference.evaluate import validate
 from lm.model.transformer import Transformer
 from lm.training.callbacks import StepCallback
 from lm.training.metrics import MetricsFile
@@ -119,8 +119,7 @@ class Diagnostics(StepCallback):
         row |= zip(GRADIENTS, self.gradients.tolist(), strict=True)
         if step == run.steps:  # the validation split costs more than all else
             by_target = NLLByTarget(net.vocab_size)
-            shape, unscored = (run.data.seq_len, run.data.batch_size), module.data.tokenizer.unscored
-            evaluate(net, module.data.val, *shape, measures=[by_target], unscored=unscored)
+            validate(net, run, module.data, measures=[by_target])
             row |= _means("loss", by_target.total_nll, by_target.counts, self.bands)
         for name, rows in (("embedding_norm", net.embed.matrix()), ("head_norm", net.head.matrix(net.embed.weight))):
             row |= _means(name, rows.float().norm(dim=1).cpu().numpy(), np.ones(len(rows)), self.bands)

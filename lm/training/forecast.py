@@ -13,7 +13,7 @@ from lm.config import RunConfig
 from lm.config.identity import config_hash
 from lm.data.tokens import TextData, prepare
 from lm.model.size import n_params
-from lm.system.device import fast_attention, is_mixed
+from lm.system.device import fast_attention, is_mixed, set_threads
 from lm.training.loss import build_loss
 from lm.training.optim import build_optimizer
 from lm.training.resolve import build_model, check_memory, least_bytes, n_batches, n_validations, resolve
@@ -34,12 +34,9 @@ def forecast(run: RunConfig, data: TextData | None = None) -> dict[str, Any]:
     check_memory(resolved, vocab_size)
     with torch.device("meta"):
         net = build_model(resolved, vocab_size)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(resolved.threads or 1)
     step = bare_step(run, vocab_size, len(data.val), run.steps)
     step()  # warms up
     seconds = median(step() for _ in range(TIMED_STEPS))
-    torch.set_num_threads(threads)
     steps = run.steps if run.max_minutes is None else max(round(60 * run.max_minutes / seconds), 1)
     return {
         "run_dir": str(name),
@@ -68,6 +65,7 @@ def bare_step(run: RunConfig, vocab_size: int, val_tokens: int, steps: int) -> C
     tokens = torch.randint(vocab_size, (run.data.batch_size // n_micro, run.data.seq_len), device=device)
 
     def step() -> float:
+        set_threads(run.threads)
         started = time.perf_counter()
         for _ in range(n_micro):
             with torch.autocast(device, torch.bfloat16, enabled=mixed), fast_attention(device, mixed, run.data.seq_len):

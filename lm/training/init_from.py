@@ -13,7 +13,7 @@ from lm.data.tokenizer import Chat
 from lm.data.tokens import TextData
 from lm.formats.base import agrees, read_base
 from lm.formats.folder import load_model
-from lm.inference.evaluate import evaluate
+from lm.inference.evaluate import validate
 from lm.model.head import Embedding, Head, TiedHead, TiedProjectedHead, UntiedHead, UntiedMidTrainingHead
 from lm.model.transformer import Transformer
 from lm.system.terminal import is_first_process
@@ -67,8 +67,7 @@ def load_init_weights(net: Transformer, run: RunConfig, data: TextData) -> tuple
 
 def _val_loss(net: Transformer, run: RunConfig, data: TextData) -> float:
     net.to(run.trainer.accelerator)
-    batches, unscored = run.validation.batches, data.tokenizer.unscored
-    loss = evaluate(net, data.val, run.data.seq_len, run.data.batch_size, batches, unscored=unscored).loss
+    loss = validate(net, run, data, max_batches=run.validation.batches).loss
     net.cpu()
     if not math.isfinite(loss):
         raise UserError(f"init_from={run.init_from}: its loss is {loss}; expected weights of a model")

@@ -18,7 +18,7 @@ from lm.config.checks import reading, without_secrets
 from lm.config.identity import flat
 from lm.data.tokens import TextData
 from lm.inference.evaluate import Scores
-from lm.system.files import csv_text, read_csv, write_text
+from lm.system.files import csv_text, json_sha256, read_csv, write_text
 
 COLUMNS = ("step", "tokens", "lr", "train/loss", "train/grad_norm", "val/loss", "val/bpb", "val/top1", "val/tokens")
 FINAL = (  # of result.json, for the trackers
@@ -68,20 +68,23 @@ def trackers(run: RunConfig, folder: Path, settings: dict[str, Any], resume_step
     What an interrupted process sent is continued: W&B by the id of the run, TensorBoard without steps that come again.
     Raises UserError if one cannot begin, for example because nobody has logged in.
     """
-    rank_zero_only.rank = 0  # type: ignore[attr-defined]  # else they are silent where a launcher of many runs has numbered this one
+    rank_zero_only.rank = 0  # type: ignore[attr-defined]  # whatever number a launcher of many runs gave this one
     loggers: list[Logger] = []
-    status = "failed"
-    own = {"wandb": {"id": settings["config_hash"][:16]}, "tensorboard": {"purge_step": resume_step + 1}}
+    status, typed = "failed", sys.argv
+    wandb_id = json_sha256([settings["config_hash"], str(folder.absolute())])[:16]  # a repetition elsewhere has its own
+    own: dict[str, dict[str, Any]] = {"wandb": {"id": wandb_id}, "tensorboard": {"purge_step": resume_step + 1}}
     try:
         for name, options in asdict(run.logger).items():
             if options is not None:
                 try:
-                    with _public_command_line():
-                        logger = TRACKERS[name](folder, **options, **own.get(name, {}))
-                        logger.log_hyperparams(without_secrets(flat(settings)))
+                    sys.argv = without_secrets(typed)  # W&B sends the command line too when a run begins
+                    logger = TRACKERS[name](folder, **options, **own.get(name, {}))
+                    logger.log_hyperparams(without_secrets(flat(settings)))
                 except Exception as error:  # each library has its own
                     message = (str(error) or type(error).__name__).splitlines()[0]
                     raise UserError(f"logger={name}: {message}") from error
+                finally:
+                    sys.argv = typed
                 loggers.append(logger)
         yield loggers
         status = "success"
@@ -90,16 +93,6 @@ def trackers(run: RunConfig, folder: Path, settings: dict[str, Any], resume_step
             logger.finalize(status)
             if isinstance(logger, WandbLogger | TrackioLogger):  # else the next run of a sweep would go on in this one
                 logger.experiment.finish()
-
-
-@contextmanager
-def _public_command_line() -> Iterator[None]:
-    """W&B sends the command line too when a run begins."""
-    typed, sys.argv = sys.argv, without_secrets(sys.argv)
-    try:
-        yield
-    finally:
-        sys.argv = typed
 
 
 def log_result(loggers: list[Logger], settings: dict[str, Any], result: dict[str, Any]) -> None:

@@ -94,8 +94,8 @@ class RunDirectory:
         """Raise UserError naming what differs if `settings` are not those of the run in this directory."""
         if not (differing := differences(self.read_config(), settings, ignored)):
             return
-        has_model = (self.model / "model.safetensors").exists()
         if {*differing} <= {*LENGTH}:
+            has_model = (self.model / "model.safetensors").exists()
             new = f"init_from={self.path} starts a new run" if has_model else "choose another run_dir for a new run"
             advice = f"its learning rate decays to the end of its own length; {new}"
         elif "trainer.accelerator" in differing:

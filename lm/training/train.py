@@ -14,20 +14,20 @@ from typing import Any
 
 import torch
 from lightning import Callback, Trainer
-from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from lm.config import Diverged, RunConfig, UserError
+from lm.config.checks import error_prefix
 from lm.config.identity import PLACES, RESOLVED, config_hash, flat, without_verbs
 from lm.data.tokenizer import Chat
 from lm.data.tokens import TextData, prepare
 from lm.formats.adapter import merged, save_adapter
 from lm.formats.chat import save_chat
 from lm.formats.folder import save_model
-from lm.inference.evaluate import Scores, evaluate
+from lm.inference.evaluate import Scores, validate
 from lm.model.transformer import Transformer
 from lm.system.device import fast_attention, is_mixed
 from lm.system.files import write_json, write_text
@@ -72,6 +72,7 @@ def train(run: RunConfig, data: TextData | None = None) -> tuple[Path, dict[str,
     data = data or prepare(run.data, run.tokenizer, quiet=not _shows_bar(run))
     settings: dict[str, Any] = {
         "config_hash": config_hash(run, data.hash, data.tokenizer.hash),
+        "asked": {key: flat(asdict(run))[key] for key in RESOLVED},  # which the machine will decide
         "data_hash": data.hash,
         "data_revision": data.revision,
         "tokenizer_hash": data.tokenizer.hash,
@@ -79,7 +80,8 @@ def train(run: RunConfig, data: TextData | None = None) -> tuple[Path, dict[str,
     directory = directory or RunDirectory(default_directory(run, settings["config_hash"]))
     if result := _finished_result(directory, run, settings):
         return directory.path, result
-    run = _resolved(run, directory, data.tokenizer.vocab_size)
+    with error_prefix(f"run_dir={directory.path}") if directory.config.exists() else nullcontext():
+        run = resolve(run, data.tokenizer.vocab_size)  # this machine may lack what the run was begun with
     check_memory(run, data.tokenizer.vocab_size)
     torch.set_num_threads(run.threads or 1)
     with directory.lock() if is_first_process(run.trainer.world_size) else nullcontext():
@@ -111,21 +113,6 @@ def _finished_result(
     return result
 
 
-def _resolved(run: RunConfig, directory: RunDirectory, vocab_size: int) -> RunConfig:
-    """`resolve`, which names the run in the directory where this machine lacks what that run was begun with."""
-    try:
-        return resolve(run, vocab_size)
-    except UserError as error:
-        setting, _, reason = str(error).partition(": ")
-        key, _, value = setting.partition("=")
-        if str(flat(directory.read_config()).get(key)) != value:
-            raise
-        advice = "continue it where it was begun, or choose another run_dir"
-        raise UserError(
-            f"run_dir={directory.path}: was begun with {setting} ({reason.partition(';')[0]}): {advice}"
-        ) from error
-
-
 def _fit(run: RunConfig, directory: RunDirectory, settings: dict[str, Any], data: TextData) -> dict[str, Any]:
     """Train a resolved run in its locked directory, from its newest checkpoint on. Returns its result."""
     first = is_first_process(run.trainer.world_size)
@@ -133,7 +120,7 @@ def _fit(run: RunConfig, directory: RunDirectory, settings: dict[str, Any], data
     saved = directory.read_config() if checkpoints(directory.checkpoints) else {}
     if saved:  # also with checkpoint.resume=false: the checkpoints may be those of another run
         directory.check_same_run(settings)
-        settings |= {key: saved.get(key) for key in ("config_hash", "init_record")}  # as it was asked for at first
+        settings |= {key: saved.get(key) for key in ("config_hash", "asked", "init_record")}  # as at first
     resumes = run.checkpoint.resume or any(os.environ.get(name, "0") != "0" for name in RESTARTS)
     resume = newest_checkpoint(directory.checkpoints, settings["config_hash"]) if resumes else None
     if resume and run.trainer.precision == "64-true":  # Lightning restores the weights in fp32
@@ -218,8 +205,7 @@ def _final_model(
     def score() -> tuple[Transformer, Scores]:
         model = merged(net)
         model.to(device)  # Lightning has moved it to the CPU
-        shape, unscored = (run.data.seq_len, run.data.batch_size), data.tokenizer.unscored
-        return model, evaluate(model, data.val, *shape, bar=_shows_bar(run), unscored=unscored)
+        return model, validate(model, run, data, bar=_shows_bar(run))
 
     model, last = score()
     if not best.weights:
@@ -233,7 +219,7 @@ def _final_model(
     return merged(net), last, last
 
 
-def _cluster_environment(run: RunConfig) -> list[ClusterEnvironment]:
+def _cluster_environment(run: RunConfig) -> list[Any]:
     """By what Lightning learns which process of the run this one is; nothing: it finds out.
 
     A run in one process has no ranks, whatever those who started many of them number: srun, torchrun, MPI. Under Slurm
@@ -296,8 +282,7 @@ def _leave_process_group() -> None:
 
 
 def _shows_bar(run: RunConfig) -> bool:
-    has_terminal = sys.stderr.isatty() and is_first_process(run.trainer.world_size)
-    return run.trainer.enable_progress_bar and has_terminal
+    return run.trainer.enable_progress_bar and sys.stderr.isatty() and is_first_process(run.trainer.world_size)
 
 
 def _log_epochs(run: RunConfig, data: TextData) -> None:
@@ -309,7 +294,7 @@ def _log_epochs(run: RunConfig, data: TextData) -> None:
     if epochs > MANY_EPOCHS and not run.data.overfit_batches:
         fewer = round(GOOD_EPOCHS * len(data.train) / run.tokens_per_step)
         unused = {
-            "experiment=chars": run.tokenizer.kind == "bpe" and len(data.train) < SMALL_TEXT,
+            "experiment=chars": run.tokenizer.kind == "bpe" and len(data.train) < SMALL_TEXT and not run.init_from,
             f"trainer.max_steps={fewer}": fewer > 0 and run.max_tokens is None,
             "model.dropout=0.2": run.model.dropout == 0,
             "checkpoint.best=true": not run.checkpoint.best and 0 < run.validation.every < run.steps,
@@ -352,8 +337,7 @@ def _length(run: RunConfig, n_tokens: int, made: int) -> str:
     """The setting by which a run of `made` tokens would have about `n_tokens`."""
     if run.max_minutes is not None:
         return f"max_minutes={float(f'{run.max_minutes * n_tokens / made:.2g}'):g}"
-    steps = math.ceil(n_tokens / run.tokens_per_step)
-    return f"trainer.max_steps={steps}" if run.max_tokens is None else f"max_tokens={n_tokens}"
+    return f"max_tokens={n_tokens}" if run.max_tokens else f"trainer.max_steps={-(-n_tokens // run.tokens_per_step)}"
 
 
 def _log_warnings(run: RunConfig, data: TextData) -> None:
