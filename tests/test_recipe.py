@@ -1,14 +1,16 @@
 """The recipe that the size of a text chooses, what typed groups replace in it, and the plan of a run."""
 
+import re
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import yaml
+from conftest import ROOT
 
 from lm.cli.compose import compose
-from lm.cli.recipe import RECIPES, REPLACED, bytes_of, recipe_of, with_recipe
+from lm.cli.recipe import RECIPES, bytes_of, recipe_of, with_recipe
 from lm.config import RunConfig, UserError
 
 TEXT = "To be, or not to be: that is the question.\n" * 100
@@ -49,32 +51,31 @@ def test_texts_of_other_kinds_get_no_recipe() -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "kept"),
+    ("typed", "kept", "recipe"),
     [
-        ("model=medium", "model"),
-        ("optim=adamw", "optim"),
-        ("head=tied_scaled", "head"),
-        ("tokenizer=byte", "tokenizer"),
-        ("tokenizer=bpe", "optim"),
-        ("tokenizer=bpe", "head"),
+        ("model=medium", ["model"], None),
+        ("model=medium", ["model"], "chars"),
+        ("optim=adamw", ["optim"], None),
+        ("head=tied_scaled", ["head"], None),
+        ("tokenizer=bpe", ["tokenizer", "optim", "head"], None),
+        ("tokenizer=byte", ["tokenizer", "optim", "head"], "chars"),
     ],
 )
-@pytest.mark.parametrize("is_typed", [False, True], ids=["chosen", "typed"])
-def test_a_typed_group_replaces_that_of_the_recipe(text: str, typed: str, kept: str, is_typed: bool) -> None:
-    asked = words(text, typed, *(["experiment=chars"] if is_typed else []))
+def test_a_typed_group_replaces_that_of_the_recipe(text: str, typed: str, kept: list[str], recipe: str | None) -> None:
+    asked = words(text, typed, *([f"experiment={recipe}"] if recipe else []))
     run = compose("train", with_recipe(asked), RunConfig)
     plain = compose("train", words(text, typed), RunConfig)
-    assert getattr(run, kept) == getattr(plain, kept)
-    recipe = compose("train", words(text, "experiment=chars"), RunConfig)
-    for group in {"model", "head", "optim", "tokenizer", "data", "trainer"} - {*REPLACED[typed.split("=")[0]]}:
-        assert getattr(run, group) == getattr(recipe, group)
+    whole = compose("train", words(text, f"experiment={recipe or recipe_of(len(TEXT))}"), RunConfig)
+    for group in ("model", "head", "optim", "tokenizer", "data", "trainer"):
+        assert getattr(run, group) == getattr(plain if group in kept else whole, group)
 
 
 def test_a_typed_setting_wins_and_a_trainer_keeps_the_length(text: str) -> None:
     run = compose("train", with_recipe(words(text, "model.n_layers=5", "trainer=cpu", "model=medium")), RunConfig)
-    assert run.model.n_layers == 5
-    assert run.model.d_model == 384
-    assert run.trainer.max_steps == compose("train", ["experiment=chars"], RunConfig).trainer.max_steps
+    assert (run.model.n_layers, run.model.d_model) == (5, 384)
+    assert (
+        run.trainer.max_steps == compose("train", [f"experiment={recipe_of(len(TEXT))}"], RunConfig).trainer.max_steps
+    )
 
 
 def test_sweeps(text: str, tmp_path: Path) -> None:
@@ -119,3 +120,11 @@ def test_the_command_line_chooses_a_recipe_and_shows_its_plan(
     assert {"run", "parameters", "training", "memory", "time"} <= rows.keys()
     assert not (tmp_path / "runs").exists()
     assert command("train", "-m", text, "plan_only=true", "seed=0,1")[0] == 2
+
+
+def test_the_page_has_the_table_of_recipes() -> None:
+    rows = re.findall(
+        r"^\| (?:up to ([\d,]+)|above) \| `experiment=(\w+)` ", (ROOT / "docs/own-text.md").read_text(), re.M
+    )
+    assert [(int(most.replace(",", "")), name) for most, name in rows[:-1]] == [*RECIPES]
+    assert rows[-1][1] == "none"

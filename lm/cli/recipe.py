@@ -20,7 +20,7 @@ from lm.data.paths import COMPRESSED, SUFFIXES, is_url, local_files
 from lm.system.terminal import to_override_value
 
 # Texts of at most so many bytes, and their recipe. Above the last, the default run.
-RECIPES = ((1_000_000, "chars"),)
+RECIPES = ((20_000, "chars_10k"), (60_000, "chars_30k"), (1_000_000, "chars"))
 MIN_BYTES = 2_000  # a page of text, of which a tenth is held out
 KINDS = ("text", "json", "csv", "parquet")  # of data: the user's own files
 TRIALS = ("debug", "overfit")  # trainers for a few steps on any text
