@@ -82,7 +82,9 @@ def prepare(flags: Namespace) -> list[str]:
     if flags.multirun:
         raise UserError("-m: an ablation is a sweep already; list its values as arms and seeds")
     if not (flags.overrides or flags.cfg or flags.info or flags.hydra_help):
-        raise UserError(_how_to_ask(flags.config_dir))
+        start = command_line("ablate")
+        ways = f"{start} ablation=smoke asks a short one, {start} FILE.yaml one of your own, --help lists others"
+        raise UserError(f"ablation: no question is given; {ways}")
     own, train, others = kinds_of(AblateConfig), kinds_of(RunConfig), []
     questions = [word for word in flags.overrides if is_question(word)]
     overrides = _choose_question(questions, flags.overrides)
@@ -107,14 +109,6 @@ def _choose_question(files: Sequence[str], words: Sequence[str]) -> list[str]:
     with reading(Path(files[0]), "a question in YAML"):
         ConfigStore.instance().store(LOADED, OmegaConf.load(files[0]), "ablation")
     return [f"ablation={LOADED}", f"ablation.name={string(Path(files[0]).stem)}"]
-
-
-def _how_to_ask(config_dir: str | None) -> str:
-    folders = [CONFIGS, *([Path(config_dir)] if config_dir else [])]
-    names = sorted({path.stem for folder in folders for path in (folder / "ablation").glob("*.yaml")})
-    start = command_line("ablate")
-    ways = f"{start} ablation=smoke asks a short one, {start} FILE.yaml one of your own"
-    return f"ablation: no question is given; {ways}; there are {', '.join(names)}; --help says more"
 
 
 def run(args: list[str]) -> None:
