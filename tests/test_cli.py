@@ -24,7 +24,7 @@ from lm.cli import ablate, train
 from lm.cli.compose import compose, parse
 from lm.cli.evaluate import parse_arguments
 from lm.cli.help import EXAMPLES, GROUPS, USUAL
-from lm.cli.main import COMMANDS, configure_streams, handle_exception
+from lm.cli.main import COMMANDS, handle_exception
 from lm.cli.mistakes import CONFIGS, kinds_of
 from lm.config import EvaluateConfig, GenerateConfig, RunConfig, UserError
 from lm.config.ablation import AblateConfig
@@ -333,11 +333,11 @@ def test_what_output_cannot_write_is_escaped(encoding: str, command: Command, mo
 
 
 def test_what_a_signal_breaks_is_interrupted(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     """As an import of torch that it ends in the middle, which the next one does not survive."""
     monkeypatch.setattr("lm.cli.main.signals", [signal.SIGTERM])
-    configure_streams()
+    caplog.set_level(logging.INFO, "lm")
     assert handle_exception(ImportError("cannot load module more than once per process")) == 143
     assert capsys.readouterr().err == "interrupted\n"
 

@@ -150,7 +150,8 @@ def make_failing_run(spec: RunSpec) -> None:
         raise OSError("https://me:PASSWORD@host/a.txt: is not there")
 
     sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115  not that of pytest, nor its handlers
-    logging.getLogger().handlers.clear()
+    for name in (None, "lm"):
+        logging.getLogger(name).handlers.clear()
     worker._train = fail
     worker.make_run(spec, "local")
 

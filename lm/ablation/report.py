@@ -20,6 +20,7 @@ from lm.ablation.contrasts import decimals, percent
 from lm.ablation.export import curves_csv, report_json, results_frame
 from lm.ablation.record import AblationRecord
 from lm.ablation.results import Results
+from lm.ablation.run_files import RunFiles
 from lm.ablation.warnings import CONDITIONS, report_warnings
 from lm.config.ablation import BUDGET_NAMES
 from lm.report.figures import inline
@@ -228,7 +229,7 @@ def _without_result(results: Results) -> Iterator[dict[str, Any]]:
     reported = views.distinct(results.reported()).assign(purpose="reported")
     runs = pd.concat([reported, results.trials.assign(purpose="search trial")])
     for row in runs[runs["status"] != "done"].to_dict("records"):
-        made = f"step {results.reader.steps(row['run_dir']):,}, running, interrupted or not started"
+        made = f"step {RunFiles(results.folder / row['run_dir']).steps():,}, running, interrupted or not started"
         yield row | {"words": made if row["status"] == "missing" else row["error"]}
 
 

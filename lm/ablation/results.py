@@ -89,10 +89,6 @@ class RunReader:
             **{key: place.get(key) or None for key in ("source_hash", "host", "executor")},
         }
 
-    def steps(self, run_dir: str) -> int:
-        """How far an unfinished run is."""
-        return RunFiles(self.folder / run_dir).steps()
-
     def finished(self) -> list[str]:
         """Every run of an arm, also of a trial, that has finished or diverged, by its folder or its row."""
         places = {path.parent for kind in ("cells", "trials") for path in self.folder.glob(f"{kind}/*/result.json")}

@@ -96,7 +96,9 @@ def prepare(flags: Namespace) -> list[str]:
     if flags.multirun:
         raise UserError("-m: an ablation is a sweep already; list its values as arms and seeds")
     if not (flags.overrides or flags.cfg or flags.info or flags.hydra_help):
-        raise UserError(_how_to_ask(flags.config_dir))
+        start = command_line("ablate")
+        ways = f"{start} ablation=smoke asks a short one, {start} FILE.yaml one of your own, --help lists others"
+        raise UserError(f"ablation: no question is given; {ways}")
     own, train, others = kinds_of(AblateConfig), kinds_of(RunConfig), []
     asked.clear()
     questions = [word for word in flags.overrides if is_question(word)]
@@ -140,9 +142,7 @@ def _ask_in_a_line(words: list[str]) -> tuple[list[str], list[str]]:
     if not changes:
         return words, []
     if len(changes) > 1:
-        advice = (
-            "a line compares one; a YAML file has an arm for each combination that is asked for (docs/ablations.md)"
-        )
+        advice = "a line compares one; in a YAML file each arm may have several (docs/ablations.md)"
         raise UserError(f"{' '.join(changes)}: several settings with several values; {advice}")
     short = {key_of(word): word for word in words if key_of(word) in ("seeds", "margin")}
     texts = [word for word in words if is_text(word)]
@@ -155,14 +155,6 @@ def _ask_in_a_line(words: list[str]) -> tuple[list[str], list[str]]:
     )
     asked.append(question)
     return [word for word in words if word not in (*changes, *common, *short.values())], choose(question)
-
-
-def _how_to_ask(config_dir: str | None) -> str:
-    folders = [CONFIGS, *([Path(config_dir)] if config_dir else [])]
-    names = sorted({path.stem for folder in folders for path in (folder / "ablation").glob("*.yaml")})
-    start = command_line("ablate")
-    ways = f"{start} ablation=smoke asks a short one, {start} FILE.yaml one of your own"
-    return f"ablation: no question is given; {ways}; there are {', '.join(names)}; --help says more"
 
 
 def run(args: list[str]) -> None:

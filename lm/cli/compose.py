@@ -41,8 +41,6 @@ SWEEP_VALUE = re.compile(r",|^\w+\(")  # several values in Hydra's grammar: a,b 
 Config = TypeVar("Config")
 log = logging.getLogger(__name__)
 
-# --- whole numbers
-
 as_integer = IntegerNode._validate_and_convert_impl
 
 

@@ -103,7 +103,7 @@ def _vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
     layout = json.loads(tokenizer.to_json())
     model, vocab = layout["model"], layout["model"]["vocab"]
     is_char = model["type"] == "WordLevel" and tokenizer.divisible and layout["decoder"] == {"type": "Fuse"}
-    if not is_char and (not tokenizer.is_lossless or model.get("ignore_merges") or model.get("dropout")):
+    if not is_char and (not tokenizer.is_lossless or model.get("ignore_merges")):
         raise UserError("format=page: this tokenizer cannot be carried; expected that of tokenizer=bpe, byte or char")
     names = {token["id"]: token["content"] for token in layout["added_tokens"]}  # all of them special
     words = {number: word for word, number in vocab.items() if number not in names}

@@ -106,11 +106,8 @@ def _row(run: FoundRun, keys: Sequence[str], status: bool) -> list[str]:
     status_text = f"{run.status}: {run.note}" if run.note else run.status
     settings = [to_override_value(run[key])[: 8 if key.endswith(("_hash", "sha256")) else None] for key in keys]
     results = [format(run.result[key], how) if key in run.result else "" for key, how in RESULTS.items()]
-    return [run.name, *[" ".join(status_text.split())] * status, *map(_clipped, settings), *results]
-
-
-def _clipped(text: str) -> str:
-    return text if len(text) <= WIDTH else f"{text[: WIDTH // 2]}…{text[1 - WIDTH // 2 :]}"
+    cells = (cell if len(cell) <= WIDTH else f"{cell[: WIDTH // 2]}…{cell[1 - WIDTH // 2 :]}" for cell in settings)
+    return [run.name, *[" ".join(status_text.split())] * status, *cells, *results]
 
 
 def listing_csv(runs: Sequence[FoundRun]) -> str:

@@ -18,7 +18,8 @@ from lm.config.checks import reading, without_secrets
 from lm.config.identity import flat
 from lm.data.tokens import TextData
 from lm.inference.evaluate import Scores
-from lm.system.files import csv_text, json_sha256, read_csv, write_text
+from lm.system.files import csv_text, json_sha256, write_text
+from lm.training.run_directory import read_rows
 
 COLUMNS = ("step", "tokens", "lr", "train/loss", "train/grad_norm", "val/loss", "val/bpb", "val/top1", "val/tokens")
 FINAL = (  # of result.json, for the trackers
@@ -42,11 +43,9 @@ class MetricsFile:
 
     def __init__(self, path: Path, resume_step: int = 0, columns: tuple[str, ...] = COLUMNS) -> None:
         self.path, self.columns = path, columns
-        rows: list[dict[str, str]] = []
-        if resume_step and path.exists():
-            with reading(path):  # a person may have edited it
-                whole = [row for row in read_csv(path) if None not in row.values()]  # without one that broke off
-                rows = [row for row in whole if int(row["step"]) <= resume_step]
+        rows = read_rows(path) if resume_step else []
+        with reading(path):  # a person may have edited it
+            rows = [row for row in rows if int(row["step"]) <= resume_step]
         write_text(path, csv_text(columns, rows))
 
     def append(self, step: int, metrics: dict[str, float]) -> None:
