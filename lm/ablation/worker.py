@@ -14,7 +14,7 @@ from lm.ablation.run_files import Failure
 from lm.config import Diverged, UserError, foreign_classes
 from lm.config.checks import without_secrets
 from lm.system.files import write_json
-from lm.system.terminal import message_handler
+from lm.system.terminal import MessageHandler
 
 CHANGED = "has changed since these runs were planned; the same command plans anew"
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ def make_run(spec: RunSpec, executor: str) -> None:
     with open(spec.files.log, "ab") as file:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
-    logging.basicConfig(level=logging.INFO, handlers=[message_handler()])
+    logging.basicConfig(level=logging.INFO, handlers=[MessageHandler()])
     write_json(spec.files.where, {"executor": executor, "host": socket.gethostname(), "pid": os.getpid()})
     try:
         _train(spec)

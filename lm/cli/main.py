@@ -27,7 +27,7 @@ import lm
 from lm.config import UserError
 from lm.config.checks import RESUMABLE, without_secrets
 from lm.config.identity import is_verb
-from lm.system.terminal import is_first_process, is_impatient, message_handler, printable
+from lm.system.terminal import MessageHandler, is_first_process, is_impatient, printable
 
 COMMANDS = {
     "train": "train one run, or with -m several; resume it, or show its result",
@@ -250,7 +250,7 @@ def configure_streams(world_size: int | None = None) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):  # a notebook has a stream of its own
         sys.stdout.reconfigure(errors="backslashreplace")
     logger = logging.getLogger("lm")
-    logger.handlers[:] = [message_handler()]
+    logger.handlers[:] = [MessageHandler()]
     logger.setLevel(logging.INFO if is_first_process(world_size) else logging.WARNING)
 
 

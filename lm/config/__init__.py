@@ -13,13 +13,6 @@ from lm.config.run import CheckpointConfig, DiagnosticsConfig, RunConfig, Traine
 
 __all__ = ["Diverged", "UserError", "foreign_classes", "require", "require_min"]
 __all__ += ["FFNS", "HEADS", "NORMS", "NORM_ORDERS", "POSITIONS"]
-__all__ += [
-    "CheckpointConfig",
-    "DataConfig",
-    "DiagnosticsConfig",
-    "HeadConfig",
-    "ModelConfig",
-    "OptimConfig",
-    "ValidationConfig",
-]
 __all__ += ["EvaluateConfig", "ExportConfig", "GenerateConfig", "RunConfig", "TokenizerConfig", "TrainerConfig"]
+__all__ += ["CheckpointConfig", "DataConfig", "DiagnosticsConfig", "HeadConfig", "ModelConfig", "OptimConfig"]
+__all__ += ["ValidationConfig"]

@@ -33,18 +33,11 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\t\n" else c.encode("unicode_escape").decode() for c in text)
 
 
-class _Formatter(logging.Formatter):
+class MessageHandler(logging.StreamHandler):  # type: ignore[type-arg]
     """Messages may hold names from outside, which must not steer a terminal, and addresses, which may give access."""
 
     def format(self, record: logging.LogRecord) -> str:
         return without_secrets(printable(super().format(record)))
-
-
-def message_handler() -> logging.Handler:
-    """Sends messages to standard error."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(_Formatter("%(message)s"))
-    return handler
 
 
 def sparkline(values: Sequence[float]) -> str:
