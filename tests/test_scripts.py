@@ -64,6 +64,7 @@ def train_unread(words: list[str], ignored: tuple[int, ...]) -> None:
     os.close(reading)
     os.dup2(writing, 1)
     os.dup2(writing, 2)
+    sys.stdout, sys.stderr = (os.fdopen(number, "w") for number in (1, 2))  # those of pytest are files
     sys.argv = [str(ROOT / "scripts/train.py"), *words]
     main("train")
 
