@@ -46,6 +46,9 @@ def test_an_arm_of_another_optimizer_leaves_the_learning_rate_of_the_recipe() ->
     ("line", "named"),
     [
         ("model.dropout=0,0.1 optim.lr=0.1,0.2", "several settings"),
+        ("model.dropout=0.1", "model.dropout=0.1: no question"),
+        ("model.dropout=0,0.1 seeds=x", "seeds=x"),
+        ("model.dropout=0,0.1 seeds=0", "seeds=0"),
         ("model.dropout=0,0.1 nothere.txt", "nothere.txt"),
         ("model.dropuot=0,0.1", "model.dropuot"),
     ],
@@ -79,3 +82,9 @@ def test_a_line_ends_in_a_sentence_and_leaves_its_question_as_a_file(
     code, shown, said = command("ablate", str(path))
     assert code == 0, said
     assert "4 done" in shown
+    path.write_text(path.read_text() + "# mine\n")
+    few = compare("model.d_ff=16,32", text="my.txt", seeds=2, margin=0.5, overrides=TINY)
+    assert path.read_text().endswith("# mine\n"), "what was edited stays"
+    assert few.folder == answer.folder
+    one = compare("model.d_ff=16,32", text="my.txt", seeds=1, margin=0.5, overrides=TINY)
+    assert (one.verdict, "FLOPs" in one.sentence) == ("undecided", True), "one pair has no interval"

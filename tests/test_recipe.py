@@ -45,7 +45,19 @@ def test_a_command_that_decides_how_to_train_gets_no_recipe(text: str, typed: st
     assert with_recipe(words(text, typed)) == words(text, typed)
 
 
-def test_texts_of_other_kinds_get_no_recipe() -> None:
+def test_a_choice_in_a_folder_of_the_user_s_own_replaces_that_of_the_recipe(text: str, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/mine.yaml").write_text("n_layers: 7\nd_model: 64\n")
+    added = with_recipe(words(text, "model=mine"), str(tmp_path))
+    assert {"model.n_layers=7", "model.d_model=64"} <= {*added}
+
+
+def test_texts_of_other_kinds_get_no_recipe(text: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for typed in (["head=glob(*)"], ["data=text", "data.path='${x}'"], words(text, "data.max_bytes=abc")):
+        assert with_recipe(typed) == typed
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert with_recipe(["data=text", "data.path='~/my.txt'"])[0] == f"experiment={recipe_of(len(TEXT))}"
+    assert with_recipe(["data=text", f"data.path='{text}','{text}'"])[0] == f"experiment={recipe_of(len(TEXT))}"
     for typed in ([], ["data=stdlib"], ["data=hub", "data.path=a/b"], ["run_dir=runs/x"], ["data.path=x"]):
         assert with_recipe(typed) == typed
 
@@ -59,6 +71,8 @@ def test_texts_of_other_kinds_get_no_recipe() -> None:
         ("head=tied_scaled", ["head"], None),
         ("tokenizer=bpe", ["tokenizer", "optim", "head"], None),
         ("tokenizer=byte", ["tokenizer", "optim", "head"], "chars"),
+        ("tokenizer=char", [], None),  # the recipe's own choice
+        ("model={d_ff: 48}", [], None),  # no choice
     ],
 )
 def test_a_typed_group_replaces_that_of_the_recipe(text: str, typed: str, kept: list[str], recipe: str | None) -> None:
@@ -66,6 +80,7 @@ def test_a_typed_group_replaces_that_of_the_recipe(text: str, typed: str, kept: 
     run = compose("train", with_recipe(asked), RunConfig)
     plain = compose("train", words(text, typed), RunConfig)
     whole = compose("train", words(text, f"experiment={recipe or recipe_of(len(TEXT))}"), RunConfig)
+    whole.model.d_ff = run.model.d_ff if "{" in typed else whole.model.d_ff
     for group in ("model", "head", "optim", "tokenizer", "data", "trainer"):
         assert getattr(run, group) == getattr(plain if group in kept else whole, group)
 
@@ -100,7 +115,7 @@ def test_the_bytes_that_count_are_decompressed_and_below_max_bytes(text: str, tm
 
 def test_a_text_of_less_than_a_page_is_refused(tmp_path: Path) -> None:
     (tmp_path / "short.txt").write_text(TEXT[:1500])
-    with pytest.raises(UserError, match=r"2,000 characters.*experiment=none"):
+    with pytest.raises(UserError, match=r"2,000 or more.*experiment=none"):
         with_recipe(words(str(tmp_path / "short.txt")))
 
 

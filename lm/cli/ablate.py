@@ -1,4 +1,6 @@
-"""Answer a question: lm-lab ablate ablation=NAME [output_dir=DIR] [plan_only=true] [any setting of train]
+"""Answer a question: lm-lab ablate KEY=A,B [TEXT] | FILE.yaml | ablation=NAME [plan_only=true] [any setting of train]
+
+KEY=A,B compares values of a setting of train, with seeds=5 and margin=0.01. TEXT is a file, folder, glob or address.
 
 Plans, tunes every arm, runs each arm at each seed, and writes a report. The same command again continues with the runs
 that are missing. json=true prints one JSON object with the verdicts, and nothing else, on standard output.
@@ -32,8 +34,8 @@ from lm.data.paths import check_paths
 
 SCHEMA = AblateConfig
 NOT_TUNED = (
-    "margin: {margin:g}, of which 0.01 nats is 1 % of perplexity; margin=M is another. Learning rates are those of the"
-    " settings, not tuned for each arm: ablation.tune.trials=6 does that"
+    "margin: {margin:g} nats per token (0.01 is 1 % of perplexity), which margin=M changes. Learning rates are not"
+    " tuned for each arm: ablation.tune.trials=6 does that"
 )
 asked: list[Question] = []  # in one line, by this command
 
@@ -71,7 +73,7 @@ def program(config: DictConfig) -> None:
         if ablation.exit_code == "verdict":
             verdict_code(plan.results())  # refuses several comparisons before anything is run
         print(plan_table(plan), file=file, flush=True)
-        if asked and not ablation.ablation.tune.trials:
+        if asked and ablation.ablation.metric == "val_loss" and not ablation.ablation.tune.trials:
             print(NOT_TUNED.format(margin=ablation.ablation.equivalence_margin), file=file, flush=True)
 
     with resumable(Path(ablation.output_dir) if ablation.output_dir else default_dir(ablation)):
@@ -79,7 +81,7 @@ def program(config: DictConfig) -> None:
     if ablation.json or not ablation.plan_only:
         print_results(results, ablation.json)
     for question in asked if not ablation.plan_only else ():
-        path = write_question(question, results.folder)
+        path = write_question(question, results.folder, ablation.output_dir)
         if not ablation.json:
             print(*sentences(results), f"the question is a file, to be edited and asked again: {path}", sep="\n")
     if ablation.plan_only:
@@ -95,10 +97,6 @@ def prepare(flags: Namespace) -> list[str]:
     """The overrides for Hydra: those of train become a list, the setting `overrides`. Raises UserError."""
     if flags.multirun:
         raise UserError("-m: an ablation is a sweep already; list its values as arms and seeds")
-    if not (flags.overrides or flags.cfg or flags.info or flags.hydra_help):
-        start = command_line("ablate")
-        ways = f"{start} ablation=smoke asks a short one, {start} FILE.yaml one of your own, --help lists others"
-        raise UserError(f"ablation: no question is given; {ways}")
     own, train, others = kinds_of(AblateConfig), kinds_of(RunConfig), []
     asked.clear()
     questions = [word for word in flags.overrides if is_question(word)]
@@ -106,6 +104,9 @@ def prepare(flags: Namespace) -> list[str]:
     overrides = _choose_question(questions, flags.overrides)
     if not questions and "ablation" not in map(key_of, words):
         words, overrides = _ask_in_a_line(words)
+        if not (overrides or flags.cfg or flags.info or flags.hydra_help):
+            ways = f"{command_line('ablate', 'head=tied,untied')} compares the values of a setting, ablation=smoke and"
+            raise UserError(f"{shlex.join(words) or 'ablation'}: no question is given; {ways} FILE.yaml ask others")
     for override in with_text(words, own | train):
         key = re.split("[.@/]", key_of(override))[0]
         if key in own or key == "hydra" or not re.search("=|^~", override):
@@ -138,7 +139,7 @@ def _ask_in_a_line(words: list[str]) -> tuple[list[str], list[str]]:
     """The words that are left, and the overrides that ask the question of a setting with several values, if one has."""
     own, train = kinds_of(AblateConfig), kinds_of(RunConfig)
     settings = [word for word in words if "=" in word and _is_of_train(key_of(word), own, train)]
-    changes = [word for word in settings if len(values_of([word]).get(key_of(word), [])) > 1]
+    changes = [word for word in settings if len(values_of([quoted(word, train, True)]).get(key_of(word), [])) > 1]
     if not changes:
         return words, []
     if len(changes) > 1:
@@ -147,12 +148,12 @@ def _ask_in_a_line(words: list[str]) -> tuple[list[str], list[str]]:
     short = {key_of(word): word for word in words if key_of(word) in ("seeds", "margin")}
     texts = [word for word in words if is_text(word)]
     common = [word for word in settings if word not in changes] + texts
-    question = question_of(
-        changes[0],
-        [quoted(word, train) for word in with_text(common, train)],
-        int(short.get("seeds", f"={SEEDS}").partition("=")[2]),
-        float(short.get("margin", f"={MARGIN}").partition("=")[2]),
-    )
+    try:
+        seeds = int(short.get("seeds", f"={SEEDS}").partition("=")[2])
+        margin = float(short.get("margin", f"={MARGIN}").partition("=")[2])
+    except ValueError as error:
+        raise UserError(f"{' '.join(short.values())}: expected numbers, as in seeds={SEEDS} margin={MARGIN}") from error
+    question = question_of(changes[0], [quoted(word, train) for word in with_text(common, train)], seeds, margin)
     asked.append(question)
     return [word for word in words if word not in (*changes, *common, *short.values())], choose(question)
 

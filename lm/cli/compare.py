@@ -12,22 +12,22 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pandas as pd
 import yaml
 from hydra.core.config_store import ConfigStore
 
+from lm.ablation.contrasts import percent
 from lm.cli.compose import compose, quoted
 from lm.cli.mistakes import LOADED, kinds_of
 from lm.cli.recipe import replacing, values_of, with_recipe
 from lm.cli.words import with_text
 from lm.config import RunConfig, UserError
-from lm.config.ablation import AblateConfig
+from lm.config.ablation import METRICS, AblateConfig
+from lm.config.checks import without_secrets
 from lm.system.files import json_sha256, write_text
 from lm.system.terminal import to_override_value
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 SEEDS, MARGIN = 5, 0.01  # nats per token: 0.01 is one per cent of perplexity
 Question = dict[str, Any]  # the content of a file of configs/ablation
@@ -39,7 +39,7 @@ class Comparison:
 
     verdict: str  # better, worse, equivalent or undecided
     sentence: str  # what that means, with the interval
-    contrasts: "pd.DataFrame"  # a row for each comparison, as lm.results.contrasts gives it
+    contrasts: pd.DataFrame  # a row for each comparison, as lm.results.contrasts gives it
     folder: Path  # of the report, the rows and the question
 
 
@@ -68,7 +68,7 @@ def compare(
     own = choose(question) + ([] if output_dir is None else [f"output_dir={output_dir}"])
     config = compose("ablate", own, AblateConfig)
     results = ablate(config, compose_arms(config.ablation, config.overrides, arm), f"compare({change!r})")
-    write_question(question, results.folder)
+    write_question(question, results.folder, None if output_dir is None else str(output_dir))
     contrasts = frames.contrasts(results.folder)
     return Comparison(str(contrasts["verdict"].iloc[0]), sentences(results)[0], contrasts, results.folder)
 
@@ -78,21 +78,24 @@ def question_of(change: str, overrides: Sequence[str], seeds: int = SEEDS, margi
 
     Of a text of the user's own, the recipe is chosen by its size. Raises UserError.
     """
-    ((key, swept),) = values_of([change]).items()
+    ((key, swept),) = (values_of([change]) if "=" in change else {change: []}).items()
     values = [to_override_value(value) for value in swept]
     if len(values) < 2:
-        raise UserError(f"{change}: has one value; give several, as in {key}={values[0]},VALUE")
+        raise UserError(f"{change}: has no second value; give several, as in {key}=VALUE,VALUE")
+    if seeds < 1:
+        raise UserError(f"seeds={seeds}: expected 1 or more, how many pairs of runs are made")
     common = with_recipe(overrides)
-    recipes = [str(name) for name in values_of(common).get("experiment", [])]
+    typed = values_of(common)
+    recipes = [str(name) for name in typed.get("experiment", [])]
     label = key.rpartition(".")[2]
     arms = {}
     for value in values:
-        name = re.sub(r"[^\w.-]+", "_", value if "." not in key else f"{label}-{value}")[:40]
-        arms[name] = [*replacing(recipes, {**values_of(common), key: [value]}), f"{key}={value}"]
+        name = re.sub(r"[^\w.-]+", "_", value if "." not in key else f"{label}-{value}")[-40:]
+        arms[name] = [*replacing(recipes, {**typed, key: [value]}), f"{key}={value}"]
     if len(arms) < len(values):
         raise UserError(f"{change}: expected values that differ in their letters and digits")
     question = {
-        "question": f"Which is better, {', '.join(f'{label}={value}' for value in values)}?",
+        "question": f"Which is better, {' or '.join(f'{label}={value}' for value in values)}?",
         "arms": arms,
         "baseline": next(iter(arms)),
         "seeds": list(range(seeds)),
@@ -105,17 +108,21 @@ def question_of(change: str, overrides: Sequence[str], seeds: int = SEEDS, margi
 
 def choose(question: Question) -> list[str]:
     """The overrides of ablate that ask a question, which Hydra gets to know."""
-    ConfigStore.instance().store(LOADED, question, "ablation")
+    overrides = [
+        re.sub(r"(\\*)\$\{", r"\1\1\\${", override) for override in question["overrides"]
+    ]  # not interpolated here
+    ConfigStore.instance().store(LOADED, question | {"overrides": overrides}, "ablation")
     return [f"ablation={LOADED}", f"ablation.name={question['name']}"]
 
 
-def write_question(question: Question, folder: Path) -> Path:
-    """The question as a file that `ablate FILE` asks, beside its answer."""
-    content = {key: value for key, value in question.items() if key != "name"}
+def write_question(question: Question, folder: Path, output_dir: str | None = None) -> Path:
+    """The question as a file that `ablate FILE` asks, beside its answer; one that is there may have been edited."""
     path = folder / f"{question['name']}.yaml"
-    command = f"lm-lab ablate {shlex.quote(str(path))}"
-    head = f"# {command}\n# A line `tune: {{trials: 6}}` tunes the learning rates of each arm first.\n"
-    write_text(path, head + yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120))
+    if not path.exists():
+        content = {key: without_secrets(value) for key, value in question.items() if key != "name"}
+        words = ["lm-lab", "ablate", str(path), *([f"output_dir={output_dir}"] if output_dir else [])]
+        head = f"# {shlex.join(words)}\n# A line `tune: {{trials: 6}}` tunes the learning rates of each arm first.\n"
+        write_text(path, head + yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120))
     return path
 
 
@@ -125,20 +132,20 @@ def sentences(results: Any) -> list[str]:
 
 
 def _sentence(row: Any, record: Any) -> str:
+    costs = _costs(record.arms[row.arm], record.arms[row.baseline])
+    is_plain = row.verdict in ("better", "worse", "undecided") and not (row.by_divergence or row.undecided_by)
+    if not is_plain or pd.isna(row.ci_low):  # what the verdict rests on needs its own words
+        return f"{row.sentence.rstrip('.')}; {costs}"
     key, _, value = record.arms[row.arm].overrides[-1].partition("=")
     change, other = f"{key.rpartition('.')[2]}={value}", record.arms[row.baseline].overrides[-1].partition("=")[2]
-    start = f"{change} is {row.verdict} {'to' if row.verdict == 'equivalent' else 'than'} {other}"
-    if row.verdict == "undecided":
-        start = f"{change} against {other} is undecided"
-    if math.isnan(row.mean_difference):
-        return f"{start}: no pair of runs has ended"
-    level, mean = round(100 * (1 - row.alpha)), row.mean_difference
-    unit = {"val_loss": "nats per token", "val_bpb": "bits per byte"}.get(record.metric, record.metric)
-    numbers = f"{mean:+.4f} {unit}, {level} % CI {row.ci_low:+.4f} to {row.ci_high:+.4f}, {row.n_seeds} seeds"
+    verdict = f"against {other} is undecided" if row.verdict == "undecided" else f"is {row.verdict} than {other}"
+    level, unit = percent(1 - row.alpha), METRICS[record.metric][1]
+    interval = f"{level} CI {row.ci_low:+.4f} to {row.ci_high:+.4f}, {row.n_seeds} seeds"
+    numbers = f"{row.mean_difference:+.4f} {unit}, {interval}"
     if record.metric == "val_loss":
-        percent = 100 * math.expm1(abs(mean))
-        numbers = f"{percent:.1f} % {'lower' if mean < 0 else 'higher'} perplexity ({numbers})"
-    return f"{start}: {numbers}; {_costs(record.arms[row.arm], record.arms[row.baseline])}"
+        share = 100 * math.expm1(abs(row.mean_difference))
+        numbers = f"{share:.1f} % {'lower' if row.mean_difference < 0 else 'higher'} perplexity ({numbers})"
+    return f"{change} {verdict}: {numbers}; {costs}"
 
 
 def _costs(arm: Any, baseline: Any) -> str:

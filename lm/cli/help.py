@@ -27,8 +27,8 @@ USUAL = (  # settings of train
     *("tokenizer.vocab_size", "model.n_layers", "model.d_model", "optim.lr"),
 )
 EXAMPLES = {
-    "train": "data=text data.path=my.txt trainer.max_steps=400 run_dir=runs/mine",
-    "ablate": "ablation=tying data=text data.path=my.txt output_dir=ablations/mine",
+    "train": "my.txt trainer.max_steps=400 run_dir=runs/mine",
+    "ablate": "model.dropout=0,0.1 my.txt output_dir=ablations/mine",
     "evaluate": "run_dir=runs/mine data=text data.path=other.txt",
     "generate": 'run_dir=runs/mine "prompt=To be, or not" temperature=0.8',
 }

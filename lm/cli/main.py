@@ -248,7 +248,8 @@ def configure_streams(world_size: int | None = None) -> None:
     What the encoding of standard output cannot write is written as an escape, as Python does on standard error.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):  # a notebook has a stream of its own
-        sys.stdout.reconfigure(errors="backslashreplace")
+        with suppress(OSError):  # a file that was swapped below it
+            sys.stdout.reconfigure(errors="backslashreplace")
     logger = logging.getLogger("lm")
     logger.handlers[:] = [MessageHandler()]
     logger.setLevel(logging.INFO if is_first_process(world_size) else logging.WARNING)

@@ -6,6 +6,7 @@ of a run and a resume see an ordinary override. docs/own-text.md has what each r
 
 import logging
 from collections.abc import Mapping, Sequence
+from itertools import product
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from omegaconf import OmegaConf
 from lm.cli.compose import composing
 from lm.cli.mistakes import CONFIGS, key_of
 from lm.config import RunConfig, UserError
+from lm.config.checks import expanded
 from lm.data.paths import COMPRESSED, SUFFIXES, is_url, local_files
 from lm.system.terminal import to_override_value
 
@@ -41,19 +43,21 @@ def recipe_of(n_bytes: float) -> str:
     return next((name for most, name in RECIPES if n_bytes <= most), "none")
 
 
-def with_recipe(overrides: Sequence[str]) -> list[str]:
+def with_recipe(overrides: Sequence[str], config_dir: str | None = None) -> list[str]:
     """Overrides of train, in Hydra's grammar, with the recipe of their text in front if they choose none.
 
-    Groups that are typed replace those of the recipe, also of one that is typed. Raises UserError for a sweep over
-    texts whose recipes differ.
+    Groups that are typed replace those of the recipe, also of one that is typed; their files may be in a folder of the
+    user's own, `config_dir`. Raises UserError for a sweep over texts whose recipes differ.
     """
     notes.clear()
+    if not {*map(key_of, overrides)} & {"data", "experiment"}:
+        return [*overrides]
     typed = values_of(overrides)
     chosen = [] if _is_decided(typed) else [_recipe_of_texts(typed)]
-    names = [str(name) for name in chosen or typed.get("experiment", []) if _file(str(name)).is_file()]
-    added = replacing(names, typed)
+    names = chosen or [str(name) for name in typed.get("experiment", [])]
+    added = replacing(names, typed, config_dir)
     if added:
-        notes.append(f"experiment={','.join(names)}: without its own {', '.join(map(key_of, added))}")
+        notes.append(f"experiment={','.join(names)}: what is typed replaces {', '.join(map(key_of, added))}")
     return [*(f"experiment={name}" for name in chosen), *added, *overrides]
 
 
@@ -64,33 +68,43 @@ def tell() -> None:
 
 
 def values_of(overrides: Sequence[str]) -> Values:
+    """The values of each key: several in a sweep. A glob() over choices stays one."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.core.override_parser.types import ChoiceSweep, Glob, QuotedString
 
-    parsed = OverridesParser.create().parse_overrides(list(overrides))
-    return {
-        entry.key_or_group: [*entry.sweep_string_iterator()] if entry.is_sweep_override() else [entry.value()]
-        for entry in parsed
-        if not entry.is_delete()
-    }
+    values = dict[str, list[Any]]()
+    for entry in OverridesParser.create().parse_overrides(list(overrides)):
+        value = entry.value()
+        if isinstance(value, ChoiceSweep):
+            swept = [item.text if isinstance(item, QuotedString) else item for item in value.list]
+        elif entry.is_sweep_override() and not isinstance(value, Glob):
+            swept = [*entry.sweep_string_iterator()]
+        else:
+            swept = [value]  # type: ignore[list-item]  # a Glob
+        if not entry.is_delete():
+            values[entry.key_or_group] = swept
+    return values
 
 
 def _is_decided(typed: Values) -> bool:
-    """Whether there is no text of the user's own, or the settings say how to train on it."""
-    is_own = {*typed.get("data", ["none"])} <= {*KINDS} and "data.path" in typed
-    is_trial = bool({*typed.get("trainer", [])} & {*TRIALS})
-    return not is_own or is_trial or bool(typed.keys() & {"experiment", "init_from", "data.overfit_batches"})
+    """Whether there is no text of the user's own, or the settings say how to train on it, or are not known yet."""
+    is_own = {*map(str, typed.get("data", ["none"]))} <= {*KINDS} and "data.path" in typed
+    is_trial = bool({*map(str, typed.get("trainer", []))} & {*TRIALS})
+    is_open = any("${" in str(path) for path in typed.get("data.path", []))
+    is_open |= not all(isinstance(most, int | float | None) for most in typed.get("data.max_bytes", []))
+    decided = {"experiment", "init_from", "data.overfit_batches"}
+    return not is_own or is_trial or is_open or bool(typed.keys() & decided)
 
 
 def _recipe_of_texts(typed: Values) -> str:
-    most = typed.get("data.max_bytes", [None])[0]
-    kind = str(typed["data"][0])
-    sizes = {str(path): min(bytes_of(str(path), kind), most or inf) for path in typed["data.path"]}
+    sizes = {
+        str(path): min(bytes_of(str(path), str(kind)), inf if most is None else most)
+        for kind, path, most in product(typed["data"], typed["data.path"], typed.get("data.max_bytes", [None]))
+    }
     for path, size in sizes.items():
         if size < MIN_BYTES:
             advice = "experiment=none trains on it all the same"
-            raise UserError(
-                f"data.path={path}: has {size:,.0f} bytes, expected {MIN_BYTES:,} characters or more; {advice}"
-            )
+            raise UserError(f"data.path={path}: has {size:,.0f} bytes, expected {MIN_BYTES:,} or more; {advice}")
     recipes = {path: recipe_of(size) for path, size in sizes.items()}
     if len({*recipes.values()}) > 1:
         listed = ", ".join(f"{path} experiment={name}" for path, name in recipes.items())
@@ -104,6 +118,7 @@ def _recipe_of_texts(typed: Values) -> str:
 def bytes_of(path: str, kind: str) -> int:
     """The bytes of a text, decompressed, as far as they decide its recipe."""
     total, enough = 0, RECIPES[-1][0]
+    path = path if is_url(path) else expanded(path, "data.path")
     files = [path] if is_url(path) else local_files(path, SUFFIXES.get(kind, ())).values()
     for file in files:
         if isinstance(file, Path) and not file.name.lower().endswith(COMPRESSED):
@@ -117,24 +132,33 @@ def bytes_of(path: str, kind: str) -> int:
     return total
 
 
-def replacing(names: Sequence[str], typed: Values) -> list[str]:
+def replacing(names: Sequence[str], typed: Values, config_dir: str | None = None) -> list[str]:
     """Overrides by which typed groups replace what recipes choose and set, and the groups that depend on them."""
-    replaced = {group for by, groups in REPLACED.items() if by in typed for group in groups}
-    own = {key for name in names for key in _set_by(name) if key.partition(".")[0] in replaced}
-    groups, settings = sorted(own & replaced - typed.keys()), sorted(own - replaced - typed.keys())
-    if not (groups or settings):
+    recipes = [_set_by(name) for name in names if _file(name).is_file()]
+    own = {key: value for recipe in recipes for key, value in recipe.items()}
+    others = [  # choices that are not the recipe's own; {key: value} changes a group, and chooses none
+        group
+        for group, values in typed.items()
+        if group in REPLACED and all(isinstance(value, str) for value in values) and [*values] != [own.get(group)]
+    ]
+    replaced = {group for by in others for group in REPLACED[by]}
+    changed = {key for key in own.keys() - typed.keys() if key.partition(".")[0] in replaced}
+    if not changed:
         return []
     entries = yaml.safe_load((CONFIGS / "train.yaml").read_text())["defaults"]
     defaults = {group: choice for entry in entries if isinstance(entry, dict) for group, choice in entry.items()}
     choices = {group: typed.get(group, [defaults[group]]) for group in sorted(replaced)}
-    for group in {key.partition(".")[0] for key in settings}:
+    for group in {key.partition(".")[0] for key in changed - replaced}:
         if len(choices[group]) > 1:
             several = f"{group}={','.join(map(str, choices[group]))}"
-            raise UserError(f"{several}: experiment={','.join(names)} has settings of its own there; sweep without it")
-    with composing("train", [f"{group}={values[0]}" for group, values in choices.items()], RunConfig) as (config, _):
-        values = {key: OmegaConf.select(config, key) for key in settings}
+            advice = "experiment=none compares them without it; so does lm-lab ablate, each with its own"
+            raise UserError(f"{several}: experiment={','.join(names)} has settings of its own there; {advice}")
+    words = [f"{group}={values[0]}" for group, values in choices.items()]
+    words += [f"hydra.searchpath=['file://{Path(config_dir).resolve()}']"] if config_dir else []
+    with composing("train", words, RunConfig) as (config, _):
+        values = {key: OmegaConf.select(config, key) for key in sorted(changed - replaced)}
     return [
-        *(f"{group}={choices[group][0]}" for group in groups),
+        *(f"{group}={choices[group][0]}" for group in sorted(changed & replaced)),
         *(f"{key}={to_override_value(value)}" for key, value in values.items()),
     ]
 
@@ -143,13 +167,14 @@ def _file(experiment: str) -> Path:
     return CONFIGS / "experiment" / f"{experiment}.yaml"
 
 
-def _set_by(experiment: str) -> set[str]:
-    """The groups of which an experiment makes a choice, and the keys that it sets, with those that it is based on."""
+def _set_by(experiment: str) -> dict[str, Any]:
+    """What an experiment chooses of each group, and the settings that it has, with those that it is based on."""
     content = yaml.safe_load(_file(experiment).read_text()) or {}
-    own = set()
+    own = dict[str, Any]()
     for entry in content.pop("defaults", []):
         if isinstance(entry, dict):
-            own |= {key.rpartition("/")[2] for key in entry}  # override /head
+            own |= {key.rpartition("/")[2]: choice for key, choice in entry.items()}  # override /head
         elif entry != "_self_":
             own |= _set_by(entry)
-    return own | {f"{group}.{key}" for group, values in content.items() if isinstance(values, dict) for key in values}
+    groups = {group: values for group, values in content.items() if isinstance(values, dict)}
+    return own | {f"{group}.{key}": value for group, values in groups.items() for key, value in values.items()}

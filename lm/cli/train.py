@@ -1,4 +1,6 @@
-"""Train one run: lm-lab train [group=choice] [key=value ...]
+"""Train one run: lm-lab train [TEXT] [group=choice] [key=value ...]
+
+TEXT is a file, folder, glob or address; without one, the source of Python's standard library is read.
 
 The same command again resumes a run that was interrupted and shows the table of one that is finished; so does
 lm-lab train run_dir=RUN, with the settings of that run. With -m, comma-separated values make a run each:
@@ -46,7 +48,7 @@ def program(config: DictConfig) -> float | None:
     if run.plan_only:
         from lm.training.forecast import forecast
 
-        require(not several, "plan_only=true", "false with -m; ask for one run")
+        run.check_init()
         print(format_table(plan(forecast(run))))
         return None
     from lm.training.train import train
@@ -67,6 +69,7 @@ def prepare(flags: Namespace) -> list[str]:
     """The overrides for Hydra's grammar. Raises UserError for a sweep whose runs would all have one directory."""
     kinds = kinds_of(RunConfig)
     for override in flags.overrides:
+        require(not flags.multirun or key_of(override) != "plan_only", override, "one run, without -m")
         if flags.multirun and re.fullmatch(r"run_dir=(?!null$)[^,$]+", override):
             raise UserError(f"{override}: a sweep needs a directory for each run; leave run_dir out")
         if re.match(r"\+*ablation[.=]", override):  # Hydra would find a group without a place
@@ -74,7 +77,8 @@ def prepare(flags: Namespace) -> list[str]:
         if is_question(override):
             raise UserError(f"{override}: is a question; did you mean {command_line('ablate', override)}?")
     overrides = with_text(flags.overrides, kinds)
-    return with_recipe([quoted(word, kinds, flags.multirun and word in flags.overrides) for word in overrides])
+    words = [quoted(word, kinds, flags.multirun and word in flags.overrides) for word in overrides]
+    return with_recipe(words, flags.config_dir)
 
 
 def run(args: list[str]) -> None:

@@ -135,5 +135,5 @@ def newest(folder: Path = Path("runs")) -> str:
     if (path := newest_run(folder)) is None:
         run_dir = shlex.quote(f"run_dir={newest_run(folder, finished=False) or 'RUN'}")
         raise UserError(f"run_dir: there is no finished run below {folder}/; {run_dir} names another")
-    log.info("run_dir=%s: the newest finished run", path)
+    log.info("run_dir=%s: the newest finished run below %s/", path, folder)
     return str(path)

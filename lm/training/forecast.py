@@ -1,5 +1,6 @@
 """What a run will take, before it is trained: its size, its memory and its time on this machine."""
 
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -11,7 +12,7 @@ from torch import nn
 
 from lm.config import RunConfig
 from lm.config.identity import config_hash
-from lm.data.tokens import TextData, prepare
+from lm.data.tokens import prepare
 from lm.model.size import n_params
 from lm.system.device import fast_attention, is_mixed, set_threads
 from lm.training.loss import build_loss
@@ -22,12 +23,12 @@ from lm.training.run_directory import default_directory
 TIMED_STEPS = 10
 
 
-def forecast(run: RunConfig, data: TextData | None = None) -> dict[str, Any]:
+def forecast(run: RunConfig) -> dict[str, Any]:
     """What training a run will take. Its steps are timed on a copy of the model, so that no number of the run moves.
 
     Raises UserError for what this machine cannot do.
     """
-    data = data or prepare(run.data, run.tokenizer, quiet=not run.trainer.enable_progress_bar)
+    data = prepare(run.data, run.tokenizer, quiet=not sys.stderr.isatty())
     vocab_size, tokens = data.tokenizer.vocab_size, len(data.train)
     name = run.run_dir or default_directory(run, config_hash(run, data.hash, data.tokenizer.hash))
     resolved = resolve(run, vocab_size)

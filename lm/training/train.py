@@ -291,7 +291,7 @@ def _log_epochs(run: RunConfig, data: TextData) -> None:
         return
     epochs = run.steps * run.tokens_per_step / len(data.train)
     log.info("the training text of %s tokens will be read %.1f times", f"{len(data.train):,}", epochs)
-    if epochs > MANY_EPOCHS and not run.data.overfit_batches:
+    if epochs > MANY_EPOCHS and not run.data.overfit_batches and not run.model.dropout:
         fewer = round(GOOD_EPOCHS * len(data.train) / run.tokens_per_step)
         unused = {
             "experiment=chars": run.tokenizer.kind == "bpe" and len(data.train) < SMALL_TEXT and not run.init_from,
