@@ -1,4 +1,4 @@
-"""Train one run: python scripts/train.py [group=choice] [key=value ...]"""
+"""Train one run: python scripts/train.py [TEXT] [group=choice] [key=value ...]"""
 
 from lm.cli.main import main
 

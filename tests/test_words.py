@@ -162,7 +162,9 @@ def test_a_file_folder_glob_or_address_by_itself_is_the_text(word: str, command:
     asked = yaml.safe_load(out)
     assert (code, asked["overrides"]) == (0, ["data=text", f"data.path={word}"])
     assert (asked["ablation"]["name"], [*asked["ablation"]["arms"]]) == ("dropout", ["without", "dropout"])
-    swept = train_command.prepare(Namespace(overrides=[word, "experiment=none", "seed=0,1", "~logger"], multirun=True))
+    swept = train_command.prepare(
+        Namespace(overrides=[word, "experiment=none", "seed=0,1", "~logger"], multirun=True, config_dir=None)
+    )
     assert swept == ["experiment=none", "seed=0,1", "~logger", "data=text", f"data.path='{word}'"]
 
 
@@ -197,7 +199,7 @@ def test_the_newest_run_is_the_one_that_was_finished_last(runs: Path) -> None:
 def test_commands_take_the_newest_or_the_named_run(
     runs: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    few, note = ["max_new_tokens=2", "threads=1"], "run_dir=runs/new: the newest finished run\n"
+    few, note = ["max_new_tokens=2", "threads=1"], "run_dir=runs/new: the newest finished run below runs/\n"
     code, out, error = command("generate", "def", *few, "f1(x)")
     assert (code, out[:9], error) == (0, "def f1(x)", note)
     for words in (["def", "f1(x)", "runs/a=1/old"], ["prompt=def f1(x)", "runs/new"]):

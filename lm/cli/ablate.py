@@ -1,4 +1,4 @@
-"""Answer a question: lm-lab ablate KEY=A,B [TEXT] | FILE.yaml | ablation=NAME [plan_only=true] [any setting of train]
+"""Answer a question: lm-lab ablate KEY=A,B [TEXT] | FILE.yaml | ablation=NAME [any setting of train]
 
 KEY=A,B compares values of a setting of train, with seeds=5 and margin=0.01. TEXT is a file, folder, glob or address.
 
@@ -104,9 +104,6 @@ def prepare(flags: Namespace) -> list[str]:
     overrides = _choose_question(questions, flags.overrides)
     if not questions and "ablation" not in map(key_of, words):
         words, overrides = _ask_in_a_line(words)
-        if not (overrides or flags.cfg or flags.info or flags.hydra_help):
-            ways = f"{command_line('ablate', 'head=tied,untied')} compares the values of a setting, ablation=smoke and"
-            raise UserError(f"{shlex.join(words) or 'ablation'}: no question is given; {ways} FILE.yaml ask others")
     for override in with_text(words, own | train):
         key = re.split("[.@/]", key_of(override))[0]
         if key in own or key == "hydra" or not re.search("=|^~", override):
@@ -115,6 +112,11 @@ def prepare(flags: Namespace) -> list[str]:
             others.append(override)
         else:
             raise UserError(no_such_key(override, own | train, flags.overrides))
+    is_asked = any(key_of(override).startswith(("ablation", "hydra")) for override in overrides)
+    if not (is_asked or flags.cfg or flags.info or flags.hydra_help):
+        line, short = command_line("ablate", "head=tied,untied"), command_line("ablate", "ablation=smoke")
+        ways = f"{line} compares the values of a setting, {short} asks a short one, FILE.yaml one of your own"
+        raise UserError(f"{shlex.join(flags.overrides) or 'ablation'}: no question is given; {ways}")
     verbatim = (string(re.sub(r"(\\*)\$\{", r"\1\1\\${", override)) for override in others)
     return [*overrides, f"overrides=[{','.join(verbatim)}]"]
 
