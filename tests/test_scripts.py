@@ -281,7 +281,7 @@ def test_the_tested_versions_are_in_the_ranges_of_the_project() -> None:
 
 @slow
 def test_the_installed_command_finds_its_configurations_outside_of_the_checkout(lab: Callable[..., str]) -> None:
-    assert "lm-lab train [group=choice]" in lab("train", "--help")
+    assert "lm-lab train [TEXT] [group=choice]" in lab("train", "--help")
     assert "name: untied" in lab("train", "head=untied", "--cfg", "job")
 
 
