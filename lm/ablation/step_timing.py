@@ -52,7 +52,10 @@ def measure(
     distinct = {keys[name]: arm for name, arm in arms.items()}  # arms that compute the same take the same time
     if distinct.keys() - earlier.keys():
         log.info("measuring a training step of each arm")
-        timers = [_trainer_step(arm) if with_trainer else _bare_step(arm) for arm in distinct.values()]
+        timers = [
+            _trainer_step(arm) if with_trainer else bare_step(arm.run, arm.vocab_size, arm.val_tokens, arm.steps["own"])
+            for arm in distinct.values()
+        ]
         rounds = MAX_ROUNDS if with_trainer else MAX_ROUNDS_OF_AN_ESTIMATE
         measured = dict(zip(distinct, time_in_turns(timers, rounds), strict=True))
         scale = median([earlier[key] / seconds for key, seconds in measured.items() if key in earlier] or [1])
@@ -89,10 +92,6 @@ def _computation(arm: Arm, with_trainer: bool) -> str:
     settings = {key: value for key, value in hashed_settings(asdict(arm.run)).items() if key not in COST_FREE}
     content = repr((sorted(settings.items()), arm.identity, arm.steps["own"], with_trainer))
     return f"{hashlib.sha256(content.encode()).hexdigest()[:16]} {machine()}"
-
-
-def _bare_step(arm: Arm) -> Callable[[], float]:
-    return bare_step(arm.run, arm.vocab_size, arm.val_tokens, arm.steps["own"])
 
 
 # --- a step as the Trainer makes it

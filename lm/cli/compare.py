@@ -21,7 +21,7 @@ from hydra.core.config_store import ConfigStore
 from lm.ablation.contrasts import percent
 from lm.cli.compose import compose, quoted
 from lm.cli.mistakes import LOADED, kinds_of
-from lm.cli.recipe import replacing, values_of, with_recipe
+from lm.cli.recipe import replacing, tell, values_of, with_recipe
 from lm.cli.words import with_text
 from lm.config import RunConfig, UserError
 from lm.config.ablation import METRICS, AblateConfig
@@ -67,6 +67,7 @@ def compare(
     question = question_of(change, [quoted(word, kinds) for word in words], seeds, margin)
     own = choose(question) + ([] if output_dir is None else [f"output_dir={output_dir}"])
     config = compose("ablate", own, AblateConfig)
+    tell()
     results = ablate(config, compose_arms(config.ablation, config.overrides, arm), f"compare({change!r})")
     write_question(question, results.folder, None if output_dir is None else str(output_dir))
     contrasts = frames.contrasts(results.folder)
@@ -108,9 +109,8 @@ def question_of(change: str, overrides: Sequence[str], seeds: int = SEEDS, margi
 
 def choose(question: Question) -> list[str]:
     """The overrides of ablate that ask a question, which Hydra gets to know."""
-    overrides = [
-        re.sub(r"(\\*)\$\{", r"\1\1\\${", override) for override in question["overrides"]
-    ]  # not interpolated here
+    # ${key} is of a run, which is composed later
+    overrides = [re.sub(r"(\\*)\$\{", r"\1\1\\${", override) for override in question["overrides"]]
     ConfigStore.instance().store(LOADED, question | {"overrides": overrides}, "ablation")
     return [f"ablation={LOADED}", f"ablation.name={question['name']}"]
 
