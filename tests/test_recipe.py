@@ -10,7 +10,7 @@ import yaml
 from conftest import ROOT
 
 from lm.cli.compose import compose
-from lm.cli.recipe import RECIPES, bytes_of, recipe_of, with_recipe
+from lm.cli.recipe import RECIPES, bytes_of, notes, recipe_of, with_recipe
 from lm.config import RunConfig, UserError
 
 TEXT = "To be, or not to be: that is the question.\n" * 100
@@ -111,6 +111,15 @@ def test_the_bytes_that_count_are_decompressed_and_below_max_bytes(text: str, tm
     (tmp_path / "large.txt").write_bytes(b"a" * (RECIPES[-1][0] + 1))
     asked = ["data=text", f"data.path={tmp_path}/large.txt", "data.max_bytes=5000"]
     assert with_recipe(asked)[0] == f"experiment={recipe_of(5000)}"
+
+
+@pytest.mark.parametrize("typed", [[], ["tokenizer=bpe"], ["tokenizer=char"]])
+def test_of_a_recipe_by_characters_it_is_said_what_an_export_to_gguf_needs(typed: list[str], tmp_path: Path) -> None:
+    for size in (*(most for most, _ in RECIPES), RECIPES[-1][0] + 1):
+        (tmp_path / "my.txt").write_bytes(b"a" * size)
+        run = compose("train", with_recipe(words(str(tmp_path / "my.txt"), *typed)), RunConfig)
+        assert ("GGUF" in notes[0]) == (run.tokenizer.kind == "char")
+        assert len(notes[0].replace(str(tmp_path), "")) < 80
 
 
 def test_a_text_of_less_than_a_page_is_refused(tmp_path: Path) -> None:

@@ -111,7 +111,9 @@ def _recipe_of_texts(typed: Values) -> str:
         raise UserError(f"data.path: these texts have different recipes ({listed}); give experiment=NAME for all")
     for path, size in sizes.items():
         shown = f"{size / 1e3:,.0f} kB" if size < 1e6 else f"{size / 1e6:,.1f} MB"
-        notes.append(f"{path}: {shown}, so experiment={recipes[path]}")
+        tokenizers = typed.get("tokenizer", [_set_by(recipes[path]).get("tokenizer")])
+        advice = "; as GGUF: with tokenizer=bpe" if "char" in tokenizers else ""
+        notes.append(f"{path}: {shown}, so experiment={recipes[path]}{advice}")
     return next(iter(recipes.values()))
 
 
