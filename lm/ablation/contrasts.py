@@ -236,10 +236,11 @@ def _difference_sentence(row: Row, unit: str) -> str:
         return f"{undecided}: {difference}."
     if low * high > 0:
         difference += ", which excludes zero, but not after correction for the number of comparisons"
-    return f"{undecided}: {difference}; {_advice(row)}."
+    return f"{undecided}: {difference}; {advice(row)}."
 
 
-def _advice(row: Row) -> str:
+def advice(row: Row) -> str:
+    """What would decide a comparison that is undecided."""
     low, high = row["seeds_needed_low"], row["seeds_needed_high"]
     if row["undecided_by"] == "tuning":
         return "the noise of tuning hides it, so more trials or tuning seeds are needed, not more seeds"

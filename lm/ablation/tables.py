@@ -1,5 +1,6 @@
 """The plan of an ablation and its results in the terminal."""
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -59,9 +60,9 @@ def _plan_of_runs(plan: "Plan") -> list[str]:
     return lines
 
 
-def result_table(results: Results) -> str:
+def result_table(results: Results, verdicts: Iterable[str]) -> str:
     """The comparisons, their verdicts in words, what weakens them, and where the report lies."""
-    lines = [*views.asked(results)["statement"], *filter(None, [views.stopped_early(results)])]
+    lines = [*verdicts, *filter(None, [views.stopped_early(results)])]
     lines += [" ".join(warning) for warning in report_warnings(results)]
     reported = views.distinct(results.reported())
     lost = reported[reported["status"].isin(["failed", "diverged"])]

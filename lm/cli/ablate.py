@@ -20,7 +20,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from lm.ablation.compose import compose_arms, compose_base
-from lm.cli.compare import MARGIN, SEEDS, Question, choose, question_of, sentences, write_question
+from lm.cli.compare import MARGIN, SEEDS, Question, choose, question_of, write_question
 from lm.cli.compose import compose, current_overrides, quoted, register, run_hydra, string, to_dataclass
 from lm.cli.main import command_prefix, job, resumable
 from lm.cli.mistakes import CONFIGS, LOADED, Kinds, command_line, key_of, kinds_of, no_such_key
@@ -83,7 +83,7 @@ def program(config: DictConfig) -> None:
     for question in asked if not ablation.plan_only else ():
         path = write_question(question, results.folder, ablation.output_dir)
         if not ablation.json:
-            print(*sentences(results), f"the question is a file, to be edited and asked again: {path}", sep="\n")
+            print(f"the question is a file, to be edited and asked again: {path}")
     if ablation.plan_only:
         return
     counts = results.counts()

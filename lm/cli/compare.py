@@ -18,10 +18,13 @@ import pandas as pd
 import yaml
 from hydra.core.config_store import ConfigStore
 
-from lm.ablation.contrasts import percent
+from lm.ablation import views
+from lm.ablation.contrasts import advice, percent
+from lm.ablation.record import AblationRecord, ArmRecord
+from lm.ablation.results import Results
 from lm.cli.compose import compose, quoted
-from lm.cli.mistakes import LOADED, kinds_of
-from lm.cli.recipe import replacing, tell, values_of, with_recipe
+from lm.cli.mistakes import LOADED, key_of, kinds_of
+from lm.cli.recipe import REPLACED, replacing, tell, values_of, with_recipe
 from lm.cli.words import with_text
 from lm.config import RunConfig, UserError
 from lm.config.ablation import METRICS, AblateConfig
@@ -126,29 +129,51 @@ def write_question(question: Question, folder: Path, output_dir: str | None = No
     return path
 
 
-def sentences(results: Any) -> list[str]:
-    """A sentence for each comparison, in perplexity and nats, with what else differs between the arms."""
-    return [_sentence(row, results.record) for row in results.contrasts.itertuples()]
+def sentences(results: Results) -> list[str]:
+    """A sentence for each comparison that was asked for.
+
+    Where the arms are values of one setting, it has these values, perplexity, and what else differs between the arms.
+    """
+    return [_sentence(row, results.record) for row in views.asked(results).itertuples()]
 
 
-def _sentence(row: Any, record: Any) -> str:
+def _sentence(row: Any, record: AblationRecord) -> str:
+    if row.family == "interaction" or (pair := _values(record.arms[row.arm], record.arms[row.baseline])) is None:
+        return str(row.statement)
     costs = _costs(record.arms[row.arm], record.arms[row.baseline])
-    is_plain = row.verdict in ("better", "worse", "undecided") and not (row.by_divergence or row.undecided_by)
-    if not is_plain or pd.isna(row.ci_low):  # what the verdict rests on needs its own words
-        return f"{row.sentence.rstrip('.')}; {costs}"
-    key, _, value = record.arms[row.arm].overrides[-1].partition("=")
-    change, other = f"{key.rpartition('.')[2]}={value}", record.arms[row.baseline].overrides[-1].partition("=")[2]
-    verdict = f"against {other} is undecided" if row.verdict == "undecided" else f"is {row.verdict} than {other}"
+    is_undecided, (change, other) = row.verdict == "undecided", pair
+    is_plain = row.verdict != "equivalent" and not (row.undecided_by or row.diverged or row.broken)
+    is_plain = is_plain and pd.notna(row.ci_low) and not (is_undecided and row.ci_low * row.ci_high > 0)
+    if not is_plain:  # what the verdict rests on needs its own words
+        return f"{row.statement.rstrip('.')}; {costs}"
+    verdict = f"against {other} is undecided" if is_undecided else f"is {row.verdict} than {other}"
+    verdict += row.at_equal
     level, unit = percent(1 - row.alpha), METRICS[record.metric][1]
     interval = f"{level} CI {row.ci_low:+.4f} to {row.ci_high:+.4f}, {row.n_seeds} seeds"
     numbers = f"{row.mean_difference:+.4f} {unit}, {interval}"
     if record.metric == "val_loss":
         share = 100 * math.expm1(abs(row.mean_difference))
         numbers = f"{share:.1f} % {'lower' if row.mean_difference < 0 else 'higher'} perplexity ({numbers})"
-    return f"{change} {verdict}: {numbers}; {costs}"
+    rest = f"; {advice(row._asdict())}" if is_undecided else ""
+    return f"{change} {verdict}: {numbers}; {costs}{rest}"
 
 
-def _costs(arm: Any, baseline: Any) -> str:
+def _values(arm: ArmRecord, baseline: ArmRecord) -> tuple[str, str] | None:
+    """The value of the setting in which two arms differ, with its name, and that of the baseline; None if it is more.
+
+    What `replacing` has added to either belongs to the choice of its group.
+    """
+    if not (arm.overrides and baseline.overrides):
+        return None
+    (*added, own), (*others, other) = arm.overrides, baseline.overrides
+    key, groups = key_of(own), REPLACED.get(key_of(own), ())
+    is_alone = all(key_of(word).partition(".")[0] in groups for word in {*added} ^ {*others})
+    if key_of(other) != key or own == other or not is_alone:
+        return None
+    return f"{key.rpartition('.')[2]}={own.partition('=')[2]}", other.partition("=")[2]
+
+
+def _costs(arm: ArmRecord, baseline: ArmRecord) -> str:
     """The parameters and FLOPs of an arm beside those of its baseline."""
     parts = []
     for noun, own, other in (
