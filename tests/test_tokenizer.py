@@ -246,21 +246,10 @@ def test_dropout_in_a_given_file_is_switched_off(tmp_path: Path, caplog: pytest.
         assert len(caplog.messages) == n_messages
 
 
-TWICE: dict[str, Any] = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
-MARK = {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "_"}, {**TWICE, "content": "b"}]}
-
-
 def with_step(folder: Path, **steps: Any) -> Tokenizer:
     path = folder / "tokenizer.json"
     path.write_text(json.dumps(json.loads(BYTE.to_json()) | steps))
     return load_tokenizer(path)
-
-
-def test_a_tokenizer_that_multiplies_a_text_is_refused(tmp_path: Path) -> None:
-    for step in ("normalizer", "decoder"):
-        with pytest.raises(UserError, match=f"{step}: "):
-            with_step(tmp_path, **{step: {"type": "Sequence", f"{step}s": [TWICE] * 30}})
-    assert with_step(tmp_path, normalizer=MARK).encode("a") == BYTE.encode("_b"), "what marks the beginning is read"
 
 
 def test_a_panic_of_the_tokenizer_is_bad_input(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ import os
 import re
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
-from functools import cache
 from pathlib import Path
 from typing import NoReturn
 
@@ -70,8 +69,8 @@ def listed(value: str, key: str, folders: bool = False) -> list[str]:
 def local_files(path: str, suffixes: tuple[str, ...] = (), key: str = "data.path") -> dict[str, Path]:
     """The files of a file name, folder or glob, by their names, which are relative to the folder and sorted.
 
-    `suffixes`: of a folder or glob, only files that end in one of them, compressed or not. A file is taken once,
-    however many links lead to it. Raises UserError, and OSError for a folder that cannot be read.
+    `suffixes`: of a folder or glob, only files that end in one of them, compressed or not. Raises UserError, and
+    OSError for a folder that cannot be read.
     """
     place = Path(path)
     if place.is_file():
@@ -82,21 +81,12 @@ def local_files(path: str, suffixes: tuple[str, ...] = (), key: str = "data.path
         root = _literal_part(place)
         files = _glob(root, place)
 
-    @cache  # most files lie in the same folders
-    def n_links(path: Path) -> int:
-        return path.is_symlink() + (n_links(path.parent) if path != path.parent else 0)
-
-    unique: dict[tuple[int, int], Path] = {}
-    files.sort(key=lambda file: (n_links(file), file))  # a file keeps its own name, which decides the split
-    for file in files:
-        if (not suffixes or suffix(file) in suffixes) and file.is_file():  # no link that leads nowhere
-            status = file.stat()
-            unique.setdefault((status.st_dev, status.st_ino), file)
-    if not unique:
+    chosen = sorted(file for file in files if (not suffixes or suffix(file) in suffixes) and file.is_file())
+    if not chosen:
         kinds = " or ".join(suffixes) or "files"
         what = f"a folder without {kinds}" if place.is_dir() else "no such file, folder or glob"
         raise UserError(f"{key}={path}: {what}")
-    return {file.relative_to(root).as_posix(): file for file in sorted(unique.values())}
+    return {file.relative_to(root).as_posix(): file for file in chosen}
 
 
 def _literal_part(pattern: Path) -> Path:
@@ -136,16 +126,10 @@ def _fits(name: str, part: str) -> bool:
 
 
 def _walk(root: Path) -> Iterator[Path]:
-    """The files below a folder, without hidden ones. Each folder is visited once; links are followed after all else."""
-    pending, visited = [root], set[tuple[int, int]]()
-    while pending:
-        for folder, subfolders, names in os.walk(pending.pop(0), onerror=refuse):
-            status = os.stat(folder)
-            place = status.st_dev, status.st_ino
-            subfolders[:] = sorted(name for name in subfolders if place not in visited and not name.startswith("."))
-            pending += [Path(folder, name) for name in subfolders if os.path.islink(Path(folder, name))]
-            yield from (Path(folder, name) for name in names if place not in visited and not name.startswith("."))
-            visited.add(place)
+    """The files below a folder, without hidden ones. Links are followed."""
+    for folder, subfolders, names in os.walk(root, onerror=refuse, followlinks=True):
+        subfolders[:] = [name for name in subfolders if not name.startswith(".")]
+        yield from (Path(folder, name) for name in names if not name.startswith("."))
 
 
 def refuse(error: OSError) -> NoReturn:

@@ -7,7 +7,6 @@ ordinary characters.
 import hashlib
 import json
 import logging
-import math
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -28,7 +27,6 @@ EOT = "<|endoftext|>"
 EOT_NAMES = (EOT, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "<EOS>")
 CHARACTERS = pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
 BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False)
-MAX_GROWTH = 100  # characters that the steps of a tokenizer.json may make of one: more could fill any memory
 # Of a BPE model: each lets an id depend on more than one character.
 JOINING = ("merges", "ignore_merges", "fuse_unk", "continuing_subword_prefix", "end_of_word_suffix")
 PRE_TOKENIZERS = [json.loads(step.__getstate__()) for step in (CHARACTERS, BYTES)]
@@ -61,9 +59,6 @@ class Tokenizer:
     def __init__(self, backend: tokenizers.Tokenizer, eot: str | None = None) -> None:
         special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
         layout = json.loads(backend.to_str())
-        for step in ("normalizer", "decoder"):
-            if (times := _growth(layout[step])) > MAX_GROWTH:
-                raise UserError(f"{step}: makes up to {times:.3g} characters of one, expected at most {MAX_GROWTH}")
         before = _template_token(layout["post_processor"])
         usual = next((name for name in EOT_NAMES if name in special), None)
         if usual is None and eot is not None and backend.token_to_id(eot) is None:
@@ -209,17 +204,6 @@ def _refusing_panics() -> Iterator[None]:
         if type(error).__name__ != "PanicException":
             raise
         raise UserError(f"tokenizer: its library gives up on this text ({str(error).splitlines()[0]})") from error
-
-
-def _growth(step: dict[str, Any] | None) -> float:
-    """At most how many characters a normaliser or a decoder makes of one."""
-    if step is None:
-        return 1
-    pattern = (step.get("pattern") or {}).get("String") or "."
-    added = (
-        len(step.get("content", "")) / len(pattern) if step["type"] == "Replace" else len(step.get("prepend", "")) + 1
-    )
-    return math.prod(map(_growth, step.get("normalizers") or step.get("decoders") or ()), start=max(1, added))
 
 
 def _template_token(post_processor: dict[str, Any] | None) -> str | None:
