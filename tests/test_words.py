@@ -226,3 +226,21 @@ def test_commands_take_the_newest_or_the_named_run(
         command("look", word, "open=false")
     assert names[0] == names[2] == ["new", "a=1/old", "question/cells/last", "young"]
     assert (names[1], names[3]) == (["runs/young"], ["cells/last"])
+
+
+def test_a_finished_run_is_shown_where_its_text_is_gone_or_far_away(
+    finished: Path, folder: Path, command: Command
+) -> None:
+    shutil.copytree(finished, folder / "run")
+    config = (folder / "run/config.yaml").read_text()
+    for text in ("gone.txt", "http://127.0.0.1:9/a.txt"):
+        (folder / "run/config.yaml").write_text(re.sub("  path: .*my.txt", f"  path: {text}", config))
+        code, out, error = command("train", text, "run_dir=run", "model.n_layers=2")
+        assert (code, "validation loss" in out) == (0, True), error
+        code, out, error = command("train", text, "run_dir=run", "model.n_layers=3")
+        assert (code, "run_dir=run holds another run" in error) == (2, True), error
+        for words in ([text], [text, "run_dir=other"], ["data=text", f"data.path={text}"]):
+            code, out, error = command("train", *words)
+            assert (code, out, error.count("\n"), "run_dir=RUN" in error) == (2, "", 1, True), error
+    (folder / "run/result.json").unlink()
+    assert "a.txt: could not be read" in command("train", text, "run_dir=run")[2]

@@ -240,27 +240,27 @@ def _with_init_from(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
 def _load_resumed_config(config: DictConfig, overrides: Sequence[str]) -> RunConfig | None:
     """The run in run_dir, by its config.yaml, with those overrides that may differ when a run is continued.
 
-    None if other settings are given too, or if the directory holds no run. Raises UserError.
+    None if other settings have another value there, or if the directory holds no run. Raises UserError.
     """
     keys, run_dir = [key_of(override) for override in overrides], config.get("run_dir")
-    named_classes = [key for key in CLASSES if key in keys]
     applied = [key for key in keys if is_runtime(key) or key in (*LENGTH, *PLACES)]
-    if not run_dir or len(applied) + len(named_classes) < len(keys):
+    others = ["data.source" if key == "data" else key for key in keys if key not in applied]
+    if not run_dir:
         return None
     directory = RunDirectory(Path(expanded(run_dir, "run_dir")))
-    if not directory.path.exists():  # it may be mistyped
+    if not directory.path.exists() and not others:  # it may be mistyped
         log.info("run_dir=%s: does not exist yet, so this is a new run", run_dir)
     if not (content := directory.read_config()):
         return None
     with reading(directory.config):
         saved = {field.name: content[field.name] for field in fields(RunConfig) if field.name in content}
         typed: Any = OmegaConf.to_container(config, resolve=True)
-        if any(saved["model"][key[6:]] != typed["model"][key[6:]] for key in named_classes):
+        if any(key.partition(".")[0] not in typed or _at(saved, key) != _at(typed, key) for key in others):
             return None
-        _refuse_foreign_classes(saved["model"], named_classes)
+        _refuse_foreign_classes(saved["model"], others)
         for key in applied:
-            *groups, name = key.split(".")
-            reduce(getitem, groups, saved)[name] = reduce(getitem, groups, typed)[name]
+            group, _, name = key.rpartition(".")
+            _at(saved, group)[name] = _at(typed, key)
         if any(OmegaConf.select(config, key) is not None for key in applied if key in LENGTH):
             saved |= {key: None for key in ("max_tokens", "max_minutes") if key not in applied}  # one length holds
         run: RunConfig = build(RunConfig, saved)
@@ -268,6 +268,11 @@ def _load_resumed_config(config: DictConfig, overrides: Sequence[str]) -> RunCon
     if run.init_from and run.tokenizer.kind == "file" and tokenizer.exists():  # the loaded run may be gone
         run.tokenizer = replace(run.tokenizer, path=str(tokenizer))
     return run
+
+
+def _at(tree: Any, key: str) -> Any:
+    """The value of a dotted key, or the tree itself."""
+    return reduce(getitem, filter(None, key.split(".")), tree)
 
 
 def _refuse_foreign_classes(model: Mapping[str, Any], typed: Iterable[str]) -> None:

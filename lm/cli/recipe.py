@@ -5,6 +5,7 @@ of a run and a resume see an ordinary override. docs/own-text.md has what each r
 """
 
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from itertools import product
 from math import inf
@@ -19,7 +20,7 @@ from lm.cli.mistakes import CONFIGS, key_of
 from lm.config import RunConfig, UserError
 from lm.config.checks import expanded
 from lm.data.paths import COMPRESSED, SUFFIXES, is_url, local_files
-from lm.system.terminal import to_override_value
+from lm.system.terminal import is_first_process, to_override_value
 
 # Texts of at most so many bytes, and their recipe. Above the last, the default run.
 RECIPES = ((20_000, "chars_10k"), (60_000, "chars_30k"), (1_000_000, "chars"))
@@ -31,6 +32,7 @@ TRIALS = ("debug", "overfit")  # trainers for a few steps on any text
 REPLACED = {"model": ("model",), "head": ("head",), "optim": ("optim",), "tokenizer": ("tokenizer", "head", "optim")}
 notes: list[str] = []  # what has been chosen, and why: `tell` says it when the command has been understood
 log = logging.getLogger(__name__)
+KNOWN = "LM_LAB_RECIPE"  # of which texts, in the environment of the further processes that a run starts
 Values = Mapping[str, Sequence[Any]]  # those that an override gives its key, several in a sweep
 
 
@@ -53,7 +55,7 @@ def with_recipe(overrides: Sequence[str], config_dir: str | None = None) -> list
     if not {*map(key_of, overrides)} & {"data", "experiment"}:
         return [*overrides]
     typed = values_of(overrides)
-    chosen = [] if _is_decided(typed) else [_recipe_of_texts(typed)]
+    chosen = [] if _is_decided(typed) else _recipe_of_texts(typed)
     names = chosen or [str(name) for name in typed.get("experiment", [])]
     added = replacing(names, typed, config_dir)
     if added:
@@ -96,11 +98,21 @@ def _is_decided(typed: Values) -> bool:
     return not is_own or is_trial or is_open or bool(typed.keys() & decided)
 
 
-def _recipe_of_texts(typed: Values) -> str:
-    sizes = {
-        str(path): min(bytes_of(str(path), str(kind)), inf if most is None else most)
-        for kind, path, most in product(typed["data"], typed["data.path"], typed.get("data.max_bytes", [None]))
-    }
+def _recipe_of_texts(typed: Values) -> list[str]:
+    """The recipe of the texts that are typed; none where run_dir names a run, if its text is gone or far away."""
+    texts = [*product(typed["data"], typed["data.path"], typed.get("data.max_bytes", [None]))]
+    run_dir = Path(expanded(str(typed.get("run_dir", [None])[0] or os.devnull), "run_dir"))
+    known, _, of_texts = os.environ.get(KNOWN, "").partition(" ")
+    if of_texts == repr(texts) and not is_first_process():
+        return [known]
+    if os.path.exists(run_dir / "result.json") and any(is_url(str(path)) for _, path, _ in texts):
+        return []
+    try:
+        sizes = {str(path): min(bytes_of(str(path), str(kind)), most or inf) for kind, path, most in texts}
+    except UserError as error:
+        if os.path.exists(run_dir / "config.yaml"):
+            return []
+        raise UserError(f"{error}; run_dir=RUN shows a finished run without its text") from error
     for path, size in sizes.items():
         if size < MIN_BYTES:
             advice = "experiment=none trains on it all the same"
@@ -114,7 +126,9 @@ def _recipe_of_texts(typed: Values) -> str:
         tokenizers = typed.get("tokenizer", [_set_by(recipes[path]).get("tokenizer")])
         advice = "; as GGUF: with tokenizer=bpe" if "char" in tokenizers else ""
         notes.append(f"{path}: {shown}, so experiment={recipes[path]}{advice}")
-    return next(iter(recipes.values()))
+    name = next(iter(recipes.values()))
+    os.environ[KNOWN] = f"{name} {texts}"
+    return [name]
 
 
 def bytes_of(path: str, kind: str) -> int:

@@ -16,6 +16,7 @@ from lm.cli.main import COMMANDS, NAME
 from lm.cli.mistakes import Kinds, command_line, explain_non_override, key_of, kinds_of, resume_line, text_settings
 from lm.config import RunConfig, UserError
 from lm.data.paths import COMPRESSED, is_url
+from lm.training.run_directory import RunDirectory
 
 BYTES_PER_TOKEN = 3.0  # of BPE with a small vocabulary, about
 log = logging.getLogger(__name__)
@@ -62,7 +63,7 @@ def with_text(args: Sequence[str], kinds: Kinds) -> list[str]:
 
     Any other word must be a setting, or Hydra's ~key.
     """
-    texts = [arg for arg in args if is_text(arg)]
+    texts = [arg for arg in args if is_text(arg) or arg in _texts_of_runs(args)]
     for i, arg in enumerate(args):
         if "=" not in arg and arg not in texts and not arg.startswith("~"):
             raise UserError(explain_non_override(args, kinds, i))
@@ -80,6 +81,12 @@ def with_text(args: Sequence[str], kinds: Kinds) -> list[str]:
     if not (settings := text_settings(path)).startswith("data=text "):
         raise UserError(f"{path}: is no plain text; did you mean {settings}?")
     return [*others, "data=text", f"data.path={path}"]
+
+
+def _texts_of_runs(args: Sequence[str]) -> list[str]:
+    """The text of the run that run_dir names. It may be gone."""
+    run_dirs = [Path(arg.partition("=")[2]).expanduser() for arg in args if arg.startswith("run_dir=")]
+    return [RunDirectory(path).read_config().get("data", {}).get("path") for path in run_dirs]
 
 
 def describe_epochs(value: str, args: Sequence[str]) -> str:
