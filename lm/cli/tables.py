@@ -31,12 +31,14 @@ def summary(result: dict[str, Any]) -> Rows:
 def plan(forecast: dict[str, Any]) -> Rows:
     """What a run would take."""
     length, text = f"{forecast['steps']:,} steps", f"{forecast['train_text_tokens']:,} tokens"
+    resumed = f", to be resumed after step {forecast['steps_done']:,}" if forecast["steps_done"] else ""
+    device = "this machine" if forecast["devices"] == 1 else f"one of {forecast['devices']} devices"
     return [
-        ("run", forecast["run_dir"]),
+        ("run", forecast["run_dir"] + resumed),
         ("parameters", f"{forecast['n_params']:,}, vocabulary of {forecast['vocab_size']:,}"),
         ("training", f"{length}, which read the text of {text} {forecast['readings']:.1f} times"),
         ("memory", f"at least {forecast['least_bytes'] / 1e6:,.0f} MB"),
-        ("time", f"about {duration(forecast['seconds'])}, by ten steps on this machine"),
+        ("time", f"about {duration(forecast['seconds'])}, by ten steps on {device}"),
     ]
 
 

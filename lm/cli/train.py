@@ -49,8 +49,9 @@ def program(config: DictConfig) -> float | None:
         from lm.training.forecast import forecast
 
         run.check_init()
-        print(format_table(plan(forecast(run))))
-        return None
+        if (future := forecast(run)) is not None:
+            print(format_table(plan(future)))
+            return None
     from lm.training.train import train
 
     path, result = train(run)

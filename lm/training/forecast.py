@@ -3,7 +3,9 @@
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -18,36 +20,48 @@ from lm.system.device import fast_attention, is_mixed, set_threads
 from lm.training.loss import build_loss
 from lm.training.optim import build_optimizer
 from lm.training.resolve import build_model, check_memory, least_bytes, n_batches, n_validations, resolve
-from lm.training.run_directory import default_directory
+from lm.training.run_directory import RunDirectory, default_directory
 
 TIMED_STEPS = 10
 
 
-def forecast(run: RunConfig) -> dict[str, Any]:
-    """What training a run will take. Its steps are timed on a copy of the model, so that no number of the run moves.
+def forecast(run: RunConfig) -> dict[str, Any] | None:
+    """What training a run will take, or what is left of it; None where it is finished.
 
-    Raises UserError for what this machine cannot do.
+    Its steps are timed on one device with a copy of the model, so that no number of the run moves. Raises UserError for
+    what this machine cannot do, and if the directory holds another run.
     """
+    if run.run_dir and RunDirectory(Path(run.run_dir)).result.exists():  # its text may be gone
+        return None
     data = prepare(run.data, run.tokenizer, quiet=not sys.stderr.isatty())
     vocab_size, tokens = data.tokenizer.vocab_size, len(data.train)
-    name = run.run_dir or default_directory(run, config_hash(run, data.hash, data.tokenizer.hash))
+    hashes = {"data_hash": data.hash, "tokenizer_hash": data.tokenizer.hash}
+    directory = RunDirectory(Path(run.run_dir or default_directory(run, config_hash(run, *hashes.values()))))
+    if directory.result.exists():
+        return None
     resolved = resolve(run, vocab_size)
     check_memory(resolved, vocab_size)
+    done = max((int(path.stem.removeprefix("step-")) for path in directory.checkpoints.glob("step-*.ckpt")), default=0)
+    if done:
+        directory.check_same_run(asdict(resolved) | hashes)
+    done = done if run.checkpoint.resume else 0
     with torch.device("meta"):
         net = build_model(resolved, vocab_size)
     step = bare_step(run, vocab_size, len(data.val), run.steps)
-    step()  # warms up
+    first = step()  # warms up, and compiles
     seconds = median(step() for _ in range(TIMED_STEPS))
     steps = run.steps if run.max_minutes is None else max(round(60 * run.max_minutes / seconds), 1)
     return {
-        "run_dir": str(name),
+        "run_dir": str(directory.path),
         "vocab_size": vocab_size,
         "n_params": n_params(net),
         "train_text_tokens": tokens,
         "steps": steps,
+        "steps_done": done,
+        "devices": run.trainer.world_size,
         "readings": steps * run.tokens_per_step / tokens,
         "least_bytes": least_bytes(resolved, vocab_size),
-        "seconds": steps * seconds,
+        "seconds": max(first - seconds, 0) + (steps - done) * seconds,
     }
 
 
