@@ -21,12 +21,12 @@ from lm.cli.compose import current_overrides, quoted, register, run_hydra, to_da
 from lm.cli.main import configure_streams, job
 from lm.cli.mistakes import CONFIGS, command_line, key_of, kinds_of, no_such_key
 from lm.cli.recipe import tell, with_recipe
-from lm.cli.tables import comparison, over_seeds, plan, samples, summary
+from lm.cli.tables import comparison, over_seeds, plan, summary
 from lm.cli.words import is_question, with_text
 from lm.config import RunConfig, UserError, require
 from lm.config.checks import without_secrets
 from lm.data.paths import check_paths
-from lm.system.terminal import format_table, is_first_process
+from lm.system.terminal import close_bars, format_table, is_first_process
 from lm.training.run_directory import RunDirectory
 
 SCHEMA = RunConfig
@@ -40,10 +40,11 @@ def program(config: DictConfig) -> float | None:
     overrides, several = current_overrides(), HydraConfig.get().mode == RunMode.MULTIRUN
     run = to_dataclass(config, overrides, RunConfig)
     configure_streams(run.trainer.world_size)
-    tell()
+    is_new = run.run_dir is None or not (Path(run.run_dir) / "result.json").exists()
+    tell(run.data if is_new else None)
     if several and run.trainer.world_size > 1:
         raise UserError(f"trainer.devices={run.trainer.devices}: a sweep trains each run in one process; leave -m out")
-    if run.run_dir is None or not (Path(run.run_dir) / "result.json").exists():
+    if is_new:
         check_paths(run.data, run.tokenizer)
     if run.plan_only:
         from lm.training.forecast import forecast
@@ -52,6 +53,7 @@ def program(config: DictConfig) -> float | None:
         if (future := forecast(run)) is not None:
             print(format_table(plan(future)))
             return None
+    from lm.cli.ending import ending
     from lm.training.train import train
 
     path, result = train(run)
@@ -59,10 +61,11 @@ def program(config: DictConfig) -> float | None:
         return None
     varied = " ".join(word for word in overrides if key_of(word) not in ("seed", "run_dir"))
     finished.append((path.name, without_secrets(varied) or "the defaults", result))
-    print(format_table(summary(result)), f"\n{path}\n", sep="\n")
-    asked = RunDirectory(path).read_config().get("prompts")  # of a run that was finished before, its own
-    if result["samples"] and not several and run.prompts in (None, asked):
-        print(samples(result["samples"], own=asked is not None), end="\n\n")
+    close_bars()
+    if several:
+        print(format_table(summary(result)), f"\n{path}\n", sep="\n")
+    else:
+        print(*ending(path, result, RunDirectory(path).read_config()), sep="\n")
     return float(result["val_loss"])
 
 
