@@ -25,7 +25,6 @@ from lm.ablation.power import (
 )
 from lm.ablation.statistics import (
     Comparison,
-    Divergence,
     decide,
     holm,
     interval,
@@ -150,29 +149,7 @@ def test_the_range_of_seeds_needed_holds_the_right_number_80_times_in_100(n: int
     assert 0.72 <= rate((low or math.inf) <= needed <= (high or math.inf) for low, high in ranges) <= 0.97
 
 
-# --- by simulation: divergence, planned looks, other distributions
-
-
-def test_fishers_test_by_hand_and_where_it_is_made() -> None:
-    assert Divergence(4, 4, 0, 4).p == pytest.approx(2 / 70)
-    assert Divergence(2, 5, 2, 5).p == 1
-    tested = {(n, k) for n in (3, 4, 5, 8) for k in range(n + 1) if Divergence(k, n, 0, n).is_testable(0.05)}
-    assert tested == {(4, 4), (5, 4), (5, 5), (8, 5), (8, 6), (8, 7), (8, 8)}
-    assert not Divergence(4, 4, 0, 4).is_testable(0.021)  # p is 1/35: never significant at the level of a look
-    assert Divergence(2, 5, 2, 5).is_testable(0.05)  # four would be significant if they were all of one arm
-    assert Divergence(0, 6, 2, 2).is_testable(0.05)  # p is 1/28, though the other extreme, 2 of 6, is not significant
-
-
-def test_what_cannot_be_significant_is_no_test_and_a_test_of_divergence_is_one_more() -> None:
-    family = {"b": [-0.1, -0.2, -0.1, -0.3, -0.2], "c": [0.1, -0.1, 0.0, 0.2, 0.1]}
-    few = {"b": Divergence(0, 6, 1, 6), "c": Divergence(0, 6, 0, 6)}
-    assert judge(family, 0.01, divergences=few) == judge(family, 0.01)
-    many = judge(family, 0.01, divergences=few | {"c": Divergence(6, 6, 0, 6)})
-    assert (many["c"].verdict, many["c"].by_divergence, many["c"].seeds_needed_low) == ("worse", True, None)
-    assert many["c"].p_diverged_adjusted == pytest.approx(3 * 2 / 924)  # the smallest of three
-    assert (many["b"].minimum_detectable or 0) > (judge(family, 0.01)["b"].minimum_detectable or 0)
-    better = decide(family, 0.01, divergences={"c": Divergence(0, 6, 6, 6)})["c"]
-    assert (better.verdict, better.p_diverged) == ("better", pytest.approx(2 / 924))
+# --- by simulation: planned looks, other distributions
 
 
 PLANS = [(5, 8, 12), (3, 5, 8), (5, 10)]

@@ -15,7 +15,7 @@ import pandas as pd
 from lm.ablation.power import MAX_SEEDS, t_quantile
 from lm.ablation.record import AblationRecord
 from lm.ablation.response_surface import Regret, combine_regrets
-from lm.ablation.statistics import Divergence, judge, normality_p, pocock_level, sign_flip_p
+from lm.ablation.statistics import judge, normality_p, pocock_level, sign_flip_p
 from lm.config.ablation import METRICS, interaction
 
 FAMILIES = ("primary", "secondary", "interaction")  # each is corrected for its own number of comparisons
@@ -113,7 +113,6 @@ def _judge_family(
         record.equivalence_margin,
         lower_is_better,
         {runs: tuning for runs, tuning in tunings.items() if tuning},
-        {row["runs"]: _divergence(row) for row in rows if row["family"] != "interaction"},
         level_of(record),
     )
     for row in rows:
@@ -131,14 +130,9 @@ def _judge_family(
             shift = sum(weight * expected[arm] for arm, weight in weights.items())
             row["mean_without_regret"] = row["mean_difference"] - (shift if lower_is_better else -shift)
         if undone := _undone(row, failed_searches):
-            row |= {"undecided_by": undone[0], "failed_arms": undone[1], "verdict": "undecided", "by_divergence": False}
+            row |= {"undecided_by": undone[0], "failed_arms": undone[1], "verdict": "undecided"}
             row |= {"seeds_needed_low": None, "seeds_needed_high": None}
         row["sentence"] = verdict_sentence(row, unit)
-
-
-def _divergence(row: Row) -> Divergence:
-    counts = ((len(row["diverged"].get(arm, ())), row["ended"][arm]) for arm in row["sides"])
-    return Divergence(*(number for pair in counts for number in pair))
 
 
 def _undone(row: Row, failed_searches: Mapping[str, str]) -> tuple[str, list[str]] | None:
@@ -152,10 +146,9 @@ def _undone(row: Row, failed_searches: Mapping[str, str]) -> tuple[str, list[str
     positive = {arm for arm, weight in row["weights"].items() if weight > 0}
     favoured = {"better": positive, "worse": arms - positive, "equivalent": arms, "undecided": set()}[row["verdict"]]
     opposed = arms - favoured if row["verdict"] in ("better", "worse") else arms
-    incomplete = {*row["broken"]} if row["by_divergence"] else {*row["broken"], *row["diverged"]}
     reasons = {
         "divergence": {arm for arm in arms if failed_searches.get(arm) == "divergence"},
-        "survivors": favoured & incomplete,
+        "survivors": favoured & {*row["broken"], *row["diverged"]},
         "edge": {arm for arm in opposed if failed_searches.get(arm) == "edge"},
     }
     return next(((reason, sorted(blamed)) for reason, blamed in reasons.items() if blamed), None)
@@ -180,7 +173,7 @@ def percent(level: float) -> str:
 
 def verdict_sentence(row: Row, unit: str) -> str:
     """The verdict of a contrast in a sentence, with the seeds that it had to leave out for a reason."""
-    (arm, baseline), sentence, undecided = row["sides"], _difference_sentence(row, unit), _undecided(row)
+    sentence, undecided = _difference_sentence(row, unit), _undecided(row)
     if not (row["diverged"] or row["broken"]):
         return sentence
     rest = ""
@@ -189,8 +182,6 @@ def verdict_sentence(row: Row, unit: str) -> str:
         seeds = f"{row['n_seeds']} seed{'s' * (row['n_seeds'] > 1)} that {which}"
         digits = decimals(row["equivalence_margin"])
         rest = f"; on the {seeds} the difference is {row['mean_difference']:+z.{digits}f} {unit}"
-    if row["by_divergence"]:
-        return f"{arm} is {row['verdict']} than {baseline}: {_missing(row, 'it')}{rest}."
     if row["verdict"] == "undecided" and rest:
         return f"{undecided}: {_missing(row)}{rest}."
     return f"{sentence} {_missing(row)}."
@@ -250,16 +241,14 @@ def _advice(row: Row) -> str:
     return f"{low} to {high} new seeds (80 % range) would probably decide"
 
 
-def _missing(row: Row, subject: str | None = None) -> str:
-    """How many runs diverged, and on which seeds one failed; `subject` is what the arm is called."""
-    parts, names = [], {arm: arm for arm in row["weights"]} | ({row["arm"]: subject} if subject else {})
+def _missing(row: Row) -> str:
+    """How many runs diverged, and on which seeds one failed."""
+    parts = []
     if row["diverged"]:
-        counts = {names[arm]: (len(row["diverged"].get(arm, ())), n) for arm, n in row["ended"].items()}
+        counts = {arm: (len(row["diverged"].get(arm, ())), n) for arm, n in row["ended"].items()}
         (name, (k, n)), *rest = counts.items()
-        words = ", ".join([f"{name} diverged on {k} of {n} seeds", *(f"{name} on {k} of {n}" for name, (k, n) in rest)])
-        if (p := row["p_diverged_adjusted"]) is not None:  # None: they were too few to test
-            corrected = ", corrected for the number of tests" * (p > row["p_diverged"])
-            words += f" (Fisher's exact test, p = {p:.2g}{corrected})"
-        parts.append(words)
-    parts += [f"{names[arm]} failed on seed {', '.join(map(str, seeds))}" for arm, seeds in row["broken"].items()]
+        parts += [
+            ", ".join([f"{name} diverged on {k} of {n} seeds", *(f"{arm} on {k} of {n}" for arm, (k, n) in rest)])
+        ]
+    parts += [f"{arm} failed on seed {', '.join(map(str, seeds))}" for arm, seeds in row["broken"].items()]
     return " and ".join(parts)

@@ -45,44 +45,6 @@ class Comparison:
     undecided_by: str | None = None  # what more seeds would not mend; `judge` says "tuning": its noise is too large
     seeds_needed_low: int | None = None  # where undecided: an 80 % range of the new seeds that would decide in a
     seeds_needed_high: int | None = None  # single analysis; None also above MAX_SEEDS
-    p_diverged: float | None = None  # that both arms diverge equally often; None: not tested
-    p_diverged_adjusted: float | None = None
-    by_divergence: bool = False  # whether the verdict rests on it, not on the differences
-
-
-@dataclass(slots=True, frozen=True)
-class Divergence:
-    """How many runs diverged of those that finished or diverged, for an arm and its baseline."""
-
-    arm: int
-    arm_ended: int
-    baseline: int
-    baseline_ended: int
-
-    @property
-    def p(self) -> float:
-        """Fisher's exact test, two-sided (Fisher, 1935): whether both arms diverge equally often.
-
-        It takes the runs for independent. Those of a seed share what the seed decides, so both tend to diverge or
-        neither, which makes the counts more alike than independent ones: the test is then conservative.
-        """
-        return _fisher_p(self.arm, self.arm_ended, self.baseline, self.baseline_ended)
-
-    def is_testable(self, alpha: float) -> bool:
-        """Whether so many divergences would be significant at level `alpha` if they were all of one arm.
-
-        Otherwise no test is made, and none is counted among the comparisons: it could not reject (Tarone, 1990).
-        """
-        total = self.arm + self.baseline
-        first, last = min(total, self.arm_ended), min(total, self.baseline_ended)
-        one_sided = ((first, total - first), (total - last, last))
-        return any(_fisher_p(arm, self.arm_ended, other, self.baseline_ended) <= alpha for arm, other in one_sided)
-
-
-@lru_cache(10_000)
-def _fisher_p(arm: int, arm_ended: int, baseline: int, baseline_ended: int) -> float:
-    table = [[arm, arm_ended - arm], [baseline, baseline_ended - baseline]]
-    return float(stats.fisher_exact(table).pvalue)
 
 
 def interval(
@@ -129,7 +91,6 @@ def judge(
     margin: float,
     lower_is_better: bool = True,
     tunings: Mapping[str, TuningVariance] = MappingProxyType({}),
-    divergences: Mapping[str, Divergence] = MappingProxyType({}),
     alpha: float = ALPHA,
 ) -> dict[str, Comparison]:
     """The verdicts of `decide`, and what its tests can find.
@@ -138,8 +99,8 @@ def judge(
     decide it; both at the level `alpha` divided by the number of tests, which is never more than Holm's method allows.
     No verdict depends on them, and to compute them takes most of the time.
     """
-    comparisons = decide(family, margin, lower_is_better, tunings, divergences, alpha)
-    n_tests = sum((tested.p is not None) + (tested.p_diverged is not None) for tested in comparisons.values())
+    comparisons = decide(family, margin, lower_is_better, tunings, alpha)
+    n_tests = sum(tested.p is not None for tested in comparisons.values())
     for name, tested in comparisons.items():
         mean, sd, n, tuning = tested.mean_difference, tested.sd, tested.n_seeds, tunings.get(name)
         if mean is None or sd is None:
@@ -158,7 +119,6 @@ def decide(
     margin: float,
     lower_is_better: bool = True,
     tunings: Mapping[str, TuningVariance] = MappingProxyType({}),
-    divergences: Mapping[str, Divergence] = MappingProxyType({}),
     alpha: float = ALPHA,
 ) -> dict[str, Comparison]:
     """A verdict on each comparison of a family from its paired differences, corrected for their number (Holm).
@@ -170,30 +130,20 @@ def decide(
     5 % for false equivalence where all differ by more than the margin; a family that mixes both, or several families
     together, can exceed it (each has its own 5 %).
 
-    `tunings`: for comparisons of tuned arms, the variance that their hyperparameters add. `divergences`: how often the
-    arms diverged. Where one of the two did so significantly more often it is the worse one, whatever the differences of
-    the other seeds are. These tests and those of the differences are corrected as one family.
+    `tunings`: for comparisons of tuned arms, the variance that their hyperparameters add.
     """
     comparisons = {
         name: _compare(values, margin, lower_is_better, tunings.get(name), alpha) for name, values in family.items()
     }
     different = {name: tested.p for name, tested in comparisons.items() if tested.p is not None}
     equivalent = [tested.p_equivalent for tested in comparisons.values() if tested.p_equivalent is not None]
-    diverged = {name: counts for name, counts in divergences.items() if counts.is_testable(alpha)}
-    corrected = holm([*different.values(), *(counts.p for counts in diverged.values())])
-    for name, p, p_equivalent in zip(different, corrected[: len(different)], holm(equivalent), strict=True):
+    for name, p, p_equivalent in zip(different, holm([*different.values()]), holm(equivalent), strict=True):
         tested = comparisons[name]
         tested.p_adjusted, tested.p_equivalent_adjusted = p, p_equivalent
         if p_equivalent <= alpha:
             tested.verdict = "equivalent"
         elif p <= alpha:
             tested.verdict = "better" if ((tested.mean_difference or 0.0) < 0) == lower_is_better else "worse"
-    for (name, counts), p in zip(diverged.items(), corrected[len(different) :], strict=True):
-        tested = comparisons[name]
-        tested.p_diverged, tested.p_diverged_adjusted, tested.by_divergence = counts.p, p, p <= alpha
-        if tested.by_divergence:
-            more_often = counts.arm * counts.baseline_ended > counts.baseline * counts.arm_ended
-            tested.verdict = "worse" if more_often else "better"
     return comparisons
 
 

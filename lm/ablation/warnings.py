@@ -292,7 +292,7 @@ def _noise_not_counted(results: Results) -> Iterator[str]:
 def _decided(results: Results) -> pd.DataFrame:
     """Comparisons that answer the question with a difference that was shown."""
     shown = views.asked(results)
-    return shown[shown["verdict"].isin(["better", "worse"]) & ~shown["by_divergence"].astype(bool)]
+    return shown[shown["verdict"].isin(["better", "worse"])]
 
 
 def _small(results: Results) -> Iterator[str]:

@@ -133,7 +133,7 @@ def sentences(results: Any) -> list[str]:
 
 def _sentence(row: Any, record: Any) -> str:
     costs = _costs(record.arms[row.arm], record.arms[row.baseline])
-    is_plain = row.verdict in ("better", "worse", "undecided") and not (row.by_divergence or row.undecided_by)
+    is_plain = row.verdict in ("better", "worse", "undecided") and not row.undecided_by
     if not is_plain or pd.isna(row.ci_low):  # what the verdict rests on needs its own words
         return f"{row.sentence.rstrip('.')}; {costs}"
     key, _, value = record.arms[row.arm].overrides[-1].partition("=")
