@@ -214,7 +214,6 @@ WARNINGS: list[tuple[str, dict[str, Any], Change, bool]] = [
     ("Differences shrink during training", TWO | {"equivalence_margin": 0.02}, shrinking(0.031), False),
     ("The validation loss rises", TWO, losses((500, 3.98, 9), (1000, 4.0, 9)), True),
     ("The validation loss rises", TWO, losses((400, 4.5, 9), (800, 3.9, 5), (1000, 4, 9)), False),
-    ("Training times at equal time differ", TWO | {"budgets": ("time",)}, changed("untied-*", seconds=200.0), True),
     ("Two runs of a pair", TWO, changed("untied-seed2-*", threads=2), True),
     ("Two runs of a pair", TWO, changed("*-seed2-*", threads=2), False),
     ("The validation loss rises", TWO, best(losses((500, 3.98, 9), (1000, 4.0, 9))), False),

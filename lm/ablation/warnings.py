@@ -21,7 +21,6 @@ from lm.system.terminal import to_override_value
 
 MIN_SEEDS = 4  # with fewer, one more often changes a verdict
 MIN_SEEDS_AT_LOOK = 5  # where arms are tuned: with fewer, tuning has too few degrees of freedom for a small level
-MAX_TIME_RATIO = 0.02  # runs at equal time whose measured times differ by more did not have equal time
 NEAR_HALF = 0.1  # of the tokens: as far from half of them the validation may be that stands for it
 CONDITIONS = {"device": "device", "cpu": "CPU", "threads": "threads", "precision": "precision", "python": "Python"}
 CONDITIONS |= {"torch": "torch"}
@@ -163,8 +162,6 @@ def _of_differences(results: Results) -> Iterator[Warning]:
     yield from _about("Differences shrink during training", _shrinking(results), detail)
     detail = "The ablation compares overfitted models."
     yield from _about("The validation loss rises before the end", _rising(results), detail)
-    detail = "A step was measured before the runs; other load during them changes what it takes."
-    yield from _about("Training times at equal time differ by more than 2 %", _unequal_time(results), detail)
     yield from _about(
         "Two runs of a pair were made under different conditions",
         ["; ".join(_mixed_pairs(results))],
@@ -355,15 +352,6 @@ def _rising(results: Results) -> Iterator[str]:
         mean = views.over_seeds(views.curve_table(alike, arm))["mean"]
         if len(mean) and (rise := mean.iloc[-1] - mean.min()) > results.record.equivalence_margin:
             yield f"{arm} (by {rise:.2g})"
-
-
-def _unequal_time(results: Results) -> Iterator[str]:
-    shown = views.asked(results)
-    for row in shown[(shown["budget"] == "time") & (shown["family"] != "interaction")].itertuples():
-        ratios = views.time_ratios(results, row.arm, row.baseline, "time")
-        if len(ratios) and abs(ratios.median() - 1) > MAX_TIME_RATIO:
-            spread = f"{ratios.min():.2f} to {ratios.max():.2f}"
-            yield f"{row.arm} took {ratios.median():.3f} times as long as {row.baseline} (pairs: {spread})"
 
 
 def _mixed_pairs(results: Results) -> Iterator[str]:

@@ -13,7 +13,8 @@ METRICS = {  # name in result.json -> (whether less is better, its unit)
     "val_bpb": (True, "bits per byte"),
     "val_top1": (False, "fraction of tokens"),
 }
-BUDGET_NAMES = {"tokens": "tokens", "flops": "FLOPs", "time": "time"}
+BUDGETS = ("tokens", "flops")
+BUDGET_NAMES = {"tokens": "tokens", "flops": "FLOPs", "time": "time"}  # time: in records of earlier versions
 HYPERPARAMETERS = ["optim.lr", "head.embedding_lr_multiplier", "head.head_lr_multiplier"]
 MATCHED_BY = ("model.d_ff", "model.d_model", "model.n_layers")
 
@@ -105,7 +106,7 @@ class AblationConfig(Question):
         require(0 < margin < math.inf, f"ablation.equivalence_margin={margin}", f"more than 0, in {unit}")
         _distinct("ablation.budgets", self.budgets)
         for budget in self.budgets:
-            require_choice("ablation.budgets", budget, tuple(BUDGET_NAMES))
+            require_choice("ablation.budgets", budget, BUDGETS)
         self._check_arms()
         self._check_interactions()
         self._check_seeds()
