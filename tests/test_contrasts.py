@@ -256,5 +256,5 @@ def test_in_an_interaction_every_arm_that_more_search_would_move_against_the_ver
 def test_where_the_noise_of_tuning_hides_a_difference_more_seeds_are_not_advised() -> None:
     noisy = {"a": Regret(0.0, 0.02**2, 5), "b": Regret(0.0, 0.02**2, 5)}
     row = contrasts(runs(LOSSES), noisy, contrasts={"b": "a"}, primary=["b"]).loc["b"]
-    assert (row.verdict, row.undecided_by) == ("undecided", "tuning")
+    assert (row.verdict, row.undecided_by, row.limited_by) == ("undecided", None, "tuning")
     assert "more trials or tuning seeds are needed" in row.sentence

@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from lm.ablation.power import MAX_SEEDS, t_quantile
+from lm.ablation.power import t_quantile
 from lm.ablation.record import AblationRecord
 from lm.ablation.response_surface import Regret, combine_regrets
 from lm.ablation.statistics import judge, normality_p, pocock_level, sign_flip_p
@@ -39,7 +39,7 @@ def compare(
     expected regrets of the tuned hyperparameters, and `mean_without_regret`; `seeds`, `differences`, `lost_seeds`,
     `n_planned`, `ended`, `diverged`, `broken`; and `sentence`, the verdict in words. Seeds and counts are by arm.
     `undecided_by` says why more seeds would not decide: "divergence" (an arm has no setting that trains), "survivors",
-    "edge" (settings that may undo a verdict lie beyond a search) or "tuning" (its noise is too large).
+    or "edge" (settings that may undo a verdict lie beyond a search).
     """
     comparisons = [("", (arm, other), {arm: 1, other: -1}) for arm, other in record.contrasts.items()]
     interactions = [(name, *interaction(formula)) for name, formula in record.interactions.items()]
@@ -119,6 +119,7 @@ def _judge_family(
         comparison, weights = asdict(comparisons[row["runs"]]), row["weights"]
         expected = {arm: regrets[arm].mean for arm in weights if arm in regrets}
         row |= comparison | {
+            "undecided_by": None,
             "p_sign_flip": sign_flip_p(row["differences"]),
             "p_normal": normality_p(row["differences"]),
             "regret": expected.get(row["sides"][0]),  # an interaction may have the name of an arm
@@ -130,8 +131,7 @@ def _judge_family(
             shift = sum(weight * expected[arm] for arm, weight in weights.items())
             row["mean_without_regret"] = row["mean_difference"] - (shift if lower_is_better else -shift)
         if undone := _undone(row, failed_searches):
-            row |= {"undecided_by": undone[0], "failed_arms": undone[1], "verdict": "undecided"}
-            row |= {"seeds_needed_low": None, "seeds_needed_high": None}
+            row |= {"undecided_by": undone[0], "failed_arms": undone[1], "verdict": "undecided", "limited_by": None}
         row["sentence"] = verdict_sentence(row, unit)
 
 
@@ -140,7 +140,7 @@ def _undone(row: Row, failed_searches: Mapping[str, str]) -> tuple[str, list[str
 
     An arm of which no setting trains is compared with nothing. Against survivorship bias, an arm that diverged or
     failed can be called worse, not better or equivalent. An arm that would gain from more search can be called better,
-    not worse or equivalent. What becomes undecided by this has no seeds needed: more of them would not mend it.
+    not worse or equivalent.
     """
     arms = {*row["weights"]}
     positive = {arm for arm, weight in row["weights"].items() if weight > 0}
@@ -231,14 +231,10 @@ def _difference_sentence(row: Row, unit: str) -> str:
 
 
 def _advice(row: Row) -> str:
-    low, high = row["seeds_needed_low"], row["seeds_needed_high"]
-    if row["undecided_by"] == "tuning":
-        return "the noise of tuning hides it, so more trials or tuning seeds are needed, not more seeds"
-    if low is None:
-        return f"even {MAX_SEEDS} seeds would probably not decide"
-    if high is None:
-        return f"{low} new seeds could decide, but it may take more than {MAX_SEEDS} (80 % range)"
-    return f"{low} to {high} new seeds (80 % range) would probably decide"
+    detectable = f"{row['minimum_detectable']:.{decimals(row['equivalence_margin'])}f} is detectable"
+    if row["limited_by"] == "tuning":
+        return f"{detectable}, limited by the noise of tuning: more trials or tuning seeds are needed, not more seeds"
+    return f"{detectable}, limited by the seeds"
 
 
 def _missing(row: Row) -> str:

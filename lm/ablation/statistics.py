@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special, stats
 
-from lm.ablation.power import ALPHA, TuningVariance, effective_sd, minimum_detectable_effect, seeds_needed, t_quantile
+from lm.ablation.power import ALPHA, TuningVariance, effective_sd, minimum_detectable_effect, t_quantile
 
 MIN_SIGN_FLIPS = 6  # differences; with five no p of the sign-flip test is below 1/16
 N_SIGN_FLIPS = 10_000  # all patterns of the signs of thirteen differences are fewer
@@ -42,9 +42,7 @@ class Comparison:
     minimum_detectable: float | None = None  # at the level of the tests divided by the number of comparisons
     alpha: float = ALPHA  # level of the tests; 1 - alpha is that of the interval
     verdict: str = "undecided"  # better, worse, equivalent, undecided
-    undecided_by: str | None = None  # what more seeds would not mend; `judge` says "tuning": its noise is too large
-    seeds_needed_low: int | None = None  # where undecided: an 80 % range of the new seeds that would decide in a
-    seeds_needed_high: int | None = None  # single analysis; None also above MAX_SEEDS
+    limited_by: str | None = None  # where undecided, what makes the interval wide: "seeds" or "tuning"
 
 
 def interval(
@@ -95,22 +93,17 @@ def judge(
 ) -> dict[str, Comparison]:
     """The verdicts of `decide`, and what its tests can find.
 
-    For each comparison that is the minimum detectable effect and, where it is undecided, how many new seeds would
-    decide it; both at the level `alpha` divided by the number of tests, which is never more than Holm's method allows.
-    No verdict depends on them, and to compute them takes most of the time.
+    For each comparison that is the minimum detectable effect, at the level `alpha` divided by the number of tests,
+    which is never more than Holm's method allows. No verdict depends on it, and to compute it takes most of the time.
     """
     comparisons = decide(family, margin, lower_is_better, tunings, alpha)
     n_tests = sum(tested.p is not None for tested in comparisons.values())
     for name, tested in comparisons.items():
-        mean, sd, n, tuning = tested.mean_difference, tested.sd, tested.n_seeds, tunings.get(name)
-        if mean is None or sd is None:
-            continue
-        tested.minimum_detectable = minimum_detectable_effect(sd, n, alpha / n_tests, tuning)
-        if tested.verdict == "undecided":
-            needed = seeds_needed(mean, sd, n, margin, alpha / n_tests, tuning)
-            tested.seeds_needed_low, tested.seeds_needed_high = needed
-            if tuning and not needed[0] and seeds_needed(mean, sd, n, margin, alpha / n_tests)[0]:
-                tested.undecided_by = "tuning"
+        if tested.sd is not None:
+            sd, n = tested.sd, tested.n_seeds
+            tested.minimum_detectable = minimum_detectable_effect(sd, n, alpha / n_tests, tunings.get(name))
+            if tested.verdict == "undecided":
+                tested.limited_by = "tuning" if tested.tuning_sd > sd / math.sqrt(n) else "seeds"
     return comparisons
 
 
