@@ -43,7 +43,7 @@ CONTRAST: Columns = {
     "undecided_by": str,
     "wins": int,
     **dict.fromkeys(("sd", "tuning_sd", "df", "p", "p_adjusted", "p_equivalent", "p_equivalent_adjusted"), float),
-    **dict.fromkeys(("p_sign_flip", "minimum_detectable"), float),
+    "minimum_detectable": float,
     "limited_by": str,
     "sentence": str,
 }

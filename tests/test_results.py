@@ -149,7 +149,7 @@ def test_a_run_without_a_result_is_a_row_without_scores(study: Path) -> None:
     assert (row["diverged"], row["broken"]) == ({"broken": [1]}, {"broken": [3]})
     (shown,) = contrasts(study).to_dict("records")
     assert (shown["verdict"], shown["n_seeds"]) == ("undecided", 1)
-    for key in ("limited_by", "sd", "ci_low", "p", "p_sign_flip"):
+    for key in ("limited_by", "sd", "ci_low", "p"):
         assert pd.isna(shown[key])
 
 

@@ -15,7 +15,7 @@ import pandas as pd
 from lm.ablation.power import t_quantile
 from lm.ablation.record import AblationRecord
 from lm.ablation.response_surface import Regret, combine_regrets
-from lm.ablation.statistics import judge, normality_p, pocock_level, sign_flip_p
+from lm.ablation.statistics import judge, pocock_level
 from lm.config.ablation import METRICS, interaction
 
 FAMILIES = ("primary", "secondary", "interaction")  # each is corrected for its own number of comparisons
@@ -35,7 +35,7 @@ def compare(
     `failed_searches` has the arms whose best settings were not found: "divergence" or "edge".
 
     Columns: `family`, `arm`, `baseline` (of an interaction its name and its formula), `budget`, `primary`, `metric`,
-    `equivalence_margin`, the fields of `Comparison`, `p_sign_flip`, `p_normal`; `regret` and `baseline_regret`, the
+    `equivalence_margin`, the fields of `Comparison`; `regret` and `baseline_regret`, the
     expected regrets of the tuned hyperparameters, and `mean_without_regret`; `seeds`, `differences`, `lost_seeds`,
     `n_planned`, `ended`, `diverged`, `broken`; and `sentence`, the verdict in words. Seeds and counts are by arm.
     `undecided_by` says why more seeds would not decide: "divergence" (an arm has no setting that trains), "survivors",
@@ -120,8 +120,6 @@ def _judge_family(
         expected = {arm: regrets[arm].mean for arm in weights if arm in regrets}
         row |= comparison | {
             "undecided_by": None,
-            "p_sign_flip": sign_flip_p(row["differences"]),
-            "p_normal": normality_p(row["differences"]),
             "regret": expected.get(row["sides"][0]),  # an interaction may have the name of an arm
             "baseline_regret": expected.get(row["sides"][1]),
             "mean_without_regret": None,

@@ -154,7 +154,6 @@ def _tuned(results: Results) -> str:
 def _details(results: Results) -> dict[str, Any]:
     record = results.record
     return {
-        "sign_flip": results.contrasts["p_sign_flip"].notna().any(),
         "inner_ci": percent(1 - 2 * results.contrasts["alpha"].iloc[0]),
         "alpha": f"{results.contrasts['alpha'].iloc[0]:.3g}",
         "looks": ", ".join(map(str, record.looks)),

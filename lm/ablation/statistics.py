@@ -10,16 +10,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from statistics import fmean, stdev
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special, stats
+from scipy import special
 
 from lm.ablation.power import ALPHA, TuningVariance, effective_sd, minimum_detectable_effect, t_quantile
 
-MIN_SIGN_FLIPS = 6  # differences; with five no p of the sign-flip test is below 1/16
-N_SIGN_FLIPS = 10_000  # all patterns of the signs of thirteen differences are fewer
 N_LEVEL_DRAWS = 200_000
 
 
@@ -162,33 +159,6 @@ def _compare(
         p_equivalent=equivalence_p(mean, total_sd, n, df, margin),
         alpha=alpha,
     )
-
-
-# --- what the t test takes for granted
-
-
-def sign_flip_p(differences: Sequence[float]) -> float | None:
-    """The two-sided p of the sign-flip test of the mean; None for fewer than six differences.
-
-    If the arms are the same, the sign of each difference is a fair coin whatever its size is, so the share of the
-    patterns of signs that give a mean as far from zero as the observed one is a p value, for noise of any shape
-    (Fisher, 1935). Of more than N_SIGN_FLIPS patterns, so many random ones are tried, always the same.
-    """
-    if len(differences) < MIN_SIGN_FLIPS:
-        return None
-    generator = np.random.default_rng(0)
-    options: dict[str, Any] = {"permutation_type": "samples", "n_resamples": N_SIGN_FLIPS, "random_state": generator}
-    return float(stats.permutation_test((differences,), np.mean, vectorized=True, **options).pvalue)
-
-
-def normality_p(differences: Sequence[float]) -> float:
-    """The p of the test of a normal distribution that finds skew and spikes best (Shapiro and Wilk, 1965).
-
-    1 for fewer than three differences, or if all are equal.
-    """
-    if len(differences) < 3 or np.ptp(differences) == 0:
-        return 1.0
-    return float(stats.shapiro(differences).pvalue)
 
 
 # --- planned looks: interim analyses at which an ablation may stop

@@ -11,10 +11,9 @@ import pandas as pd
 
 from lm.ablation import views
 from lm.ablation.contrasts import decimals
-from lm.ablation.power import ALPHA
 from lm.ablation.record import AblationRecord, design_of
 from lm.ablation.results import Results
-from lm.ablation.statistics import holm, interval
+from lm.ablation.statistics import interval
 from lm.ablation.tuning import share_of_trials
 from lm.config.identity import flat
 from lm.system.terminal import to_override_value
@@ -152,12 +151,6 @@ def _of_tuning(results: Results) -> Iterator[Warning]:
 def _of_differences(results: Results) -> Iterator[Warning]:
     detail = f"The {views.ci(results.contrasts)} reaches into the margin of ±{results.record.equivalence_margin:g}."
     yield from _about("Differences may be too small to matter", _small(results), detail)
-    yield from _about(
-        "Differences are skewed or have outliers",
-        _skewed(results),
-        "The t test takes them for normal; of such differences it finds one where there is none in about 10 of 100 "
-        "cases, not 5. Look at the results per seed.",
-    )
     detail = "Longer training may change the verdict: repeat the ablation with twice the steps."
     yield from _about("Differences shrink during training", _shrinking(results), detail)
     detail = "The ablation compares overfitted models."
@@ -297,12 +290,6 @@ def _small(results: Results) -> Iterator[str]:
     for row in _decided(results).itertuples():
         if min(abs(row.ci_low), abs(row.ci_high)) < row.equivalence_margin:
             yield row.name + row.at_equal
-
-
-def _skewed(results: Results) -> Iterator[str]:
-    """Differences that are skewed or spiked, after correction for their number (Holm)."""
-    shown = views.asked(results)
-    yield from (shown["name"] + shown["at_equal"])[[p <= ALPHA for p in holm([*shown["p_normal"]])]]
 
 
 def _shrinking(results: Results) -> Iterator[str]:
