@@ -105,7 +105,6 @@ def arms(*overrides: str) -> dict[str, Any]:
         (arms("data.val_fraction=0.4"), [], "ablation.arms: b and a would be scored on different validation texts"),
         (arms("tokenizer=char"), [], "ablation.metric=val_loss: b and a have different tokenizers"),
         ({"match_parameters": {"untied": "model.n_layers"}}, [], "ablation.arms.untied: ablation.match_parameters"),
-        ({"plot_over": "model.d_fff"}, [], "ablation.plot_over=model.d_fff"),
         ({"tune": TuneConfig(trials=4, hyperparameters=["data.path"])}, [], "ablation.tune.hyperparameters: data.path"),
         ({}, ["head=untied"], "ablation.arms.tied: head=tied"),
         ({}, ["seed=3"], "seed=3"),

@@ -19,7 +19,7 @@ from tests.helpers.ablation_folder import METRICS, WHOLE, Page, change_results, 
 
 STUDIES = sorted(path.parent for path in (Path(__file__).parents[1] / "docs/studies").rglob("ablation.json"))
 RARELY = pytest.mark.nightly
-FULL: dict[str, Any] = {"tuned": True, "broken": True, "plot_over": "head.untie_at"}
+FULL: dict[str, Any] = {"tuned": True, "broken": True}
 
 
 @pytest.fixture(scope="module")
@@ -41,15 +41,14 @@ def test_the_page_has_its_sections_and_names_cannot_leave_them(full: Path) -> No
     page = Page(full)
     assert page.headings[0] == "Should a small model tie its LM head?"
     assert page.headings[1:] == [
-        *("Comparisons", "Results per seed", "Learning curves", "Comparisons over head.untie_at"),
-        *("Tuning", "Arms"),
+        *("Comparisons", "Results per seed", "Learning curves", "Tuning", "Arms"),
         *("Final results", "Runs without a result", "How to reproduce this"),
     ]
     assert not {"script", "b", "link", "img", "iframe"} & {*page.tags}
     folders = [full / address for address in page.addresses if not address.startswith("#")]
     assert len(folders) == 12, "of the finished runs"
     assert all(folder.is_dir() for folder in folders), "nothing is loaded"
-    assert page.tags.count("svg") == len(list((full / "figures").glob("*.svg"))) == 5
+    assert page.tags.count("svg") == len(list((full / "figures").glob("*.svg"))) == 4
     assert "RuntimeError: a | <b>crack</b>" in page.text
 
 

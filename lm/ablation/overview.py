@@ -81,7 +81,7 @@ def _comparable(results: Results) -> Iterator[Row]:
             "unit": views.unit(results),
             "ci": views.ci(results.contrasts),
             "digits": decimals(contrast["equivalence_margin"]),
-            "in_bits": {key: contrast[key] * bits for key in ("mean_difference", "ci_low", "ci_high")}
+            "in_bits": (contrast[["mean_difference", "ci_low", "ci_high"]].astype(float) * bits).to_dict()
             | {"differences": [value * bits for value in contrast["differences"]]},
         }
 

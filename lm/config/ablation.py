@@ -61,7 +61,6 @@ class Question:
     match_parameters: dict[str, str] = field(default_factory=dict)  # arm -> the setting that matches its baseline's
     seed_offsets: dict[str, int] = field(default_factory=dict)  # arm -> added to its seeds, for an A/A control
     tune: TuneConfig = field(default_factory=TuneConfig)
-    plot_over: str | None = None  # a setting to draw the comparisons over
 
 
 NAME = r"[\w.-]{1,40}"  # of an arm, and of an ablation
