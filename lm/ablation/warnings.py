@@ -7,8 +7,6 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
-import pandas as pd
-
 from lm.ablation import views
 from lm.ablation.contrasts import decimals
 from lm.ablation.record import AblationRecord, design_of
@@ -104,8 +102,6 @@ def _of_plan(record: AblationRecord) -> Iterator[Warning]:
         _unequal_contexts(record),
         "Each arm is scored as it is trained, and more context alone lowers a loss.",
     )
-    detail = "The learning rate never rises above this share of optim.lr."
-    yield from _about("The warm-up is long", _long_warm_up(record), detail)
     detail = "k hyperparameters need 2k + 2: values on both sides of each, and one to say how noisy a trial is."
     yield from _about("There are few search trials", _short_search(record), detail)
 
@@ -134,8 +130,6 @@ def _of_tuning(results: Results) -> Iterator[Warning]:
         "Such an arm may not have reached its best settings, and the interval does not count that. Let it begin at the "
         "settings that it has found, or allow more restarts.",
     )
-    detail = "Arms with more of them may be tuned better."
-    yield from _about("Numbers of search trials differ", ["; ".join(_unequal_trials(results))], detail)
     yield from _about(
         "The noise of tuning is not counted",
         _noise_not_counted(results),
@@ -149,8 +143,6 @@ def _of_tuning(results: Results) -> Iterator[Warning]:
 
 
 def _of_differences(results: Results) -> Iterator[Warning]:
-    detail = f"The {views.ci(results.contrasts)} reaches into the margin of ±{results.record.equivalence_margin:g}."
-    yield from _about("Differences may be too small to matter", _small(results), detail)
     detail = "Longer training may change the verdict: repeat the ablation with twice the steps."
     yield from _about("Differences shrink during training", _shrinking(results), detail)
     detail = "The ablation compares overfitted models."
@@ -211,19 +203,6 @@ def _unequal_contexts(record: AblationRecord) -> Iterator[str]:
                 yield f"{' and '.join(pair)} ({key} {first} and {second})"
 
 
-def _long_warm_up(record: AblationRecord) -> Iterator[str]:
-    for name, arm in record.arms.items():
-        steps = min(arm.steps[budget] for budget in record.budgets)
-        optim = {key.removeprefix("optim."): value for key, value in arm.settings.items() if key.startswith("optim.")}
-        if 10 * optim.get("warmup_steps", 0) <= steps:
-            continue  # the rate rises to nine tenths or more, whatever the decay
-        from lm.config import OptimConfig
-        from lm.training.optim import MIN_PEAK_LR_FACTOR, peak_lr_factor  # imports torch
-
-        if (peak := peak_lr_factor(steps, OptimConfig(**optim))) < MIN_PEAK_LR_FACTOR:
-            yield f"{name} ({100 * peak:.0f} %)"
-
-
 def _short_search(record: AblationRecord) -> Iterator[str]:
     """Arms whose search has fewer trials, made or planned, than values on both sides of the centre need.
 
@@ -257,20 +236,6 @@ def _narrower(results: Results) -> Iterator[str]:
             yield row.name + row.at_equal
 
 
-def _unequal_trials(results: Results) -> Iterator[str]:
-    """Arms of as many hyperparameters with other numbers of trials, as after a later call that added an arm.
-
-    A trial that belongs to several searches, which begin at one place, counts in each of them.
-    """
-    counts: dict[int, dict[int, list[str]]] = {}
-    for arm in results.record.arms:
-        if n_trials := sum(len(trial.searches) for trial in results.trials_of(arm)):
-            counts.setdefault(len(results.hyperparameters(arm)), {}).setdefault(n_trials, []).append(arm)
-    for by_count in counts.values():
-        if len(by_count) > 1:
-            yield "; ".join(f"{', '.join(arms)} {n}" for n, arms in by_count.items())
-
-
 def _noise_not_counted(results: Results) -> Iterator[str]:
     """Comparisons of tuned arms whose regret is not known."""
     shown, searched = views.comparisons(results), {*results.trials["arm"]}
@@ -279,27 +244,15 @@ def _noise_not_counted(results: Results) -> Iterator[str]:
             yield row.name + row.at_equal
 
 
-def _decided(results: Results) -> pd.DataFrame:
-    """Comparisons that answer the question with a difference that was shown."""
-    shown = views.asked(results)
-    return shown[shown["verdict"].isin(["better", "worse"])]
-
-
-def _small(results: Results) -> Iterator[str]:
-    """A difference that is shown can still be smaller than the margin."""
-    for row in _decided(results).itertuples():
-        if min(abs(row.ci_low), abs(row.ci_high)) < row.equivalence_margin:
-            yield row.name + row.at_equal
-
-
 def _shrinking(results: Results) -> Iterator[str]:
     """A difference that shrank in the second half of training and, by as much again, would fall within the margin.
 
     A hint: the midpoint of a run is not the result of a run of half the length, for its learning rate is still high.
     """
-    margin, shown = results.record.equivalence_margin, _decided(results)
+    margin, shown = results.record.equivalence_margin, views.asked(results)
     digits = decimals(margin)
-    shown = shown[(shown["family"] != "interaction") & (shown["budget"] == results.record.budgets[0])]
+    shown = shown[shown["verdict"].isin(["better", "worse"]) & (shown["family"] != "interaction")]
+    shown = shown[shown["budget"] == results.record.budgets[0]]
     for row in shown.itertuples():
         pairs = [*_halfway(results, row.arm, row.baseline)]
         if not pairs:
