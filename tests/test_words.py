@@ -4,6 +4,7 @@ import os
 import re
 import shlex
 import shutil
+import sys
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
@@ -232,10 +233,12 @@ def test_commands_take_the_newest_or_the_named_run(
 
 
 def test_a_finished_run_is_shown_where_its_text_is_gone_or_far_away(
-    finished: Path, folder: Path, command: Command
+    finished: Path, folder: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Without the imports of a training, which take seconds."""
     shutil.copytree(finished, folder / "run")
     config = (folder / "run/config.yaml").read_text()
+    monkeypatch.setitem(sys.modules, "lm.training.train", None)
     for text in ("gone.txt", "http://127.0.0.1:9/a.txt"):
         (folder / "run/config.yaml").write_text(re.sub("  path: .*my.txt", f"  path: {text}", config))
         code, out, error = command("train", text, "run_dir=run", "model.n_layers=2")
@@ -245,5 +248,6 @@ def test_a_finished_run_is_shown_where_its_text_is_gone_or_far_away(
         for words in ([text], [text, "run_dir=other"], ["data=text", f"data.path={text}"]):
             code, out, error = command("train", *words)
             assert (code, out, error.count("\n"), "run_dir=RUN" in error) == (2, "", 1, True), error
+    monkeypatch.delitem(sys.modules, "lm.training.train")
     (folder / "run/result.json").unlink()
     assert "a.txt: could not be read" in command("train", text, "run_dir=run")[2]

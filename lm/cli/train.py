@@ -29,7 +29,7 @@ from lm.config import RunConfig, UserError, require
 from lm.config.checks import without_secrets
 from lm.data.paths import check_paths
 from lm.system.terminal import format_table, is_first_process
-from lm.training.run_directory import RunDirectory
+from lm.training.run_directory import RunDirectory, finished_result
 
 SCHEMA = RunConfig
 finished: list[tuple[str, str, dict[str, Any]]] = []  # a run's name, its overrides without the seed, its result
@@ -45,18 +45,19 @@ def program(config: DictConfig) -> float | None:
     tell()
     if several and run.trainer.world_size > 1:
         raise UserError(f"trainer.devices={run.trainer.devices}: a sweep trains each run in one process; leave -m out")
-    if run.run_dir is None or not (Path(run.run_dir) / "result.json").exists():
+    path = Path(run.run_dir or "")
+    if (result := finished_result(RunDirectory(path), run) if run.run_dir else None) is None:
         check_paths(run.data, run.tokenizer)
-    if run.plan_only:
-        from lm.training.forecast import forecast
+        if run.plan_only:
+            from lm.training.forecast import forecast
 
-        run.check_init()
-        if (future := forecast(run)) is not None:
-            print(format_table(plan(future)))
-            return None
-    from lm.training.train import train
+            run.check_init()
+            if (future := forecast(run)) is not None:
+                print(format_table(plan(future)))
+                return None
+        from lm.training.train import train  # its imports take seconds
 
-    path, result = train(run)
+        path, result = train(run)
     if not is_first_process(run.trainer.world_size):
         return None
     varied = " ".join(word for word in overrides if key_of(word) not in ("seed", "run_dir"))
