@@ -273,10 +273,14 @@ def test_a_failed_job_is_reported_and_leaves_no_memory(command: Command, monkeyp
         assert line.endswith(f"(job: seed={seed} head=untied)")
 
 
-@pytest.mark.slow
-def test_a_sweep_needs_one_process_for_each_run(command: Command) -> None:
-    code, _, error = command("train", "-m", "trainer.devices=2", "seed=0")
-    assert (code, error[:25]) == (2, "error: trainer.devices=2:")
+@pytest.mark.parametrize("words", ["trainer.devices=2 seed=0", "head=absent,tied", "optim.lr=x seed=0,1"])
+def test_a_sweep_that_is_refused_leaves_nothing(
+    words: str, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, _, error = command("train", "-m", *words.split())
+    assert (code, error[:15]) == (2, f"error: {words[:8]}"), error
+    assert not [*tmp_path.iterdir()]
 
 
 # --- where exceptions end

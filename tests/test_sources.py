@@ -21,6 +21,7 @@ from lm.config import DataConfig, TokenizerConfig, UserError
 from lm.data import tables
 from lm.data.paths import check_paths, listed
 from lm.data.sources import open_source
+from lm.data.tables import columns_of
 from lm.data.tokens import prepare
 from tests.helpers import hub, texts
 
@@ -199,6 +200,7 @@ def test_each_row_is_a_document_and_no_type_is_guessed(tmp_path: Path, caplog: p
     for kind, path in write_tables(tmp_path / "tables", TEXTS):
         assert load(kind, path) == rows
         assert refusal(kind, path, column="txet") == "data.column=txet: the columns are n, text"
+        assert columns_of(path, kind) == ["n", "text"]
         if kind != "csv":
             assert refusal(kind, path, column="n").startswith("data.column=n: row 0 holds 0")
     assert [text for _, text in load("json", tmp_path / "tables")] == [text for _, text in rows] * 4

@@ -4,6 +4,7 @@ import os
 import re
 import shlex
 import shutil
+import sys
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
@@ -45,6 +46,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("my.csv", "my.jsonl", "my.parquet.gz", "rows/a.jsonl"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
+    (tmp_path / "my.csv").write_text("\ntitle,the body\n1,2\n")
+    (tmp_path / "my.jsonl").write_text('{"title": 1, "text": "a"}\n')
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/dropout.yaml").write_text(QUESTION)
     write_run_dir(tmp_path / "runs/young", RunConfig(data=DataConfig(source="text", path="my.txt")))
@@ -56,7 +59,8 @@ ANSWERS = {  # what is typed -> what the one line about it says to type
     "train --data my.txt": TEXT_OF,
     "train data.path=my.txt": TEXT_OF,
     "train data=my.txt": TEXT_OF,
-    "train dataset=my.csv": "data=csv data.path=my.csv data.column=COLUMN",
+    "train dataset=my.csv": "data=csv data.path=my.csv data.column=title or 'data.column=the body'",
+    "train my.jsonl": "data=json data.path=my.jsonl data.column=text",
     "train my text.txt": "data=text 'data.path=my text.txt'",
     "train a=b.txt": "data=text data.path=a=b.txt",
     "train rows": "data=json data.path=rows data.column=COLUMN",
@@ -134,7 +138,7 @@ def test_a_first_try_is_answered_by_a_line_to_paste(line: str, lab: Command, fol
 @pytest.mark.slow
 def test_what_is_pasted_for_train_composes() -> None:
     for line, answer in ANSWERS.items():
-        words = [word.replace("COLUMN", "text").replace("max_tokens=N", "max_tokens=9") for word in shlex.split(answer)]
+        words = [word.replace("max_tokens=N", "max_tokens=9") for word in shlex.split(answer.partition(" or ")[0])]
         if line.startswith("train") and all("=" in word and "val_path" not in word for word in words):
             compose("train", words, RunConfig)
 
@@ -229,10 +233,12 @@ def test_commands_take_the_newest_or_the_named_run(
 
 
 def test_a_finished_run_is_shown_where_its_text_is_gone_or_far_away(
-    finished: Path, folder: Path, command: Command
+    finished: Path, folder: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Without the imports of a training, which take seconds."""
     shutil.copytree(finished, folder / "run")
     config = (folder / "run/config.yaml").read_text()
+    monkeypatch.setitem(sys.modules, "lm.training.train", None)
     for text in ("gone.txt", "http://127.0.0.1:9/a.txt"):
         (folder / "run/config.yaml").write_text(re.sub("  path: .*my.txt", f"  path: {text}", config))
         code, out, error = command("train", text, "run_dir=run", "model.n_layers=2")
@@ -242,5 +248,6 @@ def test_a_finished_run_is_shown_where_its_text_is_gone_or_far_away(
         for words in ([text], [text, "run_dir=other"], ["data=text", f"data.path={text}"]):
             code, out, error = command("train", *words)
             assert (code, out, error.count("\n"), "run_dir=RUN" in error) == (2, "", 1, True), error
+    monkeypatch.delitem(sys.modules, "lm.training.train")
     (folder / "run/result.json").unlink()
     assert "a.txt: could not be read" in command("train", text, "run_dir=run")[2]

@@ -155,9 +155,12 @@ def _ask_in_a_line(words: list[str]) -> tuple[list[str], list[str]]:
         margin = float(short.get("margin", f"={MARGIN}").partition("=")[2])
     except ValueError as error:
         raise UserError(f"{' '.join(short.values())}: expected numbers, as in seeds={SEEDS} margin={MARGIN}") from error
-    question = question_of(changes[0], [quoted(word, train) for word in with_text(common, train)], seeds, margin)
+    of_question = [word for word in words if word.startswith("ablation.") and "=" in word]
+    all_arms = [quoted(word, train) for word in with_text(common, train)]
+    question = question_of(changes[0], all_arms, seeds, margin, [quoted(word, own) for word in of_question])
     asked.append(question)
-    return [word for word in words if word not in (*changes, *common, *short.values())], choose(question)
+    used = {*changes, *common, *short.values(), *of_question}
+    return [word for word in words if word not in used], choose(question)
 
 
 def run(args: list[str]) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import pandas as pd
 import yaml
 from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
 
 from lm.ablation import views
 from lm.ablation.contrasts import advice, percent
@@ -77,10 +78,17 @@ def compare(
     return Comparison(str(contrasts["verdict"].iloc[0]), sentences(results)[0], contrasts, results.folder)
 
 
-def question_of(change: str, overrides: Sequence[str], seeds: int = SEEDS, margin: float = MARGIN) -> Question:
+def question_of(
+    change: str,
+    overrides: Sequence[str],
+    seeds: int = SEEDS,
+    margin: float = MARGIN,
+    settings: Sequence[str] = (),
+) -> Question:
     """The question of a setting with several values, in Hydra's grammar, and the overrides of all arms.
 
-    Of a text of the user's own, the recipe is chosen by its size. Raises UserError.
+    `settings` are those of the question itself, such as ablation.tune.trials=6. Of a text of the user's own, the recipe
+    is chosen by its size. Raises UserError.
     """
     ((key, swept),) = (values_of([change]) if "=" in change else {change: []}).items()
     values = [to_override_value(value) for value in swept]
@@ -98,7 +106,7 @@ def question_of(change: str, overrides: Sequence[str], seeds: int = SEEDS, margi
         arms[name] = [*replacing(recipes, {**typed, key: [value]}), f"{key}={value}"]
     if len(arms) < len(values):
         raise UserError(f"{change}: expected values that differ in their letters and digits")
-    question = {
+    question: Any = {
         "question": f"Which is better, {' or '.join(f'{label}={value}' for value in values)}?",
         "arms": arms,
         "baseline": next(iter(arms)),
@@ -107,22 +115,32 @@ def question_of(change: str, overrides: Sequence[str], seeds: int = SEEDS, margi
         "metric": "val_bpb" if key.startswith("tokenizer") else "val_loss",
         "overrides": common,
     }
+    question = OmegaConf.create(question)
+    for setting, (value, *more) in values_of(settings).items():
+        if more:
+            raise UserError(f"{setting}: several values, expected one")
+        OmegaConf.update(question, setting.removeprefix("ablation."), value)
+    question = OmegaConf.to_container(question, resolve=False)
     return {"name": f"{label}-{json_sha256(question)[:8]}", **question}
 
 
 def choose(question: Question) -> list[str]:
     """The overrides of ablate that ask a question, which Hydra gets to know."""
-    # ${key} is of a run, which is composed later
-    overrides = [re.sub(r"(\\*)\$\{", r"\1\1\\${", override) for override in question["overrides"]]
-    ConfigStore.instance().store(LOADED, question | {"overrides": overrides}, "ablation")
+    ConfigStore.instance().store(LOADED, _as_file(question), "ablation")
     return [f"ablation={LOADED}", f"ablation.name={question['name']}"]
+
+
+def _as_file(question: Question) -> Question:
+    """As a file of configs/ablation has it: ${key} is of a run, which is composed later."""
+    overrides = [re.sub(r"(\\*)\$\{", r"\1\1\\${", override) for override in question["overrides"]]
+    return question | {"overrides": overrides}
 
 
 def write_question(question: Question, folder: Path, output_dir: str | None = None) -> Path:
     """The question as a file that `ablate FILE` asks, beside its answer; one that is there may have been edited."""
     path = folder / f"{question['name']}.yaml"
     if not path.exists():
-        content = {key: without_secrets(value) for key, value in question.items() if key != "name"}
+        content = {key: without_secrets(value) for key, value in _as_file(question).items() if key != "name"}
         words = ["lm-lab", "ablate", str(path), *([f"output_dir={output_dir}"] if output_dir else [])]
         head = f"# {shlex.join(words)}\n# A line `tune: {{trials: 6}}` tunes the learning rates of each arm first.\n"
         write_text(path, head + yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120))

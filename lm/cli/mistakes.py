@@ -31,6 +31,7 @@ EXPECTED: dict[Any, str] = {
     dict: "names with values, as in {a: b}",
     NoneType: "null",
 }
+MAX_COLUMNS = 6  # of a table that are listed
 LOADED = "loaded"  # the choice that stands for what init_from names, which nobody types
 Kinds = dict[str, Any]  # the dotted key of every setting of a command -> its type
 
@@ -179,16 +180,25 @@ def command_line(command: str, *words: str) -> str:
 
 
 def text_settings(path: str) -> str:
-    """The settings that read a text, as they are typed in a shell. Of a table, the column is to be named."""
-    endings = {suffix(path)}
-    if os.path.isdir(path):
-        with suppress(OSError, UserError):
-            endings = {suffix(file) for file in local_files(path)}
+    """The settings that read a text, as they are typed in a shell. Of a table, one of its columns is to be named."""
+    endings, files = {suffix(path)}, list[Path]()
+    with suppress(OSError, UserError):  # an address, or nothing
+        files = [*local_files(path).values()]
+        endings = {suffix(file) for file in files}
     kind = next((kind for kind, suffixes in SUFFIXES.items() if endings <= {*suffixes}), "text")
     words = [f"data={kind}", f"data.path={path}"]
-    words += ["data.column=COLUMN"] if kind in TABLES else []
     words += ["data.val_path=FILE", "tokenizer=file", "tokenizer.path=FILE"] if kind == "tokens" else []
-    return shlex.join(words)
+    if kind not in TABLES:
+        return shlex.join(words)
+    from lm.data.tables import columns_of
+
+    columns = ["COLUMN"]
+    with suppress(OSError, UserError):
+        columns = columns_of(files[0], kind) if files else columns
+    columns = ["text"] if "text" in columns else columns
+    shown = [shlex.quote(f"data.column={column}") for column in columns[:MAX_COLUMNS]]
+    shown += [f"one of {len(columns) - MAX_COLUMNS} more"] if columns[MAX_COLUMNS:] else []
+    return f"{shlex.join(words)} {' or '.join(shown)}"
 
 
 def whole_prompt(args: Sequence[str], kinds: Kinds) -> str:

@@ -9,6 +9,8 @@ lm-lab train -m head=tied,untied seed=0,1,2
 
 import re
 from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ from lm.config import RunConfig, UserError, require
 from lm.config.checks import without_secrets
 from lm.data.paths import check_paths
 from lm.system.terminal import close_bars, format_table, is_first_process
-from lm.training.run_directory import RunDirectory
+from lm.training.run_directory import RunDirectory, finished_result
 
 SCHEMA = RunConfig
 finished: list[tuple[str, str, dict[str, Any]]] = []  # a run's name, its overrides without the seed, its result
@@ -40,28 +42,30 @@ def program(config: DictConfig) -> float | None:
     overrides, several = current_overrides(), HydraConfig.get().mode == RunMode.MULTIRUN
     run = to_dataclass(config, overrides, RunConfig)
     configure_streams(run.trainer.world_size)
-    is_new = run.run_dir is None or not (Path(run.run_dir) / "result.json").exists()
-    tell(run.data if is_new else None)
+    path = Path(run.run_dir or "")
+    result = finished_result(RunDirectory(path), run) if run.run_dir else None
+    tell(run.data if result is None else None)
     if several and run.trainer.world_size > 1:
         raise UserError(f"trainer.devices={run.trainer.devices}: a sweep trains each run in one process; leave -m out")
-    if is_new:
+    if result is None:
         check_paths(run.data, run.tokenizer)
-    if run.plan_only:
-        from lm.training.forecast import forecast
+        if run.plan_only:
+            from lm.training.forecast import forecast
 
-        run.check_init()
-        if (future := forecast(run)) is not None:
-            print(format_table(plan(future)))
-            return None
-    from lm.cli.ending import ending
-    from lm.training.train import train
+            run.check_init()
+            if (future := forecast(run)) is not None:
+                print(format_table(plan(future)))
+                return None
+        from lm.training.train import train  # its imports take seconds
 
-    path, result = train(run)
+        path, result = train(run)
     if not is_first_process(run.trainer.world_size):
         return None
     varied = " ".join(word for word in overrides if key_of(word) not in ("seed", "run_dir"))
     finished.append((path.name, without_secrets(varied) or "the defaults", result))
     close_bars()
+    from lm.cli.ending import ending
+
     if several:
         print(format_table(summary(result)), f"\n{path}\n", sep="\n")
     else:
@@ -85,9 +89,23 @@ def prepare(flags: Namespace) -> list[str]:
     return with_recipe(words, flags.config_dir)
 
 
+@contextmanager
+def _no_record_of_nothing(record: Path) -> Iterator[None]:
+    """Hydra writes the record of a sweep before it composes the jobs: a sweep that is refused leaves none."""
+    before = {*record.parent.glob("*")}
+    try:
+        yield
+    finally:
+        if not finished and {*record.parent.glob("*")} - before == {record}:
+            record.unlink()
+            with suppress(OSError):  # it holds something
+                record.parent.rmdir()
+
+
 def run(args: list[str]) -> None:
     register("train", RunConfig)
-    run_hydra(program, args, kinds_of(RunConfig), prepare)
+    with _no_record_of_nothing(Path("runs/multirun.yaml")):  # configs/quiet.yaml
+        run_hydra(program, args, kinds_of(RunConfig), prepare)
     if len(finished) > 1:
         print(format_table(comparison([(name, result) for name, _, result in finished])))
     if rows := over_seeds([(settings, result) for _, settings, result in finished]):

@@ -154,6 +154,19 @@ def _parquet_cells(file: Path | str, column: str) -> Iterator[Any]:
             yield from batch.column(0).to_pylist()
 
 
+def columns_of(file: Path, kind: str) -> list[str]:
+    """The columns of a local table, or of its first row where each row has its own. Raises UserError."""
+    with reading_from(str(file), kind), open_file(file, seekable=kind == "parquet") as content:
+        if kind == "parquet":
+            from pyarrow.parquet import read_schema
+
+            return [*read_schema(content).names]
+        start = content.read(BLOCK).decode("utf-8-sig", errors="ignore")
+        if kind == "csv":
+            return next(filter(any, csv.reader(io.StringIO(start))))
+        return [*json.JSONDecoder().raw_decode(start.lstrip("[ \t\r\n"))[0].keys()]
+
+
 READERS: dict[str, Callable[[Path | str, str], Iterator[Any]]] = {
     "json": _json_cells,
     "csv": _csv_cells,

@@ -31,8 +31,6 @@ def forecast(run: RunConfig) -> dict[str, Any] | None:
     Its steps are timed on one device with a copy of the model, so that no number of the run moves. Raises UserError for
     what this machine cannot do, and if the directory holds another run.
     """
-    if run.run_dir and RunDirectory(Path(run.run_dir)).result.exists():  # its text may be gone
-        return None
     data = prepare(run.data, run.tokenizer, quiet=not sys.stderr.isatty())
     vocab_size, tokens = data.tokenizer.vocab_size, len(data.train)
     hashes = {"data_hash": data.hash, "tokenizer_hash": data.tokenizer.hash}
