@@ -112,7 +112,7 @@ def no_such_key(override: str, kinds: Kinds, args: Sequence[str] = ()) -> str:
         words = [whole_prompt(args or [override], kinds)]
     elif "data.path" in kinds and os.path.exists(override):
         words = [text_settings(override)]
-    return f"{key}: no such key; {_did_you_mean(words) or '--help lists the settings'}"
+    return f"{key}: no such key; {_did_you_mean(words) or '--help all lists the settings'}"
 
 
 def _did_you_mean(words: Sequence[str]) -> str:
@@ -243,4 +243,4 @@ def explain_non_override(args: Sequence[str], kinds: Kinds, i: int = 0) -> str:
         several = "-m " * (len(choices) > 1 and "ablation" not in kinds)
         suggestions = [f"{several}{group}={','.join(choices)}" for group in groups]
     what = "no such file, folder or glob; a" if is_path and not suggestions else "a"
-    return f"{word}: {what} setting is given as key=value; {_did_you_mean(suggestions) or '--help lists them'}"
+    return f"{word}: {what} setting is given as key=value; {_did_you_mean(suggestions) or '--help all lists them'}"
