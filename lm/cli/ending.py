@@ -26,7 +26,7 @@ def ending(path: Path, result: dict[str, Any], config: Mapping[str, Any]) -> Ite
             lines = wrapped(printable(sample["prompt"] + sample[key]), "  ", "  ", whole=False).split("\n")
             yield from ("", f"{title}:", "", *(lines[:GREEDY_LINES] if key == "continuation" else lines))
     if result.get("copied"):
-        yield from ("", "The drawn text is copied from the text: more than 80 characters in a row stand there.")
+        yield from ("", "What is drawn is copied from the text: more than 80 characters in a row.")
     yield from ("", str(path), "")
     yield from (f"  {line}" for line in next_lines(path, result, config))
 

@@ -141,6 +141,7 @@ class RunConfig:
     compile: bool = False  # torch.compile: faster in long runs, see docs/performance.md
     run_dir: str | None = None  # null: runs/, under a name that ends in the hash of this configuration
     plan_only: bool = False  # say what the run would take, and train nothing
+    typed: list[str] | None = None  # the words of the command, which train fills in; the list of runs begins with them
 
     @together()
     def __post_init__(self) -> None:
