@@ -23,7 +23,7 @@ from lm import __version__
 from lm.cli import ablate, train
 from lm.cli.compose import compose, parse
 from lm.cli.evaluate import parse_arguments
-from lm.cli.help import EXAMPLES, GROUPS, USUAL
+from lm.cli.help import EXAMPLES, GROUPS, USUAL, WORDS
 from lm.cli.main import COMMANDS, handle_exception
 from lm.cli.mistakes import CONFIGS, kinds_of
 from lm.config import EvaluateConfig, GenerateConfig, RunConfig, UserError
@@ -379,7 +379,7 @@ def test_the_version_is_the_changelogs(command: Command, lab: Command) -> None:
 def test_help_has_a_line_for_each_setting_and_each_group(name: str, command: Command, folder: Path) -> None:
     (folder / "my/head").mkdir(parents=True)
     (folder / "my/head/mine.yaml").touch()
-    code, out, error = command(name, "--config-dir", "my", "--help")
+    code, out, error = command(name, "--config-dir", "my", "--help", *["all"] * (name == "train"))
     assert (code, error) == (0, "")
     assert f": python scripts/{name}.py" in out.splitlines()[0]
     assert (f"Example: python scripts/{name}.py" in out) == (name in EXAMPLES)
@@ -395,6 +395,20 @@ def test_help_has_a_line_for_each_setting_and_each_group(name: str, command: Com
     if name == "train":
         assert tuple(keys[:10]) == USUAL
         assert re.search(r"^  checkpoint.every=100 +optimizer steps$", out, re.MULTILINE)
+
+
+def test_the_help_of_train_is_one_screen(command: Command) -> None:
+    code, out, error = command("train", "--help")
+    lines = out.splitlines()
+    assert (code, error, len(lines) <= 23, max(map(len, lines)) <= 80) == (0, "", True, True), "with a prompt below it"
+    assert tuple(re.findall(r"^  ([\w.]+)=", out, re.MULTILINE)) == USUAL
+    groups = dict(re.findall(r"^  (\w+): (.+)$", out, re.MULTILINE))
+    assert tuple(groups) == GROUPS["train"]
+    for group, shown in groups.items():
+        names = re.sub(r" \([^)]*\)|,? \.\.\.| \([^)]*$", "", shown).split(", ")
+        assert len(names) > 2
+        assert {*names, *WORDS[group]} <= {path.stem for path in (CONFIGS / group).glob("*.yaml")}
+    assert "--help all" in out
 
 
 def test_the_console_command_completes(lab: Command, monkeypatch: pytest.MonkeyPatch) -> None:

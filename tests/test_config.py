@@ -209,6 +209,7 @@ SAME: dict[str, RunConfig] = {
     "logger": replace(RUN, logger=LoggerConfig(wandb=WandbConfig())),
     "checkpoint": replace(RUN, checkpoint=CheckpointConfig(every=3, resume=False)),
     "prompts": replace(RUN, prompts=["x"]),
+    "typed": replace(RUN, typed=["seed=0"]),
     "run_dir": replace(RUN, run_dir="elsewhere"),
     "progress bar": change(RUN, enable_progress_bar=False),
     "activation_checkpointing": replace(RUN, activation_checkpointing=True),
@@ -257,7 +258,7 @@ def test_what_differs_is_named() -> None:
     cpu, cuda = (change(RUN, accelerator=device, threads=1) for device in ("cpu", "cuda"))
     (message,) = differences(asdict(cpu), asdict(replace(cpu, threads=2))).values()
     assert re.search(r"threads.*\b1\b.*\b2\b", message)
-    for run, same in ((cuda, replace(cuda, threads=2)), (cpu, with_data(cpu, path="other")), (RUN, SAME["prompts"])):
+    for run, same in ((cuda, replace(cuda, threads=2)), (cpu, with_data(cpu, path="other")), (RUN, SAME["typed"])):
         assert differences(asdict(run), asdict(same)) == {}
 
 

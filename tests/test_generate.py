@@ -58,6 +58,11 @@ def test_the_sensitive_model_depends_on_its_whole_context() -> None:
     assert changed.float().mean() > 0.1
 
 
+def test_a_prompt_is_continued_without_characters_that_the_model_does_not_know() -> None:
+    net = sensitive(CHAR.vocab_size)
+    assert generate(net, CHAR, "a~b", 9) == generate(net, CHAR, "ab", 9) == "".join(stream(net, CHAR, "~ab~", 9))
+
+
 def test_an_empty_prompt_is_refused() -> None:
     with pytest.raises(ValueError, match="empty"):
         next(decode(sensitive(), [[1], []]))

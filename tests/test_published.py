@@ -25,7 +25,7 @@ from lm.ablation.record import REMOVED, read_record, write_record
 from lm.ablation.response_surface import combine_regrets
 from lm.ablation.results import read_results
 from lm.cli.compose import compose
-from lm.cli.tables import over_seeds
+from lm.cli.tables import sweep
 from lm.config import RunConfig
 from lm.config.ablation import METRICS, AblateConfig
 from lm.config.identity import config_hash, flat
@@ -212,10 +212,16 @@ def test_pages_and_configs_state_the_means_and_deviations() -> None:
         assert re.findall(r"val_loss (\d\.\d+)", path.read_text()) == [f"{means[settings]:.3f}" for settings in own]
 
 
-def test_a_sweep_over_seeds_ends_with_such_a_mean_and_deviation() -> None:
-    arms = (("tied", 0.5), ("untied", 0.0))
-    runs = [(head, {"seed": seed, "val_loss": seed + plus}) for head, plus in arms for seed in (1, 2, 3, 6)]
-    head, *rows = over_seeds([*runs, ("once", {"seed": 0, "val_loss": 1.0})])
-    assert head == ("settings", "seeds", "mean val_loss", "sd", "standard error")
-    assert rows == [("tied", "4", "3.5000", "2.1602", "1.0801"), ("untied", "4", "3.0000", "2.1602", "1.0801")]
-    assert over_seeds([runs[0], runs[4], runs[0]]) == []
+def test_a_sweep_ends_with_a_column_for_what_was_swept_and_a_row_for_each_set_of_seeds() -> None:
+    figures = {"val_bpb": 1.0, "val_top1": 0.5, "n_params": 1000, "seconds": 2.0}
+    runs = [
+        ([f"head={head}", f"seed={seed}", "threads=1"], figures | {"seed": seed, "val_loss": seed + plus})
+        for head, plus in (("tied", 0.5), ("untied", 0.0))
+        for seed in (1, 2, 3, 6)
+    ]
+    head, *rows = sweep([*runs, (["head=once", "seed=0", "threads=1"], figures | {"seed": 0, "val_loss": 1.0})])
+    assert head[:5] == ("head", "seeds", "mean val_loss", "sd", "standard error")
+    assert rows[0][:5] == ("tied", "4", "3.5000", "2.1602", "1.0801")
+    assert [row[:3] for row in rows[1:]] == [("untied", "4", "3.0000"), ("once", "1", "1.0000")]
+    head, *rows = sweep([runs[0], runs[4], runs[0]])
+    assert (head[:2], [row[:2] for row in rows]) == (("head", "val_loss"), [("tied", "1.5000"), ("untied", "1.0000")])

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from conftest import HEADS, Script, as_nobody
 
 from lm.cli import runs as command
-from lm.config import DataConfig, RunConfig, UserError
+from lm.config import DataConfig, OptimConfig, RunConfig, UserError
 from lm.runs.find import differing, find_runs
 from lm.runs.listing import listing, listing_csv, ordered, where
 from tests.helpers.ablation_folder import write_run_dir
@@ -42,8 +43,8 @@ def test_the_table_has_what_differs_and_a_line_for_each_broken_run(folder: Path)
     runs = ordered(find_runs(folder), "val_loss")
     text = listing(runs, len(runs))
     head, *rows = [line.split() for line in text.split("\n\n")[0].splitlines()]
-    assert head[:7] == ["run", "status", "head.name", "seed", "val_loss", "val_bpb", "val_top1"]
-    assert rows[0][:6] == ["tied-0", "finished", "tied", "0", "3.0000", "1.5000"]
+    assert head[:7] == ["run", "status", "val_loss", "val_bpb", "head.name", "seed", "val_top1"]
+    assert rows[0][:6] == ["tied-0", "finished", "3.0000", "1.5000", "tied", "0"]
     assert "n-gram" in head
     assert {"head.kind", "head.embedding_std", "seed"} < set(differing(runs))
     assert "model.n_layers" not in differing(runs)
@@ -68,8 +69,8 @@ KINDS_OF_LOSS = [RunConfig(loss=loss) for loss in ("plain", "chunked")]
     [
         (OWN_STD, ["head.embedding_std"], "head.embedding_std"),  # which its name does not say
         (TEXTS[:2], ["data_hash"], "data_hash"),  # the text has changed under its path
-        (TEXTS[1:], ["data.path"], "data.path"),
-        (KINDS_OF_LOSS, ["loss"], "  loss (setting)  val_loss  "),  # which nobody should take for a score
+        (TEXTS[1:], ["data.path"], "the text b.txt"),
+        (KINDS_OF_LOSS, ["loss"], "val_bpb  loss (setting)  "),  # which nobody should take for a score
         (HASHED, ["init_sha256"], "01234567 "),  # shortened
     ],
 )
@@ -82,6 +83,33 @@ def test_a_column_for_what_differs(runs: list[RunConfig], keys: list[str], words
     (first, *_) = csv.DictReader(io.StringIO(listing_csv(found)))
     assert [*first][: 3 + len(keys)] == ["run", "status", "note", *keys]
     assert first.get("init_sha256", "0123456789abcdef") == "0123456789abcdef"
+
+
+def test_a_list_fits_the_terminal_and_what_was_typed_comes_first(tmp_path: Path) -> None:
+    for i, typed in enumerate((["optim.lr=0.1"], ["optim=adamw", "seed=1"])):
+        run = RunConfig(seed=i, optim=OptimConfig(lr=0.1 + i, weight_decay=0.1 + i), typed=typed)
+        write_run_dir(tmp_path / f"{'a' * 50}{i}", run, {"val_loss": 2.0 + i})
+    runs = find_runs(tmp_path)
+    head, *rows = listing(runs, 2).splitlines()[:3]
+    assert head.split()[:7] == ["run", "val_loss", "val_bpb", "optim.lr", "optim.weight_decay", "seed", "val_top1"]
+    for width in (80, 60, 40):
+        head, *rows, more = listing(runs, 2, width).splitlines()[:4]
+        assert max(map(len, [head, *rows])) <= width
+        assert [row.split()[0][-6:] for row in rows] == ["aaaaa0", "aaaaa1"]
+        assert int(more.split()[0]) + len(re.split("  +", head)) == 12
+    with pytest.raises(UserError, match=r"^sort=-loss: .*did you mean val_loss\?"):
+        ordered(runs, "-loss")
+    assert names(ordered(runs, "seed")) == names(runs)
+
+
+def test_runs_of_different_texts_are_apart(tmp_path: Path) -> None:
+    for i, (name, loss) in enumerate((("a", 2.0), ("b", 1.0), ("a", 3.0))):
+        data = DataConfig(source="text", path=f"{name}.txt")
+        write_run_dir(tmp_path / f"run{i}", RunConfig(data=data, seed=i), {"val_loss": loss}, data_hash=name)
+    first, second, _ = listing(ordered(find_runs(tmp_path), "val_loss"), 3).split("\n\n")
+    assert [row.split()[0] for row in first.splitlines()] == ["the", "run", "run1"]
+    assert [row.split()[0] for row in second.splitlines()] == ["the", "run", "run0", "run2"]
+    assert ("b.txt" in first, "a.txt" in second, "data.path" in first + second) == (True, True, False)
 
 
 def test_conditions_and_order(folder: Path) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 
 import psutil
 import pytest
+import yaml
 from conftest import ROOT, TEXT, TINY_RUN, Outcome, Script
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -105,6 +106,10 @@ def test_generate_and_evaluate_on_one_run(command: Command, run_dir: Path, monke
     assert first == same != other
     typed = generated("interactive=true", "max_new_tokens=3", content="def \nclass \n")
     assert (typed[:4], "\nclass " in typed) == ("def ", True)
+    drawn = generated("interactive=true", "temperature=1.0", "max_new_tokens=20", content="d\nd\n")
+    first = generated("prompt=d", "temperature=1.0", "max_new_tokens=20")
+    assert drawn.startswith(first)
+    assert drawn != first * 2, "each prompt is drawn anew"
     several = generated("prompt=d", "temperature=1.0", "n_samples=2", "top_k=20", "min_p=0.01", "seed=1")
     assert re.match(r"=== sample 1 of 2\nd(.|\n)*\n=== sample 2 of 2\nd", several)
     _, out, errors = command("generate", "run_dir=[a run,a run/model]", "prompt=d", "max_new_tokens=3", "top=2")
@@ -177,10 +182,14 @@ def test_a_sweep_runs_each_job_and_compares_them(command: Command, cwd: Path) ->
     results = [json.loads(path.read_text()) for path in cwd.glob("runs/*/result.json")]
     pairs = sorted((result["head"], result["seed"]) for result in results)
     assert pairs == [("tied", 0), ("tied", 1), ("untied", 0), ("untied", 1)]
-    last = out.strip().splitlines()[-9:]
-    assert last[0].split() == ["run", "val_loss", "val_bpb", "val_top1", "parameters", "seconds"]
-    assert last[6].split("  ")[0] == "settings"
-    assert [line.split()[-5:-3] for line in last[7:]] == [["head=tied", "2"], ["head=untied", "2"]]
+    head, *last = [re.split("  +", line) for line in out.strip().splitlines()[-3:]]
+    assert head == [
+        "head",
+        *["seeds", "mean val_loss", "sd", "standard error", "mean val_bpb", "parameters", "seconds"],
+    ]
+    assert [line[:2] for line in last] == [["tied", "2"], ["untied", "2"]]
+    (path, *_) = cwd.glob("runs/*-untied-*")
+    assert yaml.safe_load((path / "config.yaml").read_text())["typed"][-2:] == ["head=untied", f"seed={path.name[-10]}"]
 
 
 @slow

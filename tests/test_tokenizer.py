@@ -202,9 +202,12 @@ def test_bpe_learns_from_the_training_text_and_char_from_all_text() -> None:
     assert char.vocab_size == 4
 
 
-def test_an_unknown_character_is_named() -> None:
+def test_an_unknown_character_is_named_and_left_out_of_a_prompt(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(UserError, match="'~'"):
         CHAR.encode("def ~")
+    with caplog.at_level("WARNING"):
+        assert [CHAR.known("~def ~~ 漢"), CHAR.known("~def ~~ 漢"), BYTE.known("~")] == ["def  ", "def  ", "~"]
+    assert (caplog.text.count("'~' '漢'"), caplog.text.count("'~'")) == (1, 1)
 
 
 WHOLE = BPE.to_json().encode()

@@ -4,7 +4,7 @@ KEY=A,B compares values of a setting of train, with seeds=5 and margin=0.01. TEX
 
 Plans, tunes every arm, runs each arm at each seed, and writes a report. The same command again continues with the runs
 that are missing. json=true prints one JSON object with the verdicts, and nothing else, on standard output.
-Every setting of train changes all arms. They are not listed here: lm-lab train --help lists them.
+Every setting of train changes all arms. They are not listed here: lm-lab train --help all lists them.
 """
 
 import re

@@ -7,9 +7,9 @@ from typing import Any
 
 from lm.cli.mistakes import command_line
 from lm.cli.tables import summary
+from lm.config.run import SAMPLE_TEMPERATURE
 from lm.runs.find import newest_run
 from lm.system.terminal import printable, wrapped
-from lm.training.samples import TEMPERATURE
 
 GREEDY_LINES = 4  # shown: what follows often repeats them
 WORDS = 24  # characters of a prompt to paste
@@ -22,11 +22,11 @@ def ending(path: Path, result: dict[str, Any], config: Mapping[str, Any]) -> Ite
     for name, value in zip(names, values, strict=True):
         yield wrapped(f"{name:{width}}{value}", rest=" " * width)
     for sample in result["samples"] if config.get("prompts") else result["samples"][:1]:
-        for title, key in ((f"Drawn at temperature={TEMPERATURE}", "drawn"), ("Greedy", "continuation")):
+        for title, key in ((f"Drawn at temperature={SAMPLE_TEMPERATURE}", "drawn"), ("Greedy", "continuation")):
             lines = wrapped(printable(sample["prompt"] + sample[key]), "  ", "  ", whole=False).split("\n")
             yield from ("", f"{title}:", "", *(lines[:GREEDY_LINES] if key == "continuation" else lines))
     if result.get("copied"):
-        yield from ("", "The drawn text is copied from the text: more than 80 characters in a row stand there.")
+        yield from ("", "What is drawn is copied from the text: more than 80 characters in a row.")
     yield from ("", str(path), "")
     yield from (f"  {line}" for line in next_lines(path, result, config))
 
@@ -35,7 +35,7 @@ def next_lines(path: Path, result: Mapping[str, Any], config: Mapping[str, Any])
     """Commands to paste: they take the newest run by themselves."""
     run = [] if newest_run(Path("runs")) == path else [str(path)]
     prompt = result["samples"][0]["prompt"] if result["samples"] else "Once upon a time"
-    yield command_line("generate", *run, _beginning(prompt), f"temperature={TEMPERATURE}")
+    yield command_line("generate", *run, _beginning(prompt), f"temperature={SAMPLE_TEMPERATURE}")
     yield command_line("look", *run)
     if config["data"]["source"] in ("stdlib", "text") and not config["init_from"]:
         yield command_line("ablate", "head=tied,untied", *filter(None, [config["data"]["path"]]))

@@ -47,10 +47,10 @@ def run(args: list[str]) -> None:
             print(f"run_dir={name}: is unfinished; this is its model when it was stopped", file=sys.stderr)
         net, tokenizer = load_model(name, config.trust)
         models[name] = net.to(best_device()), tokenizer
-    for prompt in prompts:
+    for turn, prompt in enumerate(prompts):  # of several that are typed, each is drawn anew
         for name, (net, tokenizer) in models.items():
             try:
-                tokenizer.encode(prompt)  # or fail before anything is printed
+                tokenizer.known(prompt)  # warn or fail before anything is printed
             except UserError as error:
                 if not config.interactive:
                     raise
@@ -61,7 +61,8 @@ def run(args: list[str]) -> None:
             for number in range(config.n_samples):
                 if config.n_samples > 1:
                     print(f"=== sample {number + 1} of {config.n_samples}")
-                _continue(net, tokenizer, prompt, config, sampling | {"seed": config.seed + number})
+                seed = config.seed + turn * config.n_samples + number
+                _continue(net, tokenizer, prompt, config, sampling | {"seed": seed})
 
 
 def _with_words(args: list[str]) -> list[str]:

@@ -4,7 +4,7 @@ import inspect
 import re
 import shlex
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -32,6 +32,17 @@ EXAMPLES = {
     "evaluate": "run_dir=runs/mine data=text data.path=other.txt",
     "generate": 'run_dir=runs/mine "prompt=To be, or not" temperature=0.8',
 }
+WORDS = {  # on the choices of train that are made most, which its --help lists first
+    "model": {"small": "minutes on a CPU", "medium": "10 M, for a GPU", "gpt2": "124 M"},
+    "head": {"tied": "one matrix in and out", "untied": "two"},
+    "data": {"text": "a file", "stdlib": "Python's own source", "csv": "a table", "json": "", "hub": "a data set"},
+    "tokenizer": {"bpe": "parts of words", "char": "", "byte": "", "file": "a tokenizer.json"},
+    "optim": {"muon": "", "adamw": "", "muon_short": "few steps", "muon_continue": "with init_from"},
+    "trainer": {"auto": "", "cpu": "", "gpu": "", "debug": "20 steps", "overfit": "one batch"},
+    "logger": {"none": "metrics.csv alone", "tensorboard": "", "wandb": "", "trackio": ""},
+    "experiment": {"chars": "up to 1 MB", "chars_30k": "", "chars_10k": "", "none": "larger", "tinystories": ""},
+}
+SCREEN = 80  # columns
 REQUIRED = "VALUE"  # in the place of a default
 FIELD = re.compile(r"^    (\w+): .*?  # (.*)$", re.MULTILINE)  # of a dataclass, with the comment behind it
 
@@ -44,17 +55,15 @@ class Setting(NamedTuple):
 
 
 def help_text(command: str, docstring: str, schema: Any, args: Sequence[str]) -> str:
-    """What --help prints. Of the arguments, --config-dir counts: its choices are listed too."""
+    """What --help prints, of train a screen unless `all` is asked. With --config-dir its choices are listed too."""
     start = shlex.join(command_prefix(command))
+    choices = _choices(command, args)
+    if command == "train" and "all" not in args:
+        return "\n".join(_screen(start, choices))
     parts = [re.sub(r"lm-lab (\w+)", lambda match: shlex.join(command_prefix(match[1])), docstring.strip())]
     if command in EXAMPLES:
         parts.append(f"Example: {start} {EXAMPLES[command]}")
     if command in GROUPS:
-        folders = [CONFIGS, *(Path(folder) for flag, folder in pairwise(args) if flag in ("--config-dir", "-cd"))]
-        choices = {
-            group: sorted({path.stem for folder in folders for path in (folder / group).glob("*.yaml")})
-            for group in GROUPS[command]
-        }
         parts.append("Groups, each chosen by group=name:")
         parts.append("\n".join(f"  {group}: {', '.join(names)}" for group, names in choices.items()))
     values = compose("train", [], RunConfig) if schema is RunConfig else None
@@ -69,6 +78,32 @@ def help_text(command: str, docstring: str, schema: Any, args: Sequence[str]) ->
     else:
         parts.append("Settings, each changed by key=value, here with its default:")
     return "\n\n".join([*parts, "\n".join(lines.values())])
+
+
+def _choices(command: str, args: Sequence[str]) -> dict[str, list[str]]:
+    folders = [CONFIGS, *(Path(folder) for flag, folder in pairwise(args) if flag in ("--config-dir", "-cd"))]
+    return {
+        group: sorted({path.stem for folder in folders for path in (folder / group).glob("*.yaml")})
+        for group in GROUPS.get(command, ())
+    }
+
+
+def _screen(start: str, choices: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """The lines of train's --help: the settings that are changed most, and of each group as many choices as fit."""
+    yield f"Train one run: {start} [TEXT] [group=choice] [key=value ...]"
+    yield "TEXT is a file, folder, glob or address; its size chooses the experiment. The"
+    yield "same command resumes or shows its run; -m head=tied,untied seed=0,1 makes four."
+    yield f"Example: {start} {EXAMPLES['train']}"
+    yield "Settings, by key=value, with defaults, and groups; --help all has the rest:"
+    defaults = {setting.key: setting for setting in settings(RunConfig, compose("train", [], RunConfig))}
+    for key, _, value, meaning in map(defaults.__getitem__, USUAL):
+        line = f"{f'  {key}={to_override_value(value)}':28} "
+        yield line + textwrap.shorten(meaning, SCREEN - len(line), placeholder=" ...")
+    for group, names in choices.items():
+        words = WORDS[group]
+        ordered = [*words, *(name for name in names if name not in words)]
+        shown = (f"{name} ({words[name]})" if words.get(name) else name for name in ordered)
+        yield "  " + textwrap.shorten(f"{group}: {', '.join(shown)}", SCREEN - 2, placeholder=" ...")
 
 
 def _line(setting: Setting) -> str:

@@ -113,7 +113,7 @@ def no_such_key(override: str, kinds: Kinds, args: Sequence[str] = ()) -> str:
         words = [whole_prompt(args or [override], kinds)]
     elif "data.path" in kinds and os.path.exists(override):
         words = [text_settings(override)]
-    return f"{key}: no such key; {_did_you_mean(words) or '--help lists the settings'}"
+    return f"{key}: no such key; {_did_you_mean(words) or '--help all lists the settings'}"
 
 
 def _did_you_mean(words: Sequence[str]) -> str:
@@ -255,4 +255,4 @@ def explain_non_override(args: Sequence[str], kinds: Kinds, i: int = 0) -> str:
     if is_path and not suggestions and "run_dir" in kinds and "data.path" in kinds:
         return f"{word}: no such file, folder or glob; run_dir=RUN shows a finished run without its text"
     what = "no such file, folder or glob; a" if is_path and not suggestions else "a"
-    return f"{word}: {what} setting is given as key=value; {_did_you_mean(suggestions) or '--help lists them'}"
+    return f"{word}: {what} setting is given as key=value; {_did_you_mean(suggestions) or '--help all lists them'}"

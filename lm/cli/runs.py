@@ -1,10 +1,12 @@
 """List runs with what differs between them: lm-lab runs [FOLDER] [where=CONDITIONS] [sort=KEY]
 
 FOLDER holds runs at any depth, as runs/ (the default) or the folder of an ablation does. Settings that are equal in all
-runs are left out. Conditions are separated by commas: "where=head.name=tied, val_loss<3.1". sort=-val_loss descends.
-plot=FILE.svg draws the curves of the listed runs, csv=FILE (- is standard output) writes every result.
+runs of a text are left out, and on a terminal columns that do not fit. Conditions are separated by commas:
+"where=head.name=tied, val_loss<3.1". sort=-val_loss descends. plot=FILE.svg draws the curves of the listed runs,
+csv=FILE (- is standard output) writes every result.
 """
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -32,7 +34,8 @@ def run(args: list[str]) -> None:
     if config.csv == "-":
         print(printable(listing_csv(runs)), end="")
     else:
-        print(listing(runs, len(every)))
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        print(listing(runs, len(every), width))
     if table is not None and config.csv != "-":
         write_text(table, listing_csv(runs))
     if plot is not None:

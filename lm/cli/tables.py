@@ -2,15 +2,16 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
+from lm.cli.mistakes import key_of
+from lm.config.checks import without_secrets
 from lm.data.ngram import ngram_figure
 from lm.system.terminal import duration
 
 Rows = list[tuple[str, ...]]
-Named = list[tuple[str, dict[str, Any]]]  # results with the names of their runs, or with their settings
 
 
 def summary(result: dict[str, Any]) -> Rows:
@@ -42,30 +43,27 @@ def plan(forecast: dict[str, Any]) -> Rows:
     ]
 
 
-def comparison(results: Named) -> Rows:
-    """The runs of a sweep side by side, each with the name of its run."""
-    rows: Rows = [("run", "val_loss", "val_bpb", "val_top1", "parameters", "seconds")]
-    for name, result in results:
-        scores = (f"{result[key]:.4f}" for key in ("val_loss", "val_bpb", "val_top1"))
-        rows.append((name, *scores, f"{result['n_params']:,}", f"{result['seconds']:.0f}"))
+def sweep(finished: Sequence[tuple[Sequence[str], dict[str, Any]]]) -> Rows:
+    """Overrides and results of a sweep: a column for each setting that was swept, a row for each set of seeds."""
+    words = [{key_of(word): word.partition("=")[2] for word in overrides} for overrides, _ in finished]
+    keys = dict.fromkeys(key for own in words for key in own if key not in ("seed", "run_dir"))
+    swept = [key for key in keys if len({own.get(key) for own in words}) > 1]
+    sets: dict[tuple[str, ...], dict[int, dict[str, Any]]] = defaultdict(dict)
+    for own, (_, result) in zip(words, finished, strict=True):
+        sets[tuple(without_secrets(own.get(key, "")) for key in swept)][result["seed"]] = result
+    several = max(map(len, sets.values())) > 1
+    scores = ("val_loss", "val_bpb") if several else ("val_loss", "val_bpb", "val_top1")
+    heads = ("seeds", "mean val_loss", "sd", "standard error", "mean val_bpb") if several else scores
+    rows: Rows = [(*swept, *heads, "parameters", "seconds")]
+    for values, by_seed in sets.items():
+        means = [f"{fmean(result[key] for result in by_seed.values()):.4f}" for key in scores]
+        if several:
+            sd = stdev(result["val_loss"] for result in by_seed.values()) if len(by_seed) > 1 else math.nan
+            error = sd / math.sqrt(len(by_seed))
+            means = [str(len(by_seed)), means[0], *(f"{value:.4f}" for value in (sd, error)), means[1]]
+        n_params, seconds = (fmean(result[key] for result in by_seed.values()) for key in ("n_params", "seconds"))
+        rows.append((*values, *means, f"{n_params:,.0f}", f"{seconds:.0f}"))
     return rows
-
-
-def over_seeds(results: Named) -> Rows:
-    """The mean val_loss of runs with equal settings, its standard deviation and error; no rows if no seeds differ.
-
-    Each result comes with the settings of its run without the seed.
-    """
-    losses: dict[str, dict[int, float]] = defaultdict(dict)
-    for settings, result in results:
-        losses[settings][result["seed"]] = result["val_loss"]
-    rows: Rows = []
-    for settings, by_seed in losses.items():
-        if len(by_seed) > 1:
-            sd = stdev(by_seed.values())
-            figures = (f"{value:.4f}" for value in (fmean(by_seed.values()), sd, sd / math.sqrt(len(by_seed))))
-            rows.append((settings, str(len(by_seed)), *figures))
-    return [("settings", "seeds", "mean val_loss", "sd", "standard error"), *rows] if rows else []
 
 
 def score_table(scores: list[dict[str, Any]], several: bool) -> Rows:

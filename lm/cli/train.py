@@ -23,16 +23,17 @@ from lm.cli.compose import current_overrides, quoted, register, run_hydra, to_da
 from lm.cli.main import configure_streams, job
 from lm.cli.mistakes import CONFIGS, command_line, key_of, kinds_of, no_such_key
 from lm.cli.recipe import tell, with_recipe
-from lm.cli.tables import comparison, over_seeds, plan, summary
+from lm.cli.tables import plan, summary, sweep
 from lm.cli.words import is_question, with_text
 from lm.config import RunConfig, UserError, require
-from lm.config.checks import without_secrets
+from lm.config.identity import is_verb
 from lm.data.paths import check_paths
 from lm.system.terminal import close_bars, format_table, is_first_process
 from lm.training.run_directory import RunDirectory, finished_result
 
 SCHEMA = RunConfig
-finished: list[tuple[str, str, dict[str, Any]]] = []  # a run's name, its overrides without the seed, its result
+finished: list[tuple[list[str], dict[str, Any]]] = []  # the overrides of a run, and its result
+typed: set[str] = set()  # keys of this command line; overrides of others come from a recipe
 
 
 @hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name="train")
@@ -41,14 +42,16 @@ def program(config: DictConfig) -> float | None:
     """Train what Hydra has composed; the validation loss is what a sweeper that searches minimises."""
     overrides, several = current_overrides(), HydraConfig.get().mode == RunMode.MULTIRUN
     run = to_dataclass(config, overrides, RunConfig)
+    own = [word for word in overrides if not typed or key_of(word) in typed]
+    run.typed = run.typed or [word for word in own if not is_verb(word)]
     configure_streams(run.trainer.world_size)
     path = Path(run.run_dir or "")
     result = finished_result(RunDirectory(path), run) if run.run_dir else None
-    tell(run.data if result is None else None)
     if several and run.trainer.world_size > 1:
         raise UserError(f"trainer.devices={run.trainer.devices}: a sweep trains each run in one process; leave -m out")
     if result is None:
         check_paths(run.data, run.tokenizer)
+        tell(run.data)
         if run.plan_only:
             from lm.training.forecast import forecast
 
@@ -59,10 +62,10 @@ def program(config: DictConfig) -> float | None:
         from lm.training.train import train  # its imports take seconds
 
         path, result = train(run)
+    tell()
     if not is_first_process(run.trainer.world_size):
         return None
-    varied = " ".join(word for word in overrides if key_of(word) not in ("seed", "run_dir"))
-    finished.append((path.name, without_secrets(varied) or "the defaults", result))
+    finished.append((overrides, result))
     close_bars()
     from lm.cli.ending import ending
 
@@ -85,6 +88,8 @@ def prepare(flags: Namespace) -> list[str]:
         if is_question(override):
             raise UserError(f"{override}: is a question; did you mean {command_line('ablate', override)}?")
     overrides = with_text(flags.overrides, kinds)
+    typed.clear()
+    typed.update(map(key_of, overrides))
     words = [quoted(word, kinds, flags.multirun and word in flags.overrides) for word in overrides]
     return with_recipe(words, flags.config_dir)
 
@@ -107,6 +112,4 @@ def run(args: list[str]) -> None:
     with _no_record_of_nothing(Path("runs/multirun.yaml")):  # configs/quiet.yaml
         run_hydra(program, args, kinds_of(RunConfig), prepare)
     if len(finished) > 1:
-        print(format_table(comparison([(name, result) for name, _, result in finished])))
-    if rows := over_seeds([(settings, result) for _, settings, result in finished]):
-        print("", format_table(rows), sep="\n")
+        print(format_table(sweep(finished)))

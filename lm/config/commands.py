@@ -14,7 +14,7 @@ class GenerateConfig:
     run_dir: str | None = None  # a run, or a folder of transformers; also [RUN1,RUN2] or a glob; null: the newest run
     prompt: str | None = None  # verbatim, whatever it contains
     prompt_file: str | None = None  # a file to read the prompt from; - is standard input
-    interactive: bool = False  # ask for prompts until end of input
+    interactive: bool = False  # ask for prompts until end of input, each drawn with a further seed
     max_new_tokens: int = 128  # a continuation ends earlier at an end-of-text token
     temperature: float = 0.0  # 0: greedy
     top_k: int | None = None  # sample among the k most probable tokens only

@@ -12,7 +12,7 @@ from lm.config.run import RunConfig
 VERBS = ("checkpoint.resume", "data.verify", "plan_only")
 # Settings that do not change what a run computes. They may differ when it is resumed.
 RUNTIME = (
-    *("run_dir", "logger", "prompts", "init_from", "init_record", "config_hash", "asked", "data_revision"),
+    *("run_dir", "logger", "prompts", "init_from", "init_record", "config_hash", "asked", "data_revision", "typed"),
     *("checkpoint.every", "checkpoint.keep", "activation_checkpointing", "data.cache_dir", *VERBS),
     *("trainer.enable_progress_bar", "trainer.detect_anomaly", "trainer.profiler"),
 )

@@ -14,6 +14,7 @@ PRECISIONS = ("auto", "32-true", "bf16-mixed", "bf16-true", "64-true")
 STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_false", "ddp_find_unused_parameters_true")
 LOSSES = ("auto", "plain", "chunked")
 NO_LIMIT = 1_000_000_000  # steps of a run whose length is a time
+SAMPLE_TEMPERATURE = 0.8  # of drawn samples, whose seed is the number of their prompt: equal seeds give similar texts
 TIED_MATRICES = ("embedding", "head", "mean")
 
 
@@ -141,6 +142,7 @@ class RunConfig:
     compile: bool = False  # torch.compile: faster in long runs, see docs/performance.md
     run_dir: str | None = None  # null: runs/, under a name that ends in the hash of this configuration
     plan_only: bool = False  # say what the run would take, and train nothing
+    typed: list[str] | None = None  # the words of the command, which train fills in; the list of runs begins with them
 
     @together()
     def __post_init__(self) -> None:

@@ -156,6 +156,19 @@ class Tokenizer:
                 "expected a text of known characters, or a run with tokenizer=byte or bpe"
             ) from error
 
+    def known(self, prompt: str) -> str:
+        """A prompt without the characters that the vocabulary lacks, of which a warning tells once."""
+        try:
+            self.encode(prompt)
+            return prompt
+        except UserError:
+            vocabulary = self.backend.get_vocab()
+            unknown = "".join(dict.fromkeys(c for c in prompt if c not in vocabulary))
+            if not unknown:
+                raise
+            _warn_of_unknown(unknown)
+            return "".join(c for c in prompt if c in vocabulary)
+
     def decode(self, ids: Iterable[int]) -> str:
         with _refusing_panics():
             return self.backend.decode(list(ids), skip_special_tokens=True)
@@ -250,6 +263,11 @@ def load_tokenizer(path: Path, eot: str | None = None) -> Tokenizer:
     if tokenizer.dropout:
         _warn_of_dropout(path, tokenizer.dropout)
     return tokenizer
+
+
+@cache
+def _warn_of_unknown(characters: str) -> None:
+    log.warning("the model does not know %s: the prompt is continued without", " ".join(map(repr, characters)))
 
 
 @cache  # once, however often the file is read

@@ -61,7 +61,8 @@ def generate(
 
     Decoding is greedy at temperature 0, the default, and sampled above it; `top_k`, `top_p` and `min_p` restrict the
     sample. It stops at end of text or after `max_new_tokens`. If the text is longer than the model's context, the model
-    sees its tokens from `window_start` on. Raises UserError if an option is out of range.
+    sees its tokens from `window_start` on. Characters of a prompt that the tokenizer lacks are left out, with
+    a warning. Raises UserError if an option is out of range.
 
     >>> from lm import HeadConfig, ModelConfig
     >>> from lm.data.vocabulary import byte_tokenizer
@@ -90,4 +91,4 @@ def generate(
 
 
 def _encode(tokenizer: Tokenizer, prompts: list[str]) -> list[list[int]]:
-    return [[tokenizer.begin, *tokenizer.encode(prompt)] for prompt in prompts]
+    return [[tokenizer.begin, *tokenizer.encode(tokenizer.known(prompt))] for prompt in prompts]

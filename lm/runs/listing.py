@@ -1,6 +1,7 @@
 """Runs as a table and as CSV: which and in what order, what differs between them, and their results."""
 
 import difflib
+import math
 import operator
 import re
 from collections import Counter
@@ -14,8 +15,9 @@ from lm.system.files import csv_text
 from lm.system.terminal import format_table, printable, to_override_value
 
 NGRAM = "baselines_bpb.ngram"
+SCORES = ("val_loss", "val_bpb")  # behind the name; other results follow the settings
 RESULTS = {  # shown, with how many decimals
-    **dict.fromkeys(("val_loss", "val_bpb", "val_top1", NGRAM), ".4f"),
+    **dict.fromkeys((*SCORES, "val_top1", NGRAM), ".4f"),
     **dict.fromkeys(("n_params", "steps", "tokens"), ","),
     "seconds": ",.0f",
 }
@@ -53,9 +55,17 @@ def where(runs: Sequence[FoundRun], conditions: str | None) -> list[FoundRun]:
 
 
 def ordered(runs: Sequence[FoundRun], key: str) -> list[FoundRun]:
-    """By a setting or a result, numbers before text, descending if `key` begins with a minus; runs without it last."""
+    """By a setting or a result, numbers before text, descending if `key` begins with a minus; runs without it last.
+
+    Raises UserError for a setting that is equal in all of several runs.
+    """
     name = key.removeprefix("-")
     check_key("sort", name, runs)
+    values = [str(run.settings[name]) for run in runs if name in run.settings and name not in run.result]
+    if len(values) > 1 and len({*values}) == 1:
+        meant = " or ".join(result for result in RESULTS if name in result)
+        hint = f"; did you mean {meant}?" if meant else ""
+        raise UserError(f"sort={key}: the setting {name} is {values[0]} in all of these runs{hint}")
     with_value = [run for run in runs if run[name] is not None]
 
     def rank(run: FoundRun) -> tuple[bool, float, str]:
@@ -89,25 +99,61 @@ def _equal(value: Any, text: str) -> bool:
 # --- a table
 
 
-def listing(runs: Sequence[FoundRun], total: int) -> str:
-    """A row for each run that can be read, a line for each other, and how many there are of each kind."""
-    shown = [run for run in runs if run.status != "broken"]
-    keys, status = without_parts_of_the_head(differing(shown), shown), any(run.note for run in shown)
-    head = ["run", *["status"] * status, *(HEADS.get(key, key) for key in (*keys, *RESULTS))]
-    rows = [_row(run, keys, status) for run in shown]
-    broken = [printable(" ".join(f"broken: {run.note}".split())) for run in runs if run.status == "broken"]
+def listing(runs: Sequence[FoundRun], total: int, width: int | None = None) -> str:
+    """A table for each text, a line for each run that cannot be read, and how many there are of each kind.
+
+    A table has at most `width` columns of the terminal, unless there are none.
+    """
+    texts: dict[str, list[FoundRun]] = {}
+    for run in runs:
+        if run.status != "broken":
+            texts.setdefault(run.settings["data_hash"], []).append(run)
+    lines = []
+    for text, own in texts.items():
+        if len(texts) > 1:
+            lines.append(f"the text {own[0]['data.path'] or own[0]['data.source']} (data_hash {text[:8]})")
+        lines += [*_table(own, width), ""]
+    lines += [printable(" ".join(f"broken: {run.note}".split())) for run in runs if run.status == "broken"]
     counts = ", ".join(f"{n} {kind}" for kind, n in Counter(run.status for run in runs).items())
     total_line = f"{len(runs)} run{'s' * (len(runs) != 1)}" + f" of {total}" * (len(runs) != total)
-    table = [format_table([head, *rows]), ""] if rows else []
-    return "\n".join([*table, *broken, f"{total_line}{': ' * bool(counts)}{counts}"])
+    return "\n".join([*lines, f"{total_line}{': ' * bool(counts)}{counts}"])
 
 
-def _row(run: FoundRun, keys: Sequence[str], status: bool) -> list[str]:
-    status_text = f"{run.status}: {run.note}" if run.note else run.status
-    settings = [to_override_value(run[key])[: 8 if key.endswith(("_hash", "sha256")) else None] for key in keys]
-    results = [format(run.result[key], how) if key in run.result else "" for key, how in RESULTS.items()]
-    cells = (cell if len(cell) <= WIDTH else f"{cell[: WIDTH // 2]}…{cell[1 - WIDTH // 2 :]}" for cell in settings)
-    return [run.name, *[" ".join(status_text.split())] * status, *cells, *results]
+def _table(runs: Sequence[FoundRun], width: int | None) -> list[str]:
+    """The lines of a table: names, scores, the settings that differ, those that were typed first, other results."""
+    typed = {word.partition("=")[0].lstrip("+~") for run in runs for word in run.settings.get("typed") or ()}
+    keys = without_parts_of_the_head(differing(runs), runs)
+    keys.sort(key=lambda key: not {key, key.rpartition(".")[0]} & typed)
+    columns = [["run", *(_short(run.name, width and width // 2) for run in runs)]]
+    if any(run.note for run in runs):
+        columns.append(["status", *(_status(run) for run in runs)])
+    results = [[HEADS.get(key, key), *(_result(run, key) for run in runs)] for key in RESULTS]
+    settings = [[HEADS.get(key, key), *(_setting(run, key) for run in runs)] for key in keys]
+    columns += [*results[: len(SCORES)], *settings, *results[len(SCORES) :]]
+    fitting, left = [], math.inf if width is None else width
+    for column in columns:
+        if (size := max(map(len, column)) + 2) <= left + 2:
+            fitting.append(column)
+            left -= size
+    more = len(columns) - len(fitting)
+    rows = format_table([*zip(*fitting, strict=True)]).split("\n")
+    return [*rows, f"{more} more column{'s' * (more > 1)}: csv=-"] if more else rows
+
+
+def _status(run: FoundRun) -> str:
+    return " ".join(f"{run.status}: {run.note}".split()) if run.note else run.status
+
+
+def _setting(run: FoundRun, key: str) -> str:
+    return _short(to_override_value(run[key])[: 8 if key.endswith(("_hash", "sha256")) else None], WIDTH)
+
+
+def _result(run: FoundRun, key: str) -> str:
+    return format(run.result[key], RESULTS[key]) if key in run.result else ""
+
+
+def _short(cell: str, width: int | None) -> str:
+    return cell if width is None or len(cell) <= width else f"{cell[: width // 2]}…{cell[1 - width // 2 :]}"
 
 
 def listing_csv(runs: Sequence[FoundRun]) -> str:

@@ -9,6 +9,7 @@ import shutil
 import signal
 import textwrap
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from tqdm import tqdm
@@ -48,7 +49,7 @@ class MessageHandler(logging.StreamHandler):  # type: ignore[type-arg]
         return wrapped(text) if self.stream.isatty() else text
 
     def emit(self, record: logging.LogRecord) -> None:
-        with tqdm.external_write_mode(self.stream):
+        with tqdm.external_write_mode(self.stream) if open_bars() else nullcontext():
             super().emit(record)
 
 
@@ -62,9 +63,13 @@ def wrapped(text: str, first: str = "", rest: str = "", whole: bool = True) -> s
     return "\n".join(map(wrapper.fill, text.split("\n")))
 
 
+def open_bars() -> list[Any]:
+    return [*getattr(tqdm, "_instances", ())]  # tqdm has no public name for them
+
+
 def close_bars() -> None:
-    """Progress bars that an error has left open: what is printed would stand on their line."""
-    for bar in [*getattr(tqdm, "_instances", ())]:
+    """Close what an error has left open: what is printed next would stand on its line."""
+    for bar in open_bars():
         bar.close()
 
 

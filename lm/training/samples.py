@@ -9,6 +9,7 @@ import re
 import numpy as np
 
 from lm.config import UserError
+from lm.config.run import SAMPLE_TEMPERATURE
 from lm.data.tokens import TextData
 from lm.inference.generate import generate
 from lm.model.transformer import Transformer
@@ -17,7 +18,6 @@ NEW_TOKENS = 48  # of a continuation
 SHOWN = 300  # characters of the first one of a finished run, about: enough to read
 COPIED = 80  # characters in a row that a text may share with the training text by chance
 COPIED_FROM = 20_000_000  # bytes of the training text that are searched
-TEMPERATURE = 0.8  # of the drawn ones, whose seed is the number of their prompt: equal seeds give similar texts
 STRETCH = 1024  # tokens of validation text in which a prompt is looked for
 PROMPT = re.compile(r"[^\W\d_].{5,58}(?!\w)")  # a line from its first letter on, in whole words
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ def samples(
         n = NEW_TOKENS if rows else n_first
         try:
             greedy = generate(net, data.tokenizer, prompt, n)
-            drawn = generate(net, data.tokenizer, prompt, n, temperature=TEMPERATURE, seed=seed)
+            drawn = generate(net, data.tokenizer, prompt, n, temperature=SAMPLE_TEMPERATURE, seed=seed)
             rows.append({"prompt": prompt, "continuation": greedy, "drawn": drawn})
         except UserError as error:
             log.warning("no continuation of %r: %s", prompt, error)
