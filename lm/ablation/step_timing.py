@@ -1,18 +1,15 @@
-"""What a training step of each arm costs on this machine: without a Trainer for a quick estimate, or as it makes it."""
+"""What a training step of each arm costs on this machine: a bare one for a quick estimate, or one of the loop."""
 
 import hashlib
 import logging
 import os
 import platform
-import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import cache
 from itertools import pairwise
-from pathlib import Path
 from statistics import median
-from typing import Any
 
 import torch
 
@@ -28,9 +25,8 @@ from lm.training.resolve import build_model, n_validations, resolve
 
 MIN_ROUNDS, ENOUGH_SECONDS = 5, 20.0  # of a measurement
 MAX_ROUNDS, MAX_ROUNDS_OF_AN_ESTIMATE = 40, 10
-WARM_UP_STEPS, TIMED_STEPS = 2, 6  # optimizer steps of a measurement with the Trainer
+WARM_UP_STEPS, TIMED_STEPS = 2, 6  # optimizer steps of a measurement in the loop
 TIMED_BATCHES = 4  # of a validation
-NEVER = 10**9  # steps
 LEARNING_RATES = ("optim.lr", "head.embedding_lr_multiplier", "head.head_lr_multiplier")
 COST_FREE = ("seed", "head.name", "trainer.max_steps", *LEARNING_RATES)
 log = logging.getLogger(__name__)
@@ -41,7 +37,7 @@ def measure(
 ) -> dict[str, float]:
     """Give each arm its seconds per step; returns all that were ever measured, by computation, code and machine.
 
-    With a time budget, steps are measured in the Lightning Trainer (`with_trainer`), because the number of steps
+    With a time budget, steps of the training loop are measured (`with_trainer`), because the number of steps
     depends on them; otherwise, and for a plan alone, a bare training step is measured for the estimate. Known
     measurements are used again, so that the number of steps does not change between calls. New arms are measured
     together with the others, since only times taken in turns compare, and put in proportion to their earlier times.
@@ -94,31 +90,19 @@ def _computation(arm: Arm, with_trainer: bool) -> str:
     return f"{hashlib.sha256(content.encode()).hexdigest()[:16]} {machine()}"
 
 
-# --- a step as the Trainer makes it
+# --- a step of the training loop
 
 
 def _trainer_step(arm: Arm) -> Callable[[], float]:
-    """A step with real batches, logged as in a run, with its share of validations.
-
-    Checkpoints and the final score are not included.
-    """
+    """A step with real batches and its share of validations. Checkpoints and the final score are not included."""
     data = prepare(arm.run.data, arm.run.tokenizer)
     run = resolve(arm.run, arm.vocab_size)
     validations = n_validations(run, arm.steps["own"]) / arm.steps["own"]
-    short = replace(
-        run,
-        max_tokens=None,
-        trainer=replace(run.trainer, max_steps=WARM_UP_STEPS + TIMED_STEPS, enable_progress_bar=False),
-        checkpoint=replace(run.checkpoint, every=NEVER, best=False),
-        validation=replace(run.validation, every=0),
-        diagnostics=replace(run.diagnostics, every=0),
-        prompts=None,
-    )
-    net = build_model(short, arm.vocab_size, data.tokenizer.eot)
+    net = build_model(run, arm.vocab_size, data.tokenizer.eot)
 
     def step() -> float:
         set_threads(arm.run.threads)
-        seconds = median(_seconds_of_steps(net, short, data))
+        seconds = median(_seconds_of_steps(net, run, data))
         return seconds + (validations * _seconds_of_a_validation(net, run, data) if validations else 0.0)
 
     return step
@@ -127,35 +111,24 @@ def _trainer_step(arm: Arm) -> Callable[[], float]:
 def _seconds_of_steps(net: Transformer, run: RunConfig, data: TextData) -> list[float]:
     """Seconds of each step after the first ones, which set up what later ones use again."""
     # Lightning takes seconds to import, and most plans need only bare steps
-    from lightning import Callback, Trainer
+    from lm.training.setup import begin, build_fabric, training_stream
+    from lm.training.train import train_step
 
-    from lm.training.callbacks import LogAndValidate
-    from lm.training.metrics import MetricsFile
-    from lm.training.module import LMModule
-    from lm.training.run_directory import RunDirectory
-    from lm.training.train import build_trainer
-
-    ends: list[float] = []
-
-    class Clock(Callback):
-        def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
-            if trainer.global_step > len(ends):
-                if torch.cuda.is_available():
-                    torch.cuda.synchronize()
-                ends.append(time.perf_counter())
-
-    with tempfile.TemporaryDirectory() as name:
-        directory = RunDirectory(Path(name))
-        trainer = build_trainer(run, directory, [LogAndValidate(MetricsFile(directory.metrics)), Clock()])
-        with fast_attention(run.trainer.accelerator, is_mixed(run.trainer.precision), run.data.seq_len):
-            trainer.fit(LMModule(net, run, data))
+    fabric, ends = build_fabric(run.trainer), []
+    fabric.launch()
+    model, state = begin(fabric, net, run)
+    stream = training_stream(fabric, run, data)
+    with fast_attention(run.trainer.accelerator, is_mixed(run.trainer.precision), run.data.seq_len):
+        for _ in range(WARM_UP_STEPS + TIMED_STEPS):
+            _, loss, norm = train_step(fabric, model, state, run, stream, run.steps)
+            loss.item(), norm.item()  # the device has caught up then
+            ends.append(time.perf_counter())
     return [end - start for start, end in pairwise(ends[WARM_UP_STEPS - 1 :])]
 
 
 def _seconds_of_a_validation(net: Transformer, run: RunConfig, data: TextData) -> float:
     n = batches_of_a_validation(run, len(data.val))
     timed = min(TIMED_BATCHES, n)
-    net.to(run.trainer.accelerator)  # Lightning has moved it to the CPU
     started = time.perf_counter()
     validate(net, run, data, max_batches=timed)
     return (time.perf_counter() - started) * n / timed

@@ -3,13 +3,18 @@
 Each prompt has a greedy continuation and one drawn with a fixed seed.
 """
 
+import json
 import logging
 import re
+from pathlib import Path
 
-from lm.config import UserError
+from lm.config import RunConfig, UserError
 from lm.data.tokens import TextData
 from lm.inference.generate import generate
 from lm.model.transformer import Transformer
+from lm.system.files import write_text
+from lm.training.run_directory import read_samples
+from lm.training.state import State
 
 NEW_TOKENS = 48  # of a continuation
 TEMPERATURE = 0.8  # of the drawn ones, whose seed is the number of their prompt: equal seeds give similar texts
@@ -29,6 +34,19 @@ def samples(net: Transformer, data: TextData, prompts: list[str] | None) -> list
         except UserError as error:
             log.warning("no continuation of %r: %s", prompt, error)
     return rows
+
+
+def append_samples(path: Path, state: State, run: RunConfig, data: TextData) -> None:
+    """A line of samples.jsonl, for a validation during training; the last samples are in result.json."""
+    line = {"step": state.step, "tokens": state.step * run.tokens_per_step}
+    with open(path, "a") as file:
+        file.write(json.dumps(line | {"samples": samples(state.eval_net, data, run.prompts)}) + "\n")
+
+
+def cut_samples(path: Path, step: int) -> None:
+    """Keep the lines up to a step; those of later ones will be written again."""
+    lines = [json.dumps(row) for row in read_samples(path) if row["step"] <= step]
+    write_text(path, "".join(f"{line}\n" for line in lines))
 
 
 def validation_prompts(data: TextData) -> list[str]:
