@@ -99,7 +99,7 @@ REFUSED: list[Case] = [
     (EvaluateConfig, {"run_dir": "r", "data": DataConfig(**HUB, val_split="test")}, "data.val_split=test"),
     (EvaluateConfig, {"run_dir": "r", "data": DataConfig(), "texts": "a"}, "texts=a"),
     *each(ExportConfig, "", {"dtype": ["f16"], "format": ["onnx"]}, run_dir="r", output_dir="o"),
-    *each(TrainerConfig, "trainer.", {"accelerator": ["tpu"], "profiler": ["stopwatch"], "precision": ["16-mixed"]}),
+    *each(TrainerConfig, "trainer.", {"accelerator": ["tpu"], "precision": ["16-mixed"]}),
     *each(TrainerConfig, "trainer.", {"strategy": ["fsdp"], "gradient_clip_val": [-1.0, NAN]}),
     *each(TrainerConfig, "trainer.", dict.fromkeys(("devices", "num_nodes", "max_steps", "log_every_n_steps"), (0,))),
     *each(TrainerConfig, "trainer.", {"accumulate_grad_batches": [0]}),

@@ -44,7 +44,7 @@ def keep_temporary_files(patch: pytest.MonkeyPatch) -> None:
 
 
 def forget_the_optimizer(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("lightning.pytorch.strategies.Strategy.load_optimizer_state_dict", lambda self, checkpoint: None)
+    patch.setattr("torch.optim.Optimizer.load_state_dict", lambda self, content: None)
 
 
 def take_no_lock(patch: pytest.MonkeyPatch) -> None:

@@ -18,8 +18,7 @@ from lm.data.batches import TrainingStream
 from lm.data.tokens import prepare
 from lm.inference.decode import decode
 from lm.inference.evaluate import evaluate
-from lm.training.callbacks import LogAndValidate
-from lm.training.signals import Interrupted
+from lm.training.signals import Interrupted, Signals
 from lm.training.train import train
 from tests.helpers.models import MODELS, build, name_of, random_tokens
 from tests.helpers.runs import MUON, change, column, losses, result, short_run
@@ -55,16 +54,16 @@ def test_training_in_bf16_ends_finite_and_resumes(
     assert scores["device"] == torch.cuda.get_device_name()
     assert scores["precision"] == "bf16-mixed"
 
-    on_step_end = LogAndValidate.on_step_end
+    arrived = Signals.arrived
 
-    def stop(self: LogAndValidate, trainer: Any, module: Any, step: int) -> None:
-        on_step_end(self, trainer, module, step)
+    def stop(self: Signals, fabric: Any, step: int) -> Any:
         if step == 12:
             os.kill(os.getpid(), signal.SIGTERM)
+        return arrived(self, fabric, step)
 
     run = change(whole, run_dir=str(tmp_path / "run"))
     with monkeypatch.context() as patch:
-        patch.setattr(LogAndValidate, "on_step_end", stop)
+        patch.setattr(Signals, "arrived", stop)
         with pytest.raises(Interrupted, match="after step 12"):
             train(run)
     _, resumed = train(run)

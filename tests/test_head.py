@@ -21,8 +21,8 @@ from lm.inference.evaluate import evaluate_run
 from lm.model import Transformer
 from lm.model.size import n_params
 from lm.training.init_from import copy_weights
-from lm.training.module import LMModule
 from lm.training.optim import build_optimizer
+from lm.training.setup import LossOf
 from lm.training.train import train
 from tests.helpers.models import equal, random_tokens
 from tests.helpers.runs import losses, rows, small_run
@@ -250,14 +250,13 @@ def run_with_dropout(text: Path, run_dir: Path, head: HeadConfig, **changes: Any
 @pytest.mark.slow
 def test_all_are_trained_on_the_same_batches(text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     batches: dict[str, list[Any]] = {}
-    training_step = LMModule.training_step
+    forward = LossOf.forward
 
-    def recorded(module: LMModule, batch: Any, batch_idx: int) -> Tensor:
-        loss = training_step(module, batch, batch_idx)
-        batches.setdefault(module.run.head.name, []).append((batch[0].tolist(), torch.initial_seed()))
-        return loss
+    def recorded(model: LossOf, tokens: Tensor, targets: Tensor) -> Tensor:
+        batches.setdefault(model.net.head_config.name, []).append((tokens.tolist(), torch.initial_seed()))
+        return forward(model, tokens, targets)
 
-    monkeypatch.setattr(LMModule, "training_step", recorded)
+    monkeypatch.setattr(LossOf, "forward", recorded)
     first = {
         name: losses(run_with_dropout(text_file, tmp_path / name, head, max_steps=2))[0] for name, head in HEADS.items()
     }

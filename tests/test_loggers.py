@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from conftest import TINY_RUN
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
@@ -56,7 +55,6 @@ def test_tensorboard_has_curves_settings_and_final_scores(logged: Path) -> None:
     assert settings["optim.betas"] == "[0.8, 0.9]"
     assert settings["data_hash"] == scores["data_hash"]
     assert {metric.name.tag for metric in parts["_hparams_/experiment"].experiment.metric_infos} == set(FINAL)
-    assert yaml.safe_load((folder / "hparams.yaml").read_text())["model.d_ff"] == 64
 
 
 def test_trackers_have_settings_rows_and_final_scores_but_no_secrets(text_file: Path, tmp_path: Path) -> None:

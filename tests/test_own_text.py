@@ -92,9 +92,9 @@ def test_a_diverged_run_leaves_its_best_model(text_file: Path, tmp_path: Path, m
             train(replace(run, run_dir=str(tmp_path / name), checkpoint=checkpoint))
         assert (tmp_path / name / "model").exists() == (name == "best")
     (*_, newest) = sorted((tmp_path / "best/checkpoints").iterdir())
-    best = torch.load(newest, weights_only=True)["callbacks"]["LogAndValidate"]["best"]
-    assert best["step"] > 0
-    assert equal(weights(tmp_path / "best"), best["weights"])
+    state = torch.load(newest, weights_only=True)
+    assert state["best_step"] > 0
+    assert equal(weights(tmp_path / "best"), state["best_weights"])
 
 
 def test_a_run_ends_after_validations_without_a_lower_loss(best: RunConfig, text_file: Path, tmp_path: Path) -> None:
@@ -120,14 +120,12 @@ def test_the_model_is_the_average_over_the_steps(text_file: Path, tmp_path: Path
     average = build_model(run, 257).state_dict()
     for i, step in enumerate(steps):
         decay = min(0.5, (1 + i) / (10 + i))
-        average = {
-            name: decay * tensor + (1 - decay) * step["state_dict"][f"net.{name}"] for name, tensor in average.items()
-        }
+        average = {name: decay * tensor + (1 - decay) * step["net"][name] for name, tensor in average.items()}
     saved = weights(tmp_path)
     for name, tensor in average.items():
         torch.testing.assert_close(saved[name], tensor, rtol=1e-4, atol=1e-6)
     assert not torch.equal(saved["head.proj.weight"], saved["embed.weight"])
-    assert not torch.allclose(saved["norm.weight"], steps[-1]["state_dict"]["net.norm.weight"])
+    assert not torch.allclose(saved["norm.weight"], steps[-1]["net"]["norm.weight"])
     assert val_loss(tmp_path) == result(tmp_path)["val_loss"]
 
 

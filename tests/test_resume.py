@@ -1,6 +1,7 @@
 """A run that is killed and resumed ends with the same numbers, bit for bit, as an undisturbed one."""
 
 import importlib
+import math
 import os
 import shutil
 import signal
@@ -16,13 +17,13 @@ import pytest
 import torch
 from conftest import some
 
-import lm.training.module
+import lm.training.train
 from lm.config import CheckpointConfig, DiagnosticsConfig, HeadConfig, OptimConfig, RunConfig, UserError
+from lm.data.batches import Batch, TrainingStream
 from lm.data.tokens import TextData
 from lm.model.head import UntiedMidTrainingHead
-from lm.training.best import BestModel
-from lm.training.checkpoint import AtomicCheckpointIO
-from lm.training.train import train
+from lm.training.state import newest_checkpoint
+from lm.training.train import lr_factor, train
 from tests.helpers.runs import (
     MUON,
     change,
@@ -160,7 +161,7 @@ def signal_in(module: str, name: str, signum: int) -> None:
 def test_a_run_stopped_before_its_first_step_ends_as_an_undisturbed_one(whole: Runs, tmp_path: Path) -> None:
     """The step is made. A kill at any operation of a run: tests/test_faults.py."""
     run = change(whole(UNTYING), run_dir=str(tmp_path / "run"))
-    assert finish(run, partial(signal_in, "lm.training.module", "build_optimizer", TERM)) == 143
+    assert finish(run, partial(signal_in, "lm.training.setup", "build_optimizer", TERM)) == 143
     assert int(rows(tmp_path / "run")[-1]["step"]) == 1
     train(run)
     assert outcome(run) == outcome(whole(UNTYING))
@@ -220,48 +221,44 @@ def test_a_step_that_is_not_finite_is_not_saved(signum: signal.Signals | None, t
     run = small(text_file, tmp_path / "run", optim=optim, checkpoint=every, log_every_n_steps=100)
     assert finish(run, partial(signal_at, 9, signum) if signum else None) == 2
     for path in tmp_path.glob("run/checkpoints/*"):
-        weights = torch.load(path, weights_only=True)["state_dict"]
+        weights = torch.load(path, weights_only=True)["net"]
         assert all(tensor.isfinite().all() for tensor in weights.values())
     assert not (tmp_path / "run/model").exists()
 
 
-class FromTheStart(lm.training.module.TrainingStream):
-    def __init__(self, tokens: Any, **options: Any) -> None:
-        super().__init__(tokens, **{**options, "start": 0})
+def batch_from_the_start(stream: TrainingStream, k: int) -> Batch:
+    return batch(stream, k - 40)  # of step 20, in two micro-batches
+
+
+def lr_factor_from_the_start(step: int, *others: Any) -> float:
+    return lr_factor(step - 20, *others)
 
 
 def untie_without_moments(head: Any, progress: float, embedding: Any, state: Any) -> None:
     on_train_step(head, progress, embedding, {key: value for key, value in state.items() if key is not embedding})
 
 
-on_train_step = UntiedMidTrainingHead.on_train_step
-
-
-def best(checkpoint: dict[str, Any]) -> dict[str, Any]:
-    return checkpoint["callbacks"]["LogAndValidate"]["best"]
+on_train_step, batch = UntiedMidTrainingHead.on_train_step, TrainingStream.batch
 
 
 def moments(checkpoint: dict[str, Any]) -> dict[int, Any]:
-    return checkpoint["optimizer_states"][0]["state"]
-
-
-def average(weights: dict[str, Any]) -> dict[str, Any]:
-    return {f"average.{name[4:]}": tensor for name, tensor in weights.items() if name.startswith("net.")}
+    return checkpoint["optimizer"]["state"]
 
 
 CONTROLS: list[tuple[str, int, Any]] = [  # how to break a resume: a change of the checkpoint, or a patch
     (UNTIED, 21, lambda checkpoint: [state["exp_avg"].zero_() for state in moments(checkpoint).values()]),
-    (UNTIED, 21, lambda checkpoint: checkpoint["lr_schedulers"][0].update(last_epoch=0)),
-    (UNTIED, 21, lambda checkpoint: checkpoint["state_dict"]["net.norm.weight"].add_(1e-6)),
-    (UNTIED, 21, lambda checkpoint: checkpoint["callbacks"]["Diagnostics"].update(steps=0)),
+    (UNTIED, 21, lambda checkpoint: checkpoint["optimizer"]["param_groups"][0].update(peak_lr=0.1)),
+    (UNTIED, 21, lambda checkpoint: checkpoint["net"]["norm.weight"].add_(1e-6)),
+    (UNTIED, 21, lambda checkpoint: checkpoint.update(n_clipped=0)),
     (UNTYING, 21, lambda checkpoint: moments(checkpoint).pop(max(moments(checkpoint)))),  # it unties a second time
-    (UNTIED, 21, (lm.training.module, "TrainingStream", FromTheStart)),
-    (UNTIED, 21, (lm.training.module, "named_seed", lambda *_: 1)),  # of dropout
+    (UNTIED, 21, (TrainingStream, "batch", batch_from_the_start)),
+    (UNTIED, 21, (lm.training.train, "lr_factor", lr_factor_from_the_start)),
+    (UNTIED, 21, (lm.training.train, "named_seed", lambda *_: 1)),  # of dropout
     (UNTYING, 12, (UntiedMidTrainingHead, "on_train_step", untie_without_moments)),
     (DOCUMENTS, 21, (TextData, "documents", lambda data: np.array([0, 100]))),
-    (BEST, 21, lambda checkpoint: best(checkpoint).update(BestModel().state_dict())),
-    (BEST, 21, lambda checkpoint: best(checkpoint)["weights"]["norm.weight"].add_(1e-6)),
-    (BEST, 21, lambda checkpoint: checkpoint["state_dict"].update(average(checkpoint["state_dict"]))),
+    (BEST, 21, lambda checkpoint: checkpoint.update(best_step=0, best_loss=math.inf, best_weights={})),
+    (BEST, 21, lambda checkpoint: checkpoint["best_weights"]["norm.weight"].add_(1e-6)),
+    (BEST, 21, lambda checkpoint: checkpoint.update(average=checkpoint["net"])),
 ]
 
 
@@ -269,16 +266,14 @@ CONTROLS: list[tuple[str, int, Any]] = [  # how to break a resume: a change of t
 def test_the_comparison_sees_what_a_resume_forgets(
     whole: Runs, killed: Runs, tmp_path: Path, variant: str, step: int, broken: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, load = killed(variant, step, tmp_path / "run"), AtomicCheckpointIO.load_checkpoint
+    run = killed(variant, step, tmp_path / "run")
 
-    def load_changed(*args: Any, **options: Any) -> dict[str, Any]:
-        checkpoint = load(*args, **options)
+    def changed(*args: Any) -> Any:
+        checkpoint = newest_checkpoint(*args)
         broken(checkpoint)
         return checkpoint
 
-    monkeypatch.setattr(
-        *(broken if isinstance(broken, tuple) else (AtomicCheckpointIO, "load_checkpoint", load_changed))
-    )
+    monkeypatch.setattr(*(broken if isinstance(broken, tuple) else (lm.training.train, "newest_checkpoint", changed)))
     train(run)
     assert outcome(run) != outcome(whole(variant))
     assert result(tmp_path / "run")["resumed_from"] == [step // 5 * 5]
@@ -319,7 +314,7 @@ def cut(path: Path) -> None:
 
 def flip_a_bit_of_a_weight(path: Path) -> None:
     content = bytearray(path.read_bytes())
-    weight = torch.load(path, weights_only=True)["state_dict"]["net.embed.weight"].numpy().tobytes()
+    weight = torch.load(path, weights_only=True)["net"]["embed.weight"].numpy().tobytes()
     content[content.index(weight) + 400] ^= 64
     path.write_bytes(content)
 
@@ -334,7 +329,7 @@ def copy_an_older_one(path: Path) -> None:
 
 
 DAMAGES = [flip_a_bit_of_a_weight, cut, copy_an_older_one]
-DAMAGES += [partial(save, change=list), partial(save, change=lambda content: content | {"optimizer_states": []})]
+DAMAGES += [partial(save, change=list), partial(save, change=lambda content: content | {"optimizer": {}})]
 
 
 @pytest.mark.parametrize("damage", some(DAMAGES, 2))
@@ -370,17 +365,15 @@ def test_checkpoints_of_no_use_are_refused(damage: Callable[[Path], None], kille
     assert files(tmp_path / "run") == before
 
 
-# --- what is refused
-
-
-def test_a_run_in_fp64_is_not_resumed(text_file: Path, tmp_path: Path) -> None:
-    run = small(text_file, tmp_path / "run", precision="64-true")
+def test_a_run_in_fp64_is_resumed(text_file: Path, tmp_path: Path) -> None:
+    whole, run = (small(text_file, tmp_path / name, precision="64-true", max_steps=12) for name in ("whole", "run"))
+    train(whole)
     stop(run, 6, TERM)
-    before = files(tmp_path / "run")
-    with pytest.raises(UserError, match=r"^trainer\.precision=64-true: ") as caught:
-        train(run)
-    assert "\n" not in str(caught.value)
-    assert files(tmp_path / "run") == before
+    train(run)
+    assert outcome(run) == outcome(whole)
+
+
+# --- what is refused
 
 
 @pytest.mark.parametrize(

@@ -263,7 +263,7 @@ def test_ids_beyond_two_bytes_take_four(source: DataConfig) -> None:
 def test_the_training_text_needs_one_window(source: DataConfig) -> None:
     Path(str(source.path)).write_text("x" * 100)  # of which 91 tokens are for training
     stream = TrainingStream(prepare(replace(source, seq_len=90), BYTE).train, seq_len=90, batch_size=3, seed=0)
-    assert next(iter(stream))[0].shape == (3, 90)
+    assert stream.batch(0)[0].shape == (3, 90)
     with pytest.raises(UserError, match=r"^data: .* data\.seq_len=91"):
         prepare(replace(source, seq_len=91), BYTE)
     assert len(prepare(replace(source, val_fraction=1e-17), BYTE).val) == 2  # end of text, and a byte

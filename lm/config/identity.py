@@ -14,7 +14,7 @@ VERBS = ("checkpoint.resume", "data.verify", "plan_only")
 RUNTIME = (
     *("run_dir", "logger", "prompts", "init_from", "init_record", "config_hash", "asked", "data_revision", "typed"),
     *("checkpoint.every", "checkpoint.keep", "activation_checkpointing", "data.cache_dir", *VERBS),
-    *("trainer.enable_progress_bar", "trainer.detect_anomaly", "trainer.profiler"),
+    *("trainer.enable_progress_bar", "trainer.detect_anomaly"),
 )
 # Where something lies, and how it is read. The hashes of the text and of the tokenizer say what it is.
 PLACES = ("data.path", "data.val_path", "data.separator", "tokenizer.path")

@@ -20,7 +20,7 @@ TIED_MATRICES = ("embedding", "head", "mean")
 
 @dataclass(slots=True, kw_only=True)
 class TrainerConfig:
-    """The arguments of lightning.Trainer that mean something here, under Lightning's names."""
+    """Where and how long a run is trained, under the names of Lightning's Trainer."""
 
     accelerator: str = "auto"  # cpu, gpu, cuda or mps; auto: the best that there is
     devices: int = 1  # on each node
@@ -33,14 +33,12 @@ class TrainerConfig:
     log_every_n_steps: int = 10  # optimizer steps between rows of metrics.csv
     enable_progress_bar: bool = True  # also lines about the progress where there is no terminal
     detect_anomaly: bool = False  # stop at the operation whose gradient is NaN; slow
-    profiler: str | None = None  # simple, advanced or pytorch: a table of times at the end
 
     @together()
     def __post_init__(self) -> None:
         require_choice("trainer.accelerator", self.accelerator, ("auto", "cpu", "gpu", "cuda", "mps"))
         require_choice("trainer.strategy", self.strategy, STRATEGIES)
         require_choice("trainer.precision", self.precision, PRECISIONS)
-        require_choice("trainer.profiler", self.profiler, ("simple", "advanced", "pytorch"))
         counts = ("devices", "num_nodes", "max_steps", "accumulate_grad_batches", "log_every_n_steps")
         require_min(1, "trainer.", self, *counts)
         require_min(0, "trainer.", self, "gradient_clip_val")

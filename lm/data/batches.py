@@ -1,13 +1,11 @@
-"""Batches: an endless stream that can start at any batch for training, one pass over the text for validation."""
+"""Batches: an endless stream for training, one pass over the text for validation."""
 
-import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import IterableDataset
 
 IGNORED = -100  # the target that CrossEntropyLoss ignores
 Batch = tuple[Tensor, Tensor]
@@ -20,7 +18,7 @@ def shift(windows: np.ndarray) -> Batch:
 
 
 @dataclass(eq=False)
-class TrainingStream(IterableDataset[Batch]):
+class TrainingStream:
     """An endless stream of batches in which batch k is a pure function of (seed, k), so that a resume needs no state.
 
     Each epoch divides the text into windows from a random offset and visits them in random order, so that every token
@@ -33,7 +31,6 @@ class TrainingStream(IterableDataset[Batch]):
     seq_len: int
     batch_size: int
     seed: int
-    start: int = 0
     rank: int = 0
     world_size: int = 1
     overfit_batches: int = 0
@@ -74,9 +71,6 @@ class TrainingStream(IterableDataset[Batch]):
             k %= self.overfit_batches
         first = (k * self.world_size + self.rank) * self.batch_size
         return shift(self.tokens[self.windows(range(first, first + self.batch_size))])
-
-    def __iter__(self) -> Iterator[Batch]:
-        return map(self.batch, itertools.count(self.start))
 
 
 def validation_windows(n_tokens: int, seq_len: int, batch_size: int, max_batches: int | None = None) -> np.ndarray:

@@ -16,21 +16,19 @@ optim.ema the average of the weights.
 
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from lightning import LightningModule, Trainer
 from torch import Tensor, nn
 
-from lm.data.batches import Batch
+from lm.config import RunConfig
+from lm.data.tokens import TextData
 from lm.inference.details import BANDS, NLLByTarget, frequency_bands, token_counts
 from lm.inference.evaluate import validate
 from lm.model.transformer import Transformer
-from lm.training.callbacks import StepCallback
 from lm.training.metrics import MetricsFile
-from lm.training.module import LMModule
+from lm.training.state import State
 
 GRADIENTS = ("embedding_grad", "head_grad", "cosine")
 BY_BAND = [f"{name}/band{i}" for name in ("loss", "embedding_norm", "head_norm") for i in range(1, BANDS + 1)]
@@ -80,56 +78,44 @@ class EmbeddingGradient:
         return input_grad, grad.float() if own else grad.float() - input_grad
 
 
-class Diagnostics(StepCallback):
-    """Writes a row of diagnostics.csv every `every` steps and after the last one."""
+class Diagnostics:
+    """Writes a row of diagnostics.csv every `diagnostics.every` steps and after the last one."""
 
-    def __init__(self, path: Path, every: int) -> None:
-        self.path, self.every = path, every
-        self.steps = 0  # since the last row
-        self.clipped: int | Tensor = 0  # of these steps; a tensor during training, so that a GPU need not synchronise
+    def __init__(self, path: Path, run: RunConfig, data: TextData, state: State) -> None:
+        self.run, self.data, self.state = run, data, state
+        self.file = MetricsFile(path, state.step, COLUMNS)
+        self.bands = frequency_bands(token_counts(data.train, state.net.vocab_size))
+        self.gradient = EmbeddingGradient(state.net)
 
-    def on_train_start(self, trainer: Trainer, module: Any) -> None:
-        self.file = MetricsFile(self.path, trainer.global_step, COLUMNS)
-        self.bands = frequency_bands(token_counts(module.data.train, module.net.vocab_size))
-        self.gradient = EmbeddingGradient(module.net)
+    def _is_due(self, step: int) -> bool:
+        return step % self.run.diagnostics.every == 0 or step == self.run.steps
 
-    def due(self, trainer: Trainer, step: int) -> bool:
-        return step % self.every == 0 or step == trainer.max_steps
-
-    def on_train_batch_start(self, trainer: Trainer, module: Any, batch: Batch, batch_idx: int) -> None:
-        if self.due(trainer, trainer.global_step + 1):
+    def before_step(self) -> None:
+        if self._is_due(self.state.step + 1):
             self.gradient.start()
 
-    def on_before_optimizer_step(self, trainer: Trainer, module: Any, optimizer: Any) -> None:
-        if self.due(trainer, trainer.global_step + 1):
+    def before_clipping(self) -> None:
+        if self._is_due(self.state.step + 1):
             embedding, head = (grad.flatten() for grad in self.gradient.gradients())
-            self.gradients = torch.stack([embedding.norm(), head.norm(), F.cosine_similarity(embedding, head, dim=0)])
+            self.norms = torch.stack([embedding.norm(), head.norm(), F.cosine_similarity(embedding, head, dim=0)])
 
-    def on_step_end(self, trainer: Trainer, module: Any, step: int) -> None:
-        self.steps += 1
-        self.clipped = self.clipped + (module.grad_norm > (trainer.gradient_clip_val or math.inf))
-        if self.due(trainer, step):
-            self.file.append(step, self.row(module, step))
-            self.steps = self.clipped = 0
+    def after_step(self, grad_norm: Tensor) -> None:
+        state = self.state
+        state.n_clipped = state.n_clipped + (grad_norm > (self.run.trainer.gradient_clip_val or math.inf))
+        if self._is_due(state.step):
+            self.file.append(state.step, self._row(state.step))
+            state.n_clipped = 0
 
     @torch.no_grad()
-    def row(self, module: LMModule, step: int) -> dict[str, float]:
-        net, run = module.scored, module.run
-        row = {"tokens": step * run.tokens_per_step, "clip_rate": int(self.clipped) / self.steps}
-        row |= zip(GRADIENTS, self.gradients.tolist(), strict=True)
+    def _row(self, step: int) -> dict[str, float]:
+        net, run = self.state.eval_net, self.run
+        n_steps = (step - 1) % run.diagnostics.every + 1  # since the row before
+        row = {"tokens": step * run.tokens_per_step, "clip_rate": int(self.state.n_clipped) / n_steps}
+        row |= zip(GRADIENTS, self.norms.tolist(), strict=True)
         if step == run.steps:  # the validation split costs more than all else
             by_target = NLLByTarget(net.vocab_size)
-            validate(net, run, module.data, measures=[by_target])
+            validate(net, run, self.data, measures=[by_target])
             row |= _means("loss", by_target.total_nll, by_target.counts, self.bands)
         for name, rows in (("embedding_norm", net.embed.matrix()), ("head_norm", net.head.matrix(net.embed.weight))):
             row |= _means(name, rows.float().norm(dim=1).cpu().numpy(), np.ones(len(rows)), self.bands)
         return row
-
-    def on_save_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        self.file.sync()  # a checkpoint must not be newer than the rows on disk
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"steps": self.steps, "clipped": int(self.clipped)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.steps, self.clipped = state["steps"], state["clipped"]

@@ -9,9 +9,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
-from lightning.pytorch.loggers.logger import Logger
-from lightning.pytorch.utilities.rank_zero import rank_zero_only  # type: ignore[attr-defined]
+from lightning.fabric.loggers.logger import Logger
+from lightning.fabric.loggers.tensorboard import TensorBoardLogger
+from lightning.fabric.utilities.rank_zero import rank_zero_only
 
 from lm.config import RunConfig, UserError
 from lm.config.checks import reading, without_secrets
@@ -61,14 +61,14 @@ class MetricsFile:
 
 
 @contextmanager
-def trackers(run: RunConfig, folder: Path, settings: dict[str, Any], resume_step: int = 0) -> Iterator[list[Logger]]:
-    """Lightning's loggers of the setting `logger`, told the settings by dotted keys; closed at the end of the context.
+def trackers(run: RunConfig, folder: Path, settings: dict[str, Any], resume_step: int = 0) -> Iterator[list[Any]]:
+    """The loggers of the setting `logger`, told the settings by dotted keys; closed at the end of the context.
 
     What an interrupted process sent is continued: W&B by the id of the run, TensorBoard without steps that come again.
     Raises UserError if one cannot begin, for example because nobody has logged in.
     """
     rank_zero_only.rank = 0  # type: ignore[attr-defined]  # whatever number a launcher of many runs gave this one
-    loggers: list[Logger] = []
+    loggers: list[Any] = []
     status, typed = "failed", sys.argv
     wandb_id = json_sha256([settings["config_hash"], str(folder.absolute())])[:16]  # a repetition elsewhere has its own
     own: dict[str, dict[str, Any]] = {"wandb": {"id": wandb_id}, "tensorboard": {"purge_step": resume_step + 1}}
@@ -90,11 +90,11 @@ def trackers(run: RunConfig, folder: Path, settings: dict[str, Any], resume_step
     finally:
         for logger in loggers:
             logger.finalize(status)
-            if isinstance(logger, WandbLogger | TrackioLogger):  # else the next run of a sweep would go on in this one
+            if not isinstance(logger, TensorBoardLogger):  # else the next run of a sweep would go on in this one
                 logger.experiment.finish()
 
 
-def log_result(loggers: list[Logger], settings: dict[str, Any], result: dict[str, Any]) -> None:
+def log_result(loggers: list[Any], settings: dict[str, Any], result: dict[str, Any]) -> None:
     """The final scores, under their names in result.json."""
     scores, step = {key: result[key] for key in FINAL}, result["steps"]
     for logger in loggers:
@@ -110,6 +110,8 @@ def _tensorboard(folder: Path, dir: str | None, purge_step: int) -> Logger:
 
 
 def _wandb(folder: Path, project: str, offline: bool, dir: str | None, id: str) -> Logger:
+    from lightning.pytorch.loggers import WandbLogger
+
     place = dir or folder
     return WandbLogger(project=project, offline=offline, save_dir=place, name=folder.name, id=id, resume="allow")
 

@@ -1,5 +1,6 @@
-"""The content of result.json."""
+"""The end of a run: which model it is, what that scores, and the content of result.json."""
 
+import logging
 import platform
 from importlib.metadata import version
 from typing import Any
@@ -8,15 +9,20 @@ import torch
 
 from lm.config import RunConfig
 from lm.data.tokens import TextData
-from lm.inference.evaluate import Scores
+from lm.formats.adapter import merged
+from lm.formats.folder import save_model
+from lm.inference.evaluate import Scores, validate
 from lm.model.size import flops_per_token, n_params, n_params_by_role, n_params_trained
 from lm.model.transformer import Transformer
 from lm.system.device import cpu_name
-from lm.training.callbacks import LogAndValidate
 from lm.training.optim import step_flops
+from lm.training.progress import shows_bar
+from lm.training.run_directory import RunDirectory
 from lm.training.samples import is_copied
+from lm.training.state import State, copied_state
 
 PACKAGES = ("torch", "lightning", "hydra-core", "tokenizers", "datasets", "numpy", "safetensors")
+log = logging.getLogger(__name__)
 
 
 def size_of(net: Transformer, run: RunConfig) -> dict[str, Any]:
@@ -34,12 +40,12 @@ def build_result(
     settings: dict[str, Any],
     size: dict[str, Any],
     data: TextData,
-    timing: LogAndValidate,
+    state: State,
     scores: Scores,
     samples: list[dict[str, str]],
 ) -> dict[str, Any]:
     """The scores and the cost of a run, and what is needed to repeat it."""
-    tokens, device = timing.step * run.tokens_per_step, run.trainer.accelerator
+    tokens, device = state.step * run.tokens_per_step, run.trainer.accelerator
     return {
         "val_loss": scores.loss,
         "val_bpb": scores.bpb(data.val_bytes),
@@ -50,16 +56,16 @@ def build_result(
         "baselines_bpb": data.baselines,
         "ngram_share": data.ngram_share,
         **size,
-        "steps": timing.step,
-        "ended_by": timing.ended_by,
+        "steps": state.step,
+        "ended_by": state.ended_by,
         "tokens": tokens,
-        "seconds": timing.seconds,
-        "tokens_per_second": tokens / timing.seconds,
+        "seconds": state.seconds,
+        "tokens_per_second": tokens / state.seconds,
         "best": None,  # with checkpoint.best: the step of the model and its loss beside that of the last step
         "seed": run.seed,
         "head": run.head.name,
         "init_from": settings["init_record"],
-        "resumed_from": timing.resumed_from,
+        "resumed_from": state.resumed_from,
         **{key: settings[key] for key in ("config_hash", "data_hash", "data_revision", "tokenizer_hash", "threads")},
         "device": torch.cuda.get_device_name() if device == "cuda" else device,
         "cpu": cpu_name(),
@@ -69,3 +75,32 @@ def build_result(
         "samples": samples,
         "copied": bool(samples) and is_copied(samples[0]["drawn"], data),  # what is drawn, from the training text
     }
+
+
+def final_model(state: State, run: RunConfig, data: TextData) -> tuple[Transformer, Scores, Scores]:
+    """The model of the run, its scores on the whole validation text, and those of the model of the last step.
+
+    They are the same, unless the run keeps its best model and that is better on the whole text too.
+    """
+    net = state.eval_net
+    model = merged(net)
+    last = validate(model, run, data, bar=shows_bar(run))
+    if not state.best_weights:
+        return model, last, last
+    weights = copied_state(net)
+    net.load_state_dict(state.best_weights)
+    model = merged(net)
+    scores = validate(model, run, data, bar=shows_bar(run))
+    if scores.loss < last.loss:
+        return model, scores, last
+    net.load_state_dict(weights)
+    return merged(net), last, last
+
+
+def save_unfinished(state: State, data: TextData, directory: RunDirectory) -> None:
+    """Save the best model, if the run keeps it, or the last one, so that a run without a result can generate."""
+    if state.best_weights:
+        state.eval_net.load_state_dict(state.best_weights)
+        step, loss = state.best_step, state.best_loss
+        log.info("model/ is that of step %d, whose val/loss %.4f is the lowest so far", step, loss)
+    save_model(merged(state.eval_net), data.tokenizer, directory.model)

@@ -45,6 +45,7 @@ class RunDirectory:
         self.path = path
         self.checkpoints, self.model, self.adapter = path / "checkpoints", path / "model", path / "adapter"
         self.metrics, self.result, self.config = path / METRICS, path / "result.json", path / "config.yaml"
+        self.samples, self.diagnostics = path / "samples.jsonl", path / "diagnostics.csv"
 
     @contextmanager
     def lock(self) -> Iterator[None]:

@@ -3,16 +3,21 @@
 Each prompt has a greedy continuation and one drawn with a fixed seed.
 """
 
+import json
 import logging
 import re
+from pathlib import Path
 
 import numpy as np
 
-from lm.config import UserError
+from lm.config import RunConfig, UserError
 from lm.config.run import SAMPLE_TEMPERATURE
 from lm.data.tokens import TextData
 from lm.inference.generate import generate
 from lm.model.transformer import Transformer
+from lm.system.files import write_text
+from lm.training.run_directory import read_samples
+from lm.training.state import State
 
 NEW_TOKENS = 48  # of a continuation
 SHOWN = 300  # characters of the first one of a finished run, about: enough to read
@@ -62,6 +67,19 @@ def is_copied(text: str, data: TextData) -> bool:
         if len(tokenizer.decode(ids[begin:end])) > COPIED and stretch in searched:
             return True
     return False
+
+
+def append_samples(path: Path, state: State, run: RunConfig, data: TextData) -> None:
+    """A line of samples.jsonl, for a validation during training; the last samples are in result.json."""
+    line = {"step": state.step, "tokens": state.step * run.tokens_per_step}
+    with open(path, "a") as file:
+        file.write(json.dumps(line | {"samples": samples(state.eval_net, data, run.prompts)}) + "\n")
+
+
+def cut_samples(path: Path, step: int) -> None:
+    """Keep the lines up to a step; those of later ones will be written again."""
+    lines = [json.dumps(row) for row in read_samples(path) if row["step"] <= step]
+    write_text(path, "".join(f"{line}\n" for line in lines))
 
 
 def validation_prompts(data: TextData) -> list[str]:

@@ -10,10 +10,9 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from lightning import LightningModule, Trainer
+from lightning.fabric import Fabric
 
 from lm.system.terminal import is_impatient
-from lm.training.callbacks import StepCallback, step_metrics
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 log = logging.getLogger(__name__)
@@ -27,8 +26,8 @@ class Interrupted(BaseException):
         self.signum = signum
 
 
-class StopOnSignal(StepCallback):
-    """Raises Interrupted at the end of the step in which a signal arrived, on all ranks at the same step."""
+class Signals:
+    """Notes the first signal that arrives while they are handled."""
 
     def __init__(self) -> None:
         self.signum: int | None = None
@@ -36,8 +35,8 @@ class StopOnSignal(StepCallback):
         self.first_at: float | None = None  # when the first signal arrived, by the monotonic clock
 
     @contextmanager
-    def handling_signals(self) -> Iterator[None]:
-        """A context for `trainer.fit`, and for what is saved after it. Only the main thread has signals to handle.
+    def handling(self) -> Iterator[None]:
+        """A context for training, and for what is saved after it. Only the main thread has signals to handle.
 
         Python calls signal handlers between two of its own instructions, and one call of torch may take minutes. So
         a thread counts the signals: the interpreter writes each at once to the descriptor that the thread reads.
@@ -52,7 +51,8 @@ class StopOnSignal(StepCallback):
         watch.start()
         handlers = {signum: signal.getsignal(signum) for signum in self.handled}
         descriptor = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-        self._install()
+        for signum in self.handled:
+            signal.signal(signum, self._on_signal)
         try:
             yield
         finally:
@@ -62,10 +62,6 @@ class StopOnSignal(StepCallback):
             os.close(write)  # ends the thread
             watch.join()
             os.close(read)
-
-    def _install(self) -> None:
-        for signum in self.handled:
-            signal.signal(signum, self._on_signal)
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         self.signum = self.signum or _reported(signum)
@@ -80,21 +76,14 @@ class StopOnSignal(StepCallback):
             elif is_impatient(signum, time.monotonic() - self.first_at):
                 os._exit(128 + _reported(signum))
 
-    def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
-        self._install()  # again: Lightning has installed a handler of SIGTERM, which could end a run within a step
-
-    def on_step_end(self, trainer: Trainer, module: Any, step: int) -> None:
-        config = module.run.trainer
-        # several ranks agree on whether to stop, which takes a collective operation
-        if config.world_size == 1 or step % config.log_every_n_steps == 0 or step == config.max_steps:
-            self.raise_interrupted(trainer, module)
-
-    def raise_interrupted(self, trainer: Trainer, module: Any = None) -> None:
-        """Raise Interrupted if a signal has arrived at any rank."""
-        if trainer.strategy.reduce_boolean_decision(self.signum is not None, all=False):
-            if module is not None:
-                step_metrics(module, trainer.global_step)  # raises Diverged: no checkpoint of a step that is not finite
-            raise Interrupted(self.signum or signal.SIGTERM, trainer.global_step)
+    def arrived(self, fabric: Fabric, step: int) -> Interrupted | None:
+        """What is to be raised if a signal has arrived at any process: all of them call this after the same step."""
+        has_arrived: Any = float(self.signum is not None)
+        if fabric.world_size > 1:
+            has_arrived = fabric.all_reduce(has_arrived, reduce_op="sum")
+        if not has_arrived:
+            return None
+        return Interrupted(self.signum or signal.SIGTERM, step)
 
 
 def handled_signals() -> list[signal.Signals]:

@@ -1,50 +1,44 @@
 """train(run): from a configuration to a finished run directory. The program of this package, read top to bottom."""
 
-import atexit
 import logging
 import math
 import os
-import signal
-import sys
-import warnings
+import time
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from lightning import Callback, Trainer
-from lightning.fabric.plugins.environments.lightning import LightningEnvironment
-from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
-from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
-from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.fabric import Fabric
+from torch import Tensor, nn
 
-from lm.config import Diverged, RunConfig, UserError
+from lm.config import Diverged, RunConfig
 from lm.config.checks import error_prefix
 from lm.config.identity import RESOLVED, config_hash, flat, without_verbs
+from lm.data.batches import TrainingStream
 from lm.data.tokenizer import Chat
 from lm.data.tokens import TextData, prepare
-from lm.formats.adapter import merged, save_adapter
+from lm.formats.adapter import save_adapter
 from lm.formats.chat import save_chat
 from lm.formats.folder import save_model
-from lm.inference.evaluate import Scores, validate
-from lm.model.transformer import Transformer
-from lm.system.device import fast_attention, is_mixed
+from lm.inference.evaluate import validate
+from lm.model.init import named_seed
+from lm.system.device import fast_attention, is_mixed, seed_generators
 from lm.system.files import write_json, write_text
 from lm.system.terminal import is_first_process
-from lm.training.best import BestModel, copied_state
-from lm.training.callbacks import LogAndValidate, ProgressBar, SamplesDuringTraining, check_finite
-from lm.training.checkpoint import AtomicCheckpointIO, Checkpoints, checkpoints, newest_checkpoint, step_of
 from lm.training.diagnostics import Diagnostics
 from lm.training.init_from import load_init_weights, pin_init_weights
 from lm.training.metrics import MetricsFile, log_result, trackers, validation_metrics
-from lm.training.module import LMModule
-from lm.training.optim import MIN_PEAK_LR_FACTOR, peak_lr_factor
+from lm.training.optim import MIN_PEAK_LR_FACTOR, lr_factor, peak_lr_factor
+from lm.training.progress import Progress, shows_bar
 from lm.training.resolve import build_model, check_memory, least_bytes, resolve
-from lm.training.result import build_result, size_of
+from lm.training.result import build_result, final_model, save_unfinished, size_of
 from lm.training.run_directory import RunDirectory, default_directory, finished_result
-from lm.training.samples import last_samples
-from lm.training.signals import Interrupted, StopOnSignal, handled_signals
+from lm.training.samples import append_samples, cut_samples, last_samples
+from lm.training.setup import begin, build_fabric, training_stream
+from lm.training.signals import Interrupted, Signals
+from lm.training.state import State, checkpoints, newest_checkpoint
 
 FEW_TOKENS = 5_000  # a few pages of text
 MANY_EPOCHS = 10  # above which a text is learned by heart, and is so said
@@ -69,7 +63,7 @@ def train(run: RunConfig, data: TextData | None = None) -> tuple[Path, dict[str,
     directory = RunDirectory(Path(run.run_dir)) if run.run_dir else None
     if directory and (result := finished_result(directory, run)):
         return directory.path, result
-    data = data or prepare(run.data, run.tokenizer, quiet=not _shows_bar(run))
+    data = data or prepare(run.data, run.tokenizer, quiet=not shows_bar(run))
     settings: dict[str, Any] = {
         "config_hash": config_hash(run, data.hash, data.tokenizer.hash),
         "asked": {key: flat(asdict(run))[key] for key in RESOLVED},  # which the machine will decide
@@ -97,19 +91,16 @@ def _fit(run: RunConfig, directory: RunDirectory, settings: dict[str, Any], data
         directory.check_same_run(settings)
         settings |= {key: saved.get(key) for key in ("config_hash", "asked", "init_record")}  # as at first
     resumes = run.checkpoint.resume or any(os.environ.get(name, "0") != "0" for name in RESTARTS)
-    resume = newest_checkpoint(directory.checkpoints, settings["config_hash"]) if resumes else None
-    if resume and run.trainer.precision == "64-true":  # Lightning restores the weights in fp32
-        advice = "checkpoint.resume=false trains it anew, trainer.precision=32-true is a run that can be resumed"
-        raise UserError(f"trainer.precision=64-true: {resume} cannot be resumed exactly; {advice}")
+    checkpoint = newest_checkpoint(directory.checkpoints, settings["config_hash"]) if resumes else None
     net, chat = build_model(run, data.tokenizer.vocab_size, data.tokenizer.eot), Chat()
-    if run.init_from and not resume:
+    if run.init_from and not checkpoint:
         settings["init_record"], chat = load_init_weights(net, run, data)
     size = size_of(net, run)  # a class that cannot be built without memory fails here, not at the end
+    fabric, signals = build_fabric(run.trainer), Signals()
 
     with ExitStack() as stack:
-        loggers = stack.enter_context(trackers(run, directory.path, settings, step_of(resume))) if first else []
-        module = LMModule(net, run, data, settings["config_hash"])
-        metrics = None
+        resume_step = checkpoint["step"] if checkpoint else 0
+        loggers = stack.enter_context(trackers(run, directory.path, settings, resume_step)) if first else []
         if first:
             for path in checkpoints(directory.checkpoints) if not resumes else ():
                 path.unlink()
@@ -118,146 +109,199 @@ def _fit(run: RunConfig, directory: RunDirectory, settings: dict[str, Any], data
                 directory.model.mkdir(exist_ok=True)
                 write_text(directory.model / "tokenizer.json", data.tokenizer.to_json())
                 save_chat(chat, directory.model)
-            metrics = MetricsFile(directory.metrics, step_of(resume))
             length = f"{run.steps:,} steps" if run.max_minutes is None else f"{run.max_minutes:g} minutes"
             memory = f"at least {least_bytes(run, data.tokenizer.vocab_size) / 1e6:,.0f} MB of memory"
             log.info("%s: %s parameters, %s, %s", directory.path, f"{size['n_params']:,}", memory, length)
-            if resume:
-                log.info("resuming from %s", resume.name)
+            if checkpoint:
+                log.info("resuming from step %d", resume_step)
             _log_epochs(run, data)
             _log_warnings(run, data)
-        timing, stop = LogAndValidate(metrics), StopOnSignal()
-        trainer = build_trainer(run, directory, [timing, stop])
-        trainer.loggers = loggers
+        state = None
         try:
             attention = fast_attention(run.trainer.accelerator, is_mixed(run.trainer.precision), run.data.seq_len)
-            with stop.handling_signals(), attention:
-                trainer.fit(module, ckpt_path=resume, weights_only=True)
-            stop.raise_interrupted(trainer)
-            if not first:
-                return {}
-            _log_end(run, data, timing)
-            model, scores, last = _final_model(module.scored, timing.best, run, data, trainer.strategy.root_device)
-            check_finite(run, f"the validation loss is {last.loss}", last.loss)
+            anomalies = torch.autograd.set_detect_anomaly(run.trainer.detect_anomaly)
+            with signals.handling(), attention, anomalies:
+                fabric.launch()
+                model, state = begin(fabric, net, run, settings["config_hash"], checkpoint)
+                del checkpoint
+                fit(fabric, model, state, run, data, directory, loggers, signals)
+            return finish(state, run, data, directory, settings, size, loggers) if first else {}
         except (Interrupted, KeyboardInterrupt, SystemExit, Diverged) as error:
-            if first and (timing.best.weights or not isinstance(error, Diverged)):
-                with stop.handling_signals() if isinstance(error, Interrupted) else nullcontext():
-                    _save_unfinished(module.scored, timing.best, data, directory)
+            if first and state and (state.best_weights or not isinstance(error, Diverged)):
+                with signals.handling() if isinstance(error, Interrupted) else nullcontext():
+                    save_unfinished(state, data, directory)
             raise
-        # its row comes after its checkpoint, from which the run may have been resumed when the row was there
-        timing.metrics = MetricsFile(directory.metrics, timing.step - 1)
-        timing.log_row(trainer, timing.last_metrics | validation_metrics(last, data))
-        result = build_result(run, settings, size, data, timing, scores, last_samples(model, data, run.prompts))
-        if run.checkpoint.best:
-            step = timing.step if scores is last else timing.best.step
-            result["best"] = {"step": step, "val_loss": scores.loss, "last_val_loss": last.loss}
-            log.info("model/ is that of step %d: val_loss %.4f, that of the last step %.4f", *result["best"].values())
-        _log_baseline(run, data, result)
-        save_model(model, data.tokenizer, directory.model)
-        save_adapter(module.scored, run.init_from, directory.adapter)
-        write_json(directory.result, result)
-        log_result(loggers, settings, result)
+
+
+# --- the loop
+
+
+def train_step(
+    fabric: Fabric,
+    model: Any,
+    state: State,
+    run: RunConfig,
+    stream: TrainingStream,
+    total: float,
+    diagnostics: Diagnostics | None = None,
+) -> tuple[float, Tensor, Tensor]:
+    """Make one optimizer step of `total`. Returns its learning rate, loss and norm of the gradient before clipping.
+
+    The loss is the mean over the micro-batches of this process.
+    """
+    net, optimizer, n_micro = state.net, state.optimizer, run.trainer.accumulate_grad_batches
+    for group in optimizer.param_groups:
+        group["lr"] = group["peak_lr"] * lr_factor(state.step, total, run.optim)
+    net.head.on_train_step(state.step / total, net.embed.weight, optimizer.state)
+    if diagnostics:
+        diagnostics.before_step()
+    losses = []
+    for k in range(n_micro):
+        number = state.step * n_micro + k
+        batch = [t.pin_memory() if fabric.device.type == "cuda" else t for t in stream.batch(number)]
+        tokens, targets = fabric.to_device(batch)  # (B, T) each, with B = data.batch_size / n_micro
+        seed_generators(named_seed(run.seed, "step", number, fabric.global_rank), fabric.device)  # of dropout
+        with fabric.no_backward_sync(model, enabled=k < n_micro - 1):
+            loss = model(tokens, targets)
+            fabric.backward(loss / n_micro)
+        losses.append(loss.detach())
+    if diagnostics:
+        diagnostics.before_clipping()
+    norm = nn.utils.clip_grad_norm_(net.parameters(), run.trainer.gradient_clip_val or math.inf)
+    optimizer.step()
+    optimizer.zero_grad()
+    state.step += 1
+    if run.optim.ema is not None:
+        state.update_average(run.optim.ema)
+    return optimizer.param_groups[0]["lr"], torch.stack(losses).mean(), norm
+
+
+def fit(
+    fabric: Fabric,
+    model: Any,
+    state: State,
+    run: RunConfig,
+    data: TextData,
+    directory: RunDirectory,
+    loggers: list[Any],
+    signals: Signals,
+) -> None:
+    """Train until the run ends by its steps, its time or its patience. Raises Interrupted after a signal, or Diverged.
+
+    The last step has no row here: its row is written with the final score.
+    """
+    first, limit, stream = fabric.is_global_zero, run.max_minutes, training_stream(fabric, run, data)
+    diagnostics = Diagnostics(directory.diagnostics, run, data, state) if run.diagnostics.every else None
+    files = [MetricsFile(directory.metrics, state.step)] if first else []
+    files += [diagnostics.file] if diagnostics else []
+    samples_file = directory.samples if first and run.prompts and run.validation.every else None
+    if samples_file:
+        cut_samples(samples_file, state.step)
+    progress = Progress(run, data, state)
+    started, fastest = time.perf_counter() - state.seconds, math.inf  # as if one process made all steps
+    with progress.bar:
+        while state.ended_by is None:
+            total = state.step * 60 * limit / state.seconds if limit and state.seconds else run.steps
+            lr, loss, norm = train_step(fabric, model, state, run, stream, total, diagnostics)
+            step, seconds = state.step, time.perf_counter() - started
+            fastest, state.seconds = min(fastest, seconds - state.seconds), seconds
+            if step == run.steps:
+                state.ended_by = "steps"
+            elif limit and step > 1 and seconds + fastest > 60 * limit:  # the first step may take many times as long
+                state.ended_by = "time"
+            progress.update(loss, total)
+            if diagnostics:
+                diagnostics.after_step(norm)
+
+            logs = step % run.trainer.log_every_n_steps == 0
+            saves = step % run.checkpoint.every == 0
+            validates = run.validation.every and step % run.validation.every == 0 and not state.ended_by
+            row: dict[str, float] = {}
+            if logs or saves or validates or state.ended_by:
+                row = {"tokens": step * run.tokens_per_step, "lr": lr, **finite_metrics(fabric, run, step, loss, norm)}
+                state.last_row = row
+            if validates:
+                scores = validate(state.eval_net, run, data, max_batches=run.validation.batches)
+                row |= validation_metrics(scores, data)
+                state.update_best(scores.loss, keep=run.checkpoint.best)
+                patience = run.checkpoint.patience
+                if patience and fabric.broadcast(step - state.best_step >= patience * run.validation.every):
+                    state.ended_by = "patience"
+            state.seconds = time.perf_counter() - started  # where numbers were read, a GPU has caught up
+            if first and (logs or validates) and not state.ended_by:
+                log_row(files[0], loggers, step, row)
+            if validates:
+                progress.report(row, total)
+                if samples_file:
+                    append_samples(samples_file, state, run, data)
+
+            stops = None
+            if fabric.world_size == 1 or logs or state.ended_by:  # several processes have to agree, which takes time
+                stops = signals.arrived(fabric, step)
+            if stops and not row:
+                finite_metrics(fabric, run, step, loss, norm)  # no checkpoint of a step that is not finite
+            if stops or saves or state.ended_by:
+                for file in files:
+                    file.sync()  # a checkpoint must not be newer than the rows on disk
+                if first:
+                    state.save(directory.checkpoints, run.checkpoint.keep)
+                fabric.barrier()
+            if stops:
+                raise stops
+    if stops := signals.arrived(fabric, state.step):
+        raise stops
+
+
+def finish(
+    state: State,
+    run: RunConfig,
+    data: TextData,
+    directory: RunDirectory,
+    settings: dict[str, Any],
+    size: dict[str, Any],
+    loggers: list[Any],
+) -> dict[str, Any]:
+    """Score the model of the run on the whole validation text; write the last row, model/ and, last, result.json."""
+    _log_end(run, data, state)
+    model, scores, last = final_model(state, run, data)
+    check_finite(run, f"the validation loss is {last.loss}", last.loss)
+    # the run may have been resumed from its last checkpoint when the row was there
+    metrics = MetricsFile(directory.metrics, state.step - 1)
+    log_row(metrics, loggers, state.step, state.last_row | validation_metrics(last, data))
+    result = build_result(run, settings, size, data, state, scores, last_samples(model, data, run.prompts))
+    if run.checkpoint.best:
+        step = state.step if scores is last else state.best_step
+        result["best"] = {"step": step, "val_loss": scores.loss, "last_val_loss": last.loss}
+        log.info("model/ is that of step %d: val_loss %.4f, that of the last step %.4f", *result["best"].values())
+    _log_baseline(run, data, result)
+    save_model(model, data.tokenizer, directory.model)
+    save_adapter(state.eval_net, run.init_from, directory.adapter)
+    write_json(directory.result, result)
+    log_result(loggers, settings, result)
     return result
 
 
-def _save_unfinished(net: Transformer, best: BestModel, data: TextData, directory: RunDirectory) -> None:
-    """Save the best model, if the run keeps it, or the last one, so that a run without a result can generate."""
-    if best.weights:
-        best.load_into(net)
-        log.info("model/ is that of step %d, whose val/loss %.4f is the lowest so far", best.step, best.loss)
-    save_model(merged(net), data.tokenizer, directory.model)
+def log_row(metrics: MetricsFile, loggers: list[Any], step: int, row: dict[str, float]) -> None:
+    """A row of metrics.csv, and the same for the trackers."""
+    metrics.append(step, row)
+    for logger in loggers:
+        logger.log_metrics(row, step)
 
 
-def _final_model(
-    net: Transformer, best: BestModel, run: RunConfig, data: TextData, device: torch.device
-) -> tuple[Transformer, Scores, Scores]:
-    """The model of the run, its scores on the whole validation text, and those of the model of the last step.
-
-    They are the same, unless the run keeps its best model and that is better on the whole text too. `net` has the
-    weights of the model of the run afterwards.
-    """
-
-    def score() -> tuple[Transformer, Scores]:
-        model = merged(net)
-        model.to(device)  # Lightning has moved it to the CPU
-        return model, validate(model, run, data, bar=_shows_bar(run))
-
-    model, last = score()
-    if not best.weights:
-        return model, last, last
-    weights = copied_state(net)
-    best.load_into(net)
-    model, scores = score()
-    if scores.loss < last.loss:
-        return model, scores, last
-    net.load_state_dict(weights)
-    return merged(net), last, last
+def finite_metrics(fabric: Fabric, run: RunConfig, step: int, loss: Tensor, norm: Tensor) -> dict[str, float]:
+    """Loss and norm as columns, the mean over all processes. Raises Diverged if a number is not finite."""
+    mean: Any = fabric.all_reduce(loss, reduce_op="mean")
+    train_loss, grad_norm = mean.item(), norm.item()
+    message = f"the loss is {train_loss} and the gradient norm {grad_norm} at step {step}"
+    check_finite(run, message, train_loss, grad_norm)
+    return {"train/loss": train_loss, "train/grad_norm": grad_norm}
 
 
-def _cluster_environment(run: RunConfig) -> list[Any]:
-    """By what Lightning learns which process of the run this one is; nothing: it finds out.
-
-    A run in one process has no ranks, whatever those who started many of them number: srun, torchrun, MPI. Under Slurm
-    Lightning would save checkpoints of its own and queue the job again.
-    """
-    if run.trainer.world_size == 1:
-        return [LightningEnvironment()]
-    try:
-        is_slurm = SLURMEnvironment.detect() and not TorchElasticEnvironment.detect()
-        return [SLURMEnvironment(auto_requeue=False)] if is_slurm else []
-    except RuntimeError as error:  # its variables contradict each other
-        raise UserError(f"trainer: {str(error).splitlines()[0]}") from error
-
-
-def build_trainer(run: RunConfig, directory: RunDirectory, callbacks: list[Callback]) -> Trainer:
-    """Lightning's Trainer. Its callbacks act in this order after each step: measure, sample, log, stop, save."""
-    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)  # not its tips and lists of absent accelerators
-    warnings.filterwarnings("ignore", module="lightning", message=".*(num_workers|train_dataloader|LeafSpec|srun).*")
-    before: list[Callback] = [ProgressBar()] if _shows_bar(run) else []
-    if run.diagnostics.every:
-        before.append(Diagnostics(directory.path / "diagnostics.csv", run.diagnostics.every))
-    if run.prompts and run.validation.every:
-        before.append(SamplesDuringTraining(directory.path / "samples.jsonl"))
-    saving = Checkpoints(directory.checkpoints, run.checkpoint.every, run.checkpoint.keep)
-    arguments = asdict(run.trainer) | {
-        "strategy": run.trainer.strategy if run.trainer.world_size > 1 else "auto",  # alone, DDP has no peer to find
-        "max_epochs": -1,
-        "limit_val_batches": 0,  # LogAndValidate validates
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "use_distributed_sampler": False,
-        "logger": False,
-        "default_root_dir": directory.path / "profile",  # where Lightning finds no hpc_ckpt_* to start from
-        "callbacks": [*before, *callbacks, saving],
-        "plugins": [AtomicCheckpointIO(), *_cluster_environment(run)],
-    }
-    try:
-        trainer = Trainer(**arguments)
-    except (MisconfigurationException, ValueError, RuntimeError) as error:
-        raise UserError(f"trainer: {str(error).splitlines()[0]}") from error
-    if trainer.world_size != run.trainer.world_size:
-        product = f"trainer.devices * trainer.num_nodes is {run.trainer.world_size}"
-        raise UserError(f"trainer.devices: {product}, but {trainer.world_size} processes train")
-    if trainer.world_size > 1:
-        atexit.register(_leave_process_group)
-    return trainer
-
-
-def _leave_process_group() -> None:
-    """Destroy the process group when the interpreter exits: only then, for the jobs of a sweep share it.
-
-    A Gloo thread that is still busy at exit would abort the process, and torchrun on the other nodes would wait five
-    minutes for this one. Lightning destroys the group for NCCL only. This blocks until pending collectives have
-    ended: at once where another process has died, after the group's timeout of 30 minutes where it hangs.
-    """
-    for signum in handled_signals():  # Python's handlers are not called while this blocks
-        signal.signal(signum, signal.SIG_DFL)
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
-
-
-def _shows_bar(run: RunConfig) -> bool:
-    return run.trainer.enable_progress_bar and sys.stderr.isatty() and is_first_process(run.trainer.world_size)
+def check_finite(run: RunConfig, message: str, *values: float) -> None:
+    """Raise Diverged with the message if a value is not finite."""
+    if not all(map(math.isfinite, values)):
+        advice = f"choose optim.lr below {run.optim.lr} or a lower trainer.gradient_clip_val"
+        raise Diverged(f"{message}: {advice}")
 
 
 def _log_epochs(run: RunConfig, data: TextData) -> None:
@@ -279,11 +323,11 @@ def _log_epochs(run: RunConfig, data: TextData) -> None:
         log.info("so often that it is learned by heart; %ssee docs/own-text.md", advice)
 
 
-def _log_end(run: RunConfig, data: TextData, timing: LogAndValidate) -> None:
+def _log_end(run: RunConfig, data: TextData, state: State) -> None:
     """Say where training ended if that was not known at its start."""
-    if timing.ended_by != "steps":
-        epochs = timing.step * run.tokens_per_step / len(data.train)
-        log.info("ended by %s after step %s: the text was read %.1f times", timing.ended_by, f"{timing.step:,}", epochs)
+    if state.ended_by != "steps":
+        epochs = state.step * run.tokens_per_step / len(data.train)
+        log.info("ended by %s after step %s: the text was read %.1f times", state.ended_by, f"{state.step:,}", epochs)
 
 
 def _log_baseline(run: RunConfig, data: TextData, result: dict[str, Any]) -> None:
@@ -323,7 +367,5 @@ def _log_warnings(run: RunConfig, data: TextData) -> None:
         log.warning("data: the training text has only %s tokens: so short a text is memorised", n_tokens)
     if run.data.document_mask and len(data.documents()) == 1:
         log.warning("data.document_mask: the training text is one document, so the mask changes nothing")
-    if run.trainer.precision == "64-true":
-        log.warning("trainer.precision=64-true: if this run is interrupted, it cannot be resumed")
     if (peak := peak_lr_factor(run.steps, run.optim)) < MIN_PEAK_LR_FACTOR:
         log.warning("optim.warmup_steps: the learning rate reaches only about %.0f %% of optim.lr", 100 * peak)

@@ -1,0 +1,156 @@
+"""The state of a run: all that a checkpoint holds and a resume needs. Checkpoints are files step-XXXXXXXX.ckpt.
+
+They are read with `weights_only=True`, so they cannot run code.
+"""
+
+import logging
+import math
+import os
+import re
+import zipfile
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.swa_utils import get_ema_multi_avg_fn
+
+from lm.config import UserError
+from lm.formats.folder import saved_state
+from lm.model.transformer import Transformer
+from lm.system.files import atomic_file
+
+NAME = re.compile(r"step-(\d+)\.ckpt")
+log = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True)
+class State:
+    """A run after `step` optimizer steps. Batches, dropout and learning rates are functions of (seed, step).
+
+    So are the files: rows of later steps than `step` are cut off when the run is resumed.
+    """
+
+    config_hash: str  # of the run
+    net: Transformer
+    optimizer: Optimizer
+    average: Transformer | None = None  # of the weights, with optim.ema
+    step: int = 0
+    seconds: float = 0.0  # of training and validation, by all processes of the run
+    n_clipped: int | Tensor = 0  # steps since the last row of diagnostics.csv whose gradient was clipped
+    val_losses: list[float] = field(default_factory=list)  # of all validations
+    best_step: int = 0  # that of the lowest val/loss; 0: there was no validation
+    best_loss: float = math.inf
+    best_weights: dict[str, Tensor] = field(default_factory=dict)  # on the CPU, with checkpoint.best
+    ended_by: str | None = None  # steps, time or patience; None while it trains
+    last_row: dict[str, float] = field(default_factory=dict)  # of the last step, for the row with the final score
+    resumed_from: list[int] = field(default_factory=list)  # steps
+
+    @property
+    def eval_net(self) -> Transformer:
+        """The model that is validated and saved: the average of the weights, if there is one."""
+        return self.net if self.average is None else self.average
+
+    def update_average(self, decay: float) -> None:
+        """Move the average towards the weights after a step; step n moves it by 1 - min(decay, n / (n + 9)).
+
+        The decay rises with the steps, as in TensorFlow's ExponentialMovingAverage: otherwise the average of a short
+        run would consist of weights from its beginning. A head that is tied for now counts as the embedding, so the
+        average of a head that is untied in mid-training continues that of the embedding.
+        """
+        if self.average is None:
+            return
+        weights = saved_state(self.net)
+        averages = {name: tensor for name, tensor in self.average.state_dict().items() if tensor.is_floating_point()}
+        decay = min(decay, self.step / (self.step + 9))
+        update = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
+        update([*averages.values()], [weights[name] for name in averages], self.step)
+
+    def update_best(self, loss: float, keep: bool) -> None:
+        """Take the validation after this step if its loss is the lowest so far, and the weights if they are kept."""
+        self.val_losses.append(loss)
+        if loss < self.best_loss:
+            self.best_step, self.best_loss = self.step, loss
+            self.best_weights = copied_state(self.eval_net) if keep else {}
+
+    def save(self, folder: Path, keep: int) -> None:
+        """Write a checkpoint beside its final name, rename it when it is on disk, and remove all but `keep` of them."""
+        content = {item.name: getattr(self, item.name) for item in fields(self)}
+        content |= {"net": saved_state(self.net), "optimizer": self.optimizer.state_dict()}
+        content |= {"average": self.average and self.average.state_dict(), "n_clipped": int(self.n_clipped)}
+        folder.mkdir(exist_ok=True)
+        with atomic_file(folder / f"step-{self.step:08d}.ckpt") as file:
+            try:
+                torch.save(content, file)
+            except RuntimeError as error:  # what torch makes of an error of the file, such as a full disk
+                if isinstance(error.__context__, OSError):
+                    raise error.__context__ from error
+                raise
+        for path in [path for path in checkpoints(folder) if step_of(path) <= self.step][keep:]:  # a newer one: damaged
+            path.unlink()
+
+    def load(self, content: dict[str, Any]) -> None:
+        """Go on from the content of a checkpoint."""
+        self.net.load_state_dict(content["net"])
+        self.optimizer.load_state_dict(content["optimizer"])
+        if self.average is not None:
+            self.average.load_state_dict(content["average"])
+        for name in {item.name for item in fields(self)} - {"net", "optimizer", "average"}:
+            setattr(self, name, content[name])
+        self.resumed_from = [*self.resumed_from, self.step]
+
+
+def copied_state(net: Transformer) -> dict[str, Tensor]:
+    """A copy of the weights of a model on the CPU."""
+    return {name: tensor.to("cpu", copy=True) for name, tensor in saved_state(net).items()}
+
+
+# --- checkpoints
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints in a folder, the newest first. Raises OSError if there is one that cannot be listed."""
+    names = os.listdir(folder) if os.path.lexists(folder) else []  # glob takes what it may not list for empty
+    return sorted((folder / name for name in names if NAME.fullmatch(name)), key=step_of, reverse=True)
+
+
+def step_of(checkpoint: Path) -> int:
+    return int(checkpoint.stem.removeprefix("step-"))
+
+
+def newest_checkpoint(folder: Path, config_hash: str) -> dict[str, Any] | None:
+    """The content of the newest whole checkpoint, None if there is none. Raises UserError if it is of another run.
+
+    Each is compared with the sums that its zip file holds: torch loads damaged numbers as it finds them.
+    """
+    paths = checkpoints(folder)
+    for path in paths:
+        try:
+            content = _read_whole(path)
+        except OSError:
+            raise
+        except Exception as error:  # torch, the unpickler and zipfile have many
+            log.warning("%s: is damaged (%s); trying the one before", path, str(error).partition("\n")[0])
+            continue
+        if content["config_hash"] != config_hash:
+            raise UserError(f"{path}: a checkpoint of another run; remove it")
+        if content["step"] == step_of(path):
+            return content
+        log.warning("%s: is that of step %s; trying the one before", path, content["step"])
+    if paths:
+        raise UserError(f"{folder}: no checkpoint can be resumed from; delete the folder to train from the start")
+    return None
+
+
+def _read_whole(path: Path) -> dict[str, Any]:
+    """The content of a checkpoint. Raises some exception if it is not as it was written."""
+    with zipfile.ZipFile(path) as file:
+        if damaged := file.testzip():
+            raise ValueError(f"the sum of {damaged} differs")
+    content = torch.load(path, map_location="cpu", weights_only=True)
+    names = {item.name for item in fields(State)}
+    if not isinstance(content, dict) or {*content} != names or not (content["net"] and content["optimizer"]):
+        raise ValueError("not a checkpoint of this version")
+    return content
