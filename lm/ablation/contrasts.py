@@ -12,10 +12,10 @@ from typing import Any
 
 import pandas as pd
 
-from lm.ablation.power import t_quantile
+from lm.ablation.power import ALPHA, t_quantile
 from lm.ablation.record import AblationRecord
 from lm.ablation.response_surface import Regret, combine_regrets
-from lm.ablation.statistics import judge, pocock_level
+from lm.ablation.statistics import judge
 from lm.config.ablation import METRICS, interaction
 
 FAMILIES = ("primary", "secondary", "interaction")  # each is corrected for its own number of comparisons
@@ -55,9 +55,11 @@ def compare(
 
 
 def level_of(record: AblationRecord) -> float:
-    """The level of the tests, at each look if several are planned; 1 minus it is that of the intervals."""
-    largest_family = len(record.budgets) * max(len(record.contrasts), len(record.interactions))
-    return pocock_level(tuple(record.looks), largest_family)
+    """The level of the tests, at each look if several are planned; 1 minus it is that of the intervals.
+
+    It is divided by the number of looks, so that ALPHA holds for all of them whatever the distribution (Bonferroni).
+    """
+    return ALPHA / max(1, len(record.looks))
 
 
 def _contrast(

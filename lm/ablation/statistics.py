@@ -7,17 +7,12 @@ and all of their initialisation that they can, so what the seed adds to both dro
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from statistics import fmean, stdev
 from types import MappingProxyType
 
-import numpy as np
-from numpy.typing import NDArray
 from scipy import special
 
 from lm.ablation.power import ALPHA, TuningVariance, effective_sd, minimum_detectable_effect, t_quantile
-
-N_LEVEL_DRAWS = 200_000
 
 
 @dataclass(slots=True)
@@ -159,37 +154,3 @@ def _compare(
         p_equivalent=equivalence_p(mean, total_sd, n, df, margin),
         alpha=alpha,
     )
-
-
-# --- planned looks: interim analyses at which an ablation may stop
-
-
-@lru_cache(100)
-def pocock_level(looks: tuple[int, ...], comparisons: int = 1) -> float:
-    """The nominal level, the same at each look (Pocock, 1977), of two-sided paired t tests at these numbers of seeds.
-
-    Comparing Holm-adjusted p values with it at every look keeps the familywise error rate over all looks at ALPHA, up
-    to the error of the estimate: it is a quantile of the smallest p of all looks in N_LEVEL_DRAWS fixed draws of normal
-    differences (levels of the normal distribution would give 5.3 to 6.0 % here, for t statistics of few seeds depend
-    less on each other). So it does for two one-sided tests of equivalence. Never below ALPHA / len(looks), which
-    suffices whatever the distribution (Bonferroni).
-    """
-    if len(looks) < 2:
-        return ALPHA
-    quantile = float(np.quantile(_smallest_p(looks), ALPHA / comparisons))
-    return min(max(comparisons * quantile, ALPHA / len(looks)), ALPHA)
-
-
-@lru_cache(10)
-def _smallest_p(looks: tuple[int, ...]) -> NDArray[np.float64]:
-    """The smallest p over the looks where there is no difference, in each of N_LEVEL_DRAWS samples."""
-    generator, before = np.random.default_rng(0), 0
-    total, squares, smallest = np.zeros(N_LEVEL_DRAWS), np.zeros(N_LEVEL_DRAWS), np.ones(N_LEVEL_DRAWS)
-    for n in looks:
-        more = n - before
-        mean = generator.standard_normal(N_LEVEL_DRAWS) / math.sqrt(more)
-        about_mean = generator.chisquare(more - 1, N_LEVEL_DRAWS) if more > 1 else 0.0
-        total, squares, before = total + more * mean, squares + more * mean**2 + about_mean, n
-        error = np.sqrt((squares - total**2 / n) / (n - 1) / n)
-        smallest = np.minimum(smallest, 2 * special.stdtr(n - 1, -np.abs(total / n) / error))
-    return smallest
