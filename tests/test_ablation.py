@@ -41,7 +41,7 @@ from tests.helpers.ablations import SHORT, Lab, instant, losses, question, statu
 from tests.helpers.runs import composed, wait_for
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
-LR = {"extension_trials": 0, "restarts": 0, "seeds": [77], "hyperparameters": ["optim.lr"]}
+LR = {"seeds": [77], "hyperparameters": ["optim.lr"]}
 THREE = {"tied": ["head=tied"], "untied": ["head=untied"], "copied": ["head=untied_from_embedding"]}
 
 
@@ -320,7 +320,7 @@ def test_a_look_waits_for_a_run_that_has_failed(lab: Lab, instantly: Instantly) 
     assert (len(made), made[-1].rpartition("-")[0]) == (7, "cells/untied-seed1")
 
 
-TUNE = TuneConfig(trials=8, extension_trials=2, restarts=2, seeds=[77, 78])
+TUNE = TuneConfig(trials=30, seeds=[77, 78])
 OPTIMUM = {"tied": (0.16, 0.5), "untied": (0.02, 2.0)}  # of the learning rate and of its multiplier for the embedding
 TUNED: dict[str, Any] = {"tune": replace(TUNE, hyperparameters=["optim.lr", "head.embedding_lr_multiplier"])}
 TUNED |= {"overrides": ["optim.lr=0.02", "head.embedding_lr_multiplier=2"]}
@@ -390,8 +390,8 @@ def wait_for_runs(lab: Lab, n: int, steps: int) -> None:
 @pytest.mark.slow
 @needs_proc
 def test_a_driver_that_is_killed_loses_nothing(lab: Lab) -> None:
-    words = ["trainer.max_steps=60", "ablation.tune.trials=2", "ablation.tune.extension_trials=0"]
-    words += ["ablation.tune.restarts=0", "ablation.tune.seeds=[77]", "ablation.tune.hyperparameters=[optim.lr]"]
+    words = ["trainer.max_steps=60", "ablation.tune.trials=2"]
+    words += ["ablation.tune.seeds=[77]", "ablation.tune.hyperparameters=[optim.lr]"]
     process = driver(lab, *words)
     wait_for_runs(lab, 1, 20)
     process.kill()

@@ -17,7 +17,7 @@ from tests.helpers.runs import composed, result
 
 ARMS = {"tied": ["head=tied"], "untied": ["head=untied_from_embedding"]}
 BASE = ["head=tied", "trainer.max_steps=8"]
-FEW = TuneConfig(trials=2, extension_trials=0, restarts=0, seeds=[77], hyperparameters=["optim.lr"])
+FEW = TuneConfig(trials=2, seeds=[77], hyperparameters=["optim.lr"])
 
 
 class BaseLab(Lab):

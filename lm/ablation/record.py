@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ DESIGN = (  # what decides a verdict beside the arms and their runs
     *("seeds", "baseline", "primary", "baselines", "equivalence_margin", "interactions", "budgets", "looks"),
     *("match_parameters", "seed_offsets", "tune", "common", "base"),
 )
-REMOVED = ("plot_over",)  # keys of records of earlier versions, which mean nothing any more
+REMOVED = ("plot_over", "tune.extension_trials", "tune.restarts")  # keys of records of earlier versions
 MAX_OVERRIDES = 40  # characters of the overrides in a folder's name
 
 
@@ -129,13 +130,18 @@ def read_record(folder: Path) -> AblationRecord:
     """Raises UserError naming the file, and the key whose value is wrong."""
     try:
         with reading(folder / FILE):
-            content = read_json(folder / FILE)
-            record: AblationRecord = build(
-                AblationRecord, {key: value for key, value in content.items() if key not in REMOVED}
-            )
+            record: AblationRecord = build(AblationRecord, without_removed(read_json(folder / FILE)))
             return record
     except FileNotFoundError:
         raise UserError(f"output_dir={folder}: holds no {FILE}; expected what ablate.py wrote") from None
+
+
+def without_removed(content: dict[str, Any]) -> dict[str, Any]:
+    """The content of a record, which may be of an earlier version, without the keys that mean nothing any more."""
+    for key in REMOVED:
+        *groups, name = key.split(".")
+        reduce(lambda group, part: group.get(part, {}), groups, content).pop(name, None)
+    return content
 
 
 def write_record(record: AblationRecord, folder: Path) -> None:

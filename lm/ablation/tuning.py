@@ -7,8 +7,8 @@ surface is the optimum of the search. Trials lie on a grid of half factors aroun
 at the centre, the search first walks down the learning rates until a trial is finite, and goes on from there.
 
 The surface has no interactions, so where hyperparameters interact one search ends short of the best settings if it
-began far from them. Therefore all arms search again, each from its own optimum, while the optimum of one of them lies
-farther than SETTLED from the centre of its search, at most `restarts` times. The last search alone decides.
+began far from them. Therefore an arm searches again from its optimum until that lies at most SETTLED from the centre of
+its search, and so inside of what was tried. The last search alone decides.
 
 Everything here is a pure function of the trials. A trial is known by its settings; in what order trials were made, and
 in how many calls, makes no difference.
@@ -270,60 +270,48 @@ def tune(
 
     `is_allowed` says whether an arm can be trained with settings; others are never proposed.
     """
-    searches, missing = _run_searches(arms, config, is_allowed)
-    by_key: dict[str, dict[Key, list[int]]] = {name: {} for name in searches}
-    for name, own in searches.items():
-        for i, search in enumerate(own):
+    open_arms = {name: arm for name, arm in arms.items() if arm.start and arm.is_open and config.trials}
+    states = {name: _search(arm, config, partial(is_allowed, name)) for name, arm in open_arms.items()}
+    missing = {name: [arms[name].named(key) for key in keys] for name, (_, keys) in states.items() if keys}
+    by_key: dict[str, dict[Key, list[int]]] = {name: {} for name in states}
+    tuned = {}
+    for name, (searches, _) in states.items():
+        arm, last = arms[name], searches[-1]
+        for i, search in enumerate(searches):
             for point in search.losses:
                 by_key[name].setdefault(search.key_of(point), []).append(i)
-    tuned = {}
-    for name, own in () if missing else searches.items():
-        arm, last = arms[name], own[-1]
-        trials = [(arm.named(last.key_of(point)), loss) for point, loss in last.losses.items()]
-        tuned[name] = TunedArm.of(arm.named(last.key(last.optimum())), arm.named(last.centre), trials, config.factor)
-    return TuningState(
-        next_trials={name: [arms[name].named(key) for key in keys] for name, keys in missing.items()},
-        trials={name: [(arms[name].named(key), i) for key, i in keys.items()] for name, keys in by_key.items()},
-        arms=tuned,
-    )
+        if not missing:
+            trials = [(arm.named(last.key_of(point)), loss) for point, loss in last.losses.items()]
+            settings, centre = (arm.named(key) for key in (last.key(last.optimum()), last.centre))
+            tuned[name] = TunedArm.of(settings, centre, trials, config.factor)
+    tried = {name: [(arms[name].named(key), numbers) for key, numbers in keys.items()] for name, keys in by_key.items()}
+    return TuningState(missing, tried, tuned)
 
 
-def _run_searches(
-    arms: Mapping[str, ArmTrials], config: TuneConfig, is_allowed: Callable[[str, Settings], bool]
-) -> tuple[dict[str, list[Search]], dict[str, list[Key]]]:
-    """The searches of the arms that have no settings yet, and by arm the trials that they cannot go on without.
+def _search(
+    arm: ArmTrials, config: TuneConfig, is_allowed: Callable[[Settings], bool]
+) -> tuple[list[Search], list[Key]]:
+    """The searches of an arm, and the trials that it cannot go on without.
 
-    All arms begin a search together and wait for each other before the next.
+    A search for which the arm has not enough trials left is not begun.
     """
-    most = max((len(arm.start) for arm in arms.values()), default=0)
-    open_arms = {name: arm for name, arm in arms.items() if arm.start and arm.is_open and config.trials}
-    searches = {name: [arm.search(arm.key(arm.start), config.factor)] for name, arm in open_arms.items()}
-
-    def advance(trials: int) -> dict[str, list[Key]]:
-        missing = {}
-        for name, arm in open_arms.items():
-            budget = share_of_trials(len(arm.start), most, trials)
-            missing[name] = searches[name][-1].advance(arm, budget, partial(is_allowed, name))
-        return {name: keys for name, keys in missing.items() if keys}
-
-    for restart in range(config.restarts + 1):
-        if missing := advance(config.trials):
+    size = search_size(len(arm.start), config)
+    searches = [arm.search(arm.key(arm.start), config.factor)]
+    while True:
+        last = searches[-1]
+        if missing := last.advance(arm, size, is_allowed):
             return searches, missing
-        optima = {name: own[-1].optimum() for name, own in searches.items()}
-        if restart == config.restarts or all((np.abs(optimum) <= SETTLED).all() for optimum in optima.values()):
-            break
-        for name, own in searches.items():
-            own.append(open_arms[name].search(own[-1].key(optima[name]), config.factor))
-    at_edge = any(False in own[-1].is_interior(optima[name]) for name, own in searches.items())
-    return searches, advance(config.trials + config.extension_trials) if at_edge else {}
+        optimum, n_tried = last.optimum(), len({own.key_of(point) for own in searches for point in own.losses})
+        centre = last.key(optimum)
+        is_settled = (np.abs(optimum) <= SETTLED).all() or centre in [search.centre for search in searches]
+        if is_settled or n_tried + size > config.trials:
+            return searches, []
+        searches.append(arm.search(centre, config.factor))
 
 
-def share_of_trials(k: int, most: int, trials: int) -> int:
-    """The trials of an arm with k hyperparameters if one with the `most` makes `trials`.
-
-    Two for where it is and how noisy, the others in proportion to the hyperparameters.
-    """
-    return min(trials, round(2 + (trials - 2) * k / most)) if k else 0
+def search_size(k: int, config: TuneConfig) -> int:
+    """The settings that a search of k hyperparameters tries: two on each side, and two to know their noise."""
+    return min(4 * k + 2, config.trials) if k else 0
 
 
 def _is_interior(point: Array, x: Array) -> list[bool | None]:
@@ -333,14 +321,10 @@ def _is_interior(point: Array, x: Array) -> list[bool | None]:
 
 def planned_trials(arms: Mapping[str, ArmTrials], config: TuneConfig) -> dict[str, tuple[int, int]]:
     """By arm, the least and the most settings that tuning tries from the start; none for an arm that has settings."""
-    most, planned = max((len(arm.start) for arm in arms.values()), default=0), {}
-    for name, arm in arms.items():
-        first, extended = (
-            share_of_trials(len(arm.start), most, config.trials + n) for n in (0, config.extension_trials)
-        )
-        is_open = arm.is_open and config.trials > 0
-        planned[name] = (first, config.restarts * first + extended) if is_open else (0, 0)
-    return planned
+    return {
+        name: (search_size(len(arm.start), config), config.trials) if arm.start and arm.is_open else (0, 0)
+        for name, arm in arms.items()
+    }
 
 
 def _surfaces(arms: Mapping[str, TunedArm]) -> tuple[dict[str, Surface], int]:

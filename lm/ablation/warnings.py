@@ -12,7 +12,7 @@ from lm.ablation.contrasts import decimals
 from lm.ablation.record import AblationRecord, design_of
 from lm.ablation.results import Results
 from lm.ablation.statistics import interval
-from lm.ablation.tuning import share_of_trials
+from lm.ablation.tuning import search_size
 from lm.config.identity import flat
 from lm.system.terminal import to_override_value
 
@@ -128,7 +128,7 @@ def _of_tuning(results: Results) -> Iterator[Warning]:
         "The last search still moved by more than a quarter factor",
         _named({name: arm.moved() for name, arm in arms.items()}),
         "Such an arm may not have reached its best settings, and the interval does not count that. Let it begin at the "
-        "settings that it has found, or allow more restarts.",
+        "settings that it has found, or allow more trials.",
     )
     yield from _about(
         "The noise of tuning is not counted",
@@ -211,14 +211,13 @@ def _short_search(record: AblationRecord) -> Iterator[str]:
     keys = {
         name: [key for key in record.tune.hyperparameters if arm.settings.get(key)] for name, arm in record.arms.items()
     }
-    most = max(map(len, keys.values()), default=0)
     numbers = {}
     for name, varied in keys.items() if record.tune.trials else ():
         searches = [trial.searches for trial in record.trials if trial.arm == name and record.arms[name].tuned]
         last = max((search for own in searches for search in own), default=0)
         made = sum(last in own for own in searches)
         if varied:
-            numbers[name] = made or share_of_trials(len(varied), most, record.tune.trials)
+            numbers[name] = made or search_size(len(varied), record.tune)
     nothing_pooled = all(n <= 1 + 2 * len(keys[name]) for name, n in numbers.items())
     for name, n in numbers.items():
         if nothing_pooled or n < 1 + 2 * len(keys[name]):

@@ -35,7 +35,7 @@ from lm.data.paths import check_paths
 SCHEMA = AblateConfig
 NOT_TUNED = (
     "margin: {margin:g} nats per token (0.01 is 1 % of perplexity), which margin=M changes. Learning rates are not"
-    " tuned for each arm: ablation.tune.trials=6 does that"
+    " tuned for each arm: ablation.tune.trials=18 does that"
 )
 asked: list[Question] = []  # in one line, by this command
 

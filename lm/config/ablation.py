@@ -27,15 +27,13 @@ def _distinct(key: str, values: Sequence[object]) -> None:
 class TuneConfig:
     """The search of each arm's own best settings, on seeds that are not reported."""
 
-    trials: int = 0  # of the arm with the most hyperparameters, of others in proportion; 0: nothing is tuned
-    extension_trials: int = 4  # more, once, if the best value of any arm lies at the edge of the search range
-    restarts: int = 2  # further searches from where the last one ended, while an arm moves over a quarter of a factor
+    trials: int = 0  # the most settings that an arm tries; 0: nothing is tuned
     seeds: list[int] = field(default_factory=lambda: [1000, 1001])  # of the trials; not those that are reported
     factor: float = 2.0  # between neighbouring values
     hyperparameters: list[str] = field(default_factory=HYPERPARAMETERS.copy)  # those that an arm has are tuned
 
     def __post_init__(self) -> None:
-        require_min(0, "ablation.tune.", self, "trials", "extension_trials", "restarts")
+        require_min(0, "ablation.tune.", self, "trials")
         require(1 < self.factor <= 10, f"ablation.tune.factor={self.factor}", "more than 1, up to 10")
         _distinct("ablation.tune.seeds", self.seeds)
         _distinct("ablation.tune.hyperparameters", self.hyperparameters)

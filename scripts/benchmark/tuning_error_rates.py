@@ -183,11 +183,11 @@ def outcomes(differences: Array, tuning: TuningVariance | None, failed: dict[flo
     return row
 
 
-def simulate(cell: Cell, repetitions: int, restarts: int = TuneConfig().restarts, block: int = 0) -> dict[str, float]:
-    """The means over repetitions; blocks are independent of each other."""
+def simulate(cell: Cell, repetitions: int, searches: int = 3, block: int = 0) -> dict[str, float]:
+    """The means over repetitions with the trials of so many searches; blocks are independent of each other."""
     numbers = [cell.k, SURFACES.index(cell.surface), round(10 * cell.correlation), cell.tuning_seeds]
     random = np.random.default_rng([*numbers, cell.start == "far", cell.optimum == "moving", block])
-    config, total = TuneConfig(trials=4 * cell.k + 2, restarts=restarts), Counter[str]()
+    config, total = TuneConfig(trials=searches * (4 * cell.k + 2)), Counter[str]()
     for _ in range(repetitions):
         counts, *outcome = tune_pair(cell, config, random)
         total.update(counts | outcomes(*outcome))
