@@ -120,7 +120,7 @@ def _seconds_of_steps(net: Transformer, run: RunConfig, data: TextData) -> list[
     stream = training_stream(fabric, run, data)
     with fast_attention(run.trainer.accelerator, is_mixed(run.trainer.precision), run.data.seq_len):
         for _ in range(WARM_UP_STEPS + TIMED_STEPS):
-            _, loss, norm = train_step(fabric, model, state, run, stream, run.steps)
+            _, loss, norm = train_step(fabric, model, state, run, stream)
             loss.item(), norm.item()  # the device has caught up then
             ends.append(time.perf_counter())
     return [end - start for start, end in pairwise(ends[WARM_UP_STEPS - 1 :])]

@@ -131,7 +131,7 @@ class RunConfig:
     init_tied_matrix: str | None = None  # untied to tied: embedding, head or mean, where the one matrix comes from
     prompts: list[str] | None = None  # continued greedily at the end; null: three from the validation text
     max_tokens: int | None = None  # length of the run, rounded up to whole steps; overrides trainer.max_steps
-    max_minutes: float | None = None  # of training and validation; overrides trainer.max_steps; not reproducible
+    max_minutes: float | None = None  # of training and validation: as many steps as take so long here, by timing some
     seed: int = 0  # of weights, batches and dropout
     threads: int | None = None  # of torch on the CPU; null: OMP_NUM_THREADS, else the number of cores
     loss: str = "auto"  # plain or chunked compute the same; auto: the faster one
@@ -170,7 +170,6 @@ class RunConfig:
             require(
                 self.trainer.world_size == 1, f"max_minutes={minutes}", "null on several devices, whose clocks differ"
             )
-            require(self.diagnostics.every == 0, f"diagnostics.every={self.diagnostics.every}", "0 with max_minutes")
         every = self.validation.every
         for key, is_used in (("best", self.checkpoint.best), ("patience", self.checkpoint.patience is not None)):
             if is_used and not 0 < every < self.steps:
@@ -186,7 +185,7 @@ class RunConfig:
 
     @property
     def steps(self) -> int:
-        """Optimizer steps of the whole run; with max_minutes a number that none reaches."""
+        """Optimizer steps of the whole run; with max_minutes, before these are counted, a number that none reaches."""
         if self.max_minutes is not None:
             return NO_LIMIT
         return self.trainer.max_steps if self.max_tokens is None else math.ceil(self.max_tokens / self.tokens_per_step)

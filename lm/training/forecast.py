@@ -12,7 +12,7 @@ from torch import nn
 
 from lm.config import RunConfig
 from lm.config.identity import config_hash
-from lm.data.tokens import prepare
+from lm.data.tokens import TextData, prepare
 from lm.model.size import n_params
 from lm.system.device import fast_attention, is_mixed, set_threads
 from lm.training.loss import build_loss
@@ -35,9 +35,7 @@ def forecast(run: RunConfig) -> dict[str, Any]:
     check_memory(resolved, vocab_size)
     with torch.device("meta"):
         net = build_model(resolved, vocab_size)
-    step = bare_step(run, vocab_size, len(data.val), run.steps)
-    step()  # warms up
-    seconds = median(step() for _ in range(TIMED_STEPS))
+    seconds = _seconds_of_a_step(run, data)
     steps = run.steps if run.max_minutes is None else max(round(60 * run.max_minutes / seconds), 1)
     return {
         "run_dir": str(name),
@@ -49,6 +47,18 @@ def forecast(run: RunConfig) -> dict[str, Any]:
         "least_bytes": least_bytes(resolved, vocab_size),
         "seconds": steps * seconds,
     }
+
+
+def steps_of_minutes(run: RunConfig, data: TextData) -> int:
+    """How many steps take the max_minutes of a run on this machine."""
+    assert run.max_minutes is not None
+    return max(round(60 * run.max_minutes / _seconds_of_a_step(run, data)), 1)
+
+
+def _seconds_of_a_step(run: RunConfig, data: TextData) -> float:
+    step = bare_step(run, data.tokenizer.vocab_size, len(data.val), run.steps)
+    step()  # warms up
+    return median(step() for _ in range(TIMED_STEPS))
 
 
 def bare_step(run: RunConfig, vocab_size: int, val_tokens: int, steps: int) -> Callable[[], float]:

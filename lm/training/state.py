@@ -44,7 +44,7 @@ class State:
     best_step: int = 0  # that of the lowest val/loss; 0: there was no validation
     best_loss: float = math.inf
     best_weights: dict[str, Tensor] = field(default_factory=dict)  # on the CPU, with checkpoint.best
-    ended_by: str | None = None  # steps, time or patience; None while it trains
+    ended_by: str | None = None  # steps or patience; None while it trains
     last_row: dict[str, float] = field(default_factory=dict)  # of the last step, for the row with the final score
     resumed_from: list[int] = field(default_factory=list)  # steps
 

@@ -5,7 +5,7 @@ import math
 import os
 import time
 from contextlib import ExitStack, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from lightning.fabric import Fabric
 from torch import Tensor, nn
 
 from lm.config import Diverged, RunConfig
-from lm.config.checks import error_prefix
+from lm.config.checks import error_prefix, reading
 from lm.config.identity import PLACES, RESOLVED, config_hash, flat, without_verbs
 from lm.data.batches import TrainingStream
 from lm.data.tokenizer import Chat
@@ -28,6 +28,7 @@ from lm.system.device import fast_attention, is_mixed, seed_generators
 from lm.system.files import write_json, write_text
 from lm.system.terminal import is_first_process
 from lm.training.diagnostics import Diagnostics
+from lm.training.forecast import steps_of_minutes
 from lm.training.init_from import load_init_weights, pin_init_weights
 from lm.training.metrics import MetricsFile, log_result, trackers, validation_metrics
 from lm.training.optim import MIN_PEAK_LR_FACTOR, lr_factor, peak_lr_factor
@@ -77,9 +78,21 @@ def train(run: RunConfig, data: TextData | None = None) -> tuple[Path, dict[str,
     with error_prefix(f"run_dir={directory.path}") if directory.config.exists() else nullcontext():
         run = resolve(run, data.tokenizer.vocab_size)  # this machine may lack what the run was begun with
     check_memory(run, data.tokenizer.vocab_size)
+    if run.max_minutes is not None:
+        run = _with_steps(run, directory, settings, data)
     torch.set_num_threads(run.threads or 1)
     with directory.lock() if is_first_process(run.trainer.world_size) else nullcontext():
         return directory.path, directory.read_result() or _fit(run, directory, settings, data)
+
+
+def _with_steps(run: RunConfig, directory: RunDirectory, settings: dict[str, Any], data: TextData) -> RunConfig:
+    """The run of max_minutes as one of steps: those that its directory says, or as many as take so long here."""
+    settings["max_minutes"], saved, steps = run.max_minutes, directory.read_config(), None
+    if saved.get("config_hash") == settings["config_hash"]:
+        with reading(directory.config):
+            steps = int(saved["trainer"]["max_steps"])
+    trainer = replace(run.trainer, max_steps=steps or steps_of_minutes(run, data))
+    return replace(run, max_minutes=None, trainer=trainer)
 
 
 def _finished_result(
@@ -93,7 +106,7 @@ def _finished_result(
     if (result := directory.read_result()) is None:
         return None
     saved, settings = directory.read_config(), asdict(run)
-    settings["trainer"]["max_steps"] = run.steps
+    settings["trainer"]["max_steps"] = run.steps if run.max_minutes is None else saved["trainer"]["max_steps"]
     before, now = flat(saved), flat(settings)
     if hashes is None:
         if any(before.get(key) != now[key] for key in PLACES):
@@ -134,9 +147,10 @@ def _fit(run: RunConfig, directory: RunDirectory, settings: dict[str, Any], data
                 directory.model.mkdir(exist_ok=True)
                 write_text(directory.model / "tokenizer.json", data.tokenizer.to_json())
                 save_chat(chat, directory.model)
-            length = f"{run.steps:,} steps" if run.max_minutes is None else f"{run.max_minutes:g} minutes"
             memory = f"at least {least_bytes(run, data.tokenizer.vocab_size) / 1e6:,.0f} MB of memory"
-            log.info("%s: %s parameters, %s, %s", directory.path, f"{size['n_params']:,}", memory, length)
+            log.info(
+                "%s: %s parameters, %s, %s steps", directory.path, f"{size['n_params']:,}", memory, f"{run.steps:,}"
+            )
             if checkpoint:
                 log.info("resuming from step %d", resume_step)
             _log_epochs(run, data)
@@ -167,17 +181,16 @@ def train_step(
     state: State,
     run: RunConfig,
     stream: TrainingStream,
-    total: float,
     diagnostics: Diagnostics | None = None,
 ) -> tuple[float, Tensor, Tensor]:
-    """Make one optimizer step of `total`. Returns its learning rate, loss and norm of the gradient before clipping.
+    """Make one optimizer step. Returns its learning rate, its loss and the norm of its gradient before clipping.
 
     The loss is the mean over the micro-batches of this process.
     """
     net, optimizer, n_micro = state.net, state.optimizer, run.trainer.accumulate_grad_batches
     for group in optimizer.param_groups:
-        group["lr"] = group["peak_lr"] * lr_factor(state.step, total, run.optim)
-    net.head.on_train_step(state.step / total, net.embed.weight, optimizer.state)
+        group["lr"] = group["peak_lr"] * lr_factor(state.step, run.steps, run.optim)
+    net.head.on_train_step(state.step / run.steps, net.embed.weight, optimizer.state)
     if diagnostics:
         diagnostics.before_step()
     losses = []
@@ -211,11 +224,11 @@ def fit(
     loggers: list[Any],
     signals: Signals,
 ) -> None:
-    """Train until the run ends by its steps, its time or its patience. Raises Interrupted after a signal, or Diverged.
+    """Train until the run ends by its steps or its patience. Raises Interrupted after a signal, or Diverged.
 
     The last step has no row here: its row is written with the final score.
     """
-    first, limit, stream = fabric.is_global_zero, run.max_minutes, training_stream(fabric, run, data)
+    first, stream = fabric.is_global_zero, training_stream(fabric, run, data)
     diagnostics = Diagnostics(directory.diagnostics, run, data, state) if run.diagnostics.every else None
     files = [MetricsFile(directory.metrics, state.step)] if first else []
     files += [diagnostics.file] if diagnostics else []
@@ -223,18 +236,14 @@ def fit(
     if samples_file:
         cut_samples(samples_file, state.step)
     progress = Progress(run, data, state)
-    started, fastest = time.perf_counter() - state.seconds, math.inf  # as if one process made all steps
+    started = time.perf_counter() - state.seconds  # as if one process made all steps
     with progress.bar:
         while state.ended_by is None:
-            total = state.step * 60 * limit / state.seconds if limit and state.seconds else run.steps
-            lr, loss, norm = train_step(fabric, model, state, run, stream, total, diagnostics)
-            step, seconds = state.step, time.perf_counter() - started
-            fastest, state.seconds = min(fastest, seconds - state.seconds), seconds
+            lr, loss, norm = train_step(fabric, model, state, run, stream, diagnostics)
+            step = state.step
             if step == run.steps:
                 state.ended_by = "steps"
-            elif limit and step > 1 and seconds + fastest > 60 * limit:  # the first step may take many times as long
-                state.ended_by = "time"
-            progress.update(loss, total)
+            progress.update(loss)
             if diagnostics:
                 diagnostics.after_step(norm)
 
@@ -256,7 +265,7 @@ def fit(
             if first and (logs or validates) and not state.ended_by:
                 log_row(files[0], loggers, step, row)
             if validates:
-                progress.report(row, total)
+                progress.report(row)
                 if samples_file:
                     append_samples(samples_file, state, run, data)
 
@@ -298,7 +307,7 @@ def finish(
         step = state.step if scores is last else state.best_step
         result["best"] = {"step": step, "val_loss": scores.loss, "last_val_loss": last.loss}
         log.info("model/ is that of step %d: val_loss %.4f, that of the last step %.4f", *result["best"].values())
-    _log_baseline(run, data, result)
+    _log_baseline(replace(run, max_minutes=settings["max_minutes"]), data, result)
     save_model(model, data.tokenizer, directory.model)
     save_adapter(state.eval_net, run.init_from, directory.adapter)
     write_json(directory.result, result)
@@ -331,8 +340,6 @@ def check_finite(run: RunConfig, message: str, *values: float) -> None:
 
 def _log_epochs(run: RunConfig, data: TextData) -> None:
     """Say how often the text will be read, and which settings help where that is often."""
-    if run.max_minutes is not None:
-        return
     epochs = run.steps * run.tokens_per_step / len(data.train)
     log.info("the training text of %s tokens will be read %.1f times", f"{len(data.train):,}", epochs)
     if epochs > MANY_EPOCHS and not run.data.overfit_batches and not run.model.dropout:
