@@ -19,7 +19,7 @@ from lm.config.identity import PLACES, RESOLVED, config_hash, flat, without_verb
 from lm.data.batches import TrainingStream
 from lm.data.tokenizer import Chat
 from lm.data.tokens import TextData, prepare
-from lm.formats.adapter import save_adapter
+from lm.formats.adapter import merged, save_adapter
 from lm.formats.chat import save_chat
 from lm.formats.folder import save_model
 from lm.inference.evaluate import validate
@@ -39,7 +39,7 @@ from lm.training.run_directory import RunDirectory, default_directory
 from lm.training.samples import append_samples, cut_samples, samples
 from lm.training.setup import begin, build_fabric, training_stream
 from lm.training.signals import Interrupted, Signals
-from lm.training.state import State, checkpoints, newest_checkpoint
+from lm.training.state import State, best_files, checkpoints, newest_checkpoint, step_of
 
 FEW_TOKENS = 5_000  # a few pages of text
 MANY_EPOCHS = 10  # above which a text is learned by heart, and is so said
@@ -140,7 +140,8 @@ def _fit(run: RunConfig, directory: RunDirectory, settings: dict[str, Any], data
         resume_step = checkpoint["step"] if checkpoint else 0
         loggers = stack.enter_context(trackers(run, directory.path, settings, resume_step)) if first else []
         if first:
-            for path in checkpoints(directory.checkpoints) if not resumes else ():
+            later = [path for path in best_files(directory.checkpoints) if step_of(path) > resume_step]
+            for path in later if resumes else [*checkpoints(directory.checkpoints), *later]:
                 path.unlink()
             directory.write_config(settings)
             if run.init_from:  # resuming does not need the loaded run
@@ -166,7 +167,7 @@ def _fit(run: RunConfig, directory: RunDirectory, settings: dict[str, Any], data
                 fit(fabric, model, state, run, data, directory, loggers, signals)
             return finish(state, run, data, directory, settings, size, loggers) if first else {}
         except (Interrupted, KeyboardInterrupt, SystemExit, Diverged) as error:
-            if first and state and (state.best_weights or not isinstance(error, Diverged)):
+            if first and state and (state.best_sha256 or not isinstance(error, Diverged)):
                 with signals.handling() if isinstance(error, Interrupted) else nullcontext():
                     save_unfinished(state, data, directory)
             raise
@@ -257,7 +258,7 @@ def fit(
             if validates:
                 scores = validate(state.eval_net, run, data, max_batches=run.validation.batches)
                 row |= validation_metrics(scores, data)
-                state.update_best(scores.loss, keep=run.checkpoint.best)
+                state.update_best(scores.loss, directory.checkpoints if first and run.checkpoint.best else None)
                 patience = run.checkpoint.patience
                 if patience and fabric.broadcast(step - state.best_step >= patience * run.validation.every):
                     state.ended_by = "patience"
@@ -297,7 +298,8 @@ def finish(
 ) -> dict[str, Any]:
     """Score the model of the run on the whole validation text; write the last row, model/ and, last, result.json."""
     _log_end(run, data, state)
-    model, scores, last = final_model(state, run, data)
+    net, scores, last = final_model(state, run, data, directory)
+    model = merged(net)
     check_finite(run, f"the validation loss is {last.loss}", last.loss)
     # the run may have been resumed from its last checkpoint when the row was there
     metrics = MetricsFile(directory.metrics, state.step - 1)
@@ -309,7 +311,7 @@ def finish(
         log.info("model/ is that of step %d: val_loss %.4f, that of the last step %.4f", *result["best"].values())
     _log_baseline(replace(run, max_minutes=settings["max_minutes"]), data, result)
     save_model(model, data.tokenizer, directory.model)
-    save_adapter(state.eval_net, run.init_from, directory.adapter)
+    save_adapter(net, run.init_from, directory.adapter)
     write_json(directory.result, result)
     log_result(loggers, settings, result)
     return result
