@@ -128,7 +128,7 @@ REFUSED += [
     *((RunConfig, BEST | {"validation": ValidationConfig(every=every)}, "checkpoint.best") for every in (0, 1600)),
     *each(RunConfig, "", {"max_minutes": [0.0, INF]}),
     *((RunConfig, MINUTES | other, "max_minutes=1.0") for other in ({"max_tokens": 1000}, TWO)),
-    *((RunConfig, settings | EVERY, "diagnostics.every=5") for settings in (MINUTES, PATIENT)),
+    (RunConfig, PATIENT | EVERY, "diagnostics.every=5"),
     (
         RunConfig,
         {"checkpoint": CheckpointConfig(patience=3), "validation": ValidationConfig(every=0)},
