@@ -386,14 +386,6 @@ def test_checkpoints_of_no_use_are_refused(damage: Callable[[Path], None], kille
     assert files(tmp_path / "run") == before
 
 
-def test_a_run_in_fp64_is_resumed(text_file: Path, tmp_path: Path) -> None:
-    whole, run = (small(text_file, tmp_path / name, precision="64-true", max_steps=12) for name in ("whole", "run"))
-    train(whole)
-    stop(run, 6, TERM)
-    train(run)
-    assert outcome(run) == outcome(whole)
-
-
 # --- what is refused
 
 

@@ -9,7 +9,7 @@ from lm.config.model import HeadConfig, ModelConfig
 from lm.config.optim import OptimConfig
 
 # without fp16, which would need loss scaling
-PRECISIONS = ("auto", "32-true", "bf16-mixed", "bf16-true", "64-true")
+PRECISIONS = ("auto", "32-true", "bf16-mixed")
 # Sharded strategies would split the weights that Muon, validation and checkpoints need whole.
 STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_false", "ddp_find_unused_parameters_true")
 LOSSES = ("auto", "plain", "chunked")
@@ -25,7 +25,7 @@ class TrainerConfig:
     devices: int = 1  # on each node
     num_nodes: int = 1  # machines
     strategy: str = "auto"  # auto: ddp on several devices
-    precision: str = "auto"  # 32-true, bf16-mixed, bf16-true, 64-true; auto: bf16-mixed where it is native
+    precision: str = "auto"  # 32-true, or bf16-mixed; auto: bf16-mixed where it is native
     max_steps: int = 1600  # optimizer steps
     accumulate_grad_batches: int = 1  # micro-batches into which the batch of a step is divided
     gradient_clip_val: float | None = 1.0  # largest norm of the gradient; null or 0: no clipping
@@ -60,17 +60,11 @@ class WandbConfig:
 
 
 @dataclass(slots=True, kw_only=True)
-class TrackioConfig:
-    project: str = "lm"  # under which the runs are listed
-
-
-@dataclass(slots=True, kw_only=True)
 class LoggerConfig:
     """Experiment trackers beside metrics.csv. logger=NAME chooses one, logger=[NAME,NAME] several."""
 
     tensorboard: TensorBoardConfig | None = None
     wandb: WandbConfig | None = None
-    trackio: TrackioConfig | None = None
 
     def __post_init__(self) -> None:
         for name, tracker in (("tensorboard", self.tensorboard), ("wandb", self.wandb)):
@@ -152,8 +146,6 @@ class RunConfig:
         micro_batches, size = self.trainer.accumulate_grad_batches, self.data.batch_size
         if size % micro_batches:
             refuse(f"trainer.accumulate_grad_batches={micro_batches}: does not divide data.batch_size={size}")
-        if self.optim.ema and self.trainer.precision == "bf16-true":
-            refuse(f"optim.ema={self.optim.ema}: bf16-true rounds its small steps away; use bf16-mixed")
         is_lora = self.model.linear == "lora"
         if is_lora or self.trainer.world_size > 1:
             where = "with model.linear=lora" if is_lora else "on several devices"
@@ -161,7 +153,6 @@ class RunConfig:
             require(self.diagnostics.every == 0, f"diagnostics.every={self.diagnostics.every}", f"0 {where}")
         if is_lora:  # the embedding and the head keep their weights
             require(self.init_tied_matrix is None, f"init_tied_matrix={self.init_tied_matrix}", f"null {where}")
-            require(self.trainer.precision != "bf16-true", "trainer.precision=bf16-true", f"another precision {where}")
 
     def _check_length(self) -> None:
         if (minutes := self.max_minutes) is not None:

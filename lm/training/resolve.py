@@ -84,9 +84,8 @@ def check_memory(run: RunConfig, vocab_size: int) -> None:
 
 def least_bytes(run: RunConfig, vocab_size: int) -> int:
     """A lower bound of the bytes of a training step: parameters, gradients, moments, and what is kept for backward."""
-    model, precision = run.model, run.trainer.precision
-    number = {"bf16-true": 2, "64-true": 8}.get(precision, 4)  # bytes of a parameter or a logit
-    activation = 2 if is_mixed(precision) else number
+    model, number = run.model, 4  # bytes of a parameter or a logit
+    activation = 2 if is_mixed(run.trainer.precision) else number
     with torch.device("meta"):
         net = build_model(run, vocab_size)
     moments = 1 if run.optim.name == "muon" else 2
