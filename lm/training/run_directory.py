@@ -1,8 +1,10 @@
 """A run is a directory: its name, lock, configuration and result."""
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,12 @@ import yaml
 
 from lm.config import RunConfig, UserError
 from lm.config.checks import RESUMABLE, reading, without_secrets
-from lm.config.identity import differences
+from lm.config.identity import PLACES, RESOLVED, differences, flat
 from lm.system.files import read_csv, read_json, read_json_lines, read_yaml, remove_partial, write_text
 
 METRICS = "metrics.csv"
 LENGTH = ("trainer.max_steps", "max_tokens", "max_minutes")  # of a run, which its learning-rate schedule follows
+log = logging.getLogger(__name__)
 
 
 class RunLocked(UserError):
@@ -90,6 +93,30 @@ class RunDirectory:
 
     def read_result(self) -> dict[str, Any] | None:
         return read_result(self.result)
+
+    def finished_result(self, run: RunConfig, hashes: dict[str, Any] | None = None) -> dict[str, Any] | None:
+        """The result of this run, None if it is not finished. Raises UserError if another one is.
+
+        Without `hashes` of the text and the tokenizer, the run is shown if it is asked for with the places that it had:
+        its text may be gone. With other places the result is None, for only the hashes tell whether the text is the
+        same.
+        """
+        if (result := self.read_result()) is None:
+            return None
+        saved, settings = self.read_config(), asdict(run)
+        before = flat(saved)
+        settings["trainer"]["max_steps"] = before.get("trainer.max_steps") if run.max_minutes else run.steps
+        now = flat(settings)
+        if hashes is None:
+            if any(before.get(key) != now[key] for key in PLACES):
+                return None
+            hashes = {key: saved.get(key) for key in ("data_hash", "tokenizer_hash")}
+        by_machine = [key for key in RESOLVED if now[key] in (None, "auto", "gpu")]
+        self.check_same_run(settings | hashes, ignored=("threads", *by_machine))
+        log.info("%s is finished: nothing to train", self.path)
+        if run.prompts and run.prompts != saved.get("prompts"):
+            log.warning("prompts: are not continued by a finished run; generate run_dir=%s does that", self.path)
+        return result
 
     def check_same_run(self, settings: dict[str, Any], ignored: tuple[str, ...] = ()) -> None:
         """Raise UserError naming what differs if `settings` are not those of the run in this directory."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from lm.config import Diverged, RunConfig
 from lm.config.checks import error_prefix, reading
-from lm.config.identity import PLACES, RESOLVED, config_hash, flat, without_verbs
+from lm.config.identity import RESOLVED, config_hash, flat, without_verbs
 from lm.data.batches import TrainingStream
 from lm.data.tokenizer import Chat
 from lm.data.tokens import TextData, prepare
@@ -62,7 +62,7 @@ def train(run: RunConfig, data: TextData | None = None) -> tuple[Path, dict[str,
     """
     run = pin_init_weights(run)
     directory = RunDirectory(Path(run.run_dir)) if run.run_dir else None
-    if directory and (result := _finished_result(directory, run)):
+    if directory and (result := directory.finished_result(run)):
         return directory.path, result
     data = data or prepare(run.data, run.tokenizer, quiet=not shows_bar(run))
     settings: dict[str, Any] = {
@@ -73,7 +73,7 @@ def train(run: RunConfig, data: TextData | None = None) -> tuple[Path, dict[str,
         "tokenizer_hash": data.tokenizer.hash,
     }
     directory = directory or RunDirectory(default_directory(run, settings["config_hash"]))
-    if result := _finished_result(directory, run, settings):
+    if result := directory.finished_result(run, settings):
         return directory.path, result
     with error_prefix(f"run_dir={directory.path}") if directory.config.exists() else nullcontext():
         run = resolve(run, data.tokenizer.vocab_size)  # this machine may lack what the run was begun with
@@ -93,31 +93,6 @@ def _with_steps(run: RunConfig, directory: RunDirectory, settings: dict[str, Any
             steps = int(saved["trainer"]["max_steps"])
     trainer = replace(run.trainer, max_steps=steps or steps_of_minutes(run, data))
     return replace(run, max_minutes=None, trainer=trainer)
-
-
-def _finished_result(
-    directory: RunDirectory, run: RunConfig, hashes: dict[str, Any] | None = None
-) -> dict[str, Any] | None:
-    """The result of a finished run in its directory, None if it is not finished. Raises UserError if it is another run.
-
-    Without `hashes` of the text and the tokenizer, the run is shown if it is asked for with the places that it had: its
-    text may be gone. With other places the result is None, for only the hashes tell whether the text is the same.
-    """
-    if (result := directory.read_result()) is None:
-        return None
-    saved, settings = directory.read_config(), asdict(run)
-    settings["trainer"]["max_steps"] = run.steps if run.max_minutes is None else saved["trainer"]["max_steps"]
-    before, now = flat(saved), flat(settings)
-    if hashes is None:
-        if any(before.get(key) != now[key] for key in PLACES):
-            return None
-        hashes = {key: saved.get(key) for key in ("data_hash", "tokenizer_hash")}
-    by_machine = [key for key in RESOLVED if now[key] in (None, "auto", "gpu")]
-    directory.check_same_run(settings | hashes, ignored=("threads", *by_machine))
-    log.info("%s is finished: nothing to train", directory.path)
-    if run.prompts and run.prompts != saved.get("prompts"):
-        log.warning("prompts: are not continued by a finished run; generate run_dir=%s does that", directory.path)
-    return result
 
 
 def _fit(run: RunConfig, directory: RunDirectory, settings: dict[str, Any], data: TextData) -> dict[str, Any]:
