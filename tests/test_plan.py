@@ -198,7 +198,7 @@ def test_a_step_is_timed_with_its_threads(with_trainer: bool, planner: Lab, monk
 
 @pytest.mark.slow
 def test_a_plan_of_equal_time_is_that_of_the_runs(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The number of steps at equal time is measured by the Trainer, once, and a plan alone need not measure it."""
+    """The number of steps at equal time is measured in the loop, once, and a plan alone need not measure it."""
     monkeypatch.setitem(EXECUTORS, "local", instant(lambda spec: spec.run.steps))
     both: dict[str, Any] = {"arms": {"a": [], "b": ["model.d_ff=999"]}, "baseline": "a", "primary": []}
     lab.run(budgets=["time"], **both)
