@@ -113,9 +113,9 @@ def test_greedy_decoding_and_scores_agree_with_those_of_the_cpu(text_file: Path,
     data = prepare(run.data, run.tokenizer)
     tokens, _ = TrainingStream(data.train, seq_len=32, batch_size=2, seed=0).batch(0)
     prompts = [tokens[0, :8].tolist(), tokens[1, :11].tolist()]
-    score = evaluate(net, data.val, 32, 4).loss
+    score = evaluate(net, data.val, 32).loss
     on_cpu = list(islice(decode(net, prompts), 20))
     net.to(DEVICE)
     assert list(islice(decode(net, prompts), 20)) == on_cpu
     assert [token for (token,) in islice(decode(net, prompts[:1]), 24)] == tokens[0, 8:].tolist()
-    assert evaluate(net, data.val, 32, 4).loss == pytest.approx(score, rel=1e-3)
+    assert evaluate(net, data.val, 32).loss == pytest.approx(score, rel=1e-3)

@@ -13,11 +13,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from lm.config import OptimConfig, RunConfig
-from lm.config.run import LoggerConfig, TrackioConfig, WandbConfig
+from lm.config.run import LoggerConfig, WandbConfig
 from lm.training.metrics import FINAL
 from lm.training.train import train
 from tests.helpers.runs import composed, finish, result, short_run, signal_at
-from tests.helpers.trackers import tracked, use_stand_ins
+from tests.helpers.trackers import tracked, use_stand_in
 
 
 def tiny(text: Path, folder: Path, *overrides: str) -> RunConfig:
@@ -58,19 +58,18 @@ def test_tensorboard_has_curves_settings_and_final_scores(logged: Path) -> None:
 
 
 def test_trackers_have_settings_rows_and_final_scores_but_no_secrets(text_file: Path, tmp_path: Path) -> None:
-    words = ["logger=[wandb,trackio]", "logger.wandb.offline=true", "logger.trackio.project=mine"]
+    words = ["logger=wandb", "logger.wandb.offline=true", "logger.wandb.project=mine"]
     words += ["prompts=['https://me:a_secret@host/a.txt?a_secret']"]
-    assert finish(tiny(text_file, tmp_path, *words), partial(use_stand_ins, tmp_path)) == 0
+    assert finish(tiny(text_file, tmp_path, *words), partial(use_stand_in, tmp_path)) == 0
     scores = result(tmp_path / "run")
-    for library, project in (("wandb", "lm"), ("trackio", "mine")):
-        (_, options), *events, (last, _) = tracked(tmp_path, library)
-        assert (options["name"], options["project"]) == ("run", project)
-        assert last == "finish", "or the next run of a sweep would go on writing to it"
-        settings = {key: value for event, content in events if event == "config" for key, value in content.items()}
-        assert (settings["model.n_layers"], settings["data_hash"]) == (2, scores["data_hash"])
-        logged = [content for event, content in events if event == "log"]
-        assert sum("train/loss" in row for row in logged) == 20
-        assert {name: logged[-1][name] for name in FINAL} == {name: scores[name] for name in FINAL}
+    (_, options), *events, (last, _) = tracked(tmp_path)
+    assert (options["name"], options["project"]) == ("run", "mine")
+    assert last == "finish", "or the next run of a sweep would go on writing to it"
+    settings = {key: value for event, content in events if event == "config" for key, value in content.items()}
+    assert (settings["model.n_layers"], settings["data_hash"]) == (2, scores["data_hash"])
+    logged = [content for event, content in events if event == "log"]
+    assert sum("train/loss" in row for row in logged) == 20
+    assert {name: logged[-1][name] for name in FINAL} == {name: scores[name] for name in FINAL}
     files = [path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()]
     assert not any(b"a secret" in content for content in [*files, (tmp_path / "tracked").read_bytes()])
     assert b"a_secret" not in (tmp_path / "tracked").read_bytes()
@@ -81,29 +80,28 @@ def test_a_resumed_run_is_sent_once(text_file: Path, tmp_path: Path) -> None:
     """By the same id, and without the steps that were sent before the kill and are made again."""
     run = tiny(text_file, tmp_path, "logger=[wandb,tensorboard]", "logger.wandb.offline=true", *SETTINGS)
     for step, signum in ((3, signal.SIGKILL), (13, signal.SIGKILL), (99, signal.SIGKILL)):  # before any checkpoint; 10
-        assert finish(run, partial(stand_ins_until, tmp_path, step, signum)) == (0 if step == 99 else -signum)
-    starts = [options for event, options in tracked(tmp_path, "wandb") if event == "init"]
+        assert finish(run, partial(stand_in_until, tmp_path, step, signum)) == (0 if step == 99 else -signum)
+    starts = [options for event, options in tracked(tmp_path) if event == "init"]
     assert {(options["id"], options["resume"]) for options in starts} == {(starts[0]["id"], "allow")}
     assert len(starts) == 3
     elsewhere = replace(run, run_dir=str(tmp_path / "again"))
-    assert finish(elsewhere, partial(stand_ins_until, tmp_path, 1, signal.SIGKILL)) == -signal.SIGKILL
-    *_, last = (options for event, options in tracked(tmp_path, "wandb") if event == "init")
+    assert finish(elsewhere, partial(stand_in_until, tmp_path, 1, signal.SIGKILL)) == -signal.SIGKILL
+    *_, last = (options for event, options in tracked(tmp_path) if event == "init")
     assert last["id"] != starts[0]["id"], "or it would be written into that of the first"
     events = EventAccumulator(str(tmp_path / "run/tensorboard")).Reload()
     assert [point.step for point in events.Scalars("train/loss")] == list(range(1, 21))
 
 
-def stand_ins_until(folder: Path, step: int, signum: int) -> None:
-    use_stand_ins(folder)
+def stand_in_until(folder: Path, step: int, signum: int) -> None:
+    use_stand_in(folder)
     signal_at(step, signum)
 
 
 def test_a_run_that_fails_is_closed(text_file: Path, tmp_path: Path) -> None:
     run = short_run(text_file, tmp_path / "run", gradient_clip_val=None, optim=OptimConfig(lr=1e15, warmup_steps=0))
-    run.logger = LoggerConfig(trackio=TrackioConfig(), wandb=WandbConfig(offline=True))
-    assert finish(run, partial(use_stand_ins, tmp_path)) == 2
-    for library in ("wandb", "trackio"):
-        assert tracked(tmp_path, library)[-1] == ("finish", None)
+    run.logger = LoggerConfig(wandb=WandbConfig(offline=True))
+    assert finish(run, partial(use_stand_in, tmp_path)) == 2
+    assert tracked(tmp_path)[-1] == ["finish", None]
 
 
 def test_a_tracker_that_cannot_begin_costs_no_checkpoint(text_file: Path, logged: Path, tmp_path: Path) -> None:
@@ -112,20 +110,17 @@ def test_a_tracker_that_cannot_begin_costs_no_checkpoint(text_file: Path, logged
     (tmp_path / "run/result.json").unlink()
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
     again = tiny(text_file, tmp_path, *SETTINGS, "logger=wandb", "checkpoint.resume=false")
-    assert finish(again, partial(use_stand_ins, tmp_path, refuses=True)) == 2
+    assert finish(again, partial(use_stand_in, tmp_path, refuses=True)) == 2
     assert (tmp_path / "run.refused").read_text().startswith("logger=wandb: ")
     assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("library", ["wandb", "trackio"])
-def test_a_real_tracker_keeps_settings_and_final_scores_on_this_machine(
-    library: str, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_real_wandb_keeps_settings_and_final_scores_on_this_machine(
+    text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WANDB_SILENT", "true")
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "run"))  # read when it is imported
-    pytest.importorskip(library, reason="is in the extra `track`")
-    offline = ["logger.wandb.offline=true"] if library == "wandb" else []
-    train(tiny(text_file, tmp_path, f"logger={library}", *offline))
-    files = [path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.suffix in (".wandb", ".db")]
+    pytest.importorskip("wandb", reason="is in the extra `track`")
+    train(tiny(text_file, tmp_path, "logger=wandb", "logger.wandb.offline=true"))
+    files = [path.read_bytes() for path in (tmp_path / "run").rglob("*.wandb")]
     assert any(b"model.n_layers" in content and b"val_bpb" in content for content in files)

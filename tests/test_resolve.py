@@ -62,8 +62,8 @@ def test_a_gpu_trains_in_native_bf16(is_native: bool, precision: str, monkeypatc
 
 
 def test_what_is_given_is_kept() -> None:
-    run = resolve(change(CPU, precision="64-true", threads=1, loss="plain"), 10**6)
-    assert (run.trainer.precision, run.threads, run.loss) == ("64-true", 1, "plain")
+    run = resolve(change(CPU, precision="32-true", threads=1, loss="plain"), 10**6)
+    assert (run.trainer.precision, run.threads, run.loss) == ("32-true", 1, "plain")
     assert resolve(run, 10**6) == run
 
 

@@ -36,7 +36,7 @@ WORDS = {
     "checkpoint.every": "save_every save_interval save_steps checkpoint_every checkpoint_interval",
     "checkpoint.patience": "early_stopping early_stop",
     "head": "tie tied tying tie_weights tied_weights weight_tying tie_embeddings tie_word_embeddings",
-    "logger": "tracker report_to wandb tensorboard trackio",
+    "logger": "tracker report_to wandb tensorboard",
     "init_from": "pretrained from_pretrained finetune base_model weights",
     "ablation.seeds": "seeds n_seeds num_seeds",
     "ablation.equivalence_margin": "margin equivalence tolerance",

@@ -29,7 +29,7 @@ from lm.config import RunConfig, UserError, require
 from lm.config.identity import is_verb
 from lm.data.paths import check_paths
 from lm.system.terminal import close_bars, format_table, is_first_process
-from lm.training.run_directory import RunDirectory, finished_result
+from lm.training.run_directory import RunDirectory
 
 SCHEMA = RunConfig
 finished: list[tuple[list[str], dict[str, Any]]] = []  # the overrides of a run, and its result
@@ -46,7 +46,7 @@ def program(config: DictConfig) -> float | None:
     run.typed = run.typed or [word for word in own if not is_verb(word)]
     configure_streams(run.trainer.world_size)
     path = Path(run.run_dir or "")
-    result = finished_result(RunDirectory(path), run) if run.run_dir else None
+    result = RunDirectory(path).finished_result(run) if run.run_dir else None
     if several and run.trainer.world_size > 1:
         raise UserError(f"trainer.devices={run.trainer.devices}: a sweep trains each run in one process; leave -m out")
     if result is None:

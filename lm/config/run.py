@@ -9,7 +9,7 @@ from lm.config.model import HeadConfig, ModelConfig
 from lm.config.optim import OptimConfig
 
 # without fp16, which would need loss scaling
-PRECISIONS = ("auto", "32-true", "bf16-mixed", "bf16-true", "64-true")
+PRECISIONS = ("auto", "32-true", "bf16-mixed")
 # Sharded strategies would split the weights that Muon, validation and checkpoints need whole.
 STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_false", "ddp_find_unused_parameters_true")
 LOSSES = ("auto", "plain", "chunked")
@@ -26,7 +26,7 @@ class TrainerConfig:
     devices: int = 1  # on each node
     num_nodes: int = 1  # machines
     strategy: str = "auto"  # auto: ddp on several devices
-    precision: str = "auto"  # 32-true, bf16-mixed, bf16-true, 64-true; auto: bf16-mixed where it is native
+    precision: str = "auto"  # 32-true, or bf16-mixed; auto: bf16-mixed where it is native
     max_steps: int = 1600  # optimizer steps
     accumulate_grad_batches: int = 1  # micro-batches into which the batch of a step is divided
     gradient_clip_val: float | None = 1.0  # largest norm of the gradient; null or 0: no clipping
@@ -61,17 +61,11 @@ class WandbConfig:
 
 
 @dataclass(slots=True, kw_only=True)
-class TrackioConfig:
-    project: str = "lm"  # under which the runs are listed
-
-
-@dataclass(slots=True, kw_only=True)
 class LoggerConfig:
     """Experiment trackers beside metrics.csv. logger=NAME chooses one, logger=[NAME,NAME] several."""
 
     tensorboard: TensorBoardConfig | None = None
     wandb: WandbConfig | None = None
-    trackio: TrackioConfig | None = None
 
     def __post_init__(self) -> None:
         for name, tracker in (("tensorboard", self.tensorboard), ("wandb", self.wandb)):
@@ -132,7 +126,7 @@ class RunConfig:
     init_tied_matrix: str | None = None  # untied to tied: embedding, head or mean, where the one matrix comes from
     prompts: list[str] | None = None  # continued greedily at the end; null: three from the validation text
     max_tokens: int | None = None  # length of the run, rounded up to whole steps; overrides trainer.max_steps
-    max_minutes: float | None = None  # of training and validation; overrides trainer.max_steps; not reproducible
+    max_minutes: float | None = None  # of training and validation: as many steps as take so long here, by timing some
     seed: int = 0  # of weights, batches and dropout
     threads: int | None = None  # of torch on the CPU; null: OMP_NUM_THREADS, else the number of cores
     loss: str = "auto"  # plain or chunked compute the same; auto: the faster one
@@ -154,8 +148,6 @@ class RunConfig:
         micro_batches, size = self.trainer.accumulate_grad_batches, self.data.batch_size
         if size % micro_batches:
             refuse(f"trainer.accumulate_grad_batches={micro_batches}: does not divide data.batch_size={size}")
-        if self.optim.ema and self.trainer.precision == "bf16-true":
-            refuse(f"optim.ema={self.optim.ema}: bf16-true rounds its small steps away; use bf16-mixed")
         is_lora = self.model.linear == "lora"
         if is_lora or self.trainer.world_size > 1:
             where = "with model.linear=lora" if is_lora else "on several devices"
@@ -163,7 +155,6 @@ class RunConfig:
             require(self.diagnostics.every == 0, f"diagnostics.every={self.diagnostics.every}", f"0 {where}")
         if is_lora:  # the embedding and the head keep their weights
             require(self.init_tied_matrix is None, f"init_tied_matrix={self.init_tied_matrix}", f"null {where}")
-            require(self.trainer.precision != "bf16-true", "trainer.precision=bf16-true", f"another precision {where}")
 
     def _check_length(self) -> None:
         if (minutes := self.max_minutes) is not None:
@@ -172,7 +163,6 @@ class RunConfig:
             require(
                 self.trainer.world_size == 1, f"max_minutes={minutes}", "null on several devices, whose clocks differ"
             )
-            require(self.diagnostics.every == 0, f"diagnostics.every={self.diagnostics.every}", "0 with max_minutes")
         every = self.validation.every
         for key, is_used in (("best", self.checkpoint.best), ("patience", self.checkpoint.patience is not None)):
             if is_used and not 0 < every < self.steps:
@@ -188,7 +178,7 @@ class RunConfig:
 
     @property
     def steps(self) -> int:
-        """Optimizer steps of the whole run; with max_minutes a number that none reaches."""
+        """Optimizer steps of the whole run; with max_minutes, before these are counted, a number that none reaches."""
         if self.max_minutes is not None:
             return NO_LIMIT
         return self.trainer.max_steps if self.max_tokens is None else math.ceil(self.max_tokens / self.tokens_per_step)

@@ -73,25 +73,25 @@ class TrainingStream:
         return shift(self.tokens[self.windows(range(first, first + self.batch_size))])
 
 
-def validation_windows(n_tokens: int, seq_len: int, batch_size: int, max_batches: int | None = None) -> np.ndarray:
-    """The indices of the windows to score, in order: all of them, or as many as `max_batches` hold, evenly spaced.
+def validation_windows(n_tokens: int, seq_len: int, max_windows: int | None = None) -> np.ndarray:
+    """The indices of the windows to score, in order: all of them, or at most `max_windows`, evenly spaced.
 
     Of n windows in k equal stretches these are the middle ones, so they do not depend on the seed. Window i holds the
     targets from token i * seq_len + 1 on.
     """
     n = -(-(n_tokens - 1) // seq_len)
-    k = n if max_batches is None else min(n, max_batches * batch_size)
+    k = n if max_windows is None else min(n, max_windows)
     return (2 * np.arange(k) + 1) * n // (2 * k)
 
 
 def validation_batches(
-    tokens: np.ndarray, seq_len: int, batch_size: int, max_batches: int | None = None
+    tokens: np.ndarray, seq_len: int, batch_size: int, max_windows: int | None = None
 ) -> Iterator[Batch]:
     """Windows without overlap; all of them together make every token except the first a target exactly once.
 
     The last window of the text is padded; targets in the padding are IGNORED.
     """
-    windows = validation_windows(len(tokens), seq_len, batch_size, max_batches)
+    windows = validation_windows(len(tokens), seq_len, max_windows)
     for first in range(0, len(windows), batch_size):
         places = windows[first : first + batch_size, None] * seq_len + np.arange(seq_len + 1)
         ids = tokens[np.minimum(places, len(tokens) - 1)].astype(np.int64)

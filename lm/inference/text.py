@@ -57,8 +57,8 @@ def from_above(run_dir: Path, path: str | None) -> str | None:
     return next((str(place) for place in above if place.exists()), path)
 
 
-def own_validation(run_dir: Path, trust: bool, bar: bool = False) -> tuple[np.ndarray, int, int, np.ndarray]:
-    """A run's validation tokens, the number of bytes of their text, the run's batch size, and its training tokens.
+def own_validation(run_dir: Path, trust: bool, bar: bool = False) -> tuple[np.ndarray, int, np.ndarray]:
+    """A run's validation tokens, the number of bytes of their text, and its training tokens.
 
     Without `trust`, nothing is downloaded from an address that the run's files name. Raises UserError.
     """
@@ -68,7 +68,7 @@ def own_validation(run_dir: Path, trust: bool, bar: bool = False) -> tuple[np.nd
     if (data.hash, data.tokenizer.hash) != hashes:
         changed = "its text has" if data.hash != hashes[0] else "its tokenizer has"
         raise UserError(f"run_dir={run_dir}: {changed} changed since training; give a text: data=text data.path=FILE")
-    return data.val, data.val_bytes, config.batch_size, data.train
+    return data.val, data.val_bytes, data.train
 
 
 def whole_text(config: DataConfig, tokenizer: Tokenizer, bar: bool) -> tuple[np.ndarray, int]:

@@ -48,7 +48,7 @@ class LoadedModel:
     @cached_property
     def own_text(self) -> tuple[np.ndarray, np.ndarray]:
         """The run's validation tokens, and how often each token id occurs in its training text. Raises UserError."""
-        validation, _, _, train = own_validation(self.path, self.trust)
+        validation, _, train = own_validation(self.path, self.trust)
         return validation, token_counts(train, self.net.vocab_size)
 
     @property
@@ -166,7 +166,7 @@ class _LossByToken:
 def token_losses(model: LoadedModel, ids: Sequence[int]) -> np.ndarray:
     """The loss of each token but the first, in nats, in windows as `evaluate` takes them. Raises UserError."""
     measure = _LossByToken()
-    evaluate(model.net, np.array(ids), model.net.seq_len, 8, measures=[measure])
+    evaluate(model.net, np.array(ids), model.net.seq_len, measures=[measure])
     require(len(measure.losses) == len(ids) - 1, f"run={model.name}", "a model whose losses are numbers")
     return np.array(measure.losses)
 

@@ -91,7 +91,7 @@ def read_run(path: Path, name: str) -> FoundRun:
         outcome, made = files.read(), files.steps()
     except (UserError, OSError) as error:
         return FoundRun(name, path, "broken", str(error))
-    planned = None if settings.get("max_minutes") else settings.get("trainer.max_steps")
+    planned = settings.get("trainer.max_steps")
     steps = f"step {made:,}" + (f" of {planned:,}" if isinstance(planned, int) else "")
     status = outcome.status if outcome.error else "unfinished"
     return FoundRun(name, path, status, outcome.error or steps, settings)

@@ -14,7 +14,7 @@ from torch import nn
 
 from lm.config import RunConfig
 from lm.config.identity import config_hash
-from lm.data.tokens import prepare
+from lm.data.tokens import TextData, prepare
 from lm.model.size import n_params
 from lm.system.device import fast_attention, is_mixed, set_threads
 from lm.training.loss import build_loss
@@ -45,9 +45,7 @@ def forecast(run: RunConfig) -> dict[str, Any] | None:
     done = done if run.checkpoint.resume else 0
     with torch.device("meta"):
         net = build_model(resolved, vocab_size)
-    step = bare_step(run, vocab_size, len(data.val), run.steps)
-    first = step()  # warms up, and compiles
-    seconds = median(step() for _ in range(TIMED_STEPS))
+    first, seconds = _seconds_of_steps(run, data)
     steps = run.steps if run.max_minutes is None else max(round(60 * run.max_minutes / seconds), 1)
     return {
         "run_dir": str(directory.path),
@@ -61,6 +59,19 @@ def forecast(run: RunConfig) -> dict[str, Any] | None:
         "least_bytes": least_bytes(resolved, vocab_size),
         "seconds": max(first - seconds, 0) + (steps - done) * seconds,
     }
+
+
+def steps_of_minutes(run: RunConfig, data: TextData) -> int:
+    """How many steps take the max_minutes of a run on this machine."""
+    assert run.max_minutes is not None
+    _, seconds = _seconds_of_steps(run, data)
+    return max(round(60 * run.max_minutes / seconds), 1)
+
+
+def _seconds_of_steps(run: RunConfig, data: TextData) -> tuple[float, float]:
+    """Seconds of the first step, which warms up and compiles, and of a later one."""
+    step = bare_step(run, data.tokenizer.vocab_size, len(data.val), run.steps)
+    return step(), median(step() for _ in range(TIMED_STEPS))
 
 
 def bare_step(run: RunConfig, vocab_size: int, val_tokens: int, steps: int) -> Callable[[], float]:

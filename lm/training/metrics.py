@@ -116,29 +116,4 @@ def _wandb(folder: Path, project: str, offline: bool, dir: str | None, id: str) 
     return WandbLogger(project=project, offline=offline, save_dir=place, name=folder.name, id=id, resume="allow")
 
 
-class TrackioLogger(Logger):
-    """Trackio keeps its runs on this machine; `trackio show` opens them in a browser."""
-
-    def __init__(self, folder: Path, project: str) -> None:
-        import trackio  # type: ignore[import-not-found, unused-ignore]
-
-        super().__init__()
-        self.folder, self.project = folder, project
-        self.experiment = trackio.init(project=project, name=folder.name, resume="allow", embed=False)
-
-    @property
-    def name(self) -> str:
-        return self.project
-
-    @property
-    def version(self) -> str:
-        return self.folder.name
-
-    def log_hyperparams(self, params: dict[str, Any]) -> None:  # type: ignore[override]
-        self.experiment.config.update(params)
-
-    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        self.experiment.log(metrics, step=step)
-
-
-TRACKERS: dict[str, Callable[..., Logger]] = {"tensorboard": _tensorboard, "wandb": _wandb, "trackio": TrackioLogger}
+TRACKERS: dict[str, Callable[..., Logger]] = {"tensorboard": _tensorboard, "wandb": _wandb}

@@ -34,12 +34,11 @@ class Progress:
             total=total, initial=done, desc="training", unit="tok", unit_scale=True, leave=False, disable=off
         )
 
-    def update(self, loss: Tensor, total_steps: float) -> None:
+    def update(self, loss: Tensor) -> None:
         """After a step: move the bar; soon after the start, say how long the run will take."""
-        self.bar.total = round(total_steps * self.run.tokens_per_step)
         if self.bar.update(self.run.tokens_per_step):  # true when tqdm has redrawn, about ten times a second
             self.bar.set_postfix(loss=f"{loss.item():.3f}", refresh=False)
-        if not self.speaks or self.run.max_minutes is not None:
+        if not self.speaks:
             return
         made = self.state.step - self.first_step
         if made == 1:  # it may take many times as long as the others
@@ -51,11 +50,11 @@ class Progress:
             left = duration((self.run.steps - self.state.step) * a_step)
             self._write_line(f"about {left} to go, by the first {TIMED_STEPS} steps")
 
-    def report(self, row: dict[str, float], total_steps: float) -> None:
+    def report(self, row: dict[str, float]) -> None:
         """After a validation: a line with the losses, and one with what the model writes."""
         if not self.speaks:
             return
-        state, steps = self.state, round(total_steps)
+        state, steps = self.state, self.run.steps
         left = tqdm.format_interval((steps - state.step) * state.seconds / state.step)
         losses = ", ".join(f"{key} {row[key]:.3f}" for key in ("train/loss", "val/loss"))
         self._write_line(f"step {state.step:,} of {steps:,}: {losses} {sparkline(state.val_losses)}, {left} left")

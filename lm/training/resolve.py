@@ -72,9 +72,12 @@ def n_validations(run: RunConfig, steps: int) -> int:
 
 
 def check_memory(run: RunConfig, vocab_size: int) -> None:
-    """Raise UserError if a resolved run certainly needs more memory than there is on its device."""
-    needed, free = least_bytes(run, vocab_size), _free_bytes(run.trainer.accelerator)
-    if free is not None and needed > free:
+    """Raise UserError if a run on a CPU certainly needs more memory than is free: the kernel would kill it.
+
+    A GPU says itself that it is full, and part of what is in use there may be a cache of torch's own.
+    """
+    needed, free = least_bytes(run, vocab_size), _free_bytes()
+    if run.trainer.accelerator == "cpu" and free is not None and needed > free:
         raise UserError(
             f"these settings need at least {needed / 1e9:.1f} GB of memory, {free / 1e9:.1f} GB are free: choose a"
             " smaller model.d_model, model.n_layers, data.seq_len or data.batch_size,"
@@ -84,9 +87,8 @@ def check_memory(run: RunConfig, vocab_size: int) -> None:
 
 def least_bytes(run: RunConfig, vocab_size: int) -> int:
     """A lower bound of the bytes of a training step: parameters, gradients, moments, and what is kept for backward."""
-    model, precision = run.model, run.trainer.precision
-    number = {"bf16-true": 2, "64-true": 8}.get(precision, 4)  # bytes of a parameter or a logit
-    activation = 2 if is_mixed(precision) else number
+    model, number = run.model, 4  # bytes of a parameter or a logit
+    activation = 2 if is_mixed(run.trainer.precision) else number
     with torch.device("meta"):
         net = build_model(run, vocab_size)
     moments = 1 if run.optim.name == "muon" else 2
@@ -103,10 +105,8 @@ def least_bytes(run: RunConfig, vocab_size: int) -> int:
     return parameters + n_tokens * (activation * model.n_layers * kept + logits)
 
 
-def _free_bytes(device: str) -> int | None:
-    """Memory that is free on the device, as far as the system tells; None if it does not."""
-    if device == "cuda":
-        return int(torch.cuda.mem_get_info()[0])
+def _free_bytes() -> int | None:
+    """Memory that is free, as far as the system tells; None if it does not."""
     try:
         meminfo = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
         return 1024 * int(meminfo["MemAvailable"].split()[0])

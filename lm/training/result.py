@@ -2,6 +2,7 @@
 
 import logging
 import platform
+from copy import deepcopy
 from importlib.metadata import version
 from typing import Any
 
@@ -11,6 +12,7 @@ from lm.config import RunConfig
 from lm.data.tokens import TextData
 from lm.formats.adapter import merged
 from lm.formats.folder import save_model
+from lm.formats.weights import read_weights
 from lm.inference.evaluate import Scores, validate
 from lm.model.size import flops_per_token, n_params, n_params_by_role, n_params_trained
 from lm.model.transformer import Transformer
@@ -19,7 +21,7 @@ from lm.training.optim import step_flops
 from lm.training.progress import shows_bar
 from lm.training.run_directory import RunDirectory
 from lm.training.samples import is_copied
-from lm.training.state import State, copied_state
+from lm.training.state import State
 
 PACKAGES = ("torch", "lightning", "hydra-core", "tokenizers", "datasets", "numpy", "safetensors")
 log = logging.getLogger(__name__)
@@ -77,30 +79,34 @@ def build_result(
     }
 
 
-def final_model(state: State, run: RunConfig, data: TextData) -> tuple[Transformer, Scores, Scores]:
-    """The model of the run, its scores on the whole validation text, and those of the model of the last step.
+def final_model(
+    state: State, run: RunConfig, data: TextData, directory: RunDirectory
+) -> tuple[Transformer, Scores, Scores]:
+    """The model of the run, with its adapters, its scores on the whole validation text, and those of the last step.
 
     They are the same, unless the run keeps its best model and that is better on the whole text too.
     """
     net = state.eval_net
-    model = merged(net)
-    last = validate(model, run, data, bar=shows_bar(run))
-    if not state.best_weights:
-        return model, last, last
-    weights = copied_state(net)
-    net.load_state_dict(state.best_weights)
-    model = merged(net)
-    scores = validate(model, run, data, bar=shows_bar(run))
-    if scores.loss < last.loss:
-        return model, scores, last
-    net.load_state_dict(weights)
-    return merged(net), last, last
+    last = validate(merged(net), run, data, bar=shows_bar(run))
+    if not state.best_sha256:
+        return net, last, last
+    best = best_model(state, directory)
+    scores = validate(merged(best), run, data, bar=shows_bar(run))
+    return (best, scores, last) if scores.loss < last.loss else (net, last, last)
+
+
+def best_model(state: State, directory: RunDirectory) -> Transformer:
+    """The model of the step of the lowest val/loss."""
+    best = deepcopy(state.eval_net)
+    best.load_state_dict(read_weights(state.best_file(directory.checkpoints), best.state_dict()))
+    return best
 
 
 def save_unfinished(state: State, data: TextData, directory: RunDirectory) -> None:
     """Save the best model, if the run keeps it, or the last one, so that a run without a result can generate."""
-    if state.best_weights:
-        state.eval_net.load_state_dict(state.best_weights)
+    net = state.eval_net
+    if state.best_sha256:
+        net = best_model(state, directory)
         step, loss = state.best_step, state.best_loss
         log.info("model/ is that of step %d, whose val/loss %.4f is the lowest so far", step, loss)
-    save_model(merged(state.eval_net), data.tokenizer, directory.model)
+    save_model(merged(net), data.tokenizer, directory.model)

@@ -94,6 +94,30 @@ class RunDirectory:
     def read_result(self) -> dict[str, Any] | None:
         return read_result(self.result)
 
+    def finished_result(self, run: RunConfig, hashes: dict[str, Any] | None = None) -> dict[str, Any] | None:
+        """The result of this run, None if it is not finished. Raises UserError if another one is.
+
+        Without `hashes` of the text and the tokenizer, the run is shown if it is asked for with the places that it had:
+        its text may be gone. With other places the result is None, for only the hashes tell whether the text is the
+        same.
+        """
+        if (result := self.read_result()) is None:
+            return None
+        saved, settings = self.read_config(), asdict(run)
+        before = flat(saved)
+        settings["trainer"]["max_steps"] = before.get("trainer.max_steps") if run.max_minutes else run.steps
+        now = flat(settings)
+        if hashes is None:
+            if any(before.get(key) != now[key] for key in PLACES):
+                return None
+            hashes = {key: saved.get(key) for key in ("data_hash", "tokenizer_hash")}
+        by_machine = [key for key in RESOLVED if now[key] in (None, "auto", "gpu")]
+        self.check_same_run(settings | hashes, ignored=("threads", *by_machine))
+        log.info("%s is finished: nothing to train", self.path)
+        if run.prompts and run.prompts != saved.get("prompts"):
+            log.warning("prompts: are not continued by a finished run; generate run_dir=%s does that", self.path)
+        return result
+
     def check_same_run(self, settings: dict[str, Any], ignored: tuple[str, ...] = ()) -> None:
         """Raise UserError naming what differs if `settings` are not those of the run in this directory."""
         if not (differing := differences(self.read_config(), settings, ignored)):
@@ -109,31 +133,6 @@ class RunDirectory:
         else:
             advice = f"choose another run_dir or none, or give only run_dir={self.path} to continue it"
         raise UserError(f"run_dir={self.path} holds another run ({'; '.join(differing.values())}): {advice}")
-
-
-def finished_result(
-    directory: RunDirectory, run: RunConfig, hashes: dict[str, Any] | None = None
-) -> dict[str, Any] | None:
-    """The result of a finished run in its directory, None if it is not finished. Raises UserError if it is another run.
-
-    Without `hashes` of the text and the tokenizer, the run is shown if it is asked for with the places that it had: its
-    text may be gone. With other places the result is None, for only the hashes tell whether the text is the same.
-    """
-    if (result := directory.read_result()) is None:
-        return None
-    saved, settings = directory.read_config(), asdict(run)
-    settings["trainer"]["max_steps"] = run.steps
-    before, now = flat(saved), flat(settings)
-    if hashes is None:
-        if any(before.get(key) != now[key] for key in PLACES):
-            return None
-        hashes = {key: saved.get(key) for key in ("data_hash", "tokenizer_hash")}
-    by_machine = [key for key in RESOLVED if now[key] in (None, "auto", "gpu")]
-    directory.check_same_run(settings | hashes, ignored=("threads", *by_machine))
-    log.info("%s is finished: nothing to train", directory.path)
-    if run.prompts and run.prompts != saved.get("prompts"):
-        log.warning("prompts: are not continued by a finished run; generate run_dir=%s does that", directory.path)
-    return result
 
 
 def read_result(path: Path) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""The state of a run: all that a checkpoint holds and a resume needs. Checkpoints are files step-XXXXXXXX.ckpt.
+"""The state of a run: all that a checkpoint, a file step-XXXXXXXX.ckpt, holds, and a resume needs.
 
 They are read with `weights_only=True`, so they cannot run code.
 """
@@ -19,10 +19,11 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from lm.config import UserError
 from lm.formats.folder import saved_state
+from lm.formats.weights import write_weights
 from lm.model.transformer import Transformer
-from lm.system.files import atomic_file
+from lm.system.files import atomic_file, sha256
 
-NAME = re.compile(r"step-(\d+)\.ckpt")
+CHECKPOINT, BEST = re.compile(r"step-(\d+)\.ckpt"), re.compile(r"best-(\d+)\.safetensors")
 log = logging.getLogger(__name__)
 
 
@@ -43,8 +44,8 @@ class State:
     val_losses: list[float] = field(default_factory=list)  # of all validations
     best_step: int = 0  # that of the lowest val/loss; 0: there was no validation
     best_loss: float = math.inf
-    best_weights: dict[str, Tensor] = field(default_factory=dict)  # on the CPU, with checkpoint.best
-    ended_by: str | None = None  # steps, time or patience; None while it trains
+    best_sha256: str = ""  # of the file of the weights of that step, with checkpoint.best
+    ended_by: str | None = None  # steps or patience; None while it trains
     last_row: dict[str, float] = field(default_factory=dict)  # of the last step, for the row with the final score
     resumed_from: list[int] = field(default_factory=list)  # steps
 
@@ -68,15 +69,21 @@ class State:
         update = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
         update([*averages.values()], [weights[name] for name in averages], self.step)
 
-    def update_best(self, loss: float, keep: bool) -> None:
-        """Take the validation after this step if its loss is the lowest so far, and the weights if they are kept."""
+    def best_file(self, folder: Path) -> Path:
+        return folder / f"best-{self.best_step:08d}.safetensors"
+
+    def update_best(self, loss: float, folder: Path | None) -> None:
+        """Take the validation after this step if its loss is the lowest so far, and write its weights to `folder`."""
         self.val_losses.append(loss)
         if loss < self.best_loss:
             self.best_step, self.best_loss = self.step, loss
-            self.best_weights = copied_state(self.eval_net) if keep else {}
+            if folder is not None:
+                folder.mkdir(exist_ok=True)
+                write_weights(self.best_file(folder), saved_state(self.eval_net))
+                self.best_sha256 = sha256(self.best_file(folder))
 
     def save(self, folder: Path, keep: int) -> None:
-        """Write a checkpoint beside its final name, rename it when it is on disk, and remove all but `keep` of them."""
+        """Write a checkpoint, and when it is on disk remove all but the newest `keep`, with the weights they name."""
         content = {item.name: getattr(self, item.name) for item in fields(self)}
         content |= {"net": saved_state(self.net), "optimizer": self.optimizer.state_dict()}
         content |= {"average": self.average and self.average.state_dict(), "n_clipped": int(self.n_clipped)}
@@ -88,7 +95,12 @@ class State:
                 if isinstance(error.__context__, OSError):
                     raise error.__context__ from error
                 raise
-        for path in [path for path in checkpoints(folder) if step_of(path) <= self.step][keep:]:  # a newer one: damaged
+        made = [path for path in checkpoints(folder) if step_of(path) <= self.step]  # a damaged one may be newer
+        oldest = step_of(made[:keep][-1])
+        named = [
+            path for path in best_files(folder) if step_of(path) <= oldest
+        ]  # by the oldest that is kept: the first
+        for path in made[keep:] + named[1:]:
             path.unlink()
 
     def load(self, content: dict[str, Any]) -> None:
@@ -102,22 +114,26 @@ class State:
         self.resumed_from = [*self.resumed_from, self.step]
 
 
-def copied_state(net: Transformer) -> dict[str, Tensor]:
-    """A copy of the weights of a model on the CPU."""
-    return {name: tensor.to("cpu", copy=True) for name, tensor in saved_state(net).items()}
-
-
 # --- checkpoints
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, the newest first. Raises OSError if there is one that cannot be listed."""
+    """The checkpoints in a folder, the newest first. Raises OSError if it cannot be listed."""
+    return _files(folder, CHECKPOINT)
+
+
+def best_files(folder: Path) -> list[Path]:
+    """The files of the best weights in a folder, the newest first: each was the best when it was made."""
+    return _files(folder, BEST)
+
+
+def _files(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
     names = os.listdir(folder) if os.path.lexists(folder) else []  # glob takes what it may not list for empty
-    return sorted((folder / name for name in names if NAME.fullmatch(name)), key=step_of, reverse=True)
+    return sorted((folder / name for name in names if pattern.fullmatch(name)), key=step_of, reverse=True)
 
 
-def step_of(checkpoint: Path) -> int:
-    return int(checkpoint.stem.removeprefix("step-"))
+def step_of(path: Path) -> int:
+    return int(path.stem.partition("-")[2])
 
 
 def newest_checkpoint(folder: Path, config_hash: str) -> dict[str, Any] | None:
@@ -153,4 +169,7 @@ def _read_whole(path: Path) -> dict[str, Any]:
     names = {item.name for item in fields(State)}
     if not isinstance(content, dict) or {*content} != names or not (content["net"] and content["optimizer"]):
         raise ValueError("not a checkpoint of this version")
+    best = path.with_name(f"best-{content['best_step']:08d}.safetensors")
+    if content["best_sha256"] and (not best.exists() or sha256(best) != content["best_sha256"]):
+        raise ValueError(f"{best.name} is not as it was")
     return content

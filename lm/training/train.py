@@ -5,7 +5,7 @@ import math
 import os
 import time
 from contextlib import ExitStack, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,12 @@ from lightning.fabric import Fabric
 from torch import Tensor, nn
 
 from lm.config import Diverged, RunConfig
-from lm.config.checks import error_prefix
+from lm.config.checks import error_prefix, reading
 from lm.config.identity import RESOLVED, config_hash, flat, without_verbs
 from lm.data.batches import TrainingStream
 from lm.data.tokenizer import Chat
 from lm.data.tokens import TextData, prepare
-from lm.formats.adapter import save_adapter
+from lm.formats.adapter import merged, save_adapter
 from lm.formats.chat import save_chat
 from lm.formats.folder import save_model
 from lm.inference.evaluate import validate
@@ -28,17 +28,18 @@ from lm.system.device import fast_attention, is_mixed, seed_generators
 from lm.system.files import write_json, write_text
 from lm.system.terminal import is_first_process
 from lm.training.diagnostics import Diagnostics
+from lm.training.forecast import steps_of_minutes
 from lm.training.init_from import load_init_weights, pin_init_weights
 from lm.training.metrics import MetricsFile, log_result, trackers, validation_metrics
 from lm.training.optim import MIN_PEAK_LR_FACTOR, lr_factor, peak_lr_factor
 from lm.training.progress import Progress, shows_bar
 from lm.training.resolve import build_model, check_memory, least_bytes, resolve
 from lm.training.result import build_result, final_model, save_unfinished, size_of
-from lm.training.run_directory import RunDirectory, default_directory, finished_result
+from lm.training.run_directory import RunDirectory, default_directory
 from lm.training.samples import append_samples, cut_samples, last_samples
 from lm.training.setup import begin, build_fabric, training_stream
 from lm.training.signals import Interrupted, Signals
-from lm.training.state import State, checkpoints, newest_checkpoint
+from lm.training.state import State, best_files, checkpoints, newest_checkpoint, step_of
 
 FEW_TOKENS = 5_000  # a few pages of text
 MANY_EPOCHS = 10  # above which a text is learned by heart, and is so said
@@ -61,7 +62,7 @@ def train(run: RunConfig, data: TextData | None = None) -> tuple[Path, dict[str,
     """
     run = pin_init_weights(run)
     directory = RunDirectory(Path(run.run_dir)) if run.run_dir else None
-    if directory and (result := finished_result(directory, run)):
+    if directory and (result := directory.finished_result(run)):
         return directory.path, result
     data = data or prepare(run.data, run.tokenizer, quiet=not shows_bar(run))
     settings: dict[str, Any] = {
@@ -72,14 +73,26 @@ def train(run: RunConfig, data: TextData | None = None) -> tuple[Path, dict[str,
         "tokenizer_hash": data.tokenizer.hash,
     }
     directory = directory or RunDirectory(default_directory(run, settings["config_hash"]))
-    if result := finished_result(directory, run, settings):
+    if result := directory.finished_result(run, settings):
         return directory.path, result
     with error_prefix(f"run_dir={directory.path}") if directory.config.exists() else nullcontext():
         run = resolve(run, data.tokenizer.vocab_size)  # this machine may lack what the run was begun with
     check_memory(run, data.tokenizer.vocab_size)
+    if run.max_minutes is not None:
+        run = _with_steps(run, directory, settings, data)
     torch.set_num_threads(run.threads or 1)
     with directory.lock() if is_first_process(run.trainer.world_size) else nullcontext():
         return directory.path, directory.read_result() or _fit(run, directory, settings, data)
+
+
+def _with_steps(run: RunConfig, directory: RunDirectory, settings: dict[str, Any], data: TextData) -> RunConfig:
+    """The run of max_minutes as one of steps: those that its directory says, or as many as take so long here."""
+    settings["max_minutes"], saved, steps = run.max_minutes, directory.read_config(), None
+    if saved.get("config_hash") == settings["config_hash"]:
+        with reading(directory.config):
+            steps = int(saved["trainer"]["max_steps"])
+    trainer = replace(run.trainer, max_steps=steps or steps_of_minutes(run, data))
+    return replace(run, max_minutes=None, trainer=trainer)
 
 
 def _fit(run: RunConfig, directory: RunDirectory, settings: dict[str, Any], data: TextData) -> dict[str, Any]:
@@ -102,16 +115,18 @@ def _fit(run: RunConfig, directory: RunDirectory, settings: dict[str, Any], data
         resume_step = checkpoint["step"] if checkpoint else 0
         loggers = stack.enter_context(trackers(run, directory.path, settings, resume_step)) if first else []
         if first:
-            for path in checkpoints(directory.checkpoints) if not resumes else ():
+            later = [path for path in best_files(directory.checkpoints) if step_of(path) > resume_step]
+            for path in later if resumes else [*checkpoints(directory.checkpoints), *later]:
                 path.unlink()
             directory.write_config(settings)
             if run.init_from:  # resuming does not need the loaded run
                 directory.model.mkdir(exist_ok=True)
                 write_text(directory.model / "tokenizer.json", data.tokenizer.to_json())
                 save_chat(chat, directory.model)
-            length = f"{run.steps:,} steps" if run.max_minutes is None else f"{run.max_minutes:g} minutes"
             memory = f"at least {least_bytes(run, data.tokenizer.vocab_size) / 1e6:,.0f} MB of memory"
-            log.info("%s: %s parameters, %s, %s", directory.path, f"{size['n_params']:,}", memory, length)
+            log.info(
+                "%s: %s parameters, %s, %s steps", directory.path, f"{size['n_params']:,}", memory, f"{run.steps:,}"
+            )
             if checkpoint:
                 log.info("resuming from step %d", resume_step)
             _log_epochs(run, data)
@@ -127,7 +142,7 @@ def _fit(run: RunConfig, directory: RunDirectory, settings: dict[str, Any], data
                 fit(fabric, model, state, run, data, directory, loggers, signals)
             return finish(state, run, data, directory, settings, size, loggers) if first else {}
         except (Interrupted, KeyboardInterrupt, SystemExit, Diverged) as error:
-            if first and state and (state.best_weights or not isinstance(error, Diverged)):
+            if first and state and (state.best_sha256 or not isinstance(error, Diverged)):
                 with signals.handling() if isinstance(error, Interrupted) else nullcontext():
                     save_unfinished(state, data, directory)
             raise
@@ -142,17 +157,16 @@ def train_step(
     state: State,
     run: RunConfig,
     stream: TrainingStream,
-    total: float,
     diagnostics: Diagnostics | None = None,
 ) -> tuple[float, Tensor, Tensor]:
-    """Make one optimizer step of `total`. Returns its learning rate, loss and norm of the gradient before clipping.
+    """Make one optimizer step. Returns its learning rate, its loss and the norm of its gradient before clipping.
 
     The loss is the mean over the micro-batches of this process.
     """
     net, optimizer, n_micro = state.net, state.optimizer, run.trainer.accumulate_grad_batches
     for group in optimizer.param_groups:
-        group["lr"] = group["peak_lr"] * lr_factor(state.step, total, run.optim)
-    net.head.on_train_step(state.step / total, net.embed.weight, optimizer.state)
+        group["lr"] = group["peak_lr"] * lr_factor(state.step, run.steps, run.optim)
+    net.head.on_train_step(state.step / run.steps, net.embed.weight, optimizer.state)
     if diagnostics:
         diagnostics.before_step()
     losses = []
@@ -186,11 +200,11 @@ def fit(
     loggers: list[Any],
     signals: Signals,
 ) -> None:
-    """Train until the run ends by its steps, its time or its patience. Raises Interrupted after a signal, or Diverged.
+    """Train until the run ends by its steps or its patience. Raises Interrupted after a signal, or Diverged.
 
     The last step has no row here: its row is written with the final score.
     """
-    first, limit, stream = fabric.is_global_zero, run.max_minutes, training_stream(fabric, run, data)
+    first, stream = fabric.is_global_zero, training_stream(fabric, run, data)
     diagnostics = Diagnostics(directory.diagnostics, run, data, state) if run.diagnostics.every else None
     files = [MetricsFile(directory.metrics, state.step)] if first else []
     files += [diagnostics.file] if diagnostics else []
@@ -198,18 +212,14 @@ def fit(
     if samples_file:
         cut_samples(samples_file, state.step)
     progress = Progress(run, data, state)
-    started, fastest = time.perf_counter() - state.seconds, math.inf  # as if one process made all steps
+    started = time.perf_counter() - state.seconds  # as if one process made all steps
     with progress.bar:
         while state.ended_by is None:
-            total = state.step * 60 * limit / state.seconds if limit and state.seconds else run.steps
-            lr, loss, norm = train_step(fabric, model, state, run, stream, total, diagnostics)
-            step, seconds = state.step, time.perf_counter() - started
-            fastest, state.seconds = min(fastest, seconds - state.seconds), seconds
+            lr, loss, norm = train_step(fabric, model, state, run, stream, diagnostics)
+            step = state.step
             if step == run.steps:
                 state.ended_by = "steps"
-            elif limit and step > 1 and seconds + fastest > 60 * limit:  # the first step may take many times as long
-                state.ended_by = "time"
-            progress.update(loss, total)
+            progress.update(loss)
             if diagnostics:
                 diagnostics.after_step(norm)
 
@@ -223,7 +233,7 @@ def fit(
             if validates:
                 scores = validate(state.eval_net, run, data, max_batches=run.validation.batches)
                 row |= validation_metrics(scores, data)
-                state.update_best(scores.loss, keep=run.checkpoint.best)
+                state.update_best(scores.loss, directory.checkpoints if first and run.checkpoint.best else None)
                 patience = run.checkpoint.patience
                 if patience and fabric.broadcast(step - state.best_step >= patience * run.validation.every):
                     state.ended_by = "patience"
@@ -231,7 +241,7 @@ def fit(
             if first and (logs or validates) and not state.ended_by:
                 log_row(files[0], loggers, step, row)
             if validates:
-                progress.report(row, total)
+                progress.report(row)
                 if samples_file:
                     append_samples(samples_file, state, run, data)
 
@@ -263,7 +273,8 @@ def finish(
 ) -> dict[str, Any]:
     """Score the model of the run on the whole validation text; write the last row, model/ and, last, result.json."""
     _log_end(run, data, state)
-    model, scores, last = final_model(state, run, data)
+    net, scores, last = final_model(state, run, data, directory)
+    model = merged(net)
     check_finite(run, f"the validation loss is {last.loss}", last.loss)
     # the run may have been resumed from its last checkpoint when the row was there
     metrics = MetricsFile(directory.metrics, state.step - 1)
@@ -273,9 +284,9 @@ def finish(
         step = state.step if scores is last else state.best_step
         result["best"] = {"step": step, "val_loss": scores.loss, "last_val_loss": last.loss}
         log.info("model/ is that of step %d: val_loss %.4f, that of the last step %.4f", *result["best"].values())
-    _log_baseline(run, data, result)
+    _log_baseline(replace(run, max_minutes=settings["max_minutes"]), data, result)
     save_model(model, data.tokenizer, directory.model)
-    save_adapter(state.eval_net, run.init_from, directory.adapter)
+    save_adapter(net, run.init_from, directory.adapter)
     write_json(directory.result, result)
     log_result(loggers, settings, result)
     return result
@@ -306,8 +317,6 @@ def check_finite(run: RunConfig, message: str, *values: float) -> None:
 
 def _log_epochs(run: RunConfig, data: TextData) -> None:
     """Say how often the text will be read, and which settings help where that is often."""
-    if run.max_minutes is not None:
-        return
     epochs = run.steps * run.tokens_per_step / len(data.train)
     log.info("the training text of %s tokens will be read %.1f times", f"{len(data.train):,}", epochs)
     if epochs > MANY_EPOCHS and not run.data.overfit_batches and not run.model.dropout:

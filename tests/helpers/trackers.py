@@ -1,4 +1,4 @@
-"""Stand-ins for wandb and trackio, which write what they are told to a file."""
+"""A stand-in for wandb, which writes what it is told to a file."""
 
 import json
 import os
@@ -9,15 +9,15 @@ from typing import Any
 
 
 class Tracked:
-    """A run of either library; its `config` is itself, for both libraries update one."""
+    """A run; its `config` is itself."""
 
-    def __init__(self, library: str, options: dict[str, Any]) -> None:
-        self.library, self.config = library, self
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.config = self
         self.write("init", options)
 
     def write(self, event: str, content: Any = None) -> None:
         with open(os.environ["TRACKED"], "a") as file:
-            file.write(json.dumps([self.library, event, content], default=str) + "\n")
+            file.write(json.dumps([event, content], default=str) + "\n")
 
     def update(self, params: dict[str, Any], **_: Any) -> None:
         self.write("config", params)
@@ -29,19 +29,18 @@ class Tracked:
         self.write("finish")
 
 
-def use_stand_ins(folder: Path, refuses: bool = False) -> None:
-    """Let this process import them. `refuses`: nobody has logged in."""
+def use_stand_in(folder: Path, refuses: bool = False) -> None:
+    """Let this process import it. `refuses`: nobody has logged in."""
 
-    def init(library: str, **options: Any) -> Tracked:
+    def init(**options: Any) -> Tracked:
         if refuses:
             raise RuntimeError("not logged in\nsee the manual")
-        return Tracked(library, options)
+        return Tracked(options)
 
     os.environ |= {"TRACKED": str(folder / "tracked"), "WANDB_API_KEY": "a secret"}
-    for name in ("wandb", "wandb.sdk", "wandb.sdk.lib", "wandb.wandb_run", "trackio"):
+    for name in ("wandb", "wandb.sdk", "wandb.sdk.lib", "wandb.wandb_run"):
         sys.modules[name] = ModuleType(name)
-    for library in ("wandb", "trackio"):
-        vars(sys.modules[library]).update(init=lambda library=library, **options: init(library, **options), run=None)
+    vars(sys.modules["wandb"]).update(init=init, run=None)
     sys.modules["wandb.sdk.lib"].RunDisabled = sys.modules["wandb.wandb_run"].Run = type(None)  # type: ignore[attr-defined]
     metadata = folder / "wandb-99.dist-info/METADATA"  # Lightning looks for the version
     metadata.parent.mkdir(exist_ok=True)
@@ -49,7 +48,6 @@ def use_stand_ins(folder: Path, refuses: bool = False) -> None:
     sys.path.insert(0, str(folder))
 
 
-def tracked(folder: Path, library: str) -> list[tuple[str, Any]]:
-    """What a library was told: events, and their contents."""
-    lines = map(json.loads, (folder / "tracked").read_text().splitlines())
-    return [(event, content) for name, event, content in lines if name == library]
+def tracked(folder: Path) -> list[tuple[str, Any]]:
+    """What it was told: events, and their contents."""
+    return [*map(json.loads, (folder / "tracked").read_text().splitlines())]
