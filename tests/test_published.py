@@ -223,5 +223,6 @@ def test_a_sweep_ends_with_a_column_for_what_was_swept_and_a_row_for_each_set_of
     assert head[:5] == ("head", "seeds", "mean val_loss", "sd", "standard error")
     assert rows[0][:5] == ("tied", "4", "3.5000", "2.1602", "1.0801")
     assert [row[:3] for row in rows[1:]] == [("untied", "4", "3.0000"), ("once", "1", "1.0000")]
+    assert rows[2][3:5] == ("", ""), "of one seed there is no spread"
     head, *rows = sweep([runs[0], runs[4], runs[0]])
     assert (head[:2], [row[:2] for row in rows]) == (("head", "val_loss"), [("tied", "1.5000"), ("untied", "1.0000")])

@@ -97,6 +97,8 @@ def test_a_list_fits_the_terminal_and_what_was_typed_comes_first(tmp_path: Path)
         assert max(map(len, [head, *rows])) <= width
         assert [row.split()[0][-6:] for row in rows] == ["aaaaa0", "aaaaa1"]
         assert int(more.split()[0]) + len(re.split("  +", head)) == 12
+    runs[1].note = "why " * 50
+    assert "status" in listing(runs, 2, 100)
     with pytest.raises(UserError, match=r"^sort=-loss: .*did you mean val_loss\?"):
         ordered(runs, "-loss")
     assert names(ordered(runs, "seed")) == names(runs)

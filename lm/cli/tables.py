@@ -58,9 +58,11 @@ def sweep(finished: Sequence[tuple[Sequence[str], dict[str, Any]]]) -> Rows:
     for values, by_seed in sets.items():
         means = [f"{fmean(result[key] for result in by_seed.values()):.4f}" for key in scores]
         if several:
-            sd = stdev(result["val_loss"] for result in by_seed.values()) if len(by_seed) > 1 else math.nan
-            error = sd / math.sqrt(len(by_seed))
-            means = [str(len(by_seed)), means[0], *(f"{value:.4f}" for value in (sd, error)), means[1]]
+            n, spread = len(by_seed), ["", ""]
+            if n > 1:
+                sd = stdev(result["val_loss"] for result in by_seed.values())
+                spread = [f"{sd:.4f}", f"{sd / math.sqrt(n):.4f}"]
+            means = [str(n), means[0], *spread, means[1]]
         n_params, seconds = (fmean(result[key] for result in by_seed.values()) for key in ("n_params", "seconds"))
         rows.append((*values, *means, f"{n_params:,.0f}", f"{seconds:.0f}"))
     return rows

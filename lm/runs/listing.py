@@ -126,7 +126,7 @@ def _table(runs: Sequence[FoundRun], width: int | None) -> list[str]:
     keys.sort(key=lambda key: not {key, key.rpartition(".")[0]} & typed)
     columns = [["run", *(_short(run.name, width and width // 2) for run in runs)]]
     if any(run.note for run in runs):
-        columns.append(["status", *(_status(run) for run in runs)])
+        columns.append(["status", *(_short(_status(run), width and WIDTH) for run in runs)])
     results = [[HEADS.get(key, key), *(_result(run, key) for run in runs)] for key in RESULTS]
     settings = [[HEADS.get(key, key), *(_setting(run, key) for run in runs)] for key in keys]
     columns += [*results[: len(SCORES)], *settings, *results[len(SCORES) :]]
