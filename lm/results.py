@@ -41,12 +41,10 @@ CONTRAST: Columns = {
     **dict.fromkeys(("mean_difference", "alpha", "ci_low", "ci_high", "equivalence_margin"), float),
     "verdict": str,
     "undecided_by": str,
-    "by_divergence": bool,
     "wins": int,
     **dict.fromkeys(("sd", "tuning_sd", "df", "p", "p_adjusted", "p_equivalent", "p_equivalent_adjusted"), float),
-    **dict.fromkeys(("p_sign_flip", "p_diverged", "p_diverged_adjusted", "minimum_detectable"), float),
-    "seeds_needed_low": int,
-    "seeds_needed_high": int,
+    "minimum_detectable": float,
+    "limited_by": str,
     "sentence": str,
 }
 
@@ -118,11 +116,10 @@ def contrasts(folder: str | Path) -> pd.DataFrame:
     Columns: `ablation`, `arm`, `baseline`, `budget`, `primary`, `family` (primary, secondary or interaction, within
     which p values are adjusted), `metric`; over `n_seeds` pairs and in the metric's unit (val_loss: nats per token)
     `mean_difference`, arm minus baseline, its interval `ci_low` to `ci_high` at the level `alpha` (0.05: 95 %; less
-    with planned looks), and the `equivalence_margin`; `verdict`, and whether it rests on how often arms diverge;
+    with planned looks), and the `equivalence_margin`; `verdict`;
     `wins`, the pairs in which the arm is better; `sd` of a difference, `tuning_sd` of the mean, `df`; p values, also
-    adjusted for the comparisons of this ablation; the `minimum_detectable` difference;
-    `seeds_needed_low` to `seeds_needed_high` where undecided, missing above 100 and where only runs that diverged or
-    failed keep it from a verdict; `sentence`.
+    adjusted for the comparisons of this ablation; the `minimum_detectable` difference; where undecided, whether it is
+    `limited_by` seeds or tuning; `sentence`.
     Of an interaction `arm` is its name and `baseline` its formula; `primary` is false.
     """
     rows = [

@@ -7,7 +7,6 @@ import logging
 import multiprocessing
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -15,7 +14,6 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib.util import find_spec
-from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +22,13 @@ from conftest import Script
 
 from lm.ablation import worker
 from lm.ablation.execute import execute
-from lm.ablation.executors import EXECUTORS, Executor, LocalExecutor, job_parameters
+from lm.ablation.executors import EXECUTORS, Executor, job_parameters
 from lm.ablation.plan import RunSpec
 from lm.ablation.run_files import Ending, Failure, RunFiles
 from lm.ablation.worker import make_run_on_node
 from lm.config import RunConfig, UserError
 from lm.config.ablation import AblateConfig, SlurmConfig
-from tests.helpers.ablations import SMALL, Lab, question
+from tests.helpers.ablations import SMALL, question
 from tests.helpers.runs import composed, wait_for
 
 KILLED, ERROR = Ending(Failure.KILLED, "its node is gone"), Ending(Failure.ERROR, "exit code 127")
@@ -118,18 +116,6 @@ def test_a_refused_run_waits_for_others(
     assert (caplog.text.count("too many jobs"), executor.n_cancelled) == (1, 0)
     with pytest.raises(UserError, match="too many jobs"):
         executed(planned, Scripted(room=0))
-
-
-@pytest.mark.slow
-def test_a_run_starts_though_the_server_of_processes_is_killed_at_that_moment(corpus: Path, tmp_path: Path) -> None:
-    runs = Lab(tmp_path, corpus).plan("trainer.max_steps=2", seeds=[0]).reported()
-    forkserver.ensure_running()
-    server: int = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
-    os.kill(server, signal.SIGSTOP)
-    threading.Timer(0.5, os.kill, (server, signal.SIGKILL)).start()
-    executor = LocalExecutor(AblateConfig(ablation=question()), tmp_path)
-    assert sorted(executed(runs, executor)) == sorted(run.run_dir for run in runs)
-    assert [run.files.read().status for run in runs] == ["done", "done"]
 
 
 def test_the_log_of_a_run_gives_no_access(planned: list[RunSpec]) -> None:

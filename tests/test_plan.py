@@ -89,7 +89,7 @@ def arms(*overrides: str) -> dict[str, Any]:
         ({"name": "../x"}, [], "ablation.name=../x"),
         ({"equivalence_margin": 0.0}, [], "ablation.equivalence_margin=0.0"),
         ({"metric": "loss"}, [], "ablation.metric=loss"),
-        ({"budgets": ["steps"]}, [], "ablation.budgets=steps"),
+        ({"budgets": ["time"]}, [], "ablation.budgets=time"),
         ({"looks": [1, 2]}, [], "ablation.looks=[1, 2]"),
         ({"seeds": [0, 1, 2], "looks": [3, 2]}, [], "ablation.looks=[3, 2]"),
         ({"interactions": {"it": "untied - tied"}}, [], "ablation.interactions.it=untied - tied: "),
@@ -105,7 +105,6 @@ def arms(*overrides: str) -> dict[str, Any]:
         (arms("data.val_fraction=0.4"), [], "ablation.arms: b and a would be scored on different validation texts"),
         (arms("tokenizer=char"), [], "ablation.metric=val_loss: b and a have different tokenizers"),
         ({"match_parameters": {"untied": "model.n_layers"}}, [], "ablation.arms.untied: ablation.match_parameters"),
-        ({"plot_over": "model.d_fff"}, [], "ablation.plot_over=model.d_fff"),
         ({"tune": TuneConfig(trials=4, hyperparameters=["data.path"])}, [], "ablation.tune.hyperparameters: data.path"),
         ({}, ["head=untied"], "ablation.arms.tied: head=tied"),
         ({}, ["seed=3"], "seed=3"),
@@ -136,19 +135,16 @@ def test_parameters_are_matched_to_those_of_the_baseline(planner: Lab, key: str)
 
 def test_each_budget_holds_equal_what_it_names(planner: Lab) -> None:
     both = {"tied": ["head=tied"], "untied": ["head=untied", "data.batch_size=8"]}
-    plan = planner.plan(arms=both, match_parameters={"untied": "model.d_ff"}, budgets=["tokens", "flops", "time"])
+    plan = planner.plan(arms=both, match_parameters={"untied": "model.d_ff"}, budgets=["tokens", "flops"])
     tied, untied = plan.arms["tied"], plan.arms["untied"]
-    tied.seconds_per_step, untied.seconds_per_step = 0.010, 0.015
-    set_steps(plan.config, plan.arms)
-    assert [tied.steps[budget] for budget in plan.config.budgets] == [30, 30, 30]
+    assert [tied.steps[budget] for budget in plan.config.budgets] == [30, 30]
     assert untied.steps["tokens"] * untied.tokens_per_step == 30 * tied.tokens_per_step
     flops = [arm.steps["flops"] * arm.tokens_per_step * arm.flops_per_token for arm in (tied, untied)]
     assert flops[1] == pytest.approx(flops[0], rel=0.5 / untied.steps["flops"])
-    assert untied.steps["time"] * 0.015 == pytest.approx(30 * 0.010)
-    plan = planner.plan(budgets=["tokens", "flops", "time"])
-    plan.arms["tied"].seconds_per_step, plan.arms["untied"].seconds_per_step = 0.0100, 0.0102
+    plan = planner.plan(budgets=["tokens", "flops"])
+    plan.arms["untied"].flops_per_token = round(1.015 * plan.arms["tied"].flops_per_token)
     set_steps(plan.config, plan.arms)
-    assert [run.budgets for run in plan.run_records()] == [["tokens", "flops", "time"]] * 4, "nearly equal is equal"
+    assert [run.budgets for run in plan.run_records()] == [["tokens", "flops"]] * 4, "nearly equal is equal"
 
 
 # --- the time of a step
@@ -173,12 +169,11 @@ def test_what_changes_the_cost_of_a_step_is_measured_apart(plans: Lab) -> None:
     known = plan.record.seconds_per_step
     assert len(known) == 1 + len(costs)
     assert plan.arms["a"].seconds_per_step == plan.arms["tuned"].seconds_per_step < plan.arms["2"].seconds_per_step
-    assert measure(plan.arms, known, with_trainer=False) == known
+    assert measure(plan.arms, known) == known
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("with_trainer", [False, True])
-def test_a_step_is_timed_with_its_threads(with_trainer: bool, planner: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_is_timed_with_its_threads(planner: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the process that plans uses: an arm may have threads of its own."""
     arms = {"a": ["threads=1"], "b": ["threads=2", "model.d_ff=48"]}
     plan = planner.plan(arms=arms, baseline="a", primary=[])
@@ -188,24 +183,11 @@ def test_a_step_is_timed_with_its_threads(with_trainer: bool, planner: Lab, monk
         threads.append(torch.get_num_threads())
         return nullcontext()
 
-    for module in ("lm.ablation.step_timing", "lm.training.forecast"):
-        monkeypatch.setattr(f"{module}.fast_attention", spy)
+    monkeypatch.setattr("lm.training.forecast.fast_attention", spy)
     before = torch.get_num_threads()
-    measure(plan.arms, {}, with_trainer)
+    measure(plan.arms, {})
     torch.set_num_threads(before)
     assert threads == [1, 2] * 2, "one round after one to warm up"
-
-
-@pytest.mark.slow
-def test_a_plan_of_equal_time_is_that_of_the_runs(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The number of steps at equal time is measured by the Trainer, once, and a plan alone need not measure it."""
-    monkeypatch.setitem(EXECUTORS, "local", instant(lambda spec: spec.run.steps))
-    both: dict[str, Any] = {"arms": {"a": [], "b": ["model.d_ff=999"]}, "baseline": "a", "primary": []}
-    lab.run(budgets=["time"], **both)
-    made = names(lab.plans[-1])
-    assert lab.plans[-1].arms["b"].steps["time"] < 30
-    assert names(lab.plan(budgets=["time"], **both)) == made
-    assert lab.plans[-1].stale_runs() == []
 
 
 # --- the names of runs

@@ -149,7 +149,7 @@ def test_the_command_line_chooses_a_recipe_and_shows_its_plan(
     code, shown, said = command("train", text, "plan_only=true", f"data.cache_dir={tmp_path}/cache", *small)
     rows = dict(line.split(maxsplit=1) for line in shown.splitlines() if line.strip())
     assert code == 0
-    assert f"my.txt: 4 kB, so experiment={recipe_of(len(TEXT))}" in said
+    assert f"my.txt (4 kB): experiment={recipe_of(len(TEXT))}; as GGUF: " in said
     assert {"run", "parameters", "training", "memory", "time"} <= rows.keys()
     assert not (tmp_path / "runs").exists()
     assert command("train", "-m", text, "plan_only=true", "seed=0,1")[0] == 2

@@ -69,7 +69,7 @@ def test_columns_and_their_types(study: Path) -> None:
         (frame, {"Int64": ["seed", "n_params"], "float64": ["val_loss", "optim.lr"], "string": ["status"]}),
         (chosen, {"Int64": ["validation.every"], "string": ["head.untie_at", "optim.betas"]}),
         (curves(study), {"Int64": ["seed", "step", "tokens"]}),
-        (contrasts(study), {"boolean": ["primary"], "Int64": ["n_seeds", "seeds_needed_low"], "string": ["verdict"]}),
+        (contrasts(study), {"boolean": ["primary"], "Int64": ["n_seeds", "wins"], "string": ["verdict"]}),
     ):
         for kind, keys in kinds.items():
             assert {str(table.dtypes[key]) for key in keys} == {kind}
@@ -149,7 +149,7 @@ def test_a_run_without_a_result_is_a_row_without_scores(study: Path) -> None:
     assert (row["diverged"], row["broken"]) == ({"broken": [1]}, {"broken": [3]})
     (shown,) = contrasts(study).to_dict("records")
     assert (shown["verdict"], shown["n_seeds"]) == ("undecided", 1)
-    for key in ("seeds_needed_low", "seeds_needed_high", "sd", "ci_low", "p", "p_sign_flip"):
+    for key in ("limited_by", "sd", "ci_low", "p"):
         assert pd.isna(shown[key])
 
 

@@ -29,6 +29,7 @@ from lm import generate, load_model
 from lm.cli.main import main
 from lm.training.train import train
 from tests.helpers.runs import PROCESSES, composed, unblock_signals, wait_for
+from tests.helpers.terminal import on_terminal
 
 Command = Callable[..., Outcome]
 PROMPT = """def f(x, y):  # {"a": '1', ${b}}, c=[1,2] \\ """
@@ -111,6 +112,46 @@ def test_generate_and_evaluate_on_one_run(command: Command, run_dir: Path, monke
     assert (errors.count("top 2"), errors.count("%")) == (2, 2 * 2 * 3)
     _, out, errors = command("evaluate", name, "data=text", "data.path=my file.txt")
     assert (json.loads(out)["bytes"], "bpb" in errors) == (len(TEXT.encode()), True)
+
+
+def test_the_first_line_comes_before_what_takes_seconds(cwd: Path) -> None:
+    """In a second of an idle core; the limit is of the time that the process has had."""
+    for words in ([], ["experiment=none"]):
+        with start("train", "my file.txt", *words, cwd=cwd, stderr=subprocess.PIPE) as process:
+            assert process.stderr
+            assert process.stderr.readline().startswith("reading my file.txt (9 kB)")
+            assert sum(psutil.Process(process.pid).cpu_times()[:2]) < 2
+            process.kill()
+
+
+SHORT = [*TINY_RUN, "tokenizer=bpe", "tokenizer.vocab_size=270", "prompts=null", "data.path=my file.txt"]
+
+
+@slow
+def test_a_run_ends_with_a_text_to_read_and_lines_to_paste(cwd: Path, command: Command) -> None:
+    line = [sys.executable, str(ROOT / "scripts/train.py"), *SHORT, "experiment=none", "trainer.max_steps=3"]
+    shown = on_terminal(line, cwd)
+    assert max(map(len, shown)) <= 80
+    assert not [row for row in shown if "Pre-processing" in row or "it/s" in row or "tok/s" in row]
+    end = shown[shown.index(next(row for row in shown if row.startswith("validation loss"))) :]
+    drawn, greedy = end.index("Drawn at temperature=0.8:"), end.index("Greedy:")
+    assert 200 < len("".join(end[drawn + 2 : greedy])) < 500
+    assert greedy - drawn > 5, "with the line breaks of the text"
+    pasted = [shlex.split(row)[1:] for row in end if row.startswith("  python ")]
+    assert [Path(script).stem for script, *_ in pasted] == ["generate", "look", "ablate"]
+    assert command("generate", *pasted[0][1:])[1].startswith(pasted[0][1].removeprefix("prompt="))
+    assert pasted[2][1:] == ["head=tied,untied", "my file.txt"]
+    result = json.loads(next(cwd.glob("runs/*/result.json")).read_text()) | {"copied": True}
+    next(cwd.glob("runs/*/result.json")).write_text(json.dumps(result))
+    assert "is copied from the text" in command("train", *line[2:])[1]
+
+
+@slow
+def test_no_message_stands_behind_a_bar(cwd: Path) -> None:
+    words = [*SHORT, "trainer.max_steps=100000", "run_dir=run"]
+    shown = on_terminal([sys.executable, str(ROOT / "scripts/train.py"), *words], cwd, ctrl_c_after="training:")
+    assert [row for row in shown if row.startswith("stopping after this step; ")]
+    assert [row for row in shown if row.startswith("stopped by SIGINT after step ")]
 
 
 @slow

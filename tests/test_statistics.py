@@ -1,7 +1,7 @@
 """Verdicts keep their promises: they are those of scipy's tests, corrected, and power is what is said.
 
 What scipy has no test for is checked by simulation, and the same check must refuse the usual mistake: no correction for
-many comparisons, a number of seeds from the normal distribution, looks without a level of their own.
+many comparisons, looks without a level of their own.
 """
 
 import math
@@ -15,24 +15,13 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import integrate, stats
 
-from lm.ablation.power import (
-    ALPHA,
-    POWER,
-    decision_probability,
-    minimum_detectable_effect,
-    seeds_needed,
-    seeds_to_decide,
-)
+from lm.ablation.power import ALPHA, POWER, TuningVariance, minimum_detectable_effect, power
 from lm.ablation.statistics import (
     Comparison,
-    Divergence,
     decide,
     holm,
     interval,
     judge,
-    normality_p,
-    pocock_level,
-    sign_flip_p,
 )
 
 Array = NDArray[np.float64]
@@ -122,67 +111,16 @@ def test_a_family_of_six_has_a_false_verdict_at_most_5_times_in_100(truth: float
     assert not is_at_most(rate_of(false, draws, margin, corrected=False), ALPHA, repeats)  # without Holm
 
 
-TRUTHS = [(1.6, 0.1), (0.0, 1.0), (0.3, 1.2), (0.8, 1.0), (2.5, 3.0)]  # mean and margin, in standard deviations
+@pytest.mark.parametrize("n", some([3, 5, 8], 1))
+def test_a_difference_that_is_detectable_is_found_80_times_in_100(n: int) -> None:
+    effect, level = minimum_detectable_effect(1, n), minimum_detectable_effect(1, n, ALPHA / 4)
+    assert is_near(rate_of(DIFFERENT, noise(n) + effect, TINY), POWER)
+    assert power(effect, n) == pytest.approx(POWER)
+    assert level > effect
+    assert is_at_most(1 - rate((verdicts(noise(n, 4, repeats=200) + level, TINY) != "undecided").ravel()), 0.2, 200)
 
 
-@pytest.mark.parametrize(("mean", "margin"), some(TRUTHS, 5))
-def test_so_many_seeds_decide_80_times_in_100_and_one_fewer_do_not(mean: float, margin: float) -> None:
-    def decided(n: int, comparisons: int = 1, repeats: int = REPEATS) -> float:
-        return rate((verdicts(noise(n, comparisons, repeats=repeats) + mean, margin) != "undecided").ravel())
-
-    n, n_of_four = (int(seeds_to_decide(mean, 1, margin, alpha)) for alpha in (ALPHA, ALPHA / 4))
-    power = decided(n)
-    assert is_at_most(1 - power, 1 - POWER)
-    assert is_near(power, float(decision_probability(mean, n, ALPHA, margin)))
-    assert n == 2 or is_at_most(decided(n - 1), POWER)
-    assert n_of_four > n
-    assert is_at_most(1 - decided(n_of_four, 4, 200), 1 - POWER, 200)
-    if mean == 1.6:  # a number taken from the normal distribution
-        assert not is_at_most(1 - decided(math.ceil((2.8 / mean) ** 2)), 1 - POWER)
-
-
-@pytest.mark.parametrize(("n", "mean", "margin"), some([(5, 0.5, 0.5), (8, 0.8, 0.1)], 2))
-def test_the_range_of_seeds_needed_holds_the_right_number_80_times_in_100(n: int, mean: float, margin: float) -> None:
-    needed = max(float(seeds_to_decide(mean, 1, margin)), n + 1)
-    draws = np.random.default_rng(n).standard_normal((100, n)) + mean
-
-    ranges = [seeds_needed(float(row.mean()), float(row.std(ddof=1)), n, margin) for row in draws]
-    assert 0.72 <= rate((low or math.inf) <= needed <= (high or math.inf) for low, high in ranges) <= 0.97
-
-
-# --- by simulation: divergence, planned looks, other distributions
-
-
-def test_fishers_test_by_hand_and_where_it_is_made() -> None:
-    assert Divergence(4, 4, 0, 4).p == pytest.approx(2 / 70)
-    assert Divergence(2, 5, 2, 5).p == 1
-    tested = {(n, k) for n in (3, 4, 5, 8) for k in range(n + 1) if Divergence(k, n, 0, n).is_testable(0.05)}
-    assert tested == {(4, 4), (5, 4), (5, 5), (8, 5), (8, 6), (8, 7), (8, 8)}
-    assert not Divergence(4, 4, 0, 4).is_testable(0.021)  # p is 1/35: never significant at the level of a look
-    assert Divergence(2, 5, 2, 5).is_testable(0.05)  # four would be significant if they were all of one arm
-    assert Divergence(0, 6, 2, 2).is_testable(0.05)  # p is 1/28, though the other extreme, 2 of 6, is not significant
-
-
-def test_what_cannot_be_significant_is_no_test_and_a_test_of_divergence_is_one_more() -> None:
-    family = {"b": [-0.1, -0.2, -0.1, -0.3, -0.2], "c": [0.1, -0.1, 0.0, 0.2, 0.1]}
-    few = {"b": Divergence(0, 6, 1, 6), "c": Divergence(0, 6, 0, 6)}
-    assert judge(family, 0.01, divergences=few) == judge(family, 0.01)
-    many = judge(family, 0.01, divergences=few | {"c": Divergence(6, 6, 0, 6)})
-    assert (many["c"].verdict, many["c"].by_divergence, many["c"].seeds_needed_low) == ("worse", True, None)
-    assert many["c"].p_diverged_adjusted == pytest.approx(3 * 2 / 924)  # the smallest of three
-    assert (many["b"].minimum_detectable or 0) > (judge(family, 0.01)["b"].minimum_detectable or 0)
-    better = decide(family, 0.01, divergences={"c": Divergence(0, 6, 6, 6)})["c"]
-    assert (better.verdict, better.p_diverged) == ("better", pytest.approx(2 / 924))
-
-
-PLANS = [(5, 8, 12), (3, 5, 8), (5, 10)]
-
-
-def test_the_level_of_a_look_lies_between_bonferronis_and_that_of_a_single_one() -> None:
-    assert pocock_level((12,)) == pocock_level(()) == ALPHA
-    assert pocock_level((5, 8, 12)) == pytest.approx(0.0212, abs=3e-4)  # Pocock's for a normal distribution is 0.0231
-    for looks in PLANS:
-        assert ALPHA / len(looks) <= pocock_level(looks, 3) <= pocock_level(looks) < ALPHA
+# --- by simulation: planned looks
 
 
 def false_verdicts(looks: tuple[int, ...], alpha: float, comparisons: int = 1, mean: float = 0.0) -> float:
@@ -203,24 +141,10 @@ CASES = [((3, 4, 5, 6, 8), 1, 0.0), ((5, 8, 12), 3, 0.0), ((3, 5, 8), 1, 3.0), (
 @pytest.mark.slow
 @pytest.mark.parametrize(("looks", "comparisons", "mean"), CASES)
 def test_false_verdicts_at_all_looks_keep_the_level(looks: tuple[int, ...], comparisons: int, mean: float) -> None:
-    alpha = pocock_level(looks, comparisons)
+    alpha = ALPHA / len(looks)
     assert is_at_most(false_verdicts(looks, alpha, comparisons, mean), ALPHA, 400)
     if len(looks) > 3:  # without it, looks find differences where there are none
         assert not is_at_most(false_verdicts(looks, ALPHA), ALPHA, 400)
-
-
-def test_sign_flips_where_their_p_is_known() -> None:
-    assert sign_flip_p([1.0] * 5) is None
-    assert sign_flip_p([0.1, 0.2, 0.3, 0.1, 0.2, 0.3]) == 2 / 64  # rounding errors are no difference
-    assert sign_flip_p([0.0] * 7) == 1
-    assert sign_flip_p([-value for value in range(1, 9)]) == sign_flip_p(range(1, 9)) == 2 / 256
-    many = (np.random.default_rng(0).standard_normal(20) + 0.5).tolist()
-    assert sign_flip_p(many) == sign_flip_p(many) == pytest.approx(stats.ttest_1samp(many, 0).pvalue, rel=0.25)
-    arm, baseline = np.random.default_rng(1).exponential(size=(2, 200, 8))
-    false = rate((sign_flip_p(row.tolist()) or 0) <= 0.05 for row in arm - baseline)  # equal arms, skewed losses
-    assert is_near(false, 12 / 256, 200)  # 14 of 256 patterns are p = .055
-    assert (normality_p([1.0, 5.0]), normality_p([0.5] * 6)) == (1, 1)
-    assert normality_p([0.0, 0.1, 0.0, -0.1, 0.0, 0.1, 6.0, 0.0]) < 0.001
 
 
 SWAP = {"better": "worse", "worse": "better"}
@@ -238,10 +162,10 @@ def test_a_verdict_follows_from_the_adjusted_p_values_and_the_sign_swaps_it(fami
         assert [getattr(comparison, f"{raw}_adjusted") for comparison in comparisons.values()] == holm(ps)
     for name, comparison in comparisons.items():
         p, p_equivalent = comparison.p_adjusted or 0, comparison.p_equivalent_adjusted or 0
-        verdict, needed = comparison.verdict, comparison.seeds_needed_low
+        verdict = comparison.verdict
         assert (verdict == "equivalent") == (p_equivalent <= ALPHA)
         assert (verdict in SWAP) == (p <= ALPHA < p_equivalent)
-        assert needed is None or (verdict == "undecided" and needed > comparison.n_seeds)
+        assert comparison.limited_by == ("seeds" if verdict == "undecided" else None)
         assert negative[name].verdict == upwards[name].verdict == SWAP.get(verdict, verdict)
         assert negative[name].wins == upwards[name].wins == sum(value > 0 for value in family[name])
         assert upwards[name].mean_difference == comparison.mean_difference
@@ -250,17 +174,19 @@ def test_a_verdict_follows_from_the_adjusted_p_values_and_the_sign_swaps_it(fami
 # --- edges
 
 
-def test_power_and_seeds_needed_count_the_comparisons_that_were_tested() -> None:
+def test_power_counts_the_comparisons_that_were_tested_and_says_what_limits_it() -> None:
     values = [-0.01, -0.04, 0.005, -0.025]
     family: dict[str, list[float]] = {"first": values, "second": values, "third": values, "single": [0.1], "none": []}
-    mean, sd = float(np.mean(values)), float(np.std(values, ddof=1))
+    sd = float(np.std(values, ddof=1))
     for comparison, level in (
         (judge({"first": values}, 0.01)["first"], ALPHA),
         (judge(family, 0.01)["first"], ALPHA / 3),
     ):
-        assert comparison.verdict == "undecided"
-        assert (comparison.seeds_needed_low, comparison.seeds_needed_high) == seeds_needed(mean, sd, 4, 0.01, level)
+        assert (comparison.verdict, comparison.limited_by) == ("undecided", "seeds")
         assert comparison.minimum_detectable == minimum_detectable_effect(sd, 4, level)
+    for share, limit in ((0.9, "seeds"), (1.1, "tuning")):  # of the variance of the seeds' mean
+        tuned = judge({"first": values}, 0.01, tunings={"first": TuningVariance(share * sd**2 / 4, 9)})["first"]
+        assert tuned.limited_by == limit
 
 
 def test_one_seed_gives_no_interval_and_none_no_mean() -> None:
@@ -278,4 +204,3 @@ def test_equal_differences_leave_no_doubt() -> None:
     assert (nothing.verdict, nothing.ci_low, nothing.ci_high, nothing.p) == ("equivalent", 0, 0, 1)
     assert (much.verdict, much.ci_low, much.ci_high, much.p, much.minimum_detectable) == ("better", -0.5, -0.5, 0, 0)
     assert judge({"a": [1.0] * 2}, 1)["a"].verdict == "worse"  # a difference of the margin is not smaller than it
-    assert seeds_to_decide(0.5, 0, 0.01) == 2

@@ -196,9 +196,9 @@ def test_a_file_without_an_end_of_text_token_gets_one_more(name: str | None, spe
 
 
 def test_bpe_learns_from_the_training_text_and_char_from_all_text() -> None:
-    bpe = build_tokenizer(TokenizerConfig(vocab_size=300), [TEXT], ["not read"], progress=False)
+    bpe = build_tokenizer(TokenizerConfig(vocab_size=300), [TEXT], ["not read"])
     assert bpe.to_json() == train_bpe([TEXT], 300).to_json()
-    char = build_tokenizer(TokenizerConfig(kind="char", vocab_size=None), ["ab"], ["ab", "c"], progress=False)
+    char = build_tokenizer(TokenizerConfig(kind="char", vocab_size=None), ["ab"], ["ab", "c"])
     assert char.vocab_size == 4
 
 

@@ -28,13 +28,14 @@ from lm.config import (
     ValidationConfig,
 )
 from lm.data.batches import TrainingStream
+from lm.data.tokenizer import Tokenizer
 from lm.data.tokens import TextData, prepare
-from lm.data.vocabulary import byte_tokenizer
+from lm.data.vocabulary import byte_tokenizer, char_tokenizer
 from lm.inference.decode import decode
 from lm.inference.evaluate import evaluate_run
 from lm.model.transformer import Transformer
 from lm.training.loss import HAS_CHUNKED
-from lm.training.samples import validation_prompts
+from lm.training.samples import is_copied, validation_prompts
 from lm.training.train import train
 from tests.helpers.runs import change, checkpoints, losses, result, rows, short_run
 
@@ -42,7 +43,7 @@ GOLDEN = Path(__file__).parent / "golden.json"
 RESULT_KEYS = (
     "val_loss val_bpb val_top1 val_tokens val_bytes n_params n_params_by_role flops_per_token steps tokens seconds"
     " tokens_per_second seed head resumed_from config_hash data_hash tokenizer_hash threads device cpu python versions"
-    " precision baselines_bpb ngram_share samples init_from ended_by best"
+    " precision baselines_bpb ngram_share samples copied init_from ended_by best"
 )
 
 Finished = tuple[RunConfig, Path, dict[str, Any]]
@@ -137,9 +138,19 @@ def test_default_samples_are_of_three_places_of_the_validation_text(finished: Fi
     assert [sample["prompt"] for sample in scores["samples"]] == validation_prompts(prepare(run.data, run.tokenizer))
     net, tokenizer = load_model(folder)
     for seed, sample in enumerate(scores["samples"]):
-        assert sample["continuation"] == generate(net, tokenizer, sample["prompt"], 48)
-        assert sample["drawn"] == generate(net, tokenizer, sample["prompt"], 48, temperature=0.8, seed=seed)
+        n = 48 if seed else 300  # bytes, of the first enough to read
+        assert sample["continuation"] == generate(net, tokenizer, sample["prompt"], n)
+        assert sample["drawn"] == generate(net, tokenizer, sample["prompt"], n, temperature=0.8, seed=seed)
     assert not (folder / "samples.jsonl").exists()
+
+
+@pytest.mark.parametrize(("n", "copied"), [(80, False), (81, True)])
+@pytest.mark.parametrize("make", [byte_tokenizer, lambda: char_tokenizer([TEXT, "@"])])
+def test_a_text_is_copied_if_81_characters_in_a_row_are(make: Callable[[], Tokenizer], n: int, copied: bool) -> None:
+    tokenizer = make()
+    ids = np.array([tokenizer.eot, *tokenizer.encode(TEXT)], tokenizer.dtype)
+    data = TextData(tokenizer=tokenizer, train=ids, val=ids, val_bytes=len(TEXT), baselines={}, hash="")
+    assert is_copied(f"{TEXT[40:90]}@{TEXT[7000 : 7000 + n]}@{TEXT[99:140]}", data) == copied
 
 
 @pytest.mark.parametrize(("line", "n_prompts"), [("# {i}\n\ndef f{i}(a, b):\n    return {i}\n", 3), ("#{i}#\n", 0)])

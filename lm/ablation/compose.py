@@ -46,8 +46,6 @@ def compose_arms(config: AblationConfig, typed: list[str], compose: Compose) -> 
     _check_lengths({f"ablation.arms.{name}": values for name, values in settings.items()})
     for name, values in settings.items():
         _check_hyperparameters(config, name, values)
-    if config.plot_over is not None and not any(config.plot_over in values for values in settings.values()):
-        raise UserError(f"ablation.plot_over={config.plot_over}: no such setting of a run")
     return runs
 
 

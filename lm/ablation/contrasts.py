@@ -12,10 +12,10 @@ from typing import Any
 
 import pandas as pd
 
-from lm.ablation.power import MAX_SEEDS, t_quantile
+from lm.ablation.power import ALPHA, t_quantile
 from lm.ablation.record import AblationRecord
 from lm.ablation.response_surface import Regret, combine_regrets
-from lm.ablation.statistics import Divergence, judge, normality_p, pocock_level, sign_flip_p
+from lm.ablation.statistics import judge
 from lm.config.ablation import METRICS, interaction
 
 FAMILIES = ("primary", "secondary", "interaction")  # each is corrected for its own number of comparisons
@@ -35,11 +35,11 @@ def compare(
     `failed_searches` has the arms whose best settings were not found: "divergence" or "edge".
 
     Columns: `family`, `arm`, `baseline` (of an interaction its name and its formula), `budget`, `primary`, `metric`,
-    `equivalence_margin`, the fields of `Comparison`, `p_sign_flip`, `p_normal`; `regret` and `baseline_regret`, the
+    `equivalence_margin`, the fields of `Comparison`; `regret` and `baseline_regret`, the
     expected regrets of the tuned hyperparameters, and `mean_without_regret`; `seeds`, `differences`, `lost_seeds`,
     `n_planned`, `ended`, `diverged`, `broken`; and `sentence`, the verdict in words. Seeds and counts are by arm.
     `undecided_by` says why more seeds would not decide: "divergence" (an arm has no setting that trains), "survivors",
-    "edge" (settings that may undo a verdict lie beyond a search) or "tuning" (its noise is too large).
+    or "edge" (settings that may undo a verdict lie beyond a search).
     """
     comparisons = [("", (arm, other), {arm: 1, other: -1}) for arm, other in record.contrasts.items()]
     interactions = [(name, *interaction(formula)) for name, formula in record.interactions.items()]
@@ -55,9 +55,11 @@ def compare(
 
 
 def level_of(record: AblationRecord) -> float:
-    """The level of the tests, at each look if several are planned; 1 minus it is that of the intervals."""
-    largest_family = len(record.budgets) * max(len(record.contrasts), len(record.interactions))
-    return pocock_level(tuple(record.looks), largest_family)
+    """The level of the tests, at each look if several are planned; 1 minus it is that of the intervals.
+
+    It is divided by the number of looks, so that ALPHA holds for all of them whatever the distribution (Bonferroni).
+    """
+    return ALPHA / max(1, len(record.looks))
 
 
 def _contrast(
@@ -113,15 +115,13 @@ def _judge_family(
         record.equivalence_margin,
         lower_is_better,
         {runs: tuning for runs, tuning in tunings.items() if tuning},
-        {row["runs"]: _divergence(row) for row in rows if row["family"] != "interaction"},
         level_of(record),
     )
     for row in rows:
         comparison, weights = asdict(comparisons[row["runs"]]), row["weights"]
         expected = {arm: regrets[arm].mean for arm in weights if arm in regrets}
         row |= comparison | {
-            "p_sign_flip": sign_flip_p(row["differences"]),
-            "p_normal": normality_p(row["differences"]),
+            "undecided_by": None,
             "regret": expected.get(row["sides"][0]),  # an interaction may have the name of an arm
             "baseline_regret": expected.get(row["sides"][1]),
             "mean_without_regret": None,
@@ -131,14 +131,8 @@ def _judge_family(
             shift = sum(weight * expected[arm] for arm, weight in weights.items())
             row["mean_without_regret"] = row["mean_difference"] - (shift if lower_is_better else -shift)
         if undone := _undone(row, failed_searches):
-            row |= {"undecided_by": undone[0], "failed_arms": undone[1], "verdict": "undecided", "by_divergence": False}
-            row |= {"seeds_needed_low": None, "seeds_needed_high": None}
+            row |= {"undecided_by": undone[0], "failed_arms": undone[1], "verdict": "undecided", "limited_by": None}
         row["sentence"] = verdict_sentence(row, unit)
-
-
-def _divergence(row: Row) -> Divergence:
-    counts = ((len(row["diverged"].get(arm, ())), row["ended"][arm]) for arm in row["sides"])
-    return Divergence(*(number for pair in counts for number in pair))
 
 
 def _undone(row: Row, failed_searches: Mapping[str, str]) -> tuple[str, list[str]] | None:
@@ -146,16 +140,15 @@ def _undone(row: Row, failed_searches: Mapping[str, str]) -> tuple[str, list[str
 
     An arm of which no setting trains is compared with nothing. Against survivorship bias, an arm that diverged or
     failed can be called worse, not better or equivalent. An arm that would gain from more search can be called better,
-    not worse or equivalent. What becomes undecided by this has no seeds needed: more of them would not mend it.
+    not worse or equivalent.
     """
     arms = {*row["weights"]}
     positive = {arm for arm, weight in row["weights"].items() if weight > 0}
     favoured = {"better": positive, "worse": arms - positive, "equivalent": arms, "undecided": set()}[row["verdict"]]
     opposed = arms - favoured if row["verdict"] in ("better", "worse") else arms
-    incomplete = {*row["broken"]} if row["by_divergence"] else {*row["broken"], *row["diverged"]}
     reasons = {
         "divergence": {arm for arm in arms if failed_searches.get(arm) == "divergence"},
-        "survivors": favoured & incomplete,
+        "survivors": favoured & {*row["broken"], *row["diverged"]},
         "edge": {arm for arm in opposed if failed_searches.get(arm) == "edge"},
     }
     return next(((reason, sorted(blamed)) for reason, blamed in reasons.items() if blamed), None)
@@ -180,7 +173,7 @@ def percent(level: float) -> str:
 
 def verdict_sentence(row: Row, unit: str) -> str:
     """The verdict of a contrast in a sentence, with the seeds that it had to leave out for a reason."""
-    (arm, baseline), sentence, undecided = row["sides"], _difference_sentence(row, unit), _undecided(row)
+    sentence, undecided = _difference_sentence(row, unit), _undecided(row)
     if not (row["diverged"] or row["broken"]):
         return sentence
     rest = ""
@@ -189,8 +182,6 @@ def verdict_sentence(row: Row, unit: str) -> str:
         seeds = f"{row['n_seeds']} seed{'s' * (row['n_seeds'] > 1)} that {which}"
         digits = decimals(row["equivalence_margin"])
         rest = f"; on the {seeds} the difference is {row['mean_difference']:+z.{digits}f} {unit}"
-    if row["by_divergence"]:
-        return f"{arm} is {row['verdict']} than {baseline}: {_missing(row, 'it')}{rest}."
     if row["verdict"] == "undecided" and rest:
         return f"{undecided}: {_missing(row)}{rest}."
     return f"{sentence} {_missing(row)}."
@@ -241,26 +232,20 @@ def _difference_sentence(row: Row, unit: str) -> str:
 
 def advice(row: Row) -> str:
     """What would decide a comparison that is undecided."""
-    low, high = row["seeds_needed_low"], row["seeds_needed_high"]
-    if row["undecided_by"] == "tuning":
-        return "the noise of tuning hides it, so more trials or tuning seeds are needed, not more seeds"
-    if low is None:
-        return f"even {MAX_SEEDS} seeds would probably not decide"
-    if high is None:
-        return f"{low} new seeds could decide, but it may take more than {MAX_SEEDS} (80 % range)"
-    return f"{low} to {high} new seeds (80 % range) would probably decide"
+    detectable = f"{row['minimum_detectable']:.{decimals(row['equivalence_margin'])}f} is detectable"
+    if row["limited_by"] == "tuning":
+        return f"{detectable}, limited by the noise of tuning: more trials or tuning seeds are needed, not more seeds"
+    return f"{detectable}, limited by the seeds"
 
 
-def _missing(row: Row, subject: str | None = None) -> str:
-    """How many runs diverged, and on which seeds one failed; `subject` is what the arm is called."""
-    parts, names = [], {arm: arm for arm in row["weights"]} | ({row["arm"]: subject} if subject else {})
+def _missing(row: Row) -> str:
+    """How many runs diverged, and on which seeds one failed."""
+    parts = []
     if row["diverged"]:
-        counts = {names[arm]: (len(row["diverged"].get(arm, ())), n) for arm, n in row["ended"].items()}
+        counts = {arm: (len(row["diverged"].get(arm, ())), n) for arm, n in row["ended"].items()}
         (name, (k, n)), *rest = counts.items()
-        words = ", ".join([f"{name} diverged on {k} of {n} seeds", *(f"{name} on {k} of {n}" for name, (k, n) in rest)])
-        if (p := row["p_diverged_adjusted"]) is not None:  # None: they were too few to test
-            corrected = ", corrected for the number of tests" * (p > row["p_diverged"])
-            words += f" (Fisher's exact test, p = {p:.2g}{corrected})"
-        parts.append(words)
-    parts += [f"{names[arm]} failed on seed {', '.join(map(str, seeds))}" for arm, seeds in row["broken"].items()]
+        parts += [
+            ", ".join([f"{name} diverged on {k} of {n} seeds", *(f"{arm} on {k} of {n}" for arm, (k, n) in rest)])
+        ]
+    parts += [f"{arm} failed on seed {', '.join(map(str, seeds))}" for arm, seeds in row["broken"].items()]
     return " and ".join(parts)

@@ -30,7 +30,6 @@ from lm.system.device import cores
 from lm.system.files import json_sha256
 
 CANCEL_SECONDS = 60  # for runs to save a checkpoint
-SERVER_SECONDS = 10  # for a killed server of processes to end
 SHUTDOWN = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # what may be sent to all processes of a command
 log = logging.getLogger(__name__)
 
@@ -88,7 +87,8 @@ class LocalExecutor(Executor):
         reader, writer = PROCESSES.Pipe(duplex=False)
         gpu = slot % self.gpus if self.gpus else None
         process = PROCESSES.Process(target=_run_in_process, args=(spec, reader, gpu), name=spec.run_dir)
-        _start(process)
+        _start_server()
+        process.start()
         self.running[slot] = spec.run_dir, process, writer
         reader.close()
 
@@ -109,20 +109,6 @@ class LocalExecutor(Executor):
         for _, process, writer in self.running.values():
             process.join(max(0.0, deadline - time.monotonic()))
             writer.close()
-
-
-def _start(process: Any) -> None:
-    """Start a process, by a new server where the last one was killed, which takes a moment to be seen as ended."""
-    deadline = time.monotonic() + SERVER_SECONDS
-    while True:
-        try:
-            _start_server()
-            process.start()
-            return
-        except (EOFError, ConnectionError):
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.1)
 
 
 def _start_server() -> None:

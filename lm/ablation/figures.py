@@ -16,7 +16,6 @@ from lm.ablation.response_surface import Array
 from lm.ablation.results import Results
 from lm.ablation.tuning import profiles
 from lm.report.figures import (
-    COLOURS,
     INK,
     LINE,
     MARKERS,
@@ -266,40 +265,3 @@ def _draw_search(
             axes.fill_between(x, mean - sd, mean + sd, color=color, alpha=0.15, lw=0)
     if (chosen := results.record.arms[arm].tuned.get(key)) is not None:
         axes.axvline(chosen, ymax=0.05, color=color, lw=2.5)
-
-
-@as_svg
-def over_setting(results: Results) -> Figure | None:
-    """A panel for each baseline and budget: arms with the same value may differ far less than the others."""
-    key, arms = str(results.record.plot_over), results.record.arms
-    comparisons = views.comparisons(results).dropna(subset="mean_difference")
-    shown = comparisons[comparisons["family"] != "interaction"]
-    value, other = (
-        pd.to_numeric(shown[side].map(lambda arm: arms[arm].settings.get(key)), errors="coerce")
-        for side in ("arm", "baseline")
-    )
-    title = ("minus " + shown["baseline"]).where(value != other, f"minus the arm of the same {key}")
-    shown = shown.assign(value=value, other=other, title=title + shown["at_equal"]).dropna(subset="value")
-    groups = [*shown.sort_values("value", kind="stable").groupby("title", sort=False)]
-    if not groups:
-        return None
-    figure, axes = panels(len(groups), 2.2, 0.2, sharex=True)
-    for panel, (heading, group) in zip(axes, groups, strict=True):
-        panel.set(ylabel=views.unit(results), title=heading)
-        _draw_series(panel, group, results.record.equivalence_margin)
-        if 0 < 8 * shown["value"].min() < shown["value"].max():
-            panel.set_xscale("log")
-            log_axis(panel.xaxis)
-    axes[-1].set_xlabel(key)
-    return figure
-
-
-def _draw_series(axes: Axes, group: pd.DataFrame, margin: float) -> None:
-    """Means and intervals over the value of the setting; a hollow mark at zero where a baseline has its own."""
-    axes.axhspan(-margin, margin, color=LINE, lw=0)
-    axes.axhline(0, color=INK, lw=1)
-    zeros = {value: 0.0 for value in group["other"].dropna() if value not in {*group["value"]}}
-    means = pd.Series([*group["mean_difference"], *zeros.values()], [*group["value"], *zeros]).sort_index()
-    axes.plot(means.index, means, "o-", color=COLOURS[0])
-    axes.plot([*zeros], [*zeros.values()], "o", color=COLOURS[0], mfc=PAPER)
-    axes.vlines(group["value"], group["ci_low"], group["ci_high"], color=COLOURS[0])

@@ -34,7 +34,7 @@ from lm.system.files import json_sha256
 
 BASE = "base"  # what the runs that the arms start from are called
 NOT_TRAINED = "not trained yet"  # in place of the hash of the weights of a base
-EQUAL_COST = {"tokens": 0.0, "flops": 0.02, "time": 0.02}  # costs of a step that differ by less count as equal
+EQUAL_COST = 0.02  # FLOPs of a token that differ by less count as equal
 STARTUP_SECONDS = 4.0  # of a run, before and after its steps
 PACKAGES = ("torch", "lightning", "scipy", "numpy", "tokenizers", "datasets")
 
@@ -328,7 +328,7 @@ def make_plan(
             plan.base = build_arm(BASE, ablation.base or [], base, threads, {})
         _start_from_base(plan, plan.base)
     timed = arms | ({BASE: plan.base} if plan.base else {})
-    seconds_per_step = measure(timed, record.seconds_per_step, "time" in ablation.budgets, config.plan_only)
+    seconds_per_step = measure(timed, record.seconds_per_step)
     set_steps(ablation, arms)
     plan.record = replace(
         record,
@@ -379,12 +379,8 @@ def set_steps(config: AblationConfig, arms: Arms) -> None:
         root = arms[config.root(name)]
         tokens = root.steps["own"] * root.tokens_per_step / arm.tokens_per_step
         for budget in config.budgets:
-            ratio = _cost_per_token(root, budget) / _cost_per_token(arm, budget)
-            arm.steps[budget] = max(1, round(tokens * (ratio if abs(ratio - 1) > EQUAL_COST[budget] else 1)))
-
-
-def _cost_per_token(arm: Arm, budget: str) -> float:
-    return {"tokens": 1.0, "flops": arm.flops_per_token, "time": arm.seconds_per_step / arm.tokens_per_step}[budget]
+            ratio = 1.0 if budget == "tokens" else root.flops_per_token / arm.flops_per_token
+            arm.steps[budget] = max(1, round(tokens * (ratio if abs(ratio - 1) > EQUAL_COST else 1)))
 
 
 def now() -> str:

@@ -23,6 +23,7 @@ DESIGN = (  # what decides a verdict beside the arms and their runs
     *("seeds", "baseline", "primary", "baselines", "equivalence_margin", "interactions", "budgets", "looks"),
     *("match_parameters", "seed_offsets", "tune", "common", "base"),
 )
+REMOVED = ("plot_over",)  # keys of records of earlier versions, which mean nothing any more
 MAX_OVERRIDES = 40  # characters of the overrides in a folder's name
 
 
@@ -128,7 +129,10 @@ def read_record(folder: Path) -> AblationRecord:
     """Raises UserError naming the file, and the key whose value is wrong."""
     try:
         with reading(folder / FILE):
-            record: AblationRecord = build(AblationRecord, read_json(folder / FILE))
+            content = read_json(folder / FILE)
+            record: AblationRecord = build(
+                AblationRecord, {key: value for key, value in content.items() if key not in REMOVED}
+            )
             return record
     except FileNotFoundError:
         raise UserError(f"output_dir={folder}: holds no {FILE}; expected what ablate.py wrote") from None

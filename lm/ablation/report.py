@@ -33,7 +33,6 @@ ALT = {  # what is read aloud in place of a figure
     "seeds": "The final metric of every run, a line for each seed across the arms",
     "learning": "Learning curves of all arms, and their differences from the baseline",
     "tuning": "Search trials over each hyperparameter, with the fitted curves",
-    "setting": "Differences over the value of a setting",
 }
 HELD_EQUAL = {
     "tokens": "training tokens",
@@ -51,7 +50,6 @@ def write_report(results: Results) -> None:
         "seeds": figures.seeds(results),
         "learning": figures.learning(results),
         "tuning": figures.tuning(results),
-        "setting": figures.over_setting(results),
     }
     svg = {name: figure for name, figure in drawn.items() if figure is not None}
     context = _summary(results)
@@ -154,12 +152,10 @@ def _tuned(results: Results) -> str:
 def _details(results: Results) -> dict[str, Any]:
     record = results.record
     return {
-        "sign_flip": results.contrasts["p_sign_flip"].notna().any(),
         "inner_ci": percent(1 - 2 * results.contrasts["alpha"].iloc[0]),
         "alpha": f"{results.contrasts['alpha'].iloc[0]:.3g}",
         "looks": ", ".join(map(str, record.looks)),
         "metric_name": views.METRIC_NAMES[record.metric],
-        "plot_over": record.plot_over,
         "best_arms": ", ".join(views.best_arms(record)),
         "hyperparameters": views.hyperparameters(results),
         "tuning": [*_tuning(results)],

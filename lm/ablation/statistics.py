@@ -7,20 +7,12 @@ and all of their initialisation that they can, so what the seed adds to both dro
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from statistics import fmean, stdev
 from types import MappingProxyType
-from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-from scipy import special, stats
+from scipy import special
 
-from lm.ablation.power import ALPHA, TuningVariance, effective_sd, minimum_detectable_effect, seeds_needed, t_quantile
-
-MIN_SIGN_FLIPS = 6  # differences; with five no p of the sign-flip test is below 1/16
-N_SIGN_FLIPS = 10_000  # all patterns of the signs of thirteen differences are fewer
-N_LEVEL_DRAWS = 200_000
+from lm.ablation.power import ALPHA, TuningVariance, effective_sd, minimum_detectable_effect, t_quantile
 
 
 @dataclass(slots=True)
@@ -42,47 +34,7 @@ class Comparison:
     minimum_detectable: float | None = None  # at the level of the tests divided by the number of comparisons
     alpha: float = ALPHA  # level of the tests; 1 - alpha is that of the interval
     verdict: str = "undecided"  # better, worse, equivalent, undecided
-    undecided_by: str | None = None  # what more seeds would not mend; `judge` says "tuning": its noise is too large
-    seeds_needed_low: int | None = None  # where undecided: an 80 % range of the new seeds that would decide in a
-    seeds_needed_high: int | None = None  # single analysis; None also above MAX_SEEDS
-    p_diverged: float | None = None  # that both arms diverge equally often; None: not tested
-    p_diverged_adjusted: float | None = None
-    by_divergence: bool = False  # whether the verdict rests on it, not on the differences
-
-
-@dataclass(slots=True, frozen=True)
-class Divergence:
-    """How many runs diverged of those that finished or diverged, for an arm and its baseline."""
-
-    arm: int
-    arm_ended: int
-    baseline: int
-    baseline_ended: int
-
-    @property
-    def p(self) -> float:
-        """Fisher's exact test, two-sided (Fisher, 1935): whether both arms diverge equally often.
-
-        It takes the runs for independent. Those of a seed share what the seed decides, so both tend to diverge or
-        neither, which makes the counts more alike than independent ones: the test is then conservative.
-        """
-        return _fisher_p(self.arm, self.arm_ended, self.baseline, self.baseline_ended)
-
-    def is_testable(self, alpha: float) -> bool:
-        """Whether so many divergences would be significant at level `alpha` if they were all of one arm.
-
-        Otherwise no test is made, and none is counted among the comparisons: it could not reject (Tarone, 1990).
-        """
-        total = self.arm + self.baseline
-        first, last = min(total, self.arm_ended), min(total, self.baseline_ended)
-        one_sided = ((first, total - first), (total - last, last))
-        return any(_fisher_p(arm, self.arm_ended, other, self.baseline_ended) <= alpha for arm, other in one_sided)
-
-
-@lru_cache(10_000)
-def _fisher_p(arm: int, arm_ended: int, baseline: int, baseline_ended: int) -> float:
-    table = [[arm, arm_ended - arm], [baseline, baseline_ended - baseline]]
-    return float(stats.fisher_exact(table).pvalue)
+    limited_by: str | None = None  # where undecided, what makes the interval wide: "seeds" or "tuning"
 
 
 def interval(
@@ -129,27 +81,21 @@ def judge(
     margin: float,
     lower_is_better: bool = True,
     tunings: Mapping[str, TuningVariance] = MappingProxyType({}),
-    divergences: Mapping[str, Divergence] = MappingProxyType({}),
     alpha: float = ALPHA,
 ) -> dict[str, Comparison]:
     """The verdicts of `decide`, and what its tests can find.
 
-    For each comparison that is the minimum detectable effect and, where it is undecided, how many new seeds would
-    decide it; both at the level `alpha` divided by the number of tests, which is never more than Holm's method allows.
-    No verdict depends on them, and to compute them takes most of the time.
+    For each comparison that is the minimum detectable effect, at the level `alpha` divided by the number of tests,
+    which is never more than Holm's method allows. No verdict depends on it, and to compute it takes most of the time.
     """
-    comparisons = decide(family, margin, lower_is_better, tunings, divergences, alpha)
-    n_tests = sum((tested.p is not None) + (tested.p_diverged is not None) for tested in comparisons.values())
+    comparisons = decide(family, margin, lower_is_better, tunings, alpha)
+    n_tests = sum(tested.p is not None for tested in comparisons.values())
     for name, tested in comparisons.items():
-        mean, sd, n, tuning = tested.mean_difference, tested.sd, tested.n_seeds, tunings.get(name)
-        if mean is None or sd is None:
-            continue
-        tested.minimum_detectable = minimum_detectable_effect(sd, n, alpha / n_tests, tuning)
-        if tested.verdict == "undecided":
-            needed = seeds_needed(mean, sd, n, margin, alpha / n_tests, tuning)
-            tested.seeds_needed_low, tested.seeds_needed_high = needed
-            if tuning and not needed[0] and seeds_needed(mean, sd, n, margin, alpha / n_tests)[0]:
-                tested.undecided_by = "tuning"
+        if tested.sd is not None:
+            sd, n = tested.sd, tested.n_seeds
+            tested.minimum_detectable = minimum_detectable_effect(sd, n, alpha / n_tests, tunings.get(name))
+            if tested.verdict == "undecided":
+                tested.limited_by = "tuning" if tested.tuning_sd > sd / math.sqrt(n) else "seeds"
     return comparisons
 
 
@@ -158,7 +104,6 @@ def decide(
     margin: float,
     lower_is_better: bool = True,
     tunings: Mapping[str, TuningVariance] = MappingProxyType({}),
-    divergences: Mapping[str, Divergence] = MappingProxyType({}),
     alpha: float = ALPHA,
 ) -> dict[str, Comparison]:
     """A verdict on each comparison of a family from its paired differences, corrected for their number (Holm).
@@ -170,30 +115,20 @@ def decide(
     5 % for false equivalence where all differ by more than the margin; a family that mixes both, or several families
     together, can exceed it (each has its own 5 %).
 
-    `tunings`: for comparisons of tuned arms, the variance that their hyperparameters add. `divergences`: how often the
-    arms diverged. Where one of the two did so significantly more often it is the worse one, whatever the differences of
-    the other seeds are. These tests and those of the differences are corrected as one family.
+    `tunings`: for comparisons of tuned arms, the variance that their hyperparameters add.
     """
     comparisons = {
         name: _compare(values, margin, lower_is_better, tunings.get(name), alpha) for name, values in family.items()
     }
     different = {name: tested.p for name, tested in comparisons.items() if tested.p is not None}
     equivalent = [tested.p_equivalent for tested in comparisons.values() if tested.p_equivalent is not None]
-    diverged = {name: counts for name, counts in divergences.items() if counts.is_testable(alpha)}
-    corrected = holm([*different.values(), *(counts.p for counts in diverged.values())])
-    for name, p, p_equivalent in zip(different, corrected[: len(different)], holm(equivalent), strict=True):
+    for name, p, p_equivalent in zip(different, holm([*different.values()]), holm(equivalent), strict=True):
         tested = comparisons[name]
         tested.p_adjusted, tested.p_equivalent_adjusted = p, p_equivalent
         if p_equivalent <= alpha:
             tested.verdict = "equivalent"
         elif p <= alpha:
             tested.verdict = "better" if ((tested.mean_difference or 0.0) < 0) == lower_is_better else "worse"
-    for (name, counts), p in zip(diverged.items(), corrected[len(different) :], strict=True):
-        tested = comparisons[name]
-        tested.p_diverged, tested.p_diverged_adjusted, tested.by_divergence = counts.p, p, p <= alpha
-        if tested.by_divergence:
-            more_often = counts.arm * counts.baseline_ended > counts.baseline * counts.arm_ended
-            tested.verdict = "worse" if more_often else "better"
     return comparisons
 
 
@@ -219,64 +154,3 @@ def _compare(
         p_equivalent=equivalence_p(mean, total_sd, n, df, margin),
         alpha=alpha,
     )
-
-
-# --- what the t test takes for granted
-
-
-def sign_flip_p(differences: Sequence[float]) -> float | None:
-    """The two-sided p of the sign-flip test of the mean; None for fewer than six differences.
-
-    If the arms are the same, the sign of each difference is a fair coin whatever its size is, so the share of the
-    patterns of signs that give a mean as far from zero as the observed one is a p value, for noise of any shape
-    (Fisher, 1935). Of more than N_SIGN_FLIPS patterns, so many random ones are tried, always the same.
-    """
-    if len(differences) < MIN_SIGN_FLIPS:
-        return None
-    generator = np.random.default_rng(0)
-    options: dict[str, Any] = {"permutation_type": "samples", "n_resamples": N_SIGN_FLIPS, "random_state": generator}
-    return float(stats.permutation_test((differences,), np.mean, vectorized=True, **options).pvalue)
-
-
-def normality_p(differences: Sequence[float]) -> float:
-    """The p of the test of a normal distribution that finds skew and spikes best (Shapiro and Wilk, 1965).
-
-    1 for fewer than three differences, or if all are equal.
-    """
-    if len(differences) < 3 or np.ptp(differences) == 0:
-        return 1.0
-    return float(stats.shapiro(differences).pvalue)
-
-
-# --- planned looks: interim analyses at which an ablation may stop
-
-
-@lru_cache(100)
-def pocock_level(looks: tuple[int, ...], comparisons: int = 1) -> float:
-    """The nominal level, the same at each look (Pocock, 1977), of two-sided paired t tests at these numbers of seeds.
-
-    Comparing Holm-adjusted p values with it at every look keeps the familywise error rate over all looks at ALPHA, up
-    to the error of the estimate: it is a quantile of the smallest p of all looks in N_LEVEL_DRAWS fixed draws of normal
-    differences (levels of the normal distribution would give 5.3 to 6.0 % here, for t statistics of few seeds depend
-    less on each other). So it does for two one-sided tests of equivalence. Never below ALPHA / len(looks), which
-    suffices whatever the distribution (Bonferroni).
-    """
-    if len(looks) < 2:
-        return ALPHA
-    quantile = float(np.quantile(_smallest_p(looks), ALPHA / comparisons))
-    return min(max(comparisons * quantile, ALPHA / len(looks)), ALPHA)
-
-
-@lru_cache(10)
-def _smallest_p(looks: tuple[int, ...]) -> NDArray[np.float64]:
-    """The smallest p over the looks where there is no difference, in each of N_LEVEL_DRAWS samples."""
-    generator, before = np.random.default_rng(0), 0
-    total, squares, smallest = np.zeros(N_LEVEL_DRAWS), np.zeros(N_LEVEL_DRAWS), np.ones(N_LEVEL_DRAWS)
-    for n in looks:
-        more = n - before
-        mean = generator.standard_normal(N_LEVEL_DRAWS) / math.sqrt(more)
-        about_mean = generator.chisquare(more - 1, N_LEVEL_DRAWS) if more > 1 else 0.0
-        total, squares, before = total + more * mean, squares + more * mean**2 + about_mean, n
-        error = np.sqrt((squares - total**2 / n) / (n - 1) / n)
-        smallest = np.minimum(smallest, 2 * special.stdtr(n - 1, -np.abs(total / n) / error))
-    return smallest

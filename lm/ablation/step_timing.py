@@ -1,71 +1,42 @@
-"""What a training step of each arm costs on this machine: without a Trainer for a quick estimate, or as it makes it."""
+"""What a training step of each arm costs on this machine, for the estimates of a plan."""
 
 import hashlib
 import logging
 import os
 import platform
-import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import cache
-from itertools import pairwise
-from pathlib import Path
 from statistics import median
-from typing import Any
 
 import torch
 
 from lm.ablation.arms import Arm
-from lm.config import RunConfig
 from lm.config.identity import hashed_settings
-from lm.data.tokens import TextData, prepare
-from lm.inference.evaluate import validate
-from lm.model.transformer import Transformer
-from lm.system.device import cpu_name, fast_attention, is_mixed, set_threads
-from lm.training.forecast import bare_step, batches_of_a_validation
-from lm.training.resolve import build_model, n_validations, resolve
+from lm.system.device import cpu_name
+from lm.training.forecast import bare_step
 
-MIN_ROUNDS, ENOUGH_SECONDS = 5, 20.0  # of a measurement
-MAX_ROUNDS, MAX_ROUNDS_OF_AN_ESTIMATE = 40, 10
-WARM_UP_STEPS, TIMED_STEPS = 2, 6  # optimizer steps of a measurement with the Trainer
-TIMED_BATCHES = 4  # of a validation
-NEVER = 10**9  # steps
+MIN_ROUNDS, MAX_ROUNDS, ENOUGH_SECONDS = 5, 10, 20.0  # of a measurement
 LEARNING_RATES = ("optim.lr", "head.embedding_lr_multiplier", "head.head_lr_multiplier")
 COST_FREE = ("seed", "head.name", "trainer.max_steps", *LEARNING_RATES)
 log = logging.getLogger(__name__)
 
 
-def measure(
-    arms: Mapping[str, Arm], earlier: dict[str, float], with_trainer: bool, plan_only: bool = False
-) -> dict[str, float]:
-    """Give each arm its seconds per step; returns all that were ever measured, by computation, code and machine.
-
-    With a time budget, steps are measured in the Lightning Trainer (`with_trainer`), because the number of steps
-    depends on them; otherwise, and for a plan alone, a bare training step is measured for the estimate. Known
-    measurements are used again, so that the number of steps does not change between calls. New arms are measured
-    together with the others, since only times taken in turns compare, and put in proportion to their earlier times.
-    """
-    keys = {name: _computation(arm, with_trainer) for name, arm in arms.items()}
-    if plan_only and with_trainer and not earlier.keys() >= {*keys.values()}:
-        return measure(arms, earlier, with_trainer=False)
-    distinct = {keys[name]: arm for name, arm in arms.items()}  # arms that compute the same take the same time
-    if distinct.keys() - earlier.keys():
+def measure(arms: Mapping[str, Arm], earlier: dict[str, float]) -> dict[str, float]:
+    """Give each arm its seconds per step; returns all that were ever measured, by computation, code and machine."""
+    keys = {name: _computation(arm) for name, arm in arms.items()}
+    new = {keys[name]: arm for name, arm in arms.items() if keys[name] not in earlier}  # alike arms take the same time
+    if new:
         log.info("measuring a training step of each arm")
-        timers = [
-            _trainer_step(arm) if with_trainer else bare_step(arm.run, arm.vocab_size, arm.val_tokens, arm.steps["own"])
-            for arm in distinct.values()
-        ]
-        rounds = MAX_ROUNDS if with_trainer else MAX_ROUNDS_OF_AN_ESTIMATE
-        measured = dict(zip(distinct, time_in_turns(timers, rounds), strict=True))
-        scale = median([earlier[key] / seconds for key, seconds in measured.items() if key in earlier] or [1])
-        earlier = {key: seconds * scale for key, seconds in measured.items()} | earlier
+        timers = [bare_step(arm.run, arm.vocab_size, arm.val_tokens, arm.steps["own"]) for arm in new.values()]
+        earlier = earlier | dict(zip(new, time_in_turns(timers), strict=True))
     for name, arm in arms.items():
         arm.seconds_per_step = earlier[keys[name]]
     return earlier
 
 
-def time_in_turns(steps: list[Callable[[], float]], max_rounds: int = MAX_ROUNDS) -> list[float]:
+def time_in_turns(steps: list[Callable[[], float]]) -> list[float]:
     """Seconds of a training step of each arm, from rounds in which the arms take turns.
 
     Taking turns, they share whatever else the machine is doing: each is the median, over the rounds, of its ratio to
@@ -75,7 +46,7 @@ def time_in_turns(steps: list[Callable[[], float]], max_rounds: int = MAX_ROUNDS
         step()  # warms up
     started = time.perf_counter()
     rounds: list[list[float]] = []  # seconds of every arm
-    while len(rounds) < MIN_ROUNDS or (len(rounds) < max_rounds and time.perf_counter() - started < ENOUGH_SECONDS):
+    while len(rounds) < MIN_ROUNDS or (len(rounds) < MAX_ROUNDS and time.perf_counter() - started < ENOUGH_SECONDS):
         rounds.append([step() for step in steps])
     first = median(times[0] for times in rounds)
     return [first * median(times[i] / times[0] for times in rounds) for i in range(len(steps))]
@@ -87,75 +58,8 @@ def machine() -> str:
     return f"torch {torch.__version__}, {platform.machine()}, {cpu_name()}, {os.cpu_count()} cores, {gpu}"
 
 
-def _computation(arm: Arm, with_trainer: bool) -> str:
+def _computation(arm: Arm) -> str:
     """What the cost of a step depends on: all settings but those without a cost, the code and the machine."""
     settings = {key: value for key, value in hashed_settings(asdict(arm.run)).items() if key not in COST_FREE}
-    content = repr((sorted(settings.items()), arm.identity, arm.steps["own"], with_trainer))
+    content = repr((sorted(settings.items()), arm.identity, arm.steps["own"]))
     return f"{hashlib.sha256(content.encode()).hexdigest()[:16]} {machine()}"
-
-
-# --- a step as the Trainer makes it
-
-
-def _trainer_step(arm: Arm) -> Callable[[], float]:
-    """A step with real batches, logged as in a run, with its share of validations.
-
-    Checkpoints and the final score are not included.
-    """
-    data = prepare(arm.run.data, arm.run.tokenizer)
-    run = resolve(arm.run, arm.vocab_size)
-    validations = n_validations(run, arm.steps["own"]) / arm.steps["own"]
-    short = replace(
-        run,
-        max_tokens=None,
-        trainer=replace(run.trainer, max_steps=WARM_UP_STEPS + TIMED_STEPS, enable_progress_bar=False),
-        checkpoint=replace(run.checkpoint, every=NEVER, best=False),
-        validation=replace(run.validation, every=0),
-        diagnostics=replace(run.diagnostics, every=0),
-        prompts=None,
-    )
-    net = build_model(short, arm.vocab_size, data.tokenizer.eot)
-
-    def step() -> float:
-        set_threads(arm.run.threads)
-        seconds = median(_seconds_of_steps(net, short, data))
-        return seconds + (validations * _seconds_of_a_validation(net, run, data) if validations else 0.0)
-
-    return step
-
-
-def _seconds_of_steps(net: Transformer, run: RunConfig, data: TextData) -> list[float]:
-    """Seconds of each step after the first ones, which set up what later ones use again."""
-    # Lightning takes seconds to import, and most plans need only bare steps
-    from lightning import Callback, Trainer
-
-    from lm.training.callbacks import LogAndValidate
-    from lm.training.metrics import MetricsFile
-    from lm.training.module import LMModule
-    from lm.training.run_directory import RunDirectory
-    from lm.training.train import build_trainer
-
-    ends: list[float] = []
-
-    class Clock(Callback):
-        def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
-            if trainer.global_step > len(ends):
-                if torch.cuda.is_available():
-                    torch.cuda.synchronize()
-                ends.append(time.perf_counter())
-
-    with tempfile.TemporaryDirectory() as name:
-        directory = RunDirectory(Path(name))
-        trainer = build_trainer(run, directory, [LogAndValidate(MetricsFile(directory.metrics)), Clock()])
-        with fast_attention(run.trainer.accelerator, is_mixed(run.trainer.precision), run.data.seq_len):
-            trainer.fit(LMModule(net, run, data))
-    return [end - start for start, end in pairwise(ends[WARM_UP_STEPS - 1 :])]
-
-
-def _seconds_of_a_validation(net: Transformer, run: RunConfig, data: TextData) -> float:
-    n = batches_of_a_validation(run, len(data.val))
-    timed = min(TIMED_BATCHES, n)
-    net.to(run.trainer.accelerator)  # Lightning has moved it to the CPU
-    started = time.perf_counter()
-    validate(net, run, data, max_batches=timed)
-    return (time.perf_counter() - started) * n / timed

@@ -117,12 +117,6 @@ def pairs(results: Results, arm: str, baseline: str, budget: str) -> pd.DataFram
     return first.merge(second, left_index=True, right_index=True, suffixes=("_arm", "_baseline"))
 
 
-def time_ratios(results: Results, arm: str, baseline: str, budget: str) -> pd.Series:
-    """By seed, the measured seconds of training of the arm divided by those of the baseline."""
-    both = pairs(results, arm, baseline, budget)
-    return (both["seconds_arm"] / both["seconds_baseline"].where(both["seconds_baseline"] > 0)).dropna()
-
-
 def rows_alone(results: Results) -> pd.DataFrame:
     """Finished reported runs of which results.csv is all that is left."""
     runs = distinct(done(results))

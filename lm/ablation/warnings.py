@@ -7,21 +7,17 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
-import pandas as pd
-
 from lm.ablation import views
 from lm.ablation.contrasts import decimals
-from lm.ablation.power import ALPHA
 from lm.ablation.record import AblationRecord, design_of
 from lm.ablation.results import Results
-from lm.ablation.statistics import holm, interval
+from lm.ablation.statistics import interval
 from lm.ablation.tuning import share_of_trials
 from lm.config.identity import flat
 from lm.system.terminal import to_override_value
 
 MIN_SEEDS = 4  # with fewer, one more often changes a verdict
 MIN_SEEDS_AT_LOOK = 5  # where arms are tuned: with fewer, tuning has too few degrees of freedom for a small level
-MAX_TIME_RATIO = 0.02  # runs at equal time whose measured times differ by more did not have equal time
 NEAR_HALF = 0.1  # of the tokens: as far from half of them the validation may be that stands for it
 CONDITIONS = {"device": "device", "cpu": "CPU", "threads": "threads", "precision": "precision", "python": "Python"}
 CONDITIONS |= {"torch": "torch"}
@@ -106,8 +102,6 @@ def _of_plan(record: AblationRecord) -> Iterator[Warning]:
         _unequal_contexts(record),
         "Each arm is scored as it is trained, and more context alone lowers a loss.",
     )
-    detail = "The learning rate never rises above this share of optim.lr."
-    yield from _about("The warm-up is long", _long_warm_up(record), detail)
     detail = "k hyperparameters need 2k + 2: values on both sides of each, and one to say how noisy a trial is."
     yield from _about("There are few search trials", _short_search(record), detail)
 
@@ -136,8 +130,6 @@ def _of_tuning(results: Results) -> Iterator[Warning]:
         "Such an arm may not have reached its best settings, and the interval does not count that. Let it begin at the "
         "settings that it has found, or allow more restarts.",
     )
-    detail = "Arms with more of them may be tuned better."
-    yield from _about("Numbers of search trials differ", ["; ".join(_unequal_trials(results))], detail)
     yield from _about(
         "The noise of tuning is not counted",
         _noise_not_counted(results),
@@ -151,20 +143,10 @@ def _of_tuning(results: Results) -> Iterator[Warning]:
 
 
 def _of_differences(results: Results) -> Iterator[Warning]:
-    detail = f"The {views.ci(results.contrasts)} reaches into the margin of ±{results.record.equivalence_margin:g}."
-    yield from _about("Differences may be too small to matter", _small(results), detail)
-    yield from _about(
-        "Differences are skewed or have outliers",
-        _skewed(results),
-        "The t test takes them for normal; of such differences it finds one where there is none in about 10 of 100 "
-        "cases, not 5. Look at the results per seed.",
-    )
     detail = "Longer training may change the verdict: repeat the ablation with twice the steps."
     yield from _about("Differences shrink during training", _shrinking(results), detail)
     detail = "The ablation compares overfitted models."
     yield from _about("The validation loss rises before the end", _rising(results), detail)
-    detail = "A step was measured before the runs; other load during them changes what it takes."
-    yield from _about("Training times at equal time differ by more than 2 %", _unequal_time(results), detail)
     yield from _about(
         "Two runs of a pair were made under different conditions",
         ["; ".join(_mixed_pairs(results))],
@@ -221,19 +203,6 @@ def _unequal_contexts(record: AblationRecord) -> Iterator[str]:
                 yield f"{' and '.join(pair)} ({key} {first} and {second})"
 
 
-def _long_warm_up(record: AblationRecord) -> Iterator[str]:
-    for name, arm in record.arms.items():
-        steps = min(arm.steps[budget] for budget in record.budgets)
-        optim = {key.removeprefix("optim."): value for key, value in arm.settings.items() if key.startswith("optim.")}
-        if 10 * optim.get("warmup_steps", 0) <= steps:
-            continue  # the rate rises to nine tenths or more, whatever the decay
-        from lm.config import OptimConfig
-        from lm.training.optim import MIN_PEAK_LR_FACTOR, peak_lr_factor  # imports torch
-
-        if (peak := peak_lr_factor(steps, OptimConfig(**optim))) < MIN_PEAK_LR_FACTOR:
-            yield f"{name} ({100 * peak:.0f} %)"
-
-
 def _short_search(record: AblationRecord) -> Iterator[str]:
     """Arms whose search has fewer trials, made or planned, than values on both sides of the centre need.
 
@@ -267,20 +236,6 @@ def _narrower(results: Results) -> Iterator[str]:
             yield row.name + row.at_equal
 
 
-def _unequal_trials(results: Results) -> Iterator[str]:
-    """Arms of as many hyperparameters with other numbers of trials, as after a later call that added an arm.
-
-    A trial that belongs to several searches, which begin at one place, counts in each of them.
-    """
-    counts: dict[int, dict[int, list[str]]] = {}
-    for arm in results.record.arms:
-        if n_trials := sum(len(trial.searches) for trial in results.trials_of(arm)):
-            counts.setdefault(len(results.hyperparameters(arm)), {}).setdefault(n_trials, []).append(arm)
-    for by_count in counts.values():
-        if len(by_count) > 1:
-            yield "; ".join(f"{', '.join(arms)} {n}" for n, arms in by_count.items())
-
-
 def _noise_not_counted(results: Results) -> Iterator[str]:
     """Comparisons of tuned arms whose regret is not known."""
     shown, searched = views.comparisons(results), {*results.trials["arm"]}
@@ -289,33 +244,15 @@ def _noise_not_counted(results: Results) -> Iterator[str]:
             yield row.name + row.at_equal
 
 
-def _decided(results: Results) -> pd.DataFrame:
-    """Comparisons that answer the question with a difference that was shown."""
-    shown = views.asked(results)
-    return shown[shown["verdict"].isin(["better", "worse"]) & ~shown["by_divergence"].astype(bool)]
-
-
-def _small(results: Results) -> Iterator[str]:
-    """A difference that is shown can still be smaller than the margin."""
-    for row in _decided(results).itertuples():
-        if min(abs(row.ci_low), abs(row.ci_high)) < row.equivalence_margin:
-            yield row.name + row.at_equal
-
-
-def _skewed(results: Results) -> Iterator[str]:
-    """Differences that are skewed or spiked, after correction for their number (Holm)."""
-    shown = views.asked(results)
-    yield from (shown["name"] + shown["at_equal"])[[p <= ALPHA for p in holm([*shown["p_normal"]])]]
-
-
 def _shrinking(results: Results) -> Iterator[str]:
     """A difference that shrank in the second half of training and, by as much again, would fall within the margin.
 
     A hint: the midpoint of a run is not the result of a run of half the length, for its learning rate is still high.
     """
-    margin, shown = results.record.equivalence_margin, _decided(results)
+    margin, shown = results.record.equivalence_margin, views.asked(results)
     digits = decimals(margin)
-    shown = shown[(shown["family"] != "interaction") & (shown["budget"] == results.record.budgets[0])]
+    shown = shown[shown["verdict"].isin(["better", "worse"]) & (shown["family"] != "interaction")]
+    shown = shown[shown["budget"] == results.record.budgets[0]]
     for row in shown.itertuples():
         pairs = [*_halfway(results, row.arm, row.baseline)]
         if not pairs:
@@ -355,15 +292,6 @@ def _rising(results: Results) -> Iterator[str]:
         mean = views.over_seeds(views.curve_table(alike, arm))["mean"]
         if len(mean) and (rise := mean.iloc[-1] - mean.min()) > results.record.equivalence_margin:
             yield f"{arm} (by {rise:.2g})"
-
-
-def _unequal_time(results: Results) -> Iterator[str]:
-    shown = views.asked(results)
-    for row in shown[(shown["budget"] == "time") & (shown["family"] != "interaction")].itertuples():
-        ratios = views.time_ratios(results, row.arm, row.baseline, "time")
-        if len(ratios) and abs(ratios.median() - 1) > MAX_TIME_RATIO:
-            spread = f"{ratios.min():.2f} to {ratios.max():.2f}"
-            yield f"{row.arm} took {ratios.median():.3f} times as long as {row.baseline} (pairs: {spread})"
 
 
 def _mixed_pairs(results: Results) -> Iterator[str]:

@@ -27,7 +27,7 @@ import lm
 from lm.config import UserError
 from lm.config.checks import RESUMABLE, without_secrets
 from lm.config.identity import is_verb
-from lm.system.terminal import MessageHandler, is_first_process, is_impatient, printable
+from lm.system.terminal import MessageHandler, close_bars, is_first_process, is_impatient, printable
 
 COMMANDS = {
     "train": "train one run, or with -m several; resume it, or show its result",
@@ -201,6 +201,7 @@ def _resume_hint(error: BaseException) -> str:
 
 def _print_error(line: str) -> None:
     with suppress(OSError):  # nobody reads it
+        close_bars()
         print(line, file=sys.stderr, flush=True)
 
 

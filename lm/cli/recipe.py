@@ -17,8 +17,8 @@ from omegaconf import OmegaConf
 
 from lm.cli.compose import composing
 from lm.cli.mistakes import CONFIGS, key_of
-from lm.config import RunConfig, UserError
-from lm.config.checks import expanded
+from lm.config import DataConfig, RunConfig, UserError
+from lm.config.checks import expanded, without_secrets
 from lm.data.paths import COMPRESSED, SUFFIXES, is_url, local_files
 from lm.system.terminal import is_first_process, to_override_value
 
@@ -30,7 +30,7 @@ TRIALS = ("debug", "overfit")  # trainers for a few steps on any text
 # What a typed choice of a group replaces: the recipe's choice and settings of these groups. The learning rates of a
 # recipe and the scales of its head suit tokens of its own kind.
 REPLACED = {"model": ("model",), "head": ("head",), "optim": ("optim",), "tokenizer": ("tokenizer", "head", "optim")}
-notes: list[str] = []  # what has been chosen, and why: `tell` says it when the command has been understood
+notes: list[str] = []  # what is read, and what has been chosen: `tell` says it when the command has been understood
 log = logging.getLogger(__name__)
 KNOWN = "LM_LAB_RECIPE"  # of which texts, in the environment of the further processes that a run starts
 Values = Mapping[str, Sequence[Any]]  # those that an override gives its key, several in a sweep
@@ -63,8 +63,11 @@ def with_recipe(overrides: Sequence[str], config_dir: str | None = None) -> list
     return [*(f"experiment={name}" for name in chosen), *added, *overrides]
 
 
-def tell() -> None:
-    """Say what was chosen, once."""
+def tell(data: DataConfig | None = None) -> None:
+    """Say what was chosen, once; and first which text is read, before the imports that take seconds."""
+    if data is not None and not any(note.startswith("reading ") for note in notes):
+        path = without_secrets(data.path or "the source of Python's standard library")
+        log.info("reading %s", f"{path} ({_in_words(os.path.getsize(path))})" if os.path.isfile(path) else path)
     while notes:
         log.info(notes.pop(0))
 
@@ -122,13 +125,16 @@ def _recipe_of_texts(typed: Values) -> list[str]:
         listed = ", ".join(f"{path} experiment={name}" for path, name in recipes.items())
         raise UserError(f"data.path: these texts have different recipes ({listed}); give experiment=NAME for all")
     for path, size in sizes.items():
-        shown = f"{size / 1e3:,.0f} kB" if size < 1e6 else f"{size / 1e6:,.1f} MB"
         tokenizers = typed.get("tokenizer", [_set_by(recipes[path]).get("tokenizer")])
         advice = "; as GGUF: with tokenizer=bpe" if "char" in tokenizers else ""
-        notes.append(f"{path}: {shown}, so experiment={recipes[path]}{advice}")
+        notes.append(f"reading {path} ({_in_words(size)}): experiment={recipes[path]}{advice}")
     name = next(iter(recipes.values()))
     os.environ[KNOWN] = f"{name} {texts}"
     return [name]
+
+
+def _in_words(size: float) -> str:
+    return f"{size / 1e3:,.0f} kB" if size < 1e6 else f"{size / 1e6:,.1f} MB"
 
 
 def bytes_of(path: str, kind: str) -> int:

@@ -7,7 +7,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from lm.data.ngram import ngram_figure
-from lm.system.terminal import duration, printable
+from lm.system.terminal import duration
 
 Rows = list[tuple[str, ...]]
 Named = list[tuple[str, dict[str, Any]]]  # results with the names of their runs, or with their settings
@@ -66,23 +66,6 @@ def over_seeds(results: Named) -> Rows:
             figures = (f"{value:.4f}" for value in (fmean(by_seed.values()), sd, sd / math.sqrt(len(by_seed))))
             rows.append((settings, str(len(by_seed)), *figures))
     return [("settings", "seeds", "mean val_loss", "sd", "standard error"), *rows] if rows else []
-
-
-def samples(rows: list[dict[str, str]], own: bool) -> str:
-    """Prompts and what the model makes of them, each text on one line; `own` where the user gave the prompts.
-
-    >>> print(samples([{"prompt": "f(x):", "continuation": chr(10) + "    return x", "drawn": chr(27)}], own=True))
-    Samples (greedy and drawn)
-    <BLANKLINE>
-      prompt | f(x):
-      greedy | \\n    return x
-      drawn  | \\x1b
-    """
-    lines = ["Samples (greedy and drawn" + (")" if own else "; prompts from the validation text)")]
-    for row in rows:
-        for name, key in (("\n  prompt", "prompt"), ("  greedy", "continuation"), ("  drawn ", "drawn")):
-            lines.append(f"{name} | " + printable(row[key]).replace("\n", "\\n"))
-    return "\n".join(lines)
 
 
 def score_table(scores: list[dict[str, Any]], several: bool) -> Rows:

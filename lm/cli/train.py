@@ -20,15 +20,16 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from lm.cli.compose import current_overrides, quoted, register, run_hydra, to_dataclass
+from lm.cli.ending import ending
 from lm.cli.main import configure_streams, job
 from lm.cli.mistakes import CONFIGS, command_line, key_of, kinds_of, no_such_key
 from lm.cli.recipe import tell, with_recipe
-from lm.cli.tables import comparison, over_seeds, plan, samples, summary
+from lm.cli.tables import comparison, over_seeds, plan, summary
 from lm.cli.words import is_question, with_text
 from lm.config import RunConfig, UserError, require
 from lm.config.checks import without_secrets
 from lm.data.paths import check_paths
-from lm.system.terminal import format_table, is_first_process
+from lm.system.terminal import close_bars, format_table, is_first_process
 from lm.training.run_directory import RunDirectory, finished_result
 
 SCHEMA = RunConfig
@@ -42,10 +43,10 @@ def program(config: DictConfig) -> float | None:
     overrides, several = current_overrides(), HydraConfig.get().mode == RunMode.MULTIRUN
     run = to_dataclass(config, overrides, RunConfig)
     configure_streams(run.trainer.world_size)
-    tell()
     if several and run.trainer.world_size > 1:
         raise UserError(f"trainer.devices={run.trainer.devices}: a sweep trains each run in one process; leave -m out")
     path = Path(run.run_dir or "")
+    tell(None if run.run_dir and (path / "result.json").exists() else run.data)
     if (result := finished_result(RunDirectory(path), run) if run.run_dir else None) is None:
         check_paths(run.data, run.tokenizer)
         if run.plan_only:
@@ -62,10 +63,11 @@ def program(config: DictConfig) -> float | None:
         return None
     varied = " ".join(word for word in overrides if key_of(word) not in ("seed", "run_dir"))
     finished.append((path.name, without_secrets(varied) or "the defaults", result))
-    print(format_table(summary(result)), f"\n{path}\n", sep="\n")
-    asked = RunDirectory(path).read_config().get("prompts")  # of a run that was finished before, its own
-    if result["samples"] and not several and run.prompts in (None, asked):
-        print(samples(result["samples"], own=asked is not None), end="\n\n")
+    close_bars()
+    if several:
+        print(format_table(summary(result)), f"\n{path}\n", sep="\n")
+    else:
+        print(*ending(path, result, RunDirectory(path).read_config()), sep="\n")
     return float(result["val_loss"])
 
 

@@ -13,7 +13,8 @@ METRICS = {  # name in result.json -> (whether less is better, its unit)
     "val_bpb": (True, "bits per byte"),
     "val_top1": (False, "fraction of tokens"),
 }
-BUDGET_NAMES = {"tokens": "tokens", "flops": "FLOPs", "time": "time"}
+BUDGETS = ("tokens", "flops")
+BUDGET_NAMES = {"tokens": "tokens", "flops": "FLOPs", "time": "time"}  # time: in records of earlier versions
 HYPERPARAMETERS = ["optim.lr", "head.embedding_lr_multiplier", "head.head_lr_multiplier"]
 MATCHED_BY = ("model.d_ff", "model.d_model", "model.n_layers")
 
@@ -60,7 +61,6 @@ class Question:
     match_parameters: dict[str, str] = field(default_factory=dict)  # arm -> the setting that matches its baseline's
     seed_offsets: dict[str, int] = field(default_factory=dict)  # arm -> added to its seeds, for an A/A control
     tune: TuneConfig = field(default_factory=TuneConfig)
-    plot_over: str | None = None  # a setting to draw the comparisons over
 
 
 NAME = r"[\w.-]{1,40}"  # of an arm, and of an ablation
@@ -105,7 +105,7 @@ class AblationConfig(Question):
         require(0 < margin < math.inf, f"ablation.equivalence_margin={margin}", f"more than 0, in {unit}")
         _distinct("ablation.budgets", self.budgets)
         for budget in self.budgets:
-            require_choice("ablation.budgets", budget, tuple(BUDGET_NAMES))
+            require_choice("ablation.budgets", budget, BUDGETS)
         self._check_arms()
         self._check_interactions()
         self._check_seeds()

@@ -14,6 +14,7 @@ PRECISIONS = ("auto", "32-true", "bf16-mixed", "bf16-true", "64-true")
 STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_false", "ddp_find_unused_parameters_true")
 LOSSES = ("auto", "plain", "chunked")
 NO_LIMIT = 1_000_000_000  # steps of a run whose length is a time
+TEMPERATURE = 0.8  # of the drawn samples, whose seed is the number of their prompt: equal seeds give similar texts
 TIED_MATRICES = ("embedding", "head", "mean")
 
 

@@ -172,7 +172,7 @@ def _write_encoded(
     else:
         train, val, data_hash = published(*texts)
     everything = (chunk for part in (train, val) for chunk, _ in chunks(decoded(part)))
-    tokenizer = build_tokenizer(settings, sample(train), everything, not quiet)
+    tokenizer = build_tokenizer(settings, sample(train), everything, quiet)
     for name, part in (("train", train), ("val", val)):
         with open(folder / f"{name}.bin", "wb") as file:
             for ids in encode(tokenizer, part, f"encoding {name}", quiet):

@@ -10,6 +10,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from lm.config import TokenizerConfig, UserError
+from lm.data.text import progress
 from lm.data.tokenizer import BYTES, CHARACTERS, EOT, Tokenizer, load_tokenizer
 
 MAX_WORD = 512  # characters of a word that BPE is trained on
@@ -24,16 +25,18 @@ def _byte_level(vocab: dict[str, int] | None = None) -> tokenizers.Tokenizer:
     return backend
 
 
-def train_bpe(texts: Iterable[str], vocab_size: int, progress: bool = False) -> Tokenizer:
+def train_bpe(texts: Iterable[str], vocab_size: int, quiet: bool = True) -> Tokenizer:
     """Byte-level BPE (Sennrich et al., 2016; Radford et al., 2019) with exactly `vocab_size` tokens."""
     backend = _byte_level()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         special_tokens=[EOT],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=progress,
+        show_progress=False,  # four bars of its own
     )
-    _interruptible(lambda words: backend.train_from_iterator(words, trainer), _short_runs(texts))
+    with progress(None, "training the tokenizer", quiet) as bar:
+        read = (text for text in texts if bar.update(len(text.encode())) or True)
+        _interruptible(lambda words: backend.train_from_iterator(words, trainer), _short_runs(read))
     if backend.get_vocab_size() != vocab_size:
         raise UserError(
             f"tokenizer.vocab_size={vocab_size}: this text yields a vocabulary of at most"
@@ -105,12 +108,12 @@ def byte_tokenizer() -> Tokenizer:
 
 
 def build_tokenizer(
-    config: TokenizerConfig, train: Iterable[str], everything: Iterable[str], progress: bool
+    config: TokenizerConfig, train: Iterable[str], everything: Iterable[str], quiet: bool = True
 ) -> Tokenizer:
     """The tokenizer of a run. BPE is trained on the training text alone; characters come from the whole text."""
     if config.kind == "bpe":
         assert config.vocab_size is not None
-        return train_bpe(train, config.vocab_size, progress)
+        return train_bpe(train, config.vocab_size, quiet)
     if config.kind == "file":
         assert config.path is not None
         return load_tokenizer(Path(config.path))

@@ -5,9 +5,13 @@ which signal of several is impatience.
 import logging
 import math
 import os
+import shutil
 import signal
+import textwrap
 from collections.abc import Sequence
 from typing import Any
+
+from tqdm import tqdm
 
 from lm.config.checks import without_secrets
 
@@ -34,10 +38,34 @@ def printable(text: str) -> str:
 
 
 class MessageHandler(logging.StreamHandler):  # type: ignore[type-arg]
-    """Messages may hold names from outside, which must not steer a terminal, and addresses, which may give access."""
+    """Messages may hold names from outside, which must not steer a terminal, and addresses, which may give access.
+
+    On a terminal they are wrapped between words, above a progress bar if there is one.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
-        return without_secrets(printable(super().format(record)))
+        text = without_secrets(printable(super().format(record)))
+        return wrapped(text) if self.stream.isatty() else text
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with tqdm.external_write_mode(self.stream):
+            super().emit(record)
+
+
+def wrapped(text: str, first: str = "", rest: str = "", whole: bool = True) -> str:
+    """Each line of a text as lines that fit the terminal, or 80 columns: the first with `first` before it, then `rest`.
+
+    Words that are longer stay whole, so that a path or a command can be copied.
+    """
+    width = shutil.get_terminal_size().columns - 1
+    wrapper = textwrap.TextWrapper(width, first, rest, break_long_words=not whole, break_on_hyphens=False)
+    return "\n".join(map(wrapper.fill, text.split("\n")))
+
+
+def close_bars() -> None:
+    """Progress bars that an error has left open: what is printed would stand on their line."""
+    for bar in [*getattr(tqdm, "_instances", ())]:
+        bar.close()
 
 
 def sparkline(values: Sequence[float]) -> str:

@@ -14,6 +14,7 @@ from lm.model.transformer import Transformer
 from lm.system.device import cpu_name
 from lm.training.callbacks import LogAndValidate
 from lm.training.optim import step_flops
+from lm.training.samples import is_copied
 
 PACKAGES = ("torch", "lightning", "hydra-core", "tokenizers", "datasets", "numpy", "safetensors")
 
@@ -66,4 +67,5 @@ def build_result(
         "python": platform.python_version(),
         "versions": {package: version(package) for package in PACKAGES},
         "samples": samples,
+        "copied": bool(samples) and is_copied(samples[0]["drawn"], data),  # what is drawn, from the training text
     }

@@ -6,29 +6,62 @@ Each prompt has a greedy continuation and one drawn with a fixed seed.
 import logging
 import re
 
+import numpy as np
+
 from lm.config import UserError
+from lm.config.run import TEMPERATURE
 from lm.data.tokens import TextData
 from lm.inference.generate import generate
 from lm.model.transformer import Transformer
 
 NEW_TOKENS = 48  # of a continuation
-TEMPERATURE = 0.8  # of the drawn ones, whose seed is the number of their prompt: equal seeds give similar texts
+SHOWN = 300  # characters of the first one of a finished run, about: enough to read
+COPIED = 80  # characters in a row that a text may share with the training text by chance
+COPIED_FROM = 20_000_000  # bytes of the training text that are searched
 STRETCH = 1024  # tokens of validation text in which a prompt is looked for
 PROMPT = re.compile(r"[^\W\d_].{5,58}(?!\w)")  # a line from its first letter on, in whole words
 log = logging.getLogger(__name__)
 
 
-def samples(net: Transformer, data: TextData, prompts: list[str] | None) -> list[dict[str, str]]:
-    """The prompts, or those of `validation_prompts` if they are None, each with its two continuations."""
-    rows = []
+def samples(
+    net: Transformer, data: TextData, prompts: list[str] | None, n_first: int = NEW_TOKENS
+) -> list[dict[str, str]]:
+    """The prompts, or those of `validation_prompts` if they are None, each with its two continuations.
+
+    Those of the first prompt have `n_first` tokens.
+    """
+    rows = list[dict[str, str]]()
     for seed, prompt in enumerate(validation_prompts(data) if prompts is None else prompts):
+        n = NEW_TOKENS if rows else n_first
         try:
-            greedy = generate(net, data.tokenizer, prompt, NEW_TOKENS)
-            drawn = generate(net, data.tokenizer, prompt, NEW_TOKENS, temperature=TEMPERATURE, seed=seed)
+            greedy = generate(net, data.tokenizer, prompt, n)
+            drawn = generate(net, data.tokenizer, prompt, n, temperature=TEMPERATURE, seed=seed)
             rows.append({"prompt": prompt, "continuation": greedy, "drawn": drawn})
         except UserError as error:
             log.warning("no continuation of %r: %s", prompt, error)
     return rows
+
+
+def last_samples(net: Transformer, data: TextData, prompts: list[str] | None) -> list[dict[str, str]]:
+    """The samples of a finished run."""
+    ids = data.val[:STRETCH].tolist()
+    return samples(net, data, prompts, max(NEW_TOKENS, SHOWN * len(ids) // max(len(data.tokenizer.decode(ids)), 1)))
+
+
+def is_copied(text: str, data: TextData) -> bool:
+    """Whether more than COPIED characters of a text, in whole tokens, stand one after the other in the training text.
+
+    Ids are compared, as bytes: to decode the training text would take many times as long.
+    """
+    tokenizer, ids, begin = data.tokenizer, data.tokenizer.encode(text), 0
+    searched = data.train[: COPIED_FROM * len(data.val) // max(data.val_bytes, 1)].tobytes()
+    for end in range(1, len(ids) + 1):
+        while len(tokenizer.decode(ids[begin + 1 : end])) > COPIED:
+            begin += 1  # the shortest stretch that ends here
+        stretch = np.array(ids[begin:end], data.train.dtype).tobytes()
+        if len(tokenizer.decode(ids[begin:end])) > COPIED and stretch in searched:
+            return True
+    return False
 
 
 def validation_prompts(data: TextData) -> list[str]:

@@ -43,7 +43,7 @@ from lm.training.optim import MIN_PEAK_LR_FACTOR, peak_lr_factor
 from lm.training.resolve import build_model, check_memory, least_bytes, resolve
 from lm.training.result import build_result, size_of
 from lm.training.run_directory import RunDirectory, default_directory, finished_result
-from lm.training.samples import samples
+from lm.training.samples import last_samples
 from lm.training.signals import Interrupted, StopOnSignal, handled_signals
 
 FEW_TOKENS = 5_000  # a few pages of text
@@ -147,7 +147,7 @@ def _fit(run: RunConfig, directory: RunDirectory, settings: dict[str, Any], data
         # its row comes after its checkpoint, from which the run may have been resumed when the row was there
         timing.metrics = MetricsFile(directory.metrics, timing.step - 1)
         timing.log_row(trainer, timing.last_metrics | validation_metrics(last, data))
-        result = build_result(run, settings, size, data, timing, scores, samples(model, data, run.prompts))
+        result = build_result(run, settings, size, data, timing, scores, last_samples(model, data, run.prompts))
         if run.checkpoint.best:
             step = timing.step if scores is last else timing.best.step
             result["best"] = {"step": step, "val_loss": scores.loss, "last_val_loss": last.loss}
