@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import re
 import shlex
 from dataclasses import asdict
@@ -219,3 +220,14 @@ def test_a_sweep_over_seeds_ends_with_such_a_mean_and_deviation() -> None:
     assert head == ("settings", "seeds", "mean val_loss", "sd", "standard error")
     assert rows == [("tied", "4", "3.5000", "2.1602", "1.0801"), ("untied", "4", "3.0000", "2.1602", "1.0801")]
     assert over_seeds([runs[0], runs[4], runs[0]]) == []
+
+
+def test_the_readme_shows_a_figure_of_its_recipe() -> None:
+    """Within twice the spread of seeds, and what bf16 instead of fp32 changes; its text is ASCII, by characters."""
+    readme, page = (ROOT / "README.md").read_text(), (ROOT / "docs/own-text.md").read_text()
+    (recipe,) = re.findall(r"^reading my\.txt .*(experiment=\w+)", readme, re.M)
+    ((bits, ngram),) = re.findall(r"^bits per byte +([\d.]+) \(n-gram ([\d.]+)\)", readme, re.M)
+    ((_, losses),) = (LATEST[settings] for settings in RECIPES if settings.split()[0] == recipe and "FILE" in settings)
+    figures = [loss / math.log(2) for loss in losses.values()]
+    assert float(bits) == pytest.approx(fmean(figures), abs=2 * stdev(figures) + 0.01)
+    assert f"reaches {ngram}" in " ".join(page.split())
