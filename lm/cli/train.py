@@ -46,9 +46,10 @@ def program(config: DictConfig) -> float | None:
     if several and run.trainer.world_size > 1:
         raise UserError(f"trainer.devices={run.trainer.devices}: a sweep trains each run in one process; leave -m out")
     path = Path(run.run_dir or "")
-    tell(None if run.run_dir and (path / "result.json").exists() else run.data)
     if (result := finished_result(RunDirectory(path), run) if run.run_dir else None) is None:
         check_paths(run.data, run.tokenizer)
+    tell(run.data if result is None else None)
+    if result is None:
         if run.plan_only:
             from lm.training.forecast import forecast
 

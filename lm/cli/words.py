@@ -16,8 +16,10 @@ from lm.cli.main import COMMANDS, NAME
 from lm.cli.mistakes import Kinds, command_line, explain_non_override, key_of, kinds_of, resume_line, text_settings
 from lm.config import RunConfig, UserError
 from lm.data.paths import COMPRESSED, is_url
+from lm.formats.base import model_folder
 from lm.training.run_directory import RunDirectory
 
+N_OFFERED = 4  # runs of an ablation
 BYTES_PER_TOKEN = 3.0  # of BPE with a small vocabulary, about
 log = logging.getLogger(__name__)
 
@@ -133,6 +135,23 @@ def with_run(runs: Sequence[str], settings: Sequence[str]) -> list[str]:
         raise UserError(f"{runs[0]}: is a second run; run_dir=[RUN1,RUN2] names several")
     value = runs[0] if len(runs) == 1 else f"[{','.join(runs)}]"
     return [*([f"run_dir={value}"] if runs else []), *settings]
+
+
+def check_run(run_dir: str) -> None:
+    """Raise UserError if there is no model; in the folder of an ablation, with its runs."""
+    from lm.ablation.record import FILE
+    from lm.runs.find import MARKS, folders_with
+
+    try:
+        model_folder(run_dir)
+    except UserError as error:
+        runs = folders_with(MARKS, Path(run_dir)).values() if os.path.isfile(f"{run_dir}/{FILE}") else ()
+        trained = [shlex.quote(f"run_dir={path}") for path in runs if (path / "model").is_dir()]
+        if not trained:
+            raise
+        more = f" or one of {len(trained) - N_OFFERED} more there" if trained[N_OFFERED:] else ""
+        listed = " or ".join(trained[:N_OFFERED])
+        raise UserError(f"run_dir={run_dir}: is an ablation; did you mean {listed}{more}?") from error
 
 
 def newest(folder: Path = Path("runs")) -> str:
