@@ -15,6 +15,7 @@ from lm.cli.aliases import EPOCHS, RESUME, command_of
 from lm.cli.main import COMMANDS, NAME
 from lm.cli.mistakes import Kinds, command_line, explain_non_override, key_of, kinds_of, resume_line, text_settings
 from lm.config import RunConfig, UserError
+from lm.config.identity import flat
 from lm.data.paths import COMPRESSED, is_url
 from lm.formats.base import model_folder
 from lm.training.run_directory import RunDirectory
@@ -65,7 +66,9 @@ def with_text(args: Sequence[str], kinds: Kinds) -> list[str]:
 
     Any other word must be a setting, or Hydra's ~key.
     """
-    texts = [arg for arg in args if is_text(arg) or arg in _texts_of_runs(args)]
+    runs = [RunDirectory(Path(arg.partition("=")[2]).expanduser()) for arg in args if arg.startswith("run_dir=")]
+    gone = [flat(run.read_config()).get("data.path") for run in runs]  # perhaps
+    texts = [arg for arg in args if is_text(arg) or arg in gone]
     for i, arg in enumerate(args):
         if "=" not in arg and arg not in texts and not arg.startswith("~"):
             raise UserError(explain_non_override(args, kinds, i))
@@ -83,12 +86,6 @@ def with_text(args: Sequence[str], kinds: Kinds) -> list[str]:
     if not (settings := text_settings(path)).startswith("data=text "):
         raise UserError(f"{path}: is no plain text; did you mean {settings}?")
     return [*others, "data=text", f"data.path={path}"]
-
-
-def _texts_of_runs(args: Sequence[str]) -> list[str]:
-    """The text of the run that run_dir names. It may be gone."""
-    run_dirs = [Path(arg.partition("=")[2]).expanduser() for arg in args if arg.startswith("run_dir=")]
-    return [RunDirectory(path).read_config().get("data", {}).get("path") for path in run_dirs]
 
 
 def describe_epochs(value: str, args: Sequence[str]) -> str:
