@@ -22,7 +22,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import MissingMandatoryValue
 
 from lm.ablation import views
-from lm.ablation.contrasts import advice, percent
+from lm.ablation.contrasts import percent
 from lm.ablation.record import AblationRecord, ArmRecord
 from lm.ablation.results import Results
 from lm.cli.compose import compose, quoted
@@ -222,8 +222,8 @@ def _sentence(row: Any, record: AblationRecord) -> str:
     if record.metric == "val_loss":
         share = 100 * math.expm1(abs(row.mean_difference))
         numbers = f"{share:.1f} % {'lower' if row.mean_difference < 0 else 'higher'} perplexity ({numbers})"
-    rest = f"; {advice(row._asdict())}" if is_undecided else ""
-    return f"{change} {verdict}: {numbers}; {costs}{rest}"
+    _, *rest = row.sentence.rstrip(".").split("; ") if is_undecided else [""]  # what would decide it
+    return "; ".join([f"{change} {verdict}: {numbers}", costs, *rest])
 
 
 def _values(arm: ArmRecord, baseline: ArmRecord) -> tuple[str, str] | None:
