@@ -82,6 +82,45 @@ def test_what_is_typed_of_the_question_is_in_its_file(
         assert (code, named in said) == (2, True), said
 
 
+QUESTION = """question: Does dropout help on my text?
+arms: {without: , dropout: model.dropout=0.1}
+baseline: witout
+seeds: 2
+looks: [7]
+tune: {hyperparameters: optim.lr, trials: 3}
+margin: 0.1
+overrides: trainer.max_steps=4
+"""
+
+
+def test_of_a_file_all_mistakes_are_told_in_its_words(
+    command: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    path = tmp_path / "mine.yaml"
+    mistakes = {
+        QUESTION: ["baseline=witout", "looks=[7]"],
+        QUESTION.replace("margin", "metirc").replace("3}", "x}"): [
+            "metric?",
+            "tune.trials",
+            "margin: is missing",
+            "1 %",
+        ],
+        "- a": ["mine.yaml: expected keys"],
+    }
+    for content, named in mistakes.items():
+        path.write_text(content)
+        code, _, said = command("ablate", str(path), "--cfg", "job")
+        assert (code, said.count("\n"), "ablation." in said) == (2, 1, False)
+        assert [word for word in named if word not in said] == [], said
+    path.write_text(QUESTION.replace("witout", "without").replace("7", "2"))
+    code, shown, said = command("ablate", str(path), "--cfg", "job")
+    assert code == 0, said
+    asked = yaml.safe_load(shown)["ablation"]
+    assert (asked["arms"], asked["seeds"]) == ({"without": [], "dropout": ["model.dropout=0.1"]}, [0, 1])
+    assert (asked["overrides"], asked["equivalence_margin"]) == (["trainer.max_steps=4"], 0.1)
+    assert asked["tune"]["hyperparameters"] == ["optim.lr"]
+
+
 @pytest.mark.slow
 def test_a_line_ends_in_a_sentence_and_leaves_its_question_as_a_file(
     command: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

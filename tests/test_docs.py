@@ -140,6 +140,42 @@ def test_a_command_of_the_docs_runs(line: str, script: Script, cwd: Path) -> Non
     assert answer.stdout
 
 
+def shown(text: str) -> list[tuple[str, list[str]]]:
+    """The commands of a text whose output is shown, each with the lines of it."""
+    sessions = "".join(block for block in blocks(text, "text") if block.startswith("$ ")).split("$ ")[1:]
+    return [(command, lines) for command, *lines in map(str.splitlines, sessions)]
+
+
+def pattern(line: str) -> str:
+    """What a line may be in another run: its numbers are free, and which of two values is better."""
+    words = re.sub(r"(?<=[ (])[-+]?\d+(?:[.,]\d+)*(?=[ );,])", "NUMBER", line.replace("[...]", "REST"))
+    words = re.escape(words).replace("NUMBER", r"[-+]?[\d.,]+").replace("REST", ".*")
+    words = re.sub(
+        r"is\\ (?:better|worse)\\ than\\ (\w+)", r"(is (better|worse) than \1|against \1 is undecided)", words
+    )
+    return re.sub("higher|lower", "(higher|lower)", words)
+
+
+@pytest.mark.slow
+def test_the_readme_shows_what_its_commands_print(
+    command: Callable[..., Outcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a few steps: tests/test_published.py has the numbers."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my.txt").write_text(("ROMEO:\n" + TEXT * 40)[:300_000])
+    few = {"train": ["trainer.max_steps=8"], "ablate": ["trainer.max_steps=4", "seeds=2"], "generate": []}
+    few = {name: [*words, "validation.every=2"] if words else [] for name, words in few.items()}
+    assert {read(line)[0] for line, _ in shown(README)} == few.keys()
+    for line, expected in shown(README):
+        name, words = read(line)
+        words = [word for word in words if not word.startswith("trainer.max_steps")]
+        code, out, error = command(name, *words, "threads=1", *few[name])
+        assert code == 0, error
+        printed = iter((error + out).splitlines())
+        for row in expected[:1] if name == "generate" else expected:  # what is drawn begins with the prompt
+            assert any(re.fullmatch(pattern(row), other) for other in printed), (row, error, out)
+
+
 @pytest.mark.slow
 def test_the_notebook_example_runs(cwd: Path) -> None:
     (code,) = blocks(README, "python")
@@ -151,13 +187,12 @@ def test_the_notebook_example_runs(cwd: Path) -> None:
 @pytest.mark.slow
 def test_the_example_of_an_ablation_can_be_planned(command: Callable[..., Outcome], cwd: Path) -> None:
     (example,) = blocks(README, "yaml")
-    place = re.search(r"`mine/(ablation/(\w+)\.yaml)`", README)
+    place = re.search(r"`python scripts/ablate.py (mine/\w+\.yaml)`", README)
     assert place
-    (cwd / "my" / place[1]).parent.mkdir(parents=True)
-    (cwd / "my" / place[1]).write_text(example)
+    Path("mine").mkdir()
+    Path(place[1]).write_text(example)
     (cwd / "corpus.txt").rename(cwd / "my.txt")
-    words = ["--config-dir", "my", f"ablation={place[2]}", "plan_only=true", "tokenizer=byte", *SMALL[-8:]]
-    code, out, error = command("ablate", *words)
+    code, out, error = command("ablate", place[1], "plan_only=true", "tokenizer=byte", *SMALL[-8:])
     assert code == 0, error
     assert "Does dropout help on my text?" in out
 

@@ -145,12 +145,14 @@ def test_the_command_line_chooses_a_recipe_and_shows_its_plan(
     recipe = compose("train", words(text, f"experiment={recipe_of(len(TEXT))}"), RunConfig)
     assert (code, said) == (0, "")
     assert yaml.safe_load(shown)["trainer"]["max_steps"] == recipe.trainer.max_steps
+    monkeypatch.setattr("os.getloadavg", lambda: (50.0, 9.0, 9.0))
     small = ("model.n_layers=1", "model.d_model=16", "model.d_ff=16", "data.batch_size=2", "threads=1")
     code, shown, said = command("train", text, "plan_only=true", f"data.cache_dir={tmp_path}/cache", *small)
     rows = dict(line.split(maxsplit=1) for line in shown.splitlines() if line.strip())
     assert code == 0
     assert f"my.txt (4 kB): experiment={recipe_of(len(TEXT))}; as GGUF: " in said
     assert {"run", "parameters", "training", "memory", "time"} <= rows.keys()
+    assert "a load of 50" in rows["time"]
     assert not (tmp_path / "runs").exists()
     assert command("train", "-m", text, "plan_only=true", "seed=0,1")[0] == 2
 

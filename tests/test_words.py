@@ -218,6 +218,9 @@ def test_commands_take_the_newest_or_the_named_run(
     assert command("report", "runs/new")[:2] == (0, "runs/new/report.html: finished\n")
     assert "output_dir" not in command("report", "runs/question")[2].partition("ablation.json")[0]
 
+    code, _, error = command("generate", "runs/question", "d")
+    assert (code, "did you mean run_dir=runs/question/cells/last?" in error) == (2, True), error
+
     class Server:
         def __init__(self, places: Callable[[], dict[str, Path]], *_: object) -> None:
             names.append([*places()])

@@ -227,11 +227,10 @@ def _difference_sentence(row: Row, unit: str) -> str:
         return f"{undecided}: {difference}."
     if low * high > 0:
         difference += ", which excludes zero, but not after correction for the number of comparisons"
-    return f"{undecided}: {difference}; {advice(row)}."
+    return f"{undecided}: {difference}; {_advice(row)}."
 
 
-def advice(row: Row) -> str:
-    """What would decide a comparison that is undecided."""
+def _advice(row: Row) -> str:
     detectable = f"{row['minimum_detectable']:.{decimals(row['equivalence_margin'])}f} is detectable"
     if row["limited_by"] == "tuning":
         return f"{detectable}, limited by the noise of tuning: more trials or tuning seeds are needed, not more seeds"

@@ -328,7 +328,7 @@ def make_plan(
             plan.base = build_arm(BASE, ablation.base or [], base, threads, {})
         _start_from_base(plan, plan.base)
     timed = arms | ({BASE: plan.base} if plan.base else {})
-    seconds_per_step = measure(timed, record.seconds_per_step)
+    seconds_per_step = measure(timed, record.seconds_per_step if record.ended else {})  # a machine may be busy
     set_steps(ablation, arms)
     plan.record = replace(
         record,

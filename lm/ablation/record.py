@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import reduce
@@ -25,7 +24,6 @@ DESIGN = (  # what decides a verdict beside the arms and their runs
     *("match_parameters", "seed_offsets", "tune", "common", "base"),
 )
 REMOVED = ("plot_over", "tune.extension_trials", "tune.restarts")  # keys of records of earlier versions
-MAX_OVERRIDES = 40  # characters of the overrides in a folder's name
 
 
 @dataclass(slots=True, kw_only=True)
@@ -155,12 +153,9 @@ def write_record(record: AblationRecord, folder: Path) -> None:
 
 
 def default_dir(config: AblateConfig) -> Path:
-    """ablations/ and the name; other overrides make another folder, whose name has some of them and ends in a hash."""
-    if not (overrides := normalised(config.overrides)):
-        return Path("ablations") / config.ablation.name
-    words = "-".join(re.sub(r"^[^=]*[.]|(?<==).*/", "", override) for override in without_secrets(overrides))
-    plain = re.sub(r"[^\w.=+-]+", "_", words)[:MAX_OVERRIDES].strip("-_.")  # max_steps=300
-    return Path("ablations") / f"{config.ablation.name}-{plain}-{json_sha256(overrides)[:8]}"
+    """ablations/ and the name; other overrides make another folder, whose name ends in their hash."""
+    overrides = normalised(config.overrides)
+    return Path("ablations") / f"{config.ablation.name}{f'-{json_sha256(overrides)[:8]}' if overrides else ''}"
 
 
 def normalised(overrides: Sequence[str]) -> list[str]:

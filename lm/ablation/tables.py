@@ -12,6 +12,7 @@ from lm.ablation.results import Results
 from lm.ablation.warnings import plan_warnings, report_warnings
 from lm.config.ablation import BUDGET_NAMES
 from lm.report.pages import signed
+from lm.system.device import busy
 from lm.system.terminal import duration, format_table, printable
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def plan_table(plan: "Plan") -> str:
     lines += [" ".join(warning) for warning in plan_warnings(plan.current_record())]
     least, most = plan.expected_seconds()
     time = duration(least) + (f" to {duration(most)}" if most > 1.05 * least else "")
-    lines += [f"about {time} to go, as measured on this machine; all goes to {plan.reader.folder}"]
+    lines += [f"about {time} to go, as measured on this machine{busy()}; all goes to {plan.reader.folder}"]
     return printable("\n".join(lines))
 
 

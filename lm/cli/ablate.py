@@ -17,10 +17,10 @@ from pathlib import Path
 import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from lm.ablation.compose import compose_arms, compose_base
-from lm.cli.compare import MARGIN, SEEDS, Question, choose, question_of, write_question
+from lm.cli.compare import MARGIN, SEEDS, Question, choose, question_of, read_question, write_question
 from lm.cli.compose import compose, current_overrides, quoted, register, run_hydra, string, to_dataclass
 from lm.cli.main import command_prefix, job, resumable
 from lm.cli.mistakes import CONFIGS, LOADED, Kinds, command_line, key_of, kinds_of, no_such_key
@@ -28,7 +28,6 @@ from lm.cli.recipe import tell, values_of
 from lm.cli.words import is_question, is_text, with_text
 from lm.config import RunConfig, UserError
 from lm.config.ablation import AblateConfig
-from lm.config.checks import reading
 from lm.config.identity import is_verb
 from lm.data.paths import check_paths
 
@@ -132,8 +131,8 @@ def _choose_question(files: Sequence[str], words: Sequence[str]) -> list[str]:
         return []
     if len(files) > 1 or "ablation" in map(key_of, words):
         raise UserError(f"{files[-1]}: is a second question, expected one")
-    with reading(Path(files[0]), "a question in YAML"):
-        ConfigStore.instance().store(LOADED, OmegaConf.load(files[0]), "ablation")
+    is_whole = not any(key_of(word).startswith("ablation.") for word in words)
+    ConfigStore.instance().store(LOADED, read_question(Path(files[0]), is_whole), "ablation")
     return [f"ablation={LOADED}", f"ablation.name={string(Path(files[0]).stem)}"]
 
 

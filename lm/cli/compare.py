@@ -10,30 +10,33 @@ import math
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin
 
 import pandas as pd
 import yaml
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
+from omegaconf.errors import MissingMandatoryValue
 
 from lm.ablation import views
-from lm.ablation.contrasts import advice, percent
+from lm.ablation.contrasts import percent
 from lm.ablation.record import AblationRecord, ArmRecord
 from lm.ablation.results import Results
 from lm.cli.compose import compose, quoted
-from lm.cli.mistakes import LOADED, key_of, kinds_of
+from lm.cli.mistakes import LOADED, explaining, key_of, kinds_of
 from lm.cli.recipe import REPLACED, replacing, tell, values_of, with_recipe
 from lm.cli.words import with_text
 from lm.config import RunConfig, UserError
-from lm.config.ablation import METRICS, AblateConfig
-from lm.config.checks import without_secrets
+from lm.config.ablation import METRICS, AblateConfig, AblationConfig
+from lm.config.checks import reading, without_secrets
 from lm.system.files import json_sha256, write_text
 from lm.system.terminal import to_override_value
 
 SEEDS, MARGIN = 5, 0.01  # nats per token: 0.01 is one per cent of perplexity
+MARGIN_HELP = "; 0.01 nats per token is 1 % of perplexity, and ablation=aa measures the noise"
 Question = dict[str, Any]  # the content of a file of configs/ablation
 
 
@@ -124,6 +127,53 @@ def question_of(
     return {"name": f"{label}-{json_sha256(question)[:8]}", **question}
 
 
+def read_question(path: Path, is_whole: bool = True) -> Question:
+    """The question of a YAML file; a word where a list belongs is a list of one, seeds: 5 means 0 to 4.
+
+    `is_whole`: nothing of it is typed elsewhere. Raises UserError with all that is wrong.
+    """
+    with reading(path, "a question in YAML"):
+        content: Any = OmegaConf.to_container(OmegaConf.load(path))
+        if not isinstance(content, dict):
+            raise UserError("expected keys with values, such as question, arms and seeds")
+    schema: Any = OmegaConf.structured(AblationConfig)
+    kinds, wrong = kinds_of(AblationConfig), list[str]()
+    content = {"equivalence_margin" if key == "margin" else key: value for key, value in content.items()}
+    for key, value in content.items():
+        is_number = key == "seeds" and isinstance(value, int)
+        content[key] = [*range(value)] if is_number else _as_lists(kinds.get(key), value)
+        try:
+            with explaining([], kinds):
+                schema = OmegaConf.merge(schema, {key: content[key]})
+        except UserError as error:
+            wrong.append(str(error).replace("=VALUE", ""))
+    missing = [str(key) for key in OmegaConf.missing_keys(schema) if key not in ("name", *content)]
+    wrong += [f"{key}: is missing{MARGIN_HELP if key == 'equivalence_margin' else ''}" for key in missing]
+    try:
+        schema.name = "any"
+        OmegaConf.to_object(schema)
+    except UserError as error:
+        wrong.append(str(error).replace("ablation.", ""))
+    except MissingMandatoryValue:
+        pass
+    if wrong and is_whole:
+        raise UserError(f"{path}: {'; '.join(wrong)}")
+    return dict(content)
+
+
+def _as_lists(kind: Any, value: Any) -> Any:
+    """A value of a file, with lists where its type has them."""
+    origin, kinds = get_origin(kind), get_args(kind)
+    if origin is list and not isinstance(value, list | dict):
+        return [] if value is None else [value]
+    if origin is UnionType and value is not None:
+        return _as_lists(kinds[0], value)
+    if isinstance(value, dict) and (origin is dict or is_dataclass(kind)):
+        of = kinds_of(kind) if is_dataclass(kind) else dict.fromkeys(value, kinds[1])
+        return {key: _as_lists(of.get(key), item) for key, item in value.items()}
+    return value
+
+
 def choose(question: Question) -> list[str]:
     """The overrides of ablate that ask a question, which Hydra gets to know."""
     ConfigStore.instance().store(LOADED, _as_file(question), "ablation")
@@ -172,8 +222,8 @@ def _sentence(row: Any, record: AblationRecord) -> str:
     if record.metric == "val_loss":
         share = 100 * math.expm1(abs(row.mean_difference))
         numbers = f"{share:.1f} % {'lower' if row.mean_difference < 0 else 'higher'} perplexity ({numbers})"
-    rest = f"; {advice(row._asdict())}" if is_undecided else ""
-    return f"{change} {verdict}: {numbers}; {costs}{rest}"
+    _, *rest = row.sentence.rstrip(".").split("; ") if is_undecided else [""]  # what would decide it
+    return "; ".join([f"{change} {verdict}: {numbers}", costs, *rest])
 
 
 def _values(arm: ArmRecord, baseline: ArmRecord) -> tuple[str, str] | None:

@@ -22,11 +22,10 @@ from lm.cli.compose import compose, parse
 from lm.cli.main import handle_exception
 from lm.cli.mistakes import kinds_of
 from lm.cli.tables import detail_tables, score_table
-from lm.cli.words import is_text, newest, split_words, with_run, with_text
+from lm.cli.words import check_run, is_text, newest, split_words, with_run, with_text
 from lm.config import DataConfig, EvaluateConfig, RunConfig, TokenizerConfig, UserError
 from lm.config.checks import without_secrets
 from lm.data.paths import check_paths, is_url, listed, local_files
-from lm.formats.base import model_folder
 from lm.system.terminal import format_table
 
 SCHEMA = EvaluateConfig
@@ -96,5 +95,5 @@ def _pairs_of(config: EvaluateConfig) -> list[EvaluateConfig]:
         elif text is not None and not is_url(str(text.path)):
             local_files(str(text.path), key="texts")
     for name in runs:
-        model_folder(name)
+        check_run(name)
     return [replace(config, run_dir=name, data=text, texts=None) for name in runs for text in texts]

@@ -16,11 +16,10 @@ from typing import Any
 
 from lm.cli.compose import parse
 from lm.cli.mistakes import command_line, kinds_of, whole_prompt
-from lm.cli.words import newest, split_words, with_run
+from lm.cli.words import check_run, newest, split_words, with_run
 from lm.config import GenerateConfig, UserError
 from lm.config.checks import reading
 from lm.data.paths import listed
-from lm.formats.base import model_folder
 from lm.system.terminal import format_table, printable
 from lm.training.run_directory import RunDirectory
 
@@ -32,7 +31,7 @@ def run(args: list[str]) -> None:
     prompts = _prompts(config)
     names = listed(newest() if config.run_dir is None else config.run_dir, "run_dir", folders=True)
     for name in names:
-        model_folder(name)  # raises UserError before the slow imports below
+        check_run(name)  # raises UserError before the slow imports below
     from lm.formats.folder import load_model
     from lm.inference.sampling import Sampling
     from lm.system.device import best_device, set_threads

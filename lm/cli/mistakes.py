@@ -252,7 +252,7 @@ def explain_non_override(args: Sequence[str], kinds: Kinds, i: int = 0) -> str:
         choices = [arg for arg in args[i:] if "=" not in arg and _is_choice(groups[0], arg)]
         several = "-m " * (len(choices) > 1 and "ablation" not in kinds)
         suggestions = [f"{several}{group}={','.join(choices)}" for group in groups]
-    if is_path and not suggestions and "run_dir" in kinds and "data.path" in kinds:
+    if is_path and not suggestions and "trainer" in kinds and "ablation" not in kinds:
         return f"{word}: no such file, folder or glob; run_dir=RUN shows a finished run without its text"
     what = "no such file, folder or glob; a" if is_path and not suggestions else "a"
     return f"{word}: {what} setting is given as key=value; {_did_you_mean(suggestions) or '--help all lists them'}"

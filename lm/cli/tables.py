@@ -39,7 +39,7 @@ def plan(forecast: dict[str, Any]) -> Rows:
         ("parameters", f"{forecast['n_params']:,}, vocabulary of {forecast['vocab_size']:,}"),
         ("training", f"{length}, which read the text of {text} {forecast['readings']:.1f} times"),
         ("memory", f"at least {forecast['least_bytes'] / 1e6:,.0f} MB"),
-        ("time", f"about {duration(forecast['seconds'])}, by ten steps on {device}"),
+        ("time", f"about {duration(forecast['seconds'])}, by ten steps on {device}{forecast['busy']}"),
     ]
 
 

@@ -20,6 +20,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from lm.cli.compose import current_overrides, quoted, register, run_hydra, to_dataclass
+from lm.cli.ending import ending
 from lm.cli.main import configure_streams, job
 from lm.cli.mistakes import CONFIGS, command_line, key_of, kinds_of, no_such_key
 from lm.cli.recipe import tell, with_recipe
@@ -67,7 +68,6 @@ def program(config: DictConfig) -> float | None:
         return None
     finished.append((overrides, result))
     close_bars()
-    from lm.cli.ending import ending
 
     if several:
         print(format_table(summary(result)), f"\n{path}\n", sep="\n")

@@ -15,9 +15,12 @@ from lm.cli.aliases import EPOCHS, RESUME, command_of
 from lm.cli.main import COMMANDS, NAME
 from lm.cli.mistakes import Kinds, command_line, explain_non_override, key_of, kinds_of, resume_line, text_settings
 from lm.config import RunConfig, UserError
+from lm.config.identity import flat
 from lm.data.paths import COMPRESSED, is_url
+from lm.formats.base import model_folder
 from lm.training.run_directory import RunDirectory
 
+N_OFFERED = 4  # runs of an ablation
 BYTES_PER_TOKEN = 3.0  # of BPE with a small vocabulary, about
 log = logging.getLogger(__name__)
 
@@ -63,7 +66,9 @@ def with_text(args: Sequence[str], kinds: Kinds) -> list[str]:
 
     Any other word must be a setting, or Hydra's ~key.
     """
-    texts = [arg for arg in args if is_text(arg) or arg in _texts_of_runs(args)]
+    runs = [RunDirectory(Path(arg.partition("=")[2]).expanduser()) for arg in args if arg.startswith("run_dir=")]
+    gone = [flat(run.read_config()).get("data.path") for run in runs]  # perhaps
+    texts = [arg for arg in args if is_text(arg) or arg in gone]
     for i, arg in enumerate(args):
         if "=" not in arg and arg not in texts and not arg.startswith("~"):
             raise UserError(explain_non_override(args, kinds, i))
@@ -81,12 +86,6 @@ def with_text(args: Sequence[str], kinds: Kinds) -> list[str]:
     if not (settings := text_settings(path)).startswith("data=text "):
         raise UserError(f"{path}: is no plain text; did you mean {settings}?")
     return [*others, "data=text", f"data.path={path}"]
-
-
-def _texts_of_runs(args: Sequence[str]) -> list[str]:
-    """The text of the run that run_dir names. It may be gone."""
-    run_dirs = [Path(arg.partition("=")[2]).expanduser() for arg in args if arg.startswith("run_dir=")]
-    return [RunDirectory(path).read_config().get("data", {}).get("path") for path in run_dirs]
 
 
 def describe_epochs(value: str, args: Sequence[str]) -> str:
@@ -133,6 +132,23 @@ def with_run(runs: Sequence[str], settings: Sequence[str]) -> list[str]:
         raise UserError(f"{runs[0]}: is a second run; run_dir=[RUN1,RUN2] names several")
     value = runs[0] if len(runs) == 1 else f"[{','.join(runs)}]"
     return [*([f"run_dir={value}"] if runs else []), *settings]
+
+
+def check_run(run_dir: str) -> None:
+    """Raise UserError if there is no model; in the folder of an ablation, with its runs."""
+    from lm.ablation.record import FILE
+    from lm.runs.find import MARKS, folders_with
+
+    try:
+        model_folder(run_dir)
+    except UserError as error:
+        runs = folders_with(MARKS, Path(run_dir)).values() if os.path.isfile(f"{run_dir}/{FILE}") else ()
+        trained = [shlex.quote(f"run_dir={path}") for path in runs if (path / "model").is_dir()]
+        if not trained:
+            raise
+        more = f" or one of {len(trained) - N_OFFERED} more there" if trained[N_OFFERED:] else ""
+        listed = " or ".join(trained[:N_OFFERED])
+        raise UserError(f"run_dir={run_dir}: is an ablation; did you mean {listed}{more}?") from error
 
 
 def newest(folder: Path = Path("runs")) -> str:

@@ -6,7 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lm.config.checks import UserError, expand_paths, require, require_choice, require_min, require_seed
+from lm.config.checks import (
+    UserError,
+    expand_paths,
+    refuse,
+    require,
+    require_choice,
+    require_min,
+    require_seed,
+    together,
+)
 
 METRICS = {  # name in result.json -> (whether less is better, its unit)
     "val_loss": (True, "nats per token"),
@@ -97,6 +106,7 @@ class AblationConfig(Question):
     overrides: list[str] = field(default_factory=list)  # of every arm
     base: list[str] | None = None  # of runs, one for each seed, that the arms start from; null: arms start anew
 
+    @together()
     def __post_init__(self) -> None:
         require_choice("ablation.metric", self.metric, tuple(METRICS))
         margin, unit = self.equivalence_margin, METRICS[self.metric][1]
@@ -114,26 +124,26 @@ class AblationConfig(Question):
         for setting, name in names.items():
             require(bool(re.fullmatch(NAME, name)) and set(name) != {"."}, setting, NAMES)
         if self.base is not None and "base" in self.arms:
-            raise UserError("ablation.arms.base: is what the runs of ablation.base are called; name the arm otherwise")
+            refuse("ablation.arms.base: is what the runs of ablation.base are called; name the arm otherwise")
         baselines = (*self.baselines, *self.baselines.values())
         references = {"primary": self.primary, "match_parameters": self.match_parameters, "baselines": baselines}
         references |= {"baseline": [self.baseline], "seed_offsets": self.seed_offsets}
         for key, names_of_arms in references.items():
             for name in names_of_arms:
                 if name not in self.arms:
-                    raise UserError(f"ablation.{key}={name}: no such arm; choose one of {', '.join(self.arms)}")
+                    refuse(f"ablation.{key}={name}: no such arm; choose one of {', '.join(self.arms)}")
         contrasts = self.contrasts()
         for arm in self.primary:
             if arm not in contrasts:
-                raise UserError(f"ablation.primary: {arm} is compared with no other arm")
+                refuse(f"ablation.primary: {arm} is compared with no other arm")
         for arm in self.arms:
             if self.baselines.get(arm) == arm:
-                raise UserError(f"ablation.baselines: {arm} is compared with itself")
+                refuse(f"ablation.baselines: {arm} is compared with itself")
             self.root(arm)
         for arm, key in self.match_parameters.items():
             require_choice(f"ablation.match_parameters.{arm}", key, MATCHED_BY)
             if arm not in contrasts or contrasts[arm] in self.match_parameters:
-                raise UserError(f"ablation.match_parameters: {arm} needs an arm to match that is itself not matched")
+                refuse(f"ablation.match_parameters: {arm} needs an arm to match that is itself not matched")
 
     def _check_interactions(self) -> None:
         pairs = {f"{arm} - {other}" for arm, other in self.contrasts().items()}
@@ -160,7 +170,7 @@ class AblationConfig(Question):
             is_other = arm not in self.seed_offsets or (offset >= 1 and own.isdisjoint(self.seeds))
             require(is_other, f"ablation.seed_offsets.{arm}={offset}", "a number that leads to other seeds")
             if self.tune.trials and (both := own & {*self.tune.seeds}):
-                raise UserError(f"ablation.tune.seeds: {min(both)} is also reported for {arm}; tune on other seeds")
+                refuse(f"ablation.tune.seeds: {min(both)} is also reported for {arm}; tune on other seeds")
 
     def contrasts(self) -> dict[str, str]:
         """Which arm is compared with which."""

@@ -47,6 +47,12 @@ def count_threads(threads: int | None) -> int:
     return int(text)
 
 
+def busy() -> str:
+    """That other programs share the cores, to be said beside a measured time; empty if they do not."""
+    load = os.getloadavg()[0]
+    return f", while it was busy (a load of {load:.0f} on {cores()} cores)" if load > cores() + 1 else ""
+
+
 def set_threads(threads: int | None) -> int:
     """Let torch use `count_threads(threads)` threads; returns the number.
 

@@ -16,7 +16,7 @@ from lm.config import RunConfig
 from lm.config.identity import config_hash
 from lm.data.tokens import TextData, prepare
 from lm.model.size import n_params
-from lm.system.device import fast_attention, is_mixed, set_threads
+from lm.system.device import busy, fast_attention, is_mixed, set_threads
 from lm.training.loss import build_loss
 from lm.training.optim import build_optimizer
 from lm.training.resolve import build_model, check_memory, least_bytes, n_batches, n_validations, resolve
@@ -55,6 +55,7 @@ def forecast(run: RunConfig) -> dict[str, Any] | None:
         "steps": steps,
         "steps_done": done,
         "devices": run.trainer.world_size,
+        "busy": busy(),
         "readings": steps * run.tokens_per_step / tokens,
         "least_bytes": least_bytes(resolved, vocab_size),
         "seconds": max(first - seconds, 0) + (steps - done) * seconds,
