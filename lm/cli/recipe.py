@@ -23,7 +23,13 @@ from lm.data.paths import COMPRESSED, SUFFIXES, is_url, local_files
 from lm.system.terminal import is_first_process, to_override_value
 
 # Texts of at most so many bytes, and their recipe. Above the last, the default run.
-RECIPES = ((20_000, "chars_10k"), (60_000, "chars_30k"), (1_000_000, "chars"))
+RECIPES = (
+    (20_000, "chars_10k"),
+    (60_000, "chars_30k"),
+    (200_000, "chars_100k"),
+    (700_000, "bpe_300k"),
+    (2_000_000, "bpe_1m"),
+)
 MIN_BYTES = 2_000  # a page of text, of which a tenth is held out
 KINDS = ("text", "json", "csv", "parquet")  # of data: the user's own files
 TRIALS = ("debug", "overfit")  # trainers for a few steps on any text
@@ -40,7 +46,7 @@ def recipe_of(n_bytes: float) -> str:
     """The experiment that suits a text of so many bytes.
 
     >>> recipe_of(300_000), recipe_of(10**9)
-    ('chars', 'none')
+    ('bpe_300k', 'none')
     """
     return next((name for most, name in RECIPES if n_bytes <= most), "none")
 
