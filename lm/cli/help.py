@@ -39,8 +39,8 @@ WORDS = {  # on the choices of train that are made most, which its --help lists 
     "tokenizer": {"bpe": "parts of words", "char": "", "byte": "", "file": "a tokenizer.json"},
     "optim": {"muon": "", "adamw": "", "muon_short": "few steps", "muon_continue": "with init_from"},
     "trainer": {"auto": "", "cpu": "", "gpu": "", "debug": "20 steps", "overfit": "one batch"},
-    "logger": {"none": "metrics.csv alone", "tensorboard": "", "wandb": "", "trackio": ""},
-    "experiment": {"chars": "up to 1 MB", "chars_30k": "", "chars_10k": "", "none": "larger", "tinystories": ""},
+    "logger": {"none": "metrics.csv alone", "tensorboard": "", "wandb": ""},
+    "experiment": {"chars_10k": "", "chars_100k": "", "bpe_300k": "", "bpe_1m": "up to 2 MB", "none": "larger"},
 }
 SCREEN = 80  # columns
 REQUIRED = "VALUE"  # in the place of a default
