@@ -30,12 +30,12 @@ def described_run(name: str, path: Path) -> dict[str, Any]:
         frame = read_curves(path).reindex(columns=["val/loss", "val/bpb"]).dropna(subset="val/loss")
         chosen = {i * (len(frame) - 1) // (MAX_POINTS - 1) for i in range(MAX_POINTS if len(frame) else 0)}
         points = [[float(tokens), *_numbers(*row)] for tokens, *row in frame.iloc[sorted(chosen)].itertuples(name=None)]
-    val_loss, val_bpb, n_params = _numbers(*(run.result.get(key) for key in ("val_loss", "val_bpb", "n_params")))
-    _, last_loss, last_bpb = points[-1] if points and not run.result else (None, val_loss, val_bpb)
-    status = {"status": run.status, "note": run.note}
+    scores = _numbers(run.result.get("val_loss"), run.result.get("val_bpb"))
+    last_loss, last_bpb = points[-1][1:] if points and not run.result else scores
+    kept = run.result.get("best.step")
+    status = {"status": run.status, "note": run.note or (f"the model of step {kept:,}" if kept else "")}
     if run.status == "broken" and _has_model(path):
         status = {"status": "model", "note": "a model without a record of its training"}
-    planned = None if run["max_minutes"] else run["trainer.max_steps"]
     return {
         "name": name,
         **status,
@@ -45,9 +45,9 @@ def described_run(name: str, path: Path) -> dict[str, Any]:
         "tokenizer_hash": run["tokenizer_hash"],
         "val_loss": last_loss,
         "val_bpb": last_bpb,
-        "n_params": n_params,
+        "n_params": run.result.get("n_params"),
         "step": RunFiles(path).steps() if run.status == "unfinished" else None,
-        "steps": planned,
+        "steps": None if run["max_minutes"] else run["trainer.max_steps"],
         "curve": points,
     }
 

@@ -105,13 +105,8 @@ class _Opening(_Question):
         return opening(models[0])
 
 
-QUESTIONS = {
-    "/prompt": _Prompt,
-    "/text": _Text,
-    "/attention": _Attention,
-    "/embeddings": _Embeddings,
-    "/opening": _Opening,
-}
+KINDS = (_Prompt, _Text, _Attention, _Embeddings, _Opening)
+QUESTIONS = {kind.__name__.lower().replace("_", "/"): kind for kind in KINDS}  # by their addresses
 
 
 class _Refusal(Exception):
@@ -124,10 +119,7 @@ class _Refusal(Exception):
 
 
 class LookServer(ThreadingHTTPServer):
-    """`places` gives the runs that there are now, by name; `folder` is that of the ablation that they belong to.
-
-    `port` 0 is a free one.
-    """
+    """`places` gives the runs that there are now, by name; `folder` is that of their ablation; `port` 0: a free one."""
 
     def __init__(
         self, places: Callable[[], dict[str, Path]], port: int = 0, trust: bool = False, folder: Path | None = None
@@ -176,12 +168,11 @@ class LookServer(ThreadingHTTPServer):
         left = (now - start) / (step - first) * (steps - step) if steps and step > first else None
         return {"status": "running", "note": row["note"] + ("" if left is None else f", about {duration(left)} left")}
 
-    def report(self) -> bytes:
+    def report(self, folder: Path) -> bytes:
         """The report of the ablation as it is now, with a link back."""
-        assert self.folder is not None
         with self.lock, suppress(OSError):  # of a folder that cannot be written to: what is there is shown
-            write_report(read_results(self.folder))
-        page = (self.folder / "report.html").read_bytes()
+            write_report(read_results(folder))
+        page = (folder / "report.html").read_bytes()
         return page.replace(b"<main>", b'<main><nav><a href="/#runs">Look at its runs</a></nav>', 1)
 
     def models(self, names: list[str]) -> list[LoadedModel]:
@@ -251,7 +242,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif self.path == "/runs":
             self._json(200, self.server.runs())
         elif self.path == "/report" and self.server.folder:
-            page = self.server.report()
+            page = self.server.report(self.server.folder)
             self._head(200, "text/html; charset=utf-8", NO_SCRIPTS)
             self.wfile.write(page)
         elif name in self.server.places():

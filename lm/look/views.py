@@ -62,8 +62,8 @@ def continuations(
     require(0 <= max_new_tokens <= MAX_NEW_TOKENS, f"max_new_tokens={max_new_tokens}", f"0 to {MAX_NEW_TOKENS}")
     require(0 <= of < len(models), f"of={of}", f"0 to {len(models) - 1}")
     vocab_size = models[of].tokenizer.vocab_size
-    is_known = len(forced) <= MAX_TEXT_TOKENS and all(0 <= token < vocab_size for token in forced)
-    require(is_known, "forced", f"at most {MAX_TEXT_TOKENS:,} token ids, 0 to {vocab_size - 1}")
+    if len(forced) > MAX_TEXT_TOKENS or not {*forced} <= {*range(vocab_size)}:
+        raise UserError(f"forced: expected at most {MAX_TEXT_TOKENS:,} token ids, 0 to {vocab_size - 1}")
     prompts = [[model.tokenizer.begin, *model.tokenizer.encode(prompt)] for model in models]
     text = models[of].tokenizer.decode(forced)
     own = [forced if same_tokenizer([models[of], model]) else model.tokenizer.encode(text) for model in models]
@@ -277,11 +277,10 @@ def attention(model: LoadedModel, text: str, position: int | None = None) -> dic
     require(bool(weights.isfinite().all()), f"run={model.name}", "a model whose attention weights are numbers")
     pieces = [piece for _, piece in token_texts(tokenizer, ids)]
     pieces[0] = pieces[0] or label(tokenizer, ids[0])  # of the token that begins each text
-    names = [label(tokenizer, token) for token in ids]
     return {
         "name": model.name,
         "position": position,
-        "tokens": [{"text": piece, "label": name} for piece, name in zip(pieces, names, strict=True)],
+        "tokens": [{"text": text, "label": label(tokenizer, i)} for text, i in zip(pieces, ids, strict=True)],
         "weights": [[[round(share, 5) for share in head] for head in layer] for layer in weights.tolist()],
     }
 
@@ -297,5 +296,4 @@ def opening(model: LoadedModel) -> dict[str, str]:
         ids = [model.tokenizer.begin]
     labels = Counter(label(model.tokenizer, token) for token in ids)
     word = max(labels, key=lambda text: (text.strip().isalpha(), min(len(text.strip()), 5), labels[text]))
-    text = model.tokenizer.decode(ids[:48])
-    return {"prompt": opening_line(ids, model.tokenizer), "text": text, "token": word}
+    return {"prompt": opening_line(ids, model.tokenizer), "text": model.tokenizer.decode(ids[:48]), "token": word}
