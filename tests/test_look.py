@@ -22,12 +22,16 @@ from lm import generate
 from lm.config import UserError
 from lm.data.tokenizer import Tokenizer
 from lm.data.vocabulary import byte_tokenizer, char_tokenizer
+from lm.formats.huggingface import export
 from lm.inference.sampling import GREEDY, Sampling
+from lm.look.models import LoadedModel, load
+from lm.look.runs import described_run
 from lm.look.server import MAX_BODY, LookServer
-from lm.look.views import LoadedModel, continuations, described_run, embeddings, load, scored_text
+from lm.look.views import attention, attention_weights, continuations, embeddings, scored_text
 from lm.runs.find import MARKS, folders_with
+from lm.training.run_directory import RunDirectory
 from lm.training.train import train
-from tests.helpers.ablation_folder import write_run_dir
+from tests.helpers.ablation_folder import make, write_run_dir
 from tests.helpers.browser import browser_page
 from tests.helpers.decoding import sensitive
 from tests.helpers.runs import composed, result, wait_for
@@ -72,10 +76,67 @@ def test_a_greedy_continuation_is_that_of_generate_and_each_token_leads(tokenize
     assert {row["rank"] for row in rows} == {1}
     assert min(row["lead"] for row in rows) >= 0
     for row in rows:
-        (text, best), *others = row["candidates"]
-        assert (text, len(others)) == (row["label"], 4)
-        assert math.log(best / others[0][1]) == pytest.approx(row["lead"], abs=1e-3)  # the softmax is of these logits
+        best, *others = row["candidates"]
+        assert (best["label"], best["token"], len(others)) == (row["label"], row["token"], 4)
+        lead = math.log(best["share"] / others[0]["share"])
+        assert lead == pytest.approx(row["lead"], abs=1e-3)  # the softmax is of these logits
     json.dumps(rows)
+
+
+def test_a_text_goes_on_with_the_tokens_that_a_reader_has_chosen() -> None:
+    """With all tokens of its own it is the same; with another one, both models read it, also as another text."""
+    byte, char = loaded("a"), loaded("c", CHAR)
+    _, *rows = continuations([byte], PROMPT, 20, GREEDY)
+    own = [row["token"] for row in rows]
+    assert [row["token"] for row in [*continuations([byte], PROMPT, 12, GREEDY, own[:8])][1:]] == own
+    forced = BYTE.encode(", y")
+    _, *rows = continuations([char, byte], PROMPT, 6, GREEDY, forced, of=1)
+    text = BYTE.decode(forced)
+    for i, model in enumerate((char, byte)):
+        continued = "".join(row["text"] for row in rows if row["model"] == i)
+        assert continued == text + generate(model.net, model.tokenizer, PROMPT + text, 6)
+    for wrong in ([BYTE.vocab_size], [-1]):
+        with pytest.raises(UserError, match=r"^forced"):
+            next(continuations([byte], PROMPT, 6, GREEDY, wrong))
+
+
+def test_candidates_have_the_shares_that_sampling_draws_from() -> None:
+    sampling = Sampling(temperature=2.0, top_k=3, seed=1)
+    for row in [*continuations([loaded("a")], PROMPT, 20, sampling)][1:]:
+        shares, drawn = ([candidate[key] for candidate in row["candidates"]] for key in ("share", "drawn"))
+        assert drawn[3:] == [0, 0]
+        assert sum(drawn) == pytest.approx(1)
+        assert drawn[0] / drawn[1] == pytest.approx(math.sqrt(shares[0] / shares[1]), rel=1e-3)
+        assert row["token"] in [candidate["token"] for candidate in row["candidates"]]
+
+
+@slow
+@pytest.mark.parametrize("changes", [{}, {"n_kv_heads": 1, "qk_norm": True}])
+def test_attention_weights_are_those_of_transformers(changes: dict[str, Any], tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = loaded("a", seq_len=64, **changes)
+    ids = [BYTE.begin, *BYTE.encode("def f(x):\n  return x")]
+    export(model.net, BYTE, tmp_path / "out")
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out", attn_implementation="eager")
+    expected = torch.stack(theirs(torch.tensor([ids]), output_attentions=True).attentions)[:, 0]  # (L, H, T, S)
+    for position in range(len(ids)):
+        weights = attention_weights(model.net, ids, position)
+        torch.testing.assert_close(weights, expected[..., position, : position + 1], rtol=0, atol=1e-5)
+        torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:2]), rtol=0, atol=1e-5)
+
+
+def test_attention_is_that_within_the_document_and_the_context() -> None:
+    model = loaded("a", position="none")
+    answer = attention(model, "x" * 500)
+    assert len(answer["tokens"]) == answer["position"] + 1 == model.net.seq_len
+    assert attention(model, "abc", 1)["tokens"][1]["text"] == "a"
+    model.net.document_separator = BYTE.begin
+    ids = [*BYTE.encode("abc"), BYTE.begin, *BYTE.encode("de")]
+    assert attention_weights(model.net, ids, 5)[..., :3].abs().max() == 0
+    model.net.document_separator = None
+    with pytest.raises(UserError, match=r"^position"):
+        attention(model, "abc", 4)
 
 
 def test_a_drawn_token_lies_behind_the_best_one_as_its_rank_says() -> None:
@@ -129,9 +190,9 @@ def test_the_passages_of_the_validation_text_have_the_loss_of_the_run(folder: Pa
     for i, model in enumerate(models):
         losses = [row["losses"][i] for answer in answers for row in answer["tokens"]]
         assert sum(losses) / len(losses) == pytest.approx(result(model.path)["val_loss"], rel=1e-5)
-    bands = answers[0]["bands"]
+    bands, _ = answers[0]["bands"]
     assert [band["least"] for band in bands] == sorted((band["least"] for band in bands), reverse=True)
-    assert sum(band["n_tokens"] for band in bands) == len(answers[0]["tokens"])
+    assert sum(band["tokens"] for band in bands) == len(answers[0]["tokens"])
     with pytest.raises(UserError, match=r"^passage="):
         scored_text(models, "", n)
 
@@ -151,7 +212,8 @@ def test_a_tied_model_has_one_matrix_and_an_untied_one_two(folder: Path) -> None
 
 def test_a_run_is_described_whatever_became_of_it(folder: Path, tmp_path: Path) -> None:
     done, young = (described_run(name, folder / name) for name in ("tied", "young"))
-    assert (done["status"], done["has_model"], done["curve"][-1][1]) == ("finished", True, done["val_loss"])
+    assert (done["status"], done["has_model"]) == ("finished", True)
+    assert done["curve"][-1][1:] == [done["val_loss"], done["val_bpb"]]
     assert (young["status"], young["has_model"]) == ("unfinished", False)
     assert described_run("alone", folder / "tied/model")["status"] == "model"
     (tmp_path / "config.yaml").write_text("[[")
@@ -160,7 +222,30 @@ def test_a_run_is_described_whatever_became_of_it(folder: Path, tmp_path: Path) 
     (tmp_path / "nan/result.json").write_text(json.dumps(result(folder / "tied") | {"val_loss": math.nan}))
     (tmp_path / "nan/metrics.csv").write_text("step,tokens,val/loss\n1,9,2.5\n2,18,inf\n3,27,nan\n")
     row = described_run("nan", tmp_path / "nan")
-    assert (row["val_loss"], row["curve"]) == (None, [(9.0, 2.5)])
+    assert (row["val_loss"], row["curve"]) == (None, [[9.0, 2.5, None]])
+
+
+def test_a_run_is_running_while_its_lock_is_held_and_its_newest_checkpoint_opens(folder: Path, tmp_path: Path) -> None:
+    run = tmp_path / "runs/run"
+    shutil.copytree(folder / "tied", run)
+    for gone in (run / "result.json", run / "model/config.json"):
+        gone.unlink()
+    with LookServer(lambda: {"run": run}) as server:
+
+        def row() -> Any:
+            return server.runs()["runs"][0]
+
+        assert (row()["status"], row()["has_model"]) == ("stopped", True)
+        with RunDirectory(run).lock():
+            (run / "metrics.csv").write_text("step,tokens,val/loss\n2,9,2.5\n")
+            assert row()["status"] == "running"
+            (run / "metrics.csv").write_text("step,tokens,val/loss\n2,9,2.5\n3,18,2.4\n")
+            assert "step 3 of 4, about 0 s left" in row()["note"]
+        assert row()["status"] == "stopped"
+    finished, young = load("tied", folder / "tied"), load("run", run)
+    for name, tensor in finished.net.state_dict().items():
+        assert torch.equal(tensor, young.net.state_dict()[name]), name
+    assert young.tokenizer.hash == finished.tokenizer.hash
 
 
 # --- the server
@@ -216,6 +301,7 @@ BODIES: list[tuple[Any, str]] = [  # of /prompt, and what the line about each na
     *((TIED | {"prompt": "a\ud800"}, "'\\ud800'"), (TIED | {"max_new_tokens": 1e9}, "max_new_tokens")),
     *((TIED | {"temperature": math.inf}, "temperature"), (TIED | {"max_new_tokens": 10_000}, "max_new_tokens")),
     *((TIED | {"top_k": 3}, "top_k"), ({"runs": ["char"], "prompt": "漢"}, "漢")),
+    *((TIED | {"forced": [1 << 40]}, "forced"), (TIED | {"of": 1}, "of=1")),
 ]
 
 
@@ -271,7 +357,7 @@ def test_a_page_gets_its_answer_while_another_one_streams(server: LookServer) ->
 
 def test_runs_that_appear_keep_the_colours_of_the_others(server: LookServer, folder: Path) -> None:
     def colours() -> dict[str, str]:
-        return {row["name"]: row["color"] for row in json.loads(ask(server, "GET", "/runs")[1])}
+        return {row["name"]: row["color"] for row in json.loads(ask(server, "GET", "/runs")[1])["runs"]}
 
     before = colours()
     write_run_dir(folder / "added", composed(*TINY_RUN, f"data.path={folder}/../text.txt"))  # first in the alphabet
@@ -307,20 +393,44 @@ def test_it_opens_its_address_and_ctrl_c_ends_it_in_the_middle_of_a_stream(folde
     assert (tmp_path / "opened").read_text() == f"{port[1]}\n"
 
 
+@slow
+def test_the_folder_of_an_ablation_shows_question_verdict_and_report(tmp_path: Path) -> None:
+    folder = make(tmp_path / "tying", done=lambda arm, seed: seed < 2, report=False)
+    with LookServer(lambda: folders_with(MARKS, folder), folder=folder) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        shown = json.loads(ask(server, "GET", "/runs")[1])["ablation"]
+        record = json.loads((folder / "ablation.json").read_text())
+        assert shown["question"] == record["question"]
+        assert shown["left"].startswith("10 of 15 runs are done; 5 to go, about ")
+        assert {answer["verdict"] for answer in shown["answers"]} <= {"better", "worse", "equivalent", "undecided"}
+        status, page, headers = ask(server, "GET", "/report")
+        assert (status, 'href="/#runs"' in page, "script-src" in headers["Content-Security-Policy"]) == (
+            200,
+            True,
+            False,
+        )
+        (address,) = re.findall(r'href="(cells/tied-seed0[^"]*)"', page)
+        status, _, headers = ask(server, "GET", f"/{address}")
+        assert (status, headers["Location"]) == (302, "/#prompt&first=cells%2Ftied-seed0-1000")
+        server.shutdown()
+
+
 # --- the page in a browser
 
 
-def opened(page: Any, server: LookServer, view: str, first: str = "tied", second: str = "untied") -> None:
-    page.goto(f"{server.address}#{view}")
-    page.reload()
+def opened(
+    page: Any, server: LookServer, view: str, first: str = "tied", second: str = "untied", more: str = ""
+) -> None:
+    page.goto("about:blank")
+    page.goto(f"{server.address}#{view}&first={first}&second={second}{more}")
     page.wait_for_selector("#first option:nth-child(3)", state="attached")
-    page.select_option("#first", first)
-    page.select_option("#second", second)
 
 
 def narrow(page: Any) -> bool:
     page.set_viewport_size({"width": 390, "height": 844})
-    return bool(page.evaluate("document.documentElement.scrollWidth") <= 390)
+    fits = bool(page.evaluate("document.documentElement.scrollWidth") <= 390)
+    page.set_viewport_size({"width": 1200, "height": 800})
+    return fits
 
 
 @pytest.fixture(scope="module")
@@ -332,6 +442,8 @@ def page() -> Iterator[Any]:
 @slow
 def test_a_prompt_is_continued_and_each_token_shows_the_candidates_of_both(page: Any, server: LookServer) -> None:
     opened(page, server, "prompt")
+    page.wait_for_selector(".token.chosen")  # a line of the validation text is continued already
+    assert len(page.input_value("[name=prompt]")) >= 10
     page.fill("[name=prompt]", "def f1(x, y):\n    return x <b>")
     page.fill("[name=max_new_tokens]", "40")
     page.keyboard.press("Control+Enter")
@@ -344,7 +456,7 @@ def test_a_prompt_is_continued_and_each_token_shows_the_candidates_of_both(page:
     texts = [column.all_inner_texts() for column in tokens]
     assert texts[0][: parted - 1] == texts[1][: parted - 1]
     tokens[0].nth(parted - 1).hover()
-    assert [page.locator(f"#step {what}").count() for what in (".bars", ".bars li", ".marked")] == [2, 10, 2]
+    assert [page.locator(f"#step {what}").count() for what in (".bars", ".bar", ".marked")] == [2, 10, 2]
     tokens[1].first.focus()
     page.keyboard.press("ArrowRight")
     assert "token 2:" in page.inner_text("#step")
@@ -355,12 +467,72 @@ def test_a_prompt_is_continued_and_each_token_shows_the_candidates_of_both(page:
 
 
 @slow
+def test_a_candidate_is_taken_by_keys_the_address_keeps_it_and_it_is_taken_back(page: Any, server: LookServer) -> None:
+    opened(page, server, "prompt", more="&prompt-form.temperature=0.8&prompt-form.top_k=3")
+    page.wait_for_selector("#stop", state="hidden")
+    tokens = page.locator("#continuations > :first-child .token")
+    page.locator(".token.chosen").wait_for()
+    before = tokens.all_inner_texts()
+    tokens.first.focus()
+    for key in ("ArrowRight", "ArrowRight", "Enter", "ArrowDown", "ArrowDown", "ArrowDown", "Enter"):
+        page.keyboard.press(key)
+    label = page.locator("#step .bar.cut").first  # the fourth candidate, which top_k leaves out
+    page.wait_for_selector(".token.picked.chosen")
+    page.wait_for_selector("#stop", state="hidden")
+    picked = json.loads(label.locator("code").inner_text())
+    after = tokens.all_inner_texts()
+    assert (after[:2], after[2]) == (before[:2], picked)
+    assert "cut off" in label.inner_text()
+    assert page.evaluate("document.activeElement.className") == "token picked chosen"
+    page.reload()
+    page.wait_for_selector(".token.picked.chosen")
+    page.wait_for_selector("#stop", state="hidden")
+    assert tokens.all_inner_texts() == after
+    assert page.input_value("[name=temperature]") == "0.8"
+    page.click("#back")
+    page.wait_for_selector("#back", state="hidden")
+    page.wait_for_selector("#stop", state="hidden")
+    assert tokens.all_inner_texts() == before
+    page.click("#step button.link")
+    page.wait_for_selector(".heads canvas")
+    assert page.locator("#tab-attention").get_attribute("aria-selected") == "true"
+
+
+@slow
+def test_the_heads_of_a_token_and_the_neighbours_of_another_are_there_at_once(page: Any, server: LookServer) -> None:
+    opened(page, server, "attention")
+    page.wait_for_selector("#attentions > :nth-child(2) .heads button")
+    column = page.locator("#attentions > :first-child")
+    column.locator(".token").nth(3).click()
+    page.wait_for_function("document.querySelector('#attentions p').textContent.startsWith('Token 4 of')")
+    assert column.locator(".token.unseen").count() == column.locator(".token").count() - 4
+    page.keyboard.press("Enter")  # to the heads
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    assert "in layer 1, head 1" in column.locator("p").inner_text()
+    assert narrow(page)
+    page.locator("#tab-attention").focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    page.wait_for_selector("#embeddings svg")
+    columns = [page.locator(f"#embeddings > :nth-child({i})") for i in (1, 2)]
+    assert [[column.locator(what).count() for what in (".bars", "svg")] for column in columns] == [[1, 1], [2, 2]]
+    neighbour = columns[1].locator(".bar").nth(3)
+    label = neighbour.locator("code").inner_text()
+    neighbour.click()
+    page.wait_for_function(f"document.querySelector('#embeddings p code').textContent === {json.dumps(label)}")
+    assert page.input_value("[name=token]") == json.loads(label)
+    assert narrow(page)
+
+
+@slow
 def test_a_pasted_text_stays_text_and_has_colours_for_the_better_model(page: Any, server: LookServer) -> None:
     opened(page, server, "text")
-    page.click("#text-form .main")
     page.wait_for_selector("#bands .bars")
     assert "Passage 1 of" in page.inner_text("#text-summary")
-    page.fill("[name=text]", "<b>x</b><script>alert(1)</script>")
+    page.click("#next")
+    page.wait_for_selector("#text-summary:has-text('Passage 2 of')")
+    page.fill("[name=text] >> visible=true", "<b>x</b><script>alert(1)</script>")
     page.click("#text-form .main")
     page.wait_for_selector("#text-summary:has-text('Your text')")
     assert page.inner_text("#scored") == "<b>x</b><script>alert(1)</script>"
@@ -368,9 +540,10 @@ def test_a_pasted_text_stays_text_and_has_colours_for_the_better_model(page: Any
     backgrounds = page.evaluate("[...document.querySelectorAll('#scored .token')].map(t => t.style.background)")
     assert len(set(backgrounds)) > 5
     page.locator("#scored .token").nth(2).focus()
-    assert page.locator("#token .bars li").count() == 2
+    assert page.locator("#token .bar").count() == 2
     page.select_option("#second", "char")
-    page.fill("[name=text]", "def f1(x)")
+    page.wait_for_selector("#message:has-text('does not know the character')")
+    page.fill("[name=text] >> visible=true", "def f1(x)")
     page.click("#text-form .main")
     page.wait_for_selector("#text-summary:has-text('tokenizers differ')")
     assert narrow(page)
@@ -378,12 +551,18 @@ def test_a_pasted_text_stays_text_and_has_colours_for_the_better_model(page: Any
 
 @slow
 def test_runs_are_listed_while_they_train_and_open(page: Any, server: LookServer, folder: Path) -> None:
+    page.emulate_media(color_scheme="dark")
     opened(page, server, "runs", second="")
     write_run_dir(folder / "later", composed(*TINY_RUN, f"data.path={folder}/../text.txt"))
     page.wait_for_selector("text=later")
-    assert page.get_by_role("button", name="Open later").is_disabled()
-    assert page.locator("#curves polyline").count() >= 3
+    button = page.get_by_role("button", name="Open later")
+    assert button.is_disabled()
+    assert button.evaluate("button => getComputedStyle(button).opacity") < "0.5"
+    assert page.locator("#list .chart").count() == 2  # one for each text
+    chart = page.locator("#list .chart", has_text="bits per byte")  # of two tokenizers
+    chart.hover()
+    assert chart.locator(".tip div").count() == 3
     page.get_by_role("button", name="Open char").click()
     assert page.input_value("#first") == "char"
-    assert page.is_visible("#prompt-form")
+    page.wait_for_selector("#prompt .token.chosen")
     assert narrow(page)

@@ -110,8 +110,11 @@ def run_dir(text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_a_browser_opens_the_page_and_generates(run_dir: Path, command: Callable[..., Outcome], tmp_path: Path) -> None:
-    code, out, err = command("export", f"run_dir={run_dir}", f"output_dir={tmp_path}/out", "format=page", "dtype=f32")
+def test_a_browser_opens_the_page_and_generates(
+    run_dir: Path, text_file: Path, command: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    words = (f"run_dir={run_dir}", f"output_dir={tmp_path}/out", "title=Mine <b>", "format=page", "dtype=f32")
+    code, out, err = command("export", *words)
     assert (code, err, out.split(":")[0]) == (0, "", f"{tmp_path}/out/model.html")
     prompt = "def <b>f</b>(x"
     expected = prompt + generate(*load_model(run_dir), prompt, 40)
@@ -120,24 +123,37 @@ def test_a_browser_opens_the_page_and_generates(run_dir: Path, command: Callable
         refused: list[str] = []
         page.on("console", lambda message: refused.append(message.text))
         page.goto((tmp_path / "out/model.html").as_uri())
+        page.locator("#status", has_text="128 tokens, ").wait_for()  # a line of the validation text is continued
+        assert page.input_value("#prompt") in text_file.read_text()
+        assert (page.inner_text("h1"), page.input_value("#temperature")) == ("Mine <b>", "0.8")
+        assert page.locator("#step .bar").count() >= 5  # of the first token that is uncertain
         page.fill("#max_new_tokens", "40")
         page.fill("#prompt", prompt)
-        page.click("#generate:enabled")
+        page.fill("#temperature", "0")
+        page.click("#generate")
         page.locator("#status", has_text="40 tokens, ").wait_for()
         assert page.text_content("#output") == expected
         assert page.locator("#output b").count() == 0
         page.hover(".token >> nth=7")
-        assert page.locator("#candidates li").count() == 5
-        assert page.text_content(".token.shown") == page.text_content(".token >> nth=7")
+        assert "token 8," in page.inner_text("#step p")
         page.focus(".token[tabindex='0']")
-        page.keyboard.press("ArrowRight")
-        assert page.text_content(".token.shown") == page.text_content(".token >> nth=1")
+        for key in ("ArrowRight", "Enter", "ArrowDown", "Enter"):
+            page.keyboard.press(key)
+        page.wait_for_selector(".token.picked.chosen")
+        page.locator("#status", has_text="tokens, ").wait_for()
+        tokens = page.locator(".token").all_inner_texts()
+        index = page.locator(".token").evaluate_all("all => all.findIndex((token) => token.matches('.picked'))")
+        assert len(tokens) == index + 41
+        assert "".join(tokens[:index]) == expected[len(prompt) :][: len("".join(tokens[:index]))]
+        page.click("#back")
+        page.wait_for_selector("#back", state="hidden")
+        page.locator("#status", has_text="40 tokens, ").wait_for()
+        assert page.text_content("#output") == expected
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
         page.fill("#max_new_tokens", "100000")
-        page.fill("#temperature", "1")
-        page.click("#generate:enabled")
-        page.click("#stop:enabled")
-        page.wait_for_selector("#generate:enabled")
+        page.click("#generate")
+        page.click("#stop")
+        page.wait_for_selector("#stop", state="hidden")
         assert page.locator(".token").count() < 100_000
         assert refused == []
 
@@ -156,6 +172,7 @@ def normalized() -> Tokenizer:
         ({"linear": "lora"}, BPE, [], "format=page: model.linear=lora"),
         ({}, normalized(), [], "format=page: this tokenizer"),
         ({}, BPE, ["dtype=q8_0"], "dtype=q8_0"),
+        ({}, BPE, ["format=gguf", "title=Mine"], "title=Mine"),
     ],
 )
 def test_what_the_page_has_no_code_for_is_refused(

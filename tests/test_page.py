@@ -44,7 +44,8 @@ def test_the_page_of_a_run(made: Path, tmp_path: Path, capsys: pytest.CaptureFix
     run_dir = tmp_path / "a <b>run_*x*"
     result = copy(made, run_dir)
     odd = {"prompt": "\x1b[31m\udc80", "continuation": "\x00"}
-    (run_dir / "result.json").write_text(json.dumps(result | {"samples": [*result["samples"], odd]}))
+    kept = {"step": 15, "val_loss": result["val_loss"], "last_val_loss": 9.5}
+    (run_dir / "result.json").write_text(json.dumps(result | {"samples": [*result["samples"], odd], "best": kept}))
     report.run([f"run_dir={run_dir}"])
     assert capsys.readouterr().out == f"{run_dir}/report.html: finished\n"
     page = Page(run_dir)
@@ -57,8 +58,9 @@ def test_the_page_of_a_run(made: Path, tmp_path: Path, capsys: pytest.CaptureFix
         f"n-gram {result['baselines_bpb']['ngram']:.3f}",
         *(f"{count:,}" for count in result["n_params_by_role"].values()),
         *("after 5 steps", "after 15 steps", "after the last step", *PROMPTS, r"\x1b[31m\udc80"),
-        f"lm-lab generate 'run_dir={run_dir.name}'",
+        f"lm-lab generate 'run_dir={run_dir}'",
         result["data_hash"][:16],
+        *("step 15, the best that was validated; 9.5000 after the last step", "step 15, kept"),
     ):
         assert words in page.text
     (settings,) = (table for table in page.tables if table[0] == ["setting", "value", "default"])
@@ -70,6 +72,7 @@ def test_the_page_of_a_run(made: Path, tmp_path: Path, capsys: pytest.CaptureFix
     report.run([f"run_dir={run_dir}"])
     page = Page(run_dir)
     assert "unfinished: step 20 of 20" in page.text
+    assert f"lm-lab train 'run_dir={run_dir}'" in page.text
     assert "after 15 steps" in page.text
     assert "svg" in page.tags
     assert "How it was made" not in page.headings

@@ -1,4 +1,4 @@
-"""Draw look-*.png, pictures of the page of scripts/look.py: python docs/figures/look.py RUNS
+"""Draw look-*.png, pictures of the page of scripts/look.py, and report.png: python docs/figures/look.py RUNS
 
 RUNS is a folder with two runs, which these commands train in a few minutes:
 
@@ -15,6 +15,8 @@ from typing import Any
 
 from PIL import Image
 
+from lm.ablation.report import write_report
+from lm.ablation.results import read_results
 from lm.look.server import LookServer
 from lm.runs.find import MARKS, folders_with
 from tests.helpers.browser import browser_page
@@ -23,36 +25,54 @@ HERE = Path(__file__).parent
 
 
 def prompt(page: Any) -> None:
+    page.wait_for_selector(".token.chosen")
     page.fill("[name=prompt]", "def __init__(self")
     page.click("#prompt-form .main")
     page.wait_for_selector("#stop", state="hidden")
-    page.locator("#continuations .token.parts").first.hover()
+    page.locator("#continuations .token.parts").first.click()
+
+
+def attention(page: Any) -> None:
+    page.wait_for_selector("#attentions > :nth-child(2) .heads button")
+    for column in (1, 2):
+        page.locator(f"#attentions > :nth-child({column}) .heads button").nth(4).click()
 
 
 def text(page: Any) -> None:
+    page.wait_for_selector("#scored .token")
     page.fill("[name=passage]", "3")
     page.click("#text-form .main")
-    page.locator("#scored .token").nth(30).hover()
+    page.wait_for_selector("#text-summary:has-text('Passage 3 of')")
+    page.locator("#scored .token").nth(30).click()
 
 
 def matrices(page: Any) -> None:
+    page.wait_for_selector("#embeddings svg")
     page.fill("[name=token]", "self")
     page.click("#matrices-form .main")
-    page.wait_for_selector("#embeddings svg")
+    page.wait_for_function("document.querySelector('#embeddings p code').textContent === '\"self\"'")
+
+
+def save(page: Any, name: str, full_page: bool = False) -> None:
+    image = Image.open(io.BytesIO(page.screenshot(full_page=full_page)))
+    image.quantize(256, dither=Image.Dither.NONE).save(HERE / f"{name}.png", optimize=True)
 
 
 def main(folder: Path) -> None:
     with LookServer(lambda: folders_with(MARKS, folder)) as server, browser_page(1080, 800) as page:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        page.goto(server.address)
-        page.wait_for_selector("#first option:nth-child(2)", state="attached")
-        for view in (prompt, text, matrices):
-            page.click(f"#tab-{view.__name__}")
+        for view in (prompt, attention, text, matrices):
+            page.goto("about:blank")
+            page.goto(f"{server.address}#{view.__name__}")
             view(page)
             page.evaluate("scrollTo(0, 0)")
-            image = Image.open(io.BytesIO(page.screenshot(full_page=view is matrices)))
-            image.quantize(256, dither=Image.Dither.NONE).save(HERE / f"look-{view.__name__}.png", optimize=True)
+            page.mouse.move(0, 0)
+            save(page, f"look-{view.__name__}", full_page=view is matrices)
         server.shutdown()
+        study = HERE.parent / "studies/tying/main"
+        write_report(read_results(study))
+        page.goto((study / "report.html").as_uri())
+        save(page, "report")
 
 
 if __name__ == "__main__":

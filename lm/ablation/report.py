@@ -164,7 +164,8 @@ def _details(results: Results) -> dict[str, Any]:
         "final": [*_final(results)],
         "without_result": [*_without_result(results)],
         "command": record.command,
-        "report_command": _report_command(results),
+        "report_command": _on_folder(results, "report", "output_dir"),
+        "look_command": _on_folder(results, "look", "folder"),
         "facts_of_runs": [*_facts(results)],
     }
 
@@ -229,13 +230,13 @@ def _without_result(results: Results) -> Iterator[dict[str, Any]]:
         yield row | {"words": made if row["status"] == "missing" else row["error"]}
 
 
-def _report_command(results: Results) -> str:
-    """The command that updates the page; of a folder elsewhere it names the last part, for a page may be published."""
+def _on_folder(results: Results, command: str, key: str) -> str:
+    """A command on the folder, in the form in which the ablation was called; it works where the page was written."""
     folder = results.folder
-    if folder.is_absolute():
-        folder = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else Path(folder.name)
-    report = re.sub(r"ablate(\.py)?\b.*", r"report\1", results.record.command, flags=re.DOTALL)
-    return f"{report} {shlex.quote(f'output_dir={folder}')}"
+    if folder.is_absolute() and folder.is_relative_to(Path.cwd()):
+        folder = folder.relative_to(Path.cwd())
+    call = re.sub(r"ablate(\.py)?\b.*", rf"{command}\1", results.record.command, flags=re.DOTALL)
+    return f"{call} {shlex.quote(f'{key}={folder}')}"
 
 
 def _facts(results: Results) -> Iterator[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 import os
 import shlex
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,9 @@ def run(args: list[str]) -> None:
     net, tokenizer = load_model(run_dir, config.trust)
     if config.format == "page":
         folder, samples = model_folder(run_dir).resolve(), result.get("samples") or [{"prompt": ""}]
-        title = folder.parent.name if folder.name == "model" else folder.name
-        page = export_page(net, tokenizer, config.output_dir, config.dtype, title, samples[0]["prompt"])
+        title = config.title or (folder.parent.name if folder.name == "model" else folder.name)
+        prompt = samples[0]["prompt"] or _opening(folder.parent)
+        page = export_page(net, tokenizer, config.output_dir, config.dtype, title, prompt)
         print(f"{page}: {page.stat().st_size:,} bytes; a browser opens it, without a network")
         if tokenizer.chat.templates:
             print("it continues a text as it is typed: the model's chat template is not in it")
@@ -50,6 +52,16 @@ def run(args: list[str]) -> None:
         print("its chat template and the token that ends a turn are those of the model that it was made from")
     if net.document_separator is not None:
         print(f"{program} does not mask attention between documents: give it one document in a row of a batch")
+
+
+def _opening(run_dir: Path) -> str:
+    """A line of the run's validation text; none if that is not at hand."""
+    from lm.inference.text import opening_line, own_data
+
+    with suppress(UserError, OSError):
+        data, _ = own_data(run_dir, trust=False)
+        return opening_line(data.val[:2000].tolist(), data.tokenizer)
+    return ""
 
 
 def _training_of(run_dir: str) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -41,7 +41,8 @@ def run(args: list[str]) -> None:
     first = None if names or newest_run(folder) is None else Path(newest(folder))
     set_threads(config.threads)
     try:
-        server = LookServer(places, config.port, config.trust)
+        ablation = folder if not names and (folder / "ablation.json").exists() else None
+        server = LookServer(places, config.port, config.trust, ablation)
     except OSError as error:
         raise UserError(f"port={config.port}: {error.strerror}; port=0 takes one that is free") from error
     print(f"{server.address}  Ctrl-C ends it", flush=True)

@@ -67,6 +67,7 @@ class ExportConfig:
     output_dir: str  # a new or an empty folder
     format: str = "safetensors"  # a Hugging Face folder; gguf: a file for llama.cpp; page: an HTML file that generates
     dtype: str | None = None  # of the matrices: f32, f16 or, in gguf, q8_0; null: f16 in a page, else f32
+    title: str | None = None  # of a page; null: the name of the run
     trust: bool = False  # import the classes of the user's own that the settings name
 
     def __post_init__(self) -> None:
@@ -74,6 +75,7 @@ class ExportConfig:
         require_choice("format", self.format, tuple(EXPORT_DTYPES))
         self.dtype = EXPORT_DTYPES[self.format][0] if self.dtype is None else self.dtype
         require_choice("dtype", self.dtype, EXPORT_DTYPES[self.format])
+        require(self.title is None or self.format == "page", f"title={self.title}", "format=page, which shows it")
 
 
 @dataclass(slots=True, kw_only=True)

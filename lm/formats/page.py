@@ -1,10 +1,9 @@
 """A model as one HTML file: its weights, its tokenizer and a forward pass in JavaScript. It opens without a network.
 
-The JavaScript is in lm/report/templates: model.js computes, model_page.js draws.
+The JavaScript is in lm/report/templates: model.js computes, tokens.js draws tokens, model_page.js the rest.
 """
 
 import base64
-import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +19,7 @@ from lm.formats.huggingface import new_folder
 from lm.formats.weights import check_finite
 from lm.model.size import n_params
 from lm.model.transformer import RoPE, Transformer
-from lm.report.pages import render
+from lm.report.pages import render, script_hash
 from lm.system.files import write_text
 
 FILE = "model.html"
@@ -51,7 +50,7 @@ def export_page(
         unknown.append(f"head.kind={net.head_config.kind}")
     if unknown:
         raise UserError(f"format=page: {unknown[0]}: the page has no code for it")
-    script = render("model.js") + render("model_page.js")
+    script = "".join(map(render, ("model.js", "tokens.js", "model_page.js")))
     page = render(
         "model.html.j2",
         title=title,
@@ -61,7 +60,7 @@ def export_page(
         tokenizer=_vocabulary(tokenizer),
         tensors=_tensors(net, dtype),
         script=Markup(script),
-        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        script_hash=script_hash(script),
     )
     with new_folder(output_dir) as folder:
         write_text(folder / FILE, page)

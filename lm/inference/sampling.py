@@ -40,7 +40,12 @@ class Sampling:
         """
         if self.temperature == 0:
             return logits.argmax(-1)
-        logits = logits.float()
+        logits = self.restrict(logits.float())
+        uniform = torch.rand(logits.shape, generator=generator, device=logits.device).clamp_(min=1e-20)
+        return (logits - self.temperature * uniform.log().neg().log()).argmax(-1)
+
+    def restrict(self, logits: Tensor) -> Tensor:
+        """The logits (..., V), above temperature 0, with -inf for each token that may not be drawn."""
         if self.top_k is not None and self.top_k < logits.shape[-1]:
             logits = logits.masked_fill(logits < logits.topk(self.top_k).values[..., -1:], -torch.inf)
         if self.top_p < 1:
@@ -52,8 +57,7 @@ class Sampling:
         if self.min_p:
             least = logits.amax(-1, keepdim=True) + self.temperature * math.log(self.min_p)
             logits = logits.masked_fill(logits < least, -torch.inf)
-        uniform = torch.rand(logits.shape, generator=generator, device=logits.device).clamp_(min=1e-20)
-        return (logits - self.temperature * uniform.log().neg().log()).argmax(-1)
+        return logits
 
 
 GREEDY = Sampling()

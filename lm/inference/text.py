@@ -3,7 +3,7 @@
 import errno
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -14,7 +14,7 @@ from lm.config import DataConfig, TokenizerConfig, UserError
 from lm.config.checks import reading
 from lm.config.typed import build
 from lm.data.tokenizer import Tokenizer
-from lm.data.tokens import encode_whole, prepare
+from lm.data.tokens import TextData, encode_whole, prepare
 from lm.system.files import read_yaml
 
 Result = TypeVar("Result")
@@ -60,7 +60,16 @@ def from_above(run_dir: Path, path: str | None) -> str | None:
 def own_validation(run_dir: Path, trust: bool, bar: bool = False) -> tuple[np.ndarray, int, np.ndarray]:
     """A run's validation tokens, the number of bytes of their text, and its training tokens.
 
-    Without `trust`, nothing is downloaded from an address that the run's files name. Raises UserError.
+    Raises UserError.
+    """
+    data, _ = own_data(run_dir, trust, bar)
+    return data.val, data.val_bytes, data.train
+
+
+def own_data(run_dir: Path, trust: bool, bar: bool = False) -> tuple[TextData, DataConfig]:
+    """A run's text. Without `trust`, nothing is downloaded from an address that the run's files name.
+
+    Raises UserError.
     """
     config, tokenizer, hashes = own_text(run_dir, trust)
     trained = run_dir / "model/tokenizer.json"
@@ -68,7 +77,14 @@ def own_validation(run_dir: Path, trust: bool, bar: bool = False) -> tuple[np.nd
     if (data.hash, data.tokenizer.hash) != hashes:
         changed = "its text has" if data.hash != hashes[0] else "its tokenizer has"
         raise UserError(f"run_dir={run_dir}: {changed} changed since training; give a text: data=text data.path=FILE")
-    return data.val, data.val_bytes, data.train
+    return data, config
+
+
+def opening_line(ids: Sequence[int], tokenizer: Tokenizer) -> str:
+    """A line of a text, given as tokens, that can be shown as a prompt: of 20 to 80 characters if there is one."""
+    text = tokenizer.decode(ids)
+    lines = [line.rstrip() for line in text.splitlines()[1:-1]]  # the first and the last may be parts of lines
+    return next((line for line in lines if 20 <= len(line) <= 80), " ".join(text.split())[:60].rpartition(" ")[0])
 
 
 def whole_text(config: DataConfig, tokenizer: Tokenizer, bar: bool) -> tuple[np.ndarray, int]:

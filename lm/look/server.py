@@ -1,11 +1,10 @@
 """The server of the page: it answers this machine alone, bounds what is asked, and lets one model compute at a time.
 
-GET / is the page and GET /runs the runs as JSON. POST /prompt streams a row of JSON per token; POST /text and POST
-/embeddings answer with JSON. A refusal is {"error": LINE} with a status from 400 on.
+GET / is the page, GET /runs the runs as JSON, GET /report the report of the ablation that they belong to. POST /prompt
+streams a row of JSON per token; the other questions are answered with JSON. A refusal is {"error": LINE} with a status
+from 400 on.
 """
 
-import base64
-import hashlib
 import json
 import logging
 import re
@@ -13,18 +12,25 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlencode
 
+from lm.ablation.report import write_report
+from lm.ablation.results import read_results
 from lm.config import UserError, require
 from lm.config.checks import DAMAGE, require_seed
 from lm.config.typed import build
 from lm.inference.sampling import Sampling
-from lm.look.views import LoadedModel, continuations, described_run, embeddings, load, same_tokenizer, scored_text
+from lm.look.models import LoadedModel, load, same_tokenizer
+from lm.look.runs import described_ablation, described_run, is_locked
+from lm.look.views import attention, continuations, embeddings, opening, scored_text
 from lm.report.figures import INK, line_styles
+from lm.report.pages import render, script_hash
+from lm.system.terminal import duration
 from lm.training.run_directory import METRICS
 
 ADDRESS = "127.0.0.1"
@@ -32,9 +38,9 @@ MAX_BODY = 1 << 19  # bytes
 MAX_SECONDS = 60  # of a stream
 MAX_MODELS = 2  # in a question
 LOADED = 4  # models in memory
-MODEL_FILES = ("config.json", "model/config.json")  # the one that is there changes with the model
+MODEL_FILES = ("config.json", "model/config.json", "checkpoints")  # what is there of them changes with the model
+NO_SCRIPTS = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"  # for a report
 RUN_FILES = ("config.yaml", METRICS, "result.json", *MODEL_FILES)
-PAGE = Path(__file__).with_name("page.html")
 log = logging.getLogger(__name__)
 
 
@@ -57,11 +63,13 @@ class _Prompt(_Question):
     top_k: int | None = None
     top_p: float = 1.0
     seed: int = 0
+    forced: list[int] = field(default_factory=list)  # tokens after the prompt that the reader has chosen
+    of: int = 0  # the model whose tokens they are
 
     def answer(self, models: list[LoadedModel]) -> Iterator[dict[str, Any]]:
         require_seed(self.seed)
         sampling = Sampling(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, seed=self.seed)
-        return continuations(models, self.prompt, self.max_new_tokens, sampling)
+        return continuations(models, self.prompt, self.max_new_tokens, sampling, self.forced, self.of)
 
 
 @dataclass(kw_only=True)
@@ -82,7 +90,23 @@ class _Embeddings(_Question):
         return [embeddings(model, self.token, self.id if same_tokenizer(models) else None) for model in models]
 
 
-QUESTIONS = {"/prompt": _Prompt, "/text": _Text, "/embeddings": _Embeddings}
+@dataclass(kw_only=True)
+class _Attention(_Question):
+    text: str = ""
+    position: int | None = None  # of the token that attends; null: the last one
+
+    def answer(self, models: list[LoadedModel]) -> dict[str, Any]:
+        return attention(models[0], self.text, self.position)
+
+
+@dataclass(kw_only=True)
+class _Opening(_Question):
+    def answer(self, models: list[LoadedModel]) -> dict[str, Any]:
+        return opening(models[0])
+
+
+KINDS = (_Prompt, _Text, _Attention, _Embeddings, _Opening)
+QUESTIONS = {kind.__name__.lower().replace("_", "/"): kind for kind in KINDS}  # by their addresses
 
 
 class _Refusal(Exception):
@@ -95,29 +119,61 @@ class _Refusal(Exception):
 
 
 class LookServer(ThreadingHTTPServer):
-    """`places` gives the runs that there are now, by name. `port` 0 is a free one."""
+    """`places` gives the runs that there are now, by name; `folder` is that of their ablation; `port` 0: a free one."""
 
-    def __init__(self, places: Callable[[], dict[str, Path]], port: int = 0, trust: bool = False) -> None:
+    def __init__(
+        self, places: Callable[[], dict[str, Path]], port: int = 0, trust: bool = False, folder: Path | None = None
+    ) -> None:
         super().__init__((ADDRESS, port), _Handler)
-        self.places, self.trust = places, trust
+        self.places, self.trust, self.folder = places, trust, folder
         self.lock = threading.Lock()  # held while a model computes
         self.names: dict[str, None] = {}  # in the order of their appearance, which gives a run its colour
         self.described = lru_cache(maxsize=4096)(lambda name, path, _: described_run(name, path))
         self.loaded = lru_cache(maxsize=LOADED)(lambda name, path, _: load(name, path, trust))
+        self.ablation = lru_cache(maxsize=1)(lambda folder, _: described_ablation(folder))
+        self.first_seen: dict[str, tuple[float, int]] = {}  # when, and at which step, of runs that are being trained
+        self.stopped: dict[str, Any] = {}  # the stamps of runs that no process was writing to
 
     @property
     def address(self) -> str:
         return f"http://{ADDRESS}:{self.server_port}/"
 
-    def runs(self) -> list[dict[str, Any]]:
+    def runs(self) -> dict[str, Any]:
         places = self.places()
         self.names |= dict.fromkeys(places)
-        styles = line_styles([*self.names])
-        return [
-            self.described(name, path, _stamp(path, (*RUN_FILES, f"../{path.name}.json")))  # that of an ablation
-            | {"color": styles[name].color.replace(INK, "var(--ink)"), "dashes": styles[name].linestyle}
-            for name, path in places.items()
-        ]
+        styles, rows = line_styles([*self.names]), []
+        for name, path in places.items():
+            stamp = _stamp(path, (*RUN_FILES, f"../{path.name}.json"))  # that of an ablation
+            row = self.described(name, path, stamp)
+            progress = self._progress(row, path, stamp) if row["status"] == "unfinished" else {}
+            color = styles[name].color.replace(INK, "var(--ink)")
+            rows.append(row | progress | {"color": color, "dashes": styles[name].linestyle})
+        finished = [(row["name"], row["val_loss"]) for row in rows if row["status"] == "finished"]
+        record = _stamp(self.folder, ("ablation.json", "results.csv")) if self.folder else ()
+        ablation = self.ablation(self.folder, (record, tuple(finished))) if self.folder else None
+        return {"runs": rows, "ablation": ablation}
+
+    def _progress(self, row: dict[str, Any], path: Path, stamp: Any) -> dict[str, str]:
+        """Whether an unfinished run is being trained, and how long it will take at the pace seen since it was listed.
+
+        A stopped run is asked only once until its files change: a process that begins to train it needs the lock.
+        """
+        name, step, steps = row["name"], row["step"], row["steps"]
+        if self.stopped.get(name) == stamp or not is_locked(path):
+            self.stopped[name] = stamp
+            self.first_seen.pop(name, None)
+            return {"status": "stopped"}
+        now = time.monotonic()
+        start, first = self.first_seen.setdefault(name, (now, step))
+        left = (now - start) / (step - first) * (steps - step) if steps and step > first else None
+        return {"status": "running", "note": row["note"] + ("" if left is None else f", about {duration(left)} left")}
+
+    def report(self, folder: Path) -> bytes:
+        """The report of the ablation as it is now, with a link back."""
+        with self.lock, suppress(OSError):  # of a folder that cannot be written to: what is there is shown
+            write_report(read_results(folder))
+        page = (folder / "report.html").read_bytes()
+        return page.replace(b"<main>", b'<main><nav><a href="/#runs">Look at its runs</a></nav>', 1)
 
     def models(self, names: list[str]) -> list[LoadedModel]:
         places = self.places()
@@ -134,14 +190,12 @@ def _stamp(folder: Path, names: tuple[str, ...]) -> tuple[tuple[int, int], ...]:
 
 @lru_cache(maxsize=1)
 def _page() -> tuple[bytes, str]:
-    """The page, and a policy under which no script or style but its own counts."""
-    text = PAGE.read_text(encoding="utf-8")
-    hashes = {}
+    """The page, and a policy under which no script but its own counts."""
+    text = render("look.html.j2", title="Look at runs")
+    policy = ["default-src 'none'", "connect-src 'self'", "img-src data:", "base-uri 'none'", "form-action 'none'"]
     for tag in ("style", "script"):
         (content,) = re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
-        hashes[tag] = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
-    policy = ["default-src 'none'", "connect-src 'self'", "img-src data:", "base-uri 'none'", "form-action 'none'"]
-    policy += [f"{tag}-src 'sha256-{digest}'" for tag, digest in hashes.items()]
+        policy += [f"{tag}-src 'sha256-{script_hash(content)}'"]
     return text.encode(), "; ".join([*policy, "frame-ancestors 'none'"])
 
 
@@ -181,11 +235,20 @@ class _Handler(BaseHTTPRequestHandler):
             raise _Refusal(403, f"Origin: {origin}: expected {self.server.address}")
 
     def _get(self) -> None:
+        name = unquote(self.path).strip("/")  # that of a run, where a report has a link to its folder
         if self.path == "/":
             self._head(200, "text/html; charset=utf-8")
             self.wfile.write(_page()[0])
         elif self.path == "/runs":
             self._json(200, self.server.runs())
+        elif self.path == "/report" and self.server.folder:
+            page = self.server.report(self.server.folder)
+            self._head(200, "text/html; charset=utf-8", NO_SCRIPTS)
+            self.wfile.write(page)
+        elif name in self.server.places():
+            self.send_response(302)
+            self.send_header("Location", f"/#prompt&{urlencode({'first': name})}")
+            self.end_headers()
         else:
             raise _Refusal(404, f"{self.path}: no such address")
 
@@ -242,10 +305,10 @@ class _Handler(BaseHTTPRequestHandler):
         self._head(status, "application/json")
         self.wfile.write(text)
 
-    def _head(self, status: int, kind: str) -> None:
+    def _head(self, status: int, kind: str, policy: str = "") -> None:
         self.send_response(status)
         self.send_header("Content-Type", kind)
-        self.send_header("Content-Security-Policy", _page()[1])
+        self.send_header("Content-Security-Policy", policy or _page()[1])
         self.send_header("Cache-Control", "no-store")
         self.send_header("Cross-Origin-Resource-Policy", "same-origin")
         self.send_header("Referrer-Policy", "no-referrer")

@@ -1,12 +1,10 @@
 """What the page shows, as pure functions: loaded models and a question in, dicts for JSON out."""
 
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+import math
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from itertools import islice
-from math import isfinite
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,101 +15,60 @@ from torch import Tensor
 from lm.config import UserError, require
 from lm.data.batches import IGNORED
 from lm.data.tokenizer import Tokenizer
-from lm.formats.base import model_folder
-from lm.formats.folder import load_model
 from lm.inference.decode import decode
-from lm.inference.details import frequency_bands, token_counts
+from lm.inference.details import NLLByTarget, by_frequency
 from lm.inference.evaluate import evaluate
 from lm.inference.sampling import Sampling
-from lm.inference.text import own_validation
-from lm.model.transformer import Transformer
-from lm.runs.curves import curve, read_curves
-from lm.runs.find import read_run
-from lm.system.device import best_device
+from lm.inference.text import opening_line
+from lm.look.models import LoadedModel, label, same_tokenizer, token_texts
+from lm.model.transformer import Attention, Transformer
 
 MAX_NEW_TOKENS = 512
 MAX_TEXT_TOKENS = 4096  # of a pasted text
 PASSAGE = 1024  # tokens of the validation text that are shown at a time
 CANDIDATES = 5
 NEIGHBOURS = 10
-MAX_POINTS = 400  # of a curve, and of a cloud
-
-
-@dataclass(eq=False)
-class LoadedModel:
-    name: str
-    path: Path  # of the run
-    net: Transformer
-    tokenizer: Tokenizer
-    trust: bool = False  # allows downloading the run's text
-
-    @cached_property
-    def own_text(self) -> tuple[np.ndarray, np.ndarray]:
-        """The run's validation tokens, and how often each token id occurs in its training text. Raises UserError."""
-        validation, _, train = own_validation(self.path, self.trust)
-        return validation, token_counts(train, self.net.vocab_size)
-
-    @property
-    def counts(self) -> np.ndarray | None:
-        """How often each token id occurs in the training text (V,); None if that text is not at hand."""
-        try:
-            return self.own_text[1]
-        except (UserError, OSError):
-            return None
-
-
-def load(name: str, path: Path, trust: bool = False) -> LoadedModel:
-    """Raises UserError."""
-    net, tokenizer = load_model(path, trust)
-    return LoadedModel(name, path, net.to(best_device()), tokenizer, trust)
-
-
-# --- tokens as text
-
-
-def token_texts(tokenizer: Tokenizer, ids: Iterable[int]) -> Iterator[tuple[int, str]]:
-    """Each id with the text that it completes: "" for all but the last token of a character. Joined, it is the text."""
-    pending: list[int] = []
-
-    def recorded() -> Iterator[int]:
-        for token in ids:
-            pending.append(token)
-            yield token
-
-    for piece in tokenizer.stream(recorded()):
-        *incomplete, last = pending
-        pending.clear()
-        yield from ((token, "") for token in incomplete)
-        yield last, piece
-    yield from ((token, "") for token in pending)
-
-
-def label(tokenizer: Tokenizer, token: int) -> str:
-    """A token alone: its text, or its name in the vocabulary."""
-    text = tokenizer.decode([token])
-    return text if text.strip("\ufffd") else tokenizer.backend.id_to_token(token) or ""
-
-
-def same_tokenizer(models: Sequence[LoadedModel]) -> bool:
-    """Whether token ids mean the same in all of these models."""
-    return len({model.tokenizer.hash for model in models}) == 1
+MAX_POINTS = 400  # of a cloud
 
 
 # --- the prompt
 
 
+@dataclass(slots=True, frozen=True, kw_only=True)
+class _Forced(Sampling):
+    """Takes these tokens first, and samples when there are none left."""
+
+    tokens: deque[int]
+
+    def next_token(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
+        sampled = Sampling.next_token(self, logits, generator)
+        return torch.full_like(sampled, self.tokens.popleft()) if self.tokens else sampled
+
+
 def continuations(
-    models: Sequence[LoadedModel], prompt: str, max_new_tokens: int, sampling: Sampling
+    models: Sequence[LoadedModel],
+    prompt: str,
+    max_new_tokens: int,
+    sampling: Sampling,
+    forced: Sequence[int] = (),
+    of: int = 0,
 ) -> Iterator[dict[str, Any]]:
     """Yield a row for each new token, of the models in turn: its text, its rank, its lead, the likeliest tokens.
 
     `rank` is 1 for the largest logit. `lead` is the token's logit minus that of the best other one, below 0 where it
-    was drawn although another is likelier. Both are read off the raw logits: there is no softmax. Raises UserError.
+    was drawn although another is likelier. Both are read off the raw logits: there is no softmax. `forced` are tokens
+    of model `of` that come before the new ones; a model with another tokenizer takes their text. Raises UserError.
     """
     require(0 <= max_new_tokens <= MAX_NEW_TOKENS, f"max_new_tokens={max_new_tokens}", f"0 to {MAX_NEW_TOKENS}")
+    require(0 <= of < len(models), f"of={of}", f"0 to {len(models) - 1}")
+    vocab_size = models[of].tokenizer.vocab_size
+    if len(forced) > MAX_TEXT_TOKENS or not {*forced} <= {*range(vocab_size)}:
+        raise UserError(f"forced: expected at most {MAX_TEXT_TOKENS:,} token ids, 0 to {vocab_size - 1}")
     prompts = [[model.tokenizer.begin, *model.tokenizer.encode(prompt)] for model in models]
+    text = models[of].tokenizer.decode(forced)
+    own = [forced if same_tokenizer([models[of], model]) else model.tokenizer.encode(text) for model in models]
     yield {"same_tokenizer": same_tokenizer(models)}
-    streams = {i: _continuation(model, prompts[i], max_new_tokens, sampling) for i, model in enumerate(models)}
+    streams = {i: _continuation(model, prompts[i], own[i], max_new_tokens, sampling) for i, model in enumerate(models)}
     while streams:
         for i in [*streams]:
             if (row := next(streams[i], None)) is None:
@@ -121,22 +78,27 @@ def continuations(
 
 
 def _continuation(
-    model: LoadedModel, prompt: list[int], max_new_tokens: int, sampling: Sampling
+    model: LoadedModel, prompt: list[int], forced: Sequence[int], max_new_tokens: int, sampling: Sampling
 ) -> Iterator[dict[str, Any]]:
     tokenizer, logits = model.tokenizer, deque[Tensor]()  # of the tokens whose characters are incomplete
-    steps = decode(model.net, [prompt], sampling, observe=lambda row: logits.append(row[0].float()))
+    options: dict[str, Any] = {"sampling": sampling}
+    if forced:  # with draft tokens, one call decides about several
+        options = {"sampling": _Forced(**asdict(sampling), tokens=deque(forced)), "max_draft_tokens": 0}
+    steps = decode(model.net, [prompt], observe=lambda row: logits.append(row[0].float()), **options)
 
     def ids() -> Iterator[int]:
-        for (token,) in islice(steps, max_new_tokens):
+        for i, (token,) in enumerate(islice(steps, len(forced) + max_new_tokens)):
             yield token
-            if token in tokenizer.stops:
+            if i >= len(forced) and token in tokenizer.stops:
                 return
 
     for token, text in token_texts(tokenizer, ids()):
         row = logits.popleft()  # (V,)
         values, best = row.topk(min(CANDIDATES, len(row)))
-        shares = (values - row.logsumexp(-1)).exp()
         own, first, second = float(row[token]), *values[:2].tolist()
+        shown = [*best.tolist(), *([] if token in best else [token])]
+        shares = (row[shown] - row.logsumexp(-1)).exp()
+        drawn = (sampling.restrict(row) / sampling.temperature).softmax(-1)[shown] if sampling.temperature else shares
         yield {
             "token": token,
             "text": text,
@@ -144,7 +106,8 @@ def _continuation(
             "rank": int((row > own).sum()) + 1,
             "lead": own - (second if own == first else first),
             "candidates": [
-                (label(tokenizer, i), share) for i, share in zip(best.tolist(), shares.tolist(), strict=True)
+                {"token": i, "label": label(tokenizer, i), "share": share, "drawn": after}
+                for i, share, after in zip(shown, shares.tolist(), drawn.tolist(), strict=True)
             ],
         }
 
@@ -207,7 +170,7 @@ def scored_text(models: Sequence[LoadedModel], text: str, passage: int = 0) -> d
             for i, (token, piece) in enumerate(zip(ids[1:], pieces, strict=True))
             if is_text[i]
         ],
-        "bands": [] if counts is None else _bands(counts, targets[is_text], [values[is_text] for values in losses]),
+        "bands": [] if counts is None else [_bands(counts, targets[is_text], values[is_text]) for values in losses],
     }
 
 
@@ -224,21 +187,11 @@ def _spread(model: LoadedModel, pieces: Sequence[str]) -> np.ndarray:
     return np.diff(np.interp(ends, own_ends, np.cumsum([0.0, *token_losses(model, ids)])))
 
 
-def _bands(counts: np.ndarray, ids: np.ndarray, losses: Sequence[np.ndarray]) -> list[dict[str, Any]]:
+def _bands(counts: np.ndarray, ids: np.ndarray, losses: np.ndarray) -> list[dict[str, float]]:
     """The mean losses of the tokens (n,) in each band of frequency in the training text, the most frequent first."""
-    bands = frequency_bands(counts)
-    rows = []
-    for band in np.unique(bands[ids]):
-        inside, frequencies = bands[ids] == band, counts[bands == band]
-        rows.append(
-            {
-                "least": int(frequencies.min()),
-                "most": int(frequencies.max()),
-                "n_tokens": int(inside.sum()),
-                "losses": [float(values[inside].mean()) for values in losses],
-            }
-        )
-    return rows
+    nll = NLLByTarget(len(counts))
+    nll.total_nll[:], nll.counts[:] = np.bincount(ids, losses, len(counts)), np.bincount(ids, minlength=len(counts))
+    return by_frequency(nll, counts)
 
 
 # --- the matrices
@@ -285,24 +238,62 @@ def _norms(counts: np.ndarray, matrices: Sequence[Tensor]) -> list[list[float]]:
     return [[float(values[i]) for values in (counts, *norms)] for i in chosen]
 
 
-# --- the runs
+# --- attention
 
 
-def described_run(name: str, path: Path) -> dict[str, Any]:
-    """What the list shows of a run, finished or not, with its validation loss over training tokens."""
-    run = read_run(path, name)
+@torch.no_grad()
+def attention_weights(net: Transformer, ids: Sequence[int], position: int) -> Tensor:
+    """The weights of each head at a position over it and those before, (L, H, S), from the q and k of each layer."""
+    rows: list[Tensor] = []
+
+    def observe(attention: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
+        x, context = inputs
+        assert isinstance(attention, Attention)
+        q = context.rotate(attention.q_norm(attention.heads(attention.q_proj(x))))  # (1, H, T, K)
+        k = context.rotate(attention.k_norm(attention.heads(attention.k_proj(x))))  # (1, n_kv_heads, T, K)
+        k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)[..., : position + 1, :]  # (1, H, S, K)
+        scores = (k @ q[..., position, :, None])[..., 0].float() / math.sqrt(attention.head_dim)  # (1, H, S)
+        if context.mask is not None:
+            scores = scores + context.mask[..., position, : position + 1]
+        rows.append(scores[0].softmax(-1))
+
+    layers = [module for module in net.modules() if isinstance(module, Attention)]
+    handles = [layer.register_forward_pre_hook(observe) for layer in layers]
     try:
-        has_model = bool(model_folder(path))
+        net.hidden_states(torch.tensor([ids], device=net.embed.weight.device))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return torch.stack(rows)
+
+
+def attention(model: LoadedModel, text: str, position: int | None = None) -> dict[str, Any]:
+    """The tokens of a text, of the end of it if it is longer than the context, and the attention weights at one."""
+    tokenizer, length = model.tokenizer, model.net.seq_len
+    ids = [tokenizer.begin, *tokenizer.encode(text)][-length:]
+    position = len(ids) - 1 if position is None else position
+    require(0 <= position < len(ids), f"position={position}", f"0 to {len(ids) - 1}")
+    weights = attention_weights(model.net, ids, position)
+    require(bool(weights.isfinite().all()), f"run={model.name}", "a model whose attention weights are numbers")
+    pieces = [piece for _, piece in token_texts(tokenizer, ids)]
+    pieces[0] = pieces[0] or label(tokenizer, ids[0])  # of the token that begins each text
+    return {
+        "name": model.name,
+        "position": position,
+        "tokens": [{"text": text, "label": label(tokenizer, i)} for text, i in zip(pieces, ids, strict=True)],
+        "weights": [[[round(share, 5) for share in head] for head in layer] for layer in weights.tolist()],
+    }
+
+
+# --- what the page opens with
+
+
+def opening(model: LoadedModel) -> dict[str, str]:
+    """Of the run's validation text: a line to continue, its beginning, and a frequent word to look up."""
+    try:
+        ids = model.own_text[0][:2000].tolist()
     except (UserError, OSError):
-        has_model = False
-    points: list[tuple[float, float]] = []
-    if run.status != "broken":
-        losses = curve(read_curves(path), "val/loss")
-        chosen = {i * (len(losses) - 1) // (MAX_POINTS - 1) for i in range(MAX_POINTS if len(losses) else 0)}
-        points = [(float(losses.index[i]), float(losses.iloc[i])) for i in sorted(chosen)]
-    scores = {key: run.result.get(key) for key in ("val_loss", "val_bpb", "n_params")}
-    scores = {key: None if isinstance(value, float) and not isfinite(value) else value for key, value in scores.items()}
-    status = {"status": run.status, "note": run.note}
-    if run.status == "broken" and has_model:
-        status = {"status": "model", "note": "a model without a record of its training"}
-    return {"name": name, **status, "has_model": has_model, "head": run["head.name"], **scores, "curve": points}
+        ids = [model.tokenizer.begin]
+    labels = Counter(label(model.tokenizer, token) for token in ids)
+    word = max(labels, key=lambda text: (text.strip().isalpha(), min(len(text.strip()), 5), labels[text]))
+    return {"prompt": opening_line(ids, model.tokenizer), "text": model.tokenizer.decode(ids[:48]), "token": word}

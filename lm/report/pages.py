@@ -4,7 +4,9 @@ A template whose name ends in .html.j2 escapes all that it is given but figures.
 `md` for text, `code` for a word, `fence` for a block. Control characters become escapes in both.
 """
 
+import base64
 import functools
+import hashlib
 import re
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,11 @@ NO_VALUE, NBSP = "-", "\N{NO-BREAK SPACE}"
 def render(template: str, **context: Any) -> str:
     """The text of a template of lm/report/templates. What cannot be written as UTF-8 becomes a question mark."""
     return _environment().get_template(template).render(**context).encode(errors="replace").decode()
+
+
+def script_hash(content: str) -> str:
+    """What a content security policy calls a script or a style, after sha256-."""
+    return base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from lm.config import UserError
 from lm.config.identity import RESOLVED, flat, hashed_settings
 from lm.data.ngram import ngram_figure
-from lm.report.figures import COLOURS, INK, as_svg, axis_limits, inline, legend, panels, tokens_axis
+from lm.report.figures import COLOURS, INK, SOFT, as_svg, axis_limits, inline, legend, panels, tokens_axis
 from lm.report.pages import render
 from lm.runs.curves import curve, read_curves, tail
 from lm.runs.find import FoundRun, read_run
@@ -34,7 +34,8 @@ def write_page(run_dir: Path, defaults: Mapping[str, Any]) -> str:
     if run.status == "broken":
         raise UserError(run.note)
     result, curves = read_result(run_dir / "result.json") or {}, read_curves(run_dir)
-    svg, by_role = draw_curves(curves), result["n_params_by_role"].items() if result else ()
+    svg = draw_curves(curves, (result.get("best") or {}).get("step"))
+    by_role = result["n_params_by_role"].items() if result else ()
     context = {
         "title": run.name,
         "status": run.status,
@@ -47,7 +48,7 @@ def write_page(run_dir: Path, defaults: Mapping[str, Any]) -> str:
         "settings": [*_settings(run, flat(dict(defaults)))],
         "samples": _samples(run, result),
         "facts_of_run": [*_facts(result)] if result else [],
-        "address": shlex.quote(f"run_dir={run.name}"),
+        "commands": [*_commands(run)],
     }
     remove_partial(run_dir)
     write_text(run_dir / "report.html", render("run.html.j2", **context))
@@ -63,10 +64,23 @@ def _summary(run_dir: Path, run: FoundRun, result: Mapping[str, Any]) -> str:
     )
 
 
+def _commands(run: FoundRun) -> Iterator[tuple[str, str]]:
+    """What can be done with it, each with its command; as `report` was called, so that they work in the same place."""
+    address = shlex.quote(f"run_dir={run.path}")
+    if run.status == "unfinished":
+        yield "Resume it", f"lm-lab train {address}"
+    if (run.path / "model/config.json").exists():
+        yield "Generate from it", f'lm-lab generate {address} "prompt=Once" temperature=0.8'
+        yield "Look at it, token by token", f"lm-lab look {address}"
+
+
 def _scores(result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     ngram = f" ({figure})" if (figure := ngram_figure(result)) else ""
     epochs = result["tokens"] / result["train_text_tokens"]
     yield "validation loss", f"{result['val_loss']:.4f} nats per token"
+    if best := result.get("best"):
+        last = f"{best['last_val_loss']:.4f} after the last step"
+        yield "the model is that of", f"step {best['step']:,}, the best that was validated; {last}"
     yield "bits per byte", f"{result['val_bpb']:.4f}{ngram}"
     yield "top-1 accuracy", f"{result['val_top1']:.2%}"
     yield "scored on", f"{result['val_tokens']:,} tokens"
@@ -75,7 +89,7 @@ def _scores(result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 @as_svg
-def draw_curves(frame: pd.DataFrame) -> Figure | None:
+def draw_curves(frame: pd.DataFrame, kept_step: int | None = None) -> Figure | None:
     losses = {name: curve(frame, name) for name in ("train/loss", "val/loss")}
     if not any(map(len, losses.values())):
         return None
@@ -83,6 +97,8 @@ def draw_curves(frame: pd.DataFrame) -> Figure | None:
     for (name, values), color, marker in zip(losses.items(), (COLOURS[5], INK), (None, "o"), strict=True):
         if len(values):
             above.plot(values.index, values, color=color, marker=marker, lw=1.2, label=name)
+    for tokens in frame.index[frame["step"] == kept_step] if kept_step else ():
+        above.axvline(tokens, color=SOFT, linestyle=":", lw=1, label=f"step {kept_step:,}, kept")
     late = [value for values in losses.values() for value in tail(values, 10)]
     above.set(ylabel="nats per token")
     above.set_ylim(axis_limits(late, [value for values in losses.values() for value in values]))

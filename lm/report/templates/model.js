@@ -197,9 +197,16 @@ function windowStart(length, seqLen) {  // of what the model sees of a text: mov
   return half * Math.max(0, Math.ceil((length - seqLen) / half));
 }
 
-// Yields, without end, each next token with the five best: { token, candidates }; and null after each token that is
-// only read. At a temperature above 0, argmax(logits / temperature + Gumbel noise) draws from the softmax.
-function* decode(model, prompt, temperature = 0, seed = 0) {
+function shares(logits, temperature) {  // -> a function that gives a logit its share of the softmax, for a reader
+  const highest = logits.reduce((a, b) => Math.max(a, b));
+  const total = logits.reduce((sum, logit) => sum + Math.exp((logit - highest) / temperature), 0);
+  return (logit) => Math.exp((logit - highest) / temperature) / total;
+}
+
+// Yields, without end, each next token with its logit and the five best: { token, logit, candidates }; and null after
+// each token that is only read. At a temperature above 0, argmax(logits / temperature + Gumbel noise) draws from the
+// softmax. The first tokens are those of `forced`. A candidate has its share before and after the temperature.
+function* decode(model, prompt, temperature = 0, seed = 0, forced = []) {
   const text = [...prompt], noise = gumbel(seed);
   let start = -1, cache;
   while (true) {
@@ -209,11 +216,13 @@ function* decode(model, prompt, temperature = 0, seed = 0) {
       hiddenState(model, text[start + cache.length], cache);
       yield null;
     }
-    const logits = head(model, hiddenState(model, text[text.length - 1], cache));
-    const candidates = best(logits, 5);
+    const logits = head(model, hiddenState(model, text[text.length - 1], cache)), candidates = best(logits, 5);
     const noisy = temperature > 0 ? best(logits.map((logit) => logit / temperature + noise()), 1) : candidates;
-    text.push(noisy[0].token);
-    yield { token: noisy[0].token, candidates };
+    const token = forced[text.length - prompt.length] ?? noisy[0].token, logit = logits[token];
+    if (candidates.every((candidate) => candidate.token !== token)) candidates.push({ token, logit });
+    const [share, drawn] = [shares(logits, 1), shares(logits, temperature || 1)];
+    text.push(token);
+    yield { token, logit, candidates: candidates.map((row) => ({ ...row, share: share(row.logit), drawn: drawn(row.logit) })) };
   }
 }
 

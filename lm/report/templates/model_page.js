@@ -1,10 +1,9 @@
+// --- the page
 
-// --- the page: text reaches it as textContent alone, never as markup
-
-const element = (id) => document.getElementById(id);
-const pause = () => new Promise((resolve) => setTimeout(resolve));  // lets the browser draw, and hear a click
-const MAX_BUSY = 25;  // milliseconds between pauses
-let stopped = false;
+const pause = () => new Promise((resolve) => setTimeout(resolve)); // lets the browser draw, and hear a click
+const MAX_BUSY = 25; // milliseconds between pauses
+const ACCENT = "var(--accent)";
+let running = null; // {stopped} of the text that is being written
 
 async function load() {
   const weights = {};
@@ -13,83 +12,91 @@ async function load() {
     block.remove();
     await pause();
   }
-  const { config, tokenizer } = JSON.parse(element("settings").textContent);
+  const { config, tokenizer } = JSON.parse($("settings").textContent);
   return { model: { config, weights }, tokenizer: readTokenizer(tokenizer) };
 }
 
-async function run({ model, tokenizer }) {
-  const maxTokens = Number(element("max_new_tokens").value), decoder = new TextDecoder("utf-8", UTF8);
-  const sampling = [Number(element("temperature").value), Number(element("seed").value)];
-  const prompt = element("prompt").value, start = performance.now();
-  element("output").replaceChildren(prompt);
-  element("candidates").replaceChildren();
-  let tokens = 0, drawn = start;
-  for (const step of decode(model, [tokenizer.begin, ...encode(tokenizer, prompt)], ...sampling)) {
-    if (stopped || tokenizer.stops.includes(step?.token)) break;
+async function run(loaded) {
+  const { model, tokenizer } = loaded, own = (running = { stopped: false });
+  const forced = branch.forced, maxTokens = forced.length + Number($("max_new_tokens").value);
+  const [temperature, seed] = [Number($("temperature").value), Number($("seed").value)];
+  const prompt = $("prompt").value, start = performance.now(), decoder = new TextDecoder("utf-8", UTF8), steps = [];
+  const view = { chosen: null, enter: () => $("step").querySelector("button")?.focus(), show: (row) => showCandidates(loaded, view, steps, row, temperature) };
+  const box = tokenBox("Text", view);
+  box.id = "output";
+  box.append(el("span", { className: "soft" }, prompt));
+  $("output").replaceWith(box);
+  $("step").hidden = true;
+  $("back").hidden = !forced.length;
+  let drawn = start;
+  for (const step of decode(model, [tokenizer.begin, ...encode(tokenizer, prompt)], temperature, seed, forced)) {
+    if (own.stopped || (step && steps.length >= forced.length && tokenizer.stops.includes(step.token))) break;
     if (step) {
-      const text = decoder.decode(tokenBytes(tokenizer, step.token), { stream: true });
-      element("output").append(tokenSpan(tokenizer, step, text));
-      tokens += 1;
-      if (tokens === maxTokens) break;
+      const row = { ...step, index: steps.length, text: decoder.decode(tokenBytes(tokenizer, step.token), { stream: true }) };
+      steps.push(row);
+      addStep(box, view, row, forced.length);
+      if (steps.length === maxTokens) break;
     }
     if (performance.now() - drawn < MAX_BUSY) continue;
-    element("status").textContent = step ? `${tokens} tokens` : "Reading the prompt";
+    $("status").textContent = step ? `${steps.length} tokens` : "Reading the prompt";
     await pause();
     drawn = performance.now();
   }
-  element("output").append(decoder.decode());
+  if (running !== own) return;
+  box.append(decoder.decode());
   const seconds = (performance.now() - start) / 1000;
-  element("status").textContent = `${tokens} tokens, ${Math.round(tokens / seconds)} per second`;
+  $("status").textContent = `${steps.length} tokens, ${Math.round(steps.length / seconds)} per second`;
 }
 
-function tokenSpan(tokenizer, { token, candidates }, text) {
-  const span = document.createElement("span");
-  span.textContent = text;  // none while a character is unfinished
-  span.className = "token";
-  span.tabIndex = document.querySelector(".token") ? -1 : 0;  // Tab reaches the first one, arrows the others
-  span.onmouseenter = span.onfocus = () => showCandidates(tokenizer, span, token, candidates);
-  return span;
+function addStep(box, view, row, nForced) {
+  const other = row.candidates.find(({ token }) => token !== row.token);
+  addToken(box, row);
+  const lead = row.logit - other.logit;
+  row.span.style.background = faded(ACCENT, unsure(lead));
+  if (nForced && row.index === nForced - 1) row.span.classList.add("picked");
+  if (!view.chosen && (nForced ? row.index === nForced - 1 : lead < 1)) choose(view, row); // at first, the first uncertain token
+  if (nForced && view.chosen === row && document.activeElement === document.body) row.span.focus({ preventScroll: true });
 }
 
-function showCandidates(tokenizer, span, token, candidates) {
-  document.querySelector(".token.shown")?.classList.remove("shown");
-  span.classList.add("shown");
-  element("candidates").replaceChildren(...candidates.map((candidate) => {
-    const item = document.createElement("li"), word = document.createElement("code");
-    word.textContent = readable(tokenizer, candidate.token);
-    item.append(word, ` ${candidate.logit.toFixed(2)}`);
-    if (candidate.token === token) item.className = "chosen";
-    return item;
-  }));
+function showCandidates(loaded, view, steps, row, temperature) {
+  const candidates = row.candidates.map((candidate) => ({ ...candidate, label: name(loaded.tokenizer, candidate.token) }));
+  const pick = (token) => {
+    branch.pick([...steps.slice(0, row.index).map((step) => step.token), token]);
+    document.activeElement.blur();
+    generate(loaded);
+  };
+  const options = { color: ACCENT, sampled: temperature > 0, pick, back: () => view.chosen?.span.focus() };
+  const change = temperature > 0 ? `, before and after temperature ${temperature}` : "";
+  $("step").replaceChildren(el("p", { className: "soft" }, `Candidates for token ${row.index + 1}, with their shares${change}`), candidateBars({ token: row.token, candidates }, options));
+  $("step").hidden = false;
 }
 
-function readable(tokenizer, id) {  // a token by itself, with what is not seen as a sign
-  const text = new TextDecoder("utf-8", UTF8).decode(tokenBytes(tokenizer, id)) || tokenizer.names[id] || `<${id}>`;
-  return text.replace(/[\0-\x20]/g, (sign) => (sign === " " ? "␣" : String.fromCharCode(0x2400 + sign.charCodeAt())));
+function name(tokenizer, id) { // a token by itself
+  return new TextDecoder("utf-8", UTF8).decode(tokenBytes(tokenizer, id)) || tokenizer.names[id] || `<${id}>`;
 }
 
-element("output").onkeydown = (event) => {
-  const step = { ArrowRight: "nextElementSibling", ArrowLeft: "previousElementSibling" }[event.key];
-  if (!step || !event.target[step]) return;
-  event.preventDefault();
-  event.target.tabIndex = -1;
-  event.target[step].tabIndex = 0;
-  event.target[step].focus();
-};
+async function generate(loaded) {
+  if (running) running.stopped = true;
+  $("stop").hidden = false;
+  const own = run(loaded), started = running;
+  await own.catch(showError);
+  if (running === started) $("stop").hidden = true;
+}
 
 async function main() {
-  const loaded = await load(), [generate, stop] = [element("generate"), element("stop")];
-  element("status").textContent = "";
-  generate.disabled = false;
-  stop.onclick = () => { stopped = true; };
-  element("prompt").onkeydown = (event) => { if (event.ctrlKey && event.key === "Enter") generate.click(); };
-  element("form").onsubmit = async (event) => {
+  const loaded = await load();
+  $("scale").replaceChildren(scale("sure", "unsure: another token is as likely", ACCENT));
+  $("generate").disabled = false;
+  $("stop").onclick = () => { running.stopped = true; };
+  $("back").onclick = () => { branch.takeBack(); generate(loaded); };
+  $("prompt").onkeydown = (event) => { if (event.ctrlKey && event.key === "Enter") $("generate").click(); };
+  $("form").onsubmit = (event) => {
     event.preventDefault();
-    [stopped, generate.disabled, stop.disabled] = [false, true, false];
-    await run(loaded).catch(showError);
-    [generate.disabled, stop.disabled] = [false, true];
+    branch.clear();
+    generate(loaded);
   };
+  await generate(loaded);
 }
 
-const showError = (error) => { element("status").textContent = error.message; };
+const showError = (error) => { $("status").textContent = error.message; };
 main().catch(showError);
