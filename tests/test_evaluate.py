@@ -35,7 +35,8 @@ from lm.formats.folder import load_model, save_model
 from lm.formats.huggingface import export
 from lm.inference.details import BINS, Calibration, Details
 from lm.inference.evaluate import evaluate_run
-from lm.look.views import load, scored_text
+from lm.look.models import load
+from lm.look.views import scored_text
 from lm.model import Transformer
 from lm.training.train import train
 from tests.helpers.runs import PROCESSES, result, short_run

@@ -73,9 +73,7 @@ def _load_checkpoint(path: Path, checkpoint: Path, trust: bool) -> tuple[Transfo
             seq_len=config.seq_len,
             document_separator=data.tokenizer.eot if config.document_mask else None,
         )
-        content = torch.load(checkpoint, map_location="cpu", weights_only=True)["state_dict"]
-        weights = {name.removeprefix("net."): value for name, value in content.items() if name.startswith("net.")}
-        net.load_state_dict(weights)
+        net.load_state_dict(torch.load(checkpoint, map_location="cpu", weights_only=True)["net"])
     return net.eval(), data.tokenizer
 
 
