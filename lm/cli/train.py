@@ -72,7 +72,10 @@ def program(config: DictConfig) -> float | None:
     if several:
         print(format_table(summary(result)), f"\n{path}\n", sep="\n")
     else:
-        print(*ending(path, result, RunDirectory(path).read_config()), sep="\n")
+        saved = RunDirectory(path).read_config()
+        if run.prompts not in (None, saved.get("prompts")):  # a run that was finished before has samples of its own
+            result = result | {"samples": [], "copied": False}
+        print(*ending(path, result, saved), sep="\n")
     return float(result["val_loss"])
 
 
