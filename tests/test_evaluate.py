@@ -108,7 +108,7 @@ def test_what_only_begins_a_text_is_not_scored(tmp_path: Path) -> None:
     seen = scored_text([load("run", tmp_path / "run")], "")
     losses = [row["losses"][0] for row in seen["tokens"]]
     assert (len(losses), sum(losses) / len(losses)) == (own["tokens"], pytest.approx(own["loss"], rel=1e-5))
-    assert sum(band["n_tokens"] for band in seen["bands"]) == len(losses)
+    assert sum(band["tokens"] for band in seen["bands"][0]) == len(losses)
 
 
 def test_a_run_without_cache_has_its_own_tokenizer(
