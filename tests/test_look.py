@@ -504,7 +504,7 @@ def test_the_heads_of_a_token_and_the_neighbours_of_another_are_there_at_once(pa
     page.wait_for_selector("#attentions > :nth-child(2) .heads button")
     column = page.locator("#attentions > :first-child")
     column.locator(".token").nth(3).click()
-    page.wait_for_function("document.querySelector('#attentions p').textContent.startsWith('Token 4 of')")
+    page.locator("#attentions p").filter(has_text=re.compile("^Token 4 of")).first.wait_for()
     assert column.locator(".token.unseen").count() == column.locator(".token").count() - 4
     page.keyboard.press("Enter")  # to the heads
     page.keyboard.press("ArrowDown")
@@ -520,7 +520,7 @@ def test_the_heads_of_a_token_and_the_neighbours_of_another_are_there_at_once(pa
     neighbour = columns[1].locator(".bar").nth(3)
     label = neighbour.locator("code").inner_text()
     neighbour.click()
-    page.wait_for_function(f"document.querySelector('#embeddings p code').textContent === {json.dumps(label)}")
+    page.locator("#embeddings p code").filter(has_text=re.compile(f"^{re.escape(label)}$")).first.wait_for()
     assert page.input_value("[name=token]") == json.loads(label)
     assert narrow(page)
 
