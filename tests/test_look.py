@@ -58,7 +58,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "data.val_fraction=0.3",
         f"data.path={top}/text.txt",
     ]
-    for name, own in {"tied": [], "untied": ["head=untied"], "char": ["tokenizer=char"]}.items():
+    for name, own in {"tied": ["optim.ema=0.5"], "untied": ["head=untied"], "char": ["tokenizer=char"]}.items():
         train(composed(*words, *own, f"run_dir={top}/runs/{name}"))
     write_run_dir(top / "runs/young", composed(*words))
     return top / "runs"

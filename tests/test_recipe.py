@@ -122,15 +122,6 @@ def test_of_a_recipe_by_characters_it_is_said_what_an_export_to_gguf_needs(typed
         assert len(notes[0].replace(str(tmp_path), "")) < 80
 
 
-def test_a_further_process_of_a_run_takes_the_recipe_of_the_first(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen = with_recipe(words(text))
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    Path(text).unlink()
-    assert with_recipe(words(text)) == chosen
-    with pytest.raises(UserError, match="run_dir=RUN"):
-        with_recipe(words(text + "2"))
-
-
 def test_a_text_of_less_than_a_page_is_refused(tmp_path: Path) -> None:
     (tmp_path / "short.txt").write_text(TEXT[:1500])
     with pytest.raises(UserError, match=r"2,000 or more.*experiment=none"):

@@ -32,7 +32,7 @@ EXAMPLES = {
     "evaluate": "run_dir=runs/mine data=text data.path=other.txt",
     "generate": 'run_dir=runs/mine "prompt=To be, or not" temperature=0.8',
 }
-WORDS = {  # on the choices of train that are made most, which its --help lists first
+MEANINGS = {  # on the choices of train that are made most, which its --help lists first
     "model": {"small": "minutes on a CPU", "medium": "10 M, for a GPU", "gpt2": "124 M"},
     "head": {"tied": "one matrix in and out", "untied": "two"},
     "data": {"text": "a file", "stdlib": "Python's own source", "csv": "a table", "json": "", "hub": "a data set"},
@@ -100,7 +100,7 @@ def _screen(start: str, choices: Mapping[str, Sequence[str]]) -> Iterator[str]:
         line = f"{f'  {key}={to_override_value(value)}':28} "
         yield line + textwrap.shorten(meaning, SCREEN - len(line), placeholder=" ...")
     for group, names in choices.items():
-        words = WORDS[group]
+        words = MEANINGS[group]
         ordered = [*words, *(name for name in names if name not in words)]
         shown = (f"{name} ({words[name]})" if words.get(name) else name for name in ordered)
         yield "  " + textwrap.shorten(f"{group}: {', '.join(shown)}", SCREEN - 2, placeholder=" ...")

@@ -20,7 +20,7 @@ from lm.cli.mistakes import CONFIGS, key_of
 from lm.config import DataConfig, RunConfig, UserError
 from lm.config.checks import expanded, without_secrets
 from lm.data.paths import COMPRESSED, SUFFIXES, is_url, local_files
-from lm.system.terminal import is_first_process, to_override_value
+from lm.system.terminal import to_override_value
 
 # Texts of at most so many bytes, and their recipe. Above the last, the default run.
 RECIPES = (
@@ -38,7 +38,6 @@ TRIALS = ("debug", "overfit")  # trainers for a few steps on any text
 REPLACED = {"model": ("model",), "head": ("head",), "optim": ("optim",), "tokenizer": ("tokenizer", "head", "optim")}
 notes: list[str] = []  # what is read, and what has been chosen: `tell` says it when the command has been understood
 log = logging.getLogger(__name__)
-KNOWN = "LM_LAB_RECIPE"  # of which texts, in the environment of the further processes that a run starts
 Values = Mapping[str, Sequence[Any]]  # those that an override gives its key, several in a sweep
 
 
@@ -111,9 +110,6 @@ def _recipe_of_texts(typed: Values) -> list[str]:
     """The recipe of the texts that are typed; none where run_dir names a run, if its text is gone or far away."""
     texts = [*product(typed["data"], typed["data.path"], typed.get("data.max_bytes", [None]))]
     run_dir = Path(expanded(str(typed.get("run_dir", [None])[0] or os.devnull), "run_dir"))
-    known, _, of_texts = os.environ.get(KNOWN, "").partition(" ")
-    if of_texts == repr(texts) and not is_first_process():
-        return [known]
     if os.path.exists(run_dir / "result.json") and any(is_url(str(path)) for _, path, _ in texts):
         return []
     try:
@@ -134,9 +130,7 @@ def _recipe_of_texts(typed: Values) -> list[str]:
         tokenizers = typed.get("tokenizer", [_set_by(recipes[path]).get("tokenizer")])
         advice = "; as GGUF: with tokenizer=bpe" if "char" in tokenizers else ""
         notes.append(f"reading {path} ({_in_words(size)}): experiment={recipes[path]}{advice}")
-    name = next(iter(recipes.values()))
-    os.environ[KNOWN] = f"{name} {texts}"
-    return [name]
+    return [next(iter(recipes.values()))]
 
 
 def _in_words(size: float) -> str:

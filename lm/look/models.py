@@ -19,6 +19,7 @@ from lm.model.transformer import Transformer
 from lm.model.user_class import import_class
 from lm.system.device import best_device
 from lm.training.run_directory import RunDirectory
+from lm.training.state import checkpoints
 
 
 @dataclass(eq=False)
@@ -46,14 +47,14 @@ class LoadedModel:
 
 def load(name: str, path: Path, trust: bool = False) -> LoadedModel:
     """The model of a run; while it is trained, that of its newest checkpoint. Raises UserError."""
-    newest = newest_checkpoint(path)
-    net, tokenizer = load_model(path, trust) if newest is None else _load_checkpoint(path, newest, trust)
+    checkpoint = checkpoint_to_show(path)
+    net, tokenizer = load_model(path, trust) if checkpoint is None else _load_checkpoint(path, checkpoint, trust)
     return LoadedModel(name, path, net.to(best_device()), tokenizer, trust)
 
 
-def newest_checkpoint(path: Path) -> Path | None:
+def checkpoint_to_show(path: Path) -> Path | None:
     """The newest checkpoint of a run without a result, unless its model/ is newer, as after a stop by a signal."""
-    newest = max(path.glob("checkpoints/*.ckpt"), default=None)
+    newest = next(iter(checkpoints(path / "checkpoints")), None)
     config = path / "model/config.json"
     is_old = newest is not None and config.exists() and newest.stat().st_mtime <= config.stat().st_mtime
     return None if is_old or (path / "result.json").exists() else newest
@@ -73,7 +74,8 @@ def _load_checkpoint(path: Path, checkpoint: Path, trust: bool) -> tuple[Transfo
             seq_len=config.seq_len,
             document_separator=data.tokenizer.eot if config.document_mask else None,
         )
-        net.load_state_dict(torch.load(checkpoint, map_location="cpu", weights_only=True)["net"])
+        content = torch.load(checkpoint, map_location="cpu", weights_only=True)
+        net.load_state_dict(content["average"] or content["net"])  # what is validated
     return net.eval(), data.tokenizer
 
 

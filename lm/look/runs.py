@@ -14,7 +14,7 @@ from lm.ablation.views import asked, distinct
 from lm.ablation.warnings import report_warnings
 from lm.config import UserError
 from lm.formats.base import model_folder
-from lm.look.models import newest_checkpoint
+from lm.look.models import checkpoint_to_show
 from lm.runs.curves import read_curves
 from lm.runs.find import read_run
 from lm.system.terminal import duration
@@ -39,7 +39,7 @@ def described_run(name: str, path: Path) -> dict[str, Any]:
     return {
         "name": name,
         **status,
-        "has_model": _has_model(path) or newest_checkpoint(path) is not None,
+        "has_model": _has_model(path) or checkpoint_to_show(path) is not None,
         "text": Path(str(run["data.path"])).name if run["data.path"] else str(run["data.source"] or ""),
         "data_hash": run["data_hash"],
         "tokenizer_hash": run["tokenizer_hash"],
@@ -47,7 +47,7 @@ def described_run(name: str, path: Path) -> dict[str, Any]:
         "val_bpb": last_bpb,
         "n_params": run.result.get("n_params"),
         "step": RunFiles(path).steps() if run.status == "unfinished" else None,
-        "steps": None if run["max_minutes"] else run["trainer.max_steps"],
+        "steps": run["trainer.max_steps"],
         "curve": points,
     }
 

@@ -21,6 +21,7 @@ from lm.training.loss import build_loss
 from lm.training.optim import build_optimizer
 from lm.training.resolve import build_model, check_memory, least_bytes, n_batches, n_validations, resolve
 from lm.training.run_directory import RunDirectory, default_directory
+from lm.training.state import checkpoints, step_of
 
 TIMED_STEPS = 10
 
@@ -39,7 +40,7 @@ def forecast(run: RunConfig) -> dict[str, Any] | None:
         return None
     resolved = resolve(run, vocab_size)
     check_memory(resolved, vocab_size)
-    done = max((int(path.stem.removeprefix("step-")) for path in directory.checkpoints.glob("step-*.ckpt")), default=0)
+    done = max(map(step_of, checkpoints(directory.checkpoints)), default=0)
     if done:
         directory.check_same_run(asdict(resolved) | hashes)
     done = done if run.checkpoint.resume else 0

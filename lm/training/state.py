@@ -97,10 +97,9 @@ class State:
                 raise
         made = [path for path in checkpoints(folder) if step_of(path) <= self.step]  # a damaged one may be newer
         oldest = step_of(made[:keep][-1])
-        named = [
-            path for path in best_files(folder) if step_of(path) <= oldest
-        ]  # by the oldest that is kept: the first
-        for path in made[keep:] + named[1:]:
+        # the oldest checkpoint that is kept names the newest of these
+        best = [path for path in best_files(folder) if step_of(path) <= oldest]
+        for path in made[keep:] + best[1:]:
             path.unlink()
 
     def load(self, content: dict[str, Any]) -> None:

@@ -17,7 +17,12 @@ def executed(path: Path, folder: str | Path) -> Any:
 
     os.environ["PYTHONPATH"] = str(ROOT)
     notebook = nbformat.read(path, as_version=4)
-    options = {"timeout": 600, "record_timing": False, "resources": {"metadata": {"path": str(folder)}}}
+    options = {
+        "timeout": 600,
+        "record_timing": False,
+        "coalesce_streams": True,
+        "resources": {"metadata": {"path": str(folder)}},
+    }
     NotebookClient(notebook, **options).execute()
     return notebook
 
