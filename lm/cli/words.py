@@ -67,8 +67,8 @@ def with_text(args: Sequence[str], kinds: Kinds) -> list[str]:
     Any other word must be a setting, or Hydra's ~key.
     """
     runs = [RunDirectory(Path(arg.partition("=")[2]).expanduser()) for arg in args if arg.startswith("run_dir=")]
-    gone = [flat(run.read_config()).get("data.path") for run in runs]  # perhaps
-    texts = [arg for arg in args if is_text(arg) or arg in gone]
+    trained_on = [flat(run.read_config()).get("data.path") for run in runs]  # which may be gone since
+    texts = [arg for arg in args if is_text(arg) or arg in trained_on]
     for i, arg in enumerate(args):
         if "=" not in arg and arg not in texts and not arg.startswith("~"):
             raise UserError(explain_non_override(args, kinds, i))
