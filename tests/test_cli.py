@@ -23,7 +23,7 @@ from lm import __version__
 from lm.cli import ablate, train
 from lm.cli.compose import compose, parse
 from lm.cli.evaluate import parse_arguments
-from lm.cli.help import EXAMPLES, GROUPS, USUAL, WORDS
+from lm.cli.help import EXAMPLES, GROUPS, MEANINGS, USUAL
 from lm.cli.main import COMMANDS, handle_exception
 from lm.cli.mistakes import CONFIGS, kinds_of
 from lm.config import EvaluateConfig, GenerateConfig, RunConfig, UserError
@@ -407,7 +407,7 @@ def test_the_help_of_train_is_one_screen(command: Command) -> None:
     for group, shown in groups.items():
         names = re.sub(r" \([^)]*\)|,? \.\.\.| \([^)]*$", "", shown).split(", ")
         assert len(names) > 2
-        assert {*names, *WORDS[group]} <= {path.stem for path in (CONFIGS / group).glob("*.yaml")}
+        assert {*names, *MEANINGS[group]} <= {path.stem for path in (CONFIGS / group).glob("*.yaml")}
     assert "--help all" in out
 
 
