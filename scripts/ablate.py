@@ -1,4 +1,4 @@
-"""Answer a question: python scripts/ablate.py KEY=A,B [TEXT] | FILE.yaml | ablation=NAME [any setting of train]"""
+"""Answer a question: python scripts/ablate.py KEY=A,B [TEXT] | FILE.yaml | ablation=NAME | confirm=DIR [any setting]"""
 
 from lm.cli.main import main
 

@@ -12,6 +12,7 @@ from tqdm import tqdm
 from lm.ablation.execute import execute
 from lm.ablation.executors import EXECUTORS, Executor
 from lm.ablation.history import lost_to_new_code
+from lm.ablation.ledger import record_asked, record_ended
 from lm.ablation.plan import Plan, RunSpec, make_plan, now
 from lm.ablation.record import AblationRecord, default_dir, existing_record, lock_output_dir, question_of, write_record
 from lm.ablation.report import write_report
@@ -50,11 +51,17 @@ def ablate(
             raise UserError(f"output_dir={folder}: another process has worked there meanwhile; call ablate again")
         if before and _is_unchanged(plan, before) and (folder / "report.html").exists():
             return plan.results()  # nothing to do; `report` draws the report again
-        write_record(plan.current_record(), folder)
+        record = plan.current_record()
+        if earlier := record_asked(Path(config.ledger), record, folder, is_new=before is None):
+            tqdm.write(printable(f"{record.name}: {earlier}"), file=sys.stderr)
+        write_record(record, folder)
         runner = _Runner(plan, executor)
         runner.tune()
         runner.make_reported()
-        return _finish(plan)
+        results = _finish(plan)
+        if not plan.expected():
+            record_ended(Path(config.ledger), results)
+        return results
 
 
 def _is_unchanged(plan: Plan, before: AblationRecord) -> bool:

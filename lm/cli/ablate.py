@@ -1,4 +1,4 @@
-"""Answer a question: lm-lab ablate KEY=A,B [TEXT] | FILE.yaml | ablation=NAME [any setting of train]
+"""Answer a question: lm-lab ablate KEY=A,B [TEXT] | FILE.yaml | ablation=NAME | confirm=DIR [any setting]
 
 KEY=A,B compares values of a setting of train, with seeds=5 and margin=0.01. TEXT is a file, folder, glob or address.
 
@@ -27,7 +27,7 @@ from lm.cli.mistakes import CONFIGS, LOADED, Kinds, command_line, key_of, kinds_
 from lm.cli.recipe import tell, values_of
 from lm.cli.words import is_question, is_text, with_text
 from lm.config import RunConfig, UserError
-from lm.config.ablation import AblateConfig
+from lm.config.ablation import LEDGER, AblateConfig
 from lm.config.identity import is_verb
 from lm.data.paths import check_paths
 
@@ -101,7 +101,7 @@ def prepare(flags: Namespace) -> list[str]:
     questions = [word for word in flags.overrides if is_question(word)]
     words = [word for word in flags.overrides if word not in questions]
     overrides = _choose_question(questions, flags.overrides)
-    if not questions and "ablation" not in map(key_of, words):
+    if not overrides and "ablation" not in map(key_of, words):
         words, overrides = _ask_in_a_line(words)
     for override in with_text(words, own | train):
         key = re.split("[.@/]", key_of(override))[0]
@@ -111,6 +111,8 @@ def prepare(flags: Namespace) -> list[str]:
             others.append(override)
         else:
             raise UserError(no_such_key(override, own | train, flags.overrides))
+    if others and "confirm" in map(key_of, flags.overrides):
+        raise UserError(f"{' '.join(others)}: confirm asks a question as it was, expected no settings of train")
     is_asked = any(key_of(override).startswith(("ablation", "hydra")) for override in overrides)
     if not (is_asked or flags.cfg or flags.info or flags.hydra_help):
         line, short = command_line("ablate", "head=tied,untied"), command_line("ablate", "ablation=smoke")
@@ -126,7 +128,19 @@ def _is_of_train(key: str, own: Kinds, train: Kinds) -> bool:
 
 
 def _choose_question(files: Sequence[str], words: Sequence[str]) -> list[str]:
-    """The overrides that choose the question of a YAML file, which Hydra gets to know. Raises UserError."""
+    """The overrides that choose the question of a YAML file or of a confirmation, which Hydra gets to know.
+
+    Raises UserError.
+    """
+    if sources := [word.partition("=")[2] for word in words if key_of(word) == "confirm"]:
+        if files or len(sources) > 1 or any(key_of(word).startswith("ablation") for word in words):
+            raise UserError(f"confirm={sources[0]}: is a question of its own, expected no other")
+        from lm.ablation.confirm import confirmation
+        from lm.ablation.ledger import read_ledger
+
+        typed = {key_of(word): Path(word.partition("=")[2]).expanduser() for word in words}
+        ledger = read_ledger(typed.get("ledger", Path(LEDGER)))
+        return choose(confirmation(typed["confirm"], ledger, typed.get("output_dir")))
     if not files:
         return []
     if len(files) > 1 or "ablation" in map(key_of, words):

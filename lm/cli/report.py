@@ -1,6 +1,7 @@
 """Write the report of an ablation, also while it is running: lm-lab report output_dir=DIR
 
-For a folder of ablations, their comparisons side by side. lm-lab report run_dir=RUN writes a page about a single run.
+For a folder of ablations, their comparisons side by side. lm-lab report run_dir=RUN writes a page about a single run,
+lm-lab report ledger=true the verdicts of all questions that were asked in this folder, as one series.
 json=true prints one JSON object with the verdicts of an ablation, and nothing else, on standard output.
 """
 
@@ -28,6 +29,8 @@ def run(args: list[str]) -> int:
     named = [f"{key}={word}" for word in words[:1] for key, mark in marks.items() if os.path.isfile(f"{word}/{mark}")]
     config = parse(ReportConfig, [*named, *words[1 if named else 0 :], *settings])
     key, command = ("run_dir", "train") if config.run_dir is not None else ("output_dir", "ablate")
+    if config.ledger is not None:
+        return print_series(Path(config.ledger), config.json)
     path = Path(str(config.run_dir or config.output_dir))
     if not path.is_dir():  # importing the rest takes seconds
         raise UserError(f"{key}={path}: no such folder; expected one that {command} wrote")
@@ -51,6 +54,17 @@ def run(args: list[str]) -> int:
     write_report(results)
     print_results(results, config.json)
     return verdict_code(results) if config.exit_code == "verdict" else 0
+
+
+def print_series(path: Path, as_json: bool) -> int:
+    """The verdicts of a series of questions. Raises UserError if there is no ledger."""
+    from lm.ablation.ledger import read_ledger, series, series_table
+
+    if not path.is_file():
+        raise UserError(f"ledger={path}: no such file; ablate writes one in the folder where it is called")
+    frame = series(read_ledger(path))
+    print(frame.to_json(orient="records") if as_json else series_table(frame))
+    return 0
 
 
 def print_results(results: "Results", as_json: bool) -> None:

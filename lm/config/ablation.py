@@ -187,6 +187,7 @@ class AblationConfig(Question):
 
 
 EXIT_CODES = ("done", "verdict")
+LEDGER = "ablations/ledger.csv"  # of the current folder, wherever an ablation has its own
 FROM_RUN = {"job_name", "time", "cpus_per_task", "gpus_per_node", "ntasks_per_node"}  # of sbatch: each run decides them
 
 
@@ -218,6 +219,8 @@ class AblateConfig:
 
     ablation: AblationConfig
     output_dir: str | None = None  # null: ablations/, under the ablation's name
+    confirm: str | None = None  # folder of a finished ablation, whose primary arms are asked again on fresh seeds
+    ledger: str = LEDGER  # gets a line when a comparison is asked for, and its outcome
     plan_only: bool = False  # show what would be run, and run nothing
     json: bool = False  # print one JSON object with the verdicts, and nothing else, on standard output
     exit_code: str = "done"  # of what: done, or the verdict (better 0, worse 10, equivalent 11, undecided 12)
@@ -228,7 +231,7 @@ class AblateConfig:
     overrides: list[str] = field(default_factory=list)  # of train.py, for every arm
 
     def __post_init__(self) -> None:
-        expand_paths("", self, "output_dir")
+        expand_paths("", self, "output_dir", "confirm", "ledger")
         require_min(1, "", self, "workers")
         require_choice("executor", self.executor, ("local", "ray", "slurm"))
         require_choice("exit_code", self.exit_code, EXIT_CODES)
@@ -236,15 +239,18 @@ class AblateConfig:
 
 @dataclass(slots=True, kw_only=True)
 class ReportConfig:
-    """The command line of report.py: one of the two."""
+    """The command line of report.py: one of the three."""
 
     output_dir: str | None = None  # of an ablation, or a folder of ablations
     run_dir: str | None = None  # of a single run
+    ledger: str | None = None  # true, or a file that ablate ledger=FILE wrote: the verdicts of a series
     json: bool = False  # of an ablation: print one JSON object with the verdicts, and nothing else
     exit_code: str = "done"  # of what: done, or the verdict (better 0, worse 10, equivalent 11, undecided 12)
 
     def __post_init__(self) -> None:
-        expand_paths("", self, "output_dir", "run_dir")
+        self.ledger = {"true": LEDGER, "True": LEDGER}.get(str(self.ledger), self.ledger)
+        expand_paths("", self, "output_dir", "run_dir", "ledger")
         require_choice("exit_code", self.exit_code, EXIT_CODES)
-        if (self.output_dir is None) == (self.run_dir is None):
-            raise UserError("output_dir: give output_dir=DIR of an ablation or run_dir=RUN, one of the two")
+        if sum(value is not None for value in (self.output_dir, self.run_dir, self.ledger)) != 1:
+            ways = "output_dir=DIR of an ablation, run_dir=RUN or ledger=true"
+            raise UserError(f"output_dir: give {ways}, one of them")

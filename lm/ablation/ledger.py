@@ -1,0 +1,172 @@
+"""The ledger of a series: every comparison that was asked for, and its outcome, in one CSV file.
+
+It is in the current folder, wherever an ablation has its own, and lines are only added: a folder that is deleted has
+been asked for all the same. Of a hundred useless changes two or three look better by intervals of 95 %, so what was
+asked beside a discovery belongs to it.
+"""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import filelock
+import pandas as pd
+from scipy.special import zeta
+
+from lm.ablation.power import ALPHA
+from lm.ablation.record import AblationRecord
+from lm.ablation.results import Results
+from lm.config import UserError
+from lm.config.checks import reading, without_secrets
+from lm.report.pages import signed
+from lm.system.files import csv_text, json_sha256, read_csv, write_text
+from lm.system.terminal import format_table
+
+COLUMNS = (
+    *("time", "event", "question", "name", "folder", "arm", "baseline", "budget", "seeds", "tuning_seeds"),
+    *("verdict", "difference", "p"),
+)
+ASKED, ENDED = "asked", "ended"
+DECAY = 1.6  # a comparison that is asked later has a smaller share of the error
+
+
+def read_ledger(path: Path) -> list[dict[str, str]]:
+    """The lines of a ledger, none where there is no file. Raises UserError naming it."""
+    if not path.exists():
+        return []
+    with reading(path, "a ledger of ablate"):
+        rows = read_csv(path)
+        if rows and list(rows[0]) != list(COLUMNS):
+            raise UserError(f"has the columns {', '.join(rows[0])}; expected {', '.join(COLUMNS)}")
+        return rows
+
+
+def record_asked(path: Path, record: AblationRecord, folder: Path, is_new: bool) -> str:
+    """Add the comparisons that are asked for, unless they are there and the folder goes on with them.
+
+    Returns in words how often they were asked before, in other folders or in this one before it was deleted; empty if
+    never.
+    """
+    rows = [_row(ASKED, record, folder, arm, budget) for arm in _asked_arms(record) for budget in record.budgets]
+    with _locked(path):
+        before = [row for row in read_ledger(path) if row["event"] == ASKED and row["question"] == rows[0]["question"]]
+        here = [row for row in before if (row["folder"], row["seeds"]) == (rows[0]["folder"], rows[0]["seeds"])]
+        if not is_new and here:
+            return ""
+        _add(path, rows)
+    others = before if is_new else [row for row in before if row["folder"] != rows[0]["folder"]]
+    times = [*dict.fromkeys((row["time"], row["folder"]) for row in others)]
+    if not times:
+        return ""
+    return f"this question was asked before: {len(times)} times, the last one in {times[-1][1]} at {times[-1][0]}"
+
+
+def record_ended(path: Path, results: Results) -> None:
+    """Add the outcome of every comparison that was asked for."""
+    record, contrasts = results.record, results.contrasts
+    contrasts = contrasts[contrasts["family"] != "interaction"].set_index(["arm", "budget"])
+    with _locked(path):
+        outcomes = []
+        for arm in _asked_arms(record):
+            for budget in record.budgets:
+                contrast = contrasts.loc[(arm, budget)]
+                numbers = {"difference": contrast["mean_difference"], "p": contrast["p"]}
+                shown = {key: "" if pd.isna(value) else repr(float(value)) for key, value in numbers.items()}
+                outcomes.append(
+                    _row(ENDED, record, results.folder, arm, budget) | {"verdict": contrast["verdict"]} | shown
+                )
+        _add(path, outcomes)
+
+
+def used_seeds(rows: Sequence[dict[str, str]]) -> set[int]:
+    """Of reported runs and of trials."""
+    return {int(seed) for row in rows for key in ("seeds", "tuning_seeds") for seed in row[key].split()}
+
+
+def series(rows: Sequence[dict[str, str]]) -> pd.DataFrame:
+    """Every comparison that was asked for, in order, with its verdict and that of the series.
+
+    The false discovery rate, the expected share of wrong ones among the verdicts better and worse, is held at ALPHA by
+    LOND (Javanmard and Montanari, 2015): the i-th comparison is tested at ALPHA times a share in proportion to
+    i**-DECAY, times one more than the discoveries before it. It holds too where p are positively dependent (Zrnic,
+    Ramdas and Jordan, 2021), as those of questions that share a baseline. A comparison without an outcome takes its
+    place all the same.
+    Columns: those of the ledger, `level` (of its test in the series) and `series_verdict`.
+    """
+    shown, discoveries = list[dict[str, Any]](), 0
+    latest = dict[tuple[str, ...], dict[str, Any]]()  # with one name, a folder may be deleted and asked for again
+    for row in rows:
+        key = tuple(row[name] for name in ("question", "folder", "seeds", "arm", "budget"))
+        if row["event"] == ASKED:
+            latest[key] = {**row}
+            shown.append(latest[key])
+        elif key in latest:
+            latest[key] |= row
+    for i, test in enumerate(shown, start=1):
+        test["level"] = float(ALPHA * i**-DECAY / zeta(DECAY) * (discoveries + 1))
+        is_called = test["verdict"] in ("better", "worse")
+        is_discovery = is_called and float(test["p"]) <= test["level"]
+        discoveries += is_discovery
+        test["series_verdict"] = "undecided" if is_called and not is_discovery else test["verdict"]
+    return pd.DataFrame(shown, columns=[*COLUMNS, "level", "series_verdict"])
+
+
+def series_table(frame: pd.DataFrame) -> str:
+    """The series for a terminal."""
+    table = [("", "comparison", "asked in", "seeds", "difference", "p", "verdict", "level", "in the series")]
+    for i, row in enumerate(frame.to_dict("records"), start=1):
+        has_ended = row["event"] == ENDED
+        difference = signed(float(row["difference"]), 4) if row["difference"] else ""
+        p = f"{float(row['p']):.2g}" if row["p"] else ""
+        own = (row["verdict"], row["series_verdict"]) if has_ended else ("not ended", "")
+        arms = f"{row['arm']} - {row['baseline']}"
+        n = str(len(row["seeds"].split()))
+        table.append((str(i), arms, row["folder"], n, difference, p, own[0], f"{row['level']:.2g}", own[1]))
+    found = int((frame["series_verdict"].isin(["better", "worse"])).sum())
+    plain = int((frame["verdict"].isin(["better", "worse"])).sum())
+    rule = f"of {len(frame)} comparisons {plain} are called better or worse, {found} in the series: LOND holds the"
+    return f"{format_table(table)}\n\n{rule} expected share of wrong ones among them at {ALPHA:g}"
+
+
+def _asked_arms(record: AblationRecord) -> list[str]:
+    return record.primary or list(record.contrasts)
+
+
+def _row(event: str, record: AblationRecord, folder: Path, arm: str, budget: str) -> dict[str, str]:
+    """A line without an outcome. `question` is a hash of what decides its runs, but for seeds and code."""
+    decides: dict[str, Any] = {
+        key: getattr(record, key)
+        for key in ("metric", "baseline", "baselines", "budgets", "overrides", "common", "base", "match_parameters")
+    }
+    arms = {
+        name: [own.overrides, {key: value for key, value in own.identity.items() if key != "source_hash"}]
+        for name, own in record.arms.items()
+    }
+    offsets = [0, *record.seed_offsets.values()]
+    place = folder.resolve()
+    return dict.fromkeys(COLUMNS, "") | {
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "event": event,
+        "question": json_sha256(decides | {"arms": arms, "tuned": record.tune.trials > 0})[:12],
+        "name": record.name,
+        "folder": without_secrets(str(place.relative_to(Path.cwd()) if place.is_relative_to(Path.cwd()) else place)),
+        "arm": arm,
+        "baseline": record.contrasts[arm],
+        "budget": budget,
+        "seeds": " ".join(str(seed + offset) for offset in offsets for seed in record.seeds),
+        "tuning_seeds": " ".join(map(str, record.tune.seeds)) if record.tune.trials else "",
+    }
+
+
+def _locked(path: Path) -> filelock.BaseFileLock:
+    """Raises UserError if the folder cannot be written to."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return filelock.FileLock(path.with_name(f".{path.name}.lock"))
+    except OSError as error:
+        raise UserError(f"ledger={path}: cannot be written to ({error.strerror})") from error
+
+
+def _add(path: Path, rows: Sequence[dict[str, str]]) -> None:
+    write_text(path, csv_text(COLUMNS, [*read_ledger(path), *rows]))

@@ -1,0 +1,156 @@
+"""A series of questions: its ledger, its false discovery rate, and a confirmation on fresh seeds."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from lm.ablation.confirm import confirmation
+from lm.ablation.executors import EXECUTORS
+from lm.ablation.ledger import COLUMNS, read_ledger, series
+from lm.ablation.power import ALPHA
+from lm.ablation.record import read_record
+from lm.config import UserError
+from tests.conftest import Outcome
+from tests.helpers.ablations import SHORT, Lab, instant
+from tests.test_compare import TINY
+
+
+@pytest.fixture
+def small(tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
+    monkeypatch.chdir(tmp_path)
+    losses = {"tied": 3.0, "untied": 2.5, "scaled": 3.0}
+    made = instant(lambda spec: losses[spec.arm] + spec.seed % 7 * 1e-3 * (1 + (spec.arm == "tied")))
+    monkeypatch.setitem(EXECUTORS, "local", made)
+    return Lab(tmp_path, corpus, SHORT)
+
+
+def events(small: Lab) -> list[tuple[str, str, str]]:
+    return [(row["event"], row["folder"], row["verdict"]) for row in read_ledger(small.root / "ledger.csv")]
+
+
+def test_a_ledger_has_what_was_asked_and_its_outcome_whatever_is_deleted(
+    small: Lab, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small.run(seeds=[0, 1, 2])
+    small.run(seeds=[0, 1, 2])
+    assert events(small) == [("asked", "out", ""), ("ended", "out", "better")]
+    assert "before" not in capsys.readouterr().err
+    small.run(plan_only=True, folder="other", seeds=[0, 1, 2])
+    assert len(events(small)) == 2
+    shutil.rmtree(small.out)
+    small.run(seeds=[0, 1, 2])
+    assert "asked before: 1 times, the last one in out" in capsys.readouterr().err
+    assert len(series(read_ledger(small.root / "ledger.csv"))) == 2
+    small.run(folder="other", seeds=[0, 1])
+    assert "asked before: 2 times, the last one in out" in capsys.readouterr().err
+    small.run("model.d_ff=32", folder="narrow", seeds=[0, 1])
+    assert "before" not in capsys.readouterr().err
+    small.run(seeds=[0, 1, 2, 3])  # a further look takes a place of its own
+    frame = series(read_ledger(small.root / "ledger.csv"))
+    assert [*frame["folder"]] == ["out", "out", "other", "narrow", "out"]
+    assert [*frame["seeds"].str.split().map(len)] == [3, 3, 2, 2, 4]
+
+
+def test_a_comparison_that_has_not_ended_takes_its_place(small: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(spec: object) -> float:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setitem(EXECUTORS, "local", instant(stop))
+        with pytest.raises(KeyboardInterrupt):
+            small.run(folder="stopped", seeds=[0, 1, 2])
+    small.run(seeds=[0, 1, 2])
+    frame = series(read_ledger(small.root / "ledger.csv"))
+    assert [*frame["verdict"]] == ["", "better"]
+    assert [*frame["level"]] == pytest.approx([level(1, 0), level(2, 0)])
+
+
+def level(i: int, discoveries: int) -> float:
+    return ALPHA * i**-1.6 / 2.2857656656801293 * (discoveries + 1)  # Riemann's zeta of 1.6
+
+
+def row(i: int, verdict: str, p: float, event: str = "ended") -> dict[str, str]:
+    content = {"event": event, "question": str(i), "folder": str(i), "arm": "a", "verdict": verdict, "p": str(p)}
+    return dict.fromkeys(COLUMNS, "") | content
+
+
+def test_the_levels_of_a_series_sum_to_alpha_and_grow_with_each_discovery() -> None:
+    assert sum(level(i, 0) for i in range(1, 100_000)) == pytest.approx(ALPHA, rel=2e-3)
+    ps = [1e-6, 0.04, 1e-6, 0.5]
+    verdicts = ["better", "worse", "better", "undecided"]
+    rows = [row(i, "", 0.0, "asked") for i in range(4)]
+    rows += [row(i, verdict, p) for i, (verdict, p) in enumerate(zip(verdicts, ps, strict=True))]
+    frame = series(rows)
+    assert [*frame["series_verdict"]] == ["better", "undecided", "better", "undecided"]
+    assert [*frame["level"]] == pytest.approx([level(1, 0), level(2, 1), level(3, 1), level(4, 2)])
+
+
+def test_a_twentieth_of_the_discoveries_is_false_at_most() -> None:
+    """Series of forty questions of seven seeds, three quarters of them useless; the others are worth three sd."""
+    generator, false, found, plain_false, plain_found = np.random.default_rng(0), [], 0, [], 0
+    for _ in range(300):
+        useful = generator.random(40) < 0.25
+        ps = stats.ttest_1samp(generator.normal(3.0 * useful[:, None], 1, (40, 7)), 0, axis=1).pvalue
+        rows = [row(i, "", 0.0, "asked") for i in range(40)]
+        rows += [row(i, "better" if p < ALPHA else "undecided", p) for i, p in enumerate(ps)]
+        called = (series(rows)["series_verdict"] == "better").to_numpy()
+        for calls, shares in ((called, false), (ps < ALPHA, plain_false)):
+            shares.append((calls & ~useful).sum() / max(1, calls.sum()))
+        found += (called & useful).sum()
+        plain_found += (ps < ALPHA)[useful].sum()
+    assert np.mean(false) < 0.05 < np.mean(plain_false)
+    assert 0.7 * plain_found < found
+
+
+def test_a_confirmation_takes_the_primary_arms_and_seeds_that_nobody_has_used(small: Lab) -> None:
+    arms = {"tied": ["head=tied"], "untied": ["head=untied"], "scaled": ["head=tied_scaled"]}
+    offsets = {"scaled": 1}
+    with pytest.raises(UserError, match=r"out: holds no ablation\.json"):
+        confirmation(small.out, [])
+    small.run(seeds=[100, 102], arms=arms | {"scaled": ["head=tied"]}, seed_offsets=offsets)
+    ledger = read_ledger(small.root / "ledger.csv")
+    asked = confirmation(small.out, [*ledger, row(0, "", 0.0) | {"seeds": "104 105", "tuning_seeds": "106"}])
+    assert (asked["arms"], asked["primary"]) == ({"tied": ["head=tied"], "untied": ["head=untied"]}, ["untied"])
+    assert asked["seeds"] == [107, 109], "108 and 110 are those of the offset"
+    assert asked["name"] == "test-confirm"
+    assert [word for word in asked["overrides"] if word.startswith("data.path")] == [f"data.path={small.text}"]
+
+
+def test_a_confirmation_is_asked_resumed_and_shown(small: Lab, lab: Callable[..., Outcome]) -> None:
+    code, shown, _ = lab("ablate", "head=tied,untied", str(small.text), "seeds=3", *TINY)
+    (asked,) = Path("ablations").glob("head-*")
+    assert (code, "untied is better than tied" in shown) == (0, True)
+    for is_first in (True, False):
+        code, shown, error = lab("ablate", f"confirm={asked}")
+        assert (code, "3 seeds" in shown, "asked before" in error) == (0, True, is_first)
+    record = read_record(Path(f"ablations/{asked.name}-confirm"))
+    assert (record.seeds, len(read_ledger(Path("ablations/ledger.csv")))) == ([100, 101, 102], 4)
+    code, shown, _ = lab("report", "ledger=true")
+    assert (code, "of 2 comparisons 2 are called better or worse" in shown) == (0, True)
+    code, shown, _ = lab("report", "ledger=ablations/ledger.csv", "json=true")
+    assert [row["series_verdict"] for row in json.loads(shown)] == ["better", "better"]
+
+
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [
+        (["confirm=nowhere"], "nowhere"),
+        (["confirm=nowhere", "ablation=smoke"], "confirm=nowhere"),
+        (["confirm=nowhere", "head=tied,untied"], "nowhere"),
+    ],
+)
+def test_a_confirmation_is_refused_in_a_line(words: list[str], key: str, lab: Callable[..., Outcome]) -> None:
+    code, _, error = lab("ablate", *words)
+    assert (code, key in error, error.count("\n")) == (2, True, 1)
+
+
+def test_a_ledger_that_is_none_is_refused(tmp_path: Path, lab: Callable[..., Outcome]) -> None:
+    (tmp_path / "ledger.csv").write_text("a,b\n1,2\n")
+    for path, key in ((tmp_path / "ledger.csv", "the columns a, b"), (tmp_path / "none.csv", "none.csv: no such file")):
+        code, _, error = lab("report", f"ledger={path}")
+        assert (code, key in error, error.count("\n")) == (2, True, 1)
