@@ -44,10 +44,10 @@ def test_a_ledger_has_what_was_asked_and_its_outcome_whatever_is_deleted(
     assert len(events(small)) == 2
     shutil.rmtree(small.out)
     small.run(seeds=[0, 1, 2])
-    assert "asked before: 1 times, the last one in out" in capsys.readouterr().err
+    assert "asked before: 1 time, last in out" in capsys.readouterr().err
     assert len(series(read_ledger(small.root / "ledger.csv"))) == 2
     small.run(folder="other", seeds=[0, 1])
-    assert "asked before: 2 times, the last one in out" in capsys.readouterr().err
+    assert "asked before: 2 times, last in out" in capsys.readouterr().err
     small.run("model.d_ff=32", folder="narrow", seeds=[0, 1])
     assert "before" not in capsys.readouterr().err
     small.run(seeds=[0, 1, 2, 3])  # a further look takes a place of its own

@@ -49,17 +49,19 @@ def record_asked(path: Path, record: AblationRecord, folder: Path, is_new: bool)
     never.
     """
     rows = [_row(ASKED, record, folder, arm, budget) for arm in _asked_arms(record) for budget in record.budgets]
+    one = ("event", "question", "arm", "budget")  # line of each time that the question was asked
     with _locked(path):
-        before = [row for row in read_ledger(path) if row["event"] == ASKED and row["question"] == rows[0]["question"]]
-        here = [row for row in before if (row["folder"], row["seeds"]) == (rows[0]["folder"], rows[0]["seeds"])]
-        if not is_new and here:
+        before = [row for row in read_ledger(path) if all(row[key] == rows[0][key] for key in one)]
+        places = [(row["folder"], row["seeds"]) for row in before]
+        if not is_new and (rows[0]["folder"], rows[0]["seeds"]) in places:
             return ""
         _add(path, rows)
-    others = before if is_new else [row for row in before if row["folder"] != rows[0]["folder"]]
-    times = [*dict.fromkeys((row["time"], row["folder"]) for row in others)]
-    if not times:
+    if not is_new:
+        before = [row for row in before if row["folder"] != rows[0]["folder"]]
+    if not before:
         return ""
-    return f"this question was asked before: {len(times)} times, the last one in {times[-1][1]} at {times[-1][0]}"
+    times = f"{len(before)} time{'s' * (len(before) > 1)}"
+    return f"this question was asked before: {times}, last in {before[-1]['folder']} at {before[-1]['time']}"
 
 
 def record_ended(path: Path, results: Results) -> None:
