@@ -200,6 +200,12 @@ def test_changed_code_throws_no_verdict_away(lab: Lab, instantly: Instantly, mon
     assert {path: path.read_bytes() for path in lab.out.rglob("*") if path.is_file()} == files
     lab.run(overrides=["optim.lr=0.01"])
     assert len(made) == 6 + 4, "other settings are another matter"
+    monkeypatch.setattr("lm.ablation.arms.code_hash", lambda classes: "fourth")
+    with pytest.raises(UserError, match="code=new"):
+        lab.run(overrides=["optim.lr=0.01"])
+    results = lab.run(overrides=["optim.lr=0.01"], code="new")
+    assert (len(made), len(results.reported())) == (10 + 4, 4)
+    assert (results.runs["purpose"] == "unused").sum() >= 4, "nothing is thrown away"
 
 
 @pytest.mark.slow

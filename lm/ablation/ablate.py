@@ -38,7 +38,7 @@ def ablate(
     folder = Path(config.output_dir) if config.output_dir else default_dir(config)
     before = existing_record(folder, config)
     plan = make_plan(config, runs, base, before, RunReader(folder))
-    if not config.plan_only and (lost := lost_to_new_code(plan)):
+    if not (config.plan_only or config.code == "new") and (lost := lost_to_new_code(plan)):
         raise UserError(f"output_dir={folder}: {lost}")
     executor = EXECUTORS[config.executor](config, folder)
     workers = config.workers or executor.default_workers(set_threads(plan.record.threads))

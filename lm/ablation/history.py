@@ -36,7 +36,7 @@ def lost_to_new_code(plan: "Plan") -> str:
         return ""
     return (
         f"{len(arms)} finished run{'s' * (len(arms) > 1)} ({', '.join(dict.fromkeys(arms))}) no longer count, for the "
-        "code has changed since; report.py still shows their verdict; to make them again, delete the folder or name "
+        "code has changed since; report.py still shows their verdict; to make them again here: code=new, elsewhere: "
         "another output_dir="
     )
 

@@ -221,6 +221,7 @@ class AblateConfig:
     output_dir: str | None = None  # null: ablations/, under the ablation's name
     confirm: str | None = None  # folder of a finished ablation, whose primary arms are asked again on fresh seeds
     ledger: str = LEDGER  # gets a line when a comparison is asked for, and its outcome
+    code: str | None = None  # new: make the finished runs again that other code made
     plan_only: bool = False  # show what would be run, and run nothing
     json: bool = False  # print one JSON object with the verdicts, and nothing else, on standard output
     exit_code: str = "done"  # of what: done, or the verdict (better 0, worse 10, equivalent 11, undecided 12)
@@ -234,6 +235,7 @@ class AblateConfig:
         expand_paths("", self, "output_dir", "confirm", "ledger")
         require_min(1, "", self, "workers")
         require_choice("executor", self.executor, ("local", "ray", "slurm"))
+        require(self.code in (None, "new"), f"code={self.code}", "new, or no such key")
         require_choice("exit_code", self.exit_code, EXIT_CODES)
 
 

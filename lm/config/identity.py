@@ -9,7 +9,7 @@ from typing import Any
 from lm.config.run import RunConfig
 
 # What a command is to do once: never saved, so that no later command does it again.
-VERBS = ("checkpoint.resume", "data.verify", "plan_only")
+VERBS = ("checkpoint.resume", "data.verify", "plan_only", "code")
 # Settings that do not change what a run computes. They may differ when it is resumed.
 RUNTIME = (
     *("run_dir", "logger", "prompts", "init_from", "init_record", "config_hash", "asked", "data_revision", "typed"),
