@@ -133,6 +133,24 @@ def test_parameters_are_matched_to_those_of_the_baseline(planner: Lab, key: str)
     assert getattr(untied.run.model, key.split(".")[1]) == value < getattr(tied.run.model, key.split(".")[1])
 
 
+def test_training_texts_are_compared_where_one_text_scores_both(planner: Lab) -> None:
+    paths = {name: planner.root / f"{name}.txt" for name in ("first", "second", "scored", "other")}
+    for name, path in paths.items():
+        path.write_text(f"{name} " * 300)
+    texts = {name: [f"data.path={paths[name]}"] for name in ("first", "second")}
+    question: dict[str, Any] = {"arms": texts, "baseline": "first", "primary": []}
+    plan = planner.plan(f"data.val_path={paths['scored']}", **question)
+    assert len({arm.identity["data_hash"] for arm in plan.arms.values()}) == 2
+    with pytest.raises(UserError, match=r"different validation texts; one data\.val_path"):
+        planner.run(**question)
+    scored = {
+        name: [*texts[name], f"data.val_path={paths[val]}"]
+        for name, val in zip(texts, ("scored", "other"), strict=True)
+    }
+    with pytest.raises(UserError, match=r"different validation texts; one data\.val_path"):
+        planner.run(**question | {"arms": scored})
+
+
 def test_each_budget_holds_equal_what_it_names(planner: Lab) -> None:
     both = {"tied": ["head=tied"], "untied": ["head=untied", "data.batch_size=8"]}
     plan = planner.plan(arms=both, match_parameters={"untied": "model.d_ff"}, budgets=["tokens", "flops"])

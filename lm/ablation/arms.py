@@ -32,6 +32,7 @@ class Arm(ArmRecord):
 
     name: str
     run: RunConfig
+    val_hash: str  # of the text that it is scored on
     start: Callable[[int], dict[str, Any]] = field(default=lambda seed: {})  # settings of the run that it starts from
 
     def record(self) -> ArmRecord:
@@ -113,6 +114,7 @@ def build_arm(
         name=name,
         overrides=overrides,
         run=run,
+        val_hash=text.val_hash or f"{text.hash} {run.data.val_fraction}",
         settings=settings,
         vocab_size=text.tokenizer.vocab_size,
         train_tokens=len(text.train),
@@ -150,12 +152,15 @@ def _check_distinct(config: AblationConfig, arms: Arms) -> None:
 
 
 def _check_same_validation_text(config: AblationConfig, arms: Arms) -> None:
-    """Losses on different texts, or per token of different tokenizers, are no two measurements of one thing."""
+    """Losses on different texts, or per token of different tokenizers, are no two measurements of one thing.
+
+    Arms may be trained on different texts where one data.val_path scores them.
+    """
     for name, other in config.contrasts().items():
         arm, baseline = arms[name], arms[other]
-        texts = [(side.identity["data_hash"], side.run.data.val_fraction) for side in (arm, baseline)]
-        if texts[0] != texts[1]:
-            raise UserError(f"ablation.arms: {name} and {other} would be scored on different validation texts")
+        if arm.val_hash != baseline.val_hash:
+            reason = f"{name} and {other} would be scored on different validation texts"
+            raise UserError(f"ablation.arms: {reason}; one data.val_path=FILE scores both")
         if arm.identity["tokenizer_hash"] != baseline.identity["tokenizer_hash"] and config.metric != "val_bpb":
             reason = f"{name} and {other} have different tokenizers"
             raise UserError(f"ablation.metric={config.metric}: {reason}; choose val_bpb")

@@ -31,7 +31,7 @@ from lm.data.tokenizer import EOT, Tokenizer, load_tokenizer
 from lm.data.vocabulary import build_tokenizer
 from lm.system.files import json_sha256, read_json, sha256, sync_folder, temporary_file, write_json, write_text
 
-FORMAT = 8  # of the folder; a change causes folders to be built again
+FORMAT = 9  # of the folder; a change causes folders to be built again
 FILES = ("train.bin", "val.bin", "tokenizer.json")
 SELECTING = ("source", "separator", "column", "rows", "sha256", "max_bytes")  # settings that decide which text is read
 MIN_OVERLAP = 0.001  # of the validation text: so much of it is training text as well before it is said
@@ -52,6 +52,7 @@ class TextData:
     val_bytes: int  # UTF-8 bytes of the validation text: what bits per byte divides by
     baselines: dict[str, float]  # bits per byte of an n-gram model of the same text, by its name
     hash: str  # of the text, and of its split where that is not decided by data.val_fraction alone
+    val_hash: str | None = None  # of a validation text of its own, with the names of its documents
     revision: str | None = None  # the commit on the Hub that the text was read from
     ngram_share: float = 1.0  # of the training text, from which the n-gram model was made
 
@@ -169,8 +170,10 @@ def _write_encoded(
     texts = _read_all(sources, folder, config, quiet)
     if len(texts) == 1:
         train, val, data_hash = split(texts[0], config.val_fraction, config.val_max_bytes)
+        val_hash = None
     else:
         train, val, data_hash = published(*texts)
+        val_hash = texts[1].hash
     everything = (chunk for part in (train, val) for chunk, _ in chunks(decoded(part)))
     tokenizer = build_tokenizer(settings, sample(train), everything, quiet)
     for name, part in (("train", train), ("val", val)):
@@ -178,7 +181,8 @@ def _write_encoded(
             for ids in encode(tokenizer, part, f"encoding {name}", quiet):
                 file.write(ids.data)
     used = [b"".join(stretches(part, most, STRETCH)) for part, most in ((train, TRAIN_BYTES), (val, VAL_BYTES))]
-    meta = {"hash": data_hash, "val_bytes": val.n_bytes, "overlap": overlap(train, val)}
+    meta: dict[str, Any] = {"hash": data_hash, "val_hash": val_hash}
+    meta |= {"val_bytes": val.n_bytes, "overlap": overlap(train, val)}
     meta |= {"notes": _notes(texts, config, tokenizer), "ngram_share": len(used[0]) / max(train.n_bytes, 1)}
     for text in texts:
         text.path.unlink()
@@ -226,7 +230,8 @@ def _write_given(
         raise UserError(f"{paths[1]}: its tokens have no text; expected the tokens of the validation text")
     per_token = n_bytes / len(val)
     used = [evenly_spaced(ids, int(most / per_token)) for ids, most in ((train, TRAIN_BYTES), (val, VAL_BYTES))]
-    meta = {"hash": json_sha256([*map(sha256, paths)]), "val_bytes": n_bytes, "overlap": None, "notes": []}
+    hashes = [*map(sha256, paths)]
+    meta = {"hash": json_sha256(hashes), "val_hash": hashes[1], "val_bytes": n_bytes, "overlap": None, "notes": []}
     meta |= {"ngram_share": len(used[0]) / max(len(train), 1)}
     _write_meta(folder, tokenizer, meta, *("".join(decoded_documents(tokenizer, ids)).encode() for ids in used))
 
@@ -273,7 +278,7 @@ def _open(folder: Path, sources: list[Source]) -> TextData:
         tokenizer=load_tokenizer(folder / "tokenizer.json"),
         train=_mapped(folder / "train.bin", meta["dtype"]),
         val=_mapped(folder / "val.bin", meta["dtype"]),
-        **{key: meta[key] for key in ("val_bytes", "baselines", "ngram_share", "hash")},
+        **{key: meta[key] for key in ("val_bytes", "baselines", "ngram_share", "hash", "val_hash")},
         revision=getattr(sources[0], "commit", None),
     )
 
