@@ -177,6 +177,23 @@ def test_a_design_is_free_until_a_verdict_is_seen(lab: Lab, instantly: Instantly
 
 
 @pytest.mark.slow
+def test_the_page_is_written_while_the_runs_are_made(
+    lab: Lab, instantly: Instantly, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def until_the_fourth(spec: RunSpec) -> float:
+        if len(made) > 3:
+            raise KeyboardInterrupt
+        return near(spec)
+
+    made = instantly(until_the_fourth)
+    monkeypatch.setattr("lm.ablation.ablate.REPORT_SHARE", 1e9)
+    with pytest.raises(KeyboardInterrupt):
+        lab.run()
+    assert "Results so far" in (lab.out / "report.html").read_text()
+    assert "results so far: " in capsys.readouterr().err
+    assert (lab.out / "results.csv").read_text().count(",done,") == 3
+
+
 def test_changed_code_throws_no_verdict_away(lab: Lab, instantly: Instantly, monkeypatch: pytest.MonkeyPatch) -> None:
     made = instantly(near)
     monkeypatch.setattr("lm.ablation.arms.code_hash", lambda classes: "first")

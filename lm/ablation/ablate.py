@@ -1,6 +1,7 @@
 """ablate(config): plan, tune, run, report. The same call again continues with what is missing."""
 
 import sys
+import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
@@ -21,6 +22,8 @@ from lm.config import RunConfig, UserError
 from lm.config.ablation import AblateConfig
 from lm.system.device import set_threads
 from lm.system.terminal import duration, printable
+
+REPORT_SHARE = 0.02  # of the time of an ablation, which is spent on reports of what there is so far
 
 
 def ablate(
@@ -90,6 +93,7 @@ class _Runner:
     def __init__(self, plan: Plan, executor: Executor) -> None:
         self.plan, self.executor, self.seconds_to_go = plan, executor, 0.0
         self.n_ended = self.n_runs = self.steps_ended = 0
+        self.next_report = time.monotonic() + 1.0 / REPORT_SHARE
 
     def tune(self) -> None:
         """Make trials as long as the tuning asks for new ones. A failed trial is tried again by the next call."""
@@ -134,7 +138,7 @@ class _Runner:
             write_record(plan.current_record(), plan.reader.folder)
 
     def on_end(self, spec: RunSpec) -> None:
-        """Print a line for each run."""
+        """Print a line for each run, and write what there is into the report, if that has not been done lately."""
         self.n_ended += 1
         self.steps_ended += spec.steps
         self.seconds_to_go -= self.plan.seconds(spec) / self.plan.record.workers
@@ -145,6 +149,10 @@ class _Runner:
         reason = f" ({outcome.error})" if outcome.error else ""
         to_go = duration(max(0.0, self.seconds_to_go))
         self.say(f"{self.n_ended} of {self.n_runs}, {arm}, seed {spec.seed}: {score}{reason}; about {to_go} to go")
+        if (start := time.monotonic()) >= self.next_report:
+            write_report(results := self.plan.results())
+            self.say(f"results so far: {results.folder / 'report.html'}")
+            self.next_report = start + (time.monotonic() - start) / REPORT_SHARE
 
     def on_poll(self, bar: Any, running: Collection[RunSpec]) -> None:
         """Let the bar show the steps that have been made."""
