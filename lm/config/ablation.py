@@ -22,8 +22,10 @@ METRICS = {  # name in result.json -> (whether less is better, its unit)
     "val_bpb": (True, "bits per byte"),
     "val_top1": (False, "fraction of tokens"),
 }
+RUN_METRICS = tuple(METRICS)
+METRICS |= {"value": (True, "in value"), "higher_value": (False, "in value")}  # of rows of any program
 BUDGETS = ("tokens", "flops")
-BUDGET_NAMES = {"tokens": "tokens", "flops": "FLOPs", "time": "time"}  # time: in records of earlier versions
+BUDGET_NAMES = {"tokens": "tokens", "flops": "FLOPs", "rows": "", "time": "time"}  # time: of earlier versions
 HYPERPARAMETERS = ["optim.lr", "head.embedding_lr_multiplier", "head.head_lr_multiplier"]
 MATCHED_BY = ("model.d_ff", "model.d_model", "model.n_layers")
 
@@ -108,7 +110,7 @@ class AblationConfig(Question):
 
     @together()
     def __post_init__(self) -> None:
-        require_choice("ablation.metric", self.metric, tuple(METRICS))
+        require_choice("ablation.metric", self.metric, RUN_METRICS)
         margin, unit = self.equivalence_margin, METRICS[self.metric][1]
         require(0 < margin < math.inf, f"ablation.equivalence_margin={margin}", f"more than 0, in {unit}")
         _distinct("ablation.budgets", self.budgets)
@@ -236,15 +238,22 @@ class AblateConfig:
 
 @dataclass(slots=True, kw_only=True)
 class ReportConfig:
-    """The command line of report.py: one of the two."""
+    """The command line of report.py: one of the first three; output_dir beside rows is where their report goes."""
 
     output_dir: str | None = None  # of an ablation, or a folder of ablations
     run_dir: str | None = None  # of a single run
-    json: bool = False  # of an ablation: print one JSON object with the verdicts, and nothing else
+    rows: str | None = None  # a CSV file of any program with the columns arm, seed and value, to be judged
+    baseline: str | None = None  # of rows: the arm that the others are compared with; null: of two arms the first
+    margin: float | None = None  # of rows: the equivalence margin, in their unit; null: nothing is called equivalent
+    higher: bool = False  # of rows: higher is better
+    json: bool = False  # of an ablation or rows: print one JSON object with the verdicts, and nothing else
     exit_code: str = "done"  # of what: done, or the verdict (better 0, worse 10, equivalent 11, undecided 12)
 
     def __post_init__(self) -> None:
-        expand_paths("", self, "output_dir", "run_dir")
+        expand_paths("", self, "output_dir", "run_dir", "rows")
         require_choice("exit_code", self.exit_code, EXIT_CODES)
-        if (self.output_dir is None) == (self.run_dir is None):
-            raise UserError("output_dir: give output_dir=DIR of an ablation or run_dir=RUN, one of the two")
+        is_one = self.run_dir is None if self.rows is not None else (self.output_dir is None) != (self.run_dir is None)
+        if not is_one:
+            raise UserError("output_dir: give output_dir=DIR of an ablation, run_dir=RUN or rows=FILE.csv, one of them")
+        for key in ("baseline", "margin", "higher"):
+            require(self.rows is not None or not getattr(self, key), f"{key}={getattr(self, key)}", "rows=FILE.csv too")
