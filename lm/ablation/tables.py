@@ -12,7 +12,6 @@ from lm.ablation.results import Results
 from lm.ablation.warnings import plan_warnings, report_warnings
 from lm.config.ablation import BUDGET_NAMES
 from lm.report.pages import signed
-from lm.system.device import busy
 from lm.system.terminal import duration, format_table, printable
 
 if TYPE_CHECKING:
@@ -21,6 +20,8 @@ if TYPE_CHECKING:
 
 def plan_table(plan: "Plan") -> str:
     """Arms with what they cost, the runs, and how long all of it will take."""
+    from lm.system.device import busy  # imports torch
+
     config, record = plan.config, plan.record
     head = [f"tokens at equal {BUDGET_NAMES[budget]}" for budget in config.budgets]
     rows = [["arm", "parameters", "FLOPs per token", "ms per step", *head]]
