@@ -165,7 +165,11 @@ def decimals(margin: float) -> int:
 
 
 def digits_of(row: Any) -> int:
-    """The decimals of a contrast. Without a margin half the interval takes its place, or a hundredth of the mean."""
+    """The decimals of a contrast. Without a margin half the interval takes its place, or a hundredth of the mean.
+
+    >>> digits_of({"equivalence_margin": None, "mean_difference": 80.0, "ci_low": 78.0, "ci_high": 82.0})
+    2
+    """
     margin, *ends = (row[key] for key in ("equivalence_margin", "ci_low", "ci_high"))
     mean, low, high = (0.0 if pd.isna(x) else x for x in (row["mean_difference"], *ends))
     return decimals(margin or max((high - low) / 2, abs(mean) / 100) or 1.0)
