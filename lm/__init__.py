@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lm.cli.compare import compare as compare
+    from lm.cli.compare import judge as judge
     from lm.config import HeadConfig as HeadConfig
     from lm.config import ModelConfig as ModelConfig
     from lm.config import UserError as UserError
@@ -35,6 +36,7 @@ _MODULES = {  # of the public names; each is imported on first use, for torch ta
     "ModelConfig": "lm.config",
     "Tokenizer": "lm.data.tokenizer",
     "compare": "lm.cli.compare",
+    "judge": "lm.cli.compare",
     "load_tokenizer": "lm.data.tokenizer",
     "load_model": "lm.formats.folder",
     "generate": "lm.inference.generate",

@@ -122,9 +122,14 @@ def contrasts(folder: str | Path) -> pd.DataFrame:
     `limited_by` seeds or tuning; `sentence`.
     Of an interaction `arm` is its name and `baseline` its formula; `primary` is false.
     """
+    return contrasts_of(_ablations(folder, needed=True))
+
+
+def contrasts_of(ablations: Mapping[str, Results]) -> pd.DataFrame:
+    """The contrasts of ablations, by name."""
     rows = [
         {"ablation": name} | row
-        for name, ablation in _ablations(folder, needed=True).items()
+        for name, ablation in ablations.items()
         for row in ablation.contrasts.astype(object).where(ablation.contrasts.notna(), None).to_dict("records")
     ]
     return frame(rows, CONTRAST)

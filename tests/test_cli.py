@@ -97,6 +97,8 @@ REFUSED = {  # a command line -> what its one line of error names
     "report run_dir=. output_dir=.": "output_dir",
     "report output_dir=absent": "output_dir=absent",
     "report ": "output_dir",
+    "report rows=absent.csv": "rows=absent.csv: no such file",
+    "report output_dir=. margin=1": "margin=1.0: expected rows=FILE.csv",
     "ablate ablation.overrides=[seed=1]": """'key=["head=untied"]'""",
     "ablate seeds=[0]": "did you mean 'ablation.seeds=[0]'",
     "ablate -m seed=1,2": "-m",

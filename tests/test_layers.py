@@ -64,7 +64,7 @@ def test_no_modules_import_each_other() -> None:
     [
         {
             "lm, lm.config.ablation, lm.training.run_directory": "torch hydra lightning numpy datasets",
-            "lm.results, lm.runs.listing": "torch hydra lightning datasets",
+            "lm.results, lm.runs.listing, lm.ablation.rows": "torch hydra lightning datasets",
             "lm.cli.train, lm.cli.generate, lm.cli.ablate": "torch lightning datasets",
         },
         {"lm.inference.generate, lm.formats.folder, lm.ablation.tables": "hydra lightning datasets"},

@@ -88,7 +88,7 @@ def _contrast(
         "budget": budget,
         "primary": family == "primary",
         "metric": record.metric,
-        "equivalence_margin": record.equivalence_margin,
+        "equivalence_margin": record.equivalence_margin or None,
         "seeds": paired,  # that all arms have finished
         "differences": [float(sum(weight * scores[arm][seed] for arm, weight in weights.items())) for seed in paired],
         "lost_seeds": [seed for seed in record.seeds if seed not in paired],
@@ -127,6 +127,8 @@ def _judge_family(
             "mean_without_regret": None,
             "is_tuning_counted": bool(tunings[row["runs"]]),
         }
+        if not record.equivalence_margin:
+            row |= {"p_equivalent": None, "p_equivalent_adjusted": None}
         if row["is_tuning_counted"] and row["mean_difference"] is not None:
             shift = sum(weight * expected[arm] for arm, weight in weights.items())
             row["mean_without_regret"] = row["mean_difference"] - (shift if lower_is_better else -shift)
@@ -162,6 +164,17 @@ def decimals(margin: float) -> int:
     return max(0, 2 - math.floor(math.log10(margin)))
 
 
+def digits_of(row: Any) -> int:
+    """The decimals of a contrast. Without a margin half the interval takes its place, or a hundredth of the mean.
+
+    >>> digits_of({"equivalence_margin": None, "mean_difference": 80.0, "ci_low": 78.0, "ci_high": 82.0})
+    2
+    """
+    margin, *ends = (row[key] for key in ("equivalence_margin", "ci_low", "ci_high"))
+    mean, low, high = (0.0 if pd.isna(x) else x for x in (row["mean_difference"], *ends))
+    return decimals(margin or max((high - low) / 2, abs(mean) / 100) or 1.0)
+
+
 def percent(level: float) -> str:
     """A confidence level, to a tenth.
 
@@ -180,7 +193,7 @@ def verdict_sentence(row: Row, unit: str) -> str:
     if row["mean_difference"] is not None:
         which = f"{'all' if row['family'] == 'interaction' else 'both'} finished"
         seeds = f"{row['n_seeds']} seed{'s' * (row['n_seeds'] > 1)} that {which}"
-        digits = decimals(row["equivalence_margin"])
+        digits = digits_of(row)
         rest = f"; on the {seeds} the difference is {row['mean_difference']:+z.{digits}f} {unit}"
     if row["verdict"] == "undecided" and rest:
         return f"{undecided}: {_missing(row)}{rest}."
@@ -205,7 +218,7 @@ def _difference_sentence(row: Row, unit: str) -> str:
     """
     arm, baseline = row["sides"]
     mean, low, high, margin = (row[key] for key in ("mean_difference", "ci_low", "ci_high", "equivalence_margin"))
-    digits, undecided = decimals(margin), _undecided(row)
+    digits, undecided = digits_of(row), _undecided(row)
     if mean is None:
         return f"{undecided}: no seed has finished in both."
     if low is None:
@@ -231,7 +244,7 @@ def _difference_sentence(row: Row, unit: str) -> str:
 
 
 def _advice(row: Row) -> str:
-    detectable = f"{row['minimum_detectable']:.{decimals(row['equivalence_margin'])}f} is detectable"
+    detectable = f"{row['minimum_detectable']:.{digits_of(row)}f} is detectable"
     if row["limited_by"] == "tuning":
         return f"{detectable}, limited by the noise of tuning: more trials or tuning seeds are needed, not more seeds"
     return f"{detectable}, limited by the seeds"

@@ -1,6 +1,7 @@
 """The files of a report for programs: results.csv, curves.csv and report.json."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
@@ -8,17 +9,14 @@ import pandas as pd
 from lm.ablation import views
 from lm.ablation.results import POINT, SCORES, Results
 from lm.ablation.statistics import interval
-from lm.ablation.warnings import report_warnings
+from lm.ablation.warnings import Warning, report_warnings
 
 SCHEMA_VERSION = 1  # of report.json
 WHO = ("arm", "purpose", "seed", "budgets", "status", "error")
 ROW = (*WHO, *SCORES, "source_hash", "torch", "resumed_from", "run_dir")
 WHERE = ("failure", "host", "executor")  # columns of results.csv where they are known
 FILES = ("report.html", "report.md", "report.json", "results.csv", "curves.csv")
-RECORDED = (
-    *("command", "machine", "threads", "workers", "python", "versions"),
-    *("seeds", "metric", "equivalence_margin", "baseline"),
-)
+RECORDED = ("command", "machine", "threads", "workers", "python", "versions")
 
 
 def results_frame(results: Results) -> pd.DataFrame:
@@ -42,13 +40,13 @@ def curves_csv(results: Results) -> str:
     return str(curves[["run_dir", *POINT]].to_csv(index=False, lineterminator="\n"))
 
 
-def report_json(results: Results) -> dict[str, Any]:
-    """The report in numbers; what is not known is null."""
+def verdict_json(results: Results, warnings: Sequence[Warning]) -> dict[str, Any]:
+    """What the values alone say."""
     record, contrasts = results.record, results.contrasts
     interactions = contrasts["family"] == "interaction"
     reported = views.distinct(results.reported())
     with_error = reported[reported["error"].fillna("") != ""]
-    content = {
+    return {
         "schema_version": SCHEMA_VERSION,
         "question": record.question,
         "verdict": [*views.asked(results)["statement"]],
@@ -56,8 +54,20 @@ def report_json(results: Results) -> dict[str, Any]:
         "interactions": [
             {"name": row["arm"], "formula": row["baseline"]} | row for row in contrasts[interactions].to_dict("records")
         ],
-        "warnings": [warning._asdict() for warning in report_warnings(results)],
+        "warnings": [warning._asdict() for warning in warnings],
         "arms": [_mean_json(results, name, budget) for budget in record.budgets for name in record.arms],
+        "runs": results.counts()
+        | {"reasons": with_error[["arm", "seed", "status", "error", "run_dir"]].to_dict("records")},
+        **{key: getattr(record, key) or None for key in ("seeds", "metric", "equivalence_margin", "baseline")},
+    }
+
+
+def report_json(results: Results) -> dict[str, Any]:
+    """The report in numbers; what is not known is null."""
+    record, reported = results.record, views.distinct(results.reported())
+    content = verdict_json(results, report_warnings(results))
+    content["runs"]["rows"] = len(views.rows_alone(results))
+    content |= {
         "cost": {
             name: {
                 kind: float(runs["seconds"][runs["arm"] == name].sum())
@@ -65,14 +75,11 @@ def report_json(results: Results) -> dict[str, Any]:
             }
             for name in record.arms
         },
-        "runs": results.counts()
-        | {"rows": len(views.rows_alone(results))}
-        | {"reasons": with_error[["arm", "seed", "status", "error", "run_dir"]].to_dict("records")},
         "tuning": {name: _search_json(results, name) for name in results.trials["arm"].unique()},
         "hashes": {name: arm.identity for name, arm in record.arms.items()},
         "paths": {name: str(results.folder / name) for name in FILES},
     }
-    return dict(_plain(content | {key: getattr(record, key) for key in RECORDED}))
+    return dict(plain(content | {key: getattr(record, key) for key in RECORDED}))
 
 
 def _mean_json(results: Results, name: str, budget: str) -> dict[str, Any]:
@@ -90,11 +97,11 @@ def _search_json(results: Results, name: str) -> dict[str, Any]:
     return {"hyperparameters": hyperparameters, **chosen, "trials": trials[columns].to_dict("records")}
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Values as JSON has them: no NaN, no types of numpy and pandas."""
     if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     value = value.item() if hasattr(value, "item") else value
     return None if value is pd.NA or value is None or value != value or value in (math.inf, -math.inf) else value

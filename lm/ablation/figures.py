@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lm.ablation import views
-from lm.ablation.contrasts import decimals
+from lm.ablation.contrasts import digits_of
 from lm.ablation.response_surface import Array
 from lm.ablation.results import Results
 from lm.ablation.tuning import profiles
@@ -36,6 +36,7 @@ from lm.report.figures import (
 from lm.report.pages import signed
 
 VERDICT_MARKERS = {"better": "^", "worse": "v", "equivalent": "s", "undecided": "o"}
+N_NAMED = 30  # seeds that a legend has room for
 FAR = 5  # times the middle difference
 Curve = tuple[Array, Array, Array]  # values, expected losses, standard deviations
 
@@ -101,9 +102,7 @@ def _finite(frame: pd.DataFrame) -> list[float]:
 
 
 def _numbers(row: Any) -> str:
-    mean, *ends = (
-        signed(value, decimals(row.equivalence_margin)) for value in (row.mean_difference, row.ci_low, row.ci_high)
-    )
+    mean, *ends = (signed(value, digits_of(row._asdict())) for value in (row.mean_difference, row.ci_low, row.ci_high))
     return f"{mean} (one seed)" if pd.isna(row.ci_low) else f"{mean} [{', '.join(ends)}]"
 
 
@@ -149,7 +148,7 @@ def seeds(results: Results) -> Figure | None:
     figure, axes = panels(len(budgets), 2.4, 0.9, sharex=True)
     style: dict[str, Any] = {"color": SOFT, "lw": 0.8, "ms": 5.5, "mfc": "none", "mec": INK}
     for panel, budget in zip(axes, budgets, strict=True):
-        panel.set(ylabel=views.unit(results), ylim=limits, xlim=(-0.5, len(arms) - 0.5))
+        panel.set(ylabel=views.unit(results).removeprefix("in "), ylim=limits, xlim=(-0.5, len(arms) - 0.5))
         inside = scores[budget].where(scores[budget].ge(limits[0]) & scores[budget].le(limits[1]))
         for i, (seed, line) in enumerate(inside.iterrows()):
             panel.plot(range(len(arms)), line, marker=MARKERS[i % len(MARKERS)], label=f"seed {seed}", **style)
@@ -159,7 +158,8 @@ def seeds(results: Results) -> Figure | None:
             panel.set_title(f"At equal {budgets[budget]}")
         panel.set_xticks(range(len(arms)), map(shorten, arms), rotation=20, ha="right")
         panel.grid(visible=False, axis="x")
-    legend(figure, axes[0])
+    if len(scores) <= N_NAMED:
+        legend(figure, axes[0])
     return figure
 
 

@@ -8,7 +8,7 @@ import json
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -16,12 +16,12 @@ from urllib.parse import quote
 import pandas as pd
 
 from lm.ablation import figures, views
-from lm.ablation.contrasts import decimals, percent
+from lm.ablation.contrasts import digits_of, percent
 from lm.ablation.export import curves_csv, report_json, results_frame
 from lm.ablation.record import AblationRecord
 from lm.ablation.results import Results
 from lm.ablation.run_files import RunFiles
-from lm.ablation.warnings import CONDITIONS, report_warnings
+from lm.ablation.warnings import CONDITIONS, Warning, report_warnings
 from lm.config.ablation import BUDGET_NAMES
 from lm.report.figures import inline
 from lm.report.pages import render
@@ -51,43 +51,53 @@ def write_report(results: Results) -> None:
         "learning": figures.learning(results),
         "tuning": figures.tuning(results),
     }
+    context = summary(results, _basis(results), report_warnings(results))
+    write_pages(folder, drawn, context, _details(results), report_json(results))
+    if len(results.curves) or (folder / "curves.csv").exists():  # a study may be kept without them
+        write_text(folder / "curves.csv", curves_csv(results))
+    write_text(folder / "results.csv", results_frame(results).to_csv(index=False, lineterminator="\n"))
+
+
+def write_pages(
+    folder: Path, drawn: Mapping[str, str | None], context: dict[str, Any], details: dict[str, Any], content: Any
+) -> None:
+    """The pages of a context and its details, with the figures that there are, and the content of report.json."""
     svg = {name: figure for name, figure in drawn.items() if figure is not None}
-    context = _summary(results)
-    page = context | _details(results)
-    page["svg"] = {name: inline(figure, ALT[name]) for name, figure in svg.items()}
+    page = context | details | {"svg": {name: inline(figure, ALT[name]) for name, figure in svg.items()}}
     remove_partial(folder)
     (folder / "figures").mkdir(exist_ok=True)
     for name, figure in svg.items():
         write_text(folder / "figures" / f"{name}.svg", figure)
     write_text(folder / "report.md", render("ablation.md.j2", **context))
     write_text(folder / "report.html", render("ablation.html.j2", **page))
-    write_text(folder / "report.json", json.dumps(report_json(results), indent=1, allow_nan=False) + "\n")
-    if len(results.curves) or (folder / "curves.csv").exists():  # a study may be kept without them
-        write_text(folder / "curves.csv", curves_csv(results))
-    write_text(folder / "results.csv", results_frame(results).to_csv(index=False, lineterminator="\n"))
+    write_text(folder / "report.json", json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 
 # --- the first screen, which is all of report.md
 
 
-def _summary(results: Results) -> dict[str, Any]:
+def summary(results: Results, basis: Iterable[tuple[str, str]], warnings: Sequence[Warning]) -> dict[str, Any]:
     record, comparisons = results.record, views.comparisons(results)
     is_interaction = comparisons["family"] == "interaction"
     running = results.counts()["missing"] > 0 or bool(record.untuned())  # arms that are being tuned have no runs yet
     return {
         "title": record.question,
         "running": running,
-        "digits": decimals(record.equivalence_margin),
+        "digits": max(map(digits_of, comparisons.to_dict("records"))),
         "unit": views.unit(results),
-        "margin": f"{record.equivalence_margin:g}",
+        "margin": f"{record.equivalence_margin:g}" if record.equivalence_margin else "",
         "ci": views.ci(comparisons),
         "several_budgets": len(record.budgets) > 1,
         "answers": views.asked(results).to_dict("records"),
-        "basis": [*_basis(results)],
-        "warnings": report_warnings(results),
+        "basis": [*basis],
+        "warnings": warnings,
         "comparisons": comparisons[~is_interaction].to_dict("records"),
         "interactions": comparisons[is_interaction].to_dict("records"),
         "with_regret": comparisons["mean_without_regret"].notna().any(),
+        "inner_ci": percent(1 - 2 * results.contrasts["alpha"].iloc[0]),
+        "alpha": f"{results.contrasts['alpha'].iloc[0]:.3g}",
+        "looks": ", ".join(map(str, record.looks)),
+        "metric_name": views.METRIC_NAMES.get(record.metric, "value"),
     }
 
 
@@ -97,9 +107,7 @@ def _basis(results: Results) -> Iterator[tuple[str, str]]:
     n, total = len(record.seeds), sum(counts.values())
     most = "up to " if n > 1 and counts["done"] < total else ""
     yield "seeds", f"{most}{n} for each arm; {_start(record)}"
-    better = "lower" if views.lower_is_better(results) else "higher"
-    yield "metric", f"{views.METRIC_NAMES[record.metric]}; {better} is better"
-    yield "equivalence margin", f"±{record.equivalence_margin:g}, the smallest difference that matters"
+    yield from measure(results)
     yield "held equal", ", and in other runs ".join(HELD_EQUAL[budget] for budget in record.budgets)
     if matched := ", ".join(f"{arm} by {key}" for arm, key in record.match_parameters.items()):
         yield "parameters matched", matched
@@ -115,6 +123,13 @@ def _basis(results: Results) -> Iterator[tuple[str, str]]:
         yield "runs without a folder", f"for {alone} of {total} runs, results.csv is all that is left"
     if stopped := views.stopped_early(results):
         yield "planned looks (interim analyses)", stopped
+
+
+def measure(results: Results) -> Iterator[tuple[str, str]]:
+    better, margin = "lower" if views.lower_is_better(results) else "higher", results.record.equivalence_margin
+    yield "metric", f"{views.METRIC_NAMES.get(results.record.metric, 'value')}; {better} is better"
+    words = f"±{margin:g}, the smallest difference that matters"
+    yield "equivalence margin", words if margin else "not given, so nothing is called equivalent"
 
 
 def _start(record: AblationRecord) -> str:
@@ -152,10 +167,6 @@ def _tuned(results: Results) -> str:
 def _details(results: Results) -> dict[str, Any]:
     record = results.record
     return {
-        "inner_ci": percent(1 - 2 * results.contrasts["alpha"].iloc[0]),
-        "alpha": f"{results.contrasts['alpha'].iloc[0]:.3g}",
-        "looks": ", ".join(map(str, record.looks)),
-        "metric_name": views.METRIC_NAMES[record.metric],
         "best_arms": ", ".join(views.best_arms(record)),
         "hyperparameters": views.hyperparameters(results),
         "tuning": [*_tuning(results)],

@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from lm.ablation import views
-from lm.ablation.contrasts import decimals
+from lm.ablation.contrasts import digits_of
 from lm.ablation.history import lost_to_new_code
 from lm.ablation.results import Results
 from lm.ablation.warnings import plan_warnings, report_warnings
 from lm.config.ablation import BUDGET_NAMES
 from lm.report.pages import signed
-from lm.system.device import busy
 from lm.system.terminal import duration, format_table, printable
 
 if TYPE_CHECKING:
@@ -21,6 +20,8 @@ if TYPE_CHECKING:
 
 def plan_table(plan: "Plan") -> str:
     """Arms with what they cost, the runs, and how long all of it will take."""
+    from lm.system.device import busy  # imports torch
+
     config, record = plan.config, plan.record
     head = [f"tokens at equal {BUDGET_NAMES[budget]}" for budget in config.budgets]
     rows = [["arm", "parameters", "FLOPs per token", "ms per step", *head]]
@@ -71,12 +72,19 @@ def result_table(results: Results, verdicts: Iterable[str]) -> str:
     counts = ", ".join(f"{n} {status}" for status, n in results.counts().items() if n)
     if alone := len(views.rows_alone(results)):
         counts += f" ({alone} of them rows of results.csv without their folder)"
+    lines = [comparison_table(results), "", *lines, "", f"{counts}; {results.folder / 'report.html'}"]
+    return printable("\n".join(lines))
+
+
+def comparison_table(results: Results) -> str:
+    """A line for each comparison."""
     head = ("arm", "baseline", "at equal", "seeds", "difference", views.ci(results.contrasts), "verdict")
-    table = format_table([head, *map(_row, views.comparisons(results).itertuples())])
-    return printable("\n".join([table, "", *lines, "", f"{counts}; {results.folder / 'report.html'}"]))
+    rows = [head, *map(_row, views.comparisons(results).to_dict("records"))]
+    return format_table(rows if rows[-1][2] else [row[:2] + row[3:] for row in rows])
 
 
 def _row(row: Any) -> tuple[str, ...]:
-    numbers = (row.mean_difference, row.ci_low, row.ci_high)
-    mean, low, high = ("" if pd.isna(x) else signed(x, decimals(row.equivalence_margin)) for x in numbers)
-    return row.arm, row.baseline, row.budgets, str(row.n_seeds), mean, f"{low} to {high}" if low else "", row.verdict
+    numbers = (row["mean_difference"], row["ci_low"], row["ci_high"])
+    mean, low, high = ("" if pd.isna(x) else signed(x, digits_of(row)) for x in numbers)
+    interval = f"{low} to {high}" if low else ""
+    return row["arm"], row["baseline"], row["budgets"], str(row["n_seeds"]), mean, interval, row["verdict"]

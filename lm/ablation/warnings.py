@@ -33,7 +33,7 @@ class Warning(NamedTuple):
 
 @lru_cache(maxsize=2)
 def report_warnings(results: Results) -> list[Warning]:
-    return [*_of_runs(results), *plan_warnings(results.record), *_of_tuning(results), *_of_differences(results)]
+    return [*run_warnings(results), *plan_warnings(results.record), *_of_tuning(results), *_of_differences(results)]
 
 
 def plan_warnings(record: AblationRecord) -> list[Warning]:
@@ -46,7 +46,8 @@ def _about(summary: str, names: Iterable[str], detail: str) -> Iterator[Warning]
         yield Warning(f"{summary}: {text}.", detail)
 
 
-def _of_runs(results: Results) -> Iterator[Warning]:
+def run_warnings(results: Results) -> Iterator[Warning]:
+    """What the runs say, whatever they were made of."""
     record, counts, runs = results.record, results.counts(), views.distinct(results.reported())
     n, names = len(record.seeds), runs["arm"] + " seed " + runs["seed"].astype("string")
     if counts["missing"]:

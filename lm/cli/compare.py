@@ -31,7 +31,7 @@ from lm.cli.recipe import REPLACED, replacing, tell, values_of, with_recipe
 from lm.cli.words import with_text
 from lm.config import RunConfig, UserError
 from lm.config.ablation import METRICS, AblateConfig, AblationConfig
-from lm.config.checks import reading, without_secrets
+from lm.config.checks import error_prefix, reading, without_secrets
 from lm.system.files import json_sha256, write_text
 from lm.system.terminal import to_override_value
 
@@ -47,7 +47,14 @@ class Comparison:
     verdict: str  # better, worse, equivalent or undecided
     sentence: str  # what that means, with the interval
     contrasts: pd.DataFrame  # a row for each comparison, as lm.results.contrasts gives it
-    folder: Path  # of the report, the rows and the question
+    folder: Path | None  # of the report, the rows and the question; None of a frame
+    rows: pd.DataFrame  # arm, seed and value of every finished run that is compared
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Of the mean difference; None with fewer than two pairs."""
+        low, high = self.contrasts[["ci_low", "ci_high"]].iloc[0]
+        return None if pd.isna(low) else (float(low), float(high))
 
 
 def compare(
@@ -77,8 +84,30 @@ def compare(
     tell()
     results = ablate(config, compose_arms(config.ablation, config.overrides, arm), f"compare({change!r})")
     write_question(question, results.folder, None if output_dir is None else str(output_dir))
-    contrasts = frames.contrasts(results.folder)
-    return Comparison(str(contrasts["verdict"].iloc[0]), sentences(results)[0], contrasts, results.folder)
+    return _comparison(results, frames.contrasts(results.folder), results.folder)
+
+
+def judge(
+    frame: pd.DataFrame, baseline: str | None = None, margin: float | None = None, higher: bool = False
+) -> Comparison:
+    """The paired verdict of an ablation on the numbers of any program, in columns arm, seed and value.
+
+    Other columns are not read, and rows of a seed that makes no pair are left out; a value that is not finite is a run
+    that diverged. Of two arms the first is the baseline if none is named. Without a margin, in the unit of the values,
+    nothing is called equivalent. `higher`: more is better. Raises UserError that names the column or the row.
+    """
+    from lm.ablation.rows import checked_rows, judged
+    from lm.results import contrasts_of
+
+    with error_prefix("frame"):
+        results = judged(checked_rows(frame), baseline, margin, higher)
+    return _comparison(results, contrasts_of({"": results}), None)
+
+
+def _comparison(results: Results, contrasts: pd.DataFrame, folder: Path | None) -> Comparison:
+    done, metric = views.done(results), results.record.metric
+    rows = done[["arm", "seed", metric]].rename(columns={metric: "value"}).reset_index(drop=True)
+    return Comparison(str(contrasts["verdict"].iloc[0]), sentences(results)[0], contrasts, folder, rows)
 
 
 def question_of(

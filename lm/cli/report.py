@@ -2,19 +2,23 @@
 
 For a folder of ablations, their comparisons side by side. lm-lab report run_dir=RUN writes a page about a single run,
 lm-lab report ledger=true the verdicts of all questions that were asked in this folder, as one series.
-json=true prints one JSON object with the verdicts of an ablation, and nothing else, on standard output.
+lm-lab report rows=FILE.csv baseline=ARM margin=M judges the numbers of any program, in columns arm, seed and value.
+json=true prints one JSON object with the verdicts of an ablation or of rows, and nothing else, on standard output.
 """
 
 import json
 import os
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lm.cli.compose import compose, parse
+from lm.cli.main import command_prefix
 from lm.cli.words import split_words
 from lm.config import RunConfig, UserError
 from lm.config.ablation import ReportConfig
+from lm.config.checks import error_prefix
 
 if TYPE_CHECKING:
     from lm.ablation.results import Results
@@ -28,6 +32,8 @@ def run(args: list[str]) -> int:
     marks = {"run_dir": "config.yaml", "output_dir": "ablation.json"}
     named = [f"{key}={word}" for word in words[:1] for key, mark in marks.items() if os.path.isfile(f"{word}/{mark}")]
     config = parse(ReportConfig, [*named, *words[1 if named else 0 :], *settings])
+    if config.rows is not None:
+        return _judge(config, args)
     key, command = ("run_dir", "train") if config.run_dir is not None else ("output_dir", "ablate")
     if config.ledger is not None:
         return print_series(Path(config.ledger), config.json)
@@ -65,6 +71,19 @@ def print_series(path: Path, as_json: bool) -> int:
     frame = series(read_ledger(path))
     print(frame.to_json(orient="records") if as_json else series_table(frame))
     return 0
+
+
+def _judge(config: ReportConfig, args: list[str]) -> int:
+    from lm.ablation.rows import judged, read_rows, rows_json, rows_table, write_rows_report
+
+    path = Path(str(config.rows))
+    rows = read_rows(path)
+    with error_prefix(str(path)):
+        results = judged(rows, config.baseline, config.margin, config.higher)
+    if config.output_dir is not None:
+        write_rows_report(results, Path(config.output_dir), path, shlex.join([*command_prefix("report"), *args]))
+    print(json.dumps(rows_json(results), allow_nan=False) if config.json else rows_table(results, config.output_dir))
+    return verdict_code(results) if config.exit_code == "verdict" else 0
 
 
 def print_results(results: "Results", as_json: bool) -> None:

@@ -22,8 +22,10 @@ METRICS = {  # name in result.json -> (whether less is better, its unit)
     "val_bpb": (True, "bits per byte"),
     "val_top1": (False, "fraction of tokens"),
 }
+RUN_METRICS = tuple(METRICS)
+METRICS |= {"value": (True, "in value"), "higher_value": (False, "in value")}  # of rows of any program
 BUDGETS = ("tokens", "flops")
-BUDGET_NAMES = {"tokens": "tokens", "flops": "FLOPs", "time": "time"}  # time: in records of earlier versions
+BUDGET_NAMES = {"tokens": "tokens", "flops": "FLOPs", "rows": "", "time": "time"}  # time: of earlier versions
 HYPERPARAMETERS = ["optim.lr", "head.embedding_lr_multiplier", "head.head_lr_multiplier"]
 MATCHED_BY = ("model.d_ff", "model.d_model", "model.n_layers")
 
@@ -108,7 +110,7 @@ class AblationConfig(Question):
 
     @together()
     def __post_init__(self) -> None:
-        require_choice("ablation.metric", self.metric, tuple(METRICS))
+        require_choice("ablation.metric", self.metric, RUN_METRICS)
         margin, unit = self.equivalence_margin, METRICS[self.metric][1]
         require(0 < margin < math.inf, f"ablation.equivalence_margin={margin}", f"more than 0, in {unit}")
         _distinct("ablation.budgets", self.budgets)
@@ -241,18 +243,25 @@ class AblateConfig:
 
 @dataclass(slots=True, kw_only=True)
 class ReportConfig:
-    """The command line of report.py: one of the three."""
+    """The command line of report.py: one of the first four; output_dir beside rows is where their report goes."""
 
     output_dir: str | None = None  # of an ablation, or a folder of ablations
     run_dir: str | None = None  # of a single run
     ledger: str | None = None  # true, or a file that ablate ledger=FILE wrote: the verdicts of a series
-    json: bool = False  # of an ablation: print one JSON object with the verdicts, and nothing else
+    rows: str | None = None  # a CSV file of any program with the columns arm, seed and value, to be judged
+    baseline: str | None = None  # of rows: the arm that the others are compared with; null: of two arms the first
+    margin: float | None = None  # of rows: the equivalence margin, in their unit; null: nothing is called equivalent
+    higher: bool = False  # of rows: higher is better
+    json: bool = False  # of an ablation or rows: print one JSON object with the verdicts, and nothing else
     exit_code: str = "done"  # of what: done, or the verdict (better 0, worse 10, equivalent 11, undecided 12)
 
     def __post_init__(self) -> None:
         self.ledger = {"true": LEDGER, "True": LEDGER}.get(str(self.ledger), self.ledger)
-        expand_paths("", self, "output_dir", "run_dir", "ledger")
+        expand_paths("", self, "output_dir", "run_dir", "ledger", "rows")
         require_choice("exit_code", self.exit_code, EXIT_CODES)
-        if sum(value is not None for value in (self.output_dir, self.run_dir, self.ledger)) != 1:
-            ways = "output_dir=DIR of an ablation, run_dir=RUN or ledger=true"
+        place = None if self.rows else self.output_dir  # else of the report
+        if sum(value is not None for value in (place, self.run_dir, self.ledger, self.rows)) != 1:
+            ways = "output_dir=DIR of an ablation, run_dir=RUN, ledger=true or rows=FILE.csv"
             raise UserError(f"output_dir: give {ways}, one of them")
+        for key in ("baseline", "margin", "higher"):
+            require(self.rows is not None or not getattr(self, key), f"{key}={getattr(self, key)}", "rows=FILE.csv too")

@@ -1,0 +1,105 @@
+"""The verdict on rows of any program: that of an ablation on the same values, what is left out, and what is refused."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from conftest import ROOT
+from scipy import stats
+
+from lm import judge
+from lm.ablation.results import read_results
+from lm.config import UserError
+from tests.helpers.ablation_folder import Page
+
+Command = Callable[..., tuple[int, str, str]]
+ROWS = "arm,seed,value\na,0,1.0\na,1,1.1\na,2,1.3\nb,2,1.19\nb,0,0.9\nb,1,1.02\n"
+
+
+@pytest.mark.parametrize("name", ["tying/longer", "tying_diagnostics", "cs336/lr"])
+def test_values_of_an_untuned_study_have_its_verdicts_and_the_intervals_of_scipy(name: str) -> None:
+    study = read_results(ROOT / "docs/studies" / name)
+    rows = study.reported()[["arm", "seed", "val_loss"]].rename(columns={"val_loss": "value"})
+    baseline, wide = study.record.baseline, rows.pivot(index="seed", columns="arm", values="value")
+    answer = judge(rows.sort_values("seed", kind="stable"), baseline, study.record.equivalence_margin)
+    more, less = (judge(rows, baseline, higher=higher).contrasts for higher in (True, False))
+    for row in study.contrasts.itertuples():
+        again, test = answer.contrasts.loc[row.Index], stats.ttest_rel(wide[row.arm], wide[baseline])
+        assert again.sentence == row.sentence.replace("nats per token", "in value")
+        numbers = ["ci_low", "ci_high", "p", "mean_difference", "sd", "p_adjusted", "p_equivalent_adjusted"]
+        expected = pytest.approx([getattr(row, key) for key in numbers], abs=1e-9, nan_ok=True)
+        assert [*again[numbers]] == expected
+        of_scipy = [*test.confidence_interval(), test.pvalue]  # nan where runs diverged
+        assert [*again[numbers[:3]]] == pytest.approx(of_scipy, abs=1e-9, nan_ok=True)
+        opposite = {"better": "worse", "worse": "better"}.get(less.verdict[row.Index], "undecided")
+        assert row.diverged or more.verdict[row.Index] == opposite
+    assert less["p_equivalent"].isna().all(), "there is no margin"
+    assert answer.interval == judge(answer.rows, baseline).interval
+
+
+def test_a_file_gets_a_table_a_page_and_json(command: Command, tmp_path: Path) -> None:
+    path, folder = tmp_path / "x.csv", tmp_path / "out"
+    path.write_text(ROWS + "a,7,1\na,8,2\nb,3,1.5\n")
+    code, table, said = command("report", f"rows={path}", f"output_dir={folder}")
+    assert (code, "3 of 9 rows have no pair: a seed 7, 8, b seed 3." in table) == (0, True), said
+    code, shown, _ = command("report", f"rows={path}", "json=true", "exit_code=verdict", "baseline=b")
+    assert (code, json.loads(shown)["contrasts"][0]["verdict"]) == (10, "worse")
+    sentence = json.loads((folder / "report.json").read_text())["verdict"][0]
+    assert sentence == "b is better than a: -0.0967 in value (95 % CI -0.1346 to -0.0587, 3 seeds)."
+    page = Page(folder)
+    assert page.headings == ["Which is better, a or b?", "Comparisons", "Results per seed", "How to reproduce this"]
+    for text in (table, (folder / "report.md").read_text(), page.text):
+        assert sentence.partition(":")[2] in text.replace("\xa0", " ")
+        assert not {"nats", "tokens", "perplexity", "±"} & {*text.split()}
+    assert "margin of ±0.5" in command("report", f"rows={path}", "margin=0.5")[1]
+
+
+def test_a_value_that_is_not_finite_is_a_run_that_diverged(command: Command, tmp_path: Path) -> None:
+    for value in ("nan", "inf", "-inf", ""):
+        (tmp_path / "x.csv").write_text(ROWS.replace("b,1,1.02", f"b,1,{value}") + "a,3,1.4\nb,3,1.3\n")
+        _, table, _ = command("report", f"rows={tmp_path}/x.csv")
+        assert "b compared with a is undecided: b diverged on 1 of 4 seeds" in table, "its survivors are no evidence"
+    frame = pd.DataFrame({"arm": list("abab"), "seed": [0.0, 0, 1, 1], "value": np.float32([1, np.nan, 2, 3])})
+    assert judge(frame).contrasts["n_seeds"].tolist() == [1]
+    with pytest.raises(UserError, match="frame: row 2: arm=a seed=0"):
+        judge(frame.assign(seed=0))
+
+
+LINES = [  # a line behind the others, and what its mistake names
+    *("b,3,1,02 > has 4 fields", "b,3 > has 2 fields", "b,3,low > value=low", "b,1.0,1 > arm=b seed=1.0: is there"),
+    *("b,x,1 > seed=x", "b,1.5,1 > seed=1.5", "b,nan,1 > seed=nan", "b,-1,1 > seed=-1", ",3,1 > arm=: expected"),
+]
+MISTAKES = {
+    **{ROWS + line.partition(" > ")[0]: f"line 8: {line.partition(' > ')[2]}" for line in LINES},
+    "": "has the columns none: expected arm, seed, value with commas",
+    "arm,seed,value\n": "column arm: has no value",
+    ROWS.replace("value", "loss"): "has the columns arm, seed, loss",
+    ROWS.replace(",", ";"): "has the columns arm;seed;value: expected arm, seed, value with commas",
+    "arm,seed,value,value\n": "each once",
+    ROWS + 'b,3,"1': "CSV",
+    "arm,seed,value\na,0,1\nb,0,1\n": "column seed: 1 of a",
+    ROWS + "c,0,1": "baseline: not given: expected one of a, b, c",
+    "baseline=d": "baseline=d: no such arm: expected one of a, b",
+    "margin=nan": "margin=nan",
+    f"output_dir={ROOT}/docs/studies/tying/longer": "holds no ablation",
+}
+
+
+@pytest.mark.parametrize("given", MISTAKES)
+def test_a_mistake_is_one_line_that_names_it(given: str, command: Command, tmp_path: Path) -> None:
+    is_word = "=" in given
+    (tmp_path / "x.csv").write_text(ROWS if is_word else given)
+    code, out, said = command("report", f"rows={tmp_path}/x.csv", *([given] if is_word else []))
+    assert (code, out, said.count("\n"), MISTAKES[given] in said) == (2, "", 1, True), said
+
+
+def test_rows_are_read_however_their_file_is_written(command: Command, tmp_path: Path) -> None:
+    spaced = ROWS.replace(",", ", ").replace("\na", '\n"a"').replace(" 0,", " 0.0,")
+    wide = "\n".join(f'"x;\n",{line.replace(",", ",y,")}' for line in ROWS.splitlines())
+    for given in ("\ufeff" + ROWS.replace("\n", "\r\n"), spaced, wide, ROWS + "c,0,1"):
+        (tmp_path / "x.csv").write_bytes(given.encode())
+        table = command("report", f"rows={tmp_path}/x.csv", "baseline=a")[1]
+        assert "b is better than a: -0.0967 in value" in table or "c compared with a is undecided" in table
