@@ -22,7 +22,7 @@ import pandas as pd
 
 from lm.ablation.record import FILE as RECORD
 from lm.ablation.results import COLUMNS as RUN_COLUMNS
-from lm.ablation.results import SCORES, TRIAL_COLUMNS, Results, frame, read_results
+from lm.ablation.results import SCORES, Results, frame, read_results
 from lm.config import UserError
 from lm.config.identity import flat
 from lm.runs.find import FoundRun, differing, find_runs, folders_with, without_parts_of_the_head
@@ -103,7 +103,7 @@ def trials(folder: str | Path) -> pd.DataFrame:
     """
     frames = []
     for name, ablation in _ablations(folder, needed=True).items():
-        tuned = [key for key in ablation.trials if key not in (*TRIAL_COLUMNS, *RUN_COLUMNS)]
+        tuned = [key for key in ablation.trials if key not in RUN_COLUMNS]
         shown = ablation.trials[["arm", "trial", "seed", "run_dir", *tuned, "score", "status", "error", *SCORES]].copy()
         shown.insert(0, "ablation", pd.Series(name, shown.index, "string"))
         frames.append(shown)

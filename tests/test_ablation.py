@@ -81,7 +81,7 @@ def test_what_is_missing_is_made_and_nothing_else(lab: Lab) -> None:
     files = {name: (lab.out / name).read_bytes() for name in ("ablation.json", "report.html", "results.csv")}
     lab.run()
     assert {name: (lab.out / name).read_bytes() for name in files} == files
-    spec = next(spec for spec in lab.plans[-1].reported() if (spec.arm, spec.seed) == ("untied", 1))
+    spec = next(spec for spec in lab.asked() if (spec.arm, spec.seed) == ("untied", 1))
     alone = train(replace(spec.run, run_dir=str(lab.root / "alone")))[1]
     whole = json.loads((lab.out / spec.run_dir / "result.json").read_text())
     clock = ("seconds", "tokens_per_second")
@@ -90,7 +90,7 @@ def test_what_is_missing_is_made_and_nothing_else(lab: Lab) -> None:
     assert (len(lab.results()), first.items() <= lab.results().items()) == (9, True)
     assert {*statuses(grown).values()} == {"done"}
     lab.text.write_text(lab.text.read_text() + "another line\n" * 9)
-    assert "9 finished runs in this folder no longer count" in plan_table(lab.plan(seeds=[0]))
+    assert "9 finished runs in this folder no longer count" in lab.table(seeds=[0])
     assert {*lab.run(seeds=[0]).runs.purpose} == {"reported", "unused"}
     assert len(lab.results()) == 11
 
@@ -104,7 +104,7 @@ def test_rows_of_results_csv_stand_for_runs_without_folders(lab: Lab) -> None:
         shutil.rmtree(lab.out / kind)
     (lab.out / "report.html").unlink()  # so that all is written again
     after = lab.run(tune=tune)
-    assert "finished runs without a folder, read from results.csv: 4; " in plan_table(lab.plans[-1])
+    assert "finished runs without a folder, read from results.csv: 4; " in plan_table(lab.plans[-1], lab.steps[-1])
     assert not [*lab.out.glob("*/*/model")], "nothing was trained"
     assert {name: (lab.out / name).read_text() for name in kept} == kept
     assert after.contrasts.equals(before.contrasts)
@@ -145,7 +145,7 @@ def test_a_design_that_is_changed_after_its_verdict_is_told(lab: Lab, instantly:
     instantly(near)
     asked: dict[str, Any] = {"arms": THREE, "seeds": [0, 1, 2]}
     pair = {arm: THREE[arm] for arm in ("tied", "untied")}
-    gap = "(untied - tied) - (copied - tied)"
+    gap = {"untied": 1.0, "copied": -1.0}
     changes: list[tuple[dict[str, Any], str]] = [
         ({"arms": THREE | {"more": ["head=untied", "optim.lr=0.1"]}}, ""),
         ({"equivalence_margin": 9.0}, "equivalence_margin (before: 0.01)"),
@@ -153,13 +153,13 @@ def test_a_design_that_is_changed_after_its_verdict_is_told(lab: Lab, instantly:
         ({"baseline": "untied", "primary": []}, "baseline (before: tied), primary (before: [untied])"),
         ({"arms": pair}, "arms.copied (before: [head=untied_from_"),
         ({"arms": THREE | {"untied": ["head=untied", "optim.lr=0.1"]}}, "arms.untied (before: [head=untied])"),
-        ({"interactions": {"it": gap}}, "interactions.it (before: null)"),
+        ({"contrasts": {"it": gap}}, "contrasts.it.untied (before: null), contrasts.it.copied (before: null)"),
         ({"tune": TuneConfig(trials=2, **LR)}, "tune.trials (before: null)"),
         ({"seeds": [0, 1]}, ""),
     ]
     lab.run(**asked)
     for change, key in changes:
-        plan = plan_table(lab.plan(**asked | change))
+        plan = lab.table(**asked | change)
         assert (f"Changed after a verdict was seen: {key}" in plan) == bool(key) == ("after a verdict" in plan), key
     lab.run(**asked, equivalence_margin=9.0)
     assert "after a verdict was seen: equivalence_margin (before: 9.0)." in summaries(lab.run(**asked)), "both"
@@ -213,7 +213,7 @@ def test_changed_code_throws_no_verdict_away(lab: Lab, instantly: Instantly, mon
     ):
         with pytest.raises(UserError, match=rf"^output_dir=.*/out: {re.escape(runs)} no longer count"):
             lab.run(**changes)
-        assert runs in plan_table(lab.plan(**changes))
+        assert runs in lab.table(**changes)
     assert "Finished runs no longer count: tied seed 0, tied seed 1, untied" in summaries(lab.run(plan_only=True))
     assert {path: path.read_bytes() for path in lab.out.rglob("*") if path.is_file()} == files
     lab.run(overrides=["optim.lr=0.01"])
@@ -320,7 +320,7 @@ def test_a_look_that_decides_ends_the_ablation(lab: Lab, instantly: Instantly, c
     assert "decided with 3 of 4 seeds: 2 runs were not made" in (lab.out / "report.md").read_text()
     again = lab.run(**LOOKS)
     assert (len(made), again.record.seeds) == (6, [0, 1, 2]), "a later call finds it decided"
-    assert "a look has decided with 3 of 4 seeds" in plan_table(lab.plans[-1])
+    assert "a look has decided with 3 of 4 seeds" in plan_table(lab.plans[-1], lab.steps[-1])
     assert "Seeds were added" not in summaries(again)
     assert "Seeds were added after the ablation had ended (with 3, now 4)" in summaries(lab.run(seeds=[0, 1, 2, 3]))
     assert len(made) == 8
@@ -369,7 +369,7 @@ def test_every_arm_is_tuned_from_its_trials_alone(lab: Lab, instantly: Instantly
     assert {1} <= {*results.trials.search} <= {0, 1, 2}, "a search far from the optimum is followed by another"
     assert {*results.trials.seed} == {77, 78}
     assert len(made) == len({*made}) == len({*results.trials.run_dir}) + 4
-    assert [spec.tuned for spec in lab.plans[-1].reported()] == [tuned["tied"], tuned["untied"]] * 2
+    assert {run.arm: run.values for run in read_record(lab.out).of("reported")} == tuned
     n = len(made)
     lab.run(**TUNED)
     assert len(made) == n
@@ -379,7 +379,7 @@ def test_every_arm_is_tuned_from_its_trials_alone(lab: Lab, instantly: Instantly
 def test_a_failed_trial_stops_the_tuning_and_is_no_bad_value(lab: Lab, instantly: Instantly) -> None:
     made = instantly(bowl)
     lab.run(**TUNED, folder="quiet")
-    tuned = {name: arm.tuned for name, arm in lab.plans[-1].arms.items()}
+    tuned = lab.tuned("quiet")
     n, broken = len(made), made[12]
     made = instantly(lambda spec: Failure.ERROR if spec.run_dir == broken else bowl(spec))
     results = lab.run(**TUNED)
@@ -388,7 +388,7 @@ def test_a_failed_trial_stops_the_tuning_and_is_no_bad_value(lab: Lab, instantly
     assert "Tuning is not finished (tied, untied)" in summaries(results)
     before, made = len(lab.results("trials")), instantly(bowl)
     lab.run(**TUNED)
-    assert {name: arm.tuned for name, arm in lab.plans[-1].arms.items()} == tuned
+    assert lab.tuned() == tuned
     assert before + len(made) == n
 
 

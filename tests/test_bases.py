@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from lm.ablation.plan import NOT_TRAINED
 from lm.ablation.results import Results
 from lm.ablation.tables import plan_table
 from lm.config.ablation import TuneConfig
@@ -44,22 +43,22 @@ def test_each_seed_continues_the_base_of_its_seed(lab: Lab) -> None:
     plan: dict[str, Any] = {"seeds": [0, 1, 2], "looks": [2, 3], "equivalence_margin": 1e9}  # the first look decides
     first = lab.run(**plan)
     bases, cells, record = lab.results("bases"), lab.results(), first.record
-    assert (len(bases), len(cells), [base.seed for base in record.bases]) == (2, 4, [0, 1])
-    for base in record.bases:
-        own = result(lab.out / base.run_dir)
-        assert (base.sha256, base.val_loss) == (read_base(str(lab.out / base.run_dir)).sha256, own["val_loss"])
+    assert (len(bases), len(cells), [base.seed for base in record.of("base")]) == (2, 4, [0, 1])
+    for base in record.of("base"):
+        own, sha256 = result(lab.out / base.run_dir), read_base(str(lab.out / base.run_dir)).sha256
+        assert first.of("base").set_index("run_dir")["val_loss"][base.run_dir] == own["val_loss"]
         assert (own["seed"], own["steps"], own["init_from"]) == (base.seed, 8, None)
         for arm in ARMS:  # both begin where the base has ended
             start = starts(first)[arm, base.seed]
-            assert (start["sha256"], start["val_loss"]) == (base.sha256, own["val_loss"])
-    assert record.bases[1].run_dir in (lab.out / "report.html").read_text()
+            assert (start["sha256"], start["val_loss"]) == (sha256, own["val_loss"])
+    assert record.of("base")[1].run_dir in (lab.out / "report.html").read_text()
 
     lab.run(**plan)
     shutil.rmtree(lab.out / "bases")
     lab.run(**plan)
     assert (lab.results("bases"), lab.results()) == ({}, cells), "no missing run needs one"
-    assert "2 base runs, one for each seed" in plan_table(lab.plans[-1])
-    lost = next(run for run in lab.plans[-1].reported() if (run.arm, run.seed) == ("tied", 0)).run_dir
+    assert "2 base runs, one for each seed" in plan_table(lab.plans[-1], lab.steps[-1])
+    lost = next(run for run in lab.asked() if (run.arm, run.seed) == ("tied", 0)).run_dir
     shutil.rmtree(lab.out / lost)
     (lab.out / "results.csv").unlink()
     assert losses(lab.run(**plan)) == losses(first)
@@ -69,13 +68,17 @@ def test_each_seed_continues_the_base_of_its_seed(lab: Lab) -> None:
 
 @pytest.mark.slow
 def test_the_plan_counts_bases_and_trains_nothing(lab: Lab) -> None:
-    plan = lab.plan(tune=FEW, seed_offsets={"untied": 50})
-    assert "5 base runs, one for each seed, 5 to be made" in plan_table(plan)
-    assert plan.base_seeds() == [0, 1, 50, 51, 77]
-    assert {spec.run.init_sha256 for spec in plan.tune()[1]} == {NOT_TRAINED}
+    assert "5 base runs, one for each seed, 5 to be made" in lab.table(tune=FEW, seed_offsets={"untied": 50})
+    bases = {run.run_dir: run.seed for run in lab.asked("base")}
+    assert sorted(bases.values()) == [0, 1, 50, 51, 77]
+    assert [bases[run.run_dir] for run in lab.steps[-1].todo] == [77], "whose runs tuning asks for first"
+    assert {bases[run.after] for run in lab.asked("trial")} == {77}
     assert not lab.out.exists()
-    made = [{run.run_dir for run in lab.plan(base=base).run_records()} for base in (None, BASE)]
-    assert not made[0] & made[1], "an ablation without bases is another one"
+    names = []
+    for base in (None, BASE):
+        lab.plan(base=base)
+        names += [run.run_dir for run in lab.asked()]
+    assert len(names) == len({*names}) == 8, "an ablation without bases is another one"
 
 
 @pytest.mark.slow
@@ -92,10 +95,10 @@ def test_one_given_run_takes_the_place_of_the_bases(lab: Lab) -> None:
 def test_tuning_has_bases_of_its_own_seeds(lab: Lab) -> None:
     results = lab.run(seeds=[0], tune=FEW)
     assert sorted(name.rpartition("-")[0] for name in lab.results("bases")) == ["base-seed0", "base-seed77"]
-    sha256 = {base.seed: base.sha256 for base in results.record.bases}
+    sha256 = {base.seed: read_base(str(lab.out / base.run_dir)).sha256 for base in results.record.of("base")}
     trials = {run_dir: result(lab.out / run_dir) for run_dir in results.trials.run_dir}
     assert (len(trials), {trial["init_from"]["sha256"] for trial in trials.values()}) == (4, {sha256[77]})
     before = lab.results("trials")
     lab.run(seeds=[0, 1], tune=FEW)
     assert lab.results("trials") == before
-    assert lab.plans[-1].arms["tied"].tuned == results.record.arms["tied"].tuned
+    assert lab.tuned()["tied"] == results.record.arms["tied"].tuned

@@ -10,9 +10,8 @@ from lm.ablation.contrasts import compare
 from lm.ablation.record import AblationRecord
 from lm.ablation.response_surface import Regret, combine_regrets
 from lm.ablation.statistics import interval, judge
-from lm.config.ablation import interaction
 
-BEND = "(c - b) - (b - a)"  # the curvature of a over b to c, say
+BEND = {"c": 1.0, "b": -2.0, "a": 1.0}  # the curvature of a over b to c, say
 LOSSES: dict[str, list[Any]] = {  # by arm, of eight seeds
     "a": [1.00, 1.10, 1.20, 1.30, 1.05, 1.15, 1.25, 1.35],
     "b": [0.95, 1.06, 1.14, 1.26, 1.01, 1.10, 1.20, 1.31],
@@ -22,7 +21,7 @@ LOSSES: dict[str, list[Any]] = {  # by arm, of eight seeds
 
 def record(**changes: Any) -> AblationRecord:
     settings: dict[str, Any] = {"name": "test", "question": "?", "baseline": "a", "seeds": list(range(8))}
-    settings |= {"contrasts": {"b": "a", "c": "a"}, "primary": ["b", "c"], "equivalence_margin": 0.001}
+    settings |= {"pairs": {"b": "a", "c": "a"}, "primary": ["b", "c"], "equivalence_margin": 0.001}
     return AblationRecord(**settings | changes)
 
 
@@ -67,7 +66,7 @@ def test_differences_are_taken_seed_by_seed_in_whatever_order_the_runs_are() -> 
         assert (row.baseline, row.budget, row.family, row.metric) == ("a", "tokens", "primary", "val_loss")
         assert (row.p_adjusted, row.ci_low, row.df) == pytest.approx((judged.p_adjusted, judged.ci_low, 7))
         assert (row.n_seeds, row.wins, row.verdict) == (8, 8, "better")
-    chain = contrasts(runs(LOSSES), contrasts={"b": "a", "c": "b"})
+    chain = contrasts(runs(LOSSES), pairs={"b": "a", "c": "b"})
     assert chain.loc["c"].differences == pytest.approx([x - y for x, y in zip(LOSSES["c"], LOSSES["b"], strict=True)])
 
 
@@ -89,7 +88,7 @@ def test_runs_that_serve_two_budgets_are_one_comparison() -> None:
 
 
 def test_each_family_is_corrected_for_itself() -> None:
-    frame = contrasts(runs(LOSSES), primary=["b"], interactions={"bend": BEND}, contrasts={"b": "a", "c": "b"})
+    frame = contrasts(runs(LOSSES), primary=["b"], contrasts={"bend": BEND}, pairs={"b": "a", "c": "b"})
     assert frame.family.to_dict() == {"b": "primary", "c": "secondary", "bend": "interaction"}
     assert frame.primary.tolist() == [True, False, False]
     assert (frame.p_adjusted == frame.p).all()
@@ -99,7 +98,7 @@ def test_each_family_is_corrected_for_itself() -> None:
 
 
 def test_with_planned_looks_the_level_is_that_of_a_look() -> None:
-    looks = {"looks": [4, 8], "interactions": {"bend": BEND}, "contrasts": {"b": "a", "c": "b"}}
+    looks = {"looks": [4, 8], "contrasts": {"bend": BEND}, "pairs": {"b": "a", "c": "b"}}
     frame = contrasts(lose({("b", i): "missing" for i in range(1, 8)}), **looks)
     assert frame.alpha.tolist() == [0.025] * 3  # also where one seed is tested
     row = contrasts(runs(LOSSES), **looks).loc["b"]
@@ -115,7 +114,7 @@ def test_a_seed_that_lacks_a_run_is_named_and_left_out() -> None:
         assert frame.n_seeds.to_dict() == {"b": 6, "c": 8}
         assert frame.verdict.tolist() == ["better"] * 2  # lost at random
         assert not frame.broken["b"]
-    nothing = contrasts(runs(LOSSES).iloc[:0], interactions={"bend": BEND}, contrasts={"b": "a", "c": "b"})
+    nothing = contrasts(runs(LOSSES).iloc[:0], contrasts={"bend": BEND}, pairs={"b": "a", "c": "b"})
     assert (nothing.n_seeds.tolist(), nothing.mean_difference.isna().all()) == ([0] * 3, True)
     assert nothing.sentence.str.contains("no seed has finished").all()
 
@@ -139,7 +138,7 @@ def test_an_arm_is_not_favoured_by_the_seeds_that_it_survived(a: str, b: str, ve
         arm: [LETTERS.get(letter, loss) for letter, loss in zip(letters, LOSSES[arm], strict=False)]
         for arm, letters in (("a", a), ("b", b))
     }
-    row = contrasts(runs(values), contrasts={"b": "a"}, primary=["b"], seeds=list(range(len(a)))).loc["b"]
+    row = contrasts(runs(values), pairs={"b": "a"}, primary=["b"], seeds=list(range(len(a)))).loc["b"]
     assert row.verdict == verdict
     for word in words:
         assert word in row.sentence
@@ -152,49 +151,58 @@ def _at(letters: str, which: str) -> list[int]:
     return [seed for seed, letter in enumerate(letters) if letter in which]
 
 
-# --- interactions
+# --- weighted sums
 
-CHAIN = {"contrasts": {"b": "a", "c": "b"}, "primary": ["b"]}
+CHAIN = {"pairs": {"b": "a", "c": "b"}, "primary": ["b"]}
 
 
-def test_an_interaction_is_the_difference_of_two_differences_and_changes_no_other_comparison() -> None:
-    frame = contrasts(runs(LOSSES), interactions={"bend": BEND}, **CHAIN)
+def test_a_weighted_sum_is_judged_and_changes_no_other_comparison() -> None:
+    frame = contrasts(runs(LOSSES), contrasts={"bend": BEND}, **CHAIN)
     row = frame.loc["bend"]
     b, c = frame.loc["b"].differences, frame.loc["c"].differences
     assert row.differences == pytest.approx([y - x for x, y in zip(b, c, strict=True)])
     assert row.p == judge({"bend": row.differences}, 0.001)["bend"].p
-    assert (row.baseline, row.verdict, row.primary) == (BEND, "better", False)
-    assert row.sentence.startswith("c - b is better than b - a: -0.10")
-    assert contrasts(lose({("a", 3): "missing"}), interactions={"bend": BEND}, **CHAIN).loc["bend"].lost_seeds == [3]
+    assert (row.baseline, row.verdict, row.primary) == ("c - 2 b + a", "better", False)
+    assert row.sentence.startswith("c + a is better than 2 b: -0.10")
+    assert contrasts(lose({("a", 3): "missing"}), contrasts={"bend": BEND}, **CHAIN).loc["bend"].lost_seeds == [3]
     pd.testing.assert_frame_equal(frame[:2], contrasts(runs(LOSSES), **CHAIN))
 
 
 @pytest.mark.parametrize(
-    ("arm", "formula", "verdict"),
+    ("arm", "weights", "verdict"),
     [
         ("c", BEND, "undecided"),  # it is favoured: c - b is better
         ("a", BEND, "undecided"),  # a low loss of `a` makes it better too
         ("b", BEND, "better"),
-        ("b", "(b - a) - (c - b)", "worse"),
+        ("b", {"b": 2.0, "c": -1.0, "a": -1.0}, "worse"),
     ],
 )
-def test_in_an_interaction_an_arm_that_diverged_is_not_favoured(arm: str, formula: str, verdict: str) -> None:
-    row = contrasts(lose({(arm, 7): "diverged"}), interactions={"bend": formula}, **CHAIN).loc["bend"]
+def test_in_a_weighted_sum_an_arm_that_diverged_is_not_favoured(arm: str, weights: dict, verdict: str) -> None:
+    row = contrasts(lose({(arm, 7): "diverged"}), contrasts={"bend": weights}, **CHAIN).loc["bend"]
     assert row.verdict == verdict
     assert f"{arm} on 1 of 8" in row.sentence.replace(" diverged", "")
 
 
-def test_an_arm_that_both_sides_share_drops_out() -> None:
-    """Neither its missing runs nor its divergence nor its unknown regret count."""
-    shared, regrets = "(c - a) - (b - a)", {"b": Regret(0.3, 2.0, 5), "c": Regret(0.2, 4.0, 5)}
-    assert interaction(shared) == (("c - a", "b - a"), {"c": 1, "b": -1})
+def test_an_arm_that_has_no_weight_does_not_count() -> None:
+    """Neither its missing runs nor its divergence nor its unknown regret."""
+    gap, regrets = {"gap": {"c": 1.0, "b": -1.0}}, {"b": Regret(0.3, 2.0, 5), "c": Regret(0.2, 4.0, 5)}
     frame = lose({("a", 0): "missing", ("a", 1): "diverged", ("a", 2): "failed"})
-    row = contrasts(frame, regrets, interactions={"gap": shared}).loc["gap"]
+    row = contrasts(frame, regrets, contrasts=gap).loc["gap"]
     assert (row.n_seeds, row.lost_seeds, row.diverged, row.broken) == (8, [], {}, {})
     assert row.tuning_sd == pytest.approx((2 + 4 + 0.1**2) ** 0.5)
-    assert row.is_tuning_counted
-    assert contrasts(frame, interactions={"gap": shared}).loc["gap"].verdict == "better"
+    assert contrasts(frame, contrasts=gap).loc["gap"].verdict == "better"
     assert combine_regrets({"a": 1, "b": -1}, regrets) is None
+
+
+def test_an_arm_that_was_stopped_is_undecided_and_stays_in_its_family() -> None:
+    alone = contrasts(runs(LOSSES), primary=["c"]).loc["c"]
+    frame = contrasts(runs(LOSSES), stopped=["b"], futility=2)
+    row = frame.loc["b"]
+    assert (row.verdict, row.undecided_by, row.seeds, row.lost_seeds) == ("undecided", "futility", [0, 1], [])
+    assert "stopped: not ahead after 2 seeds: -0.0" in row.sentence
+    assert (frame.loc["c"].p_adjusted, row.p_adjusted) == (2 * alone.p, 1.0)
+    one = contrasts(runs(LOSSES), stopped=["b"], futility=1).loc["b"]
+    assert "stopped: not ahead after 1 seed: -0.0" in one.sentence
 
 
 def test_regrets_of_tuning_stand_beside_the_difference_that_they_may_explain() -> None:
@@ -209,7 +217,7 @@ def test_regrets_of_tuning_stand_beside_the_difference_that_they_may_explain() -
     assert np.isnan(frame.loc["c"].mean_without_regret)
     upwards = contrasts(runs(LOSSES).rename(columns={"val_loss": "val_top1"}), regrets, metric="val_top1").loc["b"]
     assert upwards.mean_without_regret == pytest.approx(upwards.mean_difference + 0.02)
-    variance = combine_regrets(interaction(BEND)[1], regrets | {"c": Regret(0.0, 0.0, 5)})
+    variance = combine_regrets(BEND, regrets | {"c": Regret(0.0, 0.0, 5)})
     assert variance
     assert (variance.variance, variance.df) == pytest.approx((1e-4 + 4 * 2e-4 + (0.01 - 2 * 0.03) ** 2, 5))
 
@@ -243,16 +251,16 @@ def test_a_failed_search_undoes_what_more_search_may_undo(
     assert "seeds would" not in row.sentence
 
 
-@pytest.mark.parametrize(("arm", "formula", "verdict"), [("a", BEND, "better"), ("b", BEND, "undecided")])
-def test_in_an_interaction_every_arm_that_more_search_would_move_against_the_verdict_counts(
-    arm: str, formula: str, verdict: str
+@pytest.mark.parametrize(("arm", "weights", "verdict"), [("a", BEND, "better"), ("b", BEND, "undecided")])
+def test_in_a_weighted_sum_every_arm_that_more_search_would_move_against_the_verdict_counts(
+    arm: str, weights: dict[str, float], verdict: str
 ) -> None:
-    frame = compare(record(interactions={"bend": formula}, **CHAIN), runs(LOSSES), {}, {arm: "edge"})
+    frame = compare(record(contrasts={"bend": weights}, **CHAIN), runs(LOSSES), {}, {arm: "edge"})
     assert frame.set_index("arm").loc["bend"].verdict == verdict
 
 
 def test_where_the_noise_of_tuning_hides_a_difference_more_seeds_are_not_advised() -> None:
     noisy = {"a": Regret(0.0, 0.02**2, 5), "b": Regret(0.0, 0.02**2, 5)}
-    row = contrasts(runs(LOSSES), noisy, contrasts={"b": "a"}, primary=["b"]).loc["b"]
+    row = contrasts(runs(LOSSES), noisy, pairs={"b": "a"}, primary=["b"]).loc["b"]
     assert (row.verdict, row.undecided_by, row.limited_by) == ("undecided", None, "tuning")
     assert "more trials or tuning seeds are needed" in row.sentence

@@ -13,9 +13,8 @@ from conftest import ROOT
 from lm.ablation.arms import SIZE_TOLERANCE
 from lm.ablation.code_hash import code_hash
 from lm.ablation.executors import EXECUTORS
-from lm.ablation.plan import Plan, set_steps
+from lm.ablation.plan import set_steps
 from lm.ablation.step_timing import measure, time_in_turns
-from lm.ablation.tables import plan_table
 from lm.config import UserError
 from lm.config.ablation import TuneConfig
 from tests.helpers.ablations import Lab, instant
@@ -40,8 +39,9 @@ def planner(plans: Lab, monkeypatch: pytest.MonkeyPatch) -> Lab:
     return plans
 
 
-def names(plan: Plan) -> set[str]:
-    return {spec.run_dir for spec in plan.reported()}
+def names(lab: Lab, *typed: str) -> set[str]:
+    lab.plan(*typed)
+    return {run.run_dir for run in lab.asked()}
 
 
 # --- arms
@@ -57,13 +57,12 @@ def test_arms_are_composed_of_what_is_common_and_their_own(planner: Lab) -> None
         assert (model.d_ff, model.d_model, arm.run.optim.lr, arm.run.threads) == (48, 40, 0.001, 1)
     assert untied.n_params - tied.n_params == 257 * 40
     assert untied.flops_per_token == tied.flops_per_token
-    for spec in plan.reported():  # max_tokens overrules any number of steps
+    for spec in planner.asked():  # max_tokens overrules any number of steps
         assert (spec.steps, spec.run.trainer.max_steps, spec.run.max_tokens) == (20, 20, None)
 
 
 AB: dict[str, Any] = {"arms": {"a": [], "b": []}, "baseline": "a", "primary": []}
 TWO = {"untied": "tied", "tied": "untied"}
-GAP = "(untied - tied)"
 
 
 def arms(*overrides: str) -> dict[str, Any]:
@@ -92,8 +91,9 @@ def arms(*overrides: str) -> dict[str, Any]:
         ({"budgets": ["time"]}, [], "ablation.budgets=time"),
         ({"looks": [1, 2]}, [], "ablation.looks=[1, 2]"),
         ({"seeds": [0, 1, 2], "looks": [3, 2]}, [], "ablation.looks=[3, 2]"),
-        ({"interactions": {"it": "untied - tied"}}, [], "ablation.interactions.it=untied - tied: "),
-        ({"interactions": {"it": f"{GAP} - {GAP}"}}, [], "ablation.interactions.it=(untied - tied) - (untied - tied)"),
+        ({"contrasts": {"it": {"untied": 1, "tied": -0.5}}}, [], "ablation.contrasts.it={'untied': 1, 'tied': -0.5}: "),
+        ({"contrasts": {"it": {"untied": 1, "tid": -1}}}, [], "ablation.contrasts.it=tid"),
+        ({"futility": 2}, [], "ablation.futility=2: expected a number of seeds from 1 on, fewer than all, 2"),
         (arms("model.n_layer=3"), [], "ablation.arms.b: model.n_layer: no such key"),
         (arms("checkpoint.resume=false"), [], "ablation.arms.b: checkpoint.resume=false"),
         ({}, ["checkpoint.resume=false"], "ablation.arms.tied: checkpoint.resume=false"),
@@ -162,7 +162,7 @@ def test_each_budget_holds_equal_what_it_names(planner: Lab) -> None:
     plan = planner.plan(budgets=["tokens", "flops"])
     plan.arms["untied"].flops_per_token = round(1.015 * plan.arms["tied"].flops_per_token)
     set_steps(plan.config, plan.arms)
-    assert [run.budgets for run in plan.run_records()] == [["tokens", "flops"]] * 4, "nearly equal is equal"
+    assert [run.budgets for run in plan.reported([0, 1], {}, ["tied", "untied"])] == [["tokens", "flops"]] * 4
 
 
 # --- the time of a step
@@ -215,30 +215,32 @@ def test_a_step_is_timed_with_its_threads(planner: Lab, monkeypatch: pytest.Monk
 def test_a_run_is_named_by_all_that_decides_it(lab: Lab) -> None:
     plan = lab.plan()
     arm = plan.arms["untied"]
-    first = plan.spec(arm, 0, 30, {}, "cells")
-    others = [plan.spec(arm, 1, 30, {}, "cells"), plan.spec(arm, 0, 31, {}, "cells")]
-    others += [plan.spec(arm, 0, 30, {"optim.lr": 0.1}, "cells")]
+    arm.steps["more"] = 31
+    first = plan.spec("reported", arm, 0, "tokens", {})
+    others = [plan.spec("reported", arm, 1, "tokens", {}), plan.spec("reported", arm, 0, "more", {})]
+    others += [plan.spec("reported", arm, 0, "tokens", {"optim.lr": 0.1})]
     assert (others[2].run.optim.lr, arm.run.optim.lr != 0.1) == (0.1, True)
     assert len({first.run_dir, *(spec.run_dir for spec in others)}) == 4
-    assert names(plan) == names(lab.plan())
-    assert not names(plan) & names(lab.plan("optim.momentum=0.8"))
+    before = names(lab)
+    assert before == names(lab)
+    assert not before & names(lab, "optim.momentum=0.8")
     lab.text.write_text(lab.text.read_text() + "another line\n")
-    assert not names(plan) & names(lab.plan())
+    assert not before & names(lab)
 
 
 @pytest.mark.slow
 def test_a_run_is_not_named_by_where_and_how_it_is_made(lab: Lab) -> None:
     """Nor by the number of threads: later calls have that of the first, whatever they ask for."""
-    before = names(lab.plan())
+    before = names(lab)
     lab.text = lab.text.rename(lab.root / "moved.txt")
     how = ["threads=2", "checkpoint.every=7", "trainer.enable_progress_bar=true"]
-    assert before == names(lab.plan(*how, f"data.cache_dir={lab.root / 'other'}"))
+    assert before == names(lab, *how, f"data.cache_dir={lab.root / 'other'}")
 
 
 def test_arms_may_have_seeds_of_their_own(planner: Lab) -> None:
-    plan = planner.plan(**AB, seed_offsets={"b": 100})
-    assert [(spec.arm, spec.seed) for spec in plan.reported()] == [("a", 0), ("b", 100), ("a", 1), ("b", 101)]
-    assert [(run.arm, run.seed) for run in plan.run_records()] == [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
+    planner.plan(**AB, seed_offsets={"b": 100})
+    seeds = [(spec.arm, spec.seed, spec.run.seed) for spec in planner.asked()]
+    assert seeds == [("a", 0, 0), ("b", 0, 100), ("a", 1, 1), ("b", 1, 101)]
 
 
 def test_all_code_that_decides_a_score_is_hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,7 +293,7 @@ def test_a_class_of_the_users_and_its_local_helpers_are_hashed(own: Path) -> Non
 
 def test_a_plan_says_what_it_costs_and_leaves_nothing(planner: Lab) -> None:
     tune = TuneConfig(trials=12, seeds=[77, 78], hyperparameters=["optim.lr"])
-    table = plan_table(planner.plan(tune=tune))
+    table = planner.table(tune=tune)
     tied, untied = planner.plans[-1].arms.values()
     for number in (tied.n_params, untied.n_params, tied.flops_per_token, 30 * 4 * 32):
         assert f"{number:,}" in table
@@ -306,11 +308,11 @@ def test_an_arm_with_runs_keeps_its_hyperparameters(lab: Lab, monkeypatch: pytes
     search: dict[str, Any] = {"seeds": [77], "hyperparameters": ["optim.lr"]}
     tune = TuneConfig(trials=5, **search)
     lab.run(tune=tune, overrides=["optim.lr=0.02"])
-    made, tuned = [*executor.made], {name: arm.tuned for name, arm in lab.plans[-1].arms.items()}
+    made, tuned = [*executor.made], lab.tuned()
     assert all(tuned.values())
     grown = {"tied": ["head=tied"], "untied": ["head=untied"], "more": ["head=untied", "optim.lr=0.9"]}
     lab.run(tune=tune, overrides=["optim.lr=0.02"], arms=grown)
-    assert {name: lab.plans[-1].arms[name].tuned for name in tuned} == tuned
+    assert tuned.items() <= lab.tuned().items()
     assert {*executor.made[len(made) :]} == {name for name in executor.made if "/more-" in name}
     lost = next(name for name in made if name.startswith("trials/tied-"))
     shutil.rmtree(lab.out / lost)
@@ -319,10 +321,10 @@ def test_an_arm_with_runs_keeps_its_hyperparameters(lab: Lab, monkeypatch: pytes
     before = len(executor.made)
     lab.run(tune=tune, overrides=["optim.lr=0.02"], arms=grown)
     assert executor.made[before:] == [lost], "a trial that was deleted is made again"
-    assert {name: lab.plans[-1].arms[name].tuned for name in tuned} == tuned
+    assert tuned.items() <= lab.tuned().items()
     for changes in (
         {"arms": grown | {"tied": ["head=tied", "optim.lr=0.05"]}},
         {"tune": TuneConfig(trials=6, **search)},
     ):
-        plan = lab.plan(**{"tune": tune, "overrides": ["optim.lr=0.02"], "arms": grown} | changes)
-        assert "tied" in {spec.arm for spec in plan.tune()[1]}, "another search begins"
+        lab.plan(**{"tune": tune, "overrides": ["optim.lr=0.02"], "arms": grown} | changes)
+        assert "tied" in {run.arm for run in lab.steps[-1].todo}, "another search begins"

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,13 +11,21 @@ from typing import Any
 from tqdm import tqdm
 
 from lm.ablation.execute import execute
-from lm.ablation.executors import EXECUTORS, Executor
+from lm.ablation.executors import EXECUTORS
 from lm.ablation.history import lost_to_new_code
 from lm.ablation.ledger import record_asked, record_ended
-from lm.ablation.plan import Plan, RunSpec, make_plan, now
-from lm.ablation.record import AblationRecord, default_dir, existing_record, lock_output_dir, question_of, write_record
+from lm.ablation.plan import Plan, RunSpec, Step, make_plan, next_runs, now, record_of, seconds_to_go
+from lm.ablation.record import (
+    TRIAL,
+    AblationRecord,
+    default_dir,
+    existing_record,
+    lock_output_dir,
+    question_of,
+    write_record,
+)
 from lm.ablation.report import write_report
-from lm.ablation.results import Results, RunReader
+from lm.ablation.results import Results, RunReader, results_of
 from lm.config import RunConfig, UserError
 from lm.config.ablation import AblateConfig
 from lm.system.device import set_threads
@@ -30,7 +38,7 @@ def ablate(
     config: AblateConfig,
     runs: dict[str, RunConfig],
     command: str,
-    on_plan: Callable[[Plan], None] = lambda plan: None,
+    on_plan: Callable[[Plan, Step], None] = lambda plan, step: None,
     base: RunConfig | None = None,
 ) -> Results:
     """Plan an ablation and, unless only the plan is wanted, run what is missing of it and write its report.
@@ -41,122 +49,96 @@ def ablate(
     folder = Path(config.output_dir) if config.output_dir else default_dir(config)
     before = existing_record(folder, config)
     plan = make_plan(config, runs, base, before, RunReader(folder))
-    if not (config.plan_only or config.code == "new") and (lost := lost_to_new_code(plan)):
+    step = next_runs(plan)
+    if not (config.plan_only or config.code == "new") and (lost := lost_to_new_code(plan, step)):
         raise UserError(f"output_dir={folder}: {lost}")
     executor = EXECUTORS[config.executor](config, folder)
     workers = config.workers or executor.default_workers(set_threads(plan.record.threads))
-    plan.record = replace(plan.record, command=command, workers=workers)
-    on_plan(plan)
+    plan = replace(plan, record=replace(plan.record, command=command, workers=workers))
+    record = record_of(plan, step)
+    on_plan(plan, step)
     if config.plan_only:
-        return plan.results()
+        return results_of(record, plan.reader)
     with lock_output_dir(folder):
         if existing_record(folder, config) != before:
             raise UserError(f"output_dir={folder}: another process has worked there meanwhile; call ablate again")
-        if before and _is_unchanged(plan, before) and (folder / "report.html").exists():
-            return plan.results()  # nothing to do; `report` draws the report again
-        record = plan.current_record()
+        is_done = before is not None and before.ended and not step.missing and _is_same(record, before)
+        if is_done and (folder / "report.html").exists():
+            return results_of(record, plan.reader)  # nothing to do; `report` draws the report again
+        progress = _Progress(plan)
         if earlier := record_asked(Path(config.ledger), record, folder, is_new=before is None):
-            tqdm.write(printable(f"{record.name}: {earlier}"), file=sys.stderr)
+            progress.say(earlier)
         write_record(record, folder)
-        runner = _Runner(plan, executor)
-        runner.tune()
-        runner.make_reported()
-        results = _finish(plan)
-        if not plan.expected():
-            record_ended(Path(config.ledger), results)
-        return results
+        tried = set[str]()  # a run that failed is tried again by the next call
+        while todo := [run for run in step.todo if run.run_dir not in tried]:
+            tried |= {run.run_dir for run in todo}
+            with progress.begin(step, todo) as bar:
+                execute(todo, executor, workers, progress.on_end, partial(progress.on_poll, bar))
+            step = next_runs(plan)
+            write_record(record_of(plan, step), folder)
+        if len(step.seeds) < len(plan.config.seeds):
+            progress.say(f"look with {len(step.seeds)} of {len(plan.config.seeds)} seeds: decided")
+        for arm in step.stopped:
+            progress.say(f"{arm} was stopped: not ahead after {plan.config.futility} seeds")
+        return _finish(config, plan, step)
 
 
-def _is_unchanged(plan: Plan, before: AblationRecord) -> bool:
-    """Whether the earlier call has ended with all that is asked now."""
-    if not before.ended or plan.expected():
-        return False
-    record = plan.current_record()
-    keys = (*question_of(record), "contrasts", "runs", "trials")
+def _is_same(record: AblationRecord, before: AblationRecord) -> bool:
+    """Whether an earlier call has asked for the same."""
+    keys = (*question_of(record), "pairs", "runs", "stopped")
     return [*record.arms] == [*before.arms] and all(getattr(record, key) == getattr(before, key) for key in keys)
 
 
-def _finish(plan: Plan) -> Results:
-    results = plan.results()
-    analyses = plan.record.analyses
-    if not plan.expected() and results.record.seeds not in analyses:
-        analyses = [*analyses, results.record.seeds]
-    results.record = replace(results.record, ended=now(), analyses=analyses)
+def _finish(config: AblateConfig, plan: Plan, step: Step) -> Results:
+    record = record_of(plan, step)
+    analyses = record.analyses
+    if not step.missing and record.seeds not in analyses:
+        analyses = [*analyses, record.seeds]
+    results = results_of(replace(record, ended=now(), analyses=analyses), plan.reader)
     write_report(results)
     write_record(results.record, results.folder)  # last: from now on nothing is left to do
+    if not step.missing:
+        record_ended(Path(config.ledger), results)
     return results
 
 
-class _Runner:
-    """Carries out a plan. What it does is decided by the results in the folder alone, so it may be killed anywhere."""
+class _Progress:
+    """What is said while runs are made, and the report of what there is so far."""
 
-    def __init__(self, plan: Plan, executor: Executor) -> None:
-        self.plan, self.executor, self.seconds_to_go = plan, executor, 0.0
+    def __init__(self, plan: Plan) -> None:
+        self.plan, self.seconds_to_go = plan, 0.0
         self.n_ended = self.n_runs = self.steps_ended = 0
         self.next_report = time.monotonic() + 1.0 / REPORT_SHARE
 
-    def tune(self) -> None:
-        """Make trials as long as the tuning asks for new ones. A failed trial is tried again by the next call."""
-        tried: set[str] = set()
+    def begin(self, step: Step, todo: list[RunSpec]) -> Any:
+        """The bar of these runs."""
+        self.step, self.steps_ended = step, 0
+        self.seconds_to_go, _ = seconds_to_go(self.plan, step)  # what is to come is known better each time
+        self.n_runs = self.n_ended + len(step.missing)
+        total = sum(run.steps for run in todo)
+        return tqdm(total=total, desc=self.plan.config.name, unit="step", leave=False, disable=None)
 
-        def new_trials() -> list[RunSpec]:
-            return [spec for spec in self.plan.tune()[1] if spec.run_dir not in tried]
-
-        while trials := new_trials():
-            trials += self.make(new_trials)  # with bases they have other names than before
-            tried |= {spec.run_dir for spec in trials}
-
-    def make_reported(self) -> None:
-        plan, n_seeds = self.plan, len(self.plan.config.seeds)
-        for n in plan.config.looks or [n_seeds]:
-            self.make(lambda n=n: plan.reported(n))  # type: ignore[misc]
-            if plan.missing(plan.reported(n)):
-                return  # some have failed: the same command tries them again before it looks
-            if plan.look(n):
-                self.say(f"look with {n} of {n_seeds} seeds: decided")
-                return
-
-    def make(self, wanted: Callable[[], list[RunSpec]]) -> list[RunSpec]:
-        """Make what is missing of these runs, first their bases, on whose weights the names of the others depend.
-
-        Returns the runs whose bases there are.
-        """
-        plan = self.plan
-        self.execute(plan.bases(plan.missing(wanted())))
-        specs = [spec for spec in wanted() if plan.base is None or plan.base_sha256(plan.base_spec(spec.seed))]
-        self.execute(specs)
-        return specs
-
-    def execute(self, specs: Sequence[RunSpec]) -> None:
-        plan = self.plan
-        if missing := plan.missing(specs):
-            self.seconds_to_go = plan.expected_seconds()[0]  # what else is to come is known better each time
-            self.n_runs = self.n_ended + len(plan.expected())
-            self.steps_ended, total = 0, sum(spec.steps for spec in missing)
-            with tqdm(total=total, desc=plan.config.name, unit="step", leave=False, disable=None) as bar:
-                execute(missing, self.executor, plan.record.workers, self.on_end, partial(self.on_poll, bar))
-            write_record(plan.current_record(), plan.reader.folder)
-
-    def on_end(self, spec: RunSpec) -> None:
+    def on_end(self, run: RunSpec) -> None:
         """Print a line for each run, and write what there is into the report, if that has not been done lately."""
         self.n_ended += 1
-        self.steps_ended += spec.steps
-        self.seconds_to_go -= self.plan.seconds(spec) / self.plan.record.workers
-        outcome, metric = self.plan.reader.outcome(spec.run_dir), self.plan.config.metric
+        self.steps_ended += run.steps
+        self.seconds_to_go -= self.plan.seconds(run) / self.plan.record.workers
+        outcome, metric = self.plan.reader.outcome(run.run_dir), self.plan.config.metric
         score = f"{metric} {outcome.result[metric]:.4f}" if outcome.result else outcome.status
-        values = " ".join(f"{setting}={value:g}" for setting, value in spec.tuned.items())
-        arm = f"trial of {spec.arm} at {values}" if spec.is_trial else spec.arm
+        values = " ".join(f"{setting}={value:g}" for setting, value in run.values.items())
+        arm = f"trial of {run.arm} at {values}" if run.purpose == TRIAL else run.arm
         reason = f" ({outcome.error})" if outcome.error else ""
         to_go = duration(max(0.0, self.seconds_to_go))
-        self.say(f"{self.n_ended} of {self.n_runs}, {arm}, seed {spec.seed}: {score}{reason}; about {to_go} to go")
+        self.say(f"{self.n_ended} of {self.n_runs}, {arm}, seed {run.seed}: {score}{reason}; about {to_go} to go")
         if (start := time.monotonic()) >= self.next_report:
-            write_report(results := self.plan.results())
+            results = results_of(record_of(self.plan, self.step), self.plan.reader)
+            write_report(results)
             self.say(f"results so far: {results.folder / 'report.html'}")
             self.next_report = start + (time.monotonic() - start) / REPORT_SHARE
 
     def on_poll(self, bar: Any, running: Collection[RunSpec]) -> None:
         """Let the bar show the steps that have been made."""
-        bar.n = self.steps_ended + sum(spec.files.steps() for spec in running)
+        bar.n = self.steps_ended + sum(run.files.steps() for run in running)
         bar.refresh()
 
     def say(self, line: str) -> None:

@@ -2,8 +2,8 @@
 
 import sys
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -33,10 +33,10 @@ class Arm(ArmRecord):
     name: str
     run: RunConfig
     val_hash: str  # of the text that it is scored on
-    start: Callable[[int], dict[str, Any]] = field(default=lambda seed: {})  # settings of the run that it starts from
 
-    def record(self) -> ArmRecord:
-        return ArmRecord(**{item.name: getattr(self, item.name) for item in fields(ArmRecord)})
+    def record(self, tuned: dict[str, float], centre: dict[str, float]) -> ArmRecord:
+        values = {item.name: getattr(self, item.name) for item in fields(ArmRecord)}
+        return ArmRecord(**values | {"tuned": tuned, "centre": centre})
 
     def seconds(self, steps: int) -> float:
         """What a run of so many steps takes, with the final score, in which a forward pass is a third of a step."""
@@ -62,7 +62,7 @@ def build_arms(
         with error_prefix(f"ablation.arms.{name}"):
             arm = build_arm(name, config.arms[name], runs[name], threads, texts, earlier.get(name))
             if key := config.match_parameters.get(name):
-                matched = match_parameters(arm, key, arms[config.contrasts()[name]].n_params)
+                matched = match_parameters(arm, key, arms[config.pairs()[name]].n_params)
                 run = change(runs[name], matched)
                 arm = build_arm(name, config.arms[name], run, threads, texts, earlier.get(name))
                 arm.matched = matched
@@ -156,7 +156,7 @@ def _check_same_validation_text(config: AblationConfig, arms: Arms) -> None:
 
     Arms may be trained on different texts where one data.val_path scores them.
     """
-    for name, other in config.contrasts().items():
+    for name, other in config.pairs().items():
         arm, baseline = arms[name], arms[other]
         if arm.val_hash != baseline.val_hash:
             reason = f"{name} and {other} would be scored on different validation texts"

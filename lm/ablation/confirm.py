@@ -23,7 +23,7 @@ def confirmation(source: Path, ledger: Sequence[dict[str, str]], output_dir: Pat
         raise UserError(f"confirm={source}: has not ended; the same command as before continues it")
     name = f"{record.name[:32]}-confirm"
     folder = output_dir or Path("ablations") / name
-    arms = [*dict.fromkeys(arm for asked in record.primary or record.contrasts for arm in _chain(record, asked))]
+    arms = [*dict.fromkeys(arm for asked in record.asked() for arm in _chain(record, asked))]
     if (folder / FILE).exists():
         begun = read_record(folder)
         seeds, tuning_seeds = begun.seeds, begun.tune.seeds
@@ -55,7 +55,7 @@ def confirmation(source: Path, ledger: Sequence[dict[str, str]], output_dir: Pat
 
 def _chain(record: AblationRecord, arm: str) -> Iterator[str]:
     """The baselines of an arm, the last one first, then the arm."""
-    if other := record.contrasts.get(arm):
+    if other := record.pairs.get(arm):
         yield from _chain(record, other)
     yield arm
 

@@ -7,11 +7,13 @@ from typing import Any
 import pandas as pd
 
 from lm.ablation import views
+from lm.ablation.record import BASE, REPORTED, TRIAL
 from lm.ablation.results import POINT, SCORES, Results
 from lm.ablation.statistics import interval
 from lm.ablation.warnings import Warning, report_warnings
 
 SCHEMA_VERSION = 1  # of report.json
+PURPOSES = (REPORTED, TRIAL, BASE, "unused")
 WHO = ("arm", "purpose", "seed", "budgets", "status", "error")
 ROW = (*WHO, *SCORES, "source_hash", "torch", "resumed_from", "run_dir")
 WHERE = ("failure", "host", "executor")  # columns of results.csv where they are known
@@ -22,14 +24,11 @@ RECORDED = ("command", "machine", "threads", "workers", "python", "versions")
 def results_frame(results: Results) -> pd.DataFrame:
     """A row for each run; what a run does not have is empty. `purpose` says which rows belong together:
 
-    reported: what the verdicts rest on; trial: of the tuning; unused: made for other settings, code or seeds than are
-    asked for now, kept so that nothing is lost.
+    reported: what the verdicts rest on; trial: of the tuning; base: what others start from; unused: made for other
+    settings, code or seeds than are asked for now, kept so that nothing is lost.
     """
     runs = results.runs.assign(budgets=results.runs.groupby("run_dir")["budget"].transform(" ".join))
-    runs = runs.drop_duplicates("run_dir")
-    reported, unused = (runs[runs["purpose"] == purpose] for purpose in ("reported", "unused"))
-    frames = [frame for frame in (reported, results.trials.assign(purpose="trial"), unused) if len(frame)]
-    frame = pd.concat(frames, ignore_index=True)
+    frame = pd.concat([runs[runs["purpose"] == purpose].drop_duplicates("run_dir") for purpose in PURPOSES])
     where = [key for key in WHERE if key in frame and frame[key].notna().any()]
     return frame.reindex(columns=[*ROW, *(key for key in views.hyperparameters(results) if key in frame), *where])
 

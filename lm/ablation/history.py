@@ -3,12 +3,12 @@
 from typing import TYPE_CHECKING, Any
 
 from lm.ablation.contrasts import ENDED
-from lm.ablation.record import AblationRecord, ArmRecord, design_of
+from lm.ablation.record import REPORTED, AblationRecord, ArmRecord, design_of
 from lm.ablation.results import RunReader, results_of
 from lm.config.identity import differences
 
 if TYPE_CHECKING:
-    from lm.ablation.plan import Plan
+    from lm.ablation.plan import Plan, Step
 
 
 def designs_seen(before: AblationRecord, reader: RunReader) -> list[dict[str, Any]]:
@@ -20,14 +20,14 @@ def designs_seen(before: AblationRecord, reader: RunReader) -> list[dict[str, An
     return [*seen, design]
 
 
-def lost_to_new_code(plan: "Plan") -> str:
+def lost_to_new_code(plan: "Plan", step: "Step") -> str:
     """In words, the finished runs of an ablation that has ended which another hash of the code alone makes again."""
     before, seeds, budgets = plan.before, plan.config.seeds, {*plan.config.budgets}
-    if not (before.ended or before.analyses) or before.tune != plan.config.tune or not plan.expected():
+    if not (before.ended or before.analyses) or before.tune != plan.config.tune or not step.missing:
         return ""
     arms = [
         run.arm
-        for run in before.runs
+        for run in before.of(REPORTED)
         if run.arm in plan.arms and run.seed in seeds and not budgets.isdisjoint(run.budgets)
         if _differ_in_code_alone(before.arms[run.arm], plan.arms[run.arm])
         if plan.reader.outcome(run.run_dir).status in ENDED

@@ -48,7 +48,7 @@ def record_asked(path: Path, record: AblationRecord, folder: Path, is_new: bool)
     Returns in words how often they were asked before, in other folders or in this one before it was deleted; empty if
     never.
     """
-    rows = [_row(ASKED, record, folder, arm, budget) for arm in _asked_arms(record) for budget in record.budgets]
+    rows = [_row(ASKED, record, folder, arm, budget) for arm in record.asked() for budget in record.budgets]
     one = ("event", "question", "arm", "budget")  # line of each time that the question was asked
     with _locked(path):
         before = [row for row in read_ledger(path) if all(row[key] == rows[0][key] for key in one)]
@@ -70,7 +70,7 @@ def record_ended(path: Path, results: Results) -> None:
     contrasts = contrasts[contrasts["family"] != "interaction"].set_index(["arm", "budget"])
     with _locked(path):
         outcomes = []
-        for arm in _asked_arms(record):
+        for arm in record.asked():
             for budget in record.budgets:
                 contrast = contrasts.loc[(arm, budget)]
                 numbers = {"difference": contrast["mean_difference"], "p": contrast["p"]}
@@ -131,10 +131,6 @@ def series_table(frame: pd.DataFrame) -> str:
     return f"{format_table(table)}\n\n{rule} expected share of wrong ones among them at {ALPHA:g}"
 
 
-def _asked_arms(record: AblationRecord) -> list[str]:
-    return record.primary or list(record.contrasts)
-
-
 def _row(event: str, record: AblationRecord, folder: Path, arm: str, budget: str) -> dict[str, str]:
     """A line without an outcome. `question` is a hash of what decides its runs, but for seeds and code."""
     decides: dict[str, Any] = {
@@ -154,7 +150,7 @@ def _row(event: str, record: AblationRecord, folder: Path, arm: str, budget: str
         "name": record.name,
         "folder": without_secrets(str(place.relative_to(Path.cwd()) if place.is_relative_to(Path.cwd()) else place)),
         "arm": arm,
-        "baseline": record.contrasts[arm],
+        "baseline": record.pairs[arm],
         "budget": budget,
         "seeds": " ".join(str(seed + offset) for offset in offsets for seed in record.seeds),
         "tuning_seeds": " ".join(map(str, record.tune.seeds)) if record.tune.trials else "",

@@ -1,18 +1,18 @@
-"""The plan of an ablation: which runs there are, how long each trains, and which trials tuning makes next.
+"""The plan of an ablation: which runs there are, how long each trains, and which are to be made next.
 
-A plan is a pure function of the settings, the text, the code and the results that exist: it trains and writes nothing.
-A run is named by a hash of all that decides it, so a run that exists is found again, and what has changed has another
-name. This is what resuming an ablation and adding arms or seeds to it rests on.
+`next_runs` is a pure function of the settings, the text, the code and the results that exist: it trains and writes
+nothing. A run is named by a hash of all that decides it, so a run that exists is found again, and what has changed has
+another name. This is what resuming an ablation and adding arms or seeds to it rests on.
 """
 
 import math
 import os
 import platform
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
+from functools import partial
 from importlib.metadata import version
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,40 +20,31 @@ import torch
 
 from lm.ablation.arms import Arm, Arms, build_arm, build_arms, change, check_start, common_threads
 from lm.ablation.history import designs_seen
-from lm.ablation.record import AblationRecord, ArmRecord, BaseRecord, RunRecord, TrialRecord, question_of
-from lm.ablation.results import Results, RunReader, results_of
+from lm.ablation.record import BASE, FOLDERS, REPORTED, TRIAL, AblationRecord, ArmRecord, Run, question_of
+from lm.ablation.results import RunReader, results_of
 from lm.ablation.run_files import RunFiles
 from lm.ablation.step_timing import measure
-from lm.ablation.tuning import ArmTrials, TuningState, planned_trials, round_value, tune
+from lm.ablation.tuning import ArmTrials, Settings, TuningState, planned_trials, round_value, tune
 from lm.config import RunConfig, UserError
-from lm.config.ablation import METRICS, AblateConfig, AblationConfig
+from lm.config.ablation import METRICS, AblateConfig, AblationConfig, TuneConfig
 from lm.config.checks import error_prefix
 from lm.config.identity import config_hash
-from lm.formats.base import read_base
 from lm.system.files import json_sha256
 
-BASE = "base"  # what the runs that the arms start from are called
-NOT_TRAINED = "not trained yet"  # in place of the hash of the weights of a base
 EQUAL_COST = 0.02  # FLOPs of a token that differ by less count as equal
 STARTUP_SECONDS = 4.0  # of a run, before and after its steps
 PACKAGES = ("torch", "lightning", "scipy", "numpy", "tokenizers", "datasets")
+Tuned = dict[
+    str, tuple[Settings, Settings]
+]  # by arm: its hyperparameters, and the centre of the search that found them
 
 
-@dataclass(slots=True, frozen=True)
-class RunSpec:
-    """One run of an ablation."""
+@dataclass(slots=True, kw_only=True)
+class RunSpec(Run):
+    """A run with all that is needed to make it."""
 
-    arm: str
-    seed: int
-    steps: int
-    run_dir: str  # relative to the ablation's folder: cells/NAME, trials/NAME or bases/NAME
     run: RunConfig  # its run_dir is absolute
-    tuned: dict[str, float]
     identity: dict[str, str]  # hashes of its text, tokenizer and code, its device and precision
-
-    @property
-    def is_trial(self) -> bool:
-        return self.run_dir.startswith("trials/")
 
     @property
     def files(self) -> RunFiles:
@@ -67,245 +58,256 @@ class RunSpec:
     def gpus(self) -> int:
         return int(self.identity["device"] in ("cuda", "gpu"))
 
+    def row(self) -> Run:
+        return Run(**{item.name: getattr(self, item.name) for item in fields(Run)})
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, frozen=True, eq=False)
 class Plan:
+    """All that decides which runs there are."""
+
     config: AblationConfig
     arms: Arms
     base: Arm | None  # of the runs that the arms start from, one for each seed
-    record: AblationRecord  # of the earlier call, with what is asked now
-    reader: RunReader
-    before: AblationRecord  # of the earlier call
-    specs: dict[tuple[Any, ...], RunSpec] = field(default_factory=dict, repr=False)
-    base_hashes: dict[str, str] = field(default_factory=dict, repr=False)  # of finished bases, by run_dir
-    n_seeds: int | None = None  # that are reported; fewer than asked for where a planned look has decided
+    reader: RunReader  # of the results that there are
+    record: AblationRecord  # what is asked; its arms and runs follow from a step
+    before: AblationRecord  # of an earlier call
+    specs: dict[tuple[Any, ...], RunSpec] = field(default_factory=dict, repr=False)  # those that were asked for
 
-    # --- runs
-
-    def spec(self, arm: Arm, seed: int, steps: int, tuned: dict[str, float], folder: str) -> RunSpec:
-        start = arm.start(seed)
-        key = (arm.name, seed, steps, *tuned.items(), folder, *start.items())
+    def spec(self, purpose: str, arm: Arm, seed: int, budget: str, values: Settings) -> RunSpec:
+        steps, start = arm.steps[budget], dict[str, Any]()
+        key = (purpose, arm.name, seed, steps, *values.items())
         if key not in self.specs:  # a thousand are asked for many times, and each takes milliseconds
-            run = change(arm.run, {**tuned, "trainer.max_steps": steps, "seed": seed, "max_tokens": None, **start})
+            own_seed = seed + self.config.seed_offsets.get(arm.name, 0) if purpose == REPORTED else seed
+            after = None
+            if self.base and purpose != BASE:
+                after = self.spec(BASE, self.base, own_seed, "own", {}).run_dir
+                start = {"init_from": str(self.reader.folder / after)}
+            run = change(arm.run, {**values, "trainer.max_steps": steps, "seed": own_seed, "max_tokens": None, **start})
             settings = config_hash(run, arm.identity["data_hash"], arm.identity["tokenizer_hash"])
-            name = f"{arm.name}-seed{seed}-{json_sha256({'config': settings, **arm.identity})[:10]}"
-            run = replace(run, run_dir=str((self.reader.folder / folder / name).absolute()))
-            self.specs[key] = RunSpec(arm.name, seed, steps, f"{folder}/{name}", run, tuned, arm.identity)
+            name = json_sha256({"config": settings, **arm.identity} | ({"after": after} if after else {}))[:10]
+            run_dir = f"{FOLDERS[purpose]}/{arm.name}-seed{own_seed}-{name}"
+            run = replace(run, run_dir=str((self.reader.folder / run_dir).absolute()))
+            about: dict[str, Any] = {"seed": seed, "steps": steps, "values": values, "after": after, "run_dir": run_dir}
+            self.specs[key] = RunSpec(purpose=purpose, arm=arm.name, **about, run=run, identity=arm.identity)
         return self.specs[key]
 
-    def reported(self, n: int | None = None) -> list[RunSpec]:
-        """The runs of the first n seeds, or of all that are reported: seed by seed, so that pairs become complete.
-
-        Those of an arm whose hyperparameters are not chosen yet are left out.
-        """
-        return [*{spec.run_dir: spec for name, *_, spec in self._runs(n) if not self._is_open(name)}.values()]
-
-    def _runs(self, n: int | None = None) -> Iterator[tuple[str, int, str, RunSpec]]:
-        """The arm, the seed of the pair, the budget, and the run, which may serve several budgets."""
-        for seed in self.config.seeds[: self.n_seeds if n is None else n]:
-            for name, arm in self.arms.items():
+    def reported(self, seeds: Sequence[int], tuned: Tuned, arms: Sequence[str]) -> list[RunSpec]:
+        """The runs of these seeds and arms: seed by seed, so that pairs become complete."""
+        runs: dict[str, RunSpec] = {}
+        for seed in seeds:
+            for arm in arms:
+                values = tuned[arm][0] if arm in tuned else {}
                 for budget in self.config.budgets:
-                    own_seed = seed + self.config.seed_offsets.get(name, 0)
-                    yield name, seed, budget, self.spec(arm, own_seed, arm.steps[budget], arm.tuned, "cells")
+                    spec = self.spec(REPORTED, self.arms[arm], seed, budget, values)
+                    served = runs[spec.run_dir].budgets if spec.run_dir in runs else []
+                    runs[spec.run_dir] = replace(spec, budgets=[*served, budget])
+        return [*runs.values()]
 
-    def _is_open(self, name: str) -> bool:
-        """Whether the arm's hyperparameters are not chosen yet."""
-        return bool(self.config.tune.trials) and not self.arms[name].tuned
+    def trial(self, name: str, values: Settings, search: int = 0) -> list[RunSpec]:
+        """The runs of a trial, one for each tuning seed."""
+        arm, budget = self.arms[name], self.config.budgets[0]
+        specs = [self.spec(TRIAL, arm, seed, budget, values) for seed in self.config.tune.seeds]
+        return [replace(spec, search=search) for spec in specs]
 
-    def bases(self, specs: Sequence[RunSpec]) -> list[RunSpec]:
-        """The runs that these start from."""
-        seeds = sorted({spec.seed for spec in specs}) if self.base else []
-        return [self.base_spec(seed) for seed in seeds]
-
-    def base_spec(self, seed: int) -> RunSpec:
+    def base_of(self, run: RunSpec) -> RunSpec:
         assert self.base is not None
-        return self.spec(self.base, seed, self.base.steps["own"], {}, "bases")
+        return self.spec(BASE, self.base, int(run.run.seed), "own", {})
 
-    def missing(self, specs: Sequence[RunSpec]) -> list[RunSpec]:
-        """Those that have no result yet. A diverged one has: it would diverge again."""
-        return [spec for spec in specs if self.reader.outcome(spec.run_dir).status in ("missing", "failed")]
-
-    def expected(self) -> list[RunSpec]:
-        """All runs that are known to be missing; those of untuned arms under names that will change."""
-        specs = [*{spec.run_dir: spec for *_, spec in self._runs()}.values(), *self.tune()[1]]
-        return self.missing([*self.bases(self.missing(specs)), *specs])
-
-    def look(self, n: int) -> bool:
-        """Whether the planned look at the first n seeds decides all that is asked, so that no more runs are made."""
-        if n not in self.config.looks:
-            return False
-        contrasts = self.results().first_seeds(n).contrasts
-        asked = contrasts[contrasts.family.isin(["primary", "interaction"])] if self.config.primary else contrasts
-        if (asked.verdict != "undecided").all():
-            self.n_seeds = n
-        return self.n_seeds == n
-
-    # --- tuning
-
-    def tune(self) -> tuple[TuningState, list[RunSpec]]:
-        """How far the tuning is by the results that exist, and the runs of the trials that it asks for next.
-
-        Sets the hyperparameters of the arms when it has finished. Trials of an arm that keeps its hyperparameters are
-        asked for if their results are gone, for its regret rests on them.
-        """
-        kept = {name: before for name in self._tuned_arms() if (before := self._kept(name))}
-        arms = {name: ArmTrials(self._start(name), {}, name not in kept) for name in self._tuned_arms()}
-        while True:
-            state, missing, new = tune(arms, self.config.tune, self._is_allowed), list[RunSpec](), False
-            for name, trials in state.next_trials.items():
-                for settings in trials:
-                    specs = self.trial(name, settings)
-                    if (loss := self._loss(specs)) is None:
-                        missing += specs
-                    else:
-                        losses = {**arms[name].losses, arms[name].key(settings): loss}
-                        arms[name], new = replace(arms[name], losses=losses), True
-            if not new:
-                break
-        for name, tuned in state.arms.items():
-            self.arms[name].tuned, self.arms[name].centre = tuned.settings, tuned.centre
-        for name, before in kept.items():
-            self.arms[name].tuned, self.arms[name].centre = before.tuned, before.centre
-            missing += self.missing([spec for t in self._recorded_trials(name) for spec in self.trial(name, t.values)])
-        return state, missing
-
-    def _tuned_arms(self) -> list[str]:
-        return [*self.arms] if self.config.tune.trials else []
-
-    def _start(self, name: str) -> dict[str, float]:
+    def start(self, name: str) -> Settings:
         """The values of its hyperparameters with which the search of an arm begins: not those that are null or 0."""
         settings = self.arms[name].settings
         return {key: float(settings[key]) for key in self.config.tune.hyperparameters if settings[key]}
 
-    def _kept(self, name: str) -> ArmRecord | None:
-        """The arm with the hyperparameters that an earlier call has chosen and made a run with: it keeps them.
-
-        None if there are none, or if what is tuned, where the search begins, the settings, the text or the code have
-        changed since.
-        """
-        before, trials = self.record.arms.get(name), self._recorded_trials(name)
-        if before is None or not before.tuned or not trials or self.before.tune != self.config.tune:
-            return None
-        centre = {key: round_value(value) for key, value in self._start(name).items()}  # of the first search
-        if trials[0].run_dirs != [spec.run_dir for spec in self.trial(name, centre)]:
-            return None
-        runs = [run for run in self.record.runs if run.arm == name]
-        return before if any(self.reader.outcome(run.run_dir).result for run in runs) else None
-
-    def _recorded_trials(self, name: str) -> list[TrialRecord]:
-        return [trial for trial in self.record.trials if trial.arm == name]
-
-    def trial(self, name: str, settings: dict[str, float]) -> list[RunSpec]:
-        """The runs of a trial, one for each tuning seed."""
-        arm, budget = self.arms[name], self.config.budgets[0]
-        return [self.spec(arm, seed, arm.steps[budget], settings, "trials") for seed in self.config.tune.seeds]
-
-    def _is_allowed(self, name: str, settings: dict[str, float]) -> bool:
-        try:
-            return bool(self.trial(name, settings))
-        except UserError:  # for example a fraction above one
-            return False
-
-    def _loss(self, specs: Sequence[RunSpec]) -> float | None:
-        """The mean over the tuning seeds, lower is better; infinite where training diverged; None: not finished."""
-        outcomes = [self.reader.outcome(spec.run_dir) for spec in specs]
-        if any(outcome.status == "diverged" for outcome in outcomes):
-            return math.inf
-        if any(outcome.status != "done" for outcome in outcomes):
-            return None
-        scores = [float(outcome.result[self.config.metric]) for outcome in outcomes]
-        return sum(scores) / len(scores) * (1 if METRICS[self.config.metric][0] else -1)
-
-    # --- views
-
-    def seconds(self, spec: RunSpec) -> float:
+    def seconds(self, run: Run) -> float:
         """What a run takes, as measured on this machine."""
-        arm = self.base if self.base and spec.arm == BASE else self.arms[spec.arm]
-        return STARTUP_SECONDS + arm.seconds(spec.steps)
+        arm = self.base if self.base and run.purpose == BASE else self.arms[run.arm]
+        return STARTUP_SECONDS + arm.seconds(run.steps)
 
-    def results(self) -> Results:
-        return results_of(self.current_record(), self.reader)
+    def is_missing(self, run: Run) -> bool:
+        """Whether it has no result yet. A diverged one has: it would diverge again."""
+        return self.reader.outcome(run.run_dir).status in ("missing", "failed")
 
-    def current_record(self) -> AblationRecord:
-        state, _ = self.tune()
-        return replace(
-            self.record,
-            seeds=self.config.seeds[: self.n_seeds],
-            arms={name: arm.record() for name, arm in self.arms.items()},
-            runs=self.run_records(),
-            bases=self._base_records(),
-            trials=[trial for name in self._tuned_arms() for trial in self._trial_records(name, state)],
-        )
 
-    def _trial_records(self, name: str, state: TuningState) -> list[TrialRecord]:
-        if name not in state.trials:  # its hyperparameters are those of an earlier call
-            return self._recorded_trials(name)
-        records = []
-        for values, searches in state.trials[name]:
-            run_dirs = [spec.run_dir for spec in self.trial(name, values)]
-            records.append(TrialRecord(arm=name, searches=searches, values=values, run_dirs=run_dirs))
-        return records
+@dataclass(slots=True, frozen=True, eq=False)
+class Step:
+    """What is to be made next, and what the results that there are have decided."""
 
-    def run_records(self) -> list[RunRecord]:
-        """The reported runs; those of an arm whose hyperparameters are not chosen yet have a name that changes."""
-        records: dict[str, RunRecord] = {}
-        place = {key: i for i, key in enumerate(product(self.arms, self.config.budgets))}
-        for name, seed, budget, spec in sorted(self._runs(), key=lambda run: place[run[0], run[2]]):
-            new = RunRecord(arm=name, seed=seed, budgets=[], run_dir=spec.run_dir, steps=spec.steps)
-            records.setdefault(spec.run_dir, new).budgets.append(budget)
-        return [*records.values()]
+    todo: list[RunSpec]  # independent of each other: they have no result, and what they start from is there
+    missing: list[RunSpec]  # all that are known to be needed and have no result
+    runs: list[RunSpec]  # all that are asked for; those of an untuned arm under names that will change
+    tuned: Tuned  # of the arms whose tuning has finished
+    n_trials: tuple[int, int]  # the least and the most runs that tuning still makes
+    seeds: list[int]  # that are reported; fewer than asked for where a planned look has decided
+    stopped: list[str]  # arms that were not ahead after `futility` seeds
 
-    def _base_records(self) -> list[BaseRecord]:
-        records, before = [], {base.run_dir: base for base in self.record.bases}
-        for spec in map(self.base_spec, self.base_seeds()):
-            loss = self.reader.outcome(spec.run_dir).result.get("val_loss")
-            new = BaseRecord(seed=spec.seed, run_dir=spec.run_dir, sha256=self.base_sha256(spec), val_loss=loss)
-            records.append(before.get(spec.run_dir, new) if loss is None else new)
-        return records
 
-    def base_seeds(self) -> list[int]:
-        """The seeds for which there is a base run."""
-        if self.base is None:
-            return []
-        of_tuning = self.config.tune.seeds if self.config.tune.trials else []
-        return sorted({*of_tuning, *(spec.seed for *_, spec in self._runs())})
+def next_runs(plan: Plan) -> Step:
+    """The step that follows from the results in the plan's folder."""
+    trials, tuned, n_trials = _search(plan)
+    seeds, stopped, up_to_look = _looks(plan, trials, tuned)
+    asked = [*trials, *_of_seeds(plan, tuned, len(seeds), stopped)]
+    bases = {run.after: plan.base_of(run) for run in asked if run.after}
+    absent = {name: base for name, base in bases.items() if not (base.files.run_dir / "result.json").exists()}
+    missing, ready = ([run for run in runs if plan.is_missing(run)] for runs in (asked, [*trials, *up_to_look]))
+    needed, first = ({run.after: absent[run.after] for run in runs if run.after in absent} for runs in (missing, ready))
+    to_train = [base for base in first.values() if plan.reader.outcome(base.run_dir).status != "diverged"]
+    return Step(
+        todo=[*to_train, *(run for run in ready if run.after not in absent)],
+        missing=[*needed.values(), *missing],
+        runs=[*bases.values(), *asked],
+        tuned=tuned,
+        n_trials=n_trials,
+        seeds=seeds,
+        stopped=stopped,
+    )
 
-    def base_sha256(self, spec: RunSpec) -> str | None:
-        """Of the weights of a finished base, also of one that is a line of the record and whose folder is gone."""
-        if spec.run_dir in self.base_hashes:
-            return self.base_hashes[spec.run_dir]
-        if (self.reader.folder / spec.run_dir).exists() and self.reader.outcome(spec.run_dir).status == "done":
-            self.base_hashes[spec.run_dir] = read_base(str(self.reader.folder / spec.run_dir)).sha256
-            return self.base_hashes[spec.run_dir]
-        return next((base.sha256 for base in self.record.bases if base.run_dir == spec.run_dir), None)
 
-    def stale_runs(self) -> list[str]:
-        """Finished runs in the folder that the plan does not ask for: settings, text, code or seeds have changed."""
-        if any(map(self._is_open, self.arms)):  # the names of their runs are not known yet
-            return []
-        planned = {run.run_dir for run in self.run_records()}
-        return [name for name in self.reader.finished() if name.startswith("cells/") and name not in planned]
+def record_of(plan: Plan, step: Step) -> AblationRecord:
+    """The record of what is asked, with what has been decided."""
+    return _record(plan, step.tuned, step.runs, step.seeds, step.stopped)
 
-    def trials_to_make(self) -> tuple[int, int]:
-        """The least and the greatest number of runs that the tuning still makes."""
-        if not any(map(self._is_open, self.arms)):
-            return 0, 0
-        state, _ = self.tune()
-        made, ahead = (sum(map(len, trials.values())) for trials in (state.trials, state.next_trials))
-        arms = {name: ArmTrials(self._start(name), is_open=self._is_open(name)) for name in self._tuned_arms()}
-        numbers = planned_trials(arms, self.config.tune).values()
-        n_seeds = len(self.config.tune.seeds)
-        least, most = (max(sum(bounds) - made, ahead) * n_seeds for bounds in zip(*numbers, strict=True))
-        return least, most
 
-    def expected_seconds(self) -> tuple[float, float]:
-        """The least and the greatest duration of what is missing, on so many workers as the plan has."""
-        open_arms = [arm for name, arm in self.arms.items() if self._is_open(name)]
-        seconds = sum(self.seconds(spec) for spec in self.expected() if not (spec.is_trial and self._is_open(spec.arm)))
-        trials = [STARTUP_SECONDS + arm.seconds(arm.steps[self.config.budgets[0]]) for arm in open_arms]
-        trial = sum(trials) / len(trials) if trials else 0.0
-        least, most = ((seconds + trial * n) / self.record.workers for n in self.trials_to_make())
-        return least, most
+def seconds_to_go(plan: Plan, step: Step) -> tuple[float, float]:
+    """The least and the greatest duration of what is missing, on so many workers as the plan has."""
+    arms = [arm for name, arm in plan.arms.items() if plan.config.tune.trials and name not in step.tuned]
+    trials = [STARTUP_SECONDS + arm.seconds(arm.steps[plan.config.budgets[0]]) for arm in arms]
+    mean = sum(trials) / len(trials) if trials else 0.0
+    known = sum(plan.seconds(run) for run in step.missing if run.purpose != TRIAL or run.arm in step.tuned)
+    least, most = ((known + mean * n) / plan.record.workers for n in step.n_trials)
+    return least, most
+
+
+def stale_runs(plan: Plan, step: Step) -> list[str]:
+    """Finished runs in the folder that are not asked for: settings, text, code or seeds have changed."""
+    if step.n_trials[1]:  # the names of the runs are not known yet
+        return []
+    asked = {run.run_dir for run in step.runs}
+    return [name for name in plan.reader.finished() if name.startswith(FOLDERS[REPORTED]) and name not in asked]
+
+
+def _record(plan: Plan, tuned: Tuned, runs: Sequence[RunSpec], seeds: list[int], stopped: list[str]) -> AblationRecord:
+    arms = {name: arm.record(*tuned.get(name, ({}, {}))) for name, arm in plan.arms.items()}
+    rows = sorted((run.row() for run in runs), key=lambda run: (run.purpose, [BASE, *arms].index(run.arm)))
+    return replace(plan.record, seeds=seeds, stopped=stopped, arms=arms, runs=rows)
+
+
+# --- tuning
+
+
+def _search(plan: Plan) -> tuple[list[RunSpec], Tuned, tuple[int, int]]:
+    """The trials that are asked for so far, what they have decided, and how many runs are still to come.
+
+    Trials of an arm that keeps its hyperparameters are asked for if their results are gone, for its regret rests on
+    them.
+    """
+    config = plan.config.tune
+    names = [*plan.arms] if config.trials else []
+    kept = {name: before for name in names if (before := _kept(plan, name))}
+    arms = {name: ArmTrials(plan.start(name), {}, name not in kept) for name in names}
+    is_new = True
+    while is_new:
+        state, is_new = tune(arms, config, partial(_is_allowed, plan)), False
+        for name, trials in state.next_trials.items():
+            for values in trials:
+                if (loss := _loss(plan, plan.trial(name, values))) is not None:
+                    losses = {**arms[name].losses, arms[name].key(values): loss}
+                    arms[name], is_new = replace(arms[name], losses=losses), True
+    runs = list[RunSpec]()
+    for name in names:
+        made = [(dict(values), search) for values, search in _recorded(plan, name).items()] if name in kept else []
+        made += [(values, max(searches)) for values, searches in state.trials.get(name, ())]
+        made += [(values, 0) for values in state.next_trials.get(name, ())]
+        runs += [run for values, search in made for run in plan.trial(name, values, search)]
+    tuned = {name: (arm.settings, arm.centre) for name, arm in state.arms.items()}
+    tuned |= {name: (before.tuned, before.centre) for name, before in kept.items()}
+    return runs, tuned, _trials_to_go(arms, state, config)
+
+
+def _recorded(plan: Plan, name: str) -> dict[tuple[tuple[str, float], ...], int]:
+    """The trials of an arm by an earlier call: their settings, and the last search that each belongs to."""
+    return {tuple(run.values.items()): run.search for run in plan.before.of(TRIAL) if run.arm == name}
+
+
+def _kept(plan: Plan, name: str) -> ArmRecord | None:
+    """The arm with the hyperparameters that an earlier call has chosen: it keeps them, whatever would be chosen now.
+
+    None if there are none, or if what is tuned, where the search begins, the settings, the text or the code have
+    changed since.
+    """
+    before = plan.before.arms.get(name)
+    if before is None or not before.tuned or plan.before.tune != plan.config.tune:
+        return None
+    centre = {key: round_value(value) for key, value in plan.start(name).items()}  # of the first search
+    recorded = {run.run_dir for run in plan.before.of(TRIAL)}
+    return before if recorded.issuperset(run.run_dir for run in plan.trial(name, centre)) else None
+
+
+def _is_allowed(plan: Plan, name: str, values: Settings) -> bool:
+    try:
+        return bool(plan.trial(name, values))
+    except UserError:  # for example a fraction above one
+        return False
+
+
+def _loss(plan: Plan, runs: Sequence[Run]) -> float | None:
+    """The mean over the tuning seeds, lower is better; infinite where training diverged; None: not finished."""
+    outcomes = [plan.reader.outcome(run.run_dir) for run in runs]
+    if any(outcome.status == "diverged" for outcome in outcomes):
+        return math.inf
+    if any(outcome.status != "done" for outcome in outcomes):
+        return None
+    scores = [float(outcome.result[plan.config.metric]) for outcome in outcomes]
+    return sum(scores) / len(scores) * (1 if METRICS[plan.config.metric][0] else -1)
+
+
+def _trials_to_go(arms: Mapping[str, ArmTrials], state: TuningState, config: TuneConfig) -> tuple[int, int]:
+    if not state.next_trials:
+        return 0, 0
+    made, ahead = (sum(map(len, trials.values())) for trials in (state.trials, state.next_trials))
+    bounds = zip(*planned_trials(arms, config).values(), strict=True)
+    least, most = (max(sum(numbers) - made, ahead) * len(config.seeds) for numbers in bounds)
+    return least, most
+
+
+# --- looks
+
+
+def _looks(plan: Plan, trials: Sequence[RunSpec], tuned: Tuned) -> tuple[list[int], list[str], list[RunSpec]]:
+    """The seeds that are reported, the arms that are stopped, and the reported runs up to the next decision.
+
+    There is no decision while a run before it is missing: else those that are left would decide.
+    """
+    config, stopped = plan.config, list[str]()
+    ready = [name for name in plan.arms if name in tuned or not config.tune.trials]
+    for n in sorted({*config.looks, config.futility or len(config.seeds), len(config.seeds)}):
+        runs = [run for run in _of_seeds(plan, tuned, n, stopped) if run.arm in ready]
+        if len(ready) < len(plan.arms) or any(map(plan.is_missing, runs)):
+            break
+        if n in config.looks or n == config.futility:
+            record = _record(plan, tuned, [*trials, *runs], config.seeds[:n], stopped)
+            contrasts = results_of(record, plan.reader).contrasts
+            if n == config.futility:
+                ahead = contrasts[contrasts["mean_difference"] * (1 if METRICS[config.metric][0] else -1) < 0]
+                stopped = [arm for arm in record.asked() if arm not in {*ahead["arm"]}]
+            asked = contrasts["family"].isin(["primary", "interaction"]) | (not config.primary)
+            is_open = asked & (contrasts["verdict"] == "undecided") & ~contrasts["arm"].isin(stopped)
+            if n in config.looks and not is_open.any():
+                return config.seeds[:n], stopped, runs
+    return config.seeds, stopped, runs
+
+
+def _of_seeds(plan: Plan, tuned: Tuned, n: int, stopped: Sequence[str]) -> list[RunSpec]:
+    """The reported runs of the first n seeds; once an arm is stopped, those that other comparisons need."""
+    seeds, contrasts = plan.config.seeds[:n], plan.config.contrasts
+    pairs = [pair for pair in plan.config.pairs().items() if pair[0] not in stopped]
+    live = {arm for pair in (*pairs, *contrasts.values()) for arm in pair}
+    first = plan.config.futility if stopped else n
+    later = plan.reported(seeds[first:], tuned, [arm for arm in plan.arms if arm in live])
+    return [*plan.reported(seeds[:first], tuned, [*plan.arms]), *later]
+
+
+# --- from a question to its plan
 
 
 def make_plan(
@@ -318,25 +320,27 @@ def make_plan(
     """`runs` has the configuration of each arm, `base` that of the runs that they start from, `before` the record of an
     earlier call. Raises UserError for what the user can mend.
     """
-    ablation = config.ablation
+    ablation, base_arm = config.ablation, None
     record = before or AblationRecord(**question_of(ablation))
     threads = record.threads if before else common_threads([*runs.values(), *filter(None, [base])])
     arms = build_arms(ablation, runs, threads, record.arms)
-    plan = Plan(ablation, arms, None, record, reader, record)
     if base is not None:
         with error_prefix("ablation.base"):
-            plan.base = build_arm(BASE, ablation.base or [], base, threads, {})
-        _start_from_base(plan, plan.base)
-    timed = arms | ({BASE: plan.base} if plan.base else {})
+            base_arm = build_arm(BASE, ablation.base or [], base, threads, {})
+        for name, arm in arms.items():
+            if arm.identity["tokenizer_hash"] != base_arm.identity["tokenizer_hash"]:
+                raise UserError(f"ablation.arms.{name}: has another tokenizer than ablation.base")
+            check_start(arm, base.model, base.head, base.data.seq_len)
+    timed = arms | ({BASE: base_arm} if base_arm else {})
     seconds_per_step = measure(timed, record.seconds_per_step if record.ended else {})  # a machine may be busy
     set_steps(ablation, arms)
-    plan.record = replace(
+    asked = replace(
         record,
         **question_of(ablation),
         overrides=config.overrides,
         common=ablation.overrides,
-        base=ablation.base if plan.base else None,
-        contrasts=ablation.contrasts(),
+        base=ablation.base if base_arm else None,
+        pairs=ablation.pairs(),
         designs_seen=designs_seen(before, reader) if before else [],
         begun=record.begun or now(),
         ended=None,
@@ -346,28 +350,7 @@ def make_plan(
         versions={package: version(package) for package in PACKAGES},
         seconds_per_step=seconds_per_step,
     )
-    plan.tune()
-    for n in ablation.looks:  # of an earlier call
-        if plan.missing(plan.reported(n)) or plan.look(n):
-            break
-    return plan
-
-
-def _start_from_base(plan: Plan, base: Arm) -> None:
-    """Let the arms start from the base of their seed. Raises UserError if an arm cannot."""
-
-    def start(seed: int) -> dict[str, Any]:
-        spec = plan.base_spec(seed)
-        return {
-            "init_from": str(plan.reader.folder / spec.run_dir),
-            "init_sha256": plan.base_sha256(spec) or NOT_TRAINED,
-        }
-
-    for name, arm in plan.arms.items():
-        if arm.identity["tokenizer_hash"] != base.identity["tokenizer_hash"]:
-            raise UserError(f"ablation.arms.{name}: has another tokenizer than ablation.base")
-        check_start(arm, base.run.model, base.run.head, base.run.data.seq_len)
-        arm.start = start
+    return Plan(ablation, arms, base_arm, reader, asked, record)
 
 
 def set_steps(config: AblationConfig, arms: Arms) -> None:

@@ -20,10 +20,27 @@ from lm.system.terminal import to_override_value
 
 FILE, LOCK = "ablation.json", ".lock"
 DESIGN = (  # what decides a verdict beside the arms and their runs
-    *("seeds", "baseline", "primary", "baselines", "equivalence_margin", "interactions", "budgets", "looks"),
+    *("seeds", "baseline", "primary", "baselines", "equivalence_margin", "contrasts", "budgets", "looks", "futility"),
     *("match_parameters", "seed_offsets", "tune", "common", "base"),
 )
-REMOVED = ("plot_over", "tune.extension_trials", "tune.restarts")  # keys of records of earlier versions
+REMOVED = ("plot_over", "tune.extension_trials", "tune.restarts", "interactions", "bases")  # keys of earlier versions
+BASE, TRIAL, REPORTED = "base", "trial", "reported"  # purposes of runs
+FOLDERS = {BASE: "bases", TRIAL: "trials", REPORTED: "cells"}
+
+
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """A run of an ablation: a row of ablation.json and, with what became of it, of results.csv."""
+
+    purpose: str  # base: others start from it; trial: tuning tries settings; reported: verdicts rest on it
+    arm: str  # of a base: base
+    seed: int  # of a reported run that of the pair; an arm with seeds of its own adds its offset
+    budgets: list[str] = field(default_factory=list)  # that a reported run serves
+    steps: int
+    values: dict[str, float] = field(default_factory=dict)  # of the tuned hyperparameters
+    search: int = 0  # of a trial: the last search of its arm that it belongs to; 0 is the first
+    after: str | None = None  # run_dir of the base that it starts from
+    run_dir: str  # relative to the ablation's folder: a folder of FOLDERS, and its name
 
 
 @dataclass(slots=True, kw_only=True)
@@ -50,48 +67,16 @@ class ArmRecord:
 
 
 @dataclass(slots=True, kw_only=True)
-class RunRecord:
-    """A reported run."""
-
-    arm: str
-    seed: int  # of the pair; an arm with seeds of its own adds its offset
-    budgets: list[str]  # that it serves
-    run_dir: str  # relative to the ablation's folder
-    steps: int
-
-
-@dataclass(slots=True, kw_only=True)
-class BaseRecord:
-    """The run that the arms start from at one seed."""
-
-    seed: int
-    run_dir: str  # relative to the ablation's folder
-    sha256: str | None  # of its weights; None: not trained yet
-    val_loss: float | None
-
-
-@dataclass(slots=True, kw_only=True)
-class TrialRecord:
-    """One setting of an arm's hyperparameters that tuning tries, at each of the tuning seeds."""
-
-    arm: str
-    searches: list[int]  # that it belongs to: 0 is the first, then the restarts
-    values: dict[str, float]
-    run_dirs: list[str]  # one for each tuning seed
-
-
-@dataclass(slots=True, kw_only=True)
 class AblationRecord(Question):
     """All that the report needs beside the runs, and all that a later call needs to go on."""
 
     overrides: list[str] = field(default_factory=list)  # of the command line
     common: list[str] = field(default_factory=list)  # overrides of all arms in the ablation's own configuration
     base: list[str] | None = None  # overrides of the runs that the arms start from; None: there are none
-    contrasts: dict[str, str] = field(default_factory=dict)  # arm -> the arm that it is compared with
+    pairs: dict[str, str] = field(default_factory=dict)  # arm -> the arm that it is compared with
     arms: dict[str, ArmRecord] = field(default_factory=dict)
-    runs: list[RunRecord] = field(default_factory=list)
-    bases: list[BaseRecord] = field(default_factory=list)
-    trials: list[TrialRecord] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)  # bases, trials, reported runs
+    stopped: list[str] = field(default_factory=list)  # arms that were not ahead after `futility` seeds
     begun: str = ""
     ended: str | None = None
     analyses: list[list[int]] = field(default_factory=list)  # the seeds with which the ablation ended, each time
@@ -107,6 +92,17 @@ class AblationRecord(Question):
     def __post_init__(self) -> None:
         for key in ("overrides", "common", "base", "command"):
             setattr(self, key, without_secrets(getattr(self, key)))
+
+    def of(self, purpose: str) -> list[Run]:
+        return [run for run in self.runs if run.purpose == purpose]
+
+    def seeds_of(self, arm: str) -> list[int]:
+        """Of its pairs: fewer where it was stopped."""
+        return self.seeds[: self.futility] if arm in self.stopped else self.seeds
+
+    def asked(self) -> list[str]:
+        """The arms whose comparison answers the question: all, where none is primary."""
+        return self.primary or [*self.pairs]
 
     def untuned(self) -> list[str]:
         """Arms whose tuning has not finished."""
@@ -128,18 +124,40 @@ def read_record(folder: Path) -> AblationRecord:
     """Raises UserError naming the file, and the key whose value is wrong."""
     try:
         with reading(folder / FILE):
-            record: AblationRecord = build(AblationRecord, without_removed(read_json(folder / FILE)))
+            record: AblationRecord = build(AblationRecord, of_today(read_json(folder / FILE)))
             return record
     except FileNotFoundError:
         raise UserError(f"output_dir={folder}: holds no {FILE}; expected what ablate.py wrote") from None
 
 
-def without_removed(content: dict[str, Any]) -> dict[str, Any]:
-    """The content of a record, which may be of an earlier version, without the keys that mean nothing any more."""
+def of_today(content: dict[str, Any]) -> dict[str, Any]:
+    """The content of a record, which an earlier version may have written, with the keys that there are now.
+
+    Some keys mean nothing any more; pairs were `contrasts`, and trials had a list of their own.
+    """
     for key in REMOVED:
         *groups, name = key.split(".")
         reduce(lambda group, part: group.get(part, {}), groups, content).pop(name, None)
-    return content
+    if "pairs" in content:
+        return content
+    arms, runs, budget = content.get("arms", {}), [], content.get("budgets", ["tokens"])[0]
+    for trial in content.pop("trials", []):
+        about = {"purpose": TRIAL, "arm": trial["arm"], "values": trial["values"], "search": max(trial["searches"])}
+        about |= {"steps": arms[trial["arm"]]["steps"].get(budget, 0)}
+        runs += [about | {"seed": arm_and_seed(name)[1], "run_dir": name} for name in trial["run_dirs"]]
+    for run in content.get("runs", []):
+        runs.append(run | {"purpose": REPORTED, "values": arms[run["arm"]].get("tuned", {})})
+    return content | {"runs": runs, "pairs": content.get("contrasts", {}), "contrasts": {}}
+
+
+def arm_and_seed(run_dir: str) -> tuple[str, int]:
+    """They are in the name of a run.
+
+    >>> arm_and_seed("trials/tied-seed1000-1a2b3c4d5e")
+    ('tied', 1000)
+    """
+    arm, _, rest = run_dir.rpartition("/")[2].rpartition("-seed")
+    return arm, int(rest.partition("-")[0])
 
 
 def write_record(record: AblationRecord, folder: Path) -> None:

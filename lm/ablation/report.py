@@ -18,7 +18,7 @@ import pandas as pd
 from lm.ablation import figures, views
 from lm.ablation.contrasts import digits_of, percent
 from lm.ablation.export import curves_csv, report_json, results_frame
-from lm.ablation.record import AblationRecord
+from lm.ablation.record import BASE
 from lm.ablation.results import Results
 from lm.ablation.run_files import RunFiles
 from lm.ablation.warnings import CONDITIONS, Warning, report_warnings
@@ -106,7 +106,7 @@ def _basis(results: Results) -> Iterator[tuple[str, str]]:
     record, counts = results.record, results.counts()
     n, total = len(record.seeds), sum(counts.values())
     most = "up to " if n > 1 and counts["done"] < total else ""
-    yield "seeds", f"{most}{n} for each arm; {_start(record)}"
+    yield "seeds", f"{most}{n} for each arm; {_start(results)}"
     yield from measure(results)
     yield "held equal", ", and in other runs ".join(HELD_EQUAL[budget] for budget in record.budgets)
     if matched := ", ".join(f"{arm} by {key}" for arm, key in record.match_parameters.items()):
@@ -132,11 +132,12 @@ def measure(results: Results) -> Iterator[tuple[str, str]]:
     yield "equivalence margin", words if margin else "not given, so nothing is called equivalent"
 
 
-def _start(record: AblationRecord) -> str:
+def _start(results: Results) -> str:
     """What a seed sets, and so what the intervals cover."""
+    record = results.record
     if record.base is not None:
-        losses = [base.val_loss for base in record.bases if base.seed in record.seeds and base.val_loss is not None]
-        reached = f", with a mean validation loss of {sum(losses) / len(losses):.4f}" if losses else ""
+        losses = results.of(BASE)["val_loss"].dropna()
+        reached = f", with a mean validation loss of {losses.mean():.4f}" if len(losses) else ""
         return (
             f"all runs of a seed start from one trained model ({' '.join(record.base)}{reached}), which has the same "
             "seed, so that intervals cover the differences between such models; a seed also sets the order of the data"
@@ -208,7 +209,7 @@ def _arms(results: Results) -> Iterator[dict[str, Any]]:
             "name": name,
             "arm": arm,
             "overrides": [word for word in arm.overrides if word.partition("=")[0].lstrip("+") not in arm.tuned],
-            "matched_to": record.contrasts.get(name),
+            "matched_to": record.pairs.get(name),
             "offset": record.seed_offsets.get(name),
             "times": [duration(spent.get(name, 0.0)) for spent in seconds],
         }
@@ -260,10 +261,8 @@ def _facts(results: Results) -> Iterator[tuple[str, str]]:
         yield f"{name} of the runs", ", ".join(values) or "no run is finished yet"
     trials = f"; trials {', '.join(map(str, record.tune.seeds))}" if record.tune.trials else ""
     yield "seeds", f"{', '.join(map(str, record.seeds))}{trials}"
-    for base in record.bases:
-        if base.val_loss is not None:
-            weights_hash = (base.sha256 or "")[:16]
-            yield f"base of seed {base.seed}", f"{base.run_dir}: loss {base.val_loss:.4f}, weights {weights_hash}"
+    for base in results.of(BASE).dropna(subset="val_loss").itertuples():
+        yield f"base of seed {base.seed}", f"{base.run_dir}: loss {base.val_loss:.4f}"
     sizes = {name: (arm.train_tokens, arm.val_tokens) for name, arm in record.arms.items()}
     tokens = _by_value({name: f"{n:,} in training, {m:,} in validation" for name, (n, m) in sizes.items()})
     yield "tokens of the text", tokens

@@ -199,7 +199,7 @@ def pooled_noise(trials: Iterable[tuple[Array, Array]]) -> tuple[float | None, i
     return (math.sqrt(squares / df) if df else None), df
 
 
-def combine_regrets(weights: Mapping[str, int], regrets: Mapping[str, Regret]) -> TuningVariance | None:
+def combine_regrets(weights: Mapping[str, float], regrets: Mapping[str, Regret]) -> TuningVariance | None:
     """What the tuning of arms adds to the uncertainty of the sum of their metrics with these weights.
 
     A difference of an arm from its baseline has the weights 1 and -1. Arms of weight 0 do not count. None if the regret

@@ -5,8 +5,9 @@ a run without a folder is read from results.csv, and its curve from curves.csv. 
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import pandas as pd
 
 from lm.ablation.contrasts import ENDED, compare
-from lm.ablation.record import AblationRecord, TrialRecord, read_record
+from lm.ablation.record import BASE, REPORTED, TRIAL, AblationRecord, arm_and_seed, read_record
 from lm.ablation.response_surface import Regret
 from lm.ablation.run_files import Failure, Outcome, RunFiles
 from lm.ablation.tuning import TunedArm, failed_searches, regrets
@@ -43,10 +44,12 @@ COLUMNS: dict[str, type | None] = {  # of a run; None: as the values are
     **dict.fromkeys(("is_own_failure", "has_folder"), bool),
     **dict.fromkeys(("failure", "source_hash", "host", "executor"), str),
     "versions": object,
+    **dict.fromkeys(("purpose", "budget", "after"), str),
+    **dict.fromkeys(("planned_steps", "trial", "search"), int),
+    "score": float,  # of a trial
 }
 SCORES = {key: kind for key, kind in RESULT.items() if key not in ("torch", "resumed_from")}
 POINT = ("step", "tokens", "val/loss", "val/bpb", "val/top1", "val/tokens")  # columns of curves.csv, from metrics.csv
-TRIAL_COLUMNS: dict[str, type | None] = {"trial": int, "search": int, "score": float}  # beside those of its run
 DTYPES: dict[type, str] = {int: "Int64", float: "float64", bool: "boolean", object: "object"}
 
 
@@ -117,19 +120,28 @@ def _read_rows(path: Path) -> list[dict[str, str]]:
 
 @dataclass(eq=False)  # it can be a key of a cache
 class Results:
-    """An ablation as it stands: all views (report, tables, lm.results) are made of these frames.
+    """An ablation as it stands: all views (report, tables, lm.results) are made of this frame.
 
-    `runs` has a row for each run and budget, with the columns of COLUMNS, `purpose`, `budget`, `planned_steps` and the
-    tuned hyperparameters; then the finished runs that are not asked for any more (`purpose` is unused, `budget` empty).
-    `trials` has a row for each run of the tuning: `arm`, `trial` (from 0), `search`, `seed`, a column for each
-    hyperparameter, `score` (mean of the metric over the tuning seeds, missing where one diverged or has not finished).
+    `runs` has the columns of COLUMNS, those of a Run (`planned_steps` are its steps), and the hyperparameters that are
+    tuned. A reported run has a row for each `budget`, which is empty for others. A trial has its number `trial` (from
+    0) within its arm, and `score`, the mean of the metric over the tuning seeds, missing where one diverged or has not
+    finished. Last come the finished runs that are not asked for any more: their `purpose` is unused.
     """
 
     folder: Path
     record: AblationRecord
     reader: RunReader
     runs: pd.DataFrame
-    trials: pd.DataFrame
+
+    def of(self, purpose: str) -> pd.DataFrame:
+        return self.runs[self.runs["purpose"] == purpose]
+
+    def reported(self) -> pd.DataFrame:
+        return self.of(REPORTED)
+
+    @cached_property
+    def trials(self) -> pd.DataFrame:
+        return self.of(TRIAL)
 
     @cached_property
     def tuned_arms(self) -> dict[str, TunedArm]:
@@ -139,16 +151,19 @@ class Results:
         """
         tuned, sign = {}, 1 if METRICS[self.record.metric][0] else -1
         for name, arm in self.record.arms.items() if self.record.tune.trials else ():
-            losses, trials = [], self.trials_of(name)
-            for number, runs in self.trials[self.trials.arm == name].groupby("trial"):
-                if (runs.status == "diverged").any():
-                    losses.append((trials[number], math.inf))
-                elif (runs.status == "done").all():
-                    losses.append((trials[number], sign * float(runs.score.iloc[0])))
+            trials = self.trials[self.trials["arm"] == name]
+            last = trials[trials["search"] == trials["search"][trials["status"].isin(ENDED)].max()]
+            losses = []
+            for _, runs in last.groupby("trial"):
+                if (runs["status"] == "diverged").any():
+                    loss = math.inf
+                elif (runs["status"] == "done").all():
+                    loss = sign * float(runs["score"].iloc[0])
+                else:
+                    continue
+                losses.append(({key: float(runs[key].iloc[0]) for key in arm.tuned}, loss))
             if arm.tuned and losses:
-                last = max(search for trial, _ in losses for search in trial.searches)
-                of_last = [(trial.values, loss) for trial, loss in losses if last in trial.searches]
-                tuned[name] = TunedArm.of(arm.tuned, arm.centre, of_last, self.record.tune.factor)
+                tuned[name] = TunedArm.of(arm.tuned, arm.centre, losses, self.record.tune.factor)
         return tuned
 
     @cached_property
@@ -162,23 +177,14 @@ class Results:
         failed = failed_searches(self.tuned_arms, self.record.equivalence_margin)
         return compare(self.record, self.runs, self.regrets, failed)
 
-    def first_seeds(self, n: int) -> "Results":
-        """As if only the first n seeds had been asked for."""
-        seeds = self.record.seeds[:n]
-        record = replace(self.record, seeds=seeds, runs=[run for run in self.record.runs if run.seed in seeds])
-        return Results(self.folder, record, self.reader, self.runs[self.runs.seed.isin(seeds)], self.trials)
-
     def counts(self) -> dict[str, int]:
         """How many reported runs have each status."""
         status = self.reported().drop_duplicates("run_dir").status
         return {kind: int((status == kind).sum()) for kind in ("done", "failed", "diverged", "missing")}
 
-    def trials_of(self, arm: str) -> list[TrialRecord]:
-        return [trial for trial in self.record.trials if trial.arm == arm]
-
     def hyperparameters(self, arm: str) -> list[str]:
-        """What is tuned for an arm, as far as trials have been made."""
-        return next((list(trial.values) for trial in self.trials_of(arm)), [])
+        """What is tuned for an arm, as far as trials are asked for."""
+        return next(([*run.values] for run in self.record.of(TRIAL) if run.arm == arm), [])
 
     @cached_property
     def curves(self) -> pd.DataFrame:
@@ -186,16 +192,13 @@ class Results:
         which = ["arm", "budget", "seed", "run_dir", "purpose"]
         rows = [
             run | line
-            for run in self.runs[which].to_dict("records")
+            for run in self.runs[which][~self.runs["purpose"].isin([BASE, TRIAL])].to_dict("records")
             for line in self.reader.lines(run["run_dir"])
             if line.get("val/loss")
         ]
         curves = pd.DataFrame(rows, columns=[*which, *POINT])
         numbers = curves[[*POINT]].apply(pd.to_numeric, errors="coerce").replace([math.inf, -math.inf], math.nan)
         return curves.assign(**numbers).astype(dict.fromkeys(("step", "tokens", "val/tokens"), "Int64"))
-
-    def reported(self) -> pd.DataFrame:
-        return self.runs[self.runs.purpose == "reported"]
 
 
 def read_results(folder: Path) -> Results:
@@ -205,46 +208,29 @@ def read_results(folder: Path) -> Results:
 
 def results_of(record: AblationRecord, reader: RunReader) -> Results:
     """The results of a record, which need not be written yet."""
-    rows: list[dict[str, Any]] = []
+    rows, trials = list[dict[str, Any]](), dict[tuple[Any, ...], list[dict[str, Any]]]()
     for run in record.runs:
-        about = {"arm": run.arm, "seed": run.seed, "planned_steps": run.steps, "purpose": "reported"}
-        about |= reader.describe(run.run_dir) | record.arms[run.arm].tuned
-        about["source_hash"] = about["source_hash"] or record.arms[run.arm].identity["source_hash"]
-        rows += [about | {"budget": budget} for budget in run.budgets]
-    used = {run.run_dir for run in record.runs} | {base.run_dir for base in record.bases}
-    used |= {run_dir for trial in record.trials for run_dir in trial.run_dirs}
-    for run_dir in reader.finished():
-        if run_dir not in used:  # also of an arm that is not asked for any more: its row may be all that is left
-            arm, own_seed = _arm_and_seed(run_dir)
-            about = {"arm": arm, "seed": own_seed - record.seed_offsets.get(arm, 0), "purpose": "unused", "budget": ""}
-            rows.append(about | reader.describe(run_dir))
-    tuned = dict.fromkeys((key for arm in record.arms.values() for key in arm.tuned), float)
-    runs = frame(rows, {**COLUMNS, "purpose": str, "budget": str, "planned_steps": int, **tuned})
-    return Results(reader.folder, record, reader, runs, _read_trials(record, reader))
-
-
-def _read_trials(record: AblationRecord, reader: RunReader) -> pd.DataFrame:
-    rows: list[dict[str, Any]] = []
-    numbers = dict.fromkeys(record.arms, 0)
-    for trial in record.trials:
-        runs = [reader.describe(run_dir) for run_dir in trial.run_dirs]
-        scores = [run[record.metric] for run in runs]
-        about = {"arm": trial.arm, "trial": numbers[trial.arm], "search": trial.searches[0], **trial.values}
-        about["score"] = None if None in scores else sum(scores) / len(scores)
-        rows += [run | about | {"seed": _arm_and_seed(run["run_dir"])[1]} for run in runs]
-        numbers[trial.arm] += 1
-    hyperparameters = dict.fromkeys((key for trial in record.trials for key in trial.values), float)
-    return frame(rows, {**COLUMNS, **TRIAL_COLUMNS, **hyperparameters})
-
-
-def _arm_and_seed(run_dir: str) -> tuple[str, int]:
-    """They are in the name of a run.
-
-    >>> _arm_and_seed("trials/tied-seed1000-1a2b3c4d5e")
-    ('tied', 1000)
-    """
-    arm, _, rest = run_dir.rpartition("/")[2].rpartition("-seed")
-    return arm, int(rest.partition("-")[0])
+        about = asdict(run) | {"planned_steps": run.steps} | run.values | reader.describe(run.run_dir)
+        if run.purpose == REPORTED:
+            about["source_hash"] = about["source_hash"] or record.arms[run.arm].identity["source_hash"]
+        rows += [about | {"budget": budget} for budget in run.budgets or [""]]
+        if run.purpose == TRIAL:
+            trials.setdefault((run.arm, *run.values.items()), []).append(rows[-1])
+    numbers = Counter[str]()
+    for (arm, *_), own in trials.items():
+        scores = [row[record.metric] for row in own]
+        score = None if None in scores else sum(scores) / len(scores)
+        for row in own:
+            row |= {"trial": numbers[arm], "score": score}
+        numbers[arm] += 1
+    asked = {run.run_dir for run in record.runs}
+    for run_dir in (name for name in reader.finished() if name not in asked):
+        # also of an arm that is not asked for any more: its row may be all that is left
+        arm, own_seed = arm_and_seed(run_dir)
+        about = {"arm": arm, "seed": own_seed - record.seed_offsets.get(arm, 0), "purpose": "unused", "budget": ""}
+        rows.append(about | reader.describe(run_dir))
+    tuned = dict.fromkeys((key for run in record.runs for key in run.values), float)
+    return Results(reader.folder, record, reader, frame(rows, {**COLUMNS, **tuned}))
 
 
 def frame(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, type | None]) -> pd.DataFrame:

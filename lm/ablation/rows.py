@@ -92,7 +92,7 @@ def judged(rows: pd.DataFrame, baseline: str | None, margin: float | None, highe
         question=f"Which is better, {' or '.join(arms)}?",
         arms={arm: ArmRecord(**UNKNOWN) for arm in arms},
         baseline=baseline,
-        contrasts={arm: baseline for arm in arms if arm != baseline},
+        pairs={arm: baseline for arm in arms if arm != baseline},
         primary=[arm for arm in arms if arm != baseline],
         seeds=seeds,
         metric="higher_value" if higher else "value",
@@ -101,7 +101,7 @@ def judged(rows: pd.DataFrame, baseline: str | None, margin: float | None, highe
     )
     runs = frame([_run(row, row["seed"] in seeds) for row in rows.to_dict("records")], RUN)
     nothing = RunReader(Path(os.devnull))  # there are no folders of runs
-    return Results(nothing.folder, record, nothing, runs.assign(higher_value=runs["value"]), runs.iloc[:0])
+    return Results(nothing.folder, record, nothing, runs.assign(higher_value=runs["value"]))
 
 
 def _run(row: dict[Any, Any], has_pair: bool) -> dict[str, Any]:

@@ -5,7 +5,7 @@ and all of their initialisation that they can, so what the seed adds to both dro
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from types import MappingProxyType
@@ -15,7 +15,7 @@ from scipy import special
 from lm.ablation.power import ALPHA, TuningVariance, effective_sd, minimum_detectable_effect, t_quantile
 
 
-@dataclass(slots=True)
+@dataclass
 class Comparison:
     """What paired differences say, in the metric's unit. Everything that needs two seeds is None with fewer."""
 
@@ -82,13 +82,14 @@ def judge(
     lower_is_better: bool = True,
     tunings: Mapping[str, TuningVariance] = MappingProxyType({}),
     alpha: float = ALPHA,
+    stopped: Collection[str] = (),
 ) -> dict[str, Comparison]:
     """The verdicts of `decide`, and what its tests can find.
 
     For each comparison that is the minimum detectable effect, at the level `alpha` divided by the number of tests,
     which is never more than Holm's method allows. No verdict depends on it, and to compute it takes most of the time.
     """
-    comparisons = decide(family, margin, lower_is_better, tunings, alpha)
+    comparisons = decide(family, margin, lower_is_better, tunings, alpha, stopped)
     n_tests = sum(tested.p is not None for tested in comparisons.values())
     for name, tested in comparisons.items():
         if tested.sd is not None:
@@ -105,6 +106,7 @@ def decide(
     lower_is_better: bool = True,
     tunings: Mapping[str, TuningVariance] = MappingProxyType({}),
     alpha: float = ALPHA,
+    stopped: Collection[str] = (),
 ) -> dict[str, Comparison]:
     """A verdict on each comparison of a family from its paired differences, corrected for their number (Holm).
 
@@ -115,11 +117,14 @@ def decide(
     5 % for false equivalence where all differ by more than the margin; a family that mixes both, or several families
     together, can exceed it (each has its own 5 %).
 
-    `tunings`: for comparisons of tuned arms, the variance that their hyperparameters add.
+    `tunings`: for comparisons of tuned arms, the variance that their hyperparameters add. `stopped`: comparisons that
+    were not gone on with, for they were not ahead: they stay in the family, with p 1.
     """
     comparisons = {
         name: _compare(values, margin, lower_is_better, tunings.get(name), alpha) for name, values in family.items()
     }
+    for name in stopped:
+        comparisons[name].p = comparisons[name].p_equivalent = 1.0
     different = {name: tested.p for name, tested in comparisons.items() if tested.p is not None}
     equivalent = [tested.p_equivalent for tested in comparisons.values() if tested.p_equivalent is not None]
     for name, p, p_equivalent in zip(different, holm([*different.values()]), holm(equivalent), strict=True):

@@ -8,56 +8,58 @@ import pandas as pd
 from lm.ablation import views
 from lm.ablation.contrasts import digits_of
 from lm.ablation.history import lost_to_new_code
-from lm.ablation.results import Results
+from lm.ablation.record import BASE
+from lm.ablation.results import Results, results_of
 from lm.ablation.warnings import plan_warnings, report_warnings
 from lm.config.ablation import BUDGET_NAMES
 from lm.report.pages import signed
 from lm.system.terminal import duration, format_table, printable
 
 if TYPE_CHECKING:
-    from lm.ablation.plan import Plan  # imports torch
+    from lm.ablation.plan import Plan, Step  # imports torch
 
 
-def plan_table(plan: "Plan") -> str:
+def plan_table(plan: "Plan", step: "Step") -> str:
     """Arms with what they cost, the runs, and how long all of it will take."""
-    from lm.system.device import busy  # imports torch
+    from lm.ablation.plan import record_of, seconds_to_go, stale_runs  # which import torch
+    from lm.system.device import busy
 
-    config, record = plan.config, plan.record
+    config, record = plan.config, record_of(plan, step)
     head = [f"tokens at equal {BUDGET_NAMES[budget]}" for budget in config.budgets]
     rows = [["arm", "parameters", "FLOPs per token", "ms per step", *head]]
     for arm in plan.arms.values():
         tokens = [f"{arm.steps[budget] * arm.tokens_per_step:,}" for budget in config.budgets]
         cost = [f"{arm.n_params:,}", f"{arm.flops_per_token:,}", f"{1000 * arm.seconds_per_step:.0f}"]
         rows.append([arm.name, *cost, *tokens])
-    lines = [config.question, "", format_table(rows), "", *_plan_of_runs(plan)]
+    lines = [config.question, "", format_table(rows), "", *_plan_of_runs(plan, step, results_of(record, plan.reader))]
     lines += [f"{record.workers} at a time, {record.threads} thread{'s' * (record.threads > 1)} each"]
-    if lost := lost_to_new_code(plan):
+    if lost := lost_to_new_code(plan, step):
         lines += [lost]
-    elif n := len(plan.stale_runs()):
+    elif n := len(stale_runs(plan, step)):
         reason = "settings, text or code have changed, or they are not asked for any more"
         lines += [f"{n} finished run{'s' * (n > 1)} in this folder no longer count: {reason}"]
-    lines += [" ".join(warning) for warning in plan_warnings(plan.current_record())]
-    least, most = plan.expected_seconds()
+    lines += [" ".join(warning) for warning in plan_warnings(record)]
+    least, most = seconds_to_go(plan, step)
     time = duration(least) + (f" to {duration(most)}" if most > 1.05 * least else "")
     lines += [f"about {time} to go, as measured on this machine{busy()}; all goes to {plan.reader.folder}"]
     return printable("\n".join(lines))
 
 
-def _plan_of_runs(plan: "Plan") -> list[str]:
-    counts, looks = plan.results().counts(), plan.config.looks
+def _plan_of_runs(plan: "Plan", step: "Step", results: Results) -> list[str]:
+    counts, looks, n_seeds = results.counts(), plan.config.looks, len(plan.config.seeds)
     lines = [f"{sum(counts.values())} runs, {counts['done'] + counts['diverged']} done"]
     if looks:
         lines[0] += f", with looks at {', '.join(map(str, looks))} seeds"
-    if plan.n_seeds is not None:
-        lines += [f"a look has decided with {plan.n_seeds} of {len(plan.config.seeds)} seeds: the others are not run"]
-    least, most = plan.trials_to_make()
+    if len(step.seeds) < n_seeds:
+        lines += [f"a look has decided with {len(step.seeds)} of {n_seeds} seeds: the others are not run"]
+    least, most = step.n_trials
     if most:
         more = f" to {most}" if most > least else ""
         lines += [f"{least}{more} trials of hyperparameters: more than the least if a search has to go on or restart"]
     if plan.base:
-        bases = [plan.base_spec(seed) for seed in plan.base_seeds()]
-        lines += [f"{len(bases)} base runs, one for each seed, {len(plan.missing(bases))} to be made"]
-    if alone := len(views.rows_alone(plan.results())):
+        n, missing = (sum(run.purpose == BASE for run in runs) for runs in (step.runs, step.missing))
+        lines += [f"{n} base runs, one for each seed, {missing} to be made"]
+    if alone := len(views.rows_alone(results)):
         lines += [f"finished runs without a folder, read from results.csv: {alone}; remove a row to run it again"]
     return lines
 

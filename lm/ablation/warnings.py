@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from lm.ablation import views
 from lm.ablation.contrasts import decimals
-from lm.ablation.record import AblationRecord, design_of
+from lm.ablation.record import TRIAL, AblationRecord, design_of
 from lm.ablation.results import Results
 from lm.ablation.statistics import interval
 from lm.ablation.tuning import search_size
@@ -197,7 +197,7 @@ def _replaced(results: Results) -> Iterator[str]:
 
 
 def _unequal_contexts(record: AblationRecord) -> Iterator[str]:
-    for pair in record.contrasts.items():
+    for pair in record.pairs.items():
         for key in ("data.seq_len", "data.document_mask"):
             first, second = (to_override_value(record.arms[name].settings.get(key)) for name in pair)
             if first != second:
@@ -214,9 +214,9 @@ def _short_search(record: AblationRecord) -> Iterator[str]:
     }
     numbers = {}
     for name, varied in keys.items() if record.tune.trials else ():
-        searches = [trial.searches for trial in record.trials if trial.arm == name and record.arms[name].tuned]
-        last = max((search for own in searches for search in own), default=0)
-        made = sum(last in own for own in searches)
+        trials = {tuple(run.values.items()): run.search for run in record.of(TRIAL) if run.arm == name}
+        last = max(trials.values(), default=0)
+        made = sum(search == last for search in trials.values()) if record.arms[name].tuned else 0
         if varied:
             numbers[name] = made or search_size(len(varied), record.tune)
     nothing_pooled = all(n <= 1 + 2 * len(keys[name]) for name, n in numbers.items())

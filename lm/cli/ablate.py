@@ -58,8 +58,9 @@ def program(config: DictConfig) -> None:
         print(f"ablation={default} is the default; --help lists the others", file=sys.stderr, flush=True)
     tell()
     from lm.ablation.ablate import ablate
-    from lm.ablation.plan import Plan
+    from lm.ablation.plan import Plan, Step, record_of
     from lm.ablation.record import default_dir
+    from lm.ablation.results import results_of
     from lm.ablation.tables import plan_table
     from lm.cli.report import print_results, verdict_code
 
@@ -68,10 +69,10 @@ def program(config: DictConfig) -> None:
     command = shlex.join([*start, *(word for word in words if not is_verb(word))])  # for the record
     file = sys.stdout if ablation.plan_only and not ablation.json else sys.stderr
 
-    def on_plan(plan: Plan) -> None:
+    def on_plan(plan: Plan, step: Step) -> None:
         if ablation.exit_code == "verdict":
-            verdict_code(plan.results())  # refuses several comparisons before anything is run
-        print(plan_table(plan), file=file, flush=True)
+            verdict_code(results_of(record_of(plan, step), plan.reader))  # refuses several before anything is run
+        print(plan_table(plan, step), file=file, flush=True)
         if asked and ablation.ablation.metric == "val_loss" and not ablation.ablation.tune.trials:
             print(NOT_TUNED.format(margin=ablation.ablation.equivalence_margin), file=file, flush=True)
 

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,9 +61,10 @@ class Question:
     primary: list[str] = field(default_factory=list)  # arms whose comparison answers the question; others: secondary
     baselines: dict[str, str] = field(default_factory=dict)  # arm -> the arm it is compared with, if not the baseline
     equivalence_margin: float  # the smallest difference in `metric` that would change a decision
-    interactions: dict[str, str] = field(default_factory=dict)  # name -> "(arm - baseline) - (arm - baseline)"
+    contrasts: dict[str, dict[str, float]] = field(default_factory=dict)  # name -> a weight for each of its arms
     budgets: list[str] = field(default_factory=lambda: ["tokens"])  # what is held equal; each has runs of its own
     looks: list[int] = field(default_factory=list)  # numbers of seeds at which it may stop; empty: once, with all seeds
+    futility: int | None = None  # seeds after which an arm that is asked about and not ahead is stopped; null: never
     name: str  # of the ablation: the file in configs/ablation
     question: str  # what the report answers
     metric: str = "val_loss"  # val_loss, val_bpb or val_top1
@@ -74,24 +75,17 @@ class Question:
 
 NAME = r"[\w.-]{1,40}"  # of an arm, and of an ablation
 NAMES = "a name of letters, digits, dots, - and _"
-FORMULA = re.compile(rf"\(({NAME}) - ({NAME})\) - \(({NAME}) - ({NAME})\)")
 
 
-def interaction(formula: str) -> tuple[tuple[str, str], dict[str, int]]:
-    """Both differences of a formula, in words, and the weights of the arms; one in both drops out.
+def weighted_sum(weights: Mapping[str, float]) -> str:
+    """Weights of arms in words.
 
-    >>> interaction("(a - b) - (c - b)")
-    (('a - b', 'c - b'), {'a': 1, 'c': -1})
-
-    Raises ValueError for another form.
+    >>> weighted_sum({"a": 1, "b": -0.5, "c": -0.5})
+    'a - 0.5 b - 0.5 c'
     """
-    if not (match := FORMULA.fullmatch(formula)):
-        raise ValueError(formula)
-    a, b, c, d = match.groups()
-    weights = dict.fromkeys((a, b, c, d), 0)
-    for arm, weight in ((a, 1), (b, -1), (c, -1), (d, 1)):
-        weights[arm] += weight
-    return (f"{a} - {b}", f"{c} - {d}"), {arm: weight for arm, weight in weights.items() if weight}
+    sizes = {arm: f"{abs(weight):g} " if abs(weight) != 1 else "" for arm, weight in weights.items()}
+    terms = (f"{'-' if weights[arm] < 0 else '+'} {size}{arm}" for arm, size in sizes.items())
+    return " ".join(terms).removeprefix("+ ")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -117,7 +111,7 @@ class AblationConfig(Question):
         for budget in self.budgets:
             require_choice("ablation.budgets", budget, BUDGETS)
         self._check_arms()
-        self._check_interactions()
+        self._check_contrasts()
         self._check_seeds()
 
     def _check_arms(self) -> None:
@@ -134,9 +128,9 @@ class AblationConfig(Question):
             for name in names_of_arms:
                 if name not in self.arms:
                     refuse(f"ablation.{key}={name}: no such arm; choose one of {', '.join(self.arms)}")
-        contrasts = self.contrasts()
+        pairs = self.pairs()
         for arm in self.primary:
-            if arm not in contrasts:
+            if arm not in pairs:
                 refuse(f"ablation.primary: {arm} is compared with no other arm")
         for arm in self.arms:
             if self.baselines.get(arm) == arm:
@@ -144,20 +138,17 @@ class AblationConfig(Question):
             self.root(arm)
         for arm, key in self.match_parameters.items():
             require_choice(f"ablation.match_parameters.{arm}", key, MATCHED_BY)
-            if arm not in contrasts or contrasts[arm] in self.match_parameters:
+            if arm not in pairs or pairs[arm] in self.match_parameters:
                 refuse(f"ablation.match_parameters: {arm} needs an arm to match that is itself not matched")
 
-    def _check_interactions(self) -> None:
-        pairs = {f"{arm} - {other}" for arm, other in self.contrasts().items()}
-        for name, formula in self.interactions.items():
-            setting = f"ablation.interactions.{name}={formula}"
+    def _check_contrasts(self) -> None:
+        for name, weights in self.contrasts.items():
+            setting = f"ablation.contrasts.{name}"
             require(bool(re.fullmatch(NAME, name)), setting, NAMES)
-            try:
-                (first, second), _ = interaction(formula)
-            except ValueError:
-                raise UserError(f"{setting}: expected (arm - baseline) - (arm - baseline)") from None
-            is_pair = first != second and {first, second} <= pairs
-            require(is_pair, setting, f"two different comparisons of {', '.join(sorted(pairs))}")
+            for arm in weights:
+                require_choice(setting, arm, tuple(self.arms))
+            is_contrast = len(weights) > 1 and all(weights.values()) and abs(math.fsum(weights.values())) < 1e-9
+            require(is_contrast, f"{setting}={weights}", "two arms or more with weights other than 0, whose sum is 0")
 
     def _check_seeds(self) -> None:
         _distinct("ablation.seeds", self.seeds)
@@ -167,6 +158,8 @@ class AblationConfig(Question):
         is_plan = not looks or (looks == sorted({*looks}) and looks[0] >= 2 and looks[-1] == n)
         expected = f"increasing numbers of seeds from 2 on, of which the last is all, {n}"
         require(is_plan, f"ablation.looks={looks}", expected)
+        is_early = self.futility is None or 1 <= self.futility < n
+        require(is_early, f"ablation.futility={self.futility}", f"a number of seeds from 1 on, fewer than all, {n}")
         for arm, offset in (dict.fromkeys(self.arms, 0) | self.seed_offsets).items():
             own = {seed + offset for seed in self.seeds}
             is_other = arm not in self.seed_offsets or (offset >= 1 and own.isdisjoint(self.seeds))
@@ -174,14 +167,14 @@ class AblationConfig(Question):
             if self.tune.trials and (both := own & {*self.tune.seeds}):
                 refuse(f"ablation.tune.seeds: {min(both)} is also reported for {arm}; tune on other seeds")
 
-    def contrasts(self) -> dict[str, str]:
+    def pairs(self) -> dict[str, str]:
         """Which arm is compared with which."""
         return {arm: other for arm in self.arms if (other := self.baselines.get(arm, self.baseline)) != arm}
 
     def root(self, arm: str) -> str:
         """The arm at the end of the chain of baselines; its budget is that of every arm in the chain."""
         seen = [arm]
-        while (other := self.contrasts().get(seen[-1])) is not None:
+        while (other := self.pairs().get(seen[-1])) is not None:
             if other in seen:
                 raise UserError(f"ablation.baselines: {' with '.join([*seen, other])} never ends")
             seen.append(other)

@@ -14,9 +14,11 @@ from conftest import WHOLE_RESULT
 from lm.ablation.ablate import ablate
 from lm.ablation.compose import compose_arms, compose_base
 from lm.ablation.executors import Executor
-from lm.ablation.plan import Plan, RunSpec
+from lm.ablation.plan import Plan, RunSpec, Step
+from lm.ablation.record import REPORTED, read_record
 from lm.ablation.results import Results
 from lm.ablation.run_files import Ending, Failure
+from lm.ablation.tables import plan_table
 from lm.config import RunConfig
 from lm.config.ablation import AblateConfig, AblationConfig
 from tests.helpers.runs import composed
@@ -49,6 +51,7 @@ class Lab:
     text: Path
     common: list[str] = field(default_factory=list)  # overrides of all arms beside SMALL
     plans: list[Plan] = field(default_factory=list)  # of all calls
+    steps: list[Step] = field(default_factory=list)  # with which they begin
 
     @property
     def out(self) -> Path:
@@ -68,12 +71,29 @@ class Lab:
         config = AblateConfig(ablation=ablation, plan_only=plan_only, workers=2, **options)
         runs = compose_arms(ablation, list(typed), _compose)
         base = compose_base(ablation, list(typed), runs, _compose)
-        return ablate(config, runs, "the command", self.plans.append, base)
+
+        def on_plan(plan: Plan, step: Step) -> None:
+            self.plans.append(plan)
+            self.steps.append(step)
+
+        return ablate(config, runs, "the command", on_plan, base)
 
     def plan(self, *typed: str, **changes: Any) -> Plan:
         """The plan alone."""
         self.run(*typed, plan_only=True, **changes)
         return self.plans[-1]
+
+    def table(self, *typed: str, **changes: Any) -> str:
+        """What is said of a plan."""
+        return plan_table(self.plan(*typed, **changes), self.steps[-1])
+
+    def asked(self, *purposes: str) -> list[RunSpec]:
+        """The runs that the last call begins with."""
+        return [run for run in self.steps[-1].runs if run.purpose in (purposes or (REPORTED,))]
+
+    def tuned(self, folder: str = "out") -> dict[str, dict[str, float]]:
+        """The hyperparameters of each arm, as they are recorded."""
+        return {name: arm.tuned for name, arm in read_record(self.root / folder).arms.items()}
 
     def results(self, kind: str = "cells", folder: str = "out") -> dict[str, int]:
         """By name, when the results of the finished runs were written."""
