@@ -454,7 +454,7 @@ def test_an_interrupt_saves_every_run(lab: Lab, signums: list[int], code: int, i
         (process.send_signal if signums == [signal.SIGTERM] else partial(os.killpg, process.pid))(signum)
         time.sleep(0.05)
     _, err = process.communicate(timeout=120)
-    assert process.returncode == code
+    assert process.returncode == code, err
     assert "Traceback" not in err
     assert ("; resume with: " in err) == lab.out.exists() >= is_training
     assert not workers_of(lab.out)

@@ -79,7 +79,8 @@ def run() -> RunConfig:
 def planned(run: RunConfig, tmp_path: Path) -> list[RunSpec]:
     names = [f"cells/a-seed{seed}-0" for seed in range(4)]
     runs = [replace(run, run_dir=str(tmp_path / name)) for name in names]
-    return [RunSpec("a", seed, 9, names[seed], runs[seed], {}, {"device": "cpu"}) for seed in range(4)]
+    about: dict[str, Any] = {"purpose": "reported", "arm": "a", "steps": 9, "identity": {"device": "cpu"}}
+    return [RunSpec(seed=seed, run_dir=names[seed], run=runs[seed], **about) for seed in range(4)]
 
 
 def executed(planned: list[RunSpec], executor: Executor) -> list[str]:

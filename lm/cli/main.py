@@ -40,7 +40,8 @@ COMMANDS = {
     "export": "write a Hugging Face folder, a GGUF file, or a page that generates",
 }
 NAME = "lm-lab"
-INTERRUPTED = (128 + signal.SIGHUP, 128 + signal.SIGINT, 128 + signal.SIGTERM)
+ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
+INTERRUPTED = tuple(128 + signum for signum in ENDING)
 DISK_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 # Errors of the machine: no other path or permission mends them.
 MACHINE = (*DISK_FULL, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOLCK, errno.EOPNOTSUPP)
@@ -52,7 +53,7 @@ arrivals: list[float] = []  # of these, by the monotonic clock
 def main(command: str | None = None) -> NoReturn:
     """Run a command, by default the one that the first argument names, and leave with its exit code."""
     configure_streams()
-    for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+    for signum in ENDING:
         if signal.getsignal(signum) != signal.SIG_IGN:  # as nohup starts a command
             signal.signal(signum, _on_signal)
     os.environ["HYDRA_FULL_ERROR"] = "1"  # its errors come to us as they are
@@ -64,6 +65,8 @@ def main(command: str | None = None) -> NoReturn:
         code = handle_exception(error)
     except BaseException as error:
         code = _interruption(error)
+    for signum in ENDING if signals else ():  # a second one must not change the exit code while Python ends
+        signal.signal(signum, signal.SIG_IGN)
     for stream in filter(None, (sys.stdout, sys.stderr)):
         try:
             stream.flush()
