@@ -72,34 +72,6 @@ def test_a_very_long_word_is_learned_in_seconds() -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_is_heard_while_bpe_is_trained() -> None:
-    """The library does not look at signals. This text would take it many seconds."""
-    code = "import random; from lm.data.vocabulary import train_bpe\n"
-    code += "words = [f'{random.getrandbits(100):x}' for _ in range(200_000)]\n"
-    code += "print('begun', flush=True)\ntrain_bpe([' '.join(words)], 60_000)\nprint('trained')"
-    pipe = subprocess.PIPE
-    with subprocess.Popen([sys.executable, "-c", code], stdout=pipe, stderr=pipe, text=True) as run:
-        assert run.stdout is not None
-        assert run.stdout.readline() == "begun\n"
-        time.sleep(0.5)
-        run.send_signal(signal.SIGINT)
-        try:
-            output, error = run.communicate(timeout=150)
-        finally:
-            run.kill()
-        assert error.strip().endswith("KeyboardInterrupt")
-        assert output == ""
-
-
-def test_an_error_while_bpe_reads_its_text_is_raised() -> None:
-    def texts() -> Iterator[str]:
-        yield TEXT
-        raise UserError("not UTF-8")
-
-    with pytest.raises(UserError, match="not UTF-8"):
-        train_bpe(texts(), 300)
-
-
 def test_bpe_is_trained_on_evenly_spaced_stretches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encoding, "SAMPLE", 1 << 20)
     monkeypatch.setattr(encoding, "SAMPLE_CHUNK", 1 << 13)

@@ -4,7 +4,6 @@ import glob
 import os
 import re
 from collections.abc import Iterator
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NoReturn
 
@@ -79,7 +78,8 @@ def local_files(path: str, suffixes: tuple[str, ...] = (), key: str = "data.path
         root, files = place, list(_walk(place))
     else:
         root = _literal_part(place)
-        files = _glob(root, place)
+        pattern = str(place.relative_to(root))
+        files = [root / name for name in glob.glob(pattern, root_dir=root, recursive=True)]
 
     chosen = sorted(file for file in files if (not suffixes or suffix(file) in suffixes) and file.is_file())
     if not chosen:
@@ -97,32 +97,6 @@ def _literal_part(pattern: Path) -> Path:
             break
         root /= part
     return root
-
-
-def _glob(root: Path, pattern: Path) -> list[Path]:
-    parts = pattern.relative_to(root).parts
-    if "**" in parts:
-        parts = (*parts, "*") if parts[-1] == "**" else parts
-        return [file for file in _walk(root) if _matches(file.relative_to(root).parts, parts)]
-    paths = [root]
-    for part in parts:  # glob.glob would skip a folder that it cannot read
-        inside = (path for folder in paths if folder.is_dir() for path in folder.iterdir())
-        shown = (path for path in inside if part.startswith(".") or not path.name.startswith("."))
-        paths = [path for path in shown if _fits(path.name, part)]
-    return paths
-
-
-def _matches(names: tuple[str, ...], parts: tuple[str, ...]) -> bool:
-    """Whether a path matches a glob, in which `**` stands for any number of folders."""
-    if not names or not parts:
-        return not names and not parts
-    if parts[0] == "**":
-        return _matches(names, parts[1:]) or _matches(names[1:], parts)
-    return _fits(names[0], parts[0]) and _matches(names[1:], parts[1:])
-
-
-def _fits(name: str, part: str) -> bool:
-    return name == part or fnmatchcase(name, part)
 
 
 def _walk(root: Path) -> Iterator[Path]:

@@ -2,8 +2,7 @@
 
 import itertools
 import re
-import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import tokenizers
@@ -36,7 +35,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int, quiet: bool = True) -> Toke
     )
     with progress(None, "training the tokenizer", quiet) as bar:
         read = (text for text in texts if bar.update(len(text.encode())) or True)
-        _interruptible(lambda words: backend.train_from_iterator(words, trainer), _short_runs(read))
+        backend.train_from_iterator(_short_runs(read), trainer)
     if backend.get_vocab_size() != vocab_size:
         raise UserError(
             f"tokenizer.vocab_size={vocab_size}: this text yields a vocabulary of at most"
@@ -54,38 +53,6 @@ def _short_runs(texts: Iterable[str]) -> Iterator[str]:
         long = max(map(len, text.split()), default=0) > MAX_WORD or SPACES.search(text)
         cuts = [match.end() for match in LONG_WORD.finditer(text)] if long else []
         yield from (text[begin:end] for begin, end in itertools.pairwise([0, *cuts, len(text)]))
-
-
-def _interruptible(work: Callable[[Iterator[str]], None], texts: Iterator[str]) -> None:
-    """Call work(texts) in a thread, because a long call into the library keeps Ctrl-C from being heard."""
-    errors: list[BaseException] = []
-    reading, stopped = threading.Event(), threading.Event()
-    reading.set()
-
-    def until_stopped() -> Iterator[str]:
-        for text in texts:
-            if stopped.is_set():
-                raise InterruptedError
-            yield text
-        reading.clear()
-
-    def in_thread() -> None:
-        try:
-            work(until_stopped())
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=in_thread, daemon=True)
-    thread.start()
-    try:
-        thread.join()
-    except BaseException:
-        stopped.set()
-        if reading.is_set():  # it calls Python, so it must end before the interpreter does
-            thread.join()
-        raise
-    if errors:
-        raise errors[0]
 
 
 def char_tokenizer(texts: Iterable[str]) -> Tokenizer:
