@@ -13,7 +13,6 @@ The first columns say which run a row is about: `ablation` (its folder below `fo
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -90,8 +89,11 @@ def curves(folder: str | Path, metric: str = "val/loss") -> pd.DataFrame:
     names = dict.fromkeys(key for _, line in lines for key in line if key != "run_dir")
     if names and metric not in names:
         raise UserError(f"metric={metric}: is no column of {METRICS}; choose one of {', '.join(names)}")
-    points = [numbers | identity for identity, line in lines if metric in (numbers := _finite(line))]
-    return frame(points, {**_identity(records), **COUNTS, metric: float, **dict.fromkeys(names, float), **COUNTS})
+    columns = [*dict.fromkeys([*COUNTS, metric, *names])]
+    points = frame([line | identity for identity, line in lines], {**_identity(records), **dict.fromkeys(columns, str)})
+    points[columns] = points[columns].apply(pd.to_numeric, errors="coerce").replace([math.inf, -math.inf], math.nan)
+    kinds = dict.fromkeys(columns, "float64") | dict.fromkeys(COUNTS, "Int64")
+    return points[points[metric].notna()].astype(kinds).reset_index(drop=True)
 
 
 def trials(folder: str | Path) -> pd.DataFrame:
@@ -167,12 +169,3 @@ def _reported(name: str, ablation: Results) -> Iterator[_Run]:
 
 def _identity(runs: Sequence[_Run]) -> dict[str, type | None]:
     return {key: int if key == "seed" else str for run in runs[:1] for key in run.identity}
-
-
-def _finite(line: Mapping[str, str]) -> dict[str, float]:
-    """What is finite in a row of metrics.csv."""
-    numbers: dict[str, float] = {}
-    for key, text in line.items():
-        with suppress(ValueError):
-            numbers[key] = int(text) if key in COUNTS else float(text)
-    return {key: value for key, value in numbers.items() if math.isfinite(value)}

@@ -2,7 +2,7 @@
 
 Each measurement stands beside a reference implementation (transformers, from the dev extra; with nanogpt=DIR a clone of
 nanoGPT), timed alternately with it, or beside a limit. Compare the ratios: the times depend on the current load of the
-machine. run_dir=RUN adds prompt-lookup decoding of the validation text of a finished run.
+machine.
 """
 
 import logging

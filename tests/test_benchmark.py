@@ -8,12 +8,9 @@ import torch
 from conftest import SEQ, TIED, VOCAB, Script, tiny
 
 from lm.model.transformer import Transformer
-from lm.training.train import train
-from scripts.benchmark.decoding import N_PROMPTS, prompt_lookup, read_prompts
 from scripts.benchmark.measure import Measurement, alternate, compare, median_ratio
 from scripts.benchmark.models import in_transformers
 from scripts.benchmark.run import SECTIONS, BenchmarkConfig, benchmark
-from tests.helpers.runs import short_run
 
 
 def test_candidates_alternate_and_a_ratio_is_taken_within_a_round() -> None:
@@ -34,16 +31,6 @@ def test_the_reference_computes_the_same() -> None:
     model = in_transformers(net)
     assert model is not None
     torch.testing.assert_close(model(tokens).logits, net(tokens), rtol=0, atol=2e-5)
-
-
-@pytest.mark.slow
-def test_a_run_continues_its_validation_text(tmp_path: Path, corpus: Path) -> None:
-    train(short_run(corpus, tmp_path / "run", max_steps=1, model=tiny()))
-    run = read_prompts(str(tmp_path / "run"))
-    assert run.prompts.shape == (N_PROMPTS, 32 // 4)
-    (row,) = prompt_lookup(run, "cpu", 0.0)
-    assert row.value > 0
-    assert row.ratio
 
 
 @pytest.mark.nightly

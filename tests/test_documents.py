@@ -107,7 +107,7 @@ def test_a_traced_loss_has_the_mask(name: str) -> None:
 
 @pytest.mark.parametrize("position", ["rope", "learned"])
 def test_decoding_is_the_same_in_every_way_across_separators(position: str) -> None:
-    """Beyond end of text and past the context: uncached, cached, in a batch, with draft tokens."""
+    """Beyond end of text and past the context: uncached, cached, in a batch."""
     net, n = copy.deepcopy(sensitive(position=position, seq_len=24)), 40
     generator = torch.Generator().manual_seed(0)
     prompts = [torch.randint(8, (length,), generator=generator).tolist() for length in (1, 7, 12, 24, 40)]
@@ -119,7 +119,6 @@ def test_decoding_is_the_same_in_every_way_across_separators(position: str) -> N
     assert np.count_nonzero(np.array(expected) == separator) > 3
     assert tokens(net, prompts, n) == expected
     assert [tokens(net, [prompt], n)[0] for prompt in prompts] == expected
-    assert [tokens(net, [prompt], n, max_draft_tokens=0)[0] for prompt in prompts] == expected
     net.document_separator = None
     assert [by_definition(net, prompt, n) for prompt in prompts] != expected
 

@@ -1,4 +1,4 @@
-"""Decoding: the same tokens with a cache, in a batch and with draft tokens, and no softmax anywhere."""
+"""Decoding: the same tokens with a cache and in a batch, and no softmax anywhere."""
 
 import copy
 import math
@@ -18,7 +18,6 @@ from lm.data.tokenizer import Tokenizer
 from lm.data.vocabulary import byte_tokenizer, char_tokenizer
 from lm.inference.decode import decode, window_start
 from lm.inference.generate import generate, likeliest, stream
-from lm.inference.prompt_lookup import NGRAM_SIZES, PromptLookup
 from lm.inference.sampling import Sampling
 from lm.model.transformer import Transformer
 from tests.helpers.decoding import by_definition, sensitive, tokens
@@ -125,7 +124,6 @@ def test_a_stream_yields_a_character_as_soon_as_it_is_complete() -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_logits_of_each_token_are_seen(temperature: float) -> None:
-    """Also of those that were drafted."""
     net, rows, text = sensitive(seq_len=100), [], [5, 6, 7, 5, 6]
     sampling = Sampling(temperature=temperature)
     for (token,) in islice(decode(net, [text], sampling, observe=lambda logits: rows.append(logits[0].clone())), 60):
@@ -176,64 +174,14 @@ def test_decoding_disables_dropout_and_restores_training_mode() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_a_model_of_another_precision_decodes_with_and_without_drafts(dtype: torch.dtype) -> None:
+def test_a_model_of_another_precision_decodes(dtype: torch.dtype) -> None:
     net = copy.deepcopy(sensitive()).to(dtype)
-    assert tokens(net, [[1, 2, 1, 2]], 2 * SEQ) == tokens(net, [[1, 2, 1, 2]], 2 * SEQ, max_draft_tokens=0)
+    assert tokens(net, [[1, 2, 1, 2]], 2 * SEQ)[0] == by_definition(net, [1, 2, 1, 2], 2 * SEQ)
 
 
-# --- draft tokens: from the last occurrence of the last tokens
-
-TEXTS = st.lists(st.integers(0, 3), min_size=1, max_size=40)
-
-
-def by_search(text: list[int], n: int) -> list[int]:
-    """Search the last tokens backwards from the end of the text; a copy that runs out repeats itself."""
-    for order in NGRAM_SIZES:
-        for at in range(len(text) - 1, order - 1, -1):
-            if text[at - order : at] == text[-order:]:
-                return [(text[at:] * n)[i] for i in range(min(n, 2**order))]
-    return []
-
-
-@settings(deadline=None)
-@given(TEXTS, st.integers(0, 40), st.lists(st.integers(1, 4), max_size=6))
-def test_a_draft_is_what_followed_the_last_occurrence(text: list[int], n: int, steps: list[int]) -> None:
-    """In an index built at once, and in one that has grown with the text."""
-    assert PromptLookup(text).draft(n) == by_search(text, n)
-    grown = text[:1]
-    lookup = PromptLookup(grown)
-    for step in steps:
-        assert lookup.draft(n) == by_search(grown, n)
-        grown.extend(text[len(grown) : len(grown) + step])
-
-
-def widths(
-    net: Transformer, prompts: list[list[int]], n: int, *sampling: Sampling, **options: int
-) -> tuple[list[int], list[int]]:
-    """n new tokens of the first prompt, and how many tokens of it each forward pass read."""
-    seen: list[int] = []
+def test_a_pass_reads_one_token_of_each_prompt() -> None:
+    net, seen = sensitive(seq_len=100), list[int]()
     hook = net.blocks[0].register_forward_hook(lambda module, args, y: seen.append(y.shape[1]))
-    continuation = [ids[0] for ids in islice(decode(net, prompts, *sampling, **options), n)]
+    assert len([*islice(decode(net, [[5, 6, 5], [1, 1, 1]]), 50)]) == 50
     hook.remove()
-    return continuation, seen
-
-
-def test_the_tokens_are_equal_in_fewer_forward_passes() -> None:
-    """With accepted and rejected draft tokens, across the end of the context and the growth of the cache."""
-    net, n, accepted, rejected = sensitive(), 3 * SEQ, 0, 0
-    for prompt, max_draft_tokens in (([5, 6, 7, 5, 6], 16), ([*range(20)] * 3, 16), ([5, 6, 7, 5, 6], 1)):
-        continuation, seen = widths(net, [prompt], n, max_draft_tokens=max_draft_tokens)
-        plain, each = widths(net, [prompt], n, max_draft_tokens=0)
-        assert continuation == plain == by_definition(net, prompt, n)
-        assert len(each) == n
-        accepted += n - len(seen)
-        rejected += sum(seen) - sum(each)
-    assert accepted > 0
-    assert rejected > 0
-
-
-def test_samples_and_batches_use_no_draft_tokens() -> None:
-    net = sensitive(seq_len=100)
-    for prompts, sampling in (([[1, 2, 1, 2, 1]], Sampling(temperature=0.01)), ([[5, 6, 5], [1, 1, 1]], Sampling())):
-        _, (_, *seen) = widths(net, prompts, 50, sampling)
-        assert seen == [1] * 49
+    assert seen == [3] + [1] * 49

@@ -55,7 +55,7 @@ def in_javascript(page: Path, texts: Sequence[str] = (), prompts: Sequence[list[
 def steps(net: Transformer, prompt: list[int], n_tokens: int = 64) -> Iterator[tuple[int, torch.Tensor]]:
     """Each greedy token, with the logits (V,) that decided it."""
     logits: list[torch.Tensor] = []
-    for (token,) in islice(decode(net, [prompt], max_draft_tokens=0, observe=lambda x: logits.append(x[0])), n_tokens):
+    for (token,) in islice(decode(net, [prompt], observe=lambda x: logits.append(x[0])), n_tokens):
         yield token, logits[-1]
 
 

@@ -184,10 +184,8 @@ def test_what_changes_the_cost_of_a_step_is_measured_apart(plans: Lab) -> None:
     costs = ["data.batch_size=8", "validation.every=3", "model.d_ff=999"]
     arms = {"a": [], "tuned": ["optim.lr=0.1"]} | {str(i): [override] for i, override in enumerate(costs)}
     plan = plans.plan(arms=arms, baseline="a", primary=[])
-    known = plan.record.seconds_per_step
-    assert len(known) == 1 + len(costs)
+    assert len({arm.seconds_per_step for arm in plan.arms.values()}) == 1 + len(costs)
     assert plan.arms["a"].seconds_per_step == plan.arms["tuned"].seconds_per_step < plan.arms["2"].seconds_per_step
-    assert measure(plan.arms, known) == known
 
 
 @pytest.mark.slow
@@ -203,7 +201,7 @@ def test_a_step_is_timed_with_its_threads(planner: Lab, monkeypatch: pytest.Monk
 
     monkeypatch.setattr("lm.training.forecast.fast_attention", spy)
     before = torch.get_num_threads()
-    measure(plan.arms, {})
+    measure(plan.arms.values())
     torch.set_num_threads(before)
     assert threads == [1, 2] * 2, "one round after one to warm up"
 

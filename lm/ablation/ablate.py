@@ -26,6 +26,7 @@ from lm.ablation.record import (
 )
 from lm.ablation.report import write_report
 from lm.ablation.results import Results, RunReader, results_of
+from lm.ablation.step_timing import measure
 from lm.config import RunConfig, UserError
 from lm.config.ablation import AblateConfig
 from lm.system.device import set_threads
@@ -50,6 +51,8 @@ def ablate(
     before = existing_record(folder, config)
     plan = make_plan(config, runs, base, before, RunReader(folder))
     step = next_runs(plan)
+    if step.missing:
+        measure([*plan.arms.values(), *filter(None, [plan.base])])
     if not (config.plan_only or config.code == "new") and (lost := lost_to_new_code(plan, step)):
         raise UserError(f"output_dir={folder}: {lost}")
     executor = EXECUTORS[config.executor](config, folder)

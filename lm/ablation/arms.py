@@ -104,6 +104,7 @@ def build_arm(
         "precision": resolved.trainer.precision,
     }
     settings = flat(asdict(run) | {"logger": {}})
+    seconds = earlier.seconds_per_step if earlier else 0.0
     if earlier and (earlier.settings, earlier.identity) == (settings, identity):  # counting again takes seconds
         size, flops = earlier.n_params, earlier.flops_per_token
     else:
@@ -123,6 +124,7 @@ def build_arm(
         tokens_per_step=run.tokens_per_step,
         n_params=size,
         flops_per_token=flops,
+        seconds_per_step=seconds,
         steps={"own": run.steps},
     )
 

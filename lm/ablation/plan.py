@@ -23,7 +23,6 @@ from lm.ablation.history import designs_seen
 from lm.ablation.record import BASE, FOLDERS, REPORTED, TRIAL, AblationRecord, ArmRecord, Run, question_of
 from lm.ablation.results import RunReader, results_of
 from lm.ablation.run_files import RunFiles
-from lm.ablation.step_timing import measure
 from lm.ablation.tuning import ArmTrials, Settings, TuningState, planned_trials, round_value, tune
 from lm.config import RunConfig, UserError
 from lm.config.ablation import METRICS, AblateConfig, AblationConfig, TuneConfig
@@ -331,8 +330,6 @@ def make_plan(
             if arm.identity["tokenizer_hash"] != base_arm.identity["tokenizer_hash"]:
                 raise UserError(f"ablation.arms.{name}: has another tokenizer than ablation.base")
             check_start(arm, base.model, base.head, base.data.seq_len)
-    timed = arms | ({BASE: base_arm} if base_arm else {})
-    seconds_per_step = measure(timed, record.seconds_per_step if record.ended else {})  # a machine may be busy
     set_steps(ablation, arms)
     asked = replace(
         record,
@@ -348,7 +345,6 @@ def make_plan(
         threads=threads,
         python=platform.python_version(),
         versions={package: version(package) for package in PACKAGES},
-        seconds_per_step=seconds_per_step,
     )
     return Plan(ablation, arms, base_arm, reader, asked, record)
 

@@ -23,7 +23,9 @@ DESIGN = (  # what decides a verdict beside the arms and their runs
     *("seeds", "baseline", "primary", "baselines", "equivalence_margin", "contrasts", "budgets", "looks", "futility"),
     *("match_parameters", "seed_offsets", "tune", "common", "base"),
 )
-REMOVED = ("plot_over", "tune.extension_trials", "tune.restarts", "interactions", "bases")  # keys of earlier versions
+REMOVED = (  # keys of earlier versions
+    *("plot_over", "tune.extension_trials", "tune.restarts", "interactions", "bases", "seconds_per_step"),
+)
 BASE, TRIAL, REPORTED = "base", "trial", "reported"  # purposes of runs
 FOLDERS = {BASE: "bases", TRIAL: "trials", REPORTED: "cells"}
 
@@ -87,7 +89,6 @@ class AblationRecord(Question):
     workers: int = 1
     python: str = ""
     versions: dict[str, str] = field(default_factory=dict)
-    seconds_per_step: dict[str, float] = field(default_factory=dict)  # by computation, code and machine
 
     def __post_init__(self) -> None:
         for key in ("overrides", "common", "base", "command"):

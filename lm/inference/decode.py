@@ -1,8 +1,7 @@
 """Decoding: greedy argmax on raw logits, with a key-value cache. There is no softmax, not even for sampling.
 
 The part of a long text that the model sees is a pure function of the text's length (`window_start`), so greedy
-decoding gives the same tokens with or without the cache, with or without draft tokens, alone or in a batch (except
-where rounding breaks a tie).
+decoding gives the same tokens with or without the cache, alone or in a batch (except where rounding breaks a tie).
 """
 
 import math
@@ -12,13 +11,11 @@ import torch
 from torch import Tensor
 
 from lm.config import UserError
-from lm.inference.prompt_lookup import MAX_DRAFT_TOKENS, PromptLookup
 from lm.inference.sampling import GREEDY, Sampling
 from lm.model.cache import KVCache
 from lm.model.transformer import Transformer
 
 MIN_CACHE_LENGTH = 32  # positions that a new cache has
-SHORT_DRAFT = 2  # the most draft tokens of a forward pass, unless the pass before accepted at least as many
 
 
 def window_start(length: int, seq_len: int) -> int:
@@ -37,25 +34,17 @@ def decode(
     prompts: Sequence[Sequence[int]],
     sampling: Sampling = GREEDY,
     *,
-    max_draft_tokens: int = MAX_DRAFT_TOKENS,
     observe: Callable[[Tensor], object] = lambda logits: None,
 ) -> Iterator[list[int]]:
     """Yield, without end, the next token id of each prompt. Prompts may differ in length; none may be empty.
 
     Before that, `observe` is called with the logits (B, V) that decided it.
-
-    Greedy decoding of a single prompt is speculative (see lm/inference/prompt_lookup.py): a forward pass also reads
-    up to two draft tokens, or up to `max_draft_tokens` after a pass that accepted two; 0 switches this off. A batch
-    uses no draft tokens, because its rows would accept different numbers of them, and neither does sampling.
     """
     texts = [list(prompt) for prompt in prompts]
     if not all(texts):
         raise ValueError("decode: a prompt is empty; begin it with the end-of-text token")
     device = net.embed.weight.device
     generator = torch.Generator(device).manual_seed(sampling.seed) if sampling.temperature else None
-    lookup, n_accepted = PromptLookup(texts[0]), 0
-    if sampling.temperature or len(texts) > 1:
-        max_draft_tokens = 0
     training = net.training
     net.eval()
     try:
@@ -64,27 +53,22 @@ def decode(
             now = [window_start(len(text), net.seq_len) for text in texts]
             windows = [text[start:] for text, start in zip(texts, now, strict=True)]
             longest = max(map(len, windows))
-            draft: list[int] = []
             if now != starts:
                 starts, cache = now, KVCache(cache_length(longest, net.seq_len))
                 logits = prefill(net, windows, cache)
                 if logits.isnan().any():
                     raise UserError("the model's logits are not numbers; its weights are not those of a model")
             else:
-                limit = MAX_DRAFT_TOKENS if n_accepted >= SHORT_DRAFT else SHORT_DRAFT
-                draft = lookup.draft(min(max_draft_tokens, limit, net.seq_len - longest))
-                if longest + len(draft) > cache.length:
-                    cache.grow(cache_length(longest + len(draft), net.seq_len))
-                tokens = torch.tensor([[window[-1], *draft] for window in windows], device=device)
+                if longest > cache.length:
+                    cache.grow(cache_length(longest, net.seq_len))
+                tokens = torch.tensor([[window[-1]] for window in windows], device=device)
                 ends = torch.tensor([[len(window) - 1] for window in windows], device=device)
-                logits = net(tokens, ends + torch.arange(tokens.shape[1], device=device), cache)
-            for n_accepted, ids in enumerate(sampling.next_token(logits, generator).T.tolist()):
-                observe(logits[:, n_accepted])
-                yield ids
-                for text, token in zip(texts, ids, strict=True):
-                    text.append(token)
-                if ids != draft[n_accepted : n_accepted + 1]:
-                    break
+                logits = net(tokens, ends, cache)  # (B, 1, V)
+            ids = sampling.next_token(logits, generator)[:, 0].tolist()
+            observe(logits[:, 0])
+            yield ids
+            for text, token in zip(texts, ids, strict=True):
+                text.append(token)
     finally:
         net.train(training)
 

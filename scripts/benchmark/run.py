@@ -17,7 +17,7 @@ from lm.system.terminal import format_table
 
 from .busy import busy
 from .data import data
-from .decoding import decoding, read_prompts
+from .decoding import decoding
 from .loss import loss_memory
 from .measure import Measurement, limits
 from .models import read_nanogpt
@@ -40,13 +40,12 @@ class BenchmarkConfig:
     seconds: float = 10.0  # for each comparison, at least; a longer time gives less noise
     output: str | None = None  # a file for the measurements as JSON
     threads: int | None = None  # null: OMP_NUM_THREADS, else the number of cores
-    run_dir: str | None = None  # a finished run, for prompt-lookup decoding of its own validation text
     nanogpt: str | None = None  # a clone of nanoGPT, for its training step beside that of lm
 
     def __post_init__(self) -> None:
         for name in self.only or ():
             require_choice("only", name, tuple(SECTIONS))
-        expand_paths("", self, "output", "run_dir", "nanogpt")
+        expand_paths("", self, "output", "nanogpt")
         require_min(0, "", self, "seconds")
         require_min(1, "", self, "threads")
 
@@ -56,12 +55,8 @@ def benchmark(config: BenchmarkConfig) -> str:
     threads, device = set_threads(config.threads), best_device()
     name = torch.cuda.get_device_name() if device == "cuda" else platform.machine()
     where = f"torch {torch.__version__}, {name}, {device}, {threads} threads"
-    run = read_prompts(config.run_dir) if config.run_dir is not None else None
     nanogpt = read_nanogpt(config.nanogpt) if config.nanogpt is not None else None
-    sections = SECTIONS | {
-        "decoding": partial(decoding, run=run),
-        "training": partial(training, nanogpt=nanogpt),
-    }
+    sections = SECTIONS | {"training": partial(training, nanogpt=nanogpt)}
     rows: list[Measurement] = []
     for section in config.only or SECTIONS:
         set_threads(threads)  # the section before may have changed it
