@@ -84,7 +84,7 @@ def with_added(*tokens: str | AddedToken) -> Tokenizer:
 def test_added_tokens_are_found_in_a_text_unless_they_are_special(tmp_path: Path) -> None:
     """And a chat has its template and its end of turn."""
     tokenizer = with_added("<tool>", "foo bar", "  ", "    ", AddedToken("<|x|>", special=True, lstrip=True))
-    tokenizer.chat = Chat(templates={"default": "{{ messages }}"}, eos_token="<|x|>")
+    tokenizer.chat = Chat(template="{{ messages }}", eos_token="<|x|>")
     export_gguf(model(vocab_size=tokenizer.vocab_size + 1, **LLAMA), tokenizer, tmp_path / "out")
     fields = gguf.GGUFReader(tmp_path / "out/model.gguf").fields
     assert fields["tokenizer.chat_template"].contents() == "{{ messages }}"

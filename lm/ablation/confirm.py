@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lm.ablation.ledger import used_seeds
-from lm.ablation.record import FILE, AblationRecord, read_record
+from lm.ablation.record import FILE, AblationRecord, question_of, read_record
 from lm.config import UserError
 
 FRESH = range(100, 1000)
@@ -33,20 +33,14 @@ def confirmation(source: Path, ledger: Sequence[dict[str, str]], output_dir: Pat
             seeds, tuning_seeds = ([next(fresh) for _ in own] for own in (record.seeds, record.tune.seeds))
         except StopIteration:
             raise UserError(f"confirm={source}: too few seeds of 100 to 999 have not been used") from None
-    return {
+    of_arms = ("baselines", "match_parameters", "seed_offsets")  # keys with a value for each arm
+    asked = {key: value for key, value in question_of(record).items() if key not in ("contrasts", "futility")}
+    asked |= {key: {arm: value for arm, value in asked[key].items() if arm in arms} for key in of_arms}
+    return asked | {
         "name": name,
         "question": f"Confirmation on fresh seeds: {record.question}",
         "arms": {arm: record.arms[arm].overrides for arm in arms},
-        "baseline": record.baseline,
-        "primary": list(record.primary),
-        "baselines": {arm: other for arm, other in record.baselines.items() if arm in arms},
         "seeds": seeds,
-        "metric": record.metric,
-        "equivalence_margin": record.equivalence_margin,
-        "budgets": record.budgets,
-        "looks": record.looks,
-        "match_parameters": {arm: key for arm, key in record.match_parameters.items() if arm in arms},
-        "seed_offsets": {arm: offset for arm, offset in record.seed_offsets.items() if arm in arms},
         "tune": asdict(record.tune) | {"seeds": tuning_seeds},
         "base": record.base,
         "overrides": [*record.common, *record.overrides],

@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 class Chat:
     """How a model was made to converse, in the words of its folder of transformers. Only an export reads it."""
 
-    templates: dict[str, str] = field(default_factory=dict)  # in Jinja, by name; most folders have one, `default`
+    template: str | None = None  # in Jinja
     eos_token: str | None = None  # ends a turn, if that is another than the end of a text
     stops: list[int] = field(default_factory=list)  # ids at which generation ends too
 

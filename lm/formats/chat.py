@@ -38,11 +38,6 @@ def read_chat(folder: Path, tokenizer: Tokenizer) -> None:
         tokenizer.stops |= {*chat.stops}
 
 
-def template_list(chat: Chat) -> list[dict[str, str]]:
-    """The templates as tokenizer_config.json has several of them, and GGUF."""
-    return [{"name": name, "template": template} for name, template in chat.templates.items()]
-
-
 # --- a folder of transformers
 
 
@@ -67,21 +62,18 @@ def read_published_chat(folder: Path, tokenizer: Tokenizer, ends: Iterable[int])
     if eos_token == tokenizer.eot_token or tokenizer.backend.token_to_id(eos_token or "") is None:
         eos_token = None
     stops = sorted({*ends} - tokenizer.stops)
-    tokenizer.chat = Chat(templates=_templates(folder, names), eos_token=eos_token, stops=stops)
+    tokenizer.chat = Chat(template=_template(folder, names), eos_token=eos_token, stops=stops)
     tokenizer.stops |= {*stops}
 
 
-def _templates(folder: Path, names: dict[str, Any]) -> dict[str, str]:
-    """By name, from where transformers looks for them: files, or else a text or a list in tokenizer_config.json."""
+def _template(folder: Path, names: dict[str, Any]) -> str | None:
+    """From where transformers looks for it: a file, or else tokenizer_config.json, which may have several by name."""
     if (folder / TEMPLATE).is_file():
-        others = {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
-        texts = {}
-        for name, path in ({"default": folder / TEMPLATE} | others).items():
-            with reading(path, "a chat template"):
-                texts[name] = path.read_text(encoding="utf-8")
-        return texts
-    value = names.get("chat_template") or {}
+        with reading(folder / TEMPLATE, "a chat template"):
+            return (folder / TEMPLATE).read_text(encoding="utf-8")
+    value = names.get("chat_template")
     with reading(folder / NAMES, "what transformers wrote"):
-        content = {"default": value} if isinstance(value, str) else {row["name"]: row["template"] for row in value}
-        templates: dict[str, str] = build(dict[str, str], content, "chat_template")
-    return templates
+        if isinstance(value, list):
+            value = {row["name"]: row["template"] for row in value}.get("default")
+        require(value is None or isinstance(value, str), f"chat_template={value!r:.60}", "a text")
+    return value

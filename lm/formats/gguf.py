@@ -13,7 +13,6 @@ from torch import Tensor
 from lm.config import ModelConfig, UserError
 from lm.data.tokenizer import BYTES, Tokenizer
 from lm.formats.architectures import ARCHITECTURES, Architecture, architecture_of
-from lm.formats.chat import template_list
 from lm.formats.huggingface import matrices, new_folder
 from lm.formats.weights import check_finite
 from lm.model.transformer import RoPE, Transformer
@@ -126,7 +125,7 @@ def _vocabulary(tokenizer: Tokenizer, rows: int) -> dict[str, Any]:
         "token_types": types,
         "token_merges": [" ".join(pair) for pair in model["merges"]],
         **({"eot_token_id": tokenizer.backend.token_to_id(chat.eos_token)} if chat.eos_token else {}),
-        **({"chat_template": template_list(chat)} if chat.templates else {}),
+        **({"chat_template": chat.template} if chat.template else {}),
     }
 
 

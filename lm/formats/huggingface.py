@@ -15,7 +15,7 @@ from tokenizers.processors import TemplateProcessing
 from lm.config import UserError
 from lm.data.tokenizer import Tokenizer
 from lm.formats.architectures import Architecture, architecture_of
-from lm.formats.chat import TEMPLATE, template_list
+from lm.formats.chat import TEMPLATE
 from lm.formats.weights import Weights, write_weights
 from lm.model.linear import Linear
 from lm.model.transformer import Transformer
@@ -45,7 +45,7 @@ def export(
         "dtype": "float32",
         **architecture.settings(net.config, net.seq_len),
     }
-    chat, templates = tokenizer.chat, tokenizer.chat.templates
+    chat = tokenizer.chat
     eot, ends = tokenizer.eot_token, [tokenizer.eot, *sorted(tokenizer.stops - {tokenizer.eot, tokenizer.begin})]
     special = {"bos_token": tokenizer.begin_token, "eos_token": chat.eos_token or eot, "pad_token": eot}
     files: dict[str, Any] = {
@@ -59,10 +59,9 @@ def export(
             "model_max_length": net.seq_len,
             "clean_up_tokenization_spaces": False,
             # a text that spells a special token is ordinary text; but a chat template spells them
-            "split_special_tokens": not templates,
+            "split_special_tokens": chat.template is None,
             "model_input_names": ["input_ids", "attention_mask"],  # without token_type_ids, which transformers 4 adds
             "padding_side": "left",  # so that a batch of prompts of unequal length is continued as each alone
-            **({"chat_template": template_list(chat)} if templates.keys() - {"default"} else {}),
             **special,
         },
         "special_tokens_map.json": special,
@@ -72,8 +71,8 @@ def export(
         write_text(folder / "tokenizer.json", _with_template(tokenizer))
         for filename, content in files.items():
             write_text(folder / filename, json.dumps(content, indent=2) + "\n")
-        if [*templates] == ["default"]:
-            write_text(folder / TEMPLATE, templates["default"])
+        if chat.template is not None:
+            write_text(folder / TEMPLATE, chat.template)
         also(folder)
     return architecture.name
 

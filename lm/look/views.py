@@ -81,8 +81,8 @@ def _continuation(
     model: LoadedModel, prompt: list[int], forced: Sequence[int], max_new_tokens: int, sampling: Sampling
 ) -> Iterator[dict[str, Any]]:
     tokenizer, logits = model.tokenizer, deque[Tensor]()  # of the tokens whose characters are incomplete
-    drawn = _Forced(**asdict(sampling), tokens=deque(forced)) if forced else sampling
-    steps = decode(model.net, [prompt], drawn, observe=lambda row: logits.append(row[0].float()))
+    chosen = _Forced(**asdict(sampling), tokens=deque(forced)) if forced else sampling
+    steps = decode(model.net, [prompt], chosen, observe=lambda row: logits.append(row[0].float()))
 
     def ids() -> Iterator[int]:
         for i, (token,) in enumerate(islice(steps, len(forced) + max_new_tokens)):
