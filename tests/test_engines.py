@@ -21,8 +21,7 @@ import pytest
 from conftest import Script
 
 from lm.ablation import worker
-from lm.ablation.execute import execute
-from lm.ablation.executors import EXECUTORS, Executor, job_parameters
+from lm.ablation.executors import EXECUTORS, Executor, execute, job_parameters
 from lm.ablation.plan import RunSpec
 from lm.ablation.run_files import Ending, Failure, RunFiles
 from lm.ablation.worker import make_run_on_node

@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from lm.ablation.confirm import confirmation
 from lm.ablation.executors import EXECUTORS
-from lm.ablation.ledger import COLUMNS, read_ledger, series
-from lm.ablation.power import ALPHA
+from lm.ablation.ledger import COLUMNS, confirmation, read_ledger, series
 from lm.ablation.record import read_record
+from lm.ablation.statistics import ALPHA
 from lm.config import UserError
 from tests.conftest import Outcome
 from tests.helpers.ablations import SHORT, Lab, instant

@@ -10,11 +10,10 @@ import pytest
 import torch
 from conftest import ROOT
 
-from lm.ablation.arms import SIZE_TOLERANCE
+from lm.ablation.arms import SIZE_TOLERANCE, measure, time_in_turns
 from lm.ablation.code_hash import code_hash
 from lm.ablation.executors import EXECUTORS
 from lm.ablation.plan import set_steps
-from lm.ablation.step_timing import measure, time_in_turns
 from lm.config import UserError
 from lm.config.ablation import TuneConfig
 from tests.helpers.ablations import Lab, instant
@@ -34,8 +33,8 @@ def plans(tmp_path_factory: pytest.TempPathFactory, text_file: Path) -> Lab:
 @pytest.fixture
 def planner(plans: Lab, monkeypatch: pytest.MonkeyPatch) -> Lab:
     """The same, where steps are timed in a moment."""
-    monkeypatch.setattr("lm.ablation.step_timing.MIN_ROUNDS", 1)
-    monkeypatch.setattr("lm.ablation.step_timing.ENOUGH_SECONDS", 0.0)
+    monkeypatch.setattr("lm.ablation.arms.MIN_ROUNDS", 1)
+    monkeypatch.setattr("lm.ablation.arms.ENOUGH_SECONDS", 0.0)
     return plans
 
 

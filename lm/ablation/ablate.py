@@ -10,8 +10,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from lm.ablation.execute import execute
-from lm.ablation.executors import EXECUTORS
+from lm.ablation.arms import measure
+from lm.ablation.executors import EXECUTORS, execute
 from lm.ablation.history import lost_to_new_code
 from lm.ablation.ledger import record_asked, record_ended
 from lm.ablation.plan import Plan, RunSpec, Step, make_plan, next_runs, now, record_of, seconds_to_go
@@ -26,7 +26,6 @@ from lm.ablation.record import (
 )
 from lm.ablation.report import write_report
 from lm.ablation.results import Results, RunReader, results_of
-from lm.ablation.step_timing import measure
 from lm.config import RunConfig, UserError
 from lm.config.ablation import AblateConfig
 from lm.system.device import set_threads

@@ -12,10 +12,9 @@ from typing import Any
 
 import pandas as pd
 
-from lm.ablation.power import ALPHA, TuningVariance, t_quantile
 from lm.ablation.record import AblationRecord
 from lm.ablation.response_surface import Regret, combine_regrets
-from lm.ablation.statistics import Comparison, judge
+from lm.ablation.statistics import ALPHA, Comparison, TuningVariance, judge, t_quantile
 from lm.config.ablation import METRICS, weighted_sum
 
 FAMILIES = ("primary", "secondary", "interaction")  # each is corrected for its own number of comparisons

@@ -1,4 +1,4 @@
-"""Where runs are made: processes of this machine, tasks of Ray, jobs of Slurm.
+"""Make runs, several at a time: by processes of this machine, tasks of Ray, jobs of Slurm.
 
 The run's lock, its checkpoints and its result make runs safe to start again, here and by another driver. So an
 executor need only start processes and say how they ended; retries and queues are those of Ray and Slurm.
@@ -15,6 +15,8 @@ import subprocess
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -325,3 +327,68 @@ def _require(package: str, extra: str) -> None:
 EXECUTORS: dict[str, type[Executor]] = {
     executor.name: executor for executor in (LocalExecutor, RayExecutor, SlurmExecutor)
 }
+
+
+# --- runs on an executor
+
+MAX_TRIES = 2  # of a run whose process was killed: an arm must not lose a seed by an accident
+log = logging.getLogger(__name__)
+
+
+def execute(
+    specs: Sequence[RunSpec],
+    executor: Executor,
+    workers: int,
+    on_end: Callable[[RunSpec], None] = lambda spec: None,
+    on_poll: Callable[[Collection[RunSpec]], None] = lambda running: None,
+) -> None:
+    """Make these runs, `workers` at a time, until each has finished, failed or diverged.
+
+    `on_end` is called with each of them, `on_poll` about twice a second with those that are running. An interrupt
+    cancels what is queued or running and goes on to the caller. Raises UserError if the executor takes no run at all,
+    or if a machine lacks what runs need.
+    """
+    waiting, running, tries = deque(specs), dict[str, RunSpec](), Counter[str]()
+    refused = warned = False
+    try:
+        while waiting or running:
+            while waiting and len(running) < workers and not refused:
+                spec = waiting[0]
+                try:
+                    spec.files.run_dir.parent.mkdir(parents=True, exist_ok=True)
+                    spec.files.status.unlink(missing_ok=True)
+                    spec.files.where.unlink(missing_ok=True)
+                    executor.submit(spec)
+                except UserError as error:  # it takes no more now, as at a limit of queued jobs
+                    if not running:
+                        raise
+                    if not warned:
+                        log.warning("%s: %s; it is tried again when another run has ended", spec.run_dir, error)
+                    refused = warned = True
+                else:
+                    running[spec.run_dir] = waiting.popleft()
+            for name, ending in executor.poll().items():
+                spec, refused = running.pop(name), False
+                tries[name] += 1
+                if _has_outcome(spec, ending, executor.name, may_retry=tries[name] < MAX_TRIES):
+                    on_end(spec)
+                else:
+                    waiting.append(spec)
+            on_poll(running.values())
+    except BaseException:
+        executor.cancel()
+        raise
+
+
+def _has_outcome(spec: RunSpec, ending: Ending, executor: str, may_retry: bool) -> bool:
+    """Whether the run need not be tried again. Its status is written where its process could not."""
+    if spec.files.read().status != "missing":
+        return True
+    if executor != "local" and ending.kind != Failure.KILLED and not spec.files.where.exists():
+        expected = "expected lm, Python and output_dir on all nodes as on this machine"
+        raise UserError(f"executor={executor}: {spec.run_dir} could not begin ({ending.message}); {expected}")
+    if ending.kind != Failure.ERROR and may_retry:
+        log.info("%s: %s; it is started again", spec.run_dir, ending.message)
+        return False
+    spec.files.write_status("failed", ending.kind or Failure.ERROR, ending.message)
+    return True

@@ -23,7 +23,7 @@ from lm.ablation.history import designs_seen
 from lm.ablation.record import BASE, FOLDERS, REPORTED, TRIAL, AblationRecord, ArmRecord, Run, question_of
 from lm.ablation.results import RunReader, results_of
 from lm.ablation.run_files import RunFiles
-from lm.ablation.tuning import ArmTrials, Settings, TuningState, planned_trials, round_value, tune
+from lm.ablation.tuning import ArmTrials, Settings, TuningState, round_value, search_size, tune
 from lm.config import RunConfig, UserError
 from lm.config.ablation import METRICS, AblateConfig, AblationConfig, TuneConfig
 from lm.config.checks import error_prefix
@@ -264,8 +264,9 @@ def _trials_to_go(arms: Mapping[str, ArmTrials], state: TuningState, config: Tun
     if not state.next_trials:
         return 0, 0
     made, ahead = (sum(map(len, trials.values())) for trials in (state.trials, state.next_trials))
-    bounds = zip(*planned_trials(arms, config).values(), strict=True)
-    least, most = (max(sum(numbers) - made, ahead) * len(config.seeds) for numbers in bounds)
+    searched = [len(arm.start) for arm in arms.values() if arm.start and arm.is_open]  # numbers of hyperparameters
+    totals = sum(search_size(k, config) for k in searched), config.trials * len(searched)
+    least, most = (max(total - made, ahead) * len(config.seeds) for total in totals)
     return least, most
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from scipy import special
 from scipy.stats import qmc
 
-from lm.ablation.power import TuningVariance
+from lm.ablation.statistics import TuningVariance
 
 Array = NDArray[np.float64]
 LOCAL_RADIUS = 1.5  # factors around the best trial: what lies farther away says little about the trough

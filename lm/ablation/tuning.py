@@ -319,14 +319,6 @@ def _is_interior(point: Array, x: Array) -> list[bool | None]:
     return [bool(low < at < high) if low < high else None for at, low, high in ranges]
 
 
-def planned_trials(arms: Mapping[str, ArmTrials], config: TuneConfig) -> dict[str, tuple[int, int]]:
-    """By arm, the least and the most settings that tuning tries from the start; none for an arm that has settings."""
-    return {
-        name: (search_size(len(arm.start), config), config.trials) if arm.start and arm.is_open else (0, 0)
-        for name, arm in arms.items()
-    }
-
-
 def _surfaces(arms: Mapping[str, TunedArm]) -> tuple[dict[str, Surface], int]:
     """Fitted with the noise of all arms, and the df of that; without an arm of which too few trials finished."""
     determined = {name: arm for name, arm in arms.items() if is_determined(arm.x, arm.y)}

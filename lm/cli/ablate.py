@@ -136,8 +136,7 @@ def _choose_question(files: Sequence[str], words: Sequence[str]) -> list[str]:
     if sources := [word.partition("=")[2] for word in words if key_of(word) == "confirm"]:
         if files or len(sources) > 1 or any(key_of(word).startswith("ablation") for word in words):
             raise UserError(f"confirm={sources[0]}: is a question of its own, expected no other")
-        from lm.ablation.confirm import confirmation
-        from lm.ablation.ledger import read_ledger
+        from lm.ablation.ledger import confirmation, read_ledger
 
         typed = {key_of(word): Path(word.partition("=")[2]).expanduser() for word in words}
         ledger = read_ledger(typed.get("ledger", Path(LEDGER)))

@@ -24,9 +24,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # the matrices are small
 import numpy as np
 import pandas as pd
 
-from lm.ablation.power import TuningVariance, effective_sd
 from lm.ablation.response_surface import Array, combine_regrets
-from lm.ablation.statistics import difference_p, equivalence_p
+from lm.ablation.statistics import TuningVariance, difference_p, effective_sd, equivalence_p
 from lm.ablation.tuning import ArmTrials, Key, failed_searches, regrets, tune
 from lm.config.ablation import TuneConfig
 
