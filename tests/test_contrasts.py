@@ -201,8 +201,7 @@ def test_an_arm_that_was_stopped_is_undecided_and_stays_in_its_family() -> None:
     assert (row.verdict, row.undecided_by, row.seeds, row.lost_seeds) == ("undecided", "futility", [0, 1], [])
     assert "stopped: not ahead after 2 seeds: -0.0" in row.sentence
     assert (frame.loc["c"].p_adjusted, row.p_adjusted) == (2 * alone.p, 1.0)
-    one = contrasts(runs(LOSSES), stopped=["b"], futility=1).loc["b"]
-    assert "stopped: not ahead after 1 seed: -0.0" in one.sentence
+    assert "after 1 seed: -0.0" in contrasts(runs(LOSSES), stopped=["b"], futility=1).loc["b"].sentence
 
 
 def test_regrets_of_tuning_stand_beside_the_difference_that_they_may_explain() -> None:

@@ -120,8 +120,8 @@ def test_records_that_are_read_and_written_stay_the_same_but_for_what_was_remove
         unchanged = before.keys() - {"runs", "trials", "bases", "contrasts", "interactions", "tune", "plot_over"}
         assert {key: after[key] for key in unchanged} == {key: before[key] for key in unchanged}, name
         assert after["pairs"] == before["contrasts"], name
-        names = [run["run_dir"] for run in before["runs"]] + [run for t in before["trials"] for run in t["run_dirs"]]
-        assert {run.run_dir for run in record.runs} == {*names}, name
+        names = {run["run_dir"] for run in before["runs"]} | {run for t in before["trials"] for run in t["run_dirs"]}
+        assert {run.run_dir for run in record.runs} == names, name
 
 
 @pytest.mark.slow

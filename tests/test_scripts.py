@@ -348,24 +348,3 @@ def test_every_command_runs_outside_of_the_checkout(lab: Callable[..., str]) -> 
     assert "lm-lab report output_dir=out" in lab("-c", read, "out/report.html", program=sys.executable)
     assert "AutoModelForCausalLM" in lab("export", "run_dir=run", "output_dir=exported")
     assert "run" in lab("runs", "folder=.")
-
-
-@pytest.mark.nightly
-@pytest.mark.skipif(shutil.which("uv") is None, reason="needs uv, which resolves to the lowest versions")
-def test_the_lowest_versions_that_are_allowed_suffice(tmp_path: Path) -> None:
-    """Set UV_TORCH_BACKEND=cpu, or a constraint, to do without the CUDA build of torch."""
-
-    def run(*words: str | Path) -> str:
-        done = subprocess.run([*map(str, words)], cwd=tmp_path, capture_output=True, text=True, timeout=1200)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    python = tmp_path / "venv/bin/python"
-    run("uv", "venv", "--python", sys.executable, tmp_path / "venv")
-    run("uv", "pip", "install", "--python", python, "--resolution", "lowest-direct", ROOT)
-    (tmp_path / "my file.txt").write_text(TEXT)
-    run(python, "-m", "lm", "train", *TINY_RUN, "data.path=my file.txt", "run_dir=run")
-    assert run(python, "-m", "lm", "generate", "run_dir=run", "prompt=def f", "max_new_tokens=3").startswith("def f")
-    run(python, "-m", "lm", "ablate", "ablation=smoke", *TINY_RUN, "data.path=my file.txt", "tokenizer.vocab_size=null",
-        "ablation.seeds=[0,1]", "output_dir=out")  # fmt: skip
-    run(python, "-m", "lm", "export", "run_dir=run", "output_dir=exported")

@@ -1,9 +1,8 @@
 """Questions that are asked in series: the ledger, and confirmation on seeds that nobody has seen.
 
-Every comparison that was asked for, and its outcome, is a line of one CSV file. It is in the current folder, wherever
-an ablation has its own, and lines are only added: a folder that is deleted has been asked for all the same. Of a
-hundred useless changes two or three look better by intervals of 95 %, so what was asked beside a discovery belongs to
-it.
+Every comparison that was asked for, and its outcome, is a line of one CSV file in the current folder. Lines are only
+added: what a deleted folder has asked counts. Of a hundred useless changes two or three look better by intervals of
+95 %, so what was asked beside a discovery belongs to it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -47,8 +46,7 @@ def read_ledger(path: Path) -> list[dict[str, str]]:
 def record_asked(path: Path, record: AblationRecord, folder: Path, is_new: bool) -> str:
     """Add the comparisons that are asked for, unless they are there and the folder goes on with them.
 
-    Returns in words how often they were asked before, in other folders or in this one before it was deleted; empty if
-    never.
+    Returns in words how often they were asked before, elsewhere or in a folder that was deleted; empty if never.
     """
     rows = [_row(ASKED, record, folder, arm, budget) for arm in record.asked() for budget in record.budgets]
     one = ("event", "question", "arm", "budget")  # line of each time that the question was asked

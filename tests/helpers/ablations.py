@@ -71,11 +71,7 @@ class Lab:
         config = AblateConfig(ablation=ablation, plan_only=plan_only, workers=2, **options)
         runs = compose_arms(ablation, list(typed), _compose)
         base = compose_base(ablation, list(typed), runs, _compose)
-
-        def on_plan(plan: Plan, step: Step) -> None:
-            self.plans.append(plan)
-            self.steps.append(step)
-
+        on_plan = lambda plan, step: (self.plans.append(plan), self.steps.append(step))  # noqa: E731
         return ablate(config, runs, "the command", on_plan, base)
 
     def plan(self, *typed: str, **changes: Any) -> Plan:
