@@ -92,6 +92,7 @@ def arms(*overrides: str) -> dict[str, Any]:
         ({"seeds": [0, 1, 2], "looks": [3, 2]}, [], "ablation.looks=[3, 2]"),
         ({"contrasts": {"it": {"untied": 1, "tied": -0.5}}}, [], "ablation.contrasts.it={'untied': 1, 'tied': -0.5}: "),
         ({"contrasts": {"it": {"untied": 1, "tid": -1}}}, [], "ablation.contrasts.it=tid"),
+        ({"contrasts": {"it": {"untied": "one", "tied": -1}}}, [], "ablation.contrasts.it="),
         ({"futility": 2}, [], "ablation.futility=2: expected a number of seeds from 1 on, fewer than all, 2"),
         (arms("model.n_layer=3"), [], "ablation.arms.b: model.n_layer: no such key"),
         (arms("checkpoint.resume=false"), [], "ablation.arms.b: checkpoint.resume=false"),

@@ -259,8 +259,6 @@ def _facts(results: Results) -> Iterator[tuple[str, str]]:
         counts = Counter(done[key].astype("string").fillna("unknown"))
         values = [value if len(counts) == 1 else f"{value} ({n} of {len(done)} runs)" for value, n in counts.items()]
         yield f"{name} of the runs", ", ".join(values) or "no run is finished yet"
-    trials = f"; trials {', '.join(map(str, record.tune.seeds))}" if record.tune.trials else ""
-    yield "seeds", f"{', '.join(map(str, record.seeds))}{trials}"
     for base in results.of(BASE).dropna(subset="val_loss").itertuples():
         yield f"base of seed {base.seed}", f"{base.run_dir}: loss {base.val_loss:.4f}"
     sizes = {name: (arm.train_tokens, arm.val_tokens) for name, arm in record.arms.items()}

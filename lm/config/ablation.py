@@ -61,7 +61,7 @@ class Question:
     primary: list[str] = field(default_factory=list)  # arms whose comparison answers the question; others: secondary
     baselines: dict[str, str] = field(default_factory=dict)  # arm -> the arm it is compared with, if not the baseline
     equivalence_margin: float  # the smallest difference in `metric` that would change a decision
-    contrasts: dict[str, dict[str, float]] = field(default_factory=dict)  # name -> a weight for each of its arms
+    contrasts: dict[str, Any] = field(default_factory=dict)  # name -> a weight for each of its arms
     budgets: list[str] = field(default_factory=lambda: ["tokens"])  # what is held equal; each has runs of its own
     looks: list[int] = field(default_factory=list)  # numbers of seeds at which it may stop; empty: once, with all seeds
     futility: int | None = None  # seeds after which an arm that is asked about and not ahead is stopped; null: never
@@ -145,10 +145,12 @@ class AblationConfig(Question):
         for name, weights in self.contrasts.items():
             setting = f"ablation.contrasts.{name}"
             require(bool(re.fullmatch(NAME, name)), setting, NAMES)
-            for arm in weights:
-                require_choice(setting, arm, tuple(self.arms))
-            is_contrast = len(weights) > 1 and all(weights.values()) and abs(math.fsum(weights.values())) < 1e-9
+            numbers = [*weights.values()] if isinstance(weights, dict) else []
+            are_weights = len(numbers) > 1 and all(isinstance(number, int | float) and number for number in numbers)
+            is_contrast = are_weights and abs(math.fsum(numbers)) < 1e-9
             require(is_contrast, f"{setting}={weights}", "two arms or more with weights other than 0, whose sum is 0")
+            for arm in weights if is_contrast else ():
+                require_choice(setting, arm, tuple(self.arms))
 
     def _check_seeds(self) -> None:
         _distinct("ablation.seeds", self.seeds)

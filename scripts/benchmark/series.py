@@ -1,0 +1,105 @@
+"""What a series of questions keeps, by simulation: the table in docs/statistics.md.
+
+    python scripts/benchmark/series.py [repetitions]
+
+A hundred changes are asked one by one, of which some are better by EFFECT standard deviations of a difference and the
+others do nothing. A rule keeps a change if it says better. Verdicts are those of an ablation with one comparison.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from statistics import fmean
+
+import numpy as np
+
+from lm.ablation.ledger import ASKED, COLUMNS, ENDED, series
+from lm.ablation.statistics import Comparison, decide
+
+QUESTIONS, USEFUL, EFFECT, SEEDS, FUTILITY = 100, 10, 2.0, 5, 2
+MARGIN = 1e-9  # nothing is equivalent
+Answer = tuple[bool, int, float]  # whether a change is kept, runs of its arm, and the gain that is reported
+
+
+def judged(values: Sequence[float]) -> Comparison:
+    return decide({"": [*values]}, MARGIN)[""]
+
+
+def once(draw: Callable[[int], list[float]]) -> Answer:
+    (value,) = draw(1)
+    return value < 0, 1, -value
+
+
+def seeds(draw: Callable[[int], list[float]]) -> Answer:
+    values = draw(SEEDS)
+    return judged(values).verdict == "better", SEEDS, -fmean(values)
+
+
+def stopped(draw: Callable[[int], list[float]]) -> Answer:
+    """Not gone on with if it is not ahead after FUTILITY seeds."""
+    values = draw(SEEDS)
+    if fmean(values[:FUTILITY]) >= 0:
+        return False, FUTILITY, 0.0
+    return judged(values).verdict == "better", SEEDS, -fmean(values)
+
+
+def confirmed(draw: Callable[[int], list[float]]) -> Answer:
+    """The same, and what is better is asked again on as many fresh seeds, which alone are reported."""
+    is_kept, n, _ = stopped(draw)
+    if not is_kept:
+        return False, n, 0.0
+    is_kept, again, gain = seeds(draw)
+    return is_kept, n + again, gain
+
+
+def asked_in_series(rng: np.random.Generator) -> list[Answer]:
+    """The verdicts of `report ledger=true` on questions that may be stopped."""
+    answers, rows = list[tuple[Comparison, int]](), list[dict[str, str]]()
+    for i in range(QUESTIONS):
+        values = draws(rng, i)(SEEDS)
+        is_ahead = fmean(values[:FUTILITY]) < 0
+        tested = judged(values) if is_ahead else decide({"": values[:FUTILITY]}, MARGIN, stopped=[""])[""]
+        answers.append((tested, SEEDS if is_ahead else FUTILITY))
+        line = dict.fromkeys(COLUMNS, "") | {"question": str(i), "event": ASKED}
+        rows += [line, line | {"event": ENDED, "verdict": tested.verdict, "p": repr(tested.p)}]
+    verdicts = series(rows)["series_verdict"]
+    return [(v == "better", n, -(t.mean_difference or 0.0)) for v, (t, n) in zip(verdicts, answers, strict=True)]
+
+
+def draws(rng: np.random.Generator, i: int) -> Callable[[int], list[float]]:
+    """Fresh differences of a question; every tenth change is useful."""
+    mean = -EFFECT if i % (QUESTIONS // USEFUL) == 0 else 0.0
+    return lambda n: [*map(float, mean + rng.standard_normal(n))]
+
+
+def row(name: str, ask: Callable[[np.random.Generator], list[Answer]], repetitions: int) -> str:
+    useless, found, runs, gains = [], [], [], []
+    for i in range(repetitions):
+        answers = ask(np.random.default_rng(i))
+        useful = [answer for j, answer in enumerate(answers) if j % (QUESTIONS // USEFUL) == 0]
+        kept = [answer for answer in answers if answer[0]]
+        useless.append(len(kept) - sum(is_kept for is_kept, *_ in useful))
+        found.append(fmean(is_kept for is_kept, *_ in useful))
+        runs.append(sum(n for _, n, _ in answers))
+        gains += [gain for _, _, gain in kept]
+    truth = EFFECT * fmean(found) * USEFUL / (fmean(found) * USEFUL + fmean(useless))
+    share = fmean(useless) / (fmean(useless) + fmean(found) * USEFUL)
+    return (
+        f"| {name} | {fmean(useless):.1f} | {fmean(found):.0%} | {share:.0%} | {fmean(gains) / truth:.2f} | "
+        f"{fmean(runs):.0f} |"
+    )
+
+
+def each(rule: Callable[[Callable[[int], list[float]]], Answer]) -> Callable[[np.random.Generator], list[Answer]]:
+    return lambda rng: [rule(draws(rng, i)) for i in range(QUESTIONS)]
+
+
+if __name__ == "__main__":
+    repetitions = int(sys.argv[1]) if len(sys.argv) > 1 else 200
+    for name, ask in {
+        "one seed, keep the lower": each(once),
+        f"{SEEDS} seeds": each(seeds),
+        f"{SEEDS} seeds, `futility={FUTILITY}`": each(stopped),
+        "and `confirm`": each(confirmed),
+        "and `report ledger=true` instead": asked_in_series,
+    }.items():
+        print(row(name, ask, repetitions), flush=True)
