@@ -32,7 +32,7 @@ from lm.config import (
 )
 from lm.config.ablation import AblateConfig
 from lm.config.data import SOURCES, TOKENIZERS
-from lm.config.identity import ADDED, config_hash, differences, flat
+from lm.config.identity import config_hash, differences
 from lm.config.model import OWN_SETTINGS
 from lm.config.optim import OPTIMIZERS
 from lm.config.run import PRECISIONS, STRATEGIES, LoggerConfig, WandbConfig
@@ -214,6 +214,11 @@ SAME: dict[str, RunConfig] = {
     "cache_dir": with_data(RUN, cache_dir="elsewhere"),
     "place of the text": with_data(RUN, path="/data/other.txt"),
     "length in tokens": replace(RUN, max_tokens=1600 * 8 * 128 - 1),
+    "label": replace(RUN, head=replace(RUN.head, name="mine")),
+    "logging": change(RUN, log_every_n_steps=3),
+    "validation": replace(RUN, validation=ValidationConfig(every=7, batches=None)),
+    "diagnostics": replace(RUN, diagnostics=DiagnosticsConfig(every=5)),
+    "pin and bounds of the text": with_data(RUN, sha256="0" * 64, max_bytes=10**9, val_max_bytes=None),
 }
 OTHER: dict[str, RunConfig] = {  # the key that differs -> a run
     "seed": replace(RUN, seed=1),
@@ -228,6 +233,15 @@ OTHER: dict[str, RunConfig] = {  # the key that differs -> a run
     "data.order": with_data(RUN, order="documents"),
     "max_minutes": replace(RUN, max_minutes=1.0),
     "data.val_fraction": with_data(RUN, val_fraction=0.2),
+    "trainer.devices": change(RUN, devices=2),
+    "trainer.strategy": change(RUN, strategy="ddp"),
+    "trainer.gradient_clip_val": change(RUN, gradient_clip_val=0.5),
+    "trainer.accumulate_grad_batches": change(RUN, accumulate_grad_batches=2),
+    "compile": replace(RUN, compile=True),
+    **{
+        f"data.{key}": with_data(RUN, **{key: value})
+        for key, value in {"seq_len": 64, "batch_size": 4, "document_mask": True, "overfit_batches": 1}.items()
+    },
     "init_sha256": replace(RUN, init_sha256="00"),
     "init_tied_matrix": replace(RUN, init_tied_matrix="mean"),
 }
@@ -239,16 +253,13 @@ def test_the_hash_is_of_what_changes_the_numbers() -> None:
     others = {config_hash(run, "text", "tokenizer") for run in OTHER.values()}
     others |= {config_hash(RUN, "other", "tokenizer"), config_hash(RUN, "text", "other")}
     assert len(others - {expected}) == len(OTHER) + 2
+    best = [
+        replace(RUN, checkpoint=CheckpointConfig(best=True), validation=ValidationConfig(every=n)) for n in (100, 50)
+    ]
+    assert config_hash(best[0]) != config_hash(best[1]), "validation chooses the model"
+    assert config_hash(change(RUN, devices=2)) == config_hash(change(RUN, num_nodes=2)), "two processes"
     elsewhere = replace(FILE, tokenizer=replace(FILE.tokenizer, path="b.json"))
     assert config_hash(FILE, "text", "tokenizer") == config_hash(elsewhere, "text", "tokenizer")
-
-
-def test_added_settings_are_left_out_at_their_defaults() -> None:
-    """So a run that began without them is the same run."""
-    settings, older = flat(asdict(RUN)), asdict(RUN)
-    assert {key: settings[key] for key in ADDED} == ADDED
-    del older["optim"]["ema"], older["max_minutes"], older["model"]["norm_order"]
-    assert differences(older, asdict(RUN)) == {}
 
 
 def test_what_differs_is_named() -> None:

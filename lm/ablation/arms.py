@@ -17,7 +17,7 @@ from lm.ablation.record import ArmRecord
 from lm.config import HeadConfig, ModelConfig, RunConfig, UserError, foreign_classes, require
 from lm.config.ablation import AblationConfig
 from lm.config.checks import error_prefix
-from lm.config.identity import config_hash, flat, hashed_settings
+from lm.config.identity import config_hash, described_settings, flat
 from lm.data.tokens import TextData, prepare
 from lm.formats.base import read_base
 from lm.model.size import flops_per_token, n_params
@@ -225,7 +225,7 @@ def measure(arms: Iterable[Arm]) -> None:
     """Give each arm its seconds per step; those of one computation take the same time."""
     alike: dict[str, list[Arm]] = {}
     for arm in arms:
-        settings = {key: value for key, value in hashed_settings(asdict(arm.run)).items() if key not in COST_FREE}
+        settings = {key: value for key, value in described_settings(asdict(arm.run)).items() if key not in COST_FREE}
         alike.setdefault(repr((sorted(settings.items()), arm.identity, arm.steps["own"])), []).append(arm)
     log.info("measuring a training step of each arm")
     firsts = [arm for arm, *_ in alike.values()]

@@ -16,7 +16,7 @@ from lm.ablation.figures import draw_forest
 from lm.ablation.results import Results, read_results
 from lm.ablation.warnings import report_warnings
 from lm.config.ablation import BUDGET_NAMES
-from lm.config.identity import hashed_settings
+from lm.config.identity import described_settings
 from lm.report.figures import INK, as_svg, inline
 from lm.report.pages import render
 from lm.system.files import remove_partial, write_text
@@ -96,7 +96,7 @@ def forest(rows: list[Row]) -> Figure | None:
 def _conditions(ablations: dict[Path, Results]) -> list[tuple[str, list[str]]]:
     """Each ablation's settings that are not those of the first; empty where all are the same."""
     settings = {
-        folder.name: hashed_settings(results.record.arms[results.record.baseline].settings)
+        folder.name: described_settings(results.record.arms[results.record.baseline].settings)
         for folder, results in ablations.items()
     }
     first, *_ = [*settings.values(), {}]

@@ -10,7 +10,16 @@ from lm.config.run import RunConfig
 
 # What a command is to do once: never saved, so that no later command does it again.
 VERBS = ("checkpoint.resume", "data.verify", "plan_only", "code")
-# Settings that do not change what a run computes. They may differ when it is resumed.
+# All that changes a number of a run, beside the hashes of its text and its tokenizer: whole groups, and settings.
+DECIDING = (
+    *("model", "head", "optim", "loss", "compile", "seed", "max_minutes", "init_sha256", "init_tied_matrix"),
+    *("data.seq_len", "data.batch_size", "data.order", "data.document_mask", "data.overfit_batches"),
+    *("data.val_fraction", "checkpoint.best", "checkpoint.patience", "data_hash", "tokenizer_hash"),
+    *(f"trainer.{key}" for key in ("max_steps", "accelerator", "precision", "strategy", "devices", "num_nodes")),
+    *("trainer.gradient_clip_val", "trainer.accumulate_grad_batches"),
+)
+LABELS = ("head.name",)
+# Where a run is, what is logged of it and how. They may differ when it is resumed.
 RUNTIME = (
     *("run_dir", "logger", "prompts", "init_from", "init_record", "config_hash", "asked", "data_revision", "typed"),
     *("checkpoint.every", "checkpoint.keep", "activation_checkpointing", "data.cache_dir", *VERBS),
@@ -18,16 +27,6 @@ RUNTIME = (
 )
 # Where something lies, and how it is read. The hashes of the text and of the tokenizer say what it is.
 PLACES = ("data.path", "data.val_path", "data.separator", "tokenizer.path")
-# Settings that were added when runs had been published, with the values of a run that does not say them. At these they
-# are left out of the hash, so every recipe and every run of a committed ablation keeps its own.
-ADDED: dict[str, Any] = {
-    "checkpoint.best": False,
-    "checkpoint.patience": None,
-    "data.order": "windows",
-    "max_minutes": None,
-    "model.norm_order": "pre",
-    "optim.ema": None,
-}
 # Settings that `lm.training.resolve` fills in by the machine.
 RESOLVED = ("trainer.accelerator", "trainer.precision", "loss", "threads")
 
@@ -58,10 +57,26 @@ def is_runtime(key: str) -> bool:
     return any(key == name or key.startswith(f"{name}.") for name in RUNTIME)
 
 
-def hashed_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings that change what a run computes, as dotted keys."""
-    leaves = flat(settings).items()
-    return {key: value for key, value in leaves if not is_runtime(key) and (key, value) not in ADDED.items()}
+def described_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings that say what a run is, as dotted keys: all but how and where it is made."""
+    return {key: value for key, value in flat(settings).items() if not is_runtime(key)}
+
+
+def deciding_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings that change a number of a run, as dotted keys.
+
+    Validation does where it chooses the model or ends the run, and data.val_fraction where it parts the text.
+    """
+    leaves, groups = flat(settings), {*DECIDING}
+    if leaves.get("checkpoint.best") or leaves.get("checkpoint.patience") is not None:
+        groups.add("validation")
+    if leaves.get("data.val_path") is not None or leaves.get("data.val_split") is not None:
+        groups.remove("data.val_fraction")
+    return {
+        key: value
+        for key, value in leaves.items()
+        if (key in groups or key.partition(".")[0] in groups) and key not in LABELS
+    }
 
 
 def config_hash(run: RunConfig, data_hash: str = "", tokenizer_hash: str = "") -> str:
@@ -69,20 +84,19 @@ def config_hash(run: RunConfig, data_hash: str = "", tokenizer_hash: str = "") -
 
     What the machine decides is hashed as it was asked (`auto`), the number of threads not at all.
     """
-    run = replace(run, threads=None, max_tokens=None, trainer=replace(run.trainer, max_steps=run.steps))
-    settings = {key: value for key, value in hashed_settings(asdict(run)).items() if key not in PLACES}
-    content = {**settings, "data_hash": data_hash, "tokenizer_hash": tokenizer_hash}
+    run = replace(run, trainer=replace(run.trainer, max_steps=run.steps, devices=run.trainer.world_size, num_nodes=1))
+    content = deciding_settings(asdict(run)) | {"data_hash": data_hash, "tokenizer_hash": tokenizer_hash}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def differences(saved: dict[str, Any], settings: dict[str, Any], ignored: tuple[str, ...] = ()) -> dict[str, str]:
     """What differs between the settings of a run's config.yaml and others that would be resumed there, by key.
 
-    Places, the length in tokens (trainer.max_steps has it) and keys in `ignored` are not compared; threads only
-    on a CPU, where they change numbers.
+    Keys in `ignored` are not compared; threads only on a CPU, where they change numbers.
     """
-    before, now = ADDED | hashed_settings(saved), ADDED | hashed_settings(settings)
-    ignored += (*PLACES, "max_tokens", *(() if now.get("trainer.accelerator") == "cpu" else ("threads",)))
+    before, now = deciding_settings(saved), deciding_settings(settings)
+    if now.get("trainer.accelerator") == "cpu":
+        before, now = ({**own, "threads": given.get("threads")} for own, given in ((before, saved), (now, settings)))
     return {
         key: f"{key} is {before.get(key, 'absent')!s:.40} there, {now.get(key, 'absent')!s:.40} now"
         for key in sorted({*before, *now} - {*ignored})

@@ -13,7 +13,7 @@ from lm.ablation.record import FILE
 from lm.ablation.run_files import RunFiles
 from lm.config import UserError
 from lm.config.checks import without_secrets
-from lm.config.identity import flat, hashed_settings
+from lm.config.identity import described_settings, flat
 from lm.training.run_directory import RunDirectory
 
 MARKS = ("config.yaml", "result.json")  # a directory that holds one of them is a run
@@ -100,7 +100,7 @@ def read_run(path: Path, name: str) -> FoundRun:
 def differing(runs: Sequence[FoundRun]) -> list[str]:
     """The settings that decide what a run computes and are not equal in all runs, as dotted keys."""
     readable = [run for run in runs if run.settings]
-    keys = dict.fromkeys(key for run in readable for key in hashed_settings(run.settings))
+    keys = dict.fromkeys(key for run in readable for key in described_settings(run.settings))
     varied = [key for key in keys if len({str(run.settings.get(key)) for run in readable}) > 1]
     of_text = any(key.startswith(("data.", "tokenizer.")) for key in varied)
     return [key for key in varied if not (of_text and key in HASHES)]

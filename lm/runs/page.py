@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from lm.config import UserError
-from lm.config.identity import RESOLVED, flat, hashed_settings
+from lm.config.identity import RESOLVED, described_settings, flat
 from lm.data.ngram import ngram_figure
 from lm.report.figures import COLOURS, INK, SOFT, as_svg, axis_limits, inline, legend, panels, tokens_axis
 from lm.report.pages import render
@@ -112,7 +112,7 @@ def draw_curves(frame: pd.DataFrame, kept_step: int | None = None) -> Figure | N
 
 def _settings(run: FoundRun, defaults: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     """The settings that differ from the defaults; what is null does nothing and follows from another one."""
-    for key, value in hashed_settings(run.settings).items():
+    for key, value in described_settings(run.settings).items():
         if key in RESOLVED or value is None or value == defaults.get(key):
             continue
         if key in defaults or key.startswith("trainer."):

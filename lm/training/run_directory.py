@@ -13,7 +13,7 @@ import yaml
 
 from lm.config import RunConfig, UserError
 from lm.config.checks import RESUMABLE, reading, without_secrets
-from lm.config.identity import PLACES, RESOLVED, differences, flat
+from lm.config.identity import RESOLVED, described_settings, differences, flat
 from lm.system.files import read_csv, read_json, read_json_lines, read_yaml, remove_partial, write_text
 
 METRICS = "metrics.csv"
@@ -97,9 +97,9 @@ class RunDirectory:
     def finished_result(self, run: RunConfig, hashes: dict[str, Any] | None = None) -> dict[str, Any] | None:
         """The result of this run, None if it is not finished. Raises UserError if another one is.
 
-        Without `hashes` of the text and the tokenizer, the run is shown if it is asked for with the places that it had:
-        its text may be gone. With other places the result is None, for only the hashes tell whether the text is the
-        same.
+        Without `hashes` of the text and the tokenizer, the run is shown if it is asked for with the settings of both
+        that it had: its text may be gone. With others the result is None, for only the hashes tell whether the text is
+        the same.
         """
         if (result := self.read_result()) is None:
             return None
@@ -108,7 +108,8 @@ class RunDirectory:
         settings["trainer"]["max_steps"] = before.get("trainer.max_steps") if run.max_minutes else run.steps
         now = flat(settings)
         if hashes is None:
-            if any(before.get(key) != now[key] for key in PLACES):
+            of_text = (key for key in described_settings(settings) if key.startswith(("data.", "tokenizer.")))
+            if any(before.get(key) != now[key] for key in of_text):
                 return None
             hashes = {key: saved.get(key) for key in ("data_hash", "tokenizer_hash")}
         by_machine = [key for key in RESOLVED if now[key] in (None, "auto", "gpu")]
